@@ -111,7 +111,12 @@ mod tests {
         let timeline =
             TimelineRow { policy: policy.clone(), requests: vec![1], ..TimelineRow::default() };
         report.log.timelines.push(timeline);
-        report.log.amounts.0.push(Amount { measure: "a number", policy, unit: "ms", values });
+        report.log.amounts.0.push(Amount {
+            measure: "a number".into(),
+            policy,
+            unit: "ms",
+            values,
+        });
         let names: Vec<_> = report.tables().into_iter().map(|table| table.name).collect();
         assert_eq!(names.len(), cases.len() + 3, "with seconds, numbers and targets: {names:?}");
         let updated = update(page, &report).unwrap();

@@ -306,7 +306,7 @@ impl Collector {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Amount {
     /// What was measured.
-    pub measure: &'static str,
+    pub measure: String,
     /// Of what.
     pub policy: String,
     /// Its unit.
@@ -321,12 +321,13 @@ pub struct Amounts(pub Vec<Amount>);
 
 impl Amounts {
     /// Adds a repetition of `measure`, in `unit`, of `policy`.
-    pub fn add(&mut self, measure: &'static str, unit: &'static str, policy: &str, value: f64) {
+    pub fn add(&mut self, measure: &str, unit: &'static str, policy: &str, value: f64) {
         let same = |amount: &&mut Amount| amount.measure == measure && amount.policy == policy;
         if let Some(amount) = self.0.iter_mut().find(same) {
             amount.values.push(value);
         } else {
-            let (policy, values) = (policy.to_owned(), vec![value]);
+            let (measure, policy) = (measure.to_owned(), policy.to_owned());
+            let values = vec![value];
             self.0.push(Amount { measure, policy, unit, values });
         }
     }
@@ -345,7 +346,7 @@ impl Amounts {
                 continue;
             };
             table.push(vec![
-                (*measure).to_owned(),
+                measure.clone(),
                 policy.clone(),
                 (*unit).to_owned(),
                 format!("{median:.2}"),

@@ -234,6 +234,9 @@ impl Report {
         let of = |prefix: &'static str| self.matching(move |key| key.case.starts_with(prefix));
         let table = |name, title, prefix, base| latencies(name, title, &of(prefix), base);
         let nbd = |op| self.matching(move |key| key.case.starts_with("cache-nbd") && key.op == op);
+        let modes = |op| {
+            self.matching(move |key| key.case.starts_with(cache::choices::MODES) && key.op == op)
+        };
         let mut tables = vec![cache::tables::cases(&self.series)];
         let figures = cache::study::figures();
         tables.extend(figures.iter().map(|figure| figure.table(&self.series)));
@@ -244,8 +247,17 @@ impl Report {
             table("cache-full", "A full cache", "cache-full", cache::BACKING),
             table("cache-fill", "A cache until it is dirty to 90 %", "cache-fill", "cache-null"),
             table("cache-read", "Reads that miss", "cache-read", cache::BACKING),
+            latencies("cache-modes-write", "Modes: writes", &modes(Op::Write), "wb"),
+            latencies("cache-modes-read", "Modes: reads", &modes(Op::Read), "wb"),
+            table(
+                "cache-cleaning",
+                "Cleaning between bursts of writes",
+                cache::choices::CLEANING,
+                "watermark",
+            ),
             times("cache-open", "Opening a cache after a crash", &of("cache-open"), "btt"),
             self.cache.amounts.table("cache-amounts", "Caches: other numbers"),
+            self.cache.backing_work.table("cache-backing-work", "Work of the backing"),
             target_table("cache-targets", "Cache: targets", self.cache_verdicts()),
         ]);
         tables

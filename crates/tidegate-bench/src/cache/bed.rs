@@ -11,7 +11,7 @@ use tidegate::device::{BlockDevice, DeviceError, Geometry, WriteFlags, ZeroFlags
 use tidegate::log::device::{Binding as LogBinding, LogDevice, LogDeviceOptions};
 use tidegate::log::{self, LogOptions, LogPool};
 use tidegate::pmem::Region;
-use tidegate::tier::Tier;
+use tidegate::tier::{SettingError, Tier};
 
 use super::{Bench, CACHE, CacheArgs, LOG};
 use crate::block::{new_btt, pool_bytes, unnamed_region};
@@ -108,10 +108,7 @@ impl Pool {
         let region = Arc::clone(&self.region);
         let device = CacheDevice::open(region, backing, binding, options)?;
         // What is written differs in one line from what was: the figures are of whole pages.
-        for (key, value) in [("by-content", "off"), ("cost", variant.cost)] {
-            let set = device.set(key, value);
-            set.map_err(|error| BenchError::program("the cache", error.to_string()))?;
-        }
+        set_all(&device, &[("by-content", "off"), ("cost", variant.cost)])?;
         Ok(Arc::new(device))
     }
 
@@ -123,6 +120,19 @@ impl Pool {
     ) -> Result<Subject> {
         let region = Some(Arc::clone(&self.region));
         Ok(Subject { policy: variant.policy, device: self.cache_as(variant, backing)?, region })
+    }
+
+    /// An empty cache with `settings`, as a subject and as it is.
+    pub(super) fn with_settings(
+        &self,
+        policy: &'static str,
+        settings: &[(&str, &str)],
+        backing: Arc<dyn BlockDevice>,
+    ) -> Result<(Subject, Arc<CacheDevice>)> {
+        let cache = self.cache(backing)?;
+        set_all(&cache, settings)?;
+        let (device, region) = (Arc::clone(&cache), Some(Arc::clone(&self.region)));
+        Ok((Subject { policy, device, region }, cache))
     }
 
     /// An empty log before `backing`, as users get it.
@@ -147,6 +157,11 @@ impl Pool {
         let region = Some(Arc::clone(&self.region));
         Ok(Subject { policy, device: self.cache(backing)?, region })
     }
+}
+
+fn set_all(cache: &CacheDevice, settings: &[(&str, &str)]) -> Result<()> {
+    let failed = |error: SettingError| BenchError::program("the cache", error.to_string());
+    settings.iter().try_for_each(|(key, value)| cache.set(key, value).map_err(failed))
 }
 
 /// A BTT of `bytes`, every block written once.

@@ -41,7 +41,7 @@ const BACKING_SIZES: u64 = 4;
 /// Length of a run in those of other runs.
 pub(super) const LONGER: f64 = 5.0;
 /// Writes between two flushes of the client.
-const FLUSH_EVERY: u64 = 32;
+pub(super) const FLUSH_EVERY: u64 = 32;
 /// Pages that are cleaned at once.
 const BATCH_PAGES: u64 = 512;
 
@@ -75,7 +75,7 @@ fn file(bench: &mut Bench<'_>, bytes: u64) -> Result<Arc<dyn BlockDevice>> {
 }
 
 /// Longer than other runs: a backing takes hundreds of pages at once, and now and then.
-fn run_time(bench: &Bench<'_>) -> Stop {
+pub(super) fn run_time(bench: &Bench<'_>) -> Stop {
     Stop::After(Duration::from_secs_f64(bench.args.seconds * LONGER))
 }
 

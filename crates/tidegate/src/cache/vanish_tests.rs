@@ -227,8 +227,8 @@ impl BlockDevice for Drive {
 /// The content of a block that a write gave it; 0: zeroes.
 type Tag = u32;
 
-/// Fills `data`, block `block`, with the content that `tag` stands for. Blocks of which the tags are
-/// odd differ from each other in their first line alone.
+/// Fills `data`, block `block`, with the content that `tag` stands for. Blocks whose tags are odd
+/// differ from each other in their first line alone.
 fn fill_block(tag: Tag, block: u64, data: &mut [u8]) {
     const LINE: usize = 64;
     let word = (u64::from(tag) << 32 | block).to_le_bytes();
@@ -1365,8 +1365,8 @@ fn a_loss_that_no_flush_was_told_of_is_told_to_the_next_one() {
     }
 }
 
-/// A page is read, the backing loses it and tells that to a flush, and the next flush succeeds: what
-/// was read is not kept then.
+/// A page is read, the backing loses it and tells a flush of that, and the next flush succeeds:
+/// what was read is not kept then.
 #[test]
 fn what_was_read_before_a_loss_is_not_kept_after_it() {
     let mut scene = Scene::new(SMALL, Mode::WriteInvalidate);
