@@ -18,7 +18,6 @@ use crate::tier::clock::now_ns;
 /// A read at the backing.
 struct StartedRead {
     device: Arc<CacheDevice>,
-    queue: u32,
     class: u8,
     /// The class for which the pages are kept, if they are.
     kept_for: Option<u8>,
@@ -40,21 +39,25 @@ impl Drop for StartedRead {
 impl CacheDevice {
     /// [`BlockDevice::start`](crate::device::BlockDevice::start).
     pub(super) fn start_request(self: Arc<Self>, request: AsyncRequest) {
-        let queue = request.context().queue;
         let refused = match request.owned() {
             OwnedOperation::Read { .. } => self.start_read(request),
             _ => Some(request),
         };
         if let Some(request) = refused {
-            start_on_pool(Arc::new(Queue { device: self, queue }), request);
+            self.start_with_thread(request);
         }
+    }
+
+    fn start_with_thread(self: Arc<Self>, request: AsyncRequest) {
+        let queue = request.context().queue;
+        start_on_pool(Arc::new(Queue { device: self, queue }), request);
     }
 
     /// Starts a read of which the cache has nothing; returns any other.
     fn start_read(self: &Arc<Self>, mut request: AsyncRequest) -> Option<AsyncRequest> {
         let core = &self.core;
-        let (queue, range) = (request.context().queue, request.operation().range());
-        let (class, behaviour) = core.sort(queue, range, false);
+        let range = request.operation().range();
+        let (class, behaviour) = core.sort(request.context().queue, range, false);
         let missing = core.missing_all(range).filter(|_| behaviour.reads_hits());
         let Some(missing) = missing else { return Some(request) };
         let admits = || core.admits(&pages_of(range.0, range.1), false, class);
@@ -69,7 +72,6 @@ impl CacheDevice {
         core.by_cost.give_back_read(range.1);
         let read = StartedRead {
             device: Arc::clone(self),
-            queue,
             class,
             kept_for: is_kept.then_some(class),
             missing,
@@ -93,8 +95,7 @@ impl StartedRead {
             _ => Ok(true),
         });
         if let Ok(false) = stood {
-            let queue = Queue { device: Arc::clone(&self.device), queue: self.queue };
-            return start_on_pool(Arc::new(queue), request);
+            return Arc::clone(&self.device).start_with_thread(request);
         }
         drop(core.requests.resume(self.begun));
         request.complete(stood.map(drop));
