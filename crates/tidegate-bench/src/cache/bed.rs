@@ -11,6 +11,7 @@ use tidegate::device::{BlockDevice, DeviceError, Geometry, WriteFlags, ZeroFlags
 use tidegate::log::device::{Binding as LogBinding, LogDevice, LogDeviceOptions};
 use tidegate::log::{self, LogOptions, LogPool};
 use tidegate::pmem::Region;
+use tidegate::stats::{Collector, Value};
 use tidegate::tier::{SettingError, Tier};
 
 use super::{Bench, CACHE, CacheArgs, LOG};
@@ -162,6 +163,17 @@ impl Pool {
 fn set_all(cache: &CacheDevice, settings: &[(&str, &str)]) -> Result<()> {
     let failed = |error: SettingError| BenchError::program("the cache", error.to_string());
     settings.iter().try_for_each(|(key, value)| cache.set(key, value).map_err(failed))
+}
+
+/// What `cache` says of the counter or gauge `name`.
+pub(super) fn reading(cache: &CacheDevice, name: &str) -> u64 {
+    let mut collector = Collector::default();
+    cache.metrics(&mut collector);
+    let found = collector.finish().into_iter().find(|reading| reading.metric.name == name);
+    match found.map(|reading| reading.value) {
+        Some(Value::Whole(number)) => number,
+        _ => 0,
+    }
 }
 
 /// A BTT of `bytes`, every block written once.

@@ -6,10 +6,8 @@ use tidegate::cache::CacheDevice;
 use tidegate::cache::mode::Mode;
 use tidegate::cache::policy::cleaning::CLEANINGS;
 use tidegate::device::delay::Delays;
-use tidegate::stats::{Collector, Value};
-use tidegate::tier::Tier;
 
-use super::bed::{PAGE_BYTES, Pool, slow, writes};
+use super::bed::{PAGE_BYTES, Pool, reading, slow, writes};
 use super::behind::{FLUSH_EVERY, LONGER, run_time};
 use super::{Bench, Part};
 use crate::error::Result;
@@ -129,22 +127,12 @@ struct Work {
 
 impl Work {
     fn of(cache: &CacheDevice) -> Self {
-        let mut collector = Collector::default();
-        cache.metrics(&mut collector);
-        let readings = collector.finish();
-        let of = |names: &[&str]| {
-            let named = readings.iter().filter(|it| names.contains(&&*it.metric.name));
-            let numbers = named.map(|it| match it.value {
-                Value::Whole(number) => number,
-                _ => 0,
-            });
-            numbers.sum()
-        };
+        let of = |name| reading(cache, name);
         Self {
-            reads: of(&["reads"]),
-            writes: of(&["writes"]),
-            backing_reads: of(&["cache_core_reads", "cache_pass_through_reads"]),
-            backing_writes: of(&["cache_core_writes"]),
+            reads: of("reads"),
+            writes: of("writes"),
+            backing_reads: of("cache_core_reads") + of("cache_pass_through_reads"),
+            backing_writes: of("cache_core_writes"),
         }
     }
 

@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use tidegate::cache::CacheDevice;
 use tidegate::cache::policy::{Replacement, ReplacementEntry, replacement};
-use tidegate::stats::{Collector, Value};
 use tidegate::tier::Tier;
 
-use super::bed::{PAGE_BYTES, Pool, Subject, null, writes};
+use super::bed::{PAGE_BYTES, Pool, Subject, null, reading, writes};
 use super::{Bench, CACHE, Part};
 use crate::error::{BenchError, Result};
 use crate::pattern::{Pattern, Picker};
@@ -133,16 +132,6 @@ fn hits_of(cache: &CacheDevice) -> u64 {
 fn slots_of(cache: &CacheDevice) -> u64 {
     let bytes = ["cache_occupancy_bytes", "cache_free_bytes"].map(|name| reading(cache, name));
     bytes.iter().sum::<u64>() / u64::from(PAGE_BYTES)
-}
-
-fn reading(cache: &CacheDevice, name: &str) -> u64 {
-    let mut collector = Collector::default();
-    cache.metrics(&mut collector);
-    let found = collector.finish().into_iter().find(|reading| reading.metric.name == name);
-    match found.map(|reading| reading.value) {
-        Some(Value::Whole(number)) => number,
-        _ => 0,
-    }
 }
 
 /// The policy that evicts from `cache`.
