@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use crate::behind::{Scene, kill, read, write};
 use crate::nbd::Client;
-use crate::support::{Server, ok, run, succeed, tidegate, tool};
+use crate::support::{Server, ok, run, tidegate};
 
 const BLOCK_BYTES: usize = 4096;
 /// Blocks of a backing: twice as many as the pool has slots.
@@ -127,54 +127,20 @@ fn copies_of_pool_and_backing_are_taken_up_on_another_host_with_all_that_was_wri
         kill(server);
         let old_disk = std::fs::read(scene.path("disk")).unwrap();
 
-        let host = OtherHost::with_copies(&scene, preserve);
-        let refused = host.refusal();
+        let host = scene.copied(preserve);
+        let refused = host.refusal(&[&host.backing("disk")]);
         assert!(refused.contains("dirty pages of another backing"), "{refused}");
         assert!(refused.contains("--force writes the dirty pages to this one"), "{refused}");
-        assert_file(&host.disk, &old_disk);
-        let server = host.serve(&["--force"]);
-        let mut client = Client::connect(&host.socket).unwrap();
+        assert_file(&host.path("disk"), &old_disk);
+        let server = host.serve("disk", &["--force"]);
+        let mut client = host.client();
         assert_holds(&read_all(&mut client, BLOCKS * BLOCK_BYTES), &content(written()));
         write(&mut client, 1, 255);
         kill(server);
         // The pool knows its new backing.
-        stop(host.serve(&[]));
-        assert_file(&host.disk, &content(written().chain([1])));
+        stop(host.serve("disk", &[]));
+        assert_file(&host.path("disk"), &content(written().chain([1])));
         assert_file(&scene.path("disk"), &old_disk);
-    }
-}
-
-/// Where the files of a scene were copied to.
-struct OtherHost {
-    pool: PathBuf,
-    disk: PathBuf,
-    socket: PathBuf,
-}
-
-impl OtherHost {
-    fn with_copies(scene: &Scene, preserve: &str) -> Self {
-        let dir = scene.path("other-host");
-        std::fs::create_dir(&dir).unwrap();
-        let mut copy = tool("cp", "coreutils");
-        succeed(copy.arg(preserve).args([scene.pool(), scene.path("disk")]).arg(&dir));
-        Self { pool: dir.join("pool"), disk: dir.join("disk"), socket: dir.join("socket") }
-    }
-
-    fn backing(&self) -> String {
-        format!("--backing={}", self.disk.display())
-    }
-
-    fn serve(&self, more: &[&str]) -> Server {
-        let backing = self.backing();
-        Server::start(&self.pool, &self.socket, &[&[backing.as_str()], more].concat())
-    }
-
-    /// What `serve` says when it refuses.
-    fn refusal(&self) -> String {
-        let nbd = format!("--nbd=unix:{}", self.socket.display());
-        let output = run(["serve", self.pool.to_str().unwrap(), &nbd, &self.backing()]);
-        assert_eq!(output.status.code(), Some(1));
-        String::from_utf8(output.stderr).unwrap()
     }
 }
 

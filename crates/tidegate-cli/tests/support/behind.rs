@@ -8,7 +8,7 @@ use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::nbd::Client;
-use crate::support::{Server, ok, run, scratch};
+use crate::support::{Server, ok, run, scratch, succeed, tool};
 
 const BLOCK_BYTES: usize = 4096;
 
@@ -28,6 +28,15 @@ impl Scene {
             file.set_len(16 << 20).unwrap();
         }
         scene
+    }
+
+    /// Copies of the pool and of `disk` in another directory; `preserve` is an option of `cp`.
+    #[allow(dead_code, reason = "not all test binaries copy scenes")]
+    pub(crate) fn copied(&self, preserve: &str) -> Self {
+        let copy = Self { dir: scratch() };
+        let files = [self.pool(), self.path("disk")];
+        succeed(tool("cp", "coreutils").arg(preserve).args(files).arg(copy.dir.path()));
+        copy
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
