@@ -70,8 +70,9 @@ struct On {
     /// missed-directories, early-retire or plain-names
     #[arg(long, value_parser = parse_fault)]
     fault: Option<Fault>,
-    /// Number of machines that work at once
-    #[arg(long, default_value_t = 2)]
+    /// Number of machines that work at once: four to a CPU unless given, for they wait for
+    /// processes and mounts
+    #[arg(long, default_value_t = default_workers(), hide_default_value = true)]
     workers: usize,
 }
 
@@ -98,6 +99,10 @@ struct Choice {
     /// Of all these, only those whose number leaves the remainder PART when divided by PARTS
     #[arg(long, value_name = "PART/PARTS", value_parser = parse_part)]
     part: Option<(usize, usize)>,
+}
+
+fn default_workers() -> usize {
+    4 * std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn parse_fault(text: &str) -> Result<Fault, String> {

@@ -182,6 +182,27 @@ fn a_range_that_is_zeroed_makes_a_file_on_the_disk_longer() {
 
 /// ext4 journals the data of directories, and syncs all such data by a commit.
 #[test]
+fn a_punch_that_frees_no_block_is_an_overwrite_on_xfs() {
+    let punched = |range: std::ops::Range<usize>| {
+        let mut contents = bytes(INITIAL_B, 0, B_BYTES);
+        let end = range.end.min(contents.len());
+        contents[range.start..end].fill(0);
+        let mut state = initial();
+        state.insert("d1/B".into(), file(contents));
+        state
+    };
+    let sequence = "rename d0/A d0/B; fallocate d1/B punch 2000 5000; fdatasync .";
+    assert_eq!(judge(Kind::Xfs, sequence, &punched(2000..7000)), Verdict::Allowed);
+    let verdict = judge(Kind::Ext4, sequence, &punched(2000..7000));
+    assert!(matches!(verdict, Verdict::Forbidden(_)), "{verdict}");
+    let renamed = moved(punched(2000..7000), "d0/A", "d0/B");
+    allowed(sequence, &renamed);
+    // Its own bytes are there.
+    forbidden(sequence, &moved(initial(), "d0/A", "d0/B"));
+    forbidden("rename d0/A d0/B; fallocate d1/B punch 0 4096; fdatasync .", &punched(0..4096));
+}
+
+#[test]
 fn a_sync_of_a_clean_directory_commits_on_ext4() {
     let sequence = "rename d0/A d0/B; fsync d1";
     assert!(matches!(judge(Kind::Ext4, sequence, &initial()), Verdict::Forbidden(_)));

@@ -134,6 +134,14 @@ impl History {
         self.events.push(Event::Extend { size, change });
     }
 
+    /// Whether a range has a whole block that surely has a place on the disk.
+    pub fn has_whole_block(&self, range: &Range<u64>) -> bool {
+        let whole = whole_blocks(range);
+        let blocks = index(whole.start / BLOCK_BYTES)..index(whole.end / BLOCK_BYTES);
+        let blocks = blocks.start.min(self.blocks.len())..blocks.end.min(self.blocks.len());
+        self.blocks[blocks].iter().any(|block| matches!(block, Block::Mapped(_)))
+    }
+
     /// Zeroes in a range inside the file, journalled as change `change`.
     pub fn clear(&mut self, range: Range<u64>, change: usize) {
         let range = range.start..range.end.min(self.size()).max(range.start);

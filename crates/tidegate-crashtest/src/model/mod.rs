@@ -509,8 +509,16 @@ impl Model {
         length: u64,
     ) -> Result<()> {
         let id = self.regular(path)?;
-        self.change(|_| {});
-        let (kind, changes, range) = (self.kind, self.changes(), offset..offset + length);
+        let (kind, range) = (self.kind, offset..offset + length);
+        // A punch that frees no block only writes zeroes: on XFS an `fdatasync` behind it commits
+        // nothing.
+        let is_overwrite = kind == Kind::Xfs
+            && mode == FallocateMode::Punch
+            && !self.history(id).has_whole_block(&range);
+        if !is_overwrite {
+            self.change(|_| {});
+        }
+        let changes = self.changes();
         let history = self.history(id);
         let size = history.size();
         let is_whole = offset.is_multiple_of(BLOCK_BYTES) && length.is_multiple_of(BLOCK_BYTES);
@@ -539,7 +547,14 @@ impl Model {
                 history.insert(range, changes);
             }
         }
-        self.mark_data(id);
+        if is_overwrite {
+            let dirty = &mut self.inode(id).dirty;
+            dirty.times = Certainty::Surely;
+            // A block at the end of the file may have been freed.
+            dirty.data = dirty.data.max(Certainty::Perhaps);
+        } else {
+            self.mark_data(id);
+        }
         // Both file systems write a file's dirty pages before they move its blocks, and may before
         // they clear some.
         if matches!(mode, FallocateMode::Collapse | FallocateMode::Insert) {
