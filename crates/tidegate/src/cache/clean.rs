@@ -153,11 +153,7 @@ impl Core {
         if pages.is_empty() {
             return Ok(0);
         }
-        let result = self.try_to_clean(pages, scratch);
-        if let Err(error) = &result {
-            self.ledger.record(None, error);
-        }
-        result
+        self.apart_from_flushes(|| self.try_to_clean(pages, scratch))
     }
 
     fn try_to_clean(&self, mut pages: Vec<Found>, scratch: &mut Scratch) -> Result<usize> {

@@ -9,8 +9,8 @@
 //!    none of them comes back.
 //! 4. A page is clean only if the backing has flushed its bytes.
 //! 5. The only durable copy of a write is never given up before another one is durable.
-//! 6. A backing that fails loses nothing: dirty pages stay, the next flush reports the failure, and
-//!    they are written again.
+//! 6. A backing that fails loses nothing: dirty pages stay, and are written again. A flush fails
+//!    only where the backing may have lost writes that went around the cache.
 //!
 //! Which thread may do what with a page:
 //! - its lock (`locks`) is held while its place in the index changes; a reader without the lock
@@ -407,10 +407,24 @@ impl Core {
         self.conclude_clean(&written)
     }
 
-    /// Flushes the backing, outside of a client's flush: the next one of these reports a failure
-    /// too, for a backing may tell only once that it lost acknowledged writes.
+    /// Flushes the backing, outside of a client's flush.
     fn flush_backing_recorded(&self) -> Result<()> {
-        self.flush_backing().inspect_err(|error| self.ledger.record(None, error))
+        self.apart_from_flushes(|| self.flush_backing())
+    }
+
+    /// Does `work` with the backing outside of a client's flush. Where it fails, and acknowledged
+    /// writes went around the cache that the backing had not flushed when it began, the client's
+    /// next flush fails too: a backing may tell only once that it lost them. All others are durable
+    /// in the pool, so no flush has to fail for them.
+    fn apart_from_flushes<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let flushed = self.traffic.flushed();
+        work().inspect_err(|error| {
+            if self.traffic.has_bypassed_since(flushed) {
+                self.ledger.record(None, error);
+            } else {
+                self.ledger.note(error);
+            }
+        })
     }
 
     fn read(&self, queue: u32, offset: u64, buf: &mut [u8]) -> Result<()> {
@@ -496,9 +510,9 @@ impl BlockDevice for CacheDevice {
         self.core.write(0, offset, data, flags.fua)
     }
 
-    /// Commits the writes before it, with atomic flush. Reports what failed on the way to the
-    /// backing since the last report. Passes the flush on where writes reached the backing that it
-    /// has not flushed.
+    /// Commits the writes before it, with atomic flush. Passes the flush on where writes reached
+    /// the backing that it has not flushed, and fails where the backing told meanwhile that it may
+    /// have lost such writes.
     fn flush(&self) -> Result<()> {
         drop(self.core.requests.begin(RequestKind::Flush, 0));
         self.core.commit_groups()?;

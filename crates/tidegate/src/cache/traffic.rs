@@ -117,7 +117,7 @@ impl Traffic {
     /// and the backing has flushed all before.
     pub(super) fn may_fill(&self, page: u64, seen: Seen) -> bool {
         let bypassed = self.bypassed[Self::bucket(page)].load(Ordering::SeqCst);
-        self.is_unchanged(page, seen) && bypassed <= self.flushed.load(Ordering::SeqCst)
+        self.is_unchanged(page, seen) && bypassed <= self.flushed()
     }
 
     /// No write of `page` to the backing was under way since `seen`.
@@ -134,7 +134,18 @@ impl Traffic {
 
     /// Writes around the cache wait for a flush.
     pub(super) fn needs_flush(&self) -> bool {
-        self.last_bypassed.load(Ordering::SeqCst) > self.flushed.load(Ordering::SeqCst)
+        self.has_bypassed_since(self.flushed())
+    }
+
+    /// The last epoch of which all writes are flushed, to ask
+    /// [`has_bypassed_since`](Self::has_bypassed_since) later.
+    pub(super) fn flushed(&self) -> u64 {
+        self.flushed.load(Ordering::SeqCst)
+    }
+
+    /// There was a write around the cache that was not flushed when `flushed` was, or came later.
+    pub(super) fn has_bypassed_since(&self, flushed: u64) -> bool {
+        self.last_bypassed.load(Ordering::SeqCst) > flushed
     }
 
     /// A flush of the backing begins: its epoch.

@@ -22,6 +22,8 @@
 //! - the pool opens, and nothing is lost by that;
 //! - a flush fails where the backing lost what was acknowledged: the first one after the loss,
 //!   whichever request or background work the backing told of it;
+//! - in `wb` and `wo` a flush succeeds, once one did and since then no other mode was set: all that
+//!   was acknowledged is durable in the pool;
 //! - no request that was started waits for longer than the backing.
 //!
 //! When it is back, with the content that it had or flushed, all is as before: reads succeed,
@@ -601,6 +603,8 @@ struct Scene {
     model: Model,
     /// Pages of the memory may have failed.
     has_failed_memory: bool,
+    /// Writes may have gone around the cache since the last flush that succeeded.
+    may_have_bypassed: bool,
 }
 
 impl Scene {
@@ -617,7 +621,8 @@ impl Scene {
         let device = shape.try_open(&region, &fault).unwrap();
         device.set_mode(mode).unwrap();
         let model = Model::new(block_bytes);
-        Self { shape, region, drive, fault, device, model, has_failed_memory: false }
+        let (has_failed_memory, may_have_bypassed) = (false, true);
+        Self { shape, region, drive, fault, device, model, has_failed_memory, may_have_bypassed }
     }
 
     fn bytes(&self, first: u64, count: u64) -> (u64, u64) {
@@ -643,12 +648,14 @@ impl Scene {
                 assert!(is_read || !is_hit, "a read of cached pages failed");
             }
             Step::Zero { first, count, fua } => {
+                self.may_have_bypassed = true;
                 let (offset, len) = self.bytes(first, count);
                 let flags = ZeroFlags { fua, ..ZeroFlags::default() };
                 let is_done = self.device.write_zeroes(offset, len, flags).is_ok();
                 self.model.wrote(offset, len, 0, is_done, self.lasting(fua));
             }
             Step::Discard { first, count } => {
+                self.may_have_bypassed = true;
                 let (offset, len) = self.bytes(first, count);
                 drop(self.device.discard(offset, len));
                 self.model.discarded(offset, len, self.lasting(false));
@@ -675,6 +682,7 @@ impl Scene {
     }
 
     fn write(&mut self, (offset, len): (u64, u64), fua: bool) {
+        self.may_have_bypassed |= !self.device.mode().writes_back();
         let (tag, data) = self.model.new_data(offset, len);
         let has_slots = self.has_slots(offset, len);
         let result = self.device.write(offset, &data, WriteFlags { fua });
@@ -692,9 +700,12 @@ impl Scene {
     }
 
     fn flush(&mut self) -> bool {
-        let is_done = self.device.flush().is_ok();
-        self.model.flushed(is_done);
-        is_done
+        let result = self.device.flush();
+        let may_fail = self.may_have_bypassed || self.has_failed_memory;
+        assert!(result.is_ok() || may_fail, "nothing is at risk: {result:?}");
+        self.may_have_bypassed &= result.is_err() || !self.device.mode().writes_back();
+        self.model.flushed(result.is_ok());
+        result.is_ok()
     }
 
     /// A read needs the cache alone.
@@ -735,6 +746,7 @@ impl Scene {
             self.model.crashed(self.early_commits());
         }
         self.model.ended();
+        self.may_have_bypassed = true;
         self.device = self.shape.try_open(&self.region, &self.fault).expect("the pool opens");
     }
 
@@ -761,6 +773,7 @@ impl Scene {
 
     /// Starts `requests` while the backing hangs, and has all end.
     fn hang(&mut self, requests: &[Started], vanishes: bool, loses: bool) {
+        self.may_have_bypassed = true;
         let before = self.model.blocks.clone();
         self.fault.add(Rule::new(&[], When::Always, Effect::Hang));
         self.drive.set_asked_together(true);
@@ -1190,7 +1203,7 @@ impl FailingScene {
         let (memory, region) = Memory::of(&self.memory.bytes());
         self.memory = memory;
         self.scene.region = region;
-        self.scene.has_failed_memory = false;
+        (self.scene.has_failed_memory, self.scene.may_have_bypassed) = (false, true);
         self.scene.reopen();
     }
 }

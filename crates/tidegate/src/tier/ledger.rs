@@ -1,7 +1,7 @@
 //! Failed write-backs that no request waited for, kept until a flush or FUA reports them (P5).
 //!
 //! The ledger only remembers what to report. The data is safe because the tier keeps it, dirty, and
-//! tries the write-back again.
+//! tries the write-back again. Where the tier keeps it durably too, no flush has to fail.
 
 use parking_lot::Mutex;
 
@@ -47,13 +47,21 @@ impl Ledger {
     }
 
     /// A write-back failed with `error`: that of block `lba`, or of several blocks. The data stays
-    /// dirty.
+    /// dirty, and the next flush reports it.
     pub(crate) fn record(&self, lba: Option<u64>, error: &DeviceError) {
         let failure = Failure { lba, kind: error.kind(), message: error.with_causes() };
         let mut entries = self.entries.lock();
         entries.unreported += 1;
         entries.first.get_or_insert_with(|| failure.clone());
         entries.last = Some(failure);
+        self.failures.fetch_add(1, Ordering::Release);
+    }
+
+    /// A write-back failed with `error`, and all that was acknowledged is durable all the same. It
+    /// is counted, and named by requests that it blocks; no flush reports it.
+    pub(crate) fn note(&self, error: &DeviceError) {
+        let failure = Failure { lba: None, kind: error.kind(), message: error.with_causes() };
+        self.entries.lock().last = Some(failure);
         self.failures.fetch_add(1, Ordering::Release);
     }
 
@@ -115,6 +123,15 @@ mod tests {
              the data is kept and written back again"
         );
         assert!(ledger.report().is_ok());
+    }
+
+    #[test]
+    fn what_is_only_noted_is_counted_and_not_reported() {
+        let ledger = Ledger::new("the cache");
+        ledger.note(&DeviceError::new(DeviceErrorKind::Io, "gone"));
+        assert!(ledger.report().is_ok());
+        assert_eq!(ledger.failures(), 1);
+        assert!(ledger.blocked("the cache is full").to_string().contains("(last failure: gone)"));
     }
 
     #[test]

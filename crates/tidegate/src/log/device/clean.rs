@@ -64,7 +64,7 @@ impl Core {
     pub(super) fn clean(&self, scratch: &mut Scratch) -> Result<bool> {
         let result = self.try_to_clean(scratch);
         if let Err(error) = &result {
-            self.ledger.record(None, error);
+            self.ledger.note(error);
         }
         result
     }

@@ -162,7 +162,7 @@ fn zeroes_of_any_length_cost_one_small_record_and_come_back() {
 }
 
 #[test]
-fn a_backing_that_fails_loses_nothing_and_is_reported_and_tried_again() {
+fn a_backing_that_fails_loses_nothing_and_is_tried_again() {
     for kind in [DeviceErrorKind::Io, DeviceErrorKind::NoSpace] {
         for op in [Op::Write, Op::Flush] {
             let below = Arc::new(Fault::new(backing(), 1));
@@ -171,8 +171,7 @@ fn a_backing_that_fails_loses_nothing_and_is_reported_and_tried_again() {
             (0..50).for_each(|lba| write(&device, lba, 1).unwrap());
             below.add(Rule::new(&[op], When::Always, Effect::Fail(kind)));
             assert_eq!(device.drain().unwrap_err().kind(), kind);
-            assert_eq!(device.flush().unwrap_err().kind(), kind);
-            device.flush().unwrap();
+            device.flush().expect("all is durable in the log");
             // The log goes on until it is full, and then says why it takes no more.
             let refused = (50..1024).find_map(|lba| write(&device, lba, 2).err()).unwrap();
             assert_eq!(refused.kind(), kind);
@@ -181,8 +180,6 @@ fn a_backing_that_fails_loses_nothing_and_is_reported_and_tried_again() {
             write(&device, 1000, 3).unwrap();
             device.drain().unwrap();
             assert_eq!([7, 60, 1000].map(|lba| read(below.as_ref(), lba)), [1, 2, 3]);
-            let _ = device.flush();
-            device.flush().unwrap();
         }
     }
 }
@@ -201,7 +198,6 @@ fn the_thread_tries_a_failing_backing_again() {
         std::thread::yield_now();
     }
     assert_eq!(below.injected(), 1);
-    assert_eq!(device.flush().unwrap_err().kind(), DeviceErrorKind::Io);
     device.flush().unwrap();
     assert_eq!(read(&device, 3), 5);
 }
