@@ -6,6 +6,7 @@ use super::record::Copied;
 use super::span::{Part, bytes_at, bytes_of, is_whole, pages_of, parts};
 use super::{Core, fill};
 use crate::device::{Attempt, DeviceError, DeviceErrorKind, Result};
+use crate::pmem::PmemError;
 use crate::stats::RequestKind;
 use crate::sync::Ordering;
 use crate::tier::version_locks::Version;
@@ -240,8 +241,18 @@ impl Core {
     /// The data of `page`, if there is one, is what its checksum says, as far as that is not known
     /// already.
     pub(super) fn is_sound(&self, page: Option<&Found>) -> Result<bool> {
-        let Some(page) = page.filter(|page| !page.verified) else { return Ok(true) };
+        let may_be_damaged = |page: &&Found| !page.verified || self.region.has_failed_pages();
+        let Some(page) = page.filter(may_be_damaged) else { return Ok(true) };
         self.copy_out(page, &mut [0; PAGE])
+    }
+
+    /// Reads memory at `offset`. False: it failed there.
+    pub(super) fn read_memory(&self, offset: u64, buf: &mut [u8]) -> Result<bool> {
+        match self.region.read(offset, buf) {
+            Ok(()) => Ok(true),
+            Err(PmemError::Poisoned { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Copies `part` of the page of `found`.
@@ -255,8 +266,7 @@ impl Core {
         }
         let from = part.from;
         if found.verified {
-            self.region.read(self.places.data(found.slot) + from as u64, buf)?;
-            return Ok(Copied::Whole);
+            return self.read_memory(self.places.data(found.slot) + from as u64, buf).map(of);
         }
         // The checksum is that of all of it.
         let mut page = [0; PAGE];
@@ -265,19 +275,23 @@ impl Core {
         Ok(of(is_whole))
     }
 
-    /// Copies the data of `found`, a whole page. False: it is not what its checksum says, or it is
-    /// another version's by now.
+    /// Copies the data of `found`, a whole page. False: its memory failed, it is not what its
+    /// checksum says, or it is another version's by now.
     pub(super) fn copy_out(&self, found: &Found, buf: &mut [u8]) -> Result<bool> {
         if found.zero {
             buf.fill(0);
             return Ok(true);
         }
-        self.region.read(self.places.data(found.slot), buf)?;
+        if !self.read_memory(self.places.data(found.slot), buf)? {
+            return Ok(false);
+        }
         if found.verified {
             return Ok(true);
         }
         let mut bytes = [0; HEADER];
-        self.region.read(self.places.header(found.slot), &mut bytes)?;
+        if !self.read_memory(self.places.header(found.slot), &mut bytes)? {
+            return Ok(false);
+        }
         let is_whole = match SlotHeader::decode(&bytes, self.salt, found.slot) {
             Decoded::Header(header) => header.data_check == data_check(buf),
             Decoded::Free { .. } | Decoded::Bad => false,
@@ -311,8 +325,8 @@ impl Core {
 /// The error of a dirty page whose data is damaged.
 pub(super) fn damaged(found: &Found) -> DeviceError {
     let message = format!(
-        "dirty page at offset {} is damaged in slot {} of the cache: its checksum is wrong, \
-         restore the page from a backup",
+        "dirty page at offset {} is damaged in slot {} of the cache: its memory failed or its \
+         checksum is wrong, restore the page from a backup",
         found.page * PAGE_BYTES,
         found.slot
     );

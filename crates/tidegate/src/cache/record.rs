@@ -117,14 +117,16 @@ impl Core {
         self.makes_records.load(Ordering::Relaxed)
     }
 
-    /// The record in the slot of `found`. None: its data is not what its checksum says, or it is
-    /// another version's by now.
+    /// The record in the slot of `found`. None: its memory failed, its data is not what its
+    /// checksum says, or it is another version's by now.
     pub(super) fn copy_record(&self, found: &Found) -> Result<Option<Record>> {
         if found.base.is_some_and(|base| base.is_lost) {
             return Ok(None);
         }
         let mut header = [0; HEADER];
-        self.region.read(self.places.header(found.slot), &mut header)?;
+        if !self.read_memory(self.places.header(found.slot), &mut header)? {
+            return Ok(None);
+        }
         let Decoded::Header(header) = SlotHeader::decode(&header, self.salt, found.slot) else {
             return Ok(None);
         };
@@ -132,8 +134,8 @@ impl Core {
             return Ok(None);
         }
         let mut bytes = vec![0; stored_bytes(header.lines)];
-        self.region.read(self.places.data(found.slot), &mut bytes)?;
-        let is_whole = data_check(&bytes) == header.data_check;
+        let is_read = self.read_memory(self.places.data(found.slot), &mut bytes)?;
+        let is_whole = is_read && data_check(&bytes) == header.data_check;
         Ok(is_whole.then_some(Record { lines: header.lines, bytes }))
     }
 

@@ -1324,6 +1324,32 @@ fn an_older_version_that_was_not_voided_does_not_come_back() {
     });
 }
 
+/// A clean page is the backing's again, a dirty one is an error, and neither holds up what is
+/// cleaned beside them.
+#[test]
+fn pages_whose_memory_failed_hold_up_no_others() {
+    let mut failing = FailingScene::new(SMALL, Mode::WriteBack);
+    let write = |first| MemoryStep::Request(Step::Write { first, count: 2, fua: false });
+    failing.take(&write(0));
+    failing.take(&MemoryStep::Request(Step::Clean));
+    failing.take(&write(2));
+    for page in [0, 2] {
+        let slot = failing.scene.device.core.find(page).unwrap().slot;
+        failing.take(&MemoryStep::FailData { slot });
+    }
+    let scene = &mut failing.scene;
+    for (page, is_read) in [(0, true), (1, true), (2, false), (3, true)] {
+        let (offset, len) = scene.bytes(page, 1);
+        assert_eq!(scene.read(offset, len, "a read"), is_read, "{page}");
+    }
+    let error = scene.device.clean_all().unwrap_err().to_string();
+    assert!(error.contains("its memory failed"), "{error}");
+    let is_dirty = |page| scene.device.core.find(page).is_some_and(|found| found.dirty);
+    assert_eq!([0, 1, 2, 3].map(is_dirty), [false, false, true, false]);
+    failing.repair();
+    failing.scene.finish();
+}
+
 /// Where no slot can become free any more, because the memory is gone, requests fail.
 #[test]
 fn requests_fail_where_the_memory_is_gone() {

@@ -12,8 +12,9 @@
 //!    async-signal-safe.
 //! 2. The page is noted before its stand-in appears, so that no thread can use a stand-in and find
 //!    nothing noted.
-//! 3. A page stays poisoned until the region is opened again. More pages than the table holds
-//!    poison the whole region.
+//! 3. A page stays poisoned until the region is opened again. Of more pages than the table holds,
+//!    all between the first and the last of the rest count as poisoned: the end of a file that was
+//!    cut off is one such range.
 //! 4. A slot's address range changes only while its version is odd, and the handler skips such
 //!    slots: the region that a thread is touching is open, so its slot is steady.
 
@@ -47,8 +48,10 @@ struct Slot {
     generation: AtomicU64,
     /// Offsets of the poisoned pages, filled from the front.
     pages: [AtomicU64; MOST_PAGES],
-    /// More pages failed than `pages` holds.
-    overflow: AtomicBool,
+    /// The pages that `pages` does not hold are from here on; [`NO_PAGE`]: there are none.
+    rest_start: AtomicU64,
+    /// Where the last one of them ends.
+    rest_end: AtomicU64,
 }
 
 impl Slot {
@@ -61,7 +64,8 @@ impl Slot {
             page_bytes: AtomicUsize::new(0),
             generation: AtomicU64::new(0),
             pages: [const { AtomicU64::new(NO_PAGE) }; MOST_PAGES],
-            overflow: AtomicBool::new(false),
+            rest_start: AtomicU64::new(NO_PAGE),
+            rest_end: AtomicU64::new(0),
         }
     }
 
@@ -78,7 +82,8 @@ impl Slot {
         for page in &self.pages {
             page.store(NO_PAGE, Ordering::Relaxed);
         }
-        self.overflow.store(false, Ordering::Relaxed);
+        self.rest_start.store(NO_PAGE, Ordering::Relaxed);
+        self.rest_end.store(0, Ordering::Relaxed);
         self.generation.store(0, Ordering::Relaxed);
     }
 
@@ -103,15 +108,19 @@ impl Slot {
             was.is_ok() || was == Err(offset)
         });
         if !noted {
-            self.overflow.store(true, Ordering::Relaxed);
+            let page_bytes = self.page_bytes.load(Ordering::Relaxed) as u64;
+            self.rest_end.fetch_max(offset + page_bytes, Ordering::Relaxed);
+            self.rest_start.fetch_min(offset, Ordering::Relaxed);
         }
         self.generation.fetch_add(1, Ordering::SeqCst);
     }
 
     fn touches(&self, offset: u64, len: u64) -> bool {
         let page_bytes = self.page_bytes.load(Ordering::Relaxed) as u64;
-        let hit = |page: u64| page != NO_PAGE && page < offset + len && offset < page + page_bytes;
-        self.overflow.load(Ordering::Relaxed)
+        let is_touched = |start: u64, end: u64| start < offset + len && offset < end;
+        let hit = |page: u64| page != NO_PAGE && is_touched(page, page + page_bytes);
+        let rest_start = self.rest_start.load(Ordering::Relaxed);
+        is_touched(rest_start, self.rest_end.load(Ordering::Relaxed))
             || self.pages.iter().any(|page| hit(page.load(Ordering::Relaxed)))
     }
 }
@@ -263,8 +272,11 @@ mod tests {
         assert!(watch.touches(0x1fff, 2));
         assert!(!watch.touches(0x1000, 0x1000));
         assert!(!watch.touches(0x2000, 0));
+        watch.0.note(0xe0_0000);
+        assert!(watch.touches(0xe0_0fff, 1) && !watch.touches(0xe0_1000, 0x1000));
         watch.0.note(0xff_f000);
-        assert!(watch.touches(0x1000, 0x1000), "overflow poisons the whole region");
+        assert!(watch.touches(0xf0_0000, 1), "all of the rest is poisoned");
+        assert!(!watch.touches(0x1000, 0x1000) && !watch.touches(0xd0_0000, 0x1000));
     }
 
     #[test]
