@@ -8,7 +8,8 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeStruct;
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::sync::shard::{Shards, add};
 
@@ -88,8 +89,9 @@ impl Histogram {
     }
 }
 
-/// A snapshot of latencies.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// A snapshot of latencies. Its serialized form has the percentiles `p50_ns`, `p99_ns` and
+/// `p999_ns` beside the fields.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Latencies {
     /// Number of latencies.
     pub count: u64,
@@ -157,9 +159,34 @@ impl Latencies {
     }
 }
 
+impl Serialize for Latencies {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("Latencies", 7)?;
+        fields.serialize_field("count", &self.count)?;
+        fields.serialize_field("sum_ns", &self.sum_ns)?;
+        fields.serialize_field("max_ns", &self.max_ns)?;
+        fields.serialize_field("p50_ns", &self.quantile_ns(500_000))?;
+        fields.serialize_field("p99_ns", &self.quantile_ns(990_000))?;
+        fields.serialize_field("p999_ns", &self.quantile_ns(999_000))?;
+        fields.serialize_field("buckets", &self.buckets)?;
+        fields.end()
+    }
+}
+
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_serialized_form_has_percentiles_and_is_read_again() {
+        let histogram = Histogram::new();
+        (0..99).for_each(|_| histogram.record(100));
+        histogram.record(10_000);
+        let latencies = histogram.snapshot();
+        let value = serde_json::to_value(&latencies).unwrap();
+        assert_eq!([&value["p50_ns"], &value["p99_ns"], &value["p999_ns"]], [103, 103, 10_000]);
+        assert_eq!(serde_json::from_value::<Latencies>(value).unwrap(), latencies);
+    }
 
     #[test]
     fn buckets_are_adjacent_and_hold_their_latencies() {
