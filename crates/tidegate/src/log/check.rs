@@ -29,7 +29,8 @@ pub(super) struct Records {
     pub(super) unreadable_bytes: u64,
     /// Headers that were written anew.
     pub(super) repaired: usize,
-    /// From this position on nobody can know whether a record is missing; none: there is none.
+    /// From this position on nobody can know whether a record is missing; none: there is none, or
+    /// the log was closed, and needs none.
     pub(super) doubtful_from: Option<u64>,
     pub(super) findings: Vec<String>,
     pub(super) faults: u64,
@@ -70,7 +71,7 @@ pub(super) fn check_records(pool: &LogPool, repair: bool) -> Result<Records> {
     }
     look.judge_torn(&scanner)?;
     let finished = scanner.finished();
-    look.found.doubtful_from = (end > finished).then_some(finished);
+    look.found.doubtful_from = (end > finished && !pool.is_closed()?).then_some(finished);
     look.found.unreadable_bytes = scanner.unreadable_bytes();
     if scanner.unreadable_bytes() > 0 {
         let lost = Size { bytes: scanner.unreadable_bytes() };

@@ -340,6 +340,15 @@ impl LogPool {
         Ok(whole.map(|bytes| bytes.boot_id).filter(|boot_id| *boot_id != CLOSED))
     }
 
+    /// The log was closed: the files have all of it, and a record that is lost changes nothing.
+    ///
+    /// # Errors
+    /// [`PmemError`].
+    pub(super) fn is_closed(&self) -> std::result::Result<bool, PmemError> {
+        let whole = self.session_copies()?.into_iter().find(is_whole_session);
+        Ok(whole.is_some_and(|bytes| bytes.boot_id == CLOSED))
+    }
+
     /// Notes the boot in which the log is written, [`NO_BOOT`] or [`CLOSED`].
     ///
     /// # Errors
