@@ -46,7 +46,6 @@ impl Served {
         Self { dir, server }
     }
 
-    /// A cache of `cache_size` with lines of `line_size` before a file of `size`.
     /// A cache of 16 MiB before a file of 160 MiB, made and served with more options, and with
     /// `settings` of `tidegate set`.
     fn with_cache(made: &[&str], served: &[&str], settings: &[&str]) -> Self {
@@ -101,6 +100,38 @@ fn nbdinfo_sees_what_the_server_promises() {
     let list = succeed(tool("nbdinfo", "libnbd-bin").arg("--list").arg(served.uri()));
     assert!(list.contains("export=\"disk\""), "{list}");
     served.finish();
+}
+
+/// Sends requests that libnbd would not let through, and prints the error of each. The last write
+/// and the read are good.
+const REFUSED: &str = "import nbd, sys
+disk = nbd.NBD()
+disk.set_strict_mode(0)
+disk.connect_uri(sys.argv[1])
+end = disk.get_size()
+for size, offset in (8192, end - 4096), (48 << 20, 0), (64 << 20, 0), (100, 7), (4096, 4096):
+    try:
+        disk.pwrite(b'x' * size, offset)
+        print('done')
+    except nbd.Error as error:
+        print(error.errno)
+print(disk.pread(512, 4096)[:1].hex())
+disk.shutdown()";
+
+#[test]
+fn libnbd_goes_on_behind_writes_that_are_refused() {
+    let served = Served::new("128M", "512");
+    let refused = |uri: String| {
+        // Debian's own, which has the package.
+        succeed(tool("/usr/bin/python3", "python3-libnbd").args(["-c", REFUSED, &uri]))
+    };
+    assert_eq!(refused(served.uri()), "ENOSPC\nEOVERFLOW\nEOVERFLOW\nEINVAL\ndone\n78\n");
+    let (pool, socket) = (served.path("pool"), served.path("read-only"));
+    assert!(served.server.stop(Signal::TERM).0.success());
+    let server = Server::start(&pool, &socket, &["--export", "disk", "--read-only"]);
+    let uri = format!("nbd+unix:///disk?socket={}", socket.display());
+    assert_eq!(refused(uri), "EPERM\n".repeat(5) + "78\n");
+    assert!(server.stop(Signal::TERM).0.success());
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Holds the dependencies of the workspace to deny.toml, without the network.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
@@ -19,7 +20,7 @@ fn listed(section: &str, key: &str) -> Vec<String> {
     };
     let text = |value: &DeValue<'_>| match value {
         DeValue::String(text) => text.clone().into_owned(),
-        DeValue::Table(table) => match table.get("crate").map(toml::Spanned::get_ref) {
+        DeValue::Table(table) => match table.get("crate").or(table.get("id")).map(toml::Spanned::get_ref) {
             Some(DeValue::String(text)) => text.clone().into_owned(),
             other => panic!("{other:?}"),
         },
@@ -28,17 +29,16 @@ fn listed(section: &str, key: &str) -> Vec<String> {
     items.iter().map(|item| text(item.get_ref())).collect()
 }
 
-/// The packages that a build for this machine's kind takes in.
-fn packages() -> Vec<Value> {
+/// The packages that a build for `target` takes in.
+fn packages(target: &str) -> Vec<Value> {
     let mut cargo = Command::new(env!("CARGO"));
-    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     cargo.args([
         "metadata",
         "--format-version=1",
         "--locked",
         "--offline",
         "--filter-platform",
-        &target,
+        target,
     ]);
     let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -97,25 +97,38 @@ fn one(words: &mut &[&str], allowed: &[String]) -> bool {
 fn dependencies_have_licences_sources_and_names_that_are_allowed() {
     let (licences, banned) = (listed("licenses", "allow"), listed("bans", "deny"));
     let registries = listed("sources", "allow-registry");
-    let packages = packages();
-    assert!(packages.len() > 100, "{} packages", packages.len());
-    let mut wrong = Vec::new();
+    let packages: Vec<Value> =
+        listed("graph", "targets").iter().flat_map(|target| packages(target)).collect();
+    assert!(packages.len() > 200, "{} packages", packages.len());
+    let mut wrong = BTreeSet::new();
     for package in &packages {
         let name = package["name"].as_str().expect("a name");
         let licence = package["license"].as_str().unwrap_or("");
         if !is_allowed(licence, &licences) {
-            wrong.push(format!("{name}: licence {licence:?}"));
+            wrong.insert(format!("{name}: licence {licence:?}"));
         }
         if banned.iter().any(|banned| banned == name) {
-            wrong.push(format!("{name}: banned"));
+            wrong.insert(format!("{name}: banned"));
         }
         let source = package["source"].as_str();
         let is_known = |url: &str| registries.iter().any(|it| url == format!("registry+{it}"));
         if !source.is_none_or(is_known) {
-            wrong.push(format!("{name}: from {}", source.unwrap_or_default()));
+            wrong.insert(format!("{name}: from {}", source.unwrap_or_default()));
         }
     }
     assert!(wrong.is_empty(), "deny.toml does not allow: {wrong:#?}");
+}
+
+/// The advisories themselves need the network; what is ignored of them has the form that
+/// `cargo deny` reads.
+#[test]
+fn advisories_that_are_ignored_are_named_by_their_numbers() {
+    for advisory in listed("advisories", "ignore") {
+        let parts: Vec<&str> = advisory.split('-').collect();
+        let is_number = |part: &str| part.len() == 4 && part.parse::<u32>().is_ok();
+        let ["RUSTSEC", year, number] = parts[..] else { panic!("{advisory}") };
+        assert!(is_number(year) && is_number(number), "{advisory}");
+    }
 }
 
 #[test]

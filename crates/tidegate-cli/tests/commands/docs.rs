@@ -34,6 +34,28 @@ fn the_tests_of_the_threat_model_exist() {
     assert!(names > 25, "{names} tests are named");
 }
 
+/// Each row of a table whose last column is what shows it names a test or a fuzz target.
+#[test]
+fn each_line_of_the_threat_model_names_what_shows_it() {
+    let (page, mut rows) = (read("docs/security.md"), 0);
+    let mut is_shown = false;
+    for line in page.lines() {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        match cells[..] {
+            [] | [_] => is_shown = false,
+            [.., last] if last.starts_with("---") => {}
+            [.., "shown by"] => is_shown = true,
+            [.., last] if is_shown => {
+                let is_named = last.contains(" in crates/") || last.contains("fuzz target");
+                assert!(is_named, "nothing shows: {line}");
+                rows += 1;
+            }
+            _ => {}
+        }
+    }
+    assert!(rows > 25, "{rows} rows");
+}
+
 #[test]
 fn the_fuzz_targets_of_the_threat_model_exist() {
     let (page, fuzz) = (read("docs/security.md"), read("fuzz/Cargo.toml"));

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::support::{Server, ok, run, scratch, tool};
+use crate::support::{Server, ok, run, scratch, tidegate, tool};
 
 /// Prints what the reference implementation in Python finds in a page: name, type, samples.
 const PARSER: &str = "import sys
@@ -39,6 +39,27 @@ impl Scene {
         all.extend(has_backing.then_some(backing.as_str()));
         all.extend(args);
         let server = Server::start(&pool, &dir.path().join("socket"), &all);
+        Self { dir, server }
+    }
+
+    /// One server with a device of each of `engines`, described in a file.
+    fn of_many(engines: &[&str]) -> Self {
+        let dir = scratch();
+        let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        let mut text = format!("nbd = [\"unix:{}\"]\n", path("socket"));
+        text.push_str("metrics = \"tcp:127.0.0.1:0\"\n");
+        for (number, engine) in engines.iter().enumerate() {
+            let (pool, disk) = (path(&format!("pool{number}")), path(&format!("disk{number}")));
+            ok(["create", &pool, &format!("--engine={engine}"), "--size=32M"]);
+            text.push_str(&format!("[[device]]\npool = \"{pool}\"\nexport = \"{number}\"\n"));
+            if *engine != "btt" {
+                std::fs::File::create(&disk).unwrap().set_len(64 << 20).unwrap();
+                text.push_str(&format!("backing = \"file:{disk}\"\n"));
+            }
+        }
+        std::fs::write(path("config.toml"), text).unwrap();
+        let config = path("config.toml");
+        let server = Server::spawn(tidegate().args(["serve", "--config", &config]));
         Self { dir, server }
     }
 
@@ -92,6 +113,22 @@ fn another_parser_reads_the_page() {
     ] {
         assert!(samples.lines().any(|it| it == line), "{line}: {samples}");
     }
+    scene.stop();
+}
+
+/// Of every engine, and of a server of several devices: families come once, whatever has them.
+#[test]
+fn another_parser_reads_the_pages_of_all_engines_and_of_many_devices() {
+    for engine in ["btt", "log", "cache"] {
+        let scene = Scene::serving(engine, &[]);
+        let samples = parsed(&scene.page());
+        assert!(samples.contains("tidegate_read_bytes_total counter bytes 0.0"), "{samples}");
+        scene.stop();
+    }
+    let scene = Scene::of_many(&["btt", "log", "cache", "log"]);
+    let samples = parsed(&scene.page());
+    let of_devices = "tidegate_written_bytes_total counter bytes 0.0\n";
+    assert!(samples.matches(of_devices).count() >= 4, "{samples}");
     scene.stop();
 }
 

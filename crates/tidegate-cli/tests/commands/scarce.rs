@@ -26,8 +26,8 @@ fn with_pool() -> (TempDir, PathBuf, PathBuf) {
 struct Group(PathBuf);
 
 impl Group {
-    /// A group whose processes have at most so much memory.
-    fn with_memory(bytes: u64) -> Self {
+    /// A group whose processes have at most so much memory; `name` is that of the test.
+    fn with_memory(name: &str, bytes: u64) -> Self {
         let first = Path::new("/sys/fs/cgroup/memory");
         let (hierarchy, limit) = if first.join("cgroup.procs").exists() {
             (first, "memory.limit_in_bytes")
@@ -36,7 +36,7 @@ impl Group {
             let _ = fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
             (Path::new("/sys/fs/cgroup"), "memory.max")
         };
-        let group = hierarchy.join(format!("tidegate-test-{}", std::process::id()));
+        let group = hierarchy.join(format!("tidegate-test-{name}-{}", std::process::id()));
         fs::create_dir(&group).expect("the test makes a control group, which needs root");
         let this = Self(group);
         fs::write(this.0.join(limit), bytes.to_string()).expect("the group limits memory");
@@ -61,17 +61,21 @@ fn expect_served(client: &mut Client, round: u8) {
     assert_eq!(client.read(4096, 4096).unwrap(), [round; 4096]);
 }
 
-/// 200 clients ask for 25 GB and take no answer. The server's budget follows from the limit of its
-/// control group.
+/// A server in a control group of 400 MiB, from which its memory budget follows.
+fn limited_server(group: &Group, pool: &Path, socket: &Path, option: &str) -> Server {
+    let mut command = tool("sh", "dash");
+    command.arg("-c").arg("echo $$ >\"$0\"/cgroup.procs && exec \"$@\"").arg(&group.0);
+    command.arg(tidegate().get_program()).arg("serve").arg(pool).arg(option);
+    command.arg(format!("--nbd=unix:{}", socket.display())).stderr(std::process::Stdio::null());
+    Server::spawn(&mut command)
+}
+
+/// 200 clients ask for 25 GB and take no answer.
 #[test]
 fn a_server_lives_in_400_mib_whatever_its_clients_ask_for() {
     let (_dir, pool, socket) = with_pool();
-    let group = Group::with_memory(400 << 20);
-    let mut command = tool("sh", "dash");
-    command.arg("-c").arg("echo $$ >\"$0\"/cgroup.procs && exec \"$@\"").arg(&group.0);
-    command.arg(tidegate().get_program()).arg("serve").arg(&pool);
-    command.arg(format!("--nbd=unix:{}", socket.display())).stderr(std::process::Stdio::null());
-    let server = Server::spawn(&mut command);
+    let group = Group::with_memory("floods", 400 << 20);
+    let server = limited_server(&group, &pool, &socket, "--dram=none");
     let mut neighbour = Client::connect(&socket).unwrap();
     let flooding: Vec<_> = (0..200)
         .map(|_| {
@@ -83,6 +87,35 @@ fn a_server_lives_in_400_mib_whatever_its_clients_ask_for() {
     (0..100).for_each(|round| expect_served(&mut neighbour, round));
     drop(flooding);
     assert_eq!(neighbour.read(0, LARGEST_BYTES).unwrap().len(), LARGEST_BYTES);
+    expect_served(&mut neighbour, 200);
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
+/// Of 2,000 clients a third says nothing, a third takes no answers, and a third begins writes of
+/// 21 GB that it does not end.
+#[test]
+fn a_server_lives_in_400_mib_with_2000_clients_that_write_read_and_wait() {
+    const CLIENTS: usize = 2000;
+    let files = Rlimit { current: Some(4096), maximum: Some(4096) };
+    prlimit(None, Resource::Nofile, files).expect("so many files may be open");
+    let (_dir, pool, socket) = with_pool();
+    let group = Group::with_memory("many", 400 << 20);
+    let server = limited_server(&group, &pool, &socket, "--max-connections=2010");
+    let mut neighbour = Client::connect(&socket).unwrap();
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|number| {
+            let mut client = Client::connect(&socket).unwrap();
+            match number % 3 {
+                0 => {}
+                1 => client.send_read(0, 0, LARGEST_BYTES).unwrap(),
+                _ => client.begin_write(0, LARGEST_BYTES, &[1; 64 << 10]).unwrap(),
+            }
+            client
+        })
+        .collect();
+    (0..100).for_each(|round| expect_served(&mut neighbour, round));
+    drop(clients);
+    assert_eq!(neighbour.read(0, LARGEST_BYTES).unwrap()[..4096], [0; 4096]);
     expect_served(&mut neighbour, 200);
     assert!(server.stop(Signal::TERM).0.success());
 }
@@ -138,7 +171,7 @@ fn memory_that_the_system_refuses_fails_only_the_request() {
 }
 
 /// As many connections as there may be by default, none of which says a word, keep a new client out
-/// for no longer than the issue allows.
+/// for five seconds at most.
 #[test]
 fn silent_connections_keep_no_client_out_for_long() {
     const DEFAULT_CONNECTIONS: usize = 256;

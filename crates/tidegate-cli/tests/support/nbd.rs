@@ -52,6 +52,11 @@ impl Client {
         self.send(CMD_WRITE, cookie, offset, data.len(), data)
     }
 
+    /// Sends the head of a write of `len` bytes at `offset`, and only the first bytes of its data.
+    pub(crate) fn begin_write(&mut self, offset: u64, len: usize, data: &[u8]) -> io::Result<()> {
+        self.send(CMD_WRITE, 0, offset, len, data)
+    }
+
     /// Sends a flush without waiting for its answer.
     pub(crate) fn send_flush(&mut self, cookie: u64) -> io::Result<()> {
         self.send(CMD_FLUSH, cookie, 0, 0, &[])

@@ -41,15 +41,16 @@ fn requests_that_wait_behind_unread_replies_are_answered_too() {
     let mut client = Client::simple(&server.path());
     client.stream.set_nonblocking(true).expect("nonblocking");
     let requests = request_bytes(READ, 0, 1, 0, 4096).repeat(1000);
-    // The server is full when its input buffer would hold no more, and it takes no more while it
-    // serves other clients five hundred times.
+    // The server is full when it takes no more while it serves other clients five hundred times.
     let (mut refused, mut sent_bytes) = (0, 0);
-    while refused < 500 || sent_bytes < 256 << 10 {
-        if let Ok(sent) = client.stream.write(&requests[sent_bytes % requests.len()..]) {
-            (refused, sent_bytes) = (0, sent_bytes + sent);
-        } else {
-            Client::simple(&server.path()).write(0, &[1; 512]);
-            refused += 1;
+    while refused < 500 {
+        match client.stream.write(&requests[sent_bytes % requests.len()..]) {
+            Ok(sent) => (refused, sent_bytes) = (0, sent_bytes + sent),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock, "the server is there");
+                Client::simple(&server.path()).write(0, &[1; 512]);
+                refused += 1;
+            }
         }
     }
     server.stop.stop();
@@ -61,12 +62,8 @@ fn requests_that_wait_behind_unread_replies_are_answered_too() {
     }
     server.join();
     assert_eq!(replies.len() % (16 + 4096), 0, "a reply was cut");
-    // All that fits its input buffer, at least.
-    assert!(
-        replies.len() / (16 + 4096) >= (256 << 10) / 28,
-        "{} replies",
-        replies.len() / (16 + 4096)
-    );
+    // The first thousand came at once, and are far more than sockets hold replies of.
+    assert!(replies.len() / (16 + 4096) >= 1000, "{} replies", replies.len() / (16 + 4096));
 }
 
 #[test]
