@@ -1,5 +1,5 @@
-//! `tidegate flush`: everything that a log pool holds goes to the files' disks, and the dirty pages
-//! of a cache pool to its backing.
+//! `tidegate flush`: everything that a log pool holds goes to the files' disks, and what a pool
+//! with a backing of its own holds goes to that.
 
 use std::process::ExitCode;
 
@@ -7,7 +7,7 @@ use anyhow::Result;
 use tidegate::size::Size;
 use tidegate_run::{Asked, PoolPaths, RecoverOptions, Reply, Request, ask_at, existing_log};
 
-use super::cache_pool;
+use super::backed_pool;
 use super::recover::recover;
 use crate::args::FlushArgs;
 use crate::output::{Terminal, line};
@@ -17,8 +17,8 @@ use crate::output::{Terminal, line};
 /// # Errors
 /// There is no such pool, or something cannot be written.
 pub(crate) fn run(args: &FlushArgs) -> Result<ExitCode> {
-    if cache_pool::is_at(&args.pool) {
-        cache_pool::flush(&args.pool)?;
+    if let Some(engine) = backed_pool::engine_at(&args.pool) {
+        backed_pool::flush(engine, &args.pool)?;
         return Ok(ExitCode::SUCCESS);
     }
     let pool = existing_log(&args.pool)?;

@@ -1,8 +1,8 @@
 //! The subcommands, a file each.
 
+mod backed_pool;
 pub(crate) mod backings;
 mod beside;
-mod cache_pool;
 mod check;
 mod config;
 mod create;

@@ -1,5 +1,5 @@
 //! `tidegate recover`: restores files from a log that no process uses any more, and the backing of
-//! a cache that no server has open.
+//! a pool that remembers it and that no server has open.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use tidegate_run::{
     processes_that_map,
 };
 
-use super::cache_pool;
+use super::backed_pool;
 use super::destage::destage;
 use crate::args::RecoverArgs;
 use crate::output::{Terminal, line};
@@ -25,8 +25,8 @@ use crate::output::{Terminal, line};
 /// # Errors
 /// There is no such pool, it is in use, or something cannot be restored.
 pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode> {
-    if cache_pool::is_at(&args.pool) {
-        cache_pool::recover(args)?;
+    if let Some(engine) = backed_pool::engine_at(&args.pool) {
+        backed_pool::recover(engine, args)?;
         return Ok(ExitCode::SUCCESS);
     }
     let pool = existing_log(&args.pool)?;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use tidegate::stack::Stat;
 
-use super::cache_pool;
+use super::backed_pool;
 use crate::args::SetArgs;
 use crate::control::{Answer, is_socket, set_at, stat_at, stat_of};
 use crate::output::field;
@@ -17,12 +17,16 @@ use crate::output::field;
 /// No server has the pool open, or a setting cannot be changed; the error says why.
 pub(crate) fn run(args: &SetArgs) -> Result<ExitCode> {
     let target = &args.target;
-    if !is_socket(target) && cache_pool::is_at(target) && stat(target)?.is_none() {
-        cache_pool::set(target, &args.settings)?;
-    } else {
-        set_at(target, args.settings.clone())?;
-        let tiers = || Ok(stat(target)?.map_or_else(Vec::new, |stat| stat.tiers));
-        cache_pool::follow_resize(target, &args.settings, tiers)?;
+    let engine = if is_socket(target) { None } else { backed_pool::engine_at(target) };
+    match engine {
+        Some(engine) if stat(target)?.is_none() => {
+            backed_pool::set(engine, target, &args.settings)?;
+        }
+        _ => {
+            set_at(target, args.settings.clone())?;
+            let tiers = || Ok(stat(target)?.map_or_else(Vec::new, |stat| stat.tiers));
+            backed_pool::follow_resize(target, &args.settings, tiers)?;
+        }
     }
     for (key, value) in &args.settings {
         field(key, value)?;

@@ -20,10 +20,12 @@ fn listed(section: &str, key: &str) -> Vec<String> {
     };
     let text = |value: &DeValue<'_>| match value {
         DeValue::String(text) => text.clone().into_owned(),
-        DeValue::Table(table) => match table.get("crate").or(table.get("id")).map(toml::Spanned::get_ref) {
-            Some(DeValue::String(text)) => text.clone().into_owned(),
-            other => panic!("{other:?}"),
-        },
+        DeValue::Table(table) => {
+            match table.get("crate").or(table.get("id")).map(toml::Spanned::get_ref) {
+                Some(DeValue::String(text)) => text.clone().into_owned(),
+                other => panic!("{other:?}"),
+            }
+        }
         other => panic!("{other:?}"),
     };
     items.iter().map(|item| text(item.get_ref())).collect()

@@ -46,18 +46,20 @@ impl Scene {
     fn of_many(engines: &[&str]) -> Self {
         let dir = scratch();
         let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-        let mut text = format!("nbd = [\"unix:{}\"]\n", path("socket"));
-        text.push_str("metrics = \"tcp:127.0.0.1:0\"\n");
+        let mut lines = vec![
+            format!("nbd = [\"unix:{}\"]", path("socket")),
+            "metrics = \"tcp:127.0.0.1:0\"".to_owned(),
+        ];
         for (number, engine) in engines.iter().enumerate() {
             let (pool, disk) = (path(&format!("pool{number}")), path(&format!("disk{number}")));
             ok(["create", &pool, &format!("--engine={engine}"), "--size=32M"]);
-            text.push_str(&format!("[[device]]\npool = \"{pool}\"\nexport = \"{number}\"\n"));
+            lines.push(format!("[[device]]\npool = \"{pool}\"\nexport = \"{number}\""));
             if *engine != "btt" {
                 std::fs::File::create(&disk).unwrap().set_len(64 << 20).unwrap();
-                text.push_str(&format!("backing = \"file:{disk}\"\n"));
+                lines.push(format!("backing = \"file:{disk}\""));
             }
         }
-        std::fs::write(path("config.toml"), text).unwrap();
+        std::fs::write(path("config.toml"), lines.join("\n")).unwrap();
         let config = path("config.toml");
         let server = Server::spawn(tidegate().args(["serve", "--config", &config]));
         Self { dir, server }

@@ -102,13 +102,14 @@ fn a_server_lives_in_400_mib_with_2000_clients_that_write_read_and_wait() {
     let group = Group::with_memory("many", 400 << 20);
     let server = limited_server(&group, &pool, &socket, "--max-connections=2010");
     let mut neighbour = Client::connect(&socket).unwrap();
+    let data = vec![1; 64 << 10];
     let clients: Vec<_> = (0..CLIENTS)
         .map(|number| {
             let mut client = Client::connect(&socket).unwrap();
             match number % 3 {
                 0 => {}
                 1 => client.send_read(0, 0, LARGEST_BYTES).unwrap(),
-                _ => client.begin_write(0, LARGEST_BYTES, &[1; 64 << 10]).unwrap(),
+                _ => client.begin_write(0, LARGEST_BYTES, &data).unwrap(),
             }
             client
         })

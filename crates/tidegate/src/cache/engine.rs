@@ -62,6 +62,15 @@ impl Engine for CacheEngine {
         Some(CODE)
     }
 
+    fn remembers_backing(&self) -> bool {
+        true
+    }
+
+    fn backing_of(&self, region: &Region) -> Result<Option<String>> {
+        let header = CacheHeader::read(region).map_err(EngineError::pool)?;
+        Ok(header.binding.map(|binding| binding.name))
+    }
+
     fn describe(&self, region: &Arc<Region>) -> Result<Description> {
         let header = CacheHeader::read(region).map_err(EngineError::pool)?;
         let found = summary(region, &header).map_err(EngineError::pool)?;

@@ -123,6 +123,14 @@ impl Registry {
         if region.read_only() { self.trace(region) } else { self.identify(region) }
     }
 
+    /// The engine of what lies in a file, where that is a pool with a superblock.
+    pub fn of_glance(&self, found: Glance) -> Option<&'static dyn Engine> {
+        match found {
+            Glance::Tidegate(Some(code)) => self.of_code(code),
+            _ => None,
+        }
+    }
+
     fn of_code(&self, code: EngineCode) -> Option<&'static dyn Engine> {
         self.engines.iter().copied().find(|engine| engine.code() == Some(code))
     }

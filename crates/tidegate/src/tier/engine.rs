@@ -69,6 +69,21 @@ pub trait Engine: Sync {
         false
     }
 
+    /// The engine's pools know their backing by themselves: `flush`, `recover` and `set` open them
+    /// without being told which one.
+    fn remembers_backing(&self) -> bool {
+        false
+    }
+
+    /// The URL of the backing that the pool in `region` remembers. None: it was never used.
+    ///
+    /// # Errors
+    /// Its header is damaged.
+    fn backing_of(&self, region: &Region) -> Result<Option<String>, EngineError> {
+        let _ = region;
+        Ok(None)
+    }
+
     /// Opens the pool as a tier, and so recovers it. A read-only region is not changed.
     ///
     /// # Errors

@@ -1,16 +1,16 @@
-//! What `tidegate flush` and `tidegate recover` do with a cache pool: its dirty pages go to its
-//! backing, whose name the pool knows.
+//! What `tidegate flush`, `recover` and `set` do with a pool that remembers its backing, such as a
+//! cache: what it has for the backing goes there.
 
 use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use tidegate::cache::{self, CacheHeader};
 use tidegate::pmem::{Region, RegionOptions};
-use tidegate::pool::{Glance, glance};
+use tidegate::pool::glance;
 use tidegate::size::Size;
-use tidegate::tier::State;
+use tidegate::stack::REGISTRY;
+use tidegate::tier::{Engine, State};
 
 use super::destage;
 use crate::args::RecoverArgs;
@@ -20,18 +20,19 @@ use crate::output::{line, progress};
 /// How often a server is asked how far it is.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
-/// A cache pool is at `path`, also where a server has it open.
-pub(super) fn is_at(path: &Path) -> bool {
-    let found = File::open(path).and_then(|file| glance(&file));
-    found.is_ok_and(|found| found == Glance::Tidegate(Some(cache::CODE)))
+/// The engine of the pool at `path`, also where a server has it open; none where its pools do not
+/// remember their backings.
+pub(super) fn engine_at(path: &Path) -> Option<&'static dyn Engine> {
+    let found = File::open(path).and_then(|file| glance(&file)).ok()?;
+    REGISTRY.of_glance(found).filter(|engine| engine.remembers_backing())
 }
 
-/// Has the server of the cache pool at `pool` clean it, or does so where there is none.
+/// Has the server of the pool at `pool` clean it, or does so where there is none.
 ///
 /// # Errors
 /// The backing cannot be opened, or fails.
-pub(super) fn flush(pool: &Path) -> Result<()> {
-    let Answer::Of(stat) = stat_of(pool)? else { return clean(pool) };
+pub(super) fn flush(engine: &dyn Engine, pool: &Path) -> Result<()> {
+    let Answer::Of(stat) = stat_of(pool)? else { return clean(engine, pool) };
     let shown = pool.display();
     let mode = stat.settings.iter().find(|setting| setting.key == "mode");
     let mode = &mode.with_context(|| format!("{shown}: its server has no mode"))?.value;
@@ -48,18 +49,18 @@ pub(super) fn flush(pool: &Path) -> Result<()> {
     ))?)
 }
 
-/// Cleans a cache pool whose server was killed.
+/// Cleans a pool whose server was killed.
 ///
 /// # Errors
 /// It has a server; an option is for logs only; the backing cannot be opened, or fails.
-pub(super) fn recover(args: &RecoverArgs) -> Result<()> {
+pub(super) fn recover(engine: &dyn Engine, args: &RecoverArgs) -> Result<()> {
     let (pool, shown) = (&args.pool, args.pool.display());
     let options =
         [("--discard", args.discard), ("--replay", args.replay), ("--salvage", args.salvage)];
     if let Some((option, _)) = options.into_iter().find(|(_, is_given)| *is_given) {
         bail!(
-            "{shown} holds a cache pool, and {option} is for logs; `tidegate create --force` throws \
-             its dirty pages away"
+            "{shown} holds a {engine} pool, and {option} is for logs; `tidegate create --force` \
+             throws its dirty pages away"
         );
     }
     if matches!(stat_of(pool)?, Answer::Of(_)) {
@@ -68,18 +69,18 @@ pub(super) fn recover(args: &RecoverArgs) -> Result<()> {
              pages to the backing"
         );
     }
-    clean(pool)
+    clean(engine, pool)
 }
 
-/// Changes `settings` of the cache pool at `pool`, which no server has open: what it holds stays in
-/// it, but for pages that leave with their slots.
+/// Changes `settings` of the pool at `pool`, which no server has open: what it holds stays in it,
+/// but for pages that leave with their slots.
 ///
 /// # Errors
 /// The pool was never used, its backing cannot be opened, or a setting cannot be changed.
-pub(super) fn set(pool: &Path, settings: &[(String, String)]) -> Result<()> {
+pub(super) fn set(engine: &dyn Engine, pool: &Path, settings: &[(String, String)]) -> Result<()> {
     let shown = pool.display();
-    let Some(backing) = backing_of(pool)? else {
-        bail!("{shown}: the cache was never used: serve it with --backing first");
+    let Some(backing) = backing_of(engine, pool)? else {
+        bail!("{shown}: the {engine} was never used: serve it with --backing first");
     };
     let stack = destage::open(pool, &backing, false)?;
     for (key, value) in settings {
@@ -119,16 +120,16 @@ pub(super) fn follow_resize(
     }
 }
 
-/// The backing of the cache pool at `pool`; none where it was never used.
-fn backing_of(pool: &Path) -> Result<Option<String>> {
+/// The backing of the pool at `pool`; none where it was never used.
+fn backing_of(engine: &dyn Engine, pool: &Path) -> Result<Option<String>> {
     let region = Region::open(pool, &RegionOptions::default())?;
-    Ok(CacheHeader::read(&region)?.binding.map(|binding| binding.name))
+    engine.backing_of(&region).with_context(|| format!("pool {}", pool.display()))
 }
 
-fn clean(pool: &Path) -> Result<()> {
+fn clean(engine: &dyn Engine, pool: &Path) -> Result<()> {
     let shown = pool.display();
-    let Some(backing) = backing_of(pool)? else {
-        return Ok(line(format_args!("{shown}: the cache was never used"))?);
+    let Some(backing) = backing_of(engine, pool)? else {
+        return Ok(line(format_args!("{shown}: the {engine} was never used"))?);
     };
     destage::destage(pool, &backing, false)?;
     Ok(line(format_args!("{shown}: the backing {backing} has all pages"))?)
