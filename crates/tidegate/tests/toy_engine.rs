@@ -219,17 +219,7 @@ fn behind(region: &Arc<Region>, backing: &str) -> StackOptions {
 
 /// The pool in `region` without a backing.
 fn alone(region: &Arc<Region>, dram: TierSpec) -> StackOptions {
-    StackOptions {
-        region: Arc::clone(region),
-        path: region.name().to_owned(),
-        backing: None,
-        force: false,
-        salvage: false,
-        atomic_flush: false,
-        dram,
-        delays: None,
-        notices: None,
-    }
+    StackOptions { dram, ..StackOptions::alone(Arc::clone(region), region.name().to_owned()) }
 }
 
 #[test]

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
-use tidegate::dram::{Policy, TierSpec};
 use tidegate::pmem::RegionOptions;
 use tidegate::stack::{REGISTRY, Stack, StackOptions};
 
@@ -29,15 +28,6 @@ pub(super) fn open(pool: &Path, backing: &str, salvage: bool) -> Result<Stack> {
     let shown = pool.display();
     let url = backing.parse().map_err(|error| anyhow!("{shown}: {error}"))?;
     let region = Arc::new(map_to_resize(pool, RegionOptions::default())?);
-    Ok(REGISTRY.open(StackOptions {
-        region,
-        path: pool.to_path_buf(),
-        backing: Some(url),
-        force: false,
-        salvage,
-        atomic_flush: false,
-        dram: TierSpec { policy: Policy::None, bytes: 0 },
-        delays: None,
-        notices: None,
-    })?)
+    let alone = StackOptions::alone(region, pool.to_path_buf());
+    Ok(REGISTRY.open(StackOptions { backing: Some(url), salvage, ..alone })?)
 }

@@ -93,15 +93,13 @@ fn open(device: &DevicePlan) -> Result<Arc<Stack>> {
     let memory = RegionOptions { read_only: device.read_only, ..device.memory.region_options() };
     let region = Arc::new(pool::map_to_resize(&device.pool, memory)?);
     let stack = REGISTRY.open(StackOptions {
-        region,
-        path: device.pool.clone(),
         backing: device.backing.clone(),
         force: device.force,
-        salvage: false,
         atomic_flush: device.atomic_flush,
         dram: device.dram,
         delays: device.delay_us.map(|us| Delays::of_each(us.saturating_mul(1000))),
         notices: Some(notices(device)),
+        ..StackOptions::alone(region, device.pool.clone())
     })?;
     if let Some(mode) = &device.mode {
         // Before the first client.

@@ -40,6 +40,25 @@ struct Shared {
 }
 
 /// Collects what a server needs.
+///
+/// ```
+/// use std::sync::Arc;
+/// use tidegate::device::memory::MemoryDevice;
+/// use tidegate_serve::nbd::{Export, ServerBuilder, StopHandle};
+///
+/// let device = Arc::new(MemoryDevice::new(512, 2048)?);
+/// let address = "tcp:127.0.0.1:0".parse()?;
+/// let server = ServerBuilder::new().export(Export::new("disk", device)).bind(&[address])?;
+/// println!("clients connect to {}", server.addresses()[0]);
+/// let stop = StopHandle::new()?;
+/// let running = std::thread::spawn({
+///     let stop = stop.clone();
+///     move || server.run(&stop)
+/// });
+/// stop.stop(); // As SIGTERM does.
+/// running.join().expect("the server does not panic")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Default)]
 pub struct ServerBuilder {
     exports: Vec<Export>,

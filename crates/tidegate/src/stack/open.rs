@@ -46,6 +46,24 @@ pub struct StackOptions {
     pub notices: Option<Notices>,
 }
 
+impl StackOptions {
+    /// The pool in `region`, which is mapped from `path`, by itself: without a backing and without
+    /// a DRAM tier.
+    pub fn alone(region: Arc<Region>, path: PathBuf) -> Self {
+        Self {
+            region,
+            path,
+            backing: None,
+            force: false,
+            salvage: false,
+            atomic_flush: false,
+            dram: TierSpec { policy: Policy::None, bytes: 0 },
+            delays: None,
+            notices: None,
+        }
+    }
+}
+
 const PENDING_BYTES: Metric = Metric::gauge(
     "pending_bytes",
     Unit::Bytes,
@@ -53,6 +71,25 @@ const PENDING_BYTES: Metric = Metric::gauge(
 );
 
 /// An open pool, ready to be served.
+///
+/// ```
+/// use std::sync::Arc;
+/// use tidegate::device::WriteFlags;
+/// use tidegate::pmem::Region;
+/// use tidegate::stack::{REGISTRY, StackOptions};
+/// use tidegate::tier::Options;
+///
+/// let region = Arc::new(Region::anonymous(64 << 20)?);
+/// REGISTRY.plan(REGISTRY.engine("btt")?, &Options::new())?.create(&region)?;
+/// let dram = "transit:8M".parse()?;
+/// let stack =
+///     REGISTRY.open(StackOptions { dram, ..StackOptions::alone(region, "memory".into()) })?;
+/// let device = stack.top();
+/// device.write(0, &[7; 4096], WriteFlags::default())?; // Answered from DRAM.
+/// device.flush()?; // Durable in the pool.
+/// stack.drain()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Stack {
     /// From the top, which clients reach.
     pub(super) tiers: Vec<Arc<dyn Tier>>,
