@@ -76,15 +76,21 @@ impl ReplacedFiles {
 
 /// Replaces one file after the other by the generations from `first` on, each of them synced before
 /// it is acknowledged, until the disk is gone.
+///
+/// A commit of the journal that failed is over, so ext4 answers a sync that comes later with
+/// success (`jbd2_complete_transaction`). An operation that needs the journal is what fails: no
+/// generation is acknowledged before the next file was made.
 fn replace_files(dir: &Path, first: u64, acknowledge: &Sender<u64>) -> io::Result<()> {
     let new = dir.join("new");
     for generation in first.. {
         let mut file = File::create(&new)?;
+        if generation > first {
+            acknowledge.send(generation - 1).expect("the test waits");
+        }
         file.write_all(&content(generation))?;
         file.sync_all()?;
         fs::rename(&new, dir.join(file_of(generation).to_string()))?;
         File::open(dir)?.sync_all()?;
-        acknowledge.send(generation).expect("the test waits");
     }
     Ok(())
 }

@@ -193,11 +193,11 @@ fn the_control_socket_is_the_owners_and_takes_any_bytes() {
     assert!(refused(&["stat", control.to_str().unwrap()]).contains("there is no pool"));
 }
 
-/// Asks the server at a socket for its statistics, and prints the reply.
-const ASK: &str = "import socket, sys
+/// Connects to a socket, and prints what comes: the server does not wait for the request of another
+/// user.
+const LISTEN: &str = "import socket, sys
 client = socket.socket(socket.AF_UNIX)
 client.connect(sys.argv[1])
-client.sendall(b'{\"request\":\"stat\"}\\n')
 print(client.makefile().readline())";
 
 /// The kernel says whose a client is: one of another user is not answered even where a careless
@@ -208,19 +208,19 @@ fn the_control_socket_answers_no_other_user() {
     let control = scene.path("control");
     let server = scene.serve(&[&format!("--control=unix:{}", control.display())]);
     let (user, group) = user("nobody");
-    let ask = || {
+    let listen = || {
         let mut command = tool("setpriv", "util-linux");
         command.args(["--clear-groups", &format!("--reuid={user}"), &format!("--regid={group}")]);
-        command.args(["/usr/bin/python3", "-c", ASK]).arg(&control).output().unwrap()
+        command.args(["/usr/bin/python3", "-c", LISTEN]).arg(&control).output().unwrap()
     };
     let open = |path: &Path, mode| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     };
     open(scene.dir.path(), 0o755);
-    let error = String::from_utf8(ask().stderr).unwrap();
+    let error = String::from_utf8(listen().stderr).unwrap();
     assert!(error.contains("PermissionError"), "{error}");
     open(&control, 0o666);
-    let output = ask();
+    let output = listen();
     let reply = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && reply.contains("only the server's own user"), "{reply}");
     assert_eq!(scene.stat("control")["live"], true);
