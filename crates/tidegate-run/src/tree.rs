@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -103,7 +103,7 @@ pub(crate) fn processes_beside(control: &Path) -> Vec<Pid> {
     let mut entry = b"TIDEGATE_CONTROL=".to_vec();
     entry.extend_from_slice(control.as_os_str().as_bytes());
     let is_beside = |pid: &Pid| {
-        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let Some(environment) = environment_of(*pid) else { return true };
         let mut variables = environment.split(|byte| *byte == 0);
         variables.clone().any(|variable| variable == entry)
             && !variables.any(|variable| {
@@ -115,6 +115,28 @@ pub(crate) fn processes_beside(control: &Path) -> Vec<Pid> {
     let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
     let started = entries.filter_map(number).filter_map(Pid::from_raw).filter(is_beside);
     started.filter(|pid| !maps(*pid, control)).collect()
+}
+
+/// The environment that a process was started with; empty where this user may not know it. None:
+/// the kernel does not show it in time.
+fn environment_of(process: Pid) -> Option<Vec<u8>> {
+    let shown = |what: &str| std::fs::read(format!("/proc/{process}/{what}")).unwrap_or_default();
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        let environment = shown("environ");
+        // In the middle of an `execve` the kernel shows a program without arguments and
+        // environment. A process that has ended has no program, and neither has a kernel thread.
+        let is_replaced = environment.is_empty()
+            && shown("cmdline").is_empty()
+            && std::fs::read_link(format!("/proc/{process}/exe")).is_ok();
+        if !is_replaced {
+            return Some(environment);
+        }
+        if Instant::now() > deadline {
+            return None;
+        }
+        std::thread::yield_now();
+    }
 }
 
 /// Whether the program of a process matches one of the globs, one a line.
@@ -191,6 +213,21 @@ mod tests {
         child.wait().unwrap();
         assert_eq!((tree.remove_ended(), tree.len()), (vec![pid], 0));
         assert_eq!(tree.announce(pid).unwrap(), Announced::Gone);
+    }
+
+    #[test]
+    fn environments_are_those_that_processes_were_started_with() {
+        let mut cat = Command::new("cat");
+        cat.stdin(std::process::Stdio::piped()).env_clear();
+        let (mut without, mut with) = (cat.spawn().unwrap(), cat.env("A", "b").spawn().unwrap());
+        assert_eq!(environment_of(Pid::from_child(&without)), Some(Vec::new()));
+        assert_eq!(environment_of(Pid::from_child(&with)), Some(b"A=b\0".to_vec()));
+        without.kill().unwrap();
+        let with_pid = Pid::from_child(&with);
+        with.kill().unwrap();
+        without.wait().unwrap();
+        with.wait().unwrap();
+        assert_eq!(environment_of(with_pid), Some(Vec::new()), "it has ended");
     }
 
     #[test]
