@@ -28,6 +28,7 @@ use crate::device::{
 };
 use crate::sync::Ordering;
 use crate::tier::clock::now_ns;
+use crate::tier::ledger::Failed;
 
 /// Threads that clean: while the batch of one is at the backing, the other copies the next one.
 pub(super) const CLEANERS: u32 = 2;
@@ -156,7 +157,11 @@ impl Core {
         self.apart_from_flushes(|| self.try_to_clean(pages, scratch))
     }
 
-    fn try_to_clean(&self, mut pages: Vec<Found>, scratch: &mut Scratch) -> Result<usize> {
+    fn try_to_clean(
+        &self,
+        mut pages: Vec<Found>,
+        scratch: &mut Scratch,
+    ) -> std::result::Result<usize, Failed> {
         pages.sort_unstable_by_key(|found| found.page);
         let _passages = self.begin_passages(&mut pages);
         let (runs, damage) = self.load(&mut pages, scratch)?;
@@ -165,7 +170,7 @@ impl Core {
             self.counters.add(Counter::CoreWrites, pages.len() as u64);
             self.conclude_clean(&pages)?;
         }
-        damage.map_or(Ok(pages.len()), Err)
+        damage.map_or(Ok(pages.len()), |damage| Err(Failed::Own(damage)))
     }
 
     /// Begins writes to the buckets of `pages`, and drops pages whose buckets are busy.
@@ -191,8 +196,8 @@ impl Core {
         &self,
         pages: &mut Vec<Found>,
         scratch: &mut Scratch,
-    ) -> Result<(Vec<Run>, Option<DeviceError>)> {
-        self.read_bases(pages, &mut scratch.bases)?;
+    ) -> std::result::Result<(Vec<Run>, Option<DeviceError>), Failed> {
+        self.read_bases(pages, &mut scratch.bases).map_err(Failed::Below)?;
         scratch.data.resize(pages.len() * PAGE, 0);
         let mut bases = scratch.bases.chunks(PAGE);
         let (mut runs, mut filled): (Vec<Run>, usize) = (Vec::new(), 0);
@@ -271,10 +276,15 @@ impl Core {
     }
 
     /// Writes `runs`, of `pages` pages, and flushes the backing, in turn with other batches.
-    fn write_batch(&self, runs: &[Run], data: &[u8], pages: usize) -> Result<()> {
+    fn write_batch(
+        &self,
+        runs: &[Run],
+        data: &[u8],
+        pages: usize,
+    ) -> std::result::Result<(), Failed> {
         let _turn = self.lock_turn();
         let began_ns = now_ns();
-        self.write_runs(runs, data)?;
+        self.write_runs(runs, data).map_err(Failed::Below)?;
         self.flush_backing()?;
         self.cleaners.batch.lock().see(pages, now_ns().saturating_sub(began_ns));
         Ok(())

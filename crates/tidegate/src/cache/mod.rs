@@ -10,7 +10,8 @@
 //! 4. A page is clean only if the backing has flushed its bytes.
 //! 5. The only durable copy of a write is never given up before another one is durable.
 //! 6. A backing that fails loses nothing: dirty pages stay, and are written again. A flush fails
-//!    only where the backing may have lost writes that went around the cache.
+//!    only where the backing may have lost writes that went around the cache, or the pool itself
+//!    failed.
 //!
 //! Which thread may do what with a page:
 //! - its lock (`locks`) is held while its place in the index changes; a reader without the lock
@@ -115,7 +116,7 @@ use crate::pmem::Region;
 use crate::stats::{RequestKind, Requests};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::tier::background::{Waker, Work, Workers};
-use crate::tier::ledger::Ledger;
+use crate::tier::ledger::{Failed, Ledger};
 use crate::tier::set_locks::{SetLock, SetLocks};
 use crate::tier::version_locks::{VersionGuard, VersionLocks};
 use admission::Admission;
@@ -398,13 +399,14 @@ impl Core {
     }
 
     /// Flushes the backing. What was written through to it before is clean then.
-    fn flush_backing(&self) -> Result<()> {
+    fn flush_backing(&self) -> std::result::Result<(), Failed> {
         let written = std::mem::take(&mut *self.written.lock());
         let epoch = self.traffic.flush_begins();
         // Pages whose flush failed stay dirty, and are cleaned like all others.
-        self.backing.flush().inspect_err(|_| self.traffic.flush_failed())?;
+        let flushed = self.backing.flush().inspect_err(|_| self.traffic.flush_failed());
+        flushed.map_err(Failed::Below)?;
         self.traffic.flush_succeeded(epoch);
-        self.conclude_clean(&written)
+        Ok(self.conclude_clean(&written)?)
     }
 
     /// Flushes the backing, outside of a client's flush.
@@ -412,18 +414,17 @@ impl Core {
         self.apart_from_flushes(|| self.flush_backing())
     }
 
-    /// Does `work` with the backing outside of a client's flush. Where it fails, and acknowledged
-    /// writes went around the cache that the backing had not flushed when it began, the client's
-    /// next flush fails too: a backing may tell only once that it lost them. All others are durable
-    /// in the pool, so no flush has to fail for them.
-    fn apart_from_flushes<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// Does `work` with the backing outside of a client's flush. Where the backing fails, and
+    /// acknowledged writes went around the cache that it had not flushed when the work began, the
+    /// client's next flush fails too: a backing may tell only once that it lost them. All others
+    /// are durable in the pool. Where the pool fails, the next flush does in any case.
+    fn apart_from_flushes<T>(
+        &self,
+        work: impl FnOnce() -> std::result::Result<T, Failed>,
+    ) -> Result<T> {
         let flushed = self.traffic.flushed();
-        work().inspect_err(|error| {
-            if self.traffic.has_bypassed_since(flushed) {
-                self.ledger.record(None, error);
-            } else {
-                self.ledger.note(error);
-            }
+        work().map_err(|failed| {
+            self.ledger.write_back_failed(failed, self.traffic.has_bypassed_since(flushed))
         })
     }
 
@@ -512,7 +513,7 @@ impl BlockDevice for CacheDevice {
 
     /// Commits the writes before it, with atomic flush. Passes the flush on where writes reached
     /// the backing that it has not flushed, and fails where the backing told meanwhile that it may
-    /// have lost such writes.
+    /// have lost such writes, or a dirty page was found damaged.
     fn flush(&self) -> Result<()> {
         drop(self.core.requests.begin(RequestKind::Flush, 0));
         self.core.commit_groups()?;

@@ -23,7 +23,7 @@
 //! - a flush fails where the backing lost what was acknowledged: the first one after the loss,
 //!   whichever request or background work the backing told of it;
 //! - in `wb` and `wo` a flush succeeds, once one did and since then no other mode was set: all that
-//!   was acknowledged is durable in the pool;
+//!   was acknowledged is durable in the pool. Damage of the pool itself is told;
 //! - no request that was started waits for longer than the backing.
 //!
 //! When it is back, with the content that it had or flushed, all is as before: reads succeed,
@@ -1333,6 +1333,7 @@ fn pages_whose_memory_failed_hold_up_no_others() {
     failing.take(&write(0));
     failing.take(&MemoryStep::Request(Step::Clean));
     failing.take(&write(2));
+    failing.scene.device.flush().expect("all is durable");
     for page in [0, 2] {
         let slot = failing.scene.device.core.find(page).unwrap().slot;
         failing.take(&MemoryStep::FailData { slot });
@@ -1346,6 +1347,8 @@ fn pages_whose_memory_failed_hold_up_no_others() {
     assert!(error.contains("its memory failed"), "{error}");
     let is_dirty = |page| scene.device.core.find(page).is_some_and(|found| found.dirty);
     assert_eq!([0, 1, 2, 3].map(is_dirty), [false, false, true, false]);
+    let told = scene.device.flush().expect_err("what was acknowledged is lost").to_string();
+    assert!(told.contains("its memory failed"), "{told}");
     failing.repair();
     failing.scene.finish();
 }

@@ -335,9 +335,7 @@ impl LogPool {
     /// # Errors
     /// [`PmemError`].
     pub fn session(&self) -> std::result::Result<Option<[u8; 16]>, PmemError> {
-        let [first, second] = self.session_copies()?;
-        let whole = [first, second].into_iter().find(is_whole_session);
-        Ok(whole.map(|bytes| bytes.boot_id).filter(|boot_id| *boot_id != CLOSED))
+        Ok(self.whole_session()?.filter(|boot_id| *boot_id != CLOSED))
     }
 
     /// The log was closed: the files have all of it, and a record that is lost changes nothing.
@@ -345,8 +343,13 @@ impl LogPool {
     /// # Errors
     /// [`PmemError`].
     pub(super) fn is_closed(&self) -> std::result::Result<bool, PmemError> {
+        Ok(self.whole_session()? == Some(CLOSED))
+    }
+
+    /// The boot id of the first copy of the session that is whole.
+    fn whole_session(&self) -> std::result::Result<Option<[u8; 16]>, PmemError> {
         let whole = self.session_copies()?.into_iter().find(is_whole_session);
-        Ok(whole.is_some_and(|bytes| bytes.boot_id == CLOSED))
+        Ok(whole.map(|bytes| bytes.boot_id))
     }
 
     /// Notes the boot in which the log is written, [`NO_BOOT`] or [`CLOSED`].

@@ -1,12 +1,35 @@
 //! Failed write-backs that no request waited for, kept until a flush or FUA reports them (P5).
 //!
 //! The ledger only remembers what to report. The data is safe because the tier keeps it, dirty, and
-//! tries the write-back again. Where the tier keeps it durably too, no flush has to fail.
+//! tries the write-back again. Where the tier keeps it durably too, and only the device below
+//! failed, no flush has to fail ([`write_back_failed`](Ledger::write_back_failed)).
 
 use parking_lot::Mutex;
 
 use crate::device::{DeviceError, DeviceErrorKind, Result};
 use crate::sync::{AtomicU64, Ordering};
+
+/// Why a write-back failed.
+#[derive(Debug)]
+pub(crate) enum Failed {
+    /// The device below did: the tier has everything that it had.
+    Below(DeviceError),
+    /// The tier's own memory did, or its data is damaged: what was acknowledged may be lost.
+    Own(DeviceError),
+}
+
+impl From<DeviceError> for Failed {
+    fn from(error: DeviceError) -> Self {
+        Self::Own(error)
+    }
+}
+
+impl From<Failed> for DeviceError {
+    fn from(failed: Failed) -> Self {
+        let (Failed::Below(error) | Failed::Own(error)) = failed;
+        error
+    }
+}
 
 /// The failed write-backs of one tier.
 pub(crate) struct Ledger {
@@ -57,9 +80,25 @@ impl Ledger {
         self.failures.fetch_add(1, Ordering::Release);
     }
 
-    /// A write-back failed with `error`, and all that was acknowledged is durable all the same. It
-    /// is counted, and named by requests that it blocks; no flush reports it.
-    pub(crate) fn note(&self, error: &DeviceError) {
+    /// A write-back failed, of a tier that keeps durably what it acknowledges. The next flush
+    /// reports it, unless the device below failed and what it may have lost, `is_at_risk`, was not
+    /// acknowledged.
+    pub(crate) fn write_back_failed(&self, failed: Failed, is_at_risk: bool) -> DeviceError {
+        match failed {
+            Failed::Below(error) if !is_at_risk => {
+                self.note(&error);
+                error
+            }
+            Failed::Below(error) | Failed::Own(error) => {
+                self.record(None, &error);
+                error
+            }
+        }
+    }
+
+    /// A write-back failed with `error`, which is counted, and named by requests that it blocks; no
+    /// flush reports it.
+    fn note(&self, error: &DeviceError) {
         let failure = Failure { lba: None, kind: error.kind(), message: error.with_causes() };
         self.entries.lock().last = Some(failure);
         self.failures.fetch_add(1, Ordering::Release);
@@ -126,12 +165,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_only_noted_is_counted_and_not_reported() {
+    fn what_leaves_nothing_at_risk_is_counted_and_not_reported() {
         let ledger = Ledger::new("the cache");
-        ledger.note(&DeviceError::new(DeviceErrorKind::Io, "gone"));
+        let gone = || DeviceError::new(DeviceErrorKind::Io, "gone");
+        ledger.write_back_failed(Failed::Below(gone()), false);
         assert!(ledger.report().is_ok());
         assert_eq!(ledger.failures(), 1);
         assert!(ledger.blocked("the cache is full").to_string().contains("(last failure: gone)"));
+        for (failed, is_at_risk) in [(Failed::Below(gone()), true), (Failed::Own(gone()), false)] {
+            ledger.write_back_failed(failed, is_at_risk);
+            ledger.report().unwrap_err();
+        }
     }
 
     #[test]

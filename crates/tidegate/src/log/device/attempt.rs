@@ -37,7 +37,7 @@ impl Core {
         let done = match operation {
             Operation::Read { offset, buf } => self.attempt_read(*offset, buf, context),
             Operation::Write { offset, data, .. } => self.attempt_write(*offset, data),
-            Operation::Flush => Ok(true),
+            Operation::Flush => self.ledger.report().map(|()| true),
             Operation::Discard { offset, len } | Operation::WriteZeroes { offset, len, .. } => {
                 self.attempt_zeroes(*offset, *len)
             }

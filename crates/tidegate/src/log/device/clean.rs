@@ -18,6 +18,7 @@ use crate::device::{
     DeviceError, DeviceErrorKind, Operation, Request, Result, WriteFlags, ZeroFlags,
 };
 use crate::sync::Ordering;
+use crate::tier::ledger::Failed;
 
 /// Most bytes of one request to the backing.
 const REQUEST_BYTES_MAX: u64 = 1 << 20;
@@ -62,14 +63,11 @@ impl Core {
 
     /// Destages the oldest batch. False: there is none that is finished.
     pub(super) fn clean(&self, scratch: &mut Scratch) -> Result<bool> {
-        let result = self.try_to_clean(scratch);
-        if let Err(error) = &result {
-            self.ledger.note(error);
-        }
-        result
+        // Nothing goes around the log: what the backing loses is in it.
+        self.try_to_clean(scratch).map_err(|failed| self.ledger.write_back_failed(failed, false))
     }
 
-    fn try_to_clean(&self, scratch: &mut Scratch) -> Result<bool> {
+    fn try_to_clean(&self, scratch: &mut Scratch) -> std::result::Result<bool, Failed> {
         let start = self.log.tail();
         let end = self.collect(start, self.log.safe_position(), scratch)?;
         if end == start {
@@ -78,7 +76,7 @@ impl Core {
         self.destage(scratch)?;
         let end = if self.defined_at() < end { self.define_again(end) } else { end };
         if end == start {
-            return Err(append_failed(super::AppendError::Full));
+            return Err(append_failed(super::AppendError::Full).into());
         }
         self.retire(end, scratch)?;
         Ok(true)
@@ -146,7 +144,7 @@ impl Core {
     }
 
     /// Writes the batch to the backing, durably.
-    fn destage(&self, scratch: &mut Scratch) -> Result<()> {
+    fn destage(&self, scratch: &mut Scratch) -> std::result::Result<(), Failed> {
         let Scratch { blocks, zeroes, data, .. } = scratch;
         if blocks.is_empty() && zeroes.is_empty() {
             return Ok(());
@@ -158,15 +156,15 @@ impl Core {
             let (offset, len) = (range.start * block, (range.end - range.start) * block);
             Request::new(Operation::WriteZeroes { offset, len, flags })
         };
-        self.submit(zeroes.iter().map(zero).collect())?;
+        self.submit(zeroes.iter().map(zero).collect()).map_err(Failed::Below)?;
         blocks.sort_unstable();
         let runs = self.load(blocks, data)?;
         let write = |run: &Run| {
             let (offset, flags) = (run.first * block, WriteFlags::default());
             Request::new(Operation::Write { offset, data: &data[run.bytes.clone()], flags })
         };
-        self.submit(runs.iter().map(write).collect())?;
-        self.backing.flush()?;
+        self.submit(runs.iter().map(write).collect()).map_err(Failed::Below)?;
+        self.backing.flush().map_err(Failed::Below)?;
         self.log.stats().add(Counter::CleanerSyncs, 1);
         Ok(())
     }

@@ -427,10 +427,11 @@ impl BlockDevice for LogDevice {
         self.core.write(offset, data)
     }
 
-    /// Does nothing: every acknowledged write is durable in the log, whatever the backing does.
+    /// Every acknowledged write is durable in the log, whatever the backing does. Fails where the
+    /// log itself failed since the last flush.
     fn flush(&self) -> Result<()> {
         drop(self.core.requests.begin(RequestKind::Flush, 0));
-        Ok(())
+        self.core.ledger.report()
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {

@@ -11,7 +11,7 @@ use crate::device::conformance::{self, Model, Promises};
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
 use crate::device::{IoBuffer, Op, OwnedOperation};
-use crate::pmem::{Counters, Region};
+use crate::pmem::{Counters, Region, RegionOptions};
 use crate::tier::Tier;
 
 const POOL_BYTES: u64 = 1 << 20;
@@ -182,6 +182,25 @@ fn a_backing_that_fails_loses_nothing_and_is_tried_again() {
             assert_eq!([7, 60, 1000].map(|lba| read(below.as_ref(), lba)), [1, 2, 3]);
         }
     }
+}
+
+/// What the log itself cannot read any more is no failure of the backing.
+#[test]
+fn a_log_whose_memory_failed_is_reported_by_the_next_flush() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("pool");
+    std::fs::File::create(&path).unwrap().set_len(POOL_BYTES).unwrap();
+    let region = Arc::new(Region::open(&path, &RegionOptions::default()).unwrap());
+    create(&region, &LogOptions::default()).unwrap();
+    let device = try_open(&region, &backing(), 1, without_thread()).unwrap();
+    (0..50).for_each(|lba| write(&device, lba, 1).unwrap());
+    device.flush().unwrap();
+    // Most of the records.
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(POOL_BYTES / 16).unwrap();
+    device.drain().unwrap_err();
+    device.flush().expect_err("what was acknowledged is lost");
+    device.flush().expect("it is told once");
 }
 
 #[test]
