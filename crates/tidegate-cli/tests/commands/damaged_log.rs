@@ -219,8 +219,10 @@ fn a_damaged_write_of_a_file_is_named_and_the_file_is_left_alone() {
     // The last one of its file: no record of that file follows, but one of another.
     spoil(&pool, found[1].data_position(), b"#");
     drop(pool);
+    // Not the undamaged write before it: the file is in the log whole, or not at all.
     let expected = format!(
-        "one: the record at position {} of the log, 3 bytes at offset 5",
+        "one: the record at position {} of the log, 3 bytes at offset 5, was acknowledged and is damaged; \
+         what is left without it is the file as its disk has it",
         found[1].position
     );
     let said = failure("check", &files.path("pool"), &[]);
@@ -239,8 +241,10 @@ fn writes_of_files_that_are_gone_are_missed() {
     let found = writes(&pool);
     spoil(&pool, found[0].position, &[9; 128]);
     drop(pool);
-    let expected =
-        format!("128 bytes of the log from position {} on were acknowledged", found[0].position);
+    let expected = format!(
+        "128 bytes of the log from position {} on were acknowledged and are lost, and of which files they told",
+        found[0].position
+    );
     for name in ["check", "recover"] {
         let said = failure(name, &files.path("pool"), &[]);
         assert!(said.contains(&expected), "{said}");

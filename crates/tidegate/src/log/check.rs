@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 use super::layout::PATH_BYTES_MAX;
 use super::names::{HEAD_BYTES_MAX, Make, NameRecord};
 use super::record::{Definition, FileHandle, Header, RecordKind};
+use super::recover::Failure;
 use super::{Damage, DeviceLoss, LogError, LogPool, Scanner};
 use crate::size::Size;
 
@@ -175,14 +176,21 @@ impl Look<'_> {
         if !torn.is_empty() {
             self.look_around(&mut torn)?;
         }
+        let is_of_device = self.is_of_device;
         for lost in scanner.missing() {
-            let loss = DeviceLoss::Bytes { position: lost.start, bytes: lost.end - lost.start };
-            self.fault(|| loss.to_string());
+            let (position, bytes) = (lost.start, lost.end - lost.start);
+            self.fault(|| {
+                if is_of_device {
+                    DeviceLoss::Bytes { position, bytes }.to_string()
+                } else {
+                    Failure::Missing { position, bytes }.to_string()
+                }
+            });
         }
         for torn in torn {
             let is_off = !torn.was_acknowledged && self.pool.is_one_bit_off(&torn.header)?;
             if torn.was_acknowledged {
-                self.fault(|| torn.describe());
+                self.fault(|| torn.describe(is_of_device));
             } else if is_off && !torn.is_over {
                 let damage = Damage::of(&torn.header);
                 self.fault(|| {
@@ -269,10 +277,13 @@ impl Torn {
         }
     }
 
-    fn describe(&self) -> String {
+    /// As recovery says it.
+    fn describe(&self, is_of_device: bool) -> String {
         let damage = Damage::of(&self.header);
-        let loss = DeviceLoss::Record { damage, older: self.older };
-        let Some(path) = &self.path else { return loss.to_string() };
-        format!("{}: {loss}", String::from_utf8_lossy(path))
+        if is_of_device {
+            return DeviceLoss::Record { damage, older: self.older }.to_string();
+        }
+        let path = self.path.as_ref().map_or("a file".into(), |it| String::from_utf8_lossy(it));
+        Failure::Damaged { path: path.into_owned(), damage }.to_string()
     }
 }
