@@ -442,8 +442,8 @@ pub(crate) struct ConfigFileArgs {
   tidegate run --pool /mnt/pmem/app.pool --size 4G -- postgres -D /srv/db
   tidegate run --volatile -- make test
 
-A sync (fsync, fdatasync, O_SYNC, O_DSYNC) of the program or of a process that it starts costs an \
-append to the log instead of a wait for the disk. After a power cut and recovery files are as that \
+A sync (fsync, fdatasync) of the program or of a process that it starts costs an append to the log \
+instead of a wait for the disk. After a power cut and recovery files are as that \
 program could have left them without Tidegate, with each of its syncs really made. Files stay \
 ordinary files on the disk they are on.
 

@@ -266,6 +266,37 @@ fn the_exit_status_is_the_program_s() {
     assert!(stderr.contains("pool") && stderr.contains("8M, tmpfs; power cut: "), "{stderr}");
 }
 
+/// `tidegate run` with these options on a machine without persistent memory, whose `/dev/shm` has
+/// nothing in it.
+fn run_without_persistent_memory(options: &str) -> Output {
+    support::preload_library();
+    let script = format!(
+        "set -e
+for mount in $(awk '$4 ~ /(^|,)dax/ {{ print $2 }}' /proc/mounts); do umount -l $mount; done
+mount -t tmpfs none /dev/shm
+exec {} run {options}",
+        env!("CARGO_BIN_EXE_tidegate")
+    );
+    let mut command = support::tool("unshare", "util-linux");
+    command.args(["--mount", "--propagation=private", "sh", "-c", &script]).output().unwrap()
+}
+
+/// With a power cut programs would lose what they synced: nobody gets that without having asked for
+/// it.
+#[test]
+fn a_pool_in_ordinary_memory_has_to_be_asked_for() {
+    let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let refused = run_without_persistent_memory("-- echo out");
+    assert_eq!((refused.status.code(), &refused.stdout[..]), (Some(1), &b""[..]));
+    let told = said(&refused);
+    assert!(told.contains("no persistent memory"), "{told}");
+    assert!(told.contains("--pool") && told.contains("--volatile"), "{told}");
+    let taken = run_without_persistent_memory("--volatile --size=8M -- echo out");
+    let told = said(&taken);
+    assert_eq!((taken.status.code(), &taken.stdout[..]), (Some(0), &b"out\n"[..]), "{told}");
+    assert!(told.contains("/dev/shm/") && told.contains("the whole pool is lost (tmpfs)"), "{told}");
+}
+
 #[test]
 fn a_signal_for_the_launcher_reaches_the_program() {
     let (_dir, pool) = place();

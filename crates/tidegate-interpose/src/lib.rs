@@ -1,9 +1,12 @@
-//! The functions that the hooks of a preloaded library stand in front of: the next definitions in
-//! the order that the dynamic linker searches.
+//! What libraries that are preloaded into programs have in common.
 //!
-//! A library looks all of its [`Next`] functions up when it is loaded, since looking up takes the
-//! dynamic linker's lock and may allocate.
+//! [`Next`] functions are those that the hooks of a library stand in front of: the next definitions
+//! in the order that the dynamic linker searches. A library looks all of them up when it is loaded,
+//! since looking up takes the dynamic linker's lock and may allocate. [`image`] tells which
+//! programs such a library can watch.
 #![allow(unsafe_code)] // the dynamic linker's answers become functions
+
+pub mod image;
 
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;

@@ -16,8 +16,12 @@ extern "C" fn loaded() {
     next::resolve();
     // SAFETY: a function that lives as long as the process.
     unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    if let Some(cause) = exec::own_cause() {
+        process::refuse_log(cause);
+        return suspend();
+    }
     let Some(attached) = process::attach().filter(|_| descriptors::make().is_ok()) else {
-        process::refuse_log();
+        process::refuse_log("rights");
         return suspend();
     };
     exec::remember();
@@ -30,7 +34,7 @@ extern "C" fn loaded() {
 
 /// Has the supervisor suspend logging for this process, which has given the log up.
 fn suspend() {
-    supervisor::suspend(process::number(), Some(process::cause()));
+    supervisor::suspend(process::number(), Some(process::cause()), c"");
 }
 
 /// In the child: it is another process to the supervisor.

@@ -19,7 +19,7 @@
 #![allow(unsafe_code)] // what is leaked at load time
 
 use std::cell::Cell;
-use std::ffi::OsStr;
+use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::ptr;
@@ -42,12 +42,37 @@ const COVER_AGE_NS: u64 = 1_000_000_000;
 /// What this process knows of itself once it is attached.
 pub(crate) struct Attached {
     log: Log,
+    /// Where it was found.
+    found_at: [Place; 2],
     filter: Filter,
     trust: &'static [u8],
     cover_after: u32,
     cover_age_ns: u64,
     every_write: bool,
     includes_tmpfs: bool,
+}
+
+/// A file's path, and which file is there.
+struct Place {
+    path: CString,
+    file: Option<(u64, u64)>,
+}
+
+impl Place {
+    fn new(path: &OsStr) -> Self {
+        let path = CString::new(path.as_bytes()).unwrap_or_default();
+        Self { file: file_at(&path), path }
+    }
+
+    /// The same file is there.
+    fn is_unchanged(&self) -> bool {
+        self.file.is_some() && self.file == file_at(&self.path)
+    }
+}
+
+/// Device and inode of the file at a path.
+fn file_at(path: &CStr) -> Option<(u64, u64)> {
+    rustix::fs::stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 static ATTACHED: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
@@ -76,6 +101,11 @@ thread_local! {
 #[inline]
 pub(crate) fn log() -> Option<&'static Log> {
     attached().map(|attached| &attached.log)
+}
+
+/// A program that this process starts will find the log where this process has found it.
+pub(crate) fn can_find_log() -> bool {
+    attached().is_some_and(|attached| attached.found_at.iter().all(Place::is_unchanged))
 }
 
 /// Which paths are for the log.
@@ -196,6 +226,7 @@ pub(crate) fn attach() -> Option<Attached> {
     let covers_all = cover_after.is_some() || every_write;
     Some(Attached {
         log,
+        found_at: [Place::new(&pool), Place::new(&control)],
         cover_after: cover_after.unwrap_or(COVER_AFTER),
         cover_age_ns: if covers_all { 0 } else { COVER_AGE_NS },
         every_write,
@@ -210,8 +241,10 @@ pub(crate) fn use_log(attached: Attached) {
     ATTACHED.store(Box::into_raw(Box::new(attached)), Ordering::Release);
 }
 
-/// This process cannot use the log, and writes what others have in it: as one that has given it up.
-pub(crate) fn refuse_log() {
+/// This process cannot use the log, and writes what others have in it: as one that has given it up,
+/// for this cause in the supervisor's words.
+pub(crate) fn refuse_log(cause: &'static str) {
+    let _ = CAUSE.set(cause);
     GIVEN_UP.store(true, Ordering::SeqCst);
 }
 

@@ -27,7 +27,7 @@ pub(crate) fn give_up_for(cause: &'static str) {
     if process::log().is_none() {
         return;
     }
-    supervisor::suspend(process::number(), Some(cause));
+    supervisor::suspend(process::number(), Some(cause), c"");
     if !process::in_vfork_child() {
         process::give_up(cause);
     }

@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 use crate::{path, process, raw};
 
 /// Bytes of the longest message that is sent, and of what is looked at of an answer.
-const MESSAGE_BYTES: usize = 96;
+const MESSAGE_BYTES: usize = 128;
 /// How long files leave the log where no supervisor does it.
 const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -27,21 +27,17 @@ struct Message {
 }
 
 impl Message {
-    fn about(request: &str, process: u32, cause: Option<&str>) -> Self {
+    /// A request about a process, or about none. What is `None`, or empty, is left out.
+    fn new(request: &str, process: Option<u32>, cause: Option<&str>, program: &str) -> Self {
         let mut message = Self { bytes: [0; MESSAGE_BYTES], len: 0 };
         // It fits: the longest of each have less than that.
-        let _ = write!(message, "{{\"request\":\"{request}\",\"process\":{process}");
+        let _ = write!(message, "{{\"request\":\"{request}\"");
+        if let Some(process) = process {
+            let _ = write!(message, ",\"process\":{process}");
+        }
         if let Some(cause) = cause {
             let _ = write!(message, ",\"cause\":\"{cause}\"");
         }
-        let _ = message.write_str("}");
-        message
-    }
-
-    fn of_plain(cause: &str, program: &str) -> Self {
-        let mut message = Self { bytes: [0; MESSAGE_BYTES], len: 0 };
-        // It fits, as above.
-        let _ = write!(message, "{{\"request\":\"plain\",\"cause\":\"{cause}\"");
         if !program.is_empty() {
             let _ = write!(message, ",\"program\":\"{program}\"");
         }
@@ -90,17 +86,21 @@ pub(crate) fn tell_plain(cause: &str) {
     let len = file.ok().and_then(|file| raw::read(file.number(), &mut name).ok()).unwrap_or(0);
     // A line.
     let comm = name.get_mut(..len.saturating_sub(1)).unwrap_or_default();
-    tell(&Message::of_plain(cause, shown(comm)));
+    tell(&Message::new("plain", None, Some(cause), shown(comm)));
 }
 
 /// Tells, as [`tell_plain`] does, that a program starts that is not watched since the user trusts
 /// it.
 pub(crate) fn tell_trusted(program: &CStr) {
+    tell(&Message::new("plain", None, Some("trusted"), name_of(program, &mut [0; NAME_BYTES])));
+}
+
+/// The name of a program's file, cut as the kernel cuts it.
+fn name_of<'n>(program: &CStr, name: &'n mut [u8; NAME_BYTES]) -> &'n str {
     let file = program.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    let mut name = [0; NAME_BYTES - 1];
-    let len = file.len().min(name.len());
+    let len = file.len().min(NAME_BYTES - 1);
     name[..len].copy_from_slice(&file[..len]);
-    tell(&Message::of_plain("trusted", shown(&mut name[..len])));
+    shown(&mut name[..len])
 }
 
 fn tell(message: &Message) {
@@ -123,14 +123,17 @@ fn shown(name: &mut [u8]) -> &str {
 }
 
 /// Has all files leave the log, and none come back until `process` and what it starts have ended.
-/// Returns when that is so. The cause is one that the supervisor tells the user of.
-pub(crate) fn suspend(process: u32, cause: Option<&str>) {
-    if ask(&Message::about("suspend", process, cause), b"\"suspended\"") {
+/// Returns when that is so. The cause is one that the supervisor tells the user of, with the name
+/// of the program, or that of the process where the path of the program is empty.
+pub(crate) fn suspend(process: u32, cause: Option<&str>, program: &CStr) {
+    let mut name = [0; NAME_BYTES];
+    let message = Message::new("suspend", Some(process), cause, name_of(program, &mut name));
+    if ask(&message, b"\"suspended\"") {
         return;
     }
-    // Nobody takes this back.
+    // The supervisor cannot be reached, and so cannot take this back.
     if let Some(log) = process::log() {
-        log.suspend();
+        log.suspend_for_good();
         log.checkpoint(CHECKPOINT_TIMEOUT);
     }
 }
@@ -138,7 +141,7 @@ pub(crate) fn suspend(process: u32, cause: Option<&str>) {
 /// Takes back one [`suspend`] of `process`.
 pub(crate) fn resume(process: u32) {
     // Without an answer files stay plain.
-    ask(&Message::about("resume", process, None), b"\"resumed\"");
+    ask(&Message::new("resume", Some(process), None, ""), b"\"resumed\"");
 }
 
 /// Sends a message and waits for the answer: whether it has `wanted` in it.
@@ -166,16 +169,22 @@ mod tests {
 
     #[test]
     fn the_longest_message_fits() {
-        let message = Message::about("suspend", u32::MAX, Some("privileged_program"));
+        let name = "123456789012345";
+        let message = Message::new("suspend", Some(u32::MAX), Some("privileged_program"), name);
         let expected = format!(
-            "{{\"request\":\"suspend\",\"process\":{},\"cause\":\"privileged_program\"}}",
+            "{{\"request\":\"suspend\",\"process\":{},\"cause\":\"privileged_program\",\"program\":\"{name}\"}}",
             u32::MAX
         );
         assert_eq!(message.as_bytes(), expected.as_bytes());
-        let message = Message::of_plain("synchronous", "123456789012345");
-        let expected =
-            "{\"request\":\"plain\",\"cause\":\"synchronous\",\"program\":\"123456789012345\"}";
-        assert_eq!(message.as_bytes(), expected.as_bytes());
+        let message = Message::new("plain", None, Some("synchronous"), "");
+        assert_eq!(message.as_bytes(), b"{\"request\":\"plain\",\"cause\":\"synchronous\"}");
+    }
+
+    #[test]
+    fn a_program_is_named_by_its_file() {
+        let name = |path| name_of(path, &mut [0; NAME_BYTES]).to_owned();
+        assert_eq!(name(c"/usr/bin/a-name-of-18-bytes"), "a-name-of-18-by");
+        assert_eq!([name(c"./x"), name(c"x"), name(c"")], ["x", "x", ""]);
     }
 
     #[test]

@@ -14,8 +14,8 @@ pub enum Cause {
     OtherLibc,
     /// The program is made for another kind of machine.
     OtherMachine,
-    /// The program has system call instructions outside of the C library.
-    SystemCalls,
+    /// The program starts where the log's memory is not to be found.
+    HiddenLog,
     /// The program gains rights when it starts, or may not be read.
     PrivilegedProgram,
     /// The user says that the program changes no file that is synced.
@@ -50,7 +50,7 @@ impl Cause {
             Self::GoProgram => "is a Go program, which makes its system calls itself",
             Self::OtherLibc => "uses another C library than glibc",
             Self::OtherMachine => "is made for another kind of machine than tidegate itself",
-            Self::SystemCalls => "makes system calls outside of the C library",
+            Self::HiddenLog => "starts where it does not find the pool, or what /dev/shm had of it",
             Self::PrivilegedProgram => {
                 "gains privileges when it starts (set-user-ID and the like), or may not be read"
             }

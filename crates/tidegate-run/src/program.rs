@@ -4,22 +4,20 @@
 //! can watch. Nothing but the first bytes, headers and attributes of files is looked at; any bytes
 //! are only ever an answer.
 //!
-//! Map: [`Program::find`] (search and judge) · [`elf`] (what the headers say).
-
-mod elf;
+//! Map: [`Program::find`] (search and judge) · [`tidegate_interpose::image`] (what headers say).
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, StatVfsMountFlags};
 use rustix::io::Errno;
 use tidegate::glob::matches_any;
+use tidegate_interpose::image::{self, HEAD_BYTES, Image};
 
-use self::elf::Linking;
 use super::cause::Cause;
 
 /// Interpreters of interpreters that the kernel follows.
@@ -155,32 +153,36 @@ fn judge(path: &Path) -> Result<Verdict> {
         }
         opened => opened.map_err(os(path))?,
     };
-    let mut start = Vec::new();
-    file.by_ref().take(256).read_to_end(&mut start).map_err(os(path))?;
-    if let Some(interpreter) = interpreter(&start) {
-        return Ok(Verdict::Interpreted(interpreter));
-    }
-    if !start.starts_with(elf::MAGIC) {
-        return Ok(Verdict::Text);
-    }
-    if gains_privilege(&file).map_err(os(path))? {
-        return Ok(Verdict::Runs(Some(Cause::PrivilegedProgram)));
-    }
-    Ok(Verdict::Runs(match elf::linking(&file).map_err(os(path))? {
-        Linking::Dynamic => None,
-        Linking::Static => Some(Cause::StaticProgram),
-        Linking::Go => Some(Cause::GoProgram),
-        Linking::OtherLibc => Some(Cause::OtherLibc),
-        Linking::OtherMachine => Some(Cause::OtherMachine),
-    }))
+    let mut head = Vec::new();
+    file.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head).map_err(os(path))?;
+    let image = image::classify(&head, |at, out| read_at(&file, at, out));
+    let cause = match image {
+        Image::Script(at) => {
+            let interpreter = head.get(at).unwrap_or_default();
+            return Ok(Verdict::Interpreted(Path::new(OsStr::from_bytes(interpreter)).into()));
+        }
+        Image::Text => return Ok(Verdict::Text),
+        Image::Malformed => {
+            let kind = std::io::ErrorKind::InvalidData;
+            return Err(os(path)(std::io::Error::new(kind, "its headers are malformed")));
+        }
+        Image::Dynamic => None,
+        Image::Static => Some(Cause::StaticProgram),
+        Image::Go => Some(Cause::GoProgram),
+        Image::OtherLibc => Some(Cause::OtherLibc),
+        Image::OtherMachine => Some(Cause::OtherMachine),
+    };
+    let is_privileged = gains_privilege(&file).map_err(os(path))?;
+    Ok(Verdict::Runs(if is_privileged { Some(Cause::PrivilegedProgram) } else { cause }))
 }
 
-/// The program that the first line of a script names.
-fn interpreter(start: &[u8]) -> Option<PathBuf> {
-    let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
-    let mut words = line.split(|byte| b" \t".contains(byte)).filter(|word| !word.is_empty());
-    let interpreter = Path::new(OsStr::from_bytes(words.next()?));
-    Some(interpreter.to_path_buf())
+/// Fills `out` from an offset; how many bytes that are.
+fn read_at(file: &File, at: u64, out: &mut [u8]) -> usize {
+    let mut len = 0;
+    while let Ok(read_bytes @ 1..) = file.read_at(&mut out[len..], at.saturating_add(len as u64)) {
+        len += read_bytes;
+    }
+    len
 }
 
 /// Executing `file` gives it rights that this process has not: the loader then ignores
@@ -279,13 +281,5 @@ mod tests {
             assert_eq!(unwatched(file, glob), Some(cause), "{} {glob}", file.display());
         }
         assert_eq!(unwatched(Path::new("/bin/sh"), "*"), None, "it is watched all the same");
-    }
-
-    #[test]
-    fn first_lines_are_read_as_the_kernel_reads_them() {
-        assert_eq!(interpreter(b"#!/bin/sh\n"), Some("/bin/sh".into()));
-        assert_eq!(interpreter(b"#! \t/usr/bin/env python3\nx"), Some("/usr/bin/env".into()));
-        assert_eq!(interpreter(b"#!"), None);
-        assert_eq!(interpreter(b"#\n!/bin/sh"), None);
     }
 }

@@ -118,17 +118,8 @@ fn help_of_run_has_its_options_and_says_what_statuses_mean() {
     says(&help, &["--stats", "CMD", "Examples:", "128 + N"]);
 }
 
-/// With a power cut programs would lose what they synced: nobody gets that without having asked for
-/// it.
 #[test]
-fn a_pool_in_ordinary_memory_has_to_be_asked_for() {
-    let output = run(["run", "--", "true"]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    // Where there is persistent memory, or no preload library, it says something else.
-    if said.contains("no persistent memory") {
-        assert_eq!(output.status.code(), Some(1));
-        assert!(said.contains("--pool") && said.contains("--volatile"), "{said}");
-    }
+fn a_pool_that_is_named_is_not_volatile_too() {
     says(&fails(2, &["run", "--volatile", "--pool", "p", "--", "true"]), &["--volatile", "--pool"]);
 }
 

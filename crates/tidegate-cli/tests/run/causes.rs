@@ -1,6 +1,8 @@
 //! What `run` says of syncs that are real: numbers by cause in the statistics, and a line on
 //! standard error for what a user can change.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use serde_json::Value;
@@ -242,6 +244,86 @@ fn a_trusted_program_that_run_starts_is_in_the_statistics() {
     let with = said(&["--trust=*/static-static"]);
     let line = "static-static is trusted to change no file that is synced, and not watched\n";
     assert!(with.contains(line) && !with.contains("linked statically"), "{with}");
+}
+
+/// Each by its own name, and not by that of the program that starts it.
+#[test]
+fn programs_of_the_tree_that_cannot_be_watched_are_named_once() {
+    let (bed, other_libc) = (Bed::new(), compiled("static", &["-Wl,--dynamic-linker=ld-other.so"]));
+    std::os::unix::fs::symlink("/lib64/ld-linux-x86-64.so.2", bed.disk().join("ld-other.so"))
+        .unwrap();
+    let privileged = bed.disk().join("privileged");
+    std::fs::copy("/bin/true", &privileged).unwrap();
+    std::os::unix::fs::chown(&privileged, Some(65534), None).unwrap();
+    std::fs::set_permissions(&privileged, Permissions::from_mode(0o4755)).unwrap();
+    let is_static = compiled("static", &["-static"]);
+    let program = format!(
+        "for path in {:?}:
+    for way in [path], ['sh', '-c', path + '; exit $?'], ['sh', '-c', 'exec ' + path]:
+        subprocess.run(way, check=True, stdout=subprocess.DEVNULL)
+",
+        [&is_static, &compiled("go", &[]), &other_libc, &privileged]
+    );
+    let said = said_by(&mut python(&bed, &[], "/usr/bin/python3", &program));
+    for line in [
+        "static-static is linked statically: its syncs are real ones; linking it dynamically changes that\n",
+        "go is a Go program, which makes its system calls itself: its syncs are real ones\n",
+        "static-Wl,--dyn uses another C library than glibc: its syncs are real ones\n",
+        "privileged gains privileges when it starts (set-user-ID and the like), or may not be read: \
+         its syncs are real ones\n",
+    ] {
+        assert_eq!(said.matches(&format!("tidegate: {line}")).count(), 1, "{line} {said}");
+    }
+    let told = said.matches("syncs are real").count();
+    assert_eq!(told, 4, "other programs are named: {said}");
+}
+
+/// A program that does not find the log writes unseen, and cannot say so.
+#[test]
+fn a_program_that_does_not_find_the_log_has_it_suspended() {
+    const PROGRAM: &str = "file = covered('file')
+c = ctypes.CDLL(None, use_errno=True)
+assert c.mount(b'none', b'/dev/shm', b'tmpfs', 0, None) == 0
+subprocess.run(['true'], check=True)
+assert c.umount(b'/dev/shm') == 0
+begin(); os.pwrite(file, b'y', 0); os.fsync(file)
+stat()";
+    let bed = Bed::new();
+    let inner = python(&bed, &[], "/usr/bin/python3", PROGRAM);
+    // Of its own: the rest of this machine keeps its /dev/shm.
+    let mut command = tool("unshare", "util-linux");
+    command.args(["--mount", "--propagation=private"]).arg(inner.get_program());
+    command.args(inner.get_args()).current_dir(bed.disk()).env("TIDEGATE_COVER_AFTER", "1");
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    let printed: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert_eq!(printed["real_syncs"]["suspended"], 1, "{printed}");
+    assert_eq!(said.matches("does not reach the pool's supervisor").count(), 1, "{said}");
+}
+
+/// The supervisor is there: logging is suspended while the program lives.
+#[test]
+fn a_program_that_starts_where_the_log_is_hidden_is_named() {
+    const PROGRAM: &str = "file = covered('file')
+control = os.environ['TIDEGATE_CONTROL']
+os.rename(control, control + '.hidden')
+begin()
+child = subprocess.Popen(['cat'], stdin=subprocess.PIPE)
+os.pwrite(file, b'y', 0); os.fsync(file)
+os.rename(control + '.hidden', control)
+child.communicate()
+answered = ask()['fsyncs_skipped']
+while ask()['fsyncs_skipped'] == answered: os.pwrite(file, b'z', 0); os.fsync(file)
+stat()";
+    let bed = Bed::new();
+    let output = python(&bed, &[], "/usr/bin/python3", PROGRAM).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    let printed: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert!(printed["real_syncs"]["suspended"].as_u64() > Some(0), "{printed}");
+    let line = "cat starts where it does not find the pool, or what /dev/shm had of it";
+    assert_eq!(said.matches(line).count(), 1, "{said}");
 }
 
 /// Nobody has announced it, and the process that started it is gone.

@@ -12,7 +12,7 @@ use crate::bed::{Bed, Runner, replay};
 use crate::crash::Workers;
 use crate::power::Disk;
 use crate::programs::{compiled, source};
-use crate::support::{ok, run, scratch, succeed, tool};
+use crate::support::{ok, preload_library, run, scratch, succeed, tidegate, tool};
 use crate::traced::Traced;
 
 /// The files of a directory and what is in them.
@@ -183,6 +183,14 @@ fn a_synced_file_of_a_static_program_is_not_lost_by_a_rename() {
     });
 }
 
+/// It has a dynamic linker, and makes its system calls itself.
+#[test]
+fn what_a_go_program_has_synced_is_not_older() {
+    let script = format!("{} final", compiled("go", &[]).display());
+    let case = Case { files: &[("final", b"old")], script: &script };
+    case.check(|found, _| content(found, "final") == Some(b"new"));
+}
+
 #[test]
 fn a_rename_by_io_uring_is_there_when_its_directory_was_synced() {
     let program = compiled("uring", &[]);
@@ -192,6 +200,34 @@ fn a_rename_by_io_uring_is_there_when_its_directory_was_synced() {
     case.check(|found, _| {
         content(found, "final") == Some(b"new") && content(found, "tmp").is_none()
     });
+}
+
+/// A program that writes and does not sync.
+const WITHOUT_SYNC: &str = "import os, time
+file = os.open('file', os.O_RDWR)
+os.pwrite(file, b'new', 0)
+os.close(os.open('done', os.O_WRONLY | os.O_CREAT))
+print('done', flush=True)
+time.sleep(1000)";
+
+#[test]
+fn with_every_write_what_was_written_is_not_lost() {
+    for (options, expected) in [(&["--every-write"][..], b"new"), (&[], b"old")] {
+        let mut disk = Disk::new();
+        std::fs::write(disk.mount_point().join("file"), "old").unwrap();
+        sync_file_system(&disk.mount_point());
+        preload_library();
+        let mut command = tidegate();
+        command.args(["run", "--size=64M", "--pool"]).arg(disk.pool()).args(options);
+        command.args(["--", "/usr/bin/python3", "-c", WITHOUT_SYNC]);
+        command.current_dir(disk.mount_point());
+        let mut workers = Workers::spawn(command, &disk.pool());
+        workers.wait_for_line("done");
+        disk.lose_power(workers, "none");
+        replay(&disk.pool(), None);
+        let found = std::fs::read(disk.mount_point().join("file")).unwrap();
+        assert!(found == expected, "{options:?}: {}", found.escape_ascii());
+    }
 }
 
 /// A first writer is stopped when the kernel has entered its write; a second one writes and syncs

@@ -248,8 +248,8 @@ os.fdatasync(file)'
     assert!(std::fs::read(&file).unwrap() == wanted, "the file is not as it was written");
 }
 
-/// `O_DSYNC` is taken away from files of the log: what is written around the log must be durable,
-/// too.
+/// A file of the log that is written through a descriptor with `O_DSYNC`: what is written around
+/// the log must be durable, too.
 #[test]
 fn synchronous_writes_around_the_log_survive_a_power_cut() {
     let mut disk = Disk::new();

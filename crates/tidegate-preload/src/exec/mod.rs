@@ -2,8 +2,9 @@
 //!
 //! Invariants:
 //! 1. A program that can have the library has it, whatever environment its caller passes.
-//! 2. Before a program starts that will not have it, all files leave the log, and none comes back
-//!    while it lives: it may change any of them unseen. One that the user trusts only is told of.
+//! 2. Before a program starts that will not have it, or will not find the log, all files leave the
+//!    log, and none comes back while it lives: it may change any of them unseen. One that the user
+//!    trusts only is told of.
 //! 3. What a process starts that has given up rights does not map the log either: it may still have
 //!    the right to open the pool.
 //! 4. Nothing here touches the heap: it may run in a child of `vfork`.
@@ -14,7 +15,6 @@
 
 mod environment;
 mod hooks;
-mod image;
 mod memory;
 mod program;
 mod session;
@@ -23,7 +23,8 @@ use std::ffi::{CStr, c_char, c_int};
 
 use environment::Additions;
 pub(crate) use hooks::{execve, execveat};
-use program::Verdict;
+pub(crate) use program::own_cause;
+use program::{Judged, Verdict};
 pub(crate) use session::remember;
 use session::{Session, strings};
 
@@ -69,17 +70,13 @@ fn starting(
         return start(environment);
     }
     let judged = program::judge(program.directory, program.path, program.flags);
-    let verdict = judged.verdict;
-    if verdict == Verdict::Missing {
+    if judged.verdict == Verdict::Missing {
         return start(environment);
     }
-    let additions = additions(session, verdict != Verdict::AloneUnnamed);
-    let is_alone = verdict != Verdict::Preloaded;
-    let suspends = is_alone && !judged.is_trusted;
-    if suspends {
-        supervisor::suspend(process::number(), cause_of(verdict));
-    } else if is_alone {
-        supervisor::tell_trusted(program.path);
+    let additions = additions(session, judged.verdict != Verdict::AloneUnnamed);
+    let suspension = suspension_for(program, &judged);
+    if let Some(suspension) = &suspension {
+        suspension.begin(process::number());
     }
     if way == Way::Exec {
         unseen::release();
@@ -89,30 +86,51 @@ fn starting(
     if way == Way::Exec {
         unseen::take_again();
     }
-    if suspends {
-        hand_suspension_on(way, cause_of(verdict), result);
+    if let Some(suspension) = suspension {
+        suspension.hand_on(way, result);
     }
     result
 }
 
-/// Why a program cannot be watched, in the supervisor's words, as far as that is told apart.
-fn cause_of(verdict: Verdict) -> Option<&'static str> {
-    (verdict == Verdict::AloneUnnamed).then_some("other_libc")
+/// A program for whose life logging is suspended.
+struct Suspension<'a> {
+    cause: Option<&'static str>,
+    program: &'a CStr,
 }
 
-/// After the start of a program without the library: it is the child for whose life logging is
-/// suspended, if there is one, and not this process.
-fn hand_suspension_on(way: Way, cause: Option<&str>, result: c_int) {
-    if let Way::Spawn(child) = way
-        && result == 0
-    {
-        // SAFETY: the program's own, or null; the C library has just written it.
-        let child = unsafe { child.as_ref() }.and_then(|child| u32::try_from(*child).ok());
-        // Whose number is not known, for its life this process stands.
-        let Some(child) = child else { return };
-        supervisor::suspend(child, cause);
+/// Why logging has to be suspended before the program starts, if it has to.
+fn suspension_for<'a>(program: &Program<'a>, judged: &Judged) -> Option<Suspension<'a>> {
+    let program = program.path;
+    if judged.verdict == Verdict::Preloaded {
+        let cause = Some("hidden_log");
+        return (!process::can_find_log()).then_some(Suspension { cause, program });
     }
-    supervisor::resume(process::number());
+    if judged.is_trusted {
+        supervisor::tell_trusted(program);
+        return None;
+    }
+    Some(Suspension { cause: judged.cause, program })
+}
+
+impl Suspension<'_> {
+    fn begin(&self, process: u32) {
+        supervisor::suspend(process, self.cause, self.program);
+    }
+
+    /// After the start: it is the child for whose life logging is suspended, if there is one, and
+    /// not this process.
+    fn hand_on(&self, way: Way, result: c_int) {
+        if let Way::Spawn(child) = way
+            && result == 0
+        {
+            // SAFETY: the program's own, or null; the C library has just written it.
+            let child = unsafe { child.as_ref() }.and_then(|child| u32::try_from(*child).ok());
+            // Whose number is not known, for its life this process stands.
+            let Some(child) = child else { return };
+            self.begin(child);
+        }
+        supervisor::resume(process::number());
+    }
 }
 
 /// Whether the kernel could read a list of strings, too; where it cannot, it will say so.
@@ -164,7 +182,7 @@ fn starting_shell<R>(start: impl FnOnce() -> R) -> R {
     let (Some(_), Some(session)) = (process::log(), Session::get()) else { return start() };
     if additions(session, true).needed_bytes(session::environment()).is_some() {
         // The program has cleared its environment: the shell runs alone, for how long is not known.
-        supervisor::suspend(process::number(), Some("dropped_library"));
+        supervisor::suspend(process::number(), Some("dropped_library"), c"");
     }
     start()
 }

@@ -4,7 +4,8 @@
 
 use std::ffi::{CStr, c_char, c_int, c_long};
 
-use super::image::{self, HEAD_BYTES, Image};
+use tidegate_interpose::image::{self, HEAD_BYTES, Image};
+
 use crate::path::{LINK_BYTES, Opened, PathBuffer, of_descriptor, proc_link};
 use crate::process;
 use crate::raw::{self, words};
@@ -26,6 +27,8 @@ pub(super) enum Verdict {
 /// A program, judged.
 pub(super) struct Judged {
     pub(super) verdict: Verdict,
+    /// Why it runs without the library, in the supervisor's words, as far as that is known.
+    pub(super) cause: Option<&'static str>,
     /// The user trusts it, or the interpreter that runs it, to change no file that is synced.
     pub(super) is_trusted: bool,
 }
@@ -50,18 +53,24 @@ pub(super) fn judge(directory: c_int, path: &CStr, flags: c_int) -> Judged {
             Ok(opened) => judge_opened(opened, &mut interpreter),
             Err(error) => Ok(unopened(*error)),
         };
-        if let Ok(verdict) = judged {
-            return Judged { verdict, is_trusted };
+        if let Ok((verdict, cause)) = judged {
+            return Judged { verdict, cause, is_trusted };
         }
         is_trusted |= self::is_trusted(libc::AT_FDCWD, interpreter.as_c_str());
         opened = Opened::open(libc::AT_FDCWD, interpreter.as_c_str(), READ);
     }
-    Judged { verdict: Verdict::Alone, is_trusted }
+    Judged { verdict: Verdict::Alone, cause: None, is_trusted }
 }
 
-fn unopened(error: raw::Errno) -> Verdict {
+/// A verdict, and why a program runs without the library.
+type Why = (Verdict, Option<&'static str>);
+
+const MISSING: Why = (Verdict::Missing, None);
+const PRIVILEGED: Why = (Verdict::Alone, Some("privileged_program"));
+
+fn unopened(error: raw::Errno) -> Why {
     // A program may be executable and not readable.
-    if error == libc::EACCES { Verdict::Alone } else { Verdict::Missing }
+    if error == libc::EACCES { PRIVILEGED } else { MISSING }
 }
 
 /// Whether the user trusts what this path leads to, which need not be readable.
@@ -78,26 +87,51 @@ fn is_trusted(directory: c_int, path: &CStr) -> bool {
 /// The file is a script.
 struct Interpreted;
 
-fn judge_opened(opened: &Opened, interpreter: &mut PathBuffer) -> Result<Verdict, Interpreted> {
-    let Ok(stat) = raw::fstat(opened.number()) else { return Ok(Verdict::Missing) };
+fn judge_opened(opened: &Opened, interpreter: &mut PathBuffer) -> Result<Why, Interpreted> {
+    let Ok(stat) = raw::fstat(opened.number()) else { return Ok(MISSING) };
     if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
-        return Ok(Verdict::Missing);
+        return Ok(MISSING);
     }
     let mut head = [0; HEAD_BYTES];
-    let head_bytes = read_at(opened, 0, &mut head);
-    let head = &head[..head_bytes.min(HEAD_BYTES)];
+    let head = read_head(opened, &mut head);
     match image::classify(head, |at, out| read_at(opened, at, out)) {
         // The kernel takes an interpreter's rights, not a script's.
         Image::Script(at) => {
             interpreter.clear();
             let path = head.get(at).unwrap_or_default();
-            interpreter.push(path).map_or(Ok(Verdict::Missing), |()| Err(Interpreted))
+            interpreter.push(path).map_or(Ok(MISSING), |()| Err(Interpreted))
         }
-        Image::Preloadable if gains_rights(opened, &stat) => Ok(Verdict::Alone),
-        Image::Preloadable => Ok(Verdict::Preloaded),
-        Image::Unlinked | Image::Text => Ok(Verdict::Alone),
-        Image::Foreign => Ok(Verdict::AloneUnnamed),
+        Image::Dynamic if gains_rights(opened, &stat) => Ok(PRIVILEGED),
+        Image::Dynamic => Ok((Verdict::Preloaded, None)),
+        image @ (Image::Static | Image::Text) => Ok((Verdict::Alone, cause_of(&image))),
+        image => Ok((Verdict::AloneUnnamed, cause_of(&image))),
     }
+}
+
+fn cause_of(image: &Image) -> Option<&'static str> {
+    match image {
+        Image::Static => Some("static_program"),
+        Image::Go => Some("go_program"),
+        Image::OtherLibc => Some("other_libc"),
+        Image::OtherMachine => Some("other_machine"),
+        Image::Dynamic | Image::Malformed | Image::Script(_) | Image::Text => None,
+    }
+}
+
+/// Why the system calls of this process are not seen though it has the library, if that is so: a
+/// program that runs without the library may have started it.
+pub(crate) fn own_cause() -> Option<&'static str> {
+    let opened = Opened::open(libc::AT_FDCWD, c"/proc/self/exe", libc::O_RDONLY);
+    opened.map_or(PRIVILEGED.1, |opened| {
+        let mut head = [0; HEAD_BYTES];
+        let head = read_head(&opened, &mut head);
+        cause_of(&image::classify(head, |at, out| read_at(&opened, at, out)))
+    })
+}
+
+fn read_head<'h>(opened: &Opened, head: &'h mut [u8; HEAD_BYTES]) -> &'h [u8] {
+    let head_bytes = read_at(opened, 0, head);
+    &head[..head_bytes.min(HEAD_BYTES)]
 }
 
 fn read_at(opened: &Opened, at: u64, out: &mut [u8]) -> usize {

@@ -43,6 +43,9 @@ const QUIET: Duration = Duration::from_millis(2500);
 /// append, if the disk takes half of that.
 const NAMES_AGE: Duration = Duration::from_millis(500);
 
+const UNREACHABLE: &str = "a program that cannot be watched was started by a process that does not reach the pool's supervisor \
+     (another file system hides what the pool has in /dev/shm, say): from now on all syncs are real ones";
+
 /// A request that waits for the log to be retired up to a position.
 struct Waiter {
     ticket: u64,
@@ -69,6 +72,8 @@ struct Worker {
     failed_attempts: u32,
     /// The launchers were told of the failure that goes on.
     failure_told: bool,
+    /// The launchers were told that nothing is logged any more.
+    suspension_told: bool,
     /// A writer waits for free space.
     is_blocked: bool,
     /// When files were last looked for that need not be kept any more.
@@ -114,6 +119,7 @@ impl Worker {
             unrepaired: Unrepaired::default(),
             failed_attempts: 0,
             failure_told: false,
+            suspension_told: false,
             is_blocked: false,
             swept_at: Instant::now(),
             quiet_since: (log.head(), Instant::now()),
@@ -148,6 +154,7 @@ impl Worker {
         }
         self.repair_unrepaired();
         self.sweep();
+        self.tell_suspension();
         let has_blocked_writer = self.log.take_blocked_writer();
         if let Err(message) = self.allocator.keep_ahead(&self.log, has_blocked_writer) {
             self.events.send(Event::Notice(message));
@@ -195,6 +202,14 @@ impl Worker {
         if self.swept_at.elapsed() >= QUIET {
             self.swept_at = Instant::now();
             self.kept.release_ended(&self.log);
+        }
+    }
+
+    /// No process can tell the supervisor, so this thread does, which each of them wakes.
+    fn tell_suspension(&mut self) {
+        if !self.suspension_told && self.log.is_suspended_for_good() {
+            self.suspension_told = true;
+            self.events.send(Event::Notice(UNREACHABLE.into()));
         }
     }
 

@@ -29,6 +29,8 @@ use crate::sync::{AtomicU64, Ordering};
 const KINDS: u64 = 1024;
 /// Numbers that are looked at each time though nothing waits for them any more.
 const LOOKS: u64 = 16;
+/// In the count of suspensions: one that is never taken back.
+const FOR_GOOD: u64 = 1 << 32;
 /// File systems whose numbers a [`ChangeNumbers`] has.
 const TRACKED: usize = 4;
 
@@ -302,8 +304,19 @@ impl Log {
     /// What it changed of names, attributes and sizes was not counted: it is pending everywhere.
     pub fn resume_logging(&self) {
         self.note_change_everywhere();
-        let less = |count: u64| Some(count.saturating_sub(1));
+        let less = |word: u64| (word & !FOR_GOOD > 0).then(|| word - 1);
         let _ = self.control.suspended().fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+    }
+
+    /// As [`suspend`](Self::suspend), for as long as the log is open: the process that cannot be
+    /// watched cannot be told to the supervisor.
+    pub fn suspend_for_good(&self) {
+        self.control.suspended().fetch_or(FOR_GOOD, Ordering::SeqCst);
+    }
+
+    /// [`suspend_for_good`](Self::suspend_for_good) was called.
+    pub fn is_suspended_for_good(&self) -> bool {
+        self.control.suspended().load(Ordering::SeqCst) & FOR_GOOD != 0
     }
 
     /// Some process cannot be watched.
