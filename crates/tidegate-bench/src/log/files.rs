@@ -45,7 +45,7 @@ const DISK_DEPTH: u32 = 32;
 pub(super) const DRIVER: &str = "bench io";
 
 /// Case of blocks to a descriptor with `O_DSYNC`.
-pub(super) const DSYNC: &str = "run-write-dsync";
+const DSYNC: &str = "run-write-dsync";
 /// Case of blocks with an `fdatasync` after each.
 pub(super) const FDATASYNC: &str = "run-write-fdatasync";
 /// Appends of threads that share a file.
