@@ -186,14 +186,14 @@ mod tests {
     fn the_fastest_engine_is_advised_with_what_it_gains() {
         let rows = vec![
             row("dram", 0, 100, [2.0; 5]),
-            row("sccm", 1 << 20, 25, [1.0, 1.0, 1.0, 0.5, 1.5]),
+            row("tidegate", 1 << 20, 25, [1.0, 1.0, 1.0, 0.5, 1.5]),
             // No engine of ours.
             row("afcm", 1 << 20, 5, [0.1; 5]),
         ];
         assert_eq!(
             advice_of(rows),
-            "Advice: a cache (`tidegate create --engine cache`) with granularity=page, of 1M: 2.00 \
-             times as fast as nvme alone, 75 % fewer writes to flash; sure: as good as the fastest \
+            "Advice: a cache (`tidegate create --engine cache --block-size 512`, `tidegate serve \
+             --mode wo`), of 1M: 2.00 times as fast as nvme alone, 75 % fewer writes to flash; sure: as good as the fastest \
              in 5 of 5 parts of the trace, 1.33 to 4.00 times"
         );
     }
@@ -202,7 +202,7 @@ mod tests {
     fn parts_that_disagree_make_it_less_sure() {
         let rows = vec![
             row("dram", 0, 100, [1.0, 1.0, 1.0, 1.0, 9.0]),
-            row("sccm", 1 << 20, 125, [2.0, 2.0, 2.0, 2.0, 1.0]),
+            row("tidegate", 1 << 20, 125, [2.0, 2.0, 2.0, 2.0, 1.0]),
         ];
         let advice = advice_of(rows);
         assert!(
@@ -237,9 +237,11 @@ mod tests {
 
     #[test]
     fn where_nothing_gains_the_storage_alone_is_advised() {
-        let rows = vec![row("dram", 0, 1, [1.0; 5]), row("sccm", 1 << 20, 1, [0.999; 5])];
+        let rows = vec![row("dram", 0, 1, [1.0; 5]), row("tidegate", 1 << 20, 1, [0.999; 5])];
         assert!(advice_of(rows).starts_with("Advice: no persistent memory"));
         assert!(advice_of(vec![row("afcm", 1, 1, [1.0; 5])]).contains("no scheme of these"));
-        assert!(advice_of(vec![row("sccm", 4096, 1, [1.0; 5])]).contains("add the scheme dram"));
+        assert!(
+            advice_of(vec![row("tidegate", 4096, 1, [1.0; 5])]).contains("add the scheme dram")
+        );
     }
 }

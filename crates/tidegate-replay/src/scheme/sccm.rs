@@ -9,7 +9,7 @@ pub const ENTRY: SchemeEntry = SchemeEntry {
     name: "sccm",
     about: "synced pages in persistent memory, whole",
     pmem: Pmem::Chosen,
-    offer: Some("a cache (`tidegate create --engine cache`) with granularity=page"),
+    offer: None,
     holds_data: false,
     create: |sizes: &Sizes| Ok(hybrid(sizes, true, |_| Kind::Coarse)),
 };

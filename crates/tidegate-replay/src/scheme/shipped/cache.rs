@@ -31,11 +31,15 @@ pub const ENTRY: SchemeEntry = SchemeEntry {
     name: "tidegate",
     about: "the shipped cache: whole pages, or records of their dirty blocks",
     pmem: Pmem::Chosen,
-    offer: Some("a cache (`tidegate create --engine cache`) with its defaults"),
+    offer: Some(
+        "a cache (`tidegate create --engine cache --block-size 512`, `tidegate serve --mode wo`)",
+    ),
     holds_data: true,
     create: |sizes: &Sizes| scheme_over(sizes, Cache::new),
 };
 
+/// The mode that is played, and offered.
+const MODE: Mode = Mode::WriteOnly;
 /// DRAM of the shipped index, by slot (`cache::index`).
 const INDEX_SLOT_BYTES: u64 = 32;
 
@@ -87,7 +91,7 @@ impl Cache {
         let options =
             CacheDeviceOptions { no_thread: true, atomic_flush, ..CacheDeviceOptions::default() };
         let device = CacheDevice::open(region, backing, binding, options)?;
-        device.set_mode(Mode::WriteOnly)?;
+        device.set_mode(MODE)?;
         // A trace does not say what is written: all writes here have one content.
         device.set("by-content", "off")?;
         // To make the pool is not part of the trace.
@@ -166,5 +170,21 @@ impl Engine for Cache {
 
     fn index_bytes_peak(&self) -> u64 {
         self.index_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cache_that_is_offered_is_the_one_that_is_played() {
+        let offer = ENTRY.offer.expect("users can have it");
+        let options = [
+            "--engine cache ".to_owned(),
+            format!("--block-size {BLOCK_BYTES}`"),
+            format!("--mode {}`", MODE.name()),
+        ];
+        assert!(options.iter().all(|option| offer.contains(option)), "{offer}");
     }
 }
