@@ -153,9 +153,10 @@ impl Remote {
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "--"]).arg(&setup.harness);
         command.arg("worker").arg(&dir).args(["--file-system", name_of(setup.kind)]);
-        if let Runner::Tidegate { binary, options } = &setup.runner {
+        if let Runner::Tidegate { binary, options, covers_at_once } = &setup.runner {
             command.arg("--tidegate").arg(binary);
             command.args(options.iter().map(|option| format!("--run-option={option}")));
+            command.args((!covers_at_once).then_some("--default-admission"));
         }
         let faults = Fault::ALL.iter().filter(|(fault, _)| setup.fault == Some(*fault));
         command.args(faults.flat_map(|(_, name)| ["--fault", name]));

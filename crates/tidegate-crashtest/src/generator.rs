@@ -268,7 +268,7 @@ fn extensions(model: &Model, steps: &[Step], is_first: bool) -> Vec<(Model, Vec<
     extensions
 }
 
-/// `sequence` itself, and with one action from outside behind one of its steps, for each of both.
+/// `sequence` itself, and with one action from outside behind one of its steps, for each action.
 pub fn with_outside(sequence: &Sequence) -> Vec<Sequence> {
     let mut variants = vec![sequence.clone()];
     let mut model = Model::new(Kind::Ext4);

@@ -66,6 +66,9 @@ struct On {
     /// One more option for `tidegate run`
     #[arg(long, allow_hyphen_values = true)]
     run_option: Vec<String>,
+    /// Cover files when users' files are, not at a descriptor's first sync
+    #[arg(long)]
+    default_admission: bool,
     /// Plant a mistake, which must be found: dropped-syncs, lost-records, missed-renames,
     /// missed-directories, early-retire or plain-names
     #[arg(long, value_parser = parse_fault)]
@@ -131,6 +134,7 @@ impl On {
             Some(binary) => Runner::Tidegate {
                 binary: binary.canonicalize()?,
                 options: self.run_option.clone(),
+                covers_at_once: !self.default_admission,
             },
         };
         Ok(Setup {
@@ -148,7 +152,10 @@ impl On {
         let kind = kind.map_or_else(String::new, |kind| kind.get_name().to_owned());
         let binary = self.tidegate.iter().map(|binary| format!(" --tidegate {}", binary.display()));
         let options = self.run_option.iter().map(|option| format!(" --run-option={option}"));
-        let options: String = binary.chain(options).collect();
+        let name_of = |fault: Fault| Fault::ALL.iter().find(|(it, _)| *it == fault);
+        let fault = self.fault.and_then(name_of).map(|(_, name)| format!(" --fault={name}"));
+        let admission = self.default_admission.then(|| " --default-admission".to_owned());
+        let options: String = binary.chain(options).chain(admission).chain(fault).collect();
         format!("tidegate-crashtest check --file-system {kind}{options} '{}'", sequence.one_line())
     }
 }

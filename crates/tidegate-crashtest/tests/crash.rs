@@ -10,7 +10,7 @@ use tidegate_crashtest::campaign::{Report, Setup, Test};
 use tidegate_crashtest::generator;
 use tidegate_crashtest::machine::{Cuts, Fault, Runner};
 use tidegate_crashtest::model::Kind;
-use tidegate_crashtest::sequence::Sequence;
+use tidegate_crashtest::sequence::{Sequence, Step};
 
 /// Number of machines: they wait for processes and mounts for about half of their time.
 const WORKERS: usize = 4;
@@ -43,7 +43,11 @@ fn assert_none(report: &Report) {
 }
 
 fn run() -> Runner {
-    Runner::Tidegate { binary: tidegate(), options: Vec::new() }
+    Runner::Tidegate { binary: tidegate(), options: Vec::new(), covers_at_once: true }
+}
+
+fn run_with_default_admission() -> Runner {
+    Runner::Tidegate { binary: tidegate(), options: Vec::new(), covers_at_once: false }
 }
 
 fn at_every_step(sequence: Sequence) -> Test {
@@ -98,6 +102,30 @@ fn run_keeps_its_promise_on_ext4() {
 #[test]
 fn run_keeps_its_promise_on_xfs() {
     run_keeps_its_promise(Kind::Xfs);
+}
+
+/// The files that are there are synced as often as covers them for users, however young they are,
+/// and stay open.
+fn behind_many_syncs(sequence: Sequence) -> Sequence {
+    let syncs = ["fsync d0/A"; 8].into_iter().chain(["fsync d1/B"; 8]);
+    let syncs = syncs.map(|line| line.parse().expect("it is valid"));
+    let (prepared, others): (Vec<Step>, Vec<Step>) =
+        sequence.steps.into_iter().partition(|step| *step == Step::Prepare);
+    Sequence { hold: true, steps: prepared.into_iter().chain(syncs).chain(others).collect() }
+}
+
+#[test]
+fn run_keeps_its_promise_with_files_that_are_covered_when_those_of_users_are() {
+    let last = |sequence| Test { sequence: behind_many_syncs(sequence), cuts: Cuts::Last };
+    let tests = sampled(100).map(|test| last(test.sequence));
+    assert_none(&test(Kind::Ext4, run_with_default_admission(), None, tests.collect()));
+    // The log has what they sync: without its records that is lost.
+    let synced = ["write d0/A 1000 3000; fdatasync d0/A", "append d1/B 3000; fsync d1/B"];
+    let tests = || synced.map(|text| last(text.parse().expect("it is valid"))).to_vec();
+    assert_none(&test(Kind::Ext4, run_with_default_admission(), None, tests()));
+    let lost = Some(Fault::LostRecords);
+    let report = test(Kind::Ext4, run_with_default_admission(), lost, tests());
+    assert_eq!(report.violations.len(), synced.len(), "not all of them were covered");
 }
 
 /// Mistakes that lose what was synced, on a real disk.
@@ -158,8 +186,12 @@ fn changes_of_names_that_are_not_seen_are_found() {
     ];
     for (fault, text) in sequences {
         let sequence: Sequence = text.parse().expect("it is valid");
-        let report = test(Kind::Ext4, run(), Some(fault), vec![at_every_step(sequence)]);
-        assert!(!report.violations.is_empty(), "{fault:?} is not found");
+        for kind in [Kind::Ext4, Kind::Xfs] {
+            let tests = || vec![at_every_step(sequence.clone())];
+            assert_none(&test(kind, run(), None, tests()));
+            let report = test(kind, run(), Some(fault), tests());
+            assert!(!report.violations.is_empty(), "{fault:?} is not found on {kind:?}");
+        }
     }
 }
 

@@ -180,7 +180,7 @@ fn a_range_that_is_zeroed_makes_a_file_on_the_disk_longer() {
     assert!(matches!(judge(Kind::Ext4, grown, &with_a(zeroes)), Verdict::Forbidden(_)));
 }
 
-/// ext4 journals the data of directories, and syncs all such data by a commit.
+/// XFS only writes zeroes there, and an `fdatasync` behind them commits nothing. On ext4 it does.
 #[test]
 fn a_punch_that_frees_no_block_is_an_overwrite_on_xfs() {
     let punched = |range: std::ops::Range<usize>| {
@@ -202,6 +202,7 @@ fn a_punch_that_frees_no_block_is_an_overwrite_on_xfs() {
     forbidden("rename d0/A d0/B; fallocate d1/B punch 0 4096; fdatasync .", &punched(0..4096));
 }
 
+/// ext4 journals the data of directories, and syncs all such data by a commit.
 #[test]
 fn a_sync_of_a_clean_directory_commits_on_ext4() {
     let sequence = "rename d0/A d0/B; fsync d1";

@@ -51,6 +51,8 @@ pub enum Runner {
         binary: PathBuf,
         /// Options of `run`.
         options: Vec<String>,
+        /// Files are covered at a descriptor's first sync: sequences are short.
+        covers_at_once: bool,
     },
 }
 
@@ -296,7 +298,7 @@ impl Machine {
         if is_unsynced {
             words.extend([self.interpreter.linked.clone().into(), "unsynced".into()]);
         }
-        if let Runner::Tidegate { binary, options } = &self.runner {
+        if let Runner::Tidegate { binary, options, .. } = &self.runner {
             words.extend([binary.into(), "run".into(), "--pool".into(), self.pool_path().into()]);
             words.extend(options.iter().map(OsString::from));
             words.push("--".into());
@@ -310,8 +312,9 @@ impl Machine {
     fn command(&self, hold: bool) -> Result<Command> {
         let mut command = self.program(self.fault == Some(Fault::PlainNames));
         command.args(hold.then_some("hold"));
-        // Sequences are short: files are covered at a descriptor's first sync, not at its second.
-        command.env("TIDEGATE_COVER_AFTER", "1");
+        if let Runner::Tidegate { covers_at_once: true, .. } = self.runner {
+            command.env("TIDEGATE_COVER_AFTER", "1");
+        }
         command.envs(self.fault.and_then(Fault::variable));
         command.current_dir(self.disk.mount_point()).stderr(File::create(self.dir.join("stderr"))?);
         Ok(command)
