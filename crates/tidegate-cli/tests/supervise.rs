@@ -294,7 +294,10 @@ fn a_pool_in_ordinary_memory_has_to_be_asked_for() {
     let taken = run_without_persistent_memory("--volatile --size=8M -- echo out");
     let told = said(&taken);
     assert_eq!((taken.status.code(), &taken.stdout[..]), (Some(0), &b"out\n"[..]), "{told}");
-    assert!(told.contains("/dev/shm/") && told.contains("the whole pool is lost (tmpfs)"), "{told}");
+    assert!(
+        told.contains("/dev/shm/") && told.contains("the whole pool is lost (tmpfs)"),
+        "{told}"
+    );
 }
 
 #[test]
