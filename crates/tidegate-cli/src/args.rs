@@ -334,7 +334,7 @@ pub(crate) struct ServeArgs {
     /// pool without it
     #[arg(long, value_name = "unix:PATH", value_parser = parse_unix)]
     pub(crate) control: Option<PathBuf>,
-    /// Show the metrics to Prometheus here, at /metrics; all who reach the address can read them
+    /// Show the metrics to Prometheus here, at /metrics; all that reach the address can read them
     #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH")]
     pub(crate) metrics: Option<ListenAddress>,
     #[command(flatten)]

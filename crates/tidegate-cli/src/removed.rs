@@ -14,7 +14,7 @@ use rustix::fs::inotify::{CreateFlags, Reader, WatchFlags, add_watch, init};
 use tidegate::device::watch::Notices;
 use tidegate_serve::nbd::StopHandle;
 
-/// A file, and who is told of its removal.
+/// A file, and the listener that is told of its removal.
 pub(crate) struct Watched {
     /// What it is, such as `the pool /mnt/pmem/pool`.
     name: String,

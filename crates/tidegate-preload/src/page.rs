@@ -24,7 +24,7 @@ struct Pages {
     memory: UnsafeCell<[[u8; PAGE_BYTES]; PAGES]>,
 }
 
-// SAFETY: a page is used by none but who has set its flag.
+// SAFETY: a page is used by the thread alone that has set its flag.
 unsafe impl Sync for Pages {}
 
 static STATIC: Pages = Pages {

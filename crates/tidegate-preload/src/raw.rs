@@ -224,7 +224,8 @@ pub(crate) struct Seen {
 }
 
 /// The size of an open file in bytes. Nothing else is asked for: where the kernel gives times finer
-/// than a tick to those who ask (Linux 6.13), the next write would set them anew, in the journal.
+/// than a tick to a caller that asks (Linux 6.13), the next write would set them anew, in the
+/// journal.
 #[inline]
 pub(crate) fn size(fd: c_int) -> Result<u64, Errno> {
     statx_of(fd, libc::STATX_SIZE).map(|found| found.stx_size)

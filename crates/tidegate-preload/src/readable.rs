@@ -8,7 +8,7 @@
 //! Invariants:
 //! 1. A page is noted only after the kernel has read it, in the epoch that began before it did.
 //! 2. An epoch ends after each call of the program that takes memory away, or the right to read it.
-//!    What the C library gives back by itself (a large block that is freed) is not seen: who writes
+//!    What the C library gives back by itself (a large block that is freed) is not seen: a write
 //!    from there gets the fault that a read would get.
 //! 3. No lock, no memory from the heap: a note that is lost is made again.
 //! 4. No page that the program has mapped from a file is noted: any process may cut the file, and
@@ -74,8 +74,8 @@ pub(crate) fn text_up_to<'a>(at: *const c_char, most_bytes: usize) -> Option<&'a
         if !is_readable(start.cast(), step) {
             return None;
         }
-        // SAFETY: readable; who calls a C function promises that the string stays for the length of
-        // the call.
+        // SAFETY: readable; the caller of a C function promises that the string stays for the
+        // length of the call.
         let part = unsafe { std::slice::from_raw_parts(start.cast::<u8>(), step) };
         if CStr::from_bytes_until_nul(part).is_ok() {
             // SAFETY: all up to the NUL is readable.

@@ -1,4 +1,4 @@
-//! Files that this process changes in ways that no hook sees: for how long, and who keeps count.
+//! Files that this process changes in ways that no hook sees: for how long, and what keeps count.
 //!
 //! Invariants:
 //! 1. Each pin of this process in the log's table is noted either with a descriptor ([`PINNED`]) or

@@ -1,4 +1,4 @@
-//! What the simulator puts to the test, and who else may judge its images.
+//! What the simulator puts to the test, and what else may judge its images.
 
 use std::sync::Arc;
 

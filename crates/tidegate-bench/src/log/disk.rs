@@ -132,7 +132,7 @@ impl Disk {
         let (image, path) = (image.to_string_lossy(), self.path.to_string_lossy());
         let options = "nodiscard,lazy_itable_init=0,lazy_journal_init=0";
         call("mkfs.ext4", "e2fsprogs", &["-q", "-F", "-b4096", "-E", options, &image])?;
-        // Past the page cache: it would take syncs for done that no disk has seen.
+        // Around the page cache: it would take syncs for done that no disk has seen.
         let device = attach_loop(Path::new(&*image), &["--direct-io=on"])?;
         let mounted = call("mount", "mount", &[&device, &path]);
         self.is_mounted = mounted.is_ok();

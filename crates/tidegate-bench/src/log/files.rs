@@ -53,7 +53,7 @@ pub(super) const ONE_FILE: &str = "run-write-fdatasync-one-file";
 /// Case of small appends with an `fdatasync` after each.
 pub(super) const APPEND: &str = "run-append-fdatasync";
 
-/// Policy of the disk by itself: requests past the page cache, 32 of them in flight.
+/// Policy of the disk by itself: requests around the page cache, 32 of them in flight.
 pub(super) const DISK: &str = "disk-depth-32";
 
 /// A case of the load driver.
@@ -304,7 +304,7 @@ impl Bench<'_> {
         nvcache::write(self, library, &file, numbers)
     }
 
-    /// As many requests as of the case, past the page cache, by fio: each block once.
+    /// As many requests as of the case, around the page cache, by fio: each block once.
     fn disk_itself(&self, case: &Case) -> Result<Sample> {
         let file = self.file_of(case, 0)?;
         self.bed.sync_disk()?;

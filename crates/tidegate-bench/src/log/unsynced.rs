@@ -1,4 +1,4 @@
-//! Programs that never sync: what `run` costs them, who gain nothing by it.
+//! Programs that never sync: what `run` costs them, to which it brings nothing.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -131,8 +131,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Random requests of 4 KiB past the page cache: writes, writes with an fsync after every 16th,
-    /// reads.
+    /// Random requests of 4 KiB around the page cache: writes, writes with an fsync after every
+    /// 16th, reads.
     fn fio(&self, args: &ProgramsArgs, path: &Path, found: &mut Sink<'_>) -> Result<()> {
         let file = Removed(path.join("file"));
         for (case, op, fsync) in

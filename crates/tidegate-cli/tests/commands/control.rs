@@ -1,4 +1,5 @@
-//! The control socket of a served pool: statistics of every engine, settings, and who is refused.
+//! The control socket of a served pool: statistics of every engine, settings, and which users are
+//! refused.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;

@@ -412,7 +412,7 @@ fn statistics_of(bed: &Bed, program: &str) -> String {
     said
 }
 
-/// A mapping keeps a file out of the log; who is killed cannot say that it is gone.
+/// A mapping keeps a file out of the log; a killed process cannot say that it is gone.
 #[test]
 fn files_of_killed_processes_come_back_into_the_log() {
     let bed = Bed::new();

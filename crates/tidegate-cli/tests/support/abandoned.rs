@@ -134,8 +134,8 @@ fn remove_control_memories() {
     let shared = Path::new(SHARED_MEMORY);
     let Ok(device) = shared.metadata().map(|metadata| metadata.dev()) else { return };
     let users = names_in(shared).into_iter().filter(|name| name.starts_with("tidegate-"));
-    // First the names, then the pools: who makes a pool now is not taken for one whose pool is
-    // gone.
+    // First the names, then the pools: a user that makes a pool now is not taken for one whose
+    // pool is gone.
     let files: Vec<_> = users
         .flat_map(|user| {
             names_in(&shared.join(&user)).into_iter().map(move |name| (user.clone(), name))

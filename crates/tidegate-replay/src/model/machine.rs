@@ -268,7 +268,7 @@ fn serve(desk: &Mutex<Desk>) {
             Some(request) => request(),
             None if lock(desk).is_closed => return,
             None => {
-                // What the request still owes is part of it.
+                // What the request has still to do is part of it.
                 spend(0);
                 lock(desk).is_idle = true;
                 if let Some(machine) = present() {

@@ -1,4 +1,5 @@
-//! IO classes: what they may use, who gives up slots, their modes, and their change online.
+//! IO classes: what they may use, which of them give up slots, their modes, and their change
+//! online.
 
 use std::ops::Range;
 use std::sync::mpsc::channel;

@@ -43,10 +43,10 @@ impl Log {
     /// Whether the log may be retired to `position`, a place between two records and not above a
     /// [`safe_position`](Self::safe_position).
     ///
-    /// As good a goal as that: all records below it are finished too, and who has not been seen to
-    /// rely on a definition finds that one below the goal, and writes a new one. What is left are
-    /// files that are not in use, whose definition is below `position` while a record of them is
-    /// not.
+    /// As good a goal as that: all records below it are finished too, and a writer that was not
+    /// seen to rely on a definition finds that one below the goal, and writes a new one. What is
+    /// left are files that are not in use, whose definition is below `position` while a record of
+    /// them is not.
     pub fn may_retire_to(&self, position: u64) -> bool {
         self.with_definitions(position) == position
     }
@@ -55,7 +55,8 @@ impl Log {
     /// file.
     ///
     /// Only records below the last goal are in question: those behind it have been defined behind
-    /// it. Looked at after the slots: who gave a slot back has left its file's `last_end` before.
+    /// it. Looked at after the slots: a writer leaves its file's `last_end` before it gives its
+    /// slot back.
     pub(super) fn with_definitions(&self, mut safe: u64) -> u64 {
         loop {
             let needed = table::all(&self.control).filter_map(|(_, entry)| {
@@ -170,7 +171,7 @@ impl Log {
         self.control.announce_work();
     }
 
-    /// Wakes all who wait for free space, to look at what has changed.
+    /// Wakes all writers that wait for free space, to look at what has changed.
     pub(super) fn announce_space(&self) {
         self.control.announce_space();
     }

@@ -146,7 +146,7 @@ impl Control {
         memory.word(LAP_AT).store(start.lap_bytes, Ordering::Relaxed);
         memory.word(WAKE_AT).store(u64::MAX, Ordering::Relaxed);
         memory.word(POOL_AT).store(start.pool, Ordering::Relaxed);
-        // Last: who finds it finds all.
+        // Last: a process that finds it finds all.
         memory.word(MAGIC_AT).store(MAGIC, Ordering::Release);
         Self { memory }
     }
@@ -283,7 +283,7 @@ impl Control {
         self.memory.is_held(SUPERVISOR_LOCK_AT)
     }
 
-    /// There is free space in the log, or may be: wakes all who wait for it.
+    /// There is free space in the log, or may be: wakes all writers that wait for it.
     pub(super) fn announce_space(&self) {
         self.memory.half(SPACE_AT).fetch_add(1, std::sync::atomic::Ordering::Release);
         self.memory.wake(SPACE_AT, i32::MAX);
@@ -346,8 +346,8 @@ impl Control {
         }
     }
 
-    /// What holders of a slot have counted, `which` below 4. Changed by nobody but who holds the
-    /// slot.
+    /// What holders of a slot have counted, `which` below 4. Changed by the slot's holder
+    /// alone.
     #[inline]
     pub(super) fn slot_counter(&self, number: u64, which: u64) -> &AtomicU64 {
         self.memory.word(SLOTS_AT + number * SLOT_BYTES + 32 + which * 8)

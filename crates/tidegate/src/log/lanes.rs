@@ -118,7 +118,7 @@ impl Log {
             return;
         }
         let own = owner();
-        // The first free one: who begins a story looks at all up to the last one ever used.
+        // The first free one: the beginning of a story looks at all up to the last one ever used.
         let is_free =
             |number: &u64| lane(&self.control, *number).owner.load(Ordering::Relaxed) == 0;
         let free = (0..LANES).find(|number| is_free(number) && self.take_lane(*number, 0, own));

@@ -110,7 +110,8 @@ impl Log {
         pool.set_tail(limit)?;
         let mut position = limit;
         if allocated_bytes < pool.ring_bytes() {
-            // From the ring's start, which has space: who writes little never needs more of it.
+            // From the ring's start, which has space: a program that writes little never needs
+            // more.
             position = limit.next_multiple_of(pool.ring_bytes());
             pool.set_limit(position)?;
             pool.set_tail(position)?;

@@ -156,7 +156,7 @@ impl LogPool {
             let found_bytes = ring_bytes(&superblock);
             return Err(LogError::TooSmall { found_bytes, least_bytes: RING_BYTES_MIN });
         }
-        // Which of the copies is damaged, `header_fault` says to those who ask.
+        // `header_fault` tells a caller which of the copies is damaged.
         let header = match read_header(&region, base)? {
             Ok(header) => header,
             Err(error) => read_header(&region, base + SECOND_HEADER_OFFSET)?.map_err(|_| error)?,
@@ -258,7 +258,7 @@ impl LogPool {
     }
 
     /// By how much the limit moves: never past the part of the ring that users' data leaves free,
-    /// so that who starts at the limit finds free space.
+    /// so that a log that starts at the limit finds free space.
     pub(super) fn limit_step_bytes(&self) -> u64 {
         let share = self.ring_bytes / 32;
         LIMIT_STEP_BYTES.min(share - share % RECORD_ALIGN_BYTES)

@@ -113,8 +113,8 @@ impl<'a> Stats<'a> {
 
     /// Counts a write of so many bytes, for the holder of a slot.
     ///
-    /// Not a locked instruction: who takes a slot sees all that its former holder did, and nobody
-    /// else changes these words.
+    /// Not a locked instruction: a slot's holder sees all that its former holder did, and changes
+    /// these words alone.
     #[inline]
     pub(super) fn add_write(&self, slot: u64, bytes: u64) {
         for (which, number) in [1, bytes].into_iter().enumerate() {

@@ -282,7 +282,7 @@ fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> File
     entry.device().store(key.device, Ordering::Relaxed);
     entry.inode().store(key.inode, Ordering::Relaxed);
     entry.identity().store(key.identity, Ordering::Relaxed);
-    // The generation before the chain: who comes by an old reference finds it stale.
+    // The generation before the chain: a process with an old reference finds it stale.
     let generation = entry.generation().load(Ordering::Relaxed) % u64::from(u32::MAX) + 1;
     entry.generation().store(generation, Ordering::SeqCst);
     let bucket = bucket(control, key);
@@ -340,7 +340,7 @@ fn free_one(control: &Control) -> Result<u64, LogError> {
         if is_needed(control, &candidate) || is_interrupted(control, &candidate, index) {
             continue;
         }
-        // Stale for everybody from here on, also for who waits for its lock.
+        // Stale for all from here on, also for a thread that waits for its lock.
         let generation = candidate.generation().load(Ordering::Relaxed);
         candidate.generation().store(generation + 1, Ordering::SeqCst);
         unchain(control, &candidate, index);
@@ -403,8 +403,8 @@ pub(super) fn lock(
     if generation() == u64::from(file.generation) { Ok(locked) } else { Err(LockError::Stale) }
 }
 
-/// Keeps the word that the lock's holder died: the kernel tells one holder only, who may have other
-/// things to do.
+/// Keeps the word that the lock's holder died: the kernel tells one holder only, which may have
+/// other things to do.
 fn keep_word(entry: &Entry<'_>, locked: &Locked<'_>) {
     if locked.owner_died() {
         entry.flags().fetch_or(flag::ORPHANED, Ordering::SeqCst);

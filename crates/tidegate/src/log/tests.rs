@@ -401,7 +401,7 @@ fn a_definition_outlives_the_records_that_need_it() {
     // The cleaner may not pass the definition while the ticket is held,
     assert_eq!(log.safe_position(), log.tail());
     drop(ticket);
-    // and who comes after it has chosen its goal defines the file anew.
+    // and a writer that comes after it has chosen its goal defines the file anew.
     let goal = log.safe_position();
     let ticket = guard.begin().unwrap();
     assert!(ticket.needs_define());
@@ -496,7 +496,7 @@ fn the_operation_of_a_killed_thread_is_found() {
         });
         dying.join().unwrap();
     });
-    // The first one who gets the lock has other things to do.
+    // The first one that gets the lock has other things to do.
     drop(log.lock(file).unwrap());
     let guard = log.lock(file).unwrap();
     assert!(guard.owner_died());

@@ -1,8 +1,9 @@
-//! Buffers of ordinary memory that are filled past the CPU's cache, and locked while they are used.
+//! Buffers of ordinary memory that are filled around the CPU's cache, and locked while they are
+//! used.
 //!
 //! A [`Region`](super::Region) hands no references out, so that a device below could only be given
 //! a copy of what a cache holds. Nothing here outlives the process or is shared with another, so
-//! here a lock a buffer is enough to lend its bytes as slices.
+//! here a lock a buffer is enough to give its bytes out as slices.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::LazyLock;
@@ -16,7 +17,7 @@ use super::mapping::Mapping;
 /// Bytes of the pages that memory comes in, at least.
 const PAGE_BYTES: usize = 4096;
 
-/// Copies `from` to `to`, which is as long, past the CPU's cache, and returns when all other
+/// Copies `from` to `to`, which is as long, around the CPU's cache, and returns when all other
 /// threads can see it.
 ///
 /// Worth it where `to` is large, another CPU used it last, and it is not read again soon: an
@@ -143,8 +144,8 @@ impl DerefMut for WriteBuffer<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         let at = self.buffers.at(self.number);
         // SAFETY: a part of the mapping that is this buffer's alone, initialized by the kernel; its
-        // lock is held exclusively for as long as the slice lives, and this guard lends it once at
-        // a time.
+        // lock is held exclusively for as long as the slice lives, and this guard gives it out once
+        // at a time.
         unsafe { std::slice::from_raw_parts_mut(at, self.buffers.buffer_bytes as usize) }
     }
 }

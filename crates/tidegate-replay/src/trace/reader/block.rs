@@ -15,7 +15,7 @@ pub(super) struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// The event of a request whose device is all that is known of who asked.
+    /// The event of a request of which no more is known than its device.
     pub(super) fn put(&self, devices: &mut Names, out: &mut Out) -> Result<(), Bad> {
         let device = devices.id(self.device)?;
         self.put_of(device.0, device, out)

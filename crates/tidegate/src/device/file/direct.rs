@@ -1,4 +1,4 @@
-//! Transfers past the page cache: `O_DIRECT` through `io_uring`.
+//! Transfers around the page cache: `O_DIRECT` through `io_uring`.
 //!
 //! Invariants:
 //! 1. A ring serves one batch at a time; there are at most [`RINGS_MAX`], made when needed, and a
@@ -197,7 +197,7 @@ fn finish(
 }
 
 impl Backing {
-    /// A transfer past the page cache stopped. A forced write that fails closes the gate, since
+    /// A transfer around the page cache stopped. A forced write that fails closes the gate, since
     /// what else sat in the disk's cache may be lost too.
     pub(super) fn transfer_failed(
         &self,

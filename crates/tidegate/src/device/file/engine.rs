@@ -7,8 +7,8 @@
 //! 2. The thread waits for the ring only. New requests, the end of the device, and flushes of other
 //!    threads wake it by an eventfd.
 //! 3. A flush goes through the device's gate (`gate`): of flushes that wait together one is made.
-//! 4. A forced write is as in `direct` and `buffered`: one command past the page cache, a write and
-//!    a flush through it.
+//! 4. A forced write is as in `direct` and `buffered`: one command around the page cache, a write
+//!    and a flush through it.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;

@@ -11,8 +11,8 @@
 //!    the file system or of the disk.
 //!
 //! Map: [`FileDevice`] answers the trait; `buffered` moves data through the page cache; `direct`
-//! past it, by `O_DIRECT` and the rings of `uring`; `engine` is the thread that completes requests
-//! which were started; `space` makes holes and zeroes and finds them; `gate` flushes.
+//! around it, by `O_DIRECT` and the rings of `uring`; `engine` is the thread that completes
+//! requests which were started; `space` makes holes and zeroes and finds them; `gate` flushes.
 
 mod buffered;
 mod direct;
@@ -42,7 +42,7 @@ pub enum Transfer {
     /// Through the page cache, by `pread` and `pwrite`.
     #[default]
     Buffered,
-    /// Past the page cache, by `O_DIRECT` and `io_uring`.
+    /// Around the page cache, by `O_DIRECT` and `io_uring`.
     Direct,
 }
 

@@ -130,7 +130,7 @@ impl Log {
             self.control.tail().load(Ordering::Acquire) + self.usable_bytes(Share::Reserve);
         let raised = raised.min(usable_end).max(end);
         self.pool.set_limit(raised).map_err(|_| AppendError::Memory)?;
-        // After the persistent one: who sees this one may acknowledge records below it.
+        // After the persistent one: a writer that sees this one may acknowledge records below it.
         limit.store(raised, Ordering::Release);
         Ok(())
     }

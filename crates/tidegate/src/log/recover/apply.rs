@@ -420,7 +420,8 @@ impl<F: FileSystem> Context<'_, F> {
     /// the disk.
     fn copy(&self, extents: &[Extent], opened: &F::File) -> Attempt {
         let parts = parts(extents);
-        // The kernel lets one write to a file at a time, and who waits there may use up a CPU.
+        // The kernel lets one write to a file at a time, and a thread that waits there may use up a
+        // CPU.
         let turn = Mutex::new(());
         let copied = parallel::map(self.options.workers, &parts, |part| {
             self.copy_part(part, opened, &turn)?;

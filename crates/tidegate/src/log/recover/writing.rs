@@ -17,7 +17,7 @@ pub fn start_writing(file: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
 /// are not durable by it.
 ///
 /// Sooner than one that starts to write and waits later: of a disk that others read from, the
-/// kernel gives those who do not wait a small part of the queue.
+/// kernel gives writers that do not wait a small part of the queue.
 ///
 /// # Errors
 /// A write failed: no later call will say so once more.
