@@ -1,10 +1,10 @@
 //! What the program says on standard error: lines for people, or JSON objects for programs.
 //!
-//! Where standard error is the journal, each line begins with its priority as systemd reads it;
-//! where it is a file, with the time.
+//! Where standard error of a server is the journal, each line begins with its priority as systemd
+//! reads it; where it is no terminal either, such as a file or a pipe, with the time.
 
 use std::fmt::Write as _;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use std::time::SystemTime;
@@ -56,16 +56,23 @@ pub(crate) fn set_up(format: Format, level: Level) {
     let _ = SETUP.set(Setup { format, level, prefix: prefix() });
 }
 
-/// What fits standard error: systemd says in `JOURNAL_STREAM` which file is the journal.
+/// What fits standard error.
 fn prefix() -> Prefix {
     let Ok(found) = std::fs::metadata("/proc/self/fd/2") else { return Prefix::Nothing };
     let journal = std::env::var("JOURNAL_STREAM").unwrap_or_default();
-    if journal == format!("{}:{}", found.dev(), found.ino()) {
+    prefix_for(&journal, (found.dev(), found.ino()), io::stderr().is_terminal())
+}
+
+/// What fits a standard error with this number of its device and this inode. systemd says in
+/// `JOURNAL_STREAM`, here `journal`, which file is the journal: a program that was started by one
+/// in the journal may write elsewhere.
+fn prefix_for(journal: &str, (device, inode): (u64, u64), is_terminal: bool) -> Prefix {
+    if journal == format!("{device}:{inode}") {
         Prefix::Priority
-    } else if found.is_file() {
-        Prefix::Time
-    } else {
+    } else if is_terminal {
         Prefix::Nothing
+    } else {
+        Prefix::Time
     }
 }
 
@@ -139,6 +146,16 @@ mod tests {
     fn shown(format: Format, prefix: Prefix) -> String {
         let setup = Setup { format, level: Level::Info, prefix };
         rendered(&setup, Some("db"), Level::Warning, "a \"b\"\u{1b}")
+    }
+
+    #[test]
+    fn lines_have_the_time_where_neither_the_journal_nor_a_terminal_shows_it() {
+        const STDERR: (u64, u64) = (8, 1234);
+        assert_eq!(prefix_for("8:1234", STDERR, false), Prefix::Priority);
+        for journal in ["", "8:123", "81:234", "8:12345", "8"] {
+            assert_eq!(prefix_for(journal, STDERR, false), Prefix::Time, "{journal:?}");
+            assert_eq!(prefix_for(journal, STDERR, true), Prefix::Nothing, "{journal:?}");
+        }
     }
 
     #[test]
