@@ -24,7 +24,7 @@ use super::member::Member;
 use super::pace::{Due, Pace};
 use super::protocol::greeting;
 use super::service::Service;
-use super::session::{INPUT_BYTES, OUTPUT_BYTES, Progress, Session};
+use super::session::{INPUT_BYTES, MemoryResult, OUTPUT_BYTES, Progress, Session};
 use super::tls::{Tls, TlsMode};
 use super::transport::Transport;
 use crate::budget::{Lease, Wakes};
@@ -37,6 +37,7 @@ const CONTENDED: Duration = Duration::from_micros(10);
 
 /// What is said where the system has no memory for a request.
 const NO_MEMORY: &str = "there is no memory for the data of a request, which fails";
+const MEMORY_AGAIN: &str = "there is memory for the data of requests";
 const NO_MEMORY_ADVICE: &str = "give the server more, or less to its clients (--request-memory)";
 
 /// Where a connection is in its life.
@@ -200,9 +201,11 @@ impl<'a> Connection<'a> {
             Phase::Handshake(_) => self.shake_hands()?,
             Phase::Transmission(session) => {
                 let progress = session.run(&mut self.input, &mut self.output);
-                if session.has_lacked_memory() {
-                    let Service { log, memory, .. } = self.service;
-                    memory.note(log, NO_MEMORY, NO_MEMORY_ADVICE);
+                let Service { log, memory, .. } = self.service;
+                match session.take_memory_result() {
+                    None => {}
+                    Some(MemoryResult::Had) => memory.over(log, MEMORY_AGAIN),
+                    Some(MemoryResult::Lacked) => memory.note(log, NO_MEMORY, NO_MEMORY_ADVICE),
                 }
                 progress
             }

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -23,7 +23,7 @@ use super::export::Exports;
 use super::member::Member;
 use super::service::Service;
 use super::session::Mail;
-use super::shortage::Shortage;
+use super::shortage::{QUIET, Shortage};
 use super::{
     Export, Limits, ListenAddress, LogSink, ServeError, StatisticsSource, StopHandle, Tls,
 };
@@ -174,7 +174,7 @@ impl Server {
 }
 
 /// How long not to accept when the system has no descriptors or memory left.
-const SHORTAGE_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(100);
 
 fn accept_until_stopped(
     shared: &Arc<Shared>,
@@ -185,8 +185,11 @@ fn accept_until_stopped(
     fds.extend(listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
     let (mut short, shortage) = (false, Shortage::default());
     loop {
-        let (watched, timeout) = if short { (1, Some(&SHORTAGE_PAUSE)) } else { (fds.len(), None) };
-        match poll(&mut fds[..watched], timeout) {
+        let watched = if short { 1 } else { fds.len() };
+        // Whether a shortage is over is looked at without a client, too.
+        let look = if short { Some(SHORTAGE_PAUSE) } else { shortage.is_on().then_some(QUIET) };
+        let timeout = look.and_then(|look| Timespec::try_from(look).ok());
+        match poll(&mut fds[..watched], timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(ServeError::io("cannot wait for connections", error)),
         }
@@ -194,16 +197,24 @@ fn accept_until_stopped(
             return Ok(());
         }
         short = false;
+        let log = &shared.service.log;
         for listener in listeners {
             if let Err(error) = accept_all(shared, listener) {
                 short = true;
-                let why = std::error::Error::source(&error);
-                let why = why.map_or(String::new(), |why| format!(": {why}"));
-                let then = format!("clients wait meanwhile{}", advice(&error));
-                shortage.note(&shared.service.log, &format!("{error}{why}"), &then);
+                tell_shortage(&shortage, log, &error);
             }
         }
+        if !short {
+            shortage.over(log, "connections are accepted");
+        }
     }
+}
+
+fn tell_shortage(shortage: &Shortage, log: &Log, error: &ServeError) {
+    let why = std::error::Error::source(error);
+    let why = why.map_or(String::new(), |why| format!(": {why}"));
+    let then = format!("clients wait meanwhile{}", advice(error));
+    shortage.note(log, &format!("{error}{why}"), &then);
 }
 
 /// What to do about `error`, where that is known.

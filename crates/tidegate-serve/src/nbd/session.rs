@@ -82,6 +82,13 @@ fn memory_of(data_bytes: usize) -> usize {
     if data_bytes == 0 { 0 } else { data_bytes + BUFFER_EXTRA_BYTES }
 }
 
+/// How the system answered when a request needed memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MemoryResult {
+    Had,
+    Lacked,
+}
+
 /// Where a connection finds its complete requests.
 pub(super) type Mail = Mailbox<Done<Command>>;
 
@@ -98,8 +105,8 @@ pub(super) struct Session {
     lease: Lease,
     /// The next request waits for memory of the server.
     wants_memory: bool,
-    /// The system had no memory for a request since that was last asked.
-    lacked_memory: bool,
+    /// Whether the system had memory for a request since that was last asked.
+    memory_result: Option<MemoryResult>,
     pool: PayloadPool,
     scratch: Vec<u8>,
     tally: Tally,
@@ -129,7 +136,7 @@ impl Session {
             payload_bytes: 0,
             lease,
             wants_memory: false,
-            lacked_memory: false,
+            memory_result: None,
             pool: PayloadPool::new(limits.kept_bytes()),
             scratch: Vec::new(),
             tally: Tally::default(),
@@ -223,7 +230,7 @@ impl Session {
 
     /// Refuses a request for which the system has no memory; `skip_bytes` of data follow it.
     fn refuse_for_memory(&mut self, command: &Command, skip_bytes: u32) {
-        self.lacked_memory = true;
+        self.memory_result = Some(MemoryResult::Lacked);
         self.tally.failed(command.kind);
         let message = "the server has no memory for the data of the request";
         let refusal = Refusal { error: errno::NOMEM, message };
@@ -302,14 +309,22 @@ impl Session {
         if !self.may_start(command.data_bytes(), output) {
             return false;
         }
-        match self.pool.take(command.data_bytes()) {
-            Some(buffer) => {
-                let read = OwnedOperation::Read { offset: command.offset, buffer };
-                self.submit(command, read, Then::Complete);
-            }
-            None => self.refuse_for_memory(command, 0),
+        if let Some(buffer) = self.take_payload(command, 0) {
+            let read = OwnedOperation::Read { offset: command.offset, buffer };
+            self.submit(command, read, Then::Complete);
         }
         true
+    }
+
+    /// A payload for the request; none: the system has no memory for it. Then the request, which
+    /// `skip_bytes` of data follow, is refused.
+    fn take_payload(&mut self, command: &Command, skip_bytes: u32) -> Option<IoBuffer> {
+        let payload = self.pool.take(command.data_bytes());
+        match &payload {
+            Some(_) => self.memory_result = self.memory_result.or(Some(MemoryResult::Had)),
+            None => self.refuse_for_memory(command, skip_bytes),
+        }
+        payload
     }
 
     /// Does a command that carries no data, if it has to wait for nothing. A trim that is done
@@ -376,12 +391,9 @@ impl Session {
             return Some(Progress::Blocked);
         }
         input.consume(REQUEST_BYTES);
-        match self.pool.take(len) {
-            Some(payload) => {
-                self.payload_bytes += memory_of(len);
-                self.incoming = Some(Incoming { command: *command, flags, payload, received: 0 });
-            }
-            None => self.refuse_for_memory(command, command.len),
+        if let Some(payload) = self.take_payload(command, command.len) {
+            self.payload_bytes += memory_of(len);
+            self.incoming = Some(Incoming { command: *command, flags, payload, received: 0 });
         }
         None
     }
@@ -443,9 +455,10 @@ impl Session {
         self.lease.is_wanted()
     }
 
-    /// The system had no memory for a request since this was last asked.
-    pub(super) fn has_lacked_memory(&mut self) -> bool {
-        std::mem::take(&mut self.lacked_memory)
+    /// Whether the system had memory for the requests since this was last asked, as far as any
+    /// needed some.
+    pub(super) fn take_memory_result(&mut self) -> Option<MemoryResult> {
+        self.memory_result.take()
     }
 
     /// Bytes that the client has still to send of a write that takes memory; none: no such write
