@@ -381,7 +381,7 @@ pub(crate) enum TlsWhen {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits")]
 pub(crate) struct LimitArgs {
-    /// Most connections at once; at the limit a new client takes the place of a silent one
+    /// Most connections at once; at the limit a new client takes the place of an idle one
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub(crate) max_connections: Option<NonZeroUsize>,
     /// Most memory for the requests of all clients: bytes, or with K, M, G or T; at least 64M, and

@@ -213,21 +213,57 @@ fn descriptors_that_are_short_are_told_when_they_are_and_when_there_are_enough()
     assert!(server.stop(Signal::TERM).0.success());
 }
 
-/// As many connections as there may be by default, none of which says a word, keep a new client out
-/// for five seconds at most.
+/// Connections of which none says a word give their places up.
 #[test]
 fn silent_connections_keep_no_client_out_for_long() {
+    expect_to_get_in(|socket| {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.read_exact(&mut [0; 18]).expect("each is taken");
+        stream
+    });
+}
+
+/// A request does not keep a place for long, either.
+#[test]
+fn connections_that_worked_once_keep_no_client_out_for_long() {
+    expect_to_get_in(|socket| {
+        let mut client = Client::connect(socket).unwrap();
+        client.send_flush(1).unwrap();
+        assert_eq!(client.receive().unwrap(), (1, 0));
+        client.into_stream()
+    });
+}
+
+/// Answers that are not taken are no work of their client's.
+#[test]
+fn connections_that_take_no_answer_keep_no_client_out_for_long() {
+    let mut lens = [4 << 20, 256 << 10].into_iter().cycle();
+    expect_to_get_in(|socket| {
+        let mut client = Client::connect(socket).unwrap();
+        client.send_read(1, 0, lens.next().unwrap()).unwrap();
+        client.into_stream()
+    });
+}
+
+/// Writes whose data does not come are no work of their client's.
+#[test]
+fn connections_that_end_no_write_keep_no_client_out_for_long() {
+    expect_to_get_in(|socket| {
+        let mut client = Client::connect(socket).unwrap();
+        client.begin_write(0, 4 << 20, &[1; 4096]).unwrap();
+        client.into_stream()
+    });
+}
+
+/// As many connections as there may be by default, of which each is one of `connected` and one does
+/// work, keep a new client out for five seconds at most; the one that works stays.
+fn expect_to_get_in(mut connected: impl FnMut(&Path) -> UnixStream) {
     const DEFAULT_CONNECTIONS: usize = 256;
     const ALLOWED: Duration = Duration::from_secs(5);
     let (_dir, pool, socket) = with_pool();
     let server = Server::start(&pool, &socket, &[]);
-    let silent: Vec<_> = (0..DEFAULT_CONNECTIONS)
-        .map(|_| {
-            let mut stream = UnixStream::connect(&socket).unwrap();
-            stream.read_exact(&mut [0; 18]).expect("each is taken");
-            stream
-        })
-        .collect();
+    let mut working = Client::connect(&socket).unwrap();
+    let silent: Vec<_> = (1..DEFAULT_CONNECTIONS).map(|_| connected(&socket)).collect();
     let start = Instant::now();
     let mut refused = 0;
     let mut client = loop {
@@ -235,11 +271,13 @@ fn silent_connections_keep_no_client_out_for_long() {
             Ok(client) => break client,
             Err(_) => refused += 1,
         }
+        expect_served(&mut working, 2);
         assert!(start.elapsed() < ALLOWED, "kept out for {:?}", start.elapsed());
     };
     expect_served(&mut client, 1);
     assert!(start.elapsed() < ALLOWED, "served after {:?}", start.elapsed());
     assert!(refused > 0, "the connections that are open were not at their limit");
+    expect_served(&mut working, 3);
     drop(silent);
     assert!(server.stop(Signal::TERM).0.success());
 }

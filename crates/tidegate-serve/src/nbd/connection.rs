@@ -21,7 +21,7 @@ use rustls::ServerConnection;
 use super::buffer::{Input, Output, PayloadPool};
 use super::handshake::{Handshake, Negotiated, Step};
 use super::member::Member;
-use super::pace::{Due, Pace};
+use super::pace::{Due, Pace, Work};
 use super::protocol::greeting;
 use super::service::Service;
 use super::session::{INPUT_BYTES, MemoryResult, OUTPUT_BYTES, Progress, Session};
@@ -76,6 +76,8 @@ pub(super) struct Connection<'a> {
     deadline: Option<Instant>,
     /// How fast the client takes its answers, or sends data where no answer waits.
     pace: Pace,
+    /// What keeps its place for it.
+    work: Work,
     /// Nothing more is received: the server stops.
     stopping: bool,
     /// Nothing more is handled: only what waits is sent.
@@ -90,6 +92,7 @@ impl<'a> Connection<'a> {
         let mode = service.tls.as_ref().map_or(TlsMode::Off, Tls::mode);
         let exports = Arc::clone(&service.exports);
         let handshake = Handshake::new(exports, service.limits.max_request_bytes, mode);
+        let now = Instant::now();
         Self {
             service,
             id,
@@ -98,8 +101,9 @@ impl<'a> Connection<'a> {
             input: Input::new(INPUT_BYTES),
             output: Output::new(OUTPUT_BYTES),
             phase: Phase::Handshake(Box::new(handshake)),
-            deadline: Instant::now().checked_add(service.limits.handshake_timeout),
+            deadline: now.checked_add(service.limits.handshake_timeout),
             pace: Pace::default(),
+            work: Work::new(now),
             stopping: false,
             closing: false,
             spins: false,
@@ -124,10 +128,7 @@ impl<'a> Connection<'a> {
     fn run(&mut self) -> Result<(), Fault> {
         loop {
             self.notice_stop()?;
-            if self.member.is_evicted() && self.is_idle() {
-                let what = "gave its place up: it was silent, and another client came";
-                return Err(Fault::Broken(what.into()));
-            }
+            self.notice_eviction()?;
             let collected = self.collect();
             let progress = self.advance()?;
             let wants_input = matches!(progress, Progress::NeedInput) && !self.closing;
@@ -145,6 +146,15 @@ impl<'a> Connection<'a> {
                 self.wait(wants_input)?;
             }
         }
+    }
+
+    /// Whether the place was given to another client.
+    fn notice_eviction(&self) -> Result<(), Fault> {
+        if self.member.is_evicted() && self.is_idle() {
+            let what = "gave its place up: its client did nothing, and another one came";
+            return Err(Fault::Broken(what.into()));
+        }
+        Ok(())
     }
 
     /// When the server stops, takes what has arrived by now, and nothing later.
@@ -260,6 +270,7 @@ impl<'a> Connection<'a> {
         let tls = ServerConnection::new(Arc::clone(tls.config()))
             .map_err(|error| Fault::Broken(format!("cannot start TLS: {error}")))?;
         while !self.output.is_empty() {
+            self.notice_eviction()?;
             if !self.send()? {
                 self.wait(false)?;
             }
@@ -294,6 +305,7 @@ impl<'a> Connection<'a> {
         if self.output.is_empty() {
             self.pace.moved(received);
         }
+        self.work.moved(received);
         self.input.received(received - to_payload);
         Ok(true)
     }
@@ -314,6 +326,7 @@ impl<'a> Connection<'a> {
                 Ok(sent) => {
                     any = true;
                     self.pace.moved(sent);
+                    self.work.moved(sent);
                     let pool = match &mut self.phase {
                         Phase::Transmission(session) => session.pool(),
                         Phase::Handshake(_) => &mut no_pool,
@@ -329,6 +342,7 @@ impl<'a> Connection<'a> {
         }
         if any && self.output.is_empty() {
             self.pace.rest();
+            self.work.done();
         }
         Ok(any)
     }
@@ -361,8 +375,11 @@ impl<'a> Connection<'a> {
         ];
         // A socket without events would still report that the client hung up, again and again.
         let watched = if events.is_empty() { 1 } else { 2 };
-        if wants_input && !wants_output && self.is_idle() {
-            self.member.note_idle(now);
+        if wants_output || (wants_input && self.is_idle()) {
+            self.member.note_idle(self.work.last(now));
+        } else {
+            // It waits for the device or for memory: the client's time begins behind that.
+            self.work.done();
         }
         let polled = poll(&mut fds[..watched], timeout.as_ref());
         self.member.note_busy();

@@ -11,8 +11,8 @@ pub const MEMORY_BYTES_MIN: usize = 64 << 20;
 /// How much clients may ask for.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Connections at a time. At the limit a new one takes the place of one that is silent or
-    /// idle; where there is none it is closed at once.
+    /// Connections at a time. At the limit a new one takes the place of one whose client does
+    /// nothing; where there is none it is closed at once.
     pub connections: usize,
     /// Memory for the requests of all connections together, in bytes: at least
     /// [`MEMORY_BYTES_MIN`]. Beside it each connection has buffers of at most 0.7 MB.
@@ -34,7 +34,10 @@ pub struct Limits {
     pub stall_timeout_under_pressure: Duration,
     /// At the limit of connections: time after which one without any request gives its place up.
     pub silent_timeout: Duration,
-    /// At the limit of connections: time without a request after which any gives its place up.
+    /// At the limit of connections: time after which any gives its place up whose client has had no
+    /// request done, and has neither sent data nor taken answers of 64 KiB. Those that have never
+    /// had a request go first, then those that have been idle for longest. A connection that waits
+    /// for the device or for memory keeps its place.
     pub idle_timeout: Duration,
     /// Time that clients have for reading their last replies when the server stops.
     pub stop_grace: Duration,
@@ -52,7 +55,7 @@ impl Default for Limits {
             stall_timeout: Duration::from_secs(30),
             stall_timeout_under_pressure: Duration::from_secs(2),
             silent_timeout: Duration::from_secs(2),
-            idle_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(2),
             stop_grace: Duration::from_secs(5),
         }
     }
@@ -127,5 +130,28 @@ impl Limits {
             "a largest request of {most} bytes: expected a power of two from a block \
              ({block_bytes}) to 32 MiB"
         )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table "Limits" of the manual, docs/operations.md.
+    #[test]
+    fn the_default_limits_are_those_of_the_manual() {
+        let limits = Limits::default();
+        assert_eq!(limits.connections, 256);
+        assert_eq!((limits.silent_timeout.as_secs(), limits.idle_timeout.as_secs()), (2, 2));
+        let machine = field_of("/proc/meminfo", "MemTotal:").expect("a machine has memory") * 1024;
+        let allowed = control_group_bytes().map_or(machine, |group| group.min(machine));
+        assert_eq!(limits.memory_bytes, (allowed / 4).max(64 << 20));
+        assert_eq!(limits.max_request_bytes, 32 << 20);
+        assert_eq!((limits.in_flight_bytes, limits.in_flight_requests), (64 << 20, 256));
+        assert_eq!(limits.handshake_timeout.as_secs(), 30);
+        assert_eq!(limits.stall_timeout.as_secs(), 30);
+        assert_eq!(limits.stall_timeout_under_pressure.as_secs(), 2);
+        assert_eq!(super::super::pace::LAP_BYTES, 1 << 20);
+        assert_eq!(limits.stop_grace.as_secs(), 5);
     }
 }

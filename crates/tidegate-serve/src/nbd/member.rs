@@ -14,7 +14,7 @@ const BUSY: u64 = u64::MAX;
 pub(super) struct Member {
     pub(super) mailbox: Arc<Mail>,
     since: Instant,
-    /// When it began to wait for its client, in milliseconds after `since`; or [`BUSY`].
+    /// Since when its client has done nothing, in milliseconds after `since`; or [`BUSY`].
     idle_since_ms: AtomicU64,
     /// It has had a request answered.
     has_worked: AtomicBool,
@@ -37,9 +37,9 @@ impl Member {
         self.has_worked.store(true, Ordering::Relaxed);
     }
 
-    /// It waits for its client, and for nothing else.
-    pub(super) fn note_idle(&self, now: Instant) {
-        let ms = now.duration_since(self.since).as_millis();
+    /// It waits for its client, which has done nothing since `last`, and for nothing else.
+    pub(super) fn note_idle(&self, last: Instant) {
+        let ms = last.duration_since(self.since).as_millis();
         self.idle_since_ms.store(u64::try_from(ms).unwrap_or(BUSY), Ordering::Relaxed);
     }
 
@@ -59,8 +59,10 @@ impl Member {
         self.mailbox.wake().wake();
     }
 
-    /// By how much it has been idle for longer than it may at the limit of connections.
-    pub(super) fn overdue(&self, now: Instant, limits: &Limits) -> Option<Duration> {
+    /// How soon it gives its place up at the limit of connections, the greatest first: one without
+    /// any request before the others, then by how much it has been idle for longer than it may.
+    /// None: not now.
+    pub(super) fn overdue(&self, now: Instant, limits: &Limits) -> Option<(bool, Duration)> {
         let idle_since_ms = self.idle_since_ms.load(Ordering::Relaxed);
         if idle_since_ms == BUSY || self.is_evicted() {
             return None;
@@ -68,6 +70,6 @@ impl Member {
         let idle_since = self.since + Duration::from_millis(idle_since_ms);
         let has_worked = self.has_worked.load(Ordering::Relaxed);
         let may = if has_worked { limits.idle_timeout } else { limits.silent_timeout };
-        now.duration_since(idle_since).checked_sub(may)
+        Some((!has_worked, now.duration_since(idle_since).checked_sub(may)?))
     }
 }

@@ -4,6 +4,9 @@
 //! clients wait for the memory that it holds, it must move [`LAP_BYTES`] in each of the shorter
 //! timeouts for that, or all that is left where that is less: one that takes a byte a second would
 //! keep its memory for days.
+//!
+//! [`Work`] says since when a client has done nothing: at the limit of connections such a one gives
+//! its place up.
 
 use std::time::{Duration, Instant};
 
@@ -83,6 +86,41 @@ impl Pace {
     }
 }
 
+/// Bytes that count as work though no request ends with them: a slow client may take long for a
+/// large request.
+const WORK_BYTES: usize = 64 << 10;
+
+/// When a client last did something that counts.
+pub(super) struct Work {
+    last: Instant,
+    moved_bytes: usize,
+}
+
+impl Work {
+    /// A client that has just connected.
+    pub(super) fn new(now: Instant) -> Self {
+        Self { last: now, moved_bytes: 0 }
+    }
+
+    /// So many bytes came from the client, or were taken by it.
+    pub(super) fn moved(&mut self, bytes: usize) {
+        self.moved_bytes = self.moved_bytes.saturating_add(bytes);
+    }
+
+    /// All answers are taken, or the server is busy for the client.
+    pub(super) fn done(&mut self) {
+        self.moved(WORK_BYTES);
+    }
+
+    /// Since when the client has done nothing. What it did since the last look counts as done now.
+    pub(super) fn last(&mut self, now: Instant) -> Instant {
+        if self.moved_bytes >= WORK_BYTES {
+            *self = Self::new(now);
+        }
+        self.last
+    }
+}
+
 /// Time in which a client has to move something.
 fn timeout(due: Due, limits: &Limits) -> Duration {
     if due.is_pressed {
@@ -152,6 +190,19 @@ mod tests {
         pace.rest();
         let later = now + 2 * SECOND;
         assert_eq!(pace.deadline(later, due(1, true), &limits), Some(later + 2 * SECOND));
+    }
+
+    #[test]
+    fn a_request_or_many_bytes_are_work_and_a_few_bytes_are_none() {
+        let start = Instant::now();
+        let mut work = Work::new(start);
+        work.moved(WORK_BYTES - 1);
+        assert_eq!(work.last(start + SECOND), start);
+        work.moved(1);
+        assert_eq!(work.last(start + 2 * SECOND), start + 2 * SECOND);
+        assert_eq!(work.last(start + 3 * SECOND), start + 2 * SECOND);
+        work.done();
+        assert_eq!(work.last(start + 4 * SECOND), start + 4 * SECOND);
     }
 
     #[test]

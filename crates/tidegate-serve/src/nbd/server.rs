@@ -304,8 +304,8 @@ impl Drop for Registration {
 }
 
 impl Shared {
-    /// Whether one more connection may be taken. At the limit one that is silent or idle gives its
-    /// place up; it is gone in a moment.
+    /// Whether one more connection may be taken. At the limit one whose client does nothing gives
+    /// its place up; it is gone in a moment.
     fn has_place(&self) -> bool {
         let (live, limits, now) = (self.live.lock(), &self.service.limits, Instant::now());
         if live.values().filter(|member| !member.is_evicted()).count() < limits.connections {
