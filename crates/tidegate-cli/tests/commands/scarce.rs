@@ -91,13 +91,63 @@ fn a_server_lives_in_400_mib_whatever_its_clients_ask_for() {
     assert!(server.stop(Signal::TERM).0.success());
 }
 
+/// Lets this process open as many files as the tests here do.
+fn allow_many_files() {
+    let files = Rlimit { current: Some(4096), maximum: Some(4096) };
+    prlimit(None, Resource::Nofile, files).expect("so many files may be open");
+}
+
+/// A server in 400 MiB lives and serves a neighbour while 2,000 more clients each do `work`, and
+/// behind that nothing.
+fn expect_to_outlive(name: &str, mut work: impl FnMut(&mut Client)) {
+    allow_many_files();
+    let (_dir, pool, socket) = with_pool();
+    let group = Group::with_memory(name, 400 << 20);
+    let server = limited_server(&group, &pool, &socket, "--max-connections=2010");
+    let mut neighbour = Client::connect(&socket).unwrap();
+    let clients: Vec<_> = (0..2000)
+        .map(|number| {
+            let mut client = Client::connect(&socket).unwrap();
+            work(&mut client);
+            if number % 20 == 0 {
+                expect_served(&mut neighbour, 1);
+            }
+            client
+        })
+        .collect();
+    (0..100).for_each(|round| expect_served(&mut neighbour, round));
+    drop(clients);
+    expect_served(&mut neighbour, 200);
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
+/// Reads of these lengths are done at once, into the buffers of their connections.
+#[test]
+fn a_server_lives_in_400_mib_with_2000_clients_that_take_no_answers_of_ordinary_reads() {
+    expect_to_outlive("untaken", |client| {
+        for (cookie, len) in (0..8).zip([124 << 10, 256 << 10].into_iter().cycle()) {
+            client.send_read(cookie, 0, len).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_server_lives_in_400_mib_with_2000_clients_that_have_worked_and_are_idle() {
+    const LEN: usize = 256 << 10;
+    let data = vec![1; LEN];
+    expect_to_outlive("idle", |client| {
+        client.send_write(1, 0, &data).unwrap();
+        assert_eq!(client.receive().unwrap(), (1, 0));
+        assert_eq!(client.read(0, LEN).unwrap().len(), LEN);
+    });
+}
+
 /// Of 2,000 clients a third says nothing, a third takes no answers, and a third begins writes of
 /// 21 GB that it does not end.
 #[test]
 fn a_server_lives_in_400_mib_with_2000_clients_that_write_read_and_wait() {
     const CLIENTS: usize = 2000;
-    let files = Rlimit { current: Some(4096), maximum: Some(4096) };
-    prlimit(None, Resource::Nofile, files).expect("so many files may be open");
+    allow_many_files();
     let (_dir, pool, socket) = with_pool();
     let group = Group::with_memory("many", 400 << 20);
     let server = limited_server(&group, &pool, &socket, "--max-connections=2010");

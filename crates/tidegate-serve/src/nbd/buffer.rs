@@ -1,12 +1,19 @@
 //! Buffers of one connection: bytes that came, bytes to send, and payloads of their own.
 //!
-//! Invariants: a buffer is zeroed once, when it is made, and reused from then on; [`Input`] and
-//! [`Output`] never grow; a payload is made only for a length that was checked.
+//! Invariants: a buffer is zeroed once, when it is made, and reused from then on; the buffers of
+//! [`Input`] and [`Output`] never grow; a payload is made only for a length that was checked.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use tidegate::device::{BUFFER_EXTRA_BYTES, IoBuffer};
+use zerocopy::FromZeros as _;
+
+/// So many zero bytes, whose pages become resident as bytes are stored in them; none where the
+/// system has not so much memory.
+fn zeroes(len: usize) -> Option<Box<[u8]>> {
+    <[u8]>::new_box_zeroed_with_elems(len).ok()
+}
 
 /// Received bytes not used up yet.
 pub(super) struct Input {
@@ -16,8 +23,9 @@ pub(super) struct Input {
 }
 
 impl Input {
-    pub(super) fn new(capacity_bytes: usize) -> Self {
-        Self { bytes: vec![0; capacity_bytes].into_boxed_slice(), start: 0, end: 0 }
+    /// An input of so many bytes; none where the system has no memory for it.
+    pub(super) fn try_new(capacity_bytes: usize) -> Option<Self> {
+        Some(Self { bytes: zeroes(capacity_bytes)?, start: 0, end: 0 })
     }
 
     /// What came and is not used up.
@@ -49,12 +57,9 @@ impl Input {
     }
 }
 
-/// The most bytes of free payloads that a connection keeps, where memory is plenty.
-const POOL_BYTES: usize = 2 << 20;
-
 /// Payloads of finished requests, kept for the next.
-#[derive(Default)]
 pub(super) struct PayloadPool {
+    allocate: fn(usize) -> Option<IoBuffer>,
     free: Vec<IoBuffer>,
     free_bytes: usize,
     most_bytes: usize,
@@ -63,7 +68,13 @@ pub(super) struct PayloadPool {
 impl PayloadPool {
     /// A pool that keeps up to `most_bytes`.
     pub(super) fn new(most_bytes: usize) -> Self {
-        Self { most_bytes: most_bytes.min(POOL_BYTES), ..Self::default() }
+        Self { allocate: IoBuffer::try_new, free: Vec::new(), free_bytes: 0, most_bytes }
+    }
+
+    /// A pool of a system without memory.
+    #[cfg(test)]
+    pub(super) fn without_memory() -> Self {
+        Self { allocate: |_| None, ..Self::new(0) }
     }
 
     /// A payload of `len` bytes with any content; none where the system has no memory for it.
@@ -75,7 +86,7 @@ impl PayloadPool {
                 payload.reset(len);
                 Some(payload)
             }
-            None => IoBuffer::try_new(len),
+            None => (self.allocate)(len),
         }
     }
 
@@ -114,6 +125,7 @@ struct Placed {
 const MAX_PIECES: usize = 32;
 
 /// Bytes to send: small messages in one buffer, large ones as they are.
+#[derive(Default)]
 pub(super) struct Output {
     buffer: Box<[u8]>,
     start: usize,
@@ -124,15 +136,10 @@ pub(super) struct Output {
 }
 
 impl Output {
-    pub(super) fn new(capacity_bytes: usize) -> Self {
-        Self {
-            buffer: vec![0; capacity_bytes].into_boxed_slice(),
-            start: 0,
-            end: 0,
-            placed: VecDeque::new(),
-            placed_sent: 0,
-            placed_bytes: 0,
-        }
+    /// An output with a buffer of so many bytes; none where the system has no memory for it. That
+    /// of [`Default`] has none.
+    pub(super) fn try_new(capacity_bytes: usize) -> Option<Self> {
+        Some(Self { buffer: zeroes(capacity_bytes)?, ..Self::default() })
     }
 
     /// Bytes waiting in the buffer.
@@ -264,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_pool_gives_back_what_fits_and_keeps_little() {
-        let mut pool = PayloadPool::new(usize::MAX);
+        let mut pool = PayloadPool::new(2 << 20);
         let payload = pool.take(4096).expect("memory");
         let address = payload.data().as_ptr();
         pool.put(payload);
@@ -280,8 +287,8 @@ mod tests {
         fn output_keeps_order(
             steps in prop::collection::vec((0_usize..3, 1_usize..40, 0_usize..100), 1..200)
         ) {
-            let mut output = Output::new(256);
-            let mut pool = PayloadPool::default();
+            let mut output = Output::try_new(256).expect("memory");
+            let mut pool = PayloadPool::new(0);
             let (mut expected, mut received) = (Vec::new(), Vec::new());
             let mut next = 0_u8;
             for (kind, len, send) in steps {

@@ -24,7 +24,7 @@ use super::member::Member;
 use super::pace::{Due, Pace, Work};
 use super::protocol::greeting;
 use super::service::Service;
-use super::session::{INPUT_BYTES, MemoryResult, OUTPUT_BYTES, Progress, Session};
+use super::session::{MemoryResult, Progress, Session};
 use super::tls::{Tls, TlsMode};
 use super::transport::Transport;
 use crate::budget::{Lease, Wakes};
@@ -88,18 +88,35 @@ pub(super) struct Connection<'a> {
 
 impl<'a> Connection<'a> {
     /// Connection `id`, of a client on the nonblocking `socket`.
-    pub(super) fn new(service: &'a Service, id: u64, socket: OwnedFd, member: &'a Member) -> Self {
+    ///
+    /// # Errors
+    /// The system has no memory for its buffers.
+    pub(super) fn new(
+        service: &'a Service,
+        id: u64,
+        socket: OwnedFd,
+        member: &'a Member,
+    ) -> Result<Self, Fault> {
+        let share = &service.share;
+        let buffers = (Input::try_new(share.input_bytes), Output::try_new(share.output_bytes()));
+        let (Some(input), Some(output)) = buffers else {
+            return Err(Fault::Broken("there is no memory for its buffers".into()));
+        };
+        let transport = Transport::new(socket);
+        if let Some(bytes) = share.socket_bytes {
+            transport.limit_send_buffer(bytes);
+        }
         let mode = service.tls.as_ref().map_or(TlsMode::Off, Tls::mode);
         let exports = Arc::clone(&service.exports);
         let handshake = Handshake::new(exports, service.limits.max_request_bytes, mode);
         let now = Instant::now();
-        Self {
+        Ok(Self {
             service,
             id,
-            transport: Transport::new(socket),
+            transport,
             member,
-            input: Input::new(INPUT_BYTES),
-            output: Output::new(OUTPUT_BYTES),
+            input,
+            output,
             phase: Phase::Handshake(Box::new(handshake)),
             deadline: now.checked_add(service.limits.handshake_timeout),
             pace: Pace::default(),
@@ -107,7 +124,7 @@ impl<'a> Connection<'a> {
             stopping: false,
             closing: false,
             spins: false,
-        }
+        })
     }
 
     /// Serves the client until one side ends it; all its requests have finished then. The socket
@@ -253,7 +270,8 @@ impl<'a> Connection<'a> {
         let (limits, mailbox) = (&self.service.limits, Arc::clone(&self.member.mailbox));
         let client = Arc::clone(&mailbox) as Arc<dyn Wakes>;
         let lease = Lease::new(Arc::clone(&self.service.budget), client);
-        let session = Session::new(negotiated, limits, self.id, mailbox, lease);
+        let share = &self.service.share;
+        let session = Session::new(negotiated, limits, share, self.id, mailbox, lease);
         self.phase = Phase::Transmission(Box::new(session));
     }
 
@@ -275,7 +293,7 @@ impl<'a> Connection<'a> {
                 self.wait(false)?;
             }
         }
-        self.transport.start_tls(tls);
+        self.transport.start_tls(tls, self.service.share.tls_buffer_bytes);
         if let Phase::Handshake(handshake) = &mut self.phase {
             handshake.tls_started();
         }
@@ -318,7 +336,7 @@ impl<'a> Connection<'a> {
             self.member.note_work();
         }
         let mut any = false;
-        let mut no_pool = PayloadPool::default();
+        let mut no_pool = PayloadPool::new(0);
         while !self.output.is_empty() {
             let mut pieces = Output::no_pieces();
             let count = self.output.pieces(&mut pieces);
@@ -445,7 +463,7 @@ impl<'a> Connection<'a> {
     fn finish_requests(&mut self) {
         let Phase::Transmission(session) = &mut self.phase else { return };
         while !session.is_idle() {
-            let mut dropped = Output::new(0);
+            let mut dropped = Output::default();
             if !session.collect(&mut dropped) {
                 let mut fds = [PollFd::new(self.member.mailbox.wake(), PollFlags::IN)];
                 let _ = poll(&mut fds, None);

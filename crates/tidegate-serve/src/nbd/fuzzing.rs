@@ -18,7 +18,8 @@ use super::handshake::{Handshake, MAX_OPTIONS, Negotiated, Step};
 use super::protocol::{
     CHUNK_HEADER_BYTES, CHUNK_MAGIC, Cursor, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC,
 };
-use super::session::{INPUT_BYTES, Mail, OUTPUT_BYTES, Progress, Session};
+use super::session::{Mail, Progress, Session};
+use super::share::Share;
 use super::tls::TlsMode;
 use crate::budget::{Budget, Lease, Wakes};
 
@@ -120,7 +121,7 @@ pub fn handshake(mut data: &[u8]) {
     let mode =
         [TlsMode::Off, TlsMode::Optional, TlsMode::Required][usize::from(byte(&mut data) % 3)];
     if let Some((negotiated, rest)) = shake_hands(mode, data) {
-        transmit(&negotiated, rest);
+        transmit(&negotiated, 256, rest);
     }
 }
 
@@ -145,21 +146,26 @@ fn shake_hands(mode: TlsMode, mut data: &[u8]) -> Option<(Negotiated, &[u8])> {
     }
 }
 
-/// Any bytes as requests; the first byte chooses what was negotiated, each piece has its length
-/// before it.
+/// Any bytes as requests; the first byte chooses what was negotiated, and whether buffers are
+/// small. Each piece has its length before it.
 pub fn transmission(mut data: &[u8]) {
     let bits = byte(&mut data);
     let export = scratch_export(bits & 1 == 0).read_only(bits & 2 != 0);
     let (structured, base_allocation) = (bits & 4 != 0, bits & 8 != 0);
-    transmit(&Negotiated { export, structured, base_allocation }, data);
+    let connections = if bits & 16 == 0 { 256 } else { usize::MAX };
+    transmit(&Negotiated { export, structured, base_allocation }, connections, data);
 }
 
-fn transmit(negotiated: &Negotiated, mut data: &[u8]) {
+/// On one of so many connections as there may be.
+fn transmit(negotiated: &Negotiated, connections: usize, mut data: &[u8]) {
     let Ok(mailbox) = Mail::new().map(Arc::new) else { return };
-    let limits = Limits { in_flight_bytes: 1 << 20, in_flight_requests: 4, ..Limits::default() };
+    let (in_flight_bytes, in_flight_requests) = (1 << 20, 4);
+    let limits = Limits { connections, in_flight_bytes, in_flight_requests, ..Limits::default() };
+    let share = Share::new(&limits, false);
     let lease = Lease::new(Arc::new(Budget::new(1 << 20)), Arc::clone(&mailbox) as Arc<dyn Wakes>);
-    let mut session = Session::new(negotiated, &limits, 0, mailbox, lease);
-    let (mut input, mut output) = (Input::new(INPUT_BYTES), Output::new(OUTPUT_BYTES));
+    let mut session = Session::new(negotiated, &limits, &share, 0, mailbox, lease);
+    let buffers = (Input::try_new(share.input_bytes), Output::try_new(share.output_bytes()));
+    let (Some(mut input), Some(mut output)) = buffers else { return };
     let mut sent = Vec::new();
     let mut progress = Progress::NeedInput;
     while !data.is_empty() && matches!(progress, Progress::NeedInput) {

@@ -22,7 +22,7 @@ use super::tls::TlsMode;
 /// The most options of one handshake.
 pub(super) const MAX_OPTIONS: u32 = 256;
 /// The most data of one option, in bytes: a name and many metadata queries fit.
-pub(super) const MAX_OPTION_BYTES: usize = 32 << 10;
+pub(super) const MAX_OPTION_BYTES: usize = 8 << 10;
 /// The most metadata queries of one option.
 const MAX_QUERIES: u32 = 64;
 

@@ -7,6 +7,9 @@ use super::{Export, ServeError};
 
 /// The least memory for requests, in bytes: one of the largest must be possible.
 pub const MEMORY_BYTES_MIN: usize = 64 << 20;
+/// The least that leases may hold, in bytes: of three quarters of it one of the largest requests is
+/// possible.
+pub(super) const LEASED_BYTES_MIN: usize = MEMORY_BYTES_MIN / 4 * 3;
 
 /// How much clients may ask for.
 #[derive(Debug, Clone)]
@@ -15,7 +18,9 @@ pub struct Limits {
     /// nothing; where there is none it is closed at once.
     pub connections: usize,
     /// Memory for the requests of all connections together, in bytes: at least
-    /// [`MEMORY_BYTES_MIN`]. Beside it each connection has buffers of at most 0.7 MB.
+    /// [`MEMORY_BYTES_MIN`]. What each connection has to itself is a part of it: a quarter, or
+    /// more where connections are very many. These are buffers of 25 KB to 0.7 MB, with TLS of
+    /// 64 KB to 0.3 MB more. Each connection has a thread and a socket beside it.
     pub memory_bytes: usize,
     /// Data of one read or write, in bytes: at least a block, at most 32 MiB, a power of two.
     pub max_request_bytes: u32,
@@ -100,16 +105,6 @@ fn field_of(file: &str, name: &str) -> Option<usize> {
 }
 
 impl Limits {
-    /// What the leases of all connections may hold.
-    pub(super) fn leased_bytes(&self) -> usize {
-        self.memory_bytes - self.memory_bytes / 4
-    }
-
-    /// What a connection may keep of finished requests: a quarter of the memory for all together.
-    pub(super) fn kept_bytes(&self) -> usize {
-        self.memory_bytes / 4 / self.connections.max(1)
-    }
-
     /// Checks the limits against `exports`.
     ///
     /// # Errors

@@ -26,6 +26,7 @@ mod protocol;
 mod server;
 mod service;
 mod session;
+mod share;
 mod shortage;
 mod tls;
 mod transmission;

@@ -23,6 +23,7 @@ use super::export::Exports;
 use super::member::Member;
 use super::service::Service;
 use super::session::Mail;
+use super::share::Share;
 use super::shortage::{QUIET, Shortage};
 use super::{
     Export, Limits, ListenAddress, LogSink, ServeError, StatisticsSource, StopHandle, Tls,
@@ -108,13 +109,16 @@ impl ServerBuilder {
     /// [`ServeError::Export`], [`ServeError::Limit`], [`ServeError::InUse`] or [`ServeError::Io`].
     pub fn bind(self, addresses: &[ListenAddress]) -> Result<Server, ServeError> {
         self.limits.check(&self.exports)?;
+        let share = Share::new(&self.limits, self.tls.is_some());
+        let leased_bytes = share.leased_bytes(&self.limits)?;
         let exports = Arc::new(Exports::new(self.exports)?);
         let listeners = Listener::bind_all(addresses)?;
         let sink = self.log.unwrap_or_else(|| Arc::new(to_standard_error));
         let service = Service {
-            budget: Arc::new(Budget::new(self.limits.leased_bytes())),
+            budget: Arc::new(Budget::new(leased_bytes)),
             exports,
             limits: self.limits,
+            share,
             tls: self.tls,
             counters: Arc::default(),
             log: Log::new(sink),
@@ -265,8 +269,13 @@ fn start_connection(
     let entry = Registration::new(shared, Arc::new(Member::new(Arc::new(mail))));
     let serve = move || {
         let shared = &entry.shared;
-        let mut connection = Connection::new(&shared.service, entry.id, socket, &entry.member);
-        if let Err(Fault::Broken(what)) = connection.serve() {
+        let connection = Connection::new(&shared.service, entry.id, socket, &entry.member);
+        // The socket closes behind the count: a client that sees its end finds it counted.
+        let (served, _connection) = match connection {
+            Ok(mut connection) => (connection.serve(), Some(connection)),
+            Err(fault) => (Err(fault), None),
+        };
+        if let Err(Fault::Broken(what)) = served {
             shared.service.counters.client_faults.fetch_add(1, Ordering::Relaxed);
             let line = format!("nbd: {peer}: connection {} closed: {what}", entry.id);
             shared.service.log.line(&line);

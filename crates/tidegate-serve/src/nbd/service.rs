@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::export::Exports;
+use super::share::Share;
 use super::shortage::Shortage;
 use super::{Limits, Tls};
 use crate::budget::Budget;
@@ -14,6 +15,8 @@ use crate::statistics::ConnectionCounters;
 pub(super) struct Service {
     pub(super) exports: Arc<Exports>,
     pub(super) limits: Limits,
+    /// What each connection has to itself.
+    pub(super) share: Share,
     pub(super) tls: Option<Tls>,
     pub(super) counters: Arc<ConnectionCounters>,
     /// Memory for requests.

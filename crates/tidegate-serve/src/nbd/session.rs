@@ -4,20 +4,20 @@
 //! 1. A request's data is buffered only after its header was checked; of one connection at most
 //!    `in_flight_bytes` of data wait in payloads, and at most `in_flight_requests` requests are
 //!    started and not complete.
-//! 2. [`Session::run`] stops while more than [`HIGH_WATER_BYTES`] of replies wait: a client that
-//!    does not read its replies gets no more of them.
+//! 2. [`Session::run`] stops while more than [`Share::high_water_bytes`] of replies wait: a client
+//!    that does not read its replies gets no more of them.
 //! 3. Every sound request gets exactly one reply; requests that were started are answered as they
 //!    finish.
-//! 4. The device gets each request to run at once first. Only what it hands back takes memory of
-//!    its own.
+//! 4. The device gets each request to run at once first. What it hands back, and what the
+//!    connection's buffers are too small for, takes leased memory.
 //!
 //! Entry points: [`Session::run`] for received bytes, [`Session::collect`] for complete requests.
 
 use std::sync::Arc;
 
 use tidegate::device::{
-    BUFFER_EXTRA_BYTES, Context, DeviceError, DeviceErrorKind, IoBuffer, Operation, OwnedOperation,
-    Result, WriteFlags,
+    BUFFER_EXTRA_BYTES, Context, DeviceError, DeviceErrorKind, Extent, IoBuffer, Operation,
+    OwnedOperation, Result, WriteFlags,
 };
 
 use super::Limits;
@@ -27,6 +27,7 @@ use super::protocol::{
     CHUNK_HEADER_BYTES, CHUNK_OFFSET_BYTES, REQUEST_BYTES, Request, SIMPLE_REPLY_BYTES,
     data_chunk_header, errno, push_error_chunk, push_status_chunk, simple_reply,
 };
+use super::share::{ATTEMPT_BYTES, Share};
 use super::transmission::{
     Action, Command, Control, Refusal, Rules, check, errno_of, fit, kind_of, operation_of,
 };
@@ -35,17 +36,12 @@ use crate::mailbox::Mailbox;
 use crate::queue::{DeviceQueue, Done, Then};
 use crate::statistics::{RequestCounters, Tally};
 
-/// The longest request that may run on the connection's own thread.
-pub(super) const ATTEMPT_BYTES: usize = 256 << 10;
-/// The longest data of a write that waits in [`Input`]; longer data is received into a payload.
-const BUFFERED_WRITE_BYTES: usize = 64 << 10;
-/// Size of [`Input`]: half of it holds a request with buffered data, so that there is always free
-/// space to receive.
-pub(super) const INPUT_BYTES: usize = 256 << 10;
-/// Replies are sent before more than this waits.
-const HIGH_WATER_BYTES: usize = 128 << 10;
-/// Size of [`Output`]: below the high water the longest reply fits that is read right into it.
-pub(super) const OUTPUT_BYTES: usize = HIGH_WATER_BYTES + ATTEMPT_BYTES + 1024;
+/// Memory of a request that was started, beside that of its data.
+const STARTED_BYTES: usize = 1024;
+/// Completions that there is space for all the time.
+const DONE_KEPT: usize = 64;
+/// Memory that is kept for the next reply that is put together.
+const SCRATCH_KEPT_BYTES: usize = 1024;
 /// Data of refused writes is read and dropped up to this size; beyond it the client is.
 const MAX_SKIP_BYTES: u32 = 64 << 20;
 
@@ -77,9 +73,15 @@ struct Refused {
     skip_bytes: u32,
 }
 
-/// Memory for a request's data, in bytes.
-fn memory_of(data_bytes: usize) -> usize {
-    if data_bytes == 0 { 0 } else { data_bytes + BUFFER_EXTRA_BYTES }
+/// Memory of a request that is not done at once, and of its reply, in bytes.
+fn memory_of(command: &Command) -> usize {
+    STARTED_BYTES
+        + match command.action {
+            Action::Read | Action::Write(_) => command.data_bytes() + BUFFER_EXTRA_BYTES,
+            // The device's extents, those that fit, and the reply.
+            Action::Control(Control::BlockStatus { most }) => 3 * most * size_of::<Extent>(),
+            Action::Control(_) | Action::Disconnect => 0,
+        }
 }
 
 /// How the system answered when a request needed memory.
@@ -96,6 +98,7 @@ pub(super) type Mail = Mailbox<Done<Command>>;
 pub(super) struct Session {
     rules: Rules,
     limits: Limits,
+    share: Share,
     queue: DeviceQueue<Command>,
     done: Vec<Done<Command>>,
     incoming: Option<Incoming>,
@@ -119,6 +122,7 @@ impl Session {
     pub(super) fn new(
         negotiated: &Negotiated,
         limits: &Limits,
+        share: &Share,
         id: u64,
         mailbox: Arc<Mail>,
         lease: Lease,
@@ -129,6 +133,7 @@ impl Session {
         Self {
             rules: Rules::new(negotiated, limits.max_request_bytes),
             limits: limits.clone(),
+            share: *share,
             queue: DeviceQueue::new(device, Context { queue, class: 0 }, mailbox),
             done: Vec::new(),
             incoming: None,
@@ -137,7 +142,7 @@ impl Session {
             lease,
             wants_memory: false,
             memory_result: None,
-            pool: PayloadPool::new(limits.kept_bytes()),
+            pool: PayloadPool::new(share.kept_bytes),
             scratch: Vec::new(),
             tally: Tally::default(),
             counters: Arc::clone(negotiated.export.counters()),
@@ -191,8 +196,8 @@ impl Session {
 
     /// Handles one request, or says why not.
     fn step(&mut self, input: &mut Input, output: &mut Output) -> Option<Progress> {
-        if output.buffered_bytes() > HIGH_WATER_BYTES
-            || !output.reserve(OUTPUT_BYTES - HIGH_WATER_BYTES)
+        if output.buffered_bytes() > self.share.high_water_bytes
+            || !output.reserve(self.share.reply_bytes())
         {
             return Some(Progress::Blocked);
         }
@@ -268,6 +273,9 @@ impl Session {
                 return Some(Progress::Disconnect);
             }
             Action::Write(flags) => return self.start_write(command, flags, input, output),
+            Action::Read if command.data_bytes() > self.share.attempt_bytes => {
+                self.read_to_payload(command, output)
+            }
             Action::Read => self.attempt_read(command, output) || self.start_read(command, output),
             Action::Control(what) => {
                 self.attempt_control(command, what, output)
@@ -283,9 +291,6 @@ impl Session {
 
     /// Reads into the output, if the read has to wait for nothing.
     fn attempt_read(&mut self, command: &Command, output: &mut Output) -> bool {
-        if command.data_bytes() > ATTEMPT_BYTES {
-            return false;
-        }
         let (header, header_len) = self.read_header(command);
         let header = &header[..header_len];
         let reply = output.tail(header.len() + command.data_bytes());
@@ -304,16 +309,34 @@ impl Session {
         true
     }
 
+    /// Reads what the output is too small for. False: too much is in flight.
+    fn read_to_payload(&mut self, command: &Command, output: &mut Output) -> bool {
+        if command.data_bytes() > ATTEMPT_BYTES {
+            return self.start_read(command, output);
+        }
+        let is_allowed = self.may_start(command, output);
+        if is_allowed && let Some(mut read) = self.owned_read(command) {
+            match self.queue.attempt(&mut read.borrow()) {
+                None => self.submit(command, read, Then::Complete),
+                Some(result) => self.answer(command, read, result, output),
+            }
+        }
+        is_allowed
+    }
+
     /// Starts a read. False: too much is in flight.
     fn start_read(&mut self, command: &Command, output: &Output) -> bool {
-        if !self.may_start(command.data_bytes(), output) {
-            return false;
-        }
-        if let Some(buffer) = self.take_payload(command, 0) {
-            let read = OwnedOperation::Read { offset: command.offset, buffer };
+        let is_allowed = self.may_start(command, output);
+        if is_allowed && let Some(read) = self.owned_read(command) {
             self.submit(command, read, Then::Complete);
         }
-        true
+        is_allowed
+    }
+
+    /// A read with a payload; none: the system has no memory for it, and the request is refused.
+    fn owned_read(&mut self, command: &Command) -> Option<OwnedOperation> {
+        let buffer = self.take_payload(command, 0)?;
+        Some(OwnedOperation::Read { offset: command.offset, buffer })
     }
 
     /// A payload for the request; none: the system has no memory for it. Then the request, which
@@ -345,7 +368,7 @@ impl Session {
 
     /// Starts a command that carries no data. False: too much is in flight.
     fn start_control(&mut self, command: &Command, what: Control, output: &Output) -> bool {
-        let is_allowed = self.may_start(0, output);
+        let is_allowed = self.may_start(command, output);
         if let (true, Some((operation, then))) = (is_allowed, operation_of(command, what)) {
             self.submit(command, operation, then);
         }
@@ -384,15 +407,15 @@ impl Session {
                 self.finish_write(command, result, output);
                 return None;
             }
-        } else if len <= BUFFERED_WRITE_BYTES {
+        } else if len <= self.share.buffered_write_bytes {
             return Some(Progress::NeedInput);
         }
-        if !self.may_start(len, output) {
+        if !self.may_start(command, output) {
             return Some(Progress::Blocked);
         }
         input.consume(REQUEST_BYTES);
         if let Some(payload) = self.take_payload(command, command.len) {
-            self.payload_bytes += memory_of(len);
+            self.payload_bytes += memory_of(command);
             self.incoming = Some(Incoming { command: *command, flags, payload, received: 0 });
         }
         None
@@ -411,7 +434,7 @@ impl Session {
             return Some(Progress::NeedInput);
         }
         if let Some(Incoming { command, flags, payload, .. }) = self.incoming.take() {
-            self.payload_bytes -= memory_of(command.data_bytes());
+            self.payload_bytes -= memory_of(&command);
             self.write_payload(&command, flags, payload, output);
         }
         None
@@ -434,14 +457,14 @@ impl Session {
         self.submit(command, write, Then::Complete);
     }
 
-    /// One more request with `len` bytes may start. One always may: the longest must be possible.
-    fn may_start(&mut self, len: usize, output: &Output) -> bool {
+    /// The request may start beside others. One always may: the longest must be possible.
+    fn may_start(&mut self, command: &Command, output: &Output) -> bool {
         let waiting = self.payload_bytes + output.owned_bytes();
-        let fits = waiting == 0 || waiting + len <= self.limits.in_flight_bytes;
+        let fits = waiting == 0 || waiting + command.data_bytes() <= self.limits.in_flight_bytes;
         if !fits || self.queue.in_flight() >= self.limits.in_flight_requests {
             return false;
         }
-        self.wants_memory = !self.lease.grow(memory_of(len));
+        self.wants_memory = !self.lease.grow(memory_of(command));
         !self.wants_memory
     }
 
@@ -469,7 +492,7 @@ impl Session {
     }
 
     fn submit(&mut self, command: &Command, operation: OwnedOperation, then: Then) {
-        self.payload_bytes += memory_of(command.data_bytes());
+        self.payload_bytes += memory_of(command);
         self.queue.start(*command, operation, then);
     }
 
@@ -481,6 +504,7 @@ impl Session {
         for done in complete.drain(..) {
             self.finish(done, output);
         }
+        complete.shrink_to(DONE_KEPT);
         self.done = complete;
         self.give_memory_back(output);
         any
@@ -488,19 +512,30 @@ impl Session {
 
     fn finish(&mut self, done: Done<Command>, output: &mut Output) {
         let Done { tag: command, result, operation } = done;
-        self.payload_bytes -= memory_of(command.data_bytes());
+        self.payload_bytes -= memory_of(&command);
+        self.answer(&command, operation, result, output);
+    }
+
+    /// Answers a request that is done.
+    fn answer(
+        &mut self,
+        command: &Command,
+        operation: OwnedOperation,
+        result: Result<()>,
+        output: &mut Output,
+    ) {
         match (operation, result) {
             (OwnedOperation::Read { buffer, .. }, Ok(())) => {
-                self.push_read(&command, buffer, output);
+                self.push_read(command, buffer, output);
             }
             (
                 OwnedOperation::Read { buffer, .. } | OwnedOperation::Write { buffer, .. },
                 result,
             ) => {
                 self.pool.put(buffer);
-                self.finish_write(&command, result, output);
+                self.finish_write(command, result, output);
             }
-            (operation, result) => self.finish_control(&command, operation, result, output),
+            (operation, result) => self.finish_control(command, operation, result, output),
         }
     }
 
@@ -510,7 +545,7 @@ impl Session {
         let header = &header[..header_len];
         self.tally.done(command.kind, command.len);
         let len = header_len + command.data_bytes();
-        if command.data_bytes() <= BUFFERED_WRITE_BYTES && output.reserve(len) {
+        if command.data_bytes() <= self.share.buffered_write_bytes && output.reserve(len) {
             let reply = output.tail(len);
             reply[..header_len].copy_from_slice(header);
             reply[header_len..].copy_from_slice(payload.data());
@@ -546,6 +581,8 @@ impl Session {
                 let extents = fit(extents, offset, len, most);
                 push_status_chunk(&mut self.scratch, command.cookie, &extents);
                 output.push(&self.scratch);
+                self.scratch.clear();
+                self.scratch.shrink_to(SCRATCH_KEPT_BYTES);
             }
             (_, result) => self.finish_write(command, result, output),
         }
@@ -575,5 +612,137 @@ impl Session {
         self.scratch.clear();
         push_error_chunk(&mut self.scratch, cookie, error, message, offset);
         output.push(&self.scratch);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate::device::BlockDevice as _;
+    use tidegate::device::memory::MemoryDevice;
+
+    use super::super::Export;
+    use super::super::protocol::{Cursor, REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, be16, be32, cmd};
+    use super::*;
+    use crate::budget::{Budget, Wakes};
+
+    const DEVICE_BYTES: usize = 1 << 20;
+
+    /// A client of a device whose every block has been written with ones.
+    struct Scene {
+        session: Session,
+        input: Input,
+        output: Output,
+    }
+
+    impl Scene {
+        fn new(connections: usize) -> Self {
+            let device = MemoryDevice::new(512, (DEVICE_BYTES / 512) as u64).expect("a device");
+            device.write(0, &vec![1; DEVICE_BYTES], WriteFlags::default()).expect("written");
+            let export = Export::new("", Arc::new(device));
+            let negotiated = Negotiated { export, structured: false, base_allocation: false };
+            let limits = Limits { connections, ..Limits::default() };
+            let share = Share::new(&limits, false);
+            let mailbox = Arc::new(Mail::new().expect("a mailbox"));
+            let client = Arc::clone(&mailbox) as Arc<dyn Wakes>;
+            let lease = Lease::new(Arc::new(Budget::new(64 << 20)), client);
+            Self {
+                session: Session::new(&negotiated, &limits, &share, 0, mailbox, lease),
+                input: Input::try_new(share.input_bytes).expect("memory"),
+                output: Output::try_new(share.output_bytes()).expect("memory"),
+            }
+        }
+
+        /// Receives `bytes` in pieces as a connection does; hands back all that was to be sent.
+        fn exchange(&mut self, mut bytes: &[u8]) -> Vec<u8> {
+            let mut sent = Vec::new();
+            while !bytes.is_empty() {
+                let space = self.session.payload_space();
+                let is_payload = !space.is_empty();
+                let space = if is_payload { space } else { self.input.free_space() };
+                let len = space.len().min(bytes.len()).min(1000);
+                space[..len].copy_from_slice(&bytes[..len]);
+                bytes = &bytes[len..];
+                if is_payload {
+                    self.session.payload_received(len);
+                } else {
+                    self.input.received(len);
+                }
+                let progress = self.session.run(&mut self.input, &mut self.output);
+                assert!(matches!(progress, Progress::NeedInput), "all was handled");
+                sent.extend(self.take());
+            }
+            sent
+        }
+
+        fn take(&mut self) -> Vec<u8> {
+            let mut taken = Vec::new();
+            while !self.output.is_empty() {
+                let mut pieces = Output::no_pieces();
+                let count = self.output.pieces(&mut pieces);
+                let message: Vec<u8> =
+                    pieces[..count].iter().flat_map(|piece| piece.to_vec()).collect();
+                self.output.sent(message.len(), self.session.pool());
+                taken.extend(message);
+            }
+            self.session.give_memory_back(&self.output);
+            taken
+        }
+    }
+
+    fn request(command: u16, cookie: u64, len: usize) -> Vec<u8> {
+        let len = u32::try_from(len).expect("a length of a request");
+        let (high, low) = (cookie >> 32, cookie & 0xffff_ffff);
+        let [high, low] = [high, low].map(|half| be32(u32::try_from(half).expect("a half")));
+        let parts: [&[u8]; 6] =
+            [&be32(REQUEST_MAGIC), &be16(0), &be16(command), &high, &low, &[0; 8]];
+        [&parts.concat()[..], &be32(len)].concat()
+    }
+
+    fn error_of(reply: &[u8]) -> u32 {
+        let mut reply = Cursor(reply);
+        assert_eq!(reply.u32(), Some(SIMPLE_REPLY_MAGIC));
+        reply.u32().expect("an error number")
+    }
+
+    #[test]
+    fn a_write_without_memory_is_refused_and_the_next_request_is_understood() {
+        let mut scene = Scene::new(256);
+        scene.session.pool = PayloadPool::without_memory();
+        let long = ATTEMPT_BYTES + 512;
+        let write = [request(cmd::WRITE, 5, long), vec![9; long]].concat();
+        let reply = scene.exchange(&write);
+        assert_eq!((reply.len(), error_of(&reply)), (SIMPLE_REPLY_BYTES, errno::NOMEM));
+        assert_eq!(reply[8..], simple_reply(0, 5)[8..], "the answer is that of the write");
+        assert_eq!(scene.session.take_memory_result(), Some(MemoryResult::Lacked));
+        assert_eq!(scene.session.payload_bytes, 0);
+        let short = scene.exchange(&[request(cmd::WRITE, 6, 512), vec![7; 512]].concat());
+        assert_eq!(short, simple_reply(0, 6));
+        let read = scene.exchange(&request(cmd::READ, 7, 1024));
+        assert_eq!(read[..SIMPLE_REPLY_BYTES], simple_reply(0, 7));
+        assert_eq!(read[SIMPLE_REPLY_BYTES..], [[7; 512], [1; 512]].concat());
+    }
+
+    #[test]
+    fn a_read_that_small_buffers_do_not_hold_takes_leased_memory() {
+        let mut scene = Scene::new(usize::MAX);
+        assert!(scene.session.share.attempt_bytes < 16 << 10);
+        for (cookie, len) in [(1, 4096), (2, 16 << 10), (3, ATTEMPT_BYTES)] {
+            let read = request(cmd::READ, cookie, len);
+            scene.input.free_space()[..read.len()].copy_from_slice(&read);
+            scene.input.received(read.len());
+            scene.session.run(&mut scene.input, &mut scene.output);
+            let leased = len > scene.session.share.attempt_bytes;
+            assert_eq!(scene.output.owned_bytes() >= len, leased, "{len}");
+            let had = leased.then_some(MemoryResult::Had);
+            assert_eq!(scene.session.take_memory_result(), had, "{len}");
+            let reply = scene.take();
+            assert_eq!(reply[..SIMPLE_REPLY_BYTES], simple_reply(0, cookie));
+            assert_eq!(reply[SIMPLE_REPLY_BYTES..], vec![1; len]);
+        }
+        let long = 32 << 10;
+        let write = [request(cmd::WRITE, 4, long), vec![9; long]].concat();
+        assert_eq!(scene.exchange(&write), simple_reply(0, 4));
+        let read = scene.exchange(&request(cmd::READ, 5, long));
+        assert_eq!(read[SIMPLE_REPLY_BYTES..], vec![9; long]);
     }
 }

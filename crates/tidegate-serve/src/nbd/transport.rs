@@ -9,9 +9,6 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use rustls::ServerConnection;
 
-/// The most bytes that TLS holds back.
-const TLS_BUFFER_BYTES: usize = 256 << 10;
-
 /// The way to one client.
 pub(super) struct Transport {
     socket: Socket,
@@ -24,9 +21,15 @@ impl Transport {
         Self { socket: Socket(socket), tls: None }
     }
 
-    /// Puts everything inside `tls` from now on.
-    pub(super) fn start_tls(&mut self, mut tls: ServerConnection) {
-        tls.set_buffer_limit(Some(TLS_BUFFER_BYTES));
+    /// Has the system hold about `bytes` of what waits to be sent. One that does not do so holds
+    /// more, and serves as well.
+    pub(super) fn limit_send_buffer(&self, bytes: usize) {
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&self.socket.0, bytes);
+    }
+
+    /// Puts everything inside `tls` from now on, which holds back at most `buffer_bytes`.
+    pub(super) fn start_tls(&mut self, mut tls: ServerConnection, buffer_bytes: usize) {
+        tls.set_buffer_limit(Some(buffer_bytes));
         self.tls = Some(Box::new(tls));
     }
 

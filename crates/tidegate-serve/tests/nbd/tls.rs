@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use tidegate_serve::nbd::{Export, ServeError, ServerBuilder, Tls, TlsMode};
+use tidegate_serve::nbd::{Export, Limits, ServeError, ServerBuilder, Tls, TlsMode};
 
 use crate::client::*;
 use crate::harness::TestServer;
@@ -61,9 +61,13 @@ impl Certificates {
     }
 
     fn serve(&self, mode: TlsMode, client_certificates: bool) -> TestServer {
+        self.serve_within(Limits::default(), mode, client_certificates)
+    }
+
+    fn serve_within(&self, limits: Limits, mode: TlsMode, client_certificates: bool) -> TestServer {
         let export = Export::new("", memory(16 << 20));
-        let builder = ServerBuilder::new().export(export).tls(self.tls(mode, client_certificates));
-        TestServer::start(builder)
+        let tls = self.tls(mode, client_certificates);
+        TestServer::start(ServerBuilder::new().export(export).tls(tls).limits(limits))
     }
 
     fn uri(&self, server: &TestServer, client: &str) -> String {
@@ -97,16 +101,32 @@ fn client_certificates_are_required_and_checked() {
     assert!(server.statistics().client_faults >= 2);
 }
 
+/// Copies 16 MiB to the server and back.
+fn expect_whole(server: &TestServer, uri: &str) {
+    let (source, copy) = (server.dir().join("source"), server.dir().join("copy"));
+    std::fs::write(&source, pattern(16 << 20, 3)).expect("write");
+    run("libnbd-bin", "nbdcopy", &[source.to_str().expect("UTF-8"), uri]);
+    run("libnbd-bin", "nbdcopy", &[uri, copy.to_str().expect("UTF-8")]);
+    assert!(std::fs::read(&source).expect("read") == std::fs::read(&copy).expect("read"));
+}
+
 #[test]
 fn data_passes_through_tls_whole() {
     let certificates = Certificates::new();
     let server = certificates.serve(TlsMode::Required, true);
-    let uri = certificates.uri(&server, "client");
-    let (source, copy) = (server.dir().join("source"), server.dir().join("copy"));
-    std::fs::write(&source, pattern(16 << 20, 3)).expect("write");
-    run("libnbd-bin", "nbdcopy", &[source.to_str().expect("UTF-8"), &uri]);
-    run("libnbd-bin", "nbdcopy", &[&uri, copy.to_str().expect("UTF-8")]);
-    assert!(std::fs::read(&source).expect("read") == std::fs::read(&copy).expect("read"));
+    expect_whole(&server, &certificates.uri(&server, "client"));
+}
+
+/// With as many connections as 64 MiB of memory are enough for, each has the smallest buffers.
+#[test]
+fn data_passes_whole_through_the_smallest_buffers() {
+    let certificates = Certificates::new();
+    let limits = |connections| Limits { connections, memory_bytes: 64 << 20, ..Limits::default() };
+    let server = certificates.serve_within(limits(184), TlsMode::Required, true);
+    expect_whole(&server, &certificates.uri(&server, "client"));
+    let export = Export::new("", memory(16 << 20));
+    let server = TestServer::start(ServerBuilder::new().export(export).limits(limits(655)));
+    expect_whole(&server, &server.uri());
 }
 
 #[test]
