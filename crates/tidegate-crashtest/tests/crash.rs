@@ -104,11 +104,13 @@ fn run_keeps_its_promise_on_xfs() {
     run_keeps_its_promise(Kind::Xfs);
 }
 
-/// The files that are there are synced as often as covers them for users, however young they are,
-/// and stay open.
+/// The files that are there are opened, synced as often as covers them for users, however young
+/// they are, and stay open.
 fn behind_many_syncs(sequence: Sequence) -> Sequence {
-    let syncs = ["fsync d0/A"; 8].into_iter().chain(["fsync d1/B"; 8]);
-    let syncs = syncs.map(|line| line.parse().expect("it is valid"));
+    let syncs_of = |opened, sync| std::iter::once(opened).chain([sync; 8]);
+    let syncs = syncs_of("write d0/A 0 100", "fsync d0/A")
+        .chain(syncs_of("write d1/B 0 100", "fsync d1/B"))
+        .map(|line| line.parse().expect("it is valid"));
     let (prepared, others): (Vec<Step>, Vec<Step>) =
         sequence.steps.into_iter().partition(|step| *step == Step::Prepare);
     Sequence { hold: true, steps: prepared.into_iter().chain(syncs).chain(others).collect() }
@@ -120,7 +122,7 @@ fn run_keeps_its_promise_with_files_that_are_covered_when_those_of_users_are() {
     let tests = sampled(100).map(|test| last(test.sequence));
     assert_none(&test(Kind::Ext4, run_with_default_admission(), None, tests.collect()));
     // The log has what they sync: without its records that is lost.
-    let synced = ["write d0/A 1000 3000; fdatasync d0/A", "append d1/B 3000; fsync d1/B"];
+    let synced = ["write d0/A 1000 3000; fdatasync d0/A", "write d1/B 200 3000; fdatasync d1/B"];
     let tests = || synced.map(|text| last(text.parse().expect("it is valid"))).to_vec();
     assert_none(&test(Kind::Ext4, run_with_default_admission(), None, tests()));
     let lost = Some(Fault::LostRecords);
