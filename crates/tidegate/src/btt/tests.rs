@@ -435,6 +435,51 @@ proptest! {
     }
 }
 
+/// Reading needs one whole copy of an arena's info block; the arenas before one that has none are
+/// read, and it is said which one is missing.
+#[test]
+fn a_reader_has_all_arenas_before_one_that_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let file = crate::pmem::RegionOptions {
+        create_bytes: Some(3 * ARENA_BYTES + 4096),
+        domain: Some(crate::pmem::Domain::Volatile),
+        sparse: true,
+        ..Default::default()
+    };
+    let region = Arc::new(Region::open(&path, &file).unwrap());
+    let plan = ArenaPlan::new(ARENA_BYTES, 4096, LANES).unwrap();
+    let summary = create_arenas(&region, &options(4096), &[plan; 3]).unwrap();
+    let lbas = u64::from(summary.arenas[0].lbas);
+    let btt = Btt::open(region).unwrap();
+    (0..3_u8).for_each(|arena| write(&btt, u64::from(arena) * lbas + 7, 10 + arena));
+    drop(btt);
+    let opened = |read_only| {
+        let options = crate::pmem::RegionOptions { read_only, ..Default::default() };
+        Arc::new(Region::open(&path, &options).unwrap())
+    };
+    let lose = |arena: u8, offset| {
+        opened(false).zero_streaming(4096 + u64::from(arena) * ARENA_BYTES + offset, 4096).unwrap();
+    };
+    let assert_read = |arenas: u8, damaged: &str| {
+        assert!(matches!(Btt::open(opened(false)), Err(BttError::InfoDamaged { .. })));
+        let btt = Btt::open(opened(true)).unwrap();
+        assert!(btt.geometry().read_only && btt.geometry().blocks == u64::from(arenas) * lbas);
+        (0..arenas)
+            .for_each(|arena| assert_eq!(read(&btt, u64::from(arena) * lbas + 7), 10 + arena));
+        let damage = &btt.summary().damage;
+        assert!(damage.len() == 1 && damage[0].starts_with(damaged), "{damage:?}");
+    };
+    lose(1, 0);
+    assert_read(3, "arena 1: info block 1");
+    assert_eq!(repair(&opened(false), &mut |_| ()).unwrap().repaired_info_blocks, 1);
+    for arena in [2, 1] {
+        lose(arena, 0);
+        lose(arena, plan.info2_offset);
+        assert_read(arena, &format!("arena {arena}: info block 1"));
+    }
+}
+
 #[test]
 fn check_reports_an_arena_whose_copies_are_both_gone() {
     let region = region(2 * ARENA_BYTES + 4096);
