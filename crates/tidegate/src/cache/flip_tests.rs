@@ -79,7 +79,9 @@ fn check_finds_random_flips_that_matter_and_repair_restores_slot_headers() {
         (header.places.header(0), SLOTS * 64),
         (header.places.header(0), SLOTS * 64),
     ];
-    for n in flips::numbers(1000) {
+    let flips = flips::numbers(10_000);
+    let (count, mut found_flips, mut repaired, mut harmless) = (flips.end - flips.start, 0, 0, 0);
+    for n in flips {
         let (start, len) = places[usize::try_from(n).unwrap() % places.len()];
         let bit = start * 8 + scrambled(n) % (len * 8);
         let at = usize::try_from(bit / 8).unwrap();
@@ -91,16 +93,24 @@ fn check_finds_random_flips_that_matter_and_repair_restores_slot_headers() {
             (0..WRITTEN).all(|page| read(&device, page) == expected(page))
         };
         match found {
-            Ok(report) if report.faults == 0 => assert!(is_right(&flipped), "bit {bit}"),
+            Ok(report) if report.faults == 0 => {
+                assert!(is_right(&flipped), "bit {bit}");
+                harmless += 1;
+            }
             Ok(report) if !report.changed_slots.is_empty() => {
                 assert_eq!(repair_changed(&flipped, &report.changed_slots).unwrap(), 1);
                 assert_eq!(check(&flipped).unwrap().faults, 0, "bit {bit}");
                 assert!(is_right(&flipped), "bit {bit}, repaired");
+                repaired += 1;
             }
-            _ => {}
+            _ => found_flips += 1,
         }
         bytes[at] ^= 1 << (bit % 8);
     }
+    println!("{found_flips} found, {repaired} found and repaired, {harmless} make no difference");
+    assert!(found_flips >= count / 2, "{found_flips} of {count} found");
+    assert!(repaired >= count / 10, "{repaired} of {count} found and repaired");
+    assert!(harmless <= count / 5, "{harmless} of {count} make no difference");
 }
 
 /// A flip in data is damage by the name of its page, in the newest batch too, of which a crash
