@@ -36,7 +36,8 @@ pub enum LogError {
     /// Both copies of the tail or of the limit are damaged.
     #[error(
         "the log's {field} is damaged in both copies: `tidegate check --repair` finds it by the records, where \
-         they prove it"
+         they prove it; otherwise restore the pool from a backup, or give its records up by \
+         `tidegate create --force`"
     )]
     Position {
         /// Tail or limit.

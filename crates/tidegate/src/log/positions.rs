@@ -49,7 +49,8 @@ impl fmt::Display for PositionFault {
             Self::Both { field, proved: None } => write!(
                 f,
                 "the log's {field} is damaged in both copies, and the records do not prove what it was: which of \
-                 them the files have already cannot be told"
+                 them the files have already cannot be told; restore the pool from a backup, or give its records \
+                 up by `tidegate create --force`, which leaves files and devices as they are"
             ),
         }
     }
