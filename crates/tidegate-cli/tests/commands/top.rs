@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::nbd::Client;
 use crate::support::{Server, ok, run, scratch, succeed, tidegate, tool};
 
-/// A terminal of 80 columns and 24 rows, with a shell in it; ended when dropped.
+/// A terminal of 120 columns and 24 rows, with a shell in it; ended when dropped.
 struct Terminal {
     dir: TempDir,
 }
@@ -23,7 +23,7 @@ impl Terminal {
             "new-session",
             "-d",
             "-x",
-            "80",
+            "120",
             "-y",
             "24",
             "env PS1=shell: sh",
@@ -61,6 +61,10 @@ impl Terminal {
             assert!(Instant::now() < deadline, "{what} does not come:\n{screen}");
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    fn make_narrow(&self) {
+        succeed(self.tmux().args(["resize-window", "-x", "80", "-y", "24"]));
     }
 
     /// What the shell prints as settings of the terminal.
@@ -106,7 +110,7 @@ fn write(socket: &Path, stop: &AtomicBool) {
 #[test]
 fn a_server_is_watched_and_the_terminal_is_left_as_it_was() {
     let dir = scratch();
-    let server = start(&dir, &["--backing=null:64M", "--dram=lru:1M"]);
+    let server = start(&dir, &["--backing=null:64M", "--dram=transit-no-bypass:1M"]);
     let terminal = Terminal::new();
     let found = terminal.settings();
     let top =
@@ -124,11 +128,12 @@ fn a_server_is_watched_and_the_terminal_is_left_as_it_was() {
         let screen = terminal.wait("load", writes);
         let lines: Vec<&str> = screen.lines().collect();
         assert!(lines.len() <= 24 && lines[0].starts_with("tidegate top  "), "{screen}");
+        // In a terminal that has more columns nothing is cut.
         assert!(lines.iter().all(|line| line.chars().count() <= 80), "{screen}");
         for part in [
             "errors     0 in all",
             "dirty ",
-            "in dram lru",
+            "in dram transit-no-bypass, ",
             "log        ",
             "latency, µs",
             "pmem log",
@@ -139,6 +144,11 @@ fn a_server_is_watched_and_the_terminal_is_left_as_it_was() {
         terminal.wait("pause", |screen| screen.contains("PAUSED"));
         terminal.keys("ps");
         terminal.wait("sorting", |screen| screen.contains("s in the order of tiers"));
+        terminal.make_narrow();
+        terminal.keys("s");
+        let screen = terminal.wait("80 columns", |screen| screen.contains("s slowest first"));
+        let ends_whole = |line: &str| line.starts_with("latency, µs") && line.ends_with(" max");
+        assert!(screen.lines().any(ends_whole), "{screen}");
     });
     terminal.keys("q");
     terminal.wait("the shell", |screen| screen.contains("shell:") && !screen.contains("errors"));

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tidegate::size::Size;
 use tidegate::stack::Stat;
 use tidegate::stats::{Bucket, Latencies, Reading, Value};
 use tidegate::tier::State;
+
+/// Columns for level and name of a tier: those of the longest name, `dram transit-no-bypass`.
+const LABEL_COLUMNS: usize = 22;
 
 /// Order of the latencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +43,7 @@ impl View<'_> {
         lines.extend(self.log());
         lines.push(String::new());
         lines.push(format!(
-            "{:<20} {:<5} {:>9} {:>8} {:>8} {:>8} {:>8} {:>7}",
+            "{:<LABEL_COLUMNS$} {:<5} {:>7} {:>8} {:>8} {:>8} {:>8} {:>7}",
             "latency, µs", "", "per s", "mean", "p50", "p99", "p99.9", "max"
         ));
         lines.extend(self.rows(order).iter().map(Row::line));
@@ -51,7 +53,7 @@ impl View<'_> {
     fn title(&self) -> String {
         let text = |key: &str| self.now.description.get(key).and_then(|it| it.as_str());
         let bytes = self.now.description.get("size_bytes").and_then(serde_json::Value::as_u64);
-        let size = Size { bytes: bytes.unwrap_or(0) };
+        let size = size(bytes.unwrap_or(0));
         let engine = text("engine").unwrap_or_default();
         let pool = crate::log::printable(text("pool").unwrap_or_default());
         // The end of a path tells more than its beginning.
@@ -62,7 +64,7 @@ impl View<'_> {
     }
 
     fn clients(&self) -> String {
-        let count = |name| self.count("front_end", name);
+        let count = |name| whole_number(self.count("front_end", name));
         format!(
             "clients    {} open, {} taken, {} refused, {} broken off",
             count("connections_open"),
@@ -76,18 +78,18 @@ impl View<'_> {
         let rate = |name| self.rate("front_end", name);
         let bytes = |name| per_second(rate(name));
         format!(
-            "requests   {:.0} reads/s {}, {:.0} writes/s {}, {:.0} flushes/s",
-            rate("reads"),
+            "requests   {} reads/s {}, {} writes/s {}, {} flushes/s",
+            number(rate("reads")),
             bytes("read_bytes"),
-            rate("writes"),
+            number(rate("writes")),
             bytes("written_bytes"),
-            rate("flushes")
+            number(rate("flushes"))
         )
     }
 
     fn errors(&self) -> String {
         let (all, rate) = (self.count("front_end", "errors"), self.rate("front_end", "errors"));
-        format!("errors     {all} in all, {rate:.0}/s")
+        format!("errors     {} in all, {}/s", whole_number(all), number(rate))
     }
 
     /// What tier `at` has still to write below, and how long that takes as fast as it goes now.
@@ -106,8 +108,8 @@ impl View<'_> {
             #[expect(clippy::cast_precision_loss, reason = "for people")]
             (pending, rate) => format!("drained in {}", duration(pending as f64 / rate)),
         };
-        let size = Size { bytes: pending };
-        Some(format!("dirty      {size} in {level} {}, {left}, {}", tier.name, per_second(rate)))
+        let (size, label) = (size(pending), label(level, &tier.name));
+        Some(format!("dirty      {size} in {label}, {left}, {}", per_second(rate)))
     }
 
     /// Bytes that leave tier `at` for the one below.
@@ -126,9 +128,9 @@ impl View<'_> {
     fn log(&self) -> Option<String> {
         let (used, ring) = ("log_used_bytes", "log_ring_bytes");
         let (used, ring) = (self.count("pmem", used), self.count("pmem", ring));
-        let pct = (used * 100).checked_div(ring)?;
-        let waits = self.count("pmem", "log_full_waits");
-        let (used, ring) = (Size { bytes: used }, Size { bytes: ring });
+        let pct = used.saturating_mul(100).checked_div(ring)?;
+        let waits = whole_number(self.count("pmem", "log_full_waits"));
+        let (used, ring) = (size(used), size(ring));
         Some(format!(
             "log        {used} of {ring} in use, {pct} %; {waits} writes waited for space"
         ))
@@ -143,15 +145,15 @@ impl View<'_> {
                 _ => continue,
             };
             let Value::Latencies(now) = &reading.value else { continue };
-            let label = |key| reading.labels.get(key).map_or("", String::as_str);
-            let level = label("level");
+            let value_of = |key| reading.labels.get(key).map_or("", String::as_str);
+            let level = value_of("level");
             let counter = if operation == "read" { "reads" } else { "writes" };
             let before = match value(self.before, level, &reading.metric.name) {
                 Some(Value::Latencies(before)) => before.clone(),
                 _ => Latencies::default(),
             };
             rows.push(Row {
-                tier: format!("{level} {}", label("tier")),
+                tier: label(level, value_of("tier")),
                 operation,
                 per_second: self.rate(level, counter),
                 latencies: since(&before, now),
@@ -189,11 +191,13 @@ impl Row {
         let micros = |ns: u64| match Duration::from_nanos(ns).as_secs_f64() * 1e6 {
             _ if latencies.count == 0 => "-".to_owned(),
             micros if micros < 100.0 => format!("{micros:.2}"),
-            micros => format!("{micros:.0}"),
+            micros if micros < 9_999_999.5 => format!("{micros:.0}"),
+            micros => format!("{}s", number(micros / 1e6)),
         };
         let quantile = |millionths| micros(latencies.quantile_ns(millionths));
         format!(
-            "{tier:<20} {operation:<5} {per_second:>9.0} {:>8} {:>8} {:>8} {:>8} {:>7}",
+            "{tier:<LABEL_COLUMNS$} {operation:<5} {:>7} {:>8} {:>8} {:>8} {:>8} {:>7}",
+            number(*per_second),
             micros(latencies.mean_ns()),
             quantile(500_000),
             quantile(990_000),
@@ -237,16 +241,51 @@ fn since(before: &Latencies, now: &Latencies) -> Latencies {
     }
 }
 
-/// A number of bytes a second, with three digits.
+/// Level and name of a tier, in [`LABEL_COLUMNS`].
+fn label(level: &str, name: &str) -> String {
+    let whole = format!("{level} {name}");
+    if whole.chars().count() <= LABEL_COLUMNS {
+        return whole;
+    }
+    whole.chars().take(LABEL_COLUMNS - 1).chain(['…']).collect()
+}
+
+/// A number in at most seven columns.
+fn number(value: f64) -> String {
+    match value {
+        value if value < 9_999_999.5 => format!("{value:.0}"),
+        value if value < 1e9 => format!("{:.1}M", value / 1e6),
+        value if value < 1e12 => format!("{:.1}G", value / 1e9),
+        value => format!("{value:.0e}"),
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn whole_number(value: u64) -> String {
+    number(value as f64)
+}
+
+/// A number of bytes, in at most six columns.
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn size(bytes: u64) -> String {
+    rounded(bytes as f64)
+}
+
+/// A number of bytes a second.
 fn per_second(bytes: f64) -> String {
-    let units = ["B", "K", "M", "G"];
+    format!("{}/s", rounded(bytes))
+}
+
+/// A number of bytes with two to four digits, without a fraction of zero.
+fn rounded(bytes: f64) -> String {
+    let units = ["B", "K", "M", "G", "T", "P", "E"];
     let (mut value, mut unit) = (bytes, 0);
     while value >= 1000.0 && unit + 1 < units.len() {
         value /= 1024.0;
         unit += 1;
     }
-    let digits = usize::from(value < 100.0 && unit > 0);
-    format!("{value:.digits$}{}/s", units[unit])
+    let digits = usize::from(value < 100.0 && value.fract() > 0.0 && unit > 0);
+    format!("{value:.digits$}{}", units[unit])
 }
 
 fn duration(seconds: f64) -> String {
@@ -254,7 +293,8 @@ fn duration(seconds: f64) -> String {
         s if s < 1.0 => "less than 1 s".to_owned(),
         s if s < 120.0 => format!("{s:.0} s"),
         s if s < 7200.0 => format!("{:.0} min", s / 60.0),
-        s => format!("{:.0} h", s / 3600.0),
+        s if s < 3.6e7 => format!("{:.0} h", s / 3600.0),
+        _ => "over 10000 h".to_owned(),
     }
 }
 
@@ -267,7 +307,8 @@ mod tests {
     fn reading(level: &str, name: &str, value: &serde_json::Value) -> serde_json::Value {
         let kind = if value.is_object() { "histogram" } else { "counter" };
         json!({"name": name, "kind": kind, "unit": "count", "help": "", "value": value,
-            "labels": {"level": level, "tier": if level == "pmem" { "log" } else { "transit" }}})
+            "labels": {"level": level,
+                "tier": if level == "pmem" { "log" } else { "transit-no-bypass" }}})
     }
 
     /// What a server with a DRAM tier before a log says, `scale` seconds after its start.
@@ -311,7 +352,7 @@ mod tests {
             "clients    3 open",
             "0 reads/s 0B/s, 1234567 writes/s 4.7G/s",
             "errors     6 in all, 2/s",
-            "dirty      640M in dram transit-no-bypass, drained in 10 s, 64.0M/s",
+            "dirty      640M in dram transit-no-bypass, drained in 10 s, 64M/s",
             "dirty      3M in pmem log, not draining now",
             "log        3M of 12M in use, 25 %",
         ] {
@@ -320,6 +361,56 @@ mod tests {
         let row = lines.iter().find(|line| line.starts_with("pmem log")).unwrap();
         let shown: Vec<_> = row.split_whitespace().collect();
         assert_eq!(shown[2..], ["write", "16384", "2.00", "1.50", "1.50", "123457", "123457"]);
+    }
+
+    /// Sizes that are no whole number of a unit, and counters of nine and of twenty digits.
+    #[test]
+    fn a_screen_of_large_numbers_has_80_columns_and_all_digits_of_its_last_column() {
+        for (count, shown) in [(999_999_999_u64, "1000.0M"), (u64::MAX, "2e19")] {
+            let (before, mut now) = (stat(1), stat(3));
+            for reading in &mut now.metrics {
+                match &mut reading.value {
+                    Value::Whole(number) => *number = count,
+                    Value::Latencies(latencies) => latencies.max_ns = 987_654_321_098,
+                    Value::Real(_) => {}
+                }
+            }
+            for name in ["connections", "connections_refused", "client_faults", "log_full_waits"] {
+                let level = if name.starts_with("log") { "pmem" } else { "front_end" };
+                now.metrics
+                    .push(serde_json::from_value(reading(level, name, &json!(count))).unwrap());
+            }
+            now.tiers.iter_mut().for_each(|tier| tier.pending_bytes = count);
+            let view = View { before: &before, now: &now, apart: Duration::from_secs(1) };
+            let lines = view.lines(Order::Tier);
+            for line in &lines {
+                assert!(line.chars().count() <= 80, "{} columns: {line}", line.chars().count());
+            }
+            let text = lines.join("\n");
+            let clients =
+                format!("{shown} open, {shown} taken, {shown} refused, {shown} broken off");
+            assert!(text.contains(&clients), "{text}");
+            let row =
+                lines.iter().find(|line| line.starts_with("dram transit-no-bypass ")).unwrap();
+            assert!(row.ends_with(" 1000000"), "the bucket's end, in µs: {row}");
+        }
+    }
+
+    #[test]
+    fn what_has_too_many_columns_is_made_shorter() {
+        assert_eq!(label("dram", "transit-no-bypass"), "dram transit-no-bypass");
+        assert_eq!(label("dram", "transit-no-bypass2"), "dram transit-no-bypas…");
+        let numbers = [0.4, 9_999_999.4, 9_999_999.5, 999_999_999.0, 1e12].map(number);
+        assert_eq!(numbers, ["0", "9999999", "10.0M", "1000.0M", "1e12"]);
+        let sizes = [0, 999, 4096, 3 << 20, (3 << 20) + 64, 671_092_736, u64::MAX].map(size);
+        assert_eq!(sizes, ["0B", "999B", "4K", "3M", "3.0M", "640M", "16E"]);
+        let row = |max_ns| {
+            let buckets = vec![Bucket { upto_ns: max_ns, samples: 1 }];
+            let latencies = Latencies { count: 1, sum_ns: max_ns, max_ns, buckets };
+            Row { tier: String::new(), operation: "read", per_second: 1.0, latencies }.line()
+        };
+        assert!(row(9_999_999_000).ends_with(" 9999999"), "{}", row(9_999_999_000));
+        assert!(row(123_000_000_000).ends_with(" 123s"), "{}", row(123_000_000_000));
     }
 
     #[test]
@@ -334,7 +425,7 @@ mod tests {
         let first = |order| view.rows(order)[0].tier.clone();
         assert_eq!(
             (first(Order::Tier), first(Order::Slowest)),
-            ("dram transit".into(), "pmem log".into())
+            ("dram transit-no-bypass".into(), "pmem log".into())
         );
     }
 }
