@@ -8,9 +8,14 @@ use std::process::Stdio;
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
+use tidegate::log::layout::{COPY_DISTANCE, LIMIT_OFFSET, TAIL_OFFSET};
 
+use crate::behind::{self, Scene};
 use crate::nbd::Client;
 use crate::support::{self, Server, ok, run, scratch, succeed, tool};
+
+/// The error of a request that the device failed.
+const EIO: u32 = 5;
 
 /// An empty directory and a path in it.
 fn place() -> (TempDir, String) {
@@ -511,6 +516,81 @@ fn a_btt_whose_flog_is_damaged_is_rescued_by_readers_and_served_for_writing_by_f
         }
         drop(client);
         assert!(server.stop(Signal::TERM).0.success(), "{option}");
+    }
+}
+
+/// Two blocks that have one place: a write to one would destroy the other.
+#[test]
+fn a_btt_whose_map_names_a_block_twice_is_served_for_writing_by_force_only() {
+    let (dir, pool) = pool();
+    let socket = dir.path().join("socket");
+    let server = Server::start(Path::new(&pool), &socket, &[]);
+    let mut client = Client::connect(&socket).unwrap();
+    (0..4).for_each(|lba| behind::write(&mut client, lba, 10 + u8::try_from(lba).unwrap()));
+    drop(client);
+    assert!(server.stop(Signal::TERM).0.success());
+    let mut word = [0; 8];
+    file(&pool).read_exact_at(&mut word, 4096 + 96).unwrap();
+    let map = 4096 + u64::from_le_bytes(word);
+    let mut entry = [0; 4];
+    file(&pool).read_exact_at(&mut entry, map + 4).unwrap();
+    file(&pool).write_all_at(&entry, map + 2 * 4).unwrap();
+    let damaged = std::fs::read(&pool).unwrap();
+    let refused = fails(1, &["serve", &pool, "--nbd", "unix:s"]);
+    says(&refused, &["lbas share blocks", "--read-only", "--force"]);
+    for option in ["--read-only", "--force"] {
+        let server = Server::start(Path::new(&pool), &socket, &[option]);
+        let mut client = Client::connect(&socket).unwrap();
+        let undisputed = [0, 3].map(|lba| behind::read(&mut client, lba));
+        assert_eq!(undisputed, [10, 13], "{option}");
+        // One of the two would be read as the other.
+        client.send_read(5, 2 * 4096, 4096).unwrap();
+        let error = if option == "--force" { 0 } else { EIO };
+        assert_eq!(client.receive().unwrap(), (5, error), "{option}");
+        drop(client);
+        assert!(server.stop(Signal::TERM).0.success(), "{option}");
+        assert!(option == "--force" || std::fs::read(&pool).unwrap() == damaged, "{option}");
+    }
+}
+
+/// Both copies of a position of a log that has records: the limit is found again, and of the tail
+/// it is said what is left to do.
+#[test]
+fn a_log_that_lost_a_position_is_repaired_or_refused_with_the_way_out() {
+    for (field, offset) in [("limit", LIMIT_OFFSET), ("tail", TAIL_OFFSET)] {
+        let scene = Scene::new("log");
+        let (pool, backing) = (scene.pool().to_str().unwrap().to_owned(), scene.backing("disk"));
+        let server = scene.serve("disk", &[]);
+        let mut client = scene.client();
+        (0..4).for_each(|lba| behind::write(&mut client, lba, 7));
+        behind::kill(server);
+        for copy in [0, COPY_DISTANCE] {
+            file(&pool).write_all_at(&[5; 8], 8192 + offset + copy).unwrap();
+        }
+        let name = format!("the log's {field} is damaged in both copies");
+        let serve = ["serve", &pool, "--nbd", "unix:s", &backing];
+        for args in [&serve[..], &["recover", &pool], &["recover", &pool, "--discard"]] {
+            let way_out = ["check --repair", "a backup", "create --force"];
+            says(&fails(1, args), &[&[name.as_str()], &way_out[..]].concat());
+        }
+        let repair = run(["check", &pool, "--repair"]);
+        let said = String::from_utf8(repair.stdout).unwrap();
+        if field == "limit" {
+            says(&said, &["restored positions of the log: 1", "no damage"]);
+        } else {
+            assert_eq!(repair.status.code(), Some(1), "{said}");
+            says(&said, &[&name, "the records do not prove what it was", "create --force"]);
+            says(&fails(1, &serve), &[&name]);
+            ok(["create", &pool, "--engine=log", "--size=8M", "--force"]);
+            says(
+                &scene.refusal(&[&backing]),
+                &["may hold writes that the backing lacks", "--force"],
+            );
+        }
+        let (kept, more) = if field == "limit" { (7, &[][..]) } else { (0, &["--force"][..]) };
+        let server = scene.serve("disk", more);
+        assert_eq!(behind::read(&mut scene.client(), 3), kept, "{field}");
+        assert!(server.stop(Signal::TERM).0.success());
     }
 }
 
