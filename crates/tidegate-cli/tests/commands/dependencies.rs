@@ -4,14 +4,19 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use toml::de::{DeTable, DeValue};
 
-/// The texts, or the values of `crate` in the tables, of the list `key` in `[section]`.
-fn listed(section: &str, key: &str) -> Vec<String> {
+/// The text of deny.toml.
+fn deny_toml() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deny.toml");
-    let text = std::fs::read_to_string(path).expect("deny.toml is there");
-    let document = DeTable::parse(&text).expect("deny.toml is TOML").into_inner();
+    std::fs::read_to_string(path).expect("deny.toml is there")
+}
+
+/// The texts, or the values of `crate` or `id` in the tables, of the list `key` in `[section]` of
+/// `text`, the text of a deny.toml.
+fn listed(text: &str, section: &str, key: &str) -> Vec<String> {
+    let document = DeTable::parse(text).expect("deny.toml is TOML").into_inner();
     let Some(DeValue::Table(section)) = document.get(section).map(toml::Spanned::get_ref) else {
         panic!("no [{section}]")
     };
@@ -29,6 +34,51 @@ fn listed(section: &str, key: &str) -> Vec<String> {
         other => panic!("{other:?}"),
     };
     items.iter().map(|item| text(item.get_ref())).collect()
+}
+
+/// What `text`, that of a deny.toml, says of packages.
+struct Policy {
+    licences: Vec<String>,
+    banned: Vec<String>,
+    registries: Vec<String>,
+}
+
+impl Policy {
+    fn of(text: &str) -> Self {
+        Self {
+            licences: listed(text, "licenses", "allow"),
+            banned: listed(text, "bans", "deny"),
+            registries: listed(text, "sources", "allow-registry"),
+        }
+    }
+
+    /// What is wrong with `package`, as `cargo metadata` describes it.
+    fn faults(&self, package: &Value) -> Vec<String> {
+        let name = package["name"].as_str().expect("a name");
+        let licence = package["license"].as_str().unwrap_or("");
+        let is_known = |url: &str| self.registries.iter().any(|it| url == format!("registry+{it}"));
+        let mut faults = Vec::new();
+        if !is_allowed(licence, &self.licences) {
+            faults.push(format!("{name}: licence {licence:?}"));
+        }
+        if self.banned.iter().any(|banned| banned == name) {
+            faults.push(format!("{name}: banned"));
+        }
+        if let Some(source) = package["source"].as_str().filter(|source| !is_known(source)) {
+            faults.push(format!("{name}: from {source}"));
+        }
+        faults
+    }
+}
+
+/// Those of `ignored` that have not the form of an advisory's number.
+fn malformed_advisories(ignored: &[String]) -> Vec<&str> {
+    let is_number = |part: &str| part.len() == 4 && part.bytes().all(|it| it.is_ascii_digit());
+    let is_advisory = |text: &&str| match text.split('-').collect::<Vec<_>>()[..] {
+        ["RUSTSEC", year, number] => is_number(year) && is_number(number),
+        _ => false,
+    };
+    ignored.iter().map(String::as_str).filter(|text| !is_advisory(text)).collect()
 }
 
 /// The packages that a build for `target` takes in.
@@ -97,40 +147,53 @@ fn one(words: &mut &[&str], allowed: &[String]) -> bool {
 
 #[test]
 fn dependencies_have_licences_sources_and_names_that_are_allowed() {
-    let (licences, banned) = (listed("licenses", "allow"), listed("bans", "deny"));
-    let registries = listed("sources", "allow-registry");
+    let text = deny_toml();
+    let policy = Policy::of(&text);
     let packages: Vec<Value> =
-        listed("graph", "targets").iter().flat_map(|target| packages(target)).collect();
+        listed(&text, "graph", "targets").iter().flat_map(|target| packages(target)).collect();
     assert!(packages.len() > 200, "{} packages", packages.len());
-    let mut wrong = BTreeSet::new();
-    for package in &packages {
-        let name = package["name"].as_str().expect("a name");
-        let licence = package["license"].as_str().unwrap_or("");
-        if !is_allowed(licence, &licences) {
-            wrong.insert(format!("{name}: licence {licence:?}"));
-        }
-        if banned.iter().any(|banned| banned == name) {
-            wrong.insert(format!("{name}: banned"));
-        }
-        let source = package["source"].as_str();
-        let is_known = |url: &str| registries.iter().any(|it| url == format!("registry+{it}"));
-        if !source.is_none_or(is_known) {
-            wrong.insert(format!("{name}: from {}", source.unwrap_or_default()));
-        }
-    }
+    let wrong: BTreeSet<_> = packages.iter().flat_map(|package| policy.faults(package)).collect();
     assert!(wrong.is_empty(), "deny.toml does not allow: {wrong:#?}");
+}
+
+#[test]
+fn a_dependency_that_is_not_allowed_is_named() {
+    let policy = Policy::of(&deny_toml());
+    let crates_io = "registry+https://github.com/rust-lang/crates.io-index";
+    let faults = |name: &str, licence: Option<&str>, source: Option<&str>| {
+        policy.faults(&json!({"name": name, "license": licence, "source": source}))
+    };
+    let none: [&str; 0] = [];
+    assert_eq!(faults("good", Some("MIT OR GPL-3.0-only"), Some(crates_io)), none);
+    assert_eq!(faults("ours", Some("Apache-2.0 OR MIT"), None), none);
+    assert_eq!(faults("viral", Some("GPL-3.0-only"), None), ["viral: licence \"GPL-3.0-only\""]);
+    assert_eq!(faults("mute", None, Some(crates_io)), ["mute: licence \"\""]);
+    assert_eq!(faults("openssl-sys", Some("MIT"), Some(crates_io)), ["openssl-sys: banned"]);
+    for source in ["git+https://example.com/x", "registry+https://example.com/index"] {
+        assert_eq!(faults("far", Some("MIT"), Some(source)), [format!("far: from {source}")]);
+    }
 }
 
 /// The advisories themselves need the network; what is ignored of them has the form that
 /// `cargo deny` reads.
 #[test]
 fn advisories_that_are_ignored_are_named_by_their_numbers() {
-    for advisory in listed("advisories", "ignore") {
-        let parts: Vec<&str> = advisory.split('-').collect();
-        let is_number = |part: &str| part.len() == 4 && part.parse::<u32>().is_ok();
-        let ["RUSTSEC", year, number] = parts[..] else { panic!("{advisory}") };
-        assert!(is_number(year) && is_number(number), "{advisory}");
-    }
+    let none: [&str; 0] = [];
+    let ours = listed(&deny_toml(), "advisories", "ignore");
+    assert_eq!(malformed_advisories(&ours), none);
+    let made_up = "[advisories]\nignore = [\"RUSTSEC-2024-0001\", { id = \"RUSTSEC-2025-1234\", \
+                   reason = \"none\" }, \"RUSTSEC-2024-1\", \"CVE-2024-0001\", { id = \"RUSTSEC-24-0001\" }, \
+                   \"RUSTSEC-2024-0001-2\", \"RUSTSEC-+024-0001\", \"\"]";
+    let ignored = listed(made_up, "advisories", "ignore");
+    let wrong = [
+        "RUSTSEC-2024-1",
+        "CVE-2024-0001",
+        "RUSTSEC-24-0001",
+        "RUSTSEC-2024-0001-2",
+        "RUSTSEC-+024-0001",
+        "",
+    ];
+    assert_eq!(malformed_advisories(&ignored), wrong);
 }
 
 #[test]
