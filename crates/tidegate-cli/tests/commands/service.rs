@@ -126,30 +126,55 @@ fn contrib(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib").join(name)
 }
 
-/// The units, with the binary of this build and a directory of its own in it.
-fn units(dir: &TempDir) -> [PathBuf; 2] {
+/// The units, with the binary of this build and a directory of its own in it; `change` makes of the
+/// text of a unit another one.
+fn units(dir: &TempDir, change: impl Fn(String) -> String) -> [PathBuf; 2] {
     ["tidegate.service", "tidegate.socket"].map(|name| {
         let text = std::fs::read_to_string(contrib("systemd").join(name)).unwrap();
         let text = text.replace("/usr/bin/tidegate", env!("CARGO_BIN_EXE_tidegate"));
         // What the manual is, the tests of pages say.
         let kept = text.lines().filter(|line| !line.starts_with("Documentation="));
         let unit = dir.path().join(name);
-        std::fs::write(&unit, kept.collect::<Vec<_>>().join("\n") + "\n").unwrap();
+        std::fs::write(&unit, change(kept.collect::<Vec<_>>().join("\n") + "\n")).unwrap();
         unit
     })
+}
+
+/// Whether systemd would load the units, and what it says of them. Other units of the machine may
+/// have faults of their own.
+fn verify(units: [PathBuf; 2]) -> (bool, Vec<String>) {
+    let mut analyze = tool("systemd-analyze", "systemd");
+    let found = analyze.args(["verify", "--man=no"]).args(units).output().unwrap();
+    let said = String::from_utf8_lossy(&found.stderr);
+    let ours = said.lines().filter(|line| line.contains("tidegate")).map(str::to_owned);
+    (found.status.success(), ours.collect())
 }
 
 #[test]
 fn systemd_finds_nothing_wrong_in_the_units() {
     let dir = tempfile::tempdir().unwrap();
-    let mut analyze = tool("systemd-analyze", "systemd");
-    let found = analyze.args(["verify", "--man=no"]).args(units(&dir)).output().unwrap();
-    let said = String::from_utf8_lossy(&found.stderr);
-    let ours: Vec<_> = said.lines().filter(|line| line.contains("tidegate")).collect();
-    assert!(ours.is_empty(), "{said}");
+    let ours = units(&dir, |text| text);
+    assert_eq!(verify(ours.clone()), (true, vec![]));
     let mut analyze = tool("systemd-analyze", "systemd");
     analyze.args(["security", "--offline=true", "--threshold=20", "--no-pager"]);
-    succeed(analyze.arg(&units(&dir)[0]));
+    succeed(analyze.arg(&ours[0]));
+}
+
+/// What is wrong in a unit is said in words, with status 0; a program that is not there has
+/// status 1.
+#[test]
+fn systemd_finds_what_is_wrong_in_a_unit() {
+    let dir = tempfile::tempdir().unwrap();
+    for (right, wrong, is_loaded, told) in [
+        ("ProtectHome=", "ProtectHomes=", true, "Unknown key 'ProtectHomes' in section [Service]"),
+        ("SocketMode=", "SocketMood=", true, "Unknown key 'SocketMood' in section [Socket]"),
+        ("=strict", "=strickt", true, "Failed to parse protect system value"),
+        (env!("CARGO_BIN_EXE_tidegate"), "/none", false, "/none is not executable"),
+    ] {
+        let (status, said) = verify(units(&dir, |text| text.replace(right, wrong)));
+        assert_eq!((status, said.len()), (is_loaded, 1), "{wrong}: {said:?}");
+        assert!(said[0].contains(told), "{said:?}");
+    }
 }
 
 /// The names of the system calls in `set`, and in the sets that it names.
@@ -165,9 +190,8 @@ fn calls_of(set: &str, found: &mut BTreeSet<String>) {
     }
 }
 
-/// The filter of the unit lets through all that a server does: each kind of tier, with clients.
-#[test]
-fn the_sandbox_of_the_unit_allows_what_a_server_does() {
+/// The system calls that the filter of the unit lets through.
+fn allowed_calls() -> BTreeSet<String> {
     let unit = std::fs::read_to_string(contrib("systemd/tidegate.service")).unwrap();
     let mut allowed = BTreeSet::new();
     for filter in unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")) {
@@ -180,33 +204,75 @@ fn the_sandbox_of_the_unit_allows_what_a_server_does() {
             }
         }
     }
-    assert!(allowed.len() > 100 && !allowed.contains("mount"), "{allowed:?}");
-    let scene = Scene::new();
+    allowed
+}
+
+/// A configuration with each kind of tier and of backing, and TLS, in the directory of `scene`.
+fn configure_all(scene: &Scene) {
     let config = format!(
-        "nbd = [\"unix:{0}/socket\", \"tcp:127.0.0.1:0\"]\nmetrics = \"tcp:127.0.0.1:0\"\n\
+        "nbd = [\"unix:{0}/socket\", \"tcp:localhost:0\"]\nmetrics = \"unix:{0}/metrics\"\n\
+         [tls]\ncert = \"{0}/ca-cert.pem\"\nkey = \"{0}/key.pem\"\nwhen = \"allow\"\n\
          [[device]]\nexport = \"a\"\npool = \"{0}/pool\"\ndram = \"transit:1M\"\n\
          [[device]]\nexport = \"b\"\npool = \"{0}/log\"\nbacking = \"{0}/disk\"\n\
-         [[device]]\nexport = \"c\"\npool = \"{0}/cache\"\nbacking = \"{0}/disk2\"\n",
+         [[device]]\nexport = \"c\"\npool = \"{0}/cache\"\nbacking = \"{0}/disk2\"\n\
+         [[device]]\nexport = \"d\"\npool = \"{0}/log2\"\n\
+         backing = \"nbd+unix:///?socket={0}/store.socket\"\n",
         scene.dir.path().display()
     );
     std::fs::write(scene.path("config.toml"), config).unwrap();
-    for (name, engine) in [("log", "log"), ("cache", "cache")] {
+    for (name, engine) in [("log", "log"), ("log2", "log"), ("cache", "cache"), ("store", "btt")] {
         ok(["create", &scene.text(name), &format!("--engine={engine}"), "--size=32M"]);
     }
     for disk in ["disk", "disk2"] {
         std::fs::File::create(scene.path(disk)).unwrap().set_len(64 << 20).unwrap();
     }
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(scene.path("ca-cert.pem"), made.cert.pem()).unwrap();
+    std::fs::write(scene.path("key.pem"), made.signing_key.serialize_pem()).unwrap();
+}
+
+/// Has a server that is configured so do what servers do.
+fn use_all(scene: &Scene, server: &support::Server) {
+    std::fs::write(scene.path("data"), vec![1; 1 << 20]).unwrap();
+    let copy_to = |uri: &str| {
+        succeed(tool("nbdcopy", "libnbd-bin").args(["--flush", &scene.text("data"), uri]));
+    };
+    for name in ["a", "b", "c", "d"] {
+        copy_to(&format!("nbd+unix:///{name}?socket={}", scene.text("socket")));
+    }
+    let address = server.banner.iter().find_map(|line| line.rsplit_once("tcp:")).expect("a port");
+    let port = address.1.rsplit(':').next().unwrap().trim_matches(|c: char| !c.is_ascii_digit());
+    let certificates = scene.dir.path().display();
+    copy_to(&format!("nbds://localhost:{port}/a?tls-certificates={certificates}"));
+    for pool in ["pool", "log", "cache", "log2"] {
+        ok(["stat", &scene.text(pool)]);
+    }
+    ok(["set", &scene.text("cache"), "size=24M"]);
+    ok(["set", &scene.text("cache"), "size=32M"]);
+    for pool in ["pool", "log"] {
+        ok(["snapshot", &scene.text(pool), &scene.text(&format!("copy of {pool}"))]);
+    }
+    let mut curl = tool("curl", "curl");
+    let socket = scene.text("metrics");
+    let page = succeed(curl.args(["-s", "--unix-socket", &socket, "http://it/metrics"]));
+    assert!(page.contains("tidegate_written_bytes_total"), "{page}");
+}
+
+/// The filter of the unit lets through all that a server does: each kind of tier and of backing,
+/// with clients in the clear and with TLS, settings, another size, copies and metrics.
+#[test]
+fn the_sandbox_of_the_unit_allows_what_a_server_does() {
+    let allowed = allowed_calls();
+    assert!(allowed.len() > 100 && !allowed.contains("mount"), "{allowed:?}");
+    let scene = Scene::new();
+    configure_all(&scene);
+    let store = support::Server::start(&scene.path("store"), &scene.path("store.socket"), &[]);
     let trace = scene.path("trace");
     let mut strace = tool("strace", "strace");
     strace.args(["-f", "-qq", "-o"]).arg(&trace).arg(env!("CARGO_BIN_EXE_tidegate"));
     strace.args(["serve", "--config", &scene.text("config.toml")]);
     let server = support::Server::spawn(&mut strace);
-    std::fs::write(scene.path("data"), vec![1; 1 << 20]).unwrap();
-    for name in ["a", "b", "c"] {
-        let uri = format!("nbd+unix:///{name}?socket={}", scene.text("socket"));
-        succeed(tool("nbdcopy", "libnbd-bin").args(["--flush", &scene.text("data"), &uri]));
-        ok(["stat", &scene.text(if name == "a" { "pool" } else { "log" })]);
-    }
+    use_all(&scene, &server);
     // strace passes the signal on to nobody: the server is its child.
     let children = succeed(
         tool("pgrep", "procps")
@@ -216,13 +282,16 @@ fn the_sandbox_of_the_unit_allows_what_a_server_does() {
     kill_process(Pid::from_raw(child).unwrap(), Signal::TERM).unwrap();
     let (status, rest) = server.wait();
     assert!(status.success() && rest.contains("stopped"), "{rest}");
+    assert!(store.stop(Signal::TERM).0.success());
     let traced = std::fs::read_to_string(&trace).unwrap();
     let name = |line: &str| {
         let call = line.split_whitespace().nth(1)?;
         Some(call.split_once('(')?.0.to_owned())
     };
     let used: BTreeSet<String> = traced.lines().filter_map(name).collect();
-    assert!(used.contains("accept4") && used.len() > 20, "{used:?}");
+    for call in ["accept4", "connect", "ftruncate", "copy_file_range"] {
+        assert!(used.contains(call), "{call} is not traced: {used:?}");
+    }
     let refused: Vec<_> = used.difference(&allowed).collect();
     assert!(refused.is_empty(), "the unit refuses {refused:?}");
 }
