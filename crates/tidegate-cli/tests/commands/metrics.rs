@@ -2,15 +2,20 @@
 //! dashboard name.
 
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
 
+use crate::nbd::Client;
 use crate::support::{Server, ok, run, scratch, tidegate, tool};
+
+/// Requests of each kind of a client at work.
+const REQUESTS: u64 = 256;
 
 /// Prints what the reference implementation in Python finds in a page: name, type, samples.
 const PARSER: &str = "import sys
@@ -71,8 +76,19 @@ impl Scene {
         line.split_once("tcp:").unwrap().1
     }
 
+    /// Has a client write and read, so often that latencies are measured: one in 64.
+    fn work(&self) {
+        let mut client = Client::connect(&self.dir.path().join("socket")).unwrap();
+        for n in 0..REQUESTS {
+            client.send_write(n, n % 16 * 4096, &[3; 4096]).unwrap();
+            assert_eq!(client.receive().unwrap(), (n, 0));
+            assert_eq!(client.read(n % 16 * 4096, 4096).unwrap(), [3; 4096]);
+        }
+    }
+
     fn page(&self) -> String {
         let mut client = TcpStream::connect(self.address()).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         client.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
         let mut response = String::new();
         client.read_to_string(&mut response).unwrap();
@@ -99,13 +115,15 @@ fn parsed(page: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// The values of the samples that `parsed` prints as `name`.
+fn values(samples: &str, name: &str) -> Vec<f64> {
+    let of_it = samples.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    of_it.map(|rest| rest.rsplit(' ').next().unwrap().parse().unwrap()).collect()
+}
+
 #[test]
 fn another_parser_reads_the_page() {
     let scene = Scene::serving("cache", &["--dram=transit:4M"]);
-    let mut client = TcpStream::connect(scene.address()).unwrap();
-    // One that says nothing keeps nobody out.
-    client.write_all(b"GET").unwrap();
-    drop(client);
     let samples = parsed(&scene.page());
     for line in [
         "tidegate_connections_open gauge - 0.0",
@@ -118,19 +136,51 @@ fn another_parser_reads_the_page() {
     scene.stop();
 }
 
-/// Of every engine, and of a server of several devices: families come once, whatever has them.
+/// One that holds a connection open keeps the page from others for five seconds, no longer, and the
+/// export from nobody.
+#[test]
+fn a_client_that_says_nothing_keeps_nobody_out() {
+    let scene = Scene::serving("btt", &[]);
+    let mut silent = TcpStream::connect(scene.address()).unwrap();
+    silent.write_all(b"GET").unwrap();
+    let asked = Instant::now();
+    scene.work();
+    assert!(scene.page().contains("tidegate_connections_open"));
+    let waited = asked.elapsed();
+    assert!(waited < Duration::from_secs(30), "the page took {waited:?}");
+    silent.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let ended = silent.read(&mut [0; 100]);
+    assert!(!matches!(&ended, Err(error) if error.kind() == ErrorKind::WouldBlock), "{ended:?}");
+    scene.stop();
+}
+
+/// Of every engine, and of a server of several devices, each after work: histograms have samples,
+/// and families come once, whatever has them.
 #[test]
 fn another_parser_reads_the_pages_of_all_engines_and_of_many_devices() {
+    let assert_worked = |samples: &str| {
+        for direction in ["read", "write"] {
+            let counts = values(samples, &format!("tidegate_{direction}_seconds_count"));
+            assert!(counts.iter().any(|count| *count > 0.0), "{direction}: {samples}");
+            let buckets = values(samples, &format!("tidegate_{direction}_seconds_bucket"));
+            assert!(buckets.len() > counts.len(), "{direction}: {samples}");
+        }
+        let written = values(samples, "tidegate_written_bytes_total");
+        #[expect(clippy::cast_precision_loss, reason = "the page has such numbers")]
+        let expected = (REQUESTS * 4096) as f64;
+        assert!(written.contains(&expected), "{samples}");
+    };
     for engine in ["btt", "log", "cache"] {
         let scene = Scene::serving(engine, &[]);
-        let samples = parsed(&scene.page());
-        assert!(samples.contains("tidegate_read_bytes_total counter bytes 0.0"), "{samples}");
+        scene.work();
+        assert_worked(&parsed(&scene.page()));
         scene.stop();
     }
     let scene = Scene::of_many(&["btt", "log", "cache", "log"]);
     let samples = parsed(&scene.page());
-    let of_devices = "tidegate_written_bytes_total counter bytes 0.0\n";
-    assert!(samples.matches(of_devices).count() >= 4, "{samples}");
+    assert!(values(&samples, "tidegate_written_bytes_total").len() >= 4, "{samples}");
+    scene.work();
+    assert_worked(&parsed(&scene.page()));
     scene.stop();
 }
 
