@@ -217,12 +217,34 @@ fn each_line_of_a_json_log_is_an_object() {
     assert!(lines[0]["time"].as_str().unwrap().ends_with('Z'));
 }
 
+/// A server that is open to the network, which is a warning; of which the memory is gone at the
+/// stop, which is an error; and the stop itself.
 #[test]
 fn a_log_level_leaves_out_what_matters_less() {
-    let scene = Scene::new(&TWO.replace("log-format = \"json\"", "log-level = \"warning\""));
-    let mut command = tidegate();
-    let stderr = std::fs::File::create(scene.path("stderr")).unwrap();
-    command.args(["serve", "--config", &scene.path("config.toml")]).stderr(stderr);
-    assert!(Server::spawn(&mut command).stop(Signal::TERM).0.success());
-    assert_eq!(std::fs::read_to_string(scene.path("stderr")).unwrap(), "");
+    const LOST: &str = "cannot be written back: lost: ";
+    for (level, lines) in [
+        ("info", &["open to the network", "SIGTERM: stopping", LOST][..]),
+        ("warning", &["open to the network", LOST]),
+        ("error", &[LOST]),
+    ] {
+        let scene = Scene::new(&format!(
+            "nbd = [\"unix:DIR/socket\", \"tcp:0.0.0.0:0\"]\nlog-level = \"{level}\"\n\
+             [[device]]\npool = \"DIR/one\"\ndram = \"transit-no-eager:4M\"\n"
+        ));
+        let mut command = tidegate();
+        let stderr = std::fs::File::create(scene.path("stderr")).unwrap();
+        command.args(["serve", "--config", &scene.path("config.toml")]).stderr(stderr);
+        let server = Server::spawn(&mut command);
+        let mut client = Client::connect(&PathBuf::from(scene.path("socket"))).unwrap();
+        client.send_write(1, 0, &[7; 4096]).unwrap();
+        assert_eq!(client.receive().unwrap(), (1, 0));
+        let pool = std::fs::File::options().write(true).open(scene.path("one")).unwrap();
+        pool.set_len(8192).unwrap();
+        assert_eq!(server.stop(Signal::TERM).0.code(), Some(1), "{level}");
+        let said = std::fs::read_to_string(scene.path("stderr")).unwrap();
+        assert_eq!(said.lines().count(), lines.len(), "{level}: {said}");
+        for (line, expected) in said.lines().zip(lines) {
+            assert!(line.contains(expected), "{level}: {expected} is missing in {line}");
+        }
+    }
 }

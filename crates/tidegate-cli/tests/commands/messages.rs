@@ -4,6 +4,7 @@ use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -171,7 +172,7 @@ fn fill(path: &Path) {
     while file.write_all(&[1; 4096]).is_ok() {}
 }
 
-/// A backing that is full is told once when it begins, and the server lives.
+/// A backing that is full is told once when it begins, and when it is over; the server lives.
 #[test]
 fn a_backing_that_gets_full_is_told_when_it_happens() {
     let small = SmallDisk::mounted();
@@ -191,15 +192,29 @@ fn a_backing_that_gets_full_is_told_when_it_happens() {
     std::fs::write(text(&dir, "image"), vec![7; 40 << 20]).unwrap();
     let copied = tool("nbdcopy", "libnbd-bin").args([text(&dir, "image"), uri]).output().unwrap();
     assert!(!copied.status.success(), "the backing takes it all");
-    std::fs::remove_file(small.path("rest")).unwrap();
     let said = || std::fs::read_to_string(text(&dir, "stderr")).unwrap();
     let before = said();
+    std::fs::remove_file(small.path("rest")).unwrap();
+    let works = |line: &str| line.contains("Z tidegate: backing: writes work again, after ");
+    let mut client = nbd::Client::connect(Path::new(&text(&dir, "socket"))).unwrap();
+    ok(["set", &text(&dir, "pool"), "clean-from-pct=1"]);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !said().lines().any(works) {
+        assert!(Instant::now() < deadline, "it is not said that it works again: {}", said());
+        // Enough for the log to be cleaned, so to write to the backing.
+        client.send_write(1, 0, &vec![8; 1 << 20]).unwrap();
+        assert_eq!(client.receive().unwrap(), (1, 0));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    drop(client);
     let (status, _) = server.stop(Signal::TERM);
     assert!(status.success(), "there is space again: {}", said());
     let fails = |line: &&str| line.contains("Z tidegate: backing: writes fail: ");
     let first = before.lines().find(fails).unwrap_or_else(|| panic!("nothing is said: {before}"));
     assert!(first.contains("disk") && first.contains("No space left"), "{first}");
     assert_eq!(said().lines().filter(fails).count(), 1, "{}", said());
+    let over = said().lines().filter(|line| works(line)).count();
+    assert_eq!(over, 1, "{}", said());
 }
 
 /// A pool of which the end is missing is named as that, with what helps, by every command.
@@ -253,6 +268,63 @@ fn a_pool_that_is_cut_off_while_it_is_served_fails_only_where_it_is_gone() {
     assert!(status.code().is_some(), "it is ended in good order: {status}");
 }
 
+/// The other engines keep their own data in the part that is gone: requests fail, none gets the
+/// bytes of another, and the server is told of and stopped as ever.
+#[test]
+fn a_pool_of_any_engine_that_is_cut_off_while_it_is_served_never_gives_wrong_data() {
+    const EIO: u32 = 5;
+    const BLOCKS: usize = 1500;
+    for engine in ["btt", "log", "cache"] {
+        let dir = scratch();
+        let [pool, disk, socket, stderr] =
+            ["pool", "disk", "socket", "stderr"].map(|name| text(&dir, name));
+        ok(["create", &pool, &format!("--engine={engine}"), "--size=32M"]);
+        std::fs::File::create(&disk).unwrap().set_len(64 << 20).unwrap();
+        let mut command = tidegate();
+        command.arg("serve").arg(&pool).arg(format!("--nbd=unix:{socket}"));
+        command.args((engine != "btt").then(|| format!("--backing={disk}")));
+        let server = Server::spawn(command.stderr(std::fs::File::create(&stderr).unwrap()));
+        let mut client = nbd::Client::connect(Path::new(&socket)).unwrap();
+        let mut write = |lba: u64, byte: u8| {
+            client.send_write(lba, lba * 4096, &[byte; 4096]).unwrap();
+            let (cookie, error) = client.receive().unwrap();
+            assert!(cookie == lba && [0, EIO].contains(&error), "{engine}: {error}");
+            error == 0
+        };
+        assert!((0..BLOCKS as u64).all(|lba| write(lba, 7)), "{engine}");
+        std::fs::File::options().write(true).open(&pool).unwrap().set_len(4 << 20).unwrap();
+        // What a block may hold: a write that failed may be there or not.
+        let mut blocks = vec![vec![7]; BLOCKS];
+        for (block, lba) in blocks[..1000].iter_mut().zip(0..) {
+            if write(lba, 8) {
+                block.clear();
+            }
+            block.push(8);
+        }
+        let mut failed = blocks.iter().filter(|it| it.len() == 2).count();
+        for (block, lba) in blocks.iter().zip(0..) {
+            client.send_read(lba, lba * 4096, 4096).unwrap();
+            let (cookie, error) = client.receive().unwrap();
+            assert!(cookie == lba && [0, EIO].contains(&error), "{engine}: {error}");
+            if error == EIO {
+                failed += 1;
+                continue;
+            }
+            let found = client.receive_data(4096).unwrap();
+            let is_whole = found.iter().all(|it| *it == found[0]);
+            assert!(is_whole && block.contains(&found[0]), "{engine}: block {lba}: {}", found[0]);
+        }
+        drop(client);
+        let said = std::fs::read_to_string(&stderr).unwrap();
+        println!("{engine}: {failed} requests failed: {said}");
+        assert!(failed > 100 && said.contains("export: "), "{engine}: {failed}: {said}");
+        assert!(said.contains(" fail: ") && said.contains("memory error"), "{engine}: {said}");
+        assert!(said.lines().count() <= 6, "not one a request: {said}");
+        let (status, _) = server.stop(Signal::TERM);
+        assert!(status.code().is_some(), "{engine}: it is ended in good order: {status}");
+    }
+}
+
 #[test]
 fn a_sparse_pool_on_a_full_file_system_is_called_so() {
     let dir = with_pool();
@@ -292,9 +364,9 @@ fn a_pool_or_a_backing_that_is_removed_is_told() {
         std::fs::remove_file(text(&dir, name)).unwrap();
         let wanted = format!("the {name} ");
         let is_told = |line: &str| line.contains(&wanted) && line.contains(" was removed: ");
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(30);
         while !said().lines().any(is_told) {
-            assert!(std::time::Instant::now() < deadline, "{}", said());
+            assert!(Instant::now() < deadline, "{}", said());
             std::thread::yield_now();
         }
     };
@@ -320,13 +392,13 @@ fn a_lack_of_descriptors_is_said_once() {
     let clients: Vec<_> =
         (0..40).map(|_| std::os::unix::net::UnixStream::connect(&socket).unwrap()).collect();
     let said = || std::fs::read_to_string(text(&dir, "stderr")).unwrap();
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(30);
     while said().is_empty() {
-        assert!(std::time::Instant::now() < deadline, "nothing is said");
+        assert!(Instant::now() < deadline, "nothing is said");
         std::thread::yield_now();
     }
     // Ten more attempts of the server to accept.
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    std::thread::sleep(Duration::from_secs(1));
     let lines = said();
     assert_eq!(lines.lines().count(), 1, "{lines}");
     assert!(lines.contains("Too many open files") && lines.contains("LimitNOFILE="), "{lines}");
