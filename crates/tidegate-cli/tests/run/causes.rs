@@ -326,6 +326,22 @@ stat()";
     assert_eq!(said.matches(line).count(), 1, "{said}");
 }
 
+/// A quarter of the log is written and nothing more: there is free space all the time. The first of
+/// the programs has the memory of the pool allocated.
+#[test]
+fn no_writer_waits_while_the_log_has_free_space() {
+    const PROGRAM: &str = "file = covered('file')
+for n in range(16 << 20 >> 13): os.pwrite(file, bytes(8192), 0); os.fdatasync(file)
+now = ask()
+print(json.dumps([now['stalls'], now['written_bytes'], now['log_bytes']]))";
+    let bed = Bed::new();
+    succeed(&mut python(&bed, &[], "/usr/bin/python3", PROGRAM));
+    let printed = succeed(&mut python(&bed, &[], "/usr/bin/python3", PROGRAM));
+    let [stalls, written_bytes, log_bytes]: [u64; 3] = serde_json::from_str(&printed).unwrap();
+    assert!(written_bytes >= 15 << 20 && written_bytes < log_bytes, "{printed}");
+    assert_eq!(stalls, 0, "{printed}");
+}
+
 /// Nobody has announced it, and the process that started it is gone.
 #[test]
 fn syncs_while_a_program_runs_that_was_started_without_rights() {
