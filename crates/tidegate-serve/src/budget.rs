@@ -2,10 +2,10 @@
 //!
 //! Invariants:
 //! 1. Leases together never hold more than the budget.
-//! 2. Large requests never take the last quarter: who asks for little is not kept waiting by
-//!    clients that ask for much and take no answers.
-//! 3. Among the large ones, and among the small ones, nobody overtakes: who finds too little free
-//!    waits in a queue.
+//! 2. Large requests never take the last quarter: a client that asks for little is not kept waiting
+//!    by clients that ask for much and take no answers.
+//! 3. Among the large ones, and among the small ones, none overtakes: a client that finds too
+//!    little free waits in a queue.
 //! 4. The first in a queue is woken whenever memory is given back, or the place before it is left.
 
 use std::collections::VecDeque;

@@ -3,8 +3,9 @@
 //! Invariants:
 //! 1. A unix socket can be connected to only by its owner (mode 0600) from its first moment on.
 //! 2. The file of a dead server is replaced, that of a live one is not; only our own is removed.
-//! 3. A server holds the lock of a file beside its socket from before it looks who listens there
-//!    until it listens itself: of servers that start at the same time one gets the path.
+//! 3. A server holds the lock of a file beside its socket from before it looks whether another one
+//!    listens there until it listens itself: of servers that start at the same time one gets the
+//!    path.
 
 use std::fmt;
 use std::fs::File;
@@ -257,7 +258,8 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // Still locked: who opened it before finds, once it has the lock, that it is not there.
+        // Still locked: a server that opened it before finds, once it has the lock, that it is
+        // gone.
         let _ = std::fs::remove_file(&self.path);
     }
 }

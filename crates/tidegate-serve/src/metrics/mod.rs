@@ -4,7 +4,7 @@
 //! 1. Whatever bytes a client sends, it gets a response or the end of its connection, and makes the
 //!    server hold at most [`REQUEST_BYTES_MAX`] bytes.
 //! 2. The page shows numbers and the names of tiers: no data, no paths, nothing that can be set.
-//!    Anybody who reaches the address can read it.
+//!    Any user that reaches the address can read it.
 
 mod page;
 

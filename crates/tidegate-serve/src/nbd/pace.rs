@@ -1,9 +1,9 @@
 //! How fast a client must take its answers and send the data of its writes.
 //!
-//! A client that owes something must move at least a byte in each stall timeout. While other
-//! clients wait for the memory that it holds, it must move [`LAP_BYTES`] in each of the shorter
-//! timeouts for that, or all that is left where that is less: one that takes a byte a second would
-//! keep its memory for days.
+//! A client with something to take or to send must move at least a byte in each stall timeout.
+//! While other clients wait for the memory that it holds, it must move [`LAP_BYTES`] in each of the
+//! shorter timeouts for that, or all that is left where that is less: one that takes a byte a
+//! second would keep its memory for days.
 //!
 //! [`Work`] says since when a client has done nothing: at the limit of connections such a one gives
 //! its place up.

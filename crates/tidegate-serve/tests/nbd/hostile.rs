@@ -355,7 +355,7 @@ fn a_write_whose_data_does_not_come_is_given_up() {
     client.request(WRITE, 0, 1, 0, 1 << 20);
     client.send(&vec![1; 300_000]);
     client.expect_closed();
-    // One that says nothing at all owes nothing.
+    // One that says nothing at all has nothing to send.
     expect_unharmed(&mut Client::simple(&server.path()));
 }
 

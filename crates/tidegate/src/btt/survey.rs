@@ -1,4 +1,4 @@
-//! What the map and the flog of an arena say together: which block belongs to whom.
+//! What the map and the flog of an arena say together: which entry each block belongs to.
 //!
 //! Neither has a checksum. But each block has exactly one owner, an lba or a lane that has it free,
 //! so a wrong number in either leaves a block with two owners and another with none, or points
