@@ -131,7 +131,7 @@ impl Work {
         Self {
             reads: of("reads"),
             writes: of("writes"),
-            backing_reads: of("cache_core_reads") + of("cache_pass_through_reads"),
+            backing_reads: of("cache_core_reads"),
             backing_writes: of("cache_core_writes"),
         }
     }

@@ -19,9 +19,12 @@ use super::policy::settings::Settings;
 use super::policy::{Occupancy, Request};
 use super::span::{bytes_at, bytes_of, pages_in, pages_of};
 use super::tier::Counter;
-use super::{Ask, Core, Few};
+use super::{Ask, Core, Few, Origin};
 use crate::device::{Attempt, Result};
 use crate::sync::{AtomicBool, Ordering};
+
+/// Queues with streams of their own; of more queues several share them.
+const QUEUES: usize = 64;
 
 /// The policies of promotion and of long streams.
 pub(super) struct Admission {
@@ -33,8 +36,8 @@ pub(super) struct Admission {
 struct Deciding {
     promotion: Box<dyn Promotion>,
     cutoff: Cutoff,
-    /// Requests of all clients form streams together: the queue by which one came is not known.
-    streams: Streams,
+    /// By queue: the streams of those that had a request.
+    streams: Vec<Option<Streams>>,
     long_streams: Streams,
     /// There are IO classes.
     has_classes: bool,
@@ -43,7 +46,15 @@ struct Deciding {
 impl Deciding {
     fn is_cut_off(&mut self, request: &Request, is_full: bool) -> bool {
         let Self { cutoff, streams, long_streams, .. } = self;
-        cutoff.is_cut_off(request, is_full, streams, || long_streams)
+        if cutoff.is_off() {
+            return false;
+        }
+        let queue = usize::from(request.queue) % QUEUES;
+        if streams.len() <= queue {
+            streams.resize_with(queue + 1, || None);
+        }
+        let own = streams[queue].get_or_insert_with(Streams::of_queue);
+        cutoff.is_cut_off(request, is_full, own, || long_streams)
     }
 }
 
@@ -59,7 +70,7 @@ impl Admission {
         let deciding = Deciding {
             promotion: promotion_of(promotion, settings, slots),
             cutoff: Cutoff { settings: cutoff.clone() },
-            streams: Streams::of_queue(),
+            streams: Vec::new(),
             long_streams: Streams::shared(),
             has_classes: false,
         };
@@ -113,30 +124,31 @@ impl Core {
     }
 
     /// A request for `pages` that are all cached went by.
-    pub(super) fn note_hit(&self, pages: &Range<u64>, is_write: bool) {
+    pub(super) fn note_hit(&self, pages: &Range<u64>, is_write: bool, queue: u16) {
         if let Some(mut deciding) = self.admission.deciding() {
-            deciding.is_cut_off(&request_of(pages, is_write), false);
+            deciding.is_cut_off(&request_of(pages, is_write, queue), false);
         }
     }
 
-    /// Whether what a request of IO class `class` for `pages` misses is cached.
+    /// Whether what a request for `pages` misses is cached.
     ///
     /// # Errors
     /// The class made place for it, and that failed.
-    pub(super) fn admits(&self, pages: &Range<u64>, is_write: bool, class: u8) -> Result<bool> {
+    pub(super) fn admits(&self, pages: &Range<u64>, is_write: bool, from: Origin) -> Result<bool> {
         if !self.is_choosy() || pages.is_empty() {
             return Ok(true);
         }
         let missing: Few<u64> = pages.clone().filter(|page| self.find(*page).is_none()).collect();
-        let is_wanted = self.is_wanted(pages, missing.len() as u64, is_write);
-        Ok(is_wanted && self.has_space_of_class(&missing, class, is_write)?)
+        let request = request_of(pages, is_write, from.queue);
+        let is_wanted = self.is_wanted(pages, missing.len() as u64, &request);
+        Ok(is_wanted && self.has_space_of_class(&missing, from.class, is_write)?)
     }
 
-    /// Whether the policies want what a request for `pages` misses, `missing` pages.
-    fn is_wanted(&self, pages: &Range<u64>, missing: u64, is_write: bool) -> bool {
+    /// Whether the policies want what `request` for `pages` misses, `missing` pages.
+    fn is_wanted(&self, pages: &Range<u64>, missing: u64, request: &Request) -> bool {
         let (occupancy, is_full) = self.occupancy_about(pages.start);
         let Some(mut deciding) = self.admission.deciding() else { return true };
-        let is_cut_off = deciding.is_cut_off(&request_of(pages, is_write), is_full);
+        let is_cut_off = deciding.is_cut_off(request, is_full);
         if missing == 0 {
             return true;
         }
@@ -171,7 +183,7 @@ impl Core {
 
     /// [`attempt`](crate::device::BlockDevice::attempt) of a write: one that misses a page has to
     /// be admitted first.
-    pub(super) fn attempt_admitted_write(&self, offset: u64, data: &[u8], ask: Ask) -> Attempt {
+    pub(super) fn attempt_admitted_write(&self, offset: u64, data: &[u8], ask: Ask<'_>) -> Attempt {
         if !self.is_choosy() || self.geometry.check_write(offset, data.len() as u64).is_err() {
             return self.attempt_write(offset, data, ask);
         }
@@ -181,16 +193,16 @@ impl Core {
         }
         let done = self.attempt_write(offset, data, ask);
         if matches!(done, Attempt::Done(Ok(()))) {
-            self.note_hit(&pages, true);
+            self.note_hit(&pages, true, ask.from.queue);
         }
         done
     }
 
     /// [`attempt`](crate::device::BlockDevice::attempt) of a read: of cached pages alone.
-    pub(super) fn attempt_noted_read(&self, offset: u64, buf: &mut [u8], class: u8) -> Attempt {
-        let done = self.attempt_read(offset, buf, class);
+    pub(super) fn attempt_noted_read(&self, offset: u64, buf: &mut [u8], from: Origin) -> Attempt {
+        let done = self.attempt_read(offset, buf, from.class);
         if matches!(done, Attempt::Done(Ok(()))) {
-            self.note_hit(&pages_of(offset, buf.len() as u64), false);
+            self.note_hit(&pages_of(offset, buf.len() as u64), false, from.queue);
         }
         done
     }
@@ -202,14 +214,14 @@ impl Core {
         behaviour: &dyn Behaviour,
         offset: u64,
         data: &[u8],
-        ask: Ask,
+        ask: Ask<'_>,
     ) -> Result<()> {
         let bytes = bytes_at(offset, data.len());
         let pages = pages_in(&bytes);
         if !behaviour.caches_writes() || !self.is_choosy() {
             return behaviour.write(self, offset, data, ask);
         }
-        if self.admits(&pages, true, ask.class)? {
+        if self.admits(&pages, true, ask.from)? {
             behaviour.write(self, offset, data, ask)?;
             self.note_cached(pages);
             return Ok(());
@@ -233,9 +245,9 @@ impl Core {
     }
 }
 
-fn request_of(pages: &Range<u64>, is_write: bool) -> Request {
+fn request_of(pages: &Range<u64>, is_write: bool, queue: u16) -> Request {
     Request {
-        queue: 0,
+        queue,
         offset_bytes: pages.start * PAGE_BYTES,
         len_bytes: (pages.end - pages.start) * PAGE_BYTES,
         is_write,

@@ -26,7 +26,7 @@ use super::policy::cost::{
 };
 use super::span::{bytes_at, is_whole, pages_in, pages_of};
 use super::tier::Counter;
-use super::{Ask, Core, Few};
+use super::{Ask, Core, Few, Origin};
 use crate::device::{Attempt, Result};
 use crate::size::Size;
 use crate::stats::{Running, SAMPLE_ONE_IN};
@@ -207,17 +207,22 @@ impl ByCost {
 impl Core {
     /// [`attempt`](crate::device::BlockDevice::attempt) of a read: one that is the backing's is
     /// handed back.
-    pub(super) fn attempt_read_by_cost(&self, offset: u64, buf: &mut [u8], class: u8) -> Attempt {
+    pub(super) fn attempt_read_by_cost(
+        &self,
+        offset: u64,
+        buf: &mut [u8],
+        from: Origin,
+    ) -> Attempt {
         let may_be = self.by_cost.is_on() && self.may_read_around(offset, buf.len());
         if may_be && self.hands_back(Kind::Read, buf.len()) {
             return Attempt::WouldBlock;
         }
-        self.attempt_noted_read(offset, buf, class)
+        self.attempt_noted_read(offset, buf, from)
     }
 
     /// [`attempt`](crate::device::BlockDevice::attempt) of a write in a mode that writes back: one
     /// that is the backing's is handed back.
-    pub(super) fn attempt_write_by_cost(&self, offset: u64, data: &[u8], ask: Ask) -> Attempt {
+    pub(super) fn attempt_write_by_cost(&self, offset: u64, data: &[u8], ask: Ask<'_>) -> Attempt {
         if !self.may_go_around(offset, data.len()) {
             return self.attempt_admitted_write(offset, data, ask);
         }
@@ -260,14 +265,13 @@ impl Core {
         }
     }
 
-    /// Reads from the backing for a client, and measures what it takes.
-    pub(super) fn read_backing(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+    /// Reads whole pages from the backing for a client, counts them, and measures what it takes.
+    pub(super) fn read_backing(&self, offset: u64, buf: &mut [u8], class: u8) -> Result<()> {
         let _foreground = self.pace.foreground();
-        if !self.by_cost.is_on() {
-            return self.backing.read(offset, buf);
-        }
-        let began_ns = now_ns();
-        self.backing.read(offset, buf)?;
+        let began_ns = if self.by_cost.is_on() { now_ns() } else { 0 };
+        let read = self.backing.read(offset, buf);
+        self.counters.count_core_read(class, (buf.len() / PAGE) as u64, &read);
+        read?;
         self.note_backing_read(buf.len(), began_ns);
         Ok(())
     }
@@ -287,18 +291,18 @@ impl Core {
         behaviour: &dyn Behaviour,
         offset: u64,
         buf: &mut [u8],
-        class: u8,
+        from: Origin,
         running: &Running<'_>,
     ) -> Result<()> {
         if !self.by_cost.is_on() || !behaviour.reads_hits() {
-            return behaviour.read(self, offset, buf, class);
+            return behaviour.read(self, offset, buf, from);
         }
-        if self.reads_around(offset, buf, class) {
+        if self.reads_around(offset, buf, from.class) {
             return Ok(());
         }
         let pages = pages_of(offset, buf.len() as u64);
         let is_measured = running.sampled_ns().is_some() && self.has_all(&pages);
-        behaviour.read(self, offset, buf, class)?;
+        behaviour.read(self, offset, buf, from)?;
         if is_measured {
             self.note_read_cost(buf.len(), running);
         }
@@ -314,12 +318,12 @@ impl Core {
         }
         let pages = pages_of(offset, buf.len() as u64);
         let Some(seen) = self.see_clean(pages, class) else { return false };
-        let is_read = self.read_backing(offset, buf).is_ok();
+        let is_read = self.read_backing(offset, buf, class).is_ok();
         let stands = |(page, version): (u64, Version)| self.locks.unchanged(page, version);
         if !is_read || !seen.into_iter().all(stands) {
             return false;
         }
-        self.counters.add_of(class, Counter::CoreReads, (buf.len() / PAGE) as u64);
+        self.counters.add_of(class, Counter::PassThroughReads, 1);
         self.counters.add(Counter::ReadsByCost, 1);
         true
     }
@@ -365,7 +369,7 @@ impl Core {
         behaviour: &dyn Behaviour,
         offset: u64,
         data: &[u8],
-        ask: Ask,
+        ask: Ask<'_>,
     ) -> Result<()> {
         let write = || self.write_admitted(behaviour, offset, data, ask);
         if !behaviour.writes_back() || !self.may_go_around(offset, data.len()) {

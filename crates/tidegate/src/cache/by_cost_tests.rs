@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use super::check::check;
 use super::layout::PAGE_BYTES;
-use super::tests::{NO_THREAD, PAGES, binding, memory, open, pool, read, write};
+use super::tests::{NO_THREAD, PAGES, binding, memory, open, pool, pool_with, read, write};
 use super::tier::Counter;
 use super::*;
 use crate::device::conformance::{self, Promises};
+use crate::device::delay::{Delay, Delays};
 use crate::device::fault::{Effect, Fault, Rule, When};
+use crate::device::memory::MemoryDevice;
 use crate::device::{DeviceErrorKind, Op};
+use crate::pmem::RegionOptions;
 use crate::tier::Tier;
 
 /// All that the backing may serve goes there.
@@ -112,6 +115,58 @@ fn nothing_goes_to_the_backing_unless_it_is_set() {
     device.clean_all().unwrap();
     (0..200).for_each(|_| assert_eq!(read(&device, 17), 5));
     assert_eq!([Counter::ReadsByCost, Counter::WritesByCost].map(|it| count(&device, it)), [0, 0]);
+}
+
+/// Large writes that all miss, at most `most` and until `is_done`, with `cost=auto`. Each takes the
+/// memory of `slots` slots more than a millisecond.
+fn write_by_measured_cost(
+    slots: u64,
+    backing: Arc<dyn BlockDevice>,
+    most: u64,
+    is_done: impl Fn(&CacheDevice) -> bool,
+) -> CacheDevice {
+    let media = "custom,thread_write_bytes_per_s=50000000".parse().unwrap();
+    let pool = pool_with(slots, 4096, &RegionOptions { media, ..RegionOptions::default() });
+    let binding = Binding { pages: most * LARGE_PAGES, ..binding() };
+    let device = CacheDevice::open(pool, backing, binding, NO_THREAD).unwrap();
+    device.set("cost", "auto").unwrap();
+    for number in 0..most {
+        if is_done(&device) {
+            break;
+        }
+        write_large(&device, number * LARGE_PAGES, 1);
+    }
+    device
+}
+
+/// From 64 KiB on, by what both devices take and nothing else.
+#[test]
+fn large_writes_go_to_the_backing_by_themselves_while_the_memory_is_slower() {
+    const MOST: u64 = 3000;
+    let backing = Arc::new(MemoryDevice::new(4096, MOST * LARGE_PAGES).unwrap());
+    let is_shared =
+        |device: &CacheDevice| device.core.by_cost.in_words().is_some_and(|it| it != "nothing");
+    let device = write_by_measured_cost(300, backing, MOST, |device| {
+        is_shared(device) && count(device, Counter::WritesByCost) > 1
+    });
+    let words = device.core.by_cost.in_words().unwrap();
+    assert!(words.contains("% of writes from 64K"), "{words}");
+    assert!(count(&device, Counter::WritesByCost) > 1, "more than the one that measures");
+}
+
+#[test]
+fn of_large_writes_a_slow_backing_gets_those_alone_that_measure_it() {
+    const MOST: u64 = 150;
+    let memory = Arc::new(MemoryDevice::new(4096, MOST * LARGE_PAGES).unwrap());
+    let delays = Delays { write_ns: 50_000_000, ..Delays::default() };
+    let backing = Arc::new(Delay::new(memory, delays));
+    let slots = MOST * LARGE_PAGES + 200;
+    let device = write_by_measured_cost(slots, backing, MOST, |device| {
+        assert_eq!(device.core.by_cost.in_words().as_deref(), Some("nothing"));
+        false
+    });
+    let asked = count(&device, Counter::WritesByCost);
+    assert!((1..=2).contains(&asked), "{asked} of {MOST}");
 }
 
 /// A request that an attempt hands back for the backing is served there when it is started.

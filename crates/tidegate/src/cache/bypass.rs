@@ -13,7 +13,7 @@ use super::layout::{PAGE, PAGE_BYTES};
 use super::span::{bytes_of, is_whole, pages_in, pieces};
 use super::tier::Counter;
 use super::traffic::{Passage, Traffic};
-use super::{Ask, Core, Mode};
+use super::{Ask, Core, Mode, Origin};
 use crate::device::{Result, WriteFlags, ZeroFlags};
 
 /// Pages that are written around the cache at once.
@@ -42,7 +42,12 @@ impl Content<'_> {
 impl Core {
     /// Writes `content` for `bytes` to the backing, and removes their pages from the cache. With
     /// atomic flush it writes them into the cache: the backing never has a part of a group.
-    pub(super) fn bypass(&self, bytes: &Range<u64>, content: Content<'_>, ask: Ask) -> Result<()> {
+    pub(super) fn bypass(
+        &self,
+        bytes: &Range<u64>,
+        content: Content<'_>,
+        ask: Ask<'_>,
+    ) -> Result<()> {
         if self.groups.is_some() {
             return self.write_back(bytes, content, ask, &mut |_| ());
         }
@@ -51,16 +56,15 @@ impl Core {
             if !self.backing_takes(&piece) {
                 // Two writes of parts of one block of the backing would take back each other's
                 // bytes there: the cache orders them.
-                self.write_through(&piece, part, ask.class)?;
+                self.write_through(&piece, part, ask)?;
                 continue;
             }
             let passages = self.give_up(&pages_in(&piece))?;
-            let written = self.write_below(&piece, part, ask.fua);
+            let written = self.write_below(&piece, part, ask);
             for passage in &passages {
                 self.traffic.end(passage);
             }
             written?;
-            self.counters.add_of(ask.class, Counter::PassThroughWrites, 1);
         }
         Ok(())
     }
@@ -116,13 +120,14 @@ impl Core {
         }
     }
 
-    /// Writes to the backing; a flush is needed afterwards unless `fua`.
+    /// Writes to the backing; a flush is needed afterwards unless `ask.fua`.
     pub(super) fn write_below(
         &self,
         bytes: &Range<u64>,
         content: Content<'_>,
-        fua: bool,
+        ask: Ask<'_>,
     ) -> Result<()> {
+        let Ask { fua, from: Origin { class, .. }, .. } = ask;
         let (offset, len, pages) = (bytes.start, bytes.end - bytes.start, pages_in(bytes));
         let _foreground = self.pace.foreground();
         let written = match content {
@@ -132,7 +137,10 @@ impl Core {
                 self.backing.write_zeroes(offset, len, flags)
             }
         };
-        self.counters.add(Counter::CoreWrites, pages.end - pages.start);
+        match &written {
+            Ok(()) => self.counters.add_of(class, Counter::CoreWrites, pages.end - pages.start),
+            Err(_) => self.counters.add(Counter::CoreWriteErrors, 1),
+        }
         // Also after a failure: a part may have been written. With FUA it is flushed, but a flush
         // says so to the fills too.
         for bucket in Traffic::buckets(pages) {
@@ -147,9 +155,9 @@ impl Core {
         &self,
         bytes: &Range<u64>,
         content: Content<'_>,
-        class: u8,
+        ask: Ask<'_>,
     ) -> Result<()> {
-        let ask = Ask { fua: false, class };
+        let ask = Ask { fua: false, ..ask };
         let mut all = pieces(bytes.clone(), PIECE_PAGES);
         all.try_for_each(|piece| self.write_piece_through(&piece, content.part(bytes, &piece), ask))
     }
@@ -158,13 +166,13 @@ impl Core {
         &self,
         bytes: &Range<u64>,
         content: Content<'_>,
-        ask: Ask,
+        ask: Ask<'_>,
     ) -> Result<()> {
         let mut stored: Vec<Found> = Vec::new();
         self.write_back(bytes, content, ask, &mut |found| stored.push(found))?;
         let buckets = Traffic::buckets(pages_in(bytes));
         let passages: Vec<Passage> = buckets.into_iter().map(|it| self.traffic.begin(it)).collect();
-        let written = self.write_standing(bytes, content, stored);
+        let written = self.write_standing(bytes, content, ask, stored);
         let overlapped = passages.iter().filter(|it| !self.traffic.end(it)).count();
         let written = written?;
         if overlapped == 0 {
@@ -178,7 +186,7 @@ impl Core {
         &self,
         bytes: &Range<u64>,
         content: Content<'_>,
-        ask: Ask,
+        ask: Ask<'_>,
         note: &mut dyn FnMut(Found),
     ) -> Result<()> {
         match content {
@@ -194,6 +202,7 @@ impl Core {
         &self,
         bytes: &Range<u64>,
         content: Content<'_>,
+        ask: Ask<'_>,
         stored: Vec<Found>,
     ) -> Result<Vec<Found>> {
         let count = stored.len();
@@ -208,23 +217,23 @@ impl Core {
             });
             for found in &standing {
                 let page = bytes_of(&(found.page..found.page + 1));
-                self.write_below(&page, Content::Data(&data), false)?;
+                self.write_below(&page, Content::Data(&data), ask)?;
             }
             return Ok(standing);
         }
         if standing.len() == count {
-            self.write_below(bytes, content, false)?;
+            self.write_below(bytes, content, ask)?;
             return Ok(standing);
         }
         for found in &standing {
             let page = bytes_of(&(found.page..found.page + 1));
-            self.write_below(&page, content.part(bytes, &page), false)?;
+            self.write_below(&page, content.part(bytes, &page), ask)?;
         }
         Ok(standing)
     }
 
     /// Zeroes for many pages: those that are cached in their slots, all others in the backing.
-    pub(super) fn zero_many(&self, pages: &Range<u64>, ask: Ask) -> Result<()> {
+    pub(super) fn zero_many(&self, pages: &Range<u64>, ask: Ask<'_>) -> Result<()> {
         let mut first = pages.start;
         while first < pages.end {
             let piece = first..pages.end.min(first + PIECE_PAGES);
@@ -242,7 +251,7 @@ impl Core {
     }
 
     /// Discard with atomic flush: pages that are cached are zeroes, all others stay as they are.
-    pub(super) fn zero_cached(&self, pages: Range<u64>, ask: Ask) -> Result<()> {
+    pub(super) fn zero_cached(&self, pages: Range<u64>, ask: Ask<'_>) -> Result<()> {
         let cached: Vec<u64> = pages.filter(|page| self.find(*page).is_some()).collect();
         self.zero_pages(cached.into_iter(), ask, &mut |_| ())
     }

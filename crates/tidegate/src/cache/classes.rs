@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use super::Core;
 use super::evict::batch_pages;
 use super::fill::Fill;
 use super::mode::{Behaviour, Mode};
 use super::policy::Request;
 use super::policy::classes::{Admission, Classes};
 use super::tier::Counter;
+use super::{Core, Origin};
 use crate::device::Result;
 use crate::sync::{AtomicBool, Ordering};
 
@@ -53,16 +53,16 @@ pub(super) fn mode_against_groups(classes: &Classes) -> Option<Mode> {
 }
 
 impl Core {
-    /// The class of the request of `len` bytes at `offset`, and what it does.
+    /// Where the request of `len` bytes at `offset` comes from, with its class, and what it does.
     pub(super) fn sort(
         &self,
         queue: u32,
         (offset_bytes, len_bytes): (u64, u64),
         is_write: bool,
-    ) -> (u8, &'static dyn Behaviour) {
+    ) -> (Origin, &'static dyn Behaviour) {
         let queue = u16::try_from(queue).unwrap_or(u16::MAX);
         let (class, own) = self.classes.of(&Request { queue, offset_bytes, len_bytes, is_write });
-        (class, self.behaviour(own))
+        (Origin { queue, class }, self.behaviour(own))
     }
 
     /// Has `classes` decide from now on.

@@ -166,8 +166,7 @@ impl Core {
         let _passages = self.begin_passages(&mut pages);
         let (runs, damage) = self.load(&mut pages, scratch)?;
         if !pages.is_empty() {
-            self.write_batch(&runs, &scratch.data, pages.len())?;
-            self.counters.add(Counter::CoreWrites, pages.len() as u64);
+            self.write_batch(&runs, &scratch.data, &pages)?;
             self.conclude_clean(&pages)?;
         }
         damage.map_or(Ok(pages.len()), |damage| Err(Failed::Own(damage)))
@@ -236,9 +235,10 @@ impl Core {
         let read = |(found, buf): (&&Found, _)| {
             Request::new(Operation::Read { offset: found.page * PAGE_BYTES, buf })
         };
-        let mut requests: Vec<_> = records.iter().zip(bases.chunks_mut(PAGE)).map(read).collect();
-        self.backing.submit(&mut requests);
-        requests.iter_mut().try_for_each(|request| request.take_result().unwrap_or(Ok(())))
+        let requests: Vec<_> = records.iter().zip(bases.chunks_mut(PAGE)).map(read).collect();
+        self.submit(requests, Counter::CoreReadErrors)?;
+        self.count_each(Counter::CoreReads, records.into_iter());
+        Ok(())
     }
 
     /// A block of the device is whole blocks of the backing.
@@ -275,18 +275,19 @@ impl Core {
         Ok(Some(if is_whole { ALL_LINES } else { blocks_of(record.lines, block_bytes) }))
     }
 
-    /// Writes `runs`, of `pages` pages, and flushes the backing, in turn with other batches.
+    /// Writes `runs`, which are of `pages`, and flushes the backing, in turn with other batches.
     fn write_batch(
         &self,
         runs: &[Run],
         data: &[u8],
-        pages: usize,
+        pages: &[Found],
     ) -> std::result::Result<(), Failed> {
         let _turn = self.lock_turn();
         let began_ns = now_ns();
         self.write_runs(runs, data).map_err(Failed::Below)?;
+        self.count_each(Counter::CoreWrites, pages.iter());
         self.flush_backing()?;
-        self.cleaners.batch.lock().see(pages, now_ns().saturating_sub(began_ns));
+        self.cleaners.batch.lock().see(pages.len(), now_ns().saturating_sub(began_ns));
         Ok(())
     }
 
@@ -315,9 +316,23 @@ impl Core {
                 None => Operation::WriteZeroes { offset, len, flags: zeroes },
             })
         };
-        let mut requests: Vec<_> = runs.iter().map(request).collect();
+        let requests: Vec<_> = runs.iter().map(request).collect();
+        self.submit(requests, Counter::CoreWriteErrors)
+    }
+
+    /// Has the backing work on `requests`, and counts those that it fails as `errors`.
+    fn submit(&self, mut requests: Vec<Request<'_>>, errors: Counter) -> Result<()> {
         self.backing.submit(&mut requests);
-        requests.iter_mut().try_for_each(|request| request.take_result().unwrap_or(Ok(())))
+        requests.iter_mut().fold(Ok(()), |done, request| {
+            let result = request.take_result().unwrap_or(Ok(()));
+            done.and(result.inspect_err(|_| self.counters.add(errors, 1)))
+        })
+    }
+
+    /// Counts each of `pages` for its IO class.
+    fn count_each<'a>(&self, counter: Counter, pages: impl ExactSizeIterator<Item = &'a Found>) {
+        let class_of = |found: &Found| self.shard(found.page).class_of(found);
+        self.counters.add_each(counter, pages.map(class_of));
     }
 
     /// The backing has flushed the bytes of `pages`: stores the verdicts of those that still stand.

@@ -33,7 +33,8 @@ const WORTH_IT: u32 = 2;
 /// All are.
 const ALWAYS: u32 = 3;
 
-/// Of the writes one in about so many pages is measured: a prime, so that writes of any size are.
+/// Of the writes of a thread one in so many is measured: a prime, so that turns of clients are not
+/// met at one point alone.
 const MEASURED_ONE_IN: u64 = 61;
 
 /// Which writes are compared.
@@ -91,13 +92,13 @@ impl Look {
 impl Core {
     /// Compares `entries`, of which the caller holds the locks, with what is cached, where that is
     /// the choice.
-    pub(super) fn look(&self, entries: &[Entry<'_>], demand: Demand) -> Look {
+    pub(super) fn look(&self, entries: &[Entry<'_>], demand: Demand<'_>) -> Look {
         let state = self.comparing.state.load(Ordering::Relaxed);
         let is_apart = demand.ask.fua && self.groups.is_some();
         if state == NEVER || !demand.by_content || is_apart {
             return Look::default();
         }
-        let turn = || self.counters.get_own(Counter::CacheWrites).is_multiple_of(MEASURED_ONE_IN);
+        let turn = || self.counters.own_cached_writes().is_multiple_of(MEASURED_ONE_IN);
         let is_measured = state != ALWAYS && turn();
         if state == MEASURED && !is_measured {
             return Look::default();
@@ -118,7 +119,7 @@ impl Core {
 
     /// The lines of the page of `entry` that it changes. None: the cache does not have all of them,
     /// or they cannot be a record over it.
-    fn changed_lines(&self, entry: &Entry<'_>, demand: Demand) -> Option<u64> {
+    fn changed_lines(&self, entry: &Entry<'_>, demand: Demand<'_>) -> Option<u64> {
         let data = entry.data?;
         let (found, may_lay_over) = {
             let shard = self.shard(entry.page);

@@ -382,6 +382,11 @@ impl Shard {
         self.orders.of(class).insert(own, found.page);
     }
 
+    /// The IO class of the page in the slot of `found`.
+    pub(super) fn class_of(&self, found: &Found) -> u8 {
+        self.slots.get(self.own(found.slot) as usize).map_or(0, |slot| slot.class())
+    }
+
     /// Slot `own` begins to count as its class's, or ceases to.
     fn count(&mut self, own: u32, begins: bool) {
         let slot = self.slots[own as usize];

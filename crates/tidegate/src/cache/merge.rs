@@ -56,9 +56,9 @@ impl<'a> Entry<'a> {
 
 /// How a write is to be stored.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Demand {
+pub(super) struct Demand<'a> {
     /// Durable by itself, with atomic flush too; and the IO class.
-    pub(super) ask: Ask,
+    pub(super) ask: Ask<'a>,
     /// No records: the slots hold whole pages afterwards.
     pub(super) whole_pages: bool,
     /// What the cache has already need not be stored.
@@ -113,13 +113,15 @@ impl Merged {
 }
 
 impl Core {
-    /// Reads `page` from the backing, for parts of it.
-    pub(super) fn read_base(&self, page: u64) -> Result<Base> {
+    /// Reads `page` from the backing, for parts of it that a request of `class` writes.
+    pub(super) fn read_base(&self, page: u64, class: u8) -> Result<Base> {
         // Before the read: a change after it is seen by them.
         let (version, seen) = (self.locks.version(page), self.traffic.see(page));
         let mut data = vec![0; PAGE];
         let _foreground = self.pace.foreground();
-        self.backing.read(page * PAGE_BYTES, &mut data)?;
+        let read = self.backing.read(page * PAGE_BYTES, &mut data);
+        self.counters.count_core_read(class, 1, &read);
+        read?;
         Ok(Base { page, version, seen, data })
     }
 
@@ -133,7 +135,7 @@ impl Core {
         &self,
         entries: &[Entry<'_>],
         base: Option<&Base>,
-        demand: Demand,
+        demand: Demand<'_>,
         changed: &[Option<u64>],
     ) -> Result<Merged> {
         let mut merged = Merged::default();
@@ -171,7 +173,7 @@ impl Core {
         &self,
         entry: &Entry<'_>,
         lines: u64,
-        demand: Demand,
+        demand: Demand<'_>,
     ) -> Result<Option<(Record, u64)>> {
         let part = Record::of_part(entry.from, entry.data.unwrap_or_default()).only(lines);
         let merged = self.merge_part(entry.page, &part, None, demand)?;
@@ -185,7 +187,7 @@ impl Core {
         page: u64,
         part: &Record,
         base: Option<&Base>,
-        demand: Demand,
+        demand: Demand<'_>,
     ) -> Result<Option<(Record, u64)>> {
         let Some((found, older)) = self.find_sound(page)? else {
             let whole = base.map(|base| part.on_page(base.data.clone()));

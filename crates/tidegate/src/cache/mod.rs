@@ -49,6 +49,8 @@ mod cluster_tests;
 mod content;
 #[cfg(all(test, not(feature = "loom")))]
 mod content_tests;
+#[cfg(all(test, not(feature = "loom")))]
+mod counter_tests;
 mod engine;
 mod error;
 mod evict;
@@ -91,6 +93,7 @@ mod start;
 mod start_tests;
 mod store;
 mod table;
+mod tally;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 mod tier;
@@ -138,7 +141,8 @@ use pace::Pace;
 use queue::Queue;
 use resize::Resizing;
 use span::{pages_of, pieces};
-use tier::Counters;
+use tally::Tally;
+use tier::{Counter, Counters};
 use traffic::Traffic;
 
 /// Number of words of page locks, as a power of two.
@@ -208,13 +212,23 @@ pub struct CacheDevice {
     recovered: Recovered,
 }
 
+/// Where a request comes from.
+#[derive(Debug, Clone, Copy)]
+struct Origin {
+    /// The client's queue.
+    queue: u16,
+    /// The IO class.
+    class: u8,
+}
+
 /// What a write asks for beside its data.
 #[derive(Debug, Clone, Copy)]
-struct Ask {
+struct Ask<'a> {
     /// Force unit access: durable when acknowledged.
     fua: bool,
-    /// Its IO class.
-    class: u8,
+    from: Origin,
+    /// What it did so far.
+    tally: &'a Tally,
 }
 
 /// What requests and the background share.
@@ -403,7 +417,10 @@ impl Core {
         let written = std::mem::take(&mut *self.written.lock());
         let epoch = self.traffic.flush_begins();
         // Pages whose flush failed stay dirty, and are cleaned like all others.
-        let flushed = self.backing.flush().inspect_err(|_| self.traffic.flush_failed());
+        let flushed = self.backing.flush().inspect_err(|_| {
+            self.traffic.flush_failed();
+            self.counters.add(Counter::CoreWriteErrors, 1);
+        });
         flushed.map_err(Failed::Below)?;
         self.traffic.flush_succeeded(epoch);
         Ok(self.conclude_clean(&written)?)
@@ -433,8 +450,8 @@ impl Core {
         self.pace.note_request();
         let running = self.requests.begin(RequestKind::Read, buf.len() as u64);
         let _under_way = self.by_cost.begin();
-        let (class, behaviour) = self.sort(queue, (offset, buf.len() as u64), false);
-        self.read_by_cost(behaviour, offset, buf, class, &running)
+        let (from, behaviour) = self.sort(queue, (offset, buf.len() as u64), false);
+        self.read_by_cost(behaviour, offset, buf, from, &running)
     }
 
     fn write(&self, queue: u32, offset: u64, data: &[u8], fua: bool) -> Result<()> {
@@ -445,23 +462,29 @@ impl Core {
             return Ok(());
         }
         let _under_way = self.by_cost.begin();
-        let (class, behaviour) = self.sort(queue, (offset, data.len() as u64), true);
-        self.write_by_cost(behaviour, offset, data, Ask { fua, class })
+        let (from, behaviour) = self.sort(queue, (offset, data.len() as u64), true);
+        let tally = Tally::default();
+        self.write_by_cost(behaviour, offset, data, Ask { fua, from, tally: &tally })?;
+        self.counters.count_write(from.class, &tally, &pages_of(offset, data.len() as u64));
+        Ok(())
     }
 
     fn write_zeroes(&self, queue: u32, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.geometry.check_write(offset, len)?;
         self.pace.note_request();
         let _running = self.requests.begin(RequestKind::Zero, len);
-        let (class, behaviour) = self.sort(queue, (offset, len), true);
-        let ask = Ask { fua, class };
+        let (from, behaviour) = self.sort(queue, (offset, len), true);
+        let tally = Tally::default();
+        let ask = Ask { fua, from, tally: &tally };
         pieces(offset..offset + len, u64::MAX).try_for_each(|piece| {
             if span::is_whole(&piece) {
                 return behaviour.zero(self, &span::pages_in(&piece), ask);
             }
             let len = usize::try_from(piece.end - piece.start).unwrap_or_default();
             behaviour.write(self, piece.start, &[0; PAGE][..len], ask)
-        })
+        })?;
+        self.counters.count_write(from.class, &tally, &pages_of(offset, len));
+        Ok(())
     }
 
     /// Makes the whole pages of `len` bytes at `offset` zero; with atomic flush only those that are
@@ -470,8 +493,9 @@ impl Core {
         self.geometry.check_write(offset, len)?;
         self.pace.note_request();
         let _running = self.requests.begin(RequestKind::Zero, len);
-        let (class, behaviour) = self.sort(queue, (offset, len), true);
-        let ask = Ask { fua: false, class };
+        let (from, behaviour) = self.sort(queue, (offset, len), true);
+        // Not counted: a discard is no write, as in Open CAS.
+        let ask = Ask { fua: false, from, tally: &Tally::default() };
         let mut whole = pieces(offset..offset + len, u64::MAX).filter(span::is_whole);
         whole.try_for_each(|piece| match self.groups {
             Some(_) => self.zero_cached(span::pages_in(&piece), ask),
@@ -544,16 +568,17 @@ impl BlockDevice for CacheDevice {
         match operation {
             Operation::Read { offset, buf: [] } => Attempt::Done(core.geometry.check(*offset, 0)),
             Operation::Read { offset, buf } => match sort(range, false) {
-                (class, it) if it.reads_hits() => {
+                (from, it) if it.reads_hits() => {
                     let _under_way = core.by_cost.begin();
-                    core.attempt_read_by_cost(*offset, buf, class)
+                    core.attempt_read_by_cost(*offset, buf, from)
                 }
                 _ => Attempt::WouldBlock,
             },
             Operation::Write { offset, data, flags } => match sort(range, true) {
-                (class, it) if it.writes_back() => {
+                (from, it) if it.writes_back() => {
                     let _under_way = core.by_cost.begin();
-                    core.attempt_write_by_cost(*offset, data, Ask { fua: flags.fua, class })
+                    let ask = Ask { fua: flags.fua, from, tally: &Tally::default() };
+                    core.attempt_write_by_cost(*offset, data, ask)
                 }
                 _ => Attempt::WouldBlock,
             },

@@ -8,7 +8,6 @@ use super::fill::{BATCH_PAGES, Fill, WantedCluster};
 use super::index::Found;
 use super::layout::{PAGE, PAGE_BYTES};
 use super::read::Missing;
-use super::tier::Counter;
 use crate::device::{Operation, Request, Result};
 
 /// Most pages of the clusters that are read at once.
@@ -62,12 +61,15 @@ impl Core {
         let mut requests: Vec<_> = lacks.iter_mut().map(Lack::request).collect();
         self.backing.submit(&mut requests);
         // What cannot be read is left out: no client waits for it.
-        let is_read = |it: &mut Request<'_>| it.take_result().is_none_or(|result| result.is_ok());
-        let are_read: Vec<bool> = requests.iter_mut().map(is_read).collect();
+        let take = |it: &mut Request<'_>| it.take_result().unwrap_or(Ok(()));
+        let results: Vec<Result<()>> = requests.iter_mut().map(take).collect();
         drop(requests);
         let mut fills = Vec::new();
-        for (lack, _) in lacks.iter_mut().zip(are_read).filter(|(_, is_read)| *is_read) {
-            self.add_fills_of(lack, &mut fills);
+        for (lack, read) in lacks.iter_mut().zip(results) {
+            self.counters.count_core_read(lack.class, (lack.data.len() / PAGE) as u64, &read);
+            if read.is_ok() {
+                self.add_fills_of(lack, &mut fills);
+            }
         }
         fills.chunks(BATCH_PAGES).try_for_each(|batch| self.keep_fills(batch))
     }
@@ -87,7 +89,6 @@ impl Core {
     /// Adds the pages of `lack`, which was read, to `fills`.
     fn add_fills_of(&self, lack: &mut Lack, fills: &mut Vec<Fill>) {
         let first = lack.first_page();
-        self.counters.add_of(lack.class, Counter::CoreReads, lack.missing.len() as u64);
         for missing in &lack.missing {
             let at = usize::try_from(missing.page - first).unwrap_or_default() * PAGE;
             let page = &mut lack.data[at..at + PAGE];

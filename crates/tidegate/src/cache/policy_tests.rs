@@ -271,6 +271,119 @@ fn a_long_stream_of_writes_goes_around_the_cache_in_every_mode_that_caches_write
     }
 }
 
+/// The device for requests of queue `queue`.
+fn queue_of(device: &Arc<CacheDevice>, queue: u32) -> Queue {
+    Queue { device: Arc::clone(device), queue }
+}
+
+/// Each queue has streams of its own, and continues those of another one only after some requests.
+#[test]
+fn a_stream_is_one_queues_until_it_is_promoted() {
+    for (promotion, expected) in [("8", [0, 1, 2, 3].as_slice()), ("3", &[0, 1, 2])] {
+        let device = Arc::new(open(&pool(300), &memory()));
+        for (key, value) in
+            [("cutoff", "always"), ("cutoff.threshold", "16K"), ("cutoff.promotion", promotion)]
+        {
+            device.set(key, value).unwrap();
+        }
+        let queues = [1, 2].map(|queue| queue_of(&device, queue));
+        let write = |queue: usize, page: u64| {
+            queues[queue].write(page * PAGE_BYTES, &[1; PAGE], WriteFlags::default()).unwrap();
+        };
+        (0..3).for_each(|page| write(0, page));
+        // The fourth request of the stream comes by the other queue.
+        write(1, 3);
+        assert_eq!(cached(&device, 0..PAGES), expected, "promotion after {promotion}");
+    }
+}
+
+/// What users of Open CAS rely on without setting it; `cleaning` and `cutoff` are our own choice.
+#[test]
+fn defaults_are_those_of_open_cas() {
+    let device = open(&pool(40), &memory());
+    for (key, value) in [
+        ("alru.wake-up-s", "20"),
+        ("alru.staleness-time-s", "120"),
+        ("alru.flush-max-buffers", "100"),
+        ("alru.activity-threshold-ms", "10000"),
+        ("alru.dirty-ratio-threshold-pct", "100"),
+        ("alru.dirty-ratio-inertia", "128M"),
+        ("acp.wake-up-ms", "10"),
+        ("acp.flush-max-buffers", "128"),
+        ("promotion", "always"),
+        ("nhit.threshold", "3"),
+        ("nhit.trigger-pct", "80"),
+        ("cutoff.threshold", "1M"),
+        ("cutoff.promotion", "8"),
+        ("cutoff.promote-on-threshold", "no"),
+        ("pt-error-threshold", "0"),
+        ("io-classes", "none"),
+    ] {
+        assert_eq!(setting(&device, key), value, "{key}");
+    }
+    assert_eq!(device.core.sharding.cluster.bytes(), 4096, "line size");
+}
+
+/// A backing on which each write takes a second of the writing thread's clock.
+struct Slow(Arc<MemoryDevice>);
+
+impl BlockDevice for Slow {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.0.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        advance(SECOND_NS);
+        self.0.write(offset, data, flags)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.0.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.0.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        self.0.write_zeroes(offset, len, flags)
+    }
+}
+
+/// Without a request at the backing the next batch follows at once; beside one it waits for as
+/// long as the batch before took.
+#[test]
+fn a_batch_of_cleaning_is_followed_by_a_rest_while_requests_are_at_the_backing() {
+    let fault = Arc::new(Fault::new(Arc::new(Slow(memory())), 1));
+    let options = CacheDeviceOptions { clean_from_pct: Some(0), ..Default::default() };
+    let device = CacheDevice::open(pool(300), Arc::clone(&fault) as _, binding(), options).unwrap();
+    // A device that was opened with threads yields; from now on this thread is its worker.
+    device.stop_thread();
+    let clean = |page: u64| {
+        write(&device, page, 1);
+        work(&device);
+        dirty(&device)
+    };
+    assert_eq!([0, 2, 4].map(clean), [0, 0, 0], "nobody waits for the backing");
+    fault.add(Rule::new(&[Op::Read], When::Always, Effect::Hang));
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| read(&device, 100));
+        fault.wait_until_hung(1);
+        let found = [clean(6), clean(8), clean(10)];
+        advance(SECOND_NS);
+        work(&device);
+        let rested = dirty(&device);
+        fault.heal();
+        fault.release();
+        assert_eq!((found, rested), ([0, 1, 2], 0));
+        assert_eq!(reader.join().unwrap(), 0);
+    });
+}
+
 #[test]
 fn a_write_that_is_cut_off_is_divided_by_what_is_cached() {
     let backing = memory();

@@ -4,7 +4,7 @@ use super::index::Found;
 use super::layout::{Decoded, HEADER, PAGE, PAGE_BYTES, SlotHeader, data_check};
 use super::record::Copied;
 use super::span::{Part, bytes_at, bytes_of, is_whole, pages_of, parts};
-use super::{Core, fill};
+use super::{Core, Origin, fill};
 use crate::device::{Attempt, DeviceError, DeviceErrorKind, Result};
 use crate::pmem::PmemError;
 use crate::stats::RequestKind;
@@ -38,11 +38,11 @@ impl Core {
         offset: u64,
         buf: &mut [u8],
         promotes: bool,
-        class: u8,
+        from: Origin,
     ) -> Result<()> {
+        let Origin { class, .. } = from;
         let pages = pages_of(offset, buf.len() as u64);
-        let promotes = promotes && self.admits(&pages, false, class)?;
-        let kept_for = promotes.then_some(class);
+        let promotes = promotes && self.admits(&pages, false, from)?;
         let (mut at, mut hits) = (0, 0);
         while let Some(part) = parts(offset + at as u64, buf.len() - at).next() {
             let rest = &mut buf[at..];
@@ -51,10 +51,11 @@ impl Core {
                 at += part.at.len();
             } else if part.is_whole() {
                 let most = rest.len() / PAGE;
-                at += self.read_missing(part.page, &mut rest[..most * PAGE], kept_for)? * PAGE;
+                let missed = &mut rest[..most * PAGE];
+                at += self.read_missing(part.page, missed, promotes, class)? * PAGE;
             } else {
                 let mut page = [0; PAGE];
-                if self.read_missing(part.page, &mut page, kept_for)? > 0 {
+                if self.read_missing(part.page, &mut page, promotes, class)? > 0 {
                     let len = part.at.len();
                     rest[part.at].copy_from_slice(&page[part.from..part.from + len]);
                     at += len;
@@ -66,9 +67,9 @@ impl Core {
     }
 
     /// Reads neighbours from `first` on that the cache does not have from the backing, at most as
-    /// many as fit into `buf`, and keeps them for a class. Returns how many: 0 where it has the
-    /// first one by now.
-    fn read_missing(&self, first: u64, buf: &mut [u8], kept_for: Option<u8>) -> Result<usize> {
+    /// many as fit into `buf`, for `class`, and keeps them where it `promotes`. Returns how many: 0
+    /// where it has the first one by now.
+    fn read_missing(&self, first: u64, buf: &mut [u8], promotes: bool, class: u8) -> Result<usize> {
         let run = self.missing_run(first, buf.len() / PAGE);
         if run.is_empty() {
             // It came into the cache this moment.
@@ -76,10 +77,10 @@ impl Core {
             return Ok(0);
         }
         let buf = &mut buf[..run.len() * PAGE];
-        self.read_backing(first * PAGE_BYTES, buf)?;
+        self.read_backing(first * PAGE_BYTES, buf, class)?;
         // A page that was written meanwhile is read again, with all behind it.
         let stood = self.standing(&run, buf)?;
-        if let Some(class) = kept_for {
+        if promotes {
             self.keep_read(&run[..stood], buf, class);
         }
         Ok(stood)
@@ -116,14 +117,20 @@ impl Core {
         Ok(record.is_some())
     }
 
-    /// Reads at `offset` from the backing, by whole pages where that has larger blocks.
-    pub(super) fn read_below(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+    /// Reads at `offset` from the backing for `class`, by whole pages where that has larger blocks.
+    pub(super) fn read_below(&self, offset: u64, buf: &mut [u8], class: u8) -> Result<()> {
+        let range = pages_of(offset, buf.len() as u64);
+        let read_core = |offset: u64, buf: &mut [u8]| {
+            let read = self.backing.read(offset, buf);
+            self.counters.count_core_read(class, range.end - range.start, &read);
+            read
+        };
         if self.backing_takes(&bytes_at(offset, buf.len())) {
-            return self.backing.read(offset, buf);
+            return read_core(offset, buf);
         }
-        let bytes = bytes_of(&pages_of(offset, buf.len() as u64));
+        let bytes = bytes_of(&range);
         let mut pages = vec![0; usize::try_from(bytes.end - bytes.start).unwrap_or_default()];
-        self.backing.read(bytes.start, &mut pages)?;
+        read_core(bytes.start, &mut pages)?;
         let from = usize::try_from(offset - bytes.start).unwrap_or_default();
         buf.copy_from_slice(&pages[from..from + buf.len()]);
         Ok(())

@@ -57,10 +57,10 @@ impl CacheDevice {
     fn start_read(self: &Arc<Self>, mut request: AsyncRequest) -> Option<AsyncRequest> {
         let core = &self.core;
         let range = request.operation().range();
-        let (class, behaviour) = core.sort(request.context().queue, range, false);
+        let (from, behaviour) = core.sort(request.context().queue, range, false);
         let missing = core.missing_all(range).filter(|_| behaviour.reads_hits());
         let Some(missing) = missing else { return Some(request) };
-        let admits = || core.admits(&pages_of(range.0, range.1), false, class);
+        let admits = || core.admits(&pages_of(range.0, range.1), false, from);
         let is_kept = match behaviour.keeps_misses().then(admits).transpose() {
             Ok(admitted) => admitted == Some(true),
             Err(error) => {
@@ -72,8 +72,8 @@ impl CacheDevice {
         core.by_cost.give_back_read(range.1);
         let read = StartedRead {
             device: Arc::clone(self),
-            class,
-            kept_for: is_kept.then_some(class),
+            class: from.class,
+            kept_for: is_kept.then_some(from.class),
             missing,
             begun: core.requests.begin(RequestKind::Read, range.1).detach(),
             began_ns: now_ns(),
@@ -90,6 +90,7 @@ impl StartedRead {
     /// The backing has answered. This thread may be the backing's: nothing here waits.
     fn conclude(self, mut request: AsyncRequest, result: Result<()>) {
         let core = &self.device.core;
+        core.counters.count_core_read(self.class, self.missing.len() as u64, &result);
         let stood = result.and_then(|()| match request.operation() {
             Operation::Read { buf, .. } => self.keep(core, buf),
             _ => Ok(true),

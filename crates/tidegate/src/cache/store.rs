@@ -6,6 +6,7 @@ use std::io::IoSlice;
 use super::index::{Found, Stored, Taken};
 use super::layout::{ALL_LINES, HEADER_BYTES, PAGE, SlotHeader, data_check};
 use super::merge::{Base, Content, Demand, Entry, Merged};
+use super::span::pages_of;
 use super::tier::Counter;
 use super::{Ask, Core, Few, fill};
 use crate::device::{Attempt, Result};
@@ -72,14 +73,14 @@ impl Core {
         &self,
         offset: u64,
         data: &[u8],
-        ask: Ask,
+        ask: Ask<'_>,
         note: Note<'_>,
     ) -> Result<()> {
-        self.store_all(&Entry::all(offset, data, ask.class), self.demand(ask), note)
+        self.store_all(&Entry::all(offset, data, ask.from.class), self.demand(ask), note)
     }
 
     /// How a client's write is to be stored.
-    fn demand(&self, ask: Ask) -> Demand {
+    fn demand<'a>(&self, ask: Ask<'a>) -> Demand<'a> {
         Demand { ask, whole_pages: !self.makes_records(), by_content: true }
     }
 
@@ -88,27 +89,33 @@ impl Core {
         &self,
         offset: u64,
         data: &[u8],
-        ask: Ask,
+        ask: Ask<'_>,
         note: Note<'_>,
     ) -> Result<()> {
         let demand = Demand { ask, whole_pages: true, by_content: false };
-        self.store_all(&Entry::all(offset, data, ask.class), demand, note)
+        self.store_all(&Entry::all(offset, data, ask.from.class), demand, note)
     }
 
     /// Makes pages zero, dirty. Durable as for [`write_bytes`](Self::write_bytes).
     pub(super) fn zero_pages(
         &self,
         pages: impl Iterator<Item = u64>,
-        ask: Ask,
+        ask: Ask<'_>,
         note: Note<'_>,
     ) -> Result<()> {
-        let entries: Vec<_> = pages.map(|page| Entry::whole(page, None, true, ask.class)).collect();
+        let entries: Vec<_> =
+            pages.map(|page| Entry::whole(page, None, true, ask.from.class)).collect();
         let demand = Demand { ask, whole_pages: true, by_content: false };
         self.store_all(&entries, demand, note)
     }
 
     /// Stores all `entries`, and waits for what they need.
-    fn store_all(&self, mut entries: &[Entry<'_>], demand: Demand, note: Note<'_>) -> Result<()> {
+    fn store_all(
+        &self,
+        mut entries: &[Entry<'_>],
+        demand: Demand<'_>,
+        note: Note<'_>,
+    ) -> Result<()> {
         let mut base = None;
         while !entries.is_empty() {
             let batch = &entries[..entries.len().min(BATCH_PAGES_MAX)];
@@ -117,7 +124,9 @@ impl Core {
             match lack {
                 None => {}
                 Some(Lack::Slot(page)) => self.wait_for_slot(self.shard_of(page))?,
-                Some(Lack::Base(page)) => base = Some(self.read_base(page)?),
+                Some(Lack::Base(page)) => {
+                    base = Some(self.read_base(page, demand.ask.from.class)?);
+                }
                 Some(Lack::Commit) => {
                     self.counters.add(Counter::EarlyGroupCommits, 1);
                     self.commit_groups()?;
@@ -128,17 +137,21 @@ impl Core {
     }
 
     /// [`attempt`](crate::device::BlockDevice::attempt) of a write: done where there are slots.
-    pub(super) fn attempt_write(&self, offset: u64, data: &[u8], ask: Ask) -> Attempt {
+    pub(super) fn attempt_write(&self, offset: u64, data: &[u8], ask: Ask<'_>) -> Attempt {
         if let Err(error) = self.geometry.check_write(offset, data.len() as u64) {
             return Attempt::Done(Err(error));
         }
         if data.len() > BATCH_PAGES_MAX * PAGE {
             return Attempt::WouldBlock;
         }
-        let entries = Entry::all(offset, data, ask.class);
+        let entries = Entry::all(offset, data, ask.from.class);
         let running = self.requests.begin(RequestKind::Write, data.len() as u64);
         match self.store_dirty(&entries, None, self.demand(ask), &mut |_| ()) {
-            Ok(Batch { lack: None, .. }) => Attempt::Done(Ok(())),
+            Ok(Batch { lack: None, .. }) => {
+                let pages = pages_of(offset, data.len() as u64);
+                self.counters.count_write(ask.from.class, ask.tally, &pages);
+                Attempt::Done(Ok(()))
+            }
             Ok(_) => {
                 running.hand_back();
                 Attempt::WouldBlock
@@ -152,7 +165,7 @@ impl Core {
         &self,
         entries: &[Entry<'_>],
         base: Option<&Base>,
-        demand: Demand,
+        demand: Demand<'_>,
         note: Note<'_>,
     ) -> Result<Batch> {
         let locks = self.lock_pages(entries.iter().map(|entry| entry.page));
@@ -171,10 +184,8 @@ impl Core {
         drop(membership);
         let bytes = members.iter().map(Member::stored_bytes).sum();
         self.conclude_look(&look, &entries[..stored], bytes, began_ns);
-        if stored > 0 {
-            let hits = replaced + stored - members.len();
-            self.counters.count_write(demand.ask.class, hits as u64, stored as u64);
-        }
+        let hits = replaced + stored - members.len();
+        demand.ask.tally.add(stored as u64, hits as u64);
         for it in &members {
             note(it.found());
         }
@@ -246,11 +257,13 @@ impl Core {
             return Ok(0);
         }
         if let Err(error) = self.make_durable(members, group) {
+            self.counters.add(Counter::CacheWriteErrors, 1);
             self.fallback.count();
             self.note_lost_slot();
             self.take_back(members);
             return Err(error.into());
         }
+        self.counters.add_each(Counter::CacheWrites, members.iter().map(|it| it.class));
         let replaced = members.iter().filter(|it| self.publish(it, group)).count();
         drop(locks);
         Ok(replaced)

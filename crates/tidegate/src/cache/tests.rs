@@ -2,6 +2,9 @@
 //! map of blocks, over reopens, damage and a backing that fails.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool as StdAtomicBool, AtomicU64 as StdAtomicU64};
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
@@ -836,6 +839,59 @@ fn threads_side_by_side_see_their_own_writes() {
         });
         device.shutdown().unwrap();
         (0..PAGES).for_each(|page| assert_eq!(read(&device, page), read(&*backing, page)));
+    }
+}
+
+/// Writers that do not stop keep pages dirty; a flush ends all the same, and has what was written
+/// before it.
+#[test]
+fn a_flush_ends_while_writers_go_on() {
+    const LIMIT: Duration = Duration::from_secs(60);
+    let backing = memory();
+    let device = CacheDevice::open(pool(300), backing.clone(), binding(), NO_THREAD).unwrap();
+    (0..PAGES).for_each(|page| write(&device, page, 1));
+    let (is_over, rounds) = (StdAtomicBool::new(false), StdAtomicU64::new(0));
+    let is_ended = std::thread::scope(|scope| {
+        for first in 0..2 {
+            let (device, is_over, rounds) = (&device, &is_over, &rounds);
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    (first..64).step_by(2).for_each(|page| write(device, page, 2));
+                    rounds.fetch_add(1, Ordering::Release);
+                }
+            });
+        }
+        let (told, ended) = channel();
+        scope.spawn(|| {
+            while rounds.load(Ordering::Acquire) < 4 {
+                std::thread::yield_now();
+            }
+            let told = told;
+            told.send(device.clean_all()).unwrap();
+        });
+        let ended = ended.recv_timeout(LIMIT);
+        is_over.store(true, Ordering::Relaxed);
+        ended.is_ok_and(|cleaned| cleaned.is_ok())
+    });
+    assert!(is_ended, "it waits for the writers");
+    assert!(device.core.usage().dirty > 0, "they wrote meanwhile");
+    (64..PAGES).for_each(|page| assert_eq!(read(&*backing, page), 1));
+    (0..64).for_each(|page| assert_eq!(read(&*backing, page), 2));
+}
+
+#[test]
+fn a_write_around_of_which_a_part_is_cached_leaves_nothing_in_the_cache() {
+    for is_dirty in [false, true] {
+        let backing = memory();
+        let device = open(&pool(32), &backing);
+        write(&device, 3, 1);
+        if !is_dirty {
+            device.clean_all().unwrap();
+        }
+        device.set_mode(Mode::WriteAround).unwrap();
+        device.write(2 * PAGE_BYTES, &[2; 3 * 4096], WriteFlags::default()).unwrap();
+        assert_eq!(device.core.usage(), Usage::default(), "dirty before: {is_dirty}");
+        (2..5).for_each(|page| assert_eq!((read(&*backing, page), read(&device, page)), (2, 2)));
     }
 }
 

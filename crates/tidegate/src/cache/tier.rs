@@ -2,6 +2,7 @@
 //! Open CAS gives them: the backing is its *core*, the device that clients see its *exported
 //! object*.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64 as StdAtomicU64;
 
@@ -12,6 +13,7 @@ use super::layout::PAGE_BYTES;
 use super::mode::Mode;
 use super::orders::ClassUsage;
 use super::policy::classes::{CLASSES, Class};
+use super::tally::Tally;
 use super::{CacheDevice, CacheError, Core};
 use crate::device::{DeviceError, DeviceErrorKind, Result};
 use crate::size::Size;
@@ -37,11 +39,6 @@ const WAITING: Metric = Metric::gauge(
     "cache_uncommitted_bytes",
     Unit::Bytes,
     "Bytes of the pages that wait for a flush, which commits all of them or none",
-);
-const CORE_ERRORS: Metric = Metric::counter(
-    "cache_core_write_errors",
-    Unit::Count,
-    "Attempts to clean pages that the backing failed",
 );
 const CACHE_ERRORS: Metric = Metric::counter(
     "cache_read_errors",
@@ -80,9 +77,12 @@ pub(super) enum Counter {
     SavedBytes,
     GroupCommits,
     EarlyGroupCommits,
+    CacheWriteErrors,
+    CoreReadErrors,
+    CoreWriteErrors,
 }
 
-const COUNTERS: usize = Counter::EarlyGroupCommits as usize + 1;
+const COUNTERS: usize = Counter::CoreWriteErrors as usize + 1;
 
 const METRICS: [Metric; COUNTERS] = [
     Metric::counter("cache_read_hits", Unit::Count, "Reads of which all pages were cached"),
@@ -127,11 +127,24 @@ const METRICS: [Metric; COUNTERS] = [
         Unit::Count,
         "Groups that filled the cache, and were committed before a flush",
     ),
+    Metric::counter("cache_write_errors", Unit::Count, "Batches of pages that the memory failed"),
+    Metric::counter("cache_core_read_errors", Unit::Count, "Reads that the backing failed"),
+    Metric::counter(
+        "cache_core_write_errors",
+        Unit::Count,
+        "Writes and flushes that the backing failed",
+    ),
 ];
 
 /// Of [`METRICS`] the first so many are counted for each IO class too: requests, and pages read and
 /// written for them.
-const CLASS_COUNTERS: usize = Counter::CoreReads as usize + 1;
+const CLASS_COUNTERS: usize = Counter::CoreWrites as usize + 1;
+
+/// Requests of which all pages were cached, a part, nothing.
+const READS: [Counter; 3] =
+    [Counter::ReadHits, Counter::ReadPartialMisses, Counter::ReadFullMisses];
+const WRITES: [Counter; 3] =
+    [Counter::WriteHits, Counter::WritePartialMisses, Counter::WriteFullMisses];
 
 /// Counters of one thread, or of several that share a shard: on no line that others write.
 struct ThreadCounters([StdAtomicU64; COUNTERS]);
@@ -173,9 +186,11 @@ impl Counters {
         self.all.iter().map(of).fold(0, u64::wrapping_add)
     }
 
-    /// What the calling thread counted, at no cost to others.
-    pub(super) fn get_own(&self, counter: Counter) -> u64 {
-        self.all.mine().0.0[counter as usize].load(Ordering::Relaxed)
+    /// How many writes of the calling thread the cache took, at no cost to others.
+    pub(super) fn own_cached_writes(&self) -> u64 {
+        let mine = &self.all.mine().0.0;
+        let count = |counter: Counter| mine[counter as usize].load(Ordering::Relaxed);
+        WRITES.map(count).into_iter().fold(0, u64::wrapping_add)
     }
 
     /// The classes are counted from now on, or not.
@@ -189,8 +204,25 @@ impl Counters {
     /// Counts for the cache and for IO class `class`.
     pub(super) fn add_of(&self, class: u8, counter: Counter, count: u64) {
         self.add(counter, count);
-        if self.has_classes.load(Ordering::Relaxed)
-            && let Some((mine, is_exclusive)) = self.classes.get().map(Shards::mine)
+        if self.has_classes() {
+            self.add_to_class(class, counter, count);
+        }
+    }
+
+    /// Counts one for each of `classes`: those of the pages of a batch.
+    pub(super) fn add_each(&self, counter: Counter, classes: impl ExactSizeIterator<Item = u8>) {
+        self.add(counter, classes.len() as u64);
+        if self.has_classes() {
+            classes.for_each(|class| self.add_to_class(class, counter, 1));
+        }
+    }
+
+    fn has_classes(&self) -> bool {
+        self.has_classes.load(Ordering::Relaxed)
+    }
+
+    fn add_to_class(&self, class: u8, counter: Counter, count: u64) {
+        if let Some((mine, is_exclusive)) = self.classes.get().map(Shards::mine)
             && let Some(counters) = mine.0.get(usize::from(class))
         {
             shard::add(&counters[counter as usize], count, is_exclusive);
@@ -209,17 +241,25 @@ impl Counters {
 
     /// A read found `hits` of its `pages` cached.
     pub(super) fn count_read(&self, class: u8, hits: u64, pages: u64) {
-        let kinds = [Counter::ReadHits, Counter::ReadPartialMisses, Counter::ReadFullMisses];
-        self.count_request(class, kinds, hits, pages);
+        self.count_request(class, READS, hits, pages);
         self.add_of(class, Counter::CacheReads, hits);
-        self.add_of(class, Counter::CoreReads, pages - hits);
     }
 
-    /// A write replaced `hits` of its `pages`.
-    pub(super) fn count_write(&self, class: u8, hits: u64, pages: u64) {
-        let kinds = [Counter::WriteHits, Counter::WritePartialMisses, Counter::WriteFullMisses];
-        self.count_request(class, kinds, hits, pages);
-        self.add_of(class, Counter::CacheWrites, pages);
+    /// A write of `pages` has ended, and did what `tally` says.
+    pub(super) fn count_write(&self, class: u8, tally: &Tally, pages: &Range<u64>) {
+        if tally.went_around() {
+            let is_empty = pages.is_empty();
+            return self.add_of(class, Counter::PassThroughWrites, u64::from(!is_empty));
+        }
+        self.count_request(class, WRITES, tally.hits(), pages.end - pages.start);
+    }
+
+    /// The backing was read, `pages` pages for IO class `class`, or that failed.
+    pub(super) fn count_core_read(&self, class: u8, pages: u64, read: &Result<()>) {
+        match read {
+            Ok(()) => self.add_of(class, Counter::CoreReads, pages),
+            Err(_) => self.add(Counter::CoreReadErrors, 1),
+        }
     }
 
     fn count_request(&self, class: u8, kinds: [Counter; 3], hits: u64, pages: u64) {
@@ -393,7 +433,7 @@ impl Tier for CacheDevice {
                 "atomic_flush": self.core.groups.is_some(),
                 "uncommitted_bytes": Core::bytes_of(waiting),
                 "backing": binding.map(|binding| binding.name),
-                "core_write_errors": self.core.ledger.failures(),
+                "core_write_errors": self.core.counters.get(Counter::CoreWriteErrors),
                 "cache_read_errors": self.core.damaged.load(Ordering::Relaxed),
             }),
         }
@@ -442,7 +482,6 @@ impl Tier for CacheDevice {
         collector.add(&DIRTY, Core::bytes_of(dirty));
         collector.add(&WAITING, Core::bytes_of(waiting));
         collector.add(&RECORDS, records);
-        collector.add(&CORE_ERRORS, self.core.ledger.failures());
         collector.add(&CACHE_ERRORS, self.core.damaged.load(Ordering::Relaxed));
         collector.add(&FALLBACK, u64::from(self.core.fallback.is_reached()));
         self.core.counters.collect(collector);

@@ -849,6 +849,10 @@ impl Scene {
             let (len, lasting) = (pages * PAGE_BYTES, self.lasting(fua));
             self.model.wrote(offset, len, tags[*at], is_done, lasting);
         }
+        // Of flushes side by side any may be the one that tells of a loss.
+        let tells =
+            |(at, _, result): &Answer| matches!(all[*at], Started::Flush) && result.is_err();
+        self.model.must_tell &= !answers.iter().any(tells);
         for (at, buffer, result) in answers {
             match (&all[*at], buffer) {
                 (Started::Flush, _) => self.model.flushed_beside(before, result.is_ok()),

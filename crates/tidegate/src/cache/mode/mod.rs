@@ -22,7 +22,7 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-use super::{Ask, Core};
+use super::{Ask, Core, Origin};
 use crate::device::Result;
 
 /// How writes and reads are treated.
@@ -46,15 +46,15 @@ pub enum Mode {
 /// What one mode does. Requests are whole blocks and inside the device.
 pub(super) trait Behaviour {
     /// Writes `data` at `offset`; where `ask` says so it is durable on return.
-    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask) -> Result<()>;
+    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask<'_>) -> Result<()>;
 
-    /// Reads at `offset`, for a request of IO class `class`.
-    fn read(&self, core: &Core, offset: u64, buf: &mut [u8], class: u8) -> Result<()> {
-        core.read_bytes(offset, buf, self.keeps_misses(), class)
+    /// Reads at `offset`, for a request that comes `from` there.
+    fn read(&self, core: &Core, offset: u64, buf: &mut [u8], from: Origin) -> Result<()> {
+        core.read_bytes(offset, buf, self.keeps_misses(), from)
     }
 
     /// Makes `pages` read as zeroes; where `ask` says so that is durable on return.
-    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask) -> Result<()>;
+    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask<'_>) -> Result<()>;
 
     /// A read of cached pages needs the cache alone.
     fn reads_hits(&self) -> bool {

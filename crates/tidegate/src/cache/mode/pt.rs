@@ -6,28 +6,29 @@ use super::Behaviour;
 use super::wi::WriteInvalidate;
 use crate::cache::span::pages_of;
 use crate::cache::tier::Counter;
-use crate::cache::{Ask, Core};
+use crate::cache::{Ask, Core, Origin};
 use crate::device::Result;
 
 pub(super) struct PassThrough;
 
 impl Behaviour for PassThrough {
-    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask) -> Result<()> {
+    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask<'_>) -> Result<()> {
         WriteInvalidate.write(core, offset, data, ask)
     }
 
-    fn read(&self, core: &Core, offset: u64, buf: &mut [u8], class: u8) -> Result<()> {
+    fn read(&self, core: &Core, offset: u64, buf: &mut [u8], from: Origin) -> Result<()> {
         if core.groups.is_some() {
             // Pages that wait for a commit are not in the backing.
-            return core.read_bytes(offset, buf, false, class);
+            return core.read_bytes(offset, buf, false, from);
         }
         core.clean_pages(&pages_of(offset, buf.len() as u64))?;
-        core.counters.add_of(class, Counter::PassThroughReads, 1);
         let _foreground = core.pace.foreground();
-        core.read_below(offset, buf)
+        core.read_below(offset, buf, from.class)?;
+        core.counters.add_of(from.class, Counter::PassThroughReads, 1);
+        Ok(())
     }
 
-    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask) -> Result<()> {
+    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask<'_>) -> Result<()> {
         WriteInvalidate.zero(core, pages, ask)
     }
 

@@ -16,11 +16,11 @@ fn of(core: &Core, pages: &Range<u64>) -> &'static dyn Behaviour {
 }
 
 impl Behaviour for WriteAround {
-    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask) -> Result<()> {
+    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask<'_>) -> Result<()> {
         of(core, &pages_of(offset, data.len() as u64)).write(core, offset, data, ask)
     }
 
-    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask) -> Result<()> {
+    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask<'_>) -> Result<()> {
         of(core, pages).zero(core, pages, ask)
     }
 }

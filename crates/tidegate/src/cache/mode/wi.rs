@@ -11,11 +11,11 @@ use crate::device::Result;
 pub(super) struct WriteInvalidate;
 
 impl Behaviour for WriteInvalidate {
-    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask) -> Result<()> {
+    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask<'_>) -> Result<()> {
         core.bypass(&bytes_at(offset, data.len()), Content::Data(data), ask)
     }
 
-    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask) -> Result<()> {
+    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask<'_>) -> Result<()> {
         core.bypass(&bytes_of(pages), Content::Zeroes, ask)
     }
 }

@@ -10,11 +10,11 @@ use crate::device::Result;
 pub(super) struct WriteOnly;
 
 impl Behaviour for WriteOnly {
-    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask) -> Result<()> {
+    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask<'_>) -> Result<()> {
         WriteBack.write(core, offset, data, ask)
     }
 
-    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask) -> Result<()> {
+    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask<'_>) -> Result<()> {
         WriteBack.zero(core, pages, ask)
     }
 

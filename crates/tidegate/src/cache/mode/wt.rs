@@ -15,17 +15,17 @@ use crate::device::Result;
 pub(super) struct WriteThrough;
 
 impl Behaviour for WriteThrough {
-    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask) -> Result<()> {
-        core.write_through(&bytes_at(offset, data.len()), Content::Data(data), ask.class)
+    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask<'_>) -> Result<()> {
+        core.write_through(&bytes_at(offset, data.len()), Content::Data(data), ask)
     }
 
     fn caches_writes(&self) -> bool {
         true
     }
 
-    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask) -> Result<()> {
+    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask<'_>) -> Result<()> {
         if pages.end - pages.start <= Mode::ZERO_PAGES_MAX {
-            return core.write_through(&bytes_of(pages), Content::Zeroes, ask.class);
+            return core.write_through(&bytes_of(pages), Content::Zeroes, ask);
         }
         WriteInvalidate.zero(core, pages, ask)?;
         // Durable before it is acknowledged, as all writes of this mode.
