@@ -9,13 +9,14 @@
 //! pool, and holds other bytes behind a smaller one: headers of pages that were cached once, which
 //! count as soon as they are taken for the pool's own.
 //!
-//! With atomic flush the promise is judged where no group can fill the cache: a group that does is
-//! committed early.
+//! With atomic flush the promise is judged where no group can fill the cache, and where none was
+//! committed early in the life that is judged: a pool that shrinks does that.
 //!
 //! There is no thread: a write that finds no free slot makes some, beside writes of other threads
 //! and, where asked for, background work that the scheduler runs.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tidegate::cache::check::check;
 use tidegate::cache::layout::{ALL_LINES, SlotHeader};
@@ -26,6 +27,7 @@ use tidegate::cache::{
 use tidegate::device::{BlockDevice, Geometry, Result as DeviceResult, WriteFlags, ZeroFlags};
 use tidegate::pmem::Region;
 use tidegate::pool::Superblock;
+use tidegate::stats::{Collector, Value};
 use tidegate::tier::Tier;
 use tidegate::tier::background::{Step, Work};
 use uuid::Uuid;
@@ -62,6 +64,27 @@ pub enum CacheFault {
     NoBackingFlush,
 }
 
+/// What the background changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// The mode.
+    Mode,
+    /// The IO classes.
+    Classes,
+    /// The size of the pool.
+    Size,
+}
+
+/// How often the background changed something, by [`Change`].
+#[derive(Debug, Default)]
+struct Changes([AtomicU64; 3]);
+
+impl Changes {
+    fn count(&self, change: Change) {
+        self.0[change as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// The cache over a backing in the same region.
 pub struct CacheSubject {
     blocks: u64,
@@ -86,6 +109,11 @@ pub struct CacheSubject {
     tables: &'static [&'static str],
     /// Numbers of slots that the background gives the pool in turn.
     sizes: &'static [u64],
+    changes: Arc<Changes>,
+    /// Devices of the life that is run.
+    living: Mutex<Vec<Weak<CacheDevice>>>,
+    /// Lives in which flushes were judged as atomic.
+    atomic_lives: AtomicU64,
 }
 
 impl CacheSubject {
@@ -107,7 +135,26 @@ impl CacheSubject {
             by_content: false,
             tables: &[],
             sizes: &[],
+            changes: Arc::default(),
+            living: Mutex::default(),
+            atomic_lives: AtomicU64::new(0),
         }
+    }
+
+    /// How often the background made this change, in all lives so far.
+    pub fn changes(&self, change: Change) -> u64 {
+        self.changes.0[change as usize].load(Ordering::Relaxed)
+    }
+
+    /// Lives so far in which flushes were judged as atomic.
+    pub fn atomic_lives(&self) -> u64 {
+        self.atomic_lives.load(Ordering::Relaxed)
+    }
+
+    /// Groups that the devices of this life committed before a flush.
+    fn early_commits(&self) -> u64 {
+        let living = self.living.lock().unwrap_or_else(PoisonError::into_inner);
+        living.iter().filter_map(Weak::upgrade).map(|device| early_commits_of(&device)).sum()
     }
 
     /// A device with blocks of `own` bytes, before a backing with blocks of `backing` bytes. There
@@ -293,11 +340,16 @@ impl Subject for CacheSubject {
 
     fn open_alive(&self, region: &Arc<Region>) -> Result<Alive, String> {
         let device = Arc::new(self.open_device(region)?);
+        let mut living = self.living.lock().unwrap_or_else(PoisonError::into_inner);
+        living.retain(|device| device.strong_count() > 0);
+        living.push(Arc::downgrade(&device));
+        drop(living);
         let background = |_| -> Box<dyn Work> {
             let (device, modes, tables) = (Arc::clone(&device), self.modes, self.tables);
+            let changes = Arc::clone(&self.changes);
             let sizes = self.sizes.iter().map(|slots| self.pool_bytes(*slots)).collect();
             let work = device.background();
-            Box::new(Background { work, device, modes, tables, sizes, steps: 0 })
+            Box::new(Background { work, device, modes, tables, sizes, steps: 0, changes })
         };
         let background = (0..self.background).map(background).collect();
         Ok(Alive { device: self.seen(device), background })
@@ -310,9 +362,11 @@ impl Subject for CacheSubject {
     fn atomic_flush(&self) -> bool {
         // Three versions of each block fit into the part of the slots that groups may hold.
         let pages = self.backing_bytes() / PAGE_BYTES;
-        let has_ample_slots = 3 * pages * 8 < 7 * self.slots;
-        // A pool that shrinks commits groups early too.
-        self.atomic_flush && has_ample_slots && self.sizes.is_empty()
+        let slots = self.sizes.iter().fold(self.slots, |one, other| one.min(*other));
+        let has_ample_slots = 3 * pages * 8 < 7 * slots;
+        let is_atomic = self.atomic_flush && has_ample_slots && self.early_commits() == 0;
+        self.atomic_lives.fetch_add(is_atomic.into(), Ordering::Relaxed);
+        is_atomic
     }
 
     fn fua_commits(&self) -> bool {
@@ -357,6 +411,18 @@ impl Subject for CacheSubject {
     }
 }
 
+fn early_commits_of(device: &CacheDevice) -> u64 {
+    let mut collector = Collector::default();
+    device.metrics(&mut collector);
+    let readings = collector.finish();
+    let found = readings.iter().find(|it| it.metric.name == "cache_groups_committed_early");
+    match found.map(|it| &it.value) {
+        Some(Value::Whole(count)) => *count,
+        // Without the counter nothing is judged, and the tests that ask for it fail.
+        _ => u64::MAX,
+    }
+}
+
 /// Background work that also changes the mode, the IO classes and the size.
 struct Background<W> {
     device: Arc<CacheDevice>,
@@ -366,9 +432,30 @@ struct Background<W> {
     /// Of the pool, in bytes.
     sizes: Vec<u64>,
     steps: usize,
+    changes: Arc<Changes>,
 }
 
 impl<W> Background<W> {
+    /// Counts `change` where it was made; false: it was refused.
+    fn note<T, E>(&self, change: Change, made: &Result<T, E>) -> bool {
+        if made.is_ok() {
+            self.changes.count(change);
+        }
+        made.is_ok()
+    }
+
+    /// Sets `mode`. False: it was refused.
+    fn set_mode(&self, mode: Mode) -> bool {
+        self.device.mode() == mode || self.note(Change::Mode, &self.device.set_mode(mode))
+    }
+
+    /// Sets the IO classes of this turn. False: they were refused.
+    fn set_classes(&self, turn: usize) -> bool {
+        let changes = self.steps.is_multiple_of(STEPS_OF_A_MODE) && !self.tables.is_empty();
+        let set = || self.device.set(CLASSES, self.tables[turn % self.tables.len()]);
+        !changes || self.note(Change::Classes, &set())
+    }
+
     /// Gives the pool its next size, first before anything is cleaned. False: it was refused.
     fn resize(&self) -> bool {
         let turn = self.steps / STEPS_OF_A_MODE;
@@ -377,7 +464,7 @@ impl<W> Background<W> {
         context::set_resizing(true);
         let resized = self.device.resize(*size);
         context::set_resizing(false);
-        resized.is_ok()
+        self.note(Change::Size, &resized)
     }
 }
 
@@ -387,17 +474,11 @@ impl<W: Work> Work for Background<W> {
         let turn = self.steps / STEPS_OF_A_MODE;
         let mode = self.modes[turn % self.modes.len()];
         // The region takes all stores here.
-        if self.device.mode() != mode && self.device.set_mode(mode).is_err() {
-            return Step::Stop;
+        if self.set_mode(mode) && self.set_classes(turn) && self.resize() {
+            self.work.step()
+        } else {
+            Step::Stop
         }
-        let changes = self.steps.is_multiple_of(STEPS_OF_A_MODE) && !self.tables.is_empty();
-        if changes && self.device.set(CLASSES, self.tables[turn % self.tables.len()]).is_err() {
-            return Step::Stop;
-        }
-        if !self.resize() {
-            return Step::Stop;
-        }
-        self.work.step()
     }
 
     fn has_work(&self) -> bool {

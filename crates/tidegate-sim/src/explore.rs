@@ -546,11 +546,11 @@ fn check_reads(calls: &[Call]) -> Result<(), Verdict> {
 }
 
 /// The test `name`: `run` with each of its [`seeds`], `count` of them fixed; prints what was
-/// covered.
+/// covered, and returns it.
 ///
 /// # Panics
 /// With the first failure, and the command that replays it.
-pub fn seeded(name: &str, count: usize, run: impl Fn(u64) -> Result<Stats, Failure>) {
+pub fn seeded(name: &str, count: usize, run: impl Fn(u64) -> Result<Stats, Failure>) -> Stats {
     let start = Instant::now();
     let mut total = Stats::default();
     for seed in seeds(name, count) {
@@ -562,6 +562,7 @@ pub fn seeded(name: &str, count: usize, run: impl Fn(u64) -> Result<Stats, Failu
         }
     }
     println!("{name}: {total} in {:?}", start.elapsed());
+    total
 }
 
 /// A thread of an execution.

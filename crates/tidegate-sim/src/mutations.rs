@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crc_fast::{CrcAlgorithm, checksum};
 use tidegate::cache::CacheHeader;
-use tidegate::cache::layout::{ALL_LINES, Decoded, PAGE_BYTES, SlotHeader, data_check};
+use tidegate::cache::layout::{
+    ALL_LINES, Decoded, PAGE_BYTES, SlotHeader, VERDICT_OFFSET, clean_verdict, data_check,
+};
 use tidegate::log::layout::{COPY_DISTANCE, LIMIT_OFFSET, RING_OFFSET};
 use tidegate::pmem::{Observer, Region};
 use tidegate::pool::Superblock;
@@ -65,6 +67,15 @@ pub enum Mutation {
     /// Store members of groups as pages of none, so that each commits by itself: the `TCoW` of AFCM
     /// as printed.
     CommitAlone,
+    /// Store the verdict that a page of a cache is clean with its header: as if a write were clean
+    /// when it is acknowledged.
+    CleanAtOnce,
+    /// Let a page that a read loaded into a cache have the bytes that it had before its last write:
+    /// as if the page's version were not looked at.
+    StaleFill,
+    /// Hold each page of a batch but the first back until after the fence: a later fence, also of
+    /// another thread, is to make it durable.
+    LateMember,
     /// Leave out all that a cache stores while its size changes, but for the superblock: new slots
     /// are used before their headers are free, and slots that leave before their pages have.
     ResizeAlone,
@@ -91,6 +102,10 @@ struct Progress {
     page: Vec<u8>,
     /// Headers that are void after the next fence.
     voids: Vec<u64>,
+    /// Headers that the operation stored.
+    headers: usize,
+    /// Headers that are stored after the next fence.
+    late: Vec<(u64, [u8; 64])>,
 }
 
 /// An observer that spoils what it passes on.
@@ -129,7 +144,10 @@ impl Mutant {
             | Mutation::CleanBeforeCommit
             | Mutation::LostLines
             | Mutation::RecordOverPage
-            | Mutation::CommitAlone => slots = Some(Slots::find(image)?),
+            | Mutation::CommitAlone
+            | Mutation::CleanAtOnce
+            | Mutation::StaleFill
+            | Mutation::LateMember => slots = Some(Slots::find(image)?),
             _ => layout = Some(Layout::find(image).map_err(Verdict::outside)?),
         }
         Ok(Self { mutation, layout, limit, ring, slots, inner, progress: Mutex::default() })
@@ -251,14 +269,16 @@ struct Slots {
     versions: Mutex<HashMap<u64, Vec<(u64, u64)>>>,
     /// By page: the last record, its slot, and where its header lies.
     records: Mutex<HashMap<u64, (SlotHeader, u32, u64)>>,
+    /// By page: the bytes that were written to it, the last ones at the end.
+    contents: Mutex<HashMap<u64, Vec<Vec<u8>>>>,
 }
 
 impl Slots {
     fn find(image: &[u8]) -> Result<Self, Verdict> {
         let region = region_of(image)?;
         let header = CacheHeader::read(&region).map_err(Verdict::outside)?;
-        let (versions, records) = (Mutex::default(), Mutex::default());
-        let slots = Self { header, versions, records };
+        let (versions, records, contents) = Default::default();
+        let slots = Self { header, versions, records, contents };
         for slot in 0..slots.header.places.slots() {
             let offset = slots.header.places.header(slot);
             let mut bytes = [0; 64];
@@ -306,9 +326,17 @@ impl Mutant {
         let (lines, data_check) = self.lines_of(header);
         let bytes =
             SlotHeader { group, lines, data_check, ..*header }.encode(slots.header.salt, slot);
-        self.inner.store(offset, &bytes, true);
         let replaced = slots.replace(header, offset);
+        if self.mutation == Mutation::LateMember && self.is_late(offset, &bytes) {
+            return;
+        }
+        self.inner.store(offset, &bytes, true);
         match self.mutation {
+            Mutation::CleanAtOnce => {
+                let verdict = clean_verdict(slots.header.salt, slot, header.version);
+                self.inner.store(offset + VERDICT_OFFSET, &verdict.to_le_bytes(), true);
+            }
+            Mutation::StaleFill => self.spoil_fill(slots, slot, header, offset),
             Mutation::DeadBeforeFence => self.void(&replaced),
             Mutation::DeadBeforeCommit if is_member => {
                 self.ask(|progress| progress.voids.extend(replaced));
@@ -321,6 +349,39 @@ impl Mutant {
                 self.clean(header.page);
             }
             _ => {}
+        }
+    }
+
+    /// The header `bytes` at `offset` is not the first of its operation, and is stored after the
+    /// fence.
+    fn is_late(&self, offset: u64, bytes: &[u8; 64]) -> bool {
+        self.ask(|progress| {
+            progress.headers += 1;
+            let is_late = progress.headers > 1;
+            if is_late {
+                progress.late.push((offset, *bytes));
+            }
+            is_late
+        })
+    }
+
+    /// Remembers the page that was stored last, where it was written; one that was loaded is stored
+    /// again, with the bytes from before the last write.
+    fn spoil_fill(&self, slots: &Slots, slot: u32, header: &SlotHeader, offset: u64) {
+        if header.lines != ALL_LINES || header.zero {
+            return;
+        }
+        let data = self.ask(|progress| progress.page.clone());
+        let mut all = slots.contents.lock().unwrap_or_else(PoisonError::into_inner);
+        let contents = all.entry(header.page).or_default();
+        if header.dirty {
+            contents.push(data);
+        } else if let [.., older, newest] = contents.as_slice()
+            && *newest == data
+        {
+            let header = SlotHeader { data_check: data_check(older), ..*header };
+            self.inner.store(slots.header.places.data(slot), older, true);
+            self.inner.store(offset, &header.encode(slots.header.salt, slot), true);
         }
     }
 
@@ -406,6 +467,9 @@ impl Observer for Mutant {
             self.inner.fence();
         }
         self.void(&self.ask(|progress| std::mem::take(&mut progress.voids)));
+        for (offset, bytes) in self.ask(|progress| std::mem::take(&mut progress.late)) {
+            self.inner.store(offset, &bytes, true);
+        }
     }
 
     fn load(&self, offset: u64, len: u64) {

@@ -3,10 +3,11 @@
 //!
 //! A failure prints the line that replays it. `TIDEGATE_SIM_ROUNDS` multiplies the number of seeds.
 
+use std::cell::Cell;
 use std::time::Instant;
 
 use tidegate::cache::mode::Mode;
-use tidegate_sim::cache::{CacheFault, CacheSubject};
+use tidegate_sim::cache::{CacheFault, CacheSubject, Change};
 use tidegate_sim::explore::{Effort, Explorer, Failure, Pool, Stats, seeded};
 use tidegate_sim::history::{Mix, Op, Plan, Step};
 use tidegate_sim::judge::Promise;
@@ -127,6 +128,26 @@ fn history_from(
     let explorer = Explorer::new(subject, pool, mixture.threads, SAMPLE).unwrap();
     let mut explorer = explorer.with_mutation(mutation);
     explorer.sampled(&plan, seed).map(|()| explorer.stats())
+}
+
+/// As [`seeded`], of subjects whose background makes `changes`: each of them is made.
+fn seeded_with_changes(
+    name: &str,
+    count: usize,
+    changes: &[Change],
+    subject: impl Fn() -> CacheSubject,
+    run: impl Fn(&CacheSubject, u64) -> Result<Stats, Failure>,
+) {
+    let made: Vec<Cell<u64>> = changes.iter().map(|_| Cell::new(0)).collect();
+    seeded(name, count, |seed| {
+        let subject = subject();
+        let stats = run(&subject, seed)?;
+        let counts = changes.iter().map(|change| subject.changes(*change));
+        made.iter().zip(counts).for_each(|(made, count)| made.set(made.get() + count));
+        Ok(stats)
+    });
+    println!("{name}: {changes:?} {made:?}");
+    assert!(made.iter().all(|it| it.get() > 0), "{changes:?} {made:?}");
 }
 
 #[test]
@@ -276,18 +297,22 @@ fn p1_p2_p3_write_through_sampled() {
 
 #[test]
 fn p1_p2_p3_modes_in_turn_sampled() {
-    seeded("p1_p2_p3_modes_in_turn_sampled", 16, |seed| {
-        let subject = CacheSubject::new(BLOCKS, SLOTS, DURABLE, CacheFault::None).with_background();
-        random_history(&subject, TWO_WRITERS, seed, None)
+    let subject = || CacheSubject::new(BLOCKS, SLOTS, DURABLE, CacheFault::None).with_background();
+    let name = "p1_p2_p3_modes_in_turn_sampled";
+    seeded_with_changes(name, 16, &[Change::Mode], subject, |subject, seed| {
+        random_history(subject, TWO_WRITERS, seed, None)
     });
 }
 
 #[test]
 fn p3_p4_modes_that_write_around_sampled() {
-    for mode in [&[Mode::WriteAround][..], WI, &[Mode::PassThrough], &Mode::ALL] {
-        seeded("p3_p4_modes_that_write_around_sampled", 8, |seed| {
-            let subject = CacheSubject::new(BLOCKS, SLOTS, mode, CacheFault::None);
-            random_history(&subject.with_background(), TWO_WRITERS, seed, None)
+    for modes in [&[Mode::WriteAround][..], WI, &[Mode::PassThrough], &Mode::ALL] {
+        let changes = if modes.len() > 1 { &[Change::Mode][..] } else { &[] };
+        let subject =
+            || CacheSubject::new(BLOCKS, SLOTS, modes, CacheFault::None).with_background();
+        let name = "p3_p4_modes_that_write_around_sampled";
+        seeded_with_changes(name, 8, changes, subject, |subject, seed| {
+            random_history(subject, TWO_WRITERS, seed, None)
         });
     }
 }
@@ -302,9 +327,13 @@ const CLASSES: &[&str] = &[
 #[test]
 fn p3_p4_io_classes_that_change_beside_requests_sampled() {
     for slots in [SLOTS, 2 * SLOTS] {
-        seeded("p3_p4_io_classes_that_change_beside_requests_sampled", 12, |seed| {
-            let subject = CacheSubject::new(BLOCKS, slots, WB, CacheFault::None).with_background();
-            random_history(&subject.with_classes(CLASSES), TWO_WRITERS, seed, None)
+        let subject = || {
+            let subject = CacheSubject::new(BLOCKS, slots, WB, CacheFault::None);
+            subject.with_background().with_classes(CLASSES)
+        };
+        let name = "p3_p4_io_classes_that_change_beside_requests_sampled";
+        seeded_with_changes(name, 12, &[Change::Classes], subject, |subject, seed| {
+            random_history(subject, TWO_WRITERS, seed, None)
         });
     }
 }
@@ -324,25 +353,67 @@ const SIZES: &[u64] = &[9, SLOTS, 70, 6];
 
 #[test]
 fn p1_p2_p3_p4_a_pool_that_grows_and_shrinks_beside_requests_sampled() {
-    seeded("p1_p2_p3_p4_a_pool_that_grows_and_shrinks_beside_requests_sampled", 16, |seed| {
-        let subject = CacheSubject::new(BLOCKS, 6, WB, CacheFault::None).with_background();
-        random_history(&subject.with_sizes(SIZES), TWO_WRITERS, seed, None)
+    let subject = || {
+        let subject = CacheSubject::new(BLOCKS, 6, WB, CacheFault::None);
+        subject.with_background().with_sizes(SIZES)
+    };
+    let name = "p1_p2_p3_p4_a_pool_that_grows_and_shrinks_beside_requests_sampled";
+    seeded_with_changes(name, 16, &[Change::Size], subject, |subject, seed| {
+        random_history(subject, TWO_WRITERS, seed, None)
     });
 }
 
 #[test]
 fn p3_p4_groups_in_a_pool_that_grows_and_shrinks_sampled() {
     const SIZES: &[u64] = &[40, 30, 90, AMPLE_SLOTS];
-    seeded("p3_p4_groups_in_a_pool_that_grows_and_shrinks_sampled", 12, |seed| {
-        random_history(&atomic(32).with_background().with_sizes(SIZES), FLUSHERS, seed, None)
+    let subject = || atomic(32).with_background().with_sizes(SIZES);
+    let name = "p3_p4_groups_in_a_pool_that_grows_and_shrinks_sampled";
+    seeded_with_changes(name, 12, &[Change::Size], subject, |subject, seed| {
+        random_history(subject, FLUSHERS, seed, None)
     });
+}
+
+/// Two threads that flush beside a pool that grows: the subject, and what was covered, or the first
+/// failure. In a long life the pool shrinks again, and groups are committed early.
+fn groups_while_a_pool_grows(
+    seeds: std::ops::Range<u64>,
+    mutation: Option<Mutation>,
+) -> (CacheSubject, Result<Stats, Failure>) {
+    const SIZES: &[u64] = &[40, 90];
+    let subject = atomic(AMPLE_SLOTS).with_background().with_sizes(SIZES);
+    let run = |mut total: Stats, seed| {
+        total += random_history(&subject, FLUSHERS, seed, mutation)?;
+        Ok(total)
+    };
+    let result = seeds.into_iter().try_fold(Stats::default(), run);
+    (subject, result)
+}
+
+#[test]
+fn p2_p3_a_flush_is_atomic_while_a_pool_grows_sampled() {
+    let (subject, result) = groups_while_a_pool_grows(0..12, None);
+    let stats = result.unwrap_or_else(|failure| panic!("{failure}"));
+    let (changes, lives) = (subject.changes(Change::Size), subject.atomic_lives());
+    println!("{stats}, {changes} sizes, {lives} lives judged as atomic");
+    assert!(changes > 0 && lives > 0, "{changes} sizes, {lives} lives");
+}
+
+#[test]
+fn p2_where_pages_of_a_group_commit_by_themselves_while_a_pool_grows() {
+    let (_, result) = groups_while_a_pool_grows(0..12, Some(Mutation::CommitAlone));
+    let found = result.expect_err("it went unnoticed").verdict.promise;
+    assert!(matches!(found, Promise::P2Atomic | Promise::P4Flush), "{found:?}");
 }
 
 #[test]
 fn p1_p2_p3_modes_in_a_pool_that_grows_and_shrinks_sampled() {
-    seeded("p1_p2_p3_modes_in_a_pool_that_grows_and_shrinks_sampled", 12, |seed| {
-        let subject = CacheSubject::new(BLOCKS, 6, DURABLE, CacheFault::None).with_background();
-        random_history(&subject.with_sizes(SIZES), TWO_WRITERS, seed, None)
+    let subject = || {
+        let subject = CacheSubject::new(BLOCKS, 6, DURABLE, CacheFault::None);
+        subject.with_background().with_sizes(SIZES)
+    };
+    let name = "p1_p2_p3_modes_in_a_pool_that_grows_and_shrinks_sampled";
+    seeded_with_changes(name, 12, &[Change::Size, Change::Mode], subject, |subject, seed| {
+        random_history(subject, TWO_WRITERS, seed, None)
     });
 }
 
@@ -430,7 +501,8 @@ fn p2_two_flushes_at_once() {
 }
 
 /// Few images of each of many moments.
-const CUTS: Effort = Effort { exhaustive_images: 4, sampled_images: 3, deep_one_in: 512, ..SAMPLE };
+const CUTS: Effort =
+    Effort { exhaustive_images: 4, sampled_images: 10, deep_one_in: 512, ..SAMPLE };
 
 /// A client writes 64 random blocks, flushes, and does that again: all of them or none, wherever it
 /// is cut.
@@ -439,6 +511,7 @@ fn p2_sixty_four_random_blocks_and_a_flush_cut_a_thousand_times() {
     let name = "p2_sixty_four_random_blocks_and_a_flush_cut_a_thousand_times";
     seeded(name, 2, |seed| {
         let subject = CacheSubject::new(96, 336, ATOMIC, CacheFault::None).with_atomic_flush();
+        let subject = subject.with_background();
         let mut random = Random::new(seed);
         let mut blocks: Vec<u64> = (0..96).collect();
         let mut plan = Vec::new();
@@ -452,7 +525,11 @@ fn p2_sixty_four_random_blocks_and_a_flush_cut_a_thousand_times() {
         }
         let pool = Pool::prepare(&subject, &blocks).unwrap();
         let mut explorer = Explorer::new(&subject, pool, 1, CUTS).unwrap();
-        explorer.sampled(&vec![plan], seed).map(|()| explorer.stats())
+        explorer.sampled(&vec![plan], seed)?;
+        let images = explorer.stats().images;
+        assert!(images >= 1000, "{images} cuts");
+        assert_eq!(subject.atomic_lives(), 1, "no group was committed early");
+        Ok(explorer.stats())
     });
 }
 
@@ -816,8 +893,16 @@ fn p1_where_pages_are_clean_before_the_backing_is_flushed() {
 }
 
 #[test]
-fn p1_where_pages_that_are_written_through_are_clean_at_once() {
+fn p1_where_pages_that_are_written_through_are_evicted_before_the_backing_is_flushed() {
     assert_ne!(caught(WT, CacheFault::NoBackingFlush, None), Promise::Progress);
+}
+
+/// Recovery finds a clean page that is not what the backing has: it gives the page up, or refuses
+/// the pool where others are dirty.
+#[test]
+fn p1_where_pages_that_are_written_through_are_clean_at_once() {
+    let found = caught(WT, CacheFault::None, Some(Mutation::CleanAtOnce));
+    assert!(matches!(found, Promise::P1Durable | Promise::P6Recovery), "{found:?}");
 }
 
 #[test]
@@ -826,13 +911,100 @@ fn p1_where_a_slot_is_dead_before_the_fence_of_its_successor() {
     assert_eq!(found, Promise::P1Durable);
 }
 
+/// Pages are durable as a whole, so that one is lost rather than torn.
+const WHOLE_PAGES: Effort = Effort { granule: Granule::Chunk(4096), ..ENUMERATE };
+
+/// A page is written and flushed in wb, the mode changes to wi, and the page is written again: its
+/// dirty copy, which nothing else cleans, is given up for one in the backing.
+fn give_up_dirty_pages(fault: CacheFault) -> (CacheSubject, Result<Stats, Failure>) {
+    const MODES: &[Mode] = &[Mode::WriteBack, Mode::WriteInvalidate];
+    let subject = CacheSubject::new(BLOCKS, SLOTS, MODES, fault).with_background();
+    let read = Step { op: Op::Read { lba: 0 }, ordinal: 0 };
+    let steps = [[write(0, 101), flush()], [read, read], [read, read], [write(0, 102), flush()]];
+    let plan = vec![steps.concat()];
+    let run = |mut total: Stats, seed| {
+        let pool = Pool::prepare(&subject, &[]).unwrap();
+        let mut explorer = Explorer::new(&subject, pool, 1, WHOLE_PAGES).unwrap();
+        explorer.sampled(&plan, seed)?;
+        total += explorer.stats();
+        Ok(total)
+    };
+    let result = (0..24).try_fold(Stats::default(), run);
+    (subject, result)
+}
+
+#[test]
+fn p3_p4_dirty_pages_are_given_up_after_a_change_of_the_mode() {
+    let (subject, result) = give_up_dirty_pages(CacheFault::None);
+    let stats = result.unwrap_or_else(|failure| panic!("{failure}"));
+    let changes = subject.changes(Change::Mode);
+    println!("control: {stats}, {changes} changes of the mode");
+    assert!(changes > 0, "the mode did not change");
+}
+
 #[test]
 fn p4_where_the_only_durable_copy_is_given_up_before_the_backing_is_flushed() {
-    let subject = CacheSubject::new(BLOCKS, SLOTS, WI, CacheFault::NoBackingFlush);
-    let broken = (0..8).find_map(|seed| random_history(&subject, TWO_WRITERS, seed, None).err());
+    let (_, result) = give_up_dirty_pages(CacheFault::NoBackingFlush);
+    let failure = result.expect_err("it went unnoticed");
+    println!("{failure}");
+    assert_eq!(failure.verdict.promise, Promise::P4Flush, "{failure}");
+}
+
+/// Two threads: one writes a batch of three pages, and the other one pages of its own beside it.
+fn batch_beside_a_writer(mutation: Option<Mutation>) -> Result<Stats, Failure> {
+    let batch = Step { op: Op::Write { lba: 0, blocks: 3, stamp: 101, fua: false }, ordinal: 0 };
+    let plan = vec![vec![batch], vec![write(5, 201), write(6, 202)]];
+    let subject = CacheSubject::new(BLOCKS, 2 * BLOCKS, WB, CacheFault::None);
+    let pool = Pool::prepare(&subject, &[0, 1, 2]).unwrap();
+    let mut explorer = Explorer::new(&subject, pool, 2, SAMPLE).unwrap().with_mutation(mutation);
+    for seed in 0..16 {
+        explorer.sampled(&plan, seed)?;
+    }
+    Ok(explorer.stats())
+}
+
+#[test]
+fn p1_p2_a_batch_beside_a_writer_sampled() {
+    let stats = batch_beside_a_writer(None).unwrap_or_else(|failure| panic!("{failure}"));
+    println!("control: {stats}");
+}
+
+#[test]
+fn p1_where_members_of_a_batch_are_left_to_the_fence_of_another_thread() {
+    let failure = batch_beside_a_writer(Some(Mutation::LateMember)).expect_err("unnoticed");
+    println!("{failure}");
+    assert_eq!(failure.verdict.promise, Promise::P1Durable, "{failure}");
+}
+
+/// Pages are written, evicted and read again, so that fills come after writes.
+fn fills_after_writes(seed: u64, mutation: Option<Mutation>) -> Result<Stats, Failure> {
+    let subject = CacheSubject::new(BLOCKS, SLOTS, WB, CacheFault::None).with_background();
+    let read = |lba| Step { op: Op::Read { lba }, ordinal: 0 };
+    let mut steps = vec![write(0, 101), write(0, 102)];
+    let others = [1, 2, 3, 5, 6].into_iter().zip(103..);
+    steps.extend(others.map(|(lba, stamp)| write(lba, stamp)));
+    steps.extend([read(0), read(1), read(0), write(7, 108), read(0)]);
+    let pool = Pool::prepare(&subject, &[]).unwrap();
+    let mut explorer = Explorer::new(&subject, pool, 1, SAMPLE).unwrap().with_mutation(mutation);
+    explorer.sampled(&vec![steps], seed).map(|()| explorer.stats())
+}
+
+#[test]
+fn p3_pages_that_are_read_after_their_eviction_sampled() {
+    seeded("p3_pages_that_are_read_after_their_eviction_sampled", 16, |seed| {
+        fills_after_writes(seed, None)
+    });
+}
+
+/// Recovery itself may find that a clean page is not what the backing has.
+#[test]
+fn p1_where_a_fill_does_not_look_at_the_version_of_its_page() {
+    let mutation = Some(Mutation::StaleFill);
+    let broken = (0..16).find_map(|seed| fills_after_writes(seed, mutation).err());
     let failure = broken.expect("it went unnoticed");
     println!("{failure}");
-    assert!(matches!(failure.verdict.promise, Promise::P4Flush | Promise::P2Atomic), "{failure}");
+    let found = failure.verdict.promise;
+    assert!(matches!(found, Promise::P1Durable | Promise::P6Recovery), "{failure}");
 }
 
 /// The budget of the planted bugs of atomic flush, first failure first.
