@@ -1,11 +1,13 @@
 //! A cache pool as a block device: what it needs, what it refuses, and where its data is
 //! afterwards.
 
+use std::path::Path;
+
 use rustix::process::Signal;
 
 use crate::behind::{Scene, kill, read, write};
 use crate::killed_cache::{self, killed_cache};
-use crate::support::{ok, run};
+use crate::support::{Server, ok, run, succeed, tool};
 
 fn command(name: &str, scene: &Scene) {
     ok([name.as_ref(), scene.pool().as_os_str()]);
@@ -339,4 +341,51 @@ fn a_backing_has_one_server_at_a_time() {
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("disk") && error.contains("in use"), "{error}");
     kill(server);
+}
+
+/// A disk that a file stands for; detached when dropped.
+struct Disk(String);
+
+impl Disk {
+    fn of(file: &Path) -> Self {
+        let mut losetup = tool("losetup", "mount");
+        losetup.args(["--show", "--sector-size", "4096", "--find"]).arg(file);
+        Self(succeed(&mut losetup).trim().to_owned())
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // The kernel detaches it when its last user has gone.
+        let _ = tool("losetup", "mount").arg("-d").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_block_device_is_a_backing_as_a_file_is() {
+    let scene = Scene::new("cache");
+    let disk = Disk::of(&scene.path("disk"));
+    let backing = format!("--backing={}", disk.0);
+    let serve = || Server::start(&scene.pool(), &scene.path("socket"), &[&backing]);
+    let server = serve();
+    (0..20).for_each(|lba| write(&mut scene.client(), lba, 7));
+    kill(server);
+    assert_eq!(scene.in_file("disk", 3), 0, "nothing was cleaned yet");
+    let info = ok(["info", scene.pool().to_str().unwrap()]);
+    assert!(info.contains(&disk.0), "the pool knows its backing: {info}");
+    let server = serve();
+    let banner = server.banner.join("\n");
+    assert!(banner.contains("20 pages, 20 of them dirty"), "{banner}");
+    let (second, socket) = (scene.path("second"), scene.path("second-socket"));
+    ok(["create", second.to_str().unwrap(), "--engine=cache", "--size=8M"]);
+    let nbd = format!("--nbd=unix:{}", socket.display());
+    let output = run(["serve", second.to_str().unwrap(), &nbd, &backing]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && error.contains("in use"), "{error}");
+    command("flush", &scene);
+    (0..20).for_each(|lba| assert_eq!(scene.in_file("disk", lba), 7));
+    write(&mut scene.client(), 3, 8);
+    kill(server);
+    command("flush", &scene);
+    assert_eq!(scene.in_file("disk", 3), 8, "without a server");
 }
