@@ -323,10 +323,12 @@ impl Core {
     /// Has the backing work on `requests`, and counts those that it fails as `errors`.
     fn submit(&self, mut requests: Vec<Request<'_>>, errors: Counter) -> Result<()> {
         self.backing.submit(&mut requests);
-        requests.iter_mut().fold(Ok(()), |done, request| {
+        let mut done = Ok(());
+        for request in &mut requests {
             let result = request.take_result().unwrap_or(Ok(()));
-            done.and(result.inspect_err(|_| self.counters.add(errors, 1)))
-        })
+            done = done.and(result.inspect_err(|_| self.counters.add(errors, 1)));
+        }
+        done
     }
 
     /// Counts each of `pages` for its IO class.

@@ -27,8 +27,8 @@
 //! `neighbours` pages together; `bypass` writes around the cache, `fallback` when all do, `by_cost`
 //! where the backing is quicker; `group` atomic flush; `background`; `recover` opening, `resize`
 //! another size; `index`, `table` and `orders` what is where and goes first, `lane`, `traffic`;
-//! `layout` and `header` the bytes, [`check`] their verification; `policy/` the decisions, and
-//! `choices` which of them users made.
+//! `tier` and `tally` what is counted; `layout` and `header` the bytes, [`check`] their
+//! verification; `policy/` the decisions, and `choices` which of them users made.
 
 mod admission;
 mod background;
