@@ -341,9 +341,10 @@ fn p3_p4_io_classes_that_change_beside_requests_sampled() {
 #[test]
 fn p3_p4_io_classes_that_change_beside_writers_of_parts_sampled() {
     for slots in [SLOTS, SLOTS_WITH_BASES] {
-        seeded("p3_p4_io_classes_that_change_beside_writers_of_parts_sampled", 12, |seed| {
-            let subject = small(slots, WB, 4096).with_background();
-            small_history(&subject.with_classes(CLASSES), PARTS, seed, None)
+        let subject = || small(slots, WB, 4096).with_background().with_classes(CLASSES);
+        let name = "p3_p4_io_classes_that_change_beside_writers_of_parts_sampled";
+        seeded_with_changes(name, 12, &[Change::Classes], subject, |subject, seed| {
+            small_history(subject, PARTS, seed, None)
         });
     }
 }
@@ -420,9 +421,10 @@ fn p1_p2_p3_modes_in_a_pool_that_grows_and_shrinks_sampled() {
 #[test]
 fn p1_p2_p3_records_in_a_pool_that_grows_and_shrinks_sampled() {
     const SIZES: &[u64] = &[2 * SLOTS_WITH_BASES, SLOTS, SLOTS_WITH_BASES + 3, 6];
-    seeded("p1_p2_p3_records_in_a_pool_that_grows_and_shrinks_sampled", 12, |seed| {
-        let subject = small(SLOTS_WITH_BASES, WB, 4096).with_background();
-        small_history(&subject.with_sizes(SIZES), PARTS, seed, None)
+    let subject = || small(SLOTS_WITH_BASES, WB, 4096).with_background().with_sizes(SIZES);
+    let name = "p1_p2_p3_records_in_a_pool_that_grows_and_shrinks_sampled";
+    seeded_with_changes(name, 12, &[Change::Size], subject, |subject, seed| {
+        small_history(subject, PARTS, seed, None)
     });
 }
 
@@ -650,9 +652,10 @@ fn p1_p2_p3_parts_of_pages_sampled() {
 #[test]
 fn p3_p4_parts_in_modes_that_write_around_sampled() {
     for backing in [512, 4096] {
-        seeded("p3_p4_parts_in_modes_that_write_around_sampled", 6, |seed| {
-            let subject = small(SLOTS, &Mode::ALL, backing).with_background();
-            small_history(&subject, PARTS, seed, None)
+        let subject = || small(SLOTS, &Mode::ALL, backing).with_background();
+        let name = "p3_p4_parts_in_modes_that_write_around_sampled";
+        seeded_with_changes(name, 6, &[Change::Mode], subject, |subject, seed| {
+            small_history(subject, PARTS, seed, None)
         });
     }
 }
