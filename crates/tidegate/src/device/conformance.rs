@@ -72,6 +72,24 @@ pub fn check_started(device: &Arc<dyn BlockDevice>, promises: Promises) {
     started_together(device, promises);
 }
 
+/// Panics unless the work of a request that is started on `layer`, over a device at the speed of
+/// memory, is done on another thread: a caller that goes on receiving meanwhile counts on that.
+#[cfg(test)]
+pub(crate) fn check_work_is_elsewhere(layer: &Arc<dyn BlockDevice>) {
+    let (told, done_by) = channel();
+    let operation = OwnedOperation::Write {
+        offset: 0,
+        buffer: IoBuffer::new(layer.geometry().block_bytes as usize),
+        flags: WriteFlags::default(),
+    };
+    let request = AsyncRequest::new(operation, Context::default(), move |_, result| {
+        told.send(result.map(|()| std::thread::current().id())).expect("the caller waits");
+    });
+    Arc::clone(layer).start(request);
+    let done_by = done_by.recv().expect("a started request completes").expect("it is sound");
+    assert_ne!(done_by, std::thread::current().id(), "the caller did the work");
+}
+
 /// A device whose every request is started on the one below, and waited for.
 struct Started {
     device: Arc<dyn BlockDevice>,

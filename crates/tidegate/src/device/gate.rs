@@ -112,7 +112,7 @@ impl Gate {
             gate.leave(shard);
             request.complete(result);
         });
-        below.start_on(&self.inner);
+        Arc::clone(&self.inner).start(below);
     }
 }
 
@@ -187,7 +187,7 @@ impl BlockDevice for Gate {
 
     fn start(self: Arc<Self>, mut request: AsyncRequest) {
         if !is_change(Op::of(&request.operation())) {
-            request.start_on(&self.inner);
+            Arc::clone(&self.inner).start(request);
             return;
         }
         let shard = shard_of(request.context());
@@ -233,6 +233,7 @@ mod tests {
         let promises = Promises { whole_blocks: true, ..Promises::default() };
         conformance::check(&*device, promises);
         conformance::check_started(&device, promises);
+        conformance::check_work_is_elsewhere(&device);
     }
 
     #[test]

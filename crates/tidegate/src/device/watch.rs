@@ -177,7 +177,7 @@ impl BlockDevice for Watch {
             watch.note(op, &result);
             request.complete(result);
         });
-        below.start_on(&self.inner);
+        Arc::clone(&self.inner).start(below);
     }
 }
 
@@ -206,6 +206,7 @@ mod tests {
         let promises = Promises { whole_blocks: true, ..Promises::default() };
         conformance::check(&*device, promises);
         conformance::check_started(&device, promises);
+        conformance::check_work_is_elsewhere(&device);
         assert!(lines.lock().is_empty(), "{:?}", lines.lock());
     }
 
