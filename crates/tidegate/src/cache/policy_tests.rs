@@ -324,7 +324,10 @@ fn defaults_are_those_of_open_cas() {
     assert_eq!(device.core.sharding.cluster.bytes(), 4096, "line size");
 }
 
-/// A backing on which each write takes a second of the writing thread's clock.
+/// What a write takes there: of the time that really passes meanwhile nothing depends.
+const SLOW_NS: u64 = 60 * SECOND_NS;
+
+/// A backing on which each write takes [`SLOW_NS`] of the writing thread's clock.
 struct Slow(Arc<MemoryDevice>);
 
 impl BlockDevice for Slow {
@@ -337,7 +340,7 @@ impl BlockDevice for Slow {
     }
 
     fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        advance(SECOND_NS);
+        advance(SLOW_NS);
         self.0.write(offset, data, flags)
     }
 
@@ -374,7 +377,7 @@ fn a_batch_of_cleaning_is_followed_by_a_rest_while_requests_are_at_the_backing()
         let reader = scope.spawn(|| read(&device, 100));
         fault.wait_until_hung(1);
         let found = [clean(6), clean(8), clean(10)];
-        advance(SECOND_NS);
+        advance(2 * SLOW_NS);
         work(&device);
         let rested = dirty(&device);
         fault.heal();

@@ -870,6 +870,11 @@ fn a_flush_ends_while_writers_go_on() {
             told.send(device.clean_all()).unwrap();
         });
         let ended = ended.recv_timeout(LIMIT);
+        // What they write behind it stays.
+        let last = rounds.load(Ordering::Acquire) + 4;
+        while rounds.load(Ordering::Acquire) < last {
+            std::thread::yield_now();
+        }
         is_over.store(true, Ordering::Relaxed);
         ended.is_ok_and(|cleaned| cleaned.is_ok())
     });
