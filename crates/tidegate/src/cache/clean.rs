@@ -111,7 +111,8 @@ impl Core {
     }
 
     /// Writes all dirty pages to the backing, and flushes it. Damaged ones stay, and those that
-    /// wait for a commit: the backing never has a part of a group.
+    /// wait for a commit: the backing never has a part of a group. It ends while writers go on: a
+    /// page that one of them writes anew meanwhile may stay dirty, and as it was on the backing.
     pub(super) fn clean_all(&self) -> Result<()> {
         let mut done = Ok(());
         for number in 0..self.shards.count() {
