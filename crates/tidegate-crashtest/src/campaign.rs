@@ -1,6 +1,7 @@
 //! Many tests on several machines at once, and what came out.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -97,6 +98,20 @@ impl fmt::Display for Report {
 }
 
 impl Setup {
+    /// The arguments of the harness that say what all tests have in common, but for the number of
+    /// machines.
+    pub fn arguments(&self) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec!["--file-system".into(), name_of(self.kind).into()];
+        if let Runner::Tidegate { binary, options, covers_at_once } = &self.runner {
+            arguments.extend(["--tidegate".into(), binary.into()]);
+            arguments.extend(options.iter().map(|option| format!("--run-option={option}").into()));
+            arguments.extend((!covers_at_once).then(|| "--default-admission".into()));
+        }
+        let faults = Fault::ALL.iter().filter(|(fault, _)| self.fault == Some(*fault));
+        arguments.extend(faults.flat_map(|(_, name)| ["--fault".into(), (*name).into()]));
+        arguments
+    }
+
     /// Runs all tests; `on_test` is told after each what it found.
     ///
     /// # Errors
@@ -152,14 +167,7 @@ impl Remote {
         std::fs::create_dir_all(&dir)?;
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "--"]).arg(&setup.harness);
-        command.arg("worker").arg(&dir).args(["--file-system", name_of(setup.kind)]);
-        if let Runner::Tidegate { binary, options, covers_at_once } = &setup.runner {
-            command.arg("--tidegate").arg(binary);
-            command.args(options.iter().map(|option| format!("--run-option={option}")));
-            command.args((!covers_at_once).then_some("--default-admission"));
-        }
-        let faults = Fault::ALL.iter().filter(|(fault, _)| setup.fault == Some(*fault));
-        command.args(faults.flat_map(|(_, name)| ["--fault", name]));
+        command.arg("worker").arg(&dir).args(setup.arguments());
         let start = |command: &mut Command| command.spawn().context("cannot execute unshare");
         let mut this = Self { worker: Dialogue::start(&mut command, start)?, dir };
         match this.worker.receive(TIMEOUT).context("the machine")?.as_str() {

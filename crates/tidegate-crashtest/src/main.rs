@@ -145,19 +145,13 @@ impl On {
             workers: self.workers,
         })
     }
+}
 
-    /// The command line that tests one sequence again.
-    fn again(&self, sequence: &Sequence) -> String {
-        let kind = self.file_system.to_possible_value();
-        let kind = kind.map_or_else(String::new, |kind| kind.get_name().to_owned());
-        let binary = self.tidegate.iter().map(|binary| format!(" --tidegate {}", binary.display()));
-        let options = self.run_option.iter().map(|option| format!(" --run-option={option}"));
-        let name_of = |fault: Fault| Fault::ALL.iter().find(|(it, _)| *it == fault);
-        let fault = self.fault.and_then(name_of).map(|(_, name)| format!(" --fault={name}"));
-        let admission = self.default_admission.then(|| " --default-admission".to_owned());
-        let options: String = binary.chain(options).chain(admission).chain(fault).collect();
-        format!("tidegate-crashtest check --file-system {kind}{options} '{}'", sequence.one_line())
-    }
+/// The command line that tests one sequence again.
+fn again(setup: &Setup, sequence: &Sequence) -> String {
+    let arguments = setup.arguments();
+    let arguments: Vec<_> = arguments.iter().map(|argument| argument.to_string_lossy()).collect();
+    format!("tidegate-crashtest check {} '{}'", arguments.join(" "), sequence.one_line())
 }
 
 impl Choice {
@@ -194,14 +188,14 @@ fn run(on: &On, tests: Vec<Test>) -> Result<Report> {
                     "{}: {}\n  {}",
                     name_of(setup.kind),
                     violations.join("\n  "),
-                    on.again(&test.sequence)
+                    again(&setup, &test.sequence)
                 );
             });
         }
     })?;
     bar.finish_and_clear();
     for (sequence, error) in &report.errors {
-        println!("not tested: {error}\n  {}", on.again(sequence));
+        println!("not tested: {error}\n  {}", again(&setup, sequence));
     }
     println!("{report}");
     Ok(report)
