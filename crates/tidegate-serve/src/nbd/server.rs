@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::time::Timespec;
+use tidegate::device::spell::QUIET;
 
 use super::connection::{Connection, Fault};
 use super::export::Exports;
@@ -24,7 +25,7 @@ use super::member::Member;
 use super::service::Service;
 use super::session::Mail;
 use super::share::Share;
-use super::shortage::{QUIET, Shortage};
+use super::shortage::Shortage;
 use super::{
     Export, Limits, ListenAddress, LogSink, ServeError, StatisticsSource, StopHandle, Tls,
 };

@@ -73,6 +73,7 @@ pub mod nbd;
 pub mod null;
 mod pool;
 mod request;
+pub mod spell;
 mod timer;
 mod wake;
 pub mod watch;

@@ -6,13 +6,10 @@
     reason = "how long failures last decides what is said, no more"
 )]
 
-use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use parking_lot::Mutex;
-
+use super::spell::{Said, Spell};
 use super::{
     AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry,
     Op, Operation, Request, Result,
@@ -20,11 +17,6 @@ use super::{
 
 /// Takes a line for the operator, without its end.
 pub type Notices = Arc<dyn Fn(&str) + Send + Sync>;
-
-/// Failures are over with the first success so long after the last one.
-const QUIET: Duration = Duration::from_secs(5);
-/// While requests fail, a line comes so often.
-const REPEAT: Duration = Duration::from_secs(60);
 
 /// A device whose failures are told.
 pub struct Watch {
@@ -59,7 +51,7 @@ impl Watch {
         };
         let name = self.name;
         match result {
-            Ok(()) if !spell.is_on.load(Ordering::Relaxed) => {}
+            Ok(()) if !spell.is_on() => {}
             Ok(()) => {
                 if let Some(ended) = spell.succeeded(Instant::now()) {
                     (self.notices)(&format!("{name}: {requests} work again, after {ended}"));
@@ -84,62 +76,6 @@ impl Watch {
 fn is_of_the_device(error: &DeviceError) -> bool {
     use DeviceErrorKind::{Corrupt, Io, NoSpace};
     matches!(error.kind(), Io | NoSpace | Corrupt)
-}
-
-/// A time in which requests of one kind fail.
-#[derive(Default)]
-struct Spell {
-    /// So that a success costs no lock.
-    is_on: AtomicBool,
-    failures: Mutex<Option<Failures>>,
-}
-
-#[derive(Clone, Copy)]
-struct Failures {
-    count: u64,
-    first: Instant,
-    last: Instant,
-    said: Instant,
-}
-
-impl fmt::Display for Failures {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = self.last.duration_since(self.first).as_secs();
-        write!(f, "{} failures in {seconds} s", self.count)
-    }
-}
-
-/// What a failure gives to say.
-enum Said {
-    Begins,
-    GoesOn(Failures),
-}
-
-impl Spell {
-    fn failed(&self, now: Instant) -> Option<Said> {
-        let mut failures = self.failures.lock();
-        let Some(known) = failures.as_mut() else {
-            *failures = Some(Failures { count: 1, first: now, last: now, said: now });
-            self.is_on.store(true, Ordering::Relaxed);
-            return Some(Said::Begins);
-        };
-        known.count += 1;
-        known.last = now;
-        if now.duration_since(known.said) < REPEAT {
-            return None;
-        }
-        known.said = now;
-        Some(Said::GoesOn(*known))
-    }
-
-    /// The failures that are over.
-    fn succeeded(&self, now: Instant) -> Option<Failures> {
-        let mut failures = self.failures.lock();
-        let ended = failures.filter(|known| now.duration_since(known.last) >= QUIET)?;
-        *failures = None;
-        self.is_on.store(false, Ordering::Relaxed);
-        Some(ended)
-    }
 }
 
 impl BlockDevice for Watch {
@@ -183,6 +119,8 @@ impl BlockDevice for Watch {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
+
     use super::*;
     use crate::device::WriteFlags;
     use crate::device::conformance::{self, Promises};
@@ -233,20 +171,5 @@ mod tests {
                 Some("backing: reads fail")
             ]
         );
-    }
-
-    #[test]
-    fn a_spell_is_told_again_after_a_while_and_ends_when_it_is_quiet() {
-        let (spell, start) = (Spell::default(), Instant::now());
-        let after = |seconds| start + Duration::from_secs(seconds);
-        assert!(matches!(spell.failed(start), Some(Said::Begins)));
-        assert!(spell.failed(after(1)).is_none() && spell.succeeded(after(2)).is_none());
-        let Some(Said::GoesOn(so_far)) = spell.failed(after(61)) else { panic!("it goes on") };
-        assert_eq!(so_far.to_string(), "3 failures in 61 s");
-        assert!(spell.failed(after(62)).is_none() && spell.succeeded(after(66)).is_none());
-        let ended = spell.succeeded(after(67)).expect("it is quiet");
-        assert_eq!(ended.to_string(), "4 failures in 62 s");
-        assert!(!spell.is_on.load(Ordering::Relaxed));
-        assert!(matches!(spell.failed(after(68)), Some(Said::Begins)));
     }
 }
