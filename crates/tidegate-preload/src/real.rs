@@ -4,15 +4,17 @@
 //! Invariant: only syncs that are made for real cost anything here. What the log answers never
 //! comes here.
 //!
-//! Entry points: [`note_uncoverable`], [`note_synchronous`] count a sync that has been made;
-//! [`note_unseen`], [`tell`].
+//! Entry points: [`count`]; [`note_uncoverable`], [`note_synchronous`] count a sync that has been
+//! made; [`note_unseen`], [`tell`].
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use tidegate::log::{Counter, Log};
+use tidegate::log::{Counter, Log, PATH_END_BYTES, RealSync, SyncNames, current_process};
 
+use crate::covered::Open;
 use crate::files::Seen;
+use crate::path::{self, PathBuffer};
 use crate::process::Holding;
 use crate::{file_systems, process, supervisor};
 
@@ -90,24 +92,49 @@ pub(crate) fn why_unseen() -> Option<Reason> {
     Reason::ALL.into_iter().find(|reason| *reason as u32 == number)
 }
 
+/// Counts a real sync, through `fd`, of the file with these numbers.
+#[cold]
+pub(crate) fn count(log: &Log, fd: c_int, (device, inode): (u64, u64), cause: Counter) {
+    log.stats().add(cause, 1);
+    // As for `tell`.
+    let Some(_holding) = Holding::new() else { return };
+    if !process::in_vfork_child() {
+        let sync = RealSync { cause, process: current_process(), device, inode };
+        log.list_real_sync(&sync, || names(fd));
+    }
+}
+
+/// The program's name, and the path of what is open as `fd`.
+fn names(fd: c_int) -> SyncNames {
+    let mut path = PathBuffer::new();
+    // What has no path is listed without one.
+    let _ = path::of_descriptor(fd, &mut path);
+    let bytes = path.as_bytes();
+    let end = &bytes[bytes.len().saturating_sub(PATH_END_BYTES)..];
+    let mut names = SyncNames { program: supervisor::program_name(), ..SyncNames::NONE };
+    names.path[..end.len()].copy_from_slice(end);
+    names
+}
+
 /// Counts a sync that the C library has made of what can never be covered: a directory, or a file
 /// of another file system on a disk.
 pub(crate) fn note_uncoverable(fd: c_int) {
     let (Some(log), Some(_holding)) = (process::log(), Holding::new()) else { return };
     let Some(seen) = Seen::of(fd).ok().filter(|_| !file_systems::is_in_memory(fd)) else { return };
+    let numbers = (seen.stat.st_dev, seen.stat.st_ino);
     if seen.is_directory() {
-        log.stats().add(Counter::SyncsOfDirectories, 1);
+        count(log, fd, numbers, Counter::SyncsOfDirectories);
     } else if seen.is_file() {
-        log.stats().add(Counter::SyncsUnsupported, 1);
+        count(log, fd, numbers, Counter::SyncsUnsupported);
         tell(Reason::FileSystem);
     }
 }
 
 /// Counts a write, with this result, by a descriptor that has the kernel sync it.
 #[cold]
-pub(crate) fn note_synchronous(log: &Log, result: isize) {
+pub(crate) fn note_synchronous(open: &Open, result: isize) {
     if result > 0 {
-        log.stats().add(Counter::SyncsSynchronous, 1);
+        open.count(Counter::SyncsSynchronous);
         tell(Reason::Synchronous);
     }
 }

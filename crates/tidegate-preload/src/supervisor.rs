@@ -81,12 +81,20 @@ pub(crate) fn announce() {
 /// Tells, without waiting for an answer, that this process syncs plain files. The cause is one of
 /// the supervisor's. A supervisor that cannot be reached does not hear it.
 pub(crate) fn tell_plain(cause: &str) {
+    let mut name = program_name();
+    let len = name.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
+    tell(&Message::new("plain", None, Some(cause), shown(&mut name[..len])));
+}
+
+/// The name of this program in the kernel, with zeros behind it; all zeros where the kernel does
+/// not tell it.
+pub(crate) fn program_name() -> [u8; NAME_BYTES] {
     let mut name = [0; NAME_BYTES];
     let file = path::Opened::open(libc::AT_FDCWD, c"/proc/self/comm", libc::O_RDONLY);
     let len = file.ok().and_then(|file| raw::read(file.number(), &mut name).ok()).unwrap_or(0);
     // A line.
-    let comm = name.get_mut(..len.saturating_sub(1)).unwrap_or_default();
-    tell(&Message::new("plain", None, Some(cause), shown(comm)));
+    name[len.saturating_sub(1)..].fill(0);
+    name
 }
 
 /// Tells, as [`tell_plain`] does, that a program starts that is not watched since the user trusts
@@ -110,7 +118,7 @@ fn tell(message: &Message) {
 }
 
 /// Bytes of a program's name in the kernel, with the end of its line.
-const NAME_BYTES: usize = 16;
+const NAME_BYTES: usize = tidegate::log::PROGRAM_BYTES;
 
 /// A program's name, in characters that mean nothing in JSON.
 fn shown(name: &mut [u8]) -> &str {

@@ -90,7 +90,7 @@ unsafe fn one(
     };
     let result = open.write_plain(&kernel).unwrap_or_else(by_entry);
     if open.known.has(SYNCHRONOUS) {
-        real::note_synchronous(open.log, result);
+        real::note_synchronous(open, result);
     }
     raw::returned(result)
 }
@@ -114,7 +114,7 @@ unsafe fn several(
     };
     let result = open.write_plain(&kernel).unwrap_or_else(by_entry);
     if open.known.has(SYNCHRONOUS) {
-        real::note_synchronous(open.log, result);
+        real::note_synchronous(open, result);
     }
     raw::returned(result)
 }

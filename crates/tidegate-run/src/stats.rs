@@ -1,69 +1,86 @@
 //! What a supervisor counted, for people and for scripts.
 
+use std::collections::BTreeMap;
+use std::iter::once;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
-use tidegate::log::{Counter, Log};
+use tidegate::log::{Counter, Log, RealSyncs};
 
 use tidegate::size::Size;
 use tidegate::stats::histogram::upper_bound_ns;
 
 use super::cause::Cause;
 
-/// Syncs that the kernel did, by why it did them. A sync may be in none of these.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RealSyncs {
-    /// No sync had admitted the file yet.
-    pub not_yet: u64,
-    /// Names, attributes or sizes were pending in the file system.
-    pub pending: u64,
-    /// The file's own names or attributes were changed.
-    pub own: u64,
-    /// The file was pinned to the kernel path.
-    pub pinned: u64,
-    /// The file's file system is none whose files are logged.
-    pub unsupported: u64,
-    /// A process ran that cannot be watched.
-    pub suspended: u64,
-    /// To log the file cost more than to sync it.
-    pub by_gain: u64,
-    /// The file could not be admitted.
-    pub refused: u64,
-    /// The user's globs keep the file out of the log.
-    pub excluded: u64,
-    /// Of new files, while names, attributes or sizes of others were pending.
-    pub new_pending: u64,
-    /// Of new files that no record could make again.
-    pub new_refused: u64,
-    /// Of a directory.
-    pub directories: u64,
-    /// Writes that the kernel synced, by descriptors with `O_SYNC` or `O_DSYNC`. They are no calls
-    /// of `fsync`.
-    pub synchronous: u64,
+/// Why a sync is real: how it is counted, its key for scripts, and what is said of a file with such
+/// syncs. A sync may have none of these reasons.
+const REASONS: [(Counter, &str, &str); 13] = [
+    (Counter::SyncsNotYet, "not_yet", "not yet in the log"),
+    (Counter::SyncsPending, "pending", "changes of names or attributes in the file system"),
+    (Counter::SyncsOwn, "own", "changes of the file's own names or attributes"),
+    (Counter::SyncsPinned, "pinned", "mapped, streamed or written directly"),
+    (Counter::SyncsUnsupported, "unsupported", "on a file system that is not logged"),
+    (Counter::SyncsSuspended, "suspended", "a process ran that cannot be watched"),
+    (Counter::SyncsByGain, "by_gain", "costs more to log than to sync"),
+    (Counter::SyncsRefused, "refused", "could not be logged"),
+    (Counter::SyncsExcluded, "excluded", "kept out by --include or --exclude"),
+    (Counter::SyncsNewPending, "new_pending", "new, while other changes of names were pending"),
+    (Counter::SyncsNewRefused, "new_refused", "new, and no record can make it again"),
+    (Counter::SyncsOfDirectories, "directories", "a directory"),
+    // No calls of `fsync`.
+    (Counter::SyncsSynchronous, "synchronous", "written with O_SYNC or O_DSYNC"),
+];
+
+/// Files that people see; `--json` has all that are listed.
+const FILES_SHOWN: usize = 10;
+
+/// The real syncs of one file by one process for one reason.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileSyncs {
+    /// Path of the file, or its end where the path is long.
+    pub file: String,
+    /// Program of the process.
+    pub program: String,
+    /// Number of the process.
+    pub process: u32,
+    /// Why they are real: a key of [`Statistics::real_syncs`].
+    pub cause: String,
+    /// How many there were.
+    pub number: u64,
 }
 
-impl RealSyncs {
-    /// In words.
-    fn reasons(&self) -> String {
-        let reasons = [
-            (self.not_yet, "of files not yet in the log"),
-            (self.pending, "for changes of names or attributes in the file system"),
-            (self.own, "for changes of the file's own names or attributes"),
-            (self.pinned, "of files mapped, streamed or written directly"),
-            (self.unsupported, "on file systems that are not logged"),
-            (self.suspended, "while a process ran that cannot be watched"),
-            (self.by_gain, "of files that cost more to log than to sync"),
-            (self.refused, "of files that could not be logged"),
-            (self.excluded, "of files that --include or --exclude keeps out"),
-            (self.new_pending, "of new files while other changes of names were pending"),
-            (self.new_refused, "of new files that no record can make again"),
-            (self.directories, "of directories"),
-            (self.synchronous, "of writes with O_SYNC or O_DSYNC"),
-        ];
-        let counted = reasons.iter().filter(|(number, _)| *number > 0);
-        counted.map(|(number, what)| format!("{number} {what}")).collect::<Vec<_>>().join(", ")
+impl FileSyncs {
+    fn of(row: &RealSyncs) -> Self {
+        let (_, cause, _) = reason(|(counter, _, _)| *counter as u64 == row.cause);
+        Self {
+            file: text(&row.names.path),
+            program: text(&row.names.program),
+            process: row.process,
+            cause: cause.into(),
+            number: row.number,
+        }
     }
+
+    /// For people.
+    fn line(&self) -> String {
+        let (_, _, why) = reason(|(_, key, _)| *key == self.cause);
+        let Self { file, program, process, number, .. } = self;
+        format!("{number} of {file} by {program} ({process}): {why}")
+    }
+}
+
+fn reason(
+    is_it: impl Fn(&(Counter, &'static str, &'static str)) -> bool,
+) -> (Counter, &'static str, &'static str) {
+    REASONS.into_iter().find(is_it).unwrap_or((Counter::SyncsReal, "", "unknown"))
+}
+
+/// Characters that mean nothing to a terminal, of what programs have named.
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    let chars = String::from_utf8_lossy(&bytes[..end]);
+    chars.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// What `tidegate stat --json` prints; the keys are a contract with scripts. Counts begin with the
@@ -97,7 +114,11 @@ pub struct Statistics {
     /// What the syncs that were skipped would have taken, had each taken as long as that.
     pub fsync_saved_ns: u64,
     /// Syncs that the kernel did, by why it did them.
-    pub real_syncs: RealSyncs,
+    pub real_syncs: BTreeMap<String, u64>,
+    /// Files with the most of them, those with most first.
+    pub real_syncs_by_file: Vec<FileSyncs>,
+    /// Those of files that are not listed.
+    pub real_syncs_unlisted: u64,
     /// New files that the log has whole, so that their first sync was skipped.
     pub made: u64,
     /// Changes of names that were recorded.
@@ -137,10 +158,7 @@ impl Statistics {
             ("fsyncs", format!("{} skipped, {} done", self.fsyncs_skipped, self.fsyncs_done)),
             ("time saved", self.time_saved()),
         ];
-        let reasons = self.real_syncs.reasons();
-        if !reasons.is_empty() {
-            lines.push(("real fsyncs", reasons));
-        }
+        lines.extend(self.real_sync_lines().map(|line| ("real fsyncs", line)));
         if self.made + self.names_recorded > 0 {
             let (made, names) = (self.made, self.names_recorded);
             lines.push(("new files", format!("{made} logged whole, {names} changes of names")));
@@ -192,6 +210,22 @@ impl Statistics {
         lines.push(("in use now", used));
         lines.extend(self.lines());
         lines
+    }
+
+    /// Real syncs by why they are, and the files with most of them.
+    fn real_sync_lines(&self) -> impl Iterator<Item = String> {
+        let counted = |(_, key, why): (_, &str, _)| {
+            let number = self.real_syncs.get(key).copied().filter(|number| *number > 0)?;
+            Some(format!("{why}: {number}"))
+        };
+        let reasons = REASONS.into_iter().filter_map(counted).collect::<Vec<_>>().join(", ");
+        let shown = self.real_syncs_by_file.iter().take(FILES_SHOWN).map(FileSyncs::line);
+        let hidden = self.real_syncs_by_file.iter().skip(FILES_SHOWN).map(|file| file.number);
+        let others = match hidden.sum::<u64>() + self.real_syncs_unlisted {
+            0 => String::new(),
+            number => format!("{number} of other files"),
+        };
+        once(reasons).chain(shown).chain(once(others)).filter(|line| !line.is_empty())
     }
 
     fn time_saved(&self) -> String {
@@ -249,6 +283,7 @@ impl Statistics {
         let fsyncs_done = measured + others.into_iter().map(total).sum::<u64>();
         let fsyncs_skipped = total(Counter::SyncsSkipped);
         let latencies = stats.latencies();
+        let (by_file, real_syncs_unlisted) = log.listed_real_syncs();
         Self {
             pool: pool.to_path_buf(),
             live: true,
@@ -263,21 +298,9 @@ impl Statistics {
             fsyncs_done,
             fsync_mean_ns,
             fsync_saved_ns: fsyncs_skipped.saturating_mul(fsync_mean_ns),
-            real_syncs: RealSyncs {
-                not_yet: total(Counter::SyncsNotYet),
-                pending: total(Counter::SyncsPending),
-                own: total(Counter::SyncsOwn),
-                pinned: total(Counter::SyncsPinned),
-                unsupported: total(Counter::SyncsUnsupported),
-                suspended: total(Counter::SyncsSuspended),
-                by_gain: total(Counter::SyncsByGain),
-                refused: total(Counter::SyncsRefused),
-                excluded: total(Counter::SyncsExcluded),
-                new_pending: total(Counter::SyncsNewPending),
-                new_refused: total(Counter::SyncsNewRefused),
-                directories: total(Counter::SyncsOfDirectories),
-                synchronous: total(Counter::SyncsSynchronous),
-            },
+            real_syncs: REASONS.map(|(counter, key, _)| (key.into(), total(counter))).into(),
+            real_syncs_by_file: by_file.iter().map(FileSyncs::of).collect(),
+            real_syncs_unlisted,
             made: total(Counter::SyncsMade),
             names_recorded: total(Counter::NamesRecorded),
             left: total(Counter::Leaves),
@@ -335,6 +358,21 @@ mod tests {
         assert_eq!(percentile(&latencies, 1000), upper_bound_ns(100));
     }
 
+    fn file(number: u32) -> FileSyncs {
+        FileSyncs {
+            file: format!("/d/{number}"),
+            program: "sh".into(),
+            process: 7,
+            cause: "directories".into(),
+            number: 1,
+        }
+    }
+
+    #[test]
+    fn names_have_nothing_that_a_terminal_obeys() {
+        assert_eq!(text(b"/a\x1b[31m\xff\n\0behind"), "/a?[31m\u{fffd}?");
+    }
+
     #[test]
     fn the_summary_has_units_and_says_what_it_does_not_know() {
         let statistics = Statistics {
@@ -342,7 +380,10 @@ mod tests {
             fsyncs_done: 4,
             fsync_mean_ns: 2_500_000,
             fsync_saved_ns: 2_500_000_000,
-            real_syncs: RealSyncs { not_yet: 1, directories: 3, ..RealSyncs::default() },
+            real_syncs: [("not_yet".into(), 1), ("own".into(), 0), ("directories".into(), 13)]
+                .into(),
+            real_syncs_by_file: (0..12).map(file).collect(),
+            real_syncs_unlisted: 2,
             log_bytes: 1 << 30,
             ..Statistics::default()
         };
@@ -351,8 +392,10 @@ mod tests {
             "2.50 s, if each had taken 2.50 ms, the mean of real ones"
         );
         assert_eq!(Statistics::default().time_saved(), "unknown: no sync was measured");
-        let reasons = statistics.real_syncs.reasons();
-        assert_eq!(reasons, "1 of files not yet in the log, 3 of directories");
+        let lines: Vec<_> = statistics.real_sync_lines().collect();
+        assert_eq!(lines[0], "not yet in the log: 1, a directory: 13");
+        assert_eq!(lines[1], "1 of /d/0 by sh (7): a directory");
+        assert_eq!((lines.len(), &*lines[11]), (12, "4 of other files"));
         let text = statistics.lines().into_iter().map(|(_, value)| value).collect::<Vec<_>>();
         assert!(
             text.contains(&"at most nothing of 1G in use; no waits for space".into()),

@@ -3,6 +3,7 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
@@ -114,6 +115,55 @@ print(found)
     let mut command = python(&bed, &[], "/usr/bin/python3", PROGRAM);
     let printed = succeed(command.env_remove("TIDEGATE_COVER_AFTER"));
     assert!(printed.trim().parse::<u64>().unwrap() > 0, "{printed}");
+}
+
+/// Each real sync is listed under its file and its process, and not under others.
+#[test]
+fn files_and_processes_with_their_real_syncs() {
+    const PROGRAM: &str = "file = covered('file')
+for n in range(3): os.rename('file', 'other'); os.fsync(file); os.rename('other', 'file')
+os.fsync(os.open('.', os.O_RDONLY))
+synced = os.open('synced', os.O_WRONLY | os.O_CREAT | os.O_DSYNC)
+for n in range(5): os.write(synced, b'x')
+child = os.fork()
+if child == 0:
+    mapped = os.open('mapped', os.O_RDWR | os.O_CREAT)
+    os.ftruncate(mapped, 4096)
+    view = mmap.mmap(mapped, 4096)
+    for n in range(7): os.fsync(mapped)
+    os._exit(0)
+os.waitpid(child, 0)
+print(json.dumps([ask(), os.getpid(), child]))";
+    let bed = Bed::new();
+    let output = python(&bed, &["--stats"], "/usr/bin/python3", PROGRAM).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    let (found, parent, child): (Value, u64, u64) =
+        serde_json::from_slice(&output.stdout).expect("statistics and two processes");
+    let listed = found["real_syncs_by_file"].as_array().expect("a list");
+    let disk = bed.disk().canonicalize().unwrap();
+    let number_of = |path: &Path, process: u64, cause: &str| {
+        let is_it = |row: &&Value| {
+            row["file"] == path.to_str().unwrap()
+                && (&row["process"], &row["cause"]) == (&process.into(), &cause.into())
+        };
+        let row =
+            listed.iter().find(is_it).unwrap_or_else(|| panic!("{}: {found}", path.display()));
+        assert_eq!(row["program"], "python3");
+        row["number"].as_u64().unwrap()
+    };
+    assert_eq!(number_of(&disk, parent, "directories"), 1);
+    assert_eq!(number_of(&disk.join("synced"), parent, "synchronous"), 5);
+    assert_eq!(number_of(&disk.join("mapped"), child, "pinned"), 7);
+    assert_eq!(number_of(&disk.join("other"), parent, "own"), 3);
+    let sum = |numbers: &mut dyn Iterator<Item = &Value>| -> u64 {
+        numbers.map(|number| number.as_u64().unwrap()).sum()
+    };
+    let by_cause = sum(&mut found["real_syncs"].as_object().unwrap().values());
+    let by_file = sum(&mut listed.iter().map(|row| &row["number"]));
+    assert_eq!(by_cause, by_file + found["real_syncs_unlisted"].as_u64().unwrap(), "{found}");
+    let line = format!("7 of {} by python3 ({child}): mapped", disk.join("mapped").display());
+    assert!(said.contains(&line), "{said}");
 }
 
 #[test]
@@ -388,7 +438,8 @@ stat()"
     let line = "python3 syncs files that are not on an ext4 or XFS with a UUID: its syncs are real \
                 ones; moving them to ext4 or XFS changes that";
     assert_eq!(said.matches(line).count(), 1, "{said}");
-    assert!(said.contains("3 on file systems that are not logged"), "{said}");
+    assert!(said.contains("on a file system that is not logged: 3"), "{said}");
+    assert!(said.contains(&format!("3 of {path} by python3 (")), "{said}");
     // One in memory is neither counted nor told of: its syncs do nothing.
     let path = bed.pool_dir().join("file").display().to_string();
     let found = causes(&bed, &[], &program(&path));

@@ -109,7 +109,7 @@ impl Open {
         if covered.is_none() {
             self.give_up(story);
         }
-        self.log.stats().add(real::cause_of_admission(covered.is_some()), 1);
+        self.count(real::cause_of_admission(covered.is_some()));
         result
     }
 

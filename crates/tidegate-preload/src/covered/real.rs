@@ -7,7 +7,7 @@ use tidegate::log::Counter;
 use super::{Locked, Open, Sync};
 use crate::descriptors::{DIRECT, Entry, PINNED};
 use crate::process::Holding;
-use crate::real::{Reason, tell, why_unseen};
+use crate::real::{self, Reason, tell, why_unseen};
 use crate::{files, kept, process};
 
 /// Why the sync of a covered file that needs a commit of the journal is real.
@@ -23,8 +23,13 @@ pub(super) fn cause_of_admission(is_covered: bool) -> Counter {
 impl Open {
     /// Makes a real sync, and counts it by its cause.
     pub(super) fn sync_for(&self, cause: Counter, wanted: Sync) -> isize {
-        self.log.stats().add(cause, 1);
+        self.count(cause);
         self.sync_real(wanted)
+    }
+
+    /// Counts a real sync of the file.
+    pub(crate) fn count(&self, cause: Counter) {
+        real::count(self.log, self.fd, (self.known.device, self.known.inode), cause);
     }
 
     /// Makes the sync of a plain file that it does not admit.

@@ -114,13 +114,13 @@ impl Open {
     /// Syncs a covered file for real, which commits what is pending: always as `fsync`, for
     /// `fdatasync` may leave a transaction alone that has only the file's times.
     fn sync_pending(&self, entry: Entry, guard: Locked) -> isize {
-        self.log.stats().add(real::cause_of_pending(&guard), 1);
+        let cause = real::cause_of_pending(&guard);
         let (story, change, size) = (guard.story(), guard.last_change(), guard.size());
         let own_changes = guard.own_changes();
         let (journaled_changes, file_system) = (guard.journaled_changes(), guard.file_system);
         let named = guard.named_until();
         drop(guard);
-        let result = self.sync_real(Sync::All);
+        let result = self.sync_for(cause, Sync::All);
         if result == 0 {
             self.log.committed(file_system, journaled_changes);
         }

@@ -18,7 +18,7 @@ use super::error::LogError;
 use crate::pmem::{LOCK_BYTES, LockFailure, Locked, SharedMemory};
 use crate::sync::{AtomicU64, Ordering};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TIDECTL6");
+const MAGIC: u64 = u64::from_le_bytes(*b"TIDECTL7");
 const MAGIC_AT: u64 = 0;
 const POOL_AT: u64 = 8;
 const HEAD_AT: u64 = 64;
@@ -64,6 +64,7 @@ const WAKE_AT: u64 = 576;
 const SUPERVISOR_LOCK_AT: u64 = 1024;
 const LIMIT_LOCK_AT: u64 = 1152;
 pub(super) const TABLE_LOCK_AT: u64 = 1216;
+pub(super) const REAL_SYNCS_LOCK_AT: u64 = 1280;
 /// Words of the table beside its entries.
 pub(super) const TABLE_AT: u64 = 2048;
 pub(super) const STATS_AT: u64 = 64 << 10;
@@ -77,6 +78,8 @@ pub(super) const KINDS_AT: u64 = 0x18_0000;
 /// Which process keeps which file unlogged.
 pub(super) const KEEPERS_AT: u64 = 192 << 10;
 pub(super) const BUCKETS_AT: u64 = 256 << 10;
+/// Which files are synced for real.
+pub(super) const REAL_SYNCS_AT: u64 = 768 << 10;
 pub(super) const ENTRIES_AT: u64 = 2 << 20;
 
 /// Operations that may be in the middle at once, in all processes.
@@ -128,9 +131,8 @@ impl Control {
     pub(super) fn init(memory: SharedMemory, start: Start) -> Self {
         let names_locks = (0..FILE_SYSTEMS)
             .map(|number| FILE_SYSTEMS_AT + number * FILE_SYSTEM_BYTES + NAMES_LOCK_AT);
-        for lock in
-            [SUPERVISOR_LOCK_AT, LIMIT_LOCK_AT, TABLE_LOCK_AT].into_iter().chain(names_locks)
-        {
+        let locks = [SUPERVISOR_LOCK_AT, LIMIT_LOCK_AT, TABLE_LOCK_AT, REAL_SYNCS_LOCK_AT];
+        for lock in locks.into_iter().chain(names_locks) {
             memory.init_lock(lock);
         }
         memory.word(HEAD_AT).store(start.head, Ordering::Relaxed);

@@ -21,7 +21,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use super::Log;
-use super::control::{BUCKETS_AT, Control, KINDS_AT, LANES_AT};
+use super::control::{Control, KINDS_AT, LANES_AT};
 use super::owner::{owner, process_of, thread_of};
 use super::table;
 use crate::sync::{AtomicU64, Ordering, store_before_loads};
@@ -40,7 +40,7 @@ const ANY: u64 = 1 << 61;
 /// How long the beginning of a story sleeps between two looks at a lane that is in use.
 const PAUSE: Duration = Duration::from_micros(50);
 
-const _: () = assert!(BUCKETS_AT < LANES_AT && LANES_AT + LANES * LANE_BYTES <= KINDS_AT);
+const _: () = assert!(LANES_AT + LANES * LANE_BYTES <= KINDS_AT);
 
 thread_local! {
     /// The thread's lane plus 1; 0: none yet.

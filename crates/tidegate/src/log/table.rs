@@ -14,8 +14,8 @@
 use std::time::Duration;
 
 use super::control::{
-    BUCKETS_AT, Control, ENTRIES_AT, ENTRY_BYTES, FILES_MAX, SLOTS, TABLE_AT, TABLE_LOCK_AT,
-    TIMEOUT,
+    BUCKETS_AT, Control, ENTRIES_AT, ENTRY_BYTES, FILES_MAX, REAL_SYNCS_AT, SLOTS, TABLE_AT,
+    TABLE_LOCK_AT, TIMEOUT,
 };
 use super::error::{LockError, LogError};
 use crate::pmem::{LockFailure, Locked};
@@ -27,7 +27,7 @@ const USED_AT: u64 = TABLE_AT;
 /// Where the search for an entry to give to another file goes on.
 const HAND_AT: u64 = TABLE_AT + 8;
 
-const _: () = assert!(BUCKETS_AT + BUCKETS * 8 <= ENTRIES_AT);
+const _: () = assert!(BUCKETS_AT + BUCKETS * 8 <= REAL_SYNCS_AT);
 
 /// A file, as the kernel names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
