@@ -48,6 +48,8 @@ pub(crate) const PINNED: u32 = 1 << 3;
 pub(crate) const SYNCHRONOUS: u32 = 1 << 4;
 /// Opened for writing only.
 pub(crate) const WRITE_ONLY: u32 = 1 << 5;
+/// Opened with `O_SYNC`, which is more than `O_DSYNC`.
+pub(crate) const FULLY_SYNCHRONOUS: u32 = 1 << 6;
 
 /// What is known of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

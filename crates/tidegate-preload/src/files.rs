@@ -77,6 +77,9 @@ fn flags_of(status: c_int) -> u32 {
     if status & libc::O_DSYNC != 0 {
         flags |= descriptors::SYNCHRONOUS;
     }
+    if status & libc::O_SYNC == libc::O_SYNC {
+        flags |= descriptors::FULLY_SYNCHRONOUS;
+    }
     flags
 }
 
@@ -208,8 +211,8 @@ mod tests {
         assert_eq!(flags_of(libc::O_RDONLY | libc::O_NONBLOCK), read_only);
         assert_eq!(flags_of(libc::O_WRONLY | libc::O_APPEND), descriptors::WRITE_ONLY | append);
         assert_eq!(flags_of(libc::O_RDWR | libc::O_DIRECT), descriptors::DIRECT);
-        for flag in [libc::O_SYNC, libc::O_DSYNC] {
-            assert_eq!(flags_of(libc::O_RDWR | flag), descriptors::SYNCHRONOUS);
-        }
+        let (data, all) = (descriptors::SYNCHRONOUS, descriptors::FULLY_SYNCHRONOUS);
+        assert_eq!(flags_of(libc::O_RDWR | libc::O_DSYNC), data);
+        assert_eq!(flags_of(libc::O_RDWR | libc::O_SYNC), data | all);
     }
 }

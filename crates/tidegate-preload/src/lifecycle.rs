@@ -3,7 +3,9 @@
 //! Invariant: nothing lasting is made in the program: no thread, no signal handler, no descriptor.
 #![allow(unsafe_code)] // the load-time constructor, and fork handlers
 
-use crate::{covered, descriptors, exec, next, process, signals, stdio, supervisor, unseen};
+use crate::{
+    covered, descriptors, exec, next, process, record_locks, signals, stdio, supervisor, unseen,
+};
 
 #[used]
 #[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
@@ -40,6 +42,7 @@ fn suspend() {
 /// In the child: it is another process to the supervisor.
 pub(crate) extern "C" fn forked() {
     let had_own_descriptors = process::become_child();
+    record_locks::become_child();
     match process::log() {
         Some(log) => log.forget_pages(),
         None if process::has_given_up() => return suspend(),

@@ -120,12 +120,13 @@ fn only_absolute(out: &mut PathBuffer) -> Result<(), Errno> {
     Err(libc::ENOENT)
 }
 
-/// Memory for `/proc/self/fd/` and the digits of any descriptor.
+/// Memory for `/proc/thread-self/fd/`, the digits of any descriptor and the end.
 pub(crate) const LINK_BYTES: usize = 32;
 
-/// The name in `/proc` of an open descriptor.
+/// The name in `/proc` of an open descriptor of the calling thread, which may have descriptors of
+/// its own.
 pub(crate) fn proc_link(descriptor: c_int, buffer: &mut [u8; LINK_BYTES]) -> &CStr {
-    const PREFIX: &[u8] = b"/proc/self/fd/";
+    const PREFIX: &[u8] = b"/proc/thread-self/fd/";
     let mut digits = [0; 10];
     let digits = decimal(descriptor.unsigned_abs(), &mut digits);
     buffer[..PREFIX.len()].copy_from_slice(PREFIX);
@@ -168,10 +169,10 @@ mod tests {
         for number in [0, 7, 10, 1023, u32::MAX] {
             assert_eq!(decimal(number, &mut [0; 10]), number.to_string().as_bytes());
         }
-        assert_eq!(proc_link(1048, &mut [0; LINK_BYTES]).to_bytes(), b"/proc/self/fd/1048");
+        assert_eq!(proc_link(1048, &mut [0; LINK_BYTES]).to_bytes(), b"/proc/thread-self/fd/1048");
         assert_eq!(
             proc_link(i32::MAX, &mut [0; LINK_BYTES]).to_bytes(),
-            b"/proc/self/fd/2147483647"
+            b"/proc/thread-self/fd/2147483647"
         );
     }
 }

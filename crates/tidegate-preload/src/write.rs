@@ -12,11 +12,10 @@ use std::io::IoSlice;
 use libc::{iovec, off_t, size_t, ssize_t};
 
 use crate::covered::{Open, Place, Request};
-use crate::descriptors::SYNCHRONOUS;
 use crate::raw::{self, words};
 use crate::readable::is_readable;
 use crate::synonyms::synonyms;
-use crate::{cancel, next, real};
+use crate::{cancel, next};
 
 /// Parts of a vector that are looked at here; with more, the file leaves the log.
 const PARTS: usize = 64;
@@ -78,21 +77,18 @@ unsafe fn one(
     place: Place,
     at: *const c_void,
     len: usize,
-    kernel: impl Fn() -> isize,
+    kernel: impl Fn(c_int) -> isize,
 ) -> ssize_t {
     cancel::point();
     let by_entry = || {
         // SAFETY: as for `write`.
         match unsafe { part(at, len) } {
-            Some(part) => open.write(&Request { parts: &[part], place }, &kernel),
-            None => open.unseen(&kernel),
+            Some(part) => open.write_as_opened(&Request { parts: &[part], place }, &kernel),
+            None => open.unseen(|| kernel(open.fd)),
         }
     };
-    let result = open.write_plain(&kernel).unwrap_or_else(by_entry);
-    if open.known.has(SYNCHRONOUS) {
-        real::note_synchronous(open, result);
-    }
-    raw::returned(result)
+    let plain = open.write_plain(|| kernel(open.fd));
+    raw::returned(plain.map_or_else(by_entry, |result| open.plain_as_opened(place, result)))
 }
 
 /// A write of several buffers.
@@ -104,31 +100,30 @@ unsafe fn several(
     place: Place,
     vector: *const iovec,
     count: c_int,
-    kernel: impl Fn() -> isize,
+    kernel: impl Fn(c_int) -> isize,
 ) -> ssize_t {
     cancel::point();
     let by_entry = || {
-        let write = |parts: &[IoSlice<'_>]| open.write(&Request { parts, place }, &kernel);
+        let write =
+            |parts: &[IoSlice<'_>]| open.write_as_opened(&Request { parts, place }, &kernel);
         // SAFETY: as for `writev`.
-        unsafe { with_parts(vector, count, write) }.unwrap_or_else(|| open.unseen(&kernel))
+        unsafe { with_parts(vector, count, write) }
+            .unwrap_or_else(|| open.unseen(|| kernel(open.fd)))
     };
-    let result = open.write_plain(&kernel).unwrap_or_else(by_entry);
-    if open.known.has(SYNCHRONOUS) {
-        real::note_synchronous(open, result);
-    }
-    raw::returned(result)
+    let plain = open.write_plain(|| kernel(open.fd));
+    raw::returned(plain.map_or_else(by_entry, |result| open.plain_as_opened(place, result)))
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn write(fd: c_int, at: *const c_void, len: size_t) -> ssize_t {
     // SAFETY: the program's own arguments.
-    let kernel = || unsafe { raw::call(libc::SYS_write, words![fd, at, len]) };
+    let kernel = |fd: c_int| unsafe { raw::call(libc::SYS_write, words![fd, at, len]) };
     match (Open::writable(fd), next::write.resolved()) {
         // SAFETY: as promised to this function.
         (Some(open), _) => unsafe { one(&open, Place::Current, at, len, kernel) },
         // SAFETY: the same function.
         (None, Some(write)) => unsafe { write(fd, at, len) },
-        (None, None) => raw::returned(kernel()),
+        (None, None) => raw::returned(kernel(fd)),
     }
 }
 
@@ -140,14 +135,14 @@ pub(crate) unsafe extern "C-unwind" fn pwrite64(
     offset: off_t,
 ) -> ssize_t {
     // SAFETY: the program's own arguments.
-    let kernel = || unsafe { raw::call(libc::SYS_pwrite64, words![fd, at, len, offset]) };
+    let kernel = |fd: c_int| unsafe { raw::call(libc::SYS_pwrite64, words![fd, at, len, offset]) };
     let open = Open::writable(fd).zip(u64::try_from(offset).ok());
     match (open, next::pwrite64.resolved()) {
         // SAFETY: as promised to this function.
         (Some((open, offset)), _) => unsafe { one(&open, Place::At(offset), at, len, kernel) },
         // SAFETY: the same function.
         (None, Some(pwrite64)) => unsafe { pwrite64(fd, at, len, offset) },
-        (None, None) => raw::returned(kernel()),
+        (None, None) => raw::returned(kernel(fd)),
     }
 }
 
@@ -158,13 +153,13 @@ pub(crate) unsafe extern "C-unwind" fn writev(
     count: c_int,
 ) -> ssize_t {
     // SAFETY: the program's own arguments.
-    let kernel = || unsafe { raw::call(libc::SYS_writev, words![fd, vector, count]) };
+    let kernel = |fd: c_int| unsafe { raw::call(libc::SYS_writev, words![fd, vector, count]) };
     match (Open::writable(fd), next::writev.resolved()) {
         // SAFETY: as promised to this function.
         (Some(open), _) => unsafe { several(&open, Place::Current, vector, count, kernel) },
         // SAFETY: the same function.
         (None, Some(writev)) => unsafe { writev(fd, vector, count) },
-        (None, None) => raw::returned(kernel()),
+        (None, None) => raw::returned(kernel(fd)),
     }
 }
 
@@ -176,7 +171,8 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64(
     offset: off_t,
 ) -> ssize_t {
     // SAFETY: the program's own arguments. All of the offset is in the first half of the pair.
-    let kernel = || unsafe { raw::call(libc::SYS_pwritev, words![fd, vector, count, offset]) };
+    let kernel =
+        |fd: c_int| unsafe { raw::call(libc::SYS_pwritev, words![fd, vector, count, offset]) };
     let open = Open::writable(fd).zip(u64::try_from(offset).ok());
     match (open, next::pwritev64.resolved()) {
         (Some((open, offset)), _) => {
@@ -185,7 +181,7 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64(
         }
         // SAFETY: the same function.
         (None, Some(pwritev64)) => unsafe { pwritev64(fd, vector, count, offset) },
-        (None, None) => raw::returned(kernel()),
+        (None, None) => raw::returned(kernel(fd)),
     }
 }
 
@@ -211,7 +207,7 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64v2(
     offset: off_t,
     flags: c_int,
 ) -> ssize_t {
-    let kernel = || {
+    let kernel = |fd: c_int| {
         let arguments = words![fd, vector, count, offset, 0_usize, flags];
         // SAFETY: the program's own arguments.
         unsafe { raw::call(libc::SYS_pwritev2, arguments) }
@@ -220,11 +216,11 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64v2(
         (Some(open), _) => match place_of(offset, flags) {
             // SAFETY: as promised to this function.
             Some(place) => unsafe { several(&open, place, vector, count, kernel) },
-            None => raw::returned(open.unseen(kernel)),
+            None => raw::returned(open.unseen(|| kernel(fd))),
         },
         // SAFETY: the same function.
         (None, Some(pwritev64v2)) => unsafe { pwritev64v2(fd, vector, count, offset, flags) },
-        (None, None) => raw::returned(kernel()),
+        (None, None) => raw::returned(kernel(fd)),
     }
 }
 

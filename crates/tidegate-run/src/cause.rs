@@ -38,7 +38,8 @@ pub enum Cause {
     FileSystem,
     /// The file's path is excluded.
     Excluded,
-    /// The file is written by descriptors with `O_SYNC` or `O_DSYNC`.
+    /// The file is written by descriptors with `O_SYNC` or `O_DSYNC` in ways that leave each sync
+    /// to the kernel.
     Synchronous,
 }
 

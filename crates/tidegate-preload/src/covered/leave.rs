@@ -22,7 +22,8 @@ use super::{Locked, Open, SPACE_TIMEOUT, TRIES};
 use crate::descriptors::{self, Entry, Known, PINNED};
 use crate::path::Opened;
 use crate::process::Holding;
-use crate::{metadata, plain, raw, record_locks};
+use crate::record_locks::{self, Unlocked};
+use crate::{metadata, plain, raw};
 
 /// How long a lock is waited for to pin a file, each of [`TRIES`] times.
 const PIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -261,14 +262,12 @@ impl Gone<'_> {
         }
     }
 
-    fn open(&self) -> Option<Opened> {
+    fn open(&self) -> Option<Unlocked> {
         let (directory, path, flags) = self.path?;
-        if record_locks::may_have(self.device, self.inode) {
-            return None;
-        }
         let follows = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
         let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY;
         let flags = if follows { flags } else { flags | libc::O_NOFOLLOW };
-        Opened::open(directory, path, flags).ok()
+        let open = || Opened::open(directory, path, flags);
+        record_locks::open(self.device, self.inode, open)
     }
 }

@@ -255,13 +255,11 @@ impl Open {
         if !self.known.has(WRITE_ONLY) {
             return content.fill(self.fd).ok().map(|()| content);
         }
-        if record_locks::may_have(self.known.device, self.known.inode) {
-            return None;
-        }
         let mut link = [0; LINK_BYTES];
         let flags = libc::O_RDONLY | libc::O_NOATIME | libc::O_NONBLOCK | libc::O_NOCTTY;
         let link = path::proc_link(self.fd, &mut link);
-        let opened = Opened::open(libc::AT_FDCWD, link, flags).ok()?;
+        let open = || Opened::open(libc::AT_FDCWD, link, flags);
+        let opened = record_locks::open(self.known.device, self.known.inode, open)?;
         content.fill(opened.number()).ok().map(|()| content)
     }
 

@@ -7,7 +7,8 @@
 //! 2. Without the lock (a signal handler that interrupted its holder, a holder that was stopped)
 //!    the file's story ends before it is changed.
 //!
-//! Entry points: [`Open::of`]; [`Open::write`] (`write`, `place`), [`Open::truncate`] (`truncate`),
+//! Entry points: [`Open::of`]; [`Open::write`] (`write`, `place`), [`Open::write_as_opened`]
+//! (`synchronous`), [`Open::truncate`] (`truncate`),
 //! [`Open::sync`] (`sync`, `admission`, `making`), [`change_name`] (`naming`),
 //! [`Open::keep_owner`] (`owner`), [`Open::pin`], [`Open::unseen`] (`leave`).
 
@@ -21,6 +22,7 @@ mod place;
 mod real;
 mod repair;
 mod sync;
+mod synchronous;
 mod truncate;
 mod write;
 

@@ -4,8 +4,6 @@
 //! 1. A write is in the log, durable, before the kernel makes it, and the file's lock is held over
 //!    both: the order of records is the order in which the page cache changed.
 //! 2. A write that the log does not take is made once the file has left the log, under its lock.
-//!
-//! Descriptors keep `O_SYNC` and `O_DSYNC` in the kernel, which then syncs each write for real.
 
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, Ordering};

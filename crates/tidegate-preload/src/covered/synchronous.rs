@@ -1,0 +1,204 @@
+//! Writes by descriptors with `O_SYNC` or `O_DSYNC`: each is a write and its sync.
+//!
+//! Invariants:
+//! 1. Such a write returns once it was synced: by the kernel, or by the same sync as one that the
+//!    program calls, whatever the file is by then.
+//! 2. A file that may have a record lock of the process is not opened: closing it again would take
+//!    the lock away.
+//!
+//! The kernel syncs each write by such a descriptor, and no call takes the flag away. So a write of
+//! a file in the log is made by a descriptor without the flag, which is open for the length of the
+//! system call. What is written to the descriptor's position, or appended, keeps its descriptor.
+
+use std::ffi::c_int;
+
+use tidegate::log::Counter;
+
+use super::{Open, Place, Request, Sync};
+use crate::descriptors::{APPEND, DIRECT, FULLY_SYNCHRONOUS, SYNCHRONOUS};
+use crate::path::{self, LINK_BYTES, Opened};
+use crate::real;
+use crate::record_locks::{self, Unlocked};
+
+impl Open {
+    /// Writes by the file's entry, as the descriptor was opened; `kernel` is the program's own
+    /// system call, by the descriptor that it is given.
+    #[inline]
+    pub(crate) fn write_as_opened(
+        &self,
+        request: &Request<'_>,
+        kernel: impl Fn(c_int) -> isize,
+    ) -> isize {
+        if self.known.has(SYNCHRONOUS) {
+            self.write_synchronous(request, kernel)
+        } else {
+            self.write(request, || kernel(self.fd))
+        }
+    }
+
+    #[cold]
+    fn write_synchronous(&self, request: &Request<'_>, kernel: impl Fn(c_int) -> isize) -> isize {
+        if !self.can_write_without_sync(request.place) {
+            let result = self.write(request, || kernel(self.fd));
+            real::note_synchronous(self, result);
+            return result;
+        }
+        let result = self.write(request, || match self.opened_without_syncs() {
+            Some(opened) => kernel(opened.number()),
+            // The kernel syncs it.
+            None => kernel(self.fd),
+        });
+        self.synced(result)
+    }
+
+    /// Whether another descriptor would write to the same place, and may be opened.
+    fn can_write_without_sync(&self, place: Place) -> bool {
+        matches!(place, Place::At(_))
+            && !self.known.has(APPEND | DIRECT)
+            && !record_locks::may_have(self.known.device, self.known.inode)
+    }
+
+    /// The file once more. It does not wait for one that has a lease.
+    fn opened_without_syncs(&self) -> Option<Unlocked> {
+        let mut link = [0; LINK_BYTES];
+        let link = path::proc_link(self.fd, &mut link);
+        let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_NOCTTY;
+        let open = || Opened::open(libc::AT_FDCWD, link, flags);
+        record_locks::open(self.known.device, self.known.inode, open)
+    }
+
+    /// The result of a write, which is synced before.
+    fn synced(&self, result: isize) -> isize {
+        if result <= 0 {
+            return result;
+        }
+        let synced = self.sync(self.sync_of_writes());
+        if synced < 0 { synced } else { result }
+    }
+
+    fn sync_of_writes(&self) -> Sync {
+        if self.known.has(FULLY_SYNCHRONOUS) { Sync::All } else { Sync::Data }
+    }
+
+    /// The result of a write to a plain file, which the kernel has synced where the descriptor says
+    /// so. That counts as a sync which may cover the file.
+    #[inline]
+    pub(crate) fn plain_as_opened(&self, place: Place, result: isize) -> isize {
+        if result > 0 && self.known.has(SYNCHRONOUS) {
+            return self.covered_by_write(place, result);
+        }
+        result
+    }
+
+    #[cold]
+    fn covered_by_write(&self, place: Place, result: isize) -> isize {
+        if !self.can_write_without_sync(place) {
+            real::note_synchronous(self, result);
+            return result;
+        }
+        self.count(Counter::SyncsSynchronous);
+        if !self.may_be_admitted() {
+            return result;
+        }
+        let synced = self.admit(self.sync_of_writes());
+        if synced < 0 { synced } else { result }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::fs::File;
+    use std::io::IoSlice;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+    use super::*;
+    use crate::raw;
+    use crate::testing::World;
+
+    const FLAGS: u32 = SYNCHRONOUS;
+
+    /// The records of a write of "data" to byte `at` of a covered file of four bytes, whether the
+    /// kernel was given the program's descriptor, and how many syncs were answered.
+    fn written(
+        flags: u32,
+        place: Place,
+        prepare: impl FnOnce(&World, &Open),
+    ) -> (String, bool, u64) {
+        let world = World::new();
+        drop(world.file("file"));
+        let appends = flags & APPEND != 0;
+        let file = File::options()
+            .write(true)
+            .append(appends)
+            .custom_flags(libc::O_DSYNC)
+            .open(world.path("file"))
+            .unwrap();
+        let open = world.covered(&file, flags);
+        prepare(&world, &open);
+        let from = world.log.head();
+        let is_programs = Cell::new(false);
+        let kernel = |fd| {
+            is_programs.set(fd == file.as_raw_fd());
+            let at = if let Place::At(at) = place { at } else { 0 };
+            // The same file, whatever the descriptor.
+            assert_eq!(raw::status_flags(fd).unwrap() & libc::O_DSYNC != 0, is_programs.get());
+            file.write_at(b"data", at).unwrap().cast_signed()
+        };
+        let parts = [IoSlice::new(b"data")];
+        assert_eq!(open.write_as_opened(&Request { parts: &parts, place }, kernel), 4);
+        let answered = world.log.stats().total(Counter::SyncsSkipped);
+        (world.records_since(from), is_programs.get(), answered)
+    }
+
+    #[test]
+    fn a_write_to_a_place_is_logged_and_its_sync_is_answered() {
+        let found = written(FLAGS, Place::At(0), |_, _| ());
+        assert_eq!(found, ("0".into(), false, 1));
+        let found = written(FLAGS, Place::At(2), |_, _| ());
+        assert_eq!(found, ("2+ mark:6".into(), false, 1), "growth is promised at once");
+    }
+
+    #[test]
+    fn what_goes_to_the_position_or_is_appended_is_synced_by_the_kernel() {
+        let found = written(FLAGS, Place::Current, |_, _| ());
+        assert_eq!((found.1, found.2), (true, 0));
+        let found = written(FLAGS | APPEND, Place::At(0), |_, _| ());
+        assert_eq!((found.1, found.2), (true, 0));
+    }
+
+    #[test]
+    fn a_file_with_a_record_lock_is_not_opened() {
+        let found = written(FLAGS, Place::At(0), |_, open| record_locks::note(open.fd));
+        assert_eq!((found.1, found.2), (true, 0));
+    }
+
+    /// Another program changed a name: the next sync that would commit must be real.
+    #[test]
+    fn a_write_that_would_commit_what_is_pending_is_synced_for_real() {
+        let pending = |world: &World, open: &Open| {
+            world.log.note_change(open.entry().unwrap().file_system);
+        };
+        let (records, is_programs, answered) = written(FLAGS, Place::At(4), pending);
+        assert_eq!((&*records, is_programs, answered), ("4+ mark:8", false, 0));
+        let (_, _, answered) = written(FLAGS, Place::At(0), pending);
+        assert_eq!(answered, 1, "as by fdatasync, which commits nothing for an overwrite");
+        let (_, _, answered) = written(FLAGS | FULLY_SYNCHRONOUS, Place::At(0), pending);
+        assert_eq!(answered, 0, "as by fsync");
+    }
+
+    #[test]
+    fn a_write_that_the_kernel_has_synced_covers_its_file() {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.open(&file, FLAGS);
+        world.keep(&open);
+        let counted = || world.log.stats().total(Counter::SyncsSynchronous);
+        let at = Place::At(0);
+        assert_eq!((open.plain_as_opened(at, -5), counted()), (-5, 0));
+        assert_eq!((open.plain_as_opened(at, 4), counted()), (4, 1));
+        assert_eq!((open.plain_as_opened(Place::Current, 4), counted()), (4, 2));
+        assert_eq!((world.open(&file, 0).plain_as_opened(at, 4), counted()), (4, 2));
+    }
+}
