@@ -286,6 +286,7 @@ impl Report {
                 &["run-sqlite", "run-rocksdb", "run-postgres"],
                 no_sync,
             ),
+            table("run-apps", "Programs by their own benchmarks", &["run-app-"], no_sync),
             times("run-recovery", "Recovery of a full log", &of(&["run-recovery"]), "in-order"),
             self.log.table(),
             target_table("run-targets", title, self.run_verdicts()),

@@ -272,6 +272,22 @@ fn programs_under_run_are_measured_beside_the_same_without() {
 }
 
 #[test]
+fn programs_by_their_own_benchmarks_are_measured_beside_the_same_without_syncs() {
+    build_tidegate();
+    let files = Ext4::mounted();
+    let found = rows_of(&format!(
+        "log --parts apps --apps dpkg,lmdb --scale 0.01 --seconds 0.05 --repetitions 1 --files {}",
+        files.mount_point().display()
+    ));
+    let rows = found["rows"].as_array().unwrap();
+    let rows =
+        rows.iter().map(|row| (row["case"].as_str().unwrap(), row["policy"].as_str().unwrap()));
+    let apps = ["run-app-lmdb", "run-app-dpkg"];
+    let expected = apps.map(|app| ["plain-nosync", "plain", "run"].map(|policy| (app, policy)));
+    assert_eq!(rows.collect::<Vec<_>>(), expected.concat());
+}
+
+#[test]
 fn wrong_usage_is_status_2_and_says_what_is_known() {
     assert!(stderr_of("block --policies fifo", 2).contains("peer:libpmemblk"));
     assert!(stderr_of("block --seconds 0", 2).contains("--seconds"));

@@ -10,9 +10,10 @@
 //! Map: `append` the log in this process, `io` the load driver, `bed` and `disk` where and how
 //! programs are started, `files` writes and reads by the driver, `steady` writes by it for a
 //! minute, `watch` what is no latency, `nvcache` a peer, `unsynced`, `names`, `recovery`, `sqlite`,
-//! `rocksdb`, `postgres`; `targets`.
+//! `rocksdb`, `postgres`, `apps`; `targets`.
 
 mod append;
+mod apps;
 mod bed;
 mod disk;
 mod files;
@@ -31,7 +32,7 @@ mod watch;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::ArgPredicate;
+use clap::builder::{ArgPredicate, PossibleValuesParser};
 use clap::{Args, ValueEnum};
 use tidegate::pmem::MediaModel;
 
@@ -81,6 +82,8 @@ pub enum Part {
     Rocksdb,
     /// `PostgreSQL` and pgbench.
     Postgres,
+    /// Other programs that people use, by their own benchmarks.
+    Apps,
 }
 
 /// Arguments of `bench log`.
@@ -89,9 +92,17 @@ pub struct LogArgs {
     /// How programs are started: plain, run
     #[arg(long, value_name = "A,B,..", value_delimiter = ',', default_value = "plain,run")]
     pub policies: Vec<Runner>,
-    /// What to measure [default: everything]
+    /// What to measure [default: everything but apps, which need programs of their own]
     #[arg(long, value_name = "A,B,..", value_delimiter = ',', value_enum)]
     pub parts: Vec<Part>,
+    /// Programs of the part `apps` [default: all]
+    #[arg(
+        long,
+        value_name = "A,B,..",
+        value_delimiter = ',',
+        value_parser = PossibleValuesParser::new(apps::names())
+    )]
+    pub apps: Vec<String>,
     /// Medium that the memory stands for, in process: dram, optane, cxl, with ,KEY=NUMBER for other
     /// numbers
     #[arg(long, value_name = "MODEL", default_value = "dram")]
@@ -233,7 +244,11 @@ impl LogArgs {
     }
 
     fn parts(&self) -> Vec<Part> {
-        if self.parts.is_empty() { Part::value_variants().to_vec() } else { self.parts.clone() }
+        if !self.parts.is_empty() {
+            return self.parts.clone();
+        }
+        let all = Part::value_variants().iter();
+        all.filter(|part| !matches!(part, Part::Apps)).copied().collect()
     }
 
     /// `full` at the scale that was asked for, at least `least`.
@@ -272,6 +287,7 @@ impl LogArgs {
             Part::Sqlite => plan(4 * (2 * runners), timed(0.3)),
             Part::Rocksdb => plan(runners + 1, counted(0.6)),
             Part::Postgres => plan(runners + 1, Duration::from_secs_f64(2.0 * self.seconds + 2.0)),
+            Part::Apps => plan(count(apps::names().count()) * (runners + 1), timed(3.0)),
         };
         all.steps *= self.repetitions;
         all
@@ -389,6 +405,7 @@ impl Bench<'_> {
             Part::Sqlite => sqlite::measure(self),
             Part::Rocksdb => rocksdb::measure(self),
             Part::Postgres => postgres::measure(self),
+            Part::Apps => apps::measure(self),
         }
     }
 

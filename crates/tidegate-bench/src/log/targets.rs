@@ -8,8 +8,8 @@ use super::io::Kind;
 use super::sqlite::{MODES, case_of};
 use super::steady::POOLS;
 use super::{
-    LogReport, Measure, RUN_PREFIX, Runner, names, nvcache, postgres, recovery, rocksdb, steady,
-    unsynced,
+    LogReport, Measure, RUN_PREFIX, Runner, apps, names, nvcache, postgres, recovery, rocksdb,
+    steady, unsynced,
 };
 use crate::measure::{Sample, Series};
 use crate::pattern::Pattern;
@@ -38,6 +38,7 @@ pub(crate) fn verdicts(series: &[Series], log: &LogReport) -> Vec<Verdict> {
         found.patterns(runner),
         found.steady(),
         found.databases(runner),
+        found.apps(runner),
     ];
     let named = all.into_iter().flatten().flatten();
     let named =
@@ -284,6 +285,24 @@ impl Found<'_> {
             worst(&target, Bound::AtLeast(wanted), [against_off(postgres::CASE, clients)])
         }));
         verdicts
+    }
+
+    /// Programs by their own benchmarks.
+    fn apps(&self, runner: &str) -> Vec<Option<Verdict>> {
+        let (plain, off) = (Runner::Plain.name(), format!("{}{NO_SYNC}", Runner::Plain.name()));
+        let against = |policy: &str, name: &str| {
+            self.ratio([runner, policy], &apps::case_of(name), 1, throughput)
+        };
+        let without = apps::names().map(|name| {
+            let target = format!("{name}: operations/s / plain without");
+            worst(&target, Bound::AtLeast(0.8), [against(&off, name)])
+        });
+        let with = worst(
+            "programs: operations/s / plain",
+            Bound::AtLeast(1.0),
+            apps::names().map(|name| against(plain, name)),
+        );
+        without.chain([with]).collect()
     }
 
     fn recovery(&self) -> Option<Verdict> {

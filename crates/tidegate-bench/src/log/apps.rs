@@ -1,0 +1,102 @@
+//! Programs that people use, each with the benchmark that it comes with where there is one.
+//!
+//! Without syncs, the `eatmydata` library answers them: the same way for all.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use super::bed::{Way, under};
+use super::files::pool;
+use super::{Bench, Failure, Part, RUN_PREFIX, name_of};
+use crate::child::{find_program, output_of};
+use crate::error::{BenchError, Result};
+use crate::measure::{Key, Op, Sample};
+use crate::programs::parse_sample;
+
+/// The driver.
+const DRIVER: &str = include_str!("../../programs/apps.py");
+/// What runs it: Debian's, which has the modules of Debian's packages.
+const PYTHON: &str = "/usr/bin/python3";
+
+/// A program: its name for the driver, what must be there, and the package that has it.
+struct App {
+    name: &'static str,
+    program: &'static str,
+    package: &'static str,
+}
+
+const APPS: [App; 8] = [
+    App { name: "redis", program: "redis-benchmark", package: "redis-server" },
+    App { name: "mariadb", program: "sysbench", package: "mariadb-server sysbench" },
+    App { name: "mariadb-advised", program: "sysbench", package: "mariadb-server sysbench" },
+    App { name: "lmdb", program: PYTHON, package: "python3-lmdb" },
+    App { name: "dpkg", program: "dpkg-deb", package: "dpkg" },
+    App { name: "svn", program: "svnadmin", package: "subversion" },
+    App { name: "duckdb", program: PYTHON, package: "python3, and duckdb from PyPI" },
+    App { name: "h2", program: "javac", package: "default-jdk-headless libh2-java" },
+];
+
+/// The names of all programs.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    APPS.iter().map(|app| app.name)
+}
+
+/// The case of the program with this name.
+pub(super) fn case_of(name: &str) -> String {
+    format!("{RUN_PREFIX}app-{name}")
+}
+
+/// Measures the programs that were asked for. Those that are not there are noted.
+pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
+    let driver = bench.bed.file("apps.py");
+    std::fs::write(&driver, DRIVER).map_err(BenchError::os("write", &driver))?;
+    bench.prepare_pool(pool(bench.args))?;
+    let wanted = bench.args.apps.clone();
+    let is_wanted = |app: &&App| wanted.is_empty() || wanted.iter().any(|name| name == app.name);
+    for app in APPS.iter().filter(is_wanted) {
+        if let Err(error) = compare(bench, &driver, app) {
+            let part = format!("{} {}", name_of(Part::Apps), app.name);
+            bench.found.failures.push(Failure { part, error: error.with_causes() });
+        }
+    }
+    Ok(())
+}
+
+/// Measures one program without syncs, with them, and under `tidegate run`.
+fn compare(bench: &mut Bench<'_>, driver: &Path, app: &App) -> Result<()> {
+    find_program(app.program, app.package)?;
+    let ways = Way::all(&bench.args.policies, false);
+    let name = |way: Way| format!("{} {}", way.policy(), app.name);
+    bench.in_turns(Part::Apps, &ways, name, |bench, way| {
+        let sample = run(bench, way, driver, app)?;
+        let (policy, case, op) = (way.policy(), case_of(app.name), Op::Write);
+        bench.add(Key { policy, case, op, threads: 1, iodepth: 1, block_bytes: 0 }, sample);
+        Ok(())
+    })
+}
+
+fn run(bench: &Bench<'_>, way: Way, driver: &Path, app: &App) -> Result<Sample> {
+    let directory = bench.bed.file("app");
+    let remove = || std::fs::remove_dir_all(&directory);
+    // One that is left behind makes the next run fail, which says so.
+    let _ = remove();
+    std::fs::create_dir(&directory).map_err(BenchError::os("make", &directory))?;
+    bench.bed.sync_disk()?;
+    let mut command = std::process::Command::new(find_program(PYTHON, "python3")?);
+    command.arg(driver).arg(app.name).arg(&directory).arg(bench.args.seconds.to_string());
+    command.args(started_by(bench, way)?).current_dir(bench.bed.files());
+    // However young: each case makes files of its own, and is over in a second.
+    command.env("TIDEGATE_COVER_AFTER", "2");
+    let output = output_of(command)?;
+    remove().map_err(BenchError::os("remove", &directory))?;
+    parse_sample(app.name, output.trim())
+}
+
+/// The words that start a program in this way.
+fn started_by(bench: &Bench<'_>, way: Way) -> Result<Vec<OsString>> {
+    if way.syncs {
+        let pool = pool(bench.args);
+        return Ok(under(bench.bed.tidegate(), way.runner, &bench.bed.pool(pool), pool.bytes));
+    }
+    Ok(vec![find_program("eatmydata", "eatmydata")?.into()])
+}
