@@ -140,6 +140,20 @@ pub enum Operation {
     Utime { path: String },
 }
 
+impl Operation {
+    /// Whether `tidegate run` does not see all of what it changes: files that are in the log leave
+    /// it before.
+    pub fn is_unseen(&self) -> bool {
+        use WriteBy::{Direct, Mapping, Static, Uring};
+        match self {
+            Self::Write { by, .. } => matches!(by, Mapping | Uring | Direct | Static),
+            Self::Stdio { .. } | Self::Copy { .. } | Self::Fallocate { .. } => true,
+            Self::Rename { uring, .. } => *uring,
+            _ => false,
+        }
+    }
+}
+
 impl fmt::Display for Operation {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -281,6 +281,50 @@ fn a_file_that_leaves_before_a_truncation_commits_what_a_later_fsync_would_have(
 }
 
 #[test]
+fn a_file_that_leaves_before_an_unseen_change_commits_what_a_later_sync_would_have() {
+    for kind in [Kind::Ext4, Kind::Xfs] {
+        let judge = |steps: &str, state: &State, is_under_run: bool| {
+            let sequence: Sequence = steps.parse().unwrap();
+            let model = Model::new(kind);
+            let model = if is_under_run { model.under_run() } else { model };
+            model.after(&sequence).unwrap().judge(state, is_under_run)
+        };
+        let mut written = initial();
+        let mut contents = bytes(INITIAL_B, 0, B_BYTES);
+        contents.extend(bytes(2, B_BYTES, 3000));
+        contents[..3000].copy_from_slice(&bytes(3, 0, 3000));
+        written.insert("d1/B".into(), file(contents));
+        for unseen in ["mmap", "uring-write"] {
+            let rest =
+                format!("append d1/B 3000; {unseen} d1/B 0 3000; chmod d0/A 600; fdatasync d1/B");
+            let covered = format!("fsync d1/B; {rest}");
+            let before = judge(&covered, &written, false);
+            assert!(matches!(before, Verdict::Misordered(_)), "{kind:?} {covered}: {before}");
+            assert_eq!(judge(&covered, &written, true), Verdict::Allowed, "{kind:?} {covered}");
+            let seen = covered.replace(unseen, "write");
+            assert!(!judge(&seen, &written, true).is_allowed(), "{kind:?} {seen}");
+            let lost = judge(&covered, &initial(), true);
+            assert!(matches!(lost, Verdict::Forbidden(_)), "{kind:?} {covered}: {lost}");
+        }
+    }
+}
+
+#[test]
+fn a_write_with_o_dsync_under_run_may_commit_what_a_later_fsync_would_have() {
+    let kept = with_a(overwritten(1, 1000, 3000));
+    let judge = |steps: &str, is_under_run: bool| {
+        let sequence: Sequence = steps.parse().unwrap();
+        let model = Model::new(Kind::Ext4);
+        let model = if is_under_run { model.under_run() } else { model };
+        model.after(&sequence).unwrap().judge(&kept, is_under_run)
+    };
+    let later = "odsync d0/A 1000 3000; chmod d1/B 600; fsync d0/A";
+    assert!(matches!(judge(later, false), Verdict::Misordered(_)));
+    assert_eq!(judge(later, true), Verdict::Allowed);
+    assert!(!judge(&later.replace("fsync d0/A", "fsync d1/B"), true).is_allowed());
+}
+
+#[test]
 fn a_new_file_is_where_its_sync_and_its_rename_left_it() {
     let whole = bytes(1, 0, 5000);
     let mut delivered = initial();

@@ -23,7 +23,8 @@
 //!
 //! What the two file systems differ in stands in [`Kind`]. Under `tidegate run` the existence of a
 //! file that was created and never synced is unordered ([`Model::is_optional`]), an `fdatasync` may
-//! be made as an `fsync`, and a truncation may be preceded by one ([`Model::under_run`]).
+//! be made as an `fsync`, and a truncation, or a change that `run` does not see, may be preceded by
+//! one ([`Model::under_run`]).
 
 pub mod history;
 pub mod tree;
@@ -178,10 +179,11 @@ impl Model {
         Self::new(kind).after(sequence)
     }
 
-    /// This model, of a program under `tidegate run`. To cover a file, an `fdatasync` is made as an
-    /// `fsync`, and before a truncation a file may leave the log by a real sync: that is a commit
-    /// which the kernel could have made at that moment by itself, and a later `fsync` of a file or
-    /// directory that it had changes of has nothing to commit then.
+    /// This model, of a program under `tidegate run`. To cover a file, an `fdatasync`, or the sync
+    /// of a write with `O_DSYNC`, is made as an `fsync`, and before a truncation, or a change that
+    /// `run` does not see, a file may leave the log by a real sync. Each is a commit which the
+    /// kernel could have made at that moment by itself, and a later sync of a file or directory
+    /// that it had changes of has nothing to commit then.
     #[must_use]
     pub fn under_run(self) -> Self {
         Self { is_under_run: true, ..self }
@@ -311,6 +313,9 @@ impl Model {
     }
 
     fn operate(&mut self, operation: &Operation) -> Result<()> {
+        if operation.is_unseen() && self.inodes.values().any(|inode| inode.is_synced) {
+            self.retire();
+        }
         match operation {
             Operation::Create { path } => self.last = Some(self.create_file(path)?),
             Operation::New { path, length } => {
@@ -454,7 +459,11 @@ impl Model {
             self.history(id).sync_last();
             let dirty = &mut self.inode(id).dirty;
             dirty.unallocated = dirty.unallocated.max(earlier);
-            self.commit_for(id, by == WriteBy::DataSync);
+            let data_only = by == WriteBy::DataSync;
+            self.commit_for(id, data_only);
+            if data_only && self.is_under_run {
+                self.perhaps_commit();
+            }
             self.inode(id).dirty.unallocated = earlier;
         }
         self.last = (!matches!(by, WriteBy::Fork | WriteBy::Static)).then_some(id);
@@ -699,8 +708,9 @@ impl Model {
         }
     }
 
-    /// `run` may sync any file that it has in its log, or all of the file system: the kernel could
-    /// have written back and committed at that moment by itself.
+    /// `run` may sync any file that it has in its log, or all of the file system, since it retires
+    /// the log or has files leave it: the kernel could have written back and committed at that
+    /// moment by itself.
     fn retire(&mut self) {
         if self.is_under_run {
             self.inodes.values_mut().for_each(|inode| inode.dirty.unallocated.weaken());
