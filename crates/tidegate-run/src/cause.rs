@@ -75,6 +75,8 @@ impl Cause {
         match self {
             Self::IoUring | Self::Libaio if is_mariadb => Some("innodb_use_native_aio=0"),
             Self::IoUring if program == "postgres" => Some("io_method=worker"),
+            // Its log has a setting of its own; that of MySQL has not.
+            Self::DirectIo if program == "mariadbd" => Some("innodb_log_file_buffering=ON"),
             Self::DirectIo | Self::Synchronous if is_mariadb => Some("innodb_flush_method=fsync"),
             Self::Synchronous if program == "postgres" => Some("wal_sync_method=fdatasync"),
             Self::StaticProgram => Some("linking it dynamically"),
@@ -108,5 +110,8 @@ mod tests {
         assert!(Cause::DirectIo.is_told("mariadbd") && !Cause::DirectIo.is_told("dd"));
         assert!(Cause::Synchronous.is_told("postgres") && !Cause::Stream.is_told("cat"));
         assert!(Cause::IoUring.is_told("fio") && Cause::IoUring.remedy("fio").is_none());
+        let buffered = Cause::DirectIo.remedy("mariadbd");
+        assert_eq!(buffered, Some("innodb_log_file_buffering=ON"));
+        assert_eq!(Cause::DirectIo.remedy("mysqld"), Some("innodb_flush_method=fsync"));
     }
 }
