@@ -28,11 +28,11 @@ use crate::files::{self, Identified, Seen};
 use crate::new_files::{self, NewFile};
 use crate::page::{Mapped, PAGE_BYTES, Page};
 use crate::parents::{Parent, timestamp};
-use crate::path::{self, LINK_BYTES, Opened, PathBuffer};
+use crate::path::{self, PathBuffer};
 use crate::process::Holding;
 use crate::raw::Errno;
 use crate::signals::SignalsBlocked;
-use crate::{file_systems, process, raw, record_locks};
+use crate::{file_systems, process, raw};
 
 /// The largest file that a record makes.
 const MADE_BYTES_MAX: u64 = 128 << 10;
@@ -255,11 +255,7 @@ impl Open {
         if !self.known.has(WRITE_ONLY) {
             return content.fill(self.fd).ok().map(|()| content);
         }
-        let mut link = [0; LINK_BYTES];
-        let flags = libc::O_RDONLY | libc::O_NOATIME | libc::O_NONBLOCK | libc::O_NOCTTY;
-        let link = path::proc_link(self.fd, &mut link);
-        let open = || Opened::open(libc::AT_FDCWD, link, flags);
-        let opened = record_locks::open(self.known.device, self.known.inode, open)?;
+        let opened = self.opened_again(libc::O_RDONLY | libc::O_NOATIME)?;
         content.fill(opened.number()).ok().map(|()| content)
     }
 

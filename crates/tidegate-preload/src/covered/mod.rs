@@ -42,8 +42,10 @@ pub(crate) use write::Request;
 
 use crate::descriptors::{self, Entry, Kind, Known};
 use crate::files;
+use crate::path::{self, LINK_BYTES, Opened};
 use crate::process::{self, Holding};
 use crate::raw::Errno;
+use crate::record_locks::{self, Unlocked};
 
 /// How long the lock of an entry, a plain write in flight or the supervisor is waited for, before
 /// the file goes on without the log.
@@ -120,6 +122,16 @@ impl Open {
     pub(crate) fn entry_if_any(&self) -> Option<Entry> {
         let may_have = || self.log.may_have(self.known.device, self.known.inode);
         self.known.entry().or_else(|| may_have().then(|| self.entry())?)
+    }
+
+    /// The file, opened once more by a description of its own. None: that would take a record lock
+    /// of the program away, or wait for a lease, or is refused.
+    fn opened_again(&self, flags: c_int) -> Option<Unlocked> {
+        let mut link = [0; LINK_BYTES];
+        let link = path::proc_link(self.fd, &mut link);
+        let flags = flags | libc::O_NONBLOCK | libc::O_NOCTTY;
+        let open = || Opened::open(libc::AT_FDCWD, link, flags);
+        record_locks::open(self.known.device, self.known.inode, open)
     }
 
     /// Locks the file.

@@ -16,9 +16,7 @@ use tidegate::log::Counter;
 
 use super::{Open, Place, Request, Sync};
 use crate::descriptors::{APPEND, DIRECT, FULLY_SYNCHRONOUS, SYNCHRONOUS};
-use crate::path::{self, LINK_BYTES, Opened};
-use crate::real;
-use crate::record_locks::{self, Unlocked};
+use crate::{real, record_locks};
 
 impl Open {
     /// Writes by the file's entry, as the descriptor was opened; `kernel` is the program's own
@@ -43,12 +41,12 @@ impl Open {
             real::note_synchronous(self, result);
             return result;
         }
-        let result = self.write(request, || match self.opened_without_syncs() {
+        let result = self.write(request, || match self.opened_again(libc::O_WRONLY) {
             Some(opened) => kernel(opened.number()),
             // The kernel syncs it.
             None => kernel(self.fd),
         });
-        self.synced(result)
+        self.synced(result, self.sync_of_writes())
     }
 
     /// Whether another descriptor would write to the same place, and may be opened.
@@ -56,24 +54,6 @@ impl Open {
         matches!(place, Place::At(_))
             && !self.known.has(APPEND | DIRECT)
             && !record_locks::may_have(self.known.device, self.known.inode)
-    }
-
-    /// The file once more. It does not wait for one that has a lease.
-    fn opened_without_syncs(&self) -> Option<Unlocked> {
-        let mut link = [0; LINK_BYTES];
-        let link = path::proc_link(self.fd, &mut link);
-        let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_NOCTTY;
-        let open = || Opened::open(libc::AT_FDCWD, link, flags);
-        record_locks::open(self.known.device, self.known.inode, open)
-    }
-
-    /// The result of a write, which is synced before.
-    fn synced(&self, result: isize) -> isize {
-        if result <= 0 {
-            return result;
-        }
-        let synced = self.sync(self.sync_of_writes());
-        if synced < 0 { synced } else { result }
     }
 
     fn sync_of_writes(&self) -> Sync {

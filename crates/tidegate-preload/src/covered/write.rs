@@ -75,10 +75,15 @@ impl Open {
     /// The result of a write, which is synced first where each is to be.
     #[inline]
     fn synced_if_wanted(&self, result: isize) -> isize {
-        if result <= 0 || !process::every_write() {
+        if process::every_write() { self.synced(result, Sync::Data) } else { result }
+    }
+
+    /// The result of a write, which is synced first.
+    pub(super) fn synced(&self, result: isize, wanted: Sync) -> isize {
+        if result <= 0 {
             return result;
         }
-        let synced = self.sync(Sync::Data);
+        let synced = self.sync(wanted);
         if synced < 0 { synced } else { result }
     }
 
