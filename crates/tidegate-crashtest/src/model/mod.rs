@@ -459,11 +459,7 @@ impl Model {
             self.history(id).sync_last();
             let dirty = &mut self.inode(id).dirty;
             dirty.unallocated = dirty.unallocated.max(earlier);
-            let data_only = by == WriteBy::DataSync;
-            self.commit_for(id, data_only);
-            if data_only && self.is_under_run {
-                self.perhaps_commit();
-            }
+            self.commit_for(id, by == WriteBy::DataSync);
             self.inode(id).dirty.unallocated = earlier;
         }
         self.last = (!matches!(by, WriteBy::Fork | WriteBy::Static)).then_some(id);
@@ -650,9 +646,6 @@ impl Model {
     fn sync_inode(&mut self, id: Id, data_only: bool) {
         self.inode(id).history.iter_mut().for_each(History::sync);
         self.commit_for(id, data_only);
-        if data_only && self.is_under_run {
-            self.perhaps_commit();
-        }
         self.inode(id).dirty.unallocated = Certainty::No;
     }
 
@@ -681,6 +674,9 @@ impl Model {
                 self.bounds.here = changes;
                 self.clean();
             }
+        }
+        if data_only && self.is_under_run {
+            self.perhaps_commit();
         }
     }
 
