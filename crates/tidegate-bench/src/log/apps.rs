@@ -4,6 +4,7 @@
 
 use std::ffi::OsString;
 use std::path::Path;
+use std::process::Command;
 
 use super::bed::{Way, under};
 use super::files::pool;
@@ -76,19 +77,13 @@ fn compare(bench: &mut Bench<'_>, driver: &Path, app: &App) -> Result<()> {
 }
 
 fn run(bench: &Bench<'_>, way: Way, driver: &Path, app: &App) -> Result<Sample> {
-    let directory = bench.bed.file("app");
-    let remove = || std::fs::remove_dir_all(&directory);
-    // One that is left behind makes the next run fail, which says so.
-    let _ = remove();
-    std::fs::create_dir(&directory).map_err(BenchError::os("make", &directory))?;
-    bench.bed.sync_disk()?;
-    let mut command = std::process::Command::new(find_program(PYTHON, "python3")?);
-    command.arg(driver).arg(app.name).arg(&directory).arg(bench.args.seconds.to_string());
-    command.args(started_by(bench, way)?).current_dir(bench.bed.files());
-    // However young: each case makes files of its own, and is over in a second.
-    command.env("TIDEGATE_COVER_AFTER", "2");
-    let output = output_of(command)?;
-    remove().map_err(BenchError::os("remove", &directory))?;
+    let output = bench.bed.in_directory("app", |directory| {
+        let mut command = Command::new(find_program(PYTHON, "python3")?);
+        command.arg(driver).arg(app.name).arg(directory).arg(bench.args.seconds.to_string());
+        command.args(started_by(bench, way)?);
+        bench.bed.place(&mut command);
+        output_of(command)
+    })?;
     parse_sample(app.name, output.trim())
 }
 

@@ -140,10 +140,33 @@ impl Bed {
         let mut words = under(&self.tidegate, runner, &pool_path, pool.bytes);
         words.extend_from_slice(program);
         let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).current_dir(self.files());
-        // However young: each case makes files of its own, and is over in a second.
-        command.env("TIDEGATE_COVER_AFTER", "2");
+        command.args(&words[1..]);
+        self.place(&mut command);
         command
+    }
+
+    /// Has a program, and what it starts, run on the disk of the files, which `run` covers however
+    /// young they are: each case makes files of its own, and is over in a second.
+    pub(super) fn place(&self, command: &mut Command) {
+        command.current_dir(self.files()).env("TIDEGATE_COVER_AFTER", "2");
+    }
+
+    /// Runs `run` on an empty directory of that name, once all that was written is on the disk. The
+    /// directory goes afterwards.
+    pub(super) fn in_directory<R>(
+        &self,
+        name: &str,
+        run: impl FnOnce(&Path) -> Result<R>,
+    ) -> Result<R> {
+        let directory = self.file(name);
+        let remove = || std::fs::remove_dir_all(&directory);
+        // One that is left behind makes the next run fail, which says so.
+        let _ = remove();
+        std::fs::create_dir(&directory).map_err(BenchError::os("make", &directory))?;
+        self.sync_disk()?;
+        let done = run(&directory)?;
+        remove().map_err(BenchError::os("remove", &directory))?;
+        Ok(done)
     }
 
     /// A file of `bytes` random bytes, on the disk. Written page by page, as databases do: the page

@@ -8,7 +8,7 @@ use super::bed::{CC, Source, Way};
 use super::files::pool;
 use super::{Bench, Part, RUN_PREFIX};
 use crate::child::output_of;
-use crate::error::{BenchError, Result};
+use crate::error::Result;
 use crate::measure::{Key, Op, Sample};
 use crate::programs::parse_sample;
 
@@ -59,17 +59,12 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 fn run(bench: &Bench<'_>, way: Way, driver: &Path, pattern: &str) -> Result<Sample> {
-    let directory = bench.bed.file("deliveries");
-    let remove = || std::fs::remove_dir_all(&directory);
-    // One that is left behind makes the next run fail, which says so.
-    let _ = remove();
-    std::fs::create_dir(&directory).map_err(BenchError::os("make", &directory))?;
-    bench.bed.sync_disk()?;
-    let mut words: Vec<OsString> = vec![driver.into(), directory.clone().into()];
-    words.extend([pattern, if way.syncs { "full" } else { "off" }].map(OsString::from));
-    words.push(bench.args.seconds.to_string().into());
-    let output = output_of(bench.bed.command(way.runner, pool(bench.args), &words))?;
-    remove().map_err(BenchError::os("remove", &directory))?;
+    let output = bench.bed.in_directory("deliveries", |directory| {
+        let mut words: Vec<OsString> = vec![driver.into(), directory.into()];
+        words.extend([pattern, if way.syncs { "full" } else { "off" }].map(OsString::from));
+        words.push(bench.args.seconds.to_string().into());
+        output_of(bench.bed.command(way.runner, pool(bench.args), &words))
+    })?;
     parse_sample(DRIVER.name, output.trim())
 }
 
