@@ -14,12 +14,11 @@
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
 use std::time::Duration;
 
 use libc::off_t;
 
-use crate::covered::Open;
+use crate::descriptors::{self, Kind};
 use crate::path::Opened;
 use crate::process::Holding;
 use crate::raw::Errno;
@@ -38,7 +37,8 @@ fn bit(device: u64, inode: u64) -> (&'static AtomicU64, u64) {
 /// The process asks for a record lock on the file of `fd`.
 pub(crate) fn note(fd: c_int) {
     // `SQLite` asks for ten a transaction: what is known of the descriptor spares ten calls.
-    let known = Open::of(fd).map(|open| (open.known.device, open.known.inode));
+    let known = descriptors::get(fd);
+    let known = (known.kind == Kind::File).then_some((known.device, known.inode));
     let numbers = || raw::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
     let is_new = if let Some((device, inode)) = known.or_else(numbers) {
         let (word, bit) = bit(device, inode);
