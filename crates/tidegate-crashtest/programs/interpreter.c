@@ -51,6 +51,8 @@ static int hold;
 static struct { char path[PATH_MAX]; int fd; } held[HELD_MAX];
 static int last = -1;        /* the descriptor of the last operation */
 static FILE *stream;         /* the stream of the last operation */
+static char stream_path[PATH_MAX];
+static int stream_appends;   /* whatever its position */
 static void *mapping;        /* the mapping of the last operation */
 static size_t mapping_bytes;
 
@@ -328,15 +330,45 @@ static int do_mmap(void)
     return 0;
 }
 
+/* Whether an operation goes on with the stream of the last one: with files that stay open. */
+static int goes_on(const char *name)
+{
+    int appends = is(name, "stdio"), overwrites = is(name, "fwrite") && !stream_appends;
+    return hold && stream && (appends || overwrites) && is(path(0), stream_path);
+}
+
+static int open_stream(const char *mode)
+{
+    stream = fopen(path(0), mode);
+    if (!stream)
+        return -1;
+    snprintf(stream_path, sizeof stream_path, "%s", path(0));
+    stream_appends = mode[0] == 'a';
+    return 0;
+}
+
+static int write_by_stream(off_t offset, size_t length)
+{
+    last = fileno(stream);
+    fill(offset, length);
+    int is_at = stream_appends || fseeko(stream, offset, SEEK_SET) == 0;
+    return is_at && fwrite(bytes, 1, length, stream) == length && fflush(stream) == 0 ? 0 : -1;
+}
+
 static int do_stdio(void)
 {
     await_tick();
-    stream = fopen(path(0), "a");
-    if (!stream)
+    if (!stream && open_stream(access(path(0), F_OK) == 0 ? "a" : "w") != 0)
         return -1;
-    last = fileno(stream);
-    fill(size_of(last), value(1));
-    return fwrite(bytes, 1, value(1), stream) == (size_t)value(1) && fflush(stream) == 0 ? 0 : -1;
+    return write_by_stream(size_of(fileno(stream)), value(1));
+}
+
+static int do_fwrite(void)
+{
+    await_tick();
+    if (!stream && open_stream("r+") != 0)
+        return -1;
+    return write_by_stream(value(1), value(2));
 }
 
 /* Opens source and target of a copy. */
@@ -530,7 +562,7 @@ static const struct { const char *name; int arguments, is_sync; int (*run)(void)
     { "fallocate", 4, 0, do_fallocate }, { "link", 2, 0, do_link }, { "symlink", 2, 0, do_symlink },
     { "unlink", 1, 0, do_unlink }, { "rename", 2, 0, do_rename }, { "exchange", 2, 0, do_exchange },
     { "mkdir", 1, 0, do_mkdir }, { "rmdir", 1, 0, do_rmdir }, { "mmap", 3, 0, do_mmap },
-    { "stdio", 2, 0, do_stdio }, { "copy", 2, 0, do_copy }, { "sendfile", 2, 0, do_sendfile },
+    { "stdio", 2, 0, do_stdio }, { "fwrite", 3, 0, do_fwrite }, { "copy", 2, 0, do_copy }, { "sendfile", 2, 0, do_sendfile },
     { "splice", 2, 0, do_splice }, { "uring-write", 3, 0, do_uring_write },
     { "uring-rename", 2, 0, do_uring_rename }, { "direct", 3, 0, do_direct },
     { "osync", 3, 0, do_osync },
@@ -545,7 +577,7 @@ static int execute(const char *name)
 {
     for (size_t index = 0; index < sizeof operations / sizeof *operations; index++)
         if (is(name, operations[index].name) && argument_count >= operations[index].arguments) {
-            if (!operations[index].is_sync)
+            if (!operations[index].is_sync && !goes_on(name))
                 release();
             errno = 0;
             return operations[index].run();

@@ -290,9 +290,9 @@ pub fn with_outside(sequence: &Sequence) -> Vec<Sequence> {
 }
 
 /// What programs do with new files: deliver them, replace others by them, remove them again.
-const OF_NEW_FILES: [&str; 15] = [
-    "new", "create", "append", "write", "chmod", "chown", "utime", "setxattr", "link", "rename",
-    "unlink", "mkdir", "exchange", "truncate", "dup",
+const OF_NEW_FILES: [&str; 17] = [
+    "new", "create", "stdio", "fwrite", "append", "write", "chmod", "chown", "utime", "setxattr",
+    "link", "rename", "unlink", "mkdir", "exchange", "truncate", "dup",
 ];
 
 /// A sequence of `length` operations that `seed` determines. Every other one is about new files and
@@ -352,7 +352,7 @@ fn pick_operation(model: &Model, of_new_files: bool, random: &mut Random) -> Opt
     if of_new_files {
         by_name.retain(|name, _| OF_NEW_FILES.contains(&name.as_str()));
         if random.one_in(4) {
-            by_name.retain(|name, _| name == "new");
+            by_name.retain(|name, _| ["new", "stdio"].contains(&name.as_str()));
         }
     }
     let names: Vec<Vec<Operation>> = by_name.into_values().collect();
@@ -376,7 +376,7 @@ mod tests {
                 _ => None,
             })
             .collect();
-        assert_eq!(names.len(), 37, "{names:?}");
+        assert_eq!(names.len(), 38, "{names:?}");
         let variants: Vec<Sequence> = all.iter().flat_map(with_outside).collect();
         let texts: BTreeSet<String> = variants.iter().map(ToString::to_string).collect();
         println!("{} of length 1, {} with actions from outside", all.len(), variants.len());

@@ -21,6 +21,9 @@ pub enum WriteBy {
     DataSync,
     /// `pwrite` through a duplicated descriptor.
     Dup,
+    /// `fwrite` and `fflush`. With files that stay open, the stream of the last operation goes on
+    /// if it has made the same file.
+    Stream,
     /// `pwrite` of a forked child.
     Fork,
     /// `pwrite` of a statically linked child.
@@ -29,7 +32,7 @@ pub enum WriteBy {
 
 impl WriteBy {
     /// Every way, with its name in the text form.
-    pub const ALL: [(Self, &str); 9] = [
+    pub const ALL: [(Self, &str); 10] = [
         (Self::Call, "write"),
         (Self::Mapping, "mmap"),
         (Self::Uring, "uring-write"),
@@ -37,6 +40,7 @@ impl WriteBy {
         (Self::Sync, "osync"),
         (Self::DataSync, "odsync"),
         (Self::Dup, "dup"),
+        (Self::Stream, "fwrite"),
         (Self::Fork, "fork write"),
         (Self::Static, "static write"),
     ];
@@ -104,7 +108,8 @@ pub enum Operation {
     Write { by: WriteBy, path: String, offset: u64, length: u64 },
     /// Writes at the end.
     Append { path: String, length: u64 },
-    /// Appends through a stream, which creates the file where it does not exist.
+    /// Appends through a stream, which creates the file where it does not exist. With files that
+    /// stay open, the stream of the last operation goes on if it is of the same file.
     Stdio { path: String, length: u64 },
     /// `ftruncate`, down or up.
     Truncate { path: String, size: u64 },
@@ -144,9 +149,9 @@ impl Operation {
     /// Whether `tidegate run` does not see all of what it changes: files that are in the log leave
     /// it before.
     pub fn is_unseen(&self) -> bool {
-        use WriteBy::{Direct, Mapping, Static, Uring};
+        use WriteBy::{Direct, Mapping, Static, Stream, Uring};
         match self {
-            Self::Write { by, .. } => matches!(by, Mapping | Uring | Direct | Static),
+            Self::Write { by, .. } => matches!(by, Mapping | Uring | Direct | Static | Stream),
             Self::Stdio { .. } | Self::Copy { .. } | Self::Fallocate { .. } => true,
             Self::Rename { uring, .. } => *uring,
             _ => false,
