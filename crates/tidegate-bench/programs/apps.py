@@ -130,7 +130,7 @@ def dpkg(directory, seconds, _words):
     for name in "status", "available":
         (root / "var/lib/dpkg" / name).touch()
     timed(seconds, lambda number: call("dpkg", f"--root={root}", "--force-not-root", "--log=/dev/null",
-                                       "--force-bad-path", "-i", made[number % 2]))
+                                       "--force-bad-path", "--refuse-unsafe-io", "-i", made[number % 2]))
 
 
 def svn(directory, seconds, _words):
