@@ -1,5 +1,5 @@
-//! Whether a file's bytes are all written and allocated, so that overwriting them changes no
-//! metadata.
+//! What the file system says of a file's bytes: whether all are written and allocated, so that
+//! overwriting them changes no metadata; whether some have no place on the disk yet.
 
 use std::ffi::c_int;
 
@@ -11,6 +11,8 @@ use crate::raw;
 /// merged. Others are unwritten, not allocated yet, shared with another file, inline, or
 /// compressed.
 const IN_PLACE: u32 = 0x0001 | 0x1000;
+/// Flag of an extent whose blocks are not allocated yet.
+const DELAYED: u32 = 0x0004;
 /// Extents that are asked for at once, on the stack.
 const EXTENTS: usize = 32;
 
@@ -41,6 +43,14 @@ fn dense_end(extents: &[MappedExtent], at: u64) -> Option<u64> {
     })
 }
 
+/// Whether some of the first `size` bytes are to be given blocks when they are written back, so
+/// that a sync from now on changes the file's metadata. False where the file system does not tell,
+/// and where only extents behind the first ones are.
+pub(crate) fn are_delayed(fd: c_int, size: u64) -> bool {
+    let map = MappedExtents::<EXTENTS>::of(raw::borrowed(fd), 0, size.max(1));
+    map.is_ok_and(|map| map.as_slice().iter().any(|extent| extent.flags & DELAYED != 0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,6 +70,20 @@ mod tests {
         assert_eq!(dense_end(&[extent(0, 4096, UNWRITTEN)], 0), None);
         assert_eq!(dense_end(&[extent(0, 4096, 0x2000)], 0), None, "shared");
         assert_eq!(dense_end(&[], 0), Some(0));
+    }
+
+    /// On ext4 and XFS; others have their blocks at once.
+    #[test]
+    fn what_was_synced_has_its_blocks() {
+        use std::io::Write;
+        use std::os::fd::AsRawFd;
+
+        let mut file = tempfile::tempfile().unwrap();
+        assert!(!are_delayed(file.as_raw_fd(), 0));
+        file.write_all(&[1; 5000]).unwrap();
+        println!("delayed: {}", are_delayed(file.as_raw_fd(), 5000));
+        file.sync_all().unwrap();
+        assert!(!are_delayed(file.as_raw_fd(), 5000));
     }
 
     #[test]

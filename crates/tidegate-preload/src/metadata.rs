@@ -4,8 +4,8 @@
 //! 1. From before the kernel makes such a change until a sync that began after it has committed the
 //!    journal, the change is pending in the log's count.
 //! 2. A change of the names or attributes of a logged file is counted for that file, too: its next
-//!    sync would make it durable, whatever else is pending, and so is real. A file whose story
-//!    begins while the call is in the middle is found after it.
+//!    sync would make it durable, whatever else is pending, and so is real. If the story of any
+//!    file has begun while the call was in the middle, the file is looked for once more.
 //! 3. A process that is killed in the middle of one has said so in its lane: the supervisor counts
 //!    it.
 //!
@@ -22,11 +22,11 @@ use std::ffi::{c_char, c_int};
 
 use tidegate::log::{FileRef, Log, PlainCall};
 
-use crate::covered::{self, Gone, leave_gone};
+use crate::covered::{self, Gone, Remade, leave_gone};
 use crate::descriptors::{self, Kind};
 use crate::files::{self, Identified};
 use crate::new_files::{self, Numbers};
-use crate::path::Opened;
+use crate::path::{LINK_BYTES, Opened, proc_link};
 use crate::process::Holding;
 use crate::readable::text;
 use crate::{plain, process, raw};
@@ -39,8 +39,19 @@ pub(crate) fn counted<R>(call: impl FnOnce() -> R) -> R {
     }
 }
 
+/// As [`counted`], for the size of a plain file: that of a new one will be in the record that makes
+/// it.
+pub(crate) fn counted_new<R>(fd: c_int, of_file: (u64, u64), call: impl FnOnce() -> R) -> R {
+    let Some(log) = process::log().filter(|_| new_files::has_some()) else { return counted(call) };
+    let (result, numbers) = with_numbers(log, call);
+    if !new_files::own_change(of_file, numbers) {
+        new_files::own_change_of(fd, numbers);
+    }
+    result
+}
+
 /// As [`counted`], and with which numbers.
-fn with_numbers<R>(log: &'static Log, call: impl FnOnce() -> R) -> (R, Numbers) {
+pub(crate) fn with_numbers<R>(log: &'static Log, call: impl FnOnce() -> R) -> (R, Numbers) {
     let in_flight = plain::in_lane(log, PlainCall::Metadata);
     let before = log.note_change_everywhere();
     let result = call();
@@ -134,6 +145,17 @@ impl Named {
         }
     }
 
+    /// The file with these numbers, if a change of its attributes may be recorded.
+    fn remade(self, log: &'static Log, numbers: (u64, u64)) -> Option<Remade> {
+        let mut link = [0; LINK_BYTES];
+        let (directory, path, flags) = match self {
+            Self::Descriptor(fd) => (libc::AT_FDCWD, proc_link(fd, &mut link), 0),
+            Self::Path(directory, path, flags) => (directory, text(path)?, flags),
+        };
+        let flags = if flags & libc::AT_SYMLINK_NOFOLLOW == 0 { 0 } else { libc::O_NOFOLLOW };
+        Remade::find(log, numbers, (directory, path, flags))
+    }
+
     /// The file leaves the log, if the log has names of it.
     fn leave(self, log: &'static Log, file: FileRef) {
         if log.has_names(file)
@@ -182,6 +204,7 @@ fn of_named<R, const N: usize>(
         return with_numbers(log, call);
     }
     let errno = raw::errno();
+    let stories = log.stories();
     let before = names.map(|name| name.logged(log));
     for (name, file) in names.into_iter().zip(before) {
         if let Some(file) = file {
@@ -191,8 +214,9 @@ fn of_named<R, const N: usize>(
     }
     raw::set_errno(errno);
     let result = with_numbers(log, call);
+    let has_begun = log.stories() != stories;
     for (name, before) in names.into_iter().zip(before) {
-        if let Some(file) = before.or_else(|| name.logged(log)) {
+        if let Some(file) = before.or_else(|| has_begun.then(|| name.logged(log))?) {
             log.note_own_change(file);
         }
     }
@@ -200,14 +224,30 @@ fn of_named<R, const N: usize>(
 }
 
 /// As [`counted_of`], for attributes of one file: those of a new one will be in the record that
-/// makes it.
+/// makes it, those of one that was made in a second record.
 pub(crate) fn counted_attributes<R>(name: Named, call: impl FnOnce() -> R) -> R {
     let Some(log) = process::log().filter(|_| new_files::has_some()) else {
         return counted_of([name], call);
     };
     let errno = raw::errno();
     let before = name.numbers();
+    let remade = before.and_then(|numbers| name.remade(log, numbers));
     raw::set_errno(errno);
+    match remade {
+        Some(remade) => {
+            remade.change(call).unwrap_or_else(|call| counted_own(log, name, before, call))
+        }
+        None => counted_own(log, name, before, call),
+    }
+}
+
+/// Runs a call that changes attributes of a file, which had these numbers before it.
+fn counted_own<R>(
+    log: &'static Log,
+    name: Named,
+    before: Option<(u64, u64)>,
+    call: impl FnOnce() -> R,
+) -> R {
     let (result, numbers) = of_named(log, [name], call);
     let errno = raw::errno();
     // The path may lead to another file by now.

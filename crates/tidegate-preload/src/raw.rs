@@ -392,6 +392,13 @@ pub(crate) fn now_ns() -> u64 {
     clock_ns(ClockId::Monotonic)
 }
 
+/// The name of this thread in the kernel, with zeros behind it.
+pub(crate) fn thread_name(name: &mut [u8; 16]) {
+    let arguments = words![libc::PR_GET_NAME, name.as_mut_ptr()];
+    // SAFETY: memory for the longest name with its end.
+    let _ = unsafe { call(libc::SYS_prctl, arguments) };
+}
+
 /// Nanoseconds since 1970, as the file systems count them.
 pub(crate) fn wall_clock_ns() -> u64 {
     clock_ns(ClockId::RealtimeCoarse)

@@ -3,6 +3,8 @@
 //! Invariants:
 //! 1. What the C library writes for a stream, no hook sees. So a file is pinned to the kernel path
 //!    while a stream for writing is open on it, and while it is standard output or standard error.
+//!    A new one may have one record until the stream is closed
+//!    ([`unseal`](crate::covered::Open::unseal)).
 //! 2. `fopen` is an open by our own hook and an `fdopen`: files are made and emptied as with
 //!    `open`.
 #![allow(unsafe_code)] // C's calling convention and strings
@@ -206,17 +208,31 @@ unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
         let errno = raw::errno();
         // SAFETY: the program's own stream.
         let fd = unsafe { libc::fileno(stream) };
-        // SAFETY: the program's own stream.
-        if descriptors::get(fd).has(PINNED) && unsafe { __fwriting(stream) } != 0 {
-            // What it holds back is written while the file is still marked.
+        if descriptors::get(fd).has(PINNED) {
             // SAFETY: the program's own stream.
-            unsafe { libc::fflush(stream) };
+            unsafe { flush_pinned(stream) };
         }
         forget(fd);
         raw::set_errno(errno);
     }
     // SAFETY: the same function.
     unsafe { fclose(stream) }
+}
+
+/// Has a stream that is about to be closed write what it holds back while its file is still pinned.
+///
+/// # Safety
+/// The stream is open.
+unsafe fn flush_pinned(stream: *mut FILE) {
+    // SAFETY: as promised.
+    if unsafe { __fwriting(stream) } != 0 {
+        // SAFETY: as promised.
+        unsafe { libc::fflush(stream) };
+    }
+    // SAFETY: as promised.
+    if let Some(open) = Open::of(unsafe { libc::fileno(stream) }) {
+        open.unseal();
+    }
 }
 
 #[unsafe(no_mangle)]

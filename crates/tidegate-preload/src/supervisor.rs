@@ -90,6 +90,11 @@ pub(crate) fn tell_plain(cause: &str) {
 /// not tell it.
 pub(crate) fn program_name() -> [u8; NAME_BYTES] {
     let mut name = [0; NAME_BYTES];
+    if rustix::thread::gettid() == rustix::process::getpid() {
+        // The main thread's own name is the program's.
+        raw::thread_name(&mut name);
+        return name;
+    }
     let file = path::Opened::open(libc::AT_FDCWD, c"/proc/self/comm", libc::O_RDONLY);
     let len = file.ok().and_then(|file| raw::read(file.number(), &mut name).ok()).unwrap_or(0);
     // A line.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use tidegate::durable;
-use tidegate::log::{Definition, FileGuard, Interrupted, Log, RecordKind};
+use tidegate::log::{Definition, FileGuard, FileRef, Interrupted, LockError, Log, RecordKind};
 
 use super::backlog::Known;
 use super::locate;
@@ -88,6 +88,14 @@ fn void(log: &Log, guard: &FileGuard<'_>, interrupted: &Interrupted) -> io::Resu
             leave(log, guard)
         }
         _ => Ok(()),
+    }
+}
+
+/// Ends the story of a [sealed](FileGuard::is_sealed) file. Whether the file is not sealed.
+pub(crate) fn end_sealed(log: &Log, file: FileRef, timeout: Duration) -> bool {
+    match log.lock_within(file, timeout) {
+        Ok(guard) => !guard.is_sealed() || leave(log, &guard).is_ok(),
+        Err(error) => error == LockError::Stale,
     }
 }
 

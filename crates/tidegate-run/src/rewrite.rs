@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 
-use tidegate::log::{FileRef, Header, Log, RecordKind, copy_to_file};
+use tidegate::log::{FileRef, Header, LockError, Log, RecordKind, copy_to_file};
 
 use super::locate::open_for_writing;
 
@@ -19,6 +19,10 @@ const COPY_BYTES: usize = 1 << 20;
 /// It cannot be written now.
 pub(crate) fn rewrite(log: &Log, entry: FileRef, kept: &File) -> io::Result<()> {
     let guard = log.lock(entry).map_err(io::Error::other)?;
+    if guard.is_sealed() {
+        // What its stream has written since must not be written over. The record is kept.
+        return Err(io::Error::other(LockError::Busy));
+    }
     let records = story_of(log, guard.id())?;
     if records.is_empty() {
         return Ok(());

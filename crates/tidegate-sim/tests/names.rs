@@ -47,6 +47,12 @@ planted! {
     p0_with_a_file_recorded_that_was_renamed: MadeAfterRename;
     p0_with_a_file_renamed_over_that_has_another_name: ReplacedLives;
     p0_with_an_unrecorded_change_of_recorded_names: TouchedWithoutLeave;
+    p0_with_attributes_recorded_while_a_name_is_pending: AttributesWhilePending;
+    p1_with_a_sync_behind_recorded_attributes_answered: AttributesForgotten;
+    p1_with_a_real_sync_taken_for_a_commit: CommitAssumed;
+    p1_with_a_file_that_leaves_unsynced: LeftUnsynced;
+    p1_with_a_seal_that_is_ignored: SealIgnored;
+    p1_with_a_file_covered_without_what_its_stream_wrote: UnsealedUnseen;
     p1_with_a_directory_answered_despite_a_creation: DirectoryIgnoresCreation;
     p1_with_records_retired_before_the_commit: RetiredWithoutCommit;
     p0_with_an_unlinked_file_made_again: UnlinkIgnored;

@@ -9,7 +9,9 @@ use crate::power::Disk;
 use crate::support::{preload_library, succeed, tidegate};
 
 /// The patterns, each a function of a number.
-const PATTERNS: &str = "import os, sqlite3
+const PATTERNS: &str = "import ctypes, os, sqlite3
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
 def made(name, content, prepare=lambda name, file: None):
     file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     os.write(file, content)
@@ -36,6 +38,25 @@ def package(n):
         os.utime(name, (n, n))
     made('tool.dpkg-new', b'tool %d' % n * 200, prepare)
     os.rename('tool.dpkg-new', 'tool')
+    sync_directory('.')
+def status(n):
+    # As C programs write a file, with lines that are longer than the buffer of the stream.
+    text = b'status %d ' % n * 1000
+    stream = ctypes.c_void_p(libc.fopen(b'status-new', b'w'))
+    libc.fputs(b'#' * 10000, stream)
+    libc.rewind(stream)
+    libc.fputs(text, stream)
+    libc.fflush(stream)
+    libc.ftruncate(libc.fileno(stream), len(text))
+    libc.fsync(libc.fileno(stream))
+    libc.fclose(stream)
+    os.rename('status-new', 'status')
+    sync_directory('.')
+def revision(n):
+    made('revision.new', b'revision %d' % n * 50)
+    os.chmod('revision.new', 0o444)
+    os.utime('revision.new', (n, n))
+    os.rename('revision.new', 'revision')
     sync_directory('.')
 def database():
     connection = sqlite3.connect('db', isolation_level=None)
@@ -104,6 +125,49 @@ fn files_with_attributes_of_their_own_wait_for_no_disk() {
 }
 
 #[test]
+fn files_that_streams_write_wait_for_no_disk() {
+    assert_steady("steady(status)");
+}
+
+#[test]
+fn files_whose_attributes_change_behind_their_sync_wait_for_no_disk() {
+    assert_steady("steady(revision)");
+}
+
+/// What a stream writes behind a sync is in no record: the next sync of the file is real, and so is
+/// that of another process.
+#[test]
+fn what_a_stream_writes_behind_a_sync_is_synced_for_real() {
+    let bed = Bed::new();
+    preload_library();
+    let program = format!(
+        "{PATTERNS}{}for other in False, True:
+    for name in 'one', 'two':
+        stream = ctypes.c_void_p(libc.fopen(name.encode(), b'w'))
+        libc.fputs(b'a' * 9000, stream)
+        libc.fflush(stream)
+        libc.fsync(libc.fileno(stream))
+        before = ask()['fsyncs_done']
+        libc.fputs(b'b' * 9000, stream)
+        libc.fflush(stream)
+        if other:
+            file = os.open(name, os.O_RDONLY)
+            os.fsync(file)
+            os.close(file)
+        else:
+            libc.fsync(libc.fileno(stream))
+        assert ask()['fsyncs_done'] > before, (other, name)
+        libc.fclose(stream)
+        os.unlink(name)
+",
+        include_str!("programs/supervisor.py")
+    );
+    let mut command = tidegate();
+    command.args(["run", "--size=64M", "--pool"]).arg(bed.pool()).current_dir(bed.disk());
+    succeed(command.args(["--", "/usr/bin/python3", "-c", &program]));
+}
+
+#[test]
 fn a_database_with_a_rollback_journal_waits_for_no_disk() {
     assert_steady(
         "connection = database()
@@ -141,9 +205,13 @@ for n in range(count): assert open(f'new/{n}', 'rb').read() == b'mail %d' % n * 
 #[test]
 fn what_was_replaced_survives_a_power_cut() {
     cut(
-        "for n in range(30): replace(n); package(n)",
+        "for n in range(30): replace(n); package(n); status(n); revision(n)",
         30,
         "last = count - 1
+assert open('status', 'rb').read() == b'status %d ' % last * 1000
+assert open('revision', 'rb').read() == b'revision %d' % last * 50
+found = os.stat('revision')
+assert (found.st_mode & 0o7777, found.st_mtime) == (0o444, last), found
 assert open('config', 'rb').read() == b'config %d' % last * 100
 assert open('tool', 'rb').read() == b'tool %d' % last * 200
 found = os.stat('tool')

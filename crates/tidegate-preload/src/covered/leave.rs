@@ -43,15 +43,15 @@ fn ended(log: &Log, end: impl Fn() -> Result<(), AppendError>) {
 }
 
 impl Open {
-    /// Makes the file durable by the kernel, and ends its story if it has one. False: the disk
-    /// fails. Then the story goes on, for the log alone has what it promises, and the file's syncs
-    /// are real.
+    /// Makes the file durable by the kernel, if it is not, and ends its story if it has one. False:
+    /// the disk fails. Then the story goes on, for the log alone has what it promises, and the
+    /// file's syncs are real.
     #[must_use]
     pub(crate) fn leave(&self, guard: &FileGuard<'_>) -> bool {
         if !guard.is_logged() {
             return true;
         }
-        if durable::fsync(raw::borrowed(self.fd)).is_err() {
+        if guard.needs_sync() && durable::fsync(raw::borrowed(self.fd)).is_err() {
             guard.note_failure();
             guard.mark_unlogged(false);
             return false;
@@ -218,7 +218,9 @@ fn leave_made_durable<'l>(
         return;
     };
     if guard.is_logged() {
-        make_durable();
+        if guard.needs_sync() {
+            make_durable();
+        }
         ended(log, || guard.end_story());
     }
     then(&guard);

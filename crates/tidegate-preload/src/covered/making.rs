@@ -10,9 +10,11 @@
 //!    locked and all of it was read.
 //! 2. The story begins before the file is read, as at any admission: writes since then are logged,
 //!    and wait for the record.
-//! 3. Where the record cannot answer, the real sync does. It commits what was pending before the
-//!    file was made, so that the record is tried once more behind it: not to answer, but
-//!    since the names of a file that the log has cost no sync.
+//! 3. While a stream is open on the file, which no hook sees, nothing but the record is in its
+//!    story ([`sealed`](super::sealed)).
+//! 4. Where the record cannot answer, the real sync does. It commits what was pending before the
+//!    file was made, and mostly all. Where that is known, the record is tried once more behind it:
+//!    not to answer, but since the names of a file that the log has cost no sync.
 //!
 //! Entry points: [`Open::new_file`], [`Open::sync_new`]; [`answers_directory`].
 
@@ -22,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate::log::{Attributes, Counter, Definition, FileSystemRef, Make, NamesGuard};
 
 use super::{LOCK_TIMEOUT, Locked, Open, Sync};
-use crate::descriptors::{DIRECT, Entry, PINNED, WRITE_ONLY};
+use crate::descriptors::{DIRECT, Entry, WRITE_ONLY};
 use crate::extended::Extended;
 use crate::files::{self, Identified, Seen};
 use crate::new_files::{self, NewFile};
@@ -32,13 +34,22 @@ use crate::path::{self, PathBuffer};
 use crate::process::Holding;
 use crate::raw::Errno;
 use crate::signals::SignalsBlocked;
-use crate::{file_systems, process, raw};
+use crate::{extents, file_systems, process, raw};
 
 /// The largest file that a record makes.
-const MADE_BYTES_MAX: u64 = 128 << 10;
+pub(super) const MADE_BYTES_MAX: u64 = 128 << 10;
 
 /// How long the supervisor is not asked again for what it did not do in time.
 const PAUSE_NS: u64 = 1_000_000_000;
+
+/// What a record is made for.
+#[derive(Clone, Copy)]
+enum Purpose {
+    /// It answers a sync.
+    Answer(Sync),
+    /// The names of a file that a real sync has made durable.
+    Names,
+}
 
 /// A story that has begun, of a file that is to be made by a record.
 struct Story<'d> {
@@ -85,20 +96,36 @@ impl Open {
         let file_system = identified.file_system.reference;
         // Once the supervisor holds the file system, nothing is pending that came before.
         let may_be_quiet = self.is_quiet(new, file_system) || !self.log.is_held(file_system);
-        if may_be_quiet && self.make(new, &identified, wanted).is_some() {
+        if may_be_quiet && self.make(new, &identified, Purpose::Answer(wanted)).is_some() {
             self.log.stats().add(Counter::SyncsMade, 1);
             self.log.stats().add(Counter::SyncsSkipped, 1);
             return 0;
         }
+        let committed = self.committed_by_sync(new, file_system, seen.size());
         let result = self.sync_unmade(self.is_quiet(new, file_system));
         if result == 0 {
-            self.note_committed(new, file_system);
+            self.note_committed(new, file_system, committed);
             if self.is_quiet(new, file_system) {
                 // The file is on the disk: without the record it may be plain.
-                let _ = self.make(new, &identified, Sync::All);
+                let _ = self.make(new, &identified, Purpose::Names);
             }
         }
         result
+    }
+
+    /// The count of changes of the file system of which a real sync from now on will have committed
+    /// all. If it gives the file blocks, that is in a transaction which is not older than any
+    /// change until now. Else only the file's creation is known to be in one.
+    fn committed_by_sync(
+        &self,
+        new: &NewFile,
+        file_system: FileSystemRef,
+        bytes: u64,
+    ) -> Option<u64> {
+        // Counted before the file system is asked.
+        let changes = self.log.changes(file_system);
+        let is_delayed = Holding::new().is_some_and(|_| extents::are_delayed(self.fd, bytes));
+        if is_delayed { Some(changes) } else { new.journaled(file_system) }
     }
 
     /// Makes the sync that no record answers: always as `fsync`, which commits what was pending.
@@ -113,7 +140,7 @@ impl Open {
     /// The file's identity, if it may be made by a record at all.
     fn makeable(&self, seen: &Seen) -> Option<Identified> {
         let may_be = seen.size() <= MADE_BYTES_MAX
-            && !self.known.has(PINNED | DIRECT)
+            && !self.known.has(DIRECT)
             && !process::writes_unseen()
             && !process::in_vfork_child()
             && !self.log.is_suspended()
@@ -131,23 +158,25 @@ impl Open {
         !self.log.is_pending_beside(file_system, is_own)
     }
 
-    /// A real sync has committed the file's creation, and all that was pending before it.
-    fn note_committed(&self, new: &NewFile, file_system: FileSystemRef) {
-        if let Some(journaled) = new.journaled(file_system) {
-            self.log.committed(file_system, journaled);
+    /// A real sync has committed the file's creation, and what was
+    /// [`committed_by_sync`](Self::committed_by_sync).
+    fn note_committed(&self, new: &NewFile, file_system: FileSystemRef, committed: Option<u64>) {
+        if let Some(committed) = committed {
+            self.log.committed(file_system, committed);
         }
         new.numbers(file_system).for_each(|number| self.log.take_off(file_system, number));
     }
 
     /// Covers the file by a record of all of it. None: it is plain as before.
-    fn make(&self, new: &NewFile, identified: &Identified, wanted: Sync) -> Option<()> {
+    fn make(&self, new: &NewFile, identified: &Identified, purpose: Purpose) -> Option<()> {
         let mut path = PathBuffer::new();
         path::of_descriptor(self.fd, &mut path).ok()?;
         let parent = Parent::of_path(libc::AT_FDCWD, path.as_c_str())?;
         let story = self.begin_new(identified, &path)?;
-        let made = self.make_story(new, &story, &parent, wanted);
+        let made = self.make_story(new, &story, &parent, purpose);
         if made.is_none() {
             self.give_up_new(&story);
+            self.pin_again();
         }
         made
     }
@@ -156,13 +185,14 @@ impl Open {
         let new_entry = || files::entry_of(self.log, self.fd, self.known, identified);
         let entry = self.known.entry().or_else(new_entry)?;
         let guard = self.lock(entry).ok()?;
-        if guard.is_pinned() || guard.is_logged() {
+        if guard.is_logged() || !self.may_begin(&guard) {
             return None;
         }
-        let (definition, unlogged) = (identified.definition(path), guard.unlogged());
+        let definition = identified.definition(path);
         // The record says how long it is.
         guard.begin_story(&definition, 0).ok()?;
-        Some(Story { entry, definition, number: guard.story(), unlogged })
+        self.unpin_to_make(&guard);
+        Some(Story { entry, definition, number: guard.story(), unlogged: guard.unlogged() })
     }
 
     fn make_story(
@@ -170,7 +200,7 @@ impl Open {
         new: &NewFile,
         story: &Story<'_>,
         parent: &Parent,
-        wanted: Sync,
+        purpose: Purpose,
     ) -> Option<()> {
         let (device, inode) = (self.known.device, self.known.inode);
         let file_system = story.entry.file_system;
@@ -183,11 +213,11 @@ impl Open {
         let content = self.read(seen.size())?;
         let mut extended = Extended::new();
         extended.read(self.fd)?;
-        let make = self.look(&seen, parent, extended.bytes())?;
+        let make = look(self.fd, &seen, parent, extended.bytes())?;
         if guard.has_own_changes() || !self.is_quiet(new, file_system) {
             return None;
         }
-        let data_only = wanted == Sync::Data;
+        let data_only = matches!(purpose, Purpose::Answer(Sync::Data));
         let made = (&make, content.bytes());
         let is_made = guard.make(made, &story.definition, story.unlogged, data_only);
         is_made.ok().filter(|is_made| *is_made)?;
@@ -195,6 +225,10 @@ impl Open {
             guard.note_journaled(journaled);
         }
         new.numbers(file_system).for_each(|number| self.log.take_off(file_system, number));
+        if matches!(purpose, Purpose::Names) {
+            guard.note_retired();
+        }
+        self.seal(&guard, content.bytes());
         drop(names);
         Some(())
     }
@@ -218,39 +252,9 @@ impl Open {
         is_held
     }
 
-    /// What a record says of the locked file that was `seen`; none where it does not have the one
-    /// name that `parent` has of it, or more than a record says.
-    fn look<'a>(&self, seen: &Seen, parent: &'a Parent, extended: &'a [u8]) -> Option<Make<'a>> {
-        /// Compressed, immutable, appended to only, encrypted, authenticated, mapped directly.
-        const SPECIAL: u64 = 0x4 | 0x10 | 0x20 | 0x800 | 0x10_0000 | 0x20_0000;
-        /// It has extended attributes.
-        const HAS_ATTRIBUTES: u32 = 0x8000_0000;
-        let stat = &seen.stat;
-        let flags = raw::file_flags(self.fd).ok()?;
-        let is_ordinary = seen.attributes & SPECIAL == 0
-            && (flags.flags & !HAS_ATTRIBUTES, flags.project) == (0, 0)
-            && (flags.extent_bytes, flags.cow_extent_bytes) == (0, 0);
-        let child = parent.child()?;
-        let has_the_name =
-            stat.st_nlink == 1 && (child.st_dev, child.st_ino) == (stat.st_dev, stat.st_ino);
-        // It was opened behind the creation, and before the record.
-        let directory = &parent.seen.stat;
-        let attributes = Attributes {
-            mode: stat.st_mode & 0o7777,
-            owner: stat.st_uid,
-            group: stat.st_gid,
-            accessed: timestamp(stat.st_atime, stat.st_atime_nsec),
-            modified: timestamp(stat.st_mtime, stat.st_mtime_nsec),
-            extended,
-        };
-        let parent_changed = timestamp(directory.st_ctime, directory.st_ctime_nsec);
-        let is_said = is_ordinary && has_the_name;
-        is_said.then(|| Make { at: parent.at(), parent_changed, attributes })
-    }
-
     /// Reads all of the file, of so many bytes; none where that would take a record lock of the
     /// program away.
-    fn read(&self, bytes: u64) -> Option<Content> {
+    pub(super) fn read(&self, bytes: u64) -> Option<Content> {
         let mut content = Content::of(usize::try_from(bytes).ok()?)?;
         if !self.known.has(WRITE_ONLY) {
             return content.fill(self.fd).ok().map(|()| content);
@@ -269,12 +273,47 @@ impl Open {
     }
 }
 
+/// What a record says of the locked file that is open as `fd` and was `seen`; none where it does
+/// not have the one name that `parent` has of it, or has more than a record says.
+pub(super) fn look<'a>(
+    fd: c_int,
+    seen: &Seen,
+    parent: &'a Parent,
+    extended: &'a [u8],
+) -> Option<Make<'a>> {
+    /// Compressed, immutable, appended to only, encrypted, authenticated, mapped directly.
+    const SPECIAL: u64 = 0x4 | 0x10 | 0x20 | 0x800 | 0x10_0000 | 0x20_0000;
+    /// It has extended attributes.
+    const HAS_ATTRIBUTES: u32 = 0x8000_0000;
+    let stat = &seen.stat;
+    let flags = raw::file_flags(fd).ok()?;
+    let is_ordinary = seen.attributes & SPECIAL == 0
+        && (flags.flags & !HAS_ATTRIBUTES, flags.project) == (0, 0)
+        && (flags.extent_bytes, flags.cow_extent_bytes) == (0, 0);
+    let child = parent.child()?;
+    let has_the_name =
+        stat.st_nlink == 1 && (child.st_dev, child.st_ino) == (stat.st_dev, stat.st_ino);
+    // It was opened behind the creation, and before the record.
+    let directory = &parent.seen.stat;
+    let attributes = Attributes {
+        mode: stat.st_mode & 0o7777,
+        owner: stat.st_uid,
+        group: stat.st_gid,
+        accessed: timestamp(stat.st_atime, stat.st_atime_nsec),
+        modified: timestamp(stat.st_mtime, stat.st_mtime_nsec),
+        extended,
+    };
+    let parent_changed = timestamp(directory.st_ctime, directory.st_ctime_nsec);
+    let is_said = is_ordinary && has_the_name;
+    is_said.then(|| Make { at: parent.at(), parent_changed, attributes })
+}
+
 fn is_of(guard: &Locked, story: &Story<'_>) -> bool {
     guard.is_logged() && guard.story() == story.number
 }
 
 /// All of a file, in memory that is neither the heap nor the stack.
-struct Content {
+pub(super) struct Content {
     memory: Memory,
     len_bytes: usize,
 }
@@ -319,7 +358,7 @@ impl Content {
         if done == wanted - 1 { Ok(()) } else { Err(libc::ESTALE) }
     }
 
-    fn bytes(&self) -> &[u8] {
+    pub(super) fn bytes(&self) -> &[u8] {
         let memory = match &self.memory {
             Memory::Page(page) => page.bytes(),
             Memory::Mapped(mapped) => mapped.bytes(),

@@ -8,9 +8,9 @@
 //!    the file's story ends before it is changed.
 //!
 //! Entry points: [`Open::of`]; [`Open::write`] (`write`, `place`), [`Open::write_as_opened`]
-//! (`synchronous`), [`Open::truncate`] (`truncate`),
-//! [`Open::sync`] (`sync`, `admission`, `making`), [`change_name`] (`naming`),
-//! [`Open::keep_owner`] (`owner`), [`Open::pin`], [`Open::unseen`] (`leave`).
+//! (`synchronous`), [`Open::truncate`] (`truncate`), [`Open::sync`] (`sync`, `admission`,
+//! `making`), [`change_name`] (`naming`), [`Remade`] (`remade`), [`Open::keep_owner`] (`owner`),
+//! [`Open::pin`] and [`Open::unseen`] (`leave`), [`Open::unseal`] (`sealed`).
 
 mod admission;
 mod descriptor;
@@ -20,7 +20,9 @@ mod naming;
 mod owner;
 mod place;
 mod real;
+mod remade;
 mod repair;
+mod sealed;
 mod sync;
 mod synchronous;
 mod truncate;
@@ -37,6 +39,7 @@ pub(crate) use leave::{Gone, leave_closed, leave_gone, leave_numbers};
 pub(crate) use making::answers_directory;
 pub(crate) use naming::{Changed, change_name};
 pub(crate) use place::Place;
+pub(crate) use remade::Remade;
 pub(crate) use sync::Sync;
 pub(crate) use write::Request;
 
@@ -134,7 +137,7 @@ impl Open {
         record_locks::open(self.known.device, self.known.inode, open)
     }
 
-    /// Locks the file.
+    /// Locks the file. A sealed one has left by then.
     #[inline]
     pub(crate) fn lock(&self, entry: Entry) -> Result<Locked, LockError> {
         self.lock_within(entry, LOCK_TIMEOUT)
@@ -146,6 +149,10 @@ impl Open {
         let guard = locked.or_else(|error| self.lock_again(error, timeout))?;
         if guard.owner_died() {
             repair::file(self.log, self.fd, &guard);
+        }
+        if guard.is_sealed() {
+            // Where the disk fails, its syncs are real, and its changes are refused.
+            let _ = self.leave(&guard);
         }
         let file_system = entry.file_system;
         Ok(Locked { guard, file_system, _holding: holding })

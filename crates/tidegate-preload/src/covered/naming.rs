@@ -6,27 +6,30 @@
 //! 1. A change is recorded only while nothing is pending in the file system, under the lock of its
 //!    names and that of the file. The kernel makes it by the same open directories that the record
 //!    names, before the locks are given back.
-//! 2. A change that fails voids its record. Of a process that is killed in between, the supervisor
+//! 2. Where something is pending, the file would have to be synced before it leaves. If that is
+//!    known to commit all that is pending, the sync is made, and then the record.
+//! 3. A change that fails voids its record. Of a process that is killed in between, the supervisor
 //!    makes the file leave.
-//! 3. What a rename replaces has no other name: it ends here. It may be a plain file.
+//! 4. What a rename replaces has no other name: it ends here. It may be a plain file.
 //!
 //! Entry point: [`change_name`].
 #![allow(unsafe_code)] // system calls
 
 use std::ffi::{CStr, c_int, c_uint};
 
+use tidegate::durable;
 use tidegate::log::{
     Counter, FileGuard, FileHandle, FileRef, Log, NameChange, NameRecord, NamesGuard, Ticket,
 };
 
 use super::LOCK_TIMEOUT;
 use super::leave::leave_locked;
-use crate::file_systems;
-use crate::files::Identified;
+use crate::files::{Identified, Seen};
 use crate::parents::Parent;
-use crate::path::PathBuffer;
+use crate::path::{Opened, PathBuffer};
 use crate::process::{self, Holding};
 use crate::raw::{self, words};
+use crate::{extents, file_systems, record_locks};
 
 /// A directory, and a path in it.
 pub(crate) type Path<'p> = (c_int, &'p CStr);
@@ -94,7 +97,8 @@ pub(crate) fn change_name(asked: Changed<'_>) -> Option<isize> {
         return None;
     }
     let _holding = Holding::new()?;
-    Change::find(log, asked, &stat)?.run()
+    let change = Change::find(log, asked, &stat)?;
+    change.run().or_else(|| change.commit_pending().then(|| change.run())?)
 }
 
 fn is_file(stat: &libc::stat) -> bool {
@@ -147,6 +151,32 @@ impl<'p> Change<'p> {
         }
         self.log.stats().add(Counter::NamesRecorded, 1);
         Some(result)
+    }
+
+    /// Syncs the file for real where it would have to leave for what is pending, if this is known
+    /// to commit all of that. Whether it was synced.
+    fn commit_pending(&self) -> bool {
+        let file_system = self.identified.file_system.reference;
+        let guard = self.log.lock_within(self.file, LOCK_TIMEOUT).ok();
+        let leaves = guard.is_some_and(|guard| guard.is_covered() && guard.needs_sync());
+        if !leaves || !self.log.is_pending(file_system) {
+            return false;
+        }
+        let (key, (directory, path)) = (&self.identified.key, self.asked.from());
+        let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+        let open = || Opened::open(directory, path, flags);
+        let Some(opened) = record_locks::open(key.device, key.inode, open) else { return false };
+        // Counted before the file system is asked.
+        let changes = self.log.changes(file_system);
+        let is_it = Seen::of(opened.number()).ok().filter(|seen| {
+            (seen.stat.st_dev, seen.stat.st_ino) == (key.device, key.inode)
+                && extents::are_delayed(opened.number(), seen.size())
+        });
+        let is_synced = is_it.is_some() && durable::fsync(raw::borrowed(opened.number())).is_ok();
+        if is_synced {
+            self.log.committed(file_system, changes);
+        }
+        is_synced
     }
 
     fn may_be_recorded(

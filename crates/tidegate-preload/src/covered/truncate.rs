@@ -4,7 +4,8 @@
 //! 1. The truncation of a covered file is recorded, and then made in the kernel, only while nothing
 //!    is pending in its file system: recovery always applies a cut, which must not outlive an
 //!    earlier change that it lacks. Else the file leaves first.
-//! 2. That of a plain file is counted as pending.
+//! 2. That of a plain file is counted as pending; that of a new one will be in the record that
+//!    makes it.
 
 use tidegate::log::{Change, FileGuard, Ticket};
 
@@ -18,7 +19,7 @@ impl Open {
     /// Truncates the file to `size` bytes; `kernel` is the program's own system call.
     pub(crate) fn truncate(&self, size: u64, kernel: impl FnOnce() -> isize) -> isize {
         if let Some(in_flight) = plain::enter(self.log, &self.known) {
-            let result = metadata::counted(kernel);
+            let result = self.truncate_plain(kernel);
             drop(in_flight);
             return result;
         }
@@ -29,13 +30,17 @@ impl Open {
             return self.without_lock(entry, || metadata::counted(kernel));
         };
         if !guard.is_logged() {
-            return metadata::counted(kernel);
+            return self.truncate_plain(kernel);
         }
         let recorded = self.may_be_recorded(&guard, size).then(|| self.record_size(&guard, size));
         if let Some(Ok((ticket, position))) = recorded {
             return self.cut(&guard, ticket, position, size, kernel);
         }
         if self.leave(&guard) { metadata::counted(kernel) } else { negated(libc::EIO) }
+    }
+
+    fn truncate_plain(&self, kernel: impl FnOnce() -> isize) -> isize {
+        metadata::counted_new(self.fd, (self.known.device, self.known.inode), kernel)
     }
 
     fn may_be_recorded(&self, guard: &Locked, size: u64) -> bool {

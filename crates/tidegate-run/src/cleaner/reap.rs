@@ -36,7 +36,8 @@ impl Worker {
         let process = process.as_raw_nonzero().get().unsigned_abs();
         self.log.release_lanes_of(process);
         let repaired = repair::repair_after(&self.log, process, LOCK_TIMEOUT);
-        let pinned = self.log.stop_keeping_of(process, LOCK_TIMEOUT);
+        let mut pinned = self.log.stop_keeping_of(process, LOCK_TIMEOUT);
+        pinned.retain(|file| !self.gives_back(process, *file, LOCK_TIMEOUT));
         if !repaired.left.is_empty() || !pinned.is_empty() {
             self.events.send(Event::Notice(
                 "what a dead process left is in use and cannot be repaired yet; it is tried again"
@@ -53,9 +54,15 @@ impl Worker {
         let Unrepaired { operations, mut pinned } = std::mem::take(&mut self.unrepaired);
         self.note(repair::repair(&self.log, operations, Duration::ZERO));
         repair::release_names(&self.log, false);
-        pinned
-            .retain(|(process, file)| !self.log.stop_keeping_for(*process, *file, Duration::ZERO));
+        pinned.retain(|(process, file)| !self.gives_back(*process, *file, Duration::ZERO));
         self.unrepaired.pinned = pinned;
+    }
+
+    /// Gives back one pin of a process that has ended. A file that it has sealed leaves before:
+    /// what its stream has written since is in no record.
+    fn gives_back(&self, process: u32, file: FileRef, timeout: Duration) -> bool {
+        repair::end_sealed(&self.log, file, timeout)
+            && self.log.stop_keeping_for(process, file, timeout)
     }
 
     fn note(&mut self, repaired: Repaired) {
@@ -79,6 +86,22 @@ mod tests {
     use super::super::failure::PAUSE_LEAST;
     use super::super::failure::tests::worker;
     use super::super::handle::Job;
+
+    /// Recovery would put what was recorded over what the process has written since.
+    #[test]
+    fn a_file_that_was_sealed_by_a_process_that_ended_leaves() {
+        let trial = Trial::new();
+        let (mut worker, events) = worker(&trial);
+        let file = trial.file("file", b"data");
+        trial.begin_story(&file, "file");
+        trial.lock(&file).keep_unlogged();
+        assert!(trial.lock(&file).is_sealed());
+        let ended = Job::Ended(rustix::process::getpid());
+        worker.jobs.lock().unwrap().push_back(ended);
+        worker.step();
+        let guard = trial.lock(&file);
+        assert!(!guard.is_pinned() && !guard.is_logged() && events.try_iter().next().is_none());
+    }
 
     /// Else its slot would hold the tail, and its mark keep the file plain, until the whole tree
     /// has ended.

@@ -240,6 +240,11 @@ impl Kernel {
         }
     }
 
+    /// The file has bytes without a block on the disk: they get one when they are written back.
+    pub(super) fn is_delayed(&self, inode: Inode) -> bool {
+        self.files.get(&inode).is_some_and(|file| file.is_dirty && !file.is_allocated)
+    }
+
     /// Commits the journal.
     pub(super) fn commit(&mut self) {
         self.committed = self.changes();

@@ -6,9 +6,17 @@
 //! - B1: a new file is admitted by a record, if nothing else is pending and its names never
 //!   changed.
 //! - B2: a change of names of a covered file is recorded before it is made, if nothing is pending.
-//! - B3: any other change that touches a file with names in the log first makes it leave.
+//! - B3: any other change that touches a file with names in the log first makes it leave. But a
+//!   change of the attributes of a file that was made, and has its name still, is recorded behind
+//!   it by a second record of all of the file, if nothing is pending. A file that a real sync has
+//!   made durable before its record leaves without another one. One that would have to be synced to
+//!   leave is synced, and stays, where that commits all that is pending.
 //! - B4: the creation of a regular file holds up a sync of a directory only.
-//! - B5: a sync behind a recorded change of names is answered only if nothing is pending.
+//! - B5: a sync behind a recorded change of names or attributes is answered only if nothing is
+//!   pending. A real sync that gives a file blocks commits all that was pending before it.
+//! - B10: a file on which a stream is open, whose writes are not seen, has no story but the one
+//!   record that makes it: it is sealed. Whatever else is to be done with it makes it leave. When
+//!   the stream is closed it is covered if it is as in the record, and leaves otherwise.
 
 use std::collections::BTreeMap;
 
@@ -70,8 +78,17 @@ struct Known {
     created_at: Option<Slot>,
     /// The log has changes of its names, or its creation.
     has_names: bool,
+    /// It was made by a record, and its names were not changed since.
+    is_as_made: bool,
+    /// A real sync has made durable what the log has promised of it.
+    is_retired: bool,
+    /// A stream is open on it.
+    is_pinned: bool,
+    /// What a record has of it that was made while a stream was open.
+    sealed_version: usize,
     is_written: bool,
-    /// A record has changed its names since its last sync, which would commit that.
+    /// A record has changed its names or attributes since its last sync; the next one would commit
+    /// that.
     was_named: bool,
     /// It grew, and neither a mark nor a real sync came since.
     has_grown: bool,
@@ -170,21 +187,65 @@ impl Library {
     }
 
     /// To be called before the kernel's write.
-    pub(super) fn write(&mut self, kernel: &Kernel, inode: Inode, version: usize) {
+    pub(super) fn write(&mut self, both: &mut Both, inode: Inode, version: usize) {
+        self.break_seal(both, inode);
+        let kernel = &both.kernel;
         let (change, grows) = (kernel.changes(), kernel.version(inode) == 0);
         let known = self.known(inode);
         known.is_written = true;
         if known.is_covered {
             known.last_change = change;
             known.has_grown |= grows;
+            known.is_retired = false;
             self.append(kernel, Record::Write { inode, version, grows });
         }
     }
 
+    /// A stream is opened on the file, or the one that is open is closed.
+    pub(super) fn toggle_stream(&mut self, both: &mut Both, inode: Inode) {
+        let known = *self.known(inode);
+        let is_same = known.sealed_version == both.kernel.version(inode)
+            || self.fault == NamesFault::UnsealedUnseen;
+        if known.is_covered && !(known.is_pinned && is_same) {
+            self.leave(both, inode);
+        }
+        self.known(inode).is_pinned = !known.is_pinned;
+    }
+
+    /// A stream is open on the file.
+    pub(super) fn has_stream(&mut self, inode: Inode) -> bool {
+        self.known(inode).is_pinned
+    }
+
+    /// Rule B10: something is about to be done with the file.
+    fn break_seal(&mut self, both: &mut Both, inode: Inode) {
+        let known = *self.known(inode);
+        if known.is_pinned && known.is_covered && self.fault != NamesFault::SealIgnored {
+            self.leave(both, inode);
+        }
+    }
+
     pub(super) fn set_mode(&mut self, both: &mut Both, inode: Inode, mode: usize) {
-        self.touch(both, inode);
+        self.break_seal(both, inode);
+        let is_recorded = self.may_record_attributes(inode);
+        if !is_recorded {
+            self.touch(both, inode);
+        }
         both.each(|kernel| kernel.set_mode(inode, mode));
-        self.note_plain(&both.kernel, Some(inode));
+        if is_recorded {
+            self.known(inode).last_change = both.kernel.changes();
+            self.make(&both.kernel, inode, false);
+            self.known(inode).was_named = self.fault != NamesFault::AttributesForgotten;
+        } else {
+            self.note_plain(&both.kernel, Some(inode));
+        }
+    }
+
+    /// Rule B3.
+    fn may_record_attributes(&mut self, inode: Inode) -> bool {
+        let known = *self.known(inode);
+        let is_quiet = !self.is_pending(None) || self.fault == NamesFault::AttributesWhilePending;
+        known.is_covered && known.is_as_made && known.has_names && is_quiet && !known.has_own_change
     }
 
     /// Makes a change of names, recorded or not.
@@ -198,8 +259,12 @@ impl Library {
             NameChange::Rename { replaced, .. } => replaced,
             _ => None,
         };
-        let is_recorded =
-            called == Called::Simply && self.may_record(&both.kernel, inode, replaced);
+        self.break_seal(both, inode);
+        let may_be_recorded = |this: &mut Self, both: &Both| {
+            called == Called::Simply && this.may_record(&both.kernel, inode, replaced)
+        };
+        let is_recorded = may_be_recorded(self, both)
+            || self.commit_pending(both, inode) && may_be_recorded(self, both);
         if is_recorded {
             // With its new name the file system may have allocated what it grew by.
             self.mark(&both.kernel, inode);
@@ -217,6 +282,8 @@ impl Library {
         if is_recorded {
             self.known(inode).last_change = both.kernel.changes();
             self.known(inode).was_named = true;
+            self.known(inode).is_as_made = false;
+            self.known(inode).is_retired = false;
         } else {
             self.known(inode).created_at = None;
             self.note_plain(&both.kernel, Some(inode));
@@ -231,6 +298,20 @@ impl Library {
                 self.files.remove(&inode);
             }
         }
+    }
+
+    /// Rule B3: a file that would have to be synced to leave is synced, and stays, where that
+    /// commits all that is pending.
+    fn commit_pending(&mut self, both: &mut Both, inode: Inode) -> bool {
+        let known = *self.known(inode);
+        let commits = known.is_covered
+            && !known.is_retired
+            && self.is_pending(None)
+            && both.kernel.is_delayed(inode);
+        if commits {
+            self.sync_really(both, inode);
+        }
+        commits
     }
 
     fn mark(&mut self, kernel: &Kernel, inode: Inode) {
@@ -257,15 +338,21 @@ impl Library {
     }
 
     fn leave(&mut self, both: &mut Both, inode: Inode) {
-        self.sync_really(both, inode);
+        if !self.known(inode).is_retired {
+            self.sync_really(both, inode);
+        }
         self.append(&both.kernel, Record::Leave { inode });
-        let last_change = self.known(inode).last_change;
-        self.files.insert(inode, Known { last_change, ..Known::default() });
+        let Known { last_change, is_pinned, .. } = *self.known(inode);
+        self.files.insert(inode, Known { is_pinned, last_change, ..Known::default() });
     }
 
     /// A real sync that the program may not have asked for: without Tidegate the same may happen
     /// from outside.
     fn sync_really(&mut self, both: &mut Both, inode: Inode) {
+        let is_delayed = both.kernel.is_delayed(inode);
+        if is_delayed || self.fault == NamesFault::CommitAssumed {
+            self.committed = self.committed.max(both.kernel.changes());
+        }
         both.sync_from_outside(inode);
         self.note_synced(both, inode);
     }
@@ -284,6 +371,7 @@ impl Library {
 
     /// A sync of a file; `covers` says whether a real one covers it.
     pub(super) fn sync(&mut self, both: &mut Both, inode: Inode, data_only: bool, covers: bool) {
+        self.break_seal(both, inode);
         let known = *self.known(inode);
         if !known.is_covered {
             if self.may_make(&both.kernel, inode) {
@@ -293,6 +381,7 @@ impl Library {
             }
             return;
         }
+        self.known(inode).is_retired = false;
         let is_changed = if data_only { known.has_grown } else { known.is_written };
         let commits = is_changed || known.was_named;
         if known.has_own_change || commits && self.is_pending(None) {
@@ -309,8 +398,13 @@ impl Library {
 
     fn sync_plain(&mut self, both: &mut Both, inode: Inode, covers: bool) {
         self.sync_really(both, inode);
+        if self.may_make(&both.kernel, inode) {
+            self.make(&both.kernel, inode, false);
+            self.known(inode).is_retired = true;
+            return;
+        }
         self.known(inode).created_at = None;
-        if covers {
+        if covers && !self.known(inode).is_pinned {
             self.known(inode).is_covered = true;
             self.append(&both.kernel, Record::Cover { inode });
         }
@@ -340,10 +434,14 @@ impl Library {
         self.append(kernel, Record::Make { inode, made });
         self.pending.retain(|pending| pending.owner != Some(inode));
         self.creations.retain(|pending| pending.owner != Some(inode));
-        let last_change = self.known(inode).last_change;
+        let Known { last_change, is_pinned, .. } = *self.known(inode);
         let known = Known {
+            is_pinned,
+            sealed_version: kernel.version(inode),
+            is_retired: self.fault == NamesFault::LeftUnsynced,
             is_covered: true,
             has_names: true,
+            is_as_made: true,
             // `fdatasync` may have committed nothing: `fsync` would.
             is_written: data_only,
             last_change,

@@ -1,5 +1,4 @@
-//! New files and names under `tidegate run` (stage B): an executable model of rules that have no
-//! product code yet.
+//! New files and names under `tidegate run` (stage B): an executable model of the rules.
 //!
 //! One history of a program's calls is played on two kernels: on one beside the log, whose syncs
 //! the log answers where the rules let it, and on a *twin* whose syncs are all real. What happens
@@ -50,6 +49,18 @@ pub enum NamesFault {
     ReplacedLives,
     /// A change of names that is not recorded touches a file that has names in the log.
     TouchedWithoutLeave,
+    /// Attributes are recorded while something else is pending.
+    AttributesWhilePending,
+    /// A sync behind recorded attributes is answered though something else is pending.
+    AttributesForgotten,
+    /// A real sync that has given the file no blocks is taken for a commit of all that is pending.
+    CommitAssumed,
+    /// A file that no real sync has made durable leaves without one.
+    LeftUnsynced,
+    /// Something is done with a file on which a stream is open as if it was not.
+    SealIgnored,
+    /// A file is covered when its stream is closed, whatever that has written.
+    UnsealedUnseen,
     /// The sync of a directory is answered though a file was created that no record has.
     DirectoryIgnoresCreation,
     /// Records are retired before the journal was committed.
@@ -129,7 +140,7 @@ impl Life {
 
     /// Something that a program, an outsider or the supervisor does.
     fn step(&mut self, random: &mut Random) {
-        match random.below(20) {
+        match random.below(22) {
             0..3 => self.create(random),
             3 => self.write(random),
             4 => self.set_mode(random),
@@ -142,6 +153,8 @@ impl Life {
                 self.library.other_changed(&self.both.kernel);
             }
             18 => self.happen_outside(random),
+            19 => self.toggle_stream(random),
+            20 => self.write_by_stream(random),
             _ => {
                 let until = random.below(self.library.log.len() + 1);
                 self.steps.push(format!("clean, retire {until} records"));
@@ -196,7 +209,30 @@ impl Life {
         self.version += 1;
         let version = self.version;
         self.steps.push(format!("write {inode}, version {version}"));
-        self.library.write(&self.both.kernel, inode, version);
+        self.library.write(&mut self.both, inode, version);
+        self.change_content(inode, version);
+    }
+
+    fn toggle_stream(&mut self, random: &mut Random) {
+        let Some((_, inode)) = self.pick_name(random) else { return };
+        self.steps.push(format!("open or close a stream on {inode}"));
+        self.library.toggle_stream(&mut self.both, inode);
+    }
+
+    /// A write that the library does not see.
+    fn write_by_stream(&mut self, random: &mut Random) {
+        let mut inodes: Vec<Inode> = self.names().into_iter().map(|(_, inode)| inode).collect();
+        inodes.retain(|inode| self.library.has_stream(*inode));
+        if inodes.is_empty() {
+            return;
+        }
+        let inode = *random.pick(&inodes);
+        self.version += 1;
+        self.steps.push(format!("write {inode} by its stream, version {}", self.version));
+        self.change_content(inode, self.version);
+    }
+
+    fn change_content(&mut self, inode: Inode, version: usize) {
         self.both.each(|kernel| kernel.write(inode, version));
         let changes = self.both.twin.changes();
         let first = if inode < INITIAL_FILES { 0 } else { changes };

@@ -118,6 +118,7 @@ impl Stories {
             Record::Make { inode, made } => {
                 self.made.insert(inode, made);
                 self.versions.insert(inode, made.version);
+                self.grown.remove(&inode);
                 self.names.add(&inode, NameFact::Made(made.slot), 1);
             }
             Record::Write { inode, version, grows } => {

@@ -39,7 +39,7 @@ const SUSPENDED_AT: u64 = 704;
 const KEPT_AT: u64 = 720;
 /// A half word: some file waits for that.
 const WANT_KEPT_AT: u64 = 724;
-/// Not zero: the story of some file has begun since the log is in use.
+/// How many stories of files have begun since the log is in use.
 const STORIES_AT: u64 = 728;
 /// When the first record of names was appended that is not on its way to be retired, in nanoseconds
 /// of the monotonic clock; 0: there is none.
@@ -216,7 +216,7 @@ impl Control {
         self.memory.word(SUSPENDED_AT)
     }
 
-    /// Not zero: the story of some file has begun.
+    /// How many stories of files have begun.
     pub(super) fn stories(&self) -> &AtomicU64 {
         self.memory.word(STORIES_AT)
     }

@@ -79,7 +79,8 @@ pub(super) fn forget(control: &Control, file: FileRef, process: u32) {
 
 impl Log {
     /// Gives back all files that `process`, which is dead, has kept unlogged. Those that a living
-    /// process has locked for longer than `timeout` are handed back, for
+    /// process has locked for longer than `timeout`, and those that are
+    /// [sealed](super::FileGuard::is_sealed), are handed back, for
     /// [`stop_keeping_for`](Self::stop_keeping_for).
     pub fn stop_keeping_of(&self, process: u32, timeout: Duration) -> Vec<FileRef> {
         let process = u64::from(process);
@@ -100,7 +101,7 @@ impl Log {
     }
 
     /// Gives back one mark of one file that `process`, which is dead, has kept unlogged. Whether it
-    /// was given back, now or before.
+    /// was given back, now or before. That of a sealed file is not: its story has to end before.
     pub fn stop_keeping_for(&self, process: u32, file: FileRef, timeout: Duration) -> bool {
         let process = u64::from(process);
         let note = places(&self.control, file, process).find(|note| note.is(file, process));
@@ -109,6 +110,7 @@ impl Log {
 
     fn give_back(&self, note: &Note<'_>, file: FileRef, process: u64, timeout: Duration) -> bool {
         match self.lock_within(file, timeout) {
+            Ok(guard) if guard.is_sealed() => false,
             Ok(guard) => {
                 // Once more, under the lock: a note is removed once.
                 if note.is(file, process) {

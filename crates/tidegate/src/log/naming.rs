@@ -215,11 +215,12 @@ impl NamesGuard<'_> {
 }
 
 impl FileGuard<'_> {
-    /// Covers a file whose story has [begun](Self::begin_story) by a record of all of it. The
-    /// names' lock is held, and nothing of the file was changed since `make` and `content` were
-    /// looked at, which was after the file was locked and no plain write of it was in flight.
-    /// `unlogged` is [what it was](Self::unlogged) when the story began. With `data_only` the
-    /// record answers an `fdatasync`. False: the file was changed around the log.
+    /// Covers a file whose story has [begun](Self::begin_story) by a record of all of it; or
+    /// records all of a covered one anew, whose names are as in its first such record. The names'
+    /// lock is held, and nothing of the file was changed since `make` and `content` were looked
+    /// at, which was after the file was locked and no plain write of it was in flight. `unlogged`
+    /// is [what it was](Self::unlogged) when the story began. With `data_only` the record answers
+    /// an `fdatasync`. False: the file was changed around the log.
     ///
     /// # Errors
     /// [`AppendError`]: the file is not covered.
@@ -262,11 +263,23 @@ impl FileGuard<'_> {
     /// count of changes in the file system was before it did.
     pub fn note_named(&self, journaled: u64) {
         self.entry().journaled_changes().fetch_max(journaled, Ordering::SeqCst);
-        self.set(flag::NAMED | flag::RENAMED);
+        self.set(flag::NAMED | flag::RENAMED | flag::MOVED);
     }
 
-    /// A recorded change of the file's names came after its last sync: the next one would commit
-    /// that, `fdatasync` perhaps too.
+    /// The kernel has made a change of the file's attributes, which was recorded. `journaled` is as
+    /// for [`note_named`](Self::note_named).
+    pub fn note_attributes(&self, journaled: u64) {
+        self.entry().journaled_changes().fetch_max(journaled, Ordering::SeqCst);
+        self.set(flag::NAMED);
+    }
+
+    /// The story has changed the file's names.
+    pub fn was_moved(&self) -> bool {
+        self.has(flag::MOVED)
+    }
+
+    /// A recorded change of the file's names or attributes came after its last sync: the next one
+    /// would commit that, `fdatasync` perhaps too.
     pub fn was_named(&self) -> bool {
         self.has(flag::NAMED)
     }
@@ -335,6 +348,46 @@ mod tests {
         assert!(!guard.has_names() && guard.is_covered(), "what was retired is on the disk");
         guard.end_story().unwrap();
         assert_eq!(log.made_files(), []);
+    }
+
+    #[test]
+    fn a_sealed_file_is_covered_again_only_where_nobody_has_marked_it() {
+        let log = log();
+        let file = made(&log, false);
+        let guard = log.lock(file).unwrap();
+        guard.keep_unlogged();
+        assert!(guard.is_sealed() && !guard.is_covered());
+        let sealed = guard.unlogged();
+        guard.keep_unlogged();
+        assert!(!guard.unseal(guard.unlogged()), "two may change it");
+        guard.stop_keeping();
+        assert!(!guard.unseal(sealed), "it may have been changed since");
+        assert!(guard.is_sealed() && guard.unseal(guard.unlogged()));
+        assert!(guard.is_covered() && !guard.is_sealed() && log.keepers().next().is_none());
+        guard.keep_unlogged();
+        let process = log.keepers().next().unwrap();
+        drop(guard);
+        assert_eq!(log.stop_keeping_of(process, std::time::Duration::ZERO), [file], "not yet");
+        log.lock(file).unwrap().end_story().unwrap();
+        assert!(log.stop_keeping_of(process, std::time::Duration::ZERO).is_empty());
+    }
+
+    #[test]
+    fn a_file_that_was_made_durable_before_its_record_needs_no_sync_until_one_is_answered() {
+        let log = log();
+        let file = made(&log, false);
+        let guard = log.lock(file).unwrap();
+        assert!(guard.needs_sync());
+        guard.note_retired();
+        assert!(!guard.needs_sync());
+        log.note_sync_skipped(file);
+        assert!(guard.needs_sync(), "the record may have more");
+        guard.note_retired();
+        guard.mark(3).unwrap();
+        assert!(guard.needs_sync());
+        guard.note_retired();
+        guard.note_failure();
+        assert!(guard.needs_sync());
     }
 
     #[test]

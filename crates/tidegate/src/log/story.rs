@@ -91,7 +91,15 @@ impl Log {
     /// The story of some file has begun since the log is in use.
     #[inline]
     pub fn has_stories(&self) -> bool {
-        self.control.stories().load(Ordering::SeqCst) != 0
+        self.stories() != 0
+    }
+
+    /// How many stories have begun since the log is in use, and are found by
+    /// [`logged_with`](Self::logged_with). One that is found and not counted yet has made nothing
+    /// durable.
+    #[inline]
+    pub fn stories(&self) -> u64 {
+        self.control.stories().load(Ordering::SeqCst)
     }
 
     /// Counts a change of the names or attributes of a file whose changes are logged: to be called
@@ -125,12 +133,6 @@ impl Log {
         entry.flags().load(Ordering::SeqCst) & flag::GREW != 0
     }
 
-    fn note_stories(&self) {
-        if !self.has_stories() {
-            self.control.stories().store(1, Ordering::SeqCst);
-        }
-    }
-
     /// Ends the story of a file whose lock cannot be had: its holder is stopped, or is the calling
     /// thread. The file must have been made durable before. The file is plain from now on.
     ///
@@ -149,11 +151,12 @@ impl Log {
         Ok(())
     }
 
-    /// A sync of a covered file had nothing to do.
+    /// A sync of a covered file was answered by what the log has.
     #[inline]
     pub fn note_sync_skipped(&self, file: FileRef) {
         let entry = table::entry(&self.control, file.index);
         entry.unsynced_bytes().store(0, Ordering::Relaxed);
+        entry.retired_end().store(0, Ordering::Relaxed);
     }
 
     /// Asks the supervisor to hold a descriptor of the file, which hears of each failed write-back.
@@ -262,8 +265,8 @@ impl FileGuard<'_> {
         let story = self.entry().defined_at().load(Ordering::Relaxed);
         self.entry().story().store(story, Ordering::Relaxed);
         self.own_synced(self.own_changes());
-        self.log().note_stories();
         self.set(flag::LOGGED);
+        self.log().control.stories().fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 
@@ -469,7 +472,7 @@ impl FileGuard<'_> {
             self.entry().marked_at().store(end, Ordering::Relaxed);
             self.entry().durable_size().store(size, Ordering::Relaxed);
         }
-        self.entry().unsynced_bytes().store(0, Ordering::Relaxed);
+        self.log().note_sync_skipped(self.file());
         self.clear(flag::GREW | flag::WRITTEN);
         Ok(())
     }

@@ -153,15 +153,18 @@ pub(super) mod flag {
     /// The file's names or attributes were changed since the story's last definition.
     pub(in crate::log) const RENAMED: u64 = 2048;
 
-    /// The story has changed the file's names since its last sync.
+    /// The story has changed the file's names or attributes since its last sync.
     pub(in crate::log) const NAMED: u64 = 4096;
     /// The story was covered by a record that can make the file again: the supervisor need not hold
     /// a descriptor of the file.
     pub(in crate::log) const MADE: u64 = 8192;
 
+    /// The story has changed the file's names.
+    pub(in crate::log) const MOVED: u64 = 16384;
+
     /// What is true of one story only.
     pub(in crate::log) const OF_STORY: u64 =
-        COVERED | LOGGED | GREW | WRITTEN | DENSE | CUT | RENAMED | NAMED | MADE;
+        COVERED | LOGGED | GREW | WRITTEN | DENSE | CUT | RENAMED | NAMED | MADE | MOVED;
 }
 
 /// Entry `index`, which must be below [`FILES_MAX`].

@@ -112,9 +112,46 @@ impl FileGuard<'_> {
         self.is_live() && self.entry.last_end().load(Ordering::Relaxed) > retired_end
     }
 
+    /// A real sync has made durable all that the log has promised of the file. It may have more,
+    /// which the next [answered](Log::note_sync_skipped) sync promises.
+    pub fn note_retired(&self) {
+        let last_end = self.entry.last_end().load(Ordering::Relaxed);
+        self.entry.retired_end().store(last_end, Ordering::Relaxed);
+    }
+
+    /// The disk may lack something that the log has promised of the file.
+    pub fn needs_sync(&self) -> bool {
+        self.has_unretired() || self.has(flag::FAILED | flag::DROPPED)
+    }
+
     /// The file may change at any time in ways that are not logged.
     pub fn is_pinned(&self) -> bool {
         self.entry.pins().load(Ordering::Relaxed) > 0
+    }
+
+    /// How many may change the file at any time in ways that are not logged.
+    pub fn pins(&self) -> u64 {
+        self.entry.pins().load(Ordering::SeqCst)
+    }
+
+    /// A pinned file has a story: one record of all that it was when its sync was answered. Nothing
+    /// but the end of the pin may be done with it before the story has ended.
+    #[inline]
+    pub fn is_sealed(&self) -> bool {
+        self.is_pinned() && self.is_logged()
+    }
+
+    /// Takes the one pin of a sealed file back, which belongs to this process: nothing was changed
+    /// around the log since [`unlogged`](Self::unlogged) was as given. Whether the story goes on
+    /// as one of a covered file: not where another process marked the file since.
+    pub fn unseal(&self, unlogged: u64) -> bool {
+        let is_as_sealed = self.is_sealed() && self.pins() == 1 && self.unlogged() == unlogged;
+        if is_as_sealed {
+            keepers::forget(&self.log.control, self.file, current_process());
+            self.entry.synced().fetch_max(unlogged, Ordering::SeqCst);
+            self.entry.pins().fetch_sub(1, Ordering::SeqCst);
+        }
+        is_as_sealed
     }
 
     /// A change that the log does not have was or will be made; with `pin`, at any time until

@@ -1,0 +1,123 @@
+//! Changes of the attributes of files that the log can make again: a second record of all of the
+//! file says them.
+//!
+//! Invariants:
+//! 1. A change is recorded only while nothing is pending in the file system, under the lock of its
+//!    names and that of the file, as one of names is. The record comes behind the change: until
+//!    then the change is counted as pending, and a process that is killed in between leaves it so.
+//! 2. The next sync of the file would commit the change: it is answered only while nothing is
+//!    pending, as one behind a change of names.
+//! 3. A file whose names were changed since it was made is left to the kernel, and so is one with
+//!    more than a record says.
+//!
+//! Entry points: [`Remade::find`], [`Remade::change`].
+
+use std::ffi::{CStr, c_int};
+
+use tidegate::log::{FileGuard, Log, NamesGuard};
+
+use super::making::{MADE_BYTES_MAX, look};
+use super::{LOCK_TIMEOUT, Open};
+use crate::descriptors::{Entry, Known};
+use crate::extended::Extended;
+use crate::files::{self, Identified, Seen};
+use crate::metadata;
+use crate::parents::Parent;
+use crate::path::{self, Opened, PathBuffer};
+use crate::process::{self, Holding};
+use crate::record_locks::{self, Unlocked};
+use crate::signals::SignalsBlocked;
+
+/// A file that the log can make again, opened once more.
+pub(crate) struct Remade {
+    open: Open,
+    identified: Identified,
+    path: PathBuffer,
+    /// Keeps the descriptor of `open`.
+    _opened: Unlocked,
+}
+
+impl Remade {
+    /// The file with these numbers at a path, if a change of its attributes may be recorded.
+    pub(crate) fn find(
+        log: &'static Log,
+        (device, inode): (u64, u64),
+        (directory, at, flags): (c_int, &CStr, c_int),
+    ) -> Option<Self> {
+        let _holding = Holding::new().filter(|_| log.may_have(device, inode))?;
+        let file = log.logged_with(device, inode).filter(|file| log.has_names(*file))?;
+        let is_free = !process::is_apart() && !process::in_vfork_child();
+        let flags = flags | libc::O_RDONLY | libc::O_NOATIME | libc::O_NONBLOCK | libc::O_NOCTTY;
+        let open = || Opened::open(directory, at, flags);
+        let opened = is_free.then(|| record_locks::open(device, inode, open))??;
+        let identified = files::identify(log, opened.number())?;
+        let file_system = identified.file_system.reference;
+        let entry = Entry { file, file_system };
+        let known = Known::of_file(device, inode, 0).with_entry(entry);
+        let open = Open { log, fd: opened.number(), known };
+        let mut path = PathBuffer::new();
+        path::of_descriptor(open.fd, &mut path).ok()?;
+        let is_it = log.find(&identified.key).ok()? == Some(file);
+        is_it.then_some(Self { open, identified, path, _opened: opened })
+    }
+
+    /// Makes a change of the file's attributes with a record of it: what `call` returns. It is
+    /// given back where nothing was done.
+    pub(crate) fn change<R, F: FnOnce() -> R>(&self, call: F) -> Result<R, F> {
+        let _signals = SignalsBlocked::new();
+        let (log, file_system) = (self.open.log, self.identified.file_system.reference);
+        let Some(_holding) = Holding::new() else { return Err(call) };
+        let Some(parent) = Parent::of_path(libc::AT_FDCWD, self.path.as_c_str()) else {
+            return Err(call);
+        };
+        let names = log.lock_names_within(file_system, LOCK_TIMEOUT);
+        let Some(names) = names.ok().filter(NamesGuard::may_record) else { return Err(call) };
+        let Some(entry) = self.open.known.entry() else { return Err(call) };
+        // Not as others lock it: what is sealed is not covered, and leaves otherwise.
+        let Ok(guard) = log.lock_within(entry.file, LOCK_TIMEOUT) else { return Err(call) };
+        if !self.may_be_recorded(&guard) {
+            return Err(call);
+        }
+        let changes = log.changes(file_system);
+        let (result, numbers) = metadata::with_numbers(log, call);
+        let errno = crate::raw::errno();
+        if self.record(&guard, &parent).is_some() {
+            guard.note_attributes(changes);
+            let numbers = numbers.iter().filter_map(|numbers| numbers.of(file_system));
+            numbers.for_each(|number| log.take_off(file_system, number));
+        } else {
+            log.note_own_change(entry.file);
+            // Where the disk fails, the next sync says so.
+            let _ = self.open.leave(&guard);
+        }
+        drop(guard);
+        drop(names);
+        crate::raw::set_errno(errno);
+        Ok(result)
+    }
+
+    fn may_be_recorded(&self, guard: &FileGuard<'_>) -> bool {
+        let file_system = self.identified.file_system.reference;
+        self.open.log.commits_in_order(file_system)
+            && !guard.owner_died()
+            && guard.is_logged()
+            && guard.is_covered()
+            && guard.has_names()
+            && !guard.was_moved()
+            && !guard.has_own_changes()
+            && guard.size() <= MADE_BYTES_MAX
+            && !self.open.log.is_pending(file_system)
+    }
+
+    fn record(&self, guard: &FileGuard<'_>, parent: &Parent) -> Option<()> {
+        let seen = Seen::of(self.open.fd).ok().filter(|seen| seen.size() <= MADE_BYTES_MAX)?;
+        let content = self.open.read(seen.size())?;
+        let mut extended = Extended::new();
+        extended.read(self.open.fd)?;
+        let make = look(self.open.fd, &seen, parent, extended.bytes())?;
+        let definition = self.identified.definition(&self.path);
+        let made = (&make, content.bytes());
+        let is_made = guard.make(made, &definition, guard.unlogged(), false);
+        is_made.ok().filter(|is_made| *is_made).map(drop)
+    }
+}
