@@ -202,6 +202,9 @@ impl LogArgs {
             return usage("--repetitions, --threads and --iodepth: expected at least 1");
         }
         let (place, parts) = (Place::of(self.files.as_deref())?, self.parts());
+        if !self.apps.is_empty() && !parts.contains(&Part::Apps) {
+            return usage("--apps: expected `apps` among the --parts, too");
+        }
         if let (Place::Directory(dir), true) = (place, parts.contains(&Part::Hot)) {
             bed::disk_bytes(&dir)?;
         }
@@ -471,6 +474,7 @@ mod tests {
             "--repetitions 0",
             "--threads 0",
             "--files /dev/shm",
+            "--apps dpkg",
         ] {
             assert!(args(line).check().is_err_and(|error| error.is_usage()), "{line}");
         }
