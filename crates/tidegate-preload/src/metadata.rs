@@ -86,8 +86,8 @@ pub(crate) fn creating(
     fd
 }
 
-/// Nothing was made: nothing waits for it.
-fn take_off_all(log: &Log, numbers: Numbers) {
+/// Nothing waits for a change any more: it was not made, or a record has it.
+pub(crate) fn take_off_all(log: &Log, numbers: Numbers) {
     for file_system in log.file_systems() {
         let numbers = numbers.iter().filter_map(|numbers| numbers.of(file_system));
         numbers.for_each(|number| log.take_off(file_system, number));

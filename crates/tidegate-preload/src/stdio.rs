@@ -225,9 +225,11 @@ unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
 /// The stream is open.
 unsafe fn flush_pinned(stream: *mut FILE) {
     // SAFETY: as promised.
-    if unsafe { __fwriting(stream) } != 0 {
-        // SAFETY: as promised.
-        unsafe { libc::fflush(stream) };
+    let is_writing = unsafe { __fwriting(stream) } != 0;
+    // SAFETY: as promised.
+    if is_writing && unsafe { libc::fflush(stream) } != 0 {
+        // It tries again when it is closed.
+        return;
     }
     // SAFETY: as promised.
     if let Some(open) = Open::of(unsafe { libc::fileno(stream) }) {

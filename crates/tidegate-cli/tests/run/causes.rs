@@ -195,7 +195,8 @@ fn syncs_of_files_that_are_written_unseen() {
         "file = os.open('file', os.O_RDWR | os.O_CREAT)
 os.write(file, bytes(4096)); mapped = mmap.mmap(file, 4096)",
         "library = ctypes.CDLL(None); library.fopen.restype = ctypes.c_void_p
-library.fileno.argtypes = [ctypes.c_void_p]; file = library.fileno(library.fopen(b'file', b'w'))",
+library.fileno.argtypes = [ctypes.c_void_p]; open('file', 'w').close()
+file = library.fileno(library.fopen(b'file', b'w'))",
     ] {
         let program = format!("{open}\nos.fsync(file); os.fdatasync(file)\nstat()");
         assert_causes(&[], &program, &[("pinned", 2)]);

@@ -25,6 +25,7 @@ use crate::metadata;
 use crate::parents::Parent;
 use crate::path::{self, Opened, PathBuffer};
 use crate::process::{self, Holding};
+use crate::raw;
 use crate::record_locks::{self, Unlocked};
 use crate::signals::SignalsBlocked;
 
@@ -80,19 +81,19 @@ impl Remade {
         }
         let changes = log.changes(file_system);
         let (result, numbers) = metadata::with_numbers(log, call);
-        let errno = crate::raw::errno();
-        if self.record(&guard, &parent).is_some() {
+        let errno = raw::errno();
+        let is_recorded = self.record(&guard, &parent).is_some();
+        drop(names);
+        if is_recorded {
             guard.note_attributes(changes);
-            let numbers = numbers.iter().filter_map(|numbers| numbers.of(file_system));
-            numbers.for_each(|number| log.take_off(file_system, number));
+            metadata::take_off_all(log, numbers);
         } else {
             log.note_own_change(entry.file);
             // Where the disk fails, the next sync says so.
             let _ = self.open.leave(&guard);
         }
         drop(guard);
-        drop(names);
-        crate::raw::set_errno(errno);
+        raw::set_errno(errno);
         Ok(result)
     }
 
