@@ -86,7 +86,10 @@ impl Open {
     /// Pins the file of a stream again, which was not made.
     pub(super) fn pin_again(&self) {
         if self.known.has(PINNED) {
-            Self { known: self.known.without(PINNED), ..*self }.pin();
+            let known = self.known.without(PINNED);
+            // Where the lock cannot be had, there is no pin to be given back.
+            descriptors::set(self.fd, known);
+            Self { known, ..*self }.pin();
         }
     }
 
