@@ -264,7 +264,8 @@ impl Gone<'_> {
         }
     }
 
-    fn open(&self) -> Option<Unlocked> {
+    /// The file at the path; none where that would take a record lock of the program away.
+    pub(super) fn open(&self) -> Option<Unlocked> {
         let (directory, path, flags) = self.path?;
         let follows = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
         let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY;

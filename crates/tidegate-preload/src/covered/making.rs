@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate::log::{Attributes, Counter, Definition, FileSystemRef, Make, NamesGuard};
 
+use super::sync::commits_all;
 use super::{LOCK_TIMEOUT, Locked, Open, Sync};
 use crate::descriptors::{DIRECT, Entry, WRITE_ONLY};
 use crate::extended::Extended;
@@ -34,7 +35,7 @@ use crate::path::{self, PathBuffer};
 use crate::process::Holding;
 use crate::raw::Errno;
 use crate::signals::SignalsBlocked;
-use crate::{extents, file_systems, process, raw};
+use crate::{file_systems, process, raw};
 
 /// The largest file that a record makes.
 pub(super) const MADE_BYTES_MAX: u64 = 128 << 10;
@@ -101,7 +102,9 @@ impl Open {
             self.log.stats().add(Counter::SyncsSkipped, 1);
             return 0;
         }
-        let committed = self.committed_by_sync(new, file_system, seen.size());
+        let commits = commits_all(self.log, file_system, (self.fd, seen.size()));
+        // Else only the file's creation is known to be in the transaction.
+        let committed = commits.or_else(|| new.journaled(file_system));
         let result = self.sync_unmade(self.is_quiet(new, file_system));
         if result == 0 {
             self.note_committed(new, file_system, committed);
@@ -111,21 +114,6 @@ impl Open {
             }
         }
         result
-    }
-
-    /// The count of changes of the file system of which a real sync from now on will have committed
-    /// all. If it gives the file blocks, that is in a transaction which is not older than any
-    /// change until now. Else only the file's creation is known to be in one.
-    fn committed_by_sync(
-        &self,
-        new: &NewFile,
-        file_system: FileSystemRef,
-        bytes: u64,
-    ) -> Option<u64> {
-        // Counted before the file system is asked.
-        let changes = self.log.changes(file_system);
-        let is_delayed = Holding::new().is_some_and(|_| extents::are_delayed(self.fd, bytes));
-        if is_delayed { Some(changes) } else { new.journaled(file_system) }
     }
 
     /// Makes the sync that no record answers: always as `fsync`, which commits what was pending.
@@ -158,8 +146,7 @@ impl Open {
         !self.log.is_pending_beside(file_system, is_own)
     }
 
-    /// A real sync has committed the file's creation, and what was
-    /// [`committed_by_sync`](Self::committed_by_sync).
+    /// A real sync has committed the file's creation, and what was counted by then as `committed`.
     fn note_committed(&self, new: &NewFile, file_system: FileSystemRef, committed: Option<u64>) {
         if let Some(committed) = committed {
             self.log.committed(file_system, committed);
@@ -213,7 +200,7 @@ impl Open {
         let content = self.read(seen.size())?;
         let mut extended = Extended::new();
         extended.read(self.fd)?;
-        let make = look(self.fd, &seen, parent, extended.bytes())?;
+        let make = self.look(&seen, parent, extended.bytes())?;
         if guard.has_own_changes() || !self.is_quiet(new, file_system) {
             return None;
         }
@@ -252,6 +239,41 @@ impl Open {
         is_held
     }
 
+    /// What a record says of the locked file that was `seen`; none where it does not have the one
+    /// name that `parent` has of it, or has more than a record says.
+    pub(super) fn look<'a>(
+        &self,
+        seen: &Seen,
+        parent: &'a Parent,
+        extended: &'a [u8],
+    ) -> Option<Make<'a>> {
+        /// Compressed, immutable, appended to only, encrypted, authenticated, mapped directly.
+        const SPECIAL: u64 = 0x4 | 0x10 | 0x20 | 0x800 | 0x10_0000 | 0x20_0000;
+        /// It has extended attributes.
+        const HAS_ATTRIBUTES: u32 = 0x8000_0000;
+        let stat = &seen.stat;
+        let flags = raw::file_flags(self.fd).ok()?;
+        let is_ordinary = seen.attributes & SPECIAL == 0
+            && (flags.flags & !HAS_ATTRIBUTES, flags.project) == (0, 0)
+            && (flags.extent_bytes, flags.cow_extent_bytes) == (0, 0);
+        let child = parent.child()?;
+        let has_the_name =
+            stat.st_nlink == 1 && (child.st_dev, child.st_ino) == (stat.st_dev, stat.st_ino);
+        // It was opened behind the creation, and before the record.
+        let directory = &parent.seen.stat;
+        let attributes = Attributes {
+            mode: stat.st_mode & 0o7777,
+            owner: stat.st_uid,
+            group: stat.st_gid,
+            accessed: timestamp(stat.st_atime, stat.st_atime_nsec),
+            modified: timestamp(stat.st_mtime, stat.st_mtime_nsec),
+            extended,
+        };
+        let parent_changed = timestamp(directory.st_ctime, directory.st_ctime_nsec);
+        let is_said = is_ordinary && has_the_name;
+        is_said.then(|| Make { at: parent.at(), parent_changed, attributes })
+    }
+
     /// Reads all of the file, of so many bytes; none where that would take a record lock of the
     /// program away.
     pub(super) fn read(&self, bytes: u64) -> Option<Content> {
@@ -271,41 +293,6 @@ impl Open {
             self.log.mark_unlogged(story.entry.file);
         }
     }
-}
-
-/// What a record says of the locked file that is open as `fd` and was `seen`; none where it does
-/// not have the one name that `parent` has of it, or has more than a record says.
-pub(super) fn look<'a>(
-    fd: c_int,
-    seen: &Seen,
-    parent: &'a Parent,
-    extended: &'a [u8],
-) -> Option<Make<'a>> {
-    /// Compressed, immutable, appended to only, encrypted, authenticated, mapped directly.
-    const SPECIAL: u64 = 0x4 | 0x10 | 0x20 | 0x800 | 0x10_0000 | 0x20_0000;
-    /// It has extended attributes.
-    const HAS_ATTRIBUTES: u32 = 0x8000_0000;
-    let stat = &seen.stat;
-    let flags = raw::file_flags(fd).ok()?;
-    let is_ordinary = seen.attributes & SPECIAL == 0
-        && (flags.flags & !HAS_ATTRIBUTES, flags.project) == (0, 0)
-        && (flags.extent_bytes, flags.cow_extent_bytes) == (0, 0);
-    let child = parent.child()?;
-    let has_the_name =
-        stat.st_nlink == 1 && (child.st_dev, child.st_ino) == (stat.st_dev, stat.st_ino);
-    // It was opened behind the creation, and before the record.
-    let directory = &parent.seen.stat;
-    let attributes = Attributes {
-        mode: stat.st_mode & 0o7777,
-        owner: stat.st_uid,
-        group: stat.st_gid,
-        accessed: timestamp(stat.st_atime, stat.st_atime_nsec),
-        modified: timestamp(stat.st_mtime, stat.st_mtime_nsec),
-        extended,
-    };
-    let parent_changed = timestamp(directory.st_ctime, directory.st_ctime_nsec);
-    let is_said = is_ordinary && has_the_name;
-    is_said.then(|| Make { at: parent.at(), parent_changed, attributes })
 }
 
 fn is_of(guard: &Locked, story: &Story<'_>) -> bool {

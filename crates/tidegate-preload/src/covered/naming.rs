@@ -23,13 +23,14 @@ use tidegate::log::{
 };
 
 use super::LOCK_TIMEOUT;
-use super::leave::leave_locked;
+use super::leave::{Gone, leave_locked};
+use super::sync::commits_all;
+use crate::file_systems;
 use crate::files::{Identified, Seen};
 use crate::parents::Parent;
-use crate::path::{Opened, PathBuffer};
+use crate::path::PathBuffer;
 use crate::process::{self, Holding};
 use crate::raw::{self, words};
-use crate::{extents, file_systems, record_locks};
 
 /// A directory, and a path in it.
 pub(crate) type Path<'p> = (c_int, &'p CStr);
@@ -163,16 +164,16 @@ impl<'p> Change<'p> {
             return false;
         }
         let (key, (directory, path)) = (&self.identified.key, self.asked.from());
-        let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
-        let open = || Opened::open(directory, path, flags);
-        let Some(opened) = record_locks::open(key.device, key.inode, open) else { return false };
-        // Counted before the file system is asked.
-        let changes = self.log.changes(file_system);
-        let is_it = Seen::of(opened.number()).ok().filter(|seen| {
-            (seen.stat.st_dev, seen.stat.st_ino) == (key.device, key.inode)
-                && extents::are_delayed(opened.number(), seen.size())
-        });
-        let is_synced = is_it.is_some() && durable::fsync(raw::borrowed(opened.number())).is_ok();
+        let (device, inode) = (key.device, key.inode);
+        let gone = Gone { device, inode, path: Some((directory, path, libc::AT_SYMLINK_NOFOLLOW)) };
+        let Some(opened) = gone.open() else { return false };
+        let seen = Seen::of(opened.number()).ok();
+        let it = seen.filter(|it| (it.stat.st_dev, it.stat.st_ino) == (device, inode));
+        let it = it.map(|it| (opened.number(), it.size()));
+        let Some(changes) = it.and_then(|it| commits_all(self.log, file_system, it)) else {
+            return false;
+        };
+        let is_synced = durable::fsync(raw::borrowed(opened.number())).is_ok();
         if is_synced {
             self.log.committed(file_system, changes);
         }

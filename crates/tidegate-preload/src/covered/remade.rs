@@ -16,7 +16,7 @@ use std::ffi::{CStr, c_int};
 
 use tidegate::log::{FileGuard, Log, NamesGuard};
 
-use super::making::{MADE_BYTES_MAX, look};
+use super::making::MADE_BYTES_MAX;
 use super::{LOCK_TIMEOUT, Open};
 use crate::descriptors::{Entry, Known};
 use crate::extended::Extended;
@@ -115,7 +115,7 @@ impl Remade {
         let content = self.open.read(seen.size())?;
         let mut extended = Extended::new();
         extended.read(self.open.fd)?;
-        let make = look(self.open.fd, &seen, parent, extended.bytes())?;
+        let make = self.open.look(&seen, parent, extended.bytes())?;
         let definition = self.identified.definition(&self.path);
         let made = (&make, content.bytes());
         let is_made = guard.make(made, &definition, guard.unlogged(), false);

@@ -12,12 +12,12 @@
 use std::ffi::c_int;
 
 use tidegate::durable;
-use tidegate::log::Counter;
+use tidegate::log::{Counter, FileSystemRef, Log};
 
 use super::{Locked, Open, is_disk_failure, negated, real};
 use crate::descriptors::{self, Entry};
 use crate::process::Holding;
-use crate::raw;
+use crate::{extents, raw};
 
 /// Bytes that a file may log between two syncs. To copy more takes longer than the sync of a fast
 /// disk that the log saves, and pushes other files' records out of the log.
@@ -41,6 +41,20 @@ impl Sync {
         };
         result.map_or_else(negated, |_| 0)
     }
+}
+
+/// The count of changes of the file system, if a real sync of the open file from now on commits all
+/// that was counted by then: it gives some of the first `bytes` of the file blocks, in a
+/// transaction that is not older than any of these changes.
+pub(super) fn commits_all(
+    log: &Log,
+    file_system: FileSystemRef,
+    (fd, bytes): (c_int, u64),
+) -> Option<u64> {
+    let _holding = Holding::new()?;
+    // Counted before the file system is asked.
+    let changes = log.changes(file_system);
+    extents::are_delayed(fd, bytes).then_some(changes)
 }
 
 /// A write-back of the file failed before, and nobody was told.
