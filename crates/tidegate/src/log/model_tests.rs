@@ -136,7 +136,8 @@ impl Run {
     fn is_full(&self, head: u64, bytes: u64, space: Share) -> bool {
         let ring_bytes = self.log.pool().ring_bytes();
         let left_in_lap = ring_bytes - head % ring_bytes;
-        let skipped = if bytes > left_in_lap { left_in_lap } else { 0 };
+        // A lap begins with a record of what the last one has left.
+        let skipped = if bytes > left_in_lap { left_in_lap + RECORD_ALIGN_BYTES } else { 0 };
         head + skipped + bytes - self.log.tail() > self.log.usable_bytes(space)
     }
 
