@@ -1,13 +1,5 @@
-//! Repairs what processes left when they were killed in the middle of an operation.
-//!
-//! The record of a change that its process was killed in is voided, and the file is marked: what
-//! the kernel has done of the change is in no record, so the next sync of the file is a real one.
-//! No process was told that the change was made, so both outcomes are right, but what a later
-//! reader saw must outlive that reader's sync. A file whose names its process was changing leaves
-//! the log instead: whether the kernel has changed them would have to be looked up.
-//!
-//! Invariant: a record is voided under its file's lock, which the killed thread held: the file was
-//! not changed since.
+//! Repairs what processes left when they were killed in the middle of an operation: once they have
+//! ended, where no other process has locked the file before.
 
 use std::io;
 use std::time::Duration;
@@ -15,7 +7,9 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use tidegate::durable;
-use tidegate::log::{Definition, FileGuard, FileRef, Interrupted, LockError, Log, RecordKind};
+use tidegate::log::{
+    Definition, FileGuard, FileRef, Interrupted, LockError, Log, RecordKind, RepairError,
+};
 
 use super::backlog::Known;
 use super::locate;
@@ -53,7 +47,11 @@ pub(crate) fn repair(log: &Log, interrupted: Vec<Interrupted>, timeout: Duration
 }
 
 /// None: another process has the file locked, or it is the operation of a thread that lives.
-fn repair_one(log: &Log, interrupted: &Interrupted, timeout: Duration) -> Option<io::Result<()>> {
+fn repair_one(
+    log: &Log,
+    interrupted: &Interrupted,
+    timeout: Duration,
+) -> Option<Result<(), RepairError>> {
     let Some(file) = log.file_of(interrupted) else {
         // Killed before the slot was anything's. No lock tells it from an operation that begins.
         return has_ended(interrupted.process, interrupted.thread()).then(|| {
@@ -62,57 +60,33 @@ fn repair_one(log: &Log, interrupted: &Interrupted, timeout: Duration) -> Option
         });
     };
     let guard = log.lock_within(file, timeout).ok()?;
-    // Once more, under the lock: its holder in between may have repaired it.
-    let still: Vec<_> = log.interrupted_on(&guard).filter(|it| it == interrupted).collect();
-    let outcome = still.iter().try_for_each(|it| void(log, &guard, it));
-    for it in &still {
-        log.complete(it);
-    }
-    if log.interrupted_on(&guard).next().is_none() {
-        guard.repaired();
-    }
-    Some(outcome)
-}
-
-/// Takes back the record of an interrupted change.
-fn void(log: &Log, guard: &FileGuard<'_>, interrupted: &Interrupted) -> io::Result<()> {
-    let Some(header) = &interrupted.header else { return Ok(()) };
-    match header.kind {
-        RecordKind::Write | RecordKind::SetSize => {
-            guard.mark_unlogged(false);
-            let voided = guard.begin().and_then(|mut ticket| ticket.void(header.position));
-            voided.map(drop).map_err(io::Error::other)
-        }
-        RecordKind::Name => {
-            guard.mark_unlogged(false);
-            leave(log, guard)
-        }
-        _ => Ok(()),
-    }
+    // Its holder in between may have done so.
+    Some(log.take_back(&guard, || sync_names(log, &guard)))
 }
 
 /// Ends the story of a [sealed](FileGuard::is_sealed) file. Whether the file is not sealed.
 pub(crate) fn end_sealed(log: &Log, file: FileRef, timeout: Duration) -> bool {
     match log.lock_within(file, timeout) {
-        Ok(guard) => !guard.is_sealed() || leave(log, &guard).is_ok(),
+        Ok(guard) => {
+            !guard.is_sealed() || sync_names(log, &guard).is_ok() && guard.end_story().is_ok()
+        }
         Err(error) => error == LockError::Stale,
     }
 }
 
-/// Ends the story of a file whose names the kernel may have changed or not: once they are durable
-/// as they are, no record of them counts.
-fn leave(log: &Log, guard: &FileGuard<'_>) -> io::Result<()> {
+/// Makes the names of a file durable as they are.
+fn sync_names(log: &Log, guard: &FileGuard<'_>) -> Result<(), Errno> {
     let payload = log.definition_of(guard.file());
     let definition = payload.as_deref().and_then(Definition::decode);
     let directory = definition.and_then(|definition| {
         let known = Known::of(&definition, 0);
         locate::directory_on(known.device, &known.path)
     });
-    match directory {
-        Some(directory) => durable::syncfs(&directory)?,
-        None => rustix::fs::sync(),
+    if let Some(directory) = directory {
+        return durable::syncfs(&directory);
     }
-    guard.end_story().map_err(io::Error::other)
+    rustix::fs::sync();
+    Ok(())
 }
 
 /// Lets names be recorded again where a holder of their lock was killed, once no record of one is

@@ -21,7 +21,6 @@ mod owner;
 mod place;
 mod real;
 mod remade;
-mod repair;
 mod sealed;
 mod sync;
 mod synchronous;
@@ -32,6 +31,7 @@ use std::ffi::c_int;
 use std::ops::Deref;
 use std::time::Duration;
 
+use tidegate::durable;
 use tidegate::log::{AppendError, FileGuard, FileSystemRef, LockError, Log};
 
 pub(crate) use descriptor::{find_out, is_to_be_pinned, note, note_standard};
@@ -47,7 +47,7 @@ use crate::descriptors::{self, Entry, Kind, Known};
 use crate::files;
 use crate::path::{self, LINK_BYTES, Opened};
 use crate::process::{self, Holding};
-use crate::raw::Errno;
+use crate::raw::{self, Errno};
 use crate::record_locks::{self, Unlocked};
 
 /// How long the lock of an entry, a plain write in flight or the supervisor is waited for, before
@@ -148,7 +148,8 @@ impl Open {
         let locked = self.log.lock_within(entry.file, timeout);
         let guard = locked.or_else(|error| self.lock_again(error, timeout))?;
         if guard.owner_died() {
-            repair::file(self.log, self.fd, &guard);
+            // Where that fails, syncs of the file are real, or say so.
+            let _ = self.log.take_back(&guard, || durable::fsync(raw::borrowed(self.fd)));
         }
         if guard.is_sealed() {
             // Where the disk fails, its syncs are real, and its changes are refused.

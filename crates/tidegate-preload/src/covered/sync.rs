@@ -78,11 +78,14 @@ impl Open {
     /// Syncs a file whose story has begun.
     pub(crate) fn sync_logged(&self, entry: Entry, guard: Locked, wanted: Sync) -> isize {
         if !guard.is_covered() {
+            if guard.marked_until() > 0 {
+                return self.leave_at(&guard, Counter::SyncsInterrupted, wanted);
+            }
             drop(guard);
             return self.sync_plain(wanted);
         }
         if guard.unsynced_bytes() > GAIN_BYTES_MAX {
-            return self.leave_for_gain(&guard, wanted);
+            return self.leave_at(&guard, Counter::SyncsByGain, wanted);
         }
         if guard.has_own_changes() {
             return self.sync_pending(entry, guard);
@@ -156,10 +159,12 @@ impl Open {
         result
     }
 
-    /// A file that logs more between two syncs than a sync costs leaves at one.
+    /// Makes the sync for real and has the file leave: what the log has promised of it before must
+    /// not be replayed over what this sync promises. A file leaves so that was changed around the
+    /// log, and one that logs more between two syncs than a sync costs.
     #[cold]
-    fn leave_for_gain(&self, guard: &Locked, wanted: Sync) -> isize {
-        let result = self.sync_for(Counter::SyncsByGain, wanted);
+    fn leave_at(&self, guard: &Locked, cause: Counter, wanted: Sync) -> isize {
+        let result = self.sync_for(cause, wanted);
         if result < 0 {
             guard.note_dropped();
             return result;
@@ -234,6 +239,21 @@ mod tests {
             self.open.write(&Request { parts: &parts, place: Place::At(at) }, kernel);
         }
 
+        /// A thread writes "lost", and is killed when the kernel has.
+        fn write_and_die(&self) {
+            std::thread::scope(|scope| {
+                let dying = scope.spawn(|| {
+                    let guard = self.world.log.lock(self.entry.file).unwrap();
+                    let mut ticket = guard.begin().unwrap();
+                    ticket.write(0, &[IoSlice::new(b"lost")], false).unwrap();
+                    self.file.write_all_at(b"lost", 0).unwrap();
+                    std::mem::forget(ticket);
+                    std::mem::forget(guard);
+                });
+                dying.join().unwrap();
+            });
+        }
+
         /// A name was changed somewhere in the file system.
         fn rename(&self) {
             self.world.log.note_change(self.entry.file_system);
@@ -274,6 +294,19 @@ mod tests {
         assert_eq!(case.sync(Sync::Data), answered(""));
         case.write(2);
         assert_eq!(case.sync(Sync::Data), answered(""), "promised bytes are overwritten");
+    }
+
+    #[test]
+    fn what_a_killed_thread_wrote_is_not_undone_by_older_records_once_it_was_synced() {
+        let case = Case::new();
+        case.write(0);
+        case.write_and_die();
+        let first_of_its_descriptor = case.world.open(&case.file, 0);
+        let from = case.world.log.head();
+        assert_eq!(first_of_its_descriptor.sync(Sync::Data), 0);
+        assert_eq!(case.world.records_since(from), "void end");
+        assert_eq!(case.world.log.stats().total(Counter::SyncsInterrupted), 1);
+        assert_eq!(case.world.log.in_the_middle().count(), 0);
     }
 
     #[test]

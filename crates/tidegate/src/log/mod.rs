@@ -34,6 +34,7 @@ mod positions;
 mod real_syncs;
 mod record;
 pub mod recover;
+mod repair;
 mod scan;
 mod stats;
 mod story;
@@ -70,6 +71,7 @@ pub use real_syncs::{PATH_END_BYTES, PROGRAM_BYTES, RealSync, RealSyncs, SyncNam
 pub use record::{
     Definition, FileHandle, FileSystemId, Header, RecordKind, checked_path, identity,
 };
+pub use repair::RepairError;
 pub use scan::Scanner;
 pub use stats::{BUCKETS, Counter, Stats};
 pub use story::{Change, CoverState};

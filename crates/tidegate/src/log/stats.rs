@@ -75,6 +75,8 @@ pub enum Counter {
     SyncsNewPending = 28,
     /// Real syncs of new files that no record could make again.
     SyncsNewRefused = 29,
+    /// Real syncs by which files left the log since a process was killed while it changed them.
+    SyncsInterrupted = 30,
 }
 
 const COUNTERS: u64 = 32;
