@@ -10,7 +10,7 @@ help:
 	@echo "             killed and whole"
 	@echo "make test    format, lints, docs and every test, with a short run of each fuzz target"
 	@echo "make bench   the tables of docs/benchmarks.md, measured here, with the peers beside them"
-	@echo "make bench-programs   RocksDB, YCSB and fio on ext4 over NBD, with and without DRAM tiers (needs root)"
+	@echo "make bench-programs   RocksDB, YCSB, Filebench and fio on ext4 over NBD, with and without DRAM tiers (needs root)"
 	@echo "make papers [TRACES=DIR]   the four papers' figures in docs/papers.md; AFCM's from the traces in DIR,"
 	@echo "                           or from traces that it makes; PARTS=traces, model or bench makes only these;"
 	@echo "                           a page with plots in target/papers/report"
@@ -42,7 +42,7 @@ bench-programs:
 	@scripts/bench-programs
 
 papers:
-	@scripts/install-deps build bench
+	@scripts/install-deps build bench programs
 	@TRACES="$(TRACES)" PARTS="$(PARTS)" scripts/papers
 
 soak:

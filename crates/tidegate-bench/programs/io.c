@@ -50,6 +50,6 @@ int main(int argc, char **argv)
             before = now;
         }
     }
-    print_times(times, requests);
+    print_times(times, requests, 1);
     return 0;
 }

@@ -187,6 +187,6 @@ int main(int argc, char **argv)
     uint64_t *times = calloc(TIMES_MAX, sizeof *times);
     uint64_t count = times == NULL ? 0 : run(pattern, strtod(argv[4], NULL) * 1e9, times);
     check(count > 0, "nothing was done");
-    print_times(times, count);
+    print_times(times, count, 1);
     return 0;
 }

@@ -79,7 +79,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "sqlite: nothing was inserted in %s s\n", argv[4]);
         return 1;
     }
-    print_times(times, count);
+    print_times(times, count, 1);
     sqlite3_finalize(statement);
     sqlite3_close(database);
     return 0;

@@ -1,7 +1,7 @@
-// The core workloads A and F of YCSB on RocksDB: half reads, half updates (A) or read-modify-writes (F) of records of
-// 1 KiB, chosen by a scrambled Zipf distribution. Options of RocksDB are its defaults, without compression.
+// YCSB on RocksDB: its load, and its core workloads A and F: half reads, half updates (A) or read-modify-writes (F) of
+// records of 1 KiB, chosen by a scrambled Zipf distribution. Options of RocksDB are its defaults, without compression.
 //
-// ycsb DIR RECORDS OPERATIONS a|f   prints one JSON object with the times of the operations, in nanoseconds.
+// ycsb DIR RECORDS OPERATIONS load|a|f   prints one JSON object with the times of the operations, in nanoseconds.
 
 #include <rocksdb/db.h>
 
@@ -88,32 +88,40 @@ void print(std::vector<uint64_t>& times_ns, double elapsed_s) {
 
 int main(int argc, char** argv) {
   if (argc != 5 || std::strtoull(argv[2], nullptr, 10) < 2 || std::strtoull(argv[3], nullptr, 10) < 1) {
-    std::fprintf(stderr, "usage: ycsb DIR RECORDS OPERATIONS a|f\n");
+    std::fprintf(stderr, "usage: ycsb DIR RECORDS OPERATIONS load|a|f\n");
     return 2;
   }
   uint64_t records = std::strtoull(argv[2], nullptr, 10), operations = std::strtoull(argv[3], nullptr, 10);
-  bool modify = argv[4][0] == 'f';
+  bool load = argv[4][0] == 'l', modify = argv[4][0] == 'f';
   std::mt19937_64 random(1);
   auto db = open(argv[1]);
-  for (uint64_t record = 0; record < records; record++) {
-    expect(db->Put({}, key_of(record), record_of(random)));
-  }
-  ScrambledZipf chosen(records);
-  std::string read, written = record_of(random);
   std::vector<uint64_t> times_ns;
-  times_ns.reserve(operations);
+  times_ns.reserve(std::max(records, operations));
   auto begun = std::chrono::steady_clock::now(), before = begun;
-  for (uint64_t operation = 0; operation < operations; operation++) {
-    std::string key = key_of(chosen.next(random));
-    bool update = random() % 2 == 0;
-    if (!update || modify) expect(db->Get({}, key, &read));
-    if (update) {
-      written[operation % RECORD_BYTES]++;
-      expect(db->Put({}, key, written));
-    }
+  auto note = [&] {
     auto now = std::chrono::steady_clock::now();
     times_ns.push_back(uint64_t(std::chrono::nanoseconds(now - before).count()));
     before = now;
+  };
+  for (uint64_t record = 0; record < records; record++) {
+    expect(db->Put({}, key_of(record), record_of(random)));
+    note();
+  }
+  if (!load) {
+    ScrambledZipf chosen(records);
+    std::string read, written = record_of(random);
+    times_ns.clear();
+    begun = before = std::chrono::steady_clock::now();
+    for (uint64_t operation = 0; operation < operations; operation++) {
+      std::string key = key_of(chosen.next(random));
+      bool update = random() % 2 == 0;
+      if (!update || modify) expect(db->Get({}, key, &read));
+      if (update) {
+        written[operation % RECORD_BYTES]++;
+        expect(db->Put({}, key, written));
+      }
+      note();
+    }
   }
   print(times_ns, std::chrono::duration<double>(before - begun).count());
 }

@@ -53,6 +53,7 @@ pub mod programs;
 pub mod progress;
 mod publish;
 pub mod report;
+mod source;
 pub mod suite;
 pub mod table;
 pub mod targets;

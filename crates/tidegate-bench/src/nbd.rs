@@ -44,6 +44,8 @@ pub enum Policy {
     Btt,
     /// `tidegate serve` on a cache of twice the size, before a device that keeps nothing.
     Cache,
+    /// `tidegate serve` on a log, before a device that keeps nothing.
+    Log,
     /// nbdkit's memory plugin.
     NbdkitMemory,
     /// nbdkit's file plugin on a file beside the pool.
@@ -57,6 +59,7 @@ impl Policy {
         match self {
             Self::Btt => "btt",
             Self::Cache => "cache",
+            Self::Log => "log",
             Self::NbdkitMemory => "peer:nbdkit-memory",
             Self::NbdkitFile => "peer:nbdkit-file",
             Self::QemuNbd => "peer:qemu-nbd",
@@ -68,7 +71,14 @@ impl FromStr for Policy {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let all = [Self::Btt, Self::Cache, Self::NbdkitMemory, Self::NbdkitFile, Self::QemuNbd];
+        let all = [
+            Self::Btt,
+            Self::Cache,
+            Self::Log,
+            Self::NbdkitMemory,
+            Self::NbdkitFile,
+            Self::QemuNbd,
+        ];
         let known = all.map(Self::name).join(", ");
         let found = all.into_iter().find(|policy| policy.name() == text);
         found.ok_or_else(|| format!("server {text} is not known; known are {known}"))
@@ -78,7 +88,7 @@ impl FromStr for Policy {
 /// Arguments of `bench nbd`.
 #[derive(Debug, Clone, Args)]
 pub struct NbdArgs {
-    /// Servers to compare: btt, cache (all of it fits), peer:nbdkit-memory, peer:nbdkit-file,
+    /// Servers to compare: btt, cache (all of it fits), log, peer:nbdkit-memory, peer:nbdkit-file,
     /// peer:qemu-nbd
     #[arg(
         long,
@@ -93,8 +103,8 @@ pub struct NbdArgs {
     /// Requests in flight of each job, one case for each number
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,32")]
     pub iodepth: Vec<u32>,
-    /// Command that serves the BTT or the cache; {pool} and {socket} stand for the paths [default:
-    /// the tidegate beside this program]
+    /// Command that serves the BTT, the cache or the log; {pool} and {socket} stand for the paths
+    /// [default: the tidegate beside this program]
     #[arg(long, value_name = "COMMAND")]
     pub server: Option<String>,
     /// What all measurements share.
@@ -189,7 +199,7 @@ pub fn find_programs(args: &NbdArgs) -> Result<()> {
     find_program("nbdcopy", "libnbd-bin")?;
     for policy in &args.policies {
         match policy {
-            Policy::Btt | Policy::Cache => {
+            Policy::Btt | Policy::Cache | Policy::Log => {
                 drop(server_command(args, Path::new("pool"), Path::new("socket"), "")?);
             }
             Policy::NbdkitMemory | Policy::NbdkitFile => drop(find_program("nbdkit", "nbdkit")?),
@@ -306,6 +316,7 @@ impl Bench<'_> {
         let process = match policy {
             Policy::Btt => self.start_btt(&socket)?,
             Policy::Cache => self.start_cache(&socket)?,
+            Policy::Log => self.start_log(&socket)?,
             Policy::NbdkitMemory | Policy::NbdkitFile => self.start_nbdkit(policy, &socket)?,
             Policy::QemuNbd => self.start_qemu_nbd(&socket)?,
         };
@@ -325,6 +336,16 @@ impl Bench<'_> {
         let size = self.args.common.size;
         create_cache(&pool, pool_bytes(2 * size + size / 8))?;
         self.start_tidegate(&pool, socket, &format!(" --backing null:{size} --mode wb"))
+    }
+
+    /// Written back all the time, to where that costs nothing.
+    fn start_log(&self, socket: &Path) -> Result<Child> {
+        let pool = self.dir.path().join("log.pool");
+        let size = self.args.common.size;
+        let mut create = Command::new(this_server()?);
+        create.args(["create", "--engine", "log", "--size", &size.to_string()]).arg(&pool);
+        output_of(create)?;
+        self.start_tidegate(&pool, socket, &format!(" --backing null:{size}"))
     }
 
     fn start_tidegate(&self, pool: &Path, socket: &Path, more: &str) -> Result<Child> {

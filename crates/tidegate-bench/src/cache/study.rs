@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tidegate::device::BlockDevice;
 use tidegate::device::delay::Delays;
 
-use super::bed::{Pool, Subject, Variant, alone, btt, slow, writes};
+use super::bed::{Pool, Subject, Variant, alone, btt, copy, slow, writes};
 use super::{Bench, CACHE, Part};
 use crate::error::Result;
 use crate::figures::{Column, Figure, Style};
@@ -67,7 +67,8 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     let pool = Pool::new(bench.args, size)?;
     let largest = size * 2;
     let backing = slow(largest, DISK)?;
-    let peers = [btt(bench.args, largest)?, alone(Arc::clone(&backing))];
+    let peers =
+        [copy(bench.args, largest)?, btt(bench.args, largest)?, alone(Arc::clone(&backing))];
     for block_bytes in WRITES_BYTES {
         for file_pct in FILES_PCT {
             let file_bytes = size * file_pct / 100;
@@ -115,7 +116,7 @@ impl File {
     }
 
     fn twice(&self, bench: &mut Bench<'_>, subject: &Subject, repetition: u32) -> Result<()> {
-        let steps = WRITES_BYTES.len() * FILES_PCT.len() * (3 + variants().count());
+        let steps = WRITES_BYTES.len() * FILES_PCT.len() * (4 + variants().count());
         let size = size_name(u64::from(self.workload.block_bytes));
         let (policy, pct) = (subject.policy, self.file_pct);
         let what = format!("{policy} file of {pct} %, writes of {size}, run {repetition}");

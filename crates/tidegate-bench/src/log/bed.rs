@@ -17,9 +17,9 @@ use tempfile::TempDir;
 use super::LogArgs;
 use super::disk::{DISK_BYTES, Disk, Place, open_to_all};
 pub(super) use super::disk::{directory, write_in_order};
-use crate::child::{find_program, output_of};
 use crate::error::{BenchError, Result};
 use crate::nbd::this_server;
+use crate::source::{Compiler, Source};
 
 /// How a program is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -182,7 +182,7 @@ impl Bed {
 
     /// Compiles one of our programs in C, unless that was done.
     pub(super) fn compile(&self, compiler: Compiler, source: Source) -> Result<PathBuf> {
-        compile(self.files(), compiler, source)
+        source.compile(self.files(), compiler)
     }
 
     /// Syncs the file system of the files: all that was written until now is on the disk.
@@ -197,40 +197,6 @@ impl Bed {
     pub(super) fn disk_bytes(&self) -> Result<u64> {
         disk_bytes(self.files())
     }
-}
-
-/// A C compiler and the package that has it.
-pub(super) type Compiler = (&'static str, &'static str);
-/// The machine's own.
-pub(super) const CC: Compiler = ("cc", "gcc");
-
-/// A program of ours in C.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Source {
-    pub(super) name: &'static str,
-    pub(super) text: &'static str,
-    /// What it is linked with.
-    pub(super) libraries: &'static [&'static str],
-}
-
-/// What all of them include.
-const TIMES: &str = include_str!("../../programs/times.h");
-
-/// Compiles into `dir`, unless that was done.
-pub(super) fn compile(dir: &Path, compiler: Compiler, source: Source) -> Result<PathBuf> {
-    let program = dir.join(source.name);
-    if program.exists() {
-        return Ok(program);
-    }
-    let (text, header) = (program.with_extension("c"), dir.join("times.h"));
-    for (path, content) in [(&text, source.text), (&header, TIMES)] {
-        std::fs::write(path, content).map_err(BenchError::os("write", path))?;
-    }
-    let mut command = Command::new(find_program(compiler.0, compiler.1)?);
-    command.args(["-O2", "-Wall", "-Werror", "-o"]).args([&program, &text]);
-    command.args(source.libraries);
-    output_of(command)?;
-    Ok(program)
 }
 
 /// The words that start a program under `tidegate`; none for [`Runner::Plain`].

@@ -4,13 +4,14 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use super::bed::{CC, Source, Way};
+use super::bed::Way;
 use super::files::pool;
 use super::{Bench, Part, RUN_PREFIX};
 use crate::child::output_of;
 use crate::error::Result;
 use crate::measure::{Key, Op, Sample};
 use crate::programs::parse_sample;
+use crate::source::{CC, Source};
 
 /// The driver.
 const DRIVER: Source =
@@ -72,13 +73,12 @@ fn run(bench: &Bench<'_>, way: Way, driver: &Path, pattern: &str) -> Result<Samp
 mod tests {
     use std::process::Command;
 
-    use super::super::bed::compile;
     use super::*;
 
     #[test]
     fn the_driver_does_every_pattern() {
         let dir = tempfile::tempdir().unwrap();
-        let driver = compile(dir.path(), CC, DRIVER).unwrap();
+        let driver = DRIVER.compile(dir.path(), CC).unwrap();
         for (pattern, _) in PATTERNS {
             let directory = dir.path().join(pattern);
             std::fs::create_dir(&directory).unwrap();

@@ -8,11 +8,11 @@ use std::path::Path;
 use std::process::Command;
 
 use super::Bench;
-use super::bed::{Compiler, Source};
 use crate::child::{find_program, output_of};
 use crate::error::{BenchError, Result};
 use crate::measure::Sample;
 use crate::programs::parse_sample;
+use crate::source::{Compiler, Source};
 
 /// The policy of its rows.
 pub(super) const POLICY: &str = "peer:nvcache";
@@ -64,15 +64,15 @@ pub(super) fn write(
 
 #[cfg(test)]
 mod tests {
-    use super::super::bed::{CC, compile};
     use super::*;
+    use crate::source::CC;
 
     #[test]
     fn the_driver_writes_its_blocks_and_says_how_long_they_took() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, vec![0; 64 << 10]).unwrap();
-        let driver = compile(dir.path(), CC, DRIVER).unwrap();
+        let driver = DRIVER.compile(dir.path(), CC).unwrap();
         let mut command = Command::new(&driver);
         command.arg(&file).args(["65536", "4096", "500"]);
         let sample = parse_sample(POLICY, output_of(command).unwrap().trim()).unwrap();

@@ -3,13 +3,14 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::bed::{CC, Source, Way};
+use super::bed::Way;
 use super::files::pool;
 use super::{Bench, Part, RUN_PREFIX};
 use crate::child::{find_program, output_of};
 use crate::error::Result;
 use crate::measure::{Key, Op, Sample};
 use crate::programs::parse_sample;
+use crate::source::{CC, Source};
 
 /// The driver.
 const DRIVER: Source = Source {
@@ -91,13 +92,12 @@ impl Drop for Database {
 mod tests {
     use std::process::Command;
 
-    use super::super::bed::compile;
     use super::*;
 
     #[test]
     fn the_driver_inserts_in_every_journal_mode() {
         let dir = tempfile::tempdir().unwrap();
-        let (driver, path) = (compile(dir.path(), CC, DRIVER).unwrap(), dir.path().join("rows.db"));
+        let (driver, path) = (DRIVER.compile(dir.path(), CC).unwrap(), dir.path().join("rows.db"));
         for mode in MODES {
             let database = Database(path.clone());
             let mut command = Command::new(&driver);

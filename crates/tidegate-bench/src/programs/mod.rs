@@ -1,8 +1,8 @@
 //! Programs on an ext4 file system over the NBD export: `tidegate-bench programs`.
 //!
-//! `db_bench` of `RocksDB`, fio, and the YCSB core workloads A and F on `RocksDB`
-//! (`programs/ycsb.cc`, compiled here), with and without DRAM tiers before the same BTT. Needs
-//! root, since a file system is mounted.
+//! `db_bench` of `RocksDB`, fio, the YCSB core workloads A and F on `RocksDB` (`programs/ycsb.cc`,
+//! compiled here) and Filebench's personalities (`programs/filebench.c`, too), with and without
+//! DRAM tiers before the same BTT. Needs root, since a file system is mounted.
 //!
 //! Invariants:
 //! 1. Each run has a pool, a server and a file system of its own, which are gone when it ends.
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use tempfile::TempDir;
 use tidegate::pmem::MediaModel;
 use tidegate::size::parse_bytes;
@@ -37,9 +37,25 @@ pub(crate) use run::{parse_db_bench, parse_sample};
 /// What the names of all cases begin with.
 pub(crate) const CASE_PREFIX: &str = "program-";
 
+/// Which programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// `db_bench`: fill, overwrite and read, and fill with a sync of each write
+    Rocksdb,
+    /// YCSB's load, and its workloads A and F
+    Ycsb,
+    /// Filebench's fileserver, varmail, webproxy and webserver
+    Filebench,
+    /// Random requests of 4 KiB around the page cache
+    Fio,
+}
+
 /// What to measure.
 #[derive(Debug, Clone, Args)]
 pub struct ProgramsArgs {
+    /// Only these programs
+    #[arg(long, value_name = "A,B,..", value_delimiter = ',')]
+    pub parts: Vec<Part>,
     /// What serves the file system's disk: btt, or a DRAM tier over it
     #[arg(
         long,
@@ -57,10 +73,10 @@ pub struct ProgramsArgs {
     /// Size of the disk
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = parse_bytes)]
     pub size: u64,
-    /// Data of each database, and of fio's file
+    /// Data of each database, of fio's file and of Filebench's files
     #[arg(long, value_name = "SIZE", default_value = "128M", value_parser = parse_bytes)]
     pub data: u64,
-    /// Seconds of a run of fio
+    /// Seconds of a run of fio, and of Filebench
     #[arg(long, value_name = "S", default_value_t = 3.0)]
     pub seconds: f64,
     /// Runs of each case, policies taking turns
@@ -106,9 +122,19 @@ impl ProgramsArgs {
         Ok(collector.into_series())
     }
 
+    fn parts(&self) -> &[Part] {
+        if self.parts.is_empty() { Part::value_variants() } else { &self.parts }
+    }
+
     /// About what all programs take once.
     fn step_cost(&self) -> Duration {
-        Duration::from_nanos(self.data * 200) + Duration::from_secs_f64(self.seconds * 3.0 + 2.0)
+        let of_part = |part: &Part| match part {
+            Part::Rocksdb => Duration::from_nanos(self.data * 150),
+            Part::Ycsb => Duration::from_nanos(self.data * 60),
+            Part::Filebench => Duration::from_secs_f64(self.seconds * 4.0 + 4.0),
+            Part::Fio => Duration::from_secs_f64(self.seconds * 3.0),
+        };
+        Duration::from_secs(2) + self.parts().iter().map(of_part).sum::<Duration>()
     }
 
     fn scratch(&self) -> Result<TempDir> {
@@ -139,7 +165,7 @@ fn key(policy: Policy, measured: &Measured) -> Key {
         policy: policy.name().to_owned(),
         case: format!("{CASE_PREFIX}{}", measured.case),
         op: measured.op,
-        threads: 1,
+        threads: measured.threads,
         iodepth: 1,
         block_bytes: measured.value_bytes,
     }

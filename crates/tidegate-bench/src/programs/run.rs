@@ -3,14 +3,28 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::ProgramsArgs;
+use super::{Part, ProgramsArgs};
 use crate::child::{find_program, output_of};
 use crate::error::{BenchError, Result};
 use crate::fio;
 use crate::measure::{Op, Sample};
+use crate::source::{CC, Source};
 
 /// Source of the YCSB workloads.
 const YCSB: &str = include_str!("../../programs/ycsb.cc");
+
+/// Filebench's personalities, each with the threads and the mean bytes of a file that it has there.
+const FILEBENCH: Source = Source {
+    name: "filebench",
+    text: include_str!("../../programs/filebench.c"),
+    libraries: &["-pthread"],
+};
+const PERSONALITIES: [(&str, usize, u64); 4] = [
+    ("fileserver", 50, 128 << 10),
+    ("varmail", 16, 16 << 10),
+    ("webproxy", 100, 16 << 10),
+    ("webserver", 100, 16 << 10),
+];
 
 /// Sizes of the values in `RocksDB`.
 const VALUES_BYTES: [u64; 3] = [128, 1024, 4096];
@@ -23,6 +37,7 @@ const SYNC_SHARE: u64 = 256;
 pub(super) struct Measured {
     pub(super) case: String,
     pub(super) op: Op,
+    pub(super) threads: usize,
     /// Size of what is requested.
     pub(super) value_bytes: u64,
     pub(super) sample: Sample,
@@ -31,6 +46,7 @@ pub(super) struct Measured {
 /// Programs that are there.
 pub(super) struct Programs {
     db_bench: PathBuf,
+    filebench: PathBuf,
     fio: PathBuf,
     ycsb: PathBuf,
 }
@@ -53,23 +69,30 @@ impl Programs {
         output_of(compile)?;
         Ok(Self {
             db_bench: find_program("db_bench", "rocksdb-tools")?,
+            filebench: FILEBENCH.compile(dir, CC)?,
             fio: find_program("fio", "fio")?,
             ycsb,
         })
     }
 
-    /// Runs all of them on the file system at `path`.
+    /// Runs those that are asked for on the file system at `path`.
     pub(super) fn run_all(
         &self,
         args: &ProgramsArgs,
         path: &Path,
         found: &mut Sink<'_>,
     ) -> Result<()> {
-        for value_bytes in VALUES_BYTES {
-            self.rocksdb(args, path, value_bytes, found)?;
+        for part in args.parts() {
+            match part {
+                Part::Rocksdb => VALUES_BYTES
+                    .iter()
+                    .try_for_each(|&bytes| self.rocksdb(args, path, bytes, found))?,
+                Part::Ycsb => self.ycsb(args, path, found)?,
+                Part::Filebench => self.filebench(args, path, found)?,
+                Part::Fio => self.fio(args, path, found)?,
+            }
         }
-        self.ycsb(args, path, found)?;
-        self.fio(args, path, found)
+        Ok(())
     }
 
     /// `fillrandom`, `overwrite` and `readrandom` on one database, and `fillrandom` on another with
@@ -88,13 +111,13 @@ impl Programs {
             let op = if benchmark == "readrandom" { Op::Read } else { Op::Write };
             let case = format!("rocksdb-{benchmark}-{value_bytes}");
             let sample = parse_db_bench(&output, benchmark)?;
-            found(Measured { case, op, value_bytes, sample });
+            found(Measured { case, op, threads: 1, value_bytes, sample });
         }
         let (benchmark, records) = ("fillrandom", records.div_ceil(SYNC_SHARE));
         let output = self.db_bench(path, &[benchmark], records, value_bytes, true)?;
         let case = format!("rocksdb-{benchmark}-sync-{value_bytes}");
         let sample = parse_db_bench(&output, benchmark)?;
-        found(Measured { case, op: Op::Write, value_bytes, sample });
+        found(Measured { case, op: Op::Write, threads: 1, value_bytes, sample });
         Ok(())
     }
 
@@ -121,12 +144,26 @@ impl Programs {
 
     fn ycsb(&self, args: &ProgramsArgs, path: &Path, found: &mut Sink<'_>) -> Result<()> {
         let (records, value_bytes) = (args.data / 1024, 1024);
-        for (workload, op) in [("a", Op::Write), ("f", Op::Write)] {
+        for workload in ["load", "a", "f"] {
             let db = Removed(path.join("db"));
             let mut command = Command::new(&self.ycsb);
             command.arg(&db.0).args([records.to_string(), records.to_string()]).arg(workload);
             let sample = parse_sample("ycsb", &output_of(command)?)?;
-            found(Measured { case: format!("ycsb-{workload}"), op, value_bytes, sample });
+            let case = format!("ycsb-{workload}");
+            found(Measured { case, op: Op::Write, threads: 1, value_bytes, sample });
+        }
+        Ok(())
+    }
+
+    fn filebench(&self, args: &ProgramsArgs, path: &Path, found: &mut Sink<'_>) -> Result<()> {
+        for (personality, threads, value_bytes) in PERSONALITIES {
+            let files = Removed(path.join("files"));
+            let mut command = Command::new(&self.filebench);
+            command.arg(&files.0).arg(personality);
+            command.args([args.data.to_string(), args.seconds.to_string()]);
+            let sample = parse_sample("filebench", &output_of(command)?)?;
+            let case = format!("filebench-{personality}");
+            found(Measured { case, op: Op::Write, threads, value_bytes, sample });
         }
         Ok(())
     }
@@ -150,7 +187,8 @@ impl Programs {
                 format!("--runtime={}ms", (args.seconds * 1e3).round()),
             ]);
             let sample = fio::parse(&output_of(command)?, op)?;
-            found(Measured { case: format!("fio-{case}"), op, value_bytes: 4096, sample });
+            let case = format!("fio-{case}");
+            found(Measured { case, op, threads: 1, value_bytes: 4096, sample });
         }
         Ok(())
     }

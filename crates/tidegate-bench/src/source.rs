@@ -1,0 +1,43 @@
+//! Programs of ours in C, compiled where they are measured.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::child::{find_program, output_of};
+use crate::error::{BenchError, Result};
+
+/// A C compiler and the package that has it.
+pub(crate) type Compiler = (&'static str, &'static str);
+/// The machine's own.
+pub(crate) const CC: Compiler = ("cc", "gcc");
+
+/// A program of ours in C.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Source {
+    pub(crate) name: &'static str,
+    pub(crate) text: &'static str,
+    /// What it is linked with.
+    pub(crate) libraries: &'static [&'static str],
+}
+
+/// What all of them include.
+const TIMES: &str = include_str!("../programs/times.h");
+
+impl Source {
+    /// Compiles into `dir`, unless that was done.
+    pub(crate) fn compile(self, dir: &Path, compiler: Compiler) -> Result<PathBuf> {
+        let program = dir.join(self.name);
+        if program.exists() {
+            return Ok(program);
+        }
+        let (text, header) = (program.with_extension("c"), dir.join("times.h"));
+        for (path, content) in [(&text, self.text), (&header, TIMES)] {
+            std::fs::write(path, content).map_err(BenchError::os("write", path))?;
+        }
+        let mut command = Command::new(find_program(compiler.0, compiler.1)?);
+        command.args(["-O2", "-Wall", "-Werror", "-o"]).args([&program, &text]);
+        command.args(self.libraries);
+        output_of(command)?;
+        Ok(program)
+    }
+}
