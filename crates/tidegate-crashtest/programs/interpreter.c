@@ -25,6 +25,7 @@
 #include <linux/io_uring.h>
 #include <linux/seccomp.h>
 #include <sched.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -32,6 +33,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -532,6 +534,14 @@ static int do_prepare(void)
     close(fd);
     return status;
 }
+/* Closes all that is held open. */
+static int do_release(void)
+{
+    for (int index = 0; index < HELD_MAX; index++)
+        if (held[index].fd >= 0)
+            let_go(held[index].path);
+    return 0;
+}
 static int do_msync(void) { return mapping ? msync(mapping, mapping_bytes, MS_SYNC) : -1; }
 
 /* For the outside: forces a commit of the journal by a file that is no part of the test. Its mode
@@ -568,7 +578,8 @@ static const struct { const char *name; int arguments, is_sync; int (*run)(void)
     { "osync", 3, 0, do_osync },
     { "odsync", 3, 0, do_odsync }, { "dup", 3, 0, do_dup }, { "tmpfile", 2, 0, do_tmpfile },
     { "setxattr", 1, 0, do_setxattr }, { "chmod", 2, 0, do_chmod },
-    { "chown", 1, 0, do_chown }, { "utime", 1, 0, do_utime }, { "prepare", 0, 0, do_prepare }, { "fsync", 1, 1, do_fsync },
+    { "chown", 1, 0, do_chown }, { "utime", 1, 0, do_utime }, { "prepare", 0, 0, do_prepare },
+    { "release", 0, 0, do_release }, { "fsync", 1, 1, do_fsync },
     { "fdatasync", 1, 1, do_fdatasync }, { "sync", 0, 1, do_sync }, { "msync", 0, 1, do_msync },
     { "commit", 1, 0, do_commit }, { "writeback", 1, 0, do_writeback },
 };
@@ -605,6 +616,61 @@ static int execute_in_child(const char *name)
     return result_of(child);
 }
 
+/* The calls of which one makes the change of an operation. */
+static int is_change(uint64_t call)
+{
+    static const uint64_t calls[] = {
+        SYS_pwrite64, SYS_write, SYS_ftruncate, SYS_rename, SYS_renameat, SYS_renameat2, SYS_link,
+        SYS_linkat, SYS_unlink, SYS_unlinkat, SYS_chmod, SYS_fchmodat };
+    for (size_t index = 0; index < sizeof calls / sizeof *calls; index++)
+        if (calls[index] == call)
+            return 1;
+    return 0;
+}
+
+/* Whether a traced child has stopped behind the call that makes its change. */
+static int has_changed(pid_t child, int status, int *in_change)
+{
+    struct __ptrace_syscall_info call;
+    if (WSTOPSIG(status) != (SIGTRAP | 0x80))
+        return 0;
+    if (ptrace(PTRACE_GET_SYSCALL_INFO, child, sizeof call, &call) < 0)
+        return 0;
+    if (call.op == PTRACE_SYSCALL_INFO_ENTRY)
+        *in_change = is_change(call.entry.nr);
+    return call.op == PTRACE_SYSCALL_INFO_EXIT && *in_change && !call.exit.is_error;
+}
+
+/* A child is killed when the kernel has made its change. */
+static int execute_killed(const char *name)
+{
+    int status, in_change = 0;
+    /* A name that the child changes may be another file's then. */
+    if (!is(name, "write") && !is(name, "append") && !is(name, "truncate"))
+        do_release();
+    release();
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        ptrace(PTRACE_TRACEME, 0, NULL, NULL);
+        raise(SIGSTOP);
+        execute(name);
+        _exit(0);
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child || !WIFSTOPPED(status))
+        return -1;
+    ptrace(PTRACE_SETOPTIONS, child, NULL, (void *)(PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL));
+    while (!has_changed(child, status, &in_change)) {
+        if (ptrace(PTRACE_SYSCALL, child, NULL, NULL) < 0 || waitpid(child, &status, 0) != child)
+            return -1;
+        if (!WIFSTOPPED(status)) {
+            errno = ECHILD;
+            return -1;
+        }
+    }
+    return kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child ? 0 : -1;
+}
+
 static int execute_static(char *line)
 {
     release();
@@ -616,23 +682,25 @@ static int execute_static(char *line)
     return result_of(child);
 }
 
-/* Executes "NUMBER OPERATION ARGUMENT...", with "fork" or "static" before the operation if a
- * child is to do it. */
+/* Executes "NUMBER OPERATION ARGUMENT...", with "fork", "killed" or "static" before the operation
+ * if a child is to do it. */
 static int execute_line(const char *line)
 {
     char words[PATH_MAX], again[PATH_MAX], *rest = words;
     snprintf(words, sizeof words, "%s", line);
     number = atoi(strsep(&rest, " "));
     char *name = rest ? strsep(&rest, " ") : "";
-    int forks = is(name, "fork"), is_static = is(name, "static");
+    int forks = is(name, "fork"), is_killed = is(name, "killed"), is_static = is(name, "static");
     if (is_static) {
         snprintf(again, sizeof again, "%d %s", number, rest ? rest : "");
         return execute_static(again);
     }
-    if (forks)
+    if (forks || is_killed)
         name = rest ? strsep(&rest, " ") : "";
     for (argument_count = 0; rest && argument_count < ARGUMENTS_MAX; argument_count++)
         arguments[argument_count] = strsep(&rest, " ");
+    if (is_killed)
+        return execute_killed(name);
     return forks ? execute_in_child(name) : execute(name);
 }
 

@@ -314,7 +314,9 @@ pub fn sample(length: usize, seed: u64) -> Sequence {
     }
     while sequence.operation_count() < length {
         let Some(operation) = pick_operation(&model, is_of_new_files, &mut random) else { break };
-        let mut added = vec![Step::Operation(operation.clone())];
+        let is_killed = operation.can_be_killed_in() && random.one_in(8);
+        let step = if is_killed { Step::Killed } else { Step::Operation };
+        let mut added = vec![step(operation.clone())];
         let mut changed = model.clone();
         if changed.apply(&added[0]).is_err() {
             break;

@@ -159,6 +159,23 @@ impl Operation {
     }
 }
 
+impl Operation {
+    /// Whether a process can be killed in the middle of it: behind the one system call that makes
+    /// the change, before that returns.
+    pub fn can_be_killed_in(&self) -> bool {
+        matches!(
+            self,
+            Self::Write { by: WriteBy::Call, .. }
+                | Self::Rename { uring: false, .. }
+                | Self::Append { .. }
+                | Self::Truncate { .. }
+                | Self::Link { .. }
+                | Self::Unlink { .. }
+                | Self::Chmod { .. }
+        )
+    }
+}
+
 impl fmt::Display for Operation {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

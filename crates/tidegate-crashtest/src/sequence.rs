@@ -37,6 +37,9 @@ pub enum Outside {
 pub enum Step {
     /// The program changes something.
     Operation(Operation),
+    /// A child of the program does, and is killed when the kernel has made the change, before the
+    /// call returns.
+    Killed(Operation),
     /// The program syncs.
     Sync(Sync),
     /// Another program acts.
@@ -44,13 +47,17 @@ pub enum Step {
     /// The program makes a file that is no part of the test, and syncs it: from here on `run` may
     /// have new files in its log. The first step, if it is one.
     Prepare,
+    /// The program closes all files that it holds open: later steps open them anew.
+    Release,
 }
 
 impl fmt::Display for Step {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Operation(operation) => operation.fmt(out),
+            Self::Killed(operation) => write!(out, "killed {operation}"),
             Self::Prepare => write!(out, "prepare"),
+            Self::Release => write!(out, "release"),
             Self::Sync(Sync::File(path)) => write!(out, "fsync {path}"),
             Self::Sync(Sync::Data(path)) => write!(out, "fdatasync {path}"),
             Self::Sync(Sync::All) => write!(out, "sync"),
@@ -73,9 +80,11 @@ impl FromStr for Step {
             ["sync"] => Self::Sync(Sync::All),
             ["msync"] => Self::Sync(Sync::Mapping),
             ["prepare"] => Self::Prepare,
+            ["release"] => Self::Release,
             ["outside", "commit"] => Self::Outside(Outside::Commit),
             ["outside", "retire"] => Self::Outside(Outside::Retire),
             ["outside", "writeback", path] => Self::Outside(Outside::WriteBack((*path).to_owned())),
+            ["killed", ..] => Self::Killed(Operation::parse(&words[1..].join(" "))?),
             _ => Self::Operation(Operation::parse(line)?),
         })
     }
@@ -93,7 +102,10 @@ pub struct Sequence {
 impl Sequence {
     /// How many of the steps are operations.
     pub fn operation_count(&self) -> usize {
-        self.steps.iter().filter(|step| matches!(step, Step::Operation(_))).count()
+        self.steps
+            .iter()
+            .filter(|step| matches!(step, Step::Operation(_) | Step::Killed(_)))
+            .count()
     }
 
     /// The whole sequence in one line, steps separated by "; ".
@@ -133,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_sequence_survives_its_text_form() {
-        let text = "hold\nprepare\nutime d0/A\ncreate d0/B\nnew d1/A 10\nfork write d0/B 0 100\nfallocate d0/A punch 1 2\nfsync .\n\
+        let text = "hold\nprepare\nutime d0/A\ncreate d0/B\nnew d1/A 10\nfork write d0/B 0 100\nkilled write d0/B 0 9\nrelease\nfallocate d0/A punch 1 2\nfsync .\n\
                     outside writeback d0/A\ntmpfile d1/A 10 fsync\nuring-rename d0/A d1/B\nsync\n\
                     chmod d0/B 640\nsplice d0/A d0/B\nstatic write d0/A 5 6\noutside commit\noutside retire\n";
         let sequence: Sequence = text.parse().unwrap();

@@ -80,9 +80,9 @@ const LEARNED: [&str; 3] = [
 ];
 
 /// What samples seldom have: streams that write on behind a sync, attributes that change behind
-/// one, and real syncs that commit nothing of what is pending. Each kind has found a planted
-/// mistake.
-const SELDOM: [&str; 18] = [
+/// one, real syncs that commit nothing of what is pending, and processes that are killed in the
+/// middle of a change. Each kind has found a mistake.
+const SELDOM: [&str; 24] = [
     "prepare; stdio d0/B 3000; fsync .; rename d0/B d0/A; fsync d0",
     "prepare; stdio d0/B 3000; fsync .; chmod d0/B 600; rename d0/B d0/A; fsync d0",
     "hold; prepare; stdio d0/B 3000; fsync .; stdio d0/B 3000; rename d0/B d0/A; fsync d0",
@@ -105,6 +105,14 @@ const SELDOM: [&str; 18] = [
     "prepare; new d0/B 5000; fsync .; mkdir d2; rename d0/B d0/A; fsync d0",
     "prepare; new d0/B 5000; outside writeback d0/B; outside commit; mkdir d2; fsync d0/B; \
      rename d0/B d0/A; fsync d0",
+    "hold; fsync d0/A; write d0/A 1000 3000; fsync d0/A; killed append d0/A 3000; fsync d0/A; \
+     append d0/A 100; fsync d0/A",
+    "hold; fsync d0/A; append d0/A 3000; fsync d0/A; killed truncate d0/A 5000; fdatasync d0/A; \
+     append d0/A 3000; fdatasync d0/A",
+    "prepare; new d0/B 5000; fsync .; killed chmod d0/B 600; fsync d0/B",
+    "prepare; new d0/B 5000; fsync .; killed rename d0/B d0/A; fsync d0; append d0/A 100; fsync .",
+    "prepare; new d0/B 5000; fsync .; killed link d0/B d1/A; fsync d0/B; unlink d0/B; fsync d0",
+    "prepare; new d0/B 5000; fsync .; killed unlink d0/B; new d0/B 100; fsync .; fsync d0",
 ];
 
 fn seldom() -> impl Iterator<Item = Test> {
@@ -161,6 +169,27 @@ fn run_keeps_its_promise_with_files_that_are_covered_when_those_of_users_are() {
     let lost = Some(Fault::LostRecords);
     let report = test(Kind::Ext4, run_with_default_admission(), lost, tests());
     assert_eq!(report.violations.len(), synced.len(), "not all of them were covered");
+}
+
+/// What a child wrote that was killed before its call returned is in no record. Once it is synced,
+/// older records must not be replayed over it, by whatever descriptor it was synced.
+#[test]
+fn what_a_killed_process_wrote_is_not_undone_once_it_is_synced() {
+    let killed = "write d0/A 1000 3000; fdatasync d0/A; killed write d0/A 1000 3000";
+    let syncs = [
+        "release; fdatasync d0/A",
+        "release; fsync d0/A",
+        "fdatasync d0/A",
+        "append d0/A 9; fsync .",
+    ];
+    let sequences = syncs.map(|sync| format!("hold; {killed}; {sync}"));
+    for kind in [Kind::Ext4, Kind::Xfs] {
+        for runner in [run(), run_with_default_admission()] {
+            let parsed = sequences.iter().map(|text| text.parse().expect("it is valid"));
+            let tests = parsed.map(|sequence| at_every_step(behind_many_syncs(sequence)));
+            assert_none(&test(kind, runner, None, tests.collect()));
+        }
+    }
 }
 
 /// Mistakes that lose what was synced, on a real disk.

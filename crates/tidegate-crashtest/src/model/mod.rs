@@ -238,6 +238,16 @@ impl Model {
                 ensure!(self.step == 1, "something was done before it was prepared");
                 Ok(())
             }
+            Step::Killed(operation) => {
+                ensure!(operation.can_be_killed_in(), "nothing is killed in {operation}");
+                self.operate(operation)?;
+                self.last = None;
+                Ok(())
+            }
+            Step::Release => {
+                self.last = None;
+                Ok(())
+            }
         }
     }
 

@@ -1,10 +1,11 @@
-//! Takes back what threads were in the middle of when they were killed.
+//! Takes back what threads were in the middle of when they were killed with a file's lock.
 //!
-//! The record of a change is voided, and the file is marked: what the kernel has done of the change
-//! is in no record. So the file's next sync is a real one, at which it leaves the log: an older
-//! record that recovery replayed would undo what that sync promised. No process was told that the
-//! change was made, so both outcomes are right until then. A file whose names were being changed
-//! leaves at once, for whether the kernel has changed them would have to be looked up.
+//! The file is marked: the kernel may have done a part of a change that is in no record, attributes
+//! too. So the file's next sync is a real one, at which it leaves the log: an older record that
+//! recovery replayed would undo what that sync promised. The record of a change is voided. No
+//! process was told that the change was made, so both outcomes are right until then. A file whose
+//! names were being changed leaves at once, for whether the kernel has changed them would have to
+//! be looked up.
 //!
 //! Invariant: a record is voided under its file's lock, which the killed thread held: the file was
 //! not changed since.
@@ -38,6 +39,9 @@ impl Log {
         mut sync_names: impl FnMut() -> Result<(), Errno>,
     ) -> Result<(), RepairError> {
         let mut outcome = Ok(());
+        if guard.is_logged() {
+            guard.mark_unlogged(false);
+        }
         for interrupted in self.interrupted_on(guard) {
             let taken_back = take_back(guard, &interrupted, &mut sync_names);
             self.complete(&interrupted);
@@ -56,11 +60,9 @@ fn take_back(
     let Some(header) = interrupted.header.filter(|_| guard.is_logged()) else { return Ok(()) };
     match header.kind {
         RecordKind::Write | RecordKind::SetSize => {
-            guard.mark_unlogged(false);
             guard.begin()?.void(header.position)?;
         }
         RecordKind::Name => {
-            guard.mark_unlogged(false);
             // Once they are durable as they are, no record of them counts.
             sync_names().map_err(|errno| {
                 guard.note_failure();
