@@ -1,8 +1,9 @@
 //! Hooks: `fsync` and its kin.
 //!
 //! Invariants: the log answers a sync only of a covered file. All others are made; one of a whole
-//! file system that succeeds commits what was pending before it began. `sync` has no hook: it does
-//! not tell whether it succeeded.
+//! file system that succeeds commits what was pending before it began. `sync` commits nothing that
+//! is counted: it does not tell whether it succeeded. Before either, files leave that the kernel
+//! may have changed without a record.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::c_int;
@@ -47,8 +48,19 @@ pub(crate) unsafe extern "C-unwind" fn fdatasync(fd: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
+pub(crate) extern "C-unwind" fn sync() {
+    if let Some(log) = process::log() {
+        covered::leave_unrecorded(log);
+    }
+    raw::sync();
+}
+
+#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn syncfs(fd: c_int) -> c_int {
     let log = process::log();
+    if let Some(log) = log {
+        covered::leave_unrecorded(log);
+    }
     let mount = log.and_then(|_| Seen::of(fd).ok()).map(|seen| seen.mount);
     let file_system = mount.and_then(file_systems::known);
     let seen = log.zip(file_system).map(|(log, it)| (log, it, log.changes(it)));

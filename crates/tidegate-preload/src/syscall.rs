@@ -107,6 +107,10 @@ unsafe fn of_data(number: c_long, given: Arguments) -> Option<c_long> {
         libc::SYS_pwritev2 => hook!(write::pwritev64v2(fd, vector, count, offset, given.int(5))),
         libc::SYS_fsync => hook!(sync::fsync(fd)),
         libc::SYS_fdatasync => hook!(sync::fdatasync(fd)),
+        libc::SYS_sync => {
+            sync::sync();
+            0
+        }
         libc::SYS_syncfs => hook!(sync::syncfs(fd)),
         libc::SYS_sendfile => hook!(transfer::sendfile64(fd, given.int(1), third, given.0[3])),
         libc::SYS_copy_file_range => hook!(transfer::copy_file_range(

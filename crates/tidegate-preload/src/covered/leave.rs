@@ -205,6 +205,26 @@ pub(crate) fn leave_closed<'l>(log: &'l Log, file: FileRef, then: impl FnOnce(&F
     leave_made_durable(log, file, raw::sync, then);
 }
 
+/// Before a sync of more than a file: the files leave that the kernel may have changed without a
+/// record, by whatever process. These are the sealed ones, and those that a process was killed in
+/// the middle of changing.
+pub(crate) fn leave_unrecorded(log: &Log) {
+    for file in log.sealed_files() {
+        leave_closed(log, file, |_| {});
+    }
+    let Some(_holding) = Holding::new() else { return };
+    for file in log.in_the_middle().filter_map(|it| log.file_of(&it)) {
+        let guard = log.lock_within(file, PIN_TIMEOUT).ok();
+        if let Some(guard) = guard.filter(FileGuard::owner_died) {
+            // Where that fails, syncs of the file are real, or say so.
+            let _ = log.repair(&guard, || {
+                raw::sync();
+                Ok(())
+            });
+        }
+    }
+}
+
 fn leave_made_durable<'l>(
     log: &'l Log,
     file: FileRef,

@@ -35,7 +35,7 @@ use tidegate::durable;
 use tidegate::log::{AppendError, FileGuard, FileSystemRef, LockError, Log};
 
 pub(crate) use descriptor::{find_out, is_to_be_pinned, note, note_standard};
-pub(crate) use leave::{Gone, leave_closed, leave_gone, leave_numbers};
+pub(crate) use leave::{Gone, leave_closed, leave_gone, leave_numbers, leave_unrecorded};
 pub(crate) use making::answers_directory;
 pub(crate) use naming::{Changed, change_name};
 pub(crate) use place::Place;
@@ -149,7 +149,7 @@ impl Open {
         let guard = locked.or_else(|error| self.lock_again(error, timeout))?;
         if guard.owner_died() {
             // Where that fails, syncs of the file are real, or say so.
-            let _ = self.log.take_back(&guard, || durable::fsync(raw::borrowed(self.fd)));
+            let _ = self.log.repair(&guard, || durable::fsync(raw::borrowed(self.fd)));
         }
         if guard.is_sealed() {
             // Where the disk fails, its syncs are real, and its changes are refused.

@@ -1,77 +1,57 @@
-//! Takes back what threads were in the middle of when they were killed with a file's lock.
+//! What becomes of a file whose lock's holder was killed: it leaves the log, synced.
 //!
-//! The file is marked: the kernel may have done a part of a change that is in no record, attributes
-//! too. So the file's next sync is a real one, at which it leaves the log: an older record that
-//! recovery replayed would undo what that sync promised. The record of a change is voided. No
-//! process was told that the change was made, so both outcomes are right until then. A file whose
-//! names were being changed leaves at once, for whether the kernel has changed them would have to
-//! be looked up.
+//! The kernel may have done a part of a change that is in no record, attributes too. Until the file
+//! has left, an older record that recovery replays could undo what a sync has promised since, one
+//! of the whole file system by a process outside included. No process was told that the change was
+//! made, so both outcomes are right.
 //!
-//! Invariant: a record is voided under its file's lock, which the killed thread held: the file was
-//! not changed since.
+//! Invariant: nobody changes the file before: the killed thread held its lock.
 
 use rustix::io::Errno;
 
-use super::append::{FileGuard, Interrupted};
-use super::{AppendError, Log, RecordKind};
+use super::append::FileGuard;
+use super::{AppendError, Log};
 
-/// Why an operation could not be taken back. It may be repeated after a power cut.
+/// Why a file could not leave. Its syncs are real until it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RepairError {
     /// The record that says so was not appended.
     #[error(transparent)]
     Append(#[from] AppendError),
-    /// The names of the file were not made durable.
-    #[error("cannot make the names of the file durable: {0}")]
+    /// The file was not made durable.
+    #[error("cannot make the file durable: {0}")]
     Sync(Errno),
 }
 
 impl Log {
-    /// Takes back all that former holders of the file's lock were killed in. `sync_names` makes the
-    /// names of the file durable as the kernel has them.
+    /// Has the file leave whose lock's former holder was killed, and gives back what that was in
+    /// the middle of. `sync` makes the file and its names durable as the kernel has them.
     ///
     /// # Errors
-    /// [`RepairError`]: of the first that could not be taken back. The file's syncs are real, or
-    /// say that it failed.
-    pub fn take_back(
+    /// [`RepairError`]: the story goes on, for the log alone has what it promises. The file's syncs
+    /// are real, or say that it failed.
+    pub fn repair(
         &self,
         guard: &FileGuard<'_>,
-        mut sync_names: impl FnMut() -> Result<(), Errno>,
+        sync: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), RepairError> {
-        let mut outcome = Ok(());
-        if guard.is_logged() {
-            guard.mark_unlogged(false);
-        }
+        let outcome = if guard.is_logged() { leave(guard, sync) } else { Ok(()) };
         for interrupted in self.interrupted_on(guard) {
-            let taken_back = take_back(guard, &interrupted, &mut sync_names);
             self.complete(&interrupted);
-            outcome = outcome.and(taken_back);
         }
         guard.repaired();
         outcome
     }
 }
 
-fn take_back(
+fn leave(
     guard: &FileGuard<'_>,
-    interrupted: &Interrupted,
-    sync_names: &mut dyn FnMut() -> Result<(), Errno>,
+    sync: impl FnOnce() -> Result<(), Errno>,
 ) -> Result<(), RepairError> {
-    let Some(header) = interrupted.header.filter(|_| guard.is_logged()) else { return Ok(()) };
-    match header.kind {
-        RecordKind::Write | RecordKind::SetSize => {
-            guard.begin()?.void(header.position)?;
-        }
-        RecordKind::Name => {
-            // Once they are durable as they are, no record of them counts.
-            sync_names().map_err(|errno| {
-                guard.note_failure();
-                RepairError::Sync(errno)
-            })?;
-            guard.end_story()?;
-        }
-        // These are done with their record.
-        _ => {}
-    }
-    Ok(())
+    guard.mark_unlogged(false);
+    sync().map_err(|errno| {
+        guard.note_failure();
+        RepairError::Sync(errno)
+    })?;
+    Ok(guard.end_story()?)
 }

@@ -202,6 +202,16 @@ impl Log {
         kept.map(|(file, _)| file).collect()
     }
 
+    /// The files that are [sealed](FileGuard::is_sealed).
+    pub fn sealed_files(&self) -> impl Iterator<Item = FileRef> + '_ {
+        let is_sealed = |entry: &Entry<'_>| {
+            entry.flags().load(Ordering::SeqCst) & flag::LOGGED != 0
+                && entry.pins().load(Ordering::SeqCst) > 0
+        };
+        let files = self.has_stories().then(|| table::all(&self.control)).into_iter().flatten();
+        files.filter(move |(_, entry)| is_sealed(entry)).map(|(file, _)| file)
+    }
+
     /// The supervisor holds a descriptor of the file.
     pub fn is_kept(&self, file: FileRef) -> bool {
         let entry = table::entry(&self.control, file.index);
