@@ -201,7 +201,7 @@ impl Log {
     }
 
     /// The operations on a locked file that their threads were killed in.
-    pub fn interrupted_on<'a>(
+    pub(super) fn interrupted_on<'a>(
         &'a self,
         guard: &'a FileGuard<'_>,
     ) -> impl Iterator<Item = Interrupted> + 'a {
@@ -261,7 +261,7 @@ impl Log {
             && slot.record_position() == interrupted.record
     }
 
-    /// The interrupted operation was done or undone: its slot is free again. One that serves
+    /// Nothing is left to do of the interrupted operation: its slot is free again. One that serves
     /// another operation by now is left alone.
     pub fn complete(&self, interrupted: &Interrupted) {
         if self.is_interrupted(interrupted) {

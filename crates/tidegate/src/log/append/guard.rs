@@ -59,15 +59,15 @@ impl Log {
 }
 
 impl FileGuard<'_> {
-    /// A former holder of the lock was killed while it held it, and [`repaired`](Self::repaired)
-    /// was not called since: see [`Log::interrupted_on`].
+    /// A former holder of the lock was killed while it held it, and the file is to be
+    /// [repaired](Log::repair).
     #[inline]
     pub fn owner_died(&self) -> bool {
         self.has(flag::ORPHANED)
     }
 
-    /// The operations that former holders of the lock were killed in were completed or voided.
-    pub fn repaired(&self) {
+    /// Nothing is left of what former holders of the lock were killed in.
+    pub(in crate::log) fn repaired(&self) {
         self.clear(flag::ORPHANED);
     }
 
