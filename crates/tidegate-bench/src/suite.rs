@@ -121,6 +121,6 @@ mod tests {
             plan.nbd.common.check().unwrap();
             plan.planned()
         });
-        assert!(quick.as_secs() < 180 && full.as_secs() < 1120, "{quick:?} {full:?}");
+        assert!(quick.as_secs() < 180 && full.as_secs() < 1110, "{quick:?} {full:?}");
     }
 }

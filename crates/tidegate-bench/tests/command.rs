@@ -180,7 +180,7 @@ fn caches_are_measured_beside_the_floor_a_btt_and_the_backing_alone() {
         ("miss-memory", "backing cache log"),
         ("evict-delay", "backing cache log"),
         ("study-125pct-2nd", "copy btt backing cache cache-16k cache-64k cache-cost"),
-        ("cache-nbd-random", "btt cache log"),
+        ("cache-nbd-random", "btt cache"),
         ("cache-fill-90pct-disk", "cache-null cache"),
         ("cache-full-file", "cache backing backing-512"),
         ("cache-read-miss", "backing cache"),

@@ -1,4 +1,4 @@
-//! Hits over NBD: `tidegate serve` of a cache, and of a log, beside that of a BTT.
+//! Hits over NBD: `tidegate serve` of a cache beside that of a BTT.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const SECONDS_MIN: f64 = 0.4;
 /// The options of `bench nbd` for this part.
 fn options(args: &CacheArgs) -> NbdArgs {
     NbdArgs {
-        policies: vec![Policy::Btt, Policy::Cache, Policy::Log],
+        policies: vec![Policy::Btt, Policy::Cache],
         threads: vec![1],
         iodepth: vec![1, 32],
         server: None,

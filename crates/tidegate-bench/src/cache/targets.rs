@@ -136,22 +136,17 @@ impl Found<'_> {
 
     fn served(&self) -> Vec<Option<Verdict>> {
         let case = format!("{}{}", served::PREFIX, nbd::RANDOM);
-        let find = |policy, op, iodepth| self.series(policy, &case, op, (1, iodepth));
-        let hits = |iodepth| {
-            let ratios = [Op::Write, Op::Read].map(|op| {
-                let (cache, btt) = (find(CACHE, op, iodepth)?, find("btt", op, iodepth)?);
-                Some((cache.ratio(btt, throughput)?.median, op.name().to_owned()))
-            });
+        let ratio = |iodepth, op: Op| {
+            let find = |policy| self.series(policy, &case, op, (1, iodepth));
+            let ratio = find(CACHE)?.ratio(find("btt")?, throughput)?;
+            Some((ratio.median, op.name().to_owned()))
+        };
+        let at = |iodepth| {
+            let ratios = [Op::Write, Op::Read].map(|op| ratio(iodepth, op));
             let name = format!("hits over NBD at depth {iodepth}: IOPS / btt");
             worst(&name, Bound::AtLeast(0.95), ratios)
         };
-        let time = |sample: &Sample| sample.mean_ns;
-        let log = || {
-            let (log, btt) = (find("log", Op::Write, 1)?, find("btt", Op::Write, 1)?);
-            Some((log.ratio(btt, time)?.median, "write".to_owned()))
-        };
-        let log = worst("the log over NBD at depth 1: time / btt", Bound::AtMost(1.1), [log()]);
-        vec![hits(1), hits(32), log]
+        [1, 32].map(at).into()
     }
 
     fn behind(&self) -> Vec<Option<Verdict>> {
