@@ -93,6 +93,7 @@ mod tests {
         let one = report.series[0].clone();
         let cases = [
             "log-append-128",
+            "log-batch",
             "run-write-dsync",
             "run-full-random",
             "run-steady-2g",

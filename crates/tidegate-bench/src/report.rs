@@ -272,7 +272,13 @@ impl Report {
         let (plain, no_sync) = ("plain", "plain-nosync");
         let title = "Programs under run: targets";
         vec![
-            table("log-append", "Appends to the log, in process", &["log-"], "copy"),
+            table("log-append", "Appends to the log, in process", &[log::append::CASE], "copy"),
+            table(
+                "log-batch",
+                "A full log, by the batch of its cleaner",
+                &[log::batch::CASE],
+                log::batch::ONE,
+            ),
             table("run-write", "Durable writes of a program", &["run-write", "run-append"], plain),
             table("run-full", "Durable writes, the log full", &["run-full"], plain),
             table("run-steady", "A steady load", &["run-steady"], no_sync),

@@ -113,6 +113,15 @@ impl fmt::Display for Size {
 }
 
 impl Size {
+    /// This size as it can be read again: with a unit where it is a whole number of one.
+    #[must_use]
+    pub fn exact(self) -> String {
+        match self.exact_unit() {
+            Some(_) => self.to_string(),
+            None => self.bytes.to_string(),
+        }
+    }
+
     /// The largest unit of which this size is a whole number, unless that takes more than five
     /// digits.
     fn exact_unit(self) -> Option<(char, u32)> {
@@ -160,6 +169,8 @@ mod tests {
 
     #[test]
     fn what_is_shown_can_be_typed_back() {
+        let exact = |bytes| Size { bytes }.exact();
+        assert_eq!((exact(80 << 10), exact(4160)), ("80K".to_owned(), "4160".to_owned()));
         let show = |bytes| Size { bytes }.to_string();
         assert_eq!(show(512), "512 bytes");
         assert_eq!(show(4096), "4K");

@@ -30,7 +30,7 @@ const HEADER_BYTES: u64 = HEADER as u64;
 const FILES: u64 = 2;
 
 /// Case of appends.
-pub(super) const CASE: &str = "log-append";
+pub(crate) const CASE: &str = "log-append";
 /// Sizes of appends.
 pub(super) const SIZES_BYTES: [u32; 2] = [128, 4096];
 /// Size of the log, larger than any cache of a CPU.

@@ -7,13 +7,14 @@
 //!    touched before.
 //! 3. Files are on a disk, pools in persistent memory; both are gone at the end.
 //!
-//! Map: `append` the log in this process, `io` the load driver, `bed` and `disk` where and how
-//! programs are started, `files` writes and reads by the driver, `steady` writes by it for a
-//! minute, `watch` what is no latency, `nvcache` a peer, `unsynced`, `names`, `recovery`, `sqlite`,
-//! `rocksdb`, `postgres`, `apps`; `targets`.
+//! Map: `append` and `batch` the log in this process, `io` the load driver, `bed` and `disk` where
+//! and how programs are started, `files` writes and reads by the driver, `steady` writes by it for
+//! a minute, `watch` what is no latency, `nvcache` a peer, `unsynced`, `names`, `recovery`,
+//! `sqlite`, `rocksdb`, `postgres`, `apps`; `targets`.
 
-mod append;
+pub(crate) mod append;
 mod apps;
+pub(crate) mod batch;
 mod bed;
 mod disk;
 mod files;
@@ -60,6 +61,8 @@ pub enum Part {
     Append,
     /// Durable writes and appends of a program.
     Write,
+    /// A full log before a file, by the batch of its cleaner.
+    Batch,
     /// A program that writes sixteen times what the log holds.
     Full,
     /// Random durable writes for a minute, by second, with used and unused pools.
@@ -92,7 +95,8 @@ pub struct LogArgs {
     /// How programs are started: plain, run
     #[arg(long, value_name = "A,B,..", value_delimiter = ',', default_value = "plain,run")]
     pub policies: Vec<Runner>,
-    /// What to measure [default: everything but apps, which need programs of their own]
+    /// What to measure [default: everything but apps, which need programs of their own, and batch,
+    /// a figure of a paper]
     #[arg(long, value_name = "A,B,..", value_delimiter = ',', value_enum)]
     pub parts: Vec<Part>,
     /// Programs of the part `apps` [default: all]
@@ -251,7 +255,7 @@ impl LogArgs {
             return self.parts.clone();
         }
         let all = Part::value_variants().iter();
-        all.filter(|part| !matches!(part, Part::Apps)).copied().collect()
+        all.filter(|part| !matches!(part, Part::Apps | Part::Batch)).copied().collect()
     }
 
     /// `full` at the scale that was asked for, at least `least`.
@@ -279,6 +283,7 @@ impl LogArgs {
         let mut all = match part {
             Part::Append => plan(4 * threads, timed(0.1)),
             Part::Write => plan(count(files::write_cases(self).len()) * runners, counted(0.8)),
+            Part::Batch => batch::plan(self),
             Part::Full => plan(2 * runners + 1, counted(4.0)),
             Part::Steady => return steady::plan(self),
             Part::Unsynced => plan(3 * runners, counted(2.0)),
@@ -397,6 +402,7 @@ impl Bench<'_> {
         match part {
             Part::Append => append::measure(self),
             Part::Write => files::writes(self),
+            Part::Batch => batch::measure(self),
             Part::Full => files::full(self),
             Part::Steady => steady::measure(self),
             Part::Unsynced => unsynced::measure(self),

@@ -73,14 +73,14 @@ fn counts(page: &str) -> String {
         for row in rows {
             match row[at].as_str() {
                 "holds" | "same" | "less: better" | "insensitive too" => met += 1,
-                "not made" | "not measured" | "an input" => open += 1,
+                "not measured" | "an input" => open += 1,
                 _ => other += 1,
             }
         }
     }
     format!(
         "{met} numbers of the papers come out as there or better, {other} differ, each with its \
-         reason, and {open} are not made or nothing to compare."
+         reason, and {open} are not measured or nothing to compare."
     )
 }
 
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     const PAGE: &str = "# T\n\nBefore.\n\n## One\n\nText.\n\nThe claims\n\n\
-        | figure | verdict |\n|---|---|\n| 1 | holds |\n| 2 | differs |\n| 3 | not made |\n\n\
+        | figure | verdict |\n|---|---|\n| 1 | holds |\n| 2 | differs |\n| 3 | not measured |\n\n\
         x: by memory\n\n| memory | a | b |\n|---|---|---|\n| 5 % | 0.5 s, 7 | 1.5 s, 8 |\n\
         | 9 % | 0.4 s, 6 | 1.0 s, 2 |\n\n## Two\n\nEnd.\n";
 

@@ -65,10 +65,7 @@ impl Kind {
                 let word = usize::try_from(number).ok().and_then(|at| words.get(at));
                 word.copied().unwrap_or_default().to_owned()
             }
-            Self::Number(Unit::Bytes, ..) => {
-                let shown = Size { bytes: number }.to_string();
-                if shown.contains(' ') { number.to_string() } else { shown }
-            }
+            Self::Number(Unit::Bytes, ..) => Size { bytes: number }.exact(),
             Self::Number(..) => number.to_string(),
         }
     }

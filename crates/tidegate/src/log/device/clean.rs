@@ -103,8 +103,8 @@ impl Core {
         scratch.zeroed.clear();
         scratch.zeroes.clear();
         let mut records = self.log.records(start, safe);
-        let mut end = start;
-        while end - start < self.batch_bytes {
+        let (mut end, batch_bytes) = (start, self.batch_bytes.load(Ordering::Relaxed));
+        while end - start < batch_bytes {
             let Some(header) = records.next() else {
                 end = safe;
                 break;

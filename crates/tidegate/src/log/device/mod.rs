@@ -73,8 +73,8 @@ const GROUP_BLOCKS: u64 = 64;
 const VERSIONS_LOG2: u32 = 12;
 /// Most bytes of a record: a larger write is several.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
-/// Most bytes of the log that are destaged between two flushes of the backing.
-const BATCH_BYTES_MAX: u64 = 8 << 20;
+/// Most bytes of the log that are destaged between two flushes of the backing, unless set.
+const BATCH_BYTES: u64 = 8 << 20;
 /// How long a write waits for free space before it looks again.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -137,7 +137,9 @@ struct Core {
     /// How full the log may be before it is cleaned; may change at any time.
     clean_from_bytes: AtomicU64,
     requests: Requests,
-    batch_bytes: u64,
+    /// Bytes of the log that are destaged between two flushes of the backing; may change at any
+    /// time.
+    batch_bytes: AtomicU64,
     /// Where the last definition ends: a log that ends there has nothing to destage.
     defined_end: AtomicU64,
     waker: Arc<Waker>,

@@ -13,8 +13,8 @@ use super::clean::Scratch;
 use super::index::Index;
 use super::start::Blocked;
 use super::{
-    BATCH_BYTES_MAX, Binding, CONTROL_BYTES, Core, FileKey, LogDeviceError, LogDeviceOptions,
-    NO_BOOT, VERSIONS_LOG2, table,
+    BATCH_BYTES, Binding, CONTROL_BYTES, Core, FileKey, LogDeviceError, LogDeviceOptions, NO_BOOT,
+    VERSIONS_LOG2, table,
 };
 use crate::device::{BlockDevice, DeviceError, Geometry};
 use crate::pmem::SharedMemory;
@@ -76,10 +76,11 @@ pub(super) fn open(
     let file = log.entry_for(&FileKey { device, inode, identity })?;
     let ring_bytes = log.pool().ring_bytes();
     let clean_from_bytes = options.clean_from_bytes.unwrap_or(ring_bytes / 2);
+    let batch_bytes = (ring_bytes / 8).min(BATCH_BYTES).min(clean_from_bytes.max(1));
     let core = Core {
         clean_from_bytes: AtomicU64::new(clean_from_bytes),
         requests: Requests::default(),
-        batch_bytes: (ring_bytes / 8).min(BATCH_BYTES_MAX).min(clean_from_bytes.max(1)),
+        batch_bytes: AtomicU64::new(batch_bytes),
         log,
         file,
         binding,

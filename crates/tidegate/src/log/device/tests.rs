@@ -236,6 +236,25 @@ fn the_thread_is_idle_while_the_log_is_less_than_half_full() {
 }
 
 #[test]
+fn the_backing_is_flushed_for_each_batch() {
+    let device = try_open(&region(), &backing(), 1, without_thread()).unwrap();
+    let flushes = || device.core.log.stats().total(Counter::CleanerSyncs);
+    device.set("batch", "1").unwrap();
+    (0..50).for_each(|lba| write(&device, lba, 1).unwrap());
+    device.destage().unwrap();
+    assert_eq!(flushes(), 50, "one for each write");
+    device.set("batch", "1M").unwrap();
+    (0..50).for_each(|lba| write(&device, lba, 2).unwrap());
+    device.destage().unwrap();
+    assert_eq!(flushes(), 51);
+    assert_eq!(device.settings()[1].value, "1M");
+    for refused in ["0", "65M", "x"] {
+        let error = device.set("batch", refused).unwrap_err().to_string();
+        assert!(error.contains("1 to 64M"), "{error}");
+    }
+}
+
+#[test]
 fn a_backing_that_hangs_holds_up_only_a_full_log() {
     let below = Arc::new(Fault::new(backing(), 1));
     let options =

@@ -27,11 +27,37 @@ const FAILURES: Metric = Metric::counter(
 );
 
 const CLEAN_FROM: &str = "clean-from-pct";
+/// The batch of `NVCache`'s cleanup thread (figure 6 of its paper), in bytes of the log.
+const BATCH: &str = "batch";
+/// The largest batch: the cleaner has its blocks in memory.
+const BATCH_BYTES_MAX: u64 = 64 << 20;
 
 impl LogDevice {
     fn clean_from_pct(&self) -> u64 {
         let ring_bytes = self.core.log.pool().ring_bytes();
         self.core.clean_from_bytes.load(Ordering::Relaxed) * 100 / ring_bytes
+    }
+
+    fn set_clean_from(&self, value: &str) -> std::result::Result<(), SettingError> {
+        let pct = value.parse().ok().filter(|pct: &u64| (1..=90).contains(pct));
+        let Some(pct) = pct else {
+            return Err(SettingError::value(CLEAN_FROM, value, "1 to 90"));
+        };
+        let ring_bytes = self.core.log.pool().ring_bytes();
+        // Rounded up, so that the setting reads as it was written.
+        let bytes = (ring_bytes * pct).div_ceil(100);
+        self.core.clean_from_bytes.store(bytes, Ordering::Relaxed);
+        self.core.waker.wake_another();
+        Ok(())
+    }
+
+    fn set_batch(&self, value: &str) -> std::result::Result<(), SettingError> {
+        let size = value.parse().ok().filter(|size: &Size| size.bytes <= BATCH_BYTES_MAX);
+        let Some(size) = size else {
+            return Err(SettingError::value(BATCH, value, "1 to 64M"));
+        };
+        self.core.batch_bytes.store(size.bytes, Ordering::Relaxed);
+        Ok(())
     }
 }
 
@@ -75,28 +101,33 @@ impl Tier for LogDevice {
     }
 
     fn settings(&self) -> Vec<Setting> {
-        vec![Setting {
-            key: CLEAN_FROM.into(),
-            value: self.clean_from_pct().to_string(),
-            help: "how full the log may be before it is cleaned, in percent: 1 to 90".into(),
+        let setting = |key: &str, value, help: &str| Setting {
+            key: key.into(),
+            value,
+            help: help.into(),
             fixed: None,
-        }]
+        };
+        let batch = Size { bytes: self.core.batch_bytes.load(Ordering::Relaxed) };
+        vec![
+            setting(
+                CLEAN_FROM,
+                self.clean_from_pct().to_string(),
+                "how full the log may be before it is cleaned, in percent: 1 to 90",
+            ),
+            setting(
+                BATCH,
+                batch.exact(),
+                "bytes of the log that are written back between two flushes of the backing: 1 to 64M",
+            ),
+        ]
     }
 
     fn set(&self, key: &str, value: &str) -> std::result::Result<(), SettingError> {
-        if key != CLEAN_FROM {
-            return Err(SettingError::of(key, &self.settings()));
+        match key {
+            CLEAN_FROM => self.set_clean_from(value),
+            BATCH => self.set_batch(value),
+            _ => Err(SettingError::of(key, &self.settings())),
         }
-        let pct = value.parse().ok().filter(|pct: &u64| (1..=90).contains(pct));
-        let Some(pct) = pct else {
-            return Err(SettingError::value(key, value, "1 to 90"));
-        };
-        let ring_bytes = self.core.log.pool().ring_bytes();
-        // Rounded up, so that the setting reads as it was written.
-        let bytes = (ring_bytes * pct).div_ceil(100);
-        self.core.clean_from_bytes.store(bytes, Ordering::Relaxed);
-        self.core.waker.wake_another();
-        Ok(())
     }
 
     fn metrics(&self, collector: &mut Collector) {

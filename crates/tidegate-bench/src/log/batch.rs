@@ -1,0 +1,118 @@
+//! A full log before a file, by the batch of its cleaner: figure 6 of the `NVCache` paper.
+//!
+//! The device is in this process. The cleaner writes a batch to the page cache, merged there, and
+//! then flushes the file, as the paper's does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate::device::BlockDevice;
+use tidegate::device::file::{FileDevice, FileOptions};
+use tidegate::log::device::{Binding, LogDevice, LogDeviceOptions};
+use tidegate::log::{self, LogOptions, LogPool};
+use tidegate::tier::Tier;
+
+use super::append::of_log;
+use super::{Bench, LogArgs, Part, Plan};
+use crate::block::unnamed_region;
+use crate::error::{BenchError, Result};
+use crate::measure::{Key, Op, Sample};
+use crate::pattern::Pattern;
+use crate::workload::{Outcome, Stop, Workload};
+
+/// The case of random writes.
+pub(crate) const CASE: &str = "log-batch";
+/// The policy that others are compared with.
+pub(crate) const ONE: &str = "batch-1";
+/// Writes between two flushes of the file, as in the paper's figure, and the policies of their
+/// rows.
+const BATCHES: [(&str, u32); 5] =
+    [(ONE, 1), ("batch-10", 10), ("batch-100", 100), ("batch-1000", 1000), ("batch-5000", 5000)];
+const BLOCK_BYTES: u32 = 4096;
+/// A block and the header of its record.
+const RECORD_BYTES: u32 = BLOCK_BYTES + 64;
+/// Several of the largest batches.
+const POOL_BYTES: u64 = 64 << 20;
+/// The file that is written; the paper's log of 8 GiB took 20 GiB.
+const FILE_BYTES: u64 = 1 << 30;
+/// Flushes of a large batch take a tenth of a second: so many times as long as other runs.
+const LONGER: f64 = 5.0;
+
+/// What it should take.
+pub(super) fn plan(args: &LogArgs) -> Plan {
+    let cost = Duration::from_secs_f64(args.seconds * LONGER + 0.8 + args.scale);
+    Plan { steps: u32::try_from(BATCHES.len()).unwrap_or(u32::MAX), cost }
+}
+
+/// Measures each batch.
+pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
+    let file_bytes = bench.args.scaled(FILE_BYTES, POOL_BYTES);
+    let path = bench.bed.random_file("batch", file_bytes)?;
+    let name = |(_, batch)| format!("{batch} writes between two flushes of the file");
+    bench.in_turns(Part::Batch, &BATCHES, name, |bench, (policy, batch)| {
+        bench.bed.sync_disk()?;
+        let file = FileDevice::open(&path, &FileOptions::default()).map_err(of_log)?;
+        let device = full_log(bench.args, Arc::new(file), batch)?;
+        let after = Duration::from_secs_f64(bench.args.seconds * LONGER);
+        let outcome = write(&device, file_bytes, Stop::After(after))?;
+        let sample = Sample::new(&outcome.write, outcome.elapsed.as_secs_f64(), None);
+        bench.add(key(policy), sample);
+        Ok(())
+    })?;
+    std::fs::remove_file(&path).map_err(BenchError::os("remove", path))
+}
+
+fn key(policy: &str) -> Key {
+    Key {
+        policy: policy.to_owned(),
+        case: CASE.to_owned(),
+        op: Op::Write,
+        threads: 1,
+        iodepth: 1,
+        block_bytes: u64::from(BLOCK_BYTES),
+    }
+}
+
+/// A log before `backing` that has no free space.
+fn full_log(args: &LogArgs, backing: Arc<dyn BlockDevice>, batch: u32) -> Result<LogDevice> {
+    let region = unnamed_region(&args.dir, &args.media, POOL_BYTES)?;
+    log::create(&region, &LogOptions::default()).map_err(of_log)?;
+    let pool = LogPool::open(region).map_err(of_log)?;
+    let records = pool.ring_bytes() / u64::from(RECORD_BYTES);
+    let bytes = backing.geometry().size_bytes();
+    let (binding, options) = (Binding::unnamed(1), LogDeviceOptions::default());
+    let device = LogDevice::open(pool, backing, binding, options).map_err(of_log)?;
+    device.set("batch", &(batch * RECORD_BYTES).to_string()).map_err(of_log)?;
+    write(&device, bytes, Stop::Requests(records))?;
+    Ok(device)
+}
+
+fn write(device: &LogDevice, bytes: u64, stop: Stop) -> Result<Outcome> {
+    let writes = Workload::writes(Pattern::Uniform, BLOCK_BYTES, bytes, stop);
+    writes.run(device).map_err(|source| BenchError::Device { policy: "log".to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use tidegate::device::memory::MemoryDevice;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: LogArgs,
+    }
+
+    #[test]
+    fn what_is_measured_is_a_log_without_free_space_and_its_batch() {
+        let args = Line::try_parse_from(["x", "--quick"]).unwrap().args;
+        let backing = Arc::new(MemoryDevice::new(4096, 16384).unwrap());
+        let device = full_log(&args, backing, 10).unwrap();
+        let batch = device.settings().into_iter().find(|setting| setting.key == "batch").unwrap();
+        assert_eq!(batch.value, "41600");
+        let outcome = write(&device, 64 << 20, Stop::Requests(1000)).unwrap();
+        assert_eq!(outcome.write.len(), 1000);
+    }
+}
