@@ -14,8 +14,9 @@ pub enum Command {
     /// Model a machine with many cores in virtual time
     #[command(
         after_help = "Examples:\n  tidegate model --cores 36 --policies btt,transit,pmbd --iodepth \
-                      1,128\n  tidegate model --calibrate costs.json\n  tidegate model --costs \
-                      costs.json --cores 8,16"
+                      1,128\n  tidegate model --calibrate costs.json --disk /data\n  \
+                      tidegate model --costs costs.json --cores 8,16\n  tidegate replay --costs \
+                      costs.json app.csv.zst"
     )]
     Model(ModelArgs),
     /// Play traces through schemes of DRAM, persistent memory and storage, and compare them
@@ -38,7 +39,7 @@ impl Command {
     ///
     /// # Errors
     /// As the command's own.
-    pub fn run(&self) -> Result<ExitCode, Error> {
+    pub fn run(&mut self) -> Result<ExitCode, Error> {
         match self {
             Self::Model(args) => args.run().map(|()| ExitCode::SUCCESS),
             Self::Replay(args) => args.run().map(|()| ExitCode::SUCCESS),

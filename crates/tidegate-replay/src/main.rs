@@ -15,7 +15,7 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    program::run("tidegate", |cli: Cli| {
+    program::run("tidegate", |mut cli: Cli| {
         cli.command
             .run()
             .map_err(|error| Failure { message: error.to_string(), is_usage: error.is_usage() })

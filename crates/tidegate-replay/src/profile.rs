@@ -74,6 +74,8 @@ pub struct Profile {
     files: Vec<File>,
     /// Different pages that were touched.
     pub footprint_pages: u64,
+    /// Those of them that a read touched first: storage had them before the trace.
+    pub first_read_pages: u64,
     /// Operations.
     pub operations: u64,
     /// Bytes written.
@@ -91,6 +93,7 @@ impl Default for Profile {
         Self {
             files: Vec::new(),
             footprint_pages: 0,
+            first_read_pages: 0,
             operations: 0,
             written_bytes: 0,
             synced_bytes: 0,
@@ -106,9 +109,11 @@ impl Profile {
         self.operations += 1;
         match *op {
             Op::Read { file, offset_bytes, len_bytes } => {
+                let before_pages = self.footprint_pages;
                 for page in pages_of(offset_bytes, len_bytes) {
                     self.page(file, page);
                 }
+                self.first_read_pages += self.footprint_pages - before_pages;
             }
             Op::Write { file, offset_bytes, len_bytes } => {
                 self.written_bytes += len_bytes;
@@ -234,6 +239,7 @@ mod tests {
             profile.add(op);
         }
         assert_eq!((profile.footprint_pages, profile.operations), (4, 9));
+        assert_eq!(profile.first_read_pages, 1);
         assert_eq!((profile.written_bytes, profile.synced_bytes), (8456, 4296));
         assert_eq!((profile.synced_pages[2], profile.synced_pages[64]), (1, 1));
         assert_eq!(profile.synced_pages.iter().sum::<u64>(), 2);

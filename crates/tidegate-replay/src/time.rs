@@ -98,6 +98,11 @@ impl SsdModel {
         Ok(())
     }
 
+    /// The preset that it is or was made from.
+    pub fn kind(&self) -> &str {
+        self.name.split(',').next().unwrap_or_default()
+    }
+
     /// What `pages` requests of a page take that are under way together.
     fn batch_ns(&self, pages: u64, page_ns: u64, bytes_per_s: u64) -> f64 {
         if pages == 0 {
@@ -141,6 +146,8 @@ pub struct Meter {
     /// What was done so far.
     pub totals: Totals,
     ns: f64,
+    /// Of it what was spent waiting for reads of flash.
+    read_ns: f64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -166,15 +173,24 @@ pub struct Totals {
 impl Meter {
     /// Devices that have done nothing yet.
     pub fn new(ssd: SsdModel, pmem: MediaModel) -> Self {
-        Self { ssd, pmem, batch: Batch::default(), totals: Totals::default(), ns: 0.0 }
+        Self {
+            ssd,
+            pmem,
+            batch: Batch::default(),
+            totals: Totals::default(),
+            ns: 0.0,
+            read_ns: 0.0,
+        }
     }
 
     /// An operation ends: the next one begins when flash has done its part.
     pub fn end_operation(&mut self) {
         let Batch { reads, writes, is_flushed } = std::mem::take(&mut self.batch);
         let ssd = &self.ssd;
+        let read_ns = ssd.batch_ns(reads, ssd.read_ns, ssd.read_bytes_per_s);
+        self.read_ns += read_ns;
         self.ns += OPERATION_NS;
-        self.ns += ssd.batch_ns(reads, ssd.read_ns, ssd.read_bytes_per_s);
+        self.ns += read_ns;
         self.ns += ssd.batch_ns(writes, ssd.write_ns, ssd.write_bytes_per_s);
         if is_flushed {
             self.ns += float(ssd.flush_ns);
@@ -184,6 +200,11 @@ impl Meter {
     /// What all operations so far took.
     pub fn seconds(&self) -> f64 {
         self.ns / NS_PER_S
+    }
+
+    /// What reads of flash took of [`seconds`](Self::seconds).
+    pub fn read_seconds(&self) -> f64 {
+        self.read_ns / NS_PER_S
     }
 
     /// A store of neighbouring bytes in persistent memory.

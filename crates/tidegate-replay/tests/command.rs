@@ -114,6 +114,24 @@ fn a_trace_is_done_on_real_files_and_their_seconds_stand_beside_the_modelled_one
 }
 
 #[test]
+fn a_replay_takes_what_was_measured_of_this_machine() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (costs, trace, folder) = (path("costs.json"), path("t.csv"), path(""));
+    ok(&["model", "--calibrate", &costs, "--disk", &folder, "--pmem", "/dev/shm"]);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "the costs, and nothing else");
+    std::fs::write(&trace, "ts_us,tid,op,file,offset,len\n0,1,write,/a,0,100\n1,1,fsync,/a,0,0\n")
+        .unwrap();
+    let printed = ok(&["replay", "--costs", &costs, &trace]);
+    for part in ["Storage nvme,read_ns=", ",parallel=", "memory dram,thread_write_bytes_per_s="] {
+        assert!(printed.contains(part), "{part}: {printed}");
+    }
+    ok(&["model", "--costs", &costs, "--cores=1", "--jobs=1", "--iodepth=1", "--policies=btt"]);
+    assert!(fails(2, &["replay", "--costs", &costs, "--ssd=hdd", &trace]).contains("--ssd"));
+    assert!(fails(2, &["model", "--disk", &folder]).contains("--calibrate"));
+}
+
+#[test]
 fn a_model_prints_tables_and_writes_a_page() {
     let dir = tempfile::tempdir().unwrap();
     let report = dir.path().join("report");

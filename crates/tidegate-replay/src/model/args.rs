@@ -1,6 +1,6 @@
 //! The options of `tidegate model`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use tidegate::size::parse_bytes;
@@ -8,7 +8,7 @@ use tidegate_bench::policy::Policy;
 
 use super::case::{Case, Length};
 use super::costs::Costs;
-use super::{calibrate, output, page, paper, plan, validate};
+use super::{calibrate, disk, output, page, paper, plan, validate};
 use crate::error::Error;
 use crate::report;
 
@@ -72,9 +72,16 @@ pub struct ModelArgs {
     /// Write a page with plots to DIR/index.html
     #[arg(long, value_name = "DIR")]
     pub report: Option<PathBuf>,
-    /// Measure this machine for about 10 seconds and write its costs to FILE
+    /// Measure this machine for some 10 seconds and write its costs to FILE
     #[arg(long, value_name = "FILE", group = "instead")]
     pub calibrate: Option<PathBuf>,
+    /// With --calibrate: measure the disk that this directory is on, too, for `tidegate replay`
+    #[arg(long, value_name = "DIR", requires = "calibrate")]
+    pub disk: Option<PathBuf>,
+    /// With --calibrate: measure the persistent memory in this directory [default: the model
+    /// optane]
+    #[arg(long, value_name = "DIR", requires = "calibrate")]
+    pub pmem: Option<PathBuf>,
     /// Measure this machine, run the policies on it and in the model, and compare
     #[arg(long, group = "instead")]
     pub validate: bool,
@@ -90,10 +97,7 @@ impl ModelArgs {
     /// [`Error::Usage`] for arguments that make no sense; files that cannot be written.
     pub fn run(&self) -> Result<(), Error> {
         if let Some(path) = &self.calibrate {
-            let costs = calibrate::measure()?;
-            costs.write(path)?;
-            println!("{}", costs.lines());
-            return Ok(());
+            return self.calibrate(path);
         }
         if self.validate {
             return validate::run(self.seed);
@@ -108,6 +112,17 @@ impl ModelArgs {
             report::write(dir, &page::page(&results, &costs))?;
         }
         output::publish(&results, &costs, self.json.as_deref())
+    }
+
+    /// Measures this machine, and writes what it costs to `path`.
+    fn calibrate(&self, path: &Path) -> Result<(), Error> {
+        let mut costs = calibrate::measure(self.pmem.as_deref())?;
+        if let Some(dir) = &self.disk {
+            costs.ssd = disk::measure(dir)?.name;
+        }
+        costs.write(path)?;
+        println!("{}", costs.lines());
+        Ok(())
     }
 
     fn check(&self) -> Result<(), Error> {

@@ -11,13 +11,14 @@
 )]
 
 use std::hint::{black_box, spin_loop};
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use tidegate::btt::{self, Btt, BttOptions};
 use tidegate::device::null::NullDevice;
-use tidegate::device::{BlockDevice, DeviceError};
+use tidegate::device::{BlockDevice, DeviceError, DeviceErrorKind};
 use tidegate::dram::{self, Policy};
 use tidegate::pmem::{Domain, MediaModel, Region, RegionOptions, copy_streaming};
 use tidegate_bench::pattern::Pattern;
@@ -36,20 +37,25 @@ const RUNS: u64 = 200;
 /// A step through the blocks of that memory that visits all of them.
 const STRIDE: u64 = 6151;
 
-/// Measures this machine. The persistent memory is modelled: that of the preset `optane`.
+/// Measures this machine, its persistent memory in the directory `pmem`. Without one that is
+/// modelled: it is that of the preset `optane`.
 ///
 /// # Errors
 /// The memory for it cannot be had.
-pub(super) fn measure() -> Result<Costs, Error> {
-    measure_all().map_err(|error| Error::Usage(format!("this machine cannot be measured: {error}")))
+pub(super) fn measure(pmem: Option<&Path>) -> Result<Costs, Error> {
+    measure_all(pmem)
+        .map_err(|error| Error::Usage(format!("this machine cannot be measured: {error}")))
 }
 
-fn measure_all() -> Result<Costs, DeviceError> {
-    let base = Costs::optane();
+fn measure_all(pmem: Option<&Path>) -> Result<Costs, DeviceError> {
+    let base = match pmem {
+        Some(_) => Costs { media: "dram".into(), ..Costs::optane() },
+        None => Costs::optane(),
+    };
     let request_ns = service_ns(&null_device()?, RUNS)?;
     let dram_copy_ns = dram_copy_ns();
-    let fence_ns = empty_fence_ns()?;
-    let stream_ns = stream_ns()? - fence_ns;
+    let fence_ns = empty_fence_ns(pmem)?;
+    let stream_ns = stream_ns(pmem)? - fence_ns;
     let lock_ns = lock_ns();
     let (wake_ns, wake_latency_ns) = wake_ns();
     let cached_ns = cached_write_ns()?;
@@ -124,13 +130,20 @@ fn dram_copy_ns() -> f64 {
     })
 }
 
-fn region(bytes: u64) -> Result<Region, DeviceError> {
+/// Memory in a file of `pmem` that goes with it, or of this process.
+fn region(pmem: Option<&Path>, bytes: u64) -> Result<Region, DeviceError> {
     let options = RegionOptions { domain: Some(Domain::Adr), ..RegionOptions::default() };
-    Ok(Region::anonymous_with(bytes, &options)?)
+    let Some(pmem) = pmem else { return Ok(Region::anonymous_with(bytes, &options)?) };
+    let folder = tempfile::tempdir_in(pmem).map_err(|error| {
+        let message = format!("cannot create a directory in {}", pmem.display());
+        DeviceError::with_source(DeviceErrorKind::Io, message, error)
+    })?;
+    let options = RegionOptions { create_bytes: Some(bytes), ..options };
+    Ok(Region::open(&folder.path().join("memory"), &options)?)
 }
 
-fn stream_ns() -> Result<f64, DeviceError> {
-    let (region, block) = (region(LARGE_BYTES)?, vec![1; BLOCK_BYTES as usize]);
+fn stream_ns(pmem: Option<&Path>) -> Result<f64, DeviceError> {
+    let (region, block) = (region(pmem, LARGE_BYTES)?, vec![1; BLOCK_BYTES as usize]);
     for at in (0..LARGE_BYTES).step_by(BLOCK_BYTES as usize) {
         region.write(at, &block)?;
     }
@@ -142,8 +155,8 @@ fn stream_ns() -> Result<f64, DeviceError> {
     }))
 }
 
-fn empty_fence_ns() -> Result<f64, DeviceError> {
-    let region = region(BLOCK_BYTES)?;
+fn empty_fence_ns(pmem: Option<&Path>) -> Result<f64, DeviceError> {
+    let region = region(pmem, BLOCK_BYTES)?;
     Ok(least_ns(10_000, |_| {
         black_box(region.fence().is_ok());
     }))

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use tidegate::pmem::MediaModel;
 
 use crate::error::Error;
+use crate::time::SsdModel;
 
 /// Times of a machine, in nanoseconds unless the name says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,6 +50,13 @@ pub struct Costs {
     pub fence_ns: u64,
     /// The persistent memory, as `--media` of `tidegate bench` takes it.
     pub media: String,
+    /// The storage, as `--ssd` of `tidegate replay` takes it.
+    #[serde(default = "default_ssd")]
+    pub ssd: String,
+}
+
+fn default_ssd() -> String {
+    "nvme".into()
 }
 
 impl Costs {
@@ -78,6 +86,7 @@ impl Costs {
             write_back_ns: 20,
             fence_ns: 20,
             media: "optane".into(),
+            ssd: default_ssd(),
         }
     }
 
@@ -162,8 +171,30 @@ impl Costs {
             .map_err(|error| Error::Usage(format!("costs {}: media: {error}", self.name)))
     }
 
+    /// The persistent memory with all that it takes, also what the model of many cores counts apart
+    /// from the media: the rate at which a thread streams to it, and a fence.
+    ///
+    /// # Errors
+    /// As for [`media`](Self::media).
+    pub fn whole_media(&self) -> Result<MediaModel, Error> {
+        let media = self.media()?;
+        let rate = media.thread_write_bytes_per_s.unwrap_or(u64::MAX).min(self.stream_bytes_per_s);
+        let fence_ns = u32::try_from(self.fence_ns).unwrap_or(u32::MAX).max(media.write_latency_ns);
+        let settings = format!("thread_write_bytes_per_s={rate},write_latency_ns={fence_ns}");
+        Self { media: format!("{},{settings}", self.media), ..self.clone() }.media()
+    }
+
+    /// The storage.
+    ///
+    /// # Errors
+    /// [`ssd`](Self::ssd) names none.
+    pub fn ssd(&self) -> Result<SsdModel, Error> {
+        self.ssd.parse().map_err(|error| Error::Usage(format!("costs {}: ssd: {error}", self.name)))
+    }
+
     fn check(&self) -> Result<(), Error> {
         self.media()?;
+        self.ssd()?;
         let rates = [self.dram_copy_bytes_per_s, self.stream_bytes_per_s];
         if rates.iter().any(|&rate| rate < 1_000_000) || self.slice_ns == 0 {
             return Err(Error::Usage(format!(

@@ -14,6 +14,7 @@ pub(crate) mod below;
 mod calibrate;
 pub mod case;
 pub mod costs;
+mod disk;
 pub(crate) mod machine;
 mod medium;
 mod output;

@@ -31,7 +31,19 @@ fn costs() -> Costs {
         write_back_ns: 0,
         fence_ns: 10,
         media: "dram".into(),
+        ssd: "nvme".into(),
     }
+}
+
+#[test]
+fn a_replay_has_the_slower_of_what_was_measured_and_of_the_media() {
+    let media = |text: &str| Costs { media: text.into(), ..costs() }.whole_media().unwrap();
+    let measured = media("dram");
+    assert_eq!(measured.thread_write_bytes_per_s, Some(4_096_000_000));
+    assert_eq!(measured.write_latency_ns, 10);
+    let modelled = media("optane");
+    assert_eq!(modelled.thread_write_bytes_per_s, Some(3_000_000_000));
+    assert_eq!((modelled.write_latency_ns, modelled.read_latency_ns), (76, 305));
 }
 
 fn case(policy: &str, cores: u32, jobs: u32, requests: u64) -> Case {

@@ -31,7 +31,7 @@ const TOLERANCE_PCT: f64 = 20.0;
 /// # Errors
 /// The memory for it cannot be had.
 pub(super) fn run(seed: u64) -> Result<(), Error> {
-    let costs = calibrate::measure()?;
+    let costs = calibrate::measure(None)?;
     println!("{}\n", costs.lines());
     let cases = cases(seed);
     let modelled = plan::run(&cases, &costs)?;

@@ -4,6 +4,8 @@
 //! against the row of storage alone with as much DRAM. Rows that differ by less than 2 % of what
 //! the storage alone takes are as good as each other. Of those as good as the fastest, the simplest
 //! is advised: data stays where it is rather than moves to persistent memory, then least memory.
+//! The first read of a page that was there before the trace is one of storage; where all data is on
+//! persistent memory it was spared by the move, which read that page, and is charged all the same.
 //! Advice is as sure as the parts of the trace agree on it: each part asks by itself whether the
 //! row is as good as the fastest one.
 
@@ -20,7 +22,10 @@ const RUN: &str = "a log (`tidegate run`, or `tidegate create --engine log` for 
 
 /// The line.
 pub(super) fn advice(args: &ReplayArgs, replayed: &Replayed) -> String {
-    let rows: Vec<&Row> = replayed.rows.iter().filter(|row| offer_of(row).is_some()).collect();
+    let mut offered: Vec<Row> =
+        replayed.rows.iter().filter(|row| offer_of(row).is_some()).cloned().collect();
+    charge_first_reads(&mut offered, replayed.profile.first_read_pages);
+    let rows: Vec<&Row> = offered.iter().collect();
     let Some(fastest) = fastest(&rows) else {
         return "Advice: none, for no scheme of these is an engine of Tidegate".to_owned();
     };
@@ -38,11 +43,26 @@ pub(super) fn advice(args: &ReplayArgs, replayed: &Replayed) -> String {
         "Advice: {}: {:.2} times as fast as {} alone{}; {}{}",
         offer(best, replayed),
         plain.seconds / best.seconds,
-        args.ssd,
+        args.ssd.kind(),
         flash_life(best, plain),
         certainty(&rows, best, plain),
         share_of_time(plain, replayed.profile.seconds()),
     )
+}
+
+/// Adds to the rows with all data on persistent memory what the first reads of pages take where
+/// data stays.
+fn charge_first_reads(rows: &mut [Row], first_read_pages: u64) {
+    let Some(staying) = rows.iter().find(|row| !moves_data(row) && row.ssd_pages_read > 0) else {
+        return;
+    };
+    #[expect(clippy::cast_precision_loss, reason = "a share needs no more than 53 bits")]
+    let share = (first_read_pages as f64 / staying.ssd_pages_read as f64).min(1.0);
+    let charges: Vec<f64> = staying.part_read_seconds.iter().map(|read| read * share).collect();
+    for row in rows.iter_mut().filter(|row| moves_data(row)) {
+        row.seconds += charges.iter().sum::<f64>();
+        row.part_seconds.iter_mut().zip(&charges).for_each(|(part, charge)| *part += charge);
+    }
 }
 
 fn offer_of(row: &Row) -> Option<&'static str> {
@@ -157,6 +177,7 @@ mod tests {
             index_bytes: 0,
             seconds: part_seconds.iter().sum(),
             part_seconds: part_seconds.to_vec(),
+            part_read_seconds: vec![0.0; 5],
         }
     }
 
@@ -224,6 +245,30 @@ mod tests {
         let advice = advice_of(rows);
         assert!(advice.contains("`tidegate create --engine log`), of 2M"), "{advice}");
         assert!(advice.contains("sure: as good as the fastest in 5 of 5"), "{advice}");
+    }
+
+    #[test]
+    fn a_move_to_persistent_memory_gains_nothing_by_the_first_reads_of_pages() {
+        let read_s = vec![0.5; 5];
+        let staying = |scheme, pmem_bytes, seconds| Row {
+            ssd_pages_read: 100,
+            part_read_seconds: read_s.clone(),
+            ..row(scheme, pmem_bytes, 0, seconds)
+        };
+        let rows = [
+            staying("dram", 0, [2.0; 5]),
+            staying("log", 1 << 20, [0.6; 5]),
+            row("btt", 1 << 20, 0, [0.1; 5]),
+        ];
+        let charged = |first_read_pages| {
+            let mut rows = rows.clone();
+            charge_first_reads(&mut rows, first_read_pages);
+            rows
+        };
+        assert_eq!(charged(100)[2].part_seconds, [0.6; 5]);
+        assert_eq!(charged(50)[2].part_seconds, [0.35; 5], "the others are read again");
+        assert_eq!(charged(100)[..2], rows[..2]);
+        assert!((charged(100)[2].seconds - 3.0).abs() < 1e-9);
     }
 
     #[test]

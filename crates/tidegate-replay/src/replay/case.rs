@@ -44,6 +44,9 @@ pub struct Row {
     /// What the operations of each of [`PARTS`] parts of the trace took.
     #[serde(skip)]
     pub part_seconds: Vec<f64>,
+    /// What reads of flash took of them.
+    #[serde(skip)]
+    pub part_read_seconds: Vec<f64>,
 }
 
 impl Row {
@@ -59,8 +62,8 @@ pub struct Case {
     sizes: Sizes,
     scheme: Box<dyn Scheme>,
     meter: Meter,
-    /// Seconds until the end of each part.
-    ends: Vec<f64>,
+    /// Seconds until the end of each part, and those of them that reads of flash took.
+    ends: Vec<[f64; 2]>,
 }
 
 impl Case {
@@ -86,7 +89,7 @@ impl Case {
 
     /// A part of the trace ends.
     pub fn end_part(&mut self) {
-        self.ends.push(self.meter.seconds());
+        self.ends.push([self.meter.seconds(), self.meter.read_seconds()]);
     }
 
     /// What came out.
@@ -94,7 +97,6 @@ impl Case {
         let Requests { reads, read_hits, writes, syncs, synced_pages } = self.scheme.requests();
         let Totals { ssd_pages_read, ssd_pages_written, pmem_data_bytes, pmem_metadata_bytes } =
             self.meter.totals;
-        let starts = std::iter::once(&0.0).chain(&self.ends);
         Row {
             scheme: self.entry.name,
             dram_pages: self.sizes.dram_pages,
@@ -110,7 +112,14 @@ impl Case {
             pmem_metadata_bytes,
             index_bytes: self.scheme.index_bytes_peak(),
             seconds: self.meter.seconds(),
-            part_seconds: starts.zip(&self.ends).map(|(start, end)| end - start).collect(),
+            part_seconds: self.parts(0),
+            part_read_seconds: self.parts(1),
         }
+    }
+
+    /// By part what grew in it of one of the numbers in `ends`.
+    fn parts(&self, number: usize) -> Vec<f64> {
+        let starts = std::iter::once(&[0.0; 2]).chain(&self.ends);
+        starts.zip(&self.ends).map(|(start, end)| end[number] - start[number]).collect()
     }
 }

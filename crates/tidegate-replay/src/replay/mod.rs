@@ -20,6 +20,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tidegate::pmem::MediaModel;
 
 use crate::error::Error;
+use crate::model::costs::Costs;
 use crate::profile::Profile;
 use crate::report;
 use crate::scheme::{SCHEMES, SchemeEntry, Sizes, scheme};
@@ -83,6 +84,9 @@ pub struct ReplayArgs {
     /// The persistent memory: dram, optane, cxl or custom, then ,KEY=NUMBER to change it
     #[arg(long, value_name = "MODEL", default_value = "optane")]
     pub pmem_media: MediaModel,
+    /// Storage and persistent memory as `tidegate model --calibrate FILE` measured them
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["ssd", "pmem_media"])]
+    pub costs: Option<String>,
     /// Write one object with `rows` to FILE, or with - to standard output in place of the table
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
@@ -133,9 +137,13 @@ impl ReplayArgs {
     ///
     /// # Errors
     /// A trace cannot be read or understood, or a file cannot be written.
-    pub fn run(&self) -> Result<(), Error> {
+    pub fn run(&mut self) -> Result<(), Error> {
         if let Some(path) = &self.papers {
             return papers::update(self, path);
+        }
+        if let Some(costs) = &self.costs {
+            let costs = Costs::load(costs)?;
+            (self.ssd, self.pmem_media) = (costs.ssd()?, costs.whole_media()?);
         }
         let replayed = self.replay()?;
         output::warn_of_bad_lines(&replayed);

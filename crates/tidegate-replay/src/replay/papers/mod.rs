@@ -76,6 +76,7 @@ impl Task {
             atomic,
             ssd: ssd.clone(),
             pmem_media: MediaModel::dram(),
+            costs: None,
             json: None,
             report: None,
             papers: None,

@@ -1,0 +1,98 @@
+//! What a disk takes, measured on a file in a directory on it, around the page cache.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tidegate::device::file::{FileDevice, FileOptions, Transfer};
+use tidegate::device::{BlockDevice, DeviceError};
+use tidegate_bench::pattern::Pattern;
+use tidegate_bench::workload::{Outcome, Stop, Workload};
+
+use crate::error::Error;
+use crate::time::SsdModel;
+
+/// The file. A disk answers what it wrote a moment ago out of its cache: larger is slower, too.
+const FILE_BYTES: u64 = 256 << 20;
+/// Of each of the measurements.
+const RUN: Duration = Duration::from_secs(1);
+const PAGE_BYTES: u32 = 4096;
+const LARGE_BYTES: u32 = 1 << 20;
+/// Large requests under way that keep a disk busy.
+const LARGE_DEPTH: u32 = 8;
+/// Requests of a page under way: more than most disks work on.
+const DEPTH: u32 = 32;
+
+/// Measures the disk that `dir` is on, in some six seconds in which it should have nothing else to
+/// do.
+///
+/// # Errors
+/// No file can be made there, or it cannot be used around the page cache.
+pub(super) fn measure(dir: &Path) -> Result<SsdModel, Error> {
+    let failed = |error: &dyn std::fmt::Display| {
+        Error::Usage(format!("--disk {}: cannot be measured: {error}", dir.display()))
+    };
+    let folder = tempfile::tempdir_in(dir).map_err(|error| failed(&error))?;
+    let file = folder.path().join("disk");
+    let settings = measure_file(&file, FILE_BYTES, RUN).map_err(|error| failed(&error))?;
+    format!("nvme,{settings}").parse().map_err(Error::Usage)
+}
+
+/// The settings of an [`SsdModel`], by a new file of `bytes` bytes.
+fn measure_file(path: &Path, bytes: u64, run: Duration) -> Result<String, DeviceError> {
+    let options = FileOptions {
+        transfer: Transfer::Direct,
+        create_bytes: Some(bytes),
+        ..FileOptions::default()
+    };
+    let file = FileDevice::open(path, &options)?;
+    let load = |block_bytes, depth, read_pct| Workload {
+        iodepth: depth,
+        read_pct,
+        ..Workload::writes(Pattern::Uniform, block_bytes, bytes, Stop::After(run))
+    };
+    load(LARGE_BYTES, 1, 0).fill(&file)?;
+    let written = load(LARGE_BYTES, LARGE_DEPTH, 0).run(&file)?;
+    file.flush()?;
+    let write_ns = load(PAGE_BYTES, 1, 0).run(&file)?.write.mean();
+    let flush_ns = Workload { flush_every: 1, ..load(PAGE_BYTES, 1, 0) }.run(&file)?.flush.mean();
+    let read = load(LARGE_BYTES, LARGE_DEPTH, 100).run(&file)?;
+    let read_ns = load(PAGE_BYTES, 1, 100).run(&file)?.read.mean();
+    let at_once = per_second(&load(PAGE_BYTES, DEPTH, 100).run(&file)?, 1) * read_ns / 1e9;
+    Ok(format!(
+        "read_ns={read_ns:.0},write_ns={write_ns:.0},flush_ns={flush_ns:.0},read_bytes_per_s={:.0},\
+         write_bytes_per_s={:.0},parallel={:.0}",
+        per_second(&read, LARGE_BYTES).max(1.0),
+        per_second(&written, LARGE_BYTES).max(1.0),
+        at_once.clamp(1.0, f64::from(DEPTH)),
+    ))
+}
+
+/// What a run moved in a second, where each request counts `each`.
+#[expect(clippy::cast_precision_loss, reason = "a rate is needed to three digits")]
+fn per_second(outcome: &Outcome, each: u32) -> f64 {
+    let requests = outcome.read.len() + outcome.write.len();
+    requests as f64 * f64::from(each) / outcome.elapsed.as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_measured_by_a_file_on_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("disk");
+        let settings = measure_file(&file, 16 << 20, Duration::from_millis(20)).unwrap();
+        let model: SsdModel = format!("nvme,{settings}").parse().unwrap();
+        assert!(model.read_ns > 0 && model.write_ns > 0 && model.flush_ns > 0, "{settings}");
+        assert!((1..=u64::from(DEPTH)).contains(&model.parallel), "{settings}");
+        let rates = [model.read_bytes_per_s, model.write_bytes_per_s];
+        assert!(rates.iter().all(|rate| *rate > 1 << 20), "{settings}");
+    }
+
+    #[test]
+    fn where_no_file_can_be_made_is_told() {
+        let error = measure(Path::new("/nonexistent")).unwrap_err().to_string();
+        assert!(error.contains("--disk /nonexistent: cannot be measured"), "{error}");
+    }
+}
