@@ -20,7 +20,8 @@ const OPERATION_NS: f64 = 500.0;
 const INDEX_STEP_NS: f64 = 25.0;
 /// A line that is in no cache of the CPU.
 const DRAM_LATENCY_NS: f64 = 90.0;
-const DRAM_BYTES_PER_S: f64 = 10e9;
+/// What one thread copies from or to DRAM in a second, unless it was measured.
+pub const DRAM_BYTES_PER_S: u64 = 10_000_000_000;
 /// A store fence, and write-backs of lines before it, of memory as fast as DRAM.
 const DRAM_FENCE_NS: f64 = 60.0;
 const NS_PER_S: f64 = 1e9;
@@ -141,6 +142,7 @@ impl fmt::Display for SsdModel {
 pub struct Meter {
     ssd: SsdModel,
     pmem: MediaModel,
+    dram_bytes_per_s: u64,
     /// What the operation under way asked of flash.
     batch: Batch,
     /// What was done so far.
@@ -171,11 +173,12 @@ pub struct Totals {
 }
 
 impl Meter {
-    /// Devices that have done nothing yet.
-    pub fn new(ssd: SsdModel, pmem: MediaModel) -> Self {
+    /// Devices that have done nothing yet; DRAM moves `dram_bytes_per_s`.
+    pub fn new(ssd: SsdModel, pmem: MediaModel, dram_bytes_per_s: u64) -> Self {
         Self {
             ssd,
             pmem,
+            dram_bytes_per_s,
             batch: Batch::default(),
             totals: Totals::default(),
             ns: 0.0,
@@ -212,12 +215,13 @@ impl Meter {
         let occupied =
             bytes.next_multiple_of(u64::from(self.pmem.granularity_bytes).max(LINE_BYTES));
         let limits = [self.pmem.thread_write_bytes_per_s, self.pmem.write_bytes_per_s];
-        self.ns += float(occupied) / slowest(limits) * NS_PER_S;
+        self.ns += float(occupied) / self.slowest(limits) * NS_PER_S;
     }
-}
 
-fn slowest(limits: [Option<u64>; 2]) -> f64 {
-    limits.into_iter().flatten().map(float).fold(DRAM_BYTES_PER_S, f64::min)
+    /// The lowest of these rates and DRAM's.
+    fn slowest(&self, limits: [Option<u64>; 2]) -> f64 {
+        limits.into_iter().flatten().map(float).fold(float(self.dram_bytes_per_s), f64::min)
+    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "times need no more than 53 bits")]
@@ -228,7 +232,7 @@ fn float(number: u64) -> f64 {
 impl Devices for Meter {
     fn dram_copy(&mut self, _page: PageId, lines: u64) {
         let bytes = u64::from(lines.count_ones()) * LINE_BYTES;
-        self.ns += DRAM_LATENCY_NS + float(bytes) / DRAM_BYTES_PER_S * NS_PER_S;
+        self.ns += DRAM_LATENCY_NS + float(bytes) / float(self.dram_bytes_per_s) * NS_PER_S;
     }
 
     fn dram_forget(&mut self, _page: PageId) {}
@@ -251,7 +255,7 @@ impl Devices for Meter {
         let bytes = u64::from(lines.count_ones()) * LINE_BYTES;
         let limits = [self.pmem.thread_read_bytes_per_s, self.pmem.read_bytes_per_s];
         self.ns += f64::from(self.pmem.read_latency_ns).max(DRAM_LATENCY_NS);
-        self.ns += float(bytes) / slowest(limits) * NS_PER_S;
+        self.ns += float(bytes) / self.slowest(limits) * NS_PER_S;
     }
 
     fn pmem_store(&mut self, _page: PageId, lines: u64) {
@@ -293,7 +297,7 @@ mod tests {
     const PAGE: PageId = PageId { file: FileId(0), page: 0 };
 
     fn ns_of(ssd: &str, pmem: &str, work: impl Fn(&mut Meter)) -> f64 {
-        let mut meter = Meter::new(ssd.parse().unwrap(), pmem.parse().unwrap());
+        let mut meter = Meter::new(ssd.parse().unwrap(), pmem.parse().unwrap(), DRAM_BYTES_PER_S);
         work(&mut meter);
         meter.end_operation();
         (meter.seconds() * NS_PER_S).round() - OPERATION_NS

@@ -72,7 +72,7 @@ impl Case {
     /// # Errors
     /// The scheme cannot be made.
     pub fn new(entry: &'static SchemeEntry, sizes: Sizes, ssd: &SsdModel) -> Result<Self, Error> {
-        let meter = Meter::new(ssd.clone(), sizes.pmem_media.clone());
+        let meter = Meter::new(ssd.clone(), sizes.pmem_media.clone(), sizes.dram_bytes_per_s);
         let scheme = (entry.create)(&sizes)?;
         Ok(Self { entry, sizes, scheme, meter, ends: Vec::new() })
     }

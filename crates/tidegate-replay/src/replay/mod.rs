@@ -24,7 +24,7 @@ use crate::model::costs::Costs;
 use crate::profile::Profile;
 use crate::report;
 use crate::scheme::{SCHEMES, SchemeEntry, Sizes, scheme};
-use crate::time::SsdModel;
+use crate::time::{DRAM_BYTES_PER_S, SsdModel};
 use crate::trace::{BadLines, Event, Format, Merged, Op, Trace, merge, open};
 use amount::Amount;
 pub use case::Row;
@@ -84,9 +84,12 @@ pub struct ReplayArgs {
     /// The persistent memory: dram, optane, cxl or custom, then ,KEY=NUMBER to change it
     #[arg(long, value_name = "MODEL", default_value = "optane")]
     pub pmem_media: MediaModel,
-    /// Storage and persistent memory as `tidegate model --calibrate FILE` measured them
+    /// Storage and memory as `tidegate model --calibrate FILE` measured them
     #[arg(long, value_name = "FILE", conflicts_with_all = ["ssd", "pmem_media"])]
     pub costs: Option<String>,
+    /// What one thread copies from or to DRAM in a second: of the costs.
+    #[arg(skip = DRAM_BYTES_PER_S)]
+    pub dram_bytes_per_s: u64,
     /// Write one object with `rows` to FILE, or with - to standard output in place of the table
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
@@ -144,6 +147,7 @@ impl ReplayArgs {
         if let Some(costs) = &self.costs {
             let costs = Costs::load(costs)?;
             (self.ssd, self.pmem_media) = (costs.ssd()?, costs.whole_media()?);
+            self.dram_bytes_per_s = costs.dram_copy_bytes_per_s;
         }
         let replayed = self.replay()?;
         output::warn_of_bad_lines(&replayed);
@@ -236,6 +240,7 @@ impl ReplayArgs {
                     dram_pages,
                     pmem_bytes: entry.pmem.bytes(pmem_bytes, pages),
                     pmem_media: self.pmem_media.clone(),
+                    dram_bytes_per_s: self.dram_bytes_per_s,
                     footprint_pages: pages,
                     atomic: self.atomic,
                 };
@@ -345,8 +350,14 @@ mod tests {
         pmem_bytes: u64,
         footprint_pages: u64,
     ) -> (Sizes, &'static SchemeEntry) {
-        let pmem_media = MediaModel::dram();
-        let sizes = Sizes { dram_pages: 1, pmem_bytes, pmem_media, footprint_pages, atomic: false };
+        let sizes = Sizes {
+            dram_pages: 1,
+            pmem_bytes,
+            pmem_media: MediaModel::dram(),
+            dram_bytes_per_s: DRAM_BYTES_PER_S,
+            footprint_pages,
+            atomic: false,
+        };
         (sizes, scheme(scheme_name).expect("there is one"))
     }
 

@@ -41,6 +41,8 @@ pub struct Sizes {
     pub pmem_bytes: u64,
     /// The persistent memory, for schemes that are timed by their own machine.
     pub pmem_media: MediaModel,
+    /// What one thread copies from or to DRAM in a second.
+    pub dram_bytes_per_s: u64,
     /// Different pages that the trace touches: tables need not be larger.
     pub footprint_pages: u64,
     /// All that a sync covers is there after a crash, or nothing of it. Schemes that cannot do that

@@ -5,7 +5,7 @@ use tidegate::pmem::MediaModel;
 
 use super::model::{Model, Planted};
 use super::{Pmem, Requests, SCHEMES, Scheme, SchemeEntry, Sizes, scheme};
-use crate::time::Meter;
+use crate::time::{DRAM_BYTES_PER_S, Meter};
 use crate::trace::{FileId, Op};
 
 const FILE: FileId = FileId(0);
@@ -26,6 +26,7 @@ fn sizes(dram_pages: u64, pmem_pages: u64) -> Sizes {
         dram_pages,
         pmem_bytes: pmem_pages * 4 * KIB,
         pmem_media: MediaModel::dram(),
+        dram_bytes_per_s: DRAM_BYTES_PER_S,
         footprint_pages: 128,
         atomic: false,
     }
@@ -367,7 +368,7 @@ fn seconds(name: &str, dram_pages: u64, ops: &[Op]) -> f64 {
     let media: MediaModel = "optane".parse().unwrap();
     let sizes = Sizes { pmem_media: media.clone(), ..sizes(dram_pages, 0) };
     let mut scheme = create(name, &sizes);
-    let mut meter = Meter::new("nvme".parse().unwrap(), media);
+    let mut meter = Meter::new("nvme".parse().unwrap(), media, DRAM_BYTES_PER_S);
     for op in ops {
         scheme.play(op, &mut meter).unwrap();
         meter.end_operation();

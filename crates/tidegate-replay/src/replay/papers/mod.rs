@@ -19,7 +19,7 @@ use super::amount::Amount;
 use super::{ReplayArgs, Replayed, Row};
 use crate::error::Error;
 use crate::papers;
-use crate::time::SsdModel;
+use crate::time::{DRAM_BYTES_PER_S, SsdModel};
 
 const SCHEMES: [&str; 6] = ["dram", "sccm", "sfcm", "afcm", "tidegate", "log"];
 /// The default sizes of the paper's section 5.1, in percent of the workload.
@@ -77,6 +77,7 @@ impl Task {
             ssd: ssd.clone(),
             pmem_media: MediaModel::dram(),
             costs: None,
+            dram_bytes_per_s: DRAM_BYTES_PER_S,
             json: None,
             report: None,
             papers: None,

@@ -10,7 +10,7 @@ use super::cache::Cache;
 use super::still::Still;
 use super::{scheme_on, scheme_over};
 use crate::scheme::{Scheme, Sizes};
-use crate::time::{Meter, Totals};
+use crate::time::{DRAM_BYTES_PER_S, Meter, Totals};
 use crate::trace::{FileId, Op};
 
 /// A machine on which each look at the clock takes a tenth of a second: a backing seems slow there.
@@ -53,7 +53,7 @@ impl Machine for Slow {
 
 /// Writes that overrun the cache again and again.
 fn play(mut scheme: Box<dyn Scheme>) -> (f64, Totals) {
-    let mut meter = Meter::new("nvme".parse().unwrap(), MediaModel::dram());
+    let mut meter = Meter::new("nvme".parse().unwrap(), MediaModel::dram(), DRAM_BYTES_PER_S);
     let file = FileId(0);
     for n in 0..20_000_u64 {
         let write = Op::Write { file, offset_bytes: n * 7919 % 8000 * 4096, len_bytes: 4096 };
@@ -71,8 +71,14 @@ fn play(mut scheme: Box<dyn Scheme>) -> (f64, Totals) {
 fn a_trace_has_one_answer_whatever_the_time_is() {
     let pmem_bytes = 4 << 20;
     let (dram_pages, footprint_pages) = (64, 8000);
-    let pmem_media = MediaModel::dram();
-    let sizes = Sizes { dram_pages, pmem_bytes, pmem_media, footprint_pages, atomic: false };
+    let sizes = Sizes {
+        dram_pages,
+        pmem_bytes,
+        pmem_media: MediaModel::dram(),
+        dram_bytes_per_s: DRAM_BYTES_PER_S,
+        footprint_pages,
+        atomic: false,
+    };
     let still = || play(scheme_over(&sizes, Cache::new).unwrap());
     let first = still();
     assert_eq!(first, still());

@@ -132,7 +132,8 @@ struct Tier {
 
 impl Tier {
     fn new(policy: Policy, bytes: u64, sizes: &Sizes) -> Result<Self, Error> {
-        let costs = Costs::optane();
+        let dram_copy_bytes_per_s = sizes.dram_bytes_per_s;
+        let costs = Costs { dram_copy_bytes_per_s, ..Costs::optane() };
         let (work, works) = channel();
         let watch = Arc::new(Watch::default());
         let observer = Arc::clone(&watch) as Arc<dyn Observer>;
