@@ -154,25 +154,65 @@ fn pictures(folder: &Path) -> PathBuf {
     pictures
 }
 
+/// Has the browser show `page` at this width; its picture gets `name`.
+fn shows(page: &Path, name: &str, (width, is_dark): (u32, bool)) {
+    let folder = tempfile::tempdir().unwrap();
+    let [page_width, window_width, back, ink] = measured(page, folder.path(), width, is_dark);
+    assert_eq!(window_width, width.to_string());
+    assert_eq!(page_width, window_width, "{name}: the page is wider than its window");
+    let expected = if is_dark { "rgb(20, 24, 29)" } else { "rgb(255, 255, 255)" };
+    assert_eq!(back, expected);
+    assert_ne!(ink, back);
+    let light = if is_dark { "dark" } else { "light" };
+    let file = pictures(folder.path()).join(format!("{name}-{width}-{light}.png"));
+    let framed = framed(page, folder.path(), width, "");
+    browse(&framed, width, is_dark, &[format!("--screenshot={}", file.display())]);
+    let (shown_width, height, bytes) = picture(&file);
+    assert!(shown_width >= width && height == HEIGHT, "{shown_width} x {height}");
+    // An empty page of this size has less than 20 kB.
+    assert!(bytes > 40_000, "{name}: a picture of {bytes} bytes shows nothing");
+}
+
 #[test]
 fn a_browser_shows_the_report_at_the_width_of_a_desk_and_of_a_phone_light_and_dark() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &report()).unwrap();
     let page = folder.path().join("index.html");
-    let pictures = pictures(folder.path());
-    for (width, is_dark) in [(DESK, false), (DESK, true), (PHONE, false), (PHONE, true)] {
-        let [page_width, window_width, back, ink] = measured(&page, folder.path(), width, is_dark);
-        assert_eq!(window_width, width.to_string());
-        assert_eq!(page_width, window_width, "the page is wider than its window");
-        let expected = if is_dark { "rgb(20, 24, 29)" } else { "rgb(255, 255, 255)" };
-        assert_eq!(back, expected);
-        assert_ne!(ink, back);
-        let file = pictures.join(format!("{width}-{}.png", if is_dark { "dark" } else { "light" }));
-        let framed = framed(&page, folder.path(), width, "");
-        browse(&framed, width, is_dark, &[format!("--screenshot={}", file.display())]);
-        let (shown_width, height, bytes) = picture(&file);
-        assert!(shown_width >= width && height == HEIGHT, "{shown_width} x {height}");
-        // An empty page of this size has less than 20 kB.
-        assert!(bytes > 40_000, "a picture of {bytes} bytes shows nothing");
+    for window in [(DESK, false), (DESK, true), (PHONE, false), (PHONE, true)] {
+        shows(&page, "made", window);
     }
+}
+
+/// Has the program write a report by the arguments in `words`, and the browser show it.
+fn shows_report_of(name: &str, words: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate-replay"));
+    let output = command.args(words).arg("--report").arg(folder.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for window in [(DESK, true), (PHONE, false)] {
+        shows(&folder.path().join("index.html"), name, window);
+    }
+}
+
+#[test]
+fn a_browser_shows_a_replay() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace.csv");
+    let mut lines = String::from("ts_us,tid,op,file,offset,len\n");
+    for at in 0..2000_u64 {
+        let offset = at * 7919 % 997 * 4096;
+        let line = format!("{at},1,write,/data,{offset},4096\n{at},1,fsync,/data,0,0\n");
+        lines.push_str(&line);
+    }
+    fs::write(&trace, lines).unwrap();
+    let trace = trace.to_str().unwrap();
+    shows_report_of("replay", &["replay", trace, "--sweep-pmem=5,10,15", "--sweep-dram=10,30"]);
+}
+
+#[test]
+fn a_browser_shows_the_papers_and_a_model() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/papers.md");
+    shows_report_of("papers", &["papers", "--page", page]);
+    let machine = ["model", "--cores=4", "--jobs=1,4", "--iodepth=1,8", "--size=64M", "--cache=8M"];
+    shows_report_of("model", &machine);
 }
