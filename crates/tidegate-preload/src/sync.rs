@@ -3,7 +3,8 @@
 //! Invariants: the log answers a sync only of a covered file. All others are made; one of a whole
 //! file system that succeeds commits what was pending before it began. `sync` commits nothing that
 //! is counted: it does not tell whether it succeeded. Before either, files leave that the kernel
-//! may have changed without a record.
+//! may have changed without a record; before a sync of a directory, those whose names a process was
+//! killed in the middle of changing.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::c_int;

@@ -18,7 +18,7 @@ use std::time::Duration;
 use tidegate::durable;
 use tidegate::log::{AppendError, Counter, FileGuard, FileRef, LockError, Log, PlainCall};
 
-use super::{Locked, Open, SPACE_TIMEOUT, TRIES};
+use super::{LOCK_TIMEOUT, Locked, Open, SPACE_TIMEOUT, TRIES};
 use crate::descriptors::{self, Entry, Known, PINNED};
 use crate::path::Opened;
 use crate::process::Holding;
@@ -212,6 +212,23 @@ pub(crate) fn leave_unrecorded(log: &Log) {
     for file in log.sealed_files() {
         leave_closed(log, file, |_| {});
     }
+    leave_interrupted(log);
+}
+
+/// Before a sync of a directory: the files leave whose names a process was killed in the middle of
+/// changing. Recovery would make the change, whatever the sync has promised of the names.
+pub(super) fn leave_half_named(log: &Log) {
+    let is_orphaned = |file_system| {
+        let names = log.lock_names_within(file_system, LOCK_TIMEOUT);
+        names.is_ok_and(|names| names.is_orphaned())
+    };
+    if log.file_systems().any(is_orphaned) {
+        leave_interrupted(log);
+    }
+}
+
+/// The files leave that a process was killed in the middle of changing.
+fn leave_interrupted(log: &Log) {
     let Some(_holding) = Holding::new() else { return };
     for file in log.in_the_middle().filter_map(|it| log.file_of(&it)) {
         let guard = log.lock_within(file, PIN_TIMEOUT).ok();
@@ -292,5 +309,43 @@ impl Gone<'_> {
         let flags = if follows { flags } else { flags | libc::O_NOFOLLOW };
         let open = || Opened::open(directory, path, flags);
         record_locks::open(self.device, self.inode, open)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate::log::{FileHandle, NameAt, NameChange, NameRecord};
+
+    use super::*;
+    use crate::testing::World;
+
+    /// A thread records that the file is removed, and is killed before the kernel has done so.
+    fn remove_and_die(log: &Log, entry: Entry) {
+        let parent = FileHandle::new(1, &[7; 8]).unwrap();
+        let from = NameAt { parent, name: b"file" };
+        let record = NameRecord { change: NameChange::Unlink { from }, links: 0 };
+        let die = || {
+            let names = log.lock_names(entry.file_system).unwrap();
+            let guard = log.lock(entry.file).unwrap();
+            let mut ticket = guard.begin().unwrap();
+            ticket.name(&record).unwrap();
+            std::mem::forget(ticket);
+            std::mem::forget((guard, names));
+        };
+        std::thread::scope(|scope| scope.spawn(die).join().unwrap());
+    }
+
+    #[test]
+    fn a_file_whose_names_a_killed_thread_was_changing_leaves_before_a_sync_of_a_directory() {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.covered(&file, 0);
+        leave_half_named(world.log);
+        assert!(world.is_covered(&open));
+        remove_and_die(world.log, open.entry().unwrap());
+        let from = world.log.head();
+        leave_half_named(world.log);
+        assert_eq!(world.records_since(from), "end");
+        assert!(!world.is_covered(&open) && world.log.in_the_middle().count() == 0);
     }
 }

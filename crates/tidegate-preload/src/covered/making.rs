@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate::log::{Attributes, Counter, Definition, FileSystemRef, Make, NamesGuard};
 
+use super::leave::leave_half_named;
 use super::sync::commits_all;
 use super::{LOCK_TIMEOUT, Locked, Open, Sync};
 use crate::descriptors::{DIRECT, Entry, WRITE_ONLY};
@@ -61,13 +62,15 @@ struct Story<'d> {
 }
 
 /// Whether the log answers a sync of the directory of `fd`: nothing is pending in its file system,
-/// and each file that was made is on the disk or in the log.
+/// and each file that was made is on the disk or in the log. Before that, or before the real sync,
+/// files leave whose names a killed process was changing.
 pub(crate) fn answers_directory(fd: c_int) -> bool {
     let Some(log) = process::log().filter(|log| log.has_stories() && !log.is_suspended()) else {
         return false;
     };
     let Some(_holding) = Holding::new() else { return false };
     let Some(seen) = Seen::of(fd).ok().filter(Seen::is_directory) else { return false };
+    leave_half_named(log);
     let Some(file_system) = file_systems::known(seen.mount) else { return false };
     let is_answered = log.is_held(file_system)
         && log.commits_in_order(file_system)

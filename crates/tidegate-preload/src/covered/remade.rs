@@ -4,7 +4,8 @@
 //! Invariants:
 //! 1. A change is recorded only while nothing is pending in the file system, under the lock of its
 //!    names and that of the file, as one of names is. The record comes behind the change: until
-//!    then the change is counted as pending, and a process that is killed in between leaves it so.
+//!    then the change is counted as pending. If the process is killed in between, it stays so, and
+//!    the file leaves: the log has its former attributes.
 //! 2. The next sync of the file would commit the change: it is answered only while nothing is
 //!    pending, as one behind a change of names.
 //! 3. A file whose names were changed since it was made is left to the kernel, and so is one with
@@ -79,6 +80,9 @@ impl Remade {
         if !self.may_be_recorded(&guard) {
             return Err(call);
         }
+        // The slot is held until the record is there: if the process is killed before, the file
+        // leaves.
+        let Ok(ticket) = guard.begin() else { return Err(call) };
         let changes = log.changes(file_system);
         let (result, numbers) = metadata::with_numbers(log, call);
         let errno = raw::errno();
@@ -92,6 +96,7 @@ impl Remade {
             // Where the disk fails, the next sync says so.
             let _ = self.open.leave(&guard);
         }
+        drop(ticket);
         drop(guard);
         raw::set_errno(errno);
         Ok(result)
