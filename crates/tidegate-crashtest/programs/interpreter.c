@@ -64,6 +64,12 @@ static unsigned char bytes[BYTES_MAX] __attribute__((aligned(4096)));
  * none is zero. */
 static void fill(off_t offset, size_t length)
 {
+    static struct { int number; off_t offset; size_t length; } filled;
+    if (filled.number == number && filled.offset == offset && filled.length == length)
+        return;
+    filled.number = number;
+    filled.offset = offset;
+    filled.length = length;
     for (size_t at = 0; at < length; at++) {
         uint64_t place = (uint64_t)offset + at;
         bytes[at] = 1 + (number * 41 + place * 11 + (place >> 8) * 29) % 251;
@@ -83,10 +89,14 @@ static int result(long long found, long long wanted)
     return -1;
 }
 
+static int ticks_are_awaited; /* by the caller */
+
 /* A file's timestamps advance in ticks of this clock: two writes in one tick change them once. */
 static void await_tick(void)
 {
     struct timespec start, now;
+    if (ticks_are_awaited)
+        return;
     clock_gettime(CLOCK_REALTIME_COARSE, &start);
     do {
         nanosleep(&(struct timespec){ 0, 300000 }, NULL);
@@ -617,58 +627,153 @@ static int execute_in_child(const char *name)
 }
 
 /* The calls of which one makes the change of an operation. */
-static int is_change(uint64_t call)
+static int is_change(const struct __ptrace_syscall_info *call)
 {
     static const uint64_t calls[] = {
         SYS_pwrite64, SYS_write, SYS_ftruncate, SYS_rename, SYS_renameat, SYS_renameat2, SYS_link,
-        SYS_linkat, SYS_unlink, SYS_unlinkat, SYS_chmod, SYS_fchmodat };
+        SYS_linkat, SYS_unlink, SYS_unlinkat, SYS_symlink, SYS_symlinkat, SYS_mkdir, SYS_mkdirat,
+        SYS_rmdir, SYS_chmod, SYS_fchmodat, SYS_fchown, SYS_utimensat, SYS_setxattr };
+    if (call->entry.nr == SYS_openat)
+        return (call->entry.args[2] & O_EXCL) != 0;
     for (size_t index = 0; index < sizeof calls / sizeof *calls; index++)
-        if (calls[index] == call)
+        if (calls[index] == call->entry.nr)
             return 1;
     return 0;
 }
 
-/* Whether a traced child has stopped behind the call that makes its change. */
-static int has_changed(pid_t child, int status, int *in_change)
+/* Where a child is killed: see `Kill` in src/sequence.rs. */
+enum kill { BEFORE, AT, IN, BEHIND, PAST };
+
+/* A child that stops at the entry and at the exit of each of its system calls, or, `by_steps`,
+ * behind each of its instructions as well. */
+struct traced {
+    pid_t child;
+    int by_steps;
+    int in_call;             /* it is at the entry of a system call */
+    int in_change;           /* of the one that makes the change */
+    int is_changed;
+    int at_end;              /* the operation has returned */
+    int count, count_behind; /* of stops: all, and those behind the exit of that call */
+};
+
+/* Whether the child's next instruction is a system call. */
+static int is_at_call(pid_t child)
 {
-    struct __ptrace_syscall_info call;
-    if (WSTOPSIG(status) != (SIGTRAP | 0x80))
+    struct __ptrace_syscall_info here;
+    if (ptrace(PTRACE_GET_SYSCALL_INFO, child, sizeof here, &here) < 0)
         return 0;
-    if (ptrace(PTRACE_GET_SYSCALL_INFO, child, sizeof call, &call) < 0)
-        return 0;
-    if (call.op == PTRACE_SYSCALL_INFO_ENTRY)
-        *in_change = is_change(call.entry.nr);
-    return call.op == PTRACE_SYSCALL_INFO_EXIT && *in_change && !call.exit.is_error;
+    errno = 0;
+    long code = ptrace(PTRACE_PEEKTEXT, child, (void *)here.instruction_pointer, NULL);
+#ifdef __x86_64__
+    return errno == 0 && (code & 0xffff) == 0x050f;
+#else
+    return errno == 0 && (code & 0xffffffff) == 0xd4000001;
+#endif
 }
 
-/* A child is killed when the kernel has made its change. */
-static int execute_killed(const char *name)
+/* Lets the child run to its next stop. */
+static int go_on(const struct traced *it)
 {
-    int status, in_change = 0;
+    int steps = it->by_steps && !it->in_call && !is_at_call(it->child);
+    return ptrace(steps ? PTRACE_SINGLESTEP : PTRACE_SYSCALL, it->child, NULL, NULL);
+}
+
+/* Takes note of a stop of the child. Whether it was one. */
+static int note_stop(struct traced *it, int status)
+{
+    struct __ptrace_syscall_info call;
+    if (!WIFSTOPPED(status))
+        return 0;
+    it->count++;
+    it->count_behind += it->is_changed;
+    if (WSTOPSIG(status) != (SIGTRAP | 0x80))
+        return 1;
+    if (ptrace(PTRACE_GET_SYSCALL_INFO, it->child, sizeof call, &call) < 0)
+        return 0;
+    it->in_call = call.op == PTRACE_SYSCALL_INFO_ENTRY;
+    if (it->in_call) {
+        it->in_change = is_change(&call) && !it->is_changed;
+        it->at_end = call.entry.nr == SYS_exit_group;
+    } else {
+        it->is_changed |= it->in_change && !call.exit.is_error;
+        it->in_change = 0;
+    }
+    return 1;
+}
+
+/* Whether the child has come to where it is to be killed. */
+static int is_there(const struct traced *it, enum kill where, int count)
+{
+    if (where < BEHIND)
+        return it->in_change || (where != BEFORE && it->count == count);
+    return it->is_changed && (it->at_end || it->count_behind == count);
+}
+
+/* Computes what an operation writes, so that its child does not step through that. */
+static void fill_before(const char *name)
+{
+    struct stat status;
+    if (is(name, "write"))
+        fill(value(1), value(2));
+    if (is(name, "append") && stat(path(0), &status) == 0)
+        fill(status.st_size, value(1));
+}
+
+static void begin_traced(const char *name)
+{
+    ptrace(PTRACE_TRACEME, 0, NULL, NULL);
+    raise(SIGSTOP);
+    execute(name);
+    _exit(0);
+}
+
+/* A child executes an operation, and is killed in it. */
+static int execute_killed(const char *name, enum kill where, int count)
+{
+    int status;
     /* A name that the child changes may be another file's then. */
     if (!is(name, "write") && !is(name, "append") && !is(name, "truncate"))
         do_release();
     release();
     fflush(NULL);
-    pid_t child = fork();
-    if (child == 0) {
-        ptrace(PTRACE_TRACEME, 0, NULL, NULL);
-        raise(SIGSTOP);
-        execute(name);
-        _exit(0);
-    }
-    if (child < 0 || waitpid(child, &status, 0) != child || !WIFSTOPPED(status))
+    fill_before(name);
+    await_tick();
+    ticks_are_awaited = 1;
+    struct traced it = { .child = fork() };
+    if (it.child == 0)
+        begin_traced(name);
+    ticks_are_awaited = 0;
+    if (it.child < 0 || waitpid(it.child, &status, 0) != it.child || !WIFSTOPPED(status))
         return -1;
-    ptrace(PTRACE_SETOPTIONS, child, NULL, (void *)(PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL));
-    while (!has_changed(child, status, &in_change)) {
-        if (ptrace(PTRACE_SYSCALL, child, NULL, NULL) < 0 || waitpid(child, &status, 0) != child)
-            return -1;
-        if (!WIFSTOPPED(status)) {
-            errno = ECHILD;
+    void *options = (void *)(PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL);
+    ptrace(PTRACE_SETOPTIONS, it.child, NULL, options);
+    while (!is_there(&it, where, count)) {
+        it.by_steps = where == IN || (where == PAST && it.is_changed);
+        int goes_on = !it.at_end && go_on(&it) == 0;
+        if (!goes_on || waitpid(it.child, &status, 0) != it.child || !note_stop(&it, status)) {
+            errno = ECHILD; /* it has ended without the change */
             return -1;
         }
     }
-    return kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child ? 0 : -1;
+    return kill(it.child, SIGKILL) == 0 && waitpid(it.child, &status, 0) == it.child ? 0 : -1;
+}
+
+/* Takes "before", or "at", "in", "behind" or "past" and a count, off the words of a killed
+ * operation, which follows; returns its name. */
+static char *parse_kill(char **rest, enum kill *where, int *count)
+{
+    static const char *const names[] = { "before", "at", "in", "behind", "past" };
+    char *word = *rest ? strsep(rest, " ") : "";
+    *where = BEHIND;
+    *count = 0;
+    for (int index = 0; *rest && index <= PAST; index++)
+        if (is(word, names[index])) {
+            *where = index;
+            if (index != BEFORE)
+                *count = atoi(strsep(rest, " "));
+            return *rest ? strsep(rest, " ") : "";
+        }
+    return word;
 }
 
 static int execute_static(char *line)
@@ -691,16 +796,20 @@ static int execute_line(const char *line)
     number = atoi(strsep(&rest, " "));
     char *name = rest ? strsep(&rest, " ") : "";
     int forks = is(name, "fork"), is_killed = is(name, "killed"), is_static = is(name, "static");
+    enum kill where = BEHIND;
+    int count = 0;
     if (is_static) {
         snprintf(again, sizeof again, "%d %s", number, rest ? rest : "");
         return execute_static(again);
     }
-    if (forks || is_killed)
+    if (is_killed)
+        name = parse_kill(&rest, &where, &count);
+    else if (forks)
         name = rest ? strsep(&rest, " ") : "";
     for (argument_count = 0; rest && argument_count < ARGUMENTS_MAX; argument_count++)
         arguments[argument_count] = strsep(&rest, " ");
     if (is_killed)
-        return execute_killed(name);
+        return execute_killed(name, where, count);
     return forks ? execute_in_child(name) : execute(name);
 }
 

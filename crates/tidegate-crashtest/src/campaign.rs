@@ -68,7 +68,7 @@ impl Report {
             Ok(found) => {
                 self.tests += 1;
                 for step in &test.sequence.steps {
-                    if let Step::Operation(operation) | Step::Killed(operation) = step {
+                    if let Step::Operation(operation) | Step::Killed(_, operation) = step {
                         *self.operations.entry(operation.name()).or_default() += 1;
                     }
                 }

@@ -12,7 +12,7 @@ use crate::model::tree::ROOT_PATH;
 use crate::model::{Kind, Model};
 use crate::operation::{CopyBy, FallocateMode, Operation, WriteBy};
 use crate::random::Random;
-use crate::sequence::{Outside, Sequence, Step, Sync};
+use crate::sequence::{Kill, Outside, Sequence, Step, Sync};
 
 /// Where a file operation is about: one file, the others, names that are free.
 struct Subject<'a> {
@@ -314,9 +314,13 @@ pub fn sample(length: usize, seed: u64) -> Sequence {
     }
     while sequence.operation_count() < length {
         let Some(operation) = pick_operation(&model, is_of_new_files, &mut random) else { break };
-        let is_killed = operation.can_be_killed_in() && random.one_in(8);
-        let step = if is_killed { Step::Killed } else { Step::Operation };
-        let mut added = vec![step(operation.clone())];
+        let is_killed = operation.can_be_killed_in() && random.one_in(6);
+        let step = if is_killed {
+            Step::Killed(pick_kill(&mut random), operation.clone())
+        } else {
+            Step::Operation(operation.clone())
+        };
+        let mut added = vec![step];
         let mut changed = model.clone();
         if changed.apply(&added[0]).is_err() {
             break;
@@ -335,6 +339,21 @@ pub fn sample(length: usize, seed: u64) -> Sequence {
         sequence.steps.extend(added);
     }
     sequence
+}
+
+/// Of a file in the log, an operation has some 25 entries and exits of system calls and 11,000
+/// instructions before its change; 6 and 3,000 behind it.
+fn pick_kill(random: &mut Random) -> Kill {
+    let mut count = |most: u64| 1 + u32::try_from(random.number() % most).unwrap_or_default();
+    let kills = [
+        Kill::Before,
+        Kill::At(count(25)),
+        Kill::In(count(11_000)),
+        Kill::Behind(0),
+        Kill::Behind(count(6)),
+        Kill::Past(count(3000)),
+    ];
+    random.pick(&kills).copied().unwrap_or(Kill::Before)
 }
 
 fn add_outside(model: &Model, operation: &Operation, random: &mut Random, added: &mut Vec<Step>) {

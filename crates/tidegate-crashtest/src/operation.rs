@@ -160,19 +160,46 @@ impl Operation {
 }
 
 impl Operation {
-    /// Whether a process can be killed in the middle of it: behind the one system call that makes
-    /// the change, before that returns.
+    /// Whether a process can be killed in the middle of it: one system call makes the change.
     pub fn can_be_killed_in(&self) -> bool {
-        matches!(
-            self,
-            Self::Write { by: WriteBy::Call, .. }
-                | Self::Rename { uring: false, .. }
-                | Self::Append { .. }
-                | Self::Truncate { .. }
-                | Self::Link { .. }
-                | Self::Unlink { .. }
-                | Self::Chmod { .. }
-        )
+        match self {
+            Self::Write { by, .. } => *by == WriteBy::Call,
+            Self::Rename { uring, .. } => !uring,
+            Self::New { .. }
+            | Self::Stdio { .. }
+            | Self::TruncateOpen { .. }
+            | Self::Fallocate { .. }
+            | Self::Copy { .. }
+            | Self::Tmpfile { .. } => false,
+            _ => true,
+        }
+    }
+
+    /// The paths that it names.
+    pub fn paths(&self) -> Vec<&str> {
+        match self {
+            Self::Copy { from, to, .. }
+            | Self::Link { from, to }
+            | Self::Rename { from, to, .. }
+            | Self::Exchange { from, to } => vec![from, to],
+            Self::Create { path }
+            | Self::New { path, .. }
+            | Self::Write { path, .. }
+            | Self::Append { path, .. }
+            | Self::Stdio { path, .. }
+            | Self::Truncate { path, .. }
+            | Self::TruncateOpen { path, .. }
+            | Self::Fallocate { path, .. }
+            | Self::Symlink { path, .. }
+            | Self::Unlink { path }
+            | Self::Mkdir { path }
+            | Self::Rmdir { path }
+            | Self::Tmpfile { path, .. }
+            | Self::SetXattr { path }
+            | Self::Chmod { path, .. }
+            | Self::Chown { path }
+            | Self::Utime { path } => vec![path],
+        }
     }
 }
 

@@ -32,14 +32,63 @@ pub enum Outside {
     Retire,
 }
 
+/// Where a child is killed in an operation. One of its system calls makes the change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kill {
+    /// At the entry of that call: the change is not made.
+    Before,
+    /// At so many entries and exits of its system calls, counted from 1, but at the latest where
+    /// [`Before`](Self::Before) kills.
+    At(u32),
+    /// Behind so many instructions, but at the latest where [`Before`](Self::Before) kills.
+    In(u32),
+    /// So many entries and exits of its system calls behind the exit of that call, but at the
+    /// latest at the end of the operation.
+    Behind(u32),
+    /// So many instructions behind the exit of that call, but at the latest at the end of the
+    /// operation.
+    Past(u32),
+}
+
+impl Kill {
+    /// Whether the kernel has made the change.
+    pub fn is_behind_change(self) -> bool {
+        matches!(self, Self::Behind(_) | Self::Past(_))
+    }
+
+    /// Splits the words behind "killed".
+    fn of_words<'w, 't>(words: &'w [&'t str]) -> Result<(Self, &'w [&'t str])> {
+        Ok(match words {
+            ["before", rest @ ..] => (Self::Before, rest),
+            ["at", count, rest @ ..] => (Self::At(count.parse()?), rest),
+            ["in", count, rest @ ..] => (Self::In(count.parse()?), rest),
+            ["behind", count, rest @ ..] => (Self::Behind(count.parse()?), rest),
+            ["past", count, rest @ ..] => (Self::Past(count.parse()?), rest),
+            rest => (Self::Behind(0), rest),
+        })
+    }
+}
+
+impl fmt::Display for Kill {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Before => write!(out, "killed before"),
+            Self::At(count) => write!(out, "killed at {count}"),
+            Self::In(count) => write!(out, "killed in {count}"),
+            Self::Behind(0) => write!(out, "killed"),
+            Self::Behind(count) => write!(out, "killed behind {count}"),
+            Self::Past(count) => write!(out, "killed past {count}"),
+        }
+    }
+}
+
 /// One line of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// The program changes something.
     Operation(Operation),
-    /// A child of the program does, and is killed when the kernel has made the change, before the
-    /// call returns.
-    Killed(Operation),
+    /// A child of the program does, and is killed in the middle.
+    Killed(Kill, Operation),
     /// The program syncs.
     Sync(Sync),
     /// Another program acts.
@@ -55,7 +104,7 @@ impl fmt::Display for Step {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Operation(operation) => operation.fmt(out),
-            Self::Killed(operation) => write!(out, "killed {operation}"),
+            Self::Killed(kill, operation) => write!(out, "{kill} {operation}"),
             Self::Prepare => write!(out, "prepare"),
             Self::Release => write!(out, "release"),
             Self::Sync(Sync::File(path)) => write!(out, "fsync {path}"),
@@ -84,7 +133,10 @@ impl FromStr for Step {
             ["outside", "commit"] => Self::Outside(Outside::Commit),
             ["outside", "retire"] => Self::Outside(Outside::Retire),
             ["outside", "writeback", path] => Self::Outside(Outside::WriteBack((*path).to_owned())),
-            ["killed", ..] => Self::Killed(Operation::parse(&words[1..].join(" "))?),
+            ["killed", rest @ ..] => {
+                let (kill, operation) = Kill::of_words(rest)?;
+                Self::Killed(kill, Operation::parse(&operation.join(" "))?)
+            }
             _ => Self::Operation(Operation::parse(line)?),
         })
     }
@@ -104,7 +156,7 @@ impl Sequence {
     pub fn operation_count(&self) -> usize {
         self.steps
             .iter()
-            .filter(|step| matches!(step, Step::Operation(_) | Step::Killed(_)))
+            .filter(|step| matches!(step, Step::Operation(_) | Step::Killed(..)))
             .count()
     }
 
@@ -145,7 +197,8 @@ mod tests {
 
     #[test]
     fn a_sequence_survives_its_text_form() {
-        let text = "hold\nprepare\nutime d0/A\ncreate d0/B\nnew d1/A 10\nfork write d0/B 0 100\nkilled write d0/B 0 9\nrelease\nfallocate d0/A punch 1 2\nfsync .\n\
+        let text = "hold\nprepare\nutime d0/A\ncreate d0/B\nnew d1/A 10\nfork write d0/B 0 100\nkilled write d0/B 0 9\nrelease\n\
+                    killed before append d0/B 9\nkilled at 4 chmod d0/B 600\nkilled behind 2 unlink d0/B\nkilled in 90 append d0/A 1\nkilled past 7 chmod d0/A 600\nfallocate d0/A punch 1 2\nfsync .\n\
                     outside writeback d0/A\ntmpfile d1/A 10 fsync\nuring-rename d0/A d1/B\nsync\n\
                     chmod d0/B 640\nsplice d0/A d0/B\nstatic write d0/A 5 6\noutside commit\noutside retire\n";
         let sequence: Sequence = text.parse().unwrap();
@@ -155,7 +208,9 @@ mod tests {
 
     #[test]
     fn unknown_lines_are_errors() {
-        for line in ["", "write d0/A 1", "fallocate d0/A up 1 2", "fsync", "remove d0/A"] {
+        for line in
+            ["", "write d0/A 1", "fallocate d0/A up 1 2", "fsync", "remove d0/A", "killed at fsync"]
+        {
             assert!(line.parse::<Step>().is_err(), "{line:?}");
         }
     }

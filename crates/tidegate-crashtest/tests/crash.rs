@@ -82,7 +82,7 @@ const LEARNED: [&str; 3] = [
 /// What samples seldom have: streams that write on behind a sync, attributes that change behind
 /// one, real syncs that commit nothing of what is pending, and processes that are killed in the
 /// middle of a change. Each kind has found a mistake.
-const SELDOM: [&str; 26] = [
+const SELDOM: [&str; 40] = [
     "prepare; stdio d0/B 3000; fsync .; rename d0/B d0/A; fsync d0",
     "prepare; stdio d0/B 3000; fsync .; chmod d0/B 600; rename d0/B d0/A; fsync d0",
     "hold; prepare; stdio d0/B 3000; fsync .; stdio d0/B 3000; rename d0/B d0/A; fsync d0",
@@ -115,6 +115,26 @@ const SELDOM: [&str; 26] = [
     "prepare; new d0/B 5000; fsync .; killed unlink d0/B; new d0/B 100; fsync .; fsync d0",
     "hold; prepare; stdio d0/B 3000; fsync .; stdio d0/B 3000; sync; exchange d0/B d1/B; fsync d1/B",
     "hold; fsync d0/A; write d0/A 1000 3000; fsync d0/A; killed write d0/A 1000 3000; sync",
+    "hold; fsync d0/A; write d0/A 1000 3000; fsync d0/A; killed before write d0/A 1000 3000; \
+     release; fsync d0/A; append d0/A 100; fsync .",
+    "hold; fsync d0/A; killed before append d0/A 3000; append d0/A 100; fsync d0/A",
+    "hold; fsync d0/A; append d0/A 3000; fsync d0/A; killed before truncate d0/A 5000; \
+     fdatasync d0/A; append d0/A 3000; fdatasync d0/A",
+    "hold; fsync d0/A; killed behind 2 write d0/A 1000 3000; write d0/A 0 3000; fdatasync d0/A",
+    "prepare; new d0/B 5000; fsync .; killed before chmod d0/B 600; fsync d0/B",
+    "prepare; new d0/B 5000; fsync .; killed chmod d0/B 600; sync",
+    "prepare; new d0/B 5000; fsync .; killed before rename d0/B d0/A; fsync d0; \
+     rename d0/B d1/A; fsync d1",
+    "prepare; new d0/B 5000; fsync .; killed at 20 link d0/B d1/A; link d0/B d1/A; fsync d1",
+    "prepare; new d0/B 5000; fsync .; killed before unlink d0/B; append d0/B 100; fsync .",
+    "hold; fsync d0/A; write d0/A 1000 3000; fsync d0/A; killed in 9000 write d0/A 1000 3000; \
+     release; fsync d0/A; append d0/A 100; fsync .",
+    "prepare; new d0/B 5000; fsync .; killed in 10000 rename d0/B d0/A; fsync d0; \
+     rename d0/B d1/A; fsync d1",
+    "prepare; new d0/B 5000; fsync .; killed past 1500 rename d0/B d0/A; fsync d0; \
+     append d0/A 100; fsync .",
+    "prepare; new d0/B 5000; fsync .; killed before mkdir d2; rename d0/B d0/A; fsync d0",
+    "prepare; killed before create d0/B; new d0/B 5000; fsync .; killed exchange d0/A d0/B; fsync d0",
 ];
 
 fn seldom() -> impl Iterator<Item = Test> {

@@ -325,6 +325,38 @@ fn a_write_with_o_dsync_under_run_may_commit_what_a_later_fsync_would_have() {
 }
 
 #[test]
+fn what_a_killed_process_had_only_begun_is_made_by_a_recovery_or_by_nothing() {
+    let judge = |steps: &str, state: &State, is_under_run: bool| {
+        let sequence: Sequence = steps.parse().unwrap();
+        let model = Model::new(Kind::Ext4);
+        let model = if is_under_run { model.under_run() } else { model };
+        model.after(&sequence).unwrap().judge(state, is_under_run).is_allowed()
+    };
+    let cases = [
+        ("write d0/A 1000 3000", with_a(overwritten(2, 1000, 3000))),
+        ("rename d0/A d0/B", moved(initial(), "d0/A", "d0/B")),
+    ];
+    for (operation, made) in cases {
+        for kill in ["killed before", "killed at 3", "killed in 70"] {
+            let steps = format!("fsync d0/A; {kill} {operation}");
+            assert!(judge(&steps, &initial(), true) && judge(&steps, &initial(), false));
+            assert!(judge(&steps, &made, true), "{steps}");
+            assert!(!judge(&steps, &made, false), "{steps}");
+            assert!(judge(&format!("{steps}; fsync d1/B"), &made, true), "{steps}");
+            for later in ["fsync d0/A", "fsync d0", "sync", "utime d0/A", "outside retire"] {
+                let steps = format!("{steps}; {later}");
+                assert!(judge(&steps, &initial(), true), "{steps}");
+                assert!(!judge(&steps, &made, true), "{steps}");
+            }
+        }
+        for kill in ["killed", "killed behind 3", "killed past 70"] {
+            let steps = format!("fsync d0/A; {kill} {operation}; sync");
+            assert!(judge(&steps, &made, true) && !judge(&steps, &initial(), true), "{steps}");
+        }
+    }
+}
+
+#[test]
 fn a_new_file_is_where_its_sync_and_its_rename_left_it() {
     let whole = bytes(1, 0, 5000);
     let mut delivered = initial();

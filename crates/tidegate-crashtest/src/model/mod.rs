@@ -21,6 +21,13 @@
 //! allocates, so that the next sync finds an inode that changed; `run`, told to retire its log, may
 //! do both.
 //!
+//! **Killed processes.** The kernel makes the change of an operation or does not, by where in it
+//! its process was killed: all that reads, and each sync that returns, has the one or the other.
+//! Without Tidegate a crash can leave nothing else. Under `tidegate run` a change that the kernel
+//! has not made may be in the log, and a crash may leave it made ([`Replayed`]): the process had
+//! begun it. That ends with the next sync or operation that is about its file or its names, for
+//! what that has found must not change again.
+//!
 //! What the two file systems differ in stands in [`Kind`]. Under `tidegate run` the existence of a
 //! file that was created and never synced is unordered ([`Model::is_optional`]), an `fdatasync` may
 //! be made as an `fsync`, and a truncation, or a change that `run` does not see, may be preceded by
@@ -39,7 +46,7 @@ use self::tree::{Entry, Id, ROOT, Tree};
 pub use self::verdict::{Found, Node, State, Verdict};
 use crate::contents::{INITIAL_A, INITIAL_B, bytes};
 use crate::operation::{FallocateMode, Operation, WriteBy};
-use crate::sequence::{Outside, Sequence, Step, Sync};
+use crate::sequence::{Kill, Outside, Sequence, Step, Sync};
 
 /// The file system whose rules hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +122,35 @@ struct Inode {
     is_synced: bool,
 }
 
+/// What a recovery makes of an operation that its process was killed in, where the kernel had not
+/// made the change, and the log has it.
+#[derive(Debug, Clone)]
+struct Replayed {
+    operation: Operation,
+    /// Of a program whose operation was made.
+    model: Model,
+}
+
+impl Replayed {
+    /// Whether the change may still be made by a recovery behind `step`.
+    fn is_possible_behind(&self, step: &Step) -> bool {
+        let is_other = |path: &str| {
+            let is_in = |path: &str, dir: &str| {
+                path == dir || path.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'))
+            };
+            self.operation.paths().iter().all(|own| !is_in(own, path) && !is_in(path, own))
+        };
+        match step {
+            Step::Operation(operation) | Step::Killed(_, operation) => {
+                operation.paths().into_iter().all(is_other)
+            }
+            Step::Sync(Sync::File(path) | Sync::Data(path)) => is_other(path),
+            Step::Sync(Sync::All) | Step::Outside(Outside::Retire) => false,
+            Step::Sync(Sync::Mapping) | Step::Outside(_) | Step::Prepare | Step::Release => true,
+        }
+    }
+}
+
 /// The least prefixes that a crash keeps.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Bounds {
@@ -137,6 +173,8 @@ pub struct Model {
     /// Number of steps so far.
     step: u64,
     is_under_run: bool,
+    /// What else a crash may leave.
+    replayed: Vec<Replayed>,
 }
 
 /// Initial size of `d0/A` in bytes: two blocks and a half.
@@ -167,8 +205,16 @@ impl Model {
             let history = file.map(|(number, size)| History::new(bytes(number, 0, size)));
             inodes.insert(id, Inode { history, ..Inode::default() });
         }
-        let (trees, bounds) = (vec![tree], Bounds::default());
-        Self { kind, trees, inodes, bounds, last: None, step: 0, is_under_run: false }
+        Self {
+            kind,
+            trees: vec![tree],
+            inodes,
+            bounds: Bounds::default(),
+            last: None,
+            step: 0,
+            is_under_run: false,
+            replayed: Vec::new(),
+        }
     }
 
     /// The model behind all steps of `sequence`.
@@ -218,6 +264,14 @@ impl Model {
     /// # Errors
     /// The step would fail; the model is of no use afterwards.
     pub fn apply(&mut self, step: &Step) -> Result<()> {
+        let mut replayed = std::mem::take(&mut self.replayed);
+        replayed.retain_mut(|it| it.is_possible_behind(step) && it.model.apply(step).is_ok());
+        self.take(step)?;
+        self.replayed.append(&mut replayed);
+        Ok(())
+    }
+
+    fn take(&mut self, step: &Step) -> Result<()> {
         self.step += 1;
         match step {
             Step::Operation(operation) => {
@@ -238,17 +292,28 @@ impl Model {
                 ensure!(self.step == 1, "something was done before it was prepared");
                 Ok(())
             }
-            Step::Killed(operation) => {
+            Step::Killed(kill, operation) => {
                 ensure!(operation.can_be_killed_in(), "nothing is killed in {operation}");
-                self.operate(operation)?;
                 self.last = None;
-                Ok(())
+                self.be_killed(*kill, operation)
             }
             Step::Release => {
                 self.last = None;
                 Ok(())
             }
         }
+    }
+
+    fn be_killed(&mut self, kill: Kill, operation: &Operation) -> Result<()> {
+        let mut made = self.clone();
+        made.operate(operation)?;
+        made.last = None;
+        if kill.is_behind_change() {
+            *self = made;
+        } else if self.is_under_run {
+            self.replayed.push(Replayed { operation: operation.clone(), model: made });
+        }
+        Ok(())
     }
 
     fn changes(&self) -> usize {

@@ -66,6 +66,12 @@ impl Model {
     /// Judges the state that a crash behind the last step left. `is_unordered` allows files that
     /// were never synced to be missing.
     pub fn judge(&self, state: &State, is_unordered: bool) -> Verdict {
+        let own = self.judge_own(state, is_unordered);
+        let mut replayed = self.replayed.iter().map(|it| it.model.judge(state, is_unordered));
+        if replayed.any(|verdict| verdict.is_allowed()) { Verdict::Allowed } else { own }
+    }
+
+    fn judge_own(&self, state: &State, is_unordered: bool) -> Verdict {
         let objections = |prefix: usize| self.objections(prefix, state, is_unordered);
         let prefixes = 0..self.trees.len();
         let fits: Vec<usize> = prefixes.filter(|prefix| objections(*prefix).is_empty()).collect();
