@@ -24,7 +24,7 @@
 //! **Killed processes.** The kernel makes the change of an operation or does not, by where in it
 //! its process was killed: all that reads, and each sync that returns, has the one or the other.
 //! Without Tidegate a crash can leave nothing else. Under `tidegate run` a change that the kernel
-//! has not made may be in the log, and a crash may leave it made ([`Replayed`]): the process had
+//! has not made may be in the log, and a crash may leave it made (`Replayed`): the process had
 //! begun it. That ends with the next sync or operation that is about its file or its names, for
 //! what that has found must not change again.
 //!
