@@ -314,8 +314,11 @@ impl Gone<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use tidegate::log::{FileHandle, NameAt, NameChange, NameRecord};
 
+    use super::super::making::log_answers_directory;
     use super::*;
     use crate::testing::World;
 
@@ -347,5 +350,18 @@ mod tests {
         leave_half_named(world.log);
         assert_eq!(world.records_since(from), "end");
         assert!(!world.is_covered(&open) && world.log.in_the_middle().count() == 0);
+    }
+
+    #[test]
+    fn a_sync_of_a_directory_has_it_leave_first() {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.covered(&file, 0);
+        let directory = std::fs::File::open(world.path(".")).unwrap();
+        log_answers_directory(world.log, directory.as_raw_fd());
+        assert!(world.is_covered(&open));
+        remove_and_die(world.log, open.entry().unwrap());
+        let is_answered = log_answers_directory(world.log, directory.as_raw_fd());
+        assert!(!is_answered && !world.is_covered(&open));
     }
 }

@@ -21,7 +21,7 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tidegate::log::{Attributes, Counter, Definition, FileSystemRef, Make, NamesGuard};
+use tidegate::log::{Attributes, Counter, Definition, FileSystemRef, Log, Make, NamesGuard};
 
 use super::leave::leave_half_named;
 use super::sync::commits_all;
@@ -65,9 +65,13 @@ struct Story<'d> {
 /// and each file that was made is on the disk or in the log. Before that, or before the real sync,
 /// files leave whose names a killed process was changing.
 pub(crate) fn answers_directory(fd: c_int) -> bool {
-    let Some(log) = process::log().filter(|log| log.has_stories() && !log.is_suspended()) else {
+    process::log().is_some_and(|log| log_answers_directory(log, fd))
+}
+
+pub(super) fn log_answers_directory(log: &Log, fd: c_int) -> bool {
+    if !log.has_stories() || log.is_suspended() {
         return false;
-    };
+    }
     let Some(_holding) = Holding::new() else { return false };
     let Some(seen) = Seen::of(fd).ok().filter(Seen::is_directory) else { return false };
     leave_half_named(log);
