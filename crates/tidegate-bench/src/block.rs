@@ -15,6 +15,8 @@ use std::time::Duration;
 use tidegate::btt::{Btt, BttError, BttOptions};
 use tidegate::device::{BlockDevice, DeviceError};
 use tidegate::dram::{self, DramTier, Phases};
+use tidegate::log::device::{Binding, LogDevice, LogDeviceOptions};
+use tidegate::log::{self, LogOptions, LogPool};
 use tidegate::pmem::{Domain, MediaModel, Region, RegionOptions};
 use tidegate::raw::{self, RawDevice, RawOptions};
 
@@ -377,6 +379,20 @@ pub(crate) fn new_btt(region: &Arc<Region>, lba_bytes: u32) -> Result<Btt> {
     Btt::open(Arc::clone(region)).map_err(failed)
 }
 
+/// Makes a log in `region`, and opens it as users get it: a device before `backing`.
+pub(crate) fn new_log_device(
+    region: &Arc<Region>,
+    backing: Arc<dyn BlockDevice>,
+) -> Result<LogDevice> {
+    fn failed(error: impl std::error::Error) -> BenchError {
+        BenchError::program("the log", error.to_string())
+    }
+    log::create(region, &LogOptions::default()).map_err(failed)?;
+    let pool = LogPool::open(Arc::clone(region)).map_err(failed)?;
+    let options = LogDeviceOptions::default();
+    LogDevice::open(pool, backing, Binding::unnamed(1), options).map_err(failed)
+}
+
 fn open_libpmemblk(args: &BlockArgs) -> Result<Subject> {
     let dir = scratch(&args.common.dir)?;
     let path = dir.path().join("libpmemblk");
@@ -391,7 +407,11 @@ pub(crate) fn pool_bytes(size_bytes: u64) -> u64 {
 }
 
 /// A region on a file in `dir` that has no name any more.
-pub(crate) fn unnamed_region(dir: &Path, media: &MediaModel, bytes: u64) -> Result<Arc<Region>> {
+/// Memory of `bytes` in a file in `dir` that goes with it.
+///
+/// # Errors
+/// No file can be made there.
+pub fn unnamed_region(dir: &Path, media: &MediaModel, bytes: u64) -> Result<Arc<Region>> {
     let dir = scratch(dir)?;
     let options = RegionOptions {
         domain: Some(Domain::Adr),

@@ -8,14 +8,12 @@ use tidegate::cache::{self, Binding, CacheDevice, CacheDeviceOptions, CacheOptio
 use tidegate::device::delay::{Delay, Delays};
 use tidegate::device::null::NullDevice;
 use tidegate::device::{BlockDevice, DeviceError, Geometry, WriteFlags, ZeroFlags};
-use tidegate::log::device::{Binding as LogBinding, LogDevice, LogDeviceOptions};
-use tidegate::log::{self, LogOptions, LogPool};
 use tidegate::pmem::Region;
 use tidegate::stats::{Collector, Value};
 use tidegate::tier::{SettingError, Tier};
 
 use super::{Bench, CACHE, CacheArgs, LOG};
-use crate::block::{new_btt, pool_bytes, unnamed_region};
+use crate::block::{new_btt, new_log_device, pool_bytes, unnamed_region};
 use crate::error::{BenchError, Result};
 use crate::floor::BareCopy;
 use crate::measure::{Key, Op, Sample, Traffic};
@@ -138,15 +136,9 @@ impl Pool {
 
     /// An empty log before `backing`, as users get it.
     pub(super) fn log(&self, backing: Arc<dyn BlockDevice>) -> Result<Subject> {
-        fn failed(error: impl std::error::Error) -> BenchError {
-            BenchError::program("the log", error.to_string())
-        }
-        let region = Arc::clone(&self.region);
-        log::create(&region, &LogOptions::default()).map_err(failed)?;
-        let pool = LogPool::open(Arc::clone(&region)).map_err(failed)?;
-        let (binding, options) = (LogBinding::unnamed(1), LogDeviceOptions::default());
-        let device = LogDevice::open(pool, backing, binding, options).map_err(failed)?;
-        Ok(Subject { policy: LOG, device: Arc::new(device), region: Some(region) })
+        let device = new_log_device(&self.region, backing)?;
+        let region = Some(Arc::clone(&self.region));
+        Ok(Subject { policy: LOG, device: Arc::new(device), region })
     }
 
     /// As a subject.

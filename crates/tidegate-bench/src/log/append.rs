@@ -25,7 +25,7 @@ use crate::workload::{Outcome, Stop, Workload};
 
 /// Size of a record's header.
 const HEADER: usize = 64;
-const HEADER_BYTES: u64 = HEADER as u64;
+pub(super) const HEADER_BYTES: u64 = HEADER as u64;
 /// Files that threads append to, each to one of its own.
 const FILES: u64 = 2;
 

@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use tidegate::device::BlockDevice;
 use tidegate::device::file::{FileDevice, FileOptions};
-use tidegate::log::device::{Binding, LogDevice, LogDeviceOptions};
-use tidegate::log::{self, LogOptions, LogPool};
+use tidegate::log::device::LogDevice;
 use tidegate::tier::Tier;
 
-use super::append::of_log;
+use super::append::{HEADER_BYTES, of_log};
 use super::{Bench, LogArgs, Part, Plan};
-use crate::block::unnamed_region;
+use crate::block::{new_log_device, unnamed_region};
 use crate::error::{BenchError, Result};
 use crate::measure::{Key, Op, Sample};
 use crate::pattern::Pattern;
@@ -26,11 +25,11 @@ pub(crate) const CASE: &str = "log-batch";
 pub(crate) const ONE: &str = "batch-1";
 /// Writes between two flushes of the file, as in the paper's figure, and the policies of their
 /// rows.
-const BATCHES: [(&str, u32); 5] =
+const BATCHES: [(&str, u64); 5] =
     [(ONE, 1), ("batch-10", 10), ("batch-100", 100), ("batch-1000", 1000), ("batch-5000", 5000)];
 const BLOCK_BYTES: u32 = 4096;
 /// A block and the header of its record.
-const RECORD_BYTES: u32 = BLOCK_BYTES + 64;
+const RECORD_BYTES: u64 = BLOCK_BYTES as u64 + HEADER_BYTES;
 /// Several of the largest batches.
 const POOL_BYTES: u64 = 64 << 20;
 /// The file that is written; the paper's log of 8 GiB took 20 GiB.
@@ -74,16 +73,13 @@ fn key(policy: &str) -> Key {
 }
 
 /// A log before `backing` that has no free space.
-fn full_log(args: &LogArgs, backing: Arc<dyn BlockDevice>, batch: u32) -> Result<LogDevice> {
+fn full_log(args: &LogArgs, backing: Arc<dyn BlockDevice>, batch: u64) -> Result<LogDevice> {
     let region = unnamed_region(&args.dir, &args.media, POOL_BYTES)?;
-    log::create(&region, &LogOptions::default()).map_err(of_log)?;
-    let pool = LogPool::open(region).map_err(of_log)?;
-    let records = pool.ring_bytes() / u64::from(RECORD_BYTES);
     let bytes = backing.geometry().size_bytes();
-    let (binding, options) = (Binding::unnamed(1), LogDeviceOptions::default());
-    let device = LogDevice::open(pool, backing, binding, options).map_err(of_log)?;
+    let device = new_log_device(&region, backing)?;
     device.set("batch", &(batch * RECORD_BYTES).to_string()).map_err(of_log)?;
-    write(&device, bytes, Stop::Requests(records))?;
+    let (_, ring_bytes) = device.fill_bytes();
+    write(&device, bytes, Stop::Requests(ring_bytes / RECORD_BYTES))?;
     Ok(device)
 }
 
@@ -94,22 +90,15 @@ fn write(device: &LogDevice, bytes: u64, stop: Stop) -> Result<Outcome> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use tidegate::device::memory::MemoryDevice;
 
+    use super::super::tests::args;
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: LogArgs,
-    }
 
     #[test]
     fn what_is_measured_is_a_log_without_free_space_and_its_batch() {
-        let args = Line::try_parse_from(["x", "--quick"]).unwrap().args;
         let backing = Arc::new(MemoryDevice::new(4096, 16384).unwrap());
-        let device = full_log(&args, backing, 10).unwrap();
+        let device = full_log(&args("--quick"), backing, 10).unwrap();
         let batch = device.settings().into_iter().find(|setting| setting.key == "batch").unwrap();
         assert_eq!(batch.value, "41600");
         let outcome = write(&device, 64 << 20, Stop::Requests(1000)).unwrap();

@@ -460,7 +460,7 @@ mod tests {
         args: LogArgs,
     }
 
-    fn args(line: &str) -> LogArgs {
+    pub(super) fn args(line: &str) -> LogArgs {
         Line::try_parse_from(std::iter::once("x").chain(line.split_whitespace())).unwrap().args
     }
 

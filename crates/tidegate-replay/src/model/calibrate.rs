@@ -10,6 +10,7 @@
     reason = "times of some nanoseconds, to three digits"
 )]
 
+use std::error::Error as Cause;
 use std::hint::{black_box, spin_loop};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,9 +19,10 @@ use std::time::{Duration, Instant};
 
 use tidegate::btt::{self, Btt, BttOptions};
 use tidegate::device::null::NullDevice;
-use tidegate::device::{BlockDevice, DeviceError, DeviceErrorKind};
+use tidegate::device::{BlockDevice, DeviceError};
 use tidegate::dram::{self, Policy};
 use tidegate::pmem::{Domain, MediaModel, Region, RegionOptions, copy_streaming};
+use tidegate_bench::block::unnamed_region;
 use tidegate_bench::pattern::Pattern;
 use tidegate_bench::policy as bench;
 use tidegate_bench::workload::{Stop, Workload};
@@ -47,7 +49,7 @@ pub(super) fn measure(pmem: Option<&Path>) -> Result<Costs, Error> {
         .map_err(|error| Error::Usage(format!("this machine cannot be measured: {error}")))
 }
 
-fn measure_all(pmem: Option<&Path>) -> Result<Costs, DeviceError> {
+fn measure_all(pmem: Option<&Path>) -> Result<Costs, Box<dyn Cause>> {
     let base = match pmem {
         Some(_) => Costs { media: "dram".into(), ..Costs::optane() },
         None => Costs::optane(),
@@ -131,18 +133,16 @@ fn dram_copy_ns() -> f64 {
 }
 
 /// Memory in a file of `pmem` that goes with it, or of this process.
-fn region(pmem: Option<&Path>, bytes: u64) -> Result<Region, DeviceError> {
+fn region(pmem: Option<&Path>, bytes: u64) -> Result<Arc<Region>, Box<dyn Cause>> {
+    if let Some(pmem) = pmem {
+        let region = unnamed_region(pmem, &MediaModel::dram(), bytes);
+        return region.map_err(|error| error.with_causes().into());
+    }
     let options = RegionOptions { domain: Some(Domain::Adr), ..RegionOptions::default() };
-    let Some(pmem) = pmem else { return Ok(Region::anonymous_with(bytes, &options)?) };
-    let folder = tempfile::tempdir_in(pmem).map_err(|error| {
-        let message = format!("cannot create a directory in {}", pmem.display());
-        DeviceError::with_source(DeviceErrorKind::Io, message, error)
-    })?;
-    let options = RegionOptions { create_bytes: Some(bytes), ..options };
-    Ok(Region::open(&folder.path().join("memory"), &options)?)
+    Ok(Arc::new(Region::anonymous_with(bytes, &options)?))
 }
 
-fn stream_ns(pmem: Option<&Path>) -> Result<f64, DeviceError> {
+fn stream_ns(pmem: Option<&Path>) -> Result<f64, Box<dyn Cause>> {
     let (region, block) = (region(pmem, LARGE_BYTES)?, vec![1; BLOCK_BYTES as usize]);
     for at in (0..LARGE_BYTES).step_by(BLOCK_BYTES as usize) {
         region.write(at, &block)?;
@@ -155,7 +155,7 @@ fn stream_ns(pmem: Option<&Path>) -> Result<f64, DeviceError> {
     }))
 }
 
-fn empty_fence_ns(pmem: Option<&Path>) -> Result<f64, DeviceError> {
+fn empty_fence_ns(pmem: Option<&Path>) -> Result<f64, Box<dyn Cause>> {
     let region = region(pmem, BLOCK_BYTES)?;
     Ok(least_ns(10_000, |_| {
         black_box(region.fence().is_ok());
