@@ -269,6 +269,12 @@ mod tests {
         assert_eq!(charged(50)[2].part_seconds, [0.35; 5], "the others are read again");
         assert_eq!(charged(100)[..2], rows[..2]);
         assert!((charged(100)[2].seconds - 3.0).abs() < 1e-9);
+        let mut profile = Profile::default();
+        profile.first_read_pages = 100;
+        let (rows, bad_lines) = (rows.to_vec(), Vec::new());
+        let replayed = Replayed { profile, is_of_files: false, rows, real: None, bad_lines };
+        let advice = advice(&ReplayArgs::of(["trace"]), &replayed);
+        assert!(advice.starts_with("Advice: a log"), "{advice}");
     }
 
     #[test]
