@@ -320,7 +320,10 @@ mod tests {
 
     use super::*;
 
-    const DAY_NS: u64 = 86_400_000_000_000;
+    /// A day from now on the clock of tiers, which a machine's start may lie days behind.
+    fn in_a_day_ns() -> u64 {
+        now_ns() + 86_400_000_000_000
+    }
 
     /// Takes its numbers one by one and sends them on.
     struct Courier {
@@ -381,7 +384,7 @@ mod tests {
 
     #[test]
     fn a_resting_worker_is_woken_by_an_alarm_only() {
-        let office = office(1, Step::Sleep { wake_at_ns: Some(DAY_NS) });
+        let office = office(1, Step::Sleep { wake_at_ns: Some(in_a_day_ns()) });
         office.waker.await_resting();
         office.send(7);
         assert!(office.delivered.try_recv().is_err(), "a rest is not ended by work");
@@ -395,7 +398,7 @@ mod tests {
 
     #[test]
     fn a_dozing_worker_is_woken_by_work_and_by_its_time() {
-        let office = office(1, Step::Doze { wake_at_ns: DAY_NS });
+        let office = office(1, Step::Doze { wake_at_ns: in_a_day_ns() });
         for round in 0..50 {
             office.waker.await_all_idle();
             office.send(round);
@@ -414,7 +417,7 @@ mod tests {
         let alarms = waker.alarms();
         waker.wake_all();
         // Else this would take a day.
-        waker.sleep_until(alarms, now_ns() + DAY_NS);
+        waker.sleep_until(alarms, in_a_day_ns());
         assert_eq!(waker.awake(), 1);
     }
 
