@@ -1035,7 +1035,12 @@ fn threads_outlive_their_backing(mode: Mode, is_atomic: bool) {
     let (told, ended) = channel();
     for thread in 0..THREADS {
         let (device, shared, told) = (Arc::clone(&device), Arc::clone(&shared), told.clone());
-        std::thread::spawn(move || told.send(run_thread(&device, &shared, thread)));
+        std::thread::spawn(move || {
+            let pages = run_thread(&device, &shared, thread);
+            // The pool is opened anew when all have told: by then this device must be gone.
+            drop(device);
+            told.send(pages)
+        });
     }
     drop(told);
     await_growth("requests do not end", &shared.succeeded, 300, || ());
