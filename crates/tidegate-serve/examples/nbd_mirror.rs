@@ -72,14 +72,22 @@ fn serve(
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::process::{Command, ExitStatus};
 
     use super::*;
 
-    fn nbdcopy(from: &str, to: &str) {
+    fn nbdcopy(from: &str, to: &str) -> ExitStatus {
         let status = Command::new("nbdcopy").args([from, to]).status();
-        let status = status.expect("nbdcopy runs: install the Debian package libnbd-bin");
-        assert!(status.success(), "nbdcopy {from} {to}: {status}");
+        status.expect("nbdcopy runs: install the Debian package libnbd-bin")
+    }
+
+    /// Stops the server when it is dropped, so that a failed test does not wait for it.
+    struct Stop<'a>(&'a StopHandle);
+
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.stop();
+        }
     }
 
     #[test]
@@ -92,13 +100,14 @@ mod tests {
         let mirror = Arc::new(Mirror { first: Arc::clone(&first), second: Arc::clone(&second) });
         let (stop, address) = (StopHandle::new().unwrap(), ListenAddress::Unix(socket.clone()));
         std::thread::scope(|scope| {
+            let _stop = Stop(&stop);
             let server = scope.spawn(|| serve(mirror, &address, &stop).unwrap());
             while !socket.exists() && !server.is_finished() {
                 std::thread::yield_now();
             }
             let uri = format!("nbd+unix:///?socket={}", socket.display());
-            nbdcopy(source.to_str().unwrap(), &uri);
-            stop.stop();
+            let status = nbdcopy(source.to_str().unwrap(), &uri);
+            assert!(status.success(), "nbdcopy to {uri}: {status}");
         });
         for device in [first, second] {
             let mut found = vec![0; content.len()];
