@@ -5,13 +5,13 @@
 //! model, exactly as if the engine had left it out. A test for each mutation asserts that the
 //! simulator objects.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crc_fast::{CrcAlgorithm, checksum};
 use tidegate::cache::CacheHeader;
 use tidegate::cache::layout::{
-    ALL_LINES, Decoded, PAGE_BYTES, SlotHeader, VERDICT_OFFSET, clean_verdict, data_check,
+    ALL_LINES, Decoded, PAGE_BYTES, SlotHeader, Split, VERDICT_OFFSET, clean_verdict, data_check,
 };
 use tidegate::log::layout::{COPY_DISTANCE, LIMIT_OFFSET, RING_OFFSET};
 use tidegate::pmem::{Observer, Region};
@@ -76,6 +76,11 @@ pub enum Mutation {
     /// Hold each page of a batch but the first back until after the fence: a later fence, also of
     /// another thread, is to make it durable.
     LateMember,
+    /// Leave the headers in the parts of a slot that is split as they were before.
+    StaleParts,
+    /// Leave the header of a slot in place that says that it is split, where none of its parts
+    /// holds anything any more.
+    KeepSplit,
     /// Leave out all that a cache stores while its size changes, but for the superblock: new slots
     /// are used before their headers are free, and slots that leave before their pages have.
     ResizeAlone,
@@ -147,6 +152,8 @@ impl Mutant {
             | Mutation::CommitAlone
             | Mutation::CleanAtOnce
             | Mutation::StaleFill
+            | Mutation::StaleParts
+            | Mutation::KeepSplit
             | Mutation::LateMember => slots = Some(Slots::find(image)?),
             _ => layout = Some(Layout::find(image).map_err(Verdict::outside)?),
         }
@@ -267,6 +274,8 @@ struct Slots {
     header: CacheHeader,
     /// By page: headers of versions that are not known to be void, and their groups.
     versions: Mutex<HashMap<u64, Vec<(u64, u64)>>>,
+    /// Slots that are split.
+    split: Mutex<HashSet<u32>>,
     /// By page: the last record, its slot, and where its header lies.
     records: Mutex<HashMap<u64, (SlotHeader, u32, u64)>>,
     /// By page: the bytes that were written to it, the last ones at the end.
@@ -277,12 +286,13 @@ impl Slots {
     fn find(image: &[u8]) -> Result<Self, Verdict> {
         let region = region_of(image)?;
         let header = CacheHeader::read(&region).map_err(Verdict::outside)?;
-        let (versions, records, contents) = Default::default();
-        let slots = Self { header, versions, records, contents };
-        for slot in 0..slots.header.places.slots() {
+        let (versions, split, records, contents) = Default::default();
+        let slots = Self { header, versions, split, records, contents };
+        for slot in slots.numbers() {
             let offset = slots.header.places.header(slot);
             let mut bytes = [0; 64];
             region.read(offset, &mut bytes).map_err(Verdict::outside)?;
+            slots.unites(offset, &bytes);
             if let Some((_, header)) = slots.decode(offset, &bytes) {
                 slots.replace(&header, offset);
             }
@@ -294,11 +304,34 @@ impl Slots {
     fn decode(&self, offset: u64, data: &[u8]) -> Option<(u32, SlotHeader)> {
         let bytes: &[u8; 64] = data.try_into().ok()?;
         let places = self.header.places;
-        let slot = (0..places.slots()).find(|slot| places.header(*slot) == offset)?;
+        let slot = self.numbers().find(|slot| places.header(*slot) == offset)?;
         match SlotHeader::decode(bytes, self.header.salt, slot) {
             Decoded::Header(header) => Some((slot, header)),
             _ => None,
         }
+    }
+
+    /// The numbers of all slots, and of all parts that each may have.
+    fn numbers(&self) -> impl Iterator<Item = u32> {
+        let parts = |slot| Split::all().flat_map(move |split| split.parts_of(slot));
+        (0..self.header.places.slots())
+            .flat_map(move |slot| std::iter::once(slot).chain(parts(slot)))
+    }
+
+    /// Notes whether `data` at `offset`, the header of a slot, splits the slot. Returns whether it
+    /// voids the header of one that is split.
+    fn unites(&self, offset: u64, data: &[u8]) -> bool {
+        let places = self.header.places;
+        let Some(slot) = (0..places.slots()).find(|slot| places.header(*slot) == offset) else {
+            return false;
+        };
+        let mut split = self.split.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ok(bytes) = data.try_into() else { return data == [0; 8] && split.contains(&slot) };
+        match SlotHeader::decode(bytes, self.header.salt, slot) {
+            Decoded::Split(_) => split.insert(slot),
+            _ => split.remove(&slot),
+        };
+        false
     }
 
     /// `header` is stored at `offset`. Returns the headers of the page that it replaces, but for
@@ -429,6 +462,11 @@ impl Observer for Mutant {
             return;
         }
         if let Some(slots) = self.slots.as_ref().filter(|_| context::simulated().is_some()) {
+            let keeps = slots.unites(offset, data) && self.mutation == Mutation::KeepSplit;
+            let is_cleared = *data == [0; 64] && self.mutation == Mutation::StaleParts;
+            if keeps || is_cleared {
+                return;
+            }
             if let Some((slot, header)) = slots.decode(offset, data) {
                 return self.store_header(slots, slot, &header, offset);
             }

@@ -1,6 +1,6 @@
 //! Verification of a cache pool, and what its headers say in numbers. Changes nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use super::choices::Choices;
 use super::error::CacheError;
 use super::header::CacheHeader;
 use super::lane::LANES;
-use super::layout::{Decoded, PAGE_BYTES, SlotHeader};
+use super::layout::{Decoded, PAGE_BYTES, SlotHeader, whole_slot};
 use super::recover::{Data, Newest, Scan, Scanned};
 use super::store::BATCH_PAGES_MAX;
 use crate::pmem::{ReadOnce, Region};
@@ -24,12 +24,14 @@ const OVERWRITTEN_MAX: usize = LANES as usize * BATCH_PAGES_MAX;
 /// What the slots of a pool hold; the keys are a contract with scripts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Slots that hold a page, older versions included.
+    /// Slots that hold a page, older versions included, or parts.
     pub used_slots: u64,
-    /// Those of them whose bytes the backing may lack.
+    /// Slots and parts whose bytes the backing may lack.
     pub dirty_slots: u64,
-    /// Slots that hold a record: some lines of a page, the rest of which is the backing's.
+    /// Slots and parts that hold a record: some lines of a page.
     pub record_slots: u64,
+    /// Slots that are split into parts, for records.
+    pub split_slots: u64,
     /// Slots that hold no page.
     pub free_slots: u64,
     /// Headers and data of writes that never finished: recovery frees their slots.
@@ -48,6 +50,9 @@ pub struct Report {
     /// What to do about the faults; none where there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
+    /// Slots and parts that hold a page or lines of one.
+    #[serde(skip)]
+    pages: u64,
     /// Slots in whose headers one bit changed.
     #[serde(skip)]
     pub(super) changed_slots: Vec<u32>,
@@ -116,18 +121,24 @@ impl Report {
 pub fn summary(region: &Region, header: &CacheHeader) -> Result<Report, CacheError> {
     let mut report = Report::of(header.committed_group(region)?);
     Scan::new(region, header).each(|scanned| {
-        count(&mut report, &scanned.decoded);
+        count(&mut report, &scanned);
         Ok(())
     })?;
     Ok(report)
 }
 
-fn count(report: &mut Report, decoded: &Decoded) {
-    match decoded {
-        Decoded::Free { .. } => report.free_slots += 1,
+fn count(report: &mut Report, scanned: &Scanned) {
+    let is_part = whole_slot(scanned.slot) != scanned.slot;
+    match &scanned.decoded {
+        Decoded::Free { .. } => report.free_slots += u64::from(!is_part),
         Decoded::Bad => report.unfinished_slots += 1,
-        Decoded::Header(header) => {
+        Decoded::Split(_) => {
             report.used_slots += 1;
+            report.split_slots += 1;
+        }
+        Decoded::Header(header) => {
+            report.used_slots += u64::from(!is_part);
+            report.pages += 1;
             report.record_slots += u64::from(header.is_record());
             report.uncommitted_slots += u64::from(header.group > report.committed_group);
             report.dirty_slots += u64::from(header.dirty);
@@ -144,7 +155,7 @@ pub fn check(region: &Region) -> Result<Report, CacheError> {
     let scan = Scan::new(region, &header);
     let (mut report, mut newest) = (Report::of(header.committed_group(region)?), Newest::default());
     scan.each(|scanned| {
-        count(&mut report, &scanned.decoded);
+        count(&mut report, &scanned);
         if let Decoded::Header(found) = scanned.decoded {
             newest.see(scanned.slot, &found);
         }
@@ -152,7 +163,7 @@ pub fn check(region: &Region) -> Result<Report, CacheError> {
     })?;
     let mut mismatched = Mismatched::default();
     check_slots(&scan, region, &newest, &mut mismatched, &mut report)?;
-    let parts = report.used_slots.div_ceil(VERSIONS_AT_ONCE).max(1);
+    let parts = report.pages.div_ceil(VERSIONS_AT_ONCE).max(1);
     for part in 0..parts {
         check_versions(&scan, (part, parts), &mismatched, &mut report)?;
     }
@@ -177,9 +188,16 @@ fn check_slots(
     let of_newest: BTreeSet<u32> = newest.members().map(|(slot, _)| *slot).collect();
     let mut doubtful_lanes = BTreeSet::new();
     let mut read_once = ReadOnce::new(region);
-    scan.each(|Scanned { slot, decoded }| {
+    scan.each(|Scanned { slot, decoded, is_changed_split }| {
         match decoded {
-            Decoded::Free { .. } => {}
+            Decoded::Split(_) if is_changed_split => {
+                report.fault(format!(
+                    "slot {slot}: one bit of its header changed, which says that it has parts; \
+                     opening the pool restores it"
+                ));
+                report.changed_slots.push(slot);
+            }
+            Decoded::Free { .. } | Decoded::Split(_) => {}
             Decoded::Bad => report_changed(scan, newest, slot, report)?,
             Decoded::Header(found) => {
                 // A group's members are fenced before its commit, and count only after it.
@@ -198,7 +216,9 @@ fn check_slots(
                 }
             }
         }
-        read_once.has_read(scan.data_offset(slot), PAGE_BYTES);
+        if whole_slot(slot) == slot {
+            read_once.has_read(scan.data_offset(slot), PAGE_BYTES);
+        }
         Ok(())
     })?;
     report.doubtful_lanes = doubtful_lanes.len() as u64;
@@ -245,26 +265,25 @@ fn name_of(page: u64, is_dirty: bool) -> String {
 /// So a crash leaves the header of an older version over other data, and that is no damage.
 #[derive(Default)]
 struct Mismatched {
-    /// In the order of their numbers: which of them are damaged unless they are older versions.
-    slots: Vec<(u32, bool)>,
+    /// By number: which of them are damaged unless they are older versions.
+    slots: BTreeMap<u32, bool>,
     /// There are more of them than a crash leaves.
     are_too_many: bool,
 }
 
 impl Mismatched {
-    /// Adds `slot`, which is behind all others. False: there are too many.
+    /// Adds `slot`. False: there are too many.
     fn add(&mut self, slot: u32, is_damaged_unless_older: bool) -> bool {
         self.are_too_many |= self.slots.len() == OVERWRITTEN_MAX;
         if !self.are_too_many {
-            self.slots.push((slot, is_damaged_unless_older));
+            self.slots.insert(slot, is_damaged_unless_older);
         }
         !self.are_too_many
     }
 
     /// None: the data of `slot` is whole. Else whether it is damaged unless it is an older version.
     fn get(&self, slot: u32) -> Option<bool> {
-        let at = self.slots.binary_search_by_key(&slot, |(slot, _)| *slot).ok()?;
-        Some(self.slots[at].1)
+        self.slots.get(&slot).copied()
     }
 }
 
@@ -294,7 +313,7 @@ fn check_versions(
     report: &mut Report,
 ) -> Result<(), CacheError> {
     let mut versions = Vec::new();
-    scan.each(|Scanned { slot, decoded }| {
+    scan.each(|Scanned { slot, decoded, .. }| {
         if let Decoded::Header(found) = decoded
             && part_of(found.page, parts) == part
         {

@@ -349,7 +349,7 @@ impl Core {
     pub(super) fn clean_shard_by(&self, choices: &Choices, shard: &mut Shard) {
         let (entry, settings) = choices.cleaning();
         let part = Part {
-            slots: shard.slot_count(),
+            slots: shard.capacity(),
             pages: self.geometry.size_bytes() / PAGE_BYTES,
             parts: u32::try_from(self.shards.count()).unwrap_or(1),
         };

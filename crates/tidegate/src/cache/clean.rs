@@ -17,7 +17,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::Core;
 use super::index::Found;
-use super::layout::{ALL_LINES, PAGE, PAGE_BYTES, VERDICT_OFFSET, clean_verdict};
+use super::layout::{ALL_LINES, PAGE, PAGE_BYTES, VERDICT_OFFSET, clean_verdict, whole_slot};
 use super::policy::batch::BatchSize;
 use super::read::damaged;
 use super::record::{self, blocks_of};
@@ -341,11 +341,14 @@ impl Core {
     /// The backing has flushed the bytes of `pages`: stores the verdicts of those that still stand.
     ///
     /// A slot may have been taken for another version meanwhile: for that one the verdict means
-    /// nothing.
+    /// nothing, and neither does it for a slot that was split.
     pub(super) fn conclude_clean(&self, pages: &[Found]) -> Result<()> {
         if pages.is_empty() {
             return Ok(());
         }
+        // A part of a slot is data of another page as soon as its own is in another slot.
+        let are_parts = |found: &&Found| whole_slot(found.slot) != found.slot;
+        let _locks = self.lock_pages(pages.iter().filter(are_parts).map(|found| found.page));
         let stands = |found: &&Found| self.shard(found.page).stands(found);
         let standing: Vec<&Found> = pages.iter().filter(stands).collect();
         for found in &standing {

@@ -9,6 +9,7 @@ use crate::tier::clock::now_ns;
 pub(super) struct Cleaner {
     pub(super) entry: &'static CleaningEntry,
     policy: Box<dyn Cleaning>,
+    part: Part,
     /// When to ask it again.
     pub(super) ask_at_ns: u64,
 }
@@ -18,13 +19,21 @@ impl Cleaner {
     pub(super) fn new(entry: &'static CleaningEntry, part: Part, settings: &Settings) -> Self {
         let mut policy = (entry.create)(part);
         policy.settings_mut().clone_from(settings);
-        Self { entry, policy, ask_at_ns: 0 }
+        Self { entry, policy, part, ask_at_ns: 0 }
     }
 
     /// A policy that does nothing, until the pool is open.
     pub(super) fn none() -> Self {
         let entry = &CLEANINGS[CLEANINGS.len() - 1];
-        Self { entry, policy: Box::new(Nop::new()), ask_at_ns: u64::MAX }
+        let (policy, part) = (Box::new(Nop::new()), Part { slots: 0, pages: 0, parts: 1 });
+        Self { entry, policy, part, ask_at_ns: u64::MAX }
+    }
+
+    /// The same policy for a part with `slots` slots, which has heard of none.
+    pub(super) fn for_slots(&self, slots: u32) -> Self {
+        let part = Part { slots, ..self.part };
+        let new = Self::new(self.entry, part, self.policy.settings());
+        Self { ask_at_ns: self.ask_at_ns, ..new }
     }
 
     /// Slot `own` with `page` became dirty.

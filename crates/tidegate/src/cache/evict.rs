@@ -4,8 +4,11 @@
 //! if the newest went first, a crash between would bring an older version back (invariant 3 of the
 //! cache).
 
+use std::collections::BTreeSet;
+
 use super::Core;
 use super::index::Found;
+use super::layout::whole_slot;
 use super::policy::classes::CLASSES;
 use super::tier::Counter;
 use crate::device::{DeviceError, DeviceErrorKind, Result};
@@ -22,6 +25,9 @@ const CLEAN_PAGES: u32 = 512;
 const CLEAN_ONE_IN: u32 = 16;
 /// Most pages of each IO class that are cleaned, where all classes give some up.
 const PAGES_OF_CLASS: usize = CLEAN_PAGES as usize / CLASSES;
+
+/// Most slots that are made whole again with one fence.
+const UNITED_AT_ONCE: usize = 64;
 
 /// Most pages of a shard of `slots` slots that leave the cache at once.
 pub(super) fn batch_pages(slots: u32) -> u32 {
@@ -73,6 +79,10 @@ impl Core {
     /// # Errors
     /// The backing did not take the dirty pages, or the memory failed.
     pub(super) fn reclaim(&self, number: usize, scratch: &mut super::Scratch) -> Result<usize> {
+        let united = self.unite_spent(number)?;
+        if united > 0 {
+            return Ok(united);
+        }
         match self.reclaim_coldest(number, scratch) {
             // The class that is to give up slots cannot: others have to.
             Ok(0) | Err(_) if self.classes.table().is_some() => {
@@ -85,7 +95,7 @@ impl Core {
     /// Follows the order of shard `number`, at most once around, until pages leave the cache: those
     /// that wait for a commit cannot.
     fn reclaim_coldest(&self, number: usize, scratch: &mut super::Scratch) -> Result<usize> {
-        let mut left = self.shards.lock(number).slot_count() as usize;
+        let mut left = self.shards.lock(number).usage().live;
         while left > 0 {
             let Coldest { pages, is_clean, looked_at } =
                 self.coldest(number, self.cleaners.batch_pages());
@@ -94,7 +104,7 @@ impl Core {
             if freed > 0 || looked_at == 0 {
                 return Ok(freed);
             }
-            left = left.saturating_sub(looked_at);
+            left = left.saturating_sub(looked_at as u64);
         }
         Ok(0)
     }
@@ -121,13 +131,11 @@ impl Core {
             shard.victims(most - pages.len().min(most), &mut pages);
         }
         let looked_at = pages.len();
+        shard.keep_parts(&mut pages);
         pages.retain(|found| {
             let can_leave = !found.dirty || !is_clean && shard.can_be_cleaned(found);
             can_leave && !shard.is_stuck(found.page)
         });
-        // A short order was gone through twice.
-        pages.sort_unstable_by_key(|found| found.page);
-        pages.dedup_by_key(|found| found.page);
         Coldest { pages, is_clean, looked_at }
     }
 
@@ -142,6 +150,11 @@ impl Core {
         let mut departing = Departing { core: self, of: Vec::new() };
         let (mut freed, mut dirty) = (0, Vec::new());
         for number in &needy {
+            let united = self.unite_spent(*number)?;
+            freed += united;
+            if united > 0 {
+                continue;
+            }
             let coldest = self.coldest(*number, share.max(BATCH_PAGES_LEAST as usize));
             if coldest.is_clean {
                 freed += self.evict(&coldest.pages)?;
@@ -185,11 +198,16 @@ impl Core {
 
     /// Evicts the clean ones of the coldest pages of shard `number`.
     pub(super) fn evict_clean(&self, number: usize) -> Result<usize> {
+        let united = self.unite_spent(number)?;
+        if united > 0 {
+            return Ok(united);
+        }
         let mut coldest = Vec::new();
         {
             let mut shard = self.shards.lock(number);
             let most = batch_pages(shard.slot_count());
             shard.victims(most as usize, &mut coldest);
+            shard.keep_parts(&mut coldest);
         }
         coldest.retain(|found| !found.dirty);
         self.evict(&coldest)
@@ -199,7 +217,44 @@ impl Core {
     pub(super) fn evict(&self, pages: &[Found]) -> Result<usize> {
         let evicted = self.remove_clean(pages)?;
         self.counters.add(Counter::Evictions, evicted as u64);
+        let parts = pages.iter().filter(|found| found.slot != whole_slot(found.slot));
+        let shards: BTreeSet<usize> = parts.map(|found| self.shard_of_slot(found.slot)).collect();
+        shards.into_iter().try_for_each(|number| self.unite_spent(number).map(drop))?;
         Ok(evicted)
+    }
+
+    /// Makes slots of shard `number` whole again of which no part holds a page: one store voids the
+    /// headers of all parts, dead ones too. Returns how many.
+    pub(super) fn unite_spent(&self, number: usize) -> Result<usize> {
+        let (spent, slots): (Vec<_>, Vec<_>) = {
+            let mut shard = self.shards.lock(number);
+            let spent = shard.take_spent(UNITED_AT_ONCE);
+            spent
+                .into_iter()
+                .map(|it| (shard.slot_of(&it), it))
+                .map(|(slot, it)| (it, slot))
+                .unzip()
+        };
+        if spent.is_empty() {
+            return Ok(0);
+        }
+        // Before any of them is written over: what lies in a part must not be taken for its header.
+        let void = slots.iter().try_for_each(|slot| self.void(*slot));
+        let void = void.and_then(|()| self.region.fence());
+        let mut shard = self.shards.lock(number);
+        if let Err(error) = void {
+            for it in &spent {
+                shard.leave_spent(it);
+            }
+            drop(shard);
+            self.note_lost_slot();
+            return Err(error.into());
+        }
+        for it in &spent {
+            shard.unite(it);
+        }
+        shard.notify();
+        Ok(spent.len())
     }
 
     /// Removes those of `pages` that are still clean from the cache, durably. Returns how many.
@@ -229,7 +284,7 @@ impl Core {
         drop(locks);
         let slots = removed.iter().map(|found| found.slot).chain(dead);
         for slot in slots {
-            let mut shard = self.shards.lock(slot as usize % self.shards.count());
+            let mut shard = self.shards.lock(self.shard_of_slot(slot));
             shard.free(slot);
             shard.notify();
         }
@@ -259,7 +314,7 @@ impl Core {
             self.shard(found.page).stick(found.page);
         }
         for slot in dead {
-            self.shards.lock(*slot as usize % self.shards.count()).lose_slots(1);
+            self.shards.lock(self.shard_of_slot(*slot)).lose_slots(1);
         }
     }
 

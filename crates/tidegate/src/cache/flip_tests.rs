@@ -121,7 +121,7 @@ fn check_names_each_page_of_whose_data_a_bit_changed() {
     let header = CacheHeader::read(&region).unwrap();
     let (last, _) = last_stored(&region, &header);
     let mut newest = BTreeMap::new();
-    let see = |Scanned { slot, decoded }: Scanned| {
+    let see = |Scanned { slot, decoded, .. }: Scanned| {
         if let Decoded::Header(found) = decoded {
             let known = newest.entry(found.page).or_insert((found.version, slot));
             *known = (found.version, slot).max(*known);
@@ -170,7 +170,7 @@ fn an_older_version_that_is_written_over_is_no_fault_and_the_newest_is() {
     drop(device);
     let header = CacheHeader::read(&region).unwrap();
     let (mut stored, mut newest) = (Vec::new(), HashMap::new());
-    let see = |Scanned { slot, decoded }: Scanned| {
+    let see = |Scanned { slot, decoded, .. }: Scanned| {
         if let Decoded::Header(found) = decoded {
             stored.push((found.page, found.version, slot));
             let version = newest.entry(found.page).or_insert(0);

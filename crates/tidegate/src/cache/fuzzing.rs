@@ -5,7 +5,9 @@ use std::sync::Arc;
 use super::check::check;
 use super::engine;
 use super::header::{Binding, CacheHeader, CacheOptions, create};
-use super::layout::{HEADER, PAGE, PAGE_BYTES, SETTINGS_BYTES_MAX, SlotHeader};
+use super::layout::{
+    HEADER, PAGE, PAGE_BYTES, SETTINGS_BYTES_MAX, SlotHeader, Split, split_header,
+};
 use super::{CacheDevice, CacheDeviceOptions};
 use crate::device::memory::MemoryDevice;
 use crate::device::{BlockDevice, WriteFlags, ZeroFlags};
@@ -106,8 +108,14 @@ fn store_header(region: &Region, patch: [u8; PATCH]) {
         dirty: kind & 128 != 0,
         data_check: u32::from(lines) << 16,
     };
-    let bytes: [u8; HEADER] = stored.encode(header.salt, slot);
-    region.write(header.places.header(slot), &bytes).expect("the slot is inside");
+    let split = Split::of_index((rest / 16).into()).filter(|_| kind & 1 != 0);
+    let part = split.map_or(slot, |split| split.part(slot, u32::from(rest) % split.parts()));
+    if let Some(split) = split {
+        let bytes = split_header(header.salt, slot, split);
+        region.write(header.places.header(slot), &bytes).expect("the slot is inside");
+    }
+    let bytes: [u8; HEADER] = stored.encode(header.salt, part);
+    region.write(header.places.header(part), &bytes).expect("the slot is inside");
 }
 
 fn store_settings(region: &Region, text: &[u8]) {

@@ -1,5 +1,6 @@
 //! What is in which slot, in DRAM: 32 bytes a slot, 16 for what it holds, 6 of the table, and at
-//! most 10 of the replacement policy: these for each IO class that has a page.
+//! most 10 of the replacement policy: these for each IO class that has a page. A slot that is split
+//! ([`slots`]) has eight times that for its parts. What is said of slots here holds for parts too.
 //!
 //! Pages and slots are divided among shards, by the hash of the page's cluster and by the number of
 //! the slot: a page lives in slots of its own shard. A shard is behind one lock, under which
@@ -26,21 +27,23 @@
 //! 3. Versions of a shard only grow, also across opens.
 
 mod leaving;
+mod slots;
 
 use std::collections::{BTreeSet, HashMap};
-use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::cleaner::Cleaner;
 use super::cluster::Sharding;
-use super::layout::{PAGES_MAX, parity};
+use super::layout::{PAGES_MAX, Split, can_split, parity, part_number, whole_slot};
 use super::orders::Orders;
-use super::policy::ReplacementEntry;
 use super::policy::classes::{Admission, Classes};
 use super::policy::cleaning::{DirtySlots, Load};
+use super::policy::{MAX_SLOTS, Replacement, ReplacementEntry};
 use super::table::Table;
+use slots::Slots;
+pub(super) use slots::Spent;
 
 /// The slot is live.
 const LIVE: u64 = 1;
@@ -69,6 +72,8 @@ const WAITS_ANY: u64 = WAITS[0] | WAITS[1];
 const COUNTED: u64 = DIRTY | RECORD | CLASS;
 const PAGE_SHIFT: u32 = 16;
 const NONE: u64 = u64::MAX;
+/// Shares of a slot, of which any part is a whole number.
+pub(super) const SHARES: u32 = 84;
 /// At most one slot in so many holds a page under a record.
 const BASES_ONE_IN: u64 = 8;
 
@@ -157,6 +162,17 @@ pub(super) struct Taken {
     pub(super) version: u64,
     /// The page of which the slot holds an older version.
     pub(super) dead_page: Option<u64>,
+    /// The slot is the first part of one that is to be split, and holds that version as a whole.
+    pub(super) split: Option<Split>,
+}
+
+impl Taken {
+    /// The slot that is to be split, or what was taken.
+    pub(super) fn whole(self) -> Self {
+        let is_split = self.split.is_some();
+        let slot = if is_split { whole_slot(self.slot) } else { self.slot };
+        Self { slot, split: None, ..self }
+    }
 }
 
 /// What a slot was filled with.
@@ -187,14 +203,40 @@ pub(super) struct Usage {
     pub(super) retained: u64,
     /// Live slots that hold records.
     pub(super) records: u64,
+    /// Those of them that are parts.
+    pub(super) parts: u64,
+    /// Slots that are split.
+    pub(super) splits: u64,
+    /// What is dirty, in [`SHARES`] of slots.
+    pub(super) dirty_shares: u64,
     /// Slots that hold pages over which records lie.
     pub(super) bases: u64,
 }
 
 impl Usage {
-    /// Dirty slots that can be cleaned.
+    /// Slots that hold something.
+    pub(super) fn used_slots(self) -> u64 {
+        self.live + self.splits - self.parts
+    }
+
+    /// Dirty slots that can be cleaned; the parts of one count together.
     fn cleanable(self) -> u64 {
-        self.dirty - self.waiting
+        (self.dirty - self.waiting).min(self.dirty_shares.div_ceil(SHARES.into()))
+    }
+
+    /// Both together.
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self {
+            live: self.live + other.live,
+            dirty: self.dirty + other.dirty,
+            waiting: self.waiting + other.waiting,
+            retained: self.retained + other.retained,
+            records: self.records + other.records,
+            parts: self.parts + other.parts,
+            splits: self.splits + other.splits,
+            dirty_shares: self.dirty_shares + other.dirty_shares,
+            bases: self.bases + other.bases,
+        }
     }
 }
 
@@ -225,7 +267,7 @@ pub(super) struct Shard {
     stock: Stock,
     number: u32,
     sharding: Sharding,
-    slots: Vec<Slot>,
+    slots: Slots,
     /// Slots from this number on leave.
     usable: u32,
     /// Leaving slots whose headers are durably void.
@@ -277,7 +319,7 @@ impl Shard {
             stock,
             number,
             sharding,
-            slots: (0..own).map(free).collect(),
+            slots: Slots::new((0..own).map(free).collect()),
             usable: own,
             left: Vec::new(),
             left_dead: Vec::new(),
@@ -295,37 +337,51 @@ impl Shard {
     }
 
     fn number_of(&self, own: u32) -> u32 {
-        own * self.sharding.count + self.number
+        match self.slots.part(own) {
+            None => own * self.sharding.count + self.number,
+            Some((it, index)) => it.split.part(self.number_of(it.slot), index),
+        }
     }
 
+    /// The number of `slot` in this shard. Of a part of a slot that is not split any more there is
+    /// none, and this stands for no slot.
     fn own(&self, slot: u32) -> u32 {
-        slot / self.sharding.count
+        match part_number(slot) {
+            None => slot / self.sharding.count,
+            Some(part) => self.slots.part_of(part.slot / self.sharding.count, part.index),
+        }
+    }
+
+    /// The order of `class`, which knows slots by their dense numbers.
+    fn order(&mut self, class: u8) -> &mut dyn Replacement {
+        self.orders.of(class)
+    }
+
+    /// Appends the slots with the dense numbers `dense` to `out`.
+    fn add_found(&self, dense: Vec<u32>, out: &mut Vec<Found>) {
+        out.extend(dense.into_iter().map(|dense| self.found(self.slots.of_dense(dense))));
     }
 
     /// Shows the newest version of each page to `see`.
     pub(super) fn each_live(&self, mut see: impl FnMut(Found)) {
-        let live = self.numbers().filter(|own| self.slots[*own as usize].is(LIVE));
+        let live = self.slots.numbers().filter(|own| self.slots[*own].is(LIVE));
         live.for_each(|own| see(self.found(own)));
     }
 
     /// At most one clean page of each of `parts` parts of the slots.
     pub(super) fn clean_samples(&self, parts: u32) -> Vec<Found> {
         let end = |part: u32| u64::from(self.slot_count()) * u64::from(part) / u64::from(parts);
-        let is_clean = |own: &u64| {
-            let slot = self.slots.get(usize::try_from(*own).unwrap_or(usize::MAX));
-            slot.is_some_and(|slot| slot.is(LIVE) && !slot.is(DIRTY | RECORD))
-        };
-        let first = |part| (end(part)..end(part + 1)).find(is_clean);
-        let slots = (0..parts).filter_map(first).filter_map(|own| u32::try_from(own).ok());
-        slots.map(|own| self.found(own)).collect()
+        let is_clean = |(_, slot): &(u32, Slot)| slot.is(LIVE) && !slot.is(DIRTY | RECORD);
+        let first = |part| self.slots.whole(end(part), end(part + 1)).find(is_clean);
+        (0..parts).filter_map(first).map(|(own, _)| self.found(own)).collect()
     }
 
     fn slot(&mut self, own: u32) -> &mut Slot {
-        &mut self.slots[own as usize]
+        &mut self.slots[own]
     }
 
     fn found(&self, own: u32) -> Found {
-        let slot = self.slots[own as usize];
+        let slot = self.slots[own];
         Found {
             page: slot.page(),
             slot: self.number_of(own),
@@ -340,14 +396,14 @@ impl Shard {
 
     /// The page over which the record in slot `own` lies.
     fn base_of(&self, own: u32) -> Option<Base> {
-        let record = self.slots[own as usize];
+        let record = self.slots[own];
         if !record.is(RECORD) {
             return None;
         }
         // A lost one has no slot: the record's stands for it, and is not looked at.
         let is_lost = record.is(LOST_BASE);
         let base = if is_lost { own } else { *self.bases.get(&own)? };
-        let slot = self.slots[base as usize];
+        let slot = self.slots[base];
         Some(Base {
             slot: self.number_of(base),
             version: slot.version,
@@ -359,7 +415,7 @@ impl Shard {
     }
 
     fn own_of(&self, page: u64) -> Option<u32> {
-        self.table.find(page, |own| self.slots[own as usize].page())
+        self.slots.own_of(&self.table, page)
     }
 
     /// The newest version of `page`.
@@ -373,23 +429,25 @@ impl Shard {
         let own = self.own(found.slot);
         let (before, class) = (self.slot(own).class(), self.orders.known(class));
         if before == class {
-            return self.orders.of(class).touch(own, is_write);
+            let dense = self.slots.dense(own);
+            return self.order(class).touch(dense, is_write);
         }
-        self.orders.of(before).remove(own, found.page);
+        let dense = self.slots.dense(own);
+        self.order(before).remove(dense, found.page);
         self.count(own, false);
         self.slot(own).set_class(class);
         self.count(own, true);
-        self.orders.of(class).insert(own, found.page);
+        self.order(class).insert(dense, found.page);
     }
 
     /// The IO class of the page in the slot of `found`.
     pub(super) fn class_of(&self, found: &Found) -> u8 {
-        self.slots.get(self.own(found.slot) as usize).map_or(0, |slot| slot.class())
+        self.slots.get(self.own(found.slot)).map_or(0, |slot| slot.class())
     }
 
     /// Slot `own` begins to count as its class's, or ceases to.
     fn count(&mut self, own: u32, begins: bool) {
-        let slot = self.slots[own as usize];
+        let slot = self.slots[own];
         let usage = &mut self.orders.usage[usize::from(slot.class())];
         let dirty = u64::from(slot.is(DIRTY));
         if begins {
@@ -420,19 +478,18 @@ impl Shard {
     /// Adds up to `n` pages of `class` to `out`, the first to be evicted first.
     pub(super) fn victims_of(&mut self, class: u8, n: usize, out: &mut Vec<Found>) {
         let mut slots = Vec::with_capacity(n);
-        self.orders.of(class).victims(n, &mut slots);
-        out.extend(slots.into_iter().map(|own| self.found(own)));
+        self.order(class).victims(n, &mut slots);
+        self.add_found(slots, out);
     }
 
     /// Has `classes` decide from now on; none: all pages are of class 0. So are pages of a class
     /// that is no more.
     pub(super) fn set_classes(&mut self, classes: Option<Arc<Classes>>) {
-        let mut order = Vec::new();
-        self.orders.victims_of_each(usize::MAX, &mut order);
+        let order = self.order_of_all();
         self.orders.set_classes(classes);
         for own in &order {
             self.count(*own, false);
-            let class = self.orders.known(self.slots[*own as usize].class());
+            let class = self.orders.known(self.slots[*own].class());
             self.slot(*own).set_class(class);
             self.count(*own, true);
         }
@@ -471,18 +528,135 @@ impl Shard {
         self.usable
     }
 
-    /// The numbers of all slots.
-    fn numbers(&self) -> Range<u32> {
-        0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX)
+    /// Entries of what has one for each slot and part.
+    pub(super) fn capacity(&self) -> u32 {
+        self.slots.capacity()
     }
 
     /// Slot `own` is dead.
     fn die(&mut self, own: u32) {
+        if self.slots.part(own).is_some() {
+            return self.slots.die(own, self.usable);
+        }
         if own < self.usable { self.stock.dead.push(own) } else { self.left_dead.push(own) }
     }
 
     pub(super) fn usage(&self) -> Usage {
-        self.usage
+        Usage { splits: self.slots.split_count().into(), ..self.usage }
+    }
+
+    /// Takes a slot for a record of `lines` lines or for a page, where there are more than
+    /// `reserve`; or a part of one that is split, or is to be.
+    pub(super) fn take_for(&mut self, lines: u32, reserve: u32) -> Option<Taken> {
+        let Some(split) = Split::for_lines(lines) else { return self.take_beyond(reserve) };
+        if let Some(taken) = self.take_part(split) {
+            return Some(taken);
+        }
+        let taken = self.take_beyond(reserve)?;
+        if !can_split(taken.slot) || self.slots.capacity() >= MAX_SLOTS / 4 {
+            return Some(taken);
+        }
+        Some(Taken { slot: split.part(taken.slot, 0), split: Some(split), ..taken })
+    }
+
+    fn take_beyond(&mut self, reserve: u32) -> Option<Taken> {
+        (self.available() > reserve).then(|| self.take()).flatten()
+    }
+
+    fn take_part(&mut self, split: Split) -> Option<Taken> {
+        let (own, dead_page) = self.slots.take(split, self.usable)?;
+        if let Some(page) = dead_page {
+            self.hold(page);
+        }
+        Some(self.taken(own, dead_page))
+    }
+
+    /// Slot `own` gets the next version.
+    fn taken(&mut self, own: u32, dead_page: Option<u64>) -> Taken {
+        let version = self.stock.next_version;
+        self.stock.next_version += 1;
+        Taken { slot: self.number_of(own), version, dead_page, split: None }
+    }
+
+    /// The header of the slot of `taken` says durably that it is split.
+    fn split(&mut self, taken: &Taken, split: Split) -> u32 {
+        let own = self.split_whole(whole_slot(taken.slot) / self.sharding.count, split);
+        self.slots.free_others(own, self.usable);
+        own
+    }
+
+    /// Slot `whole` is split; returns its first part. All of them are in use.
+    fn split_whole(&mut self, whole: u32, split: Split) -> u32 {
+        if !self.slots.has_entry() {
+            let order = self.order_of_all();
+            self.slots.add_entries();
+            self.reorder_all(&order);
+        }
+        self.slots.split(whole, split)
+    }
+
+    /// All pages, the first to be evicted first.
+    fn order_of_all(&mut self) -> Vec<u32> {
+        let mut order = Vec::new();
+        self.orders.victims_of_each(usize::MAX, &mut order);
+        order.into_iter().map(|dense| self.slots.of_dense(dense)).collect()
+    }
+
+    /// There are other slots: what has an entry for each is made anew, and evicts in `order`.
+    fn reorder_all(&mut self, order: &[u32]) {
+        let capacity = self.slots.capacity();
+        self.orders.resize(self.slots.whole_count(), capacity);
+        self.insert_all(order);
+        self.table = self.slots.new_table();
+        let cleaner = self.cleaner.for_slots(capacity);
+        self.set_cleaner(cleaner);
+    }
+
+    /// Up to `n` slots of which no part is in use. Their pages are held until
+    /// [`unite`](Self::unite).
+    pub(super) fn take_spent(&mut self, n: usize) -> Vec<Spent> {
+        let spent = self.slots.take_spent(n);
+        self.stock.held.extend(spent.iter().flat_map(|it| it.pages.iter().copied()));
+        spent
+    }
+
+    /// The number of the slot of `spent` through all shards.
+    pub(super) fn slot_of(&self, spent: &Spent) -> u32 {
+        self.number_of(spent.slot)
+    }
+
+    /// The header of the slot of `spent` is durably void.
+    pub(super) fn unite(&mut self, spent: &Spent) {
+        for page in &spent.pages {
+            self.drop_hold(Some(*page));
+        }
+        self.slots.unite(spent.slot);
+        self.free(self.number_of(spent.slot));
+    }
+
+    /// The memory failed while the header of the slot of `spent` was voided.
+    pub(super) fn leave_spent(&mut self, spent: &Spent) {
+        self.stuck.extend(&spent.pages);
+        self.lose_slots(1);
+    }
+
+    /// Of `pages`, which come up for eviction, those stay that make free slots, in the order of
+    /// their numbers.
+    ///
+    /// A slot that is split is free when all its parts are, and each of them costs a write to the
+    /// backing as a page does. So all leave together, when each of them has come up.
+    pub(super) fn keep_parts(&mut self, pages: &mut Vec<Found>) {
+        for found in std::mem::take(pages) {
+            let own = self.own(found.slot);
+            if self.slots.part(own).is_none() {
+                pages.push(found);
+            } else if self.slots.offer(own) {
+                pages.extend(self.slots.live_beside(own).map(|own| self.found(own)));
+            }
+        }
+        // A short order was gone through twice.
+        pages.sort_unstable_by_key(|found| found.page);
+        pages.dedup_by_key(|found| found.page);
     }
 
     /// Takes a slot, a dead one first.
@@ -496,9 +670,7 @@ impl Shard {
             }
             None => (self.pop_free()?, None),
         };
-        let version = self.stock.next_version;
-        self.stock.next_version += 1;
-        Some(Taken { slot: self.number_of(own), version, dead_page })
+        Some(self.taken(own, dead_page))
     }
 
     fn pop_free(&mut self) -> Option<u32> {
@@ -515,20 +687,23 @@ impl Shard {
     /// A page over which the new version lies is not replaced.
     pub(super) fn publish(&mut self, page: u64, taken: &Taken, stored: Stored) -> bool {
         self.drop_hold(taken.dead_page);
-        let own = self.own(taken.slot);
+        let own = match taken.split {
+            Some(split) => self.split(taken, split),
+            None => self.own(taken.slot),
+        };
         let Stored { dirty, zero, record, over, group, class } = stored;
         let class = self.orders.known(class);
         let flags = flag(dirty, DIRTY) | flag(zero, ZERO) | flag(record, RECORD);
         let word = page << PAGE_SHIFT | LIVE | flags | u64::from(class) << CLASS_SHIFT;
         let Some(old) = self.place(own, Slot { word, version: taken.version }) else {
             self.enter(own);
-            self.orders.of(class).insert(own, page);
+            self.insert(own);
             self.join_group(own, None, group);
             return false;
         };
         self.exchange(old, own);
         self.reorder(old, own, page);
-        let is_record = self.slots[old as usize].is(RECORD);
+        let is_record = self.slots[old].is(RECORD);
         let under = if is_record { self.bases.remove(&old) } else { None };
         if over {
             self.lay_over(own, under.unwrap_or(old));
@@ -536,7 +711,7 @@ impl Shard {
             self.drop_base(under, group);
         }
         if over && under.is_none() {
-            let before = self.slots[old as usize].word;
+            let before = self.slots[old].word;
             self.wait_for_group(own, before, group);
         } else if !self.join_group(own, Some(old), group) {
             self.die(old);
@@ -548,7 +723,7 @@ impl Shard {
     fn lay_over(&mut self, own: u32, under: u32) {
         let slot = self.slot(under);
         self.usage.bases += u64::from(!slot.is(BASE));
-        self.slots[under as usize].word = self.slots[under as usize].word & !LIVE | BASE;
+        self.slots[under].word = self.slots[under].word & !LIVE | BASE;
         self.bases.insert(own, under);
     }
 
@@ -575,18 +750,19 @@ impl Shard {
 
     /// A write put `page`, which was in `old`, into `own`.
     fn reorder(&mut self, old: u32, own: u32, page: u64) {
-        let [before, class] = [old, own].map(|it| self.slots[it as usize].class());
+        let [before, class] = [old, own].map(|it| self.slots[it].class());
+        let [old, own] = [old, own].map(|it| self.slots.dense(it));
         if before == class {
-            return self.orders.of(class).moved(old, own, page);
+            return self.order(class).moved(old, own, page);
         }
-        self.orders.of(before).remove(old, page);
-        self.orders.of(class).insert(own, page);
+        self.order(before).remove(old, page);
+        self.order(class).insert(own, page);
     }
 
     /// The version in slot `own` replaces that in `old`, as a member of `group` unless 0. True:
     /// `old` is retained until the commit.
     fn join_group(&mut self, own: u32, old: Option<u32>, group: u64) -> bool {
-        let before = old.map_or(0, |old| self.slots[old as usize].word);
+        let before = old.map_or(0, |old| self.slots[old].word);
         self.wait_for_group(own, before, group);
         let is_member = |parity: usize| before & MEMBER != 0 && before & WAITS[parity] != 0;
         let Some(old) = old.filter(|_| group > 0 && !is_member(parity(group))) else {
@@ -648,7 +824,7 @@ impl Shard {
 
     /// `page` has a member of a group that is not yet committed.
     pub(super) fn waits(&self, page: u64) -> bool {
-        self.own_of(page).is_some_and(|own| self.slots[own as usize].is(WAITS_ANY))
+        self.own_of(page).is_some_and(|own| self.slots[own].is(WAITS_ANY))
     }
 
     /// Groups that are not yet committed hold so many slots that writers may find none.
@@ -659,28 +835,33 @@ impl Shard {
 
     /// Makes `own` the slot of the page in `slot`; returns the page's slot before.
     fn place(&mut self, own: u32, slot: Slot) -> Option<u32> {
-        let slots = &self.slots;
-        let old = self.table.insert(slot.page(), own, |own| slots[own as usize].page());
+        let old = self.slots.place(&mut self.table, own, slot.page());
         *self.slot(own) = slot;
         old
     }
 
     /// The live slot `own` counts from now on.
     fn enter(&mut self, own: u32) {
-        let slot = self.slots[own as usize];
+        let slot = self.slots[own];
         self.usage.live += 1;
+        let shares = self.shares(own);
         self.usage.records += u64::from(slot.is(RECORD));
+        self.usage.parts += u64::from(shares < SHARES);
         self.usage.dirty += u64::from(slot.is(DIRTY));
+        self.usage.dirty_shares += if slot.is(DIRTY) { shares.into() } else { 0 };
         self.count(own, true);
         self.note_dirty(own);
     }
 
     /// Slot `own` is live no more, and does not count.
     fn leave(&mut self, own: u32) {
-        let slot = self.slots[own as usize];
+        let slot = self.slots[own];
+        let shares = self.shares(own);
         self.usage.live -= 1;
         self.usage.records -= u64::from(slot.is(RECORD));
+        self.usage.parts -= u64::from(shares < SHARES);
         self.usage.dirty -= u64::from(slot.is(DIRTY));
+        self.usage.dirty_shares -= if slot.is(DIRTY) { shares.into() } else { 0 };
         self.count(own, false);
         self.note_left(own);
         // At once: a look through all slots must not take it for the page's.
@@ -690,7 +871,7 @@ impl Shard {
     /// Slot `own` is live in place of `old`, which has the same page. Where both come under the
     /// same counts these do not change.
     fn exchange(&mut self, old: u32, own: u32) {
-        let [before, now] = [old, own].map(|it| self.slots[it as usize].word & COUNTED);
+        let [before, now] = [old, own].map(|it| (self.slots[it].word & COUNTED, self.shares(it)));
         if before != now {
             self.enter(own);
             return self.leave(old);
@@ -700,11 +881,17 @@ impl Shard {
         self.slot(old).word &= !LIVE;
     }
 
+    /// How much of a slot `own` is, in [`SHARES`].
+    #[inline]
+    fn shares(&self, own: u32) -> u32 {
+        self.slots.part(own).map_or(SHARES, |(it, _)| SHARES / it.split.parts())
+    }
+
     /// Tells of the slot `own`, which became live, where it is dirty.
     fn note_dirty(&mut self, own: u32) {
-        let slot = self.slots[own as usize];
+        let slot = self.slots[own];
         if slot.is(DIRTY) {
-            self.cleaner.dirtied(own, slot.page());
+            self.cleaner.dirtied(self.slots.dense(own), slot.page());
             if slot.is(ZERO) {
                 self.zeroed.insert(own);
             }
@@ -713,12 +900,12 @@ impl Shard {
 
     /// Tells of the slot `own`, which is live no more, where it was dirty.
     fn note_left(&mut self, own: u32) {
-        let slot = self.slots[own as usize];
+        let slot = self.slots[own];
         if slot.is(ZERO) {
             self.zeroed.remove(&own);
         }
         if slot.is(DIRTY) {
-            self.cleaner.cleaned(own, slot.page());
+            self.cleaner.cleaned(self.slots.dense(own), slot.page());
         }
     }
 
@@ -787,25 +974,26 @@ impl Shard {
             self.forget_base(under);
             out.push(self.number_of(under));
         }
-        let (slots, number, shards) = (&self.slots, self.number, self.sharding.count);
+        let mut older = SmallVec::<[u32; 8]>::new();
         let mut stays = |own: &mut u32| {
-            let is_of_page = slots[*own as usize].page() == page;
+            let is_of_page = self.slots[*own].page() == page;
             if is_of_page {
-                out.push(*own * shards + number);
+                older.push(*own);
             }
             !is_of_page
         };
         self.stock.dead.retain(&mut stays);
         self.left_dead.retain_mut(stays);
+        self.slots.take_dead_of(page, |own| older.push(own), self.usable);
+        out.extend(older.into_iter().map(|own| self.number_of(own)));
     }
 
     /// Removes `found`, whose header is durably void; the slot is the caller's.
     pub(super) fn remove(&mut self, found: &Found) {
-        let slots = &self.slots;
-        let own = self.table.remove(found.page, |own| slots[own as usize].page());
+        let own = self.slots.remove(&mut self.table, found.page);
         if let Some(own) = own {
-            let class = self.slot(own).class();
-            self.orders.of(class).remove(own, found.page);
+            let (class, dense) = (self.slot(own).class(), self.slots.dense(own));
+            self.order(class).remove(dense, found.page);
             self.leave(own);
         }
     }
@@ -813,6 +1001,9 @@ impl Shard {
     /// `slot`, whose header is durably void, is free.
     pub(super) fn free(&mut self, slot: u32) {
         let (own, version) = (self.own(slot), self.stock.first_free);
+        if self.slots.part(own).is_some() {
+            return self.slots.free(own, self.usable);
+        }
         *self.slot(own) = Slot { word: 0, version };
         if own >= self.usable {
             return self.left.push(own);
@@ -824,22 +1015,23 @@ impl Shard {
     /// The backing has flushed the bytes of `found`, which may be replaced by now.
     pub(super) fn cleaned(&mut self, found: &Found) {
         let own = self.own(found.slot);
-        if self.stands(found) && self.slots[own as usize].is(DIRTY) {
+        if self.stands(found) && self.slots[own].is(DIRTY) {
             self.count(own, false);
             self.slot(own).word &= !DIRTY;
             self.zeroed.remove(&own);
             self.count(own, true);
             if let Some(under) = self.bases.get(&own) {
-                self.slots[*under as usize].word &= !DIRTY;
+                self.slots[*under].word &= !DIRTY;
             }
             self.usage.dirty -= 1;
-            self.cleaner.cleaned(own, found.page);
+            self.usage.dirty_shares -= u64::from(self.shares(own));
+            self.cleaner.cleaned(self.slots.dense(own), found.page);
         }
     }
 
     /// `found` is the newest version of its page, dirty, and waits for no commit.
     pub(super) fn can_be_cleaned(&self, found: &Found) -> bool {
-        self.stands(found) && self.slots[self.own(found.slot) as usize].can_be_cleaned()
+        self.stands(found) && self.slots[self.own(found.slot)].can_be_cleaned()
     }
 
     /// The data of `found` is as its checksum says.
@@ -854,7 +1046,7 @@ impl Shard {
     pub(super) fn victims(&mut self, n: usize, out: &mut Vec<Found>) {
         let mut slots = Vec::with_capacity(n);
         self.orders.victims(n, &mut slots);
-        out.extend(slots.into_iter().map(|own| self.found(own)));
+        self.add_found(slots, out);
     }
 
     /// Adds up to `n` dirty pages that are all zeroes to `out`, where there are at least `least`,
@@ -873,7 +1065,7 @@ impl Shard {
     pub(super) fn victims_of_each(&mut self, n: usize, out: &mut Vec<Found>) {
         let mut slots = Vec::new();
         self.orders.victims_of_each(n, &mut slots);
-        out.extend(slots.into_iter().map(|own| self.found(own)));
+        self.add_found(slots, out);
     }
 
     /// Adds up to `n` dirty pages that can be cleaned to `out`, from the slot with the number
@@ -881,7 +1073,7 @@ impl Shard {
     pub(super) fn dirty_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
         let mut slots = Vec::new();
         let next = self.dirty_slots().from(from, n, &mut slots);
-        out.extend(slots.into_iter().map(|own| self.found(own)));
+        self.add_found(slots, out);
         next
     }
 
@@ -904,15 +1096,15 @@ impl Shard {
         let dirty = Dirty { number: *number, sharding: *sharding, slots, table };
         let mut named = Vec::new();
         let rest_ns = cleaner.next(&load, &dirty, &mut named);
-        out.extend(named.into_iter().map(|own| self.found(own)));
+        self.add_found(named, out);
         rest_ns
     }
 
     /// `found` could not be cleaned, if it is still dirty.
     pub(super) fn put_off(&mut self, found: &Found) {
         let own = self.own(found.slot);
-        if self.stands(found) && self.slots[own as usize].is(DIRTY) {
-            self.cleaner.put_off(own);
+        if self.stands(found) && self.slots[own].is(DIRTY) {
+            self.cleaner.put_off(self.slots.dense(own));
         }
     }
 
@@ -923,11 +1115,11 @@ impl Shard {
         if !self.cleaner.entry.hears {
             return;
         }
-        let is_dirty = |own: &u32| self.slots[*own as usize].is_dirty();
-        let mut dirty: Vec<u32> = self.numbers().filter(is_dirty).collect();
-        dirty.sort_unstable_by_key(|own| self.slots[*own as usize].version);
+        let is_dirty = |own: &u32| self.slots[*own].is_dirty();
+        let mut dirty: Vec<u32> = self.slots.numbers().filter(is_dirty).collect();
+        dirty.sort_unstable_by_key(|own| self.slots[*own].version);
         for own in dirty {
-            self.cleaner.dirtied(own, self.slots[own as usize].page());
+            self.cleaner.dirtied(self.slots.dense(own), self.slots[own].page());
         }
     }
 
@@ -963,8 +1155,13 @@ impl Shard {
         let own = self.own(found.slot);
         self.place(own, Slot { word: found.page << PAGE_SHIFT | flags, version: found.version });
         self.enter(own);
-        self.orders.of(0).insert(own, found.page);
+        self.insert(own);
         known
+    }
+
+    /// At opening: `slot` is split.
+    pub(super) fn recover_split(&mut self, slot: u32, split: Split) {
+        self.split_whole(slot / self.sharding.count, split);
     }
 
     /// At opening: the record in the slot of `found` lies over the page in slot `under`, or over
@@ -988,13 +1185,14 @@ impl Shard {
         self.stock.next_version = newest + 1;
         (self.stock.first_free, self.stock.free) = (NONE, 0);
         for own in (0..self.slot_count()).rev() {
-            if !self.slots[own as usize].is(LIVE | BASE) {
+            if !self.slots[own].is(LIVE | BASE) {
                 self.free(self.number_of(own));
             }
         }
-        let is_live = |own: &u32| self.slots[*own as usize].is(LIVE);
-        let mut live: Vec<u32> = (0..self.slot_count()).filter(is_live).collect();
-        live.sort_unstable_by_key(|own| self.slots[*own as usize].version);
+        self.slots.free_unused_parts(self.usable);
+        let is_live = |own: &u32| self.slots[*own].is(LIVE);
+        let mut live: Vec<u32> = self.slots.numbers().filter(is_live).collect();
+        live.sort_unstable_by_key(|own| self.slots[*own].version);
         self.orders.set_replacement(replacement);
         self.insert_all(&live);
     }
@@ -1002,8 +1200,7 @@ impl Shard {
     /// Has `replacement` order the pages from now on. It begins with the order in which they would
     /// have been evicted.
     pub(super) fn set_replacement(&mut self, replacement: &'static ReplacementEntry) {
-        let mut order = Vec::new();
-        self.orders.victims_of_each(usize::MAX, &mut order);
+        let order = self.order_of_all();
         self.orders.set_replacement(replacement);
         self.insert_all(&order);
     }
@@ -1011,15 +1208,20 @@ impl Shard {
     /// Puts the pages in the slots `order` into empty orders, the first to be evicted first.
     fn insert_all(&mut self, order: &[u32]) {
         for own in order {
-            let slot = self.slots[*own as usize];
-            self.orders.of(slot.class()).insert(*own, slot.page());
+            self.insert(*own);
         }
+    }
+
+    /// Puts the page in slot `own` into its order.
+    fn insert(&mut self, own: u32) {
+        let (slot, dense) = (self.slots[own], self.slots.dense(own));
+        self.order(slot.class()).insert(dense, slot.page());
     }
 
     /// Bytes of memory but for those of the replacement policy.
     #[cfg(all(test, not(feature = "loom")))]
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.slots) + self.table.bytes()
+        self.slots.bytes() + self.table.bytes()
     }
 }
 
@@ -1028,11 +1230,11 @@ fn flag(is: bool, flag: u64) -> u64 {
     if is { flag } else { 0 }
 }
 
-/// The slots of a shard that can be cleaned, by their numbers in it.
+/// The slots of a shard that can be cleaned, by their dense numbers.
 struct Dirty<'a> {
     number: u32,
     sharding: Sharding,
-    slots: &'a [Slot],
+    slots: &'a Slots,
     table: &'a Table,
 }
 
@@ -1041,20 +1243,20 @@ impl DirtySlots for Dirty<'_> {
         if self.sharding.shard_of(page) != self.number as usize {
             return None;
         }
-        let own = self.table.find(page, |own| self.slots[own as usize].page())?;
-        self.slots[own as usize].can_be_cleaned().then_some(own)
+        let own = self.slots.own_of(self.table, page)?;
+        self.slots[own].can_be_cleaned().then(|| self.slots.dense(own))
     }
 
     fn from(&self, from: u32, n: usize, out: &mut Vec<u32>) -> u32 {
-        let end = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
+        let end = self.slots.capacity();
         let most = out.len().saturating_add(n);
-        let mut own = from;
-        while own < end && out.len() < most {
-            if self.slots[own as usize].can_be_cleaned() {
-                out.push(own);
+        let mut dense = from;
+        while dense < end && out.len() < most {
+            if self.slots[self.slots.of_dense(dense)].can_be_cleaned() {
+                out.push(dense);
             }
-            own += 1;
+            dense += 1;
         }
-        own
+        dense
     }
 }

@@ -47,6 +47,10 @@ const BATCHES_MAX: u64 = 1 << (BATCH_BITS - 1);
 const VERSIONS_MAX: u64 = 1 << 63;
 /// The slot reads as zeroes, whatever its data is.
 const FLAG_ZERO: u64 = 1;
+/// The slot is split: its parts have headers of their own.
+const FLAG_SPLIT: u64 = 2;
+/// In place of the group of a split slot.
+const SPLIT_MARK: u64 = 0x0054_494c_5053;
 /// The group is in the bits above the flags.
 const GROUP_SHIFT: u32 = 8;
 const FLAGS: u64 = (1 << GROUP_SHIFT) - 1;
@@ -59,9 +63,9 @@ pub(super) const SETTINGS_BYTES_MAX: usize = 3064;
 /// The polynomial of [`data_check`], and what its last bit does to it.
 const CRC_32C: u32 = 0x82F6_3B78;
 const MAGIC: [u8; 8] = *b"TGCACHE\0";
-pub(super) const VERSION: u32 = 2;
-/// Had no records.
-const VERSION_BEFORE: u32 = 1;
+pub(super) const VERSION: u32 = 3;
+/// Version 1 had no records, and version 2 no split slots.
+const VERSION_OLDEST: u32 = 1;
 
 const _: () = {
     assert!((CHUNK_SLOTS as u64).is_multiple_of(HEADERS_A_PAGE));
@@ -146,8 +150,11 @@ impl Places {
         self.chunk_slots
     }
 
-    /// The header of `slot` in the region.
+    /// The header of `slot` in the region. That of a part lies before its lines.
     pub fn header(&self, slot: u32) -> u64 {
+        if let Some(part) = part_number(slot) {
+            return self.data(part.slot) + u64::from(part.index) * part.split.part_bytes();
+        }
         if slot >= self.chunk_slots {
             let (stripe, within) = self.stripe_of(slot);
             return stripe + within * HEADER_BYTES;
@@ -158,6 +165,9 @@ impl Places {
 
     /// The data of `slot` in the region.
     pub fn data(&self, slot: u32) -> u64 {
+        if part_number(slot).is_some() {
+            return self.header(slot) + HEADER_BYTES;
+        }
         if slot >= self.chunk_slots {
             let (stripe, within) = self.stripe_of(slot);
             return stripe + (1 + within) * PAGE_BYTES;
@@ -201,6 +211,149 @@ impl Places {
 /// `slots`, or as many as a pool can have.
 fn at_most_all(slots: u64) -> u32 {
     u32::try_from(slots).unwrap_or(u32::MAX).min(SLOTS_MAX)
+}
+
+/// How a slot is split: into parts of one size, each with a header and the lines of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Split(u8);
+
+/// Parts of a split slot, lines of each, and the code of the first one in its number.
+struct SplitForm {
+    parts: u32,
+    lines: u32,
+    first_code: u32,
+}
+
+/// By the number in a [`Split`], the smallest parts first. All codes together fill
+/// [`PART_CODE_BITS`].
+const SPLIT_FORMS: [SplitForm; Split::COUNT] = [
+    SplitForm { parts: 7, lines: 8, first_code: 9 },
+    SplitForm { parts: 4, lines: 15, first_code: 5 },
+    SplitForm { parts: 3, lines: 20, first_code: 2 },
+    SplitForm { parts: 2, lines: 31, first_code: 0 },
+];
+
+/// Most lines of a record in a part.
+const RECORD_LINES_MAX: u32 = SPLIT_FORMS[Split::COUNT - 1].lines;
+/// In the number of a part, above the number of its slot and its code there.
+const PART_FLAG: u32 = 1 << 31;
+const PART_CODE_BITS: u32 = 4;
+/// Slots from this number on are not split: the numbers of their parts would be too large.
+const SPLIT_SLOTS_MAX: u32 = 1 << (31 - PART_CODE_BITS);
+
+const _: () = {
+    let (mut at, mut codes) = (Split::COUNT, 0);
+    while at > 0 {
+        at -= 1;
+        let form = &SPLIT_FORMS[at];
+        assert!(form.first_code == codes);
+        assert!(form.parts as usize * (HEADER + form.lines as usize * LINE) <= PAGE);
+        codes += form.parts;
+    }
+    assert!(codes == 1 << PART_CODE_BITS);
+};
+
+impl Split {
+    /// Ways to split a slot.
+    pub(super) const COUNT: usize = 4;
+    /// Most parts of a slot.
+    pub(super) const PARTS_MAX: u32 = 7;
+
+    /// With the smallest parts that hold `lines` lines. None: a record of them takes a slot.
+    #[inline]
+    pub(super) fn for_lines(lines: u32) -> Option<Self> {
+        if lines > RECORD_LINES_MAX {
+            return None;
+        }
+        let at = SPLIT_FORMS.iter().position(|form| lines <= form.lines)?;
+        Self::of_index(at)
+    }
+
+    /// All ways to split a slot.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..Self::COUNT).filter_map(Self::of_index)
+    }
+
+    /// The one with the number [`index`](Self::index).
+    pub(super) fn of_index(index: usize) -> Option<Self> {
+        u8::try_from(index).ok().filter(|_| index < Self::COUNT).map(Self)
+    }
+
+    /// Its number, below [`COUNT`](Self::COUNT).
+    pub(super) fn index(self) -> usize {
+        self.0.into()
+    }
+
+    fn form(self) -> &'static SplitForm {
+        &SPLIT_FORMS[self.index()]
+    }
+
+    /// Number of parts.
+    pub fn parts(self) -> u32 {
+        self.form().parts
+    }
+
+    /// Bytes from one part to the next.
+    fn part_bytes(self) -> u64 {
+        HEADER_BYTES + u64::from(self.form().lines) * LINE as u64
+    }
+
+    /// The number of part `index` of `slot`, which [`can_split`] says yes to.
+    pub fn part(self, slot: u32, index: u32) -> u32 {
+        PART_FLAG | slot << PART_CODE_BITS | (self.form().first_code + index)
+    }
+
+    /// The numbers of all parts of `slot`.
+    pub fn parts_of(self, slot: u32) -> impl Iterator<Item = u32> {
+        (0..self.parts()).map(move |index| self.part(slot, index))
+    }
+}
+
+/// The number of a part, taken apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PartNumber {
+    /// The slot.
+    pub(super) slot: u32,
+    /// How it is split.
+    pub(super) split: Split,
+    /// Which part of it.
+    pub(super) index: u32,
+}
+
+/// What the number `slot` says where it is that of a part.
+pub(super) fn part_number(slot: u32) -> Option<PartNumber> {
+    let number = slot.checked_sub(PART_FLAG)?;
+    let code = number & ((1 << PART_CODE_BITS) - 1);
+    let at = SPLIT_FORMS.iter().position(|form| form.first_code <= code)?;
+    let split = Split::of_index(at)?;
+    let index = code - split.form().first_code;
+    Some(PartNumber { slot: number >> PART_CODE_BITS, split, index })
+}
+
+/// The slot with the number `slot`, or the one of which that is a part.
+pub fn whole_slot(slot: u32) -> u32 {
+    part_number(slot).map_or(slot, |part| part.slot)
+}
+
+/// The parts of `slot` can have numbers.
+pub(super) fn can_split(slot: u32) -> bool {
+    slot < SPLIT_SLOTS_MAX
+}
+
+/// Most lines that a header of `slot` may name: of a page, or of a record in a part.
+fn lines_max(slot: u32) -> u32 {
+    part_number(slot).map_or(u64::BITS, |part| part.split.form().lines)
+}
+
+/// The bytes of the header that says that `slot` of the pool with `salt` is split. It shares no
+/// word but that of its checksum with what lay there before, so one that a crash cut off is not
+/// taken for one that was changed.
+pub(super) fn split_header(salt: u64, slot: u32, split: Split) -> [u8; HEADER] {
+    let mut bytes = HeaderBytes::new_zeroed();
+    bytes.data_check = U32::new(1 + u32::from(split.0));
+    bytes.flags_group = U64::new(FLAG_SPLIT | SPLIT_MARK << GROUP_SHIFT);
+    bytes.check = U32::new(header_check(&bytes, salt, slot));
+    zerocopy::transmute!(bytes)
 }
 
 /// A slot header as it lies on the medium.
@@ -269,6 +422,8 @@ pub enum Decoded {
     },
     /// No header: a write that never finished, or damage.
     Bad,
+    /// The slot is split: its parts have headers.
+    Split(Split),
     /// A header that holds.
     Header(SlotHeader),
 }
@@ -318,10 +473,13 @@ impl SlotHeader {
         if bytes.check == U32::ZERO && bytes.data_check == U32::ZERO {
             return Decoded::Free { used: bytes.as_bytes().iter().any(|byte| *byte != 0) };
         }
+        let is_whole = bytes.check.get() == header_check(&bytes, salt, slot);
         let (page, flags) = (bytes.page.get(), bytes.flags_group.get());
+        if flags & FLAG_SPLIT != 0 {
+            return if is_whole { decode_split(&bytes, salt, slot) } else { Decoded::Bad };
+        }
         let (version, group) = (bytes.version.get(), flags >> GROUP_SHIFT);
         let batch = bytes.lane_batch.get() & ((1 << BATCH_BITS) - 1);
-        let is_whole = bytes.check.get() == header_check(&bytes, salt, slot);
         let lines = bytes.valid.get();
         let is_record = lines != ALL_LINES;
         let is_known = page < PAGES_MAX
@@ -329,6 +487,7 @@ impl SlotHeader {
             && batch < BATCHES_MAX
             && group < GROUPS_MAX
             && flags & FLAGS & !FLAG_ZERO == 0
+            && lines.count_ones() <= lines_max(slot)
             && !(is_record && (lines == 0 || flags & FLAG_ZERO != 0))
             && (is_record || [0, ALL_LINES].contains(&bytes.dirty_or_over.get()));
         if !is_whole || !is_known {
@@ -349,6 +508,24 @@ impl SlotHeader {
             data_check: bytes.data_check.get(),
         })
     }
+}
+
+/// How `slot` is split by the header of which one bit was changed to give `bytes`.
+pub(super) fn changed_split(bytes: &[u8; HEADER], salt: u64, slot: u32) -> Option<Split> {
+    let differs_by_a_bit = |split: &Split| {
+        let whole = split_header(salt, slot, *split);
+        let pairs = whole[..56].iter().zip(bytes);
+        pairs.map(|(one, other)| (one ^ other).count_ones()).sum::<u32>() == 1
+    };
+    Split::all().filter(|_| can_split(slot)).find(differs_by_a_bit)
+}
+
+/// What `bytes` say, whose checksum holds and whose flags are those of a split slot.
+fn decode_split(bytes: &HeaderBytes, salt: u64, slot: u32) -> Decoded {
+    let index = bytes.data_check.get().checked_sub(1).and_then(|it| usize::try_from(it).ok());
+    let split = index.and_then(Split::of_index).filter(|_| can_split(slot));
+    let is_same = |split: &Split| split_header(salt, slot, *split)[..56] == bytes.as_bytes()[..56];
+    split.filter(is_same).map_or(Decoded::Bad, Decoded::Split)
 }
 
 /// CRC-32C over the salt, the slot's number and bytes 4 to 56; never 0, which is a free slot's.
@@ -502,7 +679,7 @@ impl CacheHeaderBytes {
             return Err(HeaderFault::Damaged);
         }
         match self.version.get() {
-            VERSION_BEFORE | VERSION => Ok(()),
+            VERSION_OLDEST..=VERSION => Ok(()),
             other => Err(HeaderFault::Version(other)),
         }
     }
@@ -534,15 +711,44 @@ mod tests {
         })
     }
 
+    /// All parts of all slots have different numbers, which say where they are, and lie one behind
+    /// the other in their slot.
+    #[test]
+    fn parts_have_numbers_and_places_of_their_own() {
+        let places = Places::fitting(8192, 200 << 20);
+        let slots = [0, 1, 77, CHUNK_SLOTS, places.slots() - 1];
+        let mut numbers = std::collections::BTreeSet::new();
+        for (slot, index) in
+            slots.into_iter().flat_map(|it| (0..Split::COUNT).map(move |i| (it, i)))
+        {
+            let split = Split::of_index(index).unwrap();
+            let mut end = places.data(slot);
+            for (index, part) in (0..).zip(split.parts_of(slot)) {
+                assert!(numbers.insert(part) && part > SLOTS_MAX);
+                assert_eq!(part_number(part), Some(PartNumber { slot, split, index }));
+                assert_eq!(whole_slot(part), slot);
+                assert_eq!(places.header(part), end);
+                assert_eq!(places.data(part), end + HEADER_BYTES);
+                end += HEADER_BYTES + u64::from(lines_max(part)) * LINE as u64;
+            }
+            assert!(end <= places.data(slot) + PAGE_BYTES);
+        }
+        assert_eq!(Split::for_lines(32), None);
+        let parts = [1, 8, 9, 16, 31].map(|lines| Split::for_lines(lines).unwrap().parts());
+        assert_eq!(parts, [7, 7, 4, 3, 2]);
+    }
+
     proptest! {
         #[test]
-        fn headers_survive_the_medium(header in headers(), salt: u64, slot: u32) {
+        fn headers_survive_the_medium(header in headers(), salt: u64, slot in 0..PART_FLAG) {
             let bytes = header.encode(salt, slot);
             prop_assert_eq!(SlotHeader::decode(&bytes, salt, slot), Decoded::Header(header));
         }
 
         #[test]
-        fn a_header_holds_for_one_slot_of_one_pool(header in headers(), salt: u64, slot: u32) {
+        fn a_header_holds_for_one_slot_of_one_pool(
+            header in headers(), salt: u64, slot in 0..PART_FLAG,
+        ) {
             let bytes = header.encode(salt, slot);
             prop_assert_eq!(SlotHeader::decode(&bytes, salt ^ 1, slot), Decoded::Bad);
             prop_assert_eq!(SlotHeader::decode(&bytes, salt, slot ^ 1), Decoded::Bad);
@@ -579,6 +785,57 @@ mod tests {
                 Decoded::Header(found) => prop_assert!(found == new || !void && found == old),
                 Decoded::Free { .. } => prop_assert!(void && words & 1 == 0),
                 Decoded::Bad => {}
+                Decoded::Split(_) => prop_assert!(false, "neither was split"),
+            }
+        }
+
+        /// Words of a header and of one that splits the slot in any mixture are one of them, free,
+        /// or bad, and none is taken for the second one with a changed bit.
+        #[test]
+        fn a_torn_header_that_splits_a_slot_is_that_or_none(
+            old in headers(), index in 0..Split::COUNT, salt: u64, words: u8, void: bool,
+        ) {
+            let split = Split::of_index(index).unwrap();
+            let (mut torn, bytes) = (old.encode(salt, 9), split_header(salt, 9, split));
+            if void {
+                torn[..8].fill(0);
+            }
+            for word in (0..8).filter(|word| words & 1 << word != 0) {
+                torn[word * 8..][..8].copy_from_slice(&bytes[word * 8..][..8]);
+            }
+            match SlotHeader::decode(&torn, salt, 9) {
+                Decoded::Header(found) => prop_assert!(!void && found == old),
+                Decoded::Free { .. } => prop_assert!(void && words & 1 == 0),
+                Decoded::Bad => prop_assert_eq!(changed_split(&torn, salt, 9), None),
+                Decoded::Split(found) => prop_assert_eq!(found, split),
+            }
+        }
+
+        #[test]
+        fn one_changed_bit_of_a_header_that_splits_a_slot_is_found(
+            index in 0..Split::COUNT, salt: u64, slot in 0..SPLIT_SLOTS_MAX, bit in 0_usize..448,
+        ) {
+            let split = Split::of_index(index).unwrap();
+            let mut bytes = split_header(salt, slot, split);
+            prop_assert_eq!(SlotHeader::decode(&bytes, salt, slot), Decoded::Split(split));
+            prop_assert_eq!(SlotHeader::decode(&bytes, salt, slot ^ 1), Decoded::Bad);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert_eq!(SlotHeader::decode(&bytes, salt, slot), Decoded::Bad);
+            prop_assert_eq!(changed_split(&bytes, salt, slot), Some(split));
+        }
+
+        /// A part holds a record that fits, and nothing else.
+        #[test]
+        fn headers_of_parts_name_as_many_lines_as_there_are(
+            header in headers(), index in 0..Split::COUNT, salt: u64, slot in 0..SPLIT_SLOTS_MAX,
+        ) {
+            let split = Split::of_index(index).unwrap();
+            for part in split.parts_of(slot) {
+                let found = SlotHeader::decode(&header.encode(salt, part), salt, part);
+                let fits = header.lines.count_ones() <= split.form().lines;
+                prop_assert_eq!(found == Decoded::Header(header), fits);
+                let bytes = split_header(salt, part, split);
+                prop_assert_eq!(SlotHeader::decode(&bytes, salt, part), Decoded::Bad);
             }
         }
 

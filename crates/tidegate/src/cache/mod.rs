@@ -88,6 +88,8 @@ mod resize;
 #[cfg(all(test, not(feature = "loom")))]
 mod resize_tests;
 mod span;
+#[cfg(all(test, not(feature = "loom")))]
+mod split_tests;
 mod start;
 #[cfg(all(test, not(feature = "loom")))]
 mod start_tests;
@@ -135,7 +137,7 @@ use fill::Fills;
 use group::Groups;
 use index::{Found, Shard, Usage};
 use lane::Lanes;
-use layout::PAGE;
+use layout::{PAGE, whole_slot};
 use mode::Mode;
 use pace::Pace;
 use queue::Queue;
@@ -370,6 +372,11 @@ impl Core {
         self.sharding.shard_of(page)
     }
 
+    /// The number of the shard that has `slot`.
+    fn shard_of_slot(&self, slot: u32) -> usize {
+        whole_slot(slot) as usize % self.shards.count()
+    }
+
     /// Locks the shard of `page`.
     fn shard(&self, page: u64) -> SetLock<'_, Shard> {
         self.shards.lock(self.shard_of(page))
@@ -398,14 +405,7 @@ impl Core {
 
     fn usage(&self) -> Usage {
         let all = (0..self.shards.count()).map(|number| self.shards.lock(number).usage());
-        all.fold(Usage::default(), |sum, one| Usage {
-            live: sum.live + one.live,
-            dirty: sum.dirty + one.dirty,
-            waiting: sum.waiting + one.waiting,
-            retained: sum.retained + one.retained,
-            records: sum.records + one.records,
-            bases: sum.bases + one.bases,
-        })
+        all.fold(Usage::default(), Usage::plus)
     }
 
     fn notify_all(&self) {

@@ -19,7 +19,10 @@ pub(super) struct ClassUsage {
 /// The orders of one shard.
 pub(super) struct Orders {
     replacement: &'static ReplacementEntry,
+    /// Slots of the shard.
     slots: u32,
+    /// Entries that an order has: those of parts of slots too.
+    capacity: u32,
     /// None while all pages are of class 0.
     classes: Option<Arc<Classes>>,
     /// By class.
@@ -31,7 +34,8 @@ impl Orders {
     /// For `slots` slots, without classes.
     pub(super) fn new(replacement: &'static ReplacementEntry, slots: u32) -> Self {
         let of = vec![Some((replacement.create)(slots))];
-        Self { replacement, slots, classes: None, of, usage: [ClassUsage::default(); CLASSES] }
+        let usage = [ClassUsage::default(); CLASSES];
+        Self { replacement, slots, capacity: slots, classes: None, of, usage }
     }
 
     /// The order of `class`.
@@ -40,7 +44,7 @@ impl Orders {
         if self.of.len() <= class {
             self.of.resize_with(class + 1, || None);
         }
-        let (create, slots) = (self.replacement.create, self.slots);
+        let (create, slots) = (self.replacement.create, self.capacity);
         &mut **self.of[class].get_or_insert_with(|| create(slots))
     }
 
@@ -56,9 +60,9 @@ impl Orders {
         self.clear();
     }
 
-    /// For `slots` slots from now on, each class without a page.
-    pub(super) fn resize(&mut self, slots: u32) {
-        self.slots = slots;
+    /// For `slots` slots from now on, and orders of `capacity` entries, each class without a page.
+    pub(super) fn resize(&mut self, slots: u32, capacity: u32) {
+        (self.slots, self.capacity) = (slots, capacity);
         self.clear();
     }
 

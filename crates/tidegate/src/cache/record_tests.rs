@@ -30,6 +30,11 @@ fn nines(below: u32) -> (Arc<Region>, Arc<Fault>, CacheDevice) {
     (region, fault, device)
 }
 
+/// Bytes that it costs to split a slot into `parts`: a header for each, and that of the slot.
+fn split_bytes(parts: u64) -> u64 {
+    64 * (parts + 1)
+}
+
 fn records(device: &CacheDevice) -> u64 {
     device.core.usage().records
 }
@@ -45,13 +50,19 @@ fn a_block_of_a_page_that_is_not_cached_costs_its_bytes_and_64_and_no_read() {
         fences: 1,
         ..Stores::default()
     };
+    let splitting = |parts: u64, stores: Stores| Stores {
+        stores: stores.stores + parts + 1,
+        bytes_streamed: stores.bytes_streamed + split_bytes(parts),
+        fences: 2,
+        ..stores
+    };
     let write = |block| move |it: &CacheDevice| write_block(it, block, 1, false);
-    assert_eq!(cost(&device, write(11)), of(1, 0));
+    assert_eq!(cost(&device, write(11)), splitting(7, of(1, 0)));
     assert_eq!(cost(&device, write(11)), of(1, 64 + 512), "over the record before");
-    assert_eq!(cost(&device, write(13)), of(2, 64 + 512), "with it");
+    assert_eq!(cost(&device, write(13)), splitting(3, of(2, 64 + 512)), "with it");
     let two = |it: &CacheDevice| it.write(14 * 512, &[2; 1024], WriteFlags::default()).unwrap();
     let found = cost(&device, two);
-    assert_eq!((found.fences, found.bytes_streamed), (1, 4 * 512 + 64));
+    assert_eq!((found.fences, found.bytes_streamed), (1, 4 * 512 + 64), "in a slot");
     assert_eq!([11, 13, 14, 15].map(|block| read_block(&device, block)), [1, 1, 2, 2]);
     device.read(12 * 512, &mut [0; 512]).unwrap_err();
     fault.heal();
@@ -179,7 +190,8 @@ fn a_block_of_a_cached_page_costs_its_bytes_and_64_until_half_the_page_is_new() 
     fault.add(reads_fail());
     write_page(&device, 0, 1);
     let streamed = |block| cost(&device, |it| write_block(it, block, 2, false)).bytes_streamed;
-    assert_eq!([1, 3, 5].map(streamed), [64 + 512, 64 + 1024, 64 + 1536]);
+    let expected = [(512, 7), (1024, 3), (1536, 2)];
+    assert_eq!([1, 3, 5].map(streamed), expected.map(|(len, parts)| 64 + len + split_bytes(parts)));
     assert_eq!((records(&device), pages_under_records(&device)), (1, 1));
     assert_eq!(first_bytes(&device, 0), [1, 2, 1, 2, 1, 2, 1, 1]);
     drop(device);
@@ -211,7 +223,7 @@ fn a_page_with_a_record_is_cleaned_and_leaves_the_cache_as_a_whole() {
         device.clean_all().unwrap();
         let found = device.core.find(0).unwrap();
         assert_eq!(device.core.remove_clean(&[found]).unwrap(), 1);
-        assert_eq!(device.core.usage(), Usage::default());
+        assert_eq!(device.core.usage(), Usage { splits: 2, ..Usage::default() });
         drop(device);
         let device = open_with(&region, &fault, NO_THREAD);
         assert_eq!((device.recovered().pages, device.recovered().unfinished), (0, 0));

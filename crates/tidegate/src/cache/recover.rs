@@ -27,8 +27,9 @@ use super::header::{Binding, CacheHeader, features_of};
 use super::index::{Found, Shard};
 use super::lane::{LANES, Lanes};
 use super::layout::{
-    Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, VERDICT_OFFSET, VERSION,
-    commit_offset, data_check, is_one_bit_off, stored_bytes,
+    Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, Split, VERDICT_OFFSET, VERSION,
+    changed_split, commit_offset, data_check, is_one_bit_off, split_header, stored_bytes,
+    whole_slot,
 };
 use super::pace::Pace;
 use super::policy::ReplacementEntry;
@@ -98,6 +99,9 @@ pub(super) struct Scan<'a> {
 pub(super) struct Scanned {
     pub(super) slot: u32,
     pub(super) decoded: Decoded,
+    /// It is split by a header of which one bit was changed. The header is right in any case:
+    /// before one is stored all parts are void.
+    pub(super) is_changed_split: bool,
 }
 
 impl<'a> Scan<'a> {
@@ -110,8 +114,7 @@ impl<'a> Scan<'a> {
         let mut read_once = ReadOnce::new(self.region);
         self.each_chunk(|first, headers| {
             for (slot, header) in (first..).zip(headers) {
-                let decoded = SlotHeader::decode(header, self.header.salt, slot);
-                see(Scanned { slot, decoded })?;
+                self.show(slot, header, &mut see)?;
             }
             read_once
                 .has_read(self.header.places.header(first), headers.as_flattened().len() as u64);
@@ -120,15 +123,45 @@ impl<'a> Scan<'a> {
     }
 
     /// Shows the slots of shard `part`, and of each `step`th one behind it, to `see`.
-    fn each_of(&self, part: usize, step: usize, mut see: impl FnMut(Scanned)) -> Result<()> {
+    fn each_of(
+        &self,
+        part: usize,
+        step: usize,
+        mut see: impl FnMut(Scanned) -> Result<()>,
+    ) -> Result<()> {
         let shards = self.header.shards;
         let is_own = |slot: u32| (slot % shards) as usize % step == part;
         self.each_chunk(|first, headers| {
             for (slot, header) in (first..).zip(headers).filter(|(slot, _)| is_own(*slot)) {
-                see(Scanned { slot, decoded: SlotHeader::decode(header, self.header.salt, slot) });
+                self.show(slot, header, &mut see)?;
             }
             Ok(())
         })
+    }
+
+    /// Shows `slot`, which has the header `bytes`, to `see`, and then its parts if it is split.
+    fn show(
+        &self,
+        slot: u32,
+        bytes: &[u8; HEADER],
+        see: &mut impl FnMut(Scanned) -> Result<()>,
+    ) -> Result<()> {
+        let (salt, mut decoded) =
+            (self.header.salt, SlotHeader::decode(bytes, self.header.salt, slot));
+        let changed = || changed_split(bytes, salt, slot);
+        let changed = if decoded == Decoded::Bad { changed() } else { None };
+        if let Some(split) = changed {
+            decoded = Decoded::Split(split);
+        }
+        see(Scanned { slot, decoded, is_changed_split: changed.is_some() })?;
+        let Decoded::Split(split) = decoded else { return Ok(()) };
+        let mut bytes = [0; HEADER];
+        for part in split.parts_of(slot) {
+            self.region.read(self.header.places.header(part), &mut bytes)?;
+            let decoded = SlotHeader::decode(&bytes, salt, part);
+            see(Scanned { slot: part, decoded, is_changed_split: false })?;
+        }
+        Ok(())
     }
 
     /// Shows the bytes of headers to `see`, some at a time, with the slot of the first one.
@@ -254,6 +287,8 @@ struct Recovery {
     void: Vec<u32>,
     /// Slots whose voided headers may not be durable yet.
     voided: Vec<u32>,
+    /// Slots that are split: their headers may not be durable yet, or one bit of them was changed.
+    split: Vec<(u32, Option<Split>)>,
     unfinished: u64,
     /// Of the newest batches, those that hold data which is not what its checksum says.
     doubtful_lanes: BTreeSet<u16>,
@@ -427,7 +462,10 @@ impl Recovery {
                 numbers.map(|number| Shard::new(number, sharding, slots, replacement)).collect();
             let shards = Shards { of, sharding, step };
             let mut recovery = Self { shards, committed_group, ..Self::default() };
-            Scan::new(region, header).each_of(part, step, |scanned| recovery.see(&scanned))?;
+            Scan::new(region, header).each_of(part, step, |scanned| {
+                recovery.see(&scanned);
+                Ok(())
+            })?;
             match recovery.misplaced {
                 Some(slot) => Err(CacheError::Misplaced { slot }),
                 None => Ok(recovery),
@@ -457,6 +495,7 @@ impl Recovery {
             whole.over.extend(part.over);
             whole.void.extend(part.void);
             whole.voided.extend(part.voided);
+            whole.split.extend(part.split);
             whole.unfinished += part.unfinished;
             shards.push(part.shards.of.into_iter());
         }
@@ -473,6 +512,11 @@ impl Recovery {
             Decoded::Free { used: false } => {}
             Decoded::Free { used: true } => self.voided.push(slot),
             Decoded::Bad => self.give_up(slot),
+            Decoded::Split(split) => {
+                self.split.push((slot, scanned.is_changed_split.then_some(split)));
+                let Shards { of, sharding, step } = &mut self.shards;
+                of[(slot % sharding.count) as usize / *step].recover_split(slot, split);
+            }
             Decoded::Header(header) => {
                 self.newest.see(slot, &header);
                 self.newest_version = self.newest_version.max(header.version);
@@ -502,7 +546,7 @@ impl Recovery {
 
     fn add(&mut self, found: Found) {
         let sharding = self.shards.sharding;
-        if sharding.shard_of(found.page) != (found.slot % sharding.count) as usize {
+        if sharding.shard_of(found.page) != (whole_slot(found.slot) % sharding.count) as usize {
             self.misplaced = Some(found.slot);
             return;
         }
@@ -624,7 +668,7 @@ impl Recovery {
     fn forget_clean(&mut self) {
         for shard in &mut self.shards.of {
             let mut pages = Vec::new();
-            shard.victims(shard.slot_count() as usize, &mut pages);
+            shard.victims(all_of(shard), &mut pages);
             for found in pages.iter().filter(|found| !found.dirty) {
                 shard.remove(found);
                 self.void.push(found.slot);
@@ -640,7 +684,7 @@ impl Recovery {
         }
         for shard in &mut self.shards.of {
             let mut all = Vec::new();
-            shard.victims(shard.slot_count() as usize, &mut all);
+            shard.victims(all_of(shard), &mut all);
             for found in all.iter().filter(|found| found.page >= pages) {
                 if found.dirty {
                     let (offset, bytes) = (found.page * PAGE_BYTES, pages * PAGE_BYTES);
@@ -691,8 +735,16 @@ impl Recovery {
         replacement: &'static ReplacementEntry,
         threads: usize,
     ) -> Result<Recovered> {
+        for (slot, changed) in &self.split {
+            if let Some(split) = changed {
+                let bytes = split_header(header.salt, *slot, *split);
+                region.write(header.places.header(*slot), &bytes)?;
+            }
+        }
+        let split = self.split.iter().map(|(slot, _)| slot);
         self.voided
             .iter()
+            .chain(split)
             .try_for_each(|slot| region.write_back(header.places.header(*slot), HEADER_BYTES))?;
         // A commit counts by now, and so is durable before the versions go that it replaced.
         let commit_words = header.superblock.data_offset + commit_offset(0);
@@ -773,6 +825,11 @@ fn clear_verdicts<'a>(
         }
     }
     if has_cleared { Ok(region.fence()?) } else { Ok(()) }
+}
+
+/// Number of pages that `shard` holds.
+fn all_of(shard: &Shard) -> usize {
+    usize::try_from(shard.usage().live).unwrap_or(usize::MAX)
 }
 
 fn found_in(slot: u32, header: &SlotHeader) -> Found {

@@ -249,6 +249,7 @@ impl Core {
             for number in 0..self.shards.count() {
                 self.void_left_dead(number)?;
                 self.vacate_shard(number)?;
+                while self.unite_spent(number)? > 0 {}
             }
             if self.count_leaving() == 0 {
                 return Ok(());

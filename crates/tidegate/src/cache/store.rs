@@ -4,7 +4,10 @@
 use std::io::IoSlice;
 
 use super::index::{Found, Stored, Taken};
-use super::layout::{ALL_LINES, HEADER_BYTES, PAGE, SlotHeader, data_check};
+use super::layout::{
+    ALL_LINES, HEADER, HEADER_BYTES, PAGE, SlotHeader, data_check, split_header, stored_bytes,
+    whole_slot,
+};
 use super::merge::{Base, Content, Demand, Entry, Merged};
 use super::span::pages_of;
 use super::tier::Counter;
@@ -219,7 +222,8 @@ impl Core {
         self.store(&members, 0, locks).map(drop)
     }
 
-    /// Takes a slot for each of `entries` that changes, as long as a shard has more than `reserve`.
+    /// Takes a slot for each of `entries` that changes, or a part of one for a record, as long as a
+    /// shard has more than `reserve`.
     /// Also returns for how many there were slots, or need not be.
     fn take_slots<'a>(
         &self,
@@ -228,9 +232,8 @@ impl Core {
         reserve: u32,
     ) -> (Few<Member<'a>>, usize) {
         let take = |entry: &Entry<'a>| {
-            let mut shard = self.shard(entry.page);
-            let taken = (shard.available() > reserve).then(|| shard.take()).flatten()?;
             let Content { data, lines, over } = merged.data_of(entry);
+            let taken = self.shard(entry.page).take_for(lines.count_ones(), reserve)?;
             let Entry { page, dirty, class, .. } = *entry;
             Some(Member { page, data, lines, over, dirty, class, taken })
         };
@@ -272,14 +275,16 @@ impl Core {
     /// Voids the headers of `members`, whose write fails. Some of them may be on the medium, and a
     /// crash must not make them count.
     fn take_back(&self, members: &[Member<'_>]) {
-        let are_void: Few<bool> =
-            members.iter().map(|it| self.void(it.taken.slot).is_ok()).collect();
+        let taken: Few<Taken> = members.iter().map(|it| it.taken.whole()).collect();
+        let are_void: Few<bool> = taken.iter().map(|it| self.void(it.slot).is_ok()).collect();
         let is_fenced = self.region.fence().is_ok();
-        for (it, is_void) in members.iter().zip(are_void) {
-            let data = self.places.data(it.taken.slot);
-            let is_whole = self.region.read(data, &mut [0; PAGE]).is_ok();
+        for ((it, taken), is_void) in members.iter().zip(taken).zip(are_void) {
+            let data = self.places.data(taken.slot);
+            let len =
+                if whole_slot(taken.slot) == taken.slot { PAGE } else { stored_bytes(it.lines) };
+            let is_whole = self.region.read(data, &mut [0; PAGE][..len]).is_ok();
             let mut shard = self.shard(it.page);
-            shard.take_back(it.page, &it.taken, is_void && is_fenced, is_whole);
+            shard.take_back(it.page, &taken, is_void && is_fenced, is_whole);
             shard.notify();
         }
     }
@@ -312,13 +317,23 @@ impl Core {
     /// Data and header of a page go in any order: the header has the data's checksum, and after a
     /// crash that decides for a lane's newest batch. For older batches it need not: their fence
     /// came before the lane's next batch began.
+    ///
+    /// A slot that is split gets its header in the same batch as its first part: without the one
+    /// the other is not looked at, and the parts beside it are void by then. No other batch has a
+    /// part of it before this one is fenced.
     fn make_durable(
         &self,
         members: &[Member<'_>],
         group: u64,
     ) -> std::result::Result<(), crate::pmem::PmemError> {
+        self.clear_parts(members)?;
         let lane = self.lanes.take(&self.region);
         let store = |it: &Member<'_>| {
+            if let Some(split) = it.taken.split {
+                let whole = whole_slot(it.taken.slot);
+                let bytes = split_header(self.salt, whole, split);
+                self.region.write_streaming(self.places.header(whole), &bytes)?;
+            }
             let mut header = SlotHeader {
                 page: it.page,
                 version: it.taken.version,
@@ -343,5 +358,23 @@ impl Core {
         // The fence also after a failure: the lane's next batch relies on it.
         let stored = members.iter().try_for_each(store);
         stored.and(self.region.fence())
+    }
+
+    /// Makes the headers of all parts void of slots that are to be split, durably: the header that
+    /// splits the slot would else make an older one count, or other data that looks like one.
+    fn clear_parts(
+        &self,
+        members: &[Member<'_>],
+    ) -> std::result::Result<(), crate::pmem::PmemError> {
+        let split =
+            |it: &Member<'_>| it.taken.split.map(|split| (split, whole_slot(it.taken.slot)));
+        if members.iter().all(|it| it.taken.split.is_none()) {
+            return Ok(());
+        }
+        for part in members.iter().filter_map(split).flat_map(|(split, slot)| split.parts_of(slot))
+        {
+            self.region.write_streaming(self.places.header(part), &[0; HEADER])?;
+        }
+        self.region.fence()
     }
 }

@@ -394,7 +394,8 @@ impl CacheDevice {
 
 impl Tier for CacheDevice {
     fn state(&self) -> State {
-        let Usage { live, dirty, waiting, records, .. } = self.core.usage();
+        let usage = self.core.usage();
+        let (Usage { dirty, waiting, records, splits, .. }, live) = (usage, usage.used_slots());
         let slots = u64::from(self.core.slots());
         let size = |pages| Size { bytes: Core::bytes_of(pages) };
         let used = format!("{} of {} in use, {} dirty", size(live), size(slots), size(dirty));
@@ -418,6 +419,7 @@ impl Tier for CacheDevice {
                 "settings": settings,
                 "records": records,
                 "record_slots": records,
+                "split_slots": splits,
                 "line_bytes": self.core.sharding.cluster.bytes(),
                 "used_slots": live,
                 "dirty_slots": dirty,
@@ -474,11 +476,12 @@ impl Tier for CacheDevice {
     }
 
     fn metrics(&self, collector: &mut Collector) {
-        let Usage { live, dirty, waiting, records, .. } = self.core.usage();
+        let usage = self.core.usage();
+        let (Usage { dirty, waiting, records, .. }, live) = (usage, usage.used_slots());
         let slots = u64::from(self.core.slots());
         collector.add(&OCCUPANCY, Core::bytes_of(live));
         collector.add(&FREE, Core::bytes_of(slots.saturating_sub(live)));
-        collector.add(&CLEAN, Core::bytes_of(live - dirty));
+        collector.add(&CLEAN, Core::bytes_of(usage.live - dirty));
         collector.add(&DIRTY, Core::bytes_of(dirty));
         collector.add(&WAITING, Core::bytes_of(waiting));
         collector.add(&RECORDS, records);

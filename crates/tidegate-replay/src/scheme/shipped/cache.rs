@@ -69,8 +69,8 @@ pub(super) struct Cache {
     device: CacheDevice,
     works: Receiver<Work<CacheWork>>,
     teller: Teller,
-    /// By slot: the page whose newest version it has.
-    slots: Vec<Option<u64>>,
+    /// By slot, or part of one: the page whose newest version it has.
+    slots: FxHashMap<u32, u64>,
     /// By page: the slot of its newest version, and the lines that the cache has.
     stored: FxHashMap<u64, (u32, u64)>,
     index_bytes: u64,
@@ -100,7 +100,7 @@ impl Cache {
             device,
             works,
             teller: Teller::default(),
-            slots: vec![None; places.slots() as usize],
+            slots: FxHashMap::default(),
             stored: FxHashMap::default(),
             index_bytes: u64::from(places.slots()) * INDEX_SLOT_BYTES,
         })
@@ -114,7 +114,7 @@ impl Cache {
                     let (_, had) = self.stored.get(&page).copied().unwrap_or((slot, 0));
                     let lines_now = if zero { ALL_LINES } else { had | lines };
                     self.stored.insert(page, (slot, lines_now));
-                    self.slots[slot as usize] = Some(page);
+                    self.slots.insert(slot, page);
                     if !zero {
                         context.devices.pmem_store(context.numbers.id(page), lines);
                     }
@@ -128,7 +128,7 @@ impl Cache {
 
     /// The header of `slot` became void.
     fn void(&mut self, slot: u32, context: &mut Context<'_>) {
-        let page = self.slots[slot as usize].take();
+        let page = self.slots.remove(&slot);
         let is_newest = |page: &u64| self.stored.get(page).is_some_and(|it| it.0 == slot);
         if let Some(page) = page.filter(is_newest) {
             self.stored.remove(&page);

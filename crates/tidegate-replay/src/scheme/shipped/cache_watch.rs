@@ -1,9 +1,11 @@
 //! What the shipped cache does to its persistent memory, told by an observer of the region.
 
+use std::collections::HashMap;
 use std::sync::mpsc::Sender;
+use std::sync::{Mutex, PoisonError};
 
 use tidegate::cache::layout::{
-    CHUNK_BYTES, CHUNK_SLOTS, Decoded, HEADER_BYTES, PAGE_BYTES, Places, SlotHeader,
+    CHUNK_BYTES, CHUNK_SLOTS, Decoded, HEADER_BYTES, PAGE_BYTES, Places, SlotHeader, Split,
 };
 use tidegate::pmem::Observer;
 
@@ -28,6 +30,8 @@ pub(super) enum CacheWork {
 pub(super) struct Watch {
     places: Places,
     salt: u64,
+    /// How slots are split.
+    split: Mutex<HashMap<u32, Split>>,
     work: Sender<Work<CacheWork>>,
 }
 
@@ -40,7 +44,7 @@ enum Part {
 
 impl Watch {
     pub(super) fn new(places: Places, salt: u64, work: Sender<Work<CacheWork>>) -> Self {
-        Self { places, salt, work }
+        Self { places, salt, split: Mutex::default(), work }
     }
 
     fn part(&self, offset: u64) -> Part {
@@ -59,7 +63,25 @@ impl Watch {
             return Part::Header { slot, at: header % HEADER_BYTES };
         }
         let data = offset.checked_sub(self.places.data(first));
-        data.and_then(|data| slot_at(data / PAGE_BYTES)).map_or(Part::Other, |_| Part::Data)
+        let slot = data.and_then(|data| slot_at(data / PAGE_BYTES));
+        slot.map_or(Part::Other, |slot| self.part_in(slot, offset))
+    }
+
+    /// What lies at `offset`, in the page of `slot`.
+    fn part_in(&self, slot: u32, offset: u64) -> Part {
+        let split = self.split.lock().unwrap_or_else(PoisonError::into_inner).get(&slot).copied();
+        let headers = split.into_iter().flat_map(|split| split.parts_of(slot));
+        let header = headers.map(|part| (part, self.places.header(part)));
+        let mut near = header.filter(|(_, at)| (*at..*at + HEADER_BYTES).contains(&offset));
+        near.next().map_or(Part::Data, |(slot, start)| Part::Header { slot, at: offset - start })
+    }
+
+    fn note_split(&self, slot: u32, split: Option<Split>) {
+        let mut known = self.split.lock().unwrap_or_else(PoisonError::into_inner);
+        match split {
+            Some(split) => known.insert(slot, split),
+            None => known.remove(&slot),
+        };
     }
 
     fn send(&self, work: Work<CacheWork>) {
@@ -72,17 +94,25 @@ impl Observer for Watch {
     fn store(&self, offset: u64, data: &[u8], _non_temporal: bool) {
         let bytes = data.len() as u64;
         match (self.part(offset), <&[u8; 64]>::try_from(data)) {
+            // The headers of parts, before the slot is split. A replay writes no zeroes.
+            (Part::Data, Ok([0, ..])) => self.send(Work::Metadata { bytes }),
             // Its header says how much of it there is.
             (Part::Data, _) => {}
             (Part::Header { slot, at: 0 }, Ok(header)) => {
-                match SlotHeader::decode(header, self.salt, slot) {
+                let decoded = SlotHeader::decode(header, self.salt, slot);
+                let split = if let Decoded::Split(split) = decoded { Some(split) } else { None };
+                self.note_split(slot, split);
+                match decoded {
                     Decoded::Header(SlotHeader { page, lines, zero, .. }) => {
                         self.send(Work::Engine(CacheWork::Stored { slot, page, lines, zero }));
                     }
-                    Decoded::Free { .. } | Decoded::Bad => self.send(Work::Metadata { bytes }),
+                    Decoded::Free { .. } | Decoded::Bad | Decoded::Split(_) => {
+                        self.send(Work::Metadata { bytes });
+                    }
                 }
             }
             (Part::Header { slot, at: 0 }, Err(_)) => {
+                self.note_split(slot, None);
                 self.send(Work::Metadata { bytes });
                 self.send(Work::Engine(CacheWork::Voided { slot }));
             }

@@ -5,8 +5,7 @@
 //! is of its new size, [`Shard::resize`] forgets them. Until then [`Shard::set_usable`] takes them
 //! back.
 
-use super::super::table::Table;
-use super::{BASE, Found, LIVE, NONE, Shard, Slot};
+use super::{BASE, Found, LIVE, Shard};
 
 /// A dead slot that leaves: its header is to be voided.
 pub(in super::super) struct LeftDead {
@@ -18,7 +17,8 @@ pub(in super::super) struct LeftDead {
 impl Shard {
     /// Slots from number `usable` on leave, and those before it do not.
     pub(in super::super) fn set_usable(&mut self, usable: u32) {
-        self.usable = usable.min(self.numbers().end);
+        self.usable = usable.min(self.slots.whole_count());
+        self.slots.set_usable(self.usable);
         let mut free = std::mem::take(&mut self.left);
         free.extend(std::iter::from_fn(|| self.pop_free()));
         free.sort_unstable();
@@ -34,18 +34,22 @@ impl Shard {
 
     /// Number of slots that are still to leave.
     pub(in super::super) fn leaving(&self) -> usize {
-        self.slots.len() - self.usable as usize - self.left.len()
+        (self.slots.whole_count() - self.usable) as usize - self.left.len()
     }
 
     /// Adds up to `n` pages that have leaving slots to `out`, from slot number `from` on, and
     /// returns where to go on.
     pub(in super::super) fn leaving_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
-        let end = self.numbers().end;
+        let end = self.slots.whole_count();
         let mut own = from.max(self.usable);
         while own < end && out.len() < n {
-            let slot = self.slots[own as usize];
-            // The page under a record leaves with the record, which is the newest version.
-            out.extend(self.find(slot.page()).filter(|_| slot.is(LIVE | BASE)));
+            let slot = self.slots[own];
+            if slot.is_split() {
+                out.extend(self.slots.live_parts(own).map(|part| self.found(part)));
+            } else {
+                // The page under a record leaves with the record, which is the newest version.
+                out.extend(self.find(slot.page()).filter(|_| slot.is(LIVE | BASE)));
+            }
             own += 1;
         }
         own
@@ -55,10 +59,8 @@ impl Shard {
     /// [`left_dead_void`](Self::left_dead_void).
     pub(in super::super) fn take_left_dead(&mut self, n: usize) -> Vec<LeftDead> {
         let taken = self.left_dead.split_off(self.left_dead.len().saturating_sub(n));
-        let left_dead = |own: u32| LeftDead {
-            slot: self.number_of(own),
-            page: self.slots[own as usize].page(),
-        };
+        let left_dead =
+            |own: u32| LeftDead { slot: self.number_of(own), page: self.slots[own].page() };
         let taken: Vec<_> = taken.into_iter().map(left_dead).collect();
         self.stock.held.extend(taken.iter().map(|it| it.page));
         taken
@@ -79,27 +81,15 @@ impl Shard {
     /// The shard has `count` slots from now on, all of them usable. Those that it had from this
     /// number on have left; the pages in the others keep the order of their eviction.
     pub(in super::super) fn resize(&mut self, count: u32) {
-        debug_assert!(count >= self.numbers().end || self.leaving() == 0);
-        let mut order = Vec::new();
-        self.orders.victims_of_each(usize::MAX, &mut order);
-        let added = self.numbers().end..count;
+        debug_assert!(count >= self.slots.whole_count() || self.leaving() == 0);
+        let order = self.order_of_all();
+        let added = self.slots.whole_count()..count;
         self.left.clear();
-        self.slots.resize(count as usize, Slot { word: 0, version: NONE });
-        self.slots.shrink_to_fit();
+        self.slots.resize(count);
         self.set_usable(count);
         for own in added.rev() {
             self.free(self.number_of(own));
         }
-        self.orders.resize(count);
-        self.insert_all(&order);
-        self.table = self.new_table(count);
-    }
-
-    fn new_table(&self, count: u32) -> Table {
-        let (mut table, page_of) = (Table::new(count), |own| self.slots[own as usize].page());
-        for own in self.numbers().filter(|own| self.slots[*own as usize].is(LIVE)) {
-            table.insert(page_of(own), own, page_of);
-        }
-        table
+        self.reorder_all(&order);
     }
 }
