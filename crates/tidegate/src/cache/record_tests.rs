@@ -324,23 +324,25 @@ fn the_granularity_is_kept_and_shown_and_changes_what_comes_from_now_on() {
 }
 
 #[test]
-fn a_header_of_the_version_before_records_is_written_anew_before_there_is_one() {
-    let (region, fault, device) = nines(4096);
-    drop(device);
-    let at = CacheHeader::read(&region).unwrap().superblock.data_offset;
-    let mut bytes = CacheHeaderBytes::new_zeroed();
-    region.read(at, bytes.as_mut_bytes()).unwrap();
-    assert_eq!(bytes.version.get(), VERSION);
-    bytes.version = U32::new(VERSION - 1);
-    bytes.seal();
-    for copy in [0, 4096] {
-        region.write(at + copy, bytes.as_bytes()).unwrap();
-    }
-    assert_eq!(check(&region).unwrap().findings, Vec::<String>::new());
-    drop(open_with(&region, &fault, NO_THREAD));
-    for copy in [0, 4096] {
-        region.read(at + copy, bytes.as_mut_bytes()).unwrap();
+fn a_header_of_an_earlier_version_is_written_anew_before_there_is_a_record_or_a_part() {
+    for version in 1..VERSION {
+        let (region, fault, device) = nines(4096);
+        drop(device);
+        let at = CacheHeader::read(&region).unwrap().superblock.data_offset;
+        let mut bytes = CacheHeaderBytes::new_zeroed();
+        region.read(at, bytes.as_mut_bytes()).unwrap();
         assert_eq!(bytes.version.get(), VERSION);
+        bytes.version = U32::new(version);
+        bytes.seal();
+        for copy in [0, 4096] {
+            region.write(at + copy, bytes.as_bytes()).unwrap();
+        }
+        assert_eq!(check(&region).unwrap().findings, Vec::<String>::new());
+        drop(open_with(&region, &fault, NO_THREAD));
+        for copy in [0, 4096] {
+            region.read(at + copy, bytes.as_mut_bytes()).unwrap();
+            assert_eq!(bytes.version.get(), VERSION);
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
 use rustc_hash::FxHashMap;
@@ -42,6 +43,10 @@ pub const ENTRY: SchemeEntry = SchemeEntry {
 const MODE: Mode = Mode::WriteOnly;
 /// DRAM of the shipped index, by slot (`cache::index`).
 const INDEX_SLOT_BYTES: u64 = 32;
+/// Entries of a slot that was split once. There are entries for a power of two of such slots, and
+/// for eight at least.
+const ENTRIES_OF_SPLIT: u64 = 8;
+const SPLITS_LEAST: u64 = 8;
 
 impl From<tidegate::device::DeviceError> for Failure {
     fn from(error: tidegate::device::DeviceError) -> Self {
@@ -74,6 +79,8 @@ pub(super) struct Cache {
     /// By page: the slot of its newest version, and the lines that the cache has.
     stored: FxHashMap<u64, (u32, u64)>,
     index_bytes: u64,
+    /// Most slots that were split at once.
+    most_split: Arc<AtomicUsize>,
 }
 
 impl Cache {
@@ -85,7 +92,9 @@ impl Cache {
         let CacheHeader { places, salt, .. } = cache::create(&region, &options)?;
         let (work, works) = channel();
         let backing = Backing::of(DEVICE_PAGES * PAGE_BYTES, &work);
-        let region = Arc::new(region.observed(Arc::new(Watch::new(places, salt, work))));
+        let watch = Watch::new(places, salt, work);
+        let most_split = watch.most_split();
+        let region = Arc::new(region.observed(Arc::new(watch)));
         let binding = Binding { identity: 1, name: "replay".into(), pages: DEVICE_PAGES };
         let atomic_flush = sizes.atomic;
         let options =
@@ -103,6 +112,7 @@ impl Cache {
             slots: FxHashMap::default(),
             stored: FxHashMap::default(),
             index_bytes: u64::from(places.slots()) * INDEX_SLOT_BYTES,
+            most_split,
         })
     }
 
@@ -169,7 +179,11 @@ impl Engine for Cache {
     }
 
     fn index_bytes_peak(&self) -> u64 {
-        self.index_bytes
+        let splits = match self.most_split.load(Ordering::Relaxed) as u64 {
+            0 => 0,
+            most => most.next_power_of_two().max(SPLITS_LEAST),
+        };
+        self.index_bytes + splits * ENTRIES_OF_SPLIT * INDEX_SLOT_BYTES
     }
 }
 

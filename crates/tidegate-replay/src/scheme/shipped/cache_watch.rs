@@ -1,8 +1,9 @@
 //! What the shipped cache does to its persistent memory, told by an observer of the region.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tidegate::cache::layout::{
     CHUNK_BYTES, CHUNK_SLOTS, Decoded, HEADER_BYTES, PAGE_BYTES, Places, SlotHeader, Split,
@@ -32,6 +33,8 @@ pub(super) struct Watch {
     salt: u64,
     /// How slots are split.
     split: Mutex<HashMap<u32, Split>>,
+    /// Most slots that were split at once.
+    most_split: Arc<AtomicUsize>,
     work: Sender<Work<CacheWork>>,
 }
 
@@ -44,7 +47,12 @@ enum Part {
 
 impl Watch {
     pub(super) fn new(places: Places, salt: u64, work: Sender<Work<CacheWork>>) -> Self {
-        Self { places, salt, split: Mutex::default(), work }
+        Self { places, salt, split: Mutex::default(), most_split: Arc::default(), work }
+    }
+
+    /// Most slots that were split at once, as it becomes.
+    pub(super) fn most_split(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.most_split)
     }
 
     fn part(&self, offset: u64) -> Part {
@@ -82,6 +90,7 @@ impl Watch {
             Some(split) => known.insert(slot, split),
             None => known.remove(&slot),
         };
+        self.most_split.fetch_max(known.len(), Ordering::Relaxed);
     }
 
     fn send(&self, work: Work<CacheWork>) {
