@@ -22,6 +22,7 @@ use nbd::Client;
 use support::random::Random;
 use support::{Server, ok, scratch, setting, tool};
 
+/// Bytes of a block unless a pool is made with others.
 const BLOCK_BYTES: usize = 4096;
 const CONNECTIONS: usize = 2;
 const DEPTH: usize = 8;
@@ -81,17 +82,24 @@ fn flushed_writes_survive_kill_9_of_transit_over_a_log() {
 /// A cache of an eighth of what is written: it is cleaned and evicted all the while.
 #[test]
 fn acknowledged_writes_survive_kill_9_of_a_cache() {
-    kill_before_backing(&Made { engine: "cache", size: "4M" }, "none", &["--mode=wb"]);
+    kill_before_backing(&Made::new("cache", "4M"), "none", &["--mode=wb"]);
+}
+
+/// Blocks smaller than a page: records, which share slots, in a cache that is too small for them.
+#[test]
+fn acknowledged_writes_survive_kill_9_of_a_cache_of_records() {
+    let made = Made { block_bytes: 512, ..Made::new("cache", "2M") };
+    kill_before_backing(&made, "none", &["--mode=wb"]);
 }
 
 /// A cache that holds all that is written, in the mode that keeps nothing of what it reads.
 #[test]
 fn acknowledged_writes_survive_kill_9_of_a_cache_for_writes() {
-    kill_before_backing(&Made { engine: "cache", size: "128M" }, "none", &["--mode=wo"]);
+    kill_before_backing(&Made::new("cache", "128M"), "none", &["--mode=wo"]);
 }
 
 fn kill_log(size: &'static str, dram: &str) {
-    kill_before_backing(&Made { engine: "log", size }, dram, &[]);
+    kill_before_backing(&Made::new("log", size), dram, &[]);
 }
 
 fn kill_before_backing(made: &Made, dram: &str, more: &[&str]) {
@@ -117,7 +125,7 @@ fn writes_survive_sigterm_without_a_flush() {
     );
     let mut client = Client::connect(&socket).expect("the server is ready");
     for lba in 0..100 {
-        client.send_write(0, (lba * BLOCK_BYTES) as u64, &stamped(lba, 1)).unwrap();
+        client.send_write(0, (lba * BLOCK_BYTES) as u64, &stamped(lba, 1, BLOCK_BYTES)).unwrap();
         assert_eq!(client.receive().unwrap(), (0, 0));
     }
     let (status, summary) = server.stop(Signal::TERM);
@@ -127,7 +135,7 @@ fn writes_survive_sigterm_without_a_flush() {
     let mut client = Client::connect(&socket).expect("the server is ready");
     for lba in 0..100 {
         let found = client.read((lba * BLOCK_BYTES) as u64, BLOCK_BYTES).unwrap();
-        assert!(found == stamped(lba, 1), "block {lba} was lost");
+        assert!(found == stamped(lba, 1, BLOCK_BYTES), "block {lba} was lost");
     }
     assert!(server.stop(Signal::TERM).0.success());
 }
@@ -136,11 +144,18 @@ fn writes_survive_sigterm_without_a_flush() {
 struct Made {
     engine: &'static str,
     size: &'static str,
+    block_bytes: usize,
+}
+
+impl Made {
+    fn new(engine: &'static str, size: &'static str) -> Self {
+        Self { engine, size, block_bytes: BLOCK_BYTES }
+    }
 }
 
 fn kill_again_and_again(dram: &str) {
     let dir = scratch();
-    kill_in(dir.path(), &Made { engine: "btt", size: "64M" }, dram, &[]);
+    kill_in(dir.path(), &Made::new("btt", "64M"), dram, &[]);
 }
 
 fn kill_in(dir: &Path, made: &Made, dram: &str, more: &[&str]) {
@@ -149,8 +164,13 @@ fn kill_in(dir: &Path, made: &Made, dram: &str, more: &[&str]) {
     let seed = setting("TIDEGATE_SEED", u64::from(std::process::id()));
     println!("TIDEGATE_SEED={seed}");
     let (pool, socket) = (dir.join("pool"), dir.join("socket"));
-    let Made { engine, size } = *made;
-    ok(["create", pool.to_str().unwrap(), "--engine", engine, "--size", size]);
+    let Made { engine, size, block_bytes } = *made;
+    let block_size = format!("--block-size={block_bytes}");
+    // The log has blocks of one size, and no option for them.
+    let blocks = (block_bytes != BLOCK_BYTES).then_some(block_size.as_str());
+    let made = ["create", pool.to_str().unwrap(), "--engine", engine, "--size", size];
+    ok(made.into_iter().chain(blocks));
+    let mode = Mode { volatile, block_bytes };
     let mut random = Random(seed);
     let mut model = vec![Block::default(); CONNECTIONS * BLOCKS_A_CONNECTION];
     let least = if engine == "cache" { 5 } else { 3 };
@@ -164,12 +184,12 @@ fn kill_in(dir: &Path, made: &Made, dram: &str, more: &[&str]) {
         let fio = fio_in_another_region(dir, &socket);
         let kill_at = 200 + random.below(4000);
         acknowledged +=
-            load_and_kill(&socket, server.pid(), kill_at, volatile, &mut model, &mut random);
+            load_and_kill(&socket, server.pid(), kill_at, mode, &mut model, &mut random);
         server.wait_killed();
         assert_died_with_server(fio);
         ok(["check".as_ref(), pool.as_os_str()]);
         let server = Server::start(&pool, &socket, more);
-        let (kept, older) = verify(&socket, &mut model);
+        let (kept, older) = verify(&socket, block_bytes, &mut model);
         println!(
             "{engine}, {dram}, round {round}: killed at acknowledgement {kill_at}; {kept} blocks as acknowledged, {older} otherwise"
         );
@@ -193,6 +213,14 @@ struct Block {
     in_flight: Option<u64>,
 }
 
+/// How the device is written.
+#[derive(Debug, Clone, Copy)]
+struct Mode {
+    /// Acknowledged writes are durable only with the next flush.
+    volatile: bool,
+    block_bytes: usize,
+}
+
 /// One connection and its part of the model.
 struct Writer<'a> {
     client: Client,
@@ -202,8 +230,7 @@ struct Writer<'a> {
     slots: [Range<usize>; DEPTH],
     sequence: u64,
     random: Random,
-    /// Acknowledged writes are durable only with the next flush.
-    volatile: bool,
+    mode: Mode,
     acknowledged_since_flush: usize,
 }
 
@@ -212,7 +239,7 @@ fn load_and_kill(
     socket: &Path,
     server: Pid,
     kill_at: usize,
-    volatile: bool,
+    mode: Mode,
     model: &mut [Block],
     random: &mut Random,
 ) -> usize {
@@ -237,7 +264,7 @@ fn load_and_kill(
                 blocks,
                 slots: Default::default(),
                 random: Random(random.next()),
-                volatile,
+                mode,
                 acknowledged_since_flush: 0,
             };
             scope.spawn(move || writer.run(acknowledged));
@@ -282,7 +309,7 @@ impl Writer<'_> {
     fn note(&mut self, slot: usize) {
         for block in &mut self.blocks[self.slots[slot].clone()] {
             block.acknowledged = block.in_flight.take().expect("the block was in flight");
-            if !self.volatile {
+            if !self.mode.volatile {
                 block.durable = block.acknowledged;
             }
         }
@@ -291,7 +318,7 @@ impl Writer<'_> {
     /// Sends a flush, one at a time, where a cache needs it: it covers what is acknowledged by now.
     fn maybe_flush(&mut self) -> std::io::Result<()> {
         self.acknowledged_since_flush += 1;
-        if !self.volatile || self.acknowledged_since_flush != WRITES_A_FLUSH {
+        if !self.mode.volatile || self.acknowledged_since_flush != WRITES_A_FLUSH {
             return Ok(());
         }
         self.blocks.iter_mut().for_each(|block| block.flushing = block.acknowledged);
@@ -309,24 +336,26 @@ impl Writer<'_> {
             block.in_flight = Some(sequence);
         }
         let lba = self.first_lba + first;
-        let data: Vec<u8> = (lba..lba + count).flat_map(|lba| stamped(lba, sequence)).collect();
-        self.client.send_write(slot as u64, (lba * BLOCK_BYTES) as u64, &data)
+        let block_bytes = self.mode.block_bytes;
+        let stamp = |lba| stamped(lba, sequence, block_bytes);
+        let data: Vec<u8> = (lba..lba + count).flat_map(stamp).collect();
+        self.client.send_write(slot as u64, (lba * block_bytes) as u64, &data)
     }
 }
 
 /// Reads every block back: it must hold, whole, the durable write or one that came later. From here
 /// on the model holds what was found. Returns how many blocks held the last acknowledged write and
 /// how many another one.
-fn verify(socket: &Path, model: &mut [Block]) -> (usize, usize) {
+fn verify(socket: &Path, block_bytes: usize, model: &mut [Block]) -> (usize, usize) {
     let mut client = Client::connect(socket).expect("the server is ready");
     let (mut kept, mut others) = (0, 0);
     for (lba, block) in model.iter_mut().enumerate() {
         let data =
-            client.read((lba * BLOCK_BYTES) as u64, BLOCK_BYTES).expect("the server is there");
+            client.read((lba * block_bytes) as u64, block_bytes).expect("the server is there");
         let found = sequence_of(&data);
         let last = block.in_flight.unwrap_or(block.acknowledged);
         assert!(
-            data == stamped(lba, found) && (block.durable..=last).contains(&found),
+            data == stamped(lba, found, block_bytes) && (block.durable..=last).contains(&found),
             "block {lba} is lost or torn: it should hold {block:?}, but starts with sequence {found}"
         );
         *if found == block.acknowledged { &mut kept } else { &mut others } += 1;
@@ -337,14 +366,14 @@ fn verify(socket: &Path, model: &mut [Block]) -> (usize, usize) {
 
 /// The bytes of write number `sequence` to block `lba`: both numbers, a body that depends on both,
 /// and a checksum. Zeroes for number 0, a block never written.
-fn stamped(lba: usize, sequence: u64) -> Vec<u8> {
+fn stamped(lba: usize, sequence: u64, block_bytes: usize) -> Vec<u8> {
     if sequence == 0 {
-        return vec![0; BLOCK_BYTES];
+        return vec![0; block_bytes];
     }
     let lba = lba as u64;
     let mut body = Random(lba << 32 ^ sequence);
     let mut words = vec![lba, sequence];
-    words.extend((words.len()..BLOCK_BYTES / 8 - 1).map(|_| body.next()));
+    words.extend((words.len()..block_bytes / 8 - 1).map(|_| body.next()));
     words.push(words.iter().fold(0, |sum: u64, word| sum.rotate_left(1) ^ word));
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
