@@ -30,7 +30,7 @@ demo:
 	@scripts/demo
 
 test:
-	@scripts/install-deps build test
+	@scripts/install-deps build
 	@scripts/test
 
 bench:
