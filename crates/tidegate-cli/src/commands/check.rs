@@ -42,35 +42,26 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
         json(&Outcome { pool: &args.pool, clean, engine: engine.name(), report: checked.report })?;
     } else {
         checked.lines.iter().try_for_each(line)?;
-        line(verdict(engine.name(), &checked, args))?;
+        line(verdict(&checked, args))?;
     }
     Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn verdict(engine: &str, checked: &Checked, args: &CheckArgs) -> String {
+fn verdict(checked: &Checked, args: &CheckArgs) -> String {
     let pool = args.pool.display();
     let faults = match checked.faults {
         0 => return format!("{pool}: no damage"),
         1 => "1 fault".to_owned(),
         faults => format!("{faults} faults"),
     };
-    let left = if args.repair { " that cannot be repaired" } else { "" };
-    let advice = checked.report["advice"].as_str();
-    let advice = advice.unwrap_or_else(|| advice_for(engine, args.repair));
+    let (left, advice) = if args.repair {
+        (
+            " that cannot be repaired",
+            "copy off what can still be read: `tidegate serve --read-only`",
+        )
+    } else {
+        ("", "`tidegate check --repair` restores what the pool itself proves")
+    };
+    let advice = checked.report["advice"].as_str().unwrap_or(advice);
     format!("{pool}: {faults}{left}; {advice}")
-}
-
-/// What to do about damage of which the report itself does not say so.
-fn advice_for(engine: &str, is_repaired: bool) -> &'static str {
-    match (engine, is_repaired) {
-        ("log", false) => {
-            "`tidegate check --repair` restores what the pool itself proves; for the rest restore a \
-             backup, or go on without it: `tidegate recover --salvage`"
-        }
-        ("log", true) => {
-            "restore a backup, or go on without what is damaged: `tidegate recover --salvage`"
-        }
-        (_, false) => "`tidegate check --repair` restores what the pool itself proves",
-        (_, true) => "copy off what can still be read: `tidegate serve --read-only`",
-    }
 }

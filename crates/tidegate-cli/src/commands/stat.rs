@@ -9,12 +9,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use tidegate::dram::{Policy, TierSpec};
-use tidegate::log;
 use tidegate::pmem::{Region, RegionOptions};
 use tidegate::pool::{Glance, glance};
 use tidegate::size::Size;
 use tidegate::stack::{REGISTRY, Stat};
 use tidegate::stats::{Latencies, Reading, Unit, Value};
+use tidegate::tier::Engine;
 use tidegate_run::{
     Asked, PoolPaths, Reply, Request, Statistics, ask, ask_at, existing_log, log_in_use,
 };
@@ -76,20 +76,23 @@ fn of_pool(path: &Path) -> Result<Found> {
     if let Answer::Of(stat) = stat_of(path)? {
         return Ok(Found::Stack(Box::new(stat)));
     }
-    if metadata.is_file() && !is_log(path)? {
+    if metadata.is_file() && !may_be_supervised(path)? {
         return of_header(path);
     }
     of_log(path)
 }
 
-/// Whether the pool in the file at `path` is a log, or so blank or damaged that only opening it
-/// tells more.
-fn is_log(path: &Path) -> Result<bool> {
+/// Whether the pool in the file at `path` is one that a supervisor of `tidegate run` uses, or so
+/// blank or damaged that only opening it tells more.
+fn may_be_supervised(path: &Path) -> Result<bool> {
     let shown = path.display();
     let file = File::open(path).with_context(|| format!("cannot open {shown}"))?;
     let found = glance(&file).with_context(|| format!("cannot read {shown}"))?;
-    Ok(!matches!(found, Glance::Btt)
-        && !matches!(found, Glance::Tidegate(Some(code)) if code != log::CODE))
+    Ok(match found {
+        Glance::Btt => false,
+        Glance::Tidegate(Some(_)) => REGISTRY.of_glance(found).is_some_and(Engine::keeps_files),
+        Glance::Tidegate(None) | Glance::Unknown(_) => true,
+    })
 }
 
 /// What the medium says of a pool that no process serves.

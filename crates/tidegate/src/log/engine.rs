@@ -89,6 +89,10 @@ impl Engine for LogEngine {
         Ok(Opened { tier: Arc::new(device), recovered })
     }
 
+    fn keeps_files(&self) -> bool {
+        true
+    }
+
     /// Verifies each record.
     fn check(
         &self,
@@ -239,6 +243,19 @@ struct Report {
     repaired_records: usize,
     /// From this position on nothing tells whether a record is missing; 0: of no record.
     doubtful_from: Option<u64>,
+    /// What to do about the faults; none where there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advice: Option<&'static str>,
+}
+
+/// What to do about damage that is left.
+fn advice(is_repaired: bool) -> &'static str {
+    if is_repaired {
+        "restore a backup, or go on without what is damaged: `tidegate recover --salvage`"
+    } else {
+        "`tidegate check --repair` restores what the pool itself proves; for the rest restore a \
+         backup, or go on without it: `tidegate recover --salvage`"
+    }
 }
 
 fn check(region: &Arc<Region>, repair: bool) -> Result<Report> {
@@ -270,7 +287,8 @@ fn check(region: &Arc<Region>, repair: bool) -> Result<Report> {
         let pool = LogPool::open(Arc::clone(region)).map_err(EngineError::pool)?;
         report_of(check_records(&pool, repair).map_err(EngineError::pool)?, findings)
     };
-    Ok(Report { repaired_superblocks, repaired_headers, repaired_positions, ..report })
+    let advice = (report.faults > 0).then(|| advice(repair));
+    Ok(Report { repaired_superblocks, repaired_headers, repaired_positions, advice, ..report })
 }
 
 fn report_of(records: Records, mut findings: Vec<String>) -> Report {

@@ -69,6 +69,12 @@ pub trait Engine: Sync {
         false
     }
 
+    /// The engine's pools keep what programs do to files under `tidegate run`, whose supervisor
+    /// tells of them.
+    fn keeps_files(&self) -> bool {
+        false
+    }
+
     /// The engine's pools know their backing by themselves: `flush`, `recover` and `set` open them
     /// without being told which one.
     fn remembers_backing(&self) -> bool {
