@@ -96,7 +96,7 @@ struct Simulation {
 impl Simulation {
     fn new(entry: &ReplacementEntry, slots: u64) -> Self {
         let slots = u32::try_from(slots).unwrap_or(u32::MAX);
-        let policy = (entry.create)(slots);
+        let policy = (entry.create)(slots, slots);
         let pages = vec![0; slots as usize];
         Self { policy, pages, slots: HashMap::new(), free: (0..slots).collect() }
     }

@@ -125,13 +125,12 @@ impl Core {
             pages.retain(|found| shard.can_be_cleaned(found));
             return Coldest { pages, is_clean: false, looked_at };
         }
-        shard.victims(most.min(batch_pages(slots) as usize), &mut pages);
+        let first = most.min(batch_pages(slots) as usize);
+        let mut looked_at = shard.leaving_victims(first, &mut pages);
         let is_clean = pages.iter().any(|found| !found.dirty && !shard.is_stuck(found.page));
         if !is_clean {
-            shard.victims(most - pages.len().min(most), &mut pages);
+            looked_at += shard.leaving_victims(most - looked_at.min(most), &mut pages);
         }
-        let looked_at = pages.len();
-        shard.keep_parts(&mut pages);
         pages.retain(|found| {
             let can_leave = !found.dirty || !is_clean && shard.can_be_cleaned(found);
             can_leave && !shard.is_stuck(found.page)
@@ -206,8 +205,7 @@ impl Core {
         {
             let mut shard = self.shards.lock(number);
             let most = batch_pages(shard.slot_count());
-            shard.victims(most as usize, &mut coldest);
-            shard.keep_parts(&mut coldest);
+            shard.leaving_victims(most as usize, &mut coldest);
         }
         coldest.retain(|found| !found.dirty);
         self.evict(&coldest)
@@ -314,7 +312,7 @@ impl Core {
             self.shard(found.page).stick(found.page);
         }
         for slot in dead {
-            self.shards.lock(self.shard_of_slot(*slot)).lose_slots(1);
+            self.shards.lock(self.shard_of_slot(*slot)).lose(*slot);
         }
     }
 

@@ -640,23 +640,26 @@ impl Shard {
         self.lose_slots(1);
     }
 
-    /// Of `pages`, which come up for eviction, those stay that make free slots, in the order of
-    /// their numbers.
+    /// Adds those of the next `n` pages to evict to `out` that make free slots, and has all of
+    /// `out` in the order of pages, each once. Returns at how many it looked.
     ///
     /// A slot that is split is free when all its parts are, and each of them costs a write to the
     /// backing as a page does. So all leave together, when each of them has come up.
-    pub(super) fn keep_parts(&mut self, pages: &mut Vec<Found>) {
-        for found in std::mem::take(pages) {
-            let own = self.own(found.slot);
+    pub(super) fn leaving_victims(&mut self, n: usize, out: &mut Vec<Found>) -> usize {
+        let mut dense = Vec::with_capacity(n);
+        self.orders.victims(n, &mut dense);
+        for at in &dense {
+            let own = self.slots.of_dense(*at);
             if self.slots.part(own).is_none() {
-                pages.push(found);
+                out.push(self.found(own));
             } else if self.slots.offer(own) {
-                pages.extend(self.slots.live_beside(own).map(|own| self.found(own)));
+                out.extend(self.slots.live_beside(own).map(|own| self.found(own)));
             }
         }
         // A short order was gone through twice.
-        pages.sort_unstable_by_key(|found| found.page);
-        pages.dedup_by_key(|found| found.page);
+        out.sort_unstable_by_key(|found| found.page);
+        out.dedup_by_key(|found| found.page);
+        dense.len()
     }
 
     /// Takes a slot, a dead one first.
@@ -944,7 +947,14 @@ impl Shard {
             self.stuck.extend(taken.dead_page);
             self.stick(page);
         }
-        if is_void && is_whole { self.free(taken.slot) } else { self.lose_slots(1) }
+        if is_void && is_whole { self.free(taken.slot) } else { self.lose(taken.slot) }
+    }
+
+    /// `slot` stays taken, and where it is a part no other one of its slot is taken any more.
+    pub(super) fn lose(&mut self, slot: u32) {
+        let own = self.own(slot);
+        let is_known = self.slots.part(own).is_some() && !self.slots.lose(own);
+        self.lose_slots(u32::from(!is_known));
     }
 
     /// `count` slots stay taken.
@@ -962,8 +972,12 @@ impl Shard {
             return false;
         }
         let stuck = self.stuck.iter().filter_map(|page| self.find(*page));
-        let slots: u32 = stuck.map(|found| 1 + u32::from(found.base.is_some())).sum();
-        self.lost_slots + slots >= self.slot_count()
+        let slots_of = |found: Found| {
+            let slots = [Some(found.slot), found.base.map(|base| base.slot)];
+            slots.into_iter().flatten().filter(|slot| !self.slots.is_lost(self.own(*slot)))
+        };
+        let slots: BTreeSet<u32> = stuck.flat_map(slots_of).map(whole_slot).collect();
+        self.lost_slots as usize + slots.len() >= self.slot_count() as usize
     }
 
     /// Takes all older slots of `page` away, for the caller to void: dead ones, and that of the
@@ -1069,7 +1083,7 @@ impl Shard {
     }
 
     /// Adds up to `n` dirty pages that can be cleaned to `out`, from the slot with the number
-    /// `from` in this shard on, and returns where to go on.
+    /// `from` in this shard on, and returns where to go on, also where the shard gets another size.
     pub(super) fn dirty_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
         let mut slots = Vec::new();
         let next = self.dirty_slots().from(from, n, &mut slots);
@@ -1247,16 +1261,18 @@ impl DirtySlots for Dirty<'_> {
         self.slots[own].can_be_cleaned().then(|| self.slots.dense(own))
     }
 
+    /// By numbers that stay where the shard gets another size, as its parts' dense ones do not.
     fn from(&self, from: u32, n: usize, out: &mut Vec<u32>) -> u32 {
-        let end = self.slots.capacity();
         let most = out.len().saturating_add(n);
-        let mut dense = from;
-        while dense < end && out.len() < most {
-            if self.slots[self.slots.of_dense(dense)].can_be_cleaned() {
-                out.push(dense);
+        let mut next = from;
+        while out.len() < most
+            && let Some(own) = self.slots.number_from(next)
+        {
+            if self.slots[own].can_be_cleaned() {
+                out.push(self.slots.dense(own));
             }
-            dense += 1;
+            next = own + 1;
         }
-        dense
+        next
     }
 }

@@ -298,7 +298,7 @@ impl Split {
         HEADER_BYTES + u64::from(self.form().lines) * LINE as u64
     }
 
-    /// The number of part `index` of `slot`, which [`can_split`] says yes to.
+    /// The number of part `index` of `slot`, which is below 2^27.
     pub fn part(self, slot: u32, index: u32) -> u32 {
         PART_FLAG | slot << PART_CODE_BITS | (self.form().first_code + index)
     }

@@ -33,7 +33,7 @@ pub(super) struct Orders {
 impl Orders {
     /// For `slots` slots, without classes.
     pub(super) fn new(replacement: &'static ReplacementEntry, slots: u32) -> Self {
-        let of = vec![Some((replacement.create)(slots))];
+        let of = vec![Some((replacement.create)(slots, slots))];
         let usage = [ClassUsage::default(); CLASSES];
         Self { replacement, slots, capacity: slots, classes: None, of, usage }
     }
@@ -44,8 +44,8 @@ impl Orders {
         if self.of.len() <= class {
             self.of.resize_with(class + 1, || None);
         }
-        let (create, slots) = (self.replacement.create, self.capacity);
-        &mut **self.of[class].get_or_insert_with(|| create(slots))
+        let (create, entries, slots) = (self.replacement.create, self.capacity, self.slots);
+        &mut **self.of[class].get_or_insert_with(|| create(entries, slots))
     }
 
     /// Has `classes` decide from now on, each without a page; none: all pages are of class 0.

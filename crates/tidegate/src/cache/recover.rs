@@ -756,7 +756,8 @@ impl Recovery {
         // Older versions go before pages that leave the cache.
         void_all(region, header, &older)?;
         void_all(region, header, &self.void)?;
-        let voided = self.voided.iter().chain(&older).chain(&self.void);
+        let split = self.split.iter().map(|(slot, _)| slot);
+        let voided = self.voided.iter().chain(&older).chain(&self.void).chain(split);
         clear_verdicts(region, header, voided)?;
         let older = older.len() as u64;
         let newest_version = self.newest_version;

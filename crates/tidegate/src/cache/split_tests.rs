@@ -4,9 +4,13 @@
 use std::sync::Arc;
 
 use super::check::{check, repair_changed};
-use super::layout::{PAGE_BYTES, Split, split_header, whole_slot};
+use super::cluster::Sharding;
+use super::index::{Stored, Taken};
+use super::layout::{PAGE_BYTES, Split, VERDICT_OFFSET, split_header, whole_slot};
 use super::part_tests::{open_with, read_block, write_block};
+use super::policy::REPLACEMENTS;
 use super::tests::{NO_THREAD, PAGES, binding, cost, memory_of, pool_of};
+use super::vanish_tests::within;
 use super::*;
 use crate::device::memory::MemoryDevice;
 use crate::pmem::flips::{self, scrambled};
@@ -200,6 +204,104 @@ fn a_torn_split_is_no_split() {
     region.write(header.places.header(5), &bytes[..32]).unwrap();
     let device = open_with(&region, &backing, NO_THREAD);
     assert_eq!((device.recovered().unfinished, device.core.usage().splits), (1, 0));
+}
+
+/// A shard whose slots are taken from the lowest number on, with `records` records of a block each,
+/// of pages from 0 on.
+fn shard_with(slots: u32, records: u64) -> Shard {
+    let sharding = Sharding { count: 1, ..Sharding::default() };
+    let mut shard = Shard::new(0, sharding, slots, &REPLACEMENTS[0]);
+    let all: Vec<Taken> = std::iter::from_fn(|| shard.take()).collect();
+    for it in &all {
+        shard.free(it.slot);
+    }
+    for page in 0..records {
+        let taken = shard.take_for(8, 0).unwrap();
+        let stored =
+            Stored { dirty: true, zero: false, record: true, over: false, group: 0, class: 0 };
+        shard.publish(page, &taken, stored);
+    }
+    shard
+}
+
+#[test]
+fn what_is_dirty_is_found_where_the_shard_gets_another_size_meanwhile() {
+    for slots in [8, 64] {
+        let mut shard = shard_with(16, 20);
+        let mut found = Vec::new();
+        let next = shard.dirty_from(0, 5, &mut found);
+        shard.set_usable(slots);
+        shard.resize(slots);
+        shard.dirty_from(next, 100, &mut found);
+        let pages: Vec<u64> = found.iter().map(|found| found.page).collect();
+        assert_eq!(pages, (0..20).collect::<Vec<_>>(), "{slots} slots");
+    }
+}
+
+/// The memory of a part failed: the parts beside it are no better.
+#[test]
+fn no_part_is_taken_beside_one_that_is_lost() {
+    let mut shard = shard_with(16, 3);
+    let lost = whole_slot(shard.find(0).unwrap().slot);
+    let taken = shard.take_for(8, 0).unwrap();
+    assert_eq!(whole_slot(taken.slot), lost);
+    shard.take_back(9, &taken, false, false);
+    let other = shard.take_for(8, 0).unwrap();
+    assert_ne!(whole_slot(other.slot), lost);
+    let mut victims = Vec::new();
+    assert_eq!(shard.leaving_victims(16, &mut victims), 3);
+    assert_eq!(victims.len(), 3, "the records beside it leave when all have come up");
+}
+
+/// Parts that wait for a commit, and those that they replace, cannot leave; dirty pages can.
+#[test]
+fn a_write_finds_a_slot_where_no_split_slot_can_become_free() {
+    const RECORDS: u64 = 140;
+    const DIRTY: std::ops::Range<u64> = 200..241;
+    let region = pool_of(64, 512);
+    let backing = Arc::new(MemoryDevice::new(512, 8 * 512).unwrap());
+    let options = CacheDeviceOptions { atomic_flush: true, ..NO_THREAD };
+    let binding = Binding { identity: 1, name: "memory".into(), pages: 512 };
+    let device = CacheDevice::open(region, backing, binding, options).unwrap();
+    device.set("by-content", "off").unwrap();
+    for record in 0..RECORDS {
+        write_first(&device, record, 1);
+        let page = DIRTY.start + record / 3;
+        if record % 3 == 2 && page < DIRTY.end {
+            write_page(&device, page, 1);
+            device.flush().unwrap();
+        }
+    }
+    device.flush().unwrap();
+    device.clean_all().unwrap();
+    for page in DIRTY {
+        write_page(&device, page, 2);
+        device.flush().unwrap();
+    }
+    (0..RECORDS).step_by(7).for_each(|record| write_first(&device, record, 2));
+    let device = within("a write", move || {
+        write_page(&device, 300, 3);
+        device
+    });
+    device.flush().unwrap();
+    (0..RECORDS).for_each(|record| {
+        let expected = if record % 7 == 0 { 2 } else { 1 };
+        assert_eq!(read_block(&device, record * BLOCKS_A_PAGE), expected);
+    });
+}
+
+/// The slot may have had a verdict that was stored late. Versions behind it may be given out again.
+#[test]
+fn a_split_slot_has_no_verdict_when_it_becomes_whole() {
+    let (region, backing, device) = scene(64);
+    write_first(&device, 0, 1);
+    let slot = slots_of(&device, 0..1)[0];
+    drop(device);
+    let at = CacheHeader::read(&region).unwrap().places.header(slot) + VERDICT_OFFSET;
+    region.store_u64(at, 7).unwrap();
+    let device = open_with(&region, &backing, NO_THREAD);
+    assert_eq!(region.load_u64(at).unwrap(), 0);
+    assert_eq!(read_block(&device, 0), 1);
 }
 
 /// The byte that block `block` has after write `step` of a thread.

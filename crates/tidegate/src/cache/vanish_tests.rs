@@ -918,7 +918,7 @@ models! {
 }
 
 /// Runs `run` on a thread of its own, and panics by the name `what` where that never ends.
-fn within<T: Send + 'static>(what: &str, run: impl FnOnce() -> T + Send + 'static) -> T {
+pub(super) fn within<T: Send + 'static>(what: &str, run: impl FnOnce() -> T + Send + 'static) -> T {
     let (told, ended) = channel();
     let thread = std::thread::spawn(move || drop(told.send(run())));
     match ended.recv_timeout(TIMEOUT) {

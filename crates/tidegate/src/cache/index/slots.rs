@@ -36,6 +36,8 @@ pub(super) struct SplitSlot {
     dead: u8,
     /// Parts that came up for eviction since they were written.
     offered: u8,
+    /// Parts that stay taken, for the memory failed: none is taken any more.
+    lost: u8,
     /// Its place in the list of those with parts to be taken.
     open_at: u32,
     /// It is in the list of those whose parts all were free or dead.
@@ -55,6 +57,10 @@ impl SplitSlot {
     /// All parts are free or dead.
     fn is_spent(&self) -> bool {
         self.can_be_taken() == self.all()
+    }
+
+    fn has_part_for(&self, usable: u32) -> bool {
+        self.can_be_taken() != 0 && self.lost == 0 && self.slot < usable
     }
 }
 
@@ -249,6 +255,7 @@ impl Slots {
             free: 0,
             dead: 0,
             offered: 0,
+            lost: 0,
             open_at: NOWHERE,
             is_listed: false,
         };
@@ -297,7 +304,7 @@ impl Slots {
     fn set_open(&mut self, at: u32, usable: u32) {
         let slot = &self.splits[at as usize];
         let (list, open_at) = (slot.split.index(), slot.open_at);
-        let is_open = slot.can_be_taken() != 0 && slot.slot < usable;
+        let is_open = slot.has_part_for(usable);
         if is_open && open_at == NOWHERE {
             self.splits[at as usize].open_at = len_of(&self.open[list]);
             self.open[list].push(at);
@@ -350,7 +357,29 @@ impl Slots {
         let (at, index) = place_of(own);
         let slot = &mut self.splits[at as usize];
         slot.offered |= 1 << index;
-        slot.offered | slot.can_be_taken() == slot.all()
+        slot.offered | slot.can_be_taken() | slot.lost == slot.all()
+    }
+
+    /// Part `own` stays taken, and none beside it is taken any more. Returns whether it is the
+    /// first of its slot.
+    pub(super) fn lose(&mut self, own: u32) -> bool {
+        let (at, index) = place_of(own);
+        let slot = &mut self.splits[at as usize];
+        let is_first = slot.lost == 0;
+        slot.lost |= 1 << index;
+        self.set_open(at, 0);
+        is_first
+    }
+
+    /// The memory failed in a part beside `own`, or in it.
+    pub(super) fn is_lost(&self, own: u32) -> bool {
+        self.part(own).is_some_and(|(slot, _)| slot.lost != 0)
+    }
+
+    /// The first number of a slot or part from `own` on.
+    pub(super) fn number_from(&self, own: u32) -> Option<u32> {
+        let own = if own >= self.whole_count() { own.max(PART) } else { own };
+        self.get(own).map(|_| own)
     }
 
     /// Live parts of the slot of part `own`.

@@ -76,8 +76,9 @@ pub struct ReplacementEntry {
     pub about: &'static str,
     /// Bytes of memory for a slot, rounded up.
     pub slot_bytes: usize,
-    /// Makes the policy for a number of slots, at most [`MAX_SLOTS`].
-    pub create: fn(u32) -> Box<dyn Replacement>,
+    /// Makes the policy for a number of entries, at most [`MAX_SLOTS`], of so many slots: where
+    /// slots hold several pages there are more entries.
+    pub create: fn(entries: u32, slots: u32) -> Box<dyn Replacement>,
 }
 
 /// All replacement policies, the default first.
@@ -86,25 +87,25 @@ pub static REPLACEMENTS: [ReplacementEntry; 4] = [
         name: "s3fifo",
         about: "keeps new pages in a small queue until they are used again",
         slot_bytes: 10,
-        create: |slots| Box::new(s3fifo::S3Fifo::new(slots)),
+        create: |entries, slots| Box::new(s3fifo::S3Fifo::new(entries, slots)),
     },
     ReplacementEntry {
         name: "lru",
         about: "evicts what was used least recently",
         slot_bytes: 8,
-        create: |slots| Box::new(lru::Lru::new(slots)),
+        create: |entries, _| Box::new(lru::Lru::new(entries)),
     },
     ReplacementEntry {
         name: "lrw",
         about: "evicts what was written least recently; reads do not count (AFCM)",
         slot_bytes: 8,
-        create: |slots| Box::new(lrw::Lrw::new(slots)),
+        create: |entries, _| Box::new(lrw::Lrw::new(entries)),
     },
     ReplacementEntry {
         name: "sieve",
         about: "evicts in the order of insertion, and passes over what was used since the last time",
         slot_bytes: 8,
-        create: |slots| Box::new(sieve::Sieve::new(slots)),
+        create: |entries, _| Box::new(sieve::Sieve::new(entries)),
     },
 ];
 

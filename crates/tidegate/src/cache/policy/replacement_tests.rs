@@ -323,7 +323,7 @@ proptest! {
     fn policies_choose_what_their_models_choose(calls in calls(), slots in proptest::sample::select(vec![FEW_SLOTS, 40])) {
         for entry in &REPLACEMENTS {
             let mut pages = Pages::new(slots);
-            let mut policy = (entry.create)(slots);
+            let mut policy = (entry.create)(slots, slots);
             let mut model = model(entry.name, slots);
             for &call in &calls {
                 if !pages.prepare(call) {
@@ -340,7 +340,7 @@ proptest! {
     #[test]
     fn victims_are_all_slots_in_the_policy_and_none_twice(calls in calls()) {
         for entry in &REPLACEMENTS {
-            let mut policy = (entry.create)(FEW_SLOTS);
+            let mut policy = (entry.create)(FEW_SLOTS, FEW_SLOTS);
             let mut there = [false; FEW_SLOTS as usize];
             for &call in &calls {
                 let victims = apply(&mut *policy, call, u64::from);
@@ -374,7 +374,7 @@ fn victims_that_are_kept_do_not_hide_others() {
     const SLOTS: u32 = 64;
     for entry in &REPLACEMENTS {
         for (used, batch) in [(0, 4), (8, 4), (8, 16), (32, 4), (32, 7), (64, 4)] {
-            let mut policy = (entry.create)(SLOTS);
+            let mut policy = (entry.create)(SLOTS, SLOTS);
             (0..SLOTS).for_each(|slot| policy.insert(slot, u64::from(slot)));
             // These are used so often that they move to other queues.
             for _ in 0..3 {
@@ -487,7 +487,8 @@ fn hit_ratios_under_zipf_are_those_of_the_models() {
         let exact = Cache::new(CAPACITY, 1, |slots| model(entry.name, slots));
         let exact_pct = hit_pct(exact, &trace);
         for batch in [1, 10] {
-            let pct = hit_pct(Cache::new(CAPACITY, batch, entry.create), &trace);
+            let pct =
+                hit_pct(Cache::new(CAPACITY, batch, |slots| (entry.create)(slots, slots)), &trace);
             let name = entry.name;
             assert!((pct - exact_pct).abs() < 1.0, "{name} by {batch}: {pct} %, {exact_pct} %");
             found.insert(name, pct);
@@ -504,7 +505,8 @@ fn hit_ratios_of_the_engine_under_zipf_are_those_of_the_policies() {
     const CAPACITY: u32 = 1000;
     let trace = zipf(10 * CAPACITY, 60_000, 2);
     for entry in &REPLACEMENTS {
-        let exact_pct = hit_pct(Cache::new(CAPACITY, 1, entry.create), &trace);
+        let exact_pct =
+            hit_pct(Cache::new(CAPACITY, 1, |slots| (entry.create)(slots, slots)), &trace);
         let pages = u64::from(10 * CAPACITY);
         let backing = Arc::new(MemoryDevice::new(4096, pages).unwrap());
         let binding = Binding { identity: 1, name: "memory".into(), pages };
@@ -532,7 +534,8 @@ fn a_scan_evicts_hot_pages_of_lru_alone() {
     const CAPACITY: u32 = 100;
     const HOT: u64 = 50;
     for (name, kept) in [("lru", false), ("sieve", true), ("s3fifo", true)] {
-        let mut cache = Cache::new(CAPACITY, 1, replacement(name).expect("it is there").create);
+        let entry = replacement(name).expect("it is there");
+        let mut cache = Cache::new(CAPACITY, 1, |slots| (entry.create)(slots, slots));
         (0..4).flat_map(|_| 0..HOT).for_each(|page| cache.access(page, false));
         cache.hits = 0;
         for number in 0..10 * HOT {

@@ -35,11 +35,11 @@ pub struct S3Fifo {
 }
 
 impl S3Fifo {
-    /// The policy of `slots` slots, at most [`MAX_SLOTS`](super::MAX_SLOTS).
-    pub fn new(slots: u32) -> Self {
+    /// The policy of `entries` entries, at most [`MAX_SLOTS`](super::MAX_SLOTS), of `slots` slots.
+    pub fn new(entries: u32, slots: u32) -> Self {
         let small_target = (slots / 10).max(1);
         Self {
-            links: Links::new(slots),
+            links: Links::new(entries),
             small: List::EMPTY,
             main: List::EMPTY,
             victims: List::EMPTY,
