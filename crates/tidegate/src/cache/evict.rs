@@ -224,14 +224,11 @@ impl Core {
     /// Makes slots of shard `number` whole again of which no part holds a page: one store voids the
     /// headers of all parts, dead ones too. Returns how many.
     pub(super) fn unite_spent(&self, number: usize) -> Result<usize> {
-        let (spent, slots): (Vec<_>, Vec<_>) = {
+        let (spent, slots) = {
             let mut shard = self.shards.lock(number);
             let spent = shard.take_spent(UNITED_AT_ONCE);
-            spent
-                .into_iter()
-                .map(|it| (shard.slot_of(&it), it))
-                .map(|(slot, it)| (it, slot))
-                .unzip()
+            let slots: Vec<u32> = spent.iter().map(|it| shard.slot_of(it)).collect();
+            (spent, slots)
         };
         if spent.is_empty() {
             return Ok(0);

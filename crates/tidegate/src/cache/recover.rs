@@ -146,13 +146,10 @@ impl<'a> Scan<'a> {
         bytes: &[u8; HEADER],
         see: &mut impl FnMut(Scanned) -> Result<()>,
     ) -> Result<()> {
-        let (salt, mut decoded) =
-            (self.header.salt, SlotHeader::decode(bytes, self.header.salt, slot));
-        let changed = || changed_split(bytes, salt, slot);
-        let changed = if decoded == Decoded::Bad { changed() } else { None };
-        if let Some(split) = changed {
-            decoded = Decoded::Split(split);
-        }
+        let salt = self.header.salt;
+        let found = SlotHeader::decode(bytes, salt, slot);
+        let changed = (found == Decoded::Bad).then(|| changed_split(bytes, salt, slot)).flatten();
+        let decoded = changed.map_or(found, Decoded::Split);
         see(Scanned { slot, decoded, is_changed_split: changed.is_some() })?;
         let Decoded::Split(split) = decoded else { return Ok(()) };
         let mut bytes = [0; HEADER];

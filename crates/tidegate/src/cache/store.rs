@@ -366,15 +366,14 @@ impl Core {
         &self,
         members: &[Member<'_>],
     ) -> std::result::Result<(), crate::pmem::PmemError> {
-        let split =
-            |it: &Member<'_>| it.taken.split.map(|split| (split, whole_slot(it.taken.slot)));
-        if members.iter().all(|it| it.taken.split.is_none()) {
-            return Ok(());
+        let mut has_cleared = false;
+        for taken in members.iter().map(|it| it.taken) {
+            let Some(split) = taken.split else { continue };
+            for part in split.parts_of(whole_slot(taken.slot)) {
+                self.region.write_streaming(self.places.header(part), &[0; HEADER])?;
+            }
+            has_cleared = true;
         }
-        for part in members.iter().filter_map(split).flat_map(|(split, slot)| split.parts_of(slot))
-        {
-            self.region.write_streaming(self.places.header(part), &[0; HEADER])?;
-        }
-        self.region.fence()
+        if has_cleared { self.region.fence() } else { Ok(()) }
     }
 }
