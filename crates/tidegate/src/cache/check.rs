@@ -8,7 +8,7 @@ use super::choices::Choices;
 use super::error::CacheError;
 use super::header::CacheHeader;
 use super::lane::LANES;
-use super::layout::{Decoded, PAGE_BYTES, SlotHeader, whole_slot};
+use super::layout::{Decoded, PAGE_BYTES, SlotHeader, is_part};
 use super::recover::{Data, Newest, Scan, Scanned};
 use super::store::BATCH_PAGES_MAX;
 use crate::pmem::{ReadOnce, Region};
@@ -128,7 +128,7 @@ pub fn summary(region: &Region, header: &CacheHeader) -> Result<Report, CacheErr
 }
 
 fn count(report: &mut Report, scanned: &Scanned) {
-    let is_part = whole_slot(scanned.slot) != scanned.slot;
+    let is_part = is_part(scanned.slot);
     match &scanned.decoded {
         Decoded::Free { .. } => report.free_slots += u64::from(!is_part),
         Decoded::Bad => report.unfinished_slots += 1,
@@ -216,7 +216,7 @@ fn check_slots(
                 }
             }
         }
-        if whole_slot(slot) == slot {
+        if !is_part(slot) {
             read_once.has_read(scan.data_offset(slot), PAGE_BYTES);
         }
         Ok(())

@@ -346,7 +346,7 @@ impl Core {
     }
 
     /// Has the policy of `choices` clean `shard` from now on.
-    pub(super) fn clean_shard_by(&self, choices: &Choices, shard: &mut Shard) {
+    fn clean_shard_by(&self, choices: &Choices, shard: &mut Shard) {
         let (entry, settings) = choices.cleaning();
         let part = Part {
             slots: shard.capacity(),

@@ -17,7 +17,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::Core;
 use super::index::Found;
-use super::layout::{ALL_LINES, PAGE, PAGE_BYTES, VERDICT_OFFSET, clean_verdict, whole_slot};
+use super::layout::{ALL_LINES, PAGE, PAGE_BYTES, VERDICT_OFFSET, clean_verdict, is_part};
 use super::policy::batch::BatchSize;
 use super::read::damaged;
 use super::record::{self, blocks_of};
@@ -347,7 +347,7 @@ impl Core {
             return Ok(());
         }
         // A part of a slot is data of another page as soon as its own is in another slot.
-        let are_parts = |found: &&Found| whole_slot(found.slot) != found.slot;
+        let are_parts = |found: &&Found| is_part(found.slot);
         let _locks = self.lock_pages(pages.iter().filter(are_parts).map(|found| found.page));
         let stands = |found: &&Found| self.shard(found.page).stands(found);
         let standing: Vec<&Found> = pages.iter().filter(stands).collect();

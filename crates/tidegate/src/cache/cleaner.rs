@@ -29,11 +29,9 @@ impl Cleaner {
         Self { entry, policy, part, ask_at_ns: u64::MAX }
     }
 
-    /// The same policy for a part with `slots` slots, which has heard of none.
+    /// The same policy for a part with `slots` slots, which has heard of none, to be asked at once.
     pub(super) fn for_slots(&self, slots: u32) -> Self {
-        let part = Part { slots, ..self.part };
-        let new = Self::new(self.entry, part, self.policy.settings());
-        Self { ask_at_ns: self.ask_at_ns, ..new }
+        Self::new(self.entry, Part { slots, ..self.part }, self.policy.settings())
     }
 
     /// Slot `own` with `page` became dirty.

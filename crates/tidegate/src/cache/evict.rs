@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::Core;
 use super::index::Found;
-use super::layout::whole_slot;
+use super::layout::is_part;
 use super::policy::classes::CLASSES;
 use super::tier::Counter;
 use crate::device::{DeviceError, DeviceErrorKind, Result};
@@ -215,7 +215,7 @@ impl Core {
     pub(super) fn evict(&self, pages: &[Found]) -> Result<usize> {
         let evicted = self.remove_clean(pages)?;
         self.counters.add(Counter::Evictions, evicted as u64);
-        let parts = pages.iter().filter(|found| found.slot != whole_slot(found.slot));
+        let parts = pages.iter().filter(|found| is_part(found.slot));
         let shards: BTreeSet<usize> = parts.map(|found| self.shard_of_slot(found.slot)).collect();
         shards.into_iter().try_for_each(|number| self.unite_spent(number).map(drop))?;
         Ok(evicted)

@@ -40,7 +40,7 @@ use super::layout::{PAGES_MAX, Split, can_split, parity, part_number, whole_slot
 use super::orders::Orders;
 use super::policy::classes::{Admission, Classes};
 use super::policy::cleaning::{DirtySlots, Load};
-use super::policy::{MAX_SLOTS, Replacement, ReplacementEntry};
+use super::policy::{MAX_SLOTS, ReplacementEntry};
 use super::table::Table;
 use slots::Slots;
 pub(super) use slots::Spent;
@@ -275,6 +275,7 @@ pub(super) struct Shard {
     /// Leaving slots that are dead.
     left_dead: Vec<u32>,
     table: Table,
+    /// By dense numbers, as those of `table` and `cleaner` are.
     orders: Orders,
     cleaner: Cleaner,
     /// The groups that are not yet committed, by their parity.
@@ -352,11 +353,6 @@ impl Shard {
         }
     }
 
-    /// The order of `class`, which knows slots by their dense numbers.
-    fn order(&mut self, class: u8) -> &mut dyn Replacement {
-        self.orders.of(class)
-    }
-
     /// Appends the slots with the dense numbers `dense` to `out`.
     fn add_found(&self, dense: Vec<u32>, out: &mut Vec<Found>) {
         out.extend(dense.into_iter().map(|dense| self.found(self.slots.of_dense(dense))));
@@ -428,16 +424,15 @@ impl Shard {
     pub(super) fn touch(&mut self, found: &Found, class: u8, is_write: bool) {
         let own = self.own(found.slot);
         let (before, class) = (self.slot(own).class(), self.orders.known(class));
-        if before == class {
-            let dense = self.slots.dense(own);
-            return self.order(class).touch(dense, is_write);
-        }
         let dense = self.slots.dense(own);
-        self.order(before).remove(dense, found.page);
+        if before == class {
+            return self.orders.of(class).touch(dense, is_write);
+        }
+        self.orders.of(before).remove(dense, found.page);
         self.count(own, false);
         self.slot(own).set_class(class);
         self.count(own, true);
-        self.order(class).insert(dense, found.page);
+        self.orders.of(class).insert(dense, found.page);
     }
 
     /// The IO class of the page in the slot of `found`.
@@ -478,7 +473,7 @@ impl Shard {
     /// Adds up to `n` pages of `class` to `out`, the first to be evicted first.
     pub(super) fn victims_of(&mut self, class: u8, n: usize, out: &mut Vec<Found>) {
         let mut slots = Vec::with_capacity(n);
-        self.order(class).victims(n, &mut slots);
+        self.orders.of(class).victims(n, &mut slots);
         self.add_found(slots, out);
     }
 
@@ -756,10 +751,10 @@ impl Shard {
         let [before, class] = [old, own].map(|it| self.slots[it].class());
         let [old, own] = [old, own].map(|it| self.slots.dense(it));
         if before == class {
-            return self.order(class).moved(old, own, page);
+            return self.orders.of(class).moved(old, own, page);
         }
-        self.order(before).remove(old, page);
-        self.order(class).insert(own, page);
+        self.orders.of(before).remove(old, page);
+        self.orders.of(class).insert(own, page);
     }
 
     /// The version in slot `own` replaces that in `old`, as a member of `group` unless 0. True:
@@ -953,8 +948,8 @@ impl Shard {
     /// `slot` stays taken, and where it is a part no other one of its slot is taken any more.
     pub(super) fn lose(&mut self, slot: u32) {
         let own = self.own(slot);
-        let is_known = self.slots.part(own).is_some() && !self.slots.lose(own);
-        self.lose_slots(u32::from(!is_known));
+        let is_first = self.slots.part(own).is_none() || self.slots.lose(own);
+        self.lose_slots(u32::from(is_first));
     }
 
     /// `count` slots stay taken.
@@ -1007,7 +1002,7 @@ impl Shard {
         let own = self.slots.remove(&mut self.table, found.page);
         if let Some(own) = own {
             let (class, dense) = (self.slot(own).class(), self.slots.dense(own));
-            self.order(class).remove(dense, found.page);
+            self.orders.of(class).remove(dense, found.page);
             self.leave(own);
         }
     }
@@ -1229,7 +1224,7 @@ impl Shard {
     /// Puts the page in slot `own` into its order.
     fn insert(&mut self, own: u32) {
         let (slot, dense) = (self.slots[own], self.slots.dense(own));
-        self.order(slot.class()).insert(dense, slot.page());
+        self.orders.of(slot.class()).insert(dense, slot.page());
     }
 
     /// Bytes of memory but for those of the replacement policy.

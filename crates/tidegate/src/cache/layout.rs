@@ -165,7 +165,7 @@ impl Places {
 
     /// The data of `slot` in the region.
     pub fn data(&self, slot: u32) -> u64 {
-        if part_number(slot).is_some() {
+        if is_part(slot) {
             return self.header(slot) + HEADER_BYTES;
         }
         if slot >= self.chunk_slots {
@@ -328,6 +328,11 @@ pub(super) fn part_number(slot: u32) -> Option<PartNumber> {
     let split = Split::of_index(at)?;
     let index = code - split.form().first_code;
     Some(PartNumber { slot: number >> PART_CODE_BITS, split, index })
+}
+
+/// Whether `slot` is the number of a part.
+pub(super) fn is_part(slot: u32) -> bool {
+    slot & PART_FLAG != 0
 }
 
 /// The slot with the number `slot`, or the one of which that is a part.

@@ -216,10 +216,7 @@ impl Core {
     fn resize_shards(&self) {
         let (places, choices) = (self.header.lock().places, self.choices.lock());
         // One shard at a time: requests wait for one list of pages at most.
-        self.each_shard(&places, |shard, count| {
-            shard.resize(count);
-            self.clean_shard_by(&choices, shard);
-        });
+        self.each_shard(&places, Shard::resize);
         self.notify_all();
         self.restart_promotion(&choices);
         self.waker.wake_another();

@@ -5,8 +5,8 @@ use std::io::IoSlice;
 
 use super::index::{Found, Stored, Taken};
 use super::layout::{
-    ALL_LINES, HEADER, HEADER_BYTES, PAGE, SlotHeader, data_check, split_header, stored_bytes,
-    whole_slot,
+    ALL_LINES, HEADER, HEADER_BYTES, PAGE, SlotHeader, data_check, is_part, split_header,
+    stored_bytes, whole_slot,
 };
 use super::merge::{Base, Content, Demand, Entry, Merged};
 use super::span::pages_of;
@@ -280,8 +280,7 @@ impl Core {
         let is_fenced = self.region.fence().is_ok();
         for ((it, taken), is_void) in members.iter().zip(taken).zip(are_void) {
             let data = self.places.data(taken.slot);
-            let len =
-                if whole_slot(taken.slot) == taken.slot { PAGE } else { stored_bytes(it.lines) };
+            let len = if is_part(taken.slot) { stored_bytes(it.lines) } else { PAGE };
             let is_whole = self.region.read(data, &mut [0; PAGE][..len]).is_ok();
             let mut shard = self.shard(it.page);
             shard.take_back(it.page, &taken, is_void && is_fenced, is_whole);
