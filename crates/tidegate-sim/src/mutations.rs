@@ -78,6 +78,8 @@ pub enum Mutation {
     LateMember,
     /// Leave the headers in the parts of a slot that is split as they were before.
     StaleParts,
+    /// Leave out the fence behind the void headers of a slot that is to be split.
+    UnfencedParts,
     /// Leave the header of a slot in place that says that it is split, where none of its parts
     /// holds anything any more.
     KeepSplit,
@@ -95,6 +97,8 @@ struct Progress {
     operation: u64,
     fences: usize,
     flog_write_backs: usize,
+    /// Void headers of parts that were stored since the last fence.
+    cleared: usize,
     /// A fence held back until after the next store.
     held_fence: bool,
     /// Where the last store voided a header.
@@ -153,6 +157,7 @@ impl Mutant {
             | Mutation::CleanAtOnce
             | Mutation::StaleFill
             | Mutation::StaleParts
+            | Mutation::UnfencedParts
             | Mutation::KeepSplit
             | Mutation::LateMember => slots = Some(Slots::find(image)?),
             _ => layout = Some(Layout::find(image).map_err(Verdict::outside)?),
@@ -210,6 +215,7 @@ impl Mutant {
         match self.mutation {
             Mutation::DropFence(number) => progress.fences == number + 1,
             Mutation::EarlyCommit => progress.has_members,
+            Mutation::UnfencedParts => std::mem::take(&mut progress.cleared) > 0,
             Mutation::EarlySequence if progress.fences == 1 => {
                 progress.held_fence = true;
                 true
@@ -467,6 +473,7 @@ impl Observer for Mutant {
             if keeps || is_cleared {
                 return;
             }
+            self.ask(|progress| progress.cleared += usize::from(*data == [0; 64]));
             if let Some((slot, header)) = slots.decode(offset, data) {
                 return self.store_header(slots, slot, &header, offset);
             }

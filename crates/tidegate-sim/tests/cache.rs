@@ -795,6 +795,12 @@ fn p1_where_a_slot_is_split_over_headers_that_lie_in_it() {
 }
 
 #[test]
+fn p1_where_a_slot_is_split_before_the_void_headers_in_it_are_durable() {
+    let found = caught_in_parts(Mutation::UnfencedParts).verdict.promise;
+    assert!(matches!(found, Promise::P1Durable | Promise::P2Atomic), "{found:?}");
+}
+
+#[test]
 fn p1_where_a_slot_stays_split_whose_parts_hold_older_versions() {
     let found = caught_in_parts(Mutation::KeepSplit).verdict.promise;
     assert!(matches!(found, Promise::P1Durable | Promise::P2Atomic), "{found:?}");
