@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::machine::abandoned;
-use crate::machine::program::Dialogue;
+use crate::machine::program::{Dialogue, Interpreter};
 use crate::machine::{Cuts, Fault, PREFIX, Runner};
 use crate::model::Kind;
 use crate::sequence::{Sequence, Step};
@@ -20,8 +20,8 @@ use crate::sequence::{Sequence, Step};
 /// How long a machine may take for one test, or to be made.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Number of machines that were started: their directories have names of their own.
-static STARTED: AtomicU64 = AtomicU64::new(0);
+/// Number of directories that were made: each has a name of its own.
+static MADE: AtomicU64 = AtomicU64::new(0);
 
 /// What all tests of a campaign have in common.
 #[derive(Debug, Clone)]
@@ -118,21 +118,23 @@ impl Setup {
     /// No machine can be made.
     pub fn run(
         &self,
-        tests: impl Iterator<Item = Test> + Send,
+        tests: Vec<Test>,
         on_test: impl Fn(&Test, &[String]) + Sync,
     ) -> Result<Report> {
         abandoned::remove(&std::env::temp_dir());
-        let (start, tests, report) =
-            (Instant::now(), Mutex::new(tests), Mutex::new(Report::default()));
+        let (start, workers) = (Instant::now(), self.workers.min(tests.len()));
+        let (tests, report) = (Mutex::new(tests.into_iter()), Mutex::new(Report::default()));
+        let programs = Directory::new()?;
+        Interpreter::compile(&programs.0)?;
         let next = || tests.lock().unwrap_or_else(PoisonError::into_inner).next();
         let work = || -> Result<()> {
-            let mut machine = Remote::start(self)?;
+            let mut machine = Remote::start(self, &programs.0)?;
             while let Some(test) = next() {
                 let mut result = machine.test(&test);
                 if result.is_err() {
                     // Of a machine that failed nothing is kept; what fails twice is told.
                     drop(machine);
-                    machine = Remote::start(self)?;
+                    machine = Remote::start(self, &programs.0)?;
                     result = machine.test(&test);
                 }
                 on_test(&test, result.as_deref().unwrap_or_default());
@@ -141,7 +143,7 @@ impl Setup {
             Ok(())
         };
         std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..self.workers).map(|_| scope.spawn(work)).collect();
+            let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
             threads.into_iter().try_for_each(|thread| match thread.join() {
                 Ok(result) => result,
                 Err(_) => bail!("a thread of the campaign panicked"),
@@ -153,23 +155,41 @@ impl Setup {
     }
 }
 
+/// A directory of this process, for as long as it is needed.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new() -> Result<Self> {
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{PREFIX}{}.{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // What is left is removed by the next campaign.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 /// A machine in another process.
 struct Remote {
     worker: Dialogue,
-    dir: PathBuf,
+    /// What is mounted there is in the worker's namespace.
+    _dir: Directory,
 }
 
 impl Remote {
-    fn start(setup: &Setup) -> Result<Self> {
-        let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{PREFIX}{}.{number}", std::process::id());
-        let dir = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&dir)?;
+    fn start(setup: &Setup, programs: &Path) -> Result<Self> {
+        let dir = Directory::new()?;
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "--"]).arg(&setup.harness);
-        command.arg("worker").arg(&dir).args(setup.arguments());
+        command.arg("worker").arg(&dir.0).arg(programs).args(setup.arguments());
         let start = |command: &mut Command| command.spawn().context("cannot execute unshare");
-        let mut this = Self { worker: Dialogue::start(&mut command, start)?, dir };
+        let mut this = Self { worker: Dialogue::start(&mut command, start)?, _dir: dir };
         match this.worker.receive(TIMEOUT).context("the machine")?.as_str() {
             "ready" => Ok(this),
             other => bail!("{other}"),
@@ -188,13 +208,6 @@ impl Remote {
                 _ => return Ok(violations),
             }
         }
-    }
-}
-
-impl Drop for Remote {
-    fn drop(&mut self) {
-        // It is empty: what was mounted there is in the worker's namespace.
-        let _ = std::fs::remove_dir(&self.dir);
     }
 }
 

@@ -50,6 +50,8 @@ enum Command {
     Worker {
         /// An empty directory.
         dir: PathBuf,
+        /// Where the interpreter was compiled.
+        programs: PathBuf,
         #[command(flatten)]
         on: On,
     },
@@ -177,7 +179,7 @@ fn run(on: &On, tests: Vec<Test>) -> Result<Report> {
     bar.set_style(ProgressStyle::with_template(style)?);
     let found = std::sync::atomic::AtomicU64::new(0);
     let setup = on.setup()?;
-    let report = setup.run(tests.into_iter(), |test, violations| {
+    let report = setup.run(tests, |test, violations| {
         let count = violations.len() as u64;
         let count = found.fetch_add(count, std::sync::atomic::Ordering::Relaxed) + count;
         bar.set_message(format!("{count} violations"));
@@ -215,9 +217,9 @@ fn main() -> Result<ExitCode> {
             let _ = lines.find(Result::is_err);
             return Ok(ExitCode::SUCCESS);
         }
-        Command::Worker { dir, on } => {
+        Command::Worker { dir, programs, on } => {
             let setup = on.setup()?;
-            worker::work(&dir, setup.kind, setup.runner, setup.fault)?;
+            worker::work(&dir, &programs, setup.kind, setup.runner, setup.fault)?;
             return Ok(ExitCode::SUCCESS);
         }
     };

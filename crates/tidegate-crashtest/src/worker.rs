@@ -9,16 +9,24 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
+use crate::machine::program::Interpreter;
 use crate::machine::{Cuts, Fault, Machine, Runner};
 use crate::model::Kind;
 use crate::sequence::Sequence;
 
-/// Tests sequences until the input ends. `dir` is an empty directory.
+/// Tests sequences until the input ends. `dir` is an empty directory, `programs` has the compiled
+/// interpreter.
 ///
 /// # Errors
 /// The machine cannot be made, or the output is closed.
-pub fn work(dir: &Path, kind: Kind, runner: Runner, fault: Option<Fault>) -> Result<()> {
-    let mut machine = Machine::new(dir, kind, runner, fault)?;
+pub fn work(
+    dir: &Path,
+    programs: &Path,
+    kind: Kind,
+    runner: Runner,
+    fault: Option<Fault>,
+) -> Result<()> {
+    let mut machine = Machine::new(dir, Interpreter::in_dir(programs), kind, runner, fault)?;
     say("ready")?;
     for line in std::io::stdin().lock().lines() {
         match test(&mut machine, &line?) {

@@ -25,7 +25,7 @@ fn tidegate() -> PathBuf {
 fn test(kind: Kind, runner: Runner, fault: Option<Fault>, tests: Vec<Test>) -> Report {
     let harness = PathBuf::from(env!("CARGO_BIN_EXE_tidegate-crashtest"));
     let setup = Setup { harness, kind, runner, fault, workers: WORKERS };
-    let report = setup.run(tests.into_iter(), |_, _| {}).expect("the machines work");
+    let report = setup.run(tests, |_, _| {}).expect("the machines work");
     println!("{kind:?}: {report}");
     for (sequence, error) in &report.errors {
         println!("not tested: {}: {error}", sequence.one_line());

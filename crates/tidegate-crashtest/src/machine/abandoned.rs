@@ -30,8 +30,8 @@ pub fn remove(parent: &Path) {
         }
     }
     for name in names_in(parent).iter().filter(|name| is_of_dead(name)) {
-        // The files in it were in a namespace that is gone.
-        let _ = fs::remove_dir(parent.join(name));
+        // A machine's files were in a namespace that is gone; there may be a compiled program.
+        let _ = fs::remove_dir_all(parent.join(name));
     }
 }
 

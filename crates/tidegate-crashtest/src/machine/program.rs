@@ -26,6 +26,11 @@ pub struct Interpreter {
 }
 
 impl Interpreter {
+    /// The one that was compiled in `dir`.
+    pub fn in_dir(dir: &Path) -> Self {
+        Self { dynamic: dir.join("interpreter"), linked: dir.join("interpreter-static") }
+    }
+
     /// Compiles it in `dir`.
     ///
     /// # Errors
@@ -33,8 +38,7 @@ impl Interpreter {
     pub fn compile(dir: &Path) -> Result<Self> {
         let source = dir.join("interpreter.c");
         std::fs::write(&source, SOURCE)?;
-        let this =
-            Self { dynamic: dir.join("interpreter"), linked: dir.join("interpreter-static") };
+        let this = Self::in_dir(dir);
         succeed(Command::new("cc").args(["-O1", "-o"]).arg(&this.dynamic).arg(&source))?;
         succeed(
             Command::new("cc")
