@@ -344,10 +344,10 @@ fn a_backing_has_one_server_at_a_time() {
 }
 
 /// A disk that a file stands for; detached when dropped.
-struct Disk(String);
+pub(crate) struct Disk(pub(crate) String);
 
 impl Disk {
-    fn of(file: &Path) -> Self {
+    pub(crate) fn of(file: &Path) -> Self {
         let mut losetup = tool("losetup", "mount");
         losetup.args(["--show", "--sector-size", "4096", "--find"]).arg(file);
         Self(succeed(&mut losetup).trim().to_owned())

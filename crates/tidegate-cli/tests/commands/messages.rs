@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::nbd;
+use crate::cache_device::Disk;
 use crate::support::{Server, ok, run, scratch, tidegate, tool};
+use crate::{behind, nbd};
 
 /// A directory with a pool.
 fn with_pool() -> TempDir {
@@ -215,6 +216,66 @@ fn a_backing_that_gets_full_is_told_when_it_happens() {
     assert_eq!(said().lines().filter(fails).count(), 1, "{}", said());
     let over = said().lines().filter(|line| works(line)).count();
     assert_eq!(over, 1, "{}", said());
+}
+
+/// A disk without space takes what it is given, and tells of it at its flush, once.
+struct FullDisk {
+    small: SmallDisk,
+    disk: Option<Disk>,
+}
+
+impl FullDisk {
+    fn new() -> Self {
+        let small = SmallDisk::mounted();
+        std::fs::File::create(small.path("disk")).unwrap().set_len(64 << 20).unwrap();
+        let disk = Some(Disk::of(&small.path("disk")));
+        fill(&small.path("rest"));
+        Self { small, disk }
+    }
+
+    fn backing(&self) -> String {
+        format!("--backing={}", self.disk.as_ref().unwrap().0)
+    }
+
+    fn get_space(&self) {
+        std::fs::remove_file(self.small.path("rest")).unwrap();
+    }
+
+    /// The first of `blocks` blocks that begins with another byte than 7.
+    fn first_other(mut self, blocks: usize) -> Option<usize> {
+        drop(self.disk.take());
+        let found = std::fs::read(self.small.path("disk")).unwrap();
+        (0..blocks).find(|lba| found[lba * 4096] != 7)
+    }
+}
+
+/// What was written is in the pool, and is written to the disk again when that works.
+#[test]
+fn a_disk_whose_flush_failed_gets_everything_once_it_works() {
+    const BLOCKS: usize = 3000;
+    for engine in ["cache", "log"] {
+        let (disk, dir) = (FullDisk::new(), scratch());
+        let (pool, socket) = (text(&dir, "pool"), text(&dir, "socket"));
+        ok(["create", &pool, &format!("--engine={engine}"), "--size=16M"]);
+        let log = std::fs::File::create(text(&dir, "stderr")).unwrap();
+        let mut command = tidegate();
+        command.arg("serve").arg(&pool).arg(format!("--nbd=unix:{socket}")).arg(disk.backing());
+        let server = Server::spawn(command.stderr(log));
+        let mut client = nbd::Client::connect(Path::new(&socket)).unwrap();
+        // From half of a pool on it is cleaned.
+        (0..BLOCKS).for_each(|lba| behind::write(&mut client, lba, 7));
+        let said = || std::fs::read_to_string(text(&dir, "stderr")).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !said().contains("backing: flushes fail: ") {
+            assert!(Instant::now() < deadline, "{engine}: the disk takes it all: {}", said());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        disk.get_space();
+        drop(client);
+        let (status, _) = server.stop(Signal::TERM);
+        assert!(status.success(), "{engine}: the disk is not used again: {}", said());
+        assert_eq!(disk.first_other(BLOCKS), None, "{engine}: a block that the disk does not have");
+    }
 }
 
 /// A pool of which the end is missing is named as that, with what helps, by every command.

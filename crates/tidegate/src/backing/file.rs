@@ -69,7 +69,9 @@ impl Scheme for FileScheme {
             Err(Errno::WOULDBLOCK) => return Err(BackingError::InUse { url: url() }),
             locked => locked.map_err(|errno| failed("lock")(errno.into()))?,
         }
-        let device = FileDevice::open(path, &FileOptions::default())?;
+        // Logs and caches keep what they wrote until a flush has succeeded.
+        let options = FileOptions { reopens: true, ..FileOptions::default() };
+        let device = FileDevice::open(path, &options)?;
         let (identity, name) = identify(path).map_err(failed("identify"))?;
         let holds = glance(&lock).map_err(failed("read"))?;
         let holds = Some(holds).filter(|found| !matches!(found, Glance::Unknown(_)));

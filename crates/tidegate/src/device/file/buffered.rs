@@ -8,12 +8,12 @@ use super::{Backing, Result, WriteFlags, retry};
 
 impl Backing {
     pub(super) fn read_buffered(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let len = buf.len();
+        let (file, len) = (self.file(), buf.len());
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;
             let rest = &mut buf[done..];
-            match retry(|| rustix::io::pread(&self.file, &mut *rest, at)) {
+            match retry(|| rustix::io::pread(&*file, &mut *rest, at)) {
                 Ok(0) => return Err(self.ended("read", at)),
                 Ok(moved) => done += moved,
                 Err(errno) => return Err(self.failed("read", offset, len as u64, errno)),
@@ -23,10 +23,11 @@ impl Backing {
     }
 
     pub(super) fn write_buffered(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        let file = self.file();
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
-            match retry(|| rustix::io::pwrite(&self.file, &data[done..], at)) {
+            match retry(|| rustix::io::pwrite(&*file, &data[done..], at)) {
                 Ok(0) => return Err(self.ended("write", at)),
                 Ok(moved) => done += moved,
                 Err(errno) => return Err(self.failed("write", offset, data.len() as u64, errno)),

@@ -111,7 +111,7 @@ impl Direct {
             return Ok(());
         }
         let mut ring = self.take_ring()?;
-        let ran = ring.run(&backing.file, jobs, backing.geometry.block_bytes as usize);
+        let ran = ring.run(&backing.file(), jobs, backing.geometry.block_bytes as usize);
         self.give_back(ran.is_ok().then_some(ring));
         ran
     }

@@ -115,8 +115,8 @@ impl Runner {
                 return;
             }
             let wake = Arc::clone(&self.inbox.wake);
-            let file = &self.backing.file;
-            if let Err(errno) = self.flights.turn(file, unit, wake.as_fd(), &mut landed) {
+            let file = self.backing.file();
+            if let Err(errno) = self.flights.turn(&file, unit, wake.as_fd(), &mut landed) {
                 return self.give_up(errno);
             }
             for (request, end) in landed.drain(..) {

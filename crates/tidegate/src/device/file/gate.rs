@@ -7,7 +7,7 @@
 //! 2. A caller is answered by a flush that *started* after the call: it covers all that was
 //!    acknowledged before. Callers that wait together share one flush.
 //! 3. After one failure every later call fails too. Only reopening the file, and writing again what
-//!    was not flushed, makes the promise good.
+//!    was not flushed, makes the promise good ([`reopen`](FlushGate::reopen)).
 
 use std::sync::{Arc, OnceLock};
 
@@ -125,6 +125,11 @@ impl FlushGate {
     /// Something that promised durability failed outside the gate: from now on every flush fails.
     pub(super) fn fail(&self, errno: Errno) {
         self.state.lock().failure.get_or_insert(errno);
+    }
+
+    /// The file was opened again, and those that use it write again what was not flushed.
+    pub(super) fn reopen(&self) {
+        self.state.lock().failure = None;
     }
 }
 

@@ -4,7 +4,8 @@
 //! 1. The size is read once, when the device is opened; a file that is not made of whole blocks
 //!    keeps its tail to itself.
 //! 2. After a flush or a forced write has failed, every later one fails until the file is reopened
-//!    (`gate` says why): what the kernel dropped must never read as durable.
+//!    (`gate` says why): what the kernel dropped must never read as durable. A device that
+//!    [`reopens`](FileOptions::reopens) does that itself, for those that keep what they wrote.
 //! 3. A transfer ends only when all its bytes are moved or an error stands: short reads and writes
 //!    are continued. After an error each block is old or new as far as the kernel and the medium
 //!    below keep theirs whole, which is why the block size is, unless asked otherwise, the unit of
@@ -12,12 +13,14 @@
 //!
 //! Map: [`FileDevice`] answers the trait; `buffered` moves data through the page cache; `direct`
 //! around it, by `O_DIRECT` and the rings of `uring`; `engine` is the thread that completes
-//! requests which were started; `space` makes holes and zeroes and finds them; `gate` flushes.
+//! requests which were started; `space` makes holes and zeroes and finds them; `gate` flushes;
+//! `reopen` opens the file again.
 
 mod buffered;
 mod direct;
 mod engine;
 mod gate;
+mod reopen;
 mod space;
 mod uring;
 
@@ -26,12 +29,14 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::RwLock;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use self::direct::Direct;
 use self::engine::Engine;
 use self::gate::{Failure, FlushGate};
+use self::reopen::Reopening;
 use super::{AsyncRequest, BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry};
 use super::{Operation, Request, Result, WriteFlags, ZeroFlags};
 use crate::durable;
@@ -58,6 +63,10 @@ pub struct FileOptions {
     pub block_bytes: Option<u32>,
     /// Create the file with this size in bytes, or fail if it exists.
     pub create_bytes: Option<u64>,
+    /// After a failure, open the file or disk at the path again before the next request, and go on
+    /// if it is the same one: for those that keep what they wrote until a flush has succeeded. A
+    /// failure is then told to the requests that met it, and to no later ones.
+    pub reopens: bool,
 }
 
 /// A file or a block device as a [`BlockDevice`].
@@ -70,10 +79,13 @@ pub struct FileDevice {
 
 /// The open file and what is known of it.
 struct Backing {
-    file: File,
+    /// Another one once it was opened again.
+    file: RwLock<Arc<File>>,
     path: PathBuf,
     geometry: Geometry,
     gate: FlushGate,
+    /// Where the file is opened again after a failure.
+    reopening: Option<Reopening>,
 }
 
 impl FileDevice {
@@ -90,8 +102,10 @@ impl FileDevice {
         options.block_bytes.map_or(Ok(()), super::check_block_bytes)?;
         let file = open_file(path, options)?;
         let geometry = geometry_of(&file, path, options)?;
-        let path = path.to_path_buf();
-        let backing = Arc::new(Backing { file, path, geometry, gate: FlushGate::default() });
+        let (path, gate) = (path.to_path_buf(), FlushGate::default());
+        let reopening = options.reopens.then(|| Reopening::new(options));
+        let file = RwLock::new(Arc::new(file));
+        let backing = Arc::new(Backing { file, path, geometry, gate, reopening });
         let direct = match options.transfer {
             Transfer::Buffered => None,
             Transfer::Direct => Some(Direct::new(&backing)?),
@@ -129,18 +143,21 @@ fn open_file(path: &Path, options: &FileOptions) -> Result<File> {
         let path = path.display();
         DeviceError::with_source(DeviceErrorKind::Io, format!("cannot open {path}{hint}"), error)
     };
+    let file = open_at(path, options).map_err(refused)?;
+    if let Some(bytes) = options.create_bytes {
+        file.set_len(bytes).and_then(|()| sync_new(&file, path)).map_err(refused)?;
+    }
+    Ok(file)
+}
+
+fn open_at(path: &Path, options: &FileOptions) -> std::io::Result<File> {
     let is_block = path.metadata().is_ok_and(|it| it.file_type().is_block_device());
     let mut flags = OFlags::CLOEXEC;
     flags.set(OFlags::DIRECT, options.transfer == Transfer::Direct);
     flags.set(OFlags::EXCL, is_block && !options.read_only);
     let mut open = std::fs::OpenOptions::new();
     open.read(true).write(!options.read_only).create_new(options.create_bytes.is_some());
-    open.custom_flags(flags.bits().cast_signed());
-    let file = open.open(path).map_err(refused)?;
-    if let Some(bytes) = options.create_bytes {
-        file.set_len(bytes).and_then(|()| sync_new(&file, path)).map_err(refused)?;
-    }
-    Ok(file)
+    open.custom_flags(flags.bits().cast_signed()).open(path)
 }
 
 /// Makes a new file's name durable: flushes of the file alone do not.
@@ -190,8 +207,14 @@ fn errno_of(error: &std::io::Error) -> Errno {
 }
 
 impl Backing {
+    /// The open file.
+    fn file(&self) -> Arc<File> {
+        Arc::clone(&self.file.read())
+    }
+
     /// A transfer failed.
     fn failed(&self, what: &str, offset: u64, len: u64, errno: Errno) -> DeviceError {
+        self.suspect();
         let path = self.path.display();
         DeviceError::os(format!("{what} of {len} bytes at offset {offset} of {path}"), errno)
     }
@@ -210,11 +233,13 @@ impl Backing {
 
     /// Makes all that was written durable.
     fn flush(&self) -> Result<()> {
-        let sync = || retry(|| durable::fdatasync(&self.file));
+        let file = self.file();
+        let sync = || retry(|| durable::fdatasync(&file));
         self.gate.pass(sync).map_err(|failure| self.flush_failed(failure))
     }
 
     fn flush_failed(&self, failure: Failure) -> DeviceError {
+        self.suspect();
         let path = self.path.display();
         match failure {
             Failure::Now(errno) => DeviceError::os(format!("flush of {path}"), errno),
@@ -246,6 +271,7 @@ impl BlockDevice for FileDevice {
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.backing.geometry.check(offset, buf.len() as u64)?;
+        self.backing.reopen_where_due();
         match &self.direct {
             Some(direct) => direct.read(&self.backing, offset, buf),
             None => self.backing.read_buffered(offset, buf),
@@ -254,6 +280,7 @@ impl BlockDevice for FileDevice {
 
     fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
         self.backing.geometry.check_write(offset, data.len() as u64)?;
+        self.backing.reopen_where_due();
         match &self.direct {
             Some(direct) => direct.write(&self.backing, offset, data, flags),
             None => self.backing.write_buffered(offset, data, flags),
@@ -264,16 +291,19 @@ impl BlockDevice for FileDevice {
         if self.backing.geometry.read_only {
             return Ok(());
         }
+        self.backing.reopen_where_due();
         self.backing.flush()
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.backing.geometry.check_write(offset, len)?;
+        self.backing.reopen_where_due();
         self.backing.discard(offset, len)
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         self.backing.geometry.check_write(offset, len)?;
+        self.backing.reopen_where_due();
         match self.backing.zero_by_kernel(offset, len, flags)? {
             space::Zeroed::Done if flags.fua => self.backing.flush(),
             space::Zeroed::Done => Ok(()),
@@ -283,10 +313,12 @@ impl BlockDevice for FileDevice {
 
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         self.backing.geometry.check(offset, len)?;
+        self.backing.reopen_where_due();
         self.backing.status(offset, len, most)
     }
 
     fn submit(&self, batch: &mut [Request<'_>]) {
+        self.backing.reopen_where_due();
         match &self.direct {
             Some(direct) => direct.submit(self, batch),
             None => batch.iter_mut().for_each(|request| request.run(self)),
@@ -294,6 +326,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn start(self: Arc<Self>, mut request: AsyncRequest) {
+        self.backing.reopen_where_due();
         let is_for_engine = self.is_for_engine(&request.operation());
         let refused = match self.engine().filter(|_| is_for_engine) {
             Some(engine) => engine.submit(request),

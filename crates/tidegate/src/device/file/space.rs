@@ -41,7 +41,8 @@ impl Backing {
         if len == 0 {
             return Ok(Zeroed::Done);
         }
-        match retry(|| rustix::fs::fallocate(&self.file, mode, offset, len)) {
+        let file = self.file();
+        match retry(|| rustix::fs::fallocate(&*file, mode, offset, len)) {
             Ok(()) => Ok(Zeroed::Done),
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV) => Ok(Zeroed::NotHere),
             Err(errno) => Err(self.failed(what, offset, len, errno)),
@@ -71,10 +72,10 @@ impl Backing {
 
     /// Whether a hole is at `at`, and where it, or the data there, ends.
     fn run_at(&self, at: u64) -> Result<(bool, u64)> {
-        let size = self.geometry.size_bytes();
-        match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+        let (file, size) = (self.file(), self.geometry.size_bytes());
+        match rustix::fs::seek(&*file, SeekFrom::Data(at)) {
             Ok(data) if data > at => Ok((true, data)),
-            Ok(_) => match rustix::fs::seek(&self.file, SeekFrom::Hole(at)) {
+            Ok(_) => match rustix::fs::seek(&*file, SeekFrom::Hole(at)) {
                 Ok(hole) if hole > at => Ok((false, hole.min(size))),
                 Ok(_) | Err(Errno::INVAL | Errno::NXIO) => Ok((false, size)),
                 Err(errno) => Err(self.failed("search for a hole", at, size - at, errno)),

@@ -157,7 +157,8 @@ fn full(direct: bool) -> FileDevice {
     let file = std::fs::OpenOptions::new().read(true).write(true).open("/dev/full").unwrap();
     let geometry = Geometry::in_memory(4096, 1024).unwrap();
     let path = PathBuf::from("/dev/full");
-    let backing = Arc::new(Backing { file, path, geometry, gate: FlushGate::default() });
+    let (file, gate) = (RwLock::new(Arc::new(file)), FlushGate::default());
+    let backing = Arc::new(Backing { file, path, geometry, gate, reopening: None });
     let direct = direct.then(|| Direct::new(&backing).unwrap());
     FileDevice { engine: OnceLock::new(), backing, direct }
 }
@@ -253,4 +254,50 @@ fn a_failing_disk_fails_each_started_request_and_later_flushes() {
         let blocking = device.flush().unwrap_err();
         assert!(blocking.to_string().contains("an earlier flush"), "{blocking}");
     }
+}
+
+/// A device that opens its file again, and has met a failure.
+fn failed_once(path: &Path, options: &FileOptions) -> FileDevice {
+    let options = FileOptions { reopens: true, ..options.clone() };
+    let device = FileDevice::open(path, &options).unwrap();
+    device.backing.gate.fail(Errno::IO);
+    let error = device.flush().unwrap_err().to_string();
+    assert!(error.contains("an earlier flush"), "{error}");
+    device
+}
+
+#[test]
+fn a_failure_is_told_and_the_file_is_opened_again() {
+    for transfer in BOTH {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let device = failed_once(&path, &sized(transfer, 4096, 1 << 20));
+        device.flush().unwrap();
+        // Nothing of this handle can be written.
+        *device.backing.file.write() = Arc::new(File::open(&path).unwrap());
+        device.write(0, &[7; 4096], WriteFlags::default()).unwrap_err();
+        device.write(0, &[7; 4096], WriteFlags { fua: true }).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap()[..4096], [7; 4096]);
+    }
+}
+
+#[test]
+fn another_file_or_a_shorter_one_does_not_take_the_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, other) = (dir.path().join("file"), dir.path().join("other"));
+    let device = failed_once(&path, &sized(Transfer::Buffered, 4096, 1 << 20));
+    std::fs::rename(&path, &other).unwrap();
+    let reopening = device.backing.reopening.as_ref().unwrap();
+    device.flush().expect_err("there is none");
+    device.flush().expect_err("it is not looked for twice in a second");
+    reopening.forget_failed();
+    std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    device.flush().expect_err("it is another one");
+    reopening.forget_failed();
+    std::fs::rename(&other, &path).unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(8192).unwrap();
+    device.flush().expect_err("it was cut");
+    reopening.forget_failed();
+    File::options().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
+    device.flush().unwrap();
 }
