@@ -11,13 +11,12 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::bypass::Content;
 use super::evict::batch_pages;
-use super::layout::PAGE_BYTES;
 use super::mode::Behaviour;
 use super::policy::cutoff::{Cutoff, Streams};
 use super::policy::promotion::{Promotion, PromotionEntry};
 use super::policy::settings::Settings;
 use super::policy::{Occupancy, Request};
-use super::span::{bytes_at, bytes_of, pages_in, pages_of};
+use super::span::{bytes_at, bytes_of, pages_in};
 use super::tier::Counter;
 use super::{Ask, Core, Few, Origin};
 use crate::device::{Attempt, Result};
@@ -123,24 +122,25 @@ impl Core {
         !self.admission.is_open.load(Ordering::Relaxed)
     }
 
-    /// A request for `pages` that are all cached went by.
-    pub(super) fn note_hit(&self, pages: &Range<u64>, is_write: bool, queue: u16) {
+    /// A request for `bytes` of pages that are all cached went by.
+    pub(super) fn note_hit(&self, bytes: &Range<u64>, is_write: bool, queue: u16) {
         if let Some(mut deciding) = self.admission.deciding() {
-            deciding.is_cut_off(&request_of(pages, is_write, queue), false);
+            deciding.is_cut_off(&request_of(bytes, is_write, queue), false);
         }
     }
 
-    /// Whether what a request for `pages` misses is cached.
+    /// Whether what a request for `bytes` misses is cached.
     ///
     /// # Errors
     /// The class made place for it, and that failed.
-    pub(super) fn admits(&self, pages: &Range<u64>, is_write: bool, from: Origin) -> Result<bool> {
-        if !self.is_choosy() || pages.is_empty() {
+    pub(super) fn admits(&self, bytes: &Range<u64>, is_write: bool, from: Origin) -> Result<bool> {
+        if !self.is_choosy() || bytes.is_empty() {
             return Ok(true);
         }
+        let pages = pages_in(bytes);
         let missing: Few<u64> = pages.clone().filter(|page| self.find(*page).is_none()).collect();
-        let request = request_of(pages, is_write, from.queue);
-        let is_wanted = self.is_wanted(pages, missing.len() as u64, &request);
+        let request = request_of(bytes, is_write, from.queue);
+        let is_wanted = self.is_wanted(&pages, missing.len() as u64, &request);
         Ok(is_wanted && self.has_space_of_class(&missing, from.class, is_write)?)
     }
 
@@ -187,13 +187,13 @@ impl Core {
         if !self.is_choosy() || self.geometry.check_write(offset, data.len() as u64).is_err() {
             return self.attempt_write(offset, data, ask);
         }
-        let pages = pages_of(offset, data.len() as u64);
-        if !self.has_all(&pages) {
+        let bytes = bytes_at(offset, data.len());
+        if !self.has_all(&pages_in(&bytes)) {
             return Attempt::WouldBlock;
         }
         let done = self.attempt_write(offset, data, ask);
         if matches!(done, Attempt::Done(Ok(()))) {
-            self.note_hit(&pages, true, ask.from.queue);
+            self.note_hit(&bytes, true, ask.from.queue);
         }
         done
     }
@@ -202,7 +202,7 @@ impl Core {
     pub(super) fn attempt_noted_read(&self, offset: u64, buf: &mut [u8], from: Origin) -> Attempt {
         let done = self.attempt_read(offset, buf, from.class);
         if matches!(done, Attempt::Done(Ok(()))) {
-            self.note_hit(&pages_of(offset, buf.len() as u64), false, from.queue);
+            self.note_hit(&bytes_at(offset, buf.len()), false, from.queue);
         }
         done
     }
@@ -221,7 +221,7 @@ impl Core {
         if !behaviour.caches_writes() || !self.is_choosy() {
             return behaviour.write(self, offset, data, ask);
         }
-        if self.admits(&pages, true, ask.from)? {
+        if self.admits(&bytes, true, ask.from)? {
             behaviour.write(self, offset, data, ask)?;
             self.note_cached(pages);
             return Ok(());
@@ -245,11 +245,7 @@ impl Core {
     }
 }
 
-fn request_of(pages: &Range<u64>, is_write: bool, queue: u16) -> Request {
-    Request {
-        queue,
-        offset_bytes: pages.start * PAGE_BYTES,
-        len_bytes: (pages.end - pages.start) * PAGE_BYTES,
-        is_write,
-    }
+fn request_of(bytes: &Range<u64>, is_write: bool, queue: u16) -> Request {
+    let Range { start, end } = *bytes;
+    Request { queue, offset_bytes: start, len_bytes: end - start, is_write }
 }

@@ -9,7 +9,9 @@ use super::check::check;
 use super::index::Shard;
 use super::layout::PAGE_BYTES;
 use super::policy::{REPLACEMENTS, ReplacementEntry};
-use super::tests::{NO_THREAD, PAGES, binding, memory, open, pool, read, work, write};
+use super::tests::{
+    NO_THREAD, PAGES, binding, memory, memory_of, open, pool, pool_of, read, work, write,
+};
 use super::*;
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
@@ -268,6 +270,26 @@ fn a_long_stream_of_writes_goes_around_the_cache_in_every_mode_that_caches_write
         assert!(!device.core.traffic.needs_flush());
         write(&device, 50, 2);
         assert!(device.core.find(50).is_some(), "another stream");
+    }
+}
+
+/// Requests of a stream seldom begin and end where pages do.
+#[test]
+fn a_stream_of_parts_of_pages_is_as_long_as_its_bytes() {
+    for len in [512, 1536, 5120] {
+        let backing = memory_of(512);
+        let device = open(&pool_of(300, 512), &backing);
+        for (key, value) in [("cutoff", "always"), ("cutoff.threshold", "16K")] {
+            device.set(key, value).unwrap();
+        }
+        for at in (0..32 << 10).step_by(len) {
+            device.write(at, &vec![2; len], WriteFlags::default()).unwrap();
+        }
+        // The request that reaches the threshold goes around the cache, and what follows misses.
+        let first_around = (16 << 10) / len as u64 * len as u64;
+        let pages = first_around.div_ceil(PAGE_BYTES);
+        let expected: Vec<u64> = (0..pages).collect();
+        assert_eq!(cached(&device, 0..PAGES), expected, "requests of {len} bytes");
     }
 }
 

@@ -42,7 +42,7 @@ impl Core {
     ) -> Result<()> {
         let Origin { class, .. } = from;
         let pages = pages_of(offset, buf.len() as u64);
-        let promotes = promotes && self.admits(&pages, false, from)?;
+        let promotes = promotes && self.admits(&bytes_at(offset, buf.len()), false, from)?;
         let (mut at, mut hits) = (0, 0);
         while let Some(part) = parts(offset + at as u64, buf.len() - at).next() {
             let rest = &mut buf[at..];

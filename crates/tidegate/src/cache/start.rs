@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use super::pace::Foreground;
 use super::read::Missing;
-use super::span::pages_of;
 use super::{CacheDevice, Core, Queue};
 use crate::device::{AsyncRequest, Operation, OwnedOperation, Result, start_on_pool};
 use crate::stats::{Begun, RequestKind};
@@ -60,7 +59,7 @@ impl CacheDevice {
         let (from, behaviour) = core.sort(request.context().queue, range, false);
         let missing = core.missing_all(range).filter(|_| behaviour.reads_hits());
         let Some(missing) = missing else { return Some(request) };
-        let admits = || core.admits(&pages_of(range.0, range.1), false, from);
+        let admits = || core.admits(&(range.0..range.0 + range.1), false, from);
         let is_kept = match behaviour.keeps_misses().then(admits).transpose() {
             Ok(admitted) => admitted == Some(true),
             Err(error) => {
