@@ -186,7 +186,7 @@ fn check_slots(
     report: &mut Report,
 ) -> Result<(), CacheError> {
     let of_newest: BTreeSet<u32> = newest.members().map(|(slot, _)| *slot).collect();
-    let mut doubtful_lanes = BTreeSet::new();
+    let (mut doubtful_lanes, mut bad_headers) = (BTreeSet::new(), 0_u64);
     let mut read_once = ReadOnce::new(region);
     scan.each(|Scanned { slot, decoded, is_changed_split }| {
         match decoded {
@@ -198,7 +198,8 @@ fn check_slots(
                 report.changed_slots.push(slot);
             }
             Decoded::Free { .. } | Decoded::Split(_) => {}
-            Decoded::Bad => report_changed(scan, newest, slot, report)?,
+            Decoded::Bad if report_changed(scan, newest, slot, report)? => {}
+            Decoded::Bad => bad_headers += 1,
             Decoded::Header(found) => {
                 // A group's members are fenced before its commit, and count only after it.
                 let is_last = found.group == 0 && of_newest.contains(&slot);
@@ -222,7 +223,20 @@ fn check_slots(
         Ok(())
     })?;
     report.doubtful_lanes = doubtful_lanes.len() as u64;
+    report_lost_headers(bad_headers, report);
     Ok(())
+}
+
+/// Headers that no crash leaves: it interrupts the newest batch of each lane, and opening the pool
+/// makes what it left void.
+fn report_lost_headers(bad_headers: u64, report: &mut Report) {
+    let most = OVERWRITTEN_MAX as u64;
+    if bad_headers > most {
+        report.fault(format!(
+            "{bad_headers} slots have headers that are none, and writes that never finished leave \
+             at most {most}: the pages of the others are lost"
+        ));
+    }
 }
 
 /// Data of a lane's last batch that is not what its checksum says: damage where one bit makes the
@@ -376,7 +390,7 @@ fn report_changed(
     newest: &Newest,
     slot: u32,
     report: &mut Report,
-) -> Result<(), CacheError> {
+) -> Result<bool, CacheError> {
     let what = match scan.changed(slot)? {
         Some((_, Decoded::Header(found)))
             if found.group <= report.committed_group
@@ -385,14 +399,14 @@ fn report_changed(
             page_of(&found)
         }
         Some((bit, Decoded::Free { .. })) if bit < 64 => "no page".to_owned(),
-        _ => return Ok(()),
+        _ => return Ok(false),
     };
     report.unfinished_slots -= 1;
     report.fault(format!(
         "slot {slot}: one bit of its header changed, which was that of {what}; opening the pool frees the slot"
     ));
     report.changed_slots.push(slot);
-    Ok(())
+    Ok(true)
 }
 
 /// Changes back the one bit of each header that [`check`] found to be changed; the number of them.

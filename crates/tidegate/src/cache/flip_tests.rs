@@ -156,6 +156,27 @@ fn check_names_each_page_of_whose_data_a_bit_changed() {
     }
 }
 
+/// What a crash interrupts is the newest batch of each lane: as many headers as these have, and no
+/// more, may be none.
+#[test]
+fn more_headers_that_are_none_than_a_crash_leaves_are_damage() {
+    let most = 64 * 256;
+    let region = Region::anonymous(72 << 20).unwrap();
+    let places = create(&region, &CacheOptions::default()).unwrap().places;
+    assert!(u64::from(places.slots()) > most);
+    let spoil = |slot: u64| {
+        let at = places.header(u32::try_from(slot).unwrap());
+        region.write(at, &scrambled(slot).to_le_bytes().repeat(8)).unwrap();
+    };
+    (0..most).for_each(spoil);
+    let report = check(&region).unwrap();
+    assert_eq!((report.faults, report.unfinished_slots), (0, most), "{:?}", report.findings);
+    spoil(most);
+    let report = check(&region).unwrap();
+    assert_eq!(report.faults, 1);
+    assert!(report.findings[0].starts_with("16385 slots have headers that are none"));
+}
+
 /// A crash while the slot of an older version is filled leaves that version's header over other
 /// data. The slot of the newest version is filled before its header is there.
 #[test]
