@@ -17,7 +17,8 @@ fn a_stripped_binary_is_small_and_finds_its_lines_beside_it() {
     let sections = succeed(tool("readelf", "binutils").arg("-SW").arg(&installed));
     assert!(!sections.contains(".debug_line") && sections.contains(".gnu_debuglink"), "{sections}");
     let bytes = |path: &Path| std::fs::metadata(path).unwrap().len();
-    assert!(bytes(&installed) * 2 < bytes(built), "{} bytes", bytes(&installed));
+    // Builds for tests have the lines of this crate alone.
+    assert!(bytes(&installed) * 3 < bytes(built) * 2, "{} bytes", bytes(&installed));
 
     let symbols = succeed(tool("nm", "binutils").arg(debug.join("tidegate.debug")));
     let main = symbols.lines().find(|line| line.contains("8tidegate") && line.contains("4main"));
