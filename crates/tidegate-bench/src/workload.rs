@@ -5,7 +5,8 @@
 //!    the issue of the batch to the answer of the request, so no instant of the run is left out (no
 //!    coordinated omission). With depth 1 and no think time that is the time from answer to answer:
 //!    choosing the block (2 ns, Zipf 40) and one reading of the clock are inside every latency, and
-//!    there are no others.
+//!    there are no others. At a pace a latency counts from when the batch was due: a request that
+//!    takes long delays those behind it, and all of them show it.
 //! 2. Devices here are synchronous, so a depth of D means batches of D requests back to back;
 //!    latencies then contain the wait for the requests ahead in the batch, as in a queue of that
 //!    depth.
@@ -27,6 +28,9 @@ const LATENCY_MAX_NS: u64 = 100_000_000_000;
 
 /// Requests are made from buffers at a page boundary, as a page cache or a database would.
 const BUFFER_ALIGN_BYTES: usize = 4096;
+
+/// How late a thread may wake: it looks at the clock for as long instead.
+const SLEEP_LATE: Duration = Duration::from_micros(60);
 
 /// When a workload ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +74,8 @@ pub struct Workload {
     pub think: Duration,
     /// Bursts and rests; `None`: no rests.
     pub bursts: Option<Bursts>,
+    /// From when a batch of a thread is due until the next one is; zero: until its answer.
+    pub pace: Duration,
     /// Length of the intervals of [`Outcome::timeline`]; zero: none.
     pub tick: Duration,
     /// Seed of everything random.
@@ -142,6 +148,7 @@ impl Workload {
             flush_every: 0,
             think: Duration::ZERO,
             bursts: None,
+            pace: Duration::ZERO,
             tick: Duration::ZERO,
             seed: 1,
         }
@@ -208,6 +215,8 @@ struct Client<'a> {
     requests_in_burst: u64,
     busy_in_burst: Duration,
     begun: Instant,
+    /// When the last batch was due, at a pace.
+    due: Instant,
 }
 
 impl<'a> Client<'a> {
@@ -226,15 +235,20 @@ impl<'a> Client<'a> {
             requests_in_burst: 0,
             busy_in_burst: Duration::ZERO,
             begun: Instant::now(),
+            due: Instant::now(),
         }
     }
 
     fn run(mut self, start: &Barrier) -> Result<Outcome, DeviceError> {
         start.wait();
         self.begun = Instant::now();
+        self.due = self.begun;
         let mut answered = self.begun;
         while !self.done(answered - self.begun) {
             answered = self.batch(answered)?;
+            if !self.workload.pace.is_zero() {
+                answered = self.await_turn();
+            }
             if let Some(bursts) = self.workload.bursts {
                 answered = self.rest(bursts, answered);
             }
@@ -273,6 +287,17 @@ impl<'a> Client<'a> {
             self.outcome.flush.saturating_record(nanoseconds(answered - before));
         }
         Ok(answered)
+    }
+
+    /// Waits until the next batch is due: when that is, or was.
+    fn await_turn(&mut self) -> Instant {
+        self.due += self.workload.pace;
+        let wait = self.due.saturating_duration_since(Instant::now());
+        if wait > SLEEP_LATE {
+            std::thread::sleep(wait - SLEEP_LATE);
+        }
+        spin_until(self.due);
+        self.due
     }
 
     /// Rests if the burst is over; returns when the next batch is issued.
@@ -348,6 +373,7 @@ impl Buffer {
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use tidegate::device::{Geometry, ZeroFlags};
 
@@ -410,6 +436,7 @@ mod tests {
             flush_every: 0,
             think: Duration::ZERO,
             bursts: None,
+            pace: Duration::ZERO,
             tick: Duration::ZERO,
             seed: 1,
         }
@@ -462,6 +489,40 @@ mod tests {
         assert!(outcome.elapsed.as_secs_f64() * 1e9 > 50.0 * busy_ns, "{outcome:?}");
         let ticks = outcome.timeline.row("", "").max_ns;
         assert!(ticks.into_iter().max() <= Some(outcome.write.max().max(outcome.read.max())));
+    }
+
+    #[test]
+    fn a_pace_is_kept_and_what_is_late_counts_from_when_it_was_due() {
+        struct SlowOnce(AtomicBool);
+        impl BlockDevice for SlowOnce {
+            fn geometry(&self) -> Geometry {
+                Recorder::default().geometry()
+            }
+            fn read(&self, _: u64, _: &mut [u8]) -> Result<(), DeviceError> {
+                Ok(())
+            }
+            fn write(&self, _: u64, _: &[u8], _: WriteFlags) -> Result<(), DeviceError> {
+                if self.0.swap(false, Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Ok(())
+            }
+            fn flush(&self) -> Result<(), DeviceError> {
+                Ok(())
+            }
+            fn discard(&self, _: u64, _: u64) -> Result<(), DeviceError> {
+                Ok(())
+            }
+            fn write_zeroes(&self, _: u64, _: u64, _: ZeroFlags) -> Result<(), DeviceError> {
+                Ok(())
+            }
+        }
+        let (pace, stop) = (Duration::from_micros(500), Stop::Requests(100));
+        let asked = Workload { read_pct: 0, pace, stop, ..workload() };
+        let outcome = asked.run(&SlowOnce(AtomicBool::new(true))).unwrap();
+        assert!(outcome.elapsed >= pace * 99, "{:?}", outcome.elapsed);
+        let late = outcome.write.count_between(10_000_000, u64::MAX);
+        assert!(late >= 20, "20 ms are 40 requests, of which 20 waited for 10 ms: {late}");
     }
 
     #[test]

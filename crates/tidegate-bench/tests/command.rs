@@ -243,6 +243,7 @@ fn programs_under_run_are_measured_beside_the_same_without() {
         ("run-write-fdatasync", "plain run"),
         ("run-append-fdatasync", "plain run"),
         ("run-full-random", "plain run disk-depth-32"),
+        ("run-steady-2g-paced", "plain-nosync run-log-1g-new run-log-1g"),
         ("run-read-dirty", "plain run"),
         ("run-recovery", "recover in-order"),
         ("run-sqlite-wal", "plain-nosync run-nosync plain run"),

@@ -70,6 +70,8 @@ pub(super) struct Case {
     requests: u64,
     /// It ends after this time instead.
     seconds: Option<f64>,
+    /// Requests that are due in a second; without it, each as soon as the one before is answered.
+    rate: Option<u32>,
     pub(super) pool: Pool,
 }
 
@@ -93,7 +95,13 @@ impl Case {
             .map(OsString::from),
         );
         words.extend(self.seconds.map(|seconds| format!("--seconds={seconds}").into()));
+        words.extend(self.rate.map(|rate| format!("--rate={rate}").into()));
         words
+    }
+
+    /// This case with so many requests a second.
+    pub(super) fn at_rate(self, rate: u32) -> Self {
+        Self { rate: Some(rate), ..self }
     }
 
     /// This case without its syncs.
@@ -129,6 +137,7 @@ fn case(name: &'static str, kind: Kind, sync: Sync, pool: Pool) -> Case {
         file_bytes: FILE_BYTES,
         requests: 0,
         seconds: None,
+        rate: None,
         pool,
     }
 }
@@ -305,7 +314,7 @@ impl Bench<'_> {
     }
 
     /// As many requests as of the case, around the page cache, by fio: each block once.
-    fn disk_itself(&self, case: &Case) -> Result<Sample> {
+    pub(super) fn disk_itself(&self, case: &Case) -> Result<Sample> {
         let file = self.file_of(case, 0)?;
         self.bed.sync_disk()?;
         let mut command = Command::new(find_program("fio", "fio")?);

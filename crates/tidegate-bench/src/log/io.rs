@@ -108,6 +108,10 @@ pub struct IoArgs {
     /// Go on for so long instead, from the first request on, and print what each second had
     #[arg(long, value_name = "S")]
     pub seconds: Option<f64>,
+    /// Requests that are due in a second to each thread; a latency counts from when its request
+    /// was due
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub rate: Option<u32>,
     /// Stay after the result was printed, doing nothing, until standard input ends
     #[arg(long)]
     pub linger: bool,
@@ -164,7 +168,8 @@ impl IoArgs {
         };
         let writes = Workload::writes(self.pattern, self.block_size, self.size, stop);
         let read_pct = if self.kind.op() == Op::Read { 100 } else { 0 };
-        Workload { read_pct, threads: self.threads, tick, seed, ..writes }
+        let pace = self.rate.map_or(Duration::ZERO, |rate| SECOND / rate);
+        Workload { read_pct, threads: self.threads, pace, tick, seed, ..writes }
     }
 }
 

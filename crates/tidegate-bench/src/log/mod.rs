@@ -215,7 +215,7 @@ impl LogArgs {
         if parts.contains(&Part::Sqlite) || parts.contains(&Part::Names) {
             sqlite::find_programs()?;
         }
-        if parts.contains(&Part::Full) {
+        if parts.contains(&Part::Full) || parts.contains(&Part::Steady) {
             files::find_programs()?;
         }
         if parts.contains(&Part::Unsynced) {

@@ -1,7 +1,9 @@
 //! A steady load: random writes of 4 KiB to a file that was made just now, each synced, for a
 //! minute. Nothing is warmed up, and each run counts from its first write.
 //!
-//! Each log is measured twice: in a pool that was made just now, and in the same one again.
+//! Each log is measured twice: in a pool that was made just now, and in the same one again. The
+//! load asks for as much as it gets, which no disk keeps up with, and then, at a pace, for half of
+//! what the disk takes.
 
 use std::time::Duration;
 
@@ -20,38 +22,56 @@ pub(super) const CASES: [(&str, u64); 2] =
 /// Pools: the policy of a run in a new one, that of the next run in it, and bytes of the log.
 pub(super) const POOLS: [(&str, &str, u64); 2] =
     [("run-log-1g-new", "run-log-1g", 1 << 30), ("run-log-2g-new", "run-log-2g", 2 << 30)];
+/// Cases at a pace, and the bytes of their file; with the first of [`POOLS`] alone.
+pub(super) const PACED: [(&str, u64); 2] =
+    [("run-steady-256m-paced", 256 << 20), ("run-steady-2g-paced", 2 << 30)];
+/// The pace, as a part of what the disk takes.
+const PACED_PART: f64 = 0.5;
 /// Stalls that the table shows.
 const STALLS: usize = 3;
 
 /// What it should take, the files included.
 pub(super) fn plan(args: &LogArgs) -> Plan {
-    let runs: usize = args.policies.iter().map(|runner| runs_of(*runner)).sum();
-    let steps = u32::try_from(CASES.len() * runs).unwrap_or(u32::MAX);
+    let runs = |pools: usize| -> usize {
+        let of = |runner: &Runner| if *runner == Runner::Plain { 1 } else { 2 * pools };
+        args.policies.iter().map(of).sum()
+    };
+    let runs = CASES.len() * runs(POOLS.len()) + PACED.len() * runs(1);
+    let steps = u32::try_from(runs).unwrap_or(u32::MAX);
     Plan { steps, cost: Duration::from_secs_f64(args.steady_seconds + 0.2 + 3.0 * args.scale) }
-}
-
-fn runs_of(runner: Runner) -> usize {
-    if runner == Runner::Plain { 1 } else { 2 * POOLS.len() }
 }
 
 /// Measures all cases.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
-    for (name, file_bytes) in CASES {
-        let (bytes, seconds) = (bench.args.scaled(file_bytes, 1 << 20), bench.args.steady_seconds);
-        let case = |pool| steady_case(name, bytes, seconds, pool);
-        if bench.args.policies.contains(&Runner::Plain) {
-            // It has no pool.
-            let case = case(Pool { name: "none", bytes: 0 }).unsynced();
-            run(bench, &format!("{}{NO_SYNC}", Runner::Plain.name()), Runner::Plain, &case)?;
-        }
-        for runner in bench.tidegates() {
-            for (in_new, in_used, log_bytes) in POOLS {
-                let case = case(bench.args.pool("steady.pool", log_bytes));
-                run(bench, in_new, runner, &case)?;
-                run(bench, in_used, runner, &case)?;
-                let pool = bench.bed.pool(case.pool);
-                std::fs::remove_file(&pool).map_err(BenchError::os("remove", pool))?;
-            }
+    let (seconds, none) = (bench.args.steady_seconds, Pool { name: "none", bytes: 0 });
+    let case = |name, bytes| steady_case(name, bytes, seconds, none);
+    for (name, bytes) in CASES {
+        let case = case(name, bench.args.scaled(bytes, 1 << 20));
+        in_pools(bench, &case, &POOLS)?;
+    }
+    for (name, bytes) in PACED {
+        let case = case(name, bench.args.scaled(bytes, 1 << 20));
+        let disk = bench.disk_itself(&case)?;
+        let rate = (disk.ops_per_s * PACED_PART).max(1.0) as u32;
+        in_pools(bench, &case.at_rate(rate), &POOLS[..1])?;
+    }
+    Ok(())
+}
+
+/// Measures `case` without syncs and without a pool, and with each of `pools`.
+fn in_pools(bench: &mut Bench<'_>, case: &Case, pools: &[(&str, &str, u64)]) -> Result<()> {
+    if bench.args.policies.contains(&Runner::Plain) {
+        let policy = format!("{}{NO_SYNC}", Runner::Plain.name());
+        run(bench, &policy, Runner::Plain, &case.unsynced())?;
+    }
+    for runner in bench.tidegates() {
+        for (in_new, in_used, log_bytes) in pools {
+            let pool = bench.args.pool("steady.pool", *log_bytes);
+            let case = Case { pool, ..*case };
+            run(bench, in_new, runner, &case)?;
+            run(bench, in_used, runner, &case)?;
+            let pool = bench.bed.pool(pool);
+            std::fs::remove_file(&pool).map_err(BenchError::os("remove", pool))?;
         }
     }
     Ok(())

@@ -238,6 +238,9 @@ impl Found<'_> {
         let against_off =
             |(policy, case)| named(policy, self.ratio([policy, &off], case, 1, throughput));
         let stall = |(policy, case)| named(policy, self.stall(policy, case));
+        let (in_new, in_used, _) = POOLS[0];
+        let paced = || steady::PACED.into_iter().map(|(case, _)| case);
+        let paced = || paced().flat_map(|case| [(in_new, case), (in_used, case)]);
         vec![
             worst(
                 "steady load, pool used before: writes/s / plain without",
@@ -253,6 +256,16 @@ impl Found<'_> {
                 "steady load: longest stall, ms",
                 Bound::AtMost(5.0),
                 all(used).chain(all(new)).map(stall),
+            ),
+            worst(
+                "steady load at half of what the disk takes: writes/s / plain without",
+                Bound::AtLeast(0.95),
+                paced().map(against_off),
+            ),
+            worst(
+                "steady load at half of what the disk takes: longest stall, ms",
+                Bound::AtMost(5.0),
+                paced().map(stall),
             ),
         ]
     }
