@@ -5,8 +5,8 @@
 //!    later at the earliest.
 //! 2. Only the same file or disk takes the place of the old one, with at least the size that it
 //!    had. Requests that run meanwhile end with the file that they began with.
-//! 3. What an earlier failure may have lost is not this module's: whoever asks for it keeps what it
-//!    wrote until a flush has succeeded, and was told of the one that did not.
+//! 3. What an earlier failure may have lost is not this module's: the caller keeps what it wrote
+//!    until a flush has succeeded, and was told of the one that did not.
 
 #![expect(clippy::disallowed_methods, reason = "the rest between two attempts is made of time")]
 
