@@ -69,6 +69,7 @@ impl Cell {
             flush_every: self.flush_every,
             think: self.think,
             bursts: self.bursts,
+            pace: Duration::ZERO,
             tick: if self.timeline { TICK } else { Duration::ZERO },
             seed: args.seed,
         }

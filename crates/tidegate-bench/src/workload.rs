@@ -293,9 +293,7 @@ impl<'a> Client<'a> {
     fn await_turn(&mut self) -> Instant {
         self.due += self.workload.pace;
         let wait = self.due.saturating_duration_since(Instant::now());
-        if wait > SLEEP_LATE {
-            std::thread::sleep(wait - SLEEP_LATE);
-        }
+        std::thread::sleep(wait.saturating_sub(SLEEP_LATE));
         spin_until(self.due);
         self.due
     }

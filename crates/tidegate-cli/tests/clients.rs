@@ -248,12 +248,20 @@ fn fio_verifies_checksums_in_each_mode_of_a_cache() {
     }
 }
 
+#[test]
+fn fio_verifies_checksums_through_a_cache_with_atomic_flush_and_one_that_decides_by_cost() {
+    let seconds = setting("TIDEGATE_FIO_SECONDS", 5).div_ceil(4);
+    fio_verifies(Served::with_cache(&[], &["--atomic-flush"], &[]), seconds);
+    fio_verifies(Served::with_cache(&[], &[], &["cost=auto"]), seconds);
+}
+
 /// Blocks of 512 bytes: parts of pages.
 #[test]
 fn fio_verifies_checksums_in_each_granularity_of_a_cache() {
     let seconds = setting("TIDEGATE_FIO_SECONDS", 5).div_ceil(4);
-    for granularity in ["page", "record"] {
-        for mode in ["wb", "wo"] {
+    for (granularity, modes) in [("page", &["wb", "wo"][..]), ("record", &["wb", "wo", "wt", "wa"])]
+    {
+        for mode in modes {
             println!("granularity {granularity}, mode {mode}");
             let setting = format!("granularity={granularity}");
             let made = ["--block-size=512"];

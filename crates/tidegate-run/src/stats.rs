@@ -112,8 +112,6 @@ pub struct Statistics {
     pub fsyncs_done: u64,
     /// Mean time of those of files that can be covered; 0 if none was measured.
     pub fsync_mean_ns: u64,
-    /// What the syncs that were skipped would have taken, had each taken as long as that.
-    pub fsync_saved_ns: u64,
     /// Syncs that the kernel did, by why it did them.
     pub real_syncs: BTreeMap<String, u64>,
     /// Files with the most of them, those with most first.
@@ -156,8 +154,7 @@ impl Statistics {
         let mut lines = vec![
             ("writes", format!("{} logged, {} not", self.writes, self.unlogged_writes)),
             ("written", size_or_none(self.written_bytes)),
-            ("fsyncs", format!("{} skipped, {} done", self.fsyncs_skipped, self.fsyncs_done)),
-            ("time saved", self.time_saved()),
+            ("fsyncs", self.syncs()),
         ];
         lines.extend(self.real_sync_lines().map(|line| ("real fsyncs", line)));
         if self.made + self.names_recorded > 0 {
@@ -229,13 +226,12 @@ impl Statistics {
         once(reasons).chain(shown).chain(once(others)).filter(|line| !line.is_empty())
     }
 
-    fn time_saved(&self) -> String {
-        if self.fsync_mean_ns == 0 {
-            return "unknown: no sync was measured".into();
+    fn syncs(&self) -> String {
+        let counts = format!("{} skipped, {} done", self.fsyncs_skipped, self.fsyncs_done);
+        match self.fsync_mean_ns {
+            0 => counts,
+            mean_ns => format!("{counts}, {:.2} ms each on average", thousandths(mean_ns / 1000)),
         }
-        let (saved, mean) = (thousandths(self.fsync_saved_ns / 1_000_000), self.fsync_mean_ns);
-        let mean = thousandths(mean / 1000);
-        format!("{saved:.2} s, if each had taken {mean:.2} ms, the mean of real ones")
     }
 }
 
@@ -298,7 +294,6 @@ impl Statistics {
             fsyncs_skipped,
             fsyncs_done,
             fsync_mean_ns,
-            fsync_saved_ns: fsyncs_skipped.saturating_mul(fsync_mean_ns),
             real_syncs: REASONS.map(|(counter, key, _)| (key.into(), total(counter))).into(),
             real_syncs_by_file: by_file.iter().map(FileSyncs::of).collect(),
             real_syncs_unlisted,
@@ -380,7 +375,6 @@ mod tests {
             fsyncs_skipped: 1000,
             fsyncs_done: 4,
             fsync_mean_ns: 2_500_000,
-            fsync_saved_ns: 2_500_000_000,
             real_syncs: [("not_yet".into(), 1), ("own".into(), 0), ("directories".into(), 13)]
                 .into(),
             real_syncs_by_file: (0..12).map(file).collect(),
@@ -388,11 +382,8 @@ mod tests {
             log_bytes: 1 << 30,
             ..Statistics::default()
         };
-        assert_eq!(
-            statistics.time_saved(),
-            "2.50 s, if each had taken 2.50 ms, the mean of real ones"
-        );
-        assert_eq!(Statistics::default().time_saved(), "unknown: no sync was measured");
+        assert_eq!(statistics.syncs(), "1000 skipped, 4 done, 2.50 ms each on average");
+        assert_eq!(Statistics::default().syncs(), "0 skipped, 0 done");
         let lines: Vec<_> = statistics.real_sync_lines().collect();
         assert_eq!(lines[0], "not yet in the log: 1, a directory: 13");
         assert_eq!(lines[1], "1 of /d/0 by sh (7): a directory");

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use tidegate::log::LogPool;
@@ -70,8 +71,8 @@ pub(super) struct Case {
     requests: u64,
     /// It ends after this time instead.
     seconds: Option<f64>,
-    /// Requests that are due in a second; without it, each as soon as the one before is answered.
-    rate: Option<u32>,
+    /// From when a request is due until the next one is; zero: until it is answered.
+    pace: Duration,
     pub(super) pool: Pool,
 }
 
@@ -91,17 +92,22 @@ impl Case {
                 format!("--block-size={}", self.block_bytes),
                 format!("--threads={}", self.threads),
                 format!("--requests={}", self.requests),
+                format!("--pace-ns={}", self.pace.as_nanos()),
             ]
             .map(OsString::from),
         );
         words.extend(self.seconds.map(|seconds| format!("--seconds={seconds}").into()));
-        words.extend(self.rate.map(|rate| format!("--rate={rate}").into()));
         words
     }
 
-    /// This case with so many requests a second.
-    pub(super) fn at_rate(self, rate: u32) -> Self {
-        Self { rate: Some(rate), ..self }
+    /// This case with requests that are due so far apart.
+    pub(super) fn at_pace(self, pace: Duration) -> Self {
+        Self { pace, ..self }
+    }
+
+    /// This case with that pool.
+    pub(super) fn in_pool(self, pool: Pool) -> Self {
+        Self { pool, ..self }
     }
 
     /// This case without its syncs.
@@ -137,7 +143,7 @@ fn case(name: &'static str, kind: Kind, sync: Sync, pool: Pool) -> Case {
         file_bytes: FILE_BYTES,
         requests: 0,
         seconds: None,
-        rate: None,
+        pace: Duration::ZERO,
         pool,
     }
 }

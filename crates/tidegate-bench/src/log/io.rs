@@ -108,10 +108,9 @@ pub struct IoArgs {
     /// Go on for so long instead, from the first request on, and print what each second had
     #[arg(long, value_name = "S")]
     pub seconds: Option<f64>,
-    /// Requests that are due in a second to each thread; a latency counts from when its request
-    /// was due
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub rate: Option<u32>,
+    /// From when a request of a thread is due until the next one is; a latency counts from then
+    #[arg(long, value_name = "NS", default_value_t = 0)]
+    pub pace_ns: u64,
     /// Stay after the result was printed, doing nothing, until standard input ends
     #[arg(long)]
     pub linger: bool,
@@ -168,7 +167,7 @@ impl IoArgs {
         };
         let writes = Workload::writes(self.pattern, self.block_size, self.size, stop);
         let read_pct = if self.kind.op() == Op::Read { 100 } else { 0 };
-        let pace = self.rate.map_or(Duration::ZERO, |rate| SECOND / rate);
+        let pace = Duration::from_nanos(self.pace_ns);
         Workload { read_pct, threads: self.threads, pace, tick, seed, ..writes }
     }
 }

@@ -52,8 +52,8 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     for (name, bytes) in PACED {
         let case = case(name, bench.args.scaled(bytes, 1 << 20));
         let disk = bench.disk_itself(&case)?;
-        let rate = (disk.ops_per_s * PACED_PART).max(1.0) as u32;
-        in_pools(bench, &case.at_rate(rate), &POOLS[..1])?;
+        let pace = Duration::from_secs_f64((disk.ops_per_s * PACED_PART).max(1.0).recip());
+        in_pools(bench, &case.at_pace(pace), &POOLS[..1])?;
     }
     Ok(())
 }
@@ -67,7 +67,7 @@ fn in_pools(bench: &mut Bench<'_>, case: &Case, pools: &[(&str, &str, u64)]) -> 
     for runner in bench.tidegates() {
         for (in_new, in_used, log_bytes) in pools {
             let pool = bench.args.pool("steady.pool", *log_bytes);
-            let case = Case { pool, ..*case };
+            let case = case.in_pool(pool);
             run(bench, in_new, runner, &case)?;
             run(bench, in_used, runner, &case)?;
             let pool = bench.bed.pool(pool);

@@ -5,7 +5,7 @@
 //!
 //! In rounds with the same pool and disk, at a random moment, the power fails: both servers are
 //! killed with -9. In every other round only the server of the cache is. `TIDEGATE_KILL_ROUNDS`
-//! says how many rounds, 4 unless set. At the end the cache is stopped, the disk loses its power,
+//! says how many rounds, 5 unless set. At the end the cache is stopped, the disk loses its power,
 //! and is used alone.
 
 use std::path::PathBuf;
@@ -69,7 +69,7 @@ fn cut_again_and_again(options: &'static [&'static str]) {
     let mut files: Synced = DIRECTORIES.map(|_| ReplacedFiles::new());
     let mut power = machine.serve_cache(machine.serve_disk());
     machine.make_file_system();
-    for round in 0..setting("TIDEGATE_KILL_ROUNDS", 4) {
+    for round in 0..setting("TIDEGATE_KILL_ROUNDS", 5) {
         let loses_power = round % 2 == 0;
         let syncs = 1 + random.below(2 * FILES);
         println!("round {round}: {syncs} files more; the disk loses its power: {loses_power}");
