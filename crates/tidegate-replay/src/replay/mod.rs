@@ -3,7 +3,8 @@
 //! The trace is played once for its footprint, of which sizes are percentages, and once more for as
 //! many schemes at a time as this machine's memory is meant to hold (`MEMORY_BYTES_MAX`); with
 //! `--real` once more, for real files. A long one is read as often: memory grows with the
-//! footprint, not with the length of the trace, nor with the number of schemes.
+//! footprint, not with the length of the trace, nor with the number of schemes. Only lines of
+//! `mobigen` are all held, to be sorted by time.
 
 mod advice;
 pub mod amount;
