@@ -55,8 +55,8 @@ pub struct ReplayArgs {
     #[arg(long, value_enum)]
     pub format: Option<Format>,
     /// Schemes to compare: dram; sccm, sfcm and afcm, of the AFCM paper; tidegate, the cache; log;
-    /// and for all data on persistent memory btt, alone or below transit, pmbd, pmbd70, lru or
-    /// coactive
+    /// and for all data on persistent memory btt, alone or below transit, transit-no-eager,
+    /// transit-no-bypass, pmbd, pmbd70, lru or coactive
     #[arg(long, value_delimiter = ',', default_value = DEFAULT_SCHEMES, value_parser = parse_scheme)]
     pub schemes: Vec<&'static str>,
     /// DRAM for pages: a percentage of the pages that the traces touch, or a size as 64M

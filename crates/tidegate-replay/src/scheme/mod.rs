@@ -128,6 +128,8 @@ pub static SCHEMES: &[SchemeEntry] = &[
     shipped::log::ENTRY,
     shipped::tiers::BTT,
     shipped::tiers::TRANSIT,
+    shipped::tiers::TRANSIT_NO_EAGER,
+    shipped::tiers::TRANSIT_NO_BYPASS,
     shipped::tiers::PMBD,
     shipped::tiers::PMBD70,
     shipped::tiers::LRU,

@@ -389,3 +389,14 @@ fn a_dram_tier_takes_writes_back_from_the_program() {
     let (btt, transit) = (seconds("btt", 128, &ops), seconds("transit", 128, &ops));
     assert!(transit > 0.9 * btt, "transit {transit} s, btt {btt} s");
 }
+
+#[test]
+fn each_half_of_transit_can_be_left_out() {
+    // As above: without eager eviction the tier fills, and what follows goes to the table at once.
+    let writes = (0..400).map(|page| write(page * 4096, 4096));
+    let ops: Vec<Op> = writes.chain([SYNC]).collect();
+    let names = ["btt", "transit", "transit-no-eager", "transit-no-bypass"];
+    let [btt, transit, no_eager, no_bypass] = names.map(|name| seconds(name, 128, &ops));
+    assert!(no_eager > 0.9 * btt && no_eager > transit, "{no_eager} s, transit {transit} s");
+    assert!(no_bypass < 0.9 * btt, "{no_bypass} s, btt {btt} s");
+}

@@ -1,5 +1,6 @@
-//! `btt`, `transit`, `pmbd`, `pmbd70`, `lru` and `coactive`: the shipped block translation table,
-//! alone or under a DRAM tier. All data is on persistent memory: there is no flash.
+//! `btt`, `transit`, `transit-no-eager`, `transit-no-bypass`, `pmbd`, `pmbd70`, `lru` and
+//! `coactive`: the shipped block translation table, alone or under a DRAM tier. All data is on
+//! persistent memory: there is no flash.
 //!
 //! The tier runs with its own threads on a machine of four CPUs in virtual time
 //! (`model::machine`): they write back while the program goes on, and a sync
@@ -48,6 +49,28 @@ pub const TRANSIT: SchemeEntry = SchemeEntry {
     about: "btt under the DRAM tier that writes back at once",
     offer: Some("a block translation table for all data, served with `--dram transit:SIZE`"),
     create: |sizes| scheme_over(sizes, Policy::Transit),
+    ..BTT
+};
+
+/// The scheme `transit-no-eager`.
+pub const TRANSIT_NO_EAGER: SchemeEntry = SchemeEntry {
+    name: "transit-no-eager",
+    about: "transit without eager eviction: only a flush writes back",
+    offer: Some(
+        "a block translation table for all data, served with `--dram transit-no-eager:SIZE`",
+    ),
+    create: |sizes| scheme_over(sizes, Policy::TransitNoEager),
+    ..BTT
+};
+
+/// The scheme `transit-no-bypass`.
+pub const TRANSIT_NO_BYPASS: SchemeEntry = SchemeEntry {
+    name: "transit-no-bypass",
+    about: "transit without the bypass: a write to a full tier waits",
+    offer: Some(
+        "a block translation table for all data, served with `--dram transit-no-bypass:SIZE`",
+    ),
+    create: |sizes| scheme_over(sizes, Policy::TransitNoBypass),
     ..BTT
 };
 
