@@ -9,6 +9,15 @@ use crate::report::{self, Axis, Line, Lines, Plot, Report, Section, Table};
 /// First headers of tables whose numbers are drawn: a line a row, or a line a column.
 const BY_ROW: [&str; 1] = ["policy"];
 const BY_COLUMN: [&str; 2] = ["trace", "memory"];
+/// Parts of the titles of tables, and the unit of all numbers of such a table.
+const UNITS: [(&str, &str); 6] = [
+    (" in seconds", "seconds"),
+    (" in MiB", "MiB"),
+    (" in KiB", "KiB"),
+    (" in µs", "µs"),
+    ("Pages written", "pages"),
+    ("thousands of writes a second", "thousands of writes a second"),
+];
 
 /// Writes `dir`/index.html from the page `path`.
 ///
@@ -85,7 +94,7 @@ fn counts(page: &str) -> String {
 }
 
 fn section(title: String, headers: &[String], rows: Vec<Vec<String>>) -> Section {
-    let plots = plots(headers, &rows);
+    let plots = plots(&title, headers, &rows);
     let names: Vec<&str> = headers.iter().map(String::as_str).collect();
     let mut table = Table::new("papers", "", &names);
     for row in rows {
@@ -94,51 +103,80 @@ fn section(title: String, headers: &[String], rows: Vec<Vec<String>>) -> Section
     Section { title, text: String::new(), plots, table: Some(table) }
 }
 
-/// The plots of a table: one, or two where a cell has seconds and pages.
-fn plots(headers: &[String], rows: &[Vec<String>]) -> Vec<Plot> {
+/// What a plot shows of a table.
+struct Shown {
+    title: String,
+    unit: &'static str,
+    /// Which of the parts of a cell, between commas.
+    part: usize,
+}
+
+impl Shown {
+    /// All of each cell of the table `title`; none where its numbers have not one unit.
+    fn whole(title: &str) -> Option<Self> {
+        let (_, unit) = UNITS.iter().find(|(part, _)| title.contains(part))?;
+        Some(Self { title: title.trim_end_matches('.').to_owned(), unit, part: 0 })
+    }
+
+    /// Seconds and pages, of the table `title`.
+    fn seconds_and_pages(title: &str) -> [Self; 2] {
+        let (name, _) = title.split_once(':').unwrap_or((title, ""));
+        [("seconds", 0), ("pages written", 1)].map(|(unit, part)| Self {
+            title: format!("{name}: {unit}"),
+            unit,
+            part,
+        })
+    }
+}
+
+/// The plots of the table `title`: one, or two where a cell has seconds and pages.
+fn plots(title: &str, headers: &[String], rows: &[Vec<String>]) -> Vec<Plot> {
     let Some(first) = headers.first().map(String::as_str) else { return Vec::new() };
     let by_row = BY_ROW.contains(&first);
     if !by_row && !BY_COLUMN.contains(&first) || rows.len() < 2 {
         return Vec::new();
     }
-    let units: &[(usize, &str)] =
-        if first == "memory" { &[(0, "seconds"), (1, "pages written")] } else { &[(0, "")] };
-    units.iter().filter_map(|(part, unit)| plot(headers, rows, by_row, (*part, unit))).collect()
+    let columns = by_row.then(|| columns_of(title));
+    let shown: Vec<Shown> = if first == "memory" {
+        Shown::seconds_and_pages(title).into()
+    } else {
+        Shown::whole(title).into_iter().collect()
+    };
+    shown.into_iter().filter_map(|shown| plot(headers, rows, columns, shown)).collect()
 }
 
+/// What the columns of the table `title` differ in: what stands behind the last "by" of the title.
+fn columns_of(title: &str) -> &str {
+    let (_, columns) = title.rsplit_once(" by ").unwrap_or(("", "column"));
+    columns.strip_prefix("the ").unwrap_or(columns).trim_end_matches('.')
+}
+
+/// A plot with a line a row over what `columns` names, or, without, with a line a column.
 fn plot(
     headers: &[String],
     rows: &[Vec<String>],
-    by_row: bool,
-    (part, unit): (usize, &str),
+    columns: Option<&str>,
+    Shown { title, unit, part }: Shown,
 ) -> Option<Plot> {
     let value = |row: &[String], column: usize| number(row.get(column)?.split(", ").nth(part)?);
-    let columns = 1..headers.len();
-    let lines: Vec<Line> = if by_row {
-        let line = |row: &Vec<String>| {
-            Line::of_columns(
-                &*row[0],
-                &columns.clone().map(|at| value(row, at)).collect::<Vec<_>>(),
-            )
-        };
-        rows.iter().map(line).collect()
-    } else {
-        let line = |at: usize| {
-            let values: Vec<_> = rows.iter().map(|row| value(row, at)).collect();
-            Line::of_columns(&*headers[at], &values)
-        };
-        columns.map(line).collect()
+    let numbers = 1..headers.len();
+    let of_row = |row: &Vec<String>| {
+        let values: Vec<_> = numbers.clone().map(|at| value(row, at)).collect();
+        Line::of_columns(&*row[0], &values)
     };
-    let x: Vec<String> = if by_row {
-        headers[1..].to_vec()
-    } else {
-        rows.iter().map(|row| row[0].clone()).collect()
+    let of_column = |at: usize| {
+        let values: Vec<_> = rows.iter().map(|row| value(row, at)).collect();
+        Line::of_columns(&*headers[at], &values)
+    };
+    let (lines, x): (Vec<Line>, Vec<String>) = match columns {
+        Some(_) => (rows.iter().map(of_row).collect(), headers[1..].to_vec()),
+        None => (numbers.map(of_column).collect(), rows.iter().map(|row| row[0].clone()).collect()),
     };
     let has_points = lines.iter().any(|line| !line.points.is_empty());
     has_points.then(|| {
         Plot::Lines(Lines {
-            title: unit.to_owned(),
-            x_label: headers[0].clone(),
+            title,
+            x_label: columns.unwrap_or(&headers[0]).to_owned(),
             x: Axis::Columns(x),
             y_label: unit.to_owned(),
             y: Axis::Linear,
@@ -186,5 +224,33 @@ mod tests {
         for part in ["AFCM", "Caiti", "NVCache", "<svg", "figure 7a"] {
             assert!(html.contains(part), "{part}");
         }
+        let report = report(&std::fs::read_to_string(path).unwrap());
+        let plots = report.sections.iter().flat_map(|section| &section.plots);
+        let labels = plots.map(|plot| match plot {
+            Plot::Lines(it) => [&*it.title, &*it.x_label, &*it.y_label],
+            Plot::Bars(_) => panic!("no table is drawn as bars"),
+        });
+        let labels: Vec<_> = labels.collect();
+        assert!(labels.iter().flatten().all(|label| !label.is_empty()), "{labels:?}");
+        for expected in [
+            ["Execution time in seconds (figure 7a)", "trace", "seconds"],
+            ["Pages written to flash (figure 7c)", "trace", "pages"],
+            ["Most DRAM for the index, in KiB (figure 9)", "trace", "KiB"],
+            ["Figure 5e: thousands of writes a second by jobs", "jobs", UNITS[5].1],
+            [
+                "Table 1: mean time of a request in µs, one job, by the size of the cache",
+                "size of the cache",
+                "µs",
+            ],
+        ] {
+            assert!(labels.contains(&expected), "{expected:?} is not in {labels:?}");
+        }
+    }
+
+    #[test]
+    fn a_table_of_several_units_is_not_drawn() {
+        let page = "## One\n\nThe traces\n\n| trace | pages | bytes |\n|---|---|---|\n| a | 1 | 2 |\n\
+                    | b | 3 | 4 |\n";
+        assert!(report(page).sections[1].plots.is_empty());
     }
 }
