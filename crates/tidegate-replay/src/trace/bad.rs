@@ -8,6 +8,8 @@ const KEPT: usize = 10;
 /// The bad lines of a trace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BadLines {
+    /// How many lines there were that are not empty, good ones included.
+    pub lines: u64,
     /// How many there were.
     pub count: u64,
     /// The first ones, at most ten: the number of the line, from 1, and what is wrong with it.
@@ -15,6 +17,13 @@ pub struct BadLines {
 }
 
 impl BadLines {
+    /// The share of bad lines, in percent.
+    #[expect(clippy::cast_precision_loss, reason = "a percentage for people")]
+    #[must_use]
+    pub fn pct(&self) -> f64 {
+        self.count as f64 * 100.0 / self.lines.max(1) as f64
+    }
+
     /// Counts line `number`, which is bad because of `why`.
     pub(super) fn push(&mut self, number: u64, why: Bad) {
         self.count += 1;

@@ -454,7 +454,7 @@ fn strace_files_of_processes_are_merged() {
     let mut trace = open(&path, None).unwrap();
     assert_eq!(trace.format(), Format::Strace);
     assert_eq!(shown_all(&mut trace), ["0 70 write 0 0+2", "2 69 write 0 2+1"]);
-    assert_eq!(trace.bad_lines(), &BadLines::default());
+    assert_eq!(trace.bad_lines(), &BadLines { lines: 5, ..BadLines::default() });
     let bytes = (parent.len() + child.len()) as u64;
     assert_eq!(trace.progress(), (bytes, bytes));
 }
@@ -514,7 +514,9 @@ fn a_trace_that_is_mostly_bad_is_an_error() {
     let many = format!("{}{}", good.repeat(50), "bad\n".repeat(30));
     let mut trace = traced(many.as_bytes(), None).unwrap();
     assert_eq!(trace.by_ref().count(), 50);
-    assert_eq!((trace.bad_lines().count, trace.bad_lines().first.len()), (30, 10));
+    let bad = trace.bad_lines();
+    assert_eq!((bad.count, bad.first.len(), bad.lines), (30, 10, 80));
+    assert_eq!(bad.pct().to_bits(), 37.5_f64.to_bits());
 }
 
 #[test]

@@ -24,7 +24,6 @@ pub struct Trace {
     reader: Box<dyn Reader>,
     out: Out,
     line: u64,
-    filled_lines: u64,
     bad: BadLines,
     progress: Progress,
     ended: bool,
@@ -81,7 +80,6 @@ impl Trace {
             reader: reader(format),
             out: Out::default(),
             line: 0,
-            filled_lines: 0,
             bad: BadLines::default(),
             progress,
             ended: false,
@@ -121,7 +119,7 @@ impl Trace {
             Line::Text(text) => self.reader.line(text, &mut self.out),
             Line::TooLong => Err(Bad::Line),
         };
-        self.filled_lines += 1;
+        self.bad.lines += 1;
         if let Err(why) = result {
             self.bad.push(self.source.line_number().unwrap_or(self.line), why);
         }
@@ -131,13 +129,13 @@ impl Trace {
     /// An error if the file was not what it was taken for.
     fn verdict(&self) -> Option<Error> {
         let (number, why) = self.bad.first.first()?;
-        (self.bad.count * 2 > self.filled_lines).then(|| Error::Trace {
+        (self.bad.count * 2 > self.bad.lines).then(|| Error::Trace {
             path: self.path.clone(),
             what: format!(
                 "{} of {} lines are bad as lines of format {}, the first one line {number} ({why}); \
                  give the right one with --format: {}",
                 self.bad.count,
-                self.filled_lines,
+                self.bad.lines,
                 self.format.name(),
                 Format::names(),
             ),
