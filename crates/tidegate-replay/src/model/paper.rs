@@ -26,8 +26,10 @@ const DEPTH_1: usize = 0;
 const DEPTH_1024: usize = 6;
 /// Writes of 4 KiB between two flushes: figure 2b's least and most.
 const FLUSH_WRITES: [u64; 2] = [128, 32_768];
-/// Figure 3: a request that takes longer is a spike.
+/// Figures 2d, 2e and 3: a request that takes longer is a spike.
 const SLOW_NS: u64 = 20_000;
+/// Figures 2d and 2e: a request that takes no longer went to the cache alone.
+const CACHED_NS: u64 = 5_000;
 /// Figure 5c: a million requests, and so many of them between two flushes, as many as the slowest
 /// cache takes in the five seconds between two commits of the file system.
 const LONG_RUN_REQUESTS: u64 = 1_000_000;
@@ -188,7 +190,7 @@ impl Figures {
 
     fn checks(&self) -> Vec<Check> {
         let mut checks = self.figure_2();
-        checks.extend(self.figures_3_5b_7());
+        checks.extend(self.figures_2c_3_5b_7());
         checks.extend(self.figure_5a());
         checks.extend(self.figure_5c());
         checks.extend(self.figures_5d_5e());
@@ -227,21 +229,32 @@ impl Figures {
     }
 
     /// Single requests: how many are slow, and where the time of one goes.
-    fn figures_3_5b_7(&self) -> Vec<Check> {
-        let slow_pct = |policy: &str| {
+    fn figures_2c_3_5b_7(&self) -> Vec<Check> {
+        let between_pct = |policy: &str, from_ns, to_ns| {
             let latencies = &self.ran(policy, 1, CACHE_BYTES).outcome.latencies[DEPTH_1];
-            latencies.count_between(SLOW_NS, u64::MAX) as f64 * 100.0 / latencies.len() as f64
+            latencies.count_between(from_ns, to_ns) as f64 * 100.0 / latencies.len() as f64
         };
+        let slow_pct = |policy: &str| between_pct(policy, SLOW_NS, u64::MAX);
         let spikes = |figure, policy: &str, reason| {
             let what = format!("requests of {policy} above 20 µs, %");
             Check::at_least(figure, what, 0.0, slow_pct(policy), reason)
         };
-        let quick_pct = 100.0 - slow_pct("transit");
+        let quick = |figure, policy: &str| {
+            let what = format!("requests of {policy} up to 20 µs, %");
+            Check::at_least(figure, what, 50.0, 100.0 - slow_pct(policy), "")
+        };
+        let cached = |figure, policy: &str| {
+            let what = format!("requests of {policy} up to 5 µs, %");
+            Check::at_least(figure, what, 0.0, between_pct(policy, 0, CACHED_NS), NO_HITS)
+        };
         let before_pct = Costs::caiti().request_ns as f64 * 100.0 / self.service_ns("transit");
         vec![
-            spikes("3a", "pmbd", ""),
-            spikes("3b", "lru", "an eviction is one write to the table: 16 µs"),
-            Check::at_least("5b", "requests of transit up to 20 µs, %".into(), 50.0, quick_pct, ""),
+            quick("2c", "btt"),
+            cached("2d", "pmbd"),
+            cached("2e", "lru"),
+            spikes("2d, 3a", "pmbd", ""),
+            spikes("2e, 3b", "lru", "an eviction is one write to the table: 16 µs"),
+            quick("5b", "transit"),
             Check::of(
                 "7",
                 "time before a request reaches transit".into(),
@@ -482,6 +495,7 @@ const TAIL: &str = "no interrupts and no other processes are modelled: transit h
 const FULL: &str = "32 jobs leave 4 cores for evictors: nearly all writes bypass";
 const HITS: &str = "a larger cache has more hits";
 const FEW: &str = "128 blocks stay in the cache: what is written back is the same, and once";
+const NO_HITS: &str = "the cache is full: each write that is no hit evicts before it is cached";
 const READ_HITS: &str = "transit has written its blocks back: it has none to hit";
 const ONE_WRITE: &str = "both are one write to the table; a bypass copies nothing before";
 const STALLS: &str = "40 % of the paper's 16.4 µs is half a write to its BTT: it ran another load";

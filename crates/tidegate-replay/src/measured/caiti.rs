@@ -1,0 +1,191 @@
+//! The figures of the Caiti paper's programs, on what serves a block device: 8, 9 and 10.
+//!
+//! `LevelDB` is `RocksDB` here. The numbers are those of the paper's text; where the text has none,
+//! the row has its words.
+
+use super::{Claim, Figure, Ours, TOLERANCE};
+
+/// What Caiti, the policy `transit`, is compared with: a policy of the bench, and its name in the
+/// paper.
+type Other = (&'static str, &'static str);
+
+const OTHERS: [Other; 5] =
+    [("btt", "BTT"), ("pmbd", "PMBD"), ("pmbd70", "PMBD-70"), ("lru", "LRU"), ("coactive", "COA")];
+/// The policies of [`OTHERS`], and those of them that cache.
+const POLICIES: [&str; 5] = ["btt", "pmbd", "pmbd70", "lru", "coactive"];
+const CACHES: [&str; 4] = ["pmbd", "pmbd70", "lru", "coactive"];
+
+const SERVED: &str = "loop device, FUSE and NBD take most of a request here, on the two CPUs that \
+                      the threads that write back need; the page cache takes what is not synced";
+const GUEST: &str = "the same, and a guest with eight CPUs does not fit the machines that this \
+                     runs on";
+const LEVELDB: &str = "LevelDB (ours: RocksDB)";
+const FILEBENCH: &str = "Filebench in a virtual machine (ours: no guest)";
+
+/// The figures, in the order of the paper.
+pub(super) fn figures() -> Vec<Figure> {
+    let mut figures = figure_8();
+    figures.extend(figure_9());
+    figures.extend(figure_10());
+    figures
+}
+
+/// By policy of [`OTHERS`]: how much less time Caiti takes in a case, in percent.
+type LessPcts = [f64; 5];
+
+fn figure_8() -> Vec<Figure> {
+    let what = |name| format!("{LEVELDB}, {name} of 2 KiB (1 KiB)");
+    let [fill, overwrite] = ["fillrandom", "overwrite"].map(what);
+    let mut rows = less_time(
+        ("Caiti 8", &fill, SERVED),
+        "program-rocksdb-fillrandom-1024",
+        [40.6, 20.0, 17.8, 19.6, 48.8],
+    );
+    let overwrite = ("Caiti 8", &*overwrite, SERVED);
+    rows.push(less("program-rocksdb-overwrite-1024", overwrite, (OTHERS[0], 38.2)));
+    rows.push(comparable(
+        ("Caiti 8c", &format!("{LEVELDB}, readrandom of 1 KiB"), SERVED),
+        "program-rocksdb-readrandom-1024",
+        ("comparable", &POLICIES),
+    ));
+    rows
+}
+
+fn figure_9() -> Vec<Figure> {
+    let tail = Figure {
+        name: "Caiti 9a",
+        what: format!("{LEVELDB}, fillrandom of 4 KiB: shortest p99.99 of the others over Caiti's")
+            .into(),
+        claim: Claim::MoreThan(1.0, "above 1"),
+        unit: "x",
+        ours: Ours::OverBestTail(("transit", "program-rocksdb-fillrandom-4096", 0), &POLICIES),
+        reason: SERVED,
+    };
+    let load = |((policy, name), ratio): (Other, f64)| Figure {
+        name: "Caiti 9",
+        what: format!("{LEVELDB}, YCSB's load: rate of Caiti over {name}").into(),
+        claim: Claim::Is(ratio),
+        unit: "x",
+        ours: Ours::Ratio(("transit", "program-ycsb-load", 0), (policy, "program-ycsb-load", 0)),
+        reason: SERVED,
+    };
+    let mixed = |(name, case)| {
+        let what = format!("{LEVELDB}, YCSB's {name}");
+        comparable(("Caiti 9", &what, SERVED), case, ("higher or comparable", &CACHES))
+    };
+    let mut rows = vec![tail];
+    rows.extend(OTHERS.into_iter().skip(1).zip([1.66, 1.40, 1.66, 1.52]).map(load));
+    rows.extend([("A", "program-ycsb-a"), ("F", "program-ycsb-f")].map(mixed));
+    rows
+}
+
+fn figure_10() -> Vec<Figure> {
+    let personalities: [(&str, &str, LessPcts); 3] = [
+        ("Fileserver", "program-filebench-fileserver", [43.9, 52.4, 48.6, 53.1, 43.2]),
+        ("Varmail", "program-filebench-varmail", [22.4, 26.8, 31.8, 8.2, 30.9]),
+        ("Webproxy", "program-filebench-webproxy", [14.3, 11.9, 15.3, 9.6, 13.4]),
+    ];
+    let rows = personalities.into_iter().flat_map(|(name, case, pcts)| {
+        less_time(("Caiti 10", &format!("{FILEBENCH}, {name}"), GUEST), case, pcts)
+    });
+    let mut rows: Vec<_> = rows.collect();
+    rows.push(comparable(
+        ("Caiti 10", &format!("{FILEBENCH}, Webserver"), GUEST),
+        "program-filebench-webserver",
+        ("comparable", &POLICIES),
+    ));
+    rows
+}
+
+/// The figure of a row, what runs, and why ours may differ.
+type Of<'a> = (&'static str, &'a str, &'static str);
+
+/// Rows of a case: Caiti beside each of [`OTHERS`].
+fn less_time(of: Of<'_>, case: &'static str, pcts: LessPcts) -> Vec<Figure> {
+    OTHERS.into_iter().zip(pcts).map(|other| less(case, of, other)).collect()
+}
+
+/// A row of a case: how much less time Caiti takes than another policy.
+fn less(
+    case: &'static str,
+    (name, what, reason): Of<'_>,
+    ((policy, other), pct): (Other, f64),
+) -> Figure {
+    Figure {
+        name,
+        what: format!("{what}: less time with Caiti than with {other}").into(),
+        claim: Claim::Is(pct),
+        unit: "%",
+        ours: Ours::SlowerPct((policy, case, 0), ("transit", case, 0)),
+        reason,
+    }
+}
+
+/// A row of a case in which the paper finds Caiti's rate comparable to that of `others`.
+fn comparable(
+    (name, what, reason): Of<'_>,
+    case: &'static str,
+    (words, others): (&'static str, &'static [&'static str]),
+) -> Figure {
+    let others_are =
+        if others.contains(&"btt") { "BTT and the other caches" } else { "the others" };
+    Figure {
+        name,
+        what: format!("{what}: rate of Caiti over the highest of {others_are}").into(),
+        claim: Claim::MoreThan(1.0 - TOLERANCE, words),
+        unit: "x",
+        ours: Ours::OverBest(("transit", case, 0), others),
+        reason,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{report, row};
+    use super::super::{Row, check};
+    use super::*;
+
+    /// What `scripts/papers` has the bench run: rates of 100, of `transit` 80, in each case.
+    fn rows() -> Vec<Row> {
+        let programs = ["fillrandom-1024", "fillrandom-4096", "overwrite-1024", "readrandom-1024"];
+        let programs = programs.map(|it| format!("program-rocksdb-{it}"));
+        let ycsb = ["load", "a", "f"].map(|it| format!("program-ycsb-{it}"));
+        let filebench = ["fileserver", "varmail", "webproxy", "webserver"];
+        let filebench = filebench.map(|it| format!("program-filebench-{it}"));
+        let cases: Vec<_> = programs.into_iter().chain(ycsb).chain(filebench).collect();
+        let policies = POLICIES.into_iter().chain(["transit"]);
+        let of = |policy: &str| {
+            let ops_per_s = if policy == "transit" { 80.0 } else { 100.0 };
+            cases.iter().map(|case| row(policy, case, ops_per_s)).collect::<Vec<_>>()
+        };
+        policies.flat_map(of).collect()
+    }
+
+    #[test]
+    fn each_case_that_the_bench_measures_has_rows_of_all_policies() {
+        let reports = [report(rows())];
+        let checks: Vec<_> = figures().iter().map(|it| check(it, &reports)).collect();
+        let open: Vec<_> =
+            checks.iter().filter(|it| it.ours.is_empty()).map(|it| &it.what).collect();
+        assert!(open.is_empty(), "not measured: {open:?}");
+        let count = |figure| checks.iter().filter(|it| it.figure == figure).count();
+        let counts = ["Caiti 8", "Caiti 8c", "Caiti 9a", "Caiti 9", "Caiti 10"].map(count);
+        assert_eq!(counts, [6, 1, 1, 6, 16]);
+    }
+
+    #[test]
+    fn reads_are_comparable_above_85_percent_of_the_best() {
+        let comparable = |transit: f64| {
+            let mut rows = rows();
+            rows.iter_mut()
+                .filter(|it| it.policy == "transit")
+                .for_each(|it| it.ops_per_s = transit);
+            let figures = figures();
+            let figure = figures.iter().find(|it| it.name == "Caiti 8c").expect("there is one");
+            let check = check(figure, &[report(rows)]);
+            (check.ours, check.verdict.into_owned())
+        };
+        assert_eq!(comparable(90.0), ("0.90 x".into(), "holds".into()));
+        assert_eq!(comparable(80.0), ("0.80 x".into(), "does not hold".into()));
+    }
+}
