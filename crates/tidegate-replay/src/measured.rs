@@ -14,6 +14,7 @@ use serde::Deserialize;
 
 use crate::error::Error;
 use crate::papers::markdown::{Block, blocks};
+use crate::papers::took::{self, Took};
 use crate::papers::{self, Check};
 
 /// How far a number may be from the paper's to count as the same.
@@ -28,13 +29,17 @@ pub struct PapersArgs {
     /// Write all of the page, with plots, to DIR/index.html
     #[arg(long, value_name = "DIR")]
     pub report: Option<PathBuf>,
+    /// How long a part of `make papers` took, or `all` of it: the page says so
+    #[arg(long, value_name = "PART=SECONDS")]
+    pub took: Vec<Took>,
     /// The page whose section is replaced
     #[arg(long, value_name = "FILE", default_value = "docs/papers.md")]
     pub page: PathBuf,
 }
 
 impl PapersArgs {
-    /// Writes the section, if there are reports, then the page with plots, if that is asked for.
+    /// Writes the section, if there are reports, and how long it took, if that is given, then the
+    /// page with plots, if that is asked for.
     ///
     /// # Errors
     /// A file cannot be read, is no report of `tidegate bench`, or the page cannot be written.
@@ -43,6 +48,9 @@ impl PapersArgs {
         let reports = reports.collect::<Result<Vec<_>, _>>()?;
         if !reports.is_empty() {
             papers::update(&self.page, "measured", |old| Ok(section(&reports, old)))?;
+        }
+        if !self.took.is_empty() {
+            took::update(&self.page, &self.took)?;
         }
         self.report.as_deref().map_or(Ok(()), |dir| papers::page::write(&self.page, dir))
     }

@@ -3,6 +3,7 @@
 
 pub(crate) mod markdown;
 pub(crate) mod page;
+pub(crate) mod took;
 
 use std::borrow::Cow;
 use std::path::Path;

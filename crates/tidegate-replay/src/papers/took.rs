@@ -1,0 +1,79 @@
+//! How long `make papers` took: a section of docs/papers.md.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use crate::error::Error;
+
+/// Most seconds that all of it is meant to take.
+const MOST_S: u64 = 3600;
+
+/// A part of `make papers` and how long it took; the part `all` is all of it.
+///
+/// Written as text: `PART=SECONDS`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Took {
+    /// Letters.
+    part: String,
+    seconds: u64,
+}
+
+impl FromStr for Took {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}`: expected PART=SECONDS, such as traces=900");
+        let (part, seconds) = text.split_once('=').ok_or_else(wrong)?;
+        if part.is_empty() || !part.bytes().all(|byte| byte.is_ascii_lowercase()) {
+            return Err(wrong());
+        }
+        Ok(Self { part: part.to_owned(), seconds: seconds.parse().map_err(|_| wrong())? })
+    }
+}
+
+/// Replaces the section of the page `path` by one that says what `parts` took on this machine.
+///
+/// # Errors
+/// The page cannot be read or written, or has no section for that.
+pub(crate) fn update(path: &Path, parts: &[Took]) -> Result<(), Error> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    super::update(path, "took", |_| Ok(section(parts, cpus)))
+}
+
+fn section(parts: &[Took], cpus: usize) -> String {
+    let text = |Took { part, seconds }: &Took| match part.as_str() {
+        "all" => format!("in all {seconds} of at most {MOST_S}"),
+        part => format!("{part} {seconds}"),
+    };
+    let parts: Vec<_> = parts.iter().map(text).collect();
+    let plural = if cpus == 1 { "" } else { "s" };
+    format!("`make papers` on {cpus} CPU{plural}, in seconds: {}.\n", parts.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_says_how_long_each_part_took() {
+        let parts = ["build=3", "traces=900", "all=1000"].map(|text| text.parse().unwrap());
+        assert_eq!(
+            section(&parts, 2),
+            "`make papers` on 2 CPUs, in seconds: build 3, traces 900, in all 1000 of at most 3600.\n"
+        );
+        let dir = tempfile::tempdir().unwrap();
+        let page = dir.path().join("papers.md");
+        std::fs::write(&page, "a\n<!-- took:begin -->\nold\n<!-- took:end -->\nb\n").unwrap();
+        update(&page, &parts).unwrap();
+        let text = std::fs::read_to_string(&page).unwrap();
+        assert!(text.contains("traces 900") && !text.contains("old"), "{text}");
+        assert!(text.starts_with("a\n") && text.ends_with("\nb\n"), "{text}");
+    }
+
+    #[test]
+    fn what_is_no_part_with_seconds_is_refused() {
+        for wrong in ["", "traces", "traces=", "traces=-1", "=5", "a|b=5", "traces=1.5"] {
+            assert!(wrong.parse::<Took>().is_err(), "{wrong}");
+        }
+    }
+}
