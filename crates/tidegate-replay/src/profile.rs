@@ -1,6 +1,7 @@
 //! What a trace asks for, whatever answers it: its footprint, how much of what it writes is
 //! synced, and how much of each synced page is dirty (AFCM, figures 1 and 2).
 
+use std::ops::Range;
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
@@ -16,15 +17,22 @@ struct Page {
     bytes: u64,
 }
 
-/// Pages of a chunk.
-const CHUNK_PAGES: usize = 16;
+/// Pages of a chunk: those of a mask.
+const CHUNK_PAGES: u64 = u16::BITS as u64;
+/// Pages of a group.
+const GROUP_PAGES: usize = 4;
+/// Stands for no group.
+const NONE: u32 = u32::MAX;
 
 /// Neighbouring pages, which one look-up finds.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct Chunk {
-    pages: [Page; CHUNK_PAGES],
     /// By page: it was touched.
     touched: u16,
+    /// By page: it is dirty.
+    dirty: u16,
+    /// Where the pages are that were written, by number in the chunk divided by [`GROUP_PAGES`].
+    groups: [u32; 4],
 }
 
 #[derive(Debug, Default)]
@@ -32,17 +40,17 @@ struct File {
     /// By number of a page divided by [`CHUNK_PAGES`]: where its chunk is.
     map: FxHashMap<u64, usize>,
     chunks: Vec<Chunk>,
+    groups: Vec<[Page; GROUP_PAGES]>,
     /// The chunk that was looked up last.
     last: Option<(u64, usize)>,
-    /// Dirty pages, and where their chunks are.
+    /// Chunks with dirty pages, and where they are.
     dirty: Vec<(u64, usize)>,
     end: u64,
 }
 
 impl File {
-    /// Where the chunk of `page` is; a new one if there is none.
-    fn chunk(&mut self, page: u64) -> usize {
-        let key = page / CHUNK_PAGES as u64;
+    /// Where chunk `key` is; a new one if there is none.
+    fn chunk(&mut self, key: u64) -> usize {
         if let Some((last, at)) = self.last
             && last == key
         {
@@ -51,21 +59,69 @@ impl File {
         let next = self.chunks.len();
         let at = *self.map.entry(key).or_insert(next);
         if at == next {
-            self.chunks.push(Chunk::default());
+            self.chunks.push(Chunk { touched: 0, dirty: 0, groups: [NONE; 4] });
         }
         self.last = Some((key, at));
         at
     }
 
-    /// The page in the chunk at `at`.
-    fn page(&mut self, page: u64, at: usize) -> &mut Page {
-        &mut self.chunks[at].pages[in_chunk(page)]
+    /// Page `number` of the chunk at `at`.
+    fn page(&mut self, at: usize, number: usize) -> &mut Page {
+        let group = &mut self.chunks[at].groups[number / GROUP_PAGES];
+        if *group == NONE {
+            *group = u32::try_from(self.groups.len()).unwrap_or(NONE);
+            self.groups.push(<[Page; GROUP_PAGES]>::default());
+        }
+        &mut self.groups[*group as usize][number % GROUP_PAGES]
+    }
+
+    /// Writes to the pages `mask` of chunk `key`, which is at `at`; `part` says to which bytes.
+    fn write(&mut self, (key, at): (u64, usize), mask: u16, part: impl Fn(u64) -> Range<u64>) {
+        let dirty = &mut self.chunks[at].dirty;
+        if *dirty == 0 {
+            self.dirty.push((key, at));
+        }
+        *dirty |= mask;
+        for number in bits(mask) {
+            let bytes = part(key * CHUNK_PAGES + number as u64);
+            let page = self.page(at, number);
+            page.lines |= lines_of(&bytes);
+            page.bytes += bytes.end - bytes.start;
+        }
+    }
+
+    /// Makes the pages `mask` of the chunk at `at` clean, and shows what was dirty of each.
+    fn clean(&mut self, at: usize, mask: u16, mut see: impl FnMut(Page)) {
+        let cleaned = self.chunks[at].dirty & mask;
+        self.chunks[at].dirty &= !mask;
+        bits(cleaned).for_each(|number| see(std::mem::take(self.page(at, number))));
     }
 }
 
-/// Which page of its chunk `page` is.
-fn in_chunk(page: u64) -> usize {
-    usize::try_from(page).unwrap_or(usize::MAX) % CHUNK_PAGES
+/// The numbers of the pages in `mask`.
+fn bits(mask: u16) -> impl Iterator<Item = usize> {
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        (rest != 0).then(|| {
+            let number = rest.trailing_zeros();
+            rest &= rest - 1;
+            number as usize
+        })
+    })
+}
+
+/// The chunks with `pages`: the number of each, and a mask of the pages in it.
+fn chunks_of(pages: Range<u64>) -> impl Iterator<Item = (u64, u16)> {
+    let keys = pages.start / CHUNK_PAGES..pages.end.div_ceil(CHUNK_PAGES);
+    keys.map(move |key| (key, mask_from(key, pages.start) & !mask_from(key, pages.end)))
+}
+
+/// A mask of the pages of chunk `key` that are not before `page`.
+fn mask_from(key: u64, page: u64) -> u16 {
+    match page.saturating_sub(key * CHUNK_PAGES) {
+        before if before < CHUNK_PAGES => u16::MAX << before,
+        _ => 0,
+    }
 }
 
 /// What a trace asks for. Memory grows with the pages that it touches.
@@ -110,16 +166,15 @@ impl Profile {
         match *op {
             Op::Read { file, offset_bytes, len_bytes } => {
                 let before_pages = self.footprint_pages;
-                for page in pages_of(offset_bytes, len_bytes) {
-                    self.page(file, page);
-                }
+                self.touch(file, pages_of(offset_bytes, len_bytes), |_, _, _| {});
                 self.first_read_pages += self.footprint_pages - before_pages;
             }
             Op::Write { file, offset_bytes, len_bytes } => {
                 self.written_bytes += len_bytes;
-                for page in pages_of(offset_bytes, len_bytes) {
-                    self.write(file, page, part_of(page, offset_bytes, len_bytes));
-                }
+                let part = |page| part_of(page, offset_bytes, len_bytes);
+                self.touch(file, pages_of(offset_bytes, len_bytes), |file, chunk, mask| {
+                    file.write(chunk, mask, part);
+                });
             }
             Op::Sync { file } => self.sync(file.0 as usize),
             Op::SyncAll => (0..self.files.len()).for_each(|file| self.sync(file)),
@@ -156,42 +211,40 @@ impl Profile {
         share(lines * LINE_BYTES, self.synced_pages.iter().sum())
     }
 
-    /// Notes that `page` was touched: its file, and where its chunk is there.
-    fn page(&mut self, file: FileId, page: u64) -> (&mut File, usize) {
+    /// Notes that `pages` were touched, and shows `see` each chunk: its file, its number and where
+    /// it is there, and a mask of the pages in it.
+    fn touch(
+        &mut self,
+        file: FileId,
+        pages: Range<u64>,
+        mut see: impl FnMut(&mut File, (u64, usize), u16),
+    ) {
+        if pages.is_empty() {
+            return;
+        }
         let at = file.0 as usize;
         if self.files.len() <= at {
             self.files.resize_with(at + 1, File::default);
         }
         let file = &mut self.files[at];
-        file.end = file.end.max(page.saturating_add(1));
-        let chunk = file.chunk(page);
-        let bit = 1 << in_chunk(page);
-        let touched = &mut file.chunks[chunk].touched;
-        self.footprint_pages += u64::from(*touched & bit == 0);
-        *touched |= bit;
-        (file, chunk)
-    }
-
-    fn write(&mut self, file: FileId, page: u64, bytes: std::ops::Range<u64>) {
-        let (file, chunk) = self.page(file, page);
-        let Page { lines, bytes: written } = file.page(page, chunk);
-        let was_clean = *lines == 0;
-        *lines |= lines_of(&bytes);
-        *written += bytes.end - bytes.start;
-        if was_clean {
-            file.dirty.push((page, chunk));
+        file.end = file.end.max(pages.end);
+        for (key, mask) in chunks_of(pages) {
+            let at = file.chunk(key);
+            let touched = &mut file.chunks[at].touched;
+            self.footprint_pages += u64::from((mask & !*touched).count_ones());
+            *touched |= mask;
+            see(file, (key, at), mask);
         }
     }
 
     fn sync(&mut self, file: usize) {
         let Some(file) = self.files.get_mut(file) else { return };
         let mut dirty = std::mem::take(&mut file.dirty);
-        for (page, chunk) in dirty.drain(..) {
-            let Page { lines, bytes } = std::mem::take(file.page(page, chunk));
-            if lines != 0 {
+        for (_, at) in dirty.drain(..) {
+            file.clean(at, u16::MAX, |Page { lines, bytes }| {
                 self.synced_pages[lines.count_ones() as usize] += 1;
                 self.synced_bytes += bytes;
-            }
+            });
         }
         file.dirty = dirty;
     }
@@ -201,9 +254,10 @@ impl Profile {
         let Some(file) = self.files.get_mut(file.0 as usize) else { return };
         if end < file.end {
             let mut dirty = std::mem::take(&mut file.dirty);
-            for (page, chunk) in dirty.extract_if(.., |(page, _)| *page >= end) {
-                *file.page(page, chunk) = Page::default();
-            }
+            dirty.retain(|(key, at)| {
+                file.clean(*at, mask_from(*key, end), |_| {});
+                file.chunks[*at].dirty != 0
+            });
             file.dirty = dirty;
             file.end = end;
         }
@@ -217,9 +271,95 @@ fn share(part: u64, whole: u64) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{HashMap, HashSet};
+
+    use proptest::prelude::*;
+
     use super::*;
 
     const FILE: FileId = FileId(1);
+
+    proptest! {
+        /// Chunks and groups of pages count what pages by themselves count.
+        #[test]
+        fn pages_are_counted_one_by_one(
+            ops in prop::collection::vec((0..9_u8, 0..2_u32, 0..400_000_u64, 0..90_000_u64), 0..60)
+        ) {
+            let (mut profile, mut model) = (Profile::default(), Model::default());
+            for (kind, file, offset_bytes, len_bytes) in ops {
+                let file = FileId(file);
+                let op = match kind {
+                    0..=1 => Op::Read { file, offset_bytes, len_bytes },
+                    2..=5 => Op::Write { file, offset_bytes, len_bytes },
+                    6 => Op::Sync { file },
+                    7 => Op::SyncAll,
+                    _ => Op::Resize { file, len_bytes: offset_bytes },
+                };
+                profile.add(&op);
+                model.add(&op);
+            }
+            prop_assert_eq!(profile.footprint_pages, model.touched.len() as u64);
+            prop_assert_eq!(profile.first_read_pages, model.first_read_pages);
+            prop_assert_eq!(profile.synced_bytes, model.synced_bytes);
+            prop_assert_eq!(profile.synced_pages.to_vec(), model.synced_pages);
+        }
+    }
+
+    /// What a profile counts, by page.
+    struct Model {
+        touched: HashSet<(FileId, u64)>,
+        dirty: HashMap<(FileId, u64), Page>,
+        first_read_pages: u64,
+        synced_bytes: u64,
+        synced_pages: Vec<u64>,
+    }
+
+    impl Default for Model {
+        fn default() -> Self {
+            Self {
+                touched: HashSet::new(),
+                dirty: HashMap::new(),
+                first_read_pages: 0,
+                synced_bytes: 0,
+                synced_pages: vec![0; 65],
+            }
+        }
+    }
+
+    impl Model {
+        fn add(&mut self, op: &Op) {
+            match *op {
+                Op::Read { file, offset_bytes, len_bytes } => {
+                    for page in pages_of(offset_bytes, len_bytes) {
+                        self.first_read_pages += u64::from(self.touched.insert((file, page)));
+                    }
+                }
+                Op::Write { file, offset_bytes, len_bytes } => {
+                    for page in pages_of(offset_bytes, len_bytes) {
+                        self.touched.insert((file, page));
+                        let bytes = part_of(page, offset_bytes, len_bytes);
+                        let dirty = self.dirty.entry((file, page)).or_default();
+                        dirty.lines |= lines_of(&bytes);
+                        dirty.bytes += bytes.end - bytes.start;
+                    }
+                }
+                Op::Sync { file } => self.sync(|of| of == file),
+                Op::SyncAll => self.sync(|_| true),
+                Op::Resize { file, len_bytes } => {
+                    let end = len_bytes.div_ceil(PAGE_BYTES);
+                    self.dirty.retain(|(of, page), _| *of != file || *page < end);
+                }
+                Op::Remove { file } => self.dirty.retain(|(of, _), _| *of != file),
+            }
+        }
+
+        fn sync(&mut self, is_synced: impl Fn(FileId) -> bool) {
+            for (_, Page { lines, bytes }) in self.dirty.extract_if(|(of, _), _| is_synced(*of)) {
+                self.synced_pages[lines.count_ones() as usize] += 1;
+                self.synced_bytes += bytes;
+            }
+        }
+    }
 
     #[test]
     fn synced_bytes_and_dirty_lines_are_counted_by_hand() {

@@ -12,7 +12,7 @@ use std::str::FromStr;
 use tidegate::pmem::MediaModel;
 
 use crate::scheme::devices::{Devices, Source};
-use crate::scheme::page::{LINE_BYTES, PAGE_BYTES, PageId, runs_of};
+use crate::scheme::page::{ALL_LINES, LINE_BYTES, PAGE_BYTES, PageId, runs_of};
 
 /// What a call into the kernel and the look-up of a page take.
 const OPERATION_NS: f64 = 500.0;
@@ -143,6 +143,8 @@ pub struct Meter {
     ssd: SsdModel,
     pmem: MediaModel,
     dram_bytes_per_s: u64,
+    /// What a copy of a whole page from or to DRAM takes, which is that of most pages.
+    page_copy_ns: f64,
     /// What the operation under way asked of flash.
     batch: Batch,
     /// What was done so far.
@@ -179,6 +181,7 @@ impl Meter {
             ssd,
             pmem,
             dram_bytes_per_s,
+            page_copy_ns: copy_ns(ALL_LINES, dram_bytes_per_s),
             batch: Batch::default(),
             totals: Totals::default(),
             ns: 0.0,
@@ -224,6 +227,12 @@ impl Meter {
     }
 }
 
+/// What a copy of `lines` of a page from or to DRAM takes that moves `bytes_per_s`.
+fn copy_ns(lines: u64, bytes_per_s: u64) -> f64 {
+    let bytes = u64::from(lines.count_ones()) * LINE_BYTES;
+    DRAM_LATENCY_NS + float(bytes) / float(bytes_per_s) * NS_PER_S
+}
+
 #[expect(clippy::cast_precision_loss, reason = "times need no more than 53 bits")]
 fn float(number: u64) -> f64 {
     number as f64
@@ -231,8 +240,8 @@ fn float(number: u64) -> f64 {
 
 impl Devices for Meter {
     fn dram_copy(&mut self, _page: PageId, lines: u64) {
-        let bytes = u64::from(lines.count_ones()) * LINE_BYTES;
-        self.ns += DRAM_LATENCY_NS + float(bytes) / float(self.dram_bytes_per_s) * NS_PER_S;
+        let is_whole = lines == ALL_LINES;
+        self.ns += if is_whole { self.page_copy_ns } else { copy_ns(lines, self.dram_bytes_per_s) };
     }
 
     fn dram_forget(&mut self, _page: PageId) {}

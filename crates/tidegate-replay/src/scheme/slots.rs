@@ -117,6 +117,9 @@ struct Slot {
 /// Persistent memory for synced pages.
 pub struct Pmem {
     kind_of: fn(u64) -> Kind,
+    /// How many slots there are, here and in DRAM: all tables are empty until the first sync.
+    count: u32,
+    dram_slots: u32,
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// Slots of lines that are not full, and how many lines they have left.
@@ -155,18 +158,31 @@ impl Pmem {
     fn new(count: u32, dram_slots: u32, is_atomic: bool, kind_of: fn(u64) -> Kind) -> Self {
         Self {
             kind_of,
-            slots: vec![Slot { taken: 0, owners: Box::default() }; count as usize],
-            free: (0..count).rev().collect(),
+            count,
+            dram_slots,
+            slots: Vec::new(),
+            free: Vec::new(),
             partial: List::EMPTY,
-            links: Links::new(count),
+            links: Links::new(0),
             partial_lines: 0,
-            held: (0..dram_slots).map(|_| Held::Nothing).collect(),
-            order: Lrw::new(dram_slots),
+            held: Vec::new(),
+            order: Lrw::new(0),
             busy: NOWHERE,
             index_bytes: 0,
             index_bytes_peak: 0,
             replaced: is_atomic.then(Replaced::default),
             victims: Vec::new(),
+        }
+    }
+
+    /// Makes the tables, unless a sync has made them: a trace without syncs needs none.
+    fn make_tables(&mut self) {
+        if self.held.is_empty() {
+            self.slots = vec![Slot { taken: 0, owners: Box::default() }; self.count as usize];
+            self.free = (0..self.count).rev().collect();
+            self.links = Links::new(self.count);
+            self.held = (0..self.dram_slots).map(|_| Held::Nothing).collect();
+            self.order = Lrw::new(self.dram_slots);
         }
     }
 
@@ -427,6 +443,7 @@ impl Pmem {
 
 impl Durable for Pmem {
     fn sync_page(&mut self, slot: u32, dram: &mut PageCache, devices: &mut dyn Devices) {
+        self.make_tables();
         let (page, lines) = (dram.id(slot), dram.dirty_lines(slot));
         self.index_bytes -= self.index_bytes_of(slot);
         self.order.remove(slot, page.page);
@@ -457,7 +474,7 @@ impl Durable for Pmem {
     }
 
     fn holds(&self, slot: u32) -> bool {
-        !matches!(self.held[slot as usize], Held::Nothing)
+        self.held.get(slot as usize).is_some_and(|held| !matches!(held, Held::Nothing))
     }
 
     fn release(&mut self, slot: u32, devices: &mut dyn Devices) {

@@ -3,7 +3,7 @@
 //! As in the kernel, a table of a process maps a descriptor to an open file, which has the
 //! position. `dup` and `fork` make further descriptors of one open file.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use super::bad::Bad;
 use super::event::{FileId, Op};
@@ -52,7 +52,7 @@ struct Descriptor {
 /// The tables of all processes.
 #[derive(Debug)]
 pub(super) struct Descriptors {
-    tables: HashMap<u32, HashMap<i64, Descriptor>>,
+    tables: FxHashMap<u32, FxHashMap<i64, Descriptor>>,
     /// Open files and how many descriptors each has; the numbers of the unused ones are in `free`.
     open: Vec<(Open, u32)>,
     free: Vec<usize>,
@@ -62,7 +62,7 @@ pub(super) struct Descriptors {
 
 impl Descriptors {
     pub(super) fn new(files: Files) -> Self {
-        Self { tables: HashMap::new(), open: Vec::new(), free: Vec::new(), count: 0, files }
+        Self { tables: FxHashMap::default(), open: Vec::new(), free: Vec::new(), count: 0, files }
     }
 
     /// Descriptor `number` of `table` is now `open`; what it was before is closed.

@@ -8,6 +8,8 @@ const MAX_OFFSET: u64 = i64::MAX.unsigned_abs();
 const MAX_REQUEST_BYTES: u64 = 1 << 31;
 /// Bytes of a sector, the unit of block traces.
 const SECTOR_BYTES: u64 = 512;
+/// Every number of so many digits fits in 64 bits.
+const DIGITS_THAT_FIT: usize = 19;
 
 /// The decimal number that `text` is; `what` names it in the reason of a bad line.
 pub(super) fn number(text: &[u8], what: &'static str) -> Result<u64, Bad> {
@@ -15,18 +17,14 @@ pub(super) fn number(text: &[u8], what: &'static str) -> Result<u64, Bad> {
 }
 
 fn decimal(text: &[u8]) -> Option<u64> {
-    if text.is_empty() {
+    if text.is_empty() || !text.iter().all(u8::is_ascii_digit) {
         return None;
     }
-    let mut value = 0u64;
-    for byte in text {
-        let digit = byte.wrapping_sub(b'0');
-        if digit > 9 {
-            return None;
-        }
-        value = value.checked_mul(10)?.checked_add(u64::from(digit))?;
+    let digit = |byte: u8| u64::from(byte - b'0');
+    if text.len() <= DIGITS_THAT_FIT {
+        return Some(text.iter().fold(0, |value, byte| value * 10 + digit(*byte)));
     }
-    Some(value)
+    text.iter().try_fold(0_u64, |value, byte| value.checked_mul(10)?.checked_add(digit(*byte)))
 }
 
 /// A number that may have a sign.

@@ -1,6 +1,6 @@
 //! Names of files and devices, and the numbers that stand for them.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use super::bad::Bad;
 use super::event::FileId;
@@ -13,7 +13,7 @@ const MAX_NAMES_BYTES: usize = 512 << 20;
 /// Which file has which name now. A number never stands for another file again.
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    ids: HashMap<Box<[u8]>, FileId>,
+    ids: FxHashMap<Box<[u8]>, FileId>,
     /// The name that was looked up last, until a name is given or taken away: a program mostly
     /// asks for one file several times in a row.
     last: Option<(Vec<u8>, FileId)>,
