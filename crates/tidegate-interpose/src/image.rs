@@ -1,5 +1,6 @@
-//! What kind of program a file is: whether the dynamic linker of this libc will load a library into
-//! it, and whether that library sees its system calls.
+//! What kind of program a file is, by its headers: whether the dynamic linker of this libc will
+//! load a library into it. Whether that library sees its system calls,
+//! [`own_calls`](crate::own_calls) tells from its code.
 //!
 //! Pure, and without memory from the heap: a file is something that reads at an offset. Where in
 //! doubt the answer is one of a program that cannot be watched, which costs speed only.
@@ -12,8 +13,15 @@ pub const HEAD_BYTES: usize = 256;
 const INTERPRETER_BYTES: usize = 256;
 const PROGRAM_HEADER_BYTES: usize = 56;
 const SECTION_HEADER_BYTES: usize = 64;
+const PT_LOAD: u32 = 1;
 const PT_INTERP: u32 = 3;
 const PT_NOTE: u32 = 4;
+/// Of a segment's flags: it is code.
+const PF_X: u32 = 1;
+/// Of a section's flags: it is code.
+const SHF_EXECINSTR: u64 = 4;
+/// A section of which the file has nothing.
+const SHT_NOBITS: u32 = 8;
 /// More program headers than any linker writes: the rest is not looked at.
 const PROGRAM_HEADERS: u16 = 64;
 /// What is read at a time of notes and names. Of notes no more is looked at.
@@ -84,9 +92,9 @@ fn is_blank(byte: u8) -> bool {
 }
 
 /// An executable. None of the answers of its methods: it is malformed.
-struct Elf<'h, R> {
-    head: &'h [u8],
-    read: R,
+pub(crate) struct Elf<'h, R> {
+    pub(crate) head: &'h [u8],
+    pub(crate) read: R,
 }
 
 impl<R: FnMut(u64, &mut [u8]) -> usize> Elf<'_, R> {
@@ -99,11 +107,8 @@ impl<R: FnMut(u64, &mut [u8]) -> usize> Elf<'_, R> {
             return Some(Image::OtherMachine);
         }
         let mut image = Image::Static;
-        let (headers_at, header_bytes) = (u64_at(head, 32)?, u16_at(head, 54)?);
-        for number in 0..u16_at(head, 56)?.min(PROGRAM_HEADERS) {
-            let mut header = [0; PROGRAM_HEADER_BYTES];
-            let at = headers_at.checked_add(u64::from(number) * u64::from(header_bytes))?;
-            self.read_whole(at, &mut header)?;
+        for number in self.program_headers()? {
+            let header = self.program_header(number)?;
             let (at, len_bytes) = (u64_at(&header, 8)?, u64_at(&header, 32)?);
             match u32_at(&header, 0)? {
                 PT_INTERP => image = self.of_linker(at, len_bytes)?,
@@ -112,6 +117,46 @@ impl<R: FnMut(u64, &mut [u8]) -> usize> Elf<'_, R> {
             }
         }
         Some(if self.has_go_section()? { Image::Go } else { image })
+    }
+
+    /// The numbers of the program headers.
+    pub(crate) fn program_headers(&self) -> Option<Range<u16>> {
+        Some(0..u16_at(self.head, 56)?.min(PROGRAM_HEADERS))
+    }
+
+    fn program_header(&mut self, number: u16) -> Option<[u8; PROGRAM_HEADER_BYTES]> {
+        let (headers_at, header_bytes) = (u64_at(self.head, 32)?, u16_at(self.head, 54)?);
+        let mut header = [0; PROGRAM_HEADER_BYTES];
+        let at = headers_at.checked_add(u64::from(number) * u64::from(header_bytes))?;
+        self.read_whole(at, &mut header)?;
+        Some(header)
+    }
+
+    /// From where to where the file has code: by its sections, or where none of those is said to be
+    /// code by its segments, which may have data, too. The headers are read into `memory`.
+    pub(crate) fn code(&mut self, memory: &mut [u8]) -> Option<Range<u64>> {
+        self.code_of_sections(memory).or_else(|| self.code_of_segments())
+    }
+
+    fn code_of_sections(&mut self, memory: &mut [u8]) -> Option<Range<u64>> {
+        let head = self.head;
+        let header_bytes = usize::from(u16_at(head, 58)?).max(SECTION_HEADER_BYTES);
+        let headers = memory.get_mut(..header_bytes * usize::from(u16_at(head, 60)?))?;
+        self.read_whole(u64_at(head, 40)?, headers)?;
+        let code = headers.chunks_exact(header_bytes).filter_map(|header| {
+            let is_code = u64_at(header, 8)? & SHF_EXECINSTR != 0;
+            let is_code = is_code && u32_at(header, 4)? != SHT_NOBITS;
+            is_code.then_some((u64_at(header, 24)?, u64_at(header, 32)?))
+        });
+        hull(code)
+    }
+
+    fn code_of_segments(&mut self) -> Option<Range<u64>> {
+        hull(self.program_headers()?.filter_map(|number| {
+            let header = self.program_header(number)?;
+            let is_code = u32_at(&header, 0)? == PT_LOAD && u32_at(&header, 4)? & PF_X != 0;
+            is_code.then_some((u64_at(&header, 8)?, u64_at(&header, 32)?))
+        }))
     }
 
     fn read_whole(&mut self, at: u64, out: &mut [u8]) -> Option<()> {
@@ -174,6 +219,12 @@ impl<R: FnMut(u64, &mut [u8]) -> usize> Elf<'_, R> {
         }
         Some(false)
     }
+}
+
+/// From the first of these parts, by offset and length, to the last one.
+fn hull(parts: impl Iterator<Item = (u64, u64)>) -> Option<Range<u64>> {
+    let ranges = parts.map(|(at, len_bytes)| at..at.saturating_add(len_bytes));
+    ranges.reduce(|all, part| all.start.min(part.start)..all.end.max(part.end))
 }
 
 /// glibc calls its linker so on every machine; musl's is `ld-musl-*`, Android's `linker64`.

@@ -2,11 +2,14 @@
 //!
 //! [`Next`] functions are those that the hooks of a library stand in front of: the next definitions
 //! in the order that the dynamic linker searches. A library looks all of them up when it is loaded,
-//! since looking up takes the dynamic linker's lock and may allocate. [`image`] tells which
-//! programs such a library can watch.
+//! since looking up takes the dynamic linker's lock and may allocate. [`image`] and
+//! [`own_calls`] tell which programs such a library can watch.
 #![allow(unsafe_code)] // the dynamic linker's answers become functions
 
 pub mod image;
+#[cfg(target_arch = "x86_64")]
+mod instruction;
+pub mod own_calls;
 
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
