@@ -71,6 +71,10 @@ pub(super) const STATS_AT: u64 = 64 << 10;
 const SLOTS_AT: u64 = 128 << 10;
 /// What is pending in each file system.
 pub(super) const FILE_SYSTEMS_AT: u64 = 32 << 10;
+/// What is known of programs.
+pub(super) const PROGRAMS_AT: u64 = 44 << 10;
+/// How many programs are known at most.
+pub(super) const PROGRAMS: u64 = 2048;
 /// Plain writes in flight.
 pub(super) const LANES_AT: u64 = 1 << 20;
 /// The kinds of the last changes of each file system.
@@ -103,6 +107,8 @@ pub const CONTROL_BYTES: u64 = ENTRIES_AT + FILES_MAX * ENTRY_BYTES;
 
 const _: () = {
     assert!(SLOTS_AT + SLOTS * SLOT_BYTES <= KEEPERS_AT);
+    assert!(FILE_SYSTEMS_AT + FILE_SYSTEMS * FILE_SYSTEM_BYTES <= PROGRAMS_AT);
+    assert!(PROGRAMS_AT + PROGRAMS * 8 <= STATS_AT - 64);
     assert!(SLOTS_USED_AT + SLOTS.div_ceil(64) * 8 <= SUPERVISOR_LOCK_AT);
 };
 

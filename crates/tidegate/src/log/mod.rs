@@ -31,6 +31,7 @@ mod naming;
 mod owner;
 mod pool;
 mod positions;
+mod programs;
 mod real_syncs;
 mod record;
 pub mod recover;
@@ -67,6 +68,7 @@ pub use names::{
 pub use naming::NamesGuard;
 pub use owner::{after_fork, current_process, process_of, thread_of};
 pub use pool::{CLOSED, HeaderFault, LogOptions, LogPool, NO_BOOT, RING_BYTES_MIN, create};
+pub use programs::ProgramVersion;
 pub use real_syncs::{PATH_END_BYTES, PROGRAM_BYTES, RealSync, RealSyncs, SyncNames};
 pub use record::{
     Definition, FileHandle, FileSystemId, Header, RecordKind, checked_path, identity,
