@@ -3,6 +3,7 @@
 //! Invariant: nothing lasting is made in the program: no thread, no signal handler, no descriptor.
 #![allow(unsafe_code)] // the load-time constructor, and fork handlers
 
+use crate::process::Attached;
 use crate::{
     covered, descriptors, exec, next, process, record_locks, signals, stdio, supervisor, unseen,
 };
@@ -18,13 +19,12 @@ extern "C" fn loaded() {
     next::resolve();
     // SAFETY: a function that lives as long as the process.
     unsafe { libc::pthread_atfork(None, None, Some(forked)) };
-    if let Some(cause) = exec::own_cause() {
-        process::refuse_log(cause);
-        return suspend();
-    }
-    let Some(attached) = process::attach().filter(|_| descriptors::make().is_ok()) else {
-        process::refuse_log("rights");
-        return suspend();
+    let attached = match attach() {
+        Ok(attached) => attached,
+        Err(cause) => {
+            process::refuse_log(cause);
+            return suspend();
+        }
     };
     exec::remember();
     process::find_file_limit();
@@ -32,6 +32,16 @@ extern "C" fn loaded() {
     process::use_log(attached);
     supervisor::announce();
     covered::note_standard();
+}
+
+/// What the environment names; or why this process cannot use it, in the supervisor's words.
+fn attach() -> Result<Attached, &'static str> {
+    // First: it also tells where the supervisor is.
+    let attached = process::attach();
+    match exec::own_cause(attached.as_ref()) {
+        Some(cause) => Err(cause),
+        None => attached.filter(|_| descriptors::make().is_ok()).ok_or("rights"),
+    }
 }
 
 /// Has the supervisor suspend logging for this process, which has given the log up.

@@ -52,6 +52,17 @@ pub(crate) struct Attached {
     includes_tmpfs: bool,
 }
 
+impl Attached {
+    pub(crate) fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// The user says that the program at this path changes no file that is synced.
+    pub(crate) fn trusts(&self, path: &[u8]) -> bool {
+        glob::matches_any(self.trust, path)
+    }
+}
+
 /// A file's path, and which file is there.
 struct Place {
     path: CString,
@@ -121,7 +132,7 @@ pub(crate) fn trusts_any() -> bool {
 /// The program at this path changes no file that is synced, the user says: where it cannot be
 /// watched, files stay in the log while it runs.
 pub(crate) fn trusts(path: &[u8]) -> bool {
-    attached().is_some_and(|attached| glob::matches_any(attached.trust, path))
+    attached().is_some_and(|attached| attached.trusts(path))
 }
 
 /// Files in tmpfs are taken for files on a disk: for tests.

@@ -10,6 +10,8 @@ pub enum Cause {
     StaticProgram,
     /// The program is a Go program.
     GoProgram,
+    /// The program makes system calls by instructions of its own.
+    OwnCalls,
     /// The program uses another C library than glibc.
     OtherLibc,
     /// The program is made for another kind of machine.
@@ -49,6 +51,7 @@ impl Cause {
         match self {
             Self::StaticProgram => "is linked statically",
             Self::GoProgram => "is a Go program, which makes its system calls itself",
+            Self::OwnCalls => "makes system calls of its own, beside those of the C library",
             Self::OtherLibc => "uses another C library than glibc",
             Self::OtherMachine => "is made for another kind of machine than tidegate itself",
             Self::HiddenLog => "starts where it does not find the pool, or what /dev/shm had of it",

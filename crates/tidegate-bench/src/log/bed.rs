@@ -211,6 +211,8 @@ pub(super) fn under(
     }
     let mut words: Vec<OsString> = vec![tidegate.into(), "run".into(), "--pool".into()];
     words.extend([pool.into(), format!("--size={pool_bytes}").into()]);
+    // The driver is of these, which make system calls of their own, of other files.
+    words.extend(["--trust=*/tidegate".into(), "--trust=*/tidegate-bench".into()]);
     words.push("--".into());
     words
 }
@@ -256,7 +258,9 @@ mod tests {
     fn only_a_program_under_tidegate_has_words_before_it() {
         let words = |runner| under(Path::new("/t"), runner, Path::new("/p"), 4096);
         assert!(words(Runner::Plain).is_empty());
-        assert_eq!(words(Runner::Run), ["/t", "run", "--pool", "/p", "--size=4096", "--"]);
+        let run = words(Runner::Run);
+        assert_eq!(run[..5], ["/t", "run", "--pool", "/p", "--size=4096"]);
+        assert_eq!(run[5..], ["--trust=*/tidegate", "--trust=*/tidegate-bench", "--"]);
     }
 
     #[test]

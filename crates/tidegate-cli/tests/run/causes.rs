@@ -320,6 +320,25 @@ fn a_trusted_program_that_run_starts_is_in_the_statistics() {
     assert!(with.contains(line) && !with.contains("linked statically"), "{with}");
 }
 
+/// The one that `run` starts is looked at as those that it starts are.
+#[test]
+fn a_program_with_calls_of_its_own_has_real_syncs_unless_it_is_trusted() {
+    let (own, bed) = (compiled("own", &[]), Bed::new());
+    let said = |options: &[&str], name: &str| {
+        preload_library();
+        let mut command = tidegate();
+        command.args(["run", "--size=64M", "--stats", "--pool"]).arg(bed.pool()).args(options);
+        said_by(command.arg("--").arg(&own).args([name, "final"]).current_dir(bed.disk()))
+    };
+    let line = "tidegate: own makes system calls of its own, beside those of the C library: its \
+                syncs are real ones\n";
+    let without = said(&[], "one");
+    assert_eq!(without.matches(line).count(), 1, "{without}");
+    let with = said(&["--trust=*/own"], "two");
+    let trusted = "own is trusted to change no file that is synced, and not watched\n";
+    assert!(with.contains(trusted) && !with.contains("of its own"), "{with}");
+}
+
 /// Each by its own name, and not by that of the program that starts it.
 #[test]
 fn programs_of_the_tree_that_cannot_be_watched_are_named_once() {
@@ -336,12 +355,13 @@ fn programs_of_the_tree_that_cannot_be_watched_are_named_once() {
     for way in [path], ['sh', '-c', path + '; exit $?'], ['sh', '-c', 'exec ' + path]:
         subprocess.run(way, check=True, stdout=subprocess.DEVNULL)
 ",
-        [&is_static, &compiled("go", &[]), &other_libc, &privileged]
+        [&is_static, &compiled("go", &[]), &compiled("own", &[]), &other_libc, &privileged]
     );
     let said = said_by(&mut python(&bed, &[], "/usr/bin/python3", &program));
     for line in [
         "static-static is linked statically: its syncs are real ones; linking it dynamically changes that\n",
         "go is a Go program, which makes its system calls itself: its syncs are real ones\n",
+        "own makes system calls of its own, beside those of the C library: its syncs are real ones\n",
         "static-Wl,--dyn uses another C library than glibc: its syncs are real ones\n",
         "privileged gains privileges when it starts (set-user-ID and the like), or may not be read: \
          its syncs are real ones\n",
@@ -349,7 +369,7 @@ fn programs_of_the_tree_that_cannot_be_watched_are_named_once() {
         assert_eq!(said.matches(&format!("tidegate: {line}")).count(), 1, "{line} {said}");
     }
     let told = said.matches("syncs are real").count();
-    assert_eq!(told, 4, "other programs are named: {said}");
+    assert_eq!(told, 5, "other programs are named: {said}");
 }
 
 /// A program that does not find the log writes unseen, and cannot say so.

@@ -191,6 +191,16 @@ fn what_a_go_program_has_synced_is_not_older() {
     case.check(|found, _| content(found, "final") == Some(b"new"));
 }
 
+/// Its rename is unseen, and the sync of its directory would commit it.
+#[test]
+fn what_a_program_has_renamed_by_a_call_of_its_own_is_there_when_its_directory_was_synced() {
+    let script = format!("{} tmp final", compiled("own", &[]).display());
+    let case = Case { files: &[("final", b"old")], script: &script };
+    case.check(|found, _| {
+        content(found, "final") == Some(b"new") && content(found, "tmp").is_none()
+    });
+}
+
 #[test]
 fn a_rename_by_io_uring_is_there_when_its_directory_was_synced() {
     let program = compiled("uring", &[]);

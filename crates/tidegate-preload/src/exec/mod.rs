@@ -3,7 +3,8 @@
 //! Invariants:
 //! 1. A program that can have the library has it, whatever environment its caller passes.
 //! 2. Before a program starts that will not have it, or will not find the log, all files leave the
-//!    log, and none comes back while it lives: it may change any of them unseen. One that the user
+//!    log, and none comes back while it lives: it may change any of them unseen. A program with
+//!    system calls of its own has the library, which does this when it is loaded. One that the user
 //!    trusts only is told of.
 //! 3. What a process starts that has given up rights does not map the log either: it may still have
 //!    the right to open the pool.

@@ -3,12 +3,17 @@
 #![allow(unsafe_code)] // system calls
 
 use std::ffi::{CStr, c_char, c_int, c_long};
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use tidegate::log::ProgramVersion;
 use tidegate_interpose::image::{self, HEAD_BYTES, Image};
+use tidegate_interpose::own_calls;
 
+use crate::page::Mapped;
 use crate::path::{LINK_BYTES, Opened, PathBuffer, of_descriptor, proc_link};
-use crate::process;
+use crate::process::{self, Attached};
 use crate::raw::{self, words};
+use crate::supervisor;
 
 /// How a program will run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,14 +124,61 @@ fn cause_of(image: &Image) -> Option<&'static str> {
 }
 
 /// Why the system calls of this process are not seen though it has the library, if that is so: a
-/// program that runs without the library may have started it.
-pub(crate) fn own_cause() -> Option<&'static str> {
-    let opened = Opened::open(libc::AT_FDCWD, c"/proc/self/exe", libc::O_RDONLY);
-    opened.map_or(PRIVILEGED.1, |opened| {
-        let mut head = [0; HEAD_BYTES];
-        let head = read_head(&opened, &mut head);
-        cause_of(&image::classify(head, |at, out| read_at(&opened, at, out)))
-    })
+/// program that runs without the library may have started it, or it makes calls of its own, which
+/// is looked for only here. Nothing of the program has run yet.
+pub(crate) fn own_cause(attached: Option<&Attached>) -> Option<&'static str> {
+    let Ok(opened) = Opened::open(libc::AT_FDCWD, c"/proc/self/exe", libc::O_RDONLY) else {
+        return PRIVILEGED.1;
+    };
+    let mut head = [0; HEAD_BYTES];
+    let head = read_head(&opened, &mut head);
+    let cause = cause_of(&image::classify(head, |at, out| read_at(&opened, at, out)));
+    let makes_own_calls = |attached| makes_own_calls(attached, &opened, head);
+    cause.or_else(|| attached.is_some_and(makes_own_calls).then_some("own_calls"))
+}
+
+/// Whether the program makes system calls of its own that the user does not trust.
+fn makes_own_calls(attached: &Attached, opened: &Opened, head: &[u8]) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let version = raw::fstat(opened.number()).ok().map(|stat| version_of(&stat));
+    let known = version.and_then(|version| attached.log().makes_own_calls(&version));
+    let makes = known.unwrap_or_else(|| {
+        let makes = has_own_calls(opened, head);
+        if let Some(version) = version {
+            attached.log().note_program(&version, makes, now);
+        }
+        makes
+    });
+    makes && !is_trusted_by(attached, opened)
+}
+
+fn version_of(stat: &libc::stat) -> ProgramVersion {
+    ProgramVersion {
+        device: stat.st_dev,
+        inode: stat.st_ino,
+        len_bytes: stat.st_size.cast_unsigned(),
+        changed: (stat.st_mtime, stat.st_mtime_nsec),
+        attributes_changed: (stat.st_ctime, stat.st_ctime_nsec),
+    }
+}
+
+/// As the program's code says. Without memory to read it into it has some.
+fn has_own_calls(opened: &Opened, head: &[u8]) -> bool {
+    const MEMORY_BYTES: usize = 128 << 10;
+    let read = |at, out: &mut [u8]| read_at(opened, at, out);
+    Mapped::new(MEMORY_BYTES)
+        .is_none_or(|mut memory| own_calls::makes_own_calls(head, read, memory.bytes_mut()))
+}
+
+/// Whether the user trusts the program; if so, it is listed.
+fn is_trusted_by(attached: &Attached, opened: &Opened) -> bool {
+    let mut path = PathBuffer::new();
+    let is_trusted =
+        of_descriptor(opened.number(), &mut path).is_ok_and(|()| attached.trusts(path.as_bytes()));
+    if is_trusted {
+        supervisor::tell_trusted(path.as_c_str());
+    }
+    is_trusted
 }
 
 fn read_head<'h>(opened: &Opened, head: &'h mut [u8; HEAD_BYTES]) -> &'h [u8] {
