@@ -243,7 +243,6 @@ fn programs_under_run_are_measured_beside_the_same_without() {
         ("run-write-fdatasync", "plain run"),
         ("run-append-fdatasync", "plain run"),
         ("run-full-random", "plain run disk-depth-32"),
-        ("run-steady-2g-paced", "plain-nosync run-log-1g-new run-log-1g"),
         ("run-read-dirty", "plain run"),
         ("run-recovery", "recover in-order"),
         ("run-sqlite-wal", "plain-nosync run-nosync plain run"),
@@ -270,6 +269,23 @@ fn programs_under_run_are_measured_beside_the_same_without() {
         let empty = format!("<!-- table: {table} -->\n<!-- end -->");
         assert!(page.contains(table) && !page.contains(&empty), "{table} is empty: {page}");
     }
+}
+
+#[test]
+fn a_load_at_a_pace_is_measured_when_it_is_asked_for() {
+    build_tidegate();
+    let files = Ext4::mounted();
+    let found = rows_of(&format!(
+        "log --parts paced --scale 0.003 --steady-seconds 0.05 --repetitions 1 --files {}",
+        files.mount_point().display()
+    ));
+    let rows = found["rows"].as_array().unwrap();
+    let rows =
+        rows.iter().map(|row| (row["case"].as_str().unwrap(), row["policy"].as_str().unwrap()));
+    let cases = ["run-steady-256m-paced", "run-steady-2g-paced"];
+    let policies = ["plain-nosync", "run-log-1g-new", "run-log-1g"];
+    let expected = cases.map(|case| policies.map(|policy| (case, policy)));
+    assert_eq!(rows.collect::<Vec<_>>(), expected.concat());
 }
 
 #[test]

@@ -67,6 +67,8 @@ pub enum Part {
     Full,
     /// Random durable writes for a minute, by second, with used and unused pools.
     Steady,
+    /// The same at half of what the disk takes.
+    Paced,
     /// Programs that never sync: tar, cp, cc.
     Unsynced,
     /// Reads of clean and dirty pages.
@@ -95,8 +97,8 @@ pub struct LogArgs {
     /// How programs are started: plain, run
     #[arg(long, value_name = "A,B,..", value_delimiter = ',', default_value = "plain,run")]
     pub policies: Vec<Runner>,
-    /// What to measure [default: everything but apps, which need programs of their own, and batch,
-    /// a figure of a paper]
+    /// What to measure [default: everything but apps, which need programs of their own, batch, a
+    /// figure of a paper, and paced]
     #[arg(long, value_name = "A,B,..", value_delimiter = ',', value_enum)]
     pub parts: Vec<Part>,
     /// Programs of the part `apps` [default: all]
@@ -215,7 +217,7 @@ impl LogArgs {
         if parts.contains(&Part::Sqlite) || parts.contains(&Part::Names) {
             sqlite::find_programs()?;
         }
-        if parts.contains(&Part::Full) || parts.contains(&Part::Steady) {
+        if parts.contains(&Part::Full) || parts.contains(&Part::Paced) {
             files::find_programs()?;
         }
         if parts.contains(&Part::Unsynced) {
@@ -255,7 +257,9 @@ impl LogArgs {
             return self.parts.clone();
         }
         let all = Part::value_variants().iter();
-        all.filter(|part| !matches!(part, Part::Apps | Part::Batch)).copied().collect()
+        all.filter(|part| !matches!(part, Part::Apps | Part::Batch | Part::Paced))
+            .copied()
+            .collect()
     }
 
     /// `full` at the scale that was asked for, at least `least`.
@@ -286,6 +290,7 @@ impl LogArgs {
             Part::Batch => batch::plan(self),
             Part::Full => plan(2 * runners + 1, counted(4.0)),
             Part::Steady => return steady::plan(self),
+            Part::Paced => return steady::plan_paced(self),
             Part::Unsynced => plan(3 * runners, counted(2.0)),
             Part::Read => plan(3 * runners, counted(0.3)),
             Part::Launch => plan(runners, Duration::from_secs(1)),
@@ -405,6 +410,7 @@ impl Bench<'_> {
             Part::Batch => batch::measure(self),
             Part::Full => files::full(self),
             Part::Steady => steady::measure(self),
+            Part::Paced => steady::measure_paced(self),
             Part::Unsynced => unsynced::measure(self),
             Part::Read => files::reads(self),
             Part::Launch => watch::launch(self),

@@ -2,8 +2,8 @@
 //! minute. Nothing is warmed up, and each run counts from its first write.
 //!
 //! Each log is measured twice: in a pool that was made just now, and in the same one again. The
-//! load asks for as much as it gets, which no disk keeps up with, and then, at a pace, for half of
-//! what the disk takes.
+//! load asks for as much as it gets, which no disk keeps up with; at a pace, for half of what the
+//! disk takes.
 
 use std::time::Duration;
 
@@ -32,30 +32,45 @@ const STALLS: usize = 3;
 
 /// What it should take, the files included.
 pub(super) fn plan(args: &LogArgs) -> Plan {
-    let runs = |pools: usize| -> usize {
-        let of = |runner: &Runner| if *runner == Runner::Plain { 1 } else { 2 * pools };
-        args.policies.iter().map(of).sum()
-    };
-    let runs = CASES.len() * runs(POOLS.len()) + PACED.len() * runs(1);
-    let steps = u32::try_from(runs).unwrap_or(u32::MAX);
+    plan_of(args, CASES.len(), POOLS.len())
+}
+
+/// As [`plan`], of the load at a pace.
+pub(super) fn plan_paced(args: &LogArgs) -> Plan {
+    plan_of(args, PACED.len(), 1)
+}
+
+fn plan_of(args: &LogArgs, cases: usize, pools: usize) -> Plan {
+    let runs = |runner: &Runner| if *runner == Runner::Plain { 1 } else { 2 * pools };
+    let runs: usize = args.policies.iter().map(runs).sum();
+    let steps = u32::try_from(cases * runs).unwrap_or(u32::MAX);
     Plan { steps, cost: Duration::from_secs_f64(args.steady_seconds + 0.2 + 3.0 * args.scale) }
 }
 
-/// Measures all cases.
+/// Measures all cases at full speed.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
-    let (seconds, none) = (bench.args.steady_seconds, Pool { name: "none", bytes: 0 });
-    let case = |name, bytes| steady_case(name, bytes, seconds, none);
     for (name, bytes) in CASES {
-        let case = case(name, bench.args.scaled(bytes, 1 << 20));
+        let case = case(bench, name, bytes);
         in_pools(bench, &case, &POOLS)?;
     }
+    Ok(())
+}
+
+/// Measures all cases at a pace.
+pub(super) fn measure_paced(bench: &mut Bench<'_>) -> Result<()> {
     for (name, bytes) in PACED {
-        let case = case(name, bench.args.scaled(bytes, 1 << 20));
+        let case = case(bench, name, bytes);
         let disk = bench.disk_itself(&case)?;
         let pace = Duration::from_secs_f64((disk.ops_per_s * PACED_PART).max(1.0).recip());
         in_pools(bench, &case.at_pace(pace), &POOLS[..1])?;
     }
     Ok(())
+}
+
+/// A case that has no pool yet.
+fn case(bench: &Bench<'_>, name: &'static str, bytes: u64) -> Case {
+    let (bytes, none) = (bench.args.scaled(bytes, 1 << 20), Pool { name: "none", bytes: 0 });
+    steady_case(name, bytes, bench.args.steady_seconds, none)
 }
 
 /// Measures `case` without syncs and without a pool, and with each of `pools`.
