@@ -42,12 +42,13 @@ pub(crate) fn update(path: &Path, parts: &[Took]) -> Result<(), Error> {
 
 fn section(parts: &[Took], cpus: usize) -> String {
     let text = |Took { part, seconds }: &Took| match part.as_str() {
-        "all" => format!("in all {seconds} of at most {MOST_S}"),
+        "all" => format!("all {seconds} of {MOST_S}"),
         part => format!("{part} {seconds}"),
     };
     let parts: Vec<_> = parts.iter().map(text).collect();
     let plural = if cpus == 1 { "" } else { "s" };
-    format!("`make papers` on {cpus} CPU{plural}, in seconds: {}.\n", parts.join(", "))
+    // The line is a page's: at most 100 columns.
+    format!("`make papers` on {cpus} CPU{plural}, seconds: {}.\n", parts.join(", "))
 }
 
 #[cfg(test)]
@@ -59,8 +60,11 @@ mod tests {
         let parts = ["build=3", "traces=900", "all=1000"].map(|text| text.parse().unwrap());
         assert_eq!(
             section(&parts, 2),
-            "`make papers` on 2 CPUs, in seconds: build 3, traces 900, in all 1000 of at most 3600.\n"
+            "`make papers` on 2 CPUs, seconds: build 3, traces 900, all 1000 of 3600.\n"
         );
+        let longest = ["build=999", "traces=9999", "model=999", "bench=9999", "all=9999"];
+        let line = section(&longest.map(|text| text.parse().unwrap()), 128);
+        assert!(line.trim_end().len() <= 100, "{line}");
         let dir = tempfile::tempdir().unwrap();
         let page = dir.path().join("papers.md");
         std::fs::write(&page, "a\n<!-- took:begin -->\nold\n<!-- took:end -->\nb\n").unwrap();
