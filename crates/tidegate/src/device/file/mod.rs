@@ -207,8 +207,9 @@ fn errno_of(error: &std::io::Error) -> Errno {
 }
 
 impl Backing {
-    /// The open file.
+    /// The open file: another one than before where that has failed.
     fn file(&self) -> Arc<File> {
+        self.reopen_where_due();
         Arc::clone(&self.file.read())
     }
 
@@ -271,7 +272,6 @@ impl BlockDevice for FileDevice {
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.backing.geometry.check(offset, buf.len() as u64)?;
-        self.backing.reopen_where_due();
         match &self.direct {
             Some(direct) => direct.read(&self.backing, offset, buf),
             None => self.backing.read_buffered(offset, buf),
@@ -280,7 +280,6 @@ impl BlockDevice for FileDevice {
 
     fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
         self.backing.geometry.check_write(offset, data.len() as u64)?;
-        self.backing.reopen_where_due();
         match &self.direct {
             Some(direct) => direct.write(&self.backing, offset, data, flags),
             None => self.backing.write_buffered(offset, data, flags),
@@ -291,19 +290,16 @@ impl BlockDevice for FileDevice {
         if self.backing.geometry.read_only {
             return Ok(());
         }
-        self.backing.reopen_where_due();
         self.backing.flush()
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.backing.geometry.check_write(offset, len)?;
-        self.backing.reopen_where_due();
         self.backing.discard(offset, len)
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         self.backing.geometry.check_write(offset, len)?;
-        self.backing.reopen_where_due();
         match self.backing.zero_by_kernel(offset, len, flags)? {
             space::Zeroed::Done if flags.fua => self.backing.flush(),
             space::Zeroed::Done => Ok(()),
@@ -313,12 +309,10 @@ impl BlockDevice for FileDevice {
 
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         self.backing.geometry.check(offset, len)?;
-        self.backing.reopen_where_due();
         self.backing.status(offset, len, most)
     }
 
     fn submit(&self, batch: &mut [Request<'_>]) {
-        self.backing.reopen_where_due();
         match &self.direct {
             Some(direct) => direct.submit(self, batch),
             None => batch.iter_mut().for_each(|request| request.run(self)),
@@ -326,6 +320,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn start(self: Arc<Self>, mut request: AsyncRequest) {
+        // The gate refuses a flush before the file is asked for.
         self.backing.reopen_where_due();
         let is_for_engine = self.is_for_engine(&request.operation());
         let refused = match self.engine().filter(|_| is_for_engine) {

@@ -75,7 +75,7 @@ impl Backing {
 
     /// True if the file is the one that it was, and open.
     fn reopen(&self, options: &FileOptions) -> bool {
-        let old = self.file();
+        let old = Arc::clone(&self.file.read());
         match open_at(&self.path, options) {
             Ok(new) => {
                 let is_same = self.is_same(&old, &new);
