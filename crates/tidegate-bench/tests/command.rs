@@ -271,6 +271,14 @@ fn programs_under_run_are_measured_beside_the_same_without() {
     }
 }
 
+/// The case and the policy of each row of a report.
+fn cases_and_policies(report: &Value) -> Vec<(&str, &str)> {
+    let rows = report["rows"].as_array().unwrap();
+    rows.iter()
+        .map(|row| (row["case"].as_str().unwrap(), row["policy"].as_str().unwrap()))
+        .collect()
+}
+
 #[test]
 fn a_load_at_a_pace_is_measured_when_it_is_asked_for() {
     build_tidegate();
@@ -279,13 +287,10 @@ fn a_load_at_a_pace_is_measured_when_it_is_asked_for() {
         "log --parts paced --scale 0.003 --steady-seconds 0.05 --repetitions 1 --files {}",
         files.mount_point().display()
     ));
-    let rows = found["rows"].as_array().unwrap();
-    let rows =
-        rows.iter().map(|row| (row["case"].as_str().unwrap(), row["policy"].as_str().unwrap()));
     let cases = ["run-steady-256m-paced", "run-steady-2g-paced"];
     let policies = ["plain-nosync", "run-log-1g-new", "run-log-1g"];
     let expected = cases.map(|case| policies.map(|policy| (case, policy)));
-    assert_eq!(rows.collect::<Vec<_>>(), expected.concat());
+    assert_eq!(cases_and_policies(&found), expected.concat());
 }
 
 #[test]
@@ -296,12 +301,9 @@ fn programs_by_their_own_benchmarks_are_measured_beside_the_same_without_syncs()
         "log --parts apps --apps dpkg,lmdb --scale 0.01 --seconds 0.05 --repetitions 1 --files {}",
         files.mount_point().display()
     ));
-    let rows = found["rows"].as_array().unwrap();
-    let rows =
-        rows.iter().map(|row| (row["case"].as_str().unwrap(), row["policy"].as_str().unwrap()));
     let apps = ["run-app-lmdb", "run-app-dpkg"];
     let expected = apps.map(|app| ["plain-nosync", "plain", "run"].map(|policy| (app, policy)));
-    assert_eq!(rows.collect::<Vec<_>>(), expected.concat());
+    assert_eq!(cases_and_policies(&found), expected.concat());
 }
 
 #[test]
