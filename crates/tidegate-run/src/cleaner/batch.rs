@@ -188,8 +188,8 @@ fn nanoseconds(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::super::super::trial::Trial;
-    use super::super::NAMES_AGE;
     use super::super::failure::tests::worker;
+    use super::super::{NAMES_AGE, QUIET};
     use super::*;
 
     #[test]
@@ -223,5 +223,21 @@ mod tests {
         drop(ticket);
         worker.step();
         assert!(!trial.lock(&file).has_names() && trial.log.names_age().is_none());
+    }
+    /// The stories of its files end then, and their ends are records too.
+    #[test]
+    fn an_idle_log_is_empty_once_it_was_looked_at() {
+        let trial = Trial::new();
+        let (mut worker, _events) = worker(&trial);
+        let file = trial.file("file", b"0123456789");
+        trial.write(&file, "file", 0, b"abc");
+        trial.log.want_kept(trial.lock(&file).file());
+        assert!(matches!(worker.step(), Step::Sleep { .. }), "the log is in use");
+        assert!(trial.log.head() > trial.log.tail() && trial.lock(&file).is_logged());
+        let long_ago = Instant::now().checked_sub(QUIET).unwrap();
+        worker.quiet_since = (trial.log.head(), long_ago);
+        while worker.step() == Step::Again {}
+        assert!(!trial.lock(&file).is_logged(), "its story has ended");
+        assert_eq!(trial.log.tail(), trial.log.head());
     }
 }

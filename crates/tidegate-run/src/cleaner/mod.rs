@@ -171,12 +171,13 @@ impl Worker {
                 self.start_writing(u64::MAX);
                 self.sleep()
             }
-            Action::Nothing => {
-                if situation.is_idle {
-                    self.release_all();
-                }
-                self.sleep()
+            Action::Nothing if situation.is_idle => {
+                self.release_all();
+                // The ends of stories are records too. They are no reason to wait once more.
+                situation.used_bytes = self.log.head() - self.log.tail();
+                if situation.used_bytes > 0 { self.retire(&situation) } else { self.sleep() }
             }
+            Action::Nothing => self.sleep(),
         }
     }
 
