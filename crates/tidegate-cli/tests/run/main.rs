@@ -22,6 +22,7 @@ mod fio;
 mod fsx;
 mod identity;
 mod new_files;
+mod outside;
 mod posix;
 mod postgres;
 mod power;
