@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::file_system::FileSystem;
 use crate::machine::abandoned;
 use crate::machine::program::{Dialogue, Interpreter};
 use crate::machine::{Cuts, Fault, PREFIX, Runner};
-use crate::model::Kind;
 use crate::sequence::{Sequence, Step};
 
 /// How long a machine may take for one test, or to be made.
@@ -29,7 +29,7 @@ pub struct Setup {
     /// The harness: this program.
     pub harness: PathBuf,
     /// The file system.
-    pub kind: Kind,
+    pub file_system: FileSystem,
     /// How the program runs.
     pub runner: Runner,
     /// The planted mistake, if any.
@@ -101,7 +101,8 @@ impl Setup {
     /// The arguments of the harness that say what all tests have in common, but for the number of
     /// machines.
     pub fn arguments(&self) -> Vec<OsString> {
-        let mut arguments: Vec<OsString> = vec!["--file-system".into(), name_of(self.kind).into()];
+        let mut arguments: Vec<OsString> =
+            vec!["--file-system".into(), self.file_system.name().into()];
         if let Runner::Tidegate { binary, options, covers_at_once } = &self.runner {
             arguments.extend(["--tidegate".into(), binary.into()]);
             arguments.extend(options.iter().map(|option| format!("--run-option={option}").into()));
@@ -115,12 +116,13 @@ impl Setup {
     /// Runs all tests; `on_test` is told after each what it found.
     ///
     /// # Errors
-    /// No machine can be made.
+    /// The kernel does not have the file system, or no machine can be made.
     pub fn run(
         &self,
         tests: Vec<Test>,
         on_test: impl Fn(&Test, &[String]) + Sync,
     ) -> Result<Report> {
+        self.file_system.check_kernel()?;
         abandoned::remove(&std::env::temp_dir());
         let (start, workers) = (Instant::now(), self.workers.min(tests.len()));
         let (tests, report) = (Mutex::new(tests.into_iter()), Mutex::new(Report::default()));
@@ -208,13 +210,5 @@ impl Remote {
                 _ => return Ok(violations),
             }
         }
-    }
-}
-
-/// The name of a file system on the command line.
-pub fn name_of(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Ext4 => "ext4",
-        Kind::Xfs => "xfs",
     }
 }

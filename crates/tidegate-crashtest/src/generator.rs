@@ -172,7 +172,7 @@ fn add_directories(model: &Model, operations: &mut Vec<Operation>) {
 /// behind the operation.
 fn syncs(model: &Model, operation: &Operation) -> Vec<Option<Sync>> {
     let (file, dirs) = concerned(operation);
-    let file = if model.has_last() { Some(".") } else { file };
+    let file = if model.last().is_some() { Some(".") } else { file };
     let mut syncs = vec![None];
     for path in file.into_iter().filter(|path| *path == "." || model.tree().existing(path).is_ok())
     {

@@ -10,17 +10,20 @@
 //! 1. [`operation`], [`sequence`]: what is done, as text. `programs/interpreter.c` does it.
 //! 2. [`generator`]: which sequences there are.
 //! 3. [`machine`]: a disk, a pool and a program whose power can be cut.
-//! 4. [`model`]: what a cut may leave.
-//! 5. [`worker`], [`campaign`]: many of them at once.
+//! 4. [`model`]: what a cut may leave on ext4 and XFS.
+//! 5. [`promise`]: what it leaves on any file system, which is all that is known of btrfs.
+//! 6. [`worker`], [`campaign`]: many of them at once.
 //!
 //! README.md says how to use it.
 
 pub mod campaign;
 pub mod contents;
+pub mod file_system;
 pub mod generator;
 pub mod machine;
 pub mod model;
 pub mod operation;
+pub mod promise;
 pub mod random;
 pub mod sequence;
 pub mod worker;

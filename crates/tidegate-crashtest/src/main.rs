@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
-use tidegate_crashtest::campaign::{Report, Setup, Test, name_of};
+use tidegate_crashtest::campaign::{Report, Setup, Test};
+use tidegate_crashtest::file_system::FileSystem;
 use tidegate_crashtest::generator;
 use tidegate_crashtest::machine::{Cuts, Fault, Runner};
-use tidegate_crashtest::model::Kind;
 use tidegate_crashtest::sequence::Sequence;
 use tidegate_crashtest::worker;
 
@@ -33,7 +33,8 @@ enum Command {
         #[arg(required = true)]
         sequences: Vec<Sequence>,
     },
-    /// Tests all sequences of some lengths, and samples of longer ones
+    /// Tests all sequences of some lengths, and samples of longer ones, but for those that the file
+    /// system does not have the operations of
     Run {
         #[command(flatten)]
         on: On,
@@ -81,12 +82,6 @@ struct On {
     workers: usize,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum FileSystem {
-    Ext4,
-    Xfs,
-}
-
 #[derive(Debug, Args)]
 struct Choice {
     /// All sequences of so many operations; may be repeated
@@ -127,10 +122,6 @@ fn parse_part(text: &str) -> Result<(usize, usize), String> {
 
 impl On {
     fn setup(&self) -> Result<Setup> {
-        let kind = match self.file_system {
-            FileSystem::Ext4 => Kind::Ext4,
-            FileSystem::Xfs => Kind::Xfs,
-        };
         let runner = match &self.tidegate {
             None => Runner::Plain,
             Some(binary) => Runner::Tidegate {
@@ -141,7 +132,7 @@ impl On {
         };
         Ok(Setup {
             harness: std::env::current_exe()?,
-            kind,
+            file_system: self.file_system,
             runner,
             fault: self.fault,
             workers: self.workers,
@@ -188,7 +179,7 @@ fn run(on: &On, tests: Vec<Test>) -> Result<Report> {
             bar.suspend(|| {
                 println!(
                     "{}: {}\n  {}",
-                    name_of(setup.kind),
+                    setup.file_system.name(),
                     violations.join("\n  "),
                     again(&setup, &test.sequence)
                 );
@@ -209,7 +200,11 @@ fn main() -> Result<ExitCode> {
             let tests = sequences.into_iter().map(|sequence| Test { sequence, cuts: Cuts::All });
             run(&on, tests.collect())?
         }
-        Command::Run { on, choice } => run(&on, choice.tests())?,
+        Command::Run { on, choice } => {
+            let mut tests = choice.tests();
+            tests.retain(|test| on.file_system.can_execute(&test.sequence));
+            run(&on, tests)?
+        }
         Command::List { choice } => {
             let (tests, mut out) = (choice.tests(), std::io::stdout().lock());
             let mut lines = tests.iter().map(|test| writeln!(out, "{}", test.sequence.one_line()));
@@ -219,7 +214,7 @@ fn main() -> Result<ExitCode> {
         }
         Command::Worker { dir, programs, on } => {
             let setup = on.setup()?;
-            worker::work(&dir, &programs, setup.kind, setup.runner, setup.fault)?;
+            worker::work(&dir, &programs, setup.file_system, setup.runner, setup.fault)?;
             return Ok(ExitCode::SUCCESS);
         }
     };

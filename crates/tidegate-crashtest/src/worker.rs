@@ -9,9 +9,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
+use crate::file_system::FileSystem;
 use crate::machine::program::Interpreter;
 use crate::machine::{Cuts, Fault, Machine, Runner};
-use crate::model::Kind;
 use crate::sequence::Sequence;
 
 /// Tests sequences until the input ends. `dir` is an empty directory, `programs` has the compiled
@@ -22,11 +22,11 @@ use crate::sequence::Sequence;
 pub fn work(
     dir: &Path,
     programs: &Path,
-    kind: Kind,
+    file_system: FileSystem,
     runner: Runner,
     fault: Option<Fault>,
 ) -> Result<()> {
-    let mut machine = Machine::new(dir, Interpreter::in_dir(programs), kind, runner, fault)?;
+    let mut machine = Machine::new(dir, Interpreter::in_dir(programs), file_system, runner, fault)?;
     say("ready")?;
     for line in std::io::stdin().lock().lines() {
         match test(&mut machine, &line?) {

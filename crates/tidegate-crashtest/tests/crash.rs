@@ -1,5 +1,7 @@
 //! Real power cuts: the model against plain ext4 and XFS, and `tidegate run` against the model.
-//! Needs root.
+//! What syncs promise against plain btrfs, and against `run` there. Needs root.
+//!
+//! Where the kernel has no btrfs its tests fail, and say so: nothing was tested then.
 
 #[path = "../../tidegate-cli/tests/support/built.rs"]
 mod built;
@@ -7,9 +9,9 @@ mod built;
 use std::path::{Path, PathBuf};
 
 use tidegate_crashtest::campaign::{Report, Setup, Test};
+use tidegate_crashtest::file_system::FileSystem;
 use tidegate_crashtest::generator;
 use tidegate_crashtest::machine::{Cuts, Fault, Runner};
-use tidegate_crashtest::model::Kind;
 use tidegate_crashtest::sequence::{Sequence, Step};
 
 /// Number of machines: they wait for processes and mounts for about half of their time.
@@ -22,11 +24,11 @@ fn tidegate() -> PathBuf {
     harness.with_file_name("tidegate")
 }
 
-fn test(kind: Kind, runner: Runner, fault: Option<Fault>, tests: Vec<Test>) -> Report {
+fn test(file_system: FileSystem, runner: Runner, fault: Option<Fault>, tests: Vec<Test>) -> Report {
     let harness = PathBuf::from(env!("CARGO_BIN_EXE_tidegate-crashtest"));
-    let setup = Setup { harness, kind, runner, fault, workers: WORKERS };
+    let setup = Setup { harness, file_system, runner, fault, workers: WORKERS };
     let report = setup.run(tests, |_, _| {}).expect("the machines work");
-    println!("{kind:?}: {report}");
+    println!("{file_system:?}: {report}");
     for (sequence, error) in &report.errors {
         println!("not tested: {}: {error}", sequence.one_line());
     }
@@ -144,27 +146,76 @@ fn seldom() -> impl Iterator<Item = Test> {
 #[test]
 fn plain_file_systems_stay_inside_the_model() {
     let learned = LEARNED.map(|text| at_every_step(text.parse().expect("it is valid")));
-    for (kind, samples) in [(Kind::Ext4, 150), (Kind::Xfs, 50)] {
+    for (file_system, samples) in [(FileSystem::Ext4, 150), (FileSystem::Xfs, 50)] {
         let directed = learned.clone().into_iter().chain(seldom());
         let tests = of_length_one(6).into_iter().chain(directed).chain(sampled(samples));
-        assert_none(&test(kind, Runner::Plain, None, tests.collect()));
+        assert_none(&test(file_system, Runner::Plain, None, tests.collect()));
     }
 }
 
 /// All of one operation with the actions from outside, and a thousand of two to four.
-fn run_keeps_its_promise(kind: Kind) {
+fn run_keeps_its_promise(file_system: FileSystem) {
     let tests = of_length_one(1).into_iter().chain(seldom()).chain(sampled(1000));
-    assert_none(&test(kind, run(), None, tests.collect()));
+    assert_none(&test(file_system, run(), None, tests.collect()));
 }
 
 #[test]
 fn run_keeps_its_promise_on_ext4() {
-    run_keeps_its_promise(Kind::Ext4);
+    run_keeps_its_promise(FileSystem::Ext4);
 }
 
 #[test]
 fn run_keeps_its_promise_on_xfs() {
-    run_keeps_its_promise(Kind::Xfs);
+    run_keeps_its_promise(FileSystem::Xfs);
+}
+
+/// Of `tests`, those whose operations btrfs has.
+fn on_btrfs(tests: impl IntoIterator<Item = Test>) -> Vec<Test> {
+    let can_execute = |test: &Test| FileSystem::Btrfs.can_execute(&test.sequence);
+    tests.into_iter().filter(can_execute).collect()
+}
+
+/// What plain btrfs has taught of what its syncs do not promise.
+const LEARNED_OF_BTRFS: [&str; 2] = [
+    "fsync d0/A; rename d0 d2; chown d2/A; fdatasync d2/A",
+    "new d0/B 5000; link d0/B d1/A; fdatasync d0/B; chown d1/A; fdatasync d1/A; unlink d0/B; \
+     fsync d0",
+];
+
+#[test]
+fn plain_btrfs_keeps_what_its_syncs_promise() {
+    let learned = LEARNED_OF_BTRFS.map(|text| at_every_step(text.parse().expect("it is valid")));
+    let tests = of_length_one(12).into_iter().chain(learned).chain(sampled(60));
+    assert_none(&test(FileSystem::Btrfs, Runner::Plain, None, on_btrfs(tests)));
+}
+
+/// Nothing of btrfs is in the log, recovery changes nothing, and each sync is real.
+#[test]
+fn run_leaves_btrfs_as_it_is() {
+    let tests = of_length_one(12).into_iter().chain(sampled(150));
+    assert_none(&test(FileSystem::Btrfs, run(), None, on_btrfs(tests)));
+}
+
+/// A sync that is answered and not made, as it would be if files there were in the log.
+#[test]
+fn syncs_that_are_dropped_on_btrfs_are_found() {
+    let sequences = [
+        "append d0/A 3000; fsync .",
+        "write d0/A 1000 3000; fdatasync .",
+        "new d0/B 5000; fsync .",
+        "new d0/B 5000; fsync d0",
+        "chmod d0/A 600; fsync d0/A",
+        "mkdir d2; sync",
+    ];
+    for runner in [Runner::Plain, run()] {
+        let tests = sequences.map(|text| at_every_step(text.parse().expect("it is valid")));
+        let dropped = Some(Fault::DroppedSyncs);
+        let report = test(FileSystem::Btrfs, runner, dropped, tests.to_vec());
+        for test in tests {
+            let is_found = report.violations.iter().any(|(found, _)| *found == test.sequence);
+            assert!(is_found, "{} is not found", test.sequence.one_line());
+        }
+    }
 }
 
 /// The files that are there are opened, synced as often as covers them for users, however young
@@ -183,13 +234,13 @@ fn behind_many_syncs(sequence: Sequence) -> Sequence {
 fn run_keeps_its_promise_with_files_that_are_covered_when_those_of_users_are() {
     let last = |sequence| Test { sequence: behind_many_syncs(sequence), cuts: Cuts::Last };
     let tests = sampled(100).map(|test| last(test.sequence));
-    assert_none(&test(Kind::Ext4, run_with_default_admission(), None, tests.collect()));
+    assert_none(&test(FileSystem::Ext4, run_with_default_admission(), None, tests.collect()));
     // The log has what they sync: without its records that is lost.
     let synced = ["write d0/A 1000 3000; fdatasync d0/A", "write d1/B 200 3000; fdatasync d1/B"];
     let tests = || synced.map(|text| last(text.parse().expect("it is valid"))).to_vec();
-    assert_none(&test(Kind::Ext4, run_with_default_admission(), None, tests()));
+    assert_none(&test(FileSystem::Ext4, run_with_default_admission(), None, tests()));
     let lost = Some(Fault::LostRecords);
-    let report = test(Kind::Ext4, run_with_default_admission(), lost, tests());
+    let report = test(FileSystem::Ext4, run_with_default_admission(), lost, tests());
     assert_eq!(report.violations.len(), synced.len(), "not all of them were covered");
 }
 
@@ -205,11 +256,11 @@ fn what_a_killed_process_wrote_is_not_undone_once_it_is_synced() {
         "append d0/A 9; fsync .",
     ];
     let sequences = syncs.map(|sync| format!("hold; {killed}; {sync}"));
-    for kind in [Kind::Ext4, Kind::Xfs] {
+    for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
         for runner in [run(), run_with_default_admission()] {
             let parsed = sequences.iter().map(|text| text.parse().expect("it is valid"));
             let last = |sequence| Test { sequence: behind_many_syncs(sequence), cuts: Cuts::Last };
-            assert_none(&test(kind, runner, None, parsed.map(last).collect()));
+            assert_none(&test(file_system, runner, None, parsed.map(last).collect()));
         }
     }
 }
@@ -230,7 +281,7 @@ fn planted_mistakes_are_found() {
         (run(), Fault::LostRecords),
     ];
     for (runner, fault) in runs {
-        let report = test(Kind::Ext4, runner, Some(fault), tests());
+        let report = test(FileSystem::Ext4, runner, Some(fault), tests());
         assert!(!report.violations.is_empty(), "{fault:?} is not found");
     }
 }
@@ -254,8 +305,8 @@ fn mistakes_of_run_itself_are_found() {
         let parsed = texts.iter().map(|text| text.parse().expect("it is valid"));
         let sequences: Vec<Sequence> = parsed.collect();
         let tests = || sequences.iter().cloned().map(at_every_step).collect();
-        assert_none(&test(Kind::Ext4, run(), None, tests()));
-        let report = test(Kind::Ext4, run(), Some(fault), tests());
+        assert_none(&test(FileSystem::Ext4, run(), None, tests()));
+        let report = test(FileSystem::Ext4, run(), Some(fault), tests());
         for sequence in &sequences {
             let is_found = report.violations.iter().any(|(violating, _)| violating == sequence);
             assert!(is_found, "{fault:?} is not found: {}", sequence.one_line());
@@ -272,11 +323,11 @@ fn changes_of_names_that_are_not_seen_are_found() {
     ];
     for (fault, text) in sequences {
         let sequence: Sequence = text.parse().expect("it is valid");
-        for kind in [Kind::Ext4, Kind::Xfs] {
+        for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
             let tests = || vec![at_every_step(sequence.clone())];
-            assert_none(&test(kind, run(), None, tests()));
-            let report = test(kind, run(), Some(fault), tests());
-            assert!(!report.violations.is_empty(), "{fault:?} is not found on {kind:?}");
+            assert_none(&test(file_system, run(), None, tests()));
+            let report = test(file_system, run(), Some(fault), tests());
+            assert!(!report.violations.is_empty(), "{fault:?} is not found on {file_system:?}");
         }
     }
 }
@@ -294,8 +345,8 @@ fn what_was_once_worse_under_run_is_not() {
         "hold; new d0/B 5000; fsync .; truncate d0/B 0; write d0/B 0 6000",
     ];
     let tests = sequences.map(|text| at_every_step(text.parse().expect("it is valid")));
-    for kind in [Kind::Ext4, Kind::Xfs] {
-        assert_none(&test(kind, run(), None, tests.to_vec()));
+    for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
+        assert_none(&test(file_system, run(), None, tests.to_vec()));
     }
 }
 
@@ -317,10 +368,10 @@ fn new_files_and_their_names_are_as_plain_file_systems_leave_them() {
         "hold; prepare; fsync d0/A; new d0/B 5000; fdatasync d0/B; fsync d0; write d0/A 4096 4096; \
          fdatasync d0/A; unlink d0/B; fsync d0",
     ];
-    for kind in [Kind::Ext4, Kind::Xfs] {
+    for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
         for runner in [Runner::Plain, run()] {
             let tests = sequences.map(|text| at_every_step(text.parse().expect("it is valid")));
-            assert_none(&test(kind, runner, None, tests.to_vec()));
+            assert_none(&test(file_system, runner, None, tests.to_vec()));
         }
     }
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::LazyLock;
 
+use tidegate_crashtest::file_system::FileSystem;
 use tidegate_crashtest::generator;
 use tidegate_crashtest::machine::disk::{Disk, OUTSIDE};
 use tidegate_crashtest::machine::program::Interpreter;
@@ -98,7 +99,8 @@ impl Host {
             mkfs.arg(format!("{}k", (NVDIMM_BYTES - OFFSET_BYTES) / 1024));
             assert!(mkfs.status().expect("mkfs.ext4 runs").success(), "no file system is made");
         }
-        let disk = Disk::new(&lab.path("."), Kind::Ext4).expect("a disk can be made (needs root)");
+        let disk =
+            Disk::new(&lab.path("."), FileSystem::Ext4).expect("a disk can be made (needs root)");
         Self { lab, medium, nvdimm, disk }
     }
 

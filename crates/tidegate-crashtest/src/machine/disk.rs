@@ -16,7 +16,8 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use super::image::Image;
 use super::{PREFIX, succeed};
 use crate::contents::bytes;
-use crate::model::{DIRECTORIES, FILES, Found, Kind, Node, State};
+use crate::file_system::FileSystem;
+use crate::model::{DIRECTORIES, FILES, Found, Node, State};
 
 /// The file beside the tree that is synced from outside to make the journal commit.
 pub const OUTSIDE: &str = "outside";
@@ -30,7 +31,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The loop device, and the mounted file system where it is.
 #[derive(Debug)]
 pub struct Disk {
-    kind: Kind,
+    file_system: FileSystem,
     backing: File,
     image_path: PathBuf,
     device: PathBuf,
@@ -44,14 +45,16 @@ impl Disk {
     ///
     /// # Errors
     /// A tool is missing, there is no loop device, or the kernel does not know the file system.
-    pub fn new(dir: &Path, kind: Kind) -> Result<Self> {
+    pub fn new(dir: &Path, file_system: FileSystem) -> Result<Self> {
         // The loop device has the name still when the directory is gone.
         let image = format!("{PREFIX}{}.image", std::process::id());
         let (path, mount_point) = (dir.join(image), dir.join("mnt"));
         let backing = File::options().read(true).write(true).create_new(true).open(&path)?;
-        let (size, mkfs): (u64, &[&str]) = match kind {
-            Kind::Ext4 => (16 << 20, &["mkfs.ext4", "-q", "-b4096", "-Jsize=4", "-I256"]),
-            Kind::Xfs => (32 << 20, &["mkfs.xfs", "-q", "-dagcount=2"]),
+        let (size, mkfs): (u64, &[&str]) = match file_system {
+            FileSystem::Ext4 => (16 << 20, &["mkfs.ext4", "-q", "-b4096", "-Jsize=4", "-I256"]),
+            FileSystem::Xfs => (32 << 20, &["mkfs.xfs", "-q", "-dagcount=2"]),
+            // Data and metadata in the same blocks, which is for small ones.
+            FileSystem::Btrfs => (16 << 20, &["mkfs.btrfs", "-q", "--mixed", "-n4096", "-s4096"]),
         };
         backing.set_len(size)?;
         fs::create_dir(&mount_point)?;
@@ -63,7 +66,7 @@ impl Disk {
         let template = Image::default();
         let (image_path, is_mounted) = (path, false);
         let mut this =
-            Self { kind, backing, image_path, device, mount_point, is_mounted, template };
+            Self { file_system, backing, image_path, device, mount_point, is_mounted, template };
         // Without the zeroes that mkfs wrote.
         Image::read(&this.backing)?.write(&this.backing)?;
         this.mount()?;
@@ -114,10 +117,12 @@ impl Disk {
     /// # Errors
     /// The file system is damaged, or unknown.
     pub fn mount(&mut self) -> Result<()> {
-        let (name, options) = match self.kind {
-            Kind::Ext4 => ("ext4", c"commit=600,noinit_itable"),
-            Kind::Xfs => ("xfs", c""),
+        let options = match self.file_system {
+            FileSystem::Ext4 => c"commit=600,noinit_itable",
+            FileSystem::Xfs => c"",
+            FileSystem::Btrfs => c"commit=300,nodiscard",
         };
+        let name = self.file_system.name();
         mount(&self.device, &self.mount_point, name, MountFlags::NOATIME, options)
             .with_context(|| format!("cannot mount {} as {name}", self.device.display()))?;
         self.is_mounted = true;

@@ -27,7 +27,9 @@ use self::disk::{Disk, OUTSIDE};
 use self::group::Group;
 use self::image::Image;
 use self::program::{Interpreter, Program};
-use crate::model::{Kind, Model, State, Verdict};
+use crate::file_system::FileSystem;
+use crate::model::{Model, State, Verdict};
+use crate::promise::Promises;
 use crate::sequence::{Outside, Sequence, Step, Sync};
 
 const SHARED_MEMORY: &str = "/dev/shm";
@@ -39,6 +41,8 @@ pub const PREFIX: &str = "tidegate-crashtest.";
 const QUIET: Duration = Duration::from_secs(20);
 /// How long a recovery may take.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
+/// What `tidegate recover` says of a log that is clean.
+const NOTHING: &str = "nothing to recover";
 
 /// How the program runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,7 +139,7 @@ type Left = Result<State, String>;
 /// A machine, in whose namespace the caller is.
 #[derive(Debug)]
 pub struct Machine {
-    kind: Kind,
+    file_system: FileSystem,
     runner: Runner,
     fault: Option<Fault>,
     dir: PathBuf,
@@ -159,7 +163,7 @@ impl Machine {
     pub fn new(
         dir: &Path,
         interpreter: Interpreter,
-        kind: Kind,
+        file_system: FileSystem,
         runner: Runner,
         fault: Option<Fault>,
     ) -> Result<Self> {
@@ -179,13 +183,13 @@ impl Machine {
         mount_bind(&boot_id, BOOT_ID).context("cannot replace the boot's identity")?;
         abandoned::remove_groups(&hierarchy);
         let group = Group::new(&hierarchy, &format!("{PREFIX}{}", std::process::id()))?;
-        let disk = Disk::new(dir, kind)?;
+        let disk = Disk::new(dir, file_system)?;
         let agent = Program::start(&mut Command::new(&interpreter.linked), |command| {
             command.spawn().context("cannot start the agent")
         })?;
         let (dir, pool) = (dir.to_owned(), Image::default());
         let mut this = Self {
-            kind,
+            file_system,
             runner,
             fault,
             dir,
@@ -246,7 +250,9 @@ impl Machine {
     /// # Errors
     /// The harness itself fails, or the sequence is not valid.
     pub fn test(&mut self, sequence: &Sequence, cuts: Cuts) -> Result<Vec<Violation>> {
-        Model::behind(self.kind, sequence).context("the sequence is not valid")?;
+        Promises::behind(sequence).context("the sequence is not valid")?;
+        let name = self.file_system.name();
+        ensure!(self.file_system.can_execute(sequence), "{name} does not have its operations");
         let mut found = self.test_once(sequence, cuts)?;
         let is_weak = |violation: &Violation| matches!(violation.what, Verdict::Misordered(_));
         if found.iter().any(is_weak) {
@@ -289,8 +295,9 @@ impl Machine {
         drop((program, first));
         self.disk.unmount()?;
         killed?;
+        // What syncs promise does not depend on it.
         ensure!(
-            start.elapsed() < QUIET,
+            self.file_system.kind().is_none() || start.elapsed() < QUIET,
             "it took {:?}: the kernel may have written back",
             start.elapsed()
         );
@@ -385,8 +392,7 @@ impl Machine {
                 made.push(self.cut(step)?);
             }
         }
-        let model = Model::behind(self.kind, sequence)?;
-        let present = model.judge_present(&self.disk.read()?);
+        let present = Promises::behind(sequence)?.judge_present(&self.disk.read()?);
         let what = Verdict::Forbidden(format!("before the cut: {}", present.join("; ")));
         let violation = Violation { step: sequence.steps.len(), what };
         Ok((made, (!present.is_empty()).then_some(violation).into_iter().collect()))
@@ -424,15 +430,22 @@ impl Machine {
 
     fn judge(&self, sequence: &Sequence, step: usize, left: &Left) -> Result<Option<Violation>> {
         let steps = sequence.steps[..step].to_vec();
-        let is_plain = self.runner == Runner::Plain;
-        let model = Model::new(self.kind);
-        let model = if is_plain { model } else { model.under_run() };
-        let model = model.after(&Sequence { hold: sequence.hold, steps })?;
+        let before = Sequence { hold: sequence.hold, steps };
         let what = match left {
-            Ok(state) => model.judge(state, !is_plain),
+            Ok(state) => self.judge_state(&before, state)?,
             Err(failure) => Verdict::Forbidden(failure.clone()),
         };
         Ok((!what.is_allowed()).then_some(Violation { step, what }))
+    }
+
+    fn judge_state(&self, before: &Sequence, state: &State) -> Result<Verdict> {
+        let Some(kind) = self.file_system.kind() else {
+            return Ok(Promises::behind(before)?.judge(state));
+        };
+        let is_plain = self.runner == Runner::Plain;
+        let model = Model::new(kind);
+        let model = if is_plain { model } else { model.under_run() };
+        Ok(model.after(before)?.judge(state, !is_plain))
     }
 
     /// The state behind a cut, or how the recovery failed.
@@ -441,14 +454,20 @@ impl Machine {
         self.disk.restore(&cut.disk)?;
         self.put_pool(&cut.pool)?;
         self.disk.mount()?;
+        let is_logged = self.file_system.kind().is_some();
+        let before = if is_logged { None } else { Some(self.disk.read()?) };
         let recovered = self.recover_pool()?;
-        let state = self.disk.read()?;
+        let after = self.disk.read()?;
         self.disk.unmount()?;
-        Ok(recovered.map_or(Ok(state), Err))
+        Ok(recovered.and_then(|said| match (said, before) {
+            (Some(said), Some(before)) => unlogged(&said, &before, after),
+            _ => Ok(after),
+        }))
     }
 
-    fn recover_pool(&self) -> Result<Option<String>> {
-        let Runner::Tidegate { binary, .. } = &self.runner else { return Ok(None) };
+    /// What the recovery said, or how it failed; none without a pool.
+    fn recover_pool(&self) -> Result<Result<Option<String>, String>> {
+        let Runner::Tidegate { binary, .. } = &self.runner else { return Ok(Ok(None)) };
         let mut command = Command::new(&self.interpreter.linked);
         command.arg("boot").arg(binary).arg("recover");
         command.arg(self.pool_path()).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -459,15 +478,28 @@ impl Machine {
         let output = child.wait_with_output()?;
         // A supervisor may outlive the command.
         self.group.kill()?;
+        if output.status.success() {
+            return Ok(Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned())));
+        }
         let said = String::from_utf8_lossy(&output.stderr);
-        Ok((!output.status.success())
-            .then(|| format!("recover: {}: {}", output.status, said.trim())))
+        Ok(Err(format!("recover: {}: {}", output.status, said.trim())))
     }
 
     /// What the program said on standard error.
     fn stderr(&self) -> String {
         fs::read_to_string(self.dir.join("stderr")).unwrap_or_default()
     }
+}
+
+/// The state behind a recovery where nothing is logged, or what it did: it must do nothing.
+fn unlogged(said: &str, before: &State, after: State) -> Left {
+    if *before != after {
+        return Err("recovery changed files of a file system that is not logged".into());
+    }
+    if !said.contains(NOTHING) {
+        return Err(format!("the log had records on a file system that is not logged: {said}"));
+    }
+    Ok(after)
 }
 
 /// Waits until a process has ended: whether it did so in time.

@@ -69,7 +69,8 @@ pub struct History {
     contents: Vec<u8>,
 }
 
-fn index(bytes: u64) -> usize {
+/// An offset of a test as an index.
+pub(crate) fn index(bytes: u64) -> usize {
     usize::try_from(bytes).expect("offsets of a test fit")
 }
 

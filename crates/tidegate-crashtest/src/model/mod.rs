@@ -254,9 +254,9 @@ impl Model {
         self.inodes.get(&id)?.history.as_ref()
     }
 
-    /// Whether the last operation left a descriptor.
-    pub fn has_last(&self) -> bool {
-        self.last.is_some()
+    /// The file of the last operation, if it left a descriptor.
+    pub fn last(&self) -> Option<Id> {
+        self.last
     }
 
     /// Takes one more step.

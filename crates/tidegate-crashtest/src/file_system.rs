@@ -1,0 +1,94 @@
+//! The file systems whose power is cut.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+
+use crate::model::Kind;
+use crate::operation::{FallocateMode, Operation};
+use crate::sequence::{Sequence, Step};
+
+/// A file system of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FileSystem {
+    /// Judged by the [`model`](crate::model).
+    Ext4,
+    /// Judged by the [`model`](crate::model).
+    Xfs,
+    /// Judged by what syncs [`promise`](crate::promise): `tidegate run` logs nothing there.
+    Btrfs,
+}
+
+impl FileSystem {
+    /// Its name for `mount`, and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ext4 => "ext4",
+            Self::Xfs => "xfs",
+            Self::Btrfs => "btrfs",
+        }
+    }
+
+    /// The model's rules for it; none where no model describes it.
+    pub fn kind(self) -> Option<Kind> {
+        match self {
+            Self::Ext4 => Some(Kind::Ext4),
+            Self::Xfs => Some(Kind::Xfs),
+            Self::Btrfs => None,
+        }
+    }
+
+    /// Whether it has every operation of `sequence`: btrfs cuts no range out of a file, and puts
+    /// none in.
+    pub fn can_execute(self, sequence: &Sequence) -> bool {
+        use FallocateMode::{Collapse, Insert};
+        let moves_blocks = |step: &Step| {
+            let (Step::Operation(operation) | Step::Killed(_, operation)) = step else {
+                return false;
+            };
+            matches!(operation, Operation::Fallocate { mode: Collapse | Insert, .. })
+        };
+        self != Self::Btrfs || !sequence.steps.iter().any(moves_blocks)
+    }
+
+    /// Checks that the kernel has it, and loads its module where it is one.
+    ///
+    /// # Errors
+    /// The kernel does not have it.
+    pub fn check_kernel(self) -> Result<()> {
+        if !self.is_registered()? {
+            // The check behind it tells whether that was of use.
+            let _ = Command::new("modprobe").arg(self.name()).output();
+        }
+        if !self.is_registered()? {
+            bail!(
+                "this kernel has no {name}: /proc/filesystems does not list it, and modprobe loads no module of it; \
+                 nothing was tested on {name}, use a kernel with CONFIG_{upper}_FS",
+                name = self.name(),
+                upper = self.name().to_uppercase()
+            );
+        }
+        Ok(())
+    }
+
+    fn is_registered(self) -> Result<bool> {
+        let listed = fs::read_to_string("/proc/filesystems")?;
+        Ok(listed.lines().any(|line| line.split_whitespace().last() == Some(self.name())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_btrfs_lacks_operations() {
+        let collapse: Sequence = "fallocate d0/A collapse 4096 4096; fsync .".parse().unwrap();
+        let punch: Sequence = "fallocate d0/A punch 4096 4096; fsync .".parse().unwrap();
+        assert!(FileSystem::Xfs.can_execute(&collapse));
+        assert!(!FileSystem::Btrfs.can_execute(&collapse));
+        assert!(FileSystem::Btrfs.can_execute(&punch));
+    }
+}
