@@ -12,6 +12,7 @@
 //! [`Traffic`] before it copies them, and until it ends.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -89,6 +90,7 @@ struct Run {
 /// Writes to the backing under way; dropping them ends them.
 struct Passages<'a> {
     traffic: &'a Traffic,
+    announced: Arc<[u64]>,
     begun: Vec<Passage>,
 }
 
@@ -97,6 +99,7 @@ impl Drop for Passages<'_> {
         self.begun.iter().for_each(|passage| {
             self.traffic.end(passage);
         });
+        self.traffic.withdraw(&self.announced);
     }
 }
 
@@ -173,9 +176,11 @@ impl Core {
         damage.map_or(Ok(pages.len()), |damage| Err(Failed::Own(damage)))
     }
 
-    /// Begins writes to the buckets of `pages`, and drops pages whose buckets are busy.
+    /// Begins writes to the buckets of `pages`, which are in order, and drops pages whose buckets are busy.
     fn begin_passages(&self, pages: &mut Vec<Found>) -> Passages<'_> {
-        let mut passages = Passages { traffic: &self.traffic, begun: Vec::new() };
+        let announced: Arc<[u64]> = pages.iter().map(|found| found.page).collect();
+        self.traffic.announce(&announced);
+        let mut passages = Passages { traffic: &self.traffic, announced, begun: Vec::new() };
         let mut busy = Vec::new();
         for bucket in Traffic::buckets(pages.iter().map(|found| found.page)) {
             let passage = self.traffic.begin_cleaning(bucket);

@@ -4,8 +4,16 @@
 //! know which was the last asks whether it was *alone* from begin to end: no other write to a page
 //! of its bucket overlapped it.
 //!
+//! A writer that goes around the cache waits for cleaners of its own pages alone: the pages that a
+//! cleaner has in hand are announced too, for a batch shares a bucket with most large writes.
+//!
 //! Also by bucket: since when a write that went around the cache waits for a flush of the backing.
 //! Until then the backing may lose it, so no page of the bucket is filled from the backing.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::table::hash;
 use crate::sync::{AtomicU64, Ordering};
@@ -21,6 +29,9 @@ const ONE_CLEANING: u64 = 1 << 16;
 /// Writes to the backing.
 pub(super) struct Traffic {
     words: Box<[AtomicU64]>,
+    /// The pages of each batch of a cleaner, in order: announced from before its writes begin until
+    /// they have ended.
+    batches: Mutex<Vec<Arc<[u64]>>>,
     /// By bucket: the epoch of the last write that went around the cache.
     bypassed: Box<[AtomicU64]>,
     /// Grows with each flush of the backing that begins.
@@ -56,6 +67,7 @@ impl Traffic {
         let words = |value| (0..BUCKETS).map(|_| AtomicU64::new(value)).collect();
         Self {
             words: words(0),
+            batches: Mutex::default(),
             bypassed: words(1),
             epoch: AtomicU64::new(1),
             flushed: AtomicU64::new(0),
@@ -91,8 +103,29 @@ impl Traffic {
         Passage { bucket, seen: Seen(before), one }
     }
 
+    /// Announces `pages`, in order, of which a cleaner is about to begin writes.
+    pub(super) fn announce(&self, pages: &Arc<[u64]>) {
+        self.batches.lock().push(Arc::clone(pages));
+    }
+
+    /// The writes of announced `pages` have ended.
+    pub(super) fn withdraw(&self, pages: &Arc<[u64]>) {
+        self.batches.lock().retain(|batch| !Arc::ptr_eq(batch, pages));
+    }
+
+    /// A cleaner's write to one of `pages` is under way, or about to begin.
+    pub(super) fn is_cleaning(&self, pages: &Range<u64>) -> bool {
+        let is_in = |batch: &Arc<[u64]>| {
+            let first = batch.partition_point(|page| *page < pages.start);
+            batch.get(first).is_some_and(|page| *page < pages.end)
+        };
+        let is_busy = |bucket| self.is_cleaning_bucket(bucket);
+        let may_be = Self::buckets(pages.clone()).into_iter().any(is_busy);
+        may_be && self.batches.lock().iter().any(is_in)
+    }
+
     /// A cleaner's write to pages of `bucket` is under way.
-    pub(super) fn is_cleaning(&self, bucket: usize) -> bool {
+    fn is_cleaning_bucket(&self, bucket: usize) -> bool {
         self.words[bucket].load(Ordering::SeqCst) & UNDER_WAY >= ONE_CLEANING
     }
 
@@ -189,13 +222,33 @@ mod tests {
     fn a_cleaners_write_is_told_from_others() {
         let traffic = Traffic::new();
         let other = traffic.begin(7);
-        assert!(!traffic.is_cleaning(7));
+        let is_cleaning = |bucket| traffic.is_cleaning_bucket(bucket);
+        assert!(!is_cleaning(7));
         let cleaning = traffic.begin_cleaning(7);
-        assert!(traffic.is_cleaning(7) && !traffic.is_cleaning(8));
-        assert!(!traffic.end(&other) && traffic.is_cleaning(7));
-        assert!(!traffic.end(&cleaning) && !traffic.is_cleaning(7));
+        assert!(is_cleaning(7) && !is_cleaning(8));
+        assert!(!traffic.end(&other) && is_cleaning(7));
+        assert!(!traffic.end(&cleaning) && !is_cleaning(7));
         let alone = traffic.begin_cleaning(7);
         assert!(Traffic::began_alone(&alone) && traffic.end(&alone));
+    }
+
+    #[test]
+    fn a_cleaners_batch_keeps_its_own_pages_busy_and_no_others_of_their_buckets() {
+        let traffic = Traffic::new();
+        let batch: Arc<[u64]> = Arc::new([3, 70]);
+        let beside = (71..).find(|page| Traffic::bucket(*page) == Traffic::bucket(70)).unwrap();
+        traffic.announce(&batch);
+        let passages = Traffic::buckets(batch.iter().copied()).into_iter();
+        let passages: Vec<_> = passages.map(|bucket| traffic.begin_cleaning(bucket)).collect();
+        assert!(traffic.is_cleaning(&(0..4)) && traffic.is_cleaning(&(70..71)));
+        assert!(!traffic.is_cleaning(&(4..70)), "between them");
+        assert!(!traffic.is_cleaning(&(beside..beside + 1)), "in the bucket of one of them");
+        let other: Arc<[u64]> = Arc::new([3, 70]);
+        traffic.withdraw(&other);
+        assert!(traffic.is_cleaning(&(70..71)), "another batch ended");
+        passages.iter().for_each(|passage| drop(traffic.end(passage)));
+        traffic.withdraw(&batch);
+        assert!(!traffic.is_cleaning(&(0..100)));
     }
 
     #[test]

@@ -31,6 +31,12 @@ const PROBE_ONE_IN: u64 = 100;
 const SELDOM_ONE_IN: u64 = 1000;
 /// What a backing of unknown cost is taken for.
 const UNKNOWN_NS: u64 = 1_000_000;
+/// Of the first requests at a device and depth the quickest counts: one that meets a device at rest,
+/// or waits for something once, would stand for all that come after it.
+const FIRST: u8 = 4;
+/// A sample that stands for many requests counts for at most so many times their mean: what one of
+/// them waited for, the others did not.
+const OUTLIER: u64 = 8;
 
 /// Where a request was served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,17 +95,25 @@ pub struct Decision {
     pub probes: bool,
 }
 
-/// A mean that forgets: each new value counts an eighth.
+/// A mean that forgets: each new value counts an eighth, after the first ones.
 #[derive(Debug, Clone, Copy, Default)]
 struct Mean {
     /// 0: none yet.
     ns: u64,
+    /// Samples so far, up to [`FIRST`].
+    seen: u8,
 }
 
 impl Mean {
-    fn see(&mut self, ns: u64) {
+    fn see(&mut self, ns: u64, weight: u32) {
         let ns = ns.max(1);
-        self.ns = if self.ns == 0 { ns } else { self.ns - self.ns / 8 + ns / 8 }.max(1);
+        if self.seen < FIRST {
+            self.ns = if self.seen == 0 { ns } else { ns.min(self.ns) };
+            self.seen += 1;
+            return;
+        }
+        let ns = if weight > 1 { ns.min(self.ns.saturating_mul(OUTLIER)) } else { ns };
+        self.ns = (self.ns - self.ns / 8 + ns / 8).max(1);
     }
 }
 
@@ -116,30 +130,26 @@ struct Class {
 impl Class {
     /// What `place` takes with `depth` requests under way: as with the nearest depth that was seen,
     /// a smaller one first.
-    fn estimate(&self, place: Place, depth: u32) -> Option<u64> {
+    fn estimate(&self, place: Place, depth: u32) -> Option<Mean> {
         let (means, depth) = (&self.means[place as usize], depth_class(depth));
         let smaller = means[..=depth].iter().rev();
-        let seen = smaller.chain(&means[depth + 1..]).find(|mean| mean.ns > 0);
-        seen.map(|mean| mean.ns)
+        smaller.chain(&means[depth + 1..]).find(|mean| mean.seen > 0).copied()
     }
 
     fn see(&mut self, sample: &Sample) -> Decision {
         let Sample { place, took_ns, depths, weight, .. } = *sample;
         let [memory_depth, backing_depth] = depths;
-        self.means[place as usize][depth_class(depths[place as usize])].see(took_ns);
-        let backing_ns = self.estimate(Place::Backing, backing_depth);
+        self.means[place as usize][depth_class(depths[place as usize])].see(took_ns, weight);
+        let backing = self.estimate(Place::Backing, backing_depth);
         if place == Place::Backing {
             self.since_probe_ns = 0;
-        } else if let Some(memory_ns) = self.estimate(Place::Memory, memory_depth) {
+        } else if let Some(memory) = self.estimate(Place::Memory, memory_depth) {
             let time_ns = took_ns.saturating_mul(weight.into());
             self.since_probe_ns = self.since_probe_ns.saturating_add(time_ns);
-            if let Some(backing_ns) = backing_ns {
-                self.move_share(memory_ns, backing_ns);
+            if let Some(backing) = backing {
+                self.move_share(memory.ns, backing.ns);
             }
-            return Decision {
-                share: self.share,
-                probes: self.is_probe_due(memory_ns, backing_ns),
-            };
+            return Decision { share: self.share, probes: self.is_probe_due(memory.ns, backing) };
         }
         Decision { share: self.share, probes: false }
     }
@@ -152,10 +162,11 @@ impl Class {
         }
     }
 
-    fn is_probe_due(&mut self, memory_ns: u64, backing_ns: Option<u64>) -> bool {
-        let is_far_slower = backing_ns.is_some_and(|backing_ns| backing_ns / 4 > memory_ns);
-        let one_in = if is_far_slower { SELDOM_ONE_IN } else { PROBE_ONE_IN };
-        let backing_ns = backing_ns.unwrap_or(UNKNOWN_NS);
+    fn is_probe_due(&mut self, memory_ns: u64, backing: Option<Mean>) -> bool {
+        let is_far_slower = |it: &Mean| it.seen == FIRST && it.ns / 4 > memory_ns;
+        let one_in =
+            if backing.as_ref().is_some_and(is_far_slower) { SELDOM_ONE_IN } else { PROBE_ONE_IN };
+        let backing_ns = backing.map_or(UNKNOWN_NS, |it| it.ns);
         let is_due = self.share == 0 && self.since_probe_ns >= backing_ns.saturating_mul(one_in);
         if is_due {
             self.since_probe_ns = 0;
@@ -279,6 +290,40 @@ mod tests {
         let model = Model { each_ns: [10 * MICROSECOND_NS, 80 * MICROSECOND_NS], servers: [1, 32] };
         let share = run(model, 32, 50_000).decision.share;
         assert!((36..=52).contains(&share), "{share} of {WHOLE}");
+    }
+
+    fn read(place: Place, took_ns: u64, weight: u32) -> Sample {
+        Sample { place, kind: Kind::Read, len_bytes: 4096, took_ns, depths: [1, 1], weight }
+    }
+
+    #[test]
+    fn one_read_that_waited_does_not_speak_for_those_that_it_stands_for() {
+        let mut costs = Costs::default();
+        costs.see(&read(Place::Backing, 20 * MICROSECOND_NS, 1));
+        for number in 0..200 {
+            // A thread that lost its CPU.
+            let waited = number == 100;
+            let took_ns = MICROSECOND_NS * if waited { 4000 } else { 1 };
+            let Decision { share, .. } = costs.see(&read(Place::Memory, took_ns, 64));
+            assert_eq!(share, 0, "after {number} reads");
+        }
+        let slow = |costs: &mut Costs| costs.see(&read(Place::Memory, 100 * MICROSECOND_NS, 64));
+        let last = (0..60).map(|_| slow(&mut costs).share).last();
+        assert_eq!(last, Some(SHARE_MAX), "a memory that stays slow is found out");
+    }
+
+    #[test]
+    fn a_first_request_that_waited_does_not_keep_the_backing_out() {
+        let mut costs = Costs::default();
+        let memory = read(Place::Memory, 1000 * MICROSECOND_NS, 1);
+        costs.see(&read(Place::Backing, 8000 * MICROSECOND_NS, 1));
+        assert_eq!(costs.see(&memory).share, 0);
+        let mut until_probe = (1..).map(|number| (number, costs.see(&memory)));
+        let (number, _) = until_probe.find(|(_, decision)| decision.probes).unwrap();
+        assert!((700..900).contains(&number), "a hundredth of the time: {number}");
+        drop(until_probe);
+        costs.see(&read(Place::Backing, 100 * MICROSECOND_NS, 1));
+        assert!(costs.see(&memory).share > 0);
     }
 
     #[test]
