@@ -41,15 +41,20 @@ impl Child {
 
     /// Waits for a line with `word`, and returns it.
     pub(crate) fn wait_for_line(&self, word: &str) -> Result<String> {
-        let deadline = Instant::now() + START_LIMIT;
+        self.wait_for_line_of(word, Duration::ZERO)
+    }
+
+    /// As [`wait_for_line`](Self::wait_for_line), of a program that has `work` to do before.
+    pub(crate) fn wait_for_line_of(&self, word: &str, work: Duration) -> Result<String> {
+        let limit = START_LIMIT + work;
+        let deadline = Instant::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.lines.recv_timeout(left) {
                 Ok(line) if line.contains(word) => return Ok(line),
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    let found =
-                        format!("printed no line with \"{word}\" in {} s", START_LIMIT.as_secs());
+                    let found = format!("printed no line with \"{word}\" in {} s", limit.as_secs());
                     return Err(BenchError::program(&self.program, found));
                 }
                 Err(RecvTimeoutError::Disconnected) => {

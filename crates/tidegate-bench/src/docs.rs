@@ -162,6 +162,24 @@ mod tests {
     }
 
     #[test]
+    fn the_page_of_policies_takes_what_measured_cost_gains_and_the_other_page_keeps_its_machine() {
+        let mut report = report();
+        report.series.truncate(1);
+        let key = &mut report.series[0].key;
+        (key.policy, key.case) = ("cache-cost".to_owned(), "cache-cost-cxl-write".to_owned());
+        let machine = Machine { media: "of each row".to_owned(), ..report.machine.clone() };
+        report.cache.machine = Some(report.machine.clone());
+        report.cache.machine_by_cost = Some(machine);
+        let policies = update(include_str!("../../../docs/policies.md"), &report).unwrap();
+        let tables = report.tables();
+        assert_eq!(tables.iter().map(|table| table.name).collect::<Vec<_>>(), ["cache-cost"]);
+        assert!(policies.contains(&tables[0].markdown()), "{policies}");
+        assert!(policies.contains("media model of each row"), "{policies}");
+        let benchmarks = include_str!("../../../docs/benchmarks.md");
+        assert_eq!(update(benchmarks, &report).unwrap(), benchmarks);
+    }
+
+    #[test]
     fn a_marker_without_its_end_is_told() {
         for page in
             ["<!-- table: block-write -->\n", "<!-- table: x", "<!-- table: <!-- end --> -->"]

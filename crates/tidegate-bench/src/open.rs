@@ -30,12 +30,26 @@ use crate::progress::Progress;
 pub(crate) const CASE: &str = "open-after-crash";
 /// Size of a page of a cache.
 const PAGE_BYTES: u32 = 4096;
+/// By how much the filling of a pool may take longer than planned: other programs have the CPUs, or
+/// the memory was never touched.
+const FILL_SLOWEST: u32 = 20;
+/// What each byte of a written block is.
+const WRITTEN: u8 = 0x5a;
 
 /// What cannot be said in a row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Opening {
     /// Largest peak memory of the opening programs in bytes.
     pub peak_memory_bytes: u64,
+    /// Seconds from the start of each opening until a written block was read from the pool.
+    pub first_hits_s: Vec<f64>,
+}
+
+/// One opening.
+struct Opened {
+    elapsed_s: f64,
+    peak_memory_bytes: u64,
+    first_hit_s: f64,
 }
 
 /// The engine of a pool.
@@ -105,15 +119,16 @@ impl OpenArgs {
         let pool = dir.path().join("pool");
         self.engine.create(&pool, self.size)?;
         let mut samples = Vec::new();
-        let mut peak_memory_bytes = 0;
+        let mut opening = Opening { peak_memory_bytes: 0, first_hits_s: Vec::new() };
         for repetition in 1..=self.repetitions {
             progress.step(&format!("crash and open, run {repetition}"), self.step_cost());
             self.crash(&pool, repetition)?;
-            let (elapsed_s, peak) = open_in_child(self.engine, &pool)?;
-            samples.push(Sample::single(elapsed_s));
-            peak_memory_bytes = peak.max(peak_memory_bytes);
+            let opened = open_in_child(self.engine, &pool)?;
+            samples.push(Sample::single(opened.elapsed_s));
+            opening.peak_memory_bytes = opened.peak_memory_bytes.max(opening.peak_memory_bytes);
+            opening.first_hits_s.push(opened.first_hit_s);
         }
-        Ok((Series { key: self.key(), samples }, Opening { peak_memory_bytes }))
+        Ok((Series { key: self.key(), samples }, opening))
     }
 
     fn key(&self) -> Key {
@@ -126,20 +141,23 @@ impl OpenArgs {
         let named = ["write-child".to_owned(), self.engine.name(), pool.display().to_string()];
         let args = [&named, &numbers[..]].concat();
         // Dropping the child kills it, still writing.
-        Child::start(&this_program()?, &args)?.wait_for_line("written").map(drop)
+        let child = Child::start(&this_program()?, &args)?;
+        child.wait_for_line_of("written", self.fill_cost() * FILL_SLOWEST).map(drop)
     }
 }
 
-fn open_in_child(engine: Engine, pool: &Path) -> Result<(f64, u64)> {
+fn open_in_child(engine: Engine, pool: &Path) -> Result<Opened> {
     let args = ["open-child".to_owned(), engine.name(), pool.display().to_string()];
     let program = this_program()?;
     let line = Child::start(&program, &args)?.wait_for_line("opened")?;
     let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
-    let &[elapsed_ns, peak_memory_bytes] = numbers.as_slice() else {
-        let found = format!("printed \"{line}\", expected two numbers");
+    let &[elapsed_ns, peak_memory_bytes, first_hit_ns] = numbers.as_slice() else {
+        let found = format!("printed \"{line}\", expected three numbers");
         return Err(BenchError::program(&program.display().to_string(), found));
     };
-    Ok((Duration::from_nanos(elapsed_ns).as_secs_f64(), peak_memory_bytes))
+    let seconds = |ns| Duration::from_nanos(ns).as_secs_f64();
+    let (elapsed_s, first_hit_s) = (seconds(elapsed_ns), seconds(first_hit_ns));
+    Ok(Opened { elapsed_s, peak_memory_bytes, first_hit_s })
 }
 
 fn this_program() -> Result<PathBuf> {
@@ -161,7 +179,7 @@ pub enum ChildCommand {
         /// Seed of the offsets.
         seed: u64,
     },
-    /// Open a pool, print nanoseconds and peak memory in bytes
+    /// Open a pool, print nanoseconds, peak memory in bytes, and nanoseconds until the first hit
     #[command(hide = true)]
     OpenChild {
         /// Its engine.
@@ -227,7 +245,7 @@ impl Engine {
 fn write_until_killed(engine: Engine, pool: &Path, writes: u64, seed: u64) -> Result<()> {
     let device = engine.open(pool)?;
     let geometry = device.geometry();
-    let data = vec![0x5a; geometry.block_bytes as usize];
+    let data = vec![WRITTEN; geometry.block_bytes as usize];
     let write = |block: u64| {
         let offset = block * u64::from(geometry.block_bytes);
         device.write(offset, &data, WriteFlags::default()).map_err(engine.failed())
@@ -248,9 +266,26 @@ fn write_until_killed(engine: Engine, pool: &Path, writes: u64, seed: u64) -> Re
 fn open_and_tell(engine: Engine, pool: &Path) -> Result<()> {
     let begun = Instant::now();
     let device = engine.open(pool)?;
-    let elapsed_ns = begun.elapsed().as_nanos();
-    println!("opened {elapsed_ns} {}", peak_memory_bytes()?);
+    let (elapsed_ns, peak_memory_bytes) = (begun.elapsed().as_nanos(), peak_memory_bytes()?);
+    let reading = Instant::now();
+    read_until_hit(&*device).map_err(engine.failed())?;
+    let first_hit_ns = elapsed_ns + reading.elapsed().as_nanos();
+    println!("opened {elapsed_ns} {peak_memory_bytes} {first_hit_ns}");
     drop(device);
+    Ok(())
+}
+
+/// Reads blocks in order until one has what was written: what the pool does not have reads as
+/// zeroes.
+fn read_until_hit(device: &dyn BlockDevice) -> std::result::Result<(), DeviceError> {
+    let geometry = device.geometry();
+    let mut block = vec![0; geometry.block_bytes as usize];
+    for number in 0..geometry.blocks {
+        device.read(number * u64::from(geometry.block_bytes), &mut block)?;
+        if block.first() == Some(&WRITTEN) {
+            break;
+        }
+    }
     Ok(())
 }
 

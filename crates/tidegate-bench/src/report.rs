@@ -89,9 +89,14 @@ impl Report {
             phases: self.tiers.breakdowns.iter().flat_map(Breakdown::rows).collect(),
             timelines: self.tiers.timelines.iter().chain(&self.log.timelines).collect(),
             idle: &self.tiers.idle,
-            amounts: self.log.amounts.0.iter().chain(&self.cache.amounts.0).collect(),
+            amounts: self.amounts().collect(),
         };
         serde_json::to_string_pretty(&object).expect("strings and numbers are JSON") + "\n"
+    }
+
+    fn amounts(&self) -> impl Iterator<Item = &Amount> {
+        let of_cache = self.cache.amounts.0.iter().chain(&self.cache.shares_of_backing.0);
+        self.log.amounts.0.iter().chain(of_cache)
     }
 
     /// Whether the targets that this run measured are met.
@@ -195,14 +200,17 @@ impl Report {
         let has = |wanted: fn(&Key) -> bool| self.series.iter().any(|series| wanted(&series.key));
         let measured = match place {
             "machine" => has(|key| !is_program(key) && !is_log(key) && !is_cache(key)),
-            "machine-cache" => has(is_cache),
+            "machine-cache" => has(|key| is_cache(key) && !is_by_cost(key)),
+            "machine-cost" => has(is_by_cost),
+            "machine-ocf" => has(cache::tables::is_ocf),
             "machine-programs" => has(is_program),
             "machine-run" => has(is_log),
             _ => false,
         };
         let own = match place {
             "machine-run" => self.log.machine.as_ref(),
-            "machine-cache" => self.cache.machine.as_ref(),
+            "machine-cache" | "machine-ocf" => self.cache.machine.as_ref(),
+            "machine-cost" => self.cache.machine_by_cost.as_ref(),
             _ => None,
         };
         measured.then(|| own.unwrap_or(&self.machine))
@@ -241,12 +249,15 @@ impl Report {
         let figures = cache::study::figures();
         tables.extend(figures.iter().map(|figure| figure.table(&self.series)));
         tables.extend([
+            cache::study::deep_table(&self.series),
             cache::study::table(&self.series),
             latencies("cache-nbd-write", "Write hits over NBD, fio", &nbd(Op::Write), "btt"),
             latencies("cache-nbd-read", "Read hits over NBD, fio", &nbd(Op::Read), "btt"),
             table("cache-full", "A full cache", "cache-full", cache::BACKING),
             table("cache-fill", "A cache until it is dirty to 90 %", "cache-fill", "cache-null"),
             table("cache-read", "Reads that miss", "cache-read", cache::BACKING),
+            cache::tables::beside_ocf(&self.series),
+            cache::cost::table(&self.series, &self.cache.shares_of_backing),
             latencies("cache-modes-write", "Modes: writes", &modes(Op::Write), "wb"),
             latencies("cache-modes-read", "Modes: reads", &modes(Op::Read), "wb"),
             table(
@@ -327,6 +338,11 @@ fn is_nbd(key: &Key) -> bool {
 /// The log, or a program under `tidegate run`.
 fn is_log(key: &Key) -> bool {
     [log::LOG_PREFIX, log::RUN_PREFIX].iter().any(|prefix| key.case.starts_with(prefix))
+}
+
+/// The setting `cost=auto` of a cache.
+fn is_by_cost(key: &Key) -> bool {
+    key.case.starts_with(cache::cost::PREFIX)
 }
 
 /// A case as tables have it.

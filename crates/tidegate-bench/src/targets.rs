@@ -259,7 +259,8 @@ mod tests {
     #[test]
     fn openings_are_judged_in_their_units() {
         let measured = [series(open_pick(), 20.0, 0)];
-        let found = verdicts(&measured, Some(&Opening { peak_memory_bytes: 65 << 20 }));
+        let opening = Opening { peak_memory_bytes: 65 << 20, first_hits_s: vec![0.05] };
+        let found = verdicts(&measured, Some(&opening));
         assert_eq!((found[0].measured, found[0].met), (50.0, true));
         assert_eq!((found[1].measured, found[1].met), (65.0, false));
     }

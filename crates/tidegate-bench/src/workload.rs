@@ -267,10 +267,19 @@ impl<'a> Client<'a> {
         }
     }
 
+    /// Requests of the next batch: the last one of a run is as long as the run leaves it.
+    fn batch_len(&self) -> u64 {
+        let whole = u64::from(self.workload.iodepth);
+        match self.workload.stop {
+            Stop::After(_) => whole,
+            Stop::Requests(limit) => whole.min(limit.saturating_sub(self.requests)),
+        }
+    }
+
     /// One batch, issued at `issued`; returns when its last request was answered.
     fn batch(&mut self, issued: Instant) -> Result<Instant, DeviceError> {
         let mut answered = issued;
-        for _ in 0..self.workload.iodepth {
+        for _ in 0..self.batch_len() {
             let read = self.picker.chance(self.workload.read_pct);
             self.request(read)?;
             answered = Instant::now();
@@ -521,6 +530,14 @@ mod tests {
         assert!(outcome.elapsed >= pace * 99, "{:?}", outcome.elapsed);
         let late = outcome.write.count_between(10_000_000, u64::MAX);
         assert!(late >= 20, "20 ms are 40 requests, of which 20 waited for 10 ms: {late}");
+    }
+
+    #[test]
+    fn the_last_batch_of_a_run_is_no_longer_than_the_run() {
+        let device = Recorder::default();
+        let stop = Stop::Requests(80);
+        Workload { iodepth: 32, threads: 2, stop, ..workload() }.run(&device).unwrap();
+        assert_eq!(device.taken().len(), 2 * 80);
     }
 
     #[test]

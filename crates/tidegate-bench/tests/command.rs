@@ -123,6 +123,10 @@ fn an_opening_after_a_crash_is_timed() {
     let found = rows_of("open --size 64M --writes 1000 --repetitions 2");
     assert_eq!(found["rows"][0]["case"], "open-after-crash");
     assert!(found["open"]["peak_memory_bytes"].as_u64().unwrap() > 0);
+    let hits = found["open"]["first_hits_s"].as_array().unwrap();
+    let opened_s = found["rows"][0]["mean_ns"].as_f64().unwrap() / 1e9;
+    let after = hits.iter().filter(|hit| hit.as_f64().is_some_and(|hit_s| hit_s >= opened_s));
+    assert_eq!((hits.len(), after.count() > 0), (2, true), "{hits:?} after {opened_s} s");
 }
 
 /// An ext4 of its own in memory: `run` covers no file without a journal, as the machine's may be.
@@ -211,6 +215,43 @@ fn caches_are_measured_beside_the_floor_a_btt_and_the_backing_alone() {
     }
     let html = std::fs::read_to_string(report.join("index.html")).unwrap();
     assert!(html.contains("Writes of 4 KiB, MB/s") && html.contains("class=\"plot\""));
+    let deep = rows.iter().filter(|row| row["case"] == "study-50pct-1st" && row["iodepth"] == 32);
+    let deep: Vec<_> =
+        deep.map(|row| (row["policy"].as_str(), row["block_bytes"].as_u64())).collect();
+    let (small, large) = (4 << 10, [128 << 10, 1 << 20]);
+    let of_small = ["cache", "btt", "backing-32"].map(|policy| (policy, small));
+    let of_large = ["cache", "btt", "backing", "backing-32"];
+    let of_large = large.into_iter().flat_map(|size| of_large.map(|policy| (policy, size)));
+    for (policy, size) in of_small.into_iter().chain(of_large) {
+        assert!(deep.contains(&(Some(policy), Some(size))), "{policy} {size}: {deep:?}");
+    }
+}
+
+#[test]
+fn caches_by_cost_are_measured_when_it_is_asked_for() {
+    let found = rows_of("cache --only cost --size 16M --seconds 0.002 --repetitions 1");
+    let measured = cases_and_policies(&found);
+    for case in ["cache-cost-optane-read", "cache-cost-optane-1-write", "cache-cost-cxl-read"] {
+        for policy in ["backing", "cache", "cache-cost"] {
+            assert!(measured.contains(&(case, policy)), "{policy} {case}");
+        }
+    }
+    let amounts = found["amounts"].as_array().unwrap();
+    let shares =
+        amounts.iter().filter(|it| it["measure"].as_str().unwrap().contains("the backing"));
+    assert_eq!(shares.count() * 3, measured.len() * 2, "of both caches of each cell: {found}");
+}
+
+#[test]
+fn ocf_is_measured_beside_the_cache_by_a_program_that_is_named() {
+    let words = "cache --only miss --size 16M --repetitions 2 --peer-ocf";
+    let found = rows_of(&format!("{words} tests/data/peer-ocf.sh"));
+    let rows = found["rows"].as_array().unwrap();
+    let ocf: Vec<_> = rows.iter().filter(|row| row["policy"] == "peer:ocf").collect();
+    assert_eq!(ocf.len(), 1, "one thread, before a device that keeps nothing: {found}");
+    assert_eq!((ocf[0]["case"].as_str(), ocf[0]["p50_ns"].as_u64()), (Some("miss"), Some(1)));
+    let refused = stderr_of(&format!("{words} /bin/echo"), 1);
+    assert!(refused.contains("/bin/echo") && refused.contains("expected a sample"), "{refused}");
 }
 
 const LOG_TABLES: [&str; 9] = [
@@ -316,6 +357,7 @@ fn wrong_usage_is_status_2_and_says_what_is_known() {
     assert!(stderr_of("log --policies fast", 2).contains("run"));
     assert!(stderr_of("log --files /dev/shm", 2).contains("tmpfs"));
     assert!(stderr_of("cache --only miss --size 1M", 2).contains("16M"));
+    assert!(stderr_of("cache --only open --open-size 1M", 2).contains("16M"));
     assert!(stderr_of("cache --only full --files /dev/shm", 2).contains("tmpfs"));
     assert!(stderr_of("open --repetitions 0", 2).contains("--repetitions"));
     assert!(stderr_of("programs --policies raw", 2).contains("raw"));

@@ -8,7 +8,7 @@ use tidegate::cache::{self, Binding, CacheDevice, CacheDeviceOptions, CacheOptio
 use tidegate::device::delay::{Delay, Delays};
 use tidegate::device::null::NullDevice;
 use tidegate::device::{BlockDevice, DeviceError, Geometry, WriteFlags, ZeroFlags};
-use tidegate::pmem::Region;
+use tidegate::pmem::{MediaModel, Region};
 use tidegate::stats::{Collector, Value};
 use tidegate::tier::{SettingError, Tier};
 
@@ -84,7 +84,12 @@ pub(super) struct Pool {
 impl Pool {
     /// Memory for a cache of about `bytes`, touched.
     pub(super) fn new(args: &CacheArgs, bytes: u64) -> Result<Self> {
-        let region = unnamed_region(&args.dir, &args.media, pool_bytes(bytes))?;
+        Self::on_medium(args, &args.media, bytes)
+    }
+
+    /// Memory that stands for `media`, for a cache of about `bytes`, touched.
+    pub(super) fn on_medium(args: &CacheArgs, media: &MediaModel, bytes: u64) -> Result<Self> {
+        let region = unnamed_region(&args.dir, media, pool_bytes(bytes))?;
         region.zero_streaming(0, region.len_bytes())?;
         Ok(Self { region })
     }
@@ -219,11 +224,21 @@ impl Bench<'_> {
         subject: &Subject,
         workload: &Workload,
     ) -> Result<()> {
+        self.measured_turn(case, subject, workload).map(drop)
+    }
+
+    /// As [`turn`](Self::turn); returns what it collected.
+    pub(super) fn measured_turn(
+        &mut self,
+        case: &str,
+        subject: &Subject,
+        workload: &Workload,
+    ) -> Result<Outcome> {
         let before = subject.traffic();
         let outcome = workload.run(&*subject.device).map_err(subject.failed())?;
         let traffic = subject.traffic().zip(before).map(|(after, before)| after.since(before));
         self.collect(case, subject.policy, workload, &outcome, traffic);
-        Ok(())
+        Ok(outcome)
     }
 
     fn collect(

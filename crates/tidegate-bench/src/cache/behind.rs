@@ -12,7 +12,7 @@ use tidegate::device::{
 use super::bed::{PAGE_BYTES, Pool, Subject, Variant, alone, null, slow, writes};
 use super::cases::SLOW;
 use super::study::DISK;
-use super::{BACKING, Bench, CACHE, Part};
+use super::{BACKING, Bench, CACHE, Part, peer};
 use crate::block::scratch;
 use crate::error::{BenchError, Result};
 use crate::pattern::Pattern;
@@ -57,6 +57,9 @@ pub(super) fn full(bench: &mut Bench<'_>) -> Result<()> {
             let scene = Scene { size, pool: &pool, backing, case };
             scene.fill(bench)?;
             scene.full(bench)?;
+            if case == FULL_FILE {
+                peer::turn(bench, case, size, bench.args.seconds * LONGER)?;
+            }
             scene.alone(bench)?;
         }
     }
@@ -129,13 +132,13 @@ impl Scene<'_> {
 }
 
 /// A device that is given writes together, at a flush: the most that it takes.
-struct Batches {
+pub(super) struct Batches {
     below: Arc<dyn BlockDevice>,
     waiting: Mutex<Vec<(u64, Vec<u8>)>>,
 }
 
 impl Batches {
-    fn before(below: Arc<dyn BlockDevice>) -> Self {
+    pub(super) fn before(below: Arc<dyn BlockDevice>) -> Self {
         Self { below, waiting: Mutex::default() }
     }
 }

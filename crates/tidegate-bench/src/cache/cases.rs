@@ -7,7 +7,7 @@ use tidegate::device::delay::Delays;
 use tidegate::device::memory::MemoryDevice;
 
 use super::bed::{PAGE_BYTES, Pool, Subject, alone, btt, copy, null, slow, writes};
-use super::{Bench, CACHE, LOG, Part};
+use super::{Bench, CACHE, LOG, Part, peer};
 use crate::error::{BenchError, Result};
 use crate::pattern::Pattern;
 use crate::workload::{Stop, Workload};
@@ -186,6 +186,9 @@ impl Run<'_> {
                     subject.prepare(&before)?;
                 }
                 bench.turn(case, &subject, &self.workload(bench, &subject))?;
+            }
+            if threads == 1 && case == self.kind.name() {
+                peer::turn(bench, case, bench.args.size, bench.args.seconds)?;
             }
         }
         Ok(())

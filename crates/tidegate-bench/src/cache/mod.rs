@@ -8,14 +8,16 @@
 //!
 //! Map: `bed` devices and turns; `cases` misses, hits and evictions; `study` the matrix of "When
 //! Caching Systems Meet Emerging Storage Devices" (`HotStorage` 2023); `behind` slow backings;
-//! `choices` modes and cleaning; `zipf` the hit ratio; `served` hits over NBD; `opening` after a
-//! crash; `targets`, `tables`.
+//! `choices` modes and cleaning; `cost` the setting `cost=auto`; `zipf` the hit ratio; `served`
+//! hits over NBD; `opening` after a crash; `peer` OCF; `targets`, `tables`.
 
 mod bed;
 mod behind;
 mod cases;
 pub(crate) mod choices;
+pub(crate) mod cost;
 mod opening;
+mod peer;
 mod served;
 pub(crate) mod study;
 pub(crate) mod tables;
@@ -76,12 +78,14 @@ pub enum Part {
     Cleaning,
     /// Opening after a crash.
     Open,
+    /// The setting `cost=auto`, on memories of its own.
+    Cost,
 }
 
 /// Arguments of `bench cache`.
 #[derive(Debug, Clone, Args)]
 pub struct CacheArgs {
-    /// What to measure [default: everything]
+    /// What to measure [default: everything but cost]
     #[arg(long, value_name = "CASE,..", value_delimiter = ',', value_enum)]
     pub only: Vec<Part>,
     /// Medium that the memory stands for: dram, optane, cxl, with ,KEY=NUMBER for other numbers
@@ -100,14 +104,19 @@ pub struct CacheArgs {
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_bytes)]
     pub size: u64,
     /// Size of the pool that is opened after a crash, all of it used
-    #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = parse_bytes)]
-    pub open_size: u64,
+    /// [default: 8G, or 4G where less than 10 GiB of memory are free]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub open_size: Option<u64>,
     /// Directory of the pools: a tmpfs, or a file system on persistent memory
     #[arg(long, default_value = "/dev/shm")]
     pub dir: PathBuf,
     /// Directory of the file behind a full cache: on a disk
     #[arg(long, default_value = "/var/tmp")]
     pub files: PathBuf,
+    /// Program that measures OCF, the library in Open CAS, beside misses, hits, evictions and a
+    /// full cache before a file; docs/benchmarks.md has its arguments and what it prints
+    #[arg(long, value_name = "PROGRAM")]
+    pub peer_ocf: Option<PathBuf>,
     /// Where results go.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -139,7 +148,7 @@ impl CacheArgs {
         if self.repetitions == 0 || self.threads.contains(&0) {
             return usage("--repetitions and --threads: expected at least 1".to_owned());
         }
-        if self.size < SIZE_MIN_BYTES || self.open_size < SIZE_MIN_BYTES {
+        if self.size < SIZE_MIN_BYTES || self.open_size.is_some_and(|it| it < SIZE_MIN_BYTES) {
             return usage("--size and --open-size: expected at least 16M".to_owned());
         }
         let parts = self.parts();
@@ -165,7 +174,10 @@ impl CacheArgs {
     }
 
     fn parts(&self) -> Vec<Part> {
-        if self.only.is_empty() { Part::value_variants().to_vec() } else { self.only.clone() }
+        if !self.only.is_empty() {
+            return self.only.clone();
+        }
+        Part::value_variants().iter().copied().filter(|part| *part != Part::Cost).collect()
     }
 
     fn planned_for(&self, part: Part) -> Duration {
@@ -173,16 +185,19 @@ impl CacheArgs {
         let pages = Duration::from_nanos(self.size / 4096 * 1000);
         let runs = |count: f64| Duration::from_secs_f64(self.seconds * count);
         let threads = u32::try_from(self.threads.len()).unwrap_or(u32::MAX);
+        // It fills a cache, too.
+        let peer = self.peer_ocf.as_ref().map_or(Duration::ZERO, |_| pages * 10 + runs(1.0));
         let each = match part {
-            Part::Miss => pages * 6 * threads,
-            Part::Hit | Part::Evict => (pages * 6 + runs(10.0)) * threads,
-            Part::Study => pages * 155,
+            Part::Miss => pages * 6 * threads + peer,
+            Part::Hit | Part::Evict => (pages * 6 + runs(10.0)) * threads + peer,
+            Part::Study => pages * 175,
             Part::Nbd => return served::planned(self),
-            Part::Full => pages * 40 + runs(6.0 * behind::LONGER),
+            Part::Full => pages * 40 + runs(6.0 * behind::LONGER) + peer * 2,
             Part::Read => runs(6.0),
             Part::Zipf => pages * 40,
             Part::Modes | Part::Cleaning => runs(choices::runs(part)),
             Part::Open => return opening::planned(self),
+            Part::Cost => pages * 120 + runs(cost::runs()),
         };
         each * self.repetitions
     }
@@ -197,6 +212,10 @@ pub struct CacheReport {
     pub amounts: Amounts,
     /// What modes and policies of cleaning had the backing do.
     pub backing_work: Amounts,
+    /// What `cost=auto` was measured on: the memories are those of the rows.
+    pub machine_by_cost: Option<Machine>,
+    /// Shares of requests that the backing served by cost.
+    pub shares_of_backing: Amounts,
 }
 
 impl CacheReport {
@@ -227,6 +246,7 @@ impl Bench<'_> {
             Part::Modes => choices::modes(self),
             Part::Cleaning => choices::cleaning(self),
             Part::Open => opening::measure(self),
+            Part::Cost => cost::measure(self),
         }
     }
 
@@ -262,7 +282,10 @@ mod tests {
     #[test]
     fn cases_can_be_chosen() {
         assert_eq!(args("--only miss,evict").parts(), [Part::Miss, Part::Evict]);
-        assert_eq!(args("").parts().len(), Part::value_variants().len());
+        assert_eq!(args("--only cost").parts(), [Part::Cost]);
+        let whole = args("").parts();
+        assert_eq!(whole.len(), Part::value_variants().len() - 1);
+        assert!(!whole.contains(&Part::Cost), "it takes as long as the others together");
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //!
 //! The study's cache has 4 GiB, and its cleaner was off. Ours cleans as it does for users. Both are
 //! measured with lines of 4, 16 and 64 KiB; ours of 4 KiB also with the setting `cost=auto`.
+//!
+//! The study's requests come one at a time. A part of the cells is measured with 32 at a time too.
 
 use std::sync::Arc;
 
@@ -11,7 +13,8 @@ use tidegate::device::BlockDevice;
 use tidegate::device::delay::Delays;
 
 use super::bed::{Pool, Subject, Variant, alone, btt, copy, slow, writes};
-use super::{Bench, CACHE, Part};
+use super::behind::Batches;
+use super::{BACKING, Bench, CACHE, Part};
 use crate::error::Result;
 use crate::figures::{Column, Figure, Style};
 use crate::measure::{Key, Op, Sample, Series, Traffic};
@@ -27,6 +30,14 @@ pub(super) const PREFIX: &str = "study-";
 pub(super) const WRITES_BYTES: [u32; 5] = [4 << 10, 16 << 10, 64 << 10, 512 << 10, 1 << 20];
 /// Sizes of the file, as shares of the cache.
 pub(super) const FILES_PCT: [u64; 4] = [50, 75, 125, 150];
+/// Requests at a time, and the sizes and files that are written so.
+pub(super) const DEPTH: u32 = 32;
+pub(super) const DEEP_WRITES_BYTES: [u32; 3] = [4 << 10, 128 << 10, 1 << 20];
+pub(super) const DEEP_FILES_PCT: [u64; 2] = [50, 125];
+/// Size of the writes from which on the backing is given them back to back, too.
+const ALONE_FROM_BYTES: u32 = 128 << 10;
+/// The backing alone, given all requests of a batch at once.
+pub(super) const BACKING_AT_ONCE: &str = "backing-32";
 /// The share of `--size` that the cache of the study has.
 const SHARE: u64 = 4;
 /// A disk that loses nothing that it acknowledged: 20 µs a request, 1.4 GB/s.
@@ -78,6 +89,38 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
             file.all(bench, &pool, &backing, &peers)?;
         }
     }
+    let [_, btt, alone] = peers;
+    deep(bench, &pool, &backing, &[btt, alone])
+}
+
+/// Measures a part of the matrix with many requests at a time.
+fn deep(
+    bench: &mut Bench<'_>,
+    pool: &Pool,
+    backing: &Arc<dyn BlockDevice>,
+    peers: &[Subject],
+) -> Result<()> {
+    let batches = Subject::plain(BACKING_AT_ONCE, Arc::new(Batches::before(Arc::clone(backing))));
+    for block_bytes in DEEP_WRITES_BYTES {
+        for file_pct in DEEP_FILES_PCT {
+            let file_bytes = bench.args.size / SHARE * file_pct / 100;
+            let requests = Stop::Requests(file_bytes / u64::from(block_bytes));
+            let workload = writes(Pattern::Sequential, file_bytes, requests);
+            let workload = Workload { block_bytes, iodepth: DEPTH, ..workload };
+            let at_once = Workload { flush_every: DEPTH.into(), ..workload.clone() };
+            let [file, at_once] = [workload, at_once].map(|workload| File { file_pct, workload });
+            // Smaller writes back to back take the backing as long as one at a time.
+            let peers = if block_bytes < ALONE_FROM_BYTES { &peers[..1] } else { peers };
+            for repetition in 1..=bench.args.repetitions {
+                for peer in peers {
+                    file.twice(bench, peer, repetition)?;
+                }
+                at_once.twice(bench, &batches, repetition)?;
+                let cache = pool.subject(CACHE, Arc::clone(backing))?;
+                file.twice(bench, &cache, repetition)?;
+            }
+        }
+    }
     Ok(())
 }
 
@@ -116,7 +159,8 @@ impl File {
     }
 
     fn twice(&self, bench: &mut Bench<'_>, subject: &Subject, repetition: u32) -> Result<()> {
-        let steps = WRITES_BYTES.len() * FILES_PCT.len() * (4 + variants().count());
+        let deep = DEEP_WRITES_BYTES.len() * DEEP_FILES_PCT.len() * 4;
+        let steps = WRITES_BYTES.len() * FILES_PCT.len() * (4 + variants().count()) + deep;
         let size = size_name(u64::from(self.workload.block_bytes));
         let (policy, pct) = (subject.policy, self.file_pct);
         let what = format!("{policy} file of {pct} %, writes of {size}, run {repetition}");
@@ -152,7 +196,7 @@ pub(crate) fn figures() -> Vec<Figure> {
             policies: [CACHE]
                 .into_iter()
                 .chain(variants().map(|it| it.policy))
-                .chain(["btt", super::BACKING])
+                .chain(["btt", BACKING])
                 .collect(),
             columns: all.map(column).collect(),
             value: |sample: &Sample| sample.ops_per_s,
@@ -201,27 +245,73 @@ pub(crate) fn table(series: &[Series]) -> Table {
     table
 }
 
-/// The series of `policy` in `case` with writes of `block_bytes`.
+/// The part of the matrix with many requests at a time.
+pub(crate) fn deep_table(series: &[Series]) -> Table {
+    let policies = [CACHE, "btt", BACKING, BACKING_AT_ONCE];
+    let headers = [
+        "write",
+        "file",
+        "access",
+        "cache MB/s",
+        "btt",
+        "backing",
+        "backing-32",
+        "cache / btt",
+        "/ backing",
+        "/ backing-32",
+    ];
+    let title = format!("The study's matrix, {DEPTH} requests at a time");
+    let mut table = Table::new("study-deep", title, &headers);
+    for (block_bytes, file_pct, access) in deep_cells() {
+        let case = case(file_pct, access);
+        let found = policies.map(|it| find(series, it, &case, (block_bytes, DEPTH)));
+        let [Some(cache), peers @ ..] = found else { continue };
+        let speed = |it: Option<&Series>| {
+            let mb_per_s = |sample: &Sample| sample.ops_per_s * block_bytes as f64 / 1e6;
+            it.map_or(String::new(), |it| format!("{:.0}", it.spread(mb_per_s).median))
+        };
+        let ratio = |to: Option<&Series>| {
+            let ratio = to.and_then(|to| cache.ratio(to, |sample| sample.ops_per_s));
+            ratio.map_or(String::new(), |it| {
+                format!("{:.2} ({:.2}-{:.2})", it.median, it.min, it.max)
+            })
+        };
+        let named = [size_name(block_bytes), format!("{file_pct} %"), access.name().to_owned()];
+        let cells = named.into_iter().chain(found.map(speed)).chain(peers.map(ratio));
+        table.push(cells.collect());
+    }
+    table
+}
+
+/// Size of a write, file and access of each cell with many requests at a time.
+pub(super) fn deep_cells() -> impl Iterator<Item = (u64, u64, Access)> {
+    let files = || DEEP_FILES_PCT.into_iter().flat_map(|pct| Access::ALL.map(|it| (pct, it)));
+    let sizes = DEEP_WRITES_BYTES.into_iter();
+    sizes.flat_map(move |bytes| files().map(move |(pct, it)| (u64::from(bytes), pct, it)))
+}
+
+/// The series of `policy` in `case` with writes of a size, so many at a time.
 pub(super) fn find<'a>(
     series: &'a [Series],
     policy: &str,
     case: &str,
-    block_bytes: u64,
+    writes: (u64, u32),
 ) -> Option<&'a Series> {
     series.iter().find(|it| {
         let key = &it.key;
-        (key.policy.as_str(), key.case.as_str(), key.block_bytes) == (policy, case, block_bytes)
+        let found = (key.block_bytes, key.iodepth);
+        (key.policy.as_str(), key.case.as_str(), found) == (policy, case, writes)
     })
 }
 
 fn gap_pct(series: &[Series], file_pct: u64, block_bytes: u64) -> Option<f64> {
-    let of = |access| find(series, CACHE, &case(file_pct, access), block_bytes);
+    let of = |access| find(series, CACHE, &case(file_pct, access), (block_bytes, 1));
     let ratio = of(Access::First)?.ratio(of(Access::Second)?, |sample| sample.ops_per_s)?;
     Some((1.0 - ratio.median) * 100.0)
 }
 
 fn amplification(series: &[Series], case: &str, block_bytes: u64) -> Option<f64> {
     let all = |traffic: &Traffic| traffic.data_bytes + traffic.metadata_bytes;
-    let found = find(series, CACHE, case, block_bytes)?;
+    let found = find(series, CACHE, case, (block_bytes, 1))?;
     found.traffic_per_op(all).map(|bytes| bytes / block_bytes as f64)
 }

@@ -1,7 +1,9 @@
 //! The tables of a run, besides those that all measurements have.
 
+use super::CACHE;
 use super::cases::Kind;
-use crate::measure::{Series, Traffic};
+use super::peer::OCF;
+use crate::measure::{Key, Series, Traffic};
 use crate::report::counterpart;
 use crate::table::Table;
 
@@ -32,6 +34,44 @@ pub(crate) fn cases(all: &[Series]) -> Table {
     table
 }
 
+/// The cache beside OCF, where that was measured.
+pub(crate) fn beside_ocf(all: &[Series]) -> Table {
+    let headers = [
+        "case",
+        "cache kops/s",
+        "OCF kops/s",
+        "cache / OCF",
+        "min-max",
+        "cache p50 µs",
+        "OCF p50 µs",
+    ];
+    let mut table =
+        Table::new("cache-ocf", "The cache beside OCF, the library in Open CAS", &headers);
+    let is_cache = |it: &&Series| it.key.policy == CACHE && it.key.threads == 1;
+    for cache in all.iter().filter(is_cache) {
+        let key = Key { policy: OCF.to_owned(), ..cache.key.clone() };
+        let Some(ocf) = all.iter().find(|it| it.key == key) else { continue };
+        let kops = |it: &Series| format!("{:.0}", it.row().ops_per_s / 1e3);
+        let micros = |it: &Series| format!("{:.2}", it.row().p50_ns as f64 / 1e3);
+        let ratio = cache.ratio(ocf, |sample| sample.ops_per_s);
+        table.push(vec![
+            key.case.trim_start_matches("cache-").to_owned(),
+            kops(cache),
+            kops(ocf),
+            ratio.map_or(String::new(), |it| format!("{:.2}", it.median)),
+            ratio.map_or(String::new(), |it| format!("{:.2}-{:.2}", it.min, it.max)),
+            micros(cache),
+            micros(ocf),
+        ]);
+    }
+    table
+}
+
+/// A measurement of OCF.
+pub(crate) fn is_ocf(key: &Key) -> bool {
+    key.policy == OCF
+}
+
 fn row(series: &Series, all: &[&Series]) -> Vec<String> {
     let found = series.row();
     let floor = counterpart(all, series, "copy");
@@ -56,4 +96,32 @@ fn row(series: &Series, all: &[&Series]) -> Vec<String> {
         a_byte(|traffic| traffic.metadata_bytes),
         fences.map_or(String::new(), |fences| format!("{fences:.2}")),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::{Op, Sample};
+
+    #[test]
+    fn ocf_stands_beside_the_cache_in_the_cases_that_both_have() {
+        let series = |policy: &str, case: &str, ops_per_s, p50_ns| {
+            let (policy, case) = (policy.to_owned(), case.to_owned());
+            let (op, threads, iodepth, block_bytes) = (Op::Write, 1, 1, 4096);
+            Series {
+                key: Key { policy, case, op, threads, iodepth, block_bytes },
+                samples: vec![Sample { ops_per_s, p50_ns, ..Sample::single(1.0) }],
+            }
+        };
+        let all = [
+            series(CACHE, "miss", 1.5e6, 600),
+            series(OCF, "miss", 0.5e6, 1800),
+            series(CACHE, "evict", 1e6, 700),
+        ];
+        let markdown = beside_ocf(&all).markdown();
+        let rows: Vec<_> = markdown.lines().skip(2).collect();
+        assert_eq!(rows.len(), 1, "{markdown}");
+        let cells: Vec<_> = rows[0].split_whitespace().collect();
+        assert_eq!(cells.join(" "), "| miss | 1500 | 500 | 3.00 | 3.00-3.00 | 0.60 | 1.80 |");
+    }
 }

@@ -4,7 +4,8 @@
 
 use super::behind::{BATCHES, BEFORE_NULL, FILL, FULL_DISK, FULL_FILE, READ};
 use super::cases::Kind;
-use super::study::{self, Access, FILES_PCT, WRITES_BYTES};
+use super::peer::OCF;
+use super::study::{self, Access, BACKING_AT_ONCE, FILES_PCT, WRITES_BYTES};
 use super::zipf::{MEASURE, SIMULATION};
 use super::{BACKING, CACHE, CacheReport, opening, served};
 use crate::log::targets::{Number, worst};
@@ -16,8 +17,9 @@ use crate::targets::{Bound, Verdict};
 /// What OCF, the library in Open CAS, reached in user space on a machine of this size, its cache in
 /// a tmpfs: writes a second into a full cache before a file through the page cache.
 const OCF_FULL_WRITES_PER_S: f64 = 30_000.0;
-/// A GiB of a pool that is opened may take this many seconds: 0.3 for eight.
-const OPEN_S_A_GIB: f64 = 0.3 / 8.0;
+/// The pool of which the opening has a bound, and seconds of that bound for each GiB.
+const TARGET_GIB: f64 = 8.0;
+const OPEN_S_A_GIB: f64 = 0.3 / TARGET_GIB;
 
 /// The verdicts on all targets that this run measured.
 pub(crate) fn verdicts(series: &[Series], report: &CacheReport) -> Vec<Verdict> {
@@ -102,7 +104,7 @@ impl Found<'_> {
         let half = FILES_PCT.len() / 2;
         let against = |base: &'static str, files: &[u64]| {
             let ratio = |(file_pct, access, bytes): (u64, Access, u32)| {
-                self.study_ratio(base, file_pct, access, u64::from(bytes))
+                self.study_ratio(base, file_pct, access, (u64::from(bytes), 1))
             };
             let cells = files.iter().flat_map(|&file_pct| {
                 let sizes = WRITES_BYTES.into_iter();
@@ -118,7 +120,30 @@ impl Found<'_> {
                 against("btt", &FILES_PCT[..half]),
             ),
             worst("4 KiB-1 MiB: MB/s / the backing alone", bound, against(BACKING, &FILES_PCT)),
+            self.deep("32 at a time, file that fits: MB/s / btt", &["btt"], |pct| pct < 100),
+            self.deep(
+                "32 at a time: MB/s / the backing alone",
+                &[BACKING, BACKING_AT_ONCE],
+                |_| true,
+            ),
         ]
+    }
+
+    /// The worst of the study's cells with many requests at a time, of files for which `is_meant`.
+    fn deep(
+        &self,
+        target: &str,
+        bases: &[&str],
+        is_meant: impl Fn(u64) -> bool,
+    ) -> Option<Verdict> {
+        let cells = || study::deep_cells().filter(|(_, file_pct, _)| is_meant(*file_pct));
+        let against = |base: &str| {
+            let ratio = |(bytes, file_pct, access)| {
+                self.study_ratio(base, file_pct, access, (bytes, study::DEPTH))
+            };
+            cells().map(ratio).collect::<Vec<_>>()
+        };
+        worst(target, Bound::AtLeast(0.95), bases.iter().flat_map(|base| against(base)))
     }
 
     fn study_ratio(
@@ -126,12 +151,12 @@ impl Found<'_> {
         base: &str,
         file_pct: u64,
         access: Access,
-        block_bytes: u64,
+        writes: (u64, u32),
     ) -> Option<Number> {
         let case = study::case(file_pct, access);
-        let find = |policy| study::find(self.0, policy, &case, block_bytes);
+        let find = |policy| study::find(self.0, policy, &case, writes);
         let ratio = find(CACHE)?.ratio(find(base)?, throughput)?;
-        Some((ratio.median, format!("{}, {case}", size_name(block_bytes))))
+        Some((ratio.median, format!("{}, {case}", size_name(writes.0))))
     }
 
     fn served(&self) -> Vec<Option<Verdict>> {
@@ -166,11 +191,15 @@ impl Found<'_> {
             let longest = self.writes(CACHE, case)?.row().max_ns;
             Some((longest as f64 / 1e6, case.to_owned()))
         });
+        let ocf = match self.write_ratio(FULL_FILE, OCF) {
+            Some(ratio) => ("OCF", Some(ratio)),
+            None => ("OCF elsewhere", of(throughput, 1.0 / OCF_FULL_WRITES_PER_S)[0].clone()),
+        };
         vec![
             worst(
-                "full, before a file: writes/s / OCF elsewhere",
+                &format!("full, before a file: writes/s / {}", ocf.0),
                 Bound::AtLeast(2.0),
-                [of(throughput, 1.0 / OCF_FULL_WRITES_PER_S)[0].clone()],
+                [ocf.1],
             ),
             worst("full: p99, ms", Bound::AtMost(1.0), of(p99_ms, 1e-6)),
             worst("to 90 % dirty: writes/s / before null", Bound::AtLeast(0.9), filled),
@@ -203,12 +232,11 @@ impl Found<'_> {
         let opened = self.series(CACHE, opening::CASE, Op::Read, (1, 1))?;
         let gib = opened.key.block_bytes as f64 / f64::from(1 << 30);
         let seconds = opened.spread(|sample| sample.mean_ns).median / 1e9;
-        let bound = Bound::AtMost(OPEN_S_A_GIB * 8.0);
-        worst(
-            "opening after a crash, for 8 GiB: s",
-            bound,
-            [Some((seconds / gib * 8.0, String::new()))],
-        )
+        let bound = Bound::AtMost(OPEN_S_A_GIB * TARGET_GIB);
+        // The part of an opening that does not grow with the pool is scaled too.
+        let scaled = if gib < TARGET_GIB { format!(", from {gib:.1} GiB") } else { String::new() };
+        let name = format!("opening after a crash, for {TARGET_GIB} GiB{scaled}: s");
+        worst(&name, bound, [Some((seconds / gib * TARGET_GIB, String::new()))])
     }
 }
 
@@ -269,6 +297,39 @@ mod tests {
     }
 
     #[test]
+    fn a_full_cache_is_judged_beside_ocf_where_that_was_measured() {
+        let at = |policy, ops_per_s| {
+            series(policy, FULL_FILE, 1, Sample { ops_per_s, ..Sample::single(1.0) })
+        };
+        let mut measured = vec![at(CACHE, 15_000.0)];
+        let found = verdicts(&measured, &CacheReport::default());
+        assert_eq!(met(&found, "/ OCF elsewhere"), Some((0.5, false)));
+        measured.push(at(OCF, 5_000.0));
+        let found = verdicts(&measured, &CacheReport::default());
+        assert_eq!(met(&found, "writes/s / OCF"), Some((3.0, true)));
+        assert_eq!(met(&found, "elsewhere"), None);
+    }
+
+    #[test]
+    fn many_requests_at_a_time_are_judged_beside_all_that_the_backing_takes() {
+        let at = |policy, ops_per_s| {
+            let sample = Sample { ops_per_s, ..Sample::single(1.0) };
+            let mut series = series(policy, &study::case(125, Access::First), 1, sample);
+            series.key.iodepth = study::DEPTH;
+            series
+        };
+        let measured =
+            [at(CACHE, 100.0), at("btt", 200.0), at(BACKING, 50.0), at(BACKING_AT_ONCE, 125.0)];
+        let found = verdicts(&measured, &CacheReport::default());
+        assert_eq!(met(&found, "32 at a time: MB/s / the backing"), Some((0.8, false)));
+        assert_eq!(
+            found.len(),
+            1,
+            "nothing of one at a time, and a file that fits was not written"
+        );
+    }
+
+    #[test]
     fn openings_are_judged_by_their_size_and_hits_by_the_simulation() {
         let mut opened = series(CACHE, opening::CASE, 1, Sample::single(0.2));
         (opened.key.op, opened.key.block_bytes) = (Op::Read, 4 << 30);
@@ -276,7 +337,7 @@ mod tests {
         report.amounts.add(MEASURE, "%", CACHE, 75.0);
         report.amounts.add(MEASURE, "%", SIMULATION, 76.5);
         let found = verdicts(&[opened], &report);
-        assert_eq!(met(&found, "opening"), Some((0.4, false)));
+        assert_eq!(met(&found, "for 8 GiB, from 4.0 GiB"), Some((0.4, false)));
         assert_eq!(met(&found, "hit ratio"), Some((1.5, false)));
     }
 }

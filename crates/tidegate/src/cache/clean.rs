@@ -176,7 +176,8 @@ impl Core {
         damage.map_or(Ok(pages.len()), |damage| Err(Failed::Own(damage)))
     }
 
-    /// Begins writes to the buckets of `pages`, which are in order, and drops pages whose buckets are busy.
+    /// Begins writes to the buckets of `pages`, which are in order, and drops pages whose buckets
+    /// are busy.
     fn begin_passages(&self, pages: &mut Vec<Found>) -> Passages<'_> {
         let announced: Arc<[u64]> = pages.iter().map(|found| found.page).collect();
         self.traffic.announce(&announced);

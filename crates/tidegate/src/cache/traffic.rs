@@ -236,7 +236,8 @@ mod tests {
     fn a_cleaners_batch_keeps_its_own_pages_busy_and_no_others_of_their_buckets() {
         let traffic = Traffic::new();
         let batch: Arc<[u64]> = Arc::new([3, 70]);
-        let beside = (71..).find(|page| Traffic::bucket(*page) == Traffic::bucket(70)).unwrap();
+        let is_beside = |page: &u64| Traffic::bucket(*page) == Traffic::bucket(70);
+        let beside = (71..1 << 20).find(is_beside).unwrap();
         traffic.announce(&batch);
         let passages = Traffic::buckets(batch.iter().copied()).into_iter();
         let passages: Vec<_> = passages.map(|bucket| traffic.begin_cleaning(bucket)).collect();
@@ -246,7 +247,9 @@ mod tests {
         let other: Arc<[u64]> = Arc::new([3, 70]);
         traffic.withdraw(&other);
         assert!(traffic.is_cleaning(&(70..71)), "another batch ended");
-        passages.iter().for_each(|passage| drop(traffic.end(passage)));
+        for passage in &passages {
+            assert!(traffic.end(passage));
+        }
         traffic.withdraw(&batch);
         assert!(!traffic.is_cleaning(&(0..100)));
     }

@@ -31,8 +31,8 @@ const PROBE_ONE_IN: u64 = 100;
 const SELDOM_ONE_IN: u64 = 1000;
 /// What a backing of unknown cost is taken for.
 const UNKNOWN_NS: u64 = 1_000_000;
-/// Of the first requests at a device and depth the quickest counts: one that meets a device at rest,
-/// or waits for something once, would stand for all that come after it.
+/// Of the first requests at a device and depth the quickest counts. One that meets a device at
+/// rest, or waits for something once, would stand for all that come after it.
 const FIRST: u8 = 4;
 /// A sample that stands for many requests counts for at most so many times their mean: what one of
 /// them waited for, the others did not.

@@ -1,0 +1,347 @@
+//! What the setting `cost=auto` gains: reads of clean pages that are cached, and large writes that
+//! overrun the cache, before a backing that may be quicker than the memory.
+//!
+//! Clients are threads that make one request at a time. The memory holds the CPU of a thread that
+//! waits for it, as memory does; the backing leaves that CPU to other threads, as a disk does.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tidegate::cache::CacheDevice;
+use tidegate::device::{
+    BlockDevice, DeviceError, Geometry, Operation, Request, WriteFlags, ZeroFlags,
+};
+use tidegate::pmem::MediaModel;
+
+use super::bed::{Pool, Subject, Variant, alone, null, reading, writes};
+use super::{BACKING, Bench, CACHE, Part};
+use crate::error::{BenchError, Result};
+use crate::machine::Machine;
+use crate::measure::{Amounts, Key, Op, Sample, Series};
+use crate::pattern::Pattern;
+use crate::plan::size_name;
+use crate::table::Table;
+use crate::workload::{Stop, Workload};
+
+type Answer = std::result::Result<(), DeviceError>;
+
+/// What the names of the cases begin with.
+pub(crate) const PREFIX: &str = "cache-cost-";
+/// The number that is measured beside the speed.
+const SHARE_OF_BACKING: &str = "requests served by the backing";
+
+/// Memories: a name, and the media model. `optane-1` is one DIMM of the six of `optane`.
+const MEMORIES: [(&str, &str); 3] = [
+    ("optane", "optane"),
+    (
+        "optane-1",
+        "optane,read_bytes_per_s=6600000000,write_bytes_per_s=2300000000,\
+         thread_write_bytes_per_s=2300000000",
+    ),
+    ("cxl", "cxl"),
+];
+/// Kind and size of requests.
+const LOADS: [(Op, u32); 4] =
+    [(Op::Read, 4 << 10), (Op::Read, 128 << 10), (Op::Write, 128 << 10), (Op::Write, 1 << 20)];
+/// Clients, each with one request under way.
+const CLIENTS: [usize; 2] = [2, 32];
+
+/// A fast drive: 20 µs a request, any number of them at once, and 12 GB/s for all together.
+const REQUEST: Duration = Duration::from_micros(20);
+const BYTES_PER_S: u64 = 12_000_000_000;
+
+/// Size of the backing, in sizes of the cache.
+const BACKING_SIZES: u64 = 16;
+/// Share of the cache that reads use.
+const USED_PCT: u64 = 45;
+/// Size of the requests that fill a cache.
+const FILL_BYTES: u32 = 128 << 10;
+/// Time in which a cache learns the costs, in runs.
+const LEARNING: u32 = 5;
+/// Runs of a cell: the backing alone, and two caches, each with what comes before.
+const RUNS: usize = 1 + 2 * (1 + LEARNING as usize);
+
+/// Time of a repetition in runs.
+pub(super) fn runs() -> f64 {
+    (MEMORIES.len() * LOADS.len() * CLIENTS.len() * RUNS) as f64
+}
+
+/// Measures `cost=off` and `cost=auto` in turns, beside the backing alone.
+pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
+    let size = bench.args.size;
+    let media = "of each row".to_owned();
+    bench.found.machine_by_cost = Some(Machine { media, ..bench.args.machine() });
+    for (memory, model) in MEMORIES {
+        let unknown = |error| BenchError::Usage(format!("media model {model}: {error}"));
+        let media: MediaModel = model.parse().map_err(unknown)?;
+        let pool = Pool::on_medium(bench.args, &media, size)?;
+        for (op, block_bytes) in LOADS {
+            for clients in CLIENTS {
+                let case = format!("{PREFIX}{memory}-{}", op.name());
+                let cell = Cell { pool: &pool, case, op, block_bytes, clients, size };
+                cell.all(bench)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One memory under one load.
+struct Cell<'a> {
+    pool: &'a Pool,
+    case: String,
+    op: Op,
+    block_bytes: u32,
+    clients: usize,
+    size: u64,
+}
+
+impl Cell<'_> {
+    fn all(&self, bench: &mut Bench<'_>) -> Result<()> {
+        let steps = MEMORIES.len() * LOADS.len() * CLIENTS.len();
+        let (case, clients) = (&self.case, self.clients);
+        let size = size_name(u64::from(self.block_bytes));
+        for repetition in 1..=bench.args.repetitions {
+            let what = format!("{case} of {size}, {clients} clients, run {repetition}");
+            bench.step(Part::Cost, steps, &what);
+            let backing: Arc<dyn BlockDevice> = Arc::new(Drive::new(self.bytes())?);
+            let workload = self.workload(bench.run_time());
+            bench.turn(case, &alone(Arc::clone(&backing)), &workload)?;
+            for policy in [CACHE, Variant::BY_COST.policy] {
+                self.cache(bench, policy, &backing)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn workload(&self, stop: Stop) -> Workload {
+        let (pattern, bytes, read_pct) = match self.op {
+            Op::Read => (Pattern::Uniform, self.used_bytes(), 100),
+            // What was written before begins elsewhere: these pages have left the cache.
+            _ => (Pattern::Scattered { skipped: self.half_each() }, self.bytes(), 0),
+        };
+        let (block_bytes, threads) = (self.block_bytes, self.clients);
+        Workload { read_pct, block_bytes, threads, ..writes(pattern, bytes, stop) }
+    }
+
+    /// The part of the backing that reads use: all of it is cached.
+    fn used_bytes(&self) -> u64 {
+        let bytes = self.size * USED_PCT / 100;
+        bytes - bytes % u64::from(FILL_BYTES)
+    }
+
+    /// Size of the backing.
+    fn bytes(&self) -> u64 {
+        self.size * BACKING_SIZES
+    }
+
+    /// Half of the writes until a client comes to what another one wrote.
+    fn half_each(&self) -> u64 {
+        self.bytes() / u64::from(self.block_bytes) / self.clients as u64 / 2
+    }
+
+    /// Readies a cache, which learns the costs from it: reads that fill it and then hit, or writes
+    /// that overrun it.
+    fn ready(&self, subject: &Subject, run_time: Duration) -> Result<()> {
+        let workload = self.workload(Stop::After(run_time * LEARNING));
+        if self.op != Op::Read {
+            return subject
+                .prepare(&Workload { pattern: Pattern::Scattered { skipped: 0 }, ..workload });
+        }
+        let (pattern, block_bytes) = (Pattern::Sequential, FILL_BYTES);
+        let stop = Stop::Requests(self.used_bytes() / u64::from(block_bytes));
+        let fill = Workload { pattern, block_bytes, threads: 1, stop, ..workload.clone() };
+        subject.prepare(&fill)?;
+        subject.prepare(&workload)
+    }
+
+    fn cache(
+        &self,
+        bench: &mut Bench<'_>,
+        policy: &'static str,
+        backing: &Arc<dyn BlockDevice>,
+    ) -> Result<()> {
+        let cost = if policy == CACHE { "off" } else { "auto" };
+        let backing = Arc::clone(backing);
+        let (subject, cache) = self.pool.with_settings(policy, &[("cost", cost)], backing)?;
+        let run_time = Duration::from_secs_f64(bench.args.seconds);
+        self.ready(&subject, run_time)?;
+        let before = self.served_by_backing(&cache);
+        let outcome =
+            bench.measured_turn(&self.case, &subject, &self.workload(Stop::After(run_time)))?;
+        let requests = outcome.read.len() + outcome.write.len();
+        let served = self.served_by_backing(&cache) - before;
+        let share_pct = served as f64 * 100.0 / requests.max(1) as f64;
+        bench.found.shares_of_backing.add(&self.share_name(), "%", policy, share_pct);
+        Ok(())
+    }
+
+    fn served_by_backing(&self, cache: &CacheDevice) -> u64 {
+        let name = if self.op == Op::Read { "cache_reads_by_cost" } else { "cache_writes_by_cost" };
+        reading(cache, name)
+    }
+
+    fn share_name(&self) -> String {
+        share_name(&self.case, self.block_bytes.into(), self.clients)
+    }
+}
+
+fn share_name(case: &str, block_bytes: u64, clients: usize) -> String {
+    format!("{case} of {}, {clients} clients: {SHARE_OF_BACKING}", size_name(block_bytes))
+}
+
+/// A drive that keeps nothing, with a latency of its own and one bandwidth for all requests.
+struct Drive {
+    below: Arc<dyn BlockDevice>,
+    /// Until when the transfers that were asked for last.
+    booked_until: Mutex<Instant>,
+}
+
+impl Drive {
+    fn new(bytes: u64) -> Result<Self> {
+        Ok(Self { below: null(bytes)?, booked_until: Mutex::new(Instant::now()) })
+    }
+
+    /// Does `work`, requests of `bytes` together, in the time of the drive.
+    fn serve<T>(&self, bytes: u64, work: impl FnOnce() -> T) -> T {
+        let transfer = Duration::from_nanos(bytes * 1_000_000_000 / BYTES_PER_S);
+        let end = {
+            let mut booked = self.booked_until.lock().unwrap_or_else(PoisonError::into_inner);
+            *booked = Instant::now().max(*booked) + transfer;
+            *booked + REQUEST
+        };
+        let answer = work();
+        while Instant::now() < end {
+            std::thread::yield_now();
+        }
+        answer
+    }
+}
+
+impl BlockDevice for Drive {
+    fn geometry(&self) -> Geometry {
+        self.below.geometry()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Answer {
+        self.serve(buf.len() as u64, || self.below.read(offset, buf))
+    }
+
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Answer {
+        self.serve(data.len() as u64, || self.below.write(offset, data, flags))
+    }
+
+    fn flush(&self) -> Answer {
+        self.below.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Answer {
+        self.serve(0, || self.below.discard(offset, len))
+    }
+
+    fn submit(&self, batch: &mut [Request<'_>]) {
+        let bytes = batch.iter().map(|request| match request.operation() {
+            Operation::Read { buf, .. } => buf.len() as u64,
+            Operation::Write { data, .. } => data.len() as u64,
+            _ => 0,
+        });
+        self.serve(bytes.sum(), || self.below.submit(batch));
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Answer {
+        self.serve(0, || self.below.write_zeroes(offset, len, flags))
+    }
+}
+
+/// `cost=auto` beside `cost=off` and the backing alone.
+pub(crate) fn table(series: &[Series], shares: &Amounts) -> Table {
+    let headers = [
+        "memory",
+        "requests",
+        "size",
+        "clients",
+        "backing alone MB/s",
+        "cost=off",
+        "cost=auto",
+        "auto / off",
+        "min-max",
+        "to the backing %",
+    ];
+    let mut table = Table::new("cache-cost", "The cache by measured cost", &headers);
+    let auto = Variant::BY_COST.policy;
+    let of_auto = |it: &&Series| it.key.policy == auto && it.key.case.starts_with(PREFIX);
+    for by_cost in series.iter().filter(of_auto) {
+        let key = &by_cost.key;
+        let find = |policy: &str| {
+            series.iter().find(|it| {
+                let beside = Key { policy: policy.to_owned(), ..key.clone() };
+                it.key == beside
+            })
+        };
+        let speed = |it: Option<&Series>| {
+            let mb_per_s = |sample: &Sample| sample.ops_per_s * key.block_bytes as f64 / 1e6;
+            it.map_or(String::new(), |it| format!("{:.0}", it.spread(mb_per_s).median))
+        };
+        let ratio = find(CACHE).and_then(|off| by_cost.ratio(off, |sample| sample.ops_per_s));
+        let share = shares.find(&share_name(&key.case, key.block_bytes, key.threads), auto);
+        let memory = key.case.trim_start_matches(PREFIX);
+        let memory = memory.trim_end_matches(key.op.name()).trim_end_matches('-');
+        table.push(vec![
+            memory.to_owned(),
+            format!("{}s", key.op.name()),
+            size_name(key.block_bytes),
+            key.threads.to_string(),
+            speed(find(BACKING)),
+            speed(find(CACHE)),
+            speed(Some(by_cost)),
+            ratio.map_or(String::new(), |it| format!("{:.2}", it.median)),
+            ratio.map_or(String::new(), |it| format!("{:.2}-{:.2}", it.min, it.max)),
+            share.map_or(String::new(), |it| format!("{:.0}", it.median)),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memories_are_media_models() {
+        for (name, model) in MEMORIES {
+            model.parse::<MediaModel>().unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+    }
+
+    #[test]
+    fn auto_stands_beside_off_with_its_share() {
+        let series = |policy: &str, ops_per_s| Series {
+            key: Key {
+                policy: policy.to_owned(),
+                case: format!("{PREFIX}optane-1-read"),
+                op: Op::Read,
+                threads: 32,
+                iodepth: 1,
+                block_bytes: 4096,
+            },
+            samples: vec![Sample { ops_per_s, ..Sample::single(1.0) }],
+        };
+        let all = [series(BACKING, 5e5), series(CACHE, 1e6), series("cache-cost", 1.5e6)];
+        let mut shares = Amounts::default();
+        shares.add(&share_name(&all[0].key.case, 4096, 32), "%", "cache-cost", 25.0);
+        let table = table(&all, &shares).markdown();
+        let row: Vec<_> = table.lines().nth(2).unwrap().split_whitespace().collect();
+        let expected =
+            "| optane-1 | reads | 4K | 32 | 2048 | 4096 | 6144 | 1.50 | 1.50-1.50 | 25 |";
+        assert_eq!(row.join(" "), expected);
+    }
+
+    #[test]
+    fn transfers_of_a_drive_share_its_bandwidth() {
+        let drive = Drive::new(1 << 20).unwrap();
+        let begun = Instant::now();
+        drive.serve(12_000_000, || ());
+        assert!(*drive.booked_until.lock().unwrap() >= begun + Duration::from_millis(1));
+        assert!(begun.elapsed() >= Duration::from_millis(1) + REQUEST);
+    }
+}
