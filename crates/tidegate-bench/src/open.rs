@@ -33,6 +33,8 @@ const PAGE_BYTES: u32 = 4096;
 /// By how much the filling of a pool may take longer than planned: other programs have the CPUs, or
 /// the memory was never touched.
 const FILL_SLOWEST: u32 = 20;
+/// Blocks that are written at once where a pool is filled.
+const FILL_BLOCKS: usize = 64;
 /// What each byte of a written block is.
 const WRITTEN: u8 = 0x5a;
 
@@ -93,7 +95,7 @@ impl OpenArgs {
     fn fill_cost(&self) -> Duration {
         match self.engine {
             Engine::Btt => Duration::ZERO,
-            Engine::Cache => Duration::from_nanos(self.size),
+            Engine::Cache => Duration::from_nanos(self.size / 2),
         }
     }
 
@@ -251,7 +253,7 @@ fn write_until_killed(engine: Engine, pool: &Path, writes: u64, seed: u64) -> Re
         device.write(offset, &data, WriteFlags::default()).map_err(engine.failed())
     };
     if engine == Engine::Cache && seed == 1 {
-        (0..geometry.blocks).try_for_each(write)?;
+        fill(&*device).map_err(engine.failed())?;
     }
     let mut picker = Picker::new(Pattern::Uniform, geometry.blocks, seed, 0, 1);
     for written in 1u64.. {
@@ -259,6 +261,17 @@ fn write_until_killed(engine: Engine, pool: &Path, writes: u64, seed: u64) -> Re
         if written == writes {
             println!("written");
         }
+    }
+    Ok(())
+}
+
+/// Writes all blocks in order, many at once.
+fn fill(device: &dyn BlockDevice) -> std::result::Result<(), DeviceError> {
+    let geometry = device.geometry();
+    let data = vec![WRITTEN; FILL_BLOCKS * geometry.block_bytes as usize];
+    for first in (0..geometry.size_bytes()).step_by(data.len()) {
+        let left = usize::try_from(geometry.size_bytes() - first).unwrap_or(usize::MAX);
+        device.write(first, &data[..left.min(data.len())], WriteFlags::default())?;
     }
     Ok(())
 }
