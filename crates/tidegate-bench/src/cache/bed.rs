@@ -24,6 +24,9 @@ type Answer = std::result::Result<(), DeviceError>;
 
 /// Size of a page.
 pub(super) const PAGE_BYTES: u32 = 4096;
+/// A disk that loses nothing that it acknowledged: 20 µs a request, 1.4 GB/s.
+pub(super) const DISK: Delays =
+    Delays { read_ns: 20_000, write_ns: 20_000, flush_ns: 0, byte_ps: 714 };
 
 /// A device under test.
 #[derive(Clone)]

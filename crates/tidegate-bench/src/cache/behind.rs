@@ -9,9 +9,8 @@ use tidegate::device::{
     BlockDevice, DeviceError, Geometry, Operation, Request, WriteFlags, ZeroFlags,
 };
 
-use super::bed::{PAGE_BYTES, Pool, Subject, Variant, alone, null, slow, writes};
+use super::bed::{DISK, PAGE_BYTES, Pool, Subject, Variant, alone, null, slow, writes};
 use super::cases::SLOW;
-use super::study::DISK;
 use super::{BACKING, Bench, CACHE, Part, peer};
 use crate::block::scratch;
 use crate::error::{BenchError, Result};

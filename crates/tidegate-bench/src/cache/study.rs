@@ -10,9 +10,8 @@
 use std::sync::Arc;
 
 use tidegate::device::BlockDevice;
-use tidegate::device::delay::Delays;
 
-use super::bed::{Pool, Subject, Variant, alone, btt, copy, slow, writes};
+use super::bed::{DISK, Pool, Subject, Variant, alone, btt, copy, slow, writes};
 use super::behind::Batches;
 use super::{BACKING, Bench, CACHE, Part};
 use crate::error::Result;
@@ -40,9 +39,6 @@ const ALONE_FROM_BYTES: u32 = 128 << 10;
 pub(super) const BACKING_AT_ONCE: &str = "backing-32";
 /// The share of `--size` that the cache of the study has.
 const SHARE: u64 = 4;
-/// A disk that loses nothing that it acknowledged: 20 µs a request, 1.4 GB/s.
-pub(super) const DISK: Delays =
-    Delays { read_ns: 20_000, write_ns: 20_000, flush_ns: 0, byte_ps: 714 };
 
 /// Whether `key` is of a cell of the matrix.
 pub(crate) fn is_study(key: &Key) -> bool {
