@@ -5,6 +5,7 @@
 //! writes. [`Samples`] is one shard, for recorders that keep shards of their own. [`Latencies`] is
 //! a snapshot with quantiles.
 
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -141,6 +142,26 @@ impl Latencies {
         }
     }
 
+    /// The latencies that were recorded after `before`, an earlier snapshot of the same histogram.
+    /// The longest of them is at most that of its bucket.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let earlier: BTreeMap<u64, u64> =
+            before.buckets.iter().map(|bucket| (bucket.upto_ns, bucket.samples)).collect();
+        let new = |bucket: &Bucket| {
+            let earlier = earlier.get(&bucket.upto_ns).copied().unwrap_or(0);
+            let samples = bucket.samples.saturating_sub(earlier);
+            (samples > 0).then_some(Bucket { samples, ..*bucket })
+        };
+        let buckets: Vec<Bucket> = self.buckets.iter().filter_map(new).collect();
+        Self {
+            count: buckets.iter().map(|bucket| bucket.samples).sum(),
+            sum_ns: self.sum_ns.saturating_sub(before.sum_ns),
+            max_ns: buckets.last().map_or(0, |last| last.upto_ns.min(self.max_ns)),
+            buckets,
+        }
+    }
+
     /// The mean latency; 0 where none was recorded.
     pub fn mean_ns(&self) -> u64 {
         self.sum_ns.checked_div(self.count).unwrap_or(0)
@@ -223,6 +244,24 @@ mod tests {
         assert_eq!((latencies.count, latencies.sum_ns, latencies.max_ns), (4000, 10_000, 4));
         let expected = [1, 2, 3, 4].map(|upto_ns| Bucket { upto_ns, samples: 1000 });
         assert_eq!(latencies.buckets, expected);
+    }
+
+    #[test]
+    fn latencies_since_a_snapshot_are_those_that_came_after_it() {
+        let histogram = Histogram::new();
+        (0..10).for_each(|_| histogram.record(1000));
+        let before = histogram.snapshot();
+        assert_eq!(before.since(&before), Latencies::default());
+        assert_eq!(before.since(&Latencies::default()), before);
+        (0..3).for_each(|_| histogram.record(100));
+        let since = histogram.snapshot().since(&before);
+        assert_eq!((since.count, since.sum_ns, since.max_ns), (3, 300, 103));
+        histogram.record(2000);
+        let since = histogram.snapshot().since(&before);
+        assert_eq!((since.count, since.sum_ns, since.max_ns), (4, 2300, 2000));
+        assert_eq!(since.quantile_ns(500_000), 103);
+        // Of another histogram, which counted more: nothing overflows.
+        assert_eq!(Latencies::default().since(&before), Latencies::default());
     }
 
     #[test]

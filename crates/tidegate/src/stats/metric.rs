@@ -29,7 +29,7 @@ pub enum Unit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// It only grows while the tier is open.
+    /// It only grows while the tier is open, but for a reset.
     Counter,
     /// It grows and shrinks.
     Gauge,
@@ -141,6 +141,14 @@ impl Collector {
         self.labels = before;
     }
 
+    /// Adds `readings`, with the labels that all have here.
+    pub fn extend(&mut self, readings: Vec<Reading>) {
+        for mut reading in readings {
+            reading.labels.extend(self.labels.clone());
+            self.readings.push(reading);
+        }
+    }
+
     /// The readings, in the order in which they were added.
     pub fn finish(self) -> Vec<Reading> {
         self.readings
@@ -165,6 +173,11 @@ mod tests {
         let readings = collector.finish();
         let labels: Vec<_> = readings.iter().map(|it| it.labels.len()).collect();
         assert_eq!((labels, &readings[0].value), (vec![1, 2, 0], &Value::Whole(7)));
+        let mut collector = Collector::default();
+        collector.labelled("export", "db", |collector| collector.extend(readings));
+        let readings = collector.finish();
+        let labels: Vec<_> = readings.iter().map(|it| it.labels.len()).collect();
+        assert_eq!((labels, &*readings[0].labels["export"]), (vec![2, 3, 1], "db"));
     }
 
     #[test]

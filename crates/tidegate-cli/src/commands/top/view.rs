@@ -1,10 +1,9 @@
 //! What `tidegate top` shows of two readings of a server, in lines of at most 80 columns.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tidegate::stack::Stat;
-use tidegate::stats::{Bucket, Latencies, Reading, Value};
+use tidegate::stats::{Latencies, Reading, Value};
 use tidegate::tier::State;
 
 /// Columns for level and name of a tier: those of the longest name, `dram transit-no-bypass`.
@@ -156,7 +155,7 @@ impl View<'_> {
                 tier: label(level, value_of("tier")),
                 operation,
                 per_second: self.rate(level, counter),
-                latencies: since(&before, now),
+                latencies: between(&before, now),
             });
         }
         if order == Order::Slowest {
@@ -173,10 +172,10 @@ impl View<'_> {
         whole(self.now, level, name)
     }
 
-    /// How fast a counter grows, a second.
+    /// How fast a counter grows, a second. One that is behind was reset, and began with 0.
     fn rate(&self, level: &str, name: &str) -> f64 {
-        let before = whole(self.before, level, name);
-        self.per_second(self.count(level, name).saturating_sub(before))
+        let (before, now) = (whole(self.before, level, name), self.count(level, name));
+        self.per_second(now.checked_sub(before).unwrap_or(now))
     }
 
     #[expect(clippy::cast_precision_loss, reason = "for people")]
@@ -223,22 +222,10 @@ fn whole(stat: &Stat, level: &str, name: &str) -> u64 {
     }
 }
 
-/// The latencies between two snapshots. The longest is that of its bucket.
-fn since(before: &Latencies, now: &Latencies) -> Latencies {
-    let earlier: BTreeMap<u64, u64> =
-        before.buckets.iter().map(|bucket| (bucket.upto_ns, bucket.samples)).collect();
-    let new = |bucket: &Bucket| {
-        let earlier = earlier.get(&bucket.upto_ns).copied().unwrap_or(0);
-        let samples = bucket.samples.saturating_sub(earlier);
-        (samples > 0).then_some(Bucket { samples, ..*bucket })
-    };
-    let buckets: Vec<Bucket> = now.buckets.iter().filter_map(new).collect();
-    Latencies {
-        count: buckets.iter().map(|bucket| bucket.samples).sum(),
-        sum_ns: now.sum_ns.saturating_sub(before.sum_ns),
-        max_ns: buckets.last().map_or(0, |bucket| bucket.upto_ns.min(now.max_ns)),
-        buckets,
-    }
+/// The latencies between two snapshots; all of the later one where the counters were reset in
+/// between.
+fn between(before: &Latencies, now: &Latencies) -> Latencies {
+    if now.count < before.count { now.clone() } else { now.since(before) }
 }
 
 /// Level and name of a tier, in [`LABEL_COLUMNS`].
@@ -301,6 +288,7 @@ fn duration(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tidegate::stats::Bucket;
 
     use super::*;
 
@@ -361,6 +349,20 @@ mod tests {
         let row = lines.iter().find(|line| line.starts_with("pmem log")).unwrap();
         let shown: Vec<_> = row.split_whitespace().collect();
         assert_eq!(shown[2..], ["write", "16384", "2.00", "1.50", "1.50", "123457", "123457"]);
+    }
+
+    /// All counters and latencies are smaller than in the reading before.
+    #[test]
+    fn a_reset_shows_what_was_counted_since() {
+        let (before, now) = (stat(3), stat(1));
+        let view = View { before: &before, now: &now, apart: Duration::from_secs(1) };
+        let lines = view.lines(Order::Tier);
+        let text = lines.join("\n");
+        assert!(text.contains("1234567 writes/s 4.7G/s"), "{text}");
+        assert!(text.contains("errors     2 in all, 2/s"), "{text}");
+        let row = lines.iter().find(|line| line.starts_with("pmem log")).unwrap();
+        let shown: Vec<_> = row.split_whitespace().collect();
+        assert_eq!(shown[2..5], ["write", "16384", "2.00"]);
     }
 
     /// Sizes that are no whole number of a unit, and counters of nine and of twenty digits.
