@@ -115,6 +115,10 @@ impl Engine for CacheEngine {
         true
     }
 
+    fn has_clean_pages(&self) -> bool {
+        true
+    }
+
     fn open(&self, opening: Opening) -> Result<Opened> {
         let Opening { region, backing, force, atomic_flush, .. } = opening;
         let Some(backing) = backing else {

@@ -213,12 +213,19 @@ impl Core {
 
     /// Evicts those of `pages` that are clean, and counts them.
     pub(super) fn evict(&self, pages: &[Found]) -> Result<usize> {
-        let evicted = self.remove_clean(pages)?;
+        let evicted = self.remove_and_unite(pages)?;
         self.counters.add(Counter::Evictions, evicted as u64);
+        Ok(evicted)
+    }
+
+    /// Removes those of `pages` that are clean, and makes slots whole again of which they were
+    /// parts. Returns how many it removed.
+    pub(super) fn remove_and_unite(&self, pages: &[Found]) -> Result<usize> {
+        let removed = self.remove_clean(pages)?;
         let parts = pages.iter().filter(|found| is_part(found.slot));
         let shards: BTreeSet<usize> = parts.map(|found| self.shard_of_slot(found.slot)).collect();
         shards.into_iter().try_for_each(|number| self.unite_spent(number).map(drop))?;
-        Ok(evicted)
+        Ok(removed)
     }
 
     /// Makes slots of shard `number` whole again of which no part holds a page: one store voids the

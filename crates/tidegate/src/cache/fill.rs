@@ -123,6 +123,20 @@ impl Fills {
         Some(Reading { fills: self, clusters })
     }
 
+    /// Drops the clusters that wait, and returns when those that are being read are stored.
+    pub(super) fn drop_clusters(&self, relax: impl Fn()) {
+        loop {
+            let mut queues = self.queues.lock();
+            queues.clusters.clear();
+            self.publish(&queues);
+            if !queues.is_reading {
+                return;
+            }
+            drop(queues);
+            relax();
+        }
+    }
+
     fn publish(&self, queues: &Queues) {
         let clusters = if queues.is_reading { 0 } else { queues.clusters.len() };
         let count = u32::try_from(queues.pages.len() + clusters).unwrap_or(u32::MAX);

@@ -1086,6 +1086,30 @@ impl Shard {
         next
     }
 
+    /// Adds up to `n` clean pages to `out`, from the slot with the number `from` in this shard on,
+    /// and returns where to go on, also where the shard gets another size.
+    pub(super) fn clean_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
+        let most = out.len().saturating_add(n);
+        let mut next = from;
+        while out.len() < most
+            && let Some(own) = self.slots.number_from(next)
+        {
+            if self.slots[own].is(LIVE) && !self.slots[own].is(DIRTY) {
+                out.push(self.found(own));
+            }
+            next = own + 1;
+        }
+        next
+    }
+
+    /// `found` is the newest version of its page, clean, and leaves the cache once no writer holds
+    /// its page.
+    pub(super) fn can_leave(&self, found: &Found) -> bool {
+        self.stands(found)
+            && !self.slots[self.own(found.slot)].is(DIRTY)
+            && !self.is_stuck(found.page)
+    }
+
     fn dirty_slots(&self) -> Dirty<'_> {
         let Self { number, sharding, slots, table, .. } = self;
         Dirty { number: *number, sharding: *sharding, slots, table }

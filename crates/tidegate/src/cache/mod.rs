@@ -22,13 +22,13 @@
 //! Map: [`CacheDevice`] the requests, `queue` those of one queue; `classes` their IO classes,
 //! `admission` which of them are cached; `mode/` what each mode does with them; `span` their pages;
 //! `store` pages into slots, `merge` and `record` parts of pages, `content` what of them changes,
-//! `read` out of slots or the backing, `fill` keeping what was read, `evict` free slots, `clean`
-//! dirty pages to the backing, `cleaner` and `pace` which of them and when, `cluster` and
-//! `neighbours` pages together; `bypass` writes around the cache, `fallback` when all do, `by_cost`
-//! where the backing is quicker; `group` atomic flush; `background`; `recover` opening, `resize`
-//! another size; `index`, `table` and `orders` what is where and goes first, `lane`, `traffic`;
-//! `tier` and `tally` what is counted; `layout` and `header` the bytes, [`check`] their
-//! verification; `policy/` the decisions, and `choices` which of them users made.
+//! `read` out of slots or the backing, `fill` keeping what was read, `evict` free slots, `purge`
+//! all of them, `clean` dirty pages to the backing, `cleaner` and `pace` which of them and when,
+//! `cluster` and `neighbours` pages together; `bypass` writes around the cache, `fallback` when all
+//! do, `by_cost` where the backing is quicker; `group` atomic flush; `background`; `recover`
+//! opening, `resize` another size; `index`, `table` and `orders` what is where and goes first,
+//! `lane`, `traffic`; `tier` and `tally` what is counted; `layout` and `header` the bytes,
+//! [`check`] their verification; `policy/` the decisions, and `choices` which of them users made.
 
 mod admission;
 mod background;
@@ -78,6 +78,9 @@ mod part_tests;
 pub mod policy;
 #[cfg(all(test, not(feature = "loom")))]
 mod policy_tests;
+mod purge;
+#[cfg(all(test, not(feature = "loom")))]
+mod purge_tests;
 mod queue;
 mod read;
 mod record;

@@ -14,6 +14,7 @@ use super::tier::Counter;
 use super::{Ask, Core, Few, fill};
 use crate::device::{Attempt, Result};
 use crate::stats::RequestKind;
+use crate::sync::{Ordering, fence};
 use crate::tier::version_locks::VersionGuard;
 
 /// Most pages of a batch.
@@ -211,6 +212,8 @@ impl Core {
     /// for pages of which the cache has dirty records.
     pub(super) fn store_clean(&self, fills: &[fill::Fill]) -> Result<()> {
         let locks = self.lock_pages(fills.iter().map(|fill| fill.page));
+        // A purge forbids to keep them and then looks at the locks: one of both is seen.
+        fence(Ordering::SeqCst);
         let kept = fills.iter().filter_map(|fill| {
             let dirty = self.is_kept_dirty(fill).filter(|_| self.has_space_for(fill))?;
             Some(Entry::whole(fill.page, Some(&fill.data), dirty, fill.class))

@@ -568,7 +568,7 @@ fn a_damaged_copy_of_the_header_is_restored() {
 }
 
 /// Copies `region`, so that a case may spoil it.
-fn copy_of(region: &Region) -> Arc<Region> {
+pub(super) fn copy_of(region: &Region) -> Arc<Region> {
     let mut image = vec![0; usize::try_from(region.len_bytes()).unwrap()];
     region.read(0, &mut image).unwrap();
     let copy = Region::anonymous(region.len_bytes()).unwrap();
@@ -618,6 +618,7 @@ enum Step {
     Flush,
     Background,
     Clean,
+    Purge,
     SetMode(Mode),
     Set(&'static str, &'static str),
     Reopen,
@@ -659,6 +660,7 @@ fn steps(modes: &'static [Mode]) -> impl Strategy<Value = Vec<Step>> {
         2 => Just(Step::Flush),
         4 => Just(Step::Background),
         1 => Just(Step::Clean),
+        1 => Just(Step::Purge),
         2 => prop::sample::select(modes).prop_map(Step::SetMode),
         1 => prop::sample::select(SETTINGS).prop_map(|(key, value)| Step::Set(key, value)),
         2 => Just(Step::Reopen),
@@ -739,6 +741,10 @@ impl Scene {
                 device.background().step();
             }
             Step::Clean => drop(device.clean_all()),
+            Step::Purge => {
+                let is_purged = device.purge().is_ok();
+                assert!(!is_purged || device.core.usage() == Usage::default());
+            }
             Step::SetMode(mode) => device.set_mode(mode).unwrap(),
             Step::Set(key, value) => device.set(key, value).unwrap(),
             Step::Reopen => self.device = self.shape.open(&self.region, &self.fault),

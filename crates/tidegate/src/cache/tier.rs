@@ -20,7 +20,7 @@ use crate::size::Size;
 use crate::stats::{Collector, Metric, Unit};
 use crate::sync::shard::{self, Shards};
 use crate::sync::{AtomicBool, Ordering};
-use crate::tier::{Level, Line, Setting, SettingError, State, Tier, line, memory};
+use crate::tier::{Level, Line, Purged, Setting, SettingError, State, Tier, line, memory};
 
 const OCCUPANCY: Metric =
     Metric::gauge("cache_occupancy_bytes", Unit::Bytes, "Bytes of the pages in the cache");
@@ -443,6 +443,12 @@ impl Tier for CacheDevice {
 
     fn drain(&self) -> Result<()> {
         self.shutdown()
+    }
+
+    fn purge(&self) -> Result<Purged> {
+        let pages = self.core.purge()?;
+        let left = self.core.usage().live;
+        Ok(Purged { freed_bytes: Core::bytes_of(pages), left_bytes: Core::bytes_of(left) })
     }
 
     fn destage(&self) -> Result<()> {

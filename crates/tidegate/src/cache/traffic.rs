@@ -189,6 +189,11 @@ impl Traffic {
     /// A flush failed: the backing may have lost what was read of it before, so none of that may be
     /// kept, though a later flush succeeds.
     pub(super) fn flush_failed(&self) {
+        self.keep_nothing_read();
+    }
+
+    /// Nothing that was read of the backing before may be kept.
+    pub(super) fn keep_nothing_read(&self) {
         for word in &self.words {
             word.fetch_add(BEGUN, Ordering::SeqCst);
         }
@@ -272,6 +277,9 @@ mod tests {
         assert!(traffic.needs_flush() && !traffic.may_fill(3, traffic.see(3)));
         let epoch = traffic.flush_begins();
         traffic.flush_succeeded(epoch);
-        assert!(traffic.may_fill(3, traffic.see(3)) && !traffic.needs_flush());
+        let seen = traffic.see(3);
+        assert!(traffic.may_fill(3, seen) && !traffic.needs_flush());
+        traffic.keep_nothing_read();
+        assert!(!traffic.may_fill(3, seen) && traffic.may_fill(3, traffic.see(3)));
     }
 }

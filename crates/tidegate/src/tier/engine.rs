@@ -69,6 +69,11 @@ pub trait Engine: Sync {
         false
     }
 
+    /// The engine's pools keep pages that the backing has too, which can be given up.
+    fn has_clean_pages(&self) -> bool {
+        false
+    }
+
     /// The engine's pools keep what programs do to files under `tidegate run`, whose supervisor
     /// tells of them.
     fn keeps_files(&self) -> bool {

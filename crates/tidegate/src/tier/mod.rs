@@ -30,7 +30,7 @@ pub use engine::{
     Options, Plan, Progress,
 };
 
-use crate::device::{BlockDevice, Result};
+use crate::device::{BlockDevice, DeviceError, DeviceErrorKind, Result};
 use crate::stats::Collector;
 
 /// One tier of a stack: a block device that can tell what it is and be asked to change.
@@ -47,6 +47,17 @@ pub trait Tier: BlockDevice {
     /// As for [`BlockDevice::flush`]; what could not be written stays in the tier, and another call
     /// tries again.
     fn drain(&self) -> Result<()>;
+
+    /// Writes all that the tier holds to the tier below, and then gives up all that the tier below
+    /// has too. Requests go on meanwhile: what they write or read anew may stay.
+    ///
+    /// # Errors
+    /// The tier [has no clean pages](Engine::has_clean_pages); or as for
+    /// [`BlockDevice::flush`]. What could not be written stays in the tier.
+    fn purge(&self) -> Result<Purged> {
+        let message = "the tier keeps nothing that the tier below has too";
+        Err(DeviceError::new(DeviceErrorKind::Unsupported, message))
+    }
 
     /// Writes all that the tier holds to the tier below, and flushes that. The tier's threads go on
     /// meanwhile. It ends only while no changes come.
@@ -74,6 +85,15 @@ pub trait Tier: BlockDevice {
 
     /// Adds the tier's metrics to `collector`, without any label for the tier.
     fn metrics(&self, collector: &mut Collector);
+}
+
+/// What became of a purge.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Purged {
+    /// Bytes of the pages that were given up.
+    pub freed_bytes: u64,
+    /// Bytes of the pages that are left: written or read meanwhile, or waiting for a commit.
+    pub left_bytes: u64,
 }
 
 /// Which place of the stack a tier has.

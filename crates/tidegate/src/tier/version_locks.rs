@@ -62,6 +62,15 @@ impl VersionLocks {
         }
     }
 
+    /// Returns when each lock that is held at the call was unlocked, calling `relax` meanwhile.
+    pub(crate) fn await_holders(&self, relax: impl Fn()) {
+        for word in &self.words {
+            while word.load(Ordering::Acquire) & LOCKED != 0 {
+                relax();
+            }
+        }
+    }
+
     /// The position of the lock of `key` in the order in which several are locked.
     #[inline]
     pub(crate) fn rank(&self, key: impl Into<u64>) -> usize {
@@ -149,6 +158,15 @@ mod tests {
     }
 
     #[test]
+    fn holders_are_waited_for() {
+        let locks = VersionLocks::new(4);
+        locks.await_holders(|| panic!("none holds a lock"));
+        let guard = std::cell::Cell::new(Some(locks.lock(KEY, || ())));
+        locks.await_holders(|| drop(guard.take()));
+        assert!(guard.take().is_none());
+    }
+
+    #[test]
     fn a_version_that_advances_is_another_one() {
         let locks = VersionLocks::new(4);
         let before = locks.version(KEY);
@@ -205,6 +223,34 @@ mod loom_tests {
             increment(&shared);
             other.join().unwrap();
             assert_eq!(shared.1.load(Ordering::Relaxed), 2);
+        });
+    }
+
+    /// A holder looks whether it may keep what it has; another thread forbids that and waits for
+    /// holders: what is kept, is kept by then.
+    #[test]
+    fn loom_nothing_is_kept_after_holders_were_waited_for() {
+        loom::model(|| {
+            let words = [AtomicU64::new(0), AtomicU64::new(0)];
+            let shared = Arc::new((VersionLocks::new(0), words));
+            let holder = {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    let (locks, [is_forbidden, is_kept]) = &*shared;
+                    let _guard = locks.lock(0_u32, thread::yield_now);
+                    fence(Ordering::SeqCst);
+                    if is_forbidden.load(Ordering::SeqCst) == 0 {
+                        is_kept.store(1, Ordering::Relaxed);
+                    }
+                })
+            };
+            let (locks, [is_forbidden, is_kept]) = &*shared;
+            is_forbidden.store(1, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            locks.await_holders(thread::yield_now);
+            let kept = is_kept.load(Ordering::Relaxed);
+            holder.join().unwrap();
+            assert_eq!(is_kept.load(Ordering::Relaxed), kept);
         });
     }
 
