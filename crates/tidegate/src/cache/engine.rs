@@ -115,6 +115,10 @@ impl Engine for CacheEngine {
         true
     }
 
+    fn keeps_dirty(&self) -> bool {
+        true
+    }
+
     fn has_clean_pages(&self) -> bool {
         true
     }

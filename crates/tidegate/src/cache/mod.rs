@@ -66,6 +66,8 @@ mod group;
 mod group_tests;
 mod header;
 mod index;
+#[cfg(all(test, not(feature = "loom")))]
+mod keep_tests;
 mod lane;
 pub mod layout;
 mod merge;
@@ -273,6 +275,8 @@ struct Core {
     /// Slots of a shard that are kept free for writers.
     reserve: AtomicU32,
     resizing: Resizing,
+    /// What is dirty stays in the pool: flushes end there.
+    keeps_dirty: AtomicBool,
     /// Pages whose data did not match their checksums.
     damaged: AtomicU64,
     requests: Requests,
@@ -415,6 +419,14 @@ impl Core {
         (0..self.shards.count()).for_each(|number| self.shards.lock(number).notify());
     }
 
+    /// A flush has to go on to the backing: that has writes that it has not flushed.
+    fn passes_flush_on(&self) -> bool {
+        if self.keeps_dirty.load(Ordering::SeqCst) {
+            return self.traffic.needs_own_flush();
+        }
+        self.traffic.needs_flush() || !self.written.lock().is_empty()
+    }
+
     /// Flushes the backing. What was written through to it before is clean then.
     fn flush_backing(&self) -> std::result::Result<(), Failed> {
         let written = std::mem::take(&mut *self.written.lock());
@@ -544,7 +556,7 @@ impl BlockDevice for CacheDevice {
     fn flush(&self) -> Result<()> {
         drop(self.core.requests.begin(RequestKind::Flush, 0));
         self.core.commit_groups()?;
-        if self.core.traffic.needs_flush() || !self.core.written.lock().is_empty() {
+        if self.core.passes_flush_on() {
             self.core.flush_backing()?;
         }
         self.core.ledger.report()
@@ -586,9 +598,7 @@ impl BlockDevice for CacheDevice {
                 _ => Attempt::WouldBlock,
             },
             Operation::Flush if core.commits_many() => Attempt::WouldBlock,
-            Operation::Flush if !core.traffic.needs_flush() && core.written.lock().is_empty() => {
-                Attempt::Done(self.flush())
-            }
+            Operation::Flush if !core.passes_flush_on() => Attempt::Done(self.flush()),
             _ => Attempt::WouldBlock,
         }
     }

@@ -408,6 +408,7 @@ fn core_of(
         choices: Mutex::new(choices),
         classes: IoClasses::default(),
         header: Mutex::new(header),
+        keeps_dirty: AtomicBool::new(false),
         damaged: AtomicU64::new(0),
         requests: Requests::default(),
         counters: tier::Counters::default(),

@@ -102,6 +102,13 @@ impl Resizing {
         }
     }
 
+    /// As [`stop`](Self::stop), and does not wait: a change that is under way ends after its batch,
+    /// or with the process.
+    pub(super) fn abandon(&self) {
+        self.is_stopped.store(true, Ordering::SeqCst);
+        drop(self.thread.lock().take());
+    }
+
     /// For scripts: null where the pool keeps its size.
     pub(super) fn details(&self) -> Value {
         let is_under_way = self.is_under_way.load(Ordering::SeqCst);

@@ -445,6 +445,14 @@ impl Tier for CacheDevice {
         self.shutdown()
     }
 
+    fn stop_destaging(&self) {
+        self.core.keeps_dirty.store(true, Ordering::SeqCst);
+        self.core.resizing.abandon();
+        self.workers.abandon();
+        // Writers that wait for a thread make free slots by themselves now.
+        self.core.notify_all();
+    }
+
     fn purge(&self) -> Result<Purged> {
         let pages = self.core.purge()?;
         let left = self.core.usage().live;

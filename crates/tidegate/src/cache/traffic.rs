@@ -23,6 +23,8 @@ const BUCKETS: usize = 4096;
 const BEGUN: u64 = 1 << 32;
 /// Those under way it counts in its lower half: the cleaners' in the upper part of that.
 const UNDER_WAY: u64 = BEGUN - 1;
+/// The epoch of what was written before the pool was opened.
+const BEFORE: u64 = 1;
 const ONE: u64 = 1;
 const ONE_CLEANING: u64 = 1 << 16;
 
@@ -68,10 +70,10 @@ impl Traffic {
         Self {
             words: words(0),
             batches: Mutex::default(),
-            bypassed: words(1),
-            epoch: AtomicU64::new(1),
+            bypassed: words(BEFORE),
+            epoch: AtomicU64::new(BEFORE + 1),
             flushed: AtomicU64::new(0),
-            last_bypassed: AtomicU64::new(1),
+            last_bypassed: AtomicU64::new(BEFORE),
         }
     }
 
@@ -168,6 +170,12 @@ impl Traffic {
     /// Writes around the cache wait for a flush.
     pub(super) fn needs_flush(&self) -> bool {
         self.has_bypassed_since(self.flushed())
+    }
+
+    /// Writes around the cache wait for a flush that came since the pool was opened: the next open
+    /// begins with all that was written before it, as this one did.
+    pub(super) fn needs_own_flush(&self) -> bool {
+        self.has_bypassed_since(self.flushed().max(BEFORE))
     }
 
     /// The last epoch of which all writes are flushed, to ask
@@ -281,5 +289,16 @@ mod tests {
         assert!(traffic.may_fill(3, seen) && !traffic.needs_flush());
         traffic.keep_nothing_read();
         assert!(!traffic.may_fill(3, seen) && traffic.may_fill(3, traffic.see(3)));
+    }
+
+    #[test]
+    fn what_was_written_before_the_open_needs_a_flush_of_a_client_only() {
+        let traffic = Traffic::new();
+        assert!(traffic.needs_flush() && !traffic.needs_own_flush());
+        traffic.bypassed(Traffic::bucket(3));
+        assert!(traffic.needs_own_flush());
+        let epoch = traffic.flush_begins();
+        traffic.flush_succeeded(epoch);
+        assert!(!traffic.needs_own_flush() && !traffic.needs_flush());
     }
 }

@@ -89,6 +89,10 @@ impl Engine for LogEngine {
         Ok(Opened { tier: Arc::new(device), recovered })
     }
 
+    fn keeps_dirty(&self) -> bool {
+        true
+    }
+
     fn keeps_files(&self) -> bool {
         true
     }

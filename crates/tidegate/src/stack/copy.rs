@@ -36,11 +36,7 @@ impl Stack {
             return Err(BackingError::Unfit { url, reason }.into());
         }
         for tier in &self.tiers {
-            let not_destaged = |source| {
-                let (tier, pool) = (tier.state().name, self.description.pool.clone());
-                StackError::NotDestaged { tier, pool, source }
-            };
-            tier.destage().map_err(not_destaged)?;
+            tier.destage().map_err(|source| self.not_destaged(&**tier, source))?;
         }
         let shared = self.claim.as_ref().is_some_and(|it| ioctl_ficlone(copy, it.file()).is_ok());
         if !shared {

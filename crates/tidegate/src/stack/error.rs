@@ -87,6 +87,14 @@ pub enum StackError {
         /// Its engine.
         engine: &'static str,
     },
+    /// The engine holds nothing for a backing that a server could leave in it.
+    #[error("{pool} is a {engine} pool, --keep-dirty needs a cache or a log pool: leave it out")]
+    KeepsNothing {
+        /// The pool.
+        pool: String,
+        /// Its engine.
+        engine: &'static str,
+    },
     /// A DRAM tier was asked for before a pool with atomic flush.
     #[error(
         "--atomic-flush and --dram exclude each other: a DRAM tier writes back in its own order, leave one of them out"
@@ -120,6 +128,14 @@ pub enum StackError {
     NotDestaged {
         /// The tier.
         tier: String,
+        /// The pool.
+        pool: String,
+        /// Why.
+        source: DeviceError,
+    },
+    /// The pool cannot give up all that the backing has too.
+    #[error("{pool} cannot be purged: what the backing lacks stays in it")]
+    NotPurged {
         /// The pool.
         pool: String,
         /// Why.

@@ -6,6 +6,7 @@
 //! engine is added.
 
 mod claim;
+mod close;
 mod copy;
 mod description;
 mod error;

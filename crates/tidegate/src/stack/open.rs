@@ -2,11 +2,14 @@
 //!
 //! Invariants:
 //! 1. Tiers are drained from the top: what the upper one writes back, the lower one still takes.
-//! 2. The lock on the backing is held until the last tier is dropped.
+//! 2. The lock on the backing is held until the last tier is dropped, or where dirty pages are kept
+//!    until the process ends.
+//! 3. Counters grow in the tiers, and are subtracted from in one place ([`Stack::since_reset`]).
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -19,9 +22,9 @@ use crate::device::watch::{Notices, Watch};
 use crate::dram::{self, Policy, TierSpec};
 use crate::pmem::Region;
 use crate::pool::{BackingIdentity, Superblock};
-use crate::stats::{Collector, Metric, Reading, Unit};
+use crate::stats::{Baseline, Collector, Metric, Reading, Unit};
 use crate::tier::{
-    Backing, Engine, EngineError, Level, Line, Opening, Setting, SettingError, State, Tier, line,
+    Backing, Engine, EngineError, Line, Opening, Setting, SettingError, State, Tier, line,
 };
 
 /// What to open.
@@ -38,6 +41,8 @@ pub struct StackOptions {
     pub salvage: bool,
     /// What one flush covers is durable as a whole or not at all.
     pub atomic_flush: bool,
+    /// When the stack is [closed](Stack::close), what the pool holds for the backing stays in it.
+    pub keep_dirty: bool,
     /// The DRAM tier before the pool.
     pub dram: TierSpec,
     /// Delays each request to the pool: for tests and demonstrations.
@@ -57,6 +62,7 @@ impl StackOptions {
             force: false,
             salvage: false,
             atomic_flush: false,
+            keep_dirty: false,
             dram: TierSpec { policy: Policy::None, bytes: 0 },
             delays: None,
             notices: None,
@@ -100,7 +106,11 @@ pub struct Stack {
     /// What cannot be changed while the stack is open.
     fixed: Vec<Setting>,
     /// Keeps other programs from the backing.
-    pub(super) claim: Option<Claim>,
+    pub(super) claim: Option<Arc<Claim>>,
+    /// What the pool holds for the backing stays in it when the stack is closed.
+    pub(super) keep_dirty: bool,
+    /// What was counted before the last reset.
+    baseline: Mutex<Baseline>,
 }
 
 /// What a stack is and has counted; the keys are a contract with scripts.
@@ -139,6 +149,7 @@ impl Registry {
             force,
             salvage,
             atomic_flush,
+            keep_dirty,
             dram,
             delays,
             notices,
@@ -147,13 +158,17 @@ impl Registry {
         if atomic_flush {
             expect_atomic_flush(engine, dram, &region)?;
         }
+        if keep_dirty && !engine.keeps_dirty() {
+            return Err(StackError::KeepsNothing { pool: name(&region), engine: engine.name() });
+        }
         if url.is_some() && !engine.needs_backing() {
             return Err(StackError::NoBackingNeeded { pool: name(&region), engine: engine.name() });
         }
         let failed = |source| StackError::Engine { pool: name(&region), source };
         let header = engine.describe(&region).map_err(failed)?;
         let mut backing = url.as_ref().map(|url| url.open(&path)).transpose()?;
-        let claim = backing.as_mut().and_then(|backing| backing.guard.take()).map(Claim::new);
+        let lock = backing.as_mut().and_then(|backing| backing.guard.take());
+        let claim = lock.map(|lock| Arc::new(Claim::new(lock)));
         let identity = backing.as_ref().map(identity_of);
         let is_changed = match (&claim, &url) {
             (Some(claim), Some(url)) => is_changed(claim, url, &region, force)?,
@@ -165,7 +180,7 @@ impl Registry {
         let opening = Opening { region: region_too, backing, force, salvage, atomic_flush };
         let opened = engine.open(opening).map_err(failed)?;
         if let Some(identity) = identity {
-            remember(&region, &identity, claim.as_ref())?;
+            remember(&region, &identity, claim.as_deref())?;
         }
         let pmem = opened.tier;
         let top = dram::open(dram.policy, dram.bytes, delayed(&pmem, delays));
@@ -183,7 +198,17 @@ impl Registry {
         };
         let fixed = fixed_settings(engine, dram, url.as_ref());
         let tiers = vec![top, pmem];
-        Ok(Stack { tiers, backing: device, description, region, fixed, claim })
+        let baseline = Mutex::default();
+        Ok(Stack {
+            tiers,
+            backing: device,
+            description,
+            region,
+            fixed,
+            claim,
+            keep_dirty,
+            baseline,
+        })
     }
 
     /// The backing as engines see it.
@@ -306,37 +331,6 @@ impl Stack {
         &self.description
     }
 
-    /// Writes all that the tiers hold to the lowest one that keeps it, and stops their threads.
-    ///
-    /// # Errors
-    /// [`StackError::Lost`], [`StackError::Kept`]; another call tries again.
-    pub fn drain(&self) -> Result<()> {
-        let lowest = self.tiers.len() - 1;
-        for (level, tier) in self.tiers.iter().enumerate() {
-            let Err(source) = tier.drain() else { continue };
-            let state = tier.state();
-            // The tiers below say whether what this one passed on lasts. A flush of theirs may have
-            // failed only to report a write-back that has succeeded since (P5).
-            if level == lowest || state.pending_bytes > 0 {
-                return Err(self.not_drained(&state, source));
-            }
-        }
-        if let Some(claim) = &self.claim {
-            claim.flushed();
-        }
-        Ok(())
-    }
-
-    fn not_drained(&self, state: &State, source: crate::device::DeviceError) -> StackError {
-        let (tier, pool) = (state.name.clone(), self.description.pool.clone());
-        match state.level {
-            Level::Dram => {
-                StackError::Lost { pending_bytes: state.pending_bytes, tier, pool, source }
-            }
-            Level::Pmem => StackError::Kept { tier, pool, source },
-        }
-    }
-
     /// What the tiers say of themselves, for people, but for what the description says.
     pub fn tier_lines(&self) -> Vec<Line> {
         let described = self.description.lines();
@@ -344,7 +338,8 @@ impl Stack {
         lines.filter(|line| !described.contains(line)).collect()
     }
 
-    /// Adds the metrics of all tiers to `collector`, labelled with level and name.
+    /// Adds the metrics of all tiers to `collector`, labelled with level and name, from the opening
+    /// of the stack on.
     pub fn metrics(&self, collector: &mut Collector) {
         for tier in &self.tiers {
             let state = tier.state();
@@ -375,11 +370,37 @@ impl Stack {
         }
     }
 
-    /// What the stack is and has counted, with what `front_end` adds to the metrics.
+    /// What `readings`, of this stack or of its front end, count since the last
+    /// [reset](Self::reset).
+    pub fn since_reset(&self, readings: Vec<Reading>) -> Vec<Reading> {
+        self.baseline.lock().since(readings)
+    }
+
+    /// What the stack is and has counted since the last reset, with what `front_end` adds to the
+    /// metrics.
     pub fn stat(&self, front_end: impl FnOnce(&mut Collector)) -> Stat {
+        self.stat_with(self.since_reset(self.all_readings(front_end)))
+    }
+
+    /// As [`stat`](Self::stat); counters and histograms, those that `front_end` adds too, begin
+    /// with 0 again. Gauges stay.
+    pub fn reset(&self, front_end: impl FnOnce(&mut Collector)) -> Stat {
+        let mut baseline = self.baseline.lock();
+        let readings = self.all_readings(front_end);
+        let since = baseline.since(readings.clone());
+        *baseline = Baseline::of(readings);
+        drop(baseline);
+        self.stat_with(since)
+    }
+
+    fn all_readings(&self, front_end: impl FnOnce(&mut Collector)) -> Vec<Reading> {
         let mut collector = Collector::default();
         front_end(&mut collector);
         self.metrics(&mut collector);
+        collector.finish()
+    }
+
+    fn stat_with(&self, metrics: Vec<Reading>) -> Stat {
         let states: Vec<State> = self.tiers.iter().map(|tier| tier.state()).collect();
         let settings = self.settings();
         let changeable = settings.iter().filter(|it| it.fixed.is_none());
@@ -394,7 +415,7 @@ impl Stack {
         Stat {
             tiers: states.into_iter().map(|it| State { lines: Vec::new(), ..it }).collect(),
             settings,
-            metrics: collector.finish(),
+            metrics,
             ..stat
         }
     }

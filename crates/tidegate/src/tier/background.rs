@@ -279,11 +279,22 @@ impl Workers {
 
     /// Ends the threads, once each has finished its step.
     pub(crate) fn stop(&self) {
-        self.waker.running.store(false, Ordering::SeqCst);
-        self.waker.wake_all();
-        let threads = std::mem::take(&mut *self.threads.lock());
+        let threads = self.dismiss();
         // A worker may hold the last reference to its tier, and so be the one that stops it.
         threads.into_iter().filter(|it| !it.is_current()).for_each(Thread::join);
+    }
+
+    /// Tells the threads to end and does not wait for them: each ends after its step, or with the
+    /// process.
+    pub(crate) fn abandon(&self) {
+        drop(self.dismiss());
+    }
+
+    /// Tells the threads to end.
+    fn dismiss(&self) -> Vec<Thread> {
+        self.waker.running.store(false, Ordering::SeqCst);
+        self.waker.wake_all();
+        std::mem::take(&mut *self.threads.lock())
     }
 }
 
@@ -409,6 +420,38 @@ mod tests {
         // Else this would not return.
         waker.sleep_idle(&Courier { inbox, outbox, when_empty: Step::IDLE }, Some(now_ns() + 1));
         assert_eq!(waker.awake(), 1);
+    }
+
+    /// A worker in the middle of its step is not waited for, and an idle one is woken to end.
+    #[test]
+    fn workers_that_are_abandoned_end_by_themselves() {
+        struct Blocked(Sender<()>, Receiver<()>);
+        impl Work for Blocked {
+            fn step(&mut self) -> Step {
+                self.0.send(()).unwrap();
+                // Until the test drops the other end.
+                let _ = self.1.recv();
+                Step::IDLE
+            }
+            fn has_work(&self) -> bool {
+                false
+            }
+        }
+        let (waker, (begun, has_begun)) = (Arc::new(Waker::new(1)), channel());
+        let (end, ends) = channel();
+        let workers =
+            Workers::start("blocked", Arc::clone(&waker), [Blocked(begun, ends)]).unwrap();
+        has_begun.recv().unwrap();
+        workers.abandon();
+        assert!(!waker.is_running());
+        drop(workers);
+        assert_eq!(waker.awake(), 1, "it is in its step");
+        drop(end);
+        waker.await_gate(|gate| gate.awake == 0);
+        let office = office(2, Step::IDLE);
+        office.waker.await_all_idle();
+        office.workers.abandon();
+        office.waker.await_gate(|gate| gate.awake + gate.idle == 0);
     }
 
     #[test]

@@ -69,6 +69,11 @@ pub trait Engine: Sync {
         false
     }
 
+    /// A server of the engine's pools can end and leave what they hold for the backing in them.
+    fn keeps_dirty(&self) -> bool {
+        false
+    }
+
     /// The engine's pools keep pages that the backing has too, which can be given up.
     fn has_clean_pages(&self) -> bool {
         false

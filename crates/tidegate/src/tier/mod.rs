@@ -48,6 +48,14 @@ pub trait Tier: BlockDevice {
     /// tries again.
     fn drain(&self) -> Result<()>;
 
+    /// Destages nothing more, but where a write needs the space: ends the tier's threads and does
+    /// not wait for them. What the tier holds stays in it, and a flush ends in the tier as far as
+    /// the tier keeps what it acknowledged. No request is under way, and those that come are of
+    /// the tier above, which is drained.
+    ///
+    /// Only where the engine [keeps what is dirty](Engine::keeps_dirty); other tiers go on.
+    fn stop_destaging(&self) {}
+
     /// Writes all that the tier holds to the tier below, and then gives up all that the tier below
     /// has too. Requests go on meanwhile: what they write or read anew may stay.
     ///

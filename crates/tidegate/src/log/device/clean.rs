@@ -57,6 +57,12 @@ impl Core {
         self.log.head() != defined_end || self.log.tail() < self.defined_at()
     }
 
+    /// The log has changes that the backing may not have. A log that was just opened has a record
+    /// that is none: the definition of the device.
+    pub(super) fn has_changes(&self) -> bool {
+        self.has_work() && self.index.touches(&(0..self.geometry.blocks), self.log.tail())
+    }
+
     fn defined_at(&self) -> u64 {
         super::table::entry(&self.log.control, self.file.index).defined_at().load(Ordering::Acquire)
     }

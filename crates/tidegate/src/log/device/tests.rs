@@ -96,6 +96,48 @@ fn a_write_costs_one_fence_and_is_there_after_reopening() {
     assert_eq!(device.core.log.pool().session().unwrap(), Some(NO_BOOT));
 }
 
+/// A log that keeps its records at its end waits for no cleaner, and asks the backing for nothing.
+#[test]
+fn a_log_that_stops_destaging_keeps_its_records() {
+    let (region, below) = (region(), Arc::new(Fault::new(backing(), 1)));
+    let options = LogDeviceOptions { clean_from_bytes: Some(0), ..LogDeviceOptions::default() };
+    let device = try_open(&region, &below, 1, options).unwrap();
+    below.add(Rule::new(&[Op::Write], When::Always, Effect::Hang));
+    write(&device, 3, 7).unwrap();
+    below.wait_until_hung(1);
+    device.stop_destaging();
+    write(&device, 4, 8).unwrap();
+    device.flush().unwrap();
+    assert!(device.state().pending_bytes > 0);
+    drop(device);
+    // The thread that hangs has the region still.
+    let mut image = vec![0; usize::try_from(POOL_BYTES).unwrap()];
+    region.read(0, &mut image).unwrap();
+    let copy = Arc::new(Region::anonymous(POOL_BYTES).unwrap());
+    copy.write(0, &image).unwrap();
+    below.heal();
+    below.release();
+    let device = open(&copy, &backing());
+    assert_eq!((device.recovered().records, read(&device, 3), read(&device, 4)), (2, 7, 8));
+}
+
+#[test]
+fn what_a_log_has_for_the_backing_is_pending_from_its_first_change_on() {
+    let (region, backing) = (region(), backing());
+    let device = open(&region, &backing);
+    assert_eq!(device.state().pending_bytes, 0);
+    device.discard(0, 4096).unwrap();
+    assert!(device.state().pending_bytes > 0);
+    device.drain().unwrap();
+    assert_eq!(device.state().pending_bytes, 0);
+    drop(device);
+    let device = open(&region, &backing);
+    assert!(device.fill_bytes().0 > 0, "the definition of the device");
+    assert_eq!(device.state().pending_bytes, 0);
+    write(&device, 3, 7).unwrap();
+    assert!(device.state().pending_bytes > 0);
+}
+
 #[test]
 fn a_hot_block_reaches_the_backing_once() {
     let below = Arc::new(Fault::new(backing(), 1));

@@ -73,7 +73,7 @@ impl Tier for LogDevice {
         State {
             level: Level::Pmem,
             name: "log".into(),
-            pending_bytes: if self.core.has_work() { used_bytes } else { 0 },
+            pending_bytes: if self.core.has_changes() { used_bytes } else { 0 },
             lines: vec![line("log", used)],
             details: json!({
                 "ring_bytes": ring_bytes,
@@ -88,6 +88,12 @@ impl Tier for LogDevice {
         self.stop_thread();
         self.destage()?;
         Ok(self.core.log.pool().set_session(CLOSED)?)
+    }
+
+    fn stop_destaging(&self) {
+        self.workers.abandon();
+        self.core.end_blocking(self);
+        self.core.log.announce_space();
     }
 
     fn destage(&self) -> Result<()> {

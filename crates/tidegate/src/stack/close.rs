@@ -1,0 +1,99 @@
+//! The end of an open stack: all that the tiers hold goes to the lowest one, and from there to the
+//! backing, or stays in the pool.
+
+use std::sync::Arc;
+
+use super::{Result, Stack, StackError};
+use crate::device::DeviceError;
+use crate::tier::{Level, Purged, State, Tier};
+
+impl Stack {
+    /// Writes all that the tiers hold to the lowest one that keeps it, and stops their threads.
+    ///
+    /// # Errors
+    /// [`StackError::Lost`], [`StackError::Kept`]; another call tries again.
+    pub fn drain(&self) -> Result<()> {
+        let (lowest, upper) = self.lowest_and_upper();
+        self.drain_upper(upper)?;
+        lowest.drain().map_err(|source| self.not_drained(&lowest.state(), source))?;
+        if let Some(claim) = &self.claim {
+            claim.flushed();
+        }
+        Ok(())
+    }
+
+    /// Ends the work of all tiers, once no request is under way. Drains them, or where
+    /// [`keep_dirty`](super::StackOptions::keep_dirty) asked for that leaves what the pool holds
+    /// for the backing in it: then the tiers above the pool are drained into it, and no thread
+    /// that works for the backing is waited for.
+    ///
+    /// # Errors
+    /// As for [`drain`](Self::drain).
+    pub fn close(&self) -> Result<()> {
+        if self.keep_dirty { self.keep() } else { self.drain() }
+    }
+
+    fn keep(&self) -> Result<()> {
+        let (lowest, upper) = self.lowest_and_upper();
+        // A thread may still write to the backing: no other server takes that before it ends.
+        std::mem::forget(self.claim.clone());
+        lowest.stop_destaging();
+        self.drain_upper(upper)?;
+        // Commits what the tier has not committed, and flushes the backing only where that got
+        // writes of clients.
+        lowest.flush().map_err(|source| self.not_drained(&lowest.state(), source))
+    }
+
+    /// Bytes that the pool holds and the backing lacks, where the pool kept them when the stack was
+    /// [closed](Self::close).
+    pub fn kept_bytes(&self) -> Option<u64> {
+        let (lowest, _) = self.lowest_and_upper();
+        self.keep_dirty.then(|| lowest.state().pending_bytes)
+    }
+
+    /// Writes all that the tiers hold to the backing, and has the pool give up what the backing has
+    /// too. Requests go on meanwhile: what they write or read anew may stay.
+    ///
+    /// # Errors
+    /// [`StackError::NotDestaged`]: a tier above the pool failed; [`StackError::NotPurged`].
+    pub fn purge(&self) -> Result<Purged> {
+        let (lowest, upper) = self.lowest_and_upper();
+        for tier in upper {
+            tier.destage().map_err(|source| self.not_destaged(&**tier, source))?;
+        }
+        let pool = || self.description.pool.clone();
+        lowest.purge().map_err(|source| StackError::NotPurged { pool: pool(), source })
+    }
+
+    fn lowest_and_upper(&self) -> (&Arc<dyn Tier>, &[Arc<dyn Tier>]) {
+        self.tiers.split_last().expect("a stack has the pool's tier")
+    }
+
+    fn drain_upper(&self, upper: &[Arc<dyn Tier>]) -> Result<()> {
+        for tier in upper {
+            let Err(source) = tier.drain() else { continue };
+            let state = tier.state();
+            // The tiers below say whether what this one passed on lasts. A flush of theirs may have
+            // failed only to report a write-back that has succeeded since (P5).
+            if state.pending_bytes > 0 {
+                return Err(self.not_drained(&state, source));
+            }
+        }
+        Ok(())
+    }
+
+    fn not_drained(&self, state: &State, source: DeviceError) -> StackError {
+        let (tier, pool) = (state.name.clone(), self.description.pool.clone());
+        match state.level {
+            Level::Dram => {
+                StackError::Lost { pending_bytes: state.pending_bytes, tier, pool, source }
+            }
+            Level::Pmem => StackError::Kept { tier, pool, source },
+        }
+    }
+
+    pub(super) fn not_destaged(&self, tier: &dyn Tier, source: DeviceError) -> StackError {
+        let (tier, pool) = (tier.state().name, self.description.pool.clone());
+        StackError::NotDestaged { tier, pool, source }
+    }
+}
