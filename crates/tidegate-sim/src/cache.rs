@@ -28,11 +28,12 @@ use tidegate::device::{BlockDevice, Geometry, Result as DeviceResult, WriteFlags
 use tidegate::pmem::Region;
 use tidegate::pool::Superblock;
 use tidegate::stats::{Collector, Value};
-use tidegate::tier::Tier;
 use tidegate::tier::background::{Step, Work};
+use tidegate::tier::{Purged, Tier};
 use uuid::Uuid;
 
 use crate::context;
+use crate::counted::{Counted, Requests};
 use crate::log::text;
 use crate::similar::Similar;
 use crate::subject::{Alive, Subject};
@@ -73,11 +74,15 @@ pub enum Change {
     Classes,
     /// The size of the pool.
     Size,
+    /// The pages in the cache: a purge gave some up.
+    Purge,
+    /// The pages in the cache, while no request was under way: the purge gave all of them up.
+    QuietPurge,
 }
 
 /// How often the background changed something, by [`Change`].
 #[derive(Debug, Default)]
-struct Changes([AtomicU64; 3]);
+struct Changes([AtomicU64; 5]);
 
 impl Changes {
     fn count(&self, change: Change) {
@@ -109,6 +114,8 @@ pub struct CacheSubject {
     tables: &'static [&'static str],
     /// Numbers of slots that the background gives the pool in turn.
     sizes: &'static [u64],
+    /// The background purges the cache in turn.
+    purges: bool,
     changes: Arc<Changes>,
     /// Devices of the life that is run.
     living: Mutex<Vec<Weak<CacheDevice>>>,
@@ -135,6 +142,7 @@ impl CacheSubject {
             by_content: false,
             tables: &[],
             sizes: &[],
+            purges: false,
             changes: Arc::default(),
             living: Mutex::default(),
             atomic_lives: AtomicU64::new(0),
@@ -221,6 +229,14 @@ impl CacheSubject {
     #[must_use]
     pub fn with_sizes(self, sizes: &'static [u64]) -> Self {
         Self { sizes, ..self }
+    }
+
+    /// A device whose background purges the cache in turn. A purge beside which no request is under
+    /// way has to leave the cache empty, but with atomic flush, or the background ends with a
+    /// panic.
+    #[must_use]
+    pub fn with_purges(self) -> Self {
+        Self { purges: true, ..self }
     }
 
     fn backing_bytes(&self) -> u64 {
@@ -344,15 +360,17 @@ impl Subject for CacheSubject {
         living.retain(|device| device.strong_count() > 0);
         living.push(Arc::downgrade(&device));
         drop(living);
+        let requests = Arc::<Requests>::default();
         let background = |_| -> Box<dyn Work> {
             let (device, modes, tables) = (Arc::clone(&device), self.modes, self.tables);
             let changes = Arc::clone(&self.changes);
             let sizes = self.sizes.iter().map(|slots| self.pool_bytes(*slots)).collect();
             let work = device.background();
-            Box::new(Background { work, device, modes, tables, sizes, steps: 0, changes })
+            let purges = self.purges.then(|| Arc::clone(&requests));
+            Box::new(Background { work, device, modes, tables, sizes, purges, steps: 0, changes })
         };
         let background = (0..self.background).map(background).collect();
-        Ok(Alive { device: self.seen(device), background })
+        Ok(Alive { device: Arc::new(Counted { inner: self.seen(device), requests }), background })
     }
 
     fn background_threads(&self) -> usize {
@@ -423,7 +441,7 @@ fn early_commits_of(device: &CacheDevice) -> u64 {
     }
 }
 
-/// Background work that also changes the mode, the IO classes and the size.
+/// Background work that also changes the mode, the IO classes and the size, and purges the cache.
 struct Background<W> {
     device: Arc<CacheDevice>,
     work: W,
@@ -431,6 +449,8 @@ struct Background<W> {
     tables: &'static [&'static str],
     /// Of the pool, in bytes.
     sizes: Vec<u64>,
+    /// Requests beside which the cache is purged, where it is.
+    purges: Option<Arc<Requests>>,
     steps: usize,
     changes: Arc<Changes>,
 }
@@ -466,6 +486,32 @@ impl<W> Background<W> {
         context::set_resizing(false);
         self.note(Change::Size, &resized)
     }
+
+    /// Purges the cache, first before anything is cleaned. False: it was refused.
+    fn purge(&self) -> bool {
+        let Some(requests) = &self.purges else { return true };
+        if self.steps % STEPS_OF_A_MODE != 1 {
+            return true;
+        }
+        let before = requests.quiet_after();
+        context::set_purging(true);
+        let purged = Tier::purge(&*self.device);
+        context::set_purging(false);
+        let Ok(Purged { freed_bytes, left_bytes }) = purged else { return false };
+        let is_quiet = before.is_some() && requests.quiet_after() == before;
+        if is_quiet && !self.has_atomic_flush() {
+            assert_eq!(left_bytes, 0, "a purge beside no request leaves no page");
+            self.changes.count(Change::QuietPurge);
+        }
+        if freed_bytes > 0 {
+            self.changes.count(Change::Purge);
+        }
+        true
+    }
+
+    fn has_atomic_flush(&self) -> bool {
+        self.device.state().details["atomic_flush"] == true
+    }
 }
 
 impl<W: Work> Work for Background<W> {
@@ -474,7 +520,7 @@ impl<W: Work> Work for Background<W> {
         let turn = self.steps / STEPS_OF_A_MODE;
         let mode = self.modes[turn % self.modes.len()];
         // The region takes all stores here.
-        if self.set_mode(mode) && self.set_classes(turn) && self.resize() {
+        if self.set_mode(mode) && self.set_classes(turn) && self.resize() && self.purge() {
             self.work.step()
         } else {
             Step::Stop

@@ -11,6 +11,7 @@ thread_local! {
     static ORDINAL: Cell<usize> = const { Cell::new(0) };
     static LBA: Cell<Option<u64>> = const { Cell::new(None) };
     static RESIZING: Cell<bool> = const { Cell::new(false) };
+    static PURGING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Thread number used for events of threads that are not simulated (setup and recovery).
@@ -52,6 +53,16 @@ pub(crate) fn set_resizing(is_resizing: bool) {
 /// The caller changes the size of a pool.
 pub(crate) fn is_resizing() -> bool {
     RESIZING.get()
+}
+
+/// The caller purges a cache from now on, or does not any more.
+pub(crate) fn set_purging(is_purging: bool) {
+    PURGING.set(is_purging);
+}
+
+/// The caller purges a cache.
+pub(crate) fn is_purging() -> bool {
+    PURGING.get()
 }
 
 /// The thread number that engines see: they choose lanes by it.

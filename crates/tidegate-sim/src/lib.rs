@@ -19,6 +19,7 @@
 
 pub mod cache;
 mod context;
+mod counted;
 mod cuts;
 pub mod explore;
 mod files;

@@ -86,6 +86,9 @@ pub enum Mutation {
     /// Leave out all that a cache stores while its size changes, but for the superblock: new slots
     /// are used before their headers are free, and slots that leave before their pages have.
     ResizeAlone,
+    /// Leave out the write-back of the backing while a cache is purged, until the purge is done:
+    /// pages are given up before the backing is flushed.
+    PurgeBeforeFlush,
 }
 
 /// Lines of a block of 512 bytes.
@@ -115,6 +118,8 @@ struct Progress {
     headers: usize,
     /// Headers that are stored after the next fence.
     late: Vec<(u64, [u8; 64])>,
+    /// The write-back of the backing that was left out, offset and length.
+    late_write_back: Option<(u64, u64)>,
 }
 
 /// An observer that spoils what it passes on.
@@ -146,7 +151,8 @@ impl Mutant {
             Mutation::DropFence(_)
             | Mutation::MergeVoids
             | Mutation::DropVoidWriteBack
-            | Mutation::ResizeAlone => {}
+            | Mutation::ResizeAlone
+            | Mutation::PurgeBeforeFlush => {}
             Mutation::DeadBeforeFence
             | Mutation::DeadBeforeCommit
             | Mutation::EarlyCommit
@@ -194,8 +200,12 @@ impl Mutant {
         context::lba().is_some_and(|lba| entry(lba) / 64 == offset / 64)
     }
 
-    fn drops_write_back(&self, offset: u64, progress: &mut Progress) -> bool {
+    fn drops_write_back(&self, offset: u64, len: u64, progress: &mut Progress) -> bool {
         match self.mutation {
+            Mutation::PurgeBeforeFlush if offset == BACKING_OFFSET && context::is_purging() => {
+                progress.late_write_back = Some((offset, len));
+                true
+            }
             Mutation::DropMapWriteBack => self.in_map(offset) && self.in_own_line(offset),
             Mutation::DropPreviousMapWriteBack => self.in_map(offset) && !self.in_own_line(offset),
             Mutation::DropFlogWriteBack(number) if self.in_flog(offset) => {
@@ -447,6 +457,16 @@ impl Mutant {
         }
     }
 
+    /// Flushes the backing as a purge should have done that is over now.
+    fn flush_late(&self) {
+        let is_over = !context::is_purging();
+        let late = self.ask(|progress| progress.late_write_back.take_if(|_| is_over));
+        if let Some((offset, len)) = late {
+            self.inner.write_back(offset, len);
+            self.inner.fence();
+        }
+    }
+
     fn void(&self, headers: &[u64]) {
         for offset in headers {
             self.inner.store(*offset, &[0; 8], true);
@@ -463,6 +483,7 @@ impl Mutant {
 
 impl Observer for Mutant {
     fn store(&self, offset: u64, data: &[u8], non_temporal: bool) {
+        self.flush_late();
         let is_superblock = data.starts_with(b"TIDEGATE");
         if self.mutation == Mutation::ResizeAlone && context::is_resizing() && !is_superblock {
             return;
@@ -502,7 +523,7 @@ impl Observer for Mutant {
     }
 
     fn write_back(&self, offset: u64, len: u64) {
-        if !self.ask(|progress| self.drops_write_back(offset, progress)) {
+        if !self.ask(|progress| self.drops_write_back(offset, len, progress)) {
             self.inner.write_back(offset, len);
         }
     }

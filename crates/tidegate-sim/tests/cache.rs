@@ -485,6 +485,125 @@ fn p1_where_pages_leave_a_pool_before_the_backing_is_flushed() {
     assert!(matches!(found, Promise::P1Durable | Promise::P2Atomic), "{found:?}");
 }
 
+/// A pool with slots for all pages, so that they leave by the purge alone.
+fn purged(modes: &'static [Mode], fault: CacheFault) -> CacheSubject {
+    CacheSubject::new(BLOCKS, 2 * BLOCKS, modes, fault).with_background().with_purges()
+}
+
+#[test]
+fn p1_p2_p3_a_cache_that_is_purged_beside_requests_sampled() {
+    let name = "p1_p2_p3_a_cache_that_is_purged_beside_requests_sampled";
+    let mixture = Mix { reads_pct: 40, ..TWO_WRITERS };
+    for modes in [WB, DURABLE] {
+        let subject = || purged(modes, CacheFault::None);
+        seeded_with_changes(name, 12, &[Change::Purge], subject, |subject, seed| {
+            random_history(subject, mixture, seed, None)
+        });
+    }
+    let subject =
+        || CacheSubject::new(BLOCKS, SLOTS, WB, CacheFault::None).with_background().with_purges();
+    seeded_with_changes(name, 12, &[Change::Purge], subject, |subject, seed| {
+        random_history(subject, mixture, seed, None)
+    });
+}
+
+#[test]
+fn p3_p4_a_cache_that_is_purged_beside_writes_around_it_sampled() {
+    let subject = || purged(&Mode::ALL, CacheFault::None);
+    let name = "p3_p4_a_cache_that_is_purged_beside_writes_around_it_sampled";
+    seeded_with_changes(name, 12, &[Change::Purge, Change::Mode], subject, |subject, seed| {
+        random_history(subject, TWO_WRITERS, seed, None)
+    });
+}
+
+#[test]
+fn p1_p2_p3_records_in_a_cache_that_is_purged_sampled() {
+    for backing in [512, 4096] {
+        let subject = || small(SLOTS_WITH_BASES, WB, backing).with_background().with_purges();
+        let name = "p1_p2_p3_records_in_a_cache_that_is_purged_sampled";
+        seeded_with_changes(name, 10, &[Change::Purge], subject, |subject, seed| {
+            small_history(subject, Mix { threads: 2, ops: 6, ..PAGES_AND_PARTS }, seed, None)
+        });
+    }
+}
+
+/// Clusters that reads fill, in a cache that is purged meanwhile.
+#[test]
+fn p1_p2_p3_clusters_in_a_cache_that_is_purged_sampled() {
+    let subject = || purged(WB, CacheFault::None).with_line_bytes(LINE_BYTES);
+    let name = "p1_p2_p3_clusters_in_a_cache_that_is_purged_sampled";
+    seeded_with_changes(name, 10, &[Change::Purge], subject, |subject, seed| {
+        random_history(subject, Mix { reads_pct: 50, ..TWO_WRITERS }, seed, None)
+    });
+}
+
+/// The pages of a group stay until its commit, and so do the versions that they replace.
+#[test]
+fn p2_p3_flushes_beside_purges_sampled() {
+    let subject = || atomic(AMPLE_SLOTS).with_background().with_purges();
+    let name = "p2_p3_flushes_beside_purges_sampled";
+    seeded_with_changes(name, 12, &[Change::Purge], subject, |subject, seed| {
+        random_history(subject, FLUSHERS, seed, None)
+    });
+}
+
+/// The budget of the planted bugs of a purge, first failure first: all subsets of the stores of
+/// purges beside one write, then samples.
+fn hunt_purges(
+    fault: CacheFault,
+    mutation: Option<Mutation>,
+) -> (CacheSubject, Result<Stats, Failure>) {
+    let subject = purged(WB, fault);
+    let hunt = || {
+        let mut total = exhaustive_with(&subject, &one_writer(1), 0, mutation)?;
+        for seed in 0..4 {
+            total += random_history(&subject, TWO_WRITERS, seed, mutation)?;
+        }
+        Ok(total)
+    };
+    let result = hunt();
+    (subject, result)
+}
+
+fn caught_in_purges(fault: CacheFault, mutation: Option<Mutation>) -> Promise {
+    match hunt_purges(fault, mutation).1 {
+        Ok(stats) => panic!("{fault:?} {mutation:?} went unnoticed: {stats}"),
+        Err(failure) => {
+            println!("{fault:?} {mutation:?}\n{failure}");
+            failure.verdict.promise
+        }
+    }
+}
+
+/// Purges beside which no request is under way leave the cache empty, or the background ends.
+#[test]
+fn without_a_bug_the_budget_of_purges_finds_nothing() {
+    let (subject, result) = hunt_purges(CacheFault::None, None);
+    let stats = result.unwrap_or_else(|failure| panic!("{failure}"));
+    let [all, quiet] = [Change::Purge, Change::QuietPurge].map(|it| subject.changes(it));
+    println!("control: {stats}, {all} purges, {quiet} beside no request");
+    assert!(all > 0 && quiet > 0, "{all} purges, {quiet} beside no request");
+}
+
+#[test]
+fn p1_where_a_purge_gives_a_page_up_before_the_backing_is_flushed() {
+    let found = caught_in_purges(CacheFault::None, Some(Mutation::PurgeBeforeFlush));
+    assert!(matches!(found, Promise::P1Durable | Promise::P2Atomic), "{found:?}");
+}
+
+#[test]
+fn p1_where_pages_leave_a_purged_cache_though_the_backing_is_not_flushed() {
+    let found = caught_in_purges(CacheFault::NoBackingFlush, None);
+    assert!(matches!(found, Promise::P1Durable | Promise::P2Atomic), "{found:?}");
+}
+
+/// As in eviction, of whose code a purge is made.
+#[test]
+fn p1_where_a_purge_voids_the_newest_version_before_the_older_ones() {
+    let found = caught_in_purges(CacheFault::None, Some(Mutation::MergeVoids));
+    assert!(matches!(found, Promise::P1Durable | Promise::P2Atomic), "{found:?}");
+}
+
 #[test]
 fn p2_a_flush_is_atomic_all_subsets() {
     atomic_exhaustive("p2_a_flush_is_atomic_all_subsets", &groups(), 0);
