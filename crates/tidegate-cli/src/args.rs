@@ -281,10 +281,12 @@ pub(crate) struct CheckArgs {
   tidegate serve /mnt/pmem/pool --nbd tcp:127.0.0.1:10809 --read-only
   tidegate serve /mnt/pmem/pool --nbd unix:/run/pool.sock --dram transit:512M
   tidegate serve /mnt/pmem/log --nbd unix:/run/tidegate.sock --backing /srv/img
+  tidegate serve /mnt/pmem/cache --nbd unix:/run/c.sock --backing /srv/img --keep-dirty
   tidegate serve --config /etc/tidegate/tidegate.toml
 
 The last line printed at start is `ready`; clients may connect from then on. SIGTERM and SIGINT \
-stop the server after it has finished what it accepted and written the DRAM tier back.")]
+stop the server after it has finished what it accepted, written the DRAM tier back, and written \
+what a log or a cache has for the backing to that, unless --keep-dirty is given.")]
 pub(crate) struct ServeArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL", required_unless_present = "config")]
@@ -322,6 +324,11 @@ pub(crate) struct ServeArgs {
     /// flush
     #[arg(long)]
     pub(crate) atomic_flush: bool,
+    /// With a log or cache pool: leave what the backing lacks in the pool when the server is
+    /// stopped, which then waits for no write to the backing. All that was acknowledged is durable;
+    /// `tidegate flush` writes it to the backing
+    #[arg(long)]
+    pub(crate) keep_dirty: bool,
     /// Destage what the pool holds for another backing to this one: for a copy, or a disk that
     /// changed its name. Also use a backing that holds a pool, which is lost. Without a backing:
     /// write to a pool also where `check` finds that one write may destroy another block
@@ -518,11 +525,16 @@ pub(crate) struct RecoverArgs {
 /// Arguments of `tidegate flush`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  tidegate flush /mnt/pmem/app.pool")]
+  tidegate flush /mnt/pmem/app.pool
+  tidegate flush /mnt/pmem/cache --purge")]
 pub(crate) struct FlushArgs {
     /// The log or cache pool's file or devdax device
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
+    /// Of a cache pool: give up all pages afterwards, so that the cache is empty. Pages that
+    /// clients write or read meanwhile may stay
+    #[arg(long)]
+    pub(crate) purge: bool,
 }
 
 /// Arguments of `tidegate stat`.
@@ -530,6 +542,7 @@ pub(crate) struct FlushArgs {
 #[command(after_help = "Examples:
   tidegate stat /mnt/pmem/pool
   tidegate stat /mnt/pmem/pool --json | jq '.metrics[] | {name, value}'
+  tidegate stat /mnt/pmem/pool --reset
   tidegate stat /mnt/pmem/app.pool --json | jq .fsyncs_skipped")]
 pub(crate) struct StatArgs {
     /// The pool, or the socket of the server or supervisor that has it open
@@ -538,6 +551,9 @@ pub(crate) struct StatArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    /// Of a served pool: have counters and latencies begin with 0 again, once they are printed
+    #[arg(long)]
+    pub(crate) reset: bool,
 }
 
 /// Arguments of `tidegate snapshot`.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tidegate::stack::{Stack, Stat};
 use tidegate::stats::{Collector, Metric, Reading, Unit};
+use tidegate::tier::Purged;
 use tidegate_serve::control::{Asked, ControlServer, Reply, Request, ask};
 use tidegate_serve::metrics::MetricsServer;
 use tidegate_serve::nbd::{ListenAddress, Statistics, StatisticsSource};
@@ -104,25 +105,33 @@ pub(crate) fn show_metrics(address: &ListenAddress, served: &[Served]) -> Result
     Ok(MetricsServer::start(address, move || readings(&served))?)
 }
 
-/// What all `served` pools counted, each labelled with the name of its export if that has one.
+/// What all `served` pools counted since their resets, each labelled with the name of its export if
+/// that has one.
 fn readings(served: &[Served]) -> Vec<Reading> {
     let mut collector = Collector::default();
-    if let Some(first) = served.first() {
-        in_front_end(&mut collector, |collector| {
-            collect_connections(&first.statistics.snapshot(), collector);
-        });
-    }
+    collector.extend(connections(served));
     for Served { export, stack, statistics, .. } in served {
-        let collect = |collector: &mut Collector| {
-            in_front_end(collector, |it| collect_requests(&statistics.snapshot(), it));
-            stack.metrics(collector);
-        };
+        let mut own = Collector::default();
+        in_front_end(&mut own, |it| collect_requests(&statistics.snapshot(), it));
+        stack.metrics(&mut own);
+        let own = stack.since_reset(own.finish());
         match export.as_str() {
-            "" => collect(&mut collector),
-            name => collector.labelled("export", name, collect),
+            "" => collector.extend(own),
+            name => collector.labelled("export", name, |it| it.extend(own)),
         }
     }
     collector.finish()
+}
+
+/// What was counted of connections. Those of several pools are their server's, and begin with it.
+fn connections(served: &[Served]) -> Vec<Reading> {
+    let Some(first) = served.first() else { return Vec::new() };
+    let mut collector = Collector::default();
+    in_front_end(&mut collector, |it| collect_connections(&first.statistics.snapshot(), it));
+    match served {
+        [only] => only.stack.since_reset(collector.finish()),
+        _ => collector.finish(),
+    }
 }
 
 fn in_front_end(collector: &mut Collector, collect: impl FnOnce(&mut Collector)) {
@@ -133,21 +142,30 @@ fn in_front_end(collector: &mut Collector, collect: impl FnOnce(&mut Collector))
 
 fn answer(request: &Request, served: &Served) -> Reply {
     match request {
-        Request::Stat => Reply::Stat { stat: Box::new(stat(served)) },
+        Request::Stat => Reply::Stat { stat: Box::new(served.stack.stat(front_end(served))) },
+        Request::Reset => Reply::Stat { stat: Box::new(served.stack.reset(front_end(served))) },
         Request::Set { settings } => set(&served.stack, settings),
+        Request::Purge => purge(&served.stack),
         Request::Snapshot { file } => snapshot(&served.source, file),
     }
 }
 
-/// What the stack is, and what it and the front end counted.
-fn stat(served: &Served) -> Stat {
+/// Adds what the front end counted.
+fn front_end(served: &Served) -> impl FnOnce(&mut Collector) {
     let found = served.statistics.snapshot();
-    served.stack.stat(|collector| {
+    move |collector| {
         in_front_end(collector, |collector| {
             collect_connections(&found, collector);
             collect_requests(&found, collector);
         });
-    })
+    }
+}
+
+fn purge(stack: &Stack) -> Reply {
+    match stack.purge() {
+        Ok(Purged { freed_bytes, left_bytes }) => Reply::Purged { freed_bytes, left_bytes },
+        Err(error) => Reply::Failed { message: format!("{:#}", anyhow::Error::from(error)) },
+    }
 }
 
 fn snapshot(source: &Source, file: &Path) -> Reply {
@@ -215,9 +233,48 @@ pub(crate) enum Answer<T> {
 /// # Errors
 /// It does not answer, or refuses.
 pub(crate) fn stat_at(socket: &Path) -> Result<Answer<Stat>> {
-    Ok(match request(socket, socket, &Request::Stat)? {
+    statistics_at(socket, &Request::Stat)
+}
+
+fn statistics_at(socket: &Path, asked: &Request) -> Result<Answer<Stat>> {
+    Ok(match request(socket, socket, asked)? {
         Answer::Of(Reply::Stat { stat }) => Answer::Of(*stat),
         Answer::Of(_) => bail!("{}: the server gave an answer of another kind", socket.display()),
+        Answer::Nobody => Answer::Nobody,
+        Answer::Supervisor => Answer::Supervisor,
+    })
+}
+
+/// Has the server that listens at `target`, or serves the pool there, count anew. Returns what it
+/// counted until then.
+///
+/// # Errors
+/// No server has it open, or it refuses.
+pub(crate) fn reset_at(target: &Path) -> Result<Stat> {
+    let socket = if is_socket(target) { target.to_owned() } else { socket_of(target)? };
+    let shown = target.display();
+    match statistics_at(&socket, &Request::Reset)? {
+        Answer::Of(stat) => Ok(stat),
+        Answer::Nobody => {
+            bail!("{shown} is not served: counters are a server's, which begins with 0")
+        }
+        Answer::Supervisor => {
+            bail!("{shown} is of a supervisor of `tidegate run`: its counters begin with it")
+        }
+    }
+}
+
+/// Has the server of the pool at `pool` write all that it holds to the backing, and give it up.
+/// Nobody: it has none.
+///
+/// # Errors
+/// The server does not answer, or the backing or the memory failed.
+pub(crate) fn purge_of(pool: &Path) -> Result<Answer<Purged>> {
+    Ok(match request(pool, &socket_of(pool)?, &Request::Purge)? {
+        Answer::Of(Reply::Purged { freed_bytes, left_bytes }) => {
+            Answer::Of(Purged { freed_bytes, left_bytes })
+        }
+        Answer::Of(_) => bail!("{}: the server gave an answer of another kind", pool.display()),
         Answer::Nobody => Answer::Nobody,
         Answer::Supervisor => Answer::Supervisor,
     })

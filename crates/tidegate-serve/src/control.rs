@@ -1,5 +1,5 @@
-//! The control socket of a server: its owner reads what the stack has counted, and changes
-//! settings.
+//! The control socket of a server: its owner reads what the stack has counted, has it count anew,
+//! changes settings, empties a cache, and copies a pool.
 //!
 //! A client sends one request, a JSON object in a line, and is sent one reply, a JSON object in a
 //! line.
@@ -38,6 +38,10 @@ pub enum Request {
         /// Keys and new values.
         settings: Vec<(String, String)>,
     },
+    /// What is the stack, and what has it counted? Counters and histograms begin with 0 again.
+    Reset,
+    /// Write all that the tiers hold to the backing, and give up what the pool has of that.
+    Purge,
     /// Copy the pool, or its backing where it has one, to a file that is not there yet, as it is at
     /// one instant.
     Snapshot {
@@ -57,6 +61,13 @@ pub enum Reply {
     },
     /// All settings are changed.
     Set,
+    /// The backing has all that the pool held, and the pool has given it up.
+    Purged {
+        /// Bytes of the pages that were given up.
+        freed_bytes: u64,
+        /// Bytes of the pages that are left in the pool.
+        left_bytes: u64,
+    },
     /// The file holds the copy, and is on its disk.
     Snapshot {
         /// Its size.
@@ -90,8 +101,7 @@ pub fn parse(line: &[u8]) -> Result<Request, String> {
 
 /// A thread that answers clients until this is dropped.
 pub struct ControlServer {
-    /// Dropped with this.
-    _server: SerialServer,
+    server: SerialServer,
 }
 
 impl ControlServer {
@@ -106,7 +116,13 @@ impl ControlServer {
         let listeners = paths.iter().map(|path| Listener::bind(&ListenAddress::Unix(path.clone())));
         let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
         let converse = move |client| converse(client, &answer);
-        Ok(Self { _server: SerialServer::start("control", listeners, converse)? })
+        Ok(Self { server: SerialServer::start("control", listeners, converse)? })
+    }
+
+    /// Ends the server, and does not wait for a request that is under way: that ends by itself, or
+    /// with the process. Dropping it waits.
+    pub fn abandon(self) {
+        self.server.abandon();
     }
 }
 
@@ -165,8 +181,11 @@ pub fn ask(path: &Path, request: &Request) -> io::Result<Asked> {
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     server.write_all(&line)?;
-    if matches!(request, Request::Snapshot { .. } | Request::Set { .. }) {
-        server.wait_for_reply()?;
+    match request {
+        Request::Snapshot { .. } | Request::Set { .. } | Request::Purge => {
+            server.wait_for_reply()?;
+        }
+        Request::Stat | Request::Reset => {}
     }
     let reply = read_line(&mut server, REPLY_BYTES_MAX)?;
     Ok(Asked::Reply(serde_json::from_slice(&reply)?))
@@ -185,6 +204,7 @@ fn not_connected(error: io::Error) -> io::Result<Asked> {
 mod tests {
     use std::io::Read;
     use std::os::unix::fs::PermissionsExt;
+    use std::sync::mpsc::channel;
 
     use proptest::prelude::*;
 
@@ -196,6 +216,8 @@ mod tests {
             Request::Stat => Reply::failed("stat"),
             Request::Set { settings } if settings.is_empty() => Reply::failed("empty"),
             Request::Set { .. } => Reply::Set,
+            Request::Reset => Reply::failed("reset"),
+            Request::Purge => Reply::Purged { freed_bytes: 4096, left_bytes: 0 },
             Request::Snapshot { file } => Reply::failed(file.display()),
         };
         (ControlServer::start(std::slice::from_ref(&path), answer).expect("it listens"), path)
@@ -212,9 +234,38 @@ mod tests {
         let settings = vec![("key".into(), "v".repeat(REQUEST_BYTES_MAX / 2))];
         let set = ask(&path, &Request::Set { settings }).expect("an answer");
         assert_eq!(set, Asked::Reply(Reply::Set));
+        let purged = ask(&path, &Request::Purge).expect("an answer");
+        let reply = Reply::Purged { freed_bytes: 4096, left_bytes: 0 };
+        assert_eq!(purged, Asked::Reply(reply));
         drop(server);
         assert!(!path.exists());
         assert_eq!(ask(&path, &Request::Stat).expect("nobody"), Asked::Nobody);
+    }
+
+    /// A request that never ends keeps no server from its end; an idle server is waited for.
+    #[test]
+    fn a_server_that_is_abandoned_leaves_its_request_and_removes_its_socket() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let (idle, path) = server(dir.path());
+        idle.abandon();
+        assert!(!path.exists());
+        let (begun, has_begun) = channel();
+        let (end, ends) = channel::<()>();
+        let answer = move |_| {
+            begun.send(()).expect("the test waits");
+            let _ = ends.recv();
+            Reply::Set
+        };
+        let server = ControlServer::start(std::slice::from_ref(&path), answer).expect("it listens");
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| ask(&path, &Request::Purge));
+            has_begun.recv().expect("the request is under way");
+            server.abandon();
+            assert!(!path.exists(), "while the request is under way");
+            drop(end);
+            let reply = asked.join().expect("no panic").expect("an answer");
+            assert_eq!(reply, Asked::Reply(Reply::Set));
+        });
     }
 
     #[test]

@@ -173,6 +173,15 @@ impl Listener {
     }
 }
 
+impl Listener {
+    /// Removes the file of its unix socket: no client connects any more.
+    pub(crate) fn remove_file(&self) {
+        if let Some(file) = &self.file {
+            file.remove();
+        }
+    }
+}
+
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -181,9 +190,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Some(file) = &self.file {
-            file.remove();
-        }
+        self.remove_file();
     }
 }
 

@@ -3,10 +3,14 @@
 //! Invariants:
 //! 1. A client keeps the others waiting for at most [`TIMEOUT`].
 //! 2. The thread sleeps while nobody asks, and ends when the server is dropped.
+//! 3. While `conversation` is locked by another thread, no conversation begins.
 
 use std::io::{self, ErrorKind, Read, Write};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,6 +30,14 @@ const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 pub(crate) struct SerialServer {
     stop: StopHandle,
     thread: Option<JoinHandle<()>>,
+    desk: Arc<Desk>,
+}
+
+/// Where clients come.
+struct Desk {
+    listeners: Vec<Listener>,
+    /// Locked by the thread while it holds a conversation.
+    conversation: Mutex<()>,
 }
 
 impl SerialServer {
@@ -40,10 +52,27 @@ impl SerialServer {
     ) -> Result<Self, ServeError> {
         let stop = StopHandle::new()?;
         let stopped = stop.clone();
-        let run = move || serve(&listeners, &stopped, &converse);
+        let desk = Arc::new(Desk { listeners, conversation: Mutex::default() });
+        let served = Arc::clone(&desk);
+        let run = move || serve(&served, &stopped, &converse);
         let thread = std::thread::Builder::new().name(name.into()).spawn(run);
         let thread = thread.map_err(|error| ServeError::io("cannot start a thread", error))?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { stop, thread: Some(thread), desk })
+    }
+
+    /// Ends the server, and does not wait for a conversation that is under way: it ends by itself,
+    /// or with the process.
+    pub(crate) fn abandon(mut self) {
+        let desk = Arc::clone(&self.desk);
+        let idle = desk.conversation.try_lock();
+        if idle.is_none() {
+            self.stop.stop();
+            drop(self.thread.take());
+            desk.listeners.iter().for_each(Listener::remove_file);
+        }
+        // The thread begins no conversation before it has ended.
+        drop(self);
+        drop(idle);
     }
 }
 
@@ -57,7 +86,8 @@ impl Drop for SerialServer {
     }
 }
 
-fn serve(listeners: &[Listener], stop: &StopHandle, converse: &dyn Fn(Peer) -> io::Result<()>) {
+fn serve(desk: &Desk, stop: &StopHandle, converse: &dyn Fn(Peer) -> io::Result<()>) {
+    let Desk { listeners, conversation } = desk;
     loop {
         let mut ready = vec![PollFd::new(stop, PollFlags::IN)];
         ready.extend(listeners.iter().map(|it| PollFd::new(it, PollFlags::IN)));
@@ -71,6 +101,7 @@ fn serve(listeners: &[Listener], stop: &StopHandle, converse: &dyn Fn(Peer) -> i
         }
         let asked = listeners.iter().zip(&is_ready[1..]).filter(|(_, is_ready)| **is_ready);
         for (listener, _) in asked {
+            let Some(_conversation) = conversation.try_lock() else { return };
             match listener.accept() {
                 // A client that breaks off does not concern the others.
                 Ok((socket, _)) => drop(converse(Peer::new(socket))),

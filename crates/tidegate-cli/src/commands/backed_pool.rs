@@ -14,7 +14,7 @@ use tidegate::tier::{Engine, State};
 
 use super::destage;
 use crate::args::RecoverArgs;
-use crate::control::{Answer, set_at, stat_of};
+use crate::control::{Answer, purge_of, set_at, stat_of};
 use crate::output::{line, progress};
 
 /// How often a server is asked how far it is.
@@ -46,6 +46,42 @@ pub(super) fn flush(engine: &dyn Engine, pool: &Path) -> Result<()> {
         "{shown}: the backing has all pages but {}, written since, or with --atomic-flush and \
          flushed by no client",
         Size { bytes: left_bytes }
+    ))?)
+}
+
+/// Has the server of the pool at `pool` clean it and give up all its pages, or does so where there
+/// is none.
+///
+/// # Errors
+/// The engine has no clean pages; the backing cannot be opened, or fails.
+pub(super) fn purge(pool: &Path) -> Result<()> {
+    let shown = pool.display();
+    let Some(engine) = engine_at(pool).filter(|engine| engine.has_clean_pages()) else {
+        let file = File::open(pool).with_context(|| format!("cannot open {shown}"))?;
+        let found = glance(&file).with_context(|| format!("cannot read {shown}"))?;
+        bail!(
+            "{shown} holds {}, which keeps no pages of a backing: --purge needs a cache pool, \
+             leave it out",
+            REGISTRY.words(found)
+        );
+    };
+    let purged = match purge_of(pool)? {
+        Answer::Of(purged) => purged,
+        Answer::Nobody | Answer::Supervisor => {
+            let Some(backing) = backing_of(engine, pool)? else { return tell_unused(engine, pool) };
+            destage::purge(pool, &backing)?
+        }
+    };
+    let freed = Size { bytes: purged.freed_bytes };
+    if purged.left_bytes == 0 {
+        return Ok(line(format_args!(
+            "{shown}: the backing has all pages, and the cache is empty: {freed} were given up"
+        ))?);
+    }
+    let left = Size { bytes: purged.left_bytes };
+    Ok(line(format_args!(
+        "{shown}: {freed} were given up, and {left} are left: written or read since, or with \
+         --atomic-flush and flushed by no client"
     ))?)
 }
 
@@ -128,9 +164,11 @@ fn backing_of(engine: &dyn Engine, pool: &Path) -> Result<Option<String>> {
 
 fn clean(engine: &dyn Engine, pool: &Path) -> Result<()> {
     let shown = pool.display();
-    let Some(backing) = backing_of(engine, pool)? else {
-        return Ok(line(format_args!("{shown}: the {engine} was never used"))?);
-    };
+    let Some(backing) = backing_of(engine, pool)? else { return tell_unused(engine, pool) };
     destage::destage(pool, &backing, false)?;
     Ok(line(format_args!("{shown}: the backing {backing} has all pages"))?)
+}
+
+fn tell_unused(engine: &dyn Engine, pool: &Path) -> Result<()> {
+    Ok(line(format_args!("{}: the {engine} was never used", pool.display()))?)
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use tidegate::pmem::RegionOptions;
 use tidegate::stack::{REGISTRY, Stack, StackOptions};
+use tidegate::tier::Purged;
 
 use crate::pool::map_to_resize;
 
@@ -18,6 +19,17 @@ pub(super) fn destage(pool: &Path, backing: &str, salvage: bool) -> Result<Strin
     let stack = open(pool, backing, salvage)?;
     stack.drain()?;
     Ok(stack.description().recovered.clone().unwrap_or_default())
+}
+
+/// Writes what the pool has of the device `backing` to it, and gives up all that the pool has.
+///
+/// # Errors
+/// The backing cannot be opened, or fails.
+pub(super) fn purge(pool: &Path, backing: &str) -> Result<Purged> {
+    let stack = open(pool, backing, false)?;
+    let purged = stack.purge()?;
+    stack.drain()?;
+    Ok(purged)
 }
 
 /// Opens the pool before the device `backing`, without a server.

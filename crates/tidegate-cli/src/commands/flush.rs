@@ -8,7 +8,7 @@ use tidegate::size::Size;
 use tidegate_run::{Asked, PoolPaths, RecoverOptions, Reply, Request, ask_at, existing_log};
 
 use super::backed_pool;
-use super::recover::recover;
+use super::recover::{destage_device, recover};
 use crate::args::FlushArgs;
 use crate::output::{Terminal, line};
 
@@ -17,6 +17,10 @@ use crate::output::{Terminal, line};
 /// # Errors
 /// There is no such pool, or something cannot be written.
 pub(crate) fn run(args: &FlushArgs) -> Result<ExitCode> {
+    if args.purge {
+        backed_pool::purge(&args.pool)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if let Some(engine) = backed_pool::engine_at(&args.pool) {
         backed_pool::flush(engine, &args.pool)?;
         return Ok(ExitCode::SUCCESS);
@@ -34,8 +38,10 @@ pub(crate) fn run(args: &FlushArgs) -> Result<ExitCode> {
         }
         Asked::Reply(_) => anyhow::bail!("{shown}: the supervisor gave an answer of another kind"),
         Asked::Unsupervised(lock) => {
-            drop(lock);
-            recover(&pool, &paths, RecoverOptions::default())?;
+            if destage_device(&pool, false)?.is_none() {
+                drop(lock);
+                recover(&pool, &paths, RecoverOptions::default())?;
+            }
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -41,21 +41,28 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode> {
             pool.display()
         );
     }
-    if let Some(backing) = pending_backing(&pool)?.filter(|_| !args.discard) {
-        let found = destage(&pool, &backing, args.salvage)?;
-        let shown = pool.display();
-        line(format_args!(
-            "{shown}: recovered: what the log had was written to {backing}: {found}"
-        ))?;
-    } else if args.discard {
+    if args.discard {
         forget_processes(&pool, &paths)?;
         discard(&pool)?;
-    } else {
+    } else if destage_device(&pool, args.salvage)?.is_none() {
         drop(lock);
         let options = RecoverOptions { replay: args.replay, salvage: args.salvage };
         recover(&pool, &paths, options)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the log's records of a device to that, and says so. None: it has no such records. The
+/// caller has the pool's lock.
+///
+/// # Errors
+/// The log is damaged; the device cannot be opened, or fails.
+pub(super) fn destage_device(pool: &Path, salvage: bool) -> Result<Option<()>> {
+    let Some(backing) = pending_backing(pool)? else { return Ok(None) };
+    let found = destage(pool, &backing, salvage)?;
+    let shown = pool.display();
+    line(format_args!("{shown}: recovered: what the log had was written to {backing}: {found}"))?;
+    Ok(Some(()))
 }
 
 /// The device that the records in the log are of, if they are not those of files.

@@ -69,15 +69,17 @@ fn serve(plan: &ServePlan) -> Result<()> {
     let (started, statistics) = (Instant::now(), server.statistics());
     let run = signals.during(&stop, || server.run(&stop));
     // Nothing is changed any more that the tiers still hold data for.
-    drop((control, metrics, removals));
-    let drained = drain_all(&served);
+    end_control(plan, control);
+    drop((metrics, removals));
+    let closed = close_all(&served);
     summarize(&statistics.snapshot(), started.elapsed())?;
     for one in &served {
         name_if_several(&served, one)?;
         print_lines(&one.stack.tier_lines())?;
+        tell_kept(one)?;
     }
     run?;
-    drained
+    closed
 }
 
 fn open_named(device: &DevicePlan) -> Result<Arc<Stack>> {
@@ -96,6 +98,7 @@ fn open(device: &DevicePlan) -> Result<Arc<Stack>> {
         backing: device.backing.clone(),
         force: device.force,
         atomic_flush: device.atomic_flush,
+        keep_dirty: device.keep_dirty,
         dram: device.dram,
         delays: device.delay_us.map(|us| Delays::of_each(us.saturating_mul(1000))),
         notices: Some(notices(device)),
@@ -108,14 +111,24 @@ fn open(device: &DevicePlan) -> Result<Arc<Stack>> {
     Ok(Arc::new(stack))
 }
 
-/// Drains each stack, also where another one fails.
+/// Ends the control sockets. A request that writes to the backing of a pool that keeps what is
+/// dirty is not waited for.
+fn end_control(plan: &ServePlan, control: Vec<Vec<ControlServer>>) {
+    for (device, servers) in plan.devices.iter().zip(control) {
+        if device.keep_dirty {
+            servers.into_iter().for_each(ControlServer::abandon);
+        }
+    }
+}
+
+/// Drains each stack, or leaves what its pool holds there, also where another one fails.
 ///
 /// # Errors
 /// The first failure; the others are in the log.
-fn drain_all(served: &[Served]) -> Result<()> {
+fn close_all(served: &[Served]) -> Result<()> {
     let mut first = Ok(());
     for one in served {
-        let Err(error) = one.stack.drain() else { continue };
+        let Err(error) = one.stack.close() else { continue };
         if first.is_ok() {
             first = Err(error.into());
         } else {
@@ -158,12 +171,10 @@ fn served(
     })
 }
 
-fn listen_for_control(plan: &ServePlan, served: &[Served]) -> Result<Vec<ControlServer>> {
-    let mut servers = Vec::new();
-    for (device, served) in plan.devices.iter().zip(served) {
-        servers.extend(control::listen(&device.pool, device.control.as_deref(), served)?);
-    }
-    Ok(servers)
+/// The servers of each device's control sockets.
+fn listen_for_control(plan: &ServePlan, served: &[Served]) -> Result<Vec<Vec<ControlServer>>> {
+    let devices = plan.devices.iter().zip(served);
+    devices.map(|(it, one)| control::listen(&it.pool, it.control.as_deref(), one)).collect()
 }
 
 /// Has a line say when the file of a pool or of a backing is removed. A server that cannot watch
@@ -301,6 +312,23 @@ fn percent_encoded(text: &str) -> String {
     let encode =
         |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     text.bytes().map(encode).collect()
+}
+
+/// Says what a pool that keeps what is dirty has for the backing, and how that gets there.
+fn tell_kept(one: &Served) -> io::Result<()> {
+    let Some(bytes) = one.stack.kept_bytes() else { return Ok(()) };
+    let pool = one.source.pool.display();
+    if bytes == 0 {
+        return field("kept dirty", format_args!("nothing: the backing has all that {pool} holds"));
+    }
+    let size = Size { bytes };
+    field(
+        "kept dirty",
+        format_args!(
+            "{size} that the backing lacks are in {pool}: `tidegate flush {pool}` writes them to \
+             it; or serve the pool again"
+        ),
+    )
 }
 
 fn summarize(done: &Statistics, uptime: Duration) -> io::Result<()> {

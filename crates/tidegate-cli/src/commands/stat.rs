@@ -20,7 +20,7 @@ use tidegate_run::{
 };
 
 use crate::args::StatArgs;
-use crate::control::{Answer, is_socket, stat_at, stat_of};
+use crate::control::{Answer, is_socket, reset_at, stat_at, stat_of};
 use crate::output::{Terminal, field, json, line, print_lines};
 
 /// What is printed of a pool.
@@ -38,8 +38,12 @@ enum Found {
 /// # Errors
 /// There is no such pool, or the process that has it open does not answer.
 pub(crate) fn run(args: &StatArgs) -> Result<ExitCode> {
-    let is_socket = is_socket(&args.target);
-    let found = if is_socket { of_socket(&args.target)? } else { of_pool(&args.target)? };
+    let target = &args.target;
+    let found = match (args.reset, is_socket(target)) {
+        (true, _) => Found::Stack(Box::new(reset_at(target)?)),
+        (false, true) => of_socket(target)?,
+        (false, false) => of_pool(target)?,
+    };
     match (found, args.json) {
         (Found::Stack(mut stat), true) => {
             stat.lines.clear();

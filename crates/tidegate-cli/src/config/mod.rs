@@ -143,6 +143,7 @@ fn device(document: &Document<'_>, mut table: Table<'_>) -> Option<DevicePlan> {
         backing: table.parsed("backing"),
         mode: table.text("mode"),
         atomic_flush: table.flag("atomic-flush"),
+        keep_dirty: table.flag("keep-dirty"),
         force: table.flag("force"),
         read_only: table.flag("read-only"),
         control: table.with("control", parse_unix),

@@ -140,6 +140,9 @@ fn a_server_is_watched_and_the_terminal_is_left_as_it_was() {
         ] {
             assert!(screen.contains(part), "{part} is missing in\n{screen}");
         }
+        ok(["stat", dir.path().join("pool").to_str().unwrap(), "--reset"]);
+        terminal.wait("the reset", |screen| screen.contains("clients    1 open, 0 taken"));
+        terminal.wait("load again", writes);
         terminal.keys("p");
         terminal.wait("pause", |screen| screen.contains("PAUSED"));
         terminal.keys("ps");
