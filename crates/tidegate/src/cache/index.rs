@@ -1051,13 +1051,6 @@ impl Shard {
         }
     }
 
-    /// Adds up to `n` pages to `out`, the first to be evicted first.
-    pub(super) fn victims(&mut self, n: usize, out: &mut Vec<Found>) {
-        let mut slots = Vec::with_capacity(n);
-        self.orders.victims(n, &mut slots);
-        self.add_found(slots, out);
-    }
-
     /// Adds up to `n` dirty pages that are all zeroes to `out`, where there are at least `least`,
     /// and forgets that they are: those that stay are evicted in their order.
     pub(super) fn zeroed(&mut self, least: usize, n: usize, out: &mut Vec<Found>) {
@@ -1169,8 +1162,13 @@ impl Shard {
         &mut self.cleaner
     }
 
+    /// Reads where `page` is looked for, and nothing else.
+    pub(super) fn look_up_ahead(&self, page: u64) -> u32 {
+        self.table.look_up_ahead(page)
+    }
+
     /// At opening: `slot` holds a header of `page`. Returns the version that it replaces, or
-    /// itself where a newer one is here.
+    /// itself where a newer one is here. [`recovered`](Self::recovered) gives the pages an order.
     pub(super) fn recover(&mut self, found: Found) -> Option<Found> {
         debug_assert!(found.page < PAGES_MAX);
         let known = self.find(found.page);
@@ -1188,7 +1186,6 @@ impl Shard {
         let own = self.own(found.slot);
         self.place(own, Slot { word: found.page << PAGE_SHIFT | flags, version: found.version });
         self.enter(own);
-        self.insert(own);
         known
     }
 

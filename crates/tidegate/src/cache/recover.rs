@@ -122,20 +122,26 @@ impl<'a> Scan<'a> {
         })
     }
 
-    /// Shows the slots of shard `part`, and of each `step`th one behind it, to `see`.
+    /// Shows the slots of shard `part`, and of each `step`th one behind it, to `see`, some at a
+    /// time.
     fn each_of(
         &self,
         part: usize,
         step: usize,
-        mut see: impl FnMut(Scanned) -> Result<()>,
+        mut see: impl FnMut(&[Scanned]) -> Result<()>,
     ) -> Result<()> {
         let shards = self.header.shards;
         let is_own = |slot: u32| (slot % shards) as usize % step == part;
+        let mut seen = Vec::with_capacity(HEADERS_AT_ONCE);
         self.each_chunk(|first, headers| {
+            seen.clear();
             for (slot, header) in (first..).zip(headers).filter(|(slot, _)| is_own(*slot)) {
-                self.show(slot, header, &mut see)?;
+                self.show(slot, header, &mut |scanned| {
+                    seen.push(scanned);
+                    Ok(())
+                })?;
             }
-            Ok(())
+            see(&seen)
         })
     }
 
@@ -461,7 +467,10 @@ impl Recovery {
             let shards = Shards { of, sharding, step };
             let mut recovery = Self { shards, committed_group, ..Self::default() };
             Scan::new(region, header).each_of(part, step, |scanned| {
-                recovery.see(&scanned);
+                recovery.look_up_ahead(scanned);
+                for one in scanned {
+                    recovery.see(one);
+                }
                 Ok(())
             })?;
             match recovery.misplaced {
@@ -502,6 +511,19 @@ impl Recovery {
         let of = all.filter_map(|number| shards[number % step].next()).collect();
         whole.shards = Shards { of, sharding, step: 1 };
         whole
+    }
+
+    /// Reads where the pages of `scanned` will be looked for. The index is larger than the CPU's
+    /// caches: so the reads wait for the memory together, not one after the other.
+    fn look_up_ahead(&self, scanned: &[Scanned]) {
+        let Shards { of, sharding, step } = &self.shards;
+        let pages = scanned.iter().filter_map(|it| match it.decoded {
+            Decoded::Header(header) => Some(header.page),
+            _ => None,
+        });
+        let shard_of = |page| of.get(sharding.shard_of(page) / step);
+        let cells = pages.filter_map(|page| Some(shard_of(page)?.look_up_ahead(page)));
+        std::hint::black_box(cells.fold(0, |all, cell| all ^ cell));
     }
 
     fn see(&mut self, scanned: &Scanned) {
@@ -665,9 +687,7 @@ impl Recovery {
     /// Gives up all clean pages.
     fn forget_clean(&mut self) {
         for shard in &mut self.shards.of {
-            let mut pages = Vec::new();
-            shard.victims(all_of(shard), &mut pages);
-            for found in pages.iter().filter(|found| !found.dirty) {
+            for found in all_of(shard).iter().filter(|found| !found.dirty) {
                 shard.remove(found);
                 self.void.push(found.slot);
                 self.forgotten += 1;
@@ -681,9 +701,7 @@ impl Recovery {
             return Ok(());
         }
         for shard in &mut self.shards.of {
-            let mut all = Vec::new();
-            shard.victims(all_of(shard), &mut all);
-            for found in all.iter().filter(|found| found.page >= pages) {
+            for found in all_of(shard).iter().filter(|found| found.page >= pages) {
                 if found.dirty {
                     let (offset, bytes) = (found.page * PAGE_BYTES, pages * PAGE_BYTES);
                     return Err(CacheError::Misfit { offset, bytes });
@@ -826,9 +844,11 @@ fn clear_verdicts<'a>(
     if has_cleared { Ok(region.fence()?) } else { Ok(()) }
 }
 
-/// Number of pages that `shard` holds.
-fn all_of(shard: &Shard) -> usize {
-    usize::try_from(shard.usage().live).unwrap_or(usize::MAX)
+/// The pages that `shard` holds.
+fn all_of(shard: &Shard) -> Vec<Found> {
+    let mut all = Vec::new();
+    shard.each_live(|found| all.push(found));
+    all
 }
 
 fn found_in(slot: u32, header: &SlotHeader) -> Found {

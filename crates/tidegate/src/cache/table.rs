@@ -26,6 +26,11 @@ impl Table {
         self.probe(page, page_of).1
     }
 
+    /// Reads the first cell where `page` is looked for.
+    pub(super) fn look_up_ahead(&self, page: u64) -> u32 {
+        self.cells[self.home(hash(page))]
+    }
+
     /// Puts `slot` in the place of the slot of `page`, which it returns, or adds it.
     pub(super) fn insert(
         &mut self,
