@@ -232,7 +232,7 @@ mod loom_tests {
     fn loom_nothing_is_kept_after_holders_were_waited_for() {
         loom::model(|| {
             let words = [AtomicU64::new(0), AtomicU64::new(0)];
-            let shared = Arc::new((VersionLocks::new(0), words));
+            let shared = Arc::new((VersionLocks::new(1), words));
             let holder = {
                 let shared = shared.clone();
                 thread::spawn(move || {
