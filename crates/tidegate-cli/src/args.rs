@@ -287,6 +287,7 @@ pub(crate) struct CheckArgs {
 The last line printed at start is `ready`; clients may connect from then on. SIGTERM and SIGINT \
 stop the server after it has finished what it accepted, written the DRAM tier back, and written \
 what a log or a cache has for the backing to that, unless --keep-dirty is given.")]
+#[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 pub(crate) struct ServeArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL", required_unless_present = "config")]

@@ -25,6 +25,7 @@ pub(crate) struct ServePlan {
 
 /// A pool, with what stands before and behind it, and the export that it is offered as.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 pub(crate) struct DevicePlan {
     pub(crate) pool: PathBuf,
     pub(crate) export: String,

@@ -65,9 +65,9 @@ impl Scene {
 }
 
 /// What is counted by the metric: a number, or the number of latencies.
-fn count_of(metric: &Value) -> f64 {
+fn count_of(metric: &Value) -> u64 {
     let value = &metric["value"];
-    value.as_f64().or_else(|| value["count"].as_f64()).unwrap()
+    value.as_u64().or_else(|| value["count"].as_u64()).unwrap()
 }
 
 fn of_level<'a>(metrics: &'a [Value], level: &str, name: &str) -> &'a Value {
@@ -94,7 +94,7 @@ fn counters_and_latencies_of_every_engine_begin_again_and_gauges_stay() {
         let printed = scene.metrics(&["--reset"]);
         assert_eq!(of_level(&printed, "front_end", "writes")["value"], 130, "{engine}");
         let counted = |metrics: &[Value]| {
-            let counts = metrics.iter().filter(|it| !is_gauge(it) && count_of(it) > 0.0);
+            let counts = metrics.iter().filter(|it| !is_gauge(it) && count_of(it) > 0);
             counts.map(|it| (it["name"].clone(), it["labels"].clone())).collect::<Vec<_>>()
         };
         assert!(counted(&printed).len() >= counted(&before).len(), "{engine}: all is printed");
@@ -104,7 +104,7 @@ fn counters_and_latencies_of_every_engine_begin_again_and_gauges_stay() {
         let is_quiet = args.iter().all(|arg| !arg.starts_with("--dram"));
         assert!(!is_quiet || counted(&after).is_empty(), "{engine}: {:?}", counted(&after));
         for name in ["writes", "written_bytes", "reads", "connections", "errors"] {
-            assert_eq!(count_of(of_level(&after, "front_end", name)), 0.0, "{engine} {name}");
+            assert_eq!(count_of(of_level(&after, "front_end", name)), 0, "{engine} {name}");
         }
         for (before, after) in before.iter().zip(&after).filter(|(it, _)| is_quiet && is_gauge(it))
         {
@@ -113,11 +113,11 @@ fn counters_and_latencies_of_every_engine_begin_again_and_gauges_stay() {
         }
         scene.work(70);
         let later = scene.metrics(&[]);
-        for (name, expected) in [("writes", 70.0), ("reads", 70.0), ("connections", 1.0)] {
+        for (name, expected) in [("writes", 70), ("reads", 70), ("connections", 1)] {
             assert_eq!(count_of(of_level(&later, "front_end", name)), expected, "{engine} {name}");
         }
         if is_quiet {
-            assert_eq!(count_of(of_level(&later, "pmem", "writes")), 70.0, "{engine}");
+            assert_eq!(count_of(of_level(&later, "pmem", "writes")), 70, "{engine}");
             let latencies = &of_level(&later, "pmem", "write_ns")["value"];
             let count = latencies["count"].as_u64().unwrap();
             assert!((1..=2).contains(&count), "one in 64 of these: {latencies}");
@@ -143,12 +143,12 @@ fn the_counters_of_io_classes_begin_again() {
     };
     scene.work(10);
     let printed = scene.metrics(&["--reset"]);
-    assert_eq!(of_class(&printed, "cache_write_full_misses"), 10.0);
+    assert_eq!(of_class(&printed, "cache_write_full_misses"), 10);
     let after = scene.metrics(&[]);
-    assert_eq!(of_class(&after, "cache_write_full_misses"), 0.0);
-    assert_eq!(of_class(&after, "cache_occupancy_bytes"), 40960.0, "a gauge stays");
+    assert_eq!(of_class(&after, "cache_write_full_misses"), 0);
+    assert_eq!(of_class(&after, "cache_occupancy_bytes"), 40960, "a gauge stays");
     scene.work(4);
-    assert_eq!(of_class(&scene.metrics(&[]), "cache_write_hits"), 4.0);
+    assert_eq!(of_class(&scene.metrics(&[]), "cache_write_hits"), 4);
     scene.stop();
 }
 

@@ -28,6 +28,7 @@ use crate::tier::{
 };
 
 /// What to open.
+#[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 pub struct StackOptions {
     /// The memory of the pool.
     pub region: Arc<Region>,

@@ -131,7 +131,9 @@ mod tests {
             after in prop::collection::vec((0_usize..2, 0_u64..1 << 20), 0..50),
         ) {
             let (mut tiers, mut others) = (Tiers::default(), Tiers::default());
-            before.iter().for_each(|(tier, ns)| tiers.write(*tier, *ns));
+            for (tier, ns) in &before {
+                tiers.write(*tier, *ns);
+            }
             let baseline = Baseline::of(tiers.read());
             for (tier, ns) in &after {
                 tiers.write(*tier, *ns);
