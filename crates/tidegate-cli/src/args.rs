@@ -281,7 +281,8 @@ pub(crate) struct CheckArgs {
   tidegate serve /mnt/pmem/pool --nbd tcp:127.0.0.1:10809 --read-only
   tidegate serve /mnt/pmem/pool --nbd unix:/run/pool.sock --dram transit:512M
   tidegate serve /mnt/pmem/log --nbd unix:/run/tidegate.sock --backing /srv/img
-  tidegate serve /mnt/pmem/cache --nbd unix:/run/c.sock --backing /srv/img --keep-dirty
+  tidegate serve /mnt/pmem/cache --nbd unix:/run/cache.sock \\
+    --backing /srv/img --keep-dirty
   tidegate serve --config /etc/tidegate/tidegate.toml
 
 The last line printed at start is `ready`; clients may connect from then on. SIGTERM and SIGINT \
