@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::bed::Bed;
 use crate::programs::compiled;
+use crate::support::file_system::unmount;
 use crate::support::{preload_library, scratch, succeed, tidegate, tool};
 
 /// What the programs here have: `stat()` prints the statistics, the real syncs counted since
@@ -470,7 +471,7 @@ stat()"
     };
     let path = mount_point.join("file").display().to_string();
     let output = python(&bed, &["--stats"], "/usr/bin/python3", &program(&path)).output().unwrap();
-    succeed(tool("umount", "mount").arg(&mount_point));
+    unmount(&mount_point);
     let (printed, said) = (
         String::from_utf8_lossy(&output.stdout).into_owned(),
         String::from_utf8_lossy(&output.stderr).into_owned(),

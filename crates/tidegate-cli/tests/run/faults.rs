@@ -12,6 +12,7 @@ use crate::crash::{Workers, verify};
 use crate::power::Disk;
 use crate::process_tree;
 use crate::programs::source;
+use crate::support::file_system::unmount;
 use crate::support::{ok, run, scratch, succeed, tool};
 use crate::tree;
 
@@ -66,7 +67,7 @@ fn a_full_tmpfs_that_gets_space_again() {
                   seq 100000 > numbers; sync numbers; cksum numbers; ls";
     let printed = Runner::Run(&bed.pool()).script(script, place.path());
     let plain = Runner::Plain.script(&format!("rm numbers\n{script}"), place.path());
-    succeed(tool("umount", "mount").arg(place.path()));
+    unmount(place.path());
     crate::bed::assert_same("transcript", &plain, &printed);
 }
 
@@ -98,7 +99,7 @@ fn a_quota() {
             verify(&dir, &acks);
         }
     }
-    succeed(tool("umount", "mount").arg(&mount_point));
+    unmount(&mount_point);
 }
 
 /// No file may be longer than a MiB: the log must not have what the kernel refused.
@@ -253,7 +254,7 @@ fn no_space_for_the_pool() {
         let script =
             "dd if=/dev/zero bs=64k count=800 of=file conv=fsync 2>&1; sync file; cksum file";
         let said = Runner::Run(&pool).script(script, bed.disk());
-        succeed(tool("umount", "mount").arg(place.path()));
+        unmount(place.path());
         // Works as without, or is refused before anything is started.
         let done = said.contains("52428800 file") && said.ends_with("exit status: 0\n");
         assert!(done || said == "exit status: 1\n", "{size}: {said}");
@@ -280,7 +281,7 @@ for number in range(int(sys.argv[1])):
         place.path().join("rest").display()
     );
     let said = Runner::Run(&place.path().join("pool")).script(&script, bed.disk());
-    succeed(tool("umount", "mount").arg(place.path()));
+    unmount(place.path());
     assert!(said.contains("No space left"), "the file system is not full: {said}");
     assert!(said.ends_with("\n0\n24000000\nexit status: 0\n"), "{said}");
 }

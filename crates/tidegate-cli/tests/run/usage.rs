@@ -14,6 +14,7 @@ use crate::bed::{Bed, Runner, Small, on_disk};
 use crate::causes::PRELUDE;
 use crate::process_tree;
 use crate::programs::{compiled, source};
+use crate::support::file_system::unmount;
 use crate::support::{ok, preload_library, run, scratch, succeed, tidegate, tool};
 
 /// `tidegate run` with the test's pool, ready for `-- CMD`.
@@ -139,7 +140,7 @@ fn a_pool_without_space_is_not_left() {
         assert_refused(&command.output().unwrap(), 1, &["space"]);
     }
     let left = (pool.exists(), empty.metadata().unwrap().len());
-    succeed(tool("umount", "mount").arg(place.path()));
+    unmount(place.path());
     assert_eq!(left, (false, 0));
     let control = format!("/dev/shm/tidegate-{}", rustix::process::geteuid().as_raw());
     let names = std::fs::read_dir(&control).unwrap().map(|entry| entry.unwrap().file_name());
@@ -241,7 +242,7 @@ fn a_read_only_file_system_is_named() {
     let pool = place.path().join("pool");
     let create = ["create", pool.to_str().unwrap(), "--engine=log", "--size=1M"];
     let refused = run(create);
-    succeed(tool("umount", "mount").arg(place.path()));
+    unmount(place.path());
     assert_refused(&refused, 1, &["read-only"]);
 }
 
