@@ -304,11 +304,8 @@ impl Core {
         self.locks.advance(page);
         let replaced = shard.publish(page, taken, stored);
         // A dead slot can be taken: the worker sees no need to free one, so a writer that waits
-        // hears of it here. It hears of nothing else: each call wakes all that wait, for nothing
-        // but to look and to wait again.
-        if replaced {
-            shard.notify();
-        }
+        // hears of it here.
+        shard.notify();
         let needs_worker = self.needs_worker(&shard);
         drop(shard);
         if needs_worker {
