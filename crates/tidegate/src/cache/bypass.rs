@@ -88,13 +88,13 @@ impl Core {
                 let found = format!("the page at offset {offset} cannot be written to the backing");
                 return Err(Self::stuck(&found));
             }
+            let buckets = Traffic::buckets(pages.clone());
             let is_cached = pages.clone().any(|page| self.find(page).is_some());
             // After that look: a cleaner that begins later does not find the pages.
-            if !is_cached && !self.traffic.is_cleaning(pages) {
+            if !is_cached && !self.traffic.is_cleaning(pages, &buckets) {
                 // With the locks: a page that is written into the cache from now on is not cleaned
                 // before this write has ended.
-                let buckets = Traffic::buckets(pages.clone()).into_iter();
-                return Ok(buckets.map(|it| self.traffic.begin(it)).collect());
+                return Ok(buckets.into_iter().map(|it| self.traffic.begin(it)).collect());
             }
             drop(locks);
             self.region.relax();

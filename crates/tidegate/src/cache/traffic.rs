@@ -115,14 +115,13 @@ impl Traffic {
         self.batches.lock().retain(|batch| !Arc::ptr_eq(batch, pages));
     }
 
-    /// A cleaner's write to one of `pages` is under way, or about to begin.
-    pub(super) fn is_cleaning(&self, pages: &Range<u64>) -> bool {
+    /// A cleaner writes one of `pages`, which are in `buckets`, or is about to.
+    pub(super) fn is_cleaning(&self, pages: &Range<u64>, buckets: &[usize]) -> bool {
         let is_in = |batch: &Arc<[u64]>| {
             let first = batch.partition_point(|page| *page < pages.start);
             batch.get(first).is_some_and(|page| *page < pages.end)
         };
-        let is_busy = |bucket| self.is_cleaning_bucket(bucket);
-        let may_be = Self::buckets(pages.clone()).into_iter().any(is_busy);
+        let may_be = buckets.iter().any(|bucket| self.is_cleaning_bucket(*bucket));
         may_be && self.batches.lock().iter().any(is_in)
     }
 
@@ -248,23 +247,25 @@ mod tests {
     #[test]
     fn a_cleaners_batch_keeps_its_own_pages_busy_and_no_others_of_their_buckets() {
         let traffic = Traffic::new();
+        let is_cleaning =
+            |pages: Range<u64>| traffic.is_cleaning(&pages, &Traffic::buckets(pages.clone()));
         let batch: Arc<[u64]> = Arc::new([3, 70]);
         let is_beside = |page: &u64| Traffic::bucket(*page) == Traffic::bucket(70);
         let beside = (71..1 << 20).find(is_beside).unwrap();
         traffic.announce(&batch);
         let passages = Traffic::buckets(batch.iter().copied()).into_iter();
         let passages: Vec<_> = passages.map(|bucket| traffic.begin_cleaning(bucket)).collect();
-        assert!(traffic.is_cleaning(&(0..4)) && traffic.is_cleaning(&(70..71)));
-        assert!(!traffic.is_cleaning(&(4..70)), "between them");
-        assert!(!traffic.is_cleaning(&(beside..beside + 1)), "in the bucket of one of them");
+        assert!(is_cleaning(0..4) && is_cleaning(70..71));
+        assert!(!is_cleaning(4..70), "between them");
+        assert!(!is_cleaning(beside..beside + 1), "in the bucket of one of them");
         let other: Arc<[u64]> = Arc::new([3, 70]);
         traffic.withdraw(&other);
-        assert!(traffic.is_cleaning(&(70..71)), "another batch ended");
+        assert!(is_cleaning(70..71), "another batch ended");
         for passage in &passages {
             assert!(traffic.end(passage));
         }
         traffic.withdraw(&batch);
-        assert!(!traffic.is_cleaning(&(0..100)));
+        assert!(!is_cleaning(0..100));
     }
 
     #[test]
