@@ -25,6 +25,23 @@ for family in parse(sys.stdin.read()):
     for sample in family.samples:
         print(sample.name, family.type, family.unit or '-', float(sample.value))";
 
+/// Where the page of `server` is, as it says.
+fn address_of(server: &Server) -> &str {
+    let line = server.banner.iter().find(|line| line.starts_with("metrics")).unwrap();
+    line.split_once("tcp:").unwrap().1
+}
+
+/// The page of metrics of `server`.
+pub(crate) fn page_of(server: &Server) -> String {
+    let mut client = TcpStream::connect(address_of(server)).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    client.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    let mut response = String::new();
+    client.read_to_string(&mut response).unwrap();
+    assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+    response.split_once("\r\n\r\n").unwrap().1.to_owned()
+}
+
 struct Scene {
     dir: TempDir,
     server: Server,
@@ -70,10 +87,8 @@ impl Scene {
         Self { dir, server }
     }
 
-    /// Where the page is, as the server says.
     fn address(&self) -> &str {
-        let line = self.server.banner.iter().find(|line| line.starts_with("metrics")).unwrap();
-        line.split_once("tcp:").unwrap().1
+        address_of(&self.server)
     }
 
     /// Has a client write and read, so often that latencies are measured: one in 64.
@@ -87,13 +102,7 @@ impl Scene {
     }
 
     fn page(&self) -> String {
-        let mut client = TcpStream::connect(self.address()).unwrap();
-        client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        client.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
-        let mut response = String::new();
-        client.read_to_string(&mut response).unwrap();
-        assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
-        response.split_once("\r\n\r\n").unwrap().1.to_owned()
+        page_of(&self.server)
     }
 
     fn stop(self) {

@@ -1,13 +1,12 @@
 //! `tidegate stat --reset`: what a server has counted begins with 0 again, for every engine.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::metrics::page_of;
 use crate::nbd::Client;
 use crate::support::{Server, ok, run, scratch};
 
@@ -50,11 +49,7 @@ impl Scene {
 
     /// The samples of the page of metrics called `name`, without their labels.
     fn samples(&self, name: &str) -> Vec<f64> {
-        let line = self.server.banner.iter().find(|line| line.starts_with("metrics")).unwrap();
-        let mut client = TcpStream::connect(line.split_once("tcp:").unwrap().1).unwrap();
-        client.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
-        let mut page = String::new();
-        client.read_to_string(&mut page).unwrap();
+        let page = page_of(&self.server);
         let of_it = page.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
         of_it.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect()
     }
