@@ -341,7 +341,7 @@ impl Core {
     /// # Errors
     /// Cleaning failed meanwhile.
     pub(super) fn wait_for_slot(&self, number: usize) -> Result<()> {
-        if self.groups.is_some() && self.shards.lock(number).has_lost_slots() {
+        if self.groups.is_some() && self.shards.lock(number).keeps_slots() {
             // The group may hold all that are left.
             self.counters.add(Counter::EarlyGroupCommits, 1);
             self.commit_groups()?;

@@ -957,8 +957,9 @@ impl Shard {
         self.lost_slots += count;
     }
 
-    pub(super) fn has_lost_slots(&self) -> bool {
-        self.lost_slots > 0
+    /// Some slots cannot become free, for the memory failed.
+    pub(super) fn keeps_slots(&self) -> bool {
+        self.lost_slots > 0 || !self.stuck.is_empty()
     }
 
     /// No slot can be taken any more: each is lost, or holds a page that is stuck.
