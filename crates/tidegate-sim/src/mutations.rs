@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crc_fast::{CrcAlgorithm, checksum};
 use tidegate::cache::CacheHeader;
 use tidegate::cache::layout::{
-    ALL_LINES, Decoded, PAGE_BYTES, SlotHeader, Split, VERDICT_OFFSET, clean_verdict, data_check,
+    ALL_LINES, ALL_PART_HEADERS, Decoded, PAGE_BYTES, SlotHeader, VERDICT_OFFSET, clean_verdict,
+    data_check, parts_of,
 };
 use tidegate::log::layout::{COPY_DISTANCE, LIMIT_OFFSET, RING_OFFSET};
 use tidegate::pmem::{Observer, Region};
@@ -329,9 +330,7 @@ impl Slots {
 
     /// The numbers of all slots, and of all parts that each may have.
     fn numbers(&self) -> impl Iterator<Item = u32> {
-        let parts = |slot| Split::all().flat_map(move |split| split.parts_of(slot));
-        (0..self.header.places.slots())
-            .flat_map(move |slot| std::iter::once(slot).chain(parts(slot)))
+        (0..self.header.places.slots()).flat_map(|slot| std::iter::once(slot).chain(parts_of(slot)))
     }
 
     /// Notes whether `data` at `offset`, the header of a slot, splits the slot. Returns whether it
@@ -344,7 +343,7 @@ impl Slots {
         let mut split = self.split.lock().unwrap_or_else(PoisonError::into_inner);
         let Ok(bytes) = data.try_into() else { return data == [0; 8] && split.contains(&slot) };
         match SlotHeader::decode(bytes, self.header.salt, slot) {
-            Decoded::Split(_) => split.insert(slot),
+            Decoded::Split => split.insert(slot),
             _ => split.remove(&slot),
         };
         false
@@ -490,11 +489,11 @@ impl Observer for Mutant {
         }
         if let Some(slots) = self.slots.as_ref().filter(|_| context::simulated().is_some()) {
             let keeps = slots.unites(offset, data) && self.mutation == Mutation::KeepSplit;
-            let is_cleared = *data == [0; 64] && self.mutation == Mutation::StaleParts;
-            if keeps || is_cleared {
+            let clears = *data == [0; ALL_PART_HEADERS];
+            if keeps || clears && self.mutation == Mutation::StaleParts {
                 return;
             }
-            self.ask(|progress| progress.cleared += usize::from(*data == [0; 64]));
+            self.ask(|progress| progress.cleared += usize::from(clears));
             if let Some((slot, header)) = slots.decode(offset, data) {
                 return self.store_header(slots, slot, &header, offset);
             }

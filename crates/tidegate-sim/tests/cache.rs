@@ -751,6 +751,21 @@ fn p1_p2_two_writers_of_parts_of_a_page() {
     }
 }
 
+/// A record of one block takes a dead part of three, while another writer looks for a part.
+#[test]
+fn p1_p2_what_a_small_record_leaves_of_a_larger_dead_part() {
+    let of_page =
+        |blocks, stamp| Step { op: Op::Write { lba: 0, blocks, stamp, fua: false }, ordinal: 0 };
+    let plan = vec![vec![of_page(3, 101), of_page(8, 102), write(8, 103)], vec![write(16, 104)]];
+    let subject = small(SLOTS, WB, 4096);
+    let pool = Pool::prepare(&subject, &[]).unwrap();
+    let mut explorer = Explorer::new(&subject, pool, 2, ENUMERATE).unwrap();
+    match explorer.exhaustive(&plan, 1) {
+        Ok(()) => println!("{}", explorer.stats()),
+        Err(failure) => panic!("{failure}"),
+    }
+}
+
 #[test]
 fn p1_p2_p3_parts_of_pages_sampled() {
     let cases = [

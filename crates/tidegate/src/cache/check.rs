@@ -132,7 +132,7 @@ fn count(report: &mut Report, scanned: &Scanned) {
     match &scanned.decoded {
         Decoded::Free { .. } => report.free_slots += u64::from(!is_part),
         Decoded::Bad => report.unfinished_slots += 1,
-        Decoded::Split(_) => {
+        Decoded::Split => {
             report.used_slots += 1;
             report.split_slots += 1;
         }
@@ -190,14 +190,14 @@ fn check_slots(
     let mut read_once = ReadOnce::new(region);
     scan.each(|Scanned { slot, decoded, is_changed_split }| {
         match decoded {
-            Decoded::Split(_) if is_changed_split => {
+            Decoded::Split if is_changed_split => {
                 report.fault(format!(
                     "slot {slot}: one bit of its header changed, which says that it has parts; \
                      opening the pool restores it"
                 ));
                 report.changed_slots.push(slot);
             }
-            Decoded::Free { .. } | Decoded::Split(_) => {}
+            Decoded::Free { .. } | Decoded::Split => {}
             Decoded::Bad if report_changed(scan, newest, slot, report)? => {}
             Decoded::Bad => bad_headers += 1,
             Decoded::Header(found) => {

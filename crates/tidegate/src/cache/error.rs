@@ -20,9 +20,9 @@ pub enum CacheError {
         "both copies of the cache header are damaged: dirty pages cannot be found, restore the pool from a backup"
     )]
     HeaderDamaged,
-    /// A later Tidegate wrote the cache header.
+    /// Another Tidegate wrote the cache header, or an earlier one whose slots have other parts.
     #[error(
-        "the cache header has version {found}, this program knows 1 and 2: use a later Tidegate"
+        "the cache header has version {found}, this program knows 1, 2 and 4: flush the pool with the Tidegate that made it, and make it anew"
     )]
     UnknownVersion {
         /// Its version.

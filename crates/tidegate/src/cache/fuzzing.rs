@@ -6,7 +6,7 @@ use super::check::check;
 use super::engine;
 use super::header::{Binding, CacheHeader, CacheOptions, create};
 use super::layout::{
-    HEADER, PAGE, PAGE_BYTES, SETTINGS_BYTES_MAX, SlotHeader, Split, split_header,
+    HEADER, PAGE, PAGE_BYTES, SETTINGS_BYTES_MAX, SlotHeader, UNITS, part_of, split_header,
 };
 use super::{CacheDevice, CacheDeviceOptions};
 use crate::device::memory::MemoryDevice;
@@ -108,10 +108,10 @@ fn store_header(region: &Region, patch: [u8; PATCH]) {
         dirty: kind & 128 != 0,
         data_check: u32::from(lines) << 16,
     };
-    let split = Split::of_index((rest / 16).into()).filter(|_| kind & 1 != 0);
-    let part = split.map_or(slot, |split| split.part(slot, u32::from(rest) % split.parts()));
-    if let Some(split) = split {
-        let bytes = split_header(header.salt, slot, split);
+    let splits = kind & 1 != 0;
+    let part = if splits { part_of(slot, u32::from(rest) % UNITS) } else { slot };
+    if splits {
+        let bytes = split_header(header.salt, slot);
         region.write(header.places.header(slot), &bytes).expect("the slot is inside");
     }
     let bytes: [u8; HEADER] = stored.encode(header.salt, part);

@@ -36,7 +36,9 @@ use smallvec::SmallVec;
 
 use super::cleaner::Cleaner;
 use super::cluster::Sharding;
-use super::layout::{PAGES_MAX, Split, can_split, parity, part_number, whole_slot};
+use super::layout::{
+    PAGES_MAX, UNITS, can_split, parity, part_number, part_of, units_of, whole_slot,
+};
 use super::orders::Orders;
 use super::policy::classes::{Admission, Classes};
 use super::policy::cleaning::{DirtySlots, Load};
@@ -72,8 +74,6 @@ const WAITS_ANY: u64 = WAITS[0] | WAITS[1];
 const COUNTED: u64 = DIRTY | RECORD | CLASS;
 const PAGE_SHIFT: u32 = 16;
 const NONE: u64 = u64::MAX;
-/// Shares of a slot, of which any part is a whole number.
-pub(super) const SHARES: u32 = 84;
 /// At most one slot in so many holds a page under a record.
 const BASES_ONE_IN: u64 = 8;
 
@@ -162,16 +162,17 @@ pub(super) struct Taken {
     pub(super) version: u64,
     /// The page of which the slot holds an older version.
     pub(super) dead_page: Option<u64>,
+    /// Units of a part; of a slot 0.
+    pub(super) units: u32,
     /// The slot is the first part of one that is to be split, and holds that version as a whole.
-    pub(super) split: Option<Split>,
+    pub(super) splits: bool,
 }
 
 impl Taken {
     /// The slot that is to be split, or what was taken.
     pub(super) fn whole(self) -> Self {
-        let is_split = self.split.is_some();
-        let slot = if is_split { whole_slot(self.slot) } else { self.slot };
-        Self { slot, split: None, ..self }
+        let slot = if self.splits { whole_slot(self.slot) } else { self.slot };
+        Self { slot, splits: false, ..self }
     }
 }
 
@@ -207,8 +208,8 @@ pub(super) struct Usage {
     pub(super) parts: u64,
     /// Slots that are split.
     pub(super) splits: u64,
-    /// What is dirty, in [`SHARES`] of slots.
-    pub(super) dirty_shares: u64,
+    /// What is dirty, in [`UNITS`] of slots.
+    pub(super) dirty_units: u64,
     /// Slots that hold pages over which records lie.
     pub(super) bases: u64,
 }
@@ -221,7 +222,7 @@ impl Usage {
 
     /// Dirty slots that can be cleaned; the parts of one count together.
     fn cleanable(self) -> u64 {
-        (self.dirty - self.waiting).min(self.dirty_shares.div_ceil(SHARES.into()))
+        (self.dirty - self.waiting).min(self.dirty_units.div_ceil(UNITS.into()))
     }
 
     /// Both together.
@@ -234,7 +235,7 @@ impl Usage {
             records: self.records + other.records,
             parts: self.parts + other.parts,
             splits: self.splits + other.splits,
-            dirty_shares: self.dirty_shares + other.dirty_shares,
+            dirty_units: self.dirty_units + other.dirty_units,
             bases: self.bases + other.bases,
         }
     }
@@ -340,7 +341,7 @@ impl Shard {
     fn number_of(&self, own: u32) -> u32 {
         match self.slots.part(own) {
             None => own * self.sharding.count + self.number,
-            Some((it, index)) => it.split.part(self.number_of(it.slot), index),
+            Some((it, unit)) => part_of(self.number_of(it.slot), unit),
         }
     }
 
@@ -349,7 +350,7 @@ impl Shard {
     fn own(&self, slot: u32) -> u32 {
         match part_number(slot) {
             None => slot / self.sharding.count,
-            Some(part) => self.slots.part_of(part.slot / self.sharding.count, part.index),
+            Some(part) => self.slots.part_of(part.slot / self.sharding.count, part.unit),
         }
     }
 
@@ -543,51 +544,44 @@ impl Shard {
     /// Takes a slot for a record of `lines` lines or for a page, where there are more than
     /// `reserve`; or a part of one that is split, or is to be.
     pub(super) fn take_for(&mut self, lines: u32, reserve: u32) -> Option<Taken> {
-        let Some(split) = Split::for_lines(lines) else { return self.take_beyond(reserve) };
-        if let Some(taken) = self.take_part(split) {
+        let Some(units) = units_of(lines) else { return self.take_beyond(reserve) };
+        if let Some(taken) = self.take_part(units) {
             return Some(taken);
         }
         let taken = self.take_beyond(reserve)?;
         if !can_split(taken.slot) || self.slots.capacity() >= MAX_SLOTS / 4 {
             return Some(taken);
         }
-        Some(Taken { slot: split.part(taken.slot, 0), split: Some(split), ..taken })
+        Some(Taken { slot: part_of(taken.slot, 0), units, splits: true, ..taken })
     }
 
     fn take_beyond(&mut self, reserve: u32) -> Option<Taken> {
         (self.available() > reserve).then(|| self.take()).flatten()
     }
 
-    fn take_part(&mut self, split: Split) -> Option<Taken> {
-        let (own, dead_page) = self.slots.take(split, self.usable)?;
+    fn take_part(&mut self, units: u32) -> Option<Taken> {
+        let (own, dead_page) = self.slots.take(units, self.usable)?;
         if let Some(page) = dead_page {
             self.hold(page);
         }
-        Some(self.taken(own, dead_page))
+        Some(Taken { units, ..self.taken(own, dead_page) })
     }
 
     /// Slot `own` gets the next version.
     fn taken(&mut self, own: u32, dead_page: Option<u64>) -> Taken {
         let version = self.stock.next_version;
         self.stock.next_version += 1;
-        Taken { slot: self.number_of(own), version, dead_page, split: None }
+        Taken { slot: self.number_of(own), version, dead_page, units: 0, splits: false }
     }
 
-    /// The header of the slot of `taken` says durably that it is split.
-    fn split(&mut self, taken: &Taken, split: Split) -> u32 {
-        let own = self.split_whole(whole_slot(taken.slot) / self.sharding.count, split);
-        self.slots.free_others(own, self.usable);
-        own
-    }
-
-    /// Slot `whole` is split; returns its first part. All of them are in use.
-    fn split_whole(&mut self, whole: u32, split: Split) -> u32 {
+    /// Slot `whole` is split, none of its units free; returns its first part.
+    fn split_whole(&mut self, whole: u32) -> u32 {
         if !self.slots.has_entry() {
             let order = self.order_of_all();
             self.slots.add_entries();
             self.reorder_all(&order);
         }
-        self.slots.split(whole, split)
+        self.slots.split(whole)
     }
 
     /// All pages, the first to be evicted first.
@@ -685,10 +679,14 @@ impl Shard {
     /// A page over which the new version lies is not replaced.
     pub(super) fn publish(&mut self, page: u64, taken: &Taken, stored: Stored) -> bool {
         self.drop_hold(taken.dead_page);
-        let own = match taken.split {
-            Some(split) => self.split(taken, split),
-            None => self.own(taken.slot),
+        let own = if taken.splits {
+            self.split_whole(whole_slot(taken.slot) / self.sharding.count)
+        } else {
+            self.own(taken.slot)
         };
+        if taken.units > 0 {
+            self.slots.fill(own, taken.units, self.usable);
+        }
         let Stored { dirty, zero, record, over, group, class } = stored;
         let class = self.orders.known(class);
         let flags = flag(dirty, DIRTY) | flag(zero, ZERO) | flag(record, RECORD);
@@ -842,11 +840,11 @@ impl Shard {
     fn enter(&mut self, own: u32) {
         let slot = self.slots[own];
         self.usage.live += 1;
-        let shares = self.shares(own);
+        let units = self.units(own);
         self.usage.records += u64::from(slot.is(RECORD));
-        self.usage.parts += u64::from(shares < SHARES);
+        self.usage.parts += u64::from(units < UNITS);
         self.usage.dirty += u64::from(slot.is(DIRTY));
-        self.usage.dirty_shares += if slot.is(DIRTY) { shares.into() } else { 0 };
+        self.usage.dirty_units += if slot.is(DIRTY) { units.into() } else { 0 };
         self.count(own, true);
         self.note_dirty(own);
     }
@@ -854,12 +852,12 @@ impl Shard {
     /// Slot `own` is live no more, and does not count.
     fn leave(&mut self, own: u32) {
         let slot = self.slots[own];
-        let shares = self.shares(own);
+        let units = self.units(own);
         self.usage.live -= 1;
         self.usage.records -= u64::from(slot.is(RECORD));
-        self.usage.parts -= u64::from(shares < SHARES);
+        self.usage.parts -= u64::from(units < UNITS);
         self.usage.dirty -= u64::from(slot.is(DIRTY));
-        self.usage.dirty_shares -= if slot.is(DIRTY) { shares.into() } else { 0 };
+        self.usage.dirty_units -= if slot.is(DIRTY) { units.into() } else { 0 };
         self.count(own, false);
         self.note_left(own);
         // At once: a look through all slots must not take it for the page's.
@@ -869,7 +867,7 @@ impl Shard {
     /// Slot `own` is live in place of `old`, which has the same page. Where both come under the
     /// same counts these do not change.
     fn exchange(&mut self, old: u32, own: u32) {
-        let [before, now] = [old, own].map(|it| (self.slots[it].word & COUNTED, self.shares(it)));
+        let [before, now] = [old, own].map(|it| (self.slots[it].word & COUNTED, self.units(it)));
         if before != now {
             self.enter(own);
             return self.leave(old);
@@ -879,10 +877,10 @@ impl Shard {
         self.slot(old).word &= !LIVE;
     }
 
-    /// How much of a slot `own` is, in [`SHARES`].
+    /// How many units slot or part `own` has.
     #[inline]
-    fn shares(&self, own: u32) -> u32 {
-        self.slots.part(own).map_or(SHARES, |(it, _)| SHARES / it.split.parts())
+    fn units(&self, own: u32) -> u32 {
+        self.slots.part(own).map_or(UNITS, |(it, unit)| it.units(unit))
     }
 
     /// Tells of the slot `own`, which became live, where it is dirty.
@@ -1034,7 +1032,7 @@ impl Shard {
                 self.slots[*under].word &= !DIRTY;
             }
             self.usage.dirty -= 1;
-            self.usage.dirty_shares -= u64::from(self.shares(own));
+            self.usage.dirty_units -= u64::from(self.units(own));
             self.cleaner.cleaned(self.slots.dense(own), found.page);
         }
     }
@@ -1191,8 +1189,14 @@ impl Shard {
     }
 
     /// At opening: `slot` is split.
-    pub(super) fn recover_split(&mut self, slot: u32, split: Split) {
-        self.split_whole(slot / self.sharding.count, split);
+    pub(super) fn recover_split(&mut self, slot: u32) {
+        self.split_whole(slot / self.sharding.count);
+    }
+
+    /// At opening: the part `slot` has a header, of a record of `lines` lines.
+    pub(super) fn recover_part(&mut self, slot: u32, lines: u32) {
+        let own = self.own(slot);
+        self.slots.set_units(own, units_of(lines).unwrap_or(UNITS));
     }
 
     /// At opening: the record in the slot of `found` lies over the page in slot `under`, or over

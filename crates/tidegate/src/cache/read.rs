@@ -301,7 +301,7 @@ impl Core {
         }
         let is_whole = match SlotHeader::decode(&bytes, self.salt, found.slot) {
             Decoded::Header(header) => header.data_check == data_check(buf),
-            Decoded::Free { .. } | Decoded::Bad | Decoded::Split(_) => false,
+            Decoded::Free { .. } | Decoded::Bad | Decoded::Split => false,
         };
         if is_whole {
             self.shard(found.page).verified(found);

@@ -1,7 +1,7 @@
 //! Records: the lines of a page that were written, without the rest of it.
 //!
-//! A record lies in a slot like a page, with a header like a page's, whose bitmap says which lines
-//! of 64 bytes there are; their bytes lie one behind the other from the slot's start on. All else
+//! A record lies in a slot like a page, or in a part of one, with a header like a page's, whose
+//! bitmap says which lines of 64 bytes there are; their bytes lie one behind the other. All else
 //! of the page is that of a page in another slot over which the record lies, or the backing's.
 
 use std::ops::Range;

@@ -6,7 +6,7 @@ use zerocopy::little_endian::U32;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::check::check;
-use super::layout::{CacheHeaderBytes, PAGE_BYTES, VERSION};
+use super::layout::{CacheHeaderBytes, PAGE_BYTES, VERSION, VERSIONS_BEFORE};
 use super::part_tests::{open_with, read_block, write_block};
 use super::tests::{NO_THREAD, cost, memory_of, pool_of, work};
 use super::*;
@@ -30,10 +30,8 @@ fn nines(below: u32) -> (Arc<Region>, Arc<Fault>, CacheDevice) {
     (region, fault, device)
 }
 
-/// Bytes that it costs to split a slot into `parts`: a header for each, and that of the slot.
-fn split_bytes(parts: u64) -> u64 {
-    64 * (parts + 1)
-}
+/// Bytes that it costs to split a slot: the headers of all parts, and that of the slot.
+const SPLIT_BYTES: u64 = 64 * 8;
 
 fn records(device: &CacheDevice) -> u64 {
     device.core.usage().records
@@ -50,19 +48,20 @@ fn a_block_of_a_page_that_is_not_cached_costs_its_bytes_and_64_and_no_read() {
         fences: 1,
         ..Stores::default()
     };
-    let splitting = |parts: u64, stores: Stores| Stores {
-        stores: stores.stores + parts + 1,
-        bytes_streamed: stores.bytes_streamed + split_bytes(parts),
+    let splitting = |stores: Stores| Stores {
+        stores: stores.stores + 2,
+        bytes_streamed: stores.bytes_streamed + SPLIT_BYTES,
         fences: 2,
         ..stores
     };
     let write = |block| move |it: &CacheDevice| write_block(it, block, 1, false);
-    assert_eq!(cost(&device, write(11)), splitting(7, of(1, 0)));
+    assert_eq!(cost(&device, write(11)), splitting(of(1, 0)));
     assert_eq!(cost(&device, write(11)), of(1, 64 + 512), "over the record before");
-    assert_eq!(cost(&device, write(13)), splitting(3, of(2, 64 + 512)), "with it");
+    assert_eq!(cost(&device, write(13)), of(2, 64 + 512), "with it");
     let two = |it: &CacheDevice| it.write(14 * 512, &[2; 1024], WriteFlags::default()).unwrap();
     let found = cost(&device, two);
-    assert_eq!((found.fences, found.bytes_streamed), (1, 4 * 512 + 64), "in a slot");
+    let expected = (2, 4 * 512 + 64 + SPLIT_BYTES);
+    assert_eq!((found.fences, found.bytes_streamed), expected, "the first slot has three units");
     assert_eq!([11, 13, 14, 15].map(|block| read_block(&device, block)), [1, 1, 2, 2]);
     device.read(12 * 512, &mut [0; 512]).unwrap_err();
     fault.heal();
@@ -190,8 +189,7 @@ fn a_block_of_a_cached_page_costs_its_bytes_and_64_until_half_the_page_is_new() 
     fault.add(reads_fail());
     write_page(&device, 0, 1);
     let streamed = |block| cost(&device, |it| write_block(it, block, 2, false)).bytes_streamed;
-    let expected = [(512, 7), (1024, 3), (1536, 2)];
-    assert_eq!([1, 3, 5].map(streamed), expected.map(|(len, parts)| 64 + len + split_bytes(parts)));
+    assert_eq!([1, 3, 5].map(streamed), [64 + 512 + SPLIT_BYTES, 64 + 1024, 64 + 1536]);
     assert_eq!((records(&device), pages_under_records(&device)), (1, 1));
     assert_eq!(first_bytes(&device, 0), [1, 2, 1, 2, 1, 2, 1, 1]);
     drop(device);
@@ -223,7 +221,7 @@ fn a_page_with_a_record_is_cleaned_and_leaves_the_cache_as_a_whole() {
         device.clean_all().unwrap();
         let found = device.core.find(0).unwrap();
         assert_eq!(device.core.remove_clean(&[found]).unwrap(), 1);
-        assert_eq!(device.core.usage(), Usage { splits: 2, ..Usage::default() });
+        assert_eq!(device.core.usage(), Usage { splits: 1, ..Usage::default() });
         drop(device);
         let device = open_with(&region, &fault, NO_THREAD);
         assert_eq!((device.recovered().pages, device.recovered().unfinished), (0, 0));
@@ -323,20 +321,39 @@ fn the_granularity_is_kept_and_shown_and_changes_what_comes_from_now_on() {
     assert_eq!([0, 1, 2, 8, 16, 24].map(|block| read_block(&device, block)), [1, 2, 9, 1, 1, 1]);
 }
 
+/// The pool's header says that it has `version`.
+fn set_version(region: &Region, version: u32) {
+    let at = CacheHeader::read(region).unwrap().superblock.data_offset;
+    let mut bytes = CacheHeaderBytes::new_zeroed();
+    region.read(at, bytes.as_mut_bytes()).unwrap();
+    bytes.version = U32::new(version);
+    bytes.seal();
+    for copy in [0, 4096] {
+        region.write(at + copy, bytes.as_bytes()).unwrap();
+    }
+}
+
+/// Version 3 had slots that were split into parts of other sizes.
+#[test]
+fn a_pool_with_other_parts_is_refused_with_the_way_out() {
+    let (region, _, device) = nines(4096);
+    drop(device);
+    set_version(&region, 3);
+    let error = check(&region).unwrap_err();
+    assert!(matches!(error, CacheError::UnknownVersion { found: 3 }));
+    assert!(error.to_string().contains("flush the pool with the Tidegate that made it"));
+}
+
 #[test]
 fn a_header_of_an_earlier_version_is_written_anew_before_there_is_a_record_or_a_part() {
-    for version in 1..VERSION {
+    for version in VERSIONS_BEFORE {
         let (region, fault, device) = nines(4096);
         drop(device);
         let at = CacheHeader::read(&region).unwrap().superblock.data_offset;
         let mut bytes = CacheHeaderBytes::new_zeroed();
         region.read(at, bytes.as_mut_bytes()).unwrap();
         assert_eq!(bytes.version.get(), VERSION);
-        bytes.version = U32::new(version);
-        bytes.seal();
-        for copy in [0, 4096] {
-            region.write(at + copy, bytes.as_bytes()).unwrap();
-        }
+        set_version(&region, version);
         assert_eq!(check(&region).unwrap().findings, Vec::<String>::new());
         drop(open_with(&region, &fault, NO_THREAD));
         for copy in [0, 4096] {

@@ -27,9 +27,9 @@ use super::header::{Binding, CacheHeader, features_of};
 use super::index::{Found, Shard};
 use super::lane::{LANES, Lanes};
 use super::layout::{
-    Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, Split, VERDICT_OFFSET, VERSION,
-    changed_split, commit_offset, data_check, is_one_bit_off, split_header, stored_bytes,
-    whole_slot,
+    ALL_PART_HEADERS, Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, UNITS,
+    VERDICT_OFFSET, VERSION, commit_offset, data_check, is_changed_split, is_one_bit_off, is_part,
+    part_of, split_header, stored_bytes, units_of, whole_slot,
 };
 use super::pace::Pace;
 use super::policy::ReplacementEntry;
@@ -154,14 +154,26 @@ impl<'a> Scan<'a> {
     ) -> Result<()> {
         let salt = self.header.salt;
         let found = SlotHeader::decode(bytes, salt, slot);
-        let changed = (found == Decoded::Bad).then(|| changed_split(bytes, salt, slot)).flatten();
-        let decoded = changed.map_or(found, Decoded::Split);
-        see(Scanned { slot, decoded, is_changed_split: changed.is_some() })?;
-        let Decoded::Split(split) = decoded else { return Ok(()) };
-        let mut bytes = [0; HEADER];
-        for part in split.parts_of(slot) {
-            self.region.read(self.header.places.header(part), &mut bytes)?;
-            let decoded = SlotHeader::decode(&bytes, salt, part);
+        let is_changed_split = found == Decoded::Bad && is_changed_split(bytes, salt, slot);
+        let decoded = if is_changed_split { Decoded::Split } else { found };
+        see(Scanned { slot, decoded, is_changed_split })?;
+        if decoded == Decoded::Split { self.show_parts(slot, see) } else { Ok(()) }
+    }
+
+    /// Shows the parts that `slot` can have to `see`. No header counts that lies in the units of a
+    /// part before: all of these are void before that one is stored.
+    fn show_parts(&self, slot: u32, see: &mut impl FnMut(Scanned) -> Result<()>) -> Result<()> {
+        let mut headers = [0; ALL_PART_HEADERS];
+        self.region.read(self.header.places.header(part_of(slot, 0)), &mut headers)?;
+        let mut end = 0;
+        for (unit, bytes) in (0..).zip(headers.as_chunks().0) {
+            let part = part_of(slot, unit);
+            let mut decoded = SlotHeader::decode(bytes, self.header.salt, part);
+            if let Decoded::Header(header) = decoded {
+                let units = units_of(header.lines.count_ones()).unwrap_or(UNITS);
+                (decoded, end) =
+                    if unit < end { (Decoded::Bad, end) } else { (decoded, unit + units) };
+            }
             see(Scanned { slot: part, decoded, is_changed_split: false })?;
         }
         Ok(())
@@ -290,8 +302,9 @@ struct Recovery {
     void: Vec<u32>,
     /// Slots whose voided headers may not be durable yet.
     voided: Vec<u32>,
-    /// Slots that are split: their headers may not be durable yet, or one bit of them was changed.
-    split: Vec<(u32, Option<Split>)>,
+    /// Slots that are split, of which the headers may not be durable yet; and whether one bit of
+    /// them was changed.
+    split: Vec<(u32, bool)>,
     unfinished: u64,
     /// Of the newest batches, those that hold data which is not what its checksum says.
     doubtful_lanes: BTreeSet<u16>,
@@ -315,6 +328,10 @@ struct Shards {
 impl Shards {
     fn of_page(&mut self, page: u64) -> &mut Shard {
         &mut self.of[self.sharding.shard_of(page) / self.step]
+    }
+
+    fn of_slot(&mut self, slot: u32) -> &mut Shard {
+        &mut self.of[(whole_slot(slot) % self.sharding.count) as usize / self.step]
     }
 }
 
@@ -532,10 +549,9 @@ impl Recovery {
             Decoded::Free { used: false } => {}
             Decoded::Free { used: true } => self.voided.push(slot),
             Decoded::Bad => self.give_up(slot),
-            Decoded::Split(split) => {
-                self.split.push((slot, scanned.is_changed_split.then_some(split)));
-                let Shards { of, sharding, step } = &mut self.shards;
-                of[(slot % sharding.count) as usize / *step].recover_split(slot, split);
+            Decoded::Split => {
+                self.split.push((slot, scanned.is_changed_split));
+                self.shards.of_slot(slot).recover_split(slot);
             }
             Decoded::Header(header) => {
                 self.newest.see(slot, &header);
@@ -548,6 +564,9 @@ impl Recovery {
                 }
                 if header.over > 0 {
                     self.over.insert(slot, header.over);
+                }
+                if is_part(slot) {
+                    self.shards.of_slot(slot).recover_part(slot, header.lines.count_ones());
                 }
                 self.add(found_in(slot, &header));
             }
@@ -751,11 +770,9 @@ impl Recovery {
         replacement: &'static ReplacementEntry,
         threads: usize,
     ) -> Result<Recovered> {
-        for (slot, changed) in &self.split {
-            if let Some(split) = changed {
-                let bytes = split_header(header.salt, *slot, *split);
-                region.write(header.places.header(*slot), &bytes)?;
-            }
+        for (slot, _) in self.split.iter().filter(|(_, is_changed)| *is_changed) {
+            let bytes = split_header(header.salt, *slot);
+            region.write(header.places.header(*slot), &bytes)?;
         }
         let split = self.split.iter().map(|(slot, _)| slot);
         self.voided

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::check::{check, repair_changed};
 use super::cluster::Sharding;
 use super::index::{Stored, Taken};
-use super::layout::{PAGE_BYTES, Split, VERDICT_OFFSET, split_header, whole_slot};
+use super::layout::{PAGE_BYTES, VERDICT_OFFSET, part_number, parts_of, split_header, whole_slot};
 use super::part_tests::{open_with, read_block, write_block};
 use super::policy::REPLACEMENTS;
 use super::tests::{NO_THREAD, PAGES, binding, cost, memory_of, pool_of};
@@ -68,16 +68,108 @@ fn small_records_share_a_slot_and_are_there_after_a_crash() {
     (0..=PARTS + 1).for_each(|page| assert_eq!(read_block(&*backing, page * BLOCKS_A_PAGE), 1));
 }
 
+/// Writes the first `blocks` blocks of `page`.
+fn write_blocks(device: &CacheDevice, page: u64, blocks: usize, byte: u8) {
+    let data = vec![byte; 512 * blocks];
+    device.write(page * PAGE_BYTES, &data, WriteFlags::default()).unwrap();
+}
+
+/// The slot in which `page` lies, and its first unit there.
+fn place_of(device: &CacheDevice, page: u64) -> (u32, Option<u32>) {
+    let slot = device.core.find(page).unwrap().slot;
+    (whole_slot(slot), part_number(slot).map(|part| part.unit))
+}
+
 #[test]
-fn a_record_takes_the_smallest_part_that_holds_it() {
-    let (_, _, device) = scene(64);
-    for (page, blocks, parts) in [(0, 1, 7), (1, 2, 3), (2, 3, 2), (3, 4, 1), (4, 7, 1)] {
-        let data = vec![1; 512 * usize::try_from(blocks).unwrap()];
-        device.write(page * PAGE_BYTES, &data, WriteFlags::default()).unwrap();
-        let slot = device.core.find(page).unwrap().slot;
-        let of_part = layout::part_number(slot).map_or(1, |part| part.split.parts());
-        assert_eq!(of_part, parts, "{blocks} blocks");
+fn records_of_all_sizes_share_slots_where_the_least_is_left() {
+    let (region, backing, device) = scene(64);
+    let sizes = [4, 6, 2, 1, 5, 7, 1, 2];
+    for (page, blocks) in (0..).zip(sizes) {
+        write_blocks(&device, page, blocks, 1);
     }
+    let places: Vec<_> = (0..8).map(|page| place_of(&device, page)).collect();
+    let [first, second, third, page] = [0, 1, 4, 5].map(|it| places[it].0);
+    let unit = |unit| Some(unit);
+    assert_eq!(
+        places,
+        [
+            (first, unit(0)),
+            (second, unit(0)),
+            (first, unit(4)),
+            (first, unit(6)),
+            (third, unit(0)),
+            (page, None),
+            (second, unit(6)),
+            (third, unit(5)),
+        ]
+    );
+    let usage = device.core.usage();
+    assert_eq!((usage.parts, usage.splits, usage.dirty_units), (7, 3, 21 + 7));
+    drop(device);
+    assert_eq!(check(&region).unwrap().findings, Vec::<String>::new());
+    let device = open_with(&region, &backing, NO_THREAD);
+    assert_eq!(device.core.usage(), usage);
+    assert_eq!((0..8).map(|page| place_of(&device, page)).collect::<Vec<_>>(), places);
+    for (page, blocks) in (0..).zip(sizes) {
+        let last = page * BLOCKS_A_PAGE + blocks as u64 - 1;
+        assert_eq!([read_block(&device, last), read_block(&device, last + 1)], [1, 0], "{page}");
+    }
+}
+
+/// A small record takes a large part that is dead, and others get the rest of it once the record is
+/// durable. A large one takes a small dead part and the free units behind it.
+#[test]
+fn a_dead_part_becomes_a_smaller_or_a_larger_one() {
+    let (region, backing, device) = scene(64);
+    write_blocks(&device, 0, 3, 1);
+    let (slot, _) = place_of(&device, 0);
+    write_page(&device, 0, 2);
+    write_first(&device, 1, 3);
+    assert_eq!(place_of(&device, 1), (slot, Some(0)));
+    write_blocks(&device, 2, 6, 4);
+    assert_eq!(place_of(&device, 2), (slot, Some(1)), "the rest of that part is free");
+    write_page(&device, 1, 5);
+    write_page(&device, 2, 5);
+    write_blocks(&device, 3, 2, 6);
+    assert_eq!(place_of(&device, 3), (slot, Some(1)), "a larger dead part does");
+    write_blocks(&device, 4, 5, 7);
+    assert_ne!(place_of(&device, 4).0, slot, "four units are free behind it");
+    write_blocks(&device, 5, 4, 8);
+    assert_eq!(place_of(&device, 5), (slot, Some(3)));
+    drop(device);
+    assert_eq!(check(&region).unwrap().findings, Vec::<String>::new());
+    let device = open_with(&region, &backing, NO_THREAD);
+    let firsts = (0..6).map(|page| read_block(&device, page * BLOCKS_A_PAGE));
+    assert_eq!(firsts.collect::<Vec<_>>(), [2, 5, 5, 6, 7, 8]);
+}
+
+/// A pool of another program, or a damaged one, may have headers in the units of another part.
+#[test]
+fn a_header_in_the_units_of_another_part_does_not_count() {
+    let (region, backing, device) = scene(64);
+    write_blocks(&device, 0, 3, 1);
+    let (slot, _) = place_of(&device, 0);
+    drop(device);
+    let header = CacheHeader::read(&region).unwrap();
+    let inside = layout::part_of(slot, 1);
+    let stored = layout::SlotHeader {
+        page: 9,
+        version: 77,
+        lane: 40,
+        batch: 1,
+        group: 0,
+        lines: 1,
+        over: 0,
+        zero: false,
+        dirty: true,
+        data_check: layout::data_check(&[1; 64]),
+    };
+    region.write(header.places.header(inside), &stored.encode(header.salt, inside)).unwrap();
+    let device = open_with(&region, &backing, NO_THREAD);
+    assert_eq!((device.recovered().pages, device.recovered().unfinished), (1, 1));
+    assert_eq!([read_block(&device, 2), read_block(&device, 72)], [1, 0]);
+    drop(device);
+    assert_eq!(check(&region).unwrap().unfinished_slots, 0);
 }
 
 /// All parts are dead: one word makes the slot whole again, and none of the older versions comes
@@ -137,7 +229,7 @@ fn no_flipped_bit_of_a_split_slot_loses_a_record_in_silence() {
     let header = CacheHeader::read(&region).unwrap();
     let mut bytes = vec![0; usize::try_from(region.len_bytes()).unwrap()];
     region.read(0, &mut bytes).unwrap();
-    let parts = slots.iter().flat_map(|slot| Split::for_lines(8).unwrap().parts_of(*slot));
+    let parts = slots.iter().flat_map(|slot| parts_of(*slot));
     let headers: Vec<u32> = slots.iter().copied().chain(parts).collect();
     let is_right = |region: &Arc<Region>| {
         let device = open_with(region, &backing, NO_THREAD);
@@ -200,7 +292,7 @@ fn a_torn_split_is_no_split() {
     let (region, backing, device) = scene(64);
     drop(device);
     let header = CacheHeader::read(&region).unwrap();
-    let bytes = split_header(header.salt, 5, Split::for_lines(8).unwrap());
+    let bytes = split_header(header.salt, 5);
     region.write(header.places.header(5), &bytes[..32]).unwrap();
     let device = open_with(&region, &backing, NO_THREAD);
     assert_eq!((device.recovered().unfinished, device.core.usage().splits), (1, 0));

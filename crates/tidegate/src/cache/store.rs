@@ -5,8 +5,8 @@ use std::io::IoSlice;
 
 use super::index::{Found, Stored, Taken};
 use super::layout::{
-    ALL_LINES, HEADER, HEADER_BYTES, PAGE, SlotHeader, data_check, is_part, split_header,
-    stored_bytes, whole_slot,
+    ALL_LINES, ALL_PART_HEADERS, HEADER_BYTES, PAGE, SlotHeader, data_check, is_part, part_of,
+    split_header, stored_bytes, whole_slot,
 };
 use super::merge::{Base, Content, Demand, Entry, Merged};
 use super::span::pages_of;
@@ -331,9 +331,9 @@ impl Core {
         self.clear_parts(members)?;
         let lane = self.lanes.take(&self.region);
         let store = |it: &Member<'_>| {
-            if let Some(split) = it.taken.split {
+            if it.taken.splits {
                 let whole = whole_slot(it.taken.slot);
-                let bytes = split_header(self.salt, whole, split);
+                let bytes = split_header(self.salt, whole);
                 self.region.write_streaming(self.places.header(whole), &bytes)?;
             }
             let mut header = SlotHeader {
@@ -369,11 +369,9 @@ impl Core {
         members: &[Member<'_>],
     ) -> std::result::Result<(), crate::pmem::PmemError> {
         let mut has_cleared = false;
-        for taken in members.iter().map(|it| it.taken) {
-            let Some(split) = taken.split else { continue };
-            for part in split.parts_of(whole_slot(taken.slot)) {
-                self.region.write_streaming(self.places.header(part), &[0; HEADER])?;
-            }
+        for taken in members.iter().map(|it| it.taken).filter(|it| it.splits) {
+            let headers = self.places.header(part_of(whole_slot(taken.slot), 0));
+            self.region.write_streaming(headers, &[0; ALL_PART_HEADERS])?;
             has_cleared = true;
         }
         if has_cleared { self.region.fence() } else { Ok(()) }

@@ -9,7 +9,6 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::check::check;
-use super::index::SHARES;
 use super::layout::{HEADER_BYTES, PAGE_BYTES, Places};
 use super::*;
 use crate::device::conformance::{self, Model, Promises};
@@ -276,7 +275,7 @@ fn what_is_read_is_not_kept_where_it_was_written_meanwhile_or_may_be_lost() {
     work(&device);
     assert_eq!(
         (read(&device, 3), device.core.usage()),
-        (9, Usage { live: 1, dirty: 1, dirty_shares: SHARES.into(), ..Usage::default() })
+        (9, Usage { live: 1, dirty: 1, dirty_units: layout::UNITS.into(), ..Usage::default() })
     );
     device.set_mode(Mode::WriteInvalidate).unwrap();
     write(&device, 4, 1);

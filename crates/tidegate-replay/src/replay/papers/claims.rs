@@ -382,7 +382,7 @@ fn torn_syncs() -> Check {
 const WHOLE: &str =
     "these traces write mostly whole pages, the paper's Iphoto, Usr1 and Usr2 did not";
 /// Why the aims are missed where they are.
-const OWN_SECONDS: &str = "large records take a slot; slots are made free in batches";
+const OWN_SECONDS: &str = "a small record takes 512 bytes; slots are made free in batches";
 const OWN_WRITTEN: &str = "the 44 KiB of headers are a quarter of the smallest pool";
 const OWN_STORED: &str = "pages that DRAM gives up unsynced are stored too, which spares flash; a page \
                           costs a header of 64 bytes, and blocks of 512 bytes are stored whole";

@@ -1,12 +1,13 @@
 //! What the shipped cache does to its persistent memory, told by an observer of the region.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tidegate::cache::layout::{
-    CHUNK_BYTES, CHUNK_SLOTS, Decoded, HEADER_BYTES, PAGE_BYTES, Places, SlotHeader, Split,
+    ALL_PART_HEADERS, CHUNK_BYTES, CHUNK_SLOTS, Decoded, HEADER_BYTES, PAGE_BYTES, Places,
+    SlotHeader, parts_of,
 };
 use tidegate::pmem::Observer;
 
@@ -31,8 +32,8 @@ pub(super) enum CacheWork {
 pub(super) struct Watch {
     places: Places,
     salt: u64,
-    /// How slots are split.
-    split: Mutex<HashMap<u32, Split>>,
+    /// Slots that are split.
+    split: Mutex<HashSet<u32>>,
     /// Most slots that were split at once.
     most_split: Arc<AtomicUsize>,
     work: Sender<Work<CacheWork>>,
@@ -77,19 +78,20 @@ impl Watch {
 
     /// What lies at `offset`, in the page of `slot`.
     fn part_in(&self, slot: u32, offset: u64) -> Part {
-        let split = self.split.lock().unwrap_or_else(PoisonError::into_inner).get(&slot).copied();
-        let headers = split.into_iter().flat_map(|split| split.parts_of(slot));
+        let is_split = self.split.lock().unwrap_or_else(PoisonError::into_inner).contains(&slot);
+        let headers = parts_of(slot).filter(|_| is_split);
         let header = headers.map(|part| (part, self.places.header(part)));
         let mut near = header.filter(|(_, at)| (*at..*at + HEADER_BYTES).contains(&offset));
         near.next().map_or(Part::Data, |(slot, start)| Part::Header { slot, at: offset - start })
     }
 
-    fn note_split(&self, slot: u32, split: Option<Split>) {
+    fn note_split(&self, slot: u32, is_split: bool) {
         let mut known = self.split.lock().unwrap_or_else(PoisonError::into_inner);
-        match split {
-            Some(split) => known.insert(slot, split),
-            None => known.remove(&slot),
-        };
+        if is_split {
+            known.insert(slot);
+        } else {
+            known.remove(&slot);
+        }
         self.most_split.fetch_max(known.len(), Ordering::Relaxed);
     }
 
@@ -104,24 +106,25 @@ impl Observer for Watch {
         let bytes = data.len() as u64;
         match (self.part(offset), <&[u8; 64]>::try_from(data)) {
             // The headers of parts, before the slot is split. A replay writes no zeroes.
-            (Part::Data, Ok([0, ..])) => self.send(Work::Metadata { bytes }),
+            (Part::Data, _) if *data == [0; ALL_PART_HEADERS] => {
+                self.send(Work::Metadata { bytes });
+            }
             // Its header says how much of it there is.
             (Part::Data, _) => {}
             (Part::Header { slot, at: 0 }, Ok(header)) => {
                 let decoded = SlotHeader::decode(header, self.salt, slot);
-                let split = if let Decoded::Split(split) = decoded { Some(split) } else { None };
-                self.note_split(slot, split);
+                self.note_split(slot, decoded == Decoded::Split);
                 match decoded {
                     Decoded::Header(SlotHeader { page, lines, zero, .. }) => {
                         self.send(Work::Engine(CacheWork::Stored { slot, page, lines, zero }));
                     }
-                    Decoded::Free { .. } | Decoded::Bad | Decoded::Split(_) => {
+                    Decoded::Free { .. } | Decoded::Bad | Decoded::Split => {
                         self.send(Work::Metadata { bytes });
                     }
                 }
             }
             (Part::Header { slot, at: 0 }, Err(_)) => {
-                self.note_split(slot, None);
+                self.note_split(slot, false);
                 self.send(Work::Metadata { bytes });
                 self.send(Work::Engine(CacheWork::Voided { slot }));
             }

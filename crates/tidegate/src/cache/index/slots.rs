@@ -10,14 +10,16 @@ use std::ops::{Index, IndexMut};
 
 use smallvec::SmallVec;
 
-use super::super::layout::Split;
+use super::super::layout::UNITS;
 use super::super::table::Table;
 use super::{BASE, LIVE, LOST_BASE, NONE, Slot};
 
 /// In the number of a part in its shard.
 const PART: u32 = 1 << 31;
-/// Entries of a split slot's parts.
+/// Entries of a split slot's parts, by their first units.
 const PARTS_STRIDE: u32 = 8;
+/// A bit for each unit.
+const ALL_UNITS: u8 = u8::MAX >> (u8::BITS - UNITS);
 /// Fewest split slots for which there are entries, where there are any.
 const SPLITS_LEAST: u32 = 8;
 /// The word of a slot that is split: no other slot has both flags without [`LIVE`].
@@ -25,12 +27,13 @@ const SPLIT: u64 = BASE | LOST_BASE;
 /// No place in a list.
 const NOWHERE: u32 = u32::MAX;
 
-/// A slot that is split.
+/// A slot that is split. Of the bits by unit that of its first one stands for a part.
 pub(super) struct SplitSlot {
     /// Its number in the shard.
     pub(super) slot: u32,
-    pub(super) split: Split,
-    /// Parts that are free, a bit each.
+    /// The units of the part that begins with each unit; 0: none does.
+    units: [u8; PARTS_STRIDE as usize],
+    /// Units that are in no part.
     free: u8,
     /// Parts that are dead.
     dead: u8,
@@ -38,30 +41,89 @@ pub(super) struct SplitSlot {
     offered: u8,
     /// Parts that stay taken, for the memory failed: none is taken any more.
     lost: u8,
-    /// Its place in the list of those with parts to be taken.
+    /// The units that one part can get at most: it is in the list of those.
+    open_for: u32,
+    /// Its place there.
     open_at: u32,
     /// It is in the list of those whose parts all were free or dead.
     is_listed: bool,
 }
 
 impl SplitSlot {
-    /// A bit for each part.
-    fn all(&self) -> u8 {
-        u8::MAX >> (u8::BITS - self.split.parts())
+    /// Slot `slot`, all of it one part.
+    fn new(slot: u32) -> Self {
+        let mut new = Self {
+            slot,
+            units: [0; PARTS_STRIDE as usize],
+            free: 0,
+            dead: 0,
+            offered: 0,
+            lost: 0,
+            open_for: 0,
+            open_at: NOWHERE,
+            is_listed: false,
+        };
+        new.set_units(0, UNITS);
+        new
     }
 
-    fn can_be_taken(&self) -> u8 {
-        self.free | self.dead
+    /// How many units the part has that begins with `unit`.
+    pub(super) fn units(&self, unit: u32) -> u32 {
+        self.units[unit as usize].into()
+    }
+
+    /// The units of the part that begins with `unit`.
+    fn extent(&self, unit: u32) -> u8 {
+        run_of(unit, self.units(unit))
+    }
+
+    /// Parts that are neither free nor dead.
+    fn in_use(&self) -> u8 {
+        let begins = |unit: &u32| self.units(*unit) > 0;
+        let parts = (0..UNITS).filter(begins).fold(0, |all, unit| all | 1 << unit);
+        parts & !self.dead
     }
 
     /// All parts are free or dead.
     fn is_spent(&self) -> bool {
-        self.can_be_taken() == self.all()
+        self.in_use() == 0
     }
 
-    fn has_part_for(&self, usable: u32) -> bool {
-        self.can_be_taken() != 0 && self.lost == 0 && self.slot < usable
+    /// Units that a part gets that begins with `unit`: those of a dead part, whose header it
+    /// replaces, and free ones behind.
+    fn space_at(&self, unit: u32) -> u32 {
+        let dead = if self.dead & 1 << unit != 0 { self.units(unit) } else { 0 };
+        dead + (self.free >> (unit + dead)).trailing_ones()
     }
+
+    /// Where a part of `units` units can begin, in the least space that does; over a dead part
+    /// first.
+    fn place_for(&self, units: u32) -> Option<u32> {
+        let behind_free = self.free & self.free << 1;
+        let begins = (0..UNITS).filter(|unit| behind_free & 1 << unit == 0);
+        let fits = begins.filter(|unit| self.space_at(*unit) >= units);
+        fits.min_by_key(|unit| (self.dead & 1 << unit == 0, self.space_at(*unit)))
+    }
+
+    /// Most units that a part can get.
+    fn space_max(&self, usable: u32) -> u32 {
+        let is_open = self.lost == 0 && self.slot < usable;
+        (0..UNITS).map(|unit| self.space_at(unit)).max().filter(|_| is_open).unwrap_or_default()
+    }
+
+    /// A part of `units` units begins with `unit`, and others have what it leaves of the units that
+    /// it had before.
+    fn set_units(&mut self, unit: u32, units: u32) {
+        self.free |= self.extent(unit);
+        self.units[unit as usize] = u8::try_from(units).unwrap_or_default();
+        self.free &= !self.extent(unit);
+    }
+}
+
+/// A bit for each of `units` units from `unit` on.
+fn run_of(unit: u32, units: u32) -> u8 {
+    let bits = ((1_u32 << units) - 1) << unit;
+    u8::try_from(bits & u32::from(ALL_UNITS)).unwrap_or(ALL_UNITS)
 }
 
 /// A slot that is about to be whole again.
@@ -69,7 +131,7 @@ pub(in super::super) struct Spent {
     /// Its number in the shard.
     pub(super) slot: u32,
     /// The pages of which its dead parts hold older versions.
-    pub(super) pages: SmallVec<[u64; Split::PARTS_MAX as usize]>,
+    pub(super) pages: SmallVec<[u64; UNITS as usize]>,
 }
 
 /// The slots and parts of one shard.
@@ -80,8 +142,8 @@ pub(super) struct Slots {
     splits: Vec<SplitSlot>,
     /// Entries of `splits` that stand for none.
     unused: Vec<u32>,
-    /// By [`Split::index`]: those with parts to be taken.
-    open: [Vec<u32>; Split::COUNT],
+    /// Those of which a part can be taken, by the most units that it can have.
+    open: [Vec<u32>; PARTS_STRIDE as usize],
     /// Those whose parts all were free or dead once.
     spent: Vec<u32>,
     /// Dead parts, by the page of which they hold an older version.
@@ -227,11 +289,11 @@ impl Slots {
         is_part(own).then(|| (&self.splits[at as usize], index))
     }
 
-    /// Part `index` of slot `whole`. A slot that is not split has none.
-    pub(super) fn part_of(&self, whole: u32, index: u32) -> u32 {
+    /// The part of slot `whole` that begins with `unit`. A slot that is not split has none.
+    pub(super) fn part_of(&self, whole: u32, unit: u32) -> u32 {
         let slot = self.whole.get(whole as usize).filter(|slot| slot.is_split());
         let at = slot.and_then(|slot| u32::try_from(slot.version).ok());
-        at.map_or(u32::MAX, |at| part_own(at, index))
+        at.map_or(u32::MAX, |at| part_own(at, unit))
     }
 
     /// The entry for one more split slot is there.
@@ -246,19 +308,10 @@ impl Slots {
         self.parts.resize((splits * PARTS_STRIDE) as usize, free);
     }
 
-    /// Slot `whole` is split from now on, all of its parts in use. Returns the first one. There is
-    /// an entry for it.
-    pub(super) fn split(&mut self, whole: u32, split: Split) -> u32 {
-        let new = SplitSlot {
-            slot: whole,
-            split,
-            free: 0,
-            dead: 0,
-            offered: 0,
-            lost: 0,
-            open_at: NOWHERE,
-            is_listed: false,
-        };
+    /// Slot `whole` is split from now on, all of it one part, which is returned. There is an entry
+    /// for it.
+    pub(super) fn split(&mut self, whole: u32) -> u32 {
+        let new = SplitSlot::new(whole);
         let at = self.unused.pop().unwrap_or(len_of(&self.splits));
         match self.splits.get_mut(at as usize) {
             Some(unused) => *unused = new,
@@ -268,27 +321,36 @@ impl Slots {
         part_own(at, 0)
     }
 
-    /// All parts of the slot of part `own` but this one are free.
-    pub(super) fn free_others(&mut self, own: u32, usable: u32) {
-        let (at, index) = place_of(own);
-        for other in (0..self.splits[at as usize].split.parts()).filter(|it| *it != index) {
-            self.free(part_own(at, other), usable);
-        }
+    /// The record in part `own`, which is durable, needs `units` units of it; slots from `usable`
+    /// on leave.
+    ///
+    /// What it leaves is free only now: the header of a dead part may have stood until then, and
+    /// named these units too.
+    pub(super) fn fill(&mut self, own: u32, units: u32, usable: u32) {
+        let (at, unit) = place_of(own);
+        self.splits[at as usize].set_units(unit, units);
+        self.set_open(at, usable);
+    }
+
+    /// At opening: part `own` has `units` units.
+    pub(super) fn set_units(&mut self, own: u32, units: u32) {
+        let (at, unit) = place_of(own);
+        self.splits[at as usize].units[unit as usize] = u8::try_from(units).unwrap_or_default();
     }
 
     /// Part `own` is free; slots from `usable` on leave.
     pub(super) fn free(&mut self, own: u32, usable: u32) {
         self[own] = Slot { word: 0, version: NONE };
-        let (at, index) = place_of(own);
-        self.splits[at as usize].free |= 1 << index;
+        let (at, unit) = place_of(own);
+        self.splits[at as usize].set_units(unit, 0);
         self.can_be_taken_again(at, usable);
     }
 
     /// Part `own` is dead; slots from `usable` on leave.
     pub(super) fn die(&mut self, own: u32, usable: u32) {
         self.dead.insert((self[own].page(), own));
-        let (at, index) = place_of(own);
-        self.splits[at as usize].dead |= 1 << index;
+        let (at, unit) = place_of(own);
+        self.splits[at as usize].dead |= 1 << unit;
         self.can_be_taken_again(at, usable);
     }
 
@@ -300,20 +362,25 @@ impl Slots {
         self.set_open(at, usable);
     }
 
-    /// Lists the split slot `at` where parts of it can be taken, and only there.
+    /// Lists the split slot `at` by what a part of it can get.
     fn set_open(&mut self, at: u32, usable: u32) {
         let slot = &self.splits[at as usize];
-        let (list, open_at) = (slot.split.index(), slot.open_at);
-        let is_open = slot.has_part_for(usable);
-        if is_open && open_at == NOWHERE {
-            self.splits[at as usize].open_at = len_of(&self.open[list]);
-            self.open[list].push(at);
-        } else if !is_open && open_at != NOWHERE {
-            self.splits[at as usize].open_at = NOWHERE;
-            self.open[list].swap_remove(open_at as usize);
-            if let Some(moved) = self.open[list].get(open_at as usize) {
+        let (before, now, open_at) = (slot.open_for, slot.space_max(usable), slot.open_at);
+        if before == now {
+            return;
+        }
+        if before > 0 {
+            let list = &mut self.open[before as usize];
+            list.swap_remove(open_at as usize);
+            if let Some(moved) = list.get(open_at as usize) {
                 self.splits[*moved as usize].open_at = open_at;
             }
+        }
+        let list = &mut self.open[now as usize];
+        let slot = &mut self.splits[at as usize];
+        (slot.open_for, slot.open_at) = (now, len_of(list));
+        if now > 0 {
+            list.push(at);
         }
     }
 
@@ -322,17 +389,18 @@ impl Slots {
         (0..len_of(&self.splits)).for_each(|at| self.set_open(at, usable));
     }
 
-    /// Takes a part of a slot that is split by `split`, a dead one first. Returns it, and the page
-    /// of which it holds an older version.
-    pub(super) fn take(&mut self, split: Split, usable: u32) -> Option<(u32, Option<u64>)> {
-        let at = *self.open[split.index()].last()?;
+    /// Takes a part of `units` units where that leaves the least. Returns it, and the page of which
+    /// it holds an older version.
+    pub(super) fn take(&mut self, units: u32, usable: u32) -> Option<(u32, Option<u64>)> {
+        let at = *self.open.get(units as usize..)?.iter().find_map(|list| list.last())?;
         let slot = &mut self.splits[at as usize];
-        let is_dead = slot.dead != 0;
-        let from = if is_dead { &mut slot.dead } else { &mut slot.free };
-        let index = from.trailing_zeros();
-        *from &= !(1 << index);
-        slot.offered &= !(1 << index);
-        let own = part_own(at, index);
+        let unit = slot.place_for(units)?;
+        let is_dead = slot.dead & 1 << unit != 0;
+        slot.dead &= !(1 << unit);
+        slot.offered &= !(1 << unit);
+        // All of a dead part until it is filled.
+        slot.set_units(unit, units.max(slot.units(unit)));
+        let own = part_own(at, unit);
         let page = is_dead.then(|| self[own].page());
         if let Some(page) = page {
             self.dead.remove(&(page, own));
@@ -345,8 +413,8 @@ impl Slots {
     pub(super) fn take_dead_of(&mut self, page: u64, mut see: impl FnMut(u32), usable: u32) {
         while let Some(entry) = self.dead.range((page, 0)..=(page, u32::MAX)).next().copied() {
             self.dead.remove(&entry);
-            let (at, index) = place_of(entry.1);
-            self.splits[at as usize].dead &= !(1 << index);
+            let (at, unit) = place_of(entry.1);
+            self.splits[at as usize].dead &= !(1 << unit);
             self.set_open(at, usable);
             see(entry.1);
         }
@@ -354,19 +422,19 @@ impl Slots {
 
     /// Part `own` comes up for eviction. Returns whether all parts did by now that hold something.
     pub(super) fn offer(&mut self, own: u32) -> bool {
-        let (at, index) = place_of(own);
+        let (at, unit) = place_of(own);
         let slot = &mut self.splits[at as usize];
-        slot.offered |= 1 << index;
-        slot.offered | slot.can_be_taken() | slot.lost == slot.all()
+        slot.offered |= 1 << unit;
+        slot.in_use() & !(slot.offered | slot.lost) == 0
     }
 
     /// Part `own` stays taken, and none beside it is taken any more. Returns whether it is the
     /// first of its slot.
     pub(super) fn lose(&mut self, own: u32) -> bool {
-        let (at, index) = place_of(own);
+        let (at, unit) = place_of(own);
         let slot = &mut self.splits[at as usize];
         let is_first = slot.lost == 0;
-        slot.lost |= 1 << index;
+        slot.lost |= 1 << unit;
         self.set_open(at, 0);
         is_first
     }
@@ -384,9 +452,8 @@ impl Slots {
 
     /// Live parts of the slot of part `own`.
     pub(super) fn live_beside(&self, own: u32) -> impl Iterator<Item = u32> {
-        let split = self.part(own).map(|(slot, _)| slot.split);
-        let parts = split.map_or(0, Split::parts);
-        let all = (0..parts).map(move |index| part_own(place_of(own).0, index));
+        let units = if is_part(own) { UNITS } else { 0 };
+        let all = (0..units).map(move |unit| part_own(place_of(own).0, unit));
         all.filter(|part| self[*part].is(LIVE))
     }
 
@@ -416,8 +483,8 @@ impl Slots {
     fn withdraw(&mut self, at: u32) -> Spent {
         let slot = &self.splits[at as usize];
         let (whole, dead) = (slot.slot, slot.dead);
-        let dead = (0..PARTS_STRIDE).filter(|index| dead & 1 << index != 0);
-        let dead = dead.map(|index| part_own(at, index));
+        let dead = (0..UNITS).filter(|unit| dead & 1 << unit != 0);
+        let dead = dead.map(|unit| part_own(at, unit));
         let pages = dead.map(|own| (self[own].page(), own)).collect::<SmallVec<[_; 8]>>();
         for entry in &pages {
             self.dead.remove(entry);
@@ -433,15 +500,22 @@ impl Slots {
         self.unused.extend(u32::try_from(self.whole[whole as usize].version));
     }
 
-    /// At opening: frees all parts that hold nothing.
+    /// At opening: frees all units in which no record lies that counts.
     pub(super) fn free_unused_parts(&mut self, usable: u32) {
         for at in 0..len_of(&self.splits) {
-            for index in 0..self.splits[at as usize].split.parts() {
-                let own = part_own(at, index);
-                if !self[own].is(LIVE) {
-                    self.free(own, usable);
+            self.splits[at as usize].free = ALL_UNITS;
+            for unit in 0..UNITS {
+                let own = part_own(at, unit);
+                let is_live = self[own].is(LIVE);
+                let slot = &mut self.splits[at as usize];
+                let units = if is_live { slot.units(unit) } else { 0 };
+                slot.units[unit as usize] = 0;
+                slot.set_units(unit, units);
+                if !is_live {
+                    self[own] = Slot { word: 0, version: NONE };
                 }
             }
+            self.can_be_taken_again(at, usable);
         }
     }
 
