@@ -7,7 +7,9 @@ use std::sync::mpsc::channel;
 use proptest::prelude::*;
 
 use super::layout::PAGE_BYTES;
-use super::tests::{NO_THREAD, PAGES, binding, memory, open, pool, read, work, write};
+use super::tests::{
+    NO_THREAD, PAGES, binding, memory, memory_of, open, pool, pool_of, read, work, write,
+};
 use super::*;
 use crate::device::{IoBuffer, OwnedOperation};
 use crate::stats::Collector;
@@ -34,7 +36,7 @@ fn value(device: &CacheDevice) -> String {
 fn usage(device: &CacheDevice, class: usize) -> (u64, u64) {
     let shards = 0..device.core.shards.count();
     let of = shards.map(|it| device.core.shards.lock(it).orders().usage[class]);
-    of.fold((0, 0), |sum, one| (sum.0 + one.live, sum.1 + one.dirty))
+    of.fold((0, 0), |sum, one| (sum.0 + one.live(), sum.1 + one.dirty()))
 }
 
 fn cached(device: &CacheDevice, pages: Range<u64>) -> usize {
@@ -57,6 +59,25 @@ fn a_class_at_its_allocation_replaces_its_own_pages() {
     assert!(of_writes <= 16 && of_reads > 16, "{of_writes} {of_reads}");
     device.shutdown().unwrap();
     (0..PAGES).for_each(|page| assert_eq!(read(&*backing, page), 1));
+}
+
+/// Seven records of a block take as much of an allocation as one page.
+#[test]
+fn records_count_as_what_they_take_of_a_slot() {
+    let (region, backing) = (pool_of(64, 512), memory_of(512));
+    let device = open(&region, &backing);
+    device.set("by-content", "off").unwrap();
+    set(&device, "1,io_direction:write,10,0.25");
+    let records = 0..7 * 15;
+    for page in records.clone() {
+        device.write(page * PAGE_BYTES, &[1; 512], WriteFlags::default()).unwrap();
+    }
+    assert_eq!((cached(&device, records.clone()), usage(&device, 1)), (7 * 15, (15, 15)));
+    for page in 120..122 {
+        device.write(page * PAGE_BYTES, &[1; PAGE], WriteFlags::default()).unwrap();
+    }
+    assert!(usage(&device, 1).0 <= 16 && cached(&device, 120..122) == 2);
+    assert!(cached(&device, records) < 7 * 15, "others made place for the pages");
 }
 
 #[test]

@@ -121,18 +121,18 @@ impl Core {
         })
     }
 
-    /// Evicts the coldest pages of `class` in shard `number`, at least `pages` where it has them,
-    /// and cleans them before where it `cleans`.
+    /// Evicts the coldest pages of `class` in shard `number`, from at least `pages` slots where it
+    /// has them, and cleans them before where it `cleans`.
     fn evict_of_class(&self, number: usize, pages: u32, class: u8, cleans: bool) -> Result<()> {
-        let mut coldest = Vec::new();
         let mut shard = self.shards.lock(number);
         let most = pages.max(batch_pages(shard.slot_count()).min(shard.class_share(class) / 8));
-        shard.victims_of(class, most as usize, &mut coldest);
+        let coldest = shard.victims_of(class, most);
         drop(shard);
         let (dirty, clean): (Vec<_>, Vec<_>) = coldest.into_iter().partition(|found| found.dirty);
-        let evicted = self.evict(&clean)?;
+        self.evict(&clean)?;
+        let admission = || self.shards.lock(number).admission(class, pages, self.reserve());
         if cleans
-            && evicted < pages as usize
+            && admission() == Admission::ReplaceOwn
             && let Some(mut scratch) = self.cleaners.try_lock()
         {
             self.clean(dirty.clone(), &mut scratch)?;

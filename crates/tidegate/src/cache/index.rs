@@ -443,15 +443,15 @@ impl Shard {
 
     /// Slot `own` begins to count as its class's, or ceases to.
     fn count(&mut self, own: u32, begins: bool) {
-        let slot = self.slots[own];
+        let (slot, units) = (self.slots[own], self.units(own).into());
         let usage = &mut self.orders.usage[usize::from(slot.class())];
-        let dirty = u64::from(slot.is(DIRTY));
+        let dirty_units = if slot.is(DIRTY) { units } else { 0 };
         if begins {
-            usage.live += 1;
-            usage.dirty += dirty;
+            usage.live_units += units;
+            usage.dirty_units += dirty_units;
         } else {
-            usage.live -= 1;
-            usage.dirty -= dirty;
+            usage.live_units -= units;
+            usage.dirty_units -= dirty_units;
         }
     }
 
@@ -471,11 +471,25 @@ impl Shard {
         self.orders.share(class)
     }
 
-    /// Adds up to `n` pages of `class` to `out`, the first to be evicted first.
-    pub(super) fn victims_of(&mut self, class: u8, n: usize, out: &mut Vec<Found>) {
-        let mut slots = Vec::with_capacity(n);
-        self.orders.of(class).victims(n, &mut slots);
-        self.add_found(slots, out);
+    /// The next pages of `class` to evict that take `slots` slots together, as far as there are, in
+    /// the order of pages.
+    pub(super) fn victims_of(&mut self, class: u8, slots: u32) -> Vec<Found> {
+        let (mut victims, mut left_units) = (Vec::new(), slots * UNITS);
+        // As often as where all of them are records of a unit.
+        while left_units > 0 && victims.len() < (slots * UNITS) as usize {
+            let mut dense = Vec::new();
+            self.orders.of(class).victims(left_units.div_ceil(UNITS) as usize, &mut dense);
+            if dense.is_empty() {
+                break;
+            }
+            let units = dense.iter().map(|at| self.units(self.slots.of_dense(*at)));
+            left_units = left_units.saturating_sub(units.sum());
+            self.add_found(dense, &mut victims);
+        }
+        // A short order was gone through twice.
+        victims.sort_unstable_by_key(|found| found.page);
+        victims.dedup_by_key(|found| found.page);
+        victims
     }
 
     /// Has `classes` decide from now on; none: all pages are of class 0. So are pages of a class

@@ -6,14 +6,27 @@
 
 use std::sync::Arc;
 
+use super::layout::UNITS;
 use super::policy::classes::{self, CLASSES, Classes};
 use super::policy::{Replacement, ReplacementEntry};
 
-/// Slots that hold pages of a class.
+/// What pages and records of a class take, in [`UNITS`] of slots.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ClassUsage {
-    pub(super) live: u64,
-    pub(super) dirty: u64,
+    pub(super) live_units: u64,
+    pub(super) dirty_units: u64,
+}
+
+impl ClassUsage {
+    /// Slots that are used.
+    pub(super) fn live(self) -> u64 {
+        self.live_units.div_ceil(UNITS.into())
+    }
+
+    /// Those of them that are dirty.
+    pub(super) fn dirty(self) -> u64 {
+        self.dirty_units.div_ceil(UNITS.into())
+    }
 }
 
 /// The orders of one shard.
@@ -121,6 +134,6 @@ impl Orders {
     }
 
     fn live(&self) -> [u64; CLASSES] {
-        self.usage.map(|usage| usage.live)
+        self.usage.map(ClassUsage::live)
     }
 }

@@ -312,8 +312,8 @@ impl Core {
         for number in 0..self.shards.count() {
             let shard = self.shards.lock(number);
             for (sum, part) in usage.iter_mut().zip(&shard.orders().usage) {
-                sum.live += part.live;
-                sum.dirty += part.dirty;
+                sum.live_units += part.live_units;
+                sum.dirty_units += part.dirty_units;
             }
         }
         let table = self.classes.table();
@@ -326,7 +326,7 @@ impl Core {
         let shown = |(class, usage): (Class, ClassUsage)| {
             let size = |pages| Size { bytes: Self::bytes_of(pages) };
             let most = size(slots * u64::from(class.max_pct) / 100);
-            let (live, dirty) = (size(usage.live), size(usage.dirty));
+            let (live, dirty) = (size(usage.live()), size(usage.dirty()));
             let said = format!(
                 "{live} of {most} in use, {dirty} dirty; priority {}, mode {}: {}",
                 class.priority,
@@ -342,9 +342,9 @@ impl Core {
     fn collect_classes(&self, collector: &mut Collector) {
         for (class, usage) in self.class_usage() {
             collector.labelled("io_class", class.id.to_string(), |collector| {
-                collector.add(&OCCUPANCY, Self::bytes_of(usage.live));
-                collector.add(&CLEAN, Self::bytes_of(usage.live - usage.dirty));
-                collector.add(&DIRTY, Self::bytes_of(usage.dirty));
+                collector.add(&OCCUPANCY, Self::bytes_of(usage.live()));
+                collector.add(&CLEAN, Self::bytes_of(usage.live() - usage.dirty()));
+                collector.add(&DIRTY, Self::bytes_of(usage.dirty()));
                 self.counters.collect_class(class.id, collector);
             });
         }
