@@ -2,4 +2,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| tidegate_replay::trace::fuzzing::any_trace(data));
+fuzz_target!(|data: &[u8]| tidegate_trace::fuzzing::any_trace(data));

@@ -20,20 +20,15 @@ pub enum Error {
     /// A program could not be started to be recorded.
     #[error("{0}")]
     Start(String),
-    /// A file is not the trace that it was taken for.
-    #[error("{}: {what}", path.display())]
-    Trace {
-        /// The file.
-        path: PathBuf,
-        /// What was found, what was expected, and what to do.
-        what: String,
-    },
+    /// A trace could not be read.
+    #[error(transparent)]
+    Trace(#[from] tidegate_trace::Error),
 }
 
 impl Error {
     /// True where the command line was wrong: exit status 2 instead of 1.
     #[must_use]
     pub const fn is_usage(&self) -> bool {
-        matches!(self, Self::Usage(_))
+        matches!(self, Self::Usage(_) | Self::Trace(tidegate_trace::Error::Format(_)))
     }
 }

@@ -1,7 +1,8 @@
 //! What Tidegate would do for a workload from its trace, and on machines that are not
 //! here.
 //!
-//! - [`trace`]: readers of traces, all of which give the same [`trace::Event`]s;
+//! - [`trace`], a crate of its own: readers of traces, all of which give the same
+//!   [`trace::Event`]s;
 //! - [`scheme`]: tiers of DRAM, persistent memory and flash that those events are played through;
 //! - [`model`]: the tiers' own state machines on N cores, in virtual time.
 //! - [`report`]: the page that shows it;
@@ -20,4 +21,5 @@ pub mod replay;
 pub mod report;
 pub mod scheme;
 pub mod time;
-pub mod trace;
+
+pub use tidegate_trace as trace;

@@ -13,7 +13,7 @@ use tidegate_record::event::{Event, FOLDER};
 
 use super::rows::{At, Rows};
 use super::summary::{Operation, Summary};
-use crate::trace::storage::is_storage;
+use crate::trace::is_storage;
 
 /// `O_DSYNC`, which `O_SYNC` has too; the same on x86-64 and aarch64.
 const O_DSYNC: u64 = 0o10000;

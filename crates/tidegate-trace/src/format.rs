@@ -1,7 +1,8 @@
 //! The formats of traces.
 
 /// A format that a trace may have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Format {
     /// Calls of an Android app: Mobibench's `MobiGen`. All threads share the descriptors.
     Mobigen,

@@ -3,13 +3,13 @@
 use super::call::{Call, Descriptor, has_flag, integer, member, pair};
 use super::path::{joined, unescaped, unquoted};
 use super::processes::Processes;
-use crate::trace::bad::Bad;
-use crate::trace::descriptors::{Descriptors, Open, Way};
-use crate::trace::event::Op;
-use crate::trace::fields::number;
-use crate::trace::files::Files;
-use crate::trace::out::Out;
-use crate::trace::storage::is_storage;
+use crate::bad::Bad;
+use crate::descriptors::{Descriptors, Open, Way};
+use crate::event::Op;
+use crate::fields::number;
+use crate::files::Files;
+use crate::out::Out;
+use crate::storage::is_storage;
 
 /// All processes and what they have open.
 pub(super) struct State {

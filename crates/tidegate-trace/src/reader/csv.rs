@@ -5,11 +5,11 @@
 //! durable, and `fallocate` changes no data: neither is an event.
 
 use super::Reader;
-use crate::trace::bad::Bad;
-use crate::trace::event::Op;
-use crate::trace::fields::{cut, cut_last, file_length, number, range, stream};
-use crate::trace::files::Files;
-use crate::trace::out::Out;
+use crate::bad::Bad;
+use crate::event::Op;
+use crate::fields::{cut, cut_last, file_length, number, range, stream};
+use crate::files::Files;
+use crate::out::Out;
 
 const HEADER: &[u8] = b"ts_us,tid,op,file,offset,len";
 

@@ -1,6 +1,6 @@
 //! Paths: strings of strace as bytes, and where they lead from.
 
-use crate::trace::bad::Bad;
+use crate::bad::Bad;
 
 /// The longest path that the kernel takes.
 const MAX_PATH_BYTES: usize = 4096;

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 
 use super::*;
-use crate::error::Error;
 
 fn traced(text: &[u8], format: Option<Format>) -> Result<Trace, Error> {
     read(Path::new("sample"), Cursor::new(text.to_vec()), format)

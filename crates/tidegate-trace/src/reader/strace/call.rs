@@ -1,6 +1,6 @@
 //! A call: its name, arguments and result.
 
-use crate::trace::bad::Bad;
+use crate::bad::Bad;
 
 /// More than a call on files has.
 const MOST_ARGUMENTS: usize = 8;

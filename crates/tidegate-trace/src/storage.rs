@@ -8,7 +8,7 @@ const DISKS: [&[u8]; 16] = [
 const NOT_STORAGE: [&[u8]; 2] = [b"/proc/", b"/sys/"];
 
 /// False for terminals, random numbers, what the kernel tells of itself, and what lives in DRAM.
-pub(crate) fn is_storage(path: &[u8]) -> bool {
+pub fn is_storage(path: &[u8]) -> bool {
     if let Some(device) = path.strip_prefix(b"/dev/") {
         // `/dev/random` begins as a RAM disk does.
         return DISKS.iter().any(|disk| device.starts_with(disk)) && device != b"random";

@@ -2,10 +2,10 @@
 //! `version,time,op,size,lbn` with seconds, the SCSI operation in hex, bytes, and a sector.
 
 use super::Reader;
-use crate::trace::bad::Bad;
-use crate::trace::event::{FileId, Op};
-use crate::trace::fields::{number, range, sectors, split};
-use crate::trace::out::Out;
+use crate::bad::Bad;
+use crate::event::{FileId, Op};
+use crate::fields::{number, range, sectors, split};
+use crate::out::Out;
 
 const HEADER: &[u8] = b"version,time,op,size,lbn";
 const DISK: FileId = FileId(0);

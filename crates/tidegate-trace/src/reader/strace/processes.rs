@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use crate::trace::bad::Bad;
-use crate::trace::descriptors::Descriptors;
-use crate::trace::out::Out;
+use crate::bad::Bad;
+use crate::descriptors::Descriptors;
+use crate::out::Out;
 
 const MAX_PROCESSES: usize = 1 << 20;
 

@@ -16,9 +16,9 @@ mod processes;
 use std::collections::HashMap;
 
 use super::Reader;
-use crate::trace::bad::Bad;
-use crate::trace::lines::MAX_LINE_BYTES;
-use crate::trace::out::Out;
+use crate::bad::Bad;
+use crate::lines::MAX_LINE_BYTES;
+use crate::out::Out;
 use call::Call;
 use effect::State;
 use entry::{What, entry};

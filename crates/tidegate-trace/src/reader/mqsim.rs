@@ -3,10 +3,10 @@
 
 use super::Reader;
 use super::block::{Request, is_write};
-use crate::trace::bad::Bad;
-use crate::trace::fields::{number, sectors, split};
-use crate::trace::names::Names;
-use crate::trace::out::Out;
+use crate::bad::Bad;
+use crate::fields::{number, sectors, split};
+use crate::names::Names;
+use crate::out::Out;
 
 #[derive(Default)]
 pub(super) struct Mqsim {

@@ -5,11 +5,11 @@
 //! files begin each line with seconds; without them all events have the time 0.
 
 use super::Reader;
-use crate::trace::bad::Bad;
-use crate::trace::descriptors::{Descriptors, Open, Way};
-use crate::trace::fields::{cut, number, range, seconds_us};
-use crate::trace::files::Files;
-use crate::trace::out::Out;
+use crate::bad::Bad;
+use crate::descriptors::{Descriptors, Open, Way};
+use crate::fields::{cut, number, range, seconds_us};
+use crate::files::Files;
+use crate::out::Out;
 
 const OK: &[u8] = b"NT_STATUS_OK";
 const MOST_FIELDS: usize = 8;

@@ -9,12 +9,12 @@
 //! `write`, `pread` and `pwrite` is how many bytes; a negative one is a failure.
 
 use super::Reader;
-use crate::trace::bad::Bad;
-use crate::trace::descriptors::{Descriptors, Open, Way};
-use crate::trace::fields::{cut, cut_last, number, range, signed, stream};
-use crate::trace::files::Files;
-use crate::trace::out::Out;
-use crate::trace::storage::is_storage;
+use crate::bad::Bad;
+use crate::descriptors::{Descriptors, Open, Way};
+use crate::fields::{cut, cut_last, number, range, signed, stream};
+use crate::files::Files;
+use crate::out::Out;
+use crate::storage::is_storage;
 
 /// The path of what was opened by calls that are not shown.
 const STAND_IN: &[u8] = b"/data/data";

@@ -2,10 +2,10 @@
 
 use super::Reader;
 use super::block::{Request, is_write};
-use crate::trace::bad::Bad;
-use crate::trace::fields::{number, range, split};
-use crate::trace::names::Names;
-use crate::trace::out::Out;
+use crate::bad::Bad;
+use crate::fields::{number, range, split};
+use crate::names::Names;
+use crate::out::Out;
 
 const HEADER: &[u8] = b"device_id,opcode,offset,length,timestamp";
 

@@ -1,7 +1,7 @@
 //! The forms of a line: process, time, and what it tells.
 
-use crate::trace::bad::Bad;
-use crate::trace::fields::{cut, seconds_us, stream};
+use crate::bad::Bad;
+use crate::fields::{cut, seconds_us, stream};
 
 /// A line.
 #[derive(Debug, PartialEq, Eq)]

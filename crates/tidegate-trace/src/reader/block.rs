@@ -1,9 +1,9 @@
 //! What the formats of block devices have in common: a line is a request.
 
-use crate::trace::bad::Bad;
-use crate::trace::event::FileId;
-use crate::trace::names::Names;
-use crate::trace::out::Out;
+use crate::bad::Bad;
+use crate::event::FileId;
+use crate::names::Names;
+use crate::out::Out;
 
 /// A line.
 pub(super) struct Request<'a> {

@@ -34,7 +34,7 @@ pub struct Trace {
 /// output of `strace -ff`.
 ///
 /// # Errors
-/// [`Error::Io`] if it cannot be read, [`Error::Usage`] if its format cannot be told.
+/// [`Error::Io`] if it cannot be read, [`Error::Format`] if its format cannot be told.
 pub fn open(path: &Path, format: Option<Format>) -> Result<Trace, Error> {
     let mut progress = Progress::default();
     let source = Source::open(path, &mut progress).map_err(io_error(path))?;
@@ -129,7 +129,7 @@ impl Trace {
     /// An error if the file was not what it was taken for.
     fn verdict(&self) -> Option<Error> {
         let (number, why) = self.bad.first.first()?;
-        (self.bad.count * 2 > self.bad.lines).then(|| Error::Trace {
+        (self.bad.count * 2 > self.bad.lines).then(|| Error::Bad {
             path: self.path.clone(),
             what: format!(
                 "{} of {} lines are bad as lines of format {}, the first one line {number} ({why}); \
@@ -146,7 +146,7 @@ impl Trace {
 fn unknown(path: &Path) -> Error {
     let path = path.display();
     let names = Format::names();
-    Error::Usage(format!(
+    Error::Format(format!(
         "{path}: the first lines have the form of no format, or of more than one; give it with \
          --format: {names}"
     ))

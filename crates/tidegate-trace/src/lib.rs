@@ -13,6 +13,7 @@
 mod bad;
 mod by_time;
 mod descriptors;
+mod error;
 mod event;
 mod fields;
 mod files;
@@ -26,13 +27,15 @@ mod names;
 mod out;
 mod reader;
 mod source;
-pub(crate) mod storage;
+mod storage;
 #[cfg(test)]
 mod tests;
 mod whole;
 
 pub use bad::BadLines;
+pub use error::Error;
 pub use event::{Event, FileId, Op};
 pub use format::Format;
 pub use merge::{Merged, merge};
+pub use storage::is_storage;
 pub use whole::{Trace, open, read};

@@ -6,10 +6,10 @@
 
 use super::Reader;
 use super::block::{Request, is_write};
-use crate::trace::bad::Bad;
-use crate::trace::fields::{cut_last, number, seconds_us, sectors};
-use crate::trace::names::Names;
-use crate::trace::out::Out;
+use crate::bad::Bad;
+use crate::fields::{cut_last, number, seconds_us, sectors};
+use crate::names::Names;
+use crate::out::Out;
 
 /// Parts the time of installation from that of use.
 const MARK: &[u8] = b"preconditioning_ended";

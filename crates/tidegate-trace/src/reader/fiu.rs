@@ -3,11 +3,11 @@
 //! `seq ts_ns OPEN|CLOSE|FSYNC|FDATASYNC inode inode_size`.
 
 use super::Reader;
-use crate::trace::bad::Bad;
-use crate::trace::event::Op;
-use crate::trace::fields::{number, range, split};
-use crate::trace::names::Names;
-use crate::trace::out::Out;
+use crate::bad::Bad;
+use crate::event::Op;
+use crate::fields::{number, range, split};
+use crate::names::Names;
+use crate::out::Out;
 
 #[derive(Default)]
 pub(super) struct Fiu {
