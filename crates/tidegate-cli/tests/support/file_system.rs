@@ -34,11 +34,13 @@ impl FileSystem {
     /// Makes a new file system on the export `uri` and mounts it on `dir/mnt`.
     pub fn make_of(kind: Kind, dir: &Path, uri: &str) -> Self {
         let this = Self::attach(dir, uri, None);
-        let (mkfs, package) = match kind {
-            Kind::Ext4 => ("mkfs.ext4", "e2fsprogs"),
-            Kind::Xfs => ("mkfs.xfs", "xfsprogs"),
+        // All tables are written here: else the kernel writes them while the test goes on, and a
+        // disk that is stopped then stops `sync` everywhere.
+        let (mkfs, package, whole): (_, _, &[&str]) = match kind {
+            Kind::Ext4 => ("mkfs.ext4", "e2fsprogs", &["-E", "lazy_itable_init=0"]),
+            Kind::Xfs => ("mkfs.xfs", "xfsprogs", &[]),
         };
-        succeed(tool(mkfs, package).arg("-q").arg(&this.loop_device));
+        succeed(tool(mkfs, package).arg("-q").args(whole).arg(&this.loop_device));
         this.mounted()
     }
 
