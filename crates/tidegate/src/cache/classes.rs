@@ -110,15 +110,19 @@ impl Core {
         class: u8,
         is_write: bool,
     ) -> Result<bool> {
-        let admission = || self.shards.lock(number).admission(class, pages, self.reserve());
-        Ok(match admission() {
+        Ok(match self.class_admission(number, pages, class) {
             Admission::Insert => true,
             Admission::Bypass => false,
             Admission::ReplaceOwn => {
                 self.evict_of_class(number, pages, class, is_write)?;
-                admission() == Admission::Insert
+                self.class_admission(number, pages, class) == Admission::Insert
             }
         })
+    }
+
+    /// What a request of `class` that misses `pages` pages of shard `number` may do there.
+    fn class_admission(&self, number: usize, pages: u32, class: u8) -> Admission {
+        self.shards.lock(number).admission(class, pages, self.reserve())
     }
 
     /// Evicts the coldest pages of `class` in shard `number`, from at least `pages` slots where it
@@ -130,9 +134,8 @@ impl Core {
         drop(shard);
         let (dirty, clean): (Vec<_>, Vec<_>) = coldest.into_iter().partition(|found| found.dirty);
         self.evict(&clean)?;
-        let admission = || self.shards.lock(number).admission(class, pages, self.reserve());
         if cleans
-            && admission() == Admission::ReplaceOwn
+            && self.class_admission(number, pages, class) == Admission::ReplaceOwn
             && let Some(mut scratch) = self.cleaners.try_lock()
         {
             self.clean(dirty.clone(), &mut scratch)?;
@@ -144,7 +147,7 @@ impl Core {
 
     /// A page that was read may be kept: its class has a slot for it.
     pub(super) fn has_space_for(&self, fill: &Fill) -> bool {
-        let admission = || self.shard(fill.page).admission(fill.class, 1, self.reserve());
-        !self.classes.is_used.load(Ordering::Relaxed) || admission() == Admission::Insert
+        !self.classes.is_used.load(Ordering::Relaxed)
+            || self.class_admission(self.shard_of(fill.page), 1, fill.class) == Admission::Insert
     }
 }

@@ -37,7 +37,7 @@ use smallvec::SmallVec;
 use super::cleaner::Cleaner;
 use super::cluster::Sharding;
 use super::layout::{
-    PAGES_MAX, UNITS, can_split, parity, part_number, part_of, units_of, whole_slot,
+    PAGES_MAX, PART_UNITS_MAX, UNITS, can_split, parity, part_number, part_of, units_of, whole_slot,
 };
 use super::orders::Orders;
 use super::policy::classes::{Admission, Classes};
@@ -486,9 +486,7 @@ impl Shard {
             left_units = left_units.saturating_sub(units.sum());
             self.add_found(dense, &mut victims);
         }
-        // A short order was gone through twice.
-        victims.sort_unstable_by_key(|found| found.page);
-        victims.dedup_by_key(|found| found.page);
+        each_once(&mut victims);
         victims
     }
 
@@ -558,7 +556,10 @@ impl Shard {
     /// Takes a slot for a record of `lines` lines or for a page, where there are more than
     /// `reserve`; or a part of one that is split, or is to be.
     pub(super) fn take_for(&mut self, lines: u32, reserve: u32) -> Option<Taken> {
-        let Some(units) = units_of(lines) else { return self.take_beyond(reserve) };
+        let units = units_of(lines);
+        if units > PART_UNITS_MAX {
+            return self.take_beyond(reserve);
+        }
         if let Some(taken) = self.take_part(units) {
             return Some(taken);
         }
@@ -659,9 +660,7 @@ impl Shard {
                 out.extend(self.slots.live_beside(own).map(|own| self.found(own)));
             }
         }
-        // A short order was gone through twice.
-        out.sort_unstable_by_key(|found| found.page);
-        out.dedup_by_key(|found| found.page);
+        each_once(out);
         dense.len()
     }
 
@@ -1202,15 +1201,16 @@ impl Shard {
         known
     }
 
-    /// At opening: `slot` is split.
+    /// At opening: `slot` is split. None of its parts is taken before all headers were seen.
     pub(super) fn recover_split(&mut self, slot: u32) {
-        self.split_whole(slot / self.sharding.count);
+        let first = self.split_whole(slot / self.sharding.count);
+        self.slots.fill(first, 0, 0);
     }
 
     /// At opening: the part `slot` has a header, of a record of `lines` lines.
     pub(super) fn recover_part(&mut self, slot: u32, lines: u32) {
         let own = self.own(slot);
-        self.slots.set_units(own, units_of(lines).unwrap_or(UNITS));
+        self.slots.fill(own, units_of(lines), 0);
     }
 
     /// At opening: the record in the slot of `found` lies over the page in slot `under`, or over
@@ -1272,6 +1272,12 @@ impl Shard {
     pub(super) fn bytes(&self) -> usize {
         self.slots.bytes() + self.table.bytes()
     }
+}
+
+/// Has `victims` in the order of pages, each once: a short order was gone through twice.
+fn each_once(victims: &mut Vec<Found>) {
+    victims.sort_unstable_by_key(|found| found.page);
+    victims.dedup_by_key(|found| found.page);
 }
 
 /// `flag` where it is so.

@@ -225,7 +225,7 @@ const UNIT_LINES: u32 = 8;
 pub const UNITS: u32 = 7;
 const UNIT_BYTES: u64 = UNIT_LINES as u64 * LINE as u64;
 /// Most units of a part: a record of more lines takes a slot, in which it would leave nothing.
-const PART_UNITS_MAX: u32 = UNITS - 1;
+pub(super) const PART_UNITS_MAX: u32 = UNITS - 1;
 /// The headers of all parts that a slot can have: one for each unit.
 pub const ALL_PART_HEADERS: usize = UNITS as usize * HEADER;
 /// In the number of a part, above the number of its slot and its first unit there.
@@ -240,10 +240,10 @@ const _: () = {
     assert!(UNITS <= 1 << UNIT_BITS);
 };
 
-/// Units of a record of `lines` lines. None: it takes a slot.
+/// Units of a record of `lines` lines. With more than [`PART_UNITS_MAX`] it takes a slot.
 #[inline]
-pub(super) fn units_of(lines: u32) -> Option<u32> {
-    Some(lines.div_ceil(UNIT_LINES)).filter(|units| *units <= PART_UNITS_MAX)
+pub(super) fn units_of(lines: u32) -> u32 {
+    lines.div_ceil(UNIT_LINES)
 }
 
 /// The number of the part of `slot`, which is below 2^28, that begins with unit `unit`.
@@ -673,7 +673,7 @@ mod tests {
             }
         }
         let units = [1, 8, 9, 16, 31, 48, 49, 64].map(units_of);
-        assert_eq!(units, [Some(1), Some(1), Some(2), Some(2), Some(4), Some(6), None, None]);
+        assert_eq!(units, [1, 1, 2, 2, 4, PART_UNITS_MAX, 7, 8]);
     }
 
     proptest! {

@@ -321,15 +321,26 @@ fn the_granularity_is_kept_and_shown_and_changes_what_comes_from_now_on() {
     assert_eq!([0, 1, 2, 8, 16, 24].map(|block| read_block(&device, block)), [1, 2, 9, 1, 1, 1]);
 }
 
-/// The pool's header says that it has `version`.
-fn set_version(region: &Region, version: u32) {
+/// Where the copies of the pool's header are.
+fn copies_of(region: &Region) -> [u64; 2] {
     let at = CacheHeader::read(region).unwrap().superblock.data_offset;
+    [at, at + PAGE_BYTES]
+}
+
+fn header_at(region: &Region, at: u64) -> CacheHeaderBytes {
     let mut bytes = CacheHeaderBytes::new_zeroed();
     region.read(at, bytes.as_mut_bytes()).unwrap();
-    bytes.version = U32::new(version);
-    bytes.seal();
-    for copy in [0, 4096] {
-        region.write(at + copy, bytes.as_bytes()).unwrap();
+    bytes
+}
+
+/// The pool's header says that it has `version`.
+fn set_version(region: &Region, version: u32) {
+    for at in copies_of(region) {
+        let mut bytes = header_at(region, at);
+        assert_eq!(bytes.version.get(), VERSION);
+        bytes.version = U32::new(version);
+        bytes.seal();
+        region.write(at, bytes.as_bytes()).unwrap();
     }
 }
 
@@ -349,16 +360,11 @@ fn a_header_of_an_earlier_version_is_written_anew_before_there_is_a_record_or_a_
     for version in VERSIONS_BEFORE {
         let (region, fault, device) = nines(4096);
         drop(device);
-        let at = CacheHeader::read(&region).unwrap().superblock.data_offset;
-        let mut bytes = CacheHeaderBytes::new_zeroed();
-        region.read(at, bytes.as_mut_bytes()).unwrap();
-        assert_eq!(bytes.version.get(), VERSION);
         set_version(&region, version);
         assert_eq!(check(&region).unwrap().findings, Vec::<String>::new());
         drop(open_with(&region, &fault, NO_THREAD));
-        for copy in [0, 4096] {
-            region.read(at + copy, bytes.as_mut_bytes()).unwrap();
-            assert_eq!(bytes.version.get(), VERSION);
+        for at in copies_of(&region) {
+            assert_eq!(header_at(&region, at).version.get(), VERSION);
         }
     }
 }

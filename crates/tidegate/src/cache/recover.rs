@@ -27,9 +27,9 @@ use super::header::{Binding, CacheHeader, features_of};
 use super::index::{Found, Shard};
 use super::lane::{LANES, Lanes};
 use super::layout::{
-    ALL_PART_HEADERS, Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, UNITS,
-    VERDICT_OFFSET, VERSION, commit_offset, data_check, is_changed_split, is_one_bit_off, is_part,
-    part_of, split_header, stored_bytes, units_of, whole_slot,
+    ALL_PART_HEADERS, Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, VERDICT_OFFSET,
+    VERSION, commit_offset, data_check, is_changed_split, is_one_bit_off, is_part, part_of,
+    split_header, stored_bytes, units_of, whole_slot,
 };
 use super::pace::Pace;
 use super::policy::ReplacementEntry;
@@ -170,9 +170,11 @@ impl<'a> Scan<'a> {
             let part = part_of(slot, unit);
             let mut decoded = SlotHeader::decode(bytes, self.header.salt, part);
             if let Decoded::Header(header) = decoded {
-                let units = units_of(header.lines.count_ones()).unwrap_or(UNITS);
-                (decoded, end) =
-                    if unit < end { (Decoded::Bad, end) } else { (decoded, unit + units) };
+                if unit < end {
+                    decoded = Decoded::Bad;
+                } else {
+                    end = unit + units_of(header.lines.count_ones());
+                }
             }
             see(Scanned { slot: part, decoded, is_changed_split: false })?;
         }

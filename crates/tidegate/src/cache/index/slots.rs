@@ -24,8 +24,6 @@ const ALL_UNITS: u8 = u8::MAX >> (u8::BITS - UNITS);
 const SPLITS_LEAST: u32 = 8;
 /// The word of a slot that is split: no other slot has both flags without [`LIVE`].
 const SPLIT: u64 = BASE | LOST_BASE;
-/// No place in a list.
-const NOWHERE: u32 = u32::MAX;
 
 /// A slot that is split. Of the bits by unit that of its first one stands for a part.
 pub(super) struct SplitSlot {
@@ -60,7 +58,7 @@ impl SplitSlot {
             offered: 0,
             lost: 0,
             open_for: 0,
-            open_at: NOWHERE,
+            open_at: 0,
             is_listed: false,
         };
         new.set_units(0, UNITS);
@@ -332,12 +330,6 @@ impl Slots {
         self.set_open(at, usable);
     }
 
-    /// At opening: part `own` has `units` units.
-    pub(super) fn set_units(&mut self, own: u32, units: u32) {
-        let (at, unit) = place_of(own);
-        self.splits[at as usize].units[unit as usize] = u8::try_from(units).unwrap_or_default();
-    }
-
     /// Part `own` is free; slots from `usable` on leave.
     pub(super) fn free(&mut self, own: u32, usable: u32) {
         self[own] = Slot { word: 0, version: NONE };
@@ -376,10 +368,10 @@ impl Slots {
                 self.splits[*moved as usize].open_at = open_at;
             }
         }
-        let list = &mut self.open[now as usize];
-        let slot = &mut self.splits[at as usize];
-        (slot.open_for, slot.open_at) = (now, len_of(list));
+        self.splits[at as usize].open_for = now;
         if now > 0 {
+            let list = &mut self.open[now as usize];
+            self.splits[at as usize].open_at = len_of(list);
             list.push(at);
         }
     }
@@ -500,22 +492,14 @@ impl Slots {
         self.unused.extend(u32::try_from(self.whole[whole as usize].version));
     }
 
-    /// At opening: frees all units in which no record lies that counts.
+    /// At opening: frees all parts that hold nothing.
     pub(super) fn free_unused_parts(&mut self, usable: u32) {
         for at in 0..len_of(&self.splits) {
-            self.splits[at as usize].free = ALL_UNITS;
-            for unit in 0..UNITS {
-                let own = part_own(at, unit);
-                let is_live = self[own].is(LIVE);
-                let slot = &mut self.splits[at as usize];
-                let units = if is_live { slot.units(unit) } else { 0 };
-                slot.units[unit as usize] = 0;
-                slot.set_units(unit, units);
-                if !is_live {
-                    self[own] = Slot { word: 0, version: NONE };
+            for own in (0..UNITS).map(|unit| part_own(at, unit)) {
+                if !self[own].is(LIVE) {
+                    self.free(own, usable);
                 }
             }
-            self.can_be_taken_again(at, usable);
         }
     }
 
