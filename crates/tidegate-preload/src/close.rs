@@ -10,7 +10,7 @@ use crate::covered::{self, Open};
 use crate::descriptors::{self, Kind, Known, PINNED};
 use crate::raw::{self, words};
 use crate::synonyms::synonyms;
-use crate::{new_files, next, process, record_locks, unseen};
+use crate::{new_files, next, process, query, record_locks, unseen};
 
 /// The descriptor will mean nothing, or something else: forgets what is known of it.
 #[inline]
@@ -148,7 +148,7 @@ pub(crate) unsafe extern "C-unwind" fn dup3(original: c_int, copy: c_int, flags:
 fn set_flags(fd: c_int, flags: c_int) {
     const OF_WRITES: c_int = libc::O_APPEND | libc::O_DIRECT;
     let Some(open) = Open::writable(fd) else { return };
-    if raw::status_flags(fd).is_ok_and(|now| (now ^ flags) & OF_WRITES != 0) {
+    if query::status_flags(fd).is_ok_and(|now| (now ^ flags) & OF_WRITES != 0) {
         open.mark();
         descriptors::clear(fd);
     }

@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_int};
 use tidegate::log::put_extended;
 
 use crate::page::Page;
-use crate::raw;
+use crate::query;
 
 /// All extended attributes of a file.
 pub(crate) struct Extended {
@@ -24,7 +24,7 @@ impl Extended {
     pub(crate) fn read(&mut self, fd: c_int) -> Option<()> {
         self.len_bytes = 0;
         let mut names = Page::take();
-        let len = raw::flistxattr(fd, names.bytes_mut());
+        let len = query::flistxattr(fd, names.bytes_mut());
         let len = match len {
             Err(libc::EOPNOTSUPP) => 0,
             len => len.ok()?,
@@ -40,7 +40,7 @@ impl Extended {
 
     fn add(&mut self, fd: c_int, name: &CStr) -> Option<()> {
         let mut value = Page::take();
-        let len = raw::fgetxattr(fd, name, value.bytes_mut()).ok()?;
+        let len = query::fgetxattr(fd, name, value.bytes_mut()).ok()?;
         let space = self.page.bytes_mut().get_mut(self.len_bytes..)?;
         self.len_bytes += put_extended(name.to_bytes(), value.bytes().get(..len)?, space)?;
         Some(())

@@ -13,7 +13,6 @@
 #![allow(unsafe_code)] // a field that the C library hides
 
 use std::ffi::c_int;
-use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate::log::recover::{EXT_MAGIC, XFS_MAGIC, keeps_identities};
@@ -21,6 +20,7 @@ use tidegate::log::{self, FileSystemId, FileSystemRef, Log};
 
 use crate::path::{self, Opened};
 use crate::process;
+use crate::query;
 use crate::raw::{self, Errno, words};
 
 /// What tells a file system from all others, and where its pending changes are counted.
@@ -59,7 +59,7 @@ pub(crate) fn holds_covered(fd: c_int, mount: u64) -> Result<bool, Errno> {
     if let Some(note) = find(mount) {
         return Ok(note.holds_covered.load(Ordering::Relaxed) != 0);
     }
-    let holds_covered = is_allowed(kind(&raw::fstatfs(fd)?)) && !has_no_uuid(fd);
+    let holds_covered = is_allowed(kind(&query::fstatfs(fd)?)) && !has_no_uuid(fd);
     if mount != 0 && mount != BUSY {
         note(mount, holds_covered);
     }
@@ -69,9 +69,14 @@ pub(crate) fn holds_covered(fd: c_int, mount: u64) -> Result<bool, Errno> {
 /// The file system of an open file says that it has no UUID, by which recovery could find it. Tests
 /// run on whatever file system there is.
 fn has_no_uuid(fd: c_int) -> bool {
-    let Err(error) = log::recover::file_system_id(raw::borrowed(fd)) else { return false };
-    let has_none = error.kind() == io::ErrorKind::Unsupported;
-    !cfg!(test) && (has_none || error.raw_os_error() == Some(libc::ENOTTY))
+    let Err(error) = id_of(fd) else { return false };
+    !cfg!(test) && matches!(error, libc::ENOTTY | libc::EOPNOTSUPP)
+}
+
+/// What tells the file system of an open file from all others; `EOPNOTSUPP` where it has no UUID.
+fn id_of(fd: c_int) -> Result<FileSystemId, Errno> {
+    let id = || log::recover::file_system_id(raw::borrowed(fd));
+    query::asked(|| id().map_err(|error| error.raw_os_error().unwrap_or(libc::EOPNOTSUPP)))
 }
 
 /// What tells the file system of an open file on `device` from all others. None: it has no UUID, or
@@ -94,9 +99,8 @@ pub(crate) fn known(mount: u64) -> Option<FileSystemRef> {
 }
 
 fn find_identity(log: &Log, fd: c_int, device: u64) -> Option<Identity> {
-    let kind = kind(&raw::fstatfs(fd).ok()?);
-    let file = raw::borrowed(fd);
-    let id = log::recover::file_system_id(file);
+    let kind = kind(&query::fstatfs(fd).ok()?);
+    let id = id_of(fd);
     // Tests run on whatever file system there is.
     let id = if cfg!(test) { id.or(Ok::<_, Errno>([7; 16])).ok()? } else { id.ok()? };
     let journal = match kind {
@@ -163,7 +167,7 @@ fn journal_of(device: u64) -> Journal {
     let mut name = Text::new(b"/sys/dev/block/");
     name.push_number(libc::major(device)).push(b":").push_number(libc::minor(device));
     let mut link = [0; Text::BYTES];
-    let Ok(target) = raw::readlink(name.as_c_str(), &mut link) else { return Journal::Unknown };
+    let Ok(target) = query::readlink(name.as_c_str(), &mut link) else { return Journal::Unknown };
     let last = target.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     let mut task = Text::new(b"/sys/fs/ext4/");
     task.push(last).push(b"/journal_task");
@@ -174,7 +178,7 @@ fn journal_of(device: u64) -> Journal {
 fn by_task(path: &Text) -> Option<Journal> {
     let file = Opened::open(libc::AT_FDCWD, path.as_c_str(), libc::O_RDONLY).ok()?;
     let mut text = [0_u8; 16];
-    let len = raw::read(file.number(), &mut text).ok()?;
+    let len = query::read(file.number(), &mut text).ok()?;
     match text.get(..len)? {
         [b'0'..=b'9', ..] => Some(Journal::InOrder),
         [b'<', ..] => Some(Journal::Absent),
@@ -188,7 +192,7 @@ fn by_name(device: &[u8]) -> Journal {
     journal.push(device).push(b"-8");
     let arguments = words![libc::AT_FDCWD, journal.as_c_str().as_ptr(), libc::F_OK];
     // SAFETY: a terminated path.
-    let is_there = unsafe { raw::call(libc::SYS_faccessat, arguments) } == 0;
+    let is_there = unsafe { query::call(libc::SYS_faccessat, arguments) }.is_ok();
     if is_there { Journal::InOrder } else { Journal::Unknown }
 }
 
@@ -232,7 +236,7 @@ impl Text {
 
 /// Whether the file system of an open file is in memory: its syncs do nothing.
 pub(crate) fn is_in_memory(fd: c_int) -> bool {
-    raw::fstatfs(fd).is_ok_and(|stat| matches!(kind(&stat), TMPFS | RAMFS))
+    query::fstatfs(fd).is_ok_and(|stat| matches!(kind(&stat), TMPFS | RAMFS))
 }
 
 fn is_allowed(kind: i64) -> bool {

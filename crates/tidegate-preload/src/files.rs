@@ -18,12 +18,13 @@ use crate::file_systems::{self, Identity};
 use crate::path::{self, PathBuffer};
 use crate::process;
 use crate::process::Holding;
-pub(crate) use crate::raw::Seen;
+use crate::query;
+pub(crate) use crate::query::Seen;
 use crate::raw::{self, Errno};
 
 impl Seen {
     pub(crate) fn of(fd: c_int) -> Result<Self, Errno> {
-        raw::statx(fd)
+        query::statx(fd)
     }
 
     pub(crate) fn is_file(&self) -> bool {
@@ -161,7 +162,7 @@ pub(crate) fn handle_at(directory: c_int, path: &CStr, flags: c_int) -> Option<F
     let arguments = raw::words![directory, path.as_ptr(), at, mount, flags];
     // SAFETY: a terminated path, and memory for a handle of the size that is given and for a
     // number.
-    raw::checked(unsafe { raw::call(libc::SYS_name_to_handle_at, arguments) }).ok()?;
+    unsafe { query::call(libc::SYS_name_to_handle_at, arguments) }.ok()?;
     let len = usize::try_from(handle.len_bytes).ok()?;
     FileHandle::new(handle.kind, handle.bytes.get(..len)?)
 }

@@ -53,15 +53,17 @@
 //!   `extended` (attributes), `file_systems`, `extents`, `record_locks`, `descriptors` (what is
 //!   noted of each), `proc_fd`, `kept` (files that are pinned), `real` (why syncs are real),
 //!   `process` (and what the user wants), `supervisor`;
-//! - underneath: `raw` (system calls), `next` (the C library's functions), `synonyms`, `path`,
-//!   `page`, `shared` (values without a lock), `readable` (the program's pointers), `cancel`,
-//!   `signals`.
+//! - underneath: `raw` (system calls), `query` (those that the program does not make itself),
+//!   `next` (the C library's functions), `synonyms`, `path`, `page`, `shared` (values without a
+//!   lock), `readable` (the program's pointers), `cancel`, `signals`.
 #![cfg_attr(test, allow(dead_code))]
 
 mod aio;
 mod attributes;
 mod cancel;
 mod close;
+#[cfg(test)]
+mod confinement;
 mod covered;
 mod descriptors;
 mod exec;
@@ -87,6 +89,7 @@ mod plain;
 mod printf;
 mod proc_fd;
 mod process;
+mod query;
 mod raw;
 mod readable;
 mod real;

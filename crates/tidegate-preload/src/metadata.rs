@@ -29,7 +29,7 @@ use crate::new_files::{self, Numbers};
 use crate::path::{LINK_BYTES, Opened, proc_link};
 use crate::process::Holding;
 use crate::readable::text;
-use crate::{plain, process, raw};
+use crate::{plain, process, query, raw};
 
 /// Runs a call that changes names, attributes or sizes.
 pub(crate) fn counted<R>(call: impl FnOnce() -> R) -> R {
@@ -178,9 +178,9 @@ impl Named {
                 if known.kind == Kind::File {
                     return Some((known.device, known.inode));
                 }
-                raw::fstat(fd)
+                query::fstat(fd)
             }
-            Self::Path(directory, path, flags) => raw::fstatat(directory, text(path)?, flags),
+            Self::Path(directory, path, flags) => query::fstatat(directory, text(path)?, flags),
         };
         stat.ok().map(|stat| (stat.st_dev, stat.st_ino))
     }

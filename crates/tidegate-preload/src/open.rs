@@ -17,7 +17,7 @@ use crate::descriptors::Kind;
 use crate::files::Seen;
 use crate::raw;
 use crate::synonyms::synonyms;
-use crate::{cancel, covered, metadata, next, process, readable, unseen};
+use crate::{cancel, covered, metadata, next, process, query, readable, unseen};
 
 const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
 
@@ -81,7 +81,7 @@ impl Request<'_> {
         }
         let follows = self.flags & libc::O_NOFOLLOW == 0;
         let flags = if follows { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
-        match raw::fstatat(self.directory, self.path, flags) {
+        match query::fstatat(self.directory, self.path, flags) {
             Ok(_) => Before::There,
             Err(_) => Before::Missing,
         }
@@ -134,7 +134,7 @@ fn shown(fd: c_int) -> c_int {
 /// Does what `O_TRUNC` does to the file of `fd`, which was opened with these status flags; nothing
 /// to a file that `is_new` and empty.
 fn emptied(fd: c_int, status: c_int, is_new: bool) -> c_int {
-    let Ok(seen) = Seen::of(fd) else { return fd };
+    let Ok(seen) = Seen::of(fd) else { return emptied_unseen(fd) };
     // It has no effect on pipes and devices.
     if !seen.is_file() {
         return fd;
@@ -155,6 +155,14 @@ fn emptied(fd: c_int, status: c_int, is_new: bool) -> c_int {
         let _ = raw::close(fd);
         return raw::returned_int(result);
     }
+    fd
+}
+
+/// As [`emptied`], where the log was given up after the file was opened: no file is in it.
+#[cold]
+fn emptied_unseen(fd: c_int) -> c_int {
+    // Refused for pipes and devices.
+    let _ = raw::ftruncate(fd, 0);
     fd
 }
 

@@ -12,7 +12,7 @@ use tidegate::log::{FileHandle, NameAt, Timestamp};
 
 use crate::files::{self, Seen};
 use crate::path::{Opened, PathBuffer};
-use crate::raw;
+use crate::query;
 use crate::shared::Shared;
 
 /// `NAME_MAX`.
@@ -46,7 +46,7 @@ impl Noted {
     fn of(directory: c_int, seen: &Seen) -> Option<Self> {
         const FOLDS_CASE: u32 = 0x4000_0000;
         const IS_ENCRYPTED: u32 = 0x800;
-        let flags = raw::inode_flags(directory).ok()?;
+        let flags = query::inode_flags(directory).ok()?;
         let handle = files::handle_at(directory, c"", libc::AT_EMPTY_PATH)?;
         let (device, inode) = (seen.stat.st_dev, seen.stat.st_ino);
         let noted = Self { device, inode, created_ns: seen.created_ns, handle };
@@ -116,7 +116,7 @@ impl Parent {
 
     /// What has the name, if anything has. A symbolic link is one.
     pub(crate) fn child(&self) -> Option<libc::stat> {
-        raw::fstatat(self.directory(), self.name(), libc::AT_SYMLINK_NOFOLLOW).ok()
+        query::fstatat(self.directory(), self.name(), libc::AT_SYMLINK_NOFOLLOW).ok()
     }
 
     /// The handle of what has the name.

@@ -8,8 +8,9 @@
 use std::ffi::{CStr, c_int};
 
 use crate::page::{PAGE_BYTES, Page};
+use crate::process::Holding;
+use crate::query;
 use crate::raw::{self, Errno};
-use crate::signals::SignalsBlocked;
 
 /// The longest path of the kernel, its NUL included.
 pub(crate) const PATH_BYTES: usize = PAGE_BYTES;
@@ -18,7 +19,7 @@ pub(crate) const PATH_BYTES: usize = PAGE_BYTES;
 /// descriptor would stay where one leaves by `longjmp`.
 pub(crate) struct Opened {
     number: c_int,
-    _signals: SignalsBlocked,
+    _holding: Holding,
 }
 
 impl Opened {
@@ -31,9 +32,9 @@ impl Opened {
 
     /// Opens a file or directory itself.
     pub(crate) fn open(directory: c_int, path: &CStr, flags: c_int) -> Result<Self, Errno> {
-        let signals = SignalsBlocked::new();
+        let holding = Holding::new().ok_or(libc::ENOSYS)?;
         let number = raw::openat(directory, path, libc::O_CLOEXEC | flags, 0)?;
-        Ok(Self { number, _signals: signals })
+        Ok(Self { number, _holding: holding })
     }
 
     pub(crate) fn number(&self) -> c_int {
@@ -106,7 +107,7 @@ impl PathBuffer {
 /// The path under which the kernel knows what is open as `descriptor`.
 pub(crate) fn of_descriptor(descriptor: c_int, out: &mut PathBuffer) -> Result<(), Errno> {
     let mut link = [0; LINK_BYTES];
-    out.fill(|bytes| raw::readlink(proc_link(descriptor, &mut link), bytes).map(<[u8]>::len))?;
+    out.fill(|bytes| query::readlink(proc_link(descriptor, &mut link), bytes).map(<[u8]>::len))?;
     only_absolute(out)
 }
 

@@ -11,7 +11,7 @@
 use tidegate::log::{InFlight, Log, PlainCall};
 
 use crate::descriptors::Known;
-use crate::{process, raw};
+use crate::{process, query};
 
 /// Enters the lane for a change of a file by a descriptor, which is made by the kernel alone while
 /// the result lives. None: the change goes by the file's entry.
@@ -38,6 +38,6 @@ pub(crate) fn in_lane(log: &'static Log, call: PlainCall) -> Option<InFlight<'st
 
 #[cold]
 fn in_new_lane(log: &'static Log, call: PlainCall) -> Option<InFlight<'static>> {
-    log.claim_lane(raw::is_alive);
+    log.claim_lane(query::is_alive);
     log.enter(call)
 }

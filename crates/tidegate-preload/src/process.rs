@@ -63,6 +63,23 @@ impl Attached {
     }
 }
 
+#[cfg(test)]
+impl Attached {
+    /// Of a process that covers each file by its first sync.
+    pub(crate) fn of_test(log: Log) -> Self {
+        Self {
+            log,
+            found_at: [(); 2].map(|()| Place::new(OsStr::new("/"))),
+            filter: Filter::default(),
+            trust: b"",
+            cover_after: 1,
+            cover_age_ns: 0,
+            every_write: false,
+            includes_tmpfs: true,
+        }
+    }
+}
+
 /// A file's path, and which file is there.
 struct Place {
     path: CString,
@@ -266,45 +283,85 @@ fn kept(name: &str) -> Option<&'static OsStr> {
     Some(OsStr::from_bytes(Vec::leak(value)))
 }
 
-/// Threads of this process that hold a lock of the log.
+/// Threads of this process that are in the middle of something that giving up the log waits for.
 static HOLDERS: AtomicU32 = AtomicU32::new(0);
 /// How long [`give_up`] waits for each of those.
 const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// While this lives, the log's memory stays mapped, no rights are given up, and the calling thread
-/// runs no signal handler: to be taken before a lock in it, and, behind a call that may take long,
-/// before system calls that the program does not make itself.
+thread_local! {
+    /// The [`Holder`]s of the thread that live.
+    static HOLDERS_HERE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// While this lives, the log's memory stays mapped, and no rights are given up.
+///
+/// A signal handler that jumps out meanwhile leaves a holder: giving up waits all of its timeout.
+pub(crate) struct Holder(());
+
+impl Holder {
+    /// None: the log was given up.
+    #[inline]
+    pub(crate) fn new() -> Option<Self> {
+        HOLDERS.fetch_add(1, Ordering::SeqCst);
+        HOLDERS_HERE.set(HOLDERS_HERE.get().wrapping_add(1));
+        let holder = Self(());
+        (!has_given_up()).then_some(holder)
+    }
+
+    /// The calling thread has one.
+    #[inline]
+    pub(crate) fn is_here() -> bool {
+        HOLDERS_HERE.get() != 0
+    }
+}
+
+impl Drop for Holder {
+    #[inline]
+    fn drop(&mut self) {
+        HOLDERS_HERE.set(HOLDERS_HERE.get().wrapping_sub(1));
+        HOLDERS.fetch_sub(1, Ordering::SeqCst);
+        if has_given_up() {
+            raw::wake(&HOLDERS);
+        }
+        #[cfg(test)]
+        RELEASED.get()();
+    }
+}
+
+/// A [`Holder`] whose thread runs no signal handler: to be taken before a lock in the log, and,
+/// behind a call that may take long, before several system calls that the program does not make
+/// itself.
 pub(crate) struct Holding {
-    // Given back last: signals come once the thread is no holder any more.
-    _signals: Option<SignalsBlocked>,
+    // Given back first: signals come once the thread is no holder any more.
+    _holder: Holder,
+    _signals: SignalsBlocked,
 }
 
 impl Holding {
     /// None: the log was given up.
     #[inline]
     pub(crate) fn new() -> Option<Self> {
-        HOLDERS.fetch_add(1, Ordering::SeqCst);
-        // Only once the log cannot be given up: a filter may kill for the system call. A handler
-        // that jumps out before leaves a holder that is waited for.
-        let is_held = !has_given_up();
-        let holding = Self { _signals: is_held.then(SignalsBlocked::new) };
-        is_held.then_some(holding)
-    }
-}
-
-impl Drop for Holding {
-    #[inline]
-    fn drop(&mut self) {
-        HOLDERS.fetch_sub(1, Ordering::SeqCst);
-        if has_given_up() {
-            raw::wake(&HOLDERS);
-        }
+        // Signals only once the log cannot be given up: a filter may kill for the system call.
+        let holder = Holder::new()?;
+        Some(Self { _holder: holder, _signals: SignalsBlocked::new() })
     }
 }
 
 /// The log was given up.
 pub(crate) fn has_given_up() -> bool {
     GIVEN_UP.load(Ordering::SeqCst)
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Called by the thread when one of its holders has gone.
+    pub(crate) static RELEASED: Cell<fn()> = const { Cell::new(|| ()) };
+}
+
+/// As if another thread had given the log up, or had not.
+#[cfg(test)]
+pub(crate) fn pretend_given_up(is_given_up: bool) {
+    GIVEN_UP.store(is_given_up, Ordering::SeqCst);
 }
 
 /// Why the log was given up, in the supervisor's words.
@@ -321,6 +378,7 @@ static CAUSE: OnceLock<&'static str> = OnceLock::new();
 pub(crate) fn become_child() -> bool {
     log::after_fork();
     HOLDERS.store(0, Ordering::SeqCst);
+    HOLDERS_HERE.set(0);
     APART.replace(Apart::No) == Apart::OwnDescriptors
 }
 
@@ -328,8 +386,9 @@ pub(crate) fn become_child() -> bool {
 /// library does. The supervisor has suspended logging before: no operation of this process begins
 /// any more.
 ///
-/// A thread that holds a lock is waited for: the C library keeps it in a list that leads through
-/// the log's memory. Others find zeroes there: that no file has an entry.
+/// A [`Holder`] is waited for: its lock is in a list of the C library that leads through the log's
+/// memory, or the kernel is to answer it still. Others find zeroes there: that no file has an
+/// entry.
 pub(crate) fn give_up(cause: &'static str) {
     let _ = CAUSE.set(cause);
     GIVEN_UP.store(true, Ordering::SeqCst);

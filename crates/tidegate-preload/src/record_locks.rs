@@ -22,7 +22,7 @@ use crate::descriptors::{self, Kind};
 use crate::path::Opened;
 use crate::process::Holding;
 use crate::raw::Errno;
-use crate::{next, raw};
+use crate::{next, query, raw};
 
 const WORDS: usize = 16;
 static MAY_HAVE: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
@@ -39,7 +39,7 @@ pub(crate) fn note(fd: c_int) {
     // `SQLite` asks for ten a transaction: what is known of the descriptor spares ten calls.
     let known = descriptors::get(fd);
     let known = (known.kind == Kind::File).then_some((known.device, known.inode));
-    let numbers = || raw::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
+    let numbers = || query::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
     let is_new = if let Some((device, inode)) = known.or_else(numbers) {
         let (word, bit) = bit(device, inode);
         word.fetch_or(bit, Ordering::SeqCst) & bit == 0
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn a_file_that_was_locked_is_known() {
         let file = tempfile::tempfile().unwrap();
-        let stat = raw::fstat(file.as_raw_fd()).unwrap();
+        let stat = query::fstat(file.as_raw_fd()).unwrap();
         note(file.as_raw_fd());
         assert!(may_have(stat.st_dev, stat.st_ino));
         assert!((0..100).any(|inode| !may_have(stat.st_dev, inode)), "not all are");
@@ -173,7 +173,7 @@ mod tests {
         for _ in 0..ROUNDS {
             // A file that no lock was asked for yet.
             let file = tempfile::tempfile().unwrap();
-            let stat = raw::fstat(file.as_raw_fd()).unwrap();
+            let stat = query::fstat(file.as_raw_fd()).unwrap();
             let (word, bit) = bit(stat.st_dev, stat.st_ino);
             word.fetch_and(!bit, Ordering::SeqCst);
             let start = Barrier::new(2);

@@ -19,7 +19,7 @@ use crate::covered::Open;
 use crate::descriptors::{APPEND, PINNED};
 use crate::open::open_at;
 use crate::synonyms::synonyms;
-use crate::{descriptors, metadata, next, process, raw, readable, unseen};
+use crate::{descriptors, metadata, next, process, query, raw, readable, unseen};
 
 unsafe extern "C" {
     static stdout: *mut FILE;
@@ -181,7 +181,8 @@ unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE 
 }
 
 fn appends(fd: c_int) -> bool {
-    process::log().is_some() && raw::status_flags(fd).is_ok_and(|flags| flags & libc::O_APPEND != 0)
+    process::log().is_some()
+        && query::status_flags(fd).is_ok_and(|flags| flags & libc::O_APPEND != 0)
 }
 
 #[unsafe(no_mangle)]

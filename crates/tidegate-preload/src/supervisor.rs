@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::{path, process, raw};
+use crate::{path, process, query};
 
 /// Bytes of the longest message that is sent, and of what is looked at of an answer.
 const MESSAGE_BYTES: usize = 128;
@@ -92,11 +92,11 @@ pub(crate) fn program_name() -> [u8; NAME_BYTES] {
     let mut name = [0; NAME_BYTES];
     if rustix::thread::gettid() == rustix::process::getpid() {
         // The main thread's own name is the program's.
-        raw::thread_name(&mut name);
+        query::thread_name(&mut name);
         return name;
     }
     let file = path::Opened::open(libc::AT_FDCWD, c"/proc/self/comm", libc::O_RDONLY);
-    let len = file.ok().and_then(|file| raw::read(file.number(), &mut name).ok()).unwrap_or(0);
+    let len = file.ok().and_then(|file| query::read(file.number(), &mut name).ok()).unwrap_or(0);
     // A line.
     name[len.saturating_sub(1)..].fill(0);
     name

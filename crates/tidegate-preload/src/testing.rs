@@ -16,6 +16,7 @@ use crate::covered::Open;
 use crate::descriptors::{Entry, Known};
 use crate::files::{self, Seen};
 use crate::path::PathBuffer;
+use crate::process::{self, Attached};
 
 /// A log, and a directory for files.
 pub(crate) struct World {
@@ -27,12 +28,16 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> Self {
-        let region = Arc::new(Region::anonymous(1 << 20).unwrap());
-        log::create(&region, &LogOptions::default()).unwrap();
-        let pool = LogPool::open(region).unwrap();
-        let all = pool.ring_bytes();
-        let control = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
-        let log = Box::leak(Box::new(Log::start(pool, control, all).unwrap()));
+        Self::with(Box::leak(Box::new(new_log(1 << 20))))
+    }
+
+    /// As [`new`](Self::new), with a log that the process uses, so that all hooks do.
+    pub(crate) fn of_process() -> Self {
+        process::use_log(Attached::of_test(new_log(16 << 20)));
+        Self::with(process::log().unwrap())
+    }
+
+    fn with(log: &'static Log) -> Self {
         Self { log, start: log.head(), directory: tempfile::tempdir().unwrap() }
     }
 
@@ -86,6 +91,15 @@ impl World {
         let words = headers.map(|header| in_words(&header));
         words.collect::<Vec<_>>().join(" ")
     }
+}
+
+fn new_log(bytes: u64) -> Log {
+    let region = Arc::new(Region::anonymous(bytes).unwrap());
+    log::create(&region, &LogOptions::default()).unwrap();
+    let pool = LogPool::open(region).unwrap();
+    let all = pool.ring_bytes();
+    let control = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
+    Log::start(pool, control, all).unwrap()
 }
 
 fn in_words(header: &Header) -> String {

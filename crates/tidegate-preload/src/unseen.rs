@@ -17,7 +17,7 @@ use crate::covered::{Open, leave_closed, leave_numbers};
 use crate::descriptors::{self, Kind, PINNED};
 use crate::process::Holding;
 use crate::real::{self, Reason};
-use crate::{kept, metadata, plain, proc_fd, process, raw};
+use crate::{kept, metadata, plain, proc_fd, process, query};
 
 /// The open file is changed unseen until this process ends, or until [`stop`] is called with what
 /// this returns: none if that is so already.
@@ -55,7 +55,7 @@ fn locked<'l>(log: &'l Log, file: FileRef, run: impl FnOnce(&FileGuard<'l>)) {
 /// along.
 pub(crate) fn about_to_change(directory: c_int, path: &CStr, later: bool) {
     let Some(log) = process::log() else { return };
-    if let Ok(stat) = raw::fstatat(directory, path, 0) {
+    if let Ok(stat) = query::fstatat(directory, path, 0) {
         leave_numbers(log, stat.st_dev, stat.st_ino, later);
     }
 }
@@ -63,7 +63,7 @@ pub(crate) fn about_to_change(directory: c_int, path: &CStr, later: bool) {
 /// Runs a change of the file that `fd`, which only names it, refers to: as a plain one, of a file
 /// that has left the log. Counted as a change of metadata.
 pub(crate) fn while_plain(fd: c_int, change: impl FnOnce() -> isize) -> isize {
-    let (Some(log), Ok(stat)) = (process::log(), raw::fstat(fd)) else { return change() };
+    let (Some(log), Ok(stat)) = (process::log(), query::fstat(fd)) else { return change() };
     let (device, inode) = (stat.st_dev, stat.st_ino);
     // In the lane first: a story that begins later waits for the change.
     let in_flight = plain::in_lane(log, PlainCall::Write { device, inode });

@@ -9,7 +9,8 @@ use super::Open;
 use crate::descriptors::{self, Kind, Known, READ_ONLY};
 use crate::files::{self, Seen};
 use crate::process;
-use crate::raw::{self, Errno};
+use crate::query;
+use crate::raw::Errno;
 
 /// What `fd` is: as noted, or found out now.
 #[inline]
@@ -25,7 +26,7 @@ pub(crate) fn find_out(fd: c_int) -> Known {
         return Known::IGNORED;
     }
     // A descriptor that cannot be examined is not noted: the next call will fail as this one.
-    Seen::of(fd).map_or(Known::IGNORED, |seen| note(fd, &seen, || raw::status_flags(fd)))
+    Seen::of(fd).map_or(Known::IGNORED, |seen| note(fd, &seen, || query::status_flags(fd)))
 }
 
 /// Notes what `fd` is; `status` are its status flags.

@@ -23,7 +23,7 @@ use crate::descriptors::{self, Entry, Known, PINNED};
 use crate::path::Opened;
 use crate::process::Holding;
 use crate::record_locks::{self, Unlocked};
-use crate::{metadata, plain, raw};
+use crate::{metadata, plain, query, raw};
 
 /// How long a lock is waited for to pin a file, each of [`TRIES`] times.
 const PIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -60,13 +60,15 @@ impl Open {
         true
     }
 
-    /// Makes a change without the entry's lock, whose holder is stopped or is this thread.
+    /// Makes a change without the entry's lock, whose holder is stopped or is this thread. Where
+    /// the log was given up instead, no file is in it, and the change is all that is done.
     ///
     /// Why that is safe: the end of the story comes after the file is durable. A record that the
     /// holder appended before it is dropped by recovery, and one that it appends later belongs to
     /// no story that was covered.
     #[cold]
     pub(super) fn without_lock(&self, entry: Entry, change: impl FnOnce() -> isize) -> isize {
+        let Some(_holding) = Holding::new() else { return change() };
         if self.log.must_log(entry.file) {
             if durable::fsync(raw::borrowed(self.fd)).is_err() {
                 // A stale entry has no story.
@@ -287,7 +289,7 @@ impl Gone<'_> {
     /// By a descriptor that the program has, or one that no record lock depends on; or all files.
     fn make_durable(&self) {
         let is_it = |fd| {
-            let numbers = raw::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
+            let numbers = query::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
             numbers == Ok((self.device, self.inode))
         };
         // Looked at behind it: another thread may have closed the descriptor.

@@ -36,7 +36,7 @@ use crate::path::{self, PathBuffer};
 use crate::process::Holding;
 use crate::raw::Errno;
 use crate::signals::SignalsBlocked;
-use crate::{file_systems, process, raw};
+use crate::{file_systems, process, query, raw};
 
 /// The largest file that a record makes.
 pub(super) const MADE_BYTES_MAX: u64 = 128 << 10;
@@ -259,7 +259,7 @@ impl Open {
         /// It has extended attributes.
         const HAS_ATTRIBUTES: u32 = 0x8000_0000;
         let stat = &seen.stat;
-        let flags = raw::file_flags(self.fd).ok()?;
+        let flags = query::file_flags(self.fd).ok()?;
         let is_ordinary = seen.attributes & SPECIAL == 0
             && (flags.flags & !HAS_ATTRIBUTES, flags.project) == (0, 0)
             && (flags.extent_bytes, flags.cow_extent_bytes) == (0, 0);
@@ -338,7 +338,7 @@ impl Content {
         let space = memory.get_mut(..wanted).ok_or(libc::ENOMEM)?;
         let mut done = 0;
         while let Some(rest) = space.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            match raw::pread(fd, rest, done as u64) {
+            match query::pread(fd, rest, done as u64) {
                 Ok(bytes) => {
                     done += bytes;
                     if bytes == 0 || done == wanted - 1 {

@@ -30,6 +30,7 @@ use crate::files::{Identified, Seen};
 use crate::parents::Parent;
 use crate::path::PathBuffer;
 use crate::process::{self, Holding};
+use crate::query;
 use crate::raw::{self, words};
 
 /// A directory, and a path in it.
@@ -93,7 +94,7 @@ pub(crate) fn change_name(asked: Changed<'_>) -> Option<isize> {
         return None;
     }
     let (directory, path) = asked.from();
-    let stat = raw::fstatat(directory, path, libc::AT_SYMLINK_NOFOLLOW).ok()?;
+    let stat = query::fstatat(directory, path, libc::AT_SYMLINK_NOFOLLOW).ok()?;
     if !is_file(&stat) || !log.may_have(stat.st_dev, stat.st_ino) {
         return None;
     }

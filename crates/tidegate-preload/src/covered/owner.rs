@@ -11,7 +11,7 @@ use libc::{gid_t, uid_t};
 use tidegate::log::{Change, PlainCall};
 
 use super::Open;
-use crate::{plain, raw};
+use crate::{plain, query};
 
 /// Bits of the mode that a change of the owner clears.
 const SET_ID_BITS: u32 = libc::S_ISUID | libc::S_ISGID;
@@ -48,11 +48,11 @@ impl Open {
 
     /// `fchown` to these changes no owner, no mode and no capabilities; -1 stands for any owner.
     fn has_owner(&self, user: uid_t, group: gid_t) -> bool {
-        let Ok(stat) = raw::fstat(self.fd) else { return false };
+        let Ok(stat) = query::fstat(self.fd) else { return false };
         [stat.st_uid, uid_t::MAX].contains(&user)
             && [stat.st_gid, gid_t::MAX].contains(&group)
             && stat.st_mode & SET_ID_BITS == 0
-            && raw::fgetxattr(self.fd, c"security.capability", &mut []) == Err(libc::ENODATA)
+            && query::fgetxattr(self.fd, c"security.capability", &mut []) == Err(libc::ENODATA)
     }
 }
 

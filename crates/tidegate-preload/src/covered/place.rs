@@ -10,7 +10,8 @@ use tidegate::log::{AppendError, Change, FileGuard, Ticket};
 use super::write::Recorded;
 use super::{Open, is_disk_failure};
 use crate::descriptors;
-use crate::raw::{self, Errno};
+use crate::query;
+use crate::raw::Errno;
 
 /// Where a write goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,12 +39,12 @@ impl Open {
     }
 
     fn end(&self) -> Result<u64, Errno> {
-        raw::size(self.fd)
+        query::size(self.fd)
     }
 
     #[inline]
     fn position(&self) -> Result<u64, Errno> {
-        raw::lseek(self.fd, 0, libc::SEEK_CUR).map(|at| at as u64)
+        query::position(self.fd)
     }
 
     /// Whether the kernel did what the record says.

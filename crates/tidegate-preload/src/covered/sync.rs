@@ -17,7 +17,7 @@ use tidegate::log::{Counter, FileSystemRef, Log};
 use super::{Locked, Open, is_disk_failure, negated, real};
 use crate::descriptors::{self, Entry};
 use crate::process::Holding;
-use crate::{extents, raw};
+use crate::{extents, query, raw};
 
 /// Bytes that a file may log between two syncs. To copy more takes longer than the sync of a fast
 /// disk that the log saves, and pushes other files' records out of the log.
@@ -119,7 +119,7 @@ impl Open {
 
     /// The file system took writes when the file was opened or covered.
     fn was_writable(&self) -> bool {
-        raw::status_flags(self.fd).is_ok_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY)
+        query::status_flags(self.fd).is_ok_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY)
             || self.entry_if_any().is_some_and(|entry| self.log.must_log(entry.file))
     }
 
@@ -339,7 +339,7 @@ mod tests {
     fn an_overwrite_after_a_change_commits_it_once_it_has_set_the_files_times() {
         let case = Case::new();
         case.rename();
-        let changed_at = || raw::fstat(case.open.fd).map(|stat| stat.st_ctime_nsec).unwrap();
+        let changed_at = || query::fstat(case.open.fd).map(|stat| stat.st_ctime_nsec).unwrap();
         let before = changed_at();
         // The clock of files moves in ticks: within one a write leaves the inode as it is.
         while changed_at() == before {
@@ -354,7 +354,7 @@ mod tests {
     #[test]
     fn each_change_waits_for_an_overwrite_of_its_own_that_sets_the_files_times() {
         let case = Case::new();
-        let changed_at = || raw::fstat(case.open.fd).map(|stat| stat.st_ctime_nsec).unwrap();
+        let changed_at = || query::fstat(case.open.fd).map(|stat| stat.st_ctime_nsec).unwrap();
         for _ in 0..3 {
             case.rename();
             let before = changed_at();

@@ -94,7 +94,7 @@ mod tests {
     use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
     use super::*;
-    use crate::raw;
+    use crate::query;
     use crate::testing::World;
 
     const FLAGS: u32 = SYNCHRONOUS;
@@ -123,7 +123,7 @@ mod tests {
             is_programs.set(fd == file.as_raw_fd());
             let at = if let Place::At(at) = place { at } else { 0 };
             // The same file, whatever the descriptor.
-            assert_eq!(raw::status_flags(fd).unwrap() & libc::O_DSYNC != 0, is_programs.get());
+            assert_eq!(query::status_flags(fd).unwrap() & libc::O_DSYNC != 0, is_programs.get());
             file.write_at(b"data", at).unwrap().cast_signed()
         };
         let parts = [IoSlice::new(b"data")];

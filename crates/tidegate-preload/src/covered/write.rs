@@ -13,7 +13,7 @@ use tidegate::log::{Change, Counter, FileGuard, Ticket};
 use super::{Locked, Open, Place, Refused, SPACE_TIMEOUT, Sync, negated};
 use crate::descriptors::{self, DIRECT};
 use crate::path::{self, PathBuffer};
-use crate::{files, metadata, plain, process, raw};
+use crate::{files, metadata, plain, process, query, raw};
 
 /// How often a write waits for free space: other writers may take it first.
 const WAITS: u32 = 60;
@@ -208,7 +208,7 @@ impl Open {
     #[cold]
     fn watched(&self, guard: &Locked, kernel: impl Fn() -> isize) -> (isize, Option<u64>) {
         let changed_at =
-            || raw::fstat(self.fd).ok().map(|stat| (stat.st_ctime, stat.st_ctime_nsec));
+            || query::fstat(self.fd).ok().map(|stat| (stat.st_ctime, stat.st_ctime_nsec));
         // Counted before the first look: whatever sets the time after it is later than what is
         // counted.
         let changes = self.log.changes(guard.file_system);

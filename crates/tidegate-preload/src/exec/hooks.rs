@@ -10,7 +10,7 @@ use super::{Argv, Program, Way, starting, starting_shell};
 use crate::path::PathBuffer;
 use crate::raw::{self, words};
 use crate::readable::text;
-use crate::{next, unseen};
+use crate::{next, query, unseen};
 
 type ActionsAt = *const c_void;
 type AttributesAt = *const c_void;
@@ -63,7 +63,7 @@ fn found(name: *const c_char, buffer: &mut PathBuffer) -> Option<&CStr> {
 fn is_executable(path: &CStr) -> bool {
     let arguments = words![libc::AT_FDCWD, path.as_ptr(), libc::X_OK];
     // SAFETY: a terminated path.
-    unsafe { raw::call(libc::SYS_faccessat, arguments) == 0 }
+    unsafe { query::call(libc::SYS_faccessat, arguments) }.is_ok()
 }
 
 /// Runs `start` for the program that the search finds for this name.
@@ -75,15 +75,9 @@ fn with_found(
     start: impl FnOnce(Argv) -> c_int,
 ) -> c_int {
     let mut buffer = PathBuffer::new();
-    match found(name, &mut buffer) {
-        Some(path) => starting(
-            &Program { directory: libc::AT_FDCWD, path, flags: 0, opens },
-            way,
-            envp,
-            start,
-        ),
-        None => start(envp),
-    }
+    // The empty path is that of no program.
+    let path = found(name, &mut buffer).unwrap_or_default();
+    starting(&Program { directory: libc::AT_FDCWD, path, flags: 0, opens }, way, envp, start)
 }
 
 fn execute_found(name: *const c_char, argv: Argv, envp: Argv) -> c_int {

@@ -64,13 +64,14 @@ fn starting(
     let Some(session) = Session::get().filter(|_| is_readable_list(environment)) else {
         return start(environment);
     };
-    if process::has_given_up() {
-        return with_additions(&additions(session, false), environment, start);
-    }
-    if process::log().is_none() {
+    if process::log().is_none() && !process::has_given_up() {
         return start(environment);
     }
     let judged = program::judge(program.directory, program.path, program.flags);
+    // Behind the judgement, which is none if another thread has given the log up by then.
+    if process::has_given_up() {
+        return with_additions(&additions(session, false), environment, start);
+    }
     if judged.verdict == Verdict::Missing {
         return start(environment);
     }

@@ -12,6 +12,7 @@ use tidegate_interpose::own_calls;
 use crate::page::Mapped;
 use crate::path::{LINK_BYTES, Opened, PathBuffer, of_descriptor, proc_link};
 use crate::process::{self, Attached};
+use crate::query;
 use crate::raw::{self, words};
 use crate::supervisor;
 
@@ -93,7 +94,7 @@ fn is_trusted(directory: c_int, path: &CStr) -> bool {
 struct Interpreted;
 
 fn judge_opened(opened: &Opened, interpreter: &mut PathBuffer) -> Result<Why, Interpreted> {
-    let Ok(stat) = raw::fstat(opened.number()) else { return Ok(MISSING) };
+    let Ok(stat) = query::fstat(opened.number()) else { return Ok(MISSING) };
     if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
         return Ok(MISSING);
     }
@@ -140,7 +141,7 @@ pub(crate) fn own_cause(attached: Option<&Attached>) -> Option<&'static str> {
 /// Whether the program makes system calls of its own that the user does not trust.
 fn makes_own_calls(attached: &Attached, opened: &Opened, head: &[u8]) -> bool {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let version = raw::fstat(opened.number()).ok().map(|stat| version_of(&stat));
+    let version = query::fstat(opened.number()).ok().map(|stat| version_of(&stat));
     let known = version.and_then(|version| attached.log().makes_own_calls(&version));
     let makes = known.unwrap_or_else(|| {
         let makes = has_own_calls(opened, head);
@@ -189,7 +190,7 @@ fn read_head<'h>(opened: &Opened, head: &'h mut [u8; HEAD_BYTES]) -> &'h [u8] {
 fn read_at(opened: &Opened, at: u64, out: &mut [u8]) -> usize {
     let arguments = words![opened.number(), out.as_mut_ptr(), out.len(), at];
     // SAFETY: memory for the answer.
-    raw::checked(unsafe { raw::call(libc::SYS_pread64, arguments) }).unwrap_or(0)
+    unsafe { query::call(libc::SYS_pread64, arguments) }.unwrap_or(0)
 }
 
 /// Whether the linker will ignore `LD_PRELOAD` since the program has rights that its caller has
@@ -204,14 +205,14 @@ fn gains_rights(opened: &Opened, stat: &libc::stat) -> bool {
 
 fn number(call: c_long) -> u64 {
     // SAFETY: these take nothing.
-    raw::checked(unsafe { raw::call(call, words![]) }).map_or(u64::MAX, |number| number as u64)
+    unsafe { query::call(call, words![]) }.map_or(u64::MAX, |number| number as u64)
 }
 
 fn has_capabilities(opened: &Opened) -> bool {
     let name: *const c_char = c"security.capability".as_ptr();
     let arguments = words![opened.number(), name, std::ptr::null::<u8>(), 0_usize];
     // SAFETY: a terminated name, and no free space for the value: its size is the answer.
-    raw::checked(unsafe { raw::call(libc::SYS_fgetxattr, arguments) }).is_ok()
+    unsafe { query::call(libc::SYS_fgetxattr, arguments) }.is_ok()
 }
 
 #[cfg(test)]

@@ -1,0 +1,204 @@
+//! A test of all that the hooks do while another thread gives the log up and installs a filter of
+//! system calls: after that, each thread makes the program's own system calls only.
+//!
+//! The other thread may be so fast only where no [`Holder`](crate::process::Holder) is waited for:
+//! before a hook begins, when it has seen that there is a log, and whenever a holder has gone. Each
+//! of these seams is tried in each operation. The filter kills for any other system call.
+#![allow(unsafe_code)] // the hooks, and a system call that no crate has
+
+use std::cell::Cell;
+use std::ffi::{CString, c_int, c_long};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+use crate::testing::World;
+use crate::{attributes, close, descriptors, names, next, open, process, raw, record_locks};
+use crate::{size, sync, write};
+
+thread_local! {
+    /// The seams of the thread that are to be passed before it is confined; none: it never is.
+    static SEAMS: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// A holder has gone.
+fn seam() {
+    match SEAMS.get() {
+        Some(0) => {
+            SEAMS.set(None);
+            process::pretend_given_up(true);
+            install_filter();
+        }
+        seams => SEAMS.set(seams.map(|seams| seams - 1)),
+    }
+}
+
+/// What the threads of any program need, and what the operations here make for the program.
+const ALLOWED: [c_long; 30] = [
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_futex,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mprotect,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_sigaltstack,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_write,
+    libc::SYS_pwrite64,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_sync,
+    libc::SYS_syncfs,
+    libc::SYS_ftruncate,
+    libc::SYS_truncate,
+    libc::SYS_fallocate,
+    libc::SYS_openat,
+    libc::SYS_close,
+    libc::SYS_dup3,
+    libc::SYS_renameat,
+    libc::SYS_linkat,
+    libc::SYS_unlinkat,
+    libc::SYS_fchmod,
+    libc::SYS_fchown,
+    libc::SYS_fcntl,
+];
+
+/// For the calling thread alone, for ever.
+fn install_filter() {
+    let instruction = |code: u32, if_not: u8, k: u32| {
+        let code = u16::try_from(code).unwrap();
+        libc::sock_filter { code, jt: 0, jf: if_not, k }
+    };
+    let mut filter = vec![instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
+    for number in ALLOWED {
+        let number = u32::try_from(number).unwrap();
+        filter.push(instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, number));
+        filter.push(instruction(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW));
+    }
+    filter.push(instruction(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_KILL_PROCESS));
+    let len = u16::try_from(filter.len()).unwrap();
+    let program = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
+    let arguments = raw::words![libc::PR_SET_NO_NEW_PRIVS, 1_usize];
+    // SAFETY: no pointers.
+    assert_eq!(unsafe { raw::call(libc::SYS_prctl, arguments) }, 0);
+    let arguments = raw::words![libc::SECCOMP_SET_MODE_FILTER, 0_usize, &raw const program];
+    // SAFETY: a filter that lives until the call returns.
+    assert_eq!(unsafe { raw::call(libc::SYS_seccomp, arguments) }, 0);
+}
+
+/// What an operation is given: a descriptor, and the paths of its file, of no file, and of another.
+struct Given {
+    fd: c_int,
+    path: CString,
+    free: CString,
+    other: CString,
+}
+
+/// A call as programs make it: whether it has succeeded.
+type Operation = (&'static str, fn(&Given) -> bool);
+
+macro_rules! operations {
+    ($($name:literal: |$it:pat_param| $call:expr;)*) => {
+        [$(($name, |$it| {
+            // SAFETY: descriptors and terminated paths of this test.
+            let result = unsafe { $call };
+            result >= 0
+        })),*]
+    };
+}
+
+const OPERATIONS: [Operation; 20] = operations! {
+    "write": |it| write::write(it.fd, b"some".as_ptr().cast(), 4);
+    "pwrite": |it| write::pwrite64(it.fd, b"some".as_ptr().cast(), 4, 9000);
+    "fsync": |it| sync::fsync(it.fd);
+    "fdatasync": |it| sync::fdatasync(it.fd);
+    "syncfs": |it| sync::syncfs(it.fd);
+    "lockf": |it| record_locks::lockf(it.fd, libc::F_TEST, 0);
+    "ftruncate": |it| size::ftruncate(it.fd, 2);
+    "truncate": |it| size::truncate(it.path.as_ptr(), 2);
+    "fallocate": |it| size::fallocate(it.fd, 0, 0, 9000);
+    "open": |it| open::open(it.path.as_ptr(), libc::O_RDWR, 0);
+    "open and empty": |it| open::open(it.path.as_ptr(), libc::O_RDWR | libc::O_TRUNC, 0);
+    "open and make": |it| open::open(it.free.as_ptr(), libc::O_RDWR | libc::O_CREAT, 0o600);
+    "close": |it| close::close(it.fd);
+    "dup2": |it| close::dup2(it.fd, it.fd + 900);
+    "set flags": |it| close::fcntl64(it.fd, libc::F_SETFL, libc::O_APPEND.unsigned_abs() as usize);
+    "rename": |it| names::rename(it.path.as_ptr(), it.other.as_ptr());
+    "link": |it| names::link(it.path.as_ptr(), it.free.as_ptr());
+    "unlink": |it| names::unlink(it.path.as_ptr());
+    "fchmod": |it| attributes::fchmod(it.fd, 0o600);
+    "fchown": |it| attributes::fchown(it.fd, u32::MAX, u32::MAX);
+};
+
+/// What the log knows of the file before the operation.
+#[derive(Debug, Clone, Copy)]
+enum State {
+    Unknown,
+    Plain,
+    Covered,
+    /// This process has made it.
+    New,
+}
+
+fn file_in(world: &World, name: &str, state: State) -> File {
+    if matches!(state, State::New) {
+        return File::create_new(world.path(name)).unwrap();
+    }
+    let file = world.file(name);
+    match state {
+        State::Covered => descriptors::set(file.as_raw_fd(), world.covered(&file, 0).known),
+        State::Plain => world.keep(&world.open(&file, 0)),
+        State::Unknown | State::New => {
+            descriptors::clear(file.as_raw_fd());
+        }
+    }
+    file
+}
+
+/// Runs the operation with the log given up at a seam; whether it has so many.
+fn run_confined(world: &World, (name, run): Operation, state: State, seams: u32) -> bool {
+    // The last line before the filter kills.
+    println!("{name} of a file that is {state:?}, after {seams} seams");
+    let path = |suffix: &str| {
+        let name = format!("{name}-{state:?}-{seams}{suffix}");
+        CString::new(world.path(&name).into_os_string().into_encoded_bytes()).unwrap()
+    };
+    let file = file_in(world, &format!("{name}-{state:?}-{seams}"), state);
+    std::fs::write(world.path(&format!("{name}-{state:?}-{seams}-other")), "other").unwrap();
+    let fd = file.as_raw_fd();
+    let given = Given { fd, path: path(""), free: path("-free"), other: path("-other") };
+    let confined = || {
+        SEAMS.set(Some(seams));
+        process::RELEASED.set(seam);
+        if seams == 0 {
+            seam();
+        }
+        let has_succeeded = run(&given);
+        (has_succeeded, raw::errno(), SEAMS.take().is_none())
+    };
+    let (has_succeeded, errno, was_confined) =
+        std::thread::scope(|scope| scope.spawn(confined).join().unwrap());
+    process::pretend_given_up(false);
+    assert!(has_succeeded, "error {errno}");
+    std::mem::forget(file);
+    was_confined
+}
+
+#[test]
+fn no_system_call_but_the_program_s_is_made_after_the_log_was_given_up() {
+    next::resolve();
+    descriptors::make().unwrap();
+    let world = World::of_process();
+    let mut confined = 0;
+    for operation in OPERATIONS {
+        for state in [State::Unknown, State::Plain, State::Covered, State::New] {
+            let seams = (0..100).find(|seams| !run_confined(&world, operation, state, *seams));
+            confined += seams.unwrap();
+        }
+    }
+    println!("{confined} operations were confined");
+    assert!(confined > 200, "{confined}");
+}
