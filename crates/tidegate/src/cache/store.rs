@@ -5,8 +5,8 @@ use std::io::IoSlice;
 
 use super::index::{Found, Stored, Taken};
 use super::layout::{
-    ALL_LINES, ALL_PART_HEADERS, HEADER_BYTES, PAGE, SlotHeader, data_check, is_part, part_of,
-    split_header, stored_bytes, whole_slot,
+    ALL_LINES, ALL_PART_HEADERS, HEADER_BYTES, PAGE, SlotHeader, is_part, part_of, split_header,
+    stored_bytes, whole_slot,
 };
 use super::merge::{Base, Content, Demand, Entry, Merged};
 use super::span::pages_of;
@@ -349,10 +349,9 @@ impl Core {
                 data_check: 0,
             };
             if let Some(data) = it.data {
-                // The client may change its memory meanwhile: what is checked is what is stored.
-                let see = |seen: &[u8]| header.data_check = data_check(seen);
                 let at = self.places.data(it.taken.slot);
-                self.region.write_streaming_seen::<PAGE>(at, &[IoSlice::new(data)], see)?;
+                let parts = [IoSlice::new(data)];
+                header.data_check = self.region.write_streaming_crc32c::<PAGE>(at, &parts)?;
             }
             let bytes = header.encode(self.salt, it.taken.slot);
             self.region.write_streaming(self.places.header(it.taken.slot), &bytes)

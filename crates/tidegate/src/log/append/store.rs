@@ -8,7 +8,7 @@ use super::super::Log;
 use super::super::control::SlotWords;
 use super::super::error::AppendError;
 use super::super::layout::RECORD_ALIGN_BYTES;
-use super::super::record::{Header, PayloadDigest, RecordKind, payload_checksum, record_bytes};
+use super::super::record::{Header, RecordKind, record_bytes};
 use super::Share;
 use super::reserve::Reserved;
 use crate::sync::Ordering;
@@ -88,9 +88,9 @@ impl Log {
         slot.record.store(position, Ordering::Release);
         let payload = u64::from(draft.payload_bytes);
         let payload_checksum = if payload <= SMALL_BYTES as u64 {
-            self.store_payload::<SMALL_BYTES>(position, parts, payload)?
+            self.store_payload::<SMALL_BYTES>(position, parts)?
         } else {
-            self.store_payload::<CHUNK_BYTES>(position, parts, payload)?
+            self.store_payload::<CHUNK_BYTES>(position, parts)?
         };
         let file = if draft.file == 0 { position } else { draft.file };
         let header = Header { position, file, payload_checksum, ..draft };
@@ -98,32 +98,18 @@ impl Log {
         Ok(header)
     }
 
-    /// Stores the payload of the record at `position`, `bytes` bytes: its checksum.
-    ///
-    /// By way of a buffer of its own: another thread of the program may change the bytes meanwhile,
-    /// as databases do with pages that they write, and what is stored must be what the checksum was
-    /// taken of.
+    /// Stores the payload of the record at `position`: the checksum of what is stored. Another
+    /// thread of the program may change the bytes meanwhile, as databases do with pages that they
+    /// write.
     fn store_payload<const CHUNK: usize>(
         &self,
         position: u64,
         parts: &[IoSlice<'_>],
-        bytes: u64,
     ) -> Result<u32, AppendError> {
         let region = self.pool.region();
         let to = self.pool.region_offset(position) + RECORD_ALIGN_BYTES;
         // What the payload leaves of its last line is the record's, too.
-        let stored = if bytes <= CHUNK as u64 {
-            // A checksum of one piece takes half the time of one in pieces. This is that of no
-            // bytes.
-            let mut checksum = 0;
-            let see = |all: &[u8]| checksum = payload_checksum(&[IoSlice::new(all)]);
-            region.write_streaming_seen::<CHUNK>(to, parts, see).map(|()| checksum)
-        } else {
-            let mut digest = PayloadDigest::default();
-            let see = |chunk: &[u8]| digest.add(chunk);
-            region.write_streaming_seen::<CHUNK>(to, parts, see).map(|()| digest.finish())
-        };
-        stored.map_err(|_| AppendError::Memory)
+        region.write_streaming_crc32c::<CHUNK>(to, parts).map_err(|_| AppendError::Memory)
     }
 
     /// Stores the header of a record whose payload was stored, and makes both durable: one fence.

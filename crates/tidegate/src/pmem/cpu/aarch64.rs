@@ -70,6 +70,11 @@ pub(super) fn best_copies() -> Copies {
     available_copies().next().expect("dc cvac is always there")
 }
 
+/// No instructions that fold lines of a CRC.
+pub(super) fn stream_with_crc() -> Option<super::StreamWithCrc> {
+    None
+}
+
 /// Waits until what this thread wrote back has reached the point of persistence.
 #[inline]
 pub(in crate::pmem) fn fence() {

@@ -45,17 +45,33 @@ pub(super) struct Copies {
     pub(super) stream_lines: unsafe fn(*mut u8, *const u8, usize),
 }
 
+/// Streaming stores with the CRC-32C of what is stored.
+#[derive(Clone, Copy)]
+pub(super) struct StreamWithCrc {
+    /// As [`Copies::stream_lines`], of one line at least: the CRC's register behind all of them,
+    /// which is to be inverted at the end. Each byte is loaded once.
+    pub(super) lines: unsafe fn(*mut u8, *const u8, usize) -> u32,
+    /// The register behind some bytes more.
+    pub(super) rest: unsafe fn(u32, &[u8]) -> u32,
+}
+
 /// The implementations in use.
 #[derive(Clone, Copy)]
 pub(super) struct Cpu {
     pub(super) write_back: WriteBack,
     pub(super) copies: Copies,
+    /// None: the CPU has no such instructions.
+    pub(super) stream_with_crc: Option<StreamWithCrc>,
 }
 
 impl Cpu {
     /// The fastest implementations that this CPU has.
     pub(super) fn detect() -> Self {
-        Self { write_back: arch::best_write_back(), copies: arch::best_copies() }
+        Self {
+            write_back: arch::best_write_back(),
+            copies: arch::best_copies(),
+            stream_with_crc: arch::stream_with_crc(),
+        }
     }
 
     /// Stores can be made durable from user space: a domain of `adr` is possible.

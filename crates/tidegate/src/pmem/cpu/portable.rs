@@ -45,6 +45,11 @@ pub(super) fn best_copies() -> Copies {
     copies
 }
 
+/// No instructions that fold lines of a CRC.
+pub(super) fn stream_with_crc() -> Option<super::StreamWithCrc> {
+    None
+}
+
 /// Orders this thread's stores before its later ones.
 #[inline]
 pub(in crate::pmem) fn fence() {

@@ -84,7 +84,7 @@ fn every_copy_copies_exactly() {
 fn every_streaming_copy_with_every_write_back_copies_exactly() {
     for copies in all_copies() {
         for write_back in arch::WriteBack::available() {
-            let cpu = Cpu { write_back, copies };
+            let cpu = Cpu { write_back, copies, ..Cpu::detect() };
             let what = format!("{} with {}", copies.name, write_back.name());
             check_everywhere(&what, |to, from, bytes| {
                 // SAFETY: both ranges lie inside the test's buffers.
@@ -92,6 +92,35 @@ fn every_streaming_copy_with_every_write_back_copies_exactly() {
             });
         }
     }
+}
+
+/// All numbers of lines that take another way through, at all alignments of the source.
+#[test]
+fn streaming_with_a_checksum_copies_exactly_and_sums_what_it_copies() {
+    let source = pattern(5);
+    let mut memory = pattern(6);
+    // CPUs without it never use it.
+    if let Some(stream) = Cpu::detect().stream_with_crc {
+        for (from, lines) in (0..LINE).flat_map(|from| (1..=12).map(move |lines| (from, lines))) {
+            let bytes = lines * LINE;
+            let data = &source.0[from..from + bytes];
+            // SAFETY: both ranges lie inside the test's buffers, and the second begins at a line.
+            let crc = unsafe { (stream.lines)(memory.0.as_mut_ptr(), data.as_ptr(), bytes) };
+            fence();
+            assert_eq!(&memory.0[..bytes], data);
+            assert_eq!(&memory.0[bytes..], &pattern(6).0[bytes..]);
+            assert_eq!(u64::from(!crc), crc_of(data), "{lines} lines at {from}");
+            let rest = &source.0[from + bytes..][..from % 24];
+            // SAFETY: this CPU has the instructions.
+            let crc = unsafe { (stream.rest)(crc, rest) };
+            assert_eq!(u64::from(!crc), crc_of(&source.0[from..][..bytes + rest.len()]));
+            memory = pattern(6);
+        }
+    }
+}
+
+fn crc_of(data: &[u8]) -> u64 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, data)
 }
 
 #[test]

@@ -33,26 +33,45 @@ fn streaming_store() {
     expect_counts(expected, |region| region.write_streaming(64, &[1; 4096]).unwrap());
 }
 
+/// By way of a buffer, since there are parts.
 #[test]
-fn streaming_store_seen() {
+fn streaming_store_of_parts_with_a_checksum() {
     let data: Vec<u8> = (0..1300_u32).map(|number| (number % 251) as u8).collect();
+    let region = Region::anonymous(8192).unwrap();
+    let (first, rest) = data.split_at(700);
+    let parts = [first, &[], rest].map(IoSlice::new);
+    let stored = region.write_streaming_crc32c::<512>(128, &parts);
     // Whole lines: none is written back.
     let expected = Counters { stores: 3, bytes_streamed: 1344, ..Counters::default() };
-    expect_counts(expected, |region| {
-        let mut seen = Vec::new();
-        let (first, rest) = data.split_at(700);
-        let parts = [first, &[], rest].map(IoSlice::new);
-        region
-            .write_streaming_seen::<512>(128, &parts, |chunk| seen.extend_from_slice(chunk))
-            .unwrap();
-        assert_eq!(seen, data);
-        for at in (0..1344).step_by(8) {
-            let wanted = std::array::from_fn(|next| data.get(at + next).copied().unwrap_or(0));
-            assert_eq!(region.load_u64(128 + at as u64).unwrap(), u64::from_le_bytes(wanted));
-        }
-        let misaligned = region.write_streaming_seen::<512>(100, &parts, |_| ());
-        assert!(matches!(misaligned, Err(PmemError::Misaligned { .. })));
-    });
+    assert_eq!(region.counters(), expected);
+    expect_stored(&region, &data, stored);
+    let misaligned = region.write_streaming_crc32c::<512>(100, &parts);
+    assert!(matches!(misaligned, Err(PmemError::Misaligned { .. })));
+}
+
+/// In one step, and in one by way of a buffer.
+#[test]
+fn streaming_store_of_one_part_with_a_checksum() {
+    let data: Vec<u8> = (0..4133_u32).map(|number| (number % 241) as u8).collect();
+    for len in [0, 1, 63, 64, 65, 127, 200, 256, 320, 511, 512, 577, 4096, 4133] {
+        let region = Region::anonymous(8192).unwrap();
+        region.write(128, &[0xff; 5000]).unwrap();
+        let part = &data[data.len() - len..];
+        let stored = region.write_streaming_crc32c::<8192>(128, &[IoSlice::new(part)]);
+        expect_stored(&region, part, stored);
+        assert_eq!(region.counters().bytes_streamed, len.next_multiple_of(64) as u64);
+    }
+}
+
+/// `data` was stored from byte 128 on, with zeroes to the end of its last line, and `stored` is its
+/// checksum.
+fn expect_stored(region: &Region, data: &[u8], stored: Result<u32, PmemError>) {
+    let wanted = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, data);
+    assert_eq!(stored.map(u64::from).unwrap(), wanted, "{} bytes", data.len());
+    let mut found = vec![0; data.len().next_multiple_of(64)];
+    region.read(128, &mut found).unwrap();
+    assert_eq!(&found[..data.len()], data);
+    assert!(found[data.len()..].iter().all(|byte| *byte == 0));
 }
 
 #[test]

@@ -2,10 +2,13 @@
 
 mod avx2;
 mod avx512;
+mod crc32c;
 mod sse2;
 
 use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
+
+pub(super) use crc32c::detect as stream_with_crc;
 
 use super::{Copies, LINE};
 
