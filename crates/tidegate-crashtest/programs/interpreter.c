@@ -727,10 +727,42 @@ static void begin_traced(const char *name)
     _exit(0);
 }
 
+/* Lets the child come to where it is to be killed, and kills it there. */
+static int kill_in(struct traced *it, enum kill where, int count)
+{
+    int status;
+    if (it->child < 0 || waitpid(it->child, &status, 0) != it->child || !WIFSTOPPED(status))
+        return -1;
+    void *options = (void *)(PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL);
+    ptrace(PTRACE_SETOPTIONS, it->child, NULL, options);
+    while (!is_there(it, where, count)) {
+        it->by_steps = where == IN || (where == PAST && it->is_changed);
+        int goes_on = !it->at_end && go_on(it) == 0;
+        if (!goes_on || waitpid(it->child, &status, 0) != it->child || !note_stop(it, status)) {
+            errno = ECHILD; /* it has ended without the change */
+            return -1;
+        }
+    }
+    return kill(it->child, SIGKILL) == 0 && waitpid(it->child, &status, 0) == it->child ? 0 : -1;
+}
+
+/* Keeps this process, and the children that it makes, on the CPU where it is; `before` gets those
+ * that it may run on. Two CPUs would wake each other at each step of a traced child. */
+static void stay_here(cpu_set_t *before)
+{
+    cpu_set_t here;
+    CPU_ZERO(before);
+    if (sched_getaffinity(0, sizeof *before, before) != 0)
+        return; /* there are more CPUs than it has bits */
+    CPU_ZERO(&here);
+    CPU_SET(sched_getcpu(), &here);
+    sched_setaffinity(0, sizeof here, &here);
+}
+
 /* A child executes an operation, and is killed in it. */
 static int execute_killed(const char *name, enum kill where, int count)
 {
-    int status;
+    cpu_set_t before;
     /* A name that the child changes may be another file's then. */
     if (!is(name, "write") && !is(name, "append") && !is(name, "truncate"))
         do_release();
@@ -739,23 +771,15 @@ static int execute_killed(const char *name, enum kill where, int count)
     fill_before(name);
     await_tick();
     ticks_are_awaited = 1;
+    stay_here(&before);
     struct traced it = { .child = fork() };
     if (it.child == 0)
         begin_traced(name);
     ticks_are_awaited = 0;
-    if (it.child < 0 || waitpid(it.child, &status, 0) != it.child || !WIFSTOPPED(status))
-        return -1;
-    void *options = (void *)(PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL);
-    ptrace(PTRACE_SETOPTIONS, it.child, NULL, options);
-    while (!is_there(&it, where, count)) {
-        it.by_steps = where == IN || (where == PAST && it.is_changed);
-        int goes_on = !it.at_end && go_on(&it) == 0;
-        if (!goes_on || waitpid(it.child, &status, 0) != it.child || !note_stop(&it, status)) {
-            errno = ECHILD; /* it has ended without the change */
-            return -1;
-        }
-    }
-    return kill(it.child, SIGKILL) == 0 && waitpid(it.child, &status, 0) == it.child ? 0 : -1;
+    int status = kill_in(&it, where, count), error = errno;
+    sched_setaffinity(0, sizeof before, &before);
+    errno = error;
+    return status;
 }
 
 /* Takes "before", or "at", "in", "behind" or "past" and a count, off the words of a killed
