@@ -10,8 +10,28 @@ pub const INITIAL_A: u64 = 200;
 /// Number that stands for the initial bytes of `d1/B`.
 pub const INITIAL_B: u64 = 201;
 
+/// Offsets in one block of this size have places that go up by [`STEP`].
+const BLOCK_BYTES: u64 = 256;
+const STEP: u64 = 11;
+/// The inverse of [`STEP`] modulo [`VALUES`].
+const STEP_INVERSE: u64 = 137;
+/// Bytes of ascending places: a block that begins with any value is in them.
+const ASCENDING: [u8; 507] = ascending();
+const _: () = assert!(ASCENDING.len() as u64 == VALUES + BLOCK_BYTES);
+
+const fn ascending() -> [u8; 507] {
+    let mut bytes = [1; 507];
+    let mut at = 1;
+    while at < bytes.len() {
+        let before = bytes[at - 1] as u64 - 1;
+        bytes[at] = (1 + (before + STEP) % VALUES).to_le_bytes()[0];
+        at += 1;
+    }
+    bytes
+}
+
 fn place(offset: u64) -> u64 {
-    offset * 11 + (offset >> 8) * 29
+    offset * STEP + offset / BLOCK_BYTES * 29
 }
 
 /// The byte that operation `number` writes at `offset`.
@@ -22,7 +42,18 @@ pub fn byte(number: u64, offset: u64) -> u8 {
 
 /// The bytes that operation `number` writes at `offset`.
 pub fn bytes(number: u64, offset: u64, length: u64) -> Vec<u8> {
-    (offset..offset + length).map(|at| byte(number, at)).collect()
+    let (mut bytes, mut at, end) = (Vec::new(), offset, offset + length);
+    while at < end {
+        let count = (BLOCK_BYTES - at % BLOCK_BYTES).min(end - at);
+        let first = (number * 41 + place(at)) * STEP_INVERSE % VALUES;
+        bytes.extend_from_slice(&ASCENDING[index(first)..index(first + count)]);
+        at += count;
+    }
+    bytes
+}
+
+fn index(at: u64) -> usize {
+    usize::try_from(at).expect("a block is small")
 }
 
 /// Names the writer of a byte at an offset.
@@ -48,5 +79,13 @@ mod tests {
             assert_eq!(writer(byte(INITIAL_A, offset), offset), "initial bytes of d0/A");
         }
         assert_eq!(writer(0, 17), "zeroes");
+    }
+
+    #[test]
+    fn bytes_are_the_byte_of_each_offset() {
+        for (number, offset, length) in [(0, 0, 1), (7, 250, 20), (INITIAL_A, 255, 70_000)] {
+            let each = (offset..offset + length).map(|at| byte(number, at));
+            assert_eq!(bytes(number, offset, length), each.collect::<Vec<u8>>());
+        }
     }
 }

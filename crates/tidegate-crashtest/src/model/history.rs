@@ -14,6 +14,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Bytes of a file system's block.
 pub const BLOCK_BYTES: u64 = 4096;
@@ -32,7 +33,7 @@ enum Block {
 #[derive(Debug, Clone)]
 enum Event {
     /// Bytes of a write; `needs` has the prefix from which on each block of it can be visible.
-    Write { offset: u64, bytes: Vec<u8>, needs: Vec<usize>, made_at: usize, synced: bool },
+    Write { offset: u64, bytes: Arc<[u8]>, needs: Vec<usize>, made_at: usize, synced: bool },
     /// A size that is journalled as change `change`.
     Resize { size: u64, change: usize },
     /// A range that reads as zeroes from change `change` on.
@@ -63,7 +64,7 @@ pub enum Allocation {
 /// One file's contents over time.
 #[derive(Debug, Clone, Default)]
 pub struct History {
-    initial: Vec<u8>,
+    initial: Arc<[u8]>,
     events: Vec<Event>,
     blocks: Vec<Block>,
     contents: Vec<u8>,
@@ -82,7 +83,7 @@ impl History {
     /// A file that has `initial` bytes on the disk.
     pub fn new(initial: Vec<u8>) -> Self {
         let blocks = vec![Block::Mapped(0); blocks_of(initial.len() as u64)];
-        Self { contents: initial.clone(), initial, events: Vec::new(), blocks }
+        Self { initial: initial.as_slice().into(), contents: initial, events: Vec::new(), blocks }
     }
 
     /// What a reader sees now.
@@ -117,7 +118,7 @@ impl History {
             needs.push(need);
             allocation = allocation.max(taken);
         }
-        let bytes = bytes.to_vec();
+        let bytes = bytes.into();
         self.events.push(Event::Write { offset, bytes, needs, made_at: changes, synced: false });
         allocation
     }

@@ -38,6 +38,7 @@ pub mod tree;
 mod verdict;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 
@@ -165,7 +166,7 @@ pub struct Bounds {
 pub struct Model {
     kind: Kind,
     /// The tree of each prefix of changes; the last is the present.
-    trees: Vec<Tree>,
+    trees: Vec<Arc<Tree>>,
     inodes: BTreeMap<Id, Inode>,
     bounds: Bounds,
     /// The file of the last operation, whose descriptor "." is.
@@ -207,7 +208,7 @@ impl Model {
         }
         Self {
             kind,
-            trees: vec![tree],
+            trees: vec![Arc::new(tree)],
             inodes,
             bounds: Bounds::default(),
             last: None,
@@ -328,7 +329,7 @@ impl Model {
     fn change(&mut self, edit: impl FnOnce(&mut Tree)) {
         let mut tree = self.tree().clone();
         edit(&mut tree);
-        self.trees.push(tree);
+        self.trees.push(Arc::new(tree));
     }
 
     fn mark_metadata(&mut self, id: Id) {

@@ -68,19 +68,20 @@ impl Model {
     pub fn judge(&self, state: &State, is_unordered: bool) -> Verdict {
         let own = self.judge_own(state, is_unordered);
         let mut replayed = self.replayed.iter().map(|it| it.model.judge(state, is_unordered));
-        if replayed.any(|verdict| verdict.is_allowed()) { Verdict::Allowed } else { own }
+        if own.is_allowed() || replayed.any(|verdict| verdict.is_allowed()) {
+            Verdict::Allowed
+        } else {
+            own
+        }
     }
 
     fn judge_own(&self, state: &State, is_unordered: bool) -> Verdict {
         let objections = |prefix: usize| self.objections(prefix, state, is_unordered);
-        let prefixes = 0..self.trees.len();
-        let fits: Vec<usize> = prefixes.filter(|prefix| objections(*prefix).is_empty()).collect();
         let bounds = self.bounds;
-        match fits.last() {
-            Some(prefix) if *prefix >= bounds.here => Verdict::Allowed,
-            Some(prefix) if *prefix >= bounds.sure => {
-                Verdict::Misordered(objections(bounds.here).join("; "))
-            }
+        let mut prefixes = (bounds.sure..self.trees.len()).rev();
+        match prefixes.find(|prefix| objections(*prefix).is_empty()) {
+            Some(prefix) if prefix >= bounds.here => Verdict::Allowed,
+            Some(_) => Verdict::Misordered(objections(bounds.here).join("; ")),
             _ => {
                 // Each is one way in which the state could have come about, and what is against it.
                 let allowed: Vec<_> = (bounds.sure..self.trees.len()).map(objections).collect();
