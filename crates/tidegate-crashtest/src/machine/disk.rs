@@ -154,7 +154,7 @@ impl Disk {
     pub fn cut(&self) -> Result<Image> {
         for _ in 0..COPIES_MAX {
             let before = self.writes()?;
-            let image = Image::read(&self.backing)?;
+            let image = Image::read_since(&self.backing, &self.template)?;
             if before.is_some() && before == self.writes()? {
                 return Ok(image);
             }

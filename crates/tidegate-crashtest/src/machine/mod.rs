@@ -422,7 +422,9 @@ impl Machine {
         let pool = match self.runner {
             Runner::Plain => Image::default(),
             Runner::Tidegate { .. } if self.fault == Some(Fault::LostRecords) => self.pool.clone(),
-            Runner::Tidegate { .. } => Image::read(&File::open(self.pool_path())?)?,
+            Runner::Tidegate { .. } => {
+                Image::read_since(&File::open(self.pool_path())?, &self.pool)?
+            }
         };
         self.group.thaw()?;
         Ok(Cut { step, disk, pool })
