@@ -28,6 +28,8 @@ static MADE: AtomicU64 = AtomicU64::new(0);
 pub struct Setup {
     /// The harness: this program.
     pub harness: PathBuf,
+    /// The directory where the interpreter was compiled; without one, each campaign compiles it.
+    pub programs: Option<PathBuf>,
     /// The file system.
     pub file_system: FileSystem,
     /// How the program runs.
@@ -126,17 +128,20 @@ impl Setup {
         abandoned::remove(&std::env::temp_dir());
         let (start, workers) = (Instant::now(), self.workers.min(tests.len()));
         let (tests, report) = (Mutex::new(tests.into_iter()), Mutex::new(Report::default()));
-        let programs = Directory::new()?;
-        Interpreter::compile(&programs.0)?;
+        let own = Directory::new()?;
+        let programs = self.programs.as_deref().unwrap_or(&own.0);
+        if self.programs.is_none() {
+            Interpreter::compile(programs)?;
+        }
         let next = || tests.lock().unwrap_or_else(PoisonError::into_inner).next();
         let work = || -> Result<()> {
-            let mut machine = Remote::start(self, &programs.0)?;
+            let mut machine = Remote::start(self, programs)?;
             while let Some(test) = next() {
                 let mut result = machine.test(&test);
                 if result.is_err() {
                     // Of a machine that failed nothing is kept; what fails twice is told.
                     drop(machine);
-                    machine = Remote::start(self, &programs.0)?;
+                    machine = Remote::start(self, programs)?;
                     result = machine.test(&test);
                 }
                 on_test(&test, result.as_deref().unwrap_or_default());

@@ -132,6 +132,7 @@ impl On {
         };
         Ok(Setup {
             harness: std::env::current_exe()?,
+            programs: None,
             file_system: self.file_system,
             runner,
             fault: self.fault,

@@ -5,12 +5,16 @@
 
 #[path = "../../tidegate-cli/tests/support/built.rs"]
 mod built;
+#[path = "../../tidegate-cli/tests/support/once.rs"]
+mod once;
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use tidegate_crashtest::campaign::{Report, Setup, Test};
 use tidegate_crashtest::file_system::FileSystem;
 use tidegate_crashtest::generator;
+use tidegate_crashtest::machine::program::Interpreter;
 use tidegate_crashtest::machine::{Cuts, Fault, Runner};
 use tidegate_crashtest::sequence::{Sequence, Step};
 
@@ -24,9 +28,24 @@ fn tidegate() -> PathBuf {
     harness.with_file_name("tidegate")
 }
 
+/// The directory of the interpreter, which is compiled once for all tests of a run.
+fn programs() -> PathBuf {
+    static COMPILED: OnceLock<PathBuf> = OnceLock::new();
+    let compile = || {
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("crashtest-programs");
+        once::once_per_run("crashtest-programs", || {
+            std::fs::create_dir_all(&dir).expect("the directory can be made");
+            Interpreter::compile(&dir).expect("the interpreter is compiled");
+        });
+        dir
+    };
+    COMPILED.get_or_init(compile).clone()
+}
+
 fn test(file_system: FileSystem, runner: Runner, fault: Option<Fault>, tests: Vec<Test>) -> Report {
     let harness = PathBuf::from(env!("CARGO_BIN_EXE_tidegate-crashtest"));
-    let setup = Setup { harness, file_system, runner, fault, workers: WORKERS };
+    let programs = Some(programs());
+    let setup = Setup { harness, programs, file_system, runner, fault, workers: WORKERS };
     let report = setup.run(tests, |_, _| {}).expect("the machines work");
     println!("{file_system:?}: {report}");
     for (sequence, error) in &report.errors {

@@ -9,7 +9,7 @@ use std::path::Path;
 /// meanwhile wait. The next run makes it anew: its sources may have changed.
 ///
 /// Without a runner that names its run (`NEXTEST_RUN_ID`), each call makes it.
-pub fn once_per_run(name: &str, make: impl FnOnce()) {
+pub(crate) fn once_per_run(name: &str, make: impl FnOnce()) {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.run"));
     let mut stamp = File::options()
         .read(true)

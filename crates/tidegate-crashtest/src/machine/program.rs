@@ -31,7 +31,7 @@ impl Interpreter {
         Self { dynamic: dir.join("interpreter"), linked: dir.join("interpreter-static") }
     }
 
-    /// Compiles it in `dir`.
+    /// Compiles it in `dir`. Processes that execute an earlier one go on.
     ///
     /// # Errors
     /// There is no C compiler, or no static C library.
@@ -39,15 +39,17 @@ impl Interpreter {
         let source = dir.join("interpreter.c");
         std::fs::write(&source, SOURCE)?;
         let this = Self::in_dir(dir);
-        succeed(Command::new("cc").args(["-O1", "-o"]).arg(&this.dynamic).arg(&source))?;
-        succeed(
-            Command::new("cc")
-                .args(["-O1", "-static", "-DSTATIC", "-o"])
-                .arg(&this.linked)
-                .arg(&source),
-        )?;
+        compile_as(&this.dynamic, &source, &[])?;
+        compile_as(&this.linked, &source, &["-static", "-DSTATIC"])?;
         Ok(this)
     }
+}
+
+/// Compiles a source file, and replaces `program` by what came of it.
+fn compile_as(program: &Path, source: &Path, options: &[&str]) -> Result<()> {
+    let new = program.with_extension("new");
+    succeed(Command::new("cc").arg("-O1").args(options).arg("-o").arg(&new).arg(source))?;
+    Ok(std::fs::rename(new, program)?)
 }
 
 /// A process that answers lines.
