@@ -38,7 +38,12 @@ pub struct Disk {
     mount_point: PathBuf,
     is_mounted: bool,
     template: Image,
+    /// The last cut since it was brought back, and what was written until then.
+    last_cut: Option<(Writes, Image)>,
 }
+
+/// Numbers of writes and of discards that a device completed.
+type Writes = (u64, u64);
 
 impl Disk {
     /// Makes a disk with the model's initial state in `dir`.
@@ -65,8 +70,16 @@ impl Disk {
         let device = PathBuf::from(attach.trim());
         let template = Image::default();
         let (image_path, is_mounted) = (path, false);
-        let mut this =
-            Self { file_system, backing, image_path, device, mount_point, is_mounted, template };
+        let mut this = Self {
+            file_system,
+            backing,
+            image_path,
+            device,
+            mount_point,
+            is_mounted,
+            template,
+            last_cut: None,
+        };
         // Without the zeroes that mkfs wrote.
         Image::read(&this.backing)?.write(&this.backing)?;
         this.mount()?;
@@ -99,7 +112,8 @@ impl Disk {
     ///
     /// # Errors
     /// The image cannot be written.
-    pub fn reset(&self) -> Result<()> {
+    pub fn reset(&mut self) -> Result<()> {
+        self.last_cut = None;
         self.template.write(&self.backing)
     }
 
@@ -107,7 +121,8 @@ impl Disk {
     ///
     /// # Errors
     /// The image cannot be written.
-    pub fn restore(&self, image: &Image) -> Result<()> {
+    pub fn restore(&mut self, image: &Image) -> Result<()> {
+        self.last_cut = None;
         image.write(&self.backing)
     }
 
@@ -146,16 +161,21 @@ impl Disk {
         Ok(())
     }
 
-    /// Copies what was written to the device. All programs must stand still; the kernel's own
-    /// writers are waited for.
+    /// Copies what was written to the device; where that is nothing, it is the last cut again. All
+    /// programs must stand still; the kernel's own writers are waited for.
     ///
     /// # Errors
     /// Writing does not end.
-    pub fn cut(&self) -> Result<Image> {
+    pub fn cut(&mut self) -> Result<Image> {
         for _ in 0..COPIES_MAX {
             let before = self.writes()?;
-            let image = Image::read_since(&self.backing, &self.template)?;
-            if before.is_some() && before == self.writes()? {
+            let image = match &self.last_cut {
+                Some((writes, image)) if before == Some(*writes) => image.clone(),
+                Some((_, image)) => Image::read_since(&self.backing, image)?,
+                None => Image::read_since(&self.backing, &self.template)?,
+            };
+            if let (Some(writes), true) = (before, before == self.writes()?) {
+                self.last_cut = Some((writes, image.clone()));
                 return Ok(image);
             }
             std::thread::yield_now();
@@ -163,13 +183,13 @@ impl Disk {
         bail!("{}: something keeps writing", self.device.display())
     }
 
-    /// Number of writes that the device completed; none while some are under way.
-    fn writes(&self) -> Result<Option<u64>> {
+    /// What the device completed; none while something is under way.
+    fn writes(&self) -> Result<Option<Writes>> {
         let name = self.device.file_name().context("a device has a name")?;
         let stat = fs::read_to_string(Path::new("/sys/block").join(name).join("stat"))?;
         let field = |index: usize| stat.split_whitespace().nth(index)?.parse::<u64>().ok();
-        let (writes, in_flight) = (field(4), field(8));
-        Ok(writes.filter(|_| in_flight == Some(0)))
+        let (writes, in_flight, discards) = (field(4), field(8), field(11));
+        Ok(writes.zip(discards).filter(|_| in_flight == Some(0)))
     }
 
     /// Reads everything below the mount point.

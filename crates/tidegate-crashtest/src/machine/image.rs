@@ -17,8 +17,27 @@ const READ_BYTES: usize = 16 * PAGE_BYTES;
 /// Pages that are written at once: the kernel takes no more.
 const WRITE_PAGES: usize = 1024;
 
-/// An offset and the bytes there.
-type Page = (u64, Arc<[u8]>);
+/// Bytes at an offset.
+#[derive(Debug, Clone, Eq)]
+struct Page {
+    offset: u64,
+    bytes: Arc<[u8]>,
+}
+
+impl Page {
+    fn end(&self) -> u64 {
+        self.offset + self.bytes.len() as u64
+    }
+}
+
+impl PartialEq for Page {
+    /// Pages that are shared are equal, and most are.
+    fn eq(&self, other: &Self) -> bool {
+        let are_bytes_equal =
+            || Arc::ptr_eq(&self.bytes, &other.bytes) || self.bytes == other.bytes;
+        self.offset == other.offset && are_bytes_equal()
+    }
+}
 
 /// The bytes of a file that are not zero.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -44,19 +63,23 @@ impl Image {
     pub fn read_since(file: &File, earlier: &Self) -> Result<Self> {
         let mut image = Self { size: file.metadata()?.len(), pages: Vec::new() };
         each_page(file, image.size, |offset, bytes| {
-            let known = earlier.find(offset).ok().map(|at| &earlier.pages[at].1);
+            let known = earlier.find(offset).ok().map(|at| &earlier.pages[at].bytes);
             match known.filter(|known| known[..] == *bytes) {
-                Some(known) => image.pages.push((offset, Arc::clone(known))),
+                Some(known) => image.add(offset, Arc::clone(known)),
                 None if bytes == &ZEROES[..bytes.len()] => {}
-                None => image.pages.push((offset, bytes.into())),
+                None => image.add(offset, bytes.into()),
             }
         })?;
         Ok(image)
     }
 
+    fn add(&mut self, offset: u64, bytes: Arc<[u8]>) {
+        self.pages.push(Page { offset, bytes });
+    }
+
     /// Where the page at an offset is, or would be.
     fn find(&self, offset: u64) -> Result<usize, usize> {
-        self.pages.binary_search_by_key(&offset, |page| page.0)
+        self.pages.binary_search_by_key(&offset, |page| page.offset)
     }
 
     /// Makes a file, which may have other contents, equal to this one. Pages that are equal are not
@@ -68,7 +91,7 @@ impl Image {
         file.set_len(self.size)?;
         let (mut is_equal, mut odd) = (vec![false; self.pages.len()], Vec::new());
         each_page(file, self.size, |offset, bytes| match self.find(offset) {
-            Ok(at) => is_equal[at] = self.pages[at].1[..] == *bytes,
+            Ok(at) => is_equal[at] = self.pages[at].bytes[..] == *bytes,
             Err(_) => odd.push(offset),
         })?;
         for run in odd.chunk_by(|this, next| this + PAGE_BYTES as u64 == *next) {
@@ -77,21 +100,18 @@ impl Image {
         }
         let differing = self.pages.iter().zip(is_equal).filter(|(_, is_equal)| !is_equal);
         let differing: Vec<&Page> = differing.map(|(page, _)| page).collect();
-        differing.chunk_by(|this, next| this.0 + this.1.len() as u64 == next.0).try_for_each(
-            |run| run.chunks(WRITE_PAGES).try_for_each(|pages| write_adjacent(file, pages)),
-        )
+        differing.chunk_by(|this, next| this.end() == next.offset).try_for_each(|run| {
+            run.chunks(WRITE_PAGES).try_for_each(|pages| write_adjacent(file, pages))
+        })
     }
 }
 
 /// Writes pages of which each begins where the one before it ends.
 fn write_adjacent(file: &File, pages: &[&Page]) -> Result<()> {
-    let bytes: Vec<IoSlice<'_>> = pages.iter().map(|(_, bytes)| IoSlice::new(bytes)).collect();
-    let (Some((offset, _)), wanted) = (pages.first(), bytes.iter().map(|page| page.len()).sum())
-    else {
-        return Ok(());
-    };
-    let written: usize = pwritev(file, &bytes, *offset)?;
-    ensure!(written == wanted, "wrote {written} of {wanted} bytes");
+    let bytes: Vec<IoSlice<'_>> = pages.iter().map(|page| IoSlice::new(&page.bytes)).collect();
+    let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Ok(()) };
+    let (written, wanted) = (pwritev(file, &bytes, first.offset)?, last.end() - first.offset);
+    ensure!(written as u64 == wanted, "wrote {written} of {wanted} bytes");
     Ok(())
 }
 
@@ -162,7 +182,7 @@ mod tests {
         file.write_all_at(&[2; 1], 5000).unwrap();
         let later = Image::read_since(&file, &earlier).unwrap();
         assert_eq!(later, Image::read(&file).unwrap());
-        let is_shared = |at: usize| Arc::ptr_eq(&earlier.pages[at].1, &later.pages[at].1);
+        let is_shared = |at: usize| Arc::ptr_eq(&earlier.pages[at].bytes, &later.pages[at].bytes);
         assert!(is_shared(0) && !is_shared(1));
     }
 }

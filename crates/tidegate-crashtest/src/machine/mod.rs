@@ -416,7 +416,7 @@ impl Machine {
         Ok(None)
     }
 
-    fn cut(&self, step: usize) -> Result<Cut> {
+    fn cut(&mut self, step: usize) -> Result<Cut> {
         self.group.freeze()?;
         let disk = self.disk.cut()?;
         let pool = match self.runner {
