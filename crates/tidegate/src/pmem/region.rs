@@ -9,6 +9,7 @@
 //! Entry points: [`Region::open`]; [`Region::read`], [`Region::write`], [`Region::write_streaming`]
 //! and the words; [`Region::write_back`], [`Region::fence`].
 
+use std::cell::Cell;
 use std::fmt;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -55,6 +56,22 @@ const CRC_32C: CrcAlgorithm = CrcAlgorithm::Crc32Iscsi;
 
 const LINE: usize = 64;
 const _: () = assert!(LINE as u64 == LINE_BYTES);
+
+/// Turns of a thread's waits until it gives its CPU away: a few microseconds.
+const SPINS: u32 = 128;
+
+fn spin_or_yield() {
+    thread_local! {
+        static TURNS: Cell<u32> = const { Cell::new(0) };
+    }
+    let turn = TURNS.get().wrapping_add(1);
+    TURNS.set(turn);
+    if turn.is_multiple_of(SPINS) {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
+}
 
 /// What begins at a cache line: loads of whole lines of it touch one each.
 #[repr(align(64))]
@@ -637,11 +654,12 @@ impl Region {
         self.fence()
     }
 
-    /// One turn of a loop that waits for another thread.
+    /// One turn of a loop that waits for another thread. That thread may not run, where there are
+    /// more of them than CPUs: some turns give the CPU away.
     pub fn relax(&self) {
         match &self.observer {
             Some(observer) => observer.relax(),
-            None => std::hint::spin_loop(),
+            None => spin_or_yield(),
         }
     }
 

@@ -13,3 +13,4 @@ mod kinds;
 mod model;
 mod observed;
 mod poisoned;
+mod waiting;
