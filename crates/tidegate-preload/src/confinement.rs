@@ -10,6 +10,7 @@ use std::cell::Cell;
 use std::ffi::{CString, c_int, c_long};
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStringExt;
 
 use crate::testing::World;
 use crate::{attributes, close, descriptors, names, next, open, process, raw, record_locks};
@@ -162,14 +163,13 @@ fn file_in(world: &World, name: &str, state: State) -> File {
 fn run_confined(world: &World, (name, run): Operation, state: State, seams: u32) -> bool {
     // The last line before the filter kills.
     println!("{name} of a file that is {state:?}, after {seams} seams");
-    let path = |suffix: &str| {
-        let name = format!("{name}-{state:?}-{seams}{suffix}");
-        CString::new(world.path(&name).into_os_string().into_encoded_bytes()).unwrap()
-    };
-    let file = file_in(world, &format!("{name}-{state:?}-{seams}"), state);
-    std::fs::write(world.path(&format!("{name}-{state:?}-{seams}-other")), "other").unwrap();
-    let fd = file.as_raw_fd();
-    let given = Given { fd, path: path(""), free: path("-free"), other: path("-other") };
+    let name = format!("{name}-{state:?}-{seams}");
+    let [free, other] = ["free", "other"].map(|suffix| format!("{name}-{suffix}"));
+    let file = file_in(world, &name, state);
+    world.file(&other);
+    let path = |name: &str| CString::new(world.path(name).into_os_string().into_vec()).unwrap();
+    let (fd, path, free, other) = (file.as_raw_fd(), path(&name), path(&free), path(&other));
+    let given = Given { fd, path, free, other };
     let confined = || {
         SEAMS.set(Some(seams));
         process::RELEASED.set(seam);

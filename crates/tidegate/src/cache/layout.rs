@@ -9,6 +9,8 @@ use crc_fast::{CrcAlgorithm, Digest, checksum};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::pmem::is_of_one_bit;
+
 /// Size of a slot, and of a page of the backing, in bytes.
 pub const PAGE_BYTES: u64 = 4096;
 /// [`PAGE_BYTES`] as the length of a buffer.
@@ -62,8 +64,6 @@ pub(super) const GROUPS_MAX: u64 = 1 << (63 - GROUP_SHIFT);
 pub(super) const NAME_BYTES_MAX: usize = 512;
 /// Bytes of settings that a cache header keeps.
 pub(super) const SETTINGS_BYTES_MAX: usize = 3064;
-/// The polynomial of [`data_check`], and what its last bit does to it.
-const CRC_32C: u32 = 0x82F6_3B78;
 const MAGIC: [u8; 8] = *b"TGCACHE\0";
 pub(super) const VERSION: u32 = 4;
 /// Versions that are made [`VERSION`] when the pool is opened: 1 had no records, and 2 no split
@@ -537,16 +537,9 @@ pub fn data_check(data: &[u8]) -> u32 {
     low(checksum(CrcAlgorithm::Crc32Iscsi, data))
 }
 
-/// Whether one changed bit in `data` makes its checksum differ from `expected` as it does: a CRC is
-/// linear. Of data that is wrong in many bits, one in 2^32 / bits looks so.
+/// Whether one changed bit in `data` makes its checksum differ from `expected` as it does.
 pub(super) fn is_one_bit_off(data: &[u8], expected: u32) -> bool {
-    let difference = data_check(data) ^ expected;
-    let mut of_bit = CRC_32C;
-    (0..data.len() * 8).any(|_| {
-        let is_it = of_bit == difference;
-        of_bit = of_bit >> 1 ^ if of_bit & 1 == 1 { CRC_32C } else { 0 };
-        is_it
-    })
+    is_of_one_bit(data_check(data) ^ expected, data.len() as u64)
 }
 
 fn low(sum: u64) -> u32 {

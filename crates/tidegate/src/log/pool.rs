@@ -22,10 +22,8 @@ use super::layout::{
     RECORD_ALIGN_BYTES, RING_OFFSET, RecordHeaderBytes, SECOND_HEADER_OFFSET, SESSION_OFFSET,
     SessionBytes, TAIL_OFFSET, position_of, position_word,
 };
-use super::record::{
-    Header, PayloadDigest, RecordKind, is_of_one_bit, payload_checksum, record_bytes,
-};
-use crate::pmem::{PmemError, Region};
+use super::record::{Header, PayloadDigest, RecordKind, payload_checksum, record_bytes};
+use crate::pmem::{PmemError, Region, is_of_one_bit};
 use crate::pool::{self, Superblock};
 
 type Result<T> = std::result::Result<T, LogError>;
@@ -547,7 +545,7 @@ impl LogPool {
     /// [`PmemError`].
     pub(super) fn is_one_bit_off(&self, header: &Header) -> std::result::Result<bool, PmemError> {
         let difference = self.payload_checksum_of(header)? ^ header.payload_checksum;
-        Ok(is_of_one_bit(difference, header.payload_bytes))
+        Ok(is_of_one_bit(difference, u64::from(header.payload_bytes)))
     }
 
     fn payload_checksum_of(&self, header: &Header) -> std::result::Result<u32, PmemError> {

@@ -112,19 +112,6 @@ const CHECKED_BYTES: usize = 128;
 
 /// Bits of a header before those of its position.
 const POSITION_BITS: usize = offset_of!(RecordHeaderBytes, position) * 8;
-/// The polynomial of CRC-32C, its lowest power in the highest bit.
-const CRC_32C: u32 = 0x82F6_3B78;
-
-/// Whether one changed bit in a payload of `payload_bytes` bytes makes this `difference` between
-/// its checksum and the right one. Of random differences, one in (2^32 / bits) is such.
-pub(super) fn is_of_one_bit(difference: u32, payload_bytes: u32) -> bool {
-    let mut of_bit = CRC_32C;
-    (0..u64::from(payload_bytes) * 8).any(|_| {
-        let is_it = of_bit == difference;
-        of_bit = of_bit >> 1 ^ if of_bit & 1 == 1 { CRC_32C } else { 0 };
-        is_it
-    })
-}
 
 /// The checksum of a header that has the pool's salt in its place.
 fn header_checksum(salted: &RecordHeaderBytes) -> u64 {

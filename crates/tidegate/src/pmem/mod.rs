@@ -13,14 +13,15 @@
 //! Map: `region` (the operations) · `mapping` (how a path becomes memory) · `domain` (what durable
 //! takes) · `cpu` (write-back and copies by instruction set) · `writeback` (the msync domain) ·
 //! `media` and `delay` (slower memory, modeled) · `poison` (memory errors) · `counters` (per-thread
-//! counting) · `observer` (the crash simulator's seam) · `shared` (volatile memory of
-//! several processes) · `buffers` (ordinary memory behind locks, for caches above).
+//! counting) · `crc32c` (arithmetic) · `observer` (the crash simulator's seam) · `shared` (volatile
+//! memory of several processes) · `buffers` (ordinary memory behind locks, for caches above).
 
 #![allow(unsafe_code)] // Mapped memory is reached through raw pointers; nothing above this module needs to.
 
 mod buffers;
 mod counters;
 mod cpu;
+mod crc32c;
 mod delay;
 mod domain;
 mod error;
@@ -35,6 +36,7 @@ mod writeback;
 
 pub use buffers::{Buffers, ReadBuffer, WriteBuffer, copy_streaming};
 pub use counters::Counters;
+pub(crate) use crc32c::is_of_one_bit;
 pub use domain::Domain;
 pub use error::{ParseError, PmemError};
 pub use mapping::Kind;

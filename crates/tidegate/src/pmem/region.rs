@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 
 use super::counters::Counting;
-use super::cpu::{self, Cpu, StreamWithCrc};
+use super::cpu::{self, Cpu, LINE, StreamWithCrc};
 use super::delay::{Delay, Start};
 use super::mapping::{Kind, Mapping};
 use super::poison::{self, PoisonWatch};
@@ -53,25 +53,6 @@ pub struct RegionOptions {
 }
 
 const CRC_32C: CrcAlgorithm = CrcAlgorithm::Crc32Iscsi;
-
-const LINE: usize = 64;
-const _: () = assert!(LINE as u64 == LINE_BYTES);
-
-/// Turns of a thread's waits until it gives its CPU away: a few microseconds.
-const SPINS: u32 = 128;
-
-fn spin_or_yield() {
-    thread_local! {
-        static TURNS: Cell<u32> = const { Cell::new(0) };
-    }
-    let turn = TURNS.get().wrapping_add(1);
-    TURNS.set(turn);
-    if turn.is_multiple_of(SPINS) {
-        std::thread::yield_now();
-    } else {
-        std::hint::spin_loop();
-    }
-}
 
 /// What begins at a cache line: loads of whole lines of it touch one each.
 #[repr(align(64))]
@@ -468,7 +449,7 @@ impl Region {
             // SAFETY: less than a line, into one that only this thread knows.
             unsafe { self.cpu.copy(line.0.as_mut_ptr(), rest.as_ptr(), rest.len()) };
             self.write_streaming(offset + len, &line.0)?;
-            // SAFETY: the CPU has the instructions, or there were none for the lines.
+            // SAFETY: `stream` is there, so the CPU has the instructions.
             crc = unsafe { (stream.rest)(crc, &line.0[..rest.len()]) };
         }
         Ok(!crc)
@@ -741,6 +722,22 @@ impl Region {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Turns of a thread's waits until it gives its CPU away: a few microseconds.
+const SPINS: u32 = 128;
+
+fn spin_or_yield() {
+    thread_local! {
+        static TURNS: Cell<u32> = const { Cell::new(0) };
+    }
+    let turn = TURNS.get().wrapping_add(1);
+    TURNS.set(turn);
+    if turn.is_multiple_of(SPINS) {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
     }
 }
 

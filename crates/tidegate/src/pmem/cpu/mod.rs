@@ -30,7 +30,8 @@ use x86_64 as arch;
 
 pub(super) use arch::{WriteBack, fence};
 
-const LINE: usize = 64;
+/// Bytes of a cache line.
+pub(super) const LINE: usize = 64;
 const _: () = assert!(LINE as u64 == LINE_BYTES);
 
 /// Copies between memory that does not overlap.

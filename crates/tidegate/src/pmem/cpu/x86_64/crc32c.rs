@@ -12,15 +12,13 @@ use std::arch::asm;
 
 use super::super::StreamWithCrc;
 use super::LINE;
-
-/// The polynomial of CRC-32C, reflected: bit 31 is the coefficient of `x^0`.
-const POLYNOMIAL: u32 = 0x82F6_3B78;
+use crate::pmem::crc32c::times_x;
 
 /// `x^power` modulo the polynomial, reflected.
 const fn power_of_x(power: u32) -> u32 {
     let (mut value, mut left) = (1 << 31, power);
     while left > 0 {
-        value = value >> 1 ^ if value & 1 == 1 { POLYNOMIAL } else { 0 };
+        value = times_x(value);
         left -= 1;
     }
     value
@@ -36,12 +34,6 @@ const LINE_BITS: u32 = 512;
 const _: () = assert!(LINE * 8 == LINE_BITS as usize);
 /// For the line that is four behind, and for the next one.
 static FACTORS: [[u64; 2]; 2] = [factors(4 * LINE_BITS), factors(LINE_BITS)];
-/// A CRC starts as if the first 32 bits were inverted.
-static START: [u32; LINE / 4] = {
-    let mut start = [0; LINE / 4];
-    start[0] = !0;
-    start
-};
 
 /// A register becomes its product with factors, added to another register. Register 24 is lost.
 macro_rules! folded {
@@ -85,7 +77,8 @@ unsafe fn stream_lines(to: *mut u8, from: *const u8, bytes: usize) -> u32 {
         asm!(
             "vbroadcasti32x4 zmm28, [{factors}]",
             "vbroadcasti32x4 zmm29, [{factors} + 16]",
-            "vmovdqu64 zmm30, [{start}]",
+            // A CRC starts as if the first 32 bits were inverted.
+            "vmovd xmm30, {start:e}",
             "vpxorq zmm20, zmm20, zmm20",
             "vpxorq zmm21, zmm21, zmm21",
             "vpxorq zmm22, zmm22, zmm22",
@@ -134,7 +127,7 @@ unsafe fn stream_lines(to: *mut u8, from: *const u8, bytes: usize) -> u32 {
             "vmovdqu64 [{folded}], zmm20",
             to = inout(reg) to => _, from = inout(reg) from => _,
             fours = inout(reg) bytes / (4 * LINE) => _, ones = inout(reg) bytes / LINE % 4 => _,
-            factors = in(reg) FACTORS.as_ptr(), start = in(reg) START.as_ptr(),
+            factors = in(reg) FACTORS.as_ptr(), start = in(reg) !0_u32,
             folded = in(reg) folded.as_mut_ptr(),
             out("zmm16") _, out("zmm17") _, out("zmm18") _, out("zmm19") _,
             out("zmm20") _, out("zmm21") _, out("zmm22") _, out("zmm23") _,
