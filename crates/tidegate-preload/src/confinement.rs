@@ -11,10 +11,12 @@ use std::ffi::{CString, c_int, c_long};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
+use std::sync::mpsc::channel;
+use std::thread;
 
 use crate::testing::World;
 use crate::{attributes, close, descriptors, names, next, open, process, raw, record_locks};
-use crate::{size, sync, write};
+use crate::{rights, size, sync, write};
 
 thread_local! {
     /// The seams of the thread that are to be passed before it is confined; none: it never is.
@@ -180,7 +182,7 @@ fn run_confined(world: &World, (name, run): Operation, state: State, seams: u32)
         (has_succeeded, raw::errno(), SEAMS.take().is_none())
     };
     let (has_succeeded, errno, was_confined) =
-        std::thread::scope(|scope| scope.spawn(confined).join().unwrap());
+        thread::scope(|scope| scope.spawn(confined).join().unwrap());
     process::pretend_given_up(false);
     assert!(has_succeeded, "error {errno}");
     std::mem::forget(file);
@@ -201,4 +203,39 @@ fn no_system_call_but_the_program_s_is_made_after_the_log_was_given_up() {
     }
     println!("{confined} operations were confined");
     assert!(confined > 200, "{confined}");
+}
+
+/// The thread waits, or has ended.
+fn is_at_rest(thread: rustix::thread::Pid) -> bool {
+    let stat = format!("/proc/self/task/{thread}/stat");
+    std::fs::read_to_string(stat).map_or(true, |stat| stat.contains(") S "))
+}
+
+#[test]
+fn a_thread_waits_for_the_one_that_gives_the_log_up() {
+    let _world = World::of_process();
+    let (begun, has_begun) = channel();
+    let (go_on, may_go_on) = channel();
+    let (number, has_number) = channel();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            process::give_up("rights", || {
+                begun.send(()).unwrap();
+                may_go_on.recv().unwrap();
+            });
+        });
+        has_begun.recv().unwrap();
+        let second = scope.spawn(move || {
+            number.send(rustix::thread::gettid()).unwrap();
+            rights::give_up();
+            assert!(process::log().is_none() && process::has_given_up());
+        });
+        let number = has_number.recv().unwrap();
+        while !is_at_rest(number) {
+            thread::yield_now();
+        }
+        let waits = !second.is_finished() && process::log().is_some();
+        go_on.send(()).unwrap();
+        assert!(waits);
+    });
 }

@@ -53,10 +53,16 @@ fn suspend() {
 pub(crate) extern "C" fn forked() {
     let had_own_descriptors = process::become_child();
     record_locks::become_child();
-    match process::log() {
-        Some(log) => log.forget_pages(),
-        None if process::has_given_up() => return suspend(),
-        None => {}
+    // First: the parent's thread that gave the log up may not have come to its memory.
+    if process::has_given_up() {
+        // Where a filter may kill, the supervisor finds the child by its environment.
+        if !process::is_filtered() {
+            suspend();
+        }
+        return;
+    }
+    if let Some(log) = process::log() {
+        log.forget_pages();
     }
     if had_own_descriptors {
         // What is noted is about those of the parent's other threads.

@@ -379,17 +379,71 @@ pub(crate) fn become_child() -> bool {
     log::after_fork();
     HOLDERS.store(0, Ordering::SeqCst);
     HOLDERS_HERE.set(0);
+    // The thread that was about it is the parent's.
+    GIVING_UP.store(if has_given_up() { ENDED } else { NOT_BEGUN }, Ordering::SeqCst);
     APART.replace(Apart::No) == Apart::OwnDescriptors
 }
 
+/// Whether the program asked for a filter of its system calls: the library makes none of its own
+/// from then on, for it may kill.
+static IS_FILTERED: AtomicBool = AtomicBool::new(false);
+
+/// Notes that the program asks for a filter of its system calls.
+pub(crate) fn set_filtered() {
+    IS_FILTERED.store(true, Ordering::SeqCst);
+}
+
+/// The program has asked for a filter of its system calls.
+pub(crate) fn is_filtered() -> bool {
+    IS_FILTERED.load(Ordering::SeqCst)
+}
+
+/// How far this process is with giving the log up.
+static GIVING_UP: AtomicU32 = AtomicU32::new(NOT_BEGUN);
+const NOT_BEGUN: u32 = 0;
+const UNDER_WAY: u32 = 1;
+const ENDED: u32 = 2;
+/// How long a thread waits at a time for the one that gives the log up.
+const ENDED_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Gives the log up, for good: nothing of it is mapped any more, and every hook does what the C
-/// library does. The supervisor has suspended logging before: no operation of this process begins
+/// library does. `suspend` has the supervisor suspend logging: no operation of this process begins
 /// any more.
 ///
+/// One thread does it. Another one that comes meanwhile waits, for a filter of system calls may be
+/// what it comes for.
+pub(crate) fn give_up(cause: &'static str, suspend: impl FnOnce()) {
+    match GIVING_UP.load(Ordering::SeqCst) {
+        NOT_BEGUN if log().is_some() => give_up_first(cause, suspend),
+        UNDER_WAY => {}
+        _ => return,
+    }
+    while GIVING_UP.load(Ordering::SeqCst) == UNDER_WAY {
+        raw::wait(&GIVING_UP, UNDER_WAY, ENDED_TIMEOUT);
+    }
+}
+
+/// Gives the log up, unless another thread has begun to. Signals are blocked meanwhile: a handler
+/// could not wait for its own thread. The thread that comes second takes them again while it is a
+/// holder, for which the first one waits.
+fn give_up_first(cause: &'static str, suspend: impl FnOnce()) {
+    let Some(holder) = Holder::new() else { return };
+    let _signals = SignalsBlocked::new();
+    let order = Ordering::SeqCst;
+    if GIVING_UP.compare_exchange(NOT_BEGUN, UNDER_WAY, order, order).is_err() {
+        return;
+    }
+    drop(holder);
+    suspend();
+    leave_log(cause);
+    GIVING_UP.store(ENDED, Ordering::SeqCst);
+    raw::wake(&GIVING_UP);
+}
+
 /// A [`Holder`] is waited for: its lock is in a list of the C library that leads through the log's
 /// memory, or the kernel is to answer it still. Others find zeroes there: that no file has an
 /// entry.
-pub(crate) fn give_up(cause: &'static str) {
+fn leave_log(cause: &'static str) {
     let _ = CAUSE.set(cause);
     GIVEN_UP.store(true, Ordering::SeqCst);
     let at = ATTACHED.swap(ptr::null_mut(), Ordering::SeqCst);

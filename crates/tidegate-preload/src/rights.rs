@@ -22,15 +22,26 @@ pub(crate) fn give_up() {
     give_up_for("rights");
 }
 
-/// Gives the log up, for a cause that the supervisor knows.
+/// Gives the log up before the program has its system calls filtered.
+pub(crate) fn give_up_for_filter() {
+    process::set_filtered();
+    give_up();
+}
+
+/// Gives the log up, for a cause that the supervisor knows. Where another thread is about it,
+/// returns once that one makes no system call for it any more: a filter may kill for one.
 pub(crate) fn give_up_for(cause: &'static str) {
-    if process::log().is_none() {
+    if process::in_vfork_child() {
+        if process::log().is_some() {
+            suspend(cause);
+        }
         return;
     }
+    process::give_up(cause, || suspend(cause));
+}
+
+fn suspend(cause: &'static str) {
     supervisor::suspend(process::number(), Some(cause), c"");
-    if !process::in_vfork_child() {
-        process::give_up(cause);
-    }
 }
 
 /// No user, or group: the one that the process has stays.
@@ -40,7 +51,7 @@ const SAME: u32 = u32::MAX;
 /// numbers.
 fn become_other(call: c_long, wanted: &[u32]) {
     if process::log().is_none() {
-        return;
+        return give_up();
     }
     let mut now = [SAME; 3];
     let [real, effective, saved] = &mut now;
@@ -93,10 +104,13 @@ hooks! {
     setns(fd: c_int, kind: c_int) give_up();
 }
 
-/// Requests of `prctl` that take rights away.
-fn takes_rights(option: c_int) -> bool {
-    let taking = [libc::PR_SET_SECCOMP, libc::PR_CAPBSET_DROP, libc::PR_SET_SECUREBITS];
-    taking.contains(&option)
+/// What is to be done before a request of `prctl` that takes rights away.
+fn before_request(option: c_int) -> Option<fn()> {
+    match option {
+        libc::PR_SET_SECCOMP => Some(give_up_for_filter),
+        libc::PR_CAPBSET_DROP | libc::PR_SET_SECUREBITS => Some(give_up),
+        _ => None,
+    }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -107,7 +121,7 @@ pub(crate) unsafe extern "C-unwind" fn prctl(
     fourth: c_ulong,
     fifth: c_ulong,
 ) -> c_int {
-    if takes_rights(option) {
+    if let Some(give_up) = before_request(option) {
         give_up();
     }
     let arguments = words![option, second, third, fourth, fifth];
@@ -142,6 +156,7 @@ mod tests {
 
     #[test]
     fn only_requests_that_take_rights_count() {
+        let takes_rights = |option| before_request(option).is_some();
         assert!(takes_rights(libc::PR_SET_SECCOMP) && takes_rights(libc::PR_CAPBSET_DROP));
         assert!(!takes_rights(libc::PR_SET_NAME) && !takes_rights(libc::PR_SET_NO_NEW_PRIVS));
     }

@@ -307,9 +307,12 @@ fn of_rights(number: c_long, given: Arguments) -> Option<c_long> {
         | libc::SYS_chroot
         | libc::SYS_pivot_root
         | libc::SYS_setns
-        | libc::SYS_seccomp
         | libc::SYS_landlock_restrict_self => {
             rights::give_up();
+            None
+        }
+        libc::SYS_seccomp => {
+            rights::give_up_for_filter();
             None
         }
         libc::SYS_prctl => {

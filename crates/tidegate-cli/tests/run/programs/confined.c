@@ -23,6 +23,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #if defined(__x86_64__)
@@ -114,12 +115,14 @@ static void as_sshd(void)
     MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter));
 }
 
-/* As a browser's renderer: the fewest calls that it can do with, for all of its threads. */
+/* As a browser's renderer: the fewest calls that it can do with, for all of its threads; and those
+ * by which a process starts another one. */
 static void as_renderer(void)
 {
     static const int allowed[] = {SYS_read, SYS_write, SYS_pwrite64, SYS_fdatasync, SYS_fsync, SYS_futex, SYS_exit,
                                   SYS_exit_group, SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_madvise, SYS_mmap,
-                                  SYS_munmap, SYS_mprotect, SYS_brk, SYS_gettid, SYS_getpid};
+                                  SYS_munmap, SYS_mprotect, SYS_brk, SYS_gettid, SYS_getpid, SYS_clone,
+                                  SYS_set_robust_list, SYS_wait4};
     MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
     struct sock_fprog filter =
         filter_of((struct calls){allowed, sizeof allowed / sizeof *allowed}, SECCOMP_RET_KILL_PROCESS);
@@ -219,6 +222,13 @@ int main(int count, char **arguments)
     void *failed = NULL;
     if (has_thread)
         pthread_join(thread, &failed);
+    /* A child of it, where it may have one. */
+    pid_t child = is_sshd ? -1 : fork();
+    if (child == 0)
+        _exit(pwrite(fd, "YZ", 2, 8) != 2 || fdatasync(fd) != 0);
+    int status = 0;
+    if (child > 0)
+        wrote = wrote && waitpid(child, &status, 0) == child && status == 0;
     char line[64];
     int len = snprintf(line, sizeof line, "wrote %d, mapped %d\n", wrote && !failed, count_mapped(after));
     return write(1, line, len) != len;
