@@ -89,18 +89,19 @@ fn is_released(path: &Path) -> bool {
     receiver.recv_timeout(RELEASE_TIMEOUT).unwrap_or(false)
 }
 
-/// Makes a log pool of the file at `path` if it is blank.
+/// Maps the pool at `path` and locks it; makes a log pool of it if it is blank.
 ///
 /// # Errors
 /// It cannot be mapped, is in use, or holds something else.
-fn make_where_blank(path: &Path) -> Result<()> {
-    let region = open_region(path, &RegionOptions::default())?;
+fn open_or_make(path: &Path) -> Result<LogPool> {
+    let region = Arc::new(open_region(path, &RegionOptions::default())?);
+    let open = || LogPool::open(Arc::clone(&region)).with_context(|| in_pool(&region));
     let found = match identify(&region).with_context(|| in_pool(&region))? {
-        PoolKind::Tidegate(_) => return Ok(()),
+        PoolKind::Tidegate(_) => return open(),
         PoolKind::Unknown(Content::Zeroes) => {
             let made = tidegate::log::create(&region, &LogOptions::default());
             made.with_context(|| in_pool(&region))?;
-            return Ok(());
+            return open();
         }
         PoolKind::Unknown(found) => found.to_string(),
         PoolKind::Btt(_) => "a btt pool".into(),
@@ -127,8 +128,7 @@ pub(crate) fn open_log(
     options: RecoverOptions,
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Opened> {
-    make_where_blank(path)?;
-    let pool = open_pool(path, false)?;
+    let pool = open_or_make(path)?;
     let control = paths.control();
     if let Some(log) = take_over(&pool, &control, options)? {
         let left = log.head().saturating_sub(log.tail());

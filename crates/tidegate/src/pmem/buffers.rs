@@ -6,7 +6,6 @@
 //! here a lock a buffer is enough to give its bytes out as slices.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::LazyLock;
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -26,11 +25,10 @@ const PAGE_BYTES: usize = 4096;
 /// # Panics
 /// The lengths differ.
 pub fn copy_streaming(to: &mut [u8], from: &[u8]) {
-    static CPU: LazyLock<Cpu> = LazyLock::new(Cpu::detect);
     assert_eq!(to.len(), from.len(), "the lengths of both sides of a copy");
     // SAFETY: both slices are as long as that, and one of them is exclusive, so they do not
     // overlap.
-    unsafe { CPU.stream(to.as_mut_ptr(), from.as_ptr(), from.len(), false) };
+    unsafe { Cpu::detect().stream(to.as_mut_ptr(), from.as_ptr(), from.len(), false) };
     // Streaming stores are ordered before the unlocking of what they filled by nothing else.
     cpu::fence();
 }

@@ -18,6 +18,8 @@ use crate::tier::EngineCode;
 
 /// All headers and signatures lie before this, or in the last page.
 const START_BYTES: u64 = 128 << 10;
+/// A superblock lies before this, and what tells a block translation table.
+const HEADER_BYTES: u64 = 2 * PAGE_BYTES;
 
 /// What a file or a disk holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,25 +72,38 @@ fn look_at_ends<E>(
         ends.write(to, &bytes).map_err(|error| failed(error.into()))
     };
     let ends = Region::anonymous(START_BYTES + PAGE_BYTES).map_err(|error| failed(error.into()))?;
-    copy(0, size.min(START_BYTES), &ends, 0)?;
+    // Most often it is a pool of ours, and the rest need not be read.
+    let header_bytes = size.min(HEADER_BYTES);
+    copy(0, header_bytes, &ends, 0)?;
+    if let Some(found) = tell_by_header(&ends).map_err(&failed)? {
+        return Ok(found);
+    }
+    copy(header_bytes, size.min(START_BYTES) - header_bytes, &ends, header_bytes)?;
     if size >= PAGE_BYTES {
         copy(page_floor(size) - PAGE_BYTES, PAGE_BYTES, &ends, START_BYTES)?;
     }
     tell(&ends).map_err(failed)
 }
 
-/// As [`identify`](super::identify) does, but without what lies between the two ends.
-fn tell(ends: &Region) -> Result<Glance, PoolError> {
+/// What the first bytes tell by themselves.
+fn tell_by_header(ends: &Region) -> Result<Option<Glance>, PoolError> {
     if btt::probe(ends)?.is_some() {
-        return Ok(Glance::Btt);
+        return Ok(Some(Glance::Btt));
     }
+    let copy = read_copy(ends, 0)?.ok();
+    Ok(copy.map(|copy| Glance::Tidegate(Some(EngineCode(copy.engine.get())))))
+}
+
+/// As [`identify`](super::identify) does, but without what lies between the two ends, which the
+/// header does not tell.
+fn tell(ends: &Region) -> Result<Glance, PoolError> {
     let found = look(ends)?;
     Ok(match (read_copy(ends, 0)?, read_copy(ends, START_BYTES)?) {
         // A second copy may outlive its pool.
         (Err(CopyFault::NoMagic), _) if found.is_foreign() => Glance::Unknown(found),
-        (Ok(copy), _) | (_, Ok(copy)) => Glance::Tidegate(Some(EngineCode(copy.engine.get()))),
+        (_, Ok(copy)) => Glance::Tidegate(Some(EngineCode(copy.engine.get()))),
         (Err(CopyFault::NoMagic), Err(CopyFault::NoMagic)) => Glance::Unknown(found),
-        (Err(_), Err(_)) => Glance::Tidegate(None),
+        (_, Err(_)) => Glance::Tidegate(None),
     })
 }
 

@@ -86,8 +86,12 @@ pub fn plan_pool(pool: &LogPool) -> Result<(Plan, u64), LogError> {
     let mut scanner = Scanner::of_finished(pool, pool.tail()?, pool.limit()?);
     let headers: Vec<_> = scanner.by_ref().collect();
     let chunks: Vec<_> = headers.chunks(CHUNK).collect();
-    let checkers = std::thread::available_parallelism().map_or(1, usize::from);
-    let checked = parallel::map(checkers.min(CHECKERS_MOST), &chunks, |chunk| {
+    // To ask for the number of CPUs takes longer than a short log.
+    let checkers = match chunks.len() {
+        0 | 1 => 1,
+        _ => std::thread::available_parallelism().map_or(1, usize::from).min(CHECKERS_MOST),
+    };
+    let checked = parallel::map(checkers, &chunks, |chunk| {
         chunk.iter().map(|header| pool.is_whole(header).ok()).collect::<Vec<_>>()
     });
     let mut planner = Planner::with_losses(scanner.finished(), scanner.missing().collect());

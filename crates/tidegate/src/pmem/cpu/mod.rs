@@ -11,6 +11,8 @@
 //! 4. Streaming stores are ordered with nothing but a [`fence`]: not even a release store publishes
 //!    them.
 
+use std::sync::LazyLock;
+
 use super::LINE_BYTES;
 
 #[cfg(target_arch = "aarch64")]
@@ -66,13 +68,15 @@ pub(super) struct Cpu {
 }
 
 impl Cpu {
-    /// The fastest implementations that this CPU has.
+    /// The fastest implementations that this CPU has. It is asked once in a process: in a virtual
+    /// machine each question goes to the host.
     pub(super) fn detect() -> Self {
-        Self {
+        static FASTEST: LazyLock<Cpu> = LazyLock::new(|| Cpu {
             write_back: arch::best_write_back(),
             copies: arch::best_copies(),
             stream_with_crc: arch::stream_with_crc(),
-        }
+        });
+        *FASTEST
     }
 
     /// Stores can be made durable from user space: a domain of `adr` is possible.
