@@ -87,6 +87,10 @@ fn no_modules_import_each_other_in_a_circle() {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(crates).expect("the folder of crates is readable") {
         let path = entry.expect("a folder entry is readable").path();
+        if path.ends_with("tidegate-loom") {
+            // The core's sources once more.
+            continue;
+        }
         let name = path.file_name().expect("it has a name").to_string_lossy().into_owned();
         for circle in circles(&imports(&path.join("src"))) {
             found.entry(name.clone()).or_insert_with(Vec::new).push(circle);
@@ -129,8 +133,7 @@ fn imports(source: &Path) -> BTreeMap<Module, BTreeSet<Module>> {
     for (module, file) in &files {
         let text = fs::read_to_string(file).expect("a source file is readable");
         let shipped = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-        let shipped =
-            shipped.split("#[cfg(all(test, not(feature = \"loom\")))]\nmod tests {").next();
+        let shipped = shipped.split("#[cfg(all(test, not(loom)))]\nmod tests {").next();
         let mut paths = Vec::new();
         named_paths(shipped.unwrap_or_default(), module, &mut paths);
         let named = paths.iter().filter_map(|path| {

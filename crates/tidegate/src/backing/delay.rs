@@ -63,7 +63,7 @@ impl Scheme for DelayScheme {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::time::Instant;
 

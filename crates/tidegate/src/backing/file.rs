@@ -121,7 +121,7 @@ fn identity_of_disk(path: &Path, metadata: &Metadata) -> u64 {
     identity(&NO_FILE_SYSTEM, DISK, &[name, partition].concat())
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

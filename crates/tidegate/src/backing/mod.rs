@@ -201,7 +201,7 @@ fn parse_time(text: &str) -> Option<Duration> {
     number.parse::<u64>().ok()?.checked_mul(unit_us).map(Duration::from_micros)
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

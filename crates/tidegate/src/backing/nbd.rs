@@ -163,7 +163,7 @@ fn identity_of(export: &NbdExport) -> u64 {
     identity(&[0; 16], NBD_TYPE, told.as_bytes())
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -171,7 +171,7 @@ impl Lanes {
     }
 
     /// Lanes whose free blocks are `free_blocks`, for models of the engine.
-    #[cfg(all(test, feature = "loom"))]
+    #[cfg(all(test, loom))]
     pub(super) fn with_free_blocks(free_blocks: impl IntoIterator<Item = u32>) -> Self {
         Self::new(
             (0..).zip(free_blocks).map(|(number, block)| Lane::new(number, block, 0, 1)).collect(),

@@ -26,7 +26,7 @@ mod create;
 mod device;
 mod engine;
 mod error;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod flip_tests;
 mod flog;
 #[cfg(any(test, feature = "test-support"))]
@@ -35,7 +35,7 @@ pub mod fuzzing;
 mod info;
 mod lane;
 mod layout;
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, loom))]
 mod loom_tests;
 mod map;
 mod recover;

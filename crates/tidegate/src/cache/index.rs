@@ -1268,7 +1268,7 @@ impl Shard {
     }
 
     /// Bytes of memory but for those of the replacement policy.
-    #[cfg(all(test, not(feature = "loom")))]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn bytes(&self) -> usize {
         self.slots.bytes() + self.table.bytes()
     }

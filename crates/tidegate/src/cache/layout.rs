@@ -627,7 +627,7 @@ impl CacheHeaderBytes {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::*;
 

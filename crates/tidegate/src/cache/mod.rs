@@ -33,40 +33,40 @@
 mod admission;
 mod background;
 mod by_cost;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod by_cost_tests;
 mod bypass;
 pub mod check;
 mod choices;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod class_tests;
 mod classes;
 mod clean;
 mod cleaner;
 mod cluster;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod cluster_tests;
 mod content;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod content_tests;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod counter_tests;
 mod engine;
 mod error;
 mod evict;
 mod fallback;
 mod fill;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod flip_tests;
 #[cfg(any(test, feature = "test-support"))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod group_tests;
 mod header;
 mod index;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod keep_tests;
 mod lane;
 pub mod layout;
@@ -75,37 +75,37 @@ pub mod mode;
 mod neighbours;
 mod orders;
 mod pace;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod part_tests;
 pub mod policy;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod policy_tests;
 mod purge;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod purge_tests;
 mod queue;
 mod read;
 mod record;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod record_tests;
 mod recover;
 mod resize;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod resize_tests;
 mod span;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod split_tests;
 mod start;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod start_tests;
 mod store;
 mod table;
 mod tally;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests;
 mod tier;
 mod traffic;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod vanish_tests;
 
 use std::sync::Arc;

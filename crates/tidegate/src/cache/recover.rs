@@ -876,7 +876,7 @@ fn found_in(slot: u32, header: &SlotHeader) -> Found {
     Found { page, slot, version, dirty, zero, record, base, verified: false }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::layout::clean_verdict;
     use super::super::policy::REPLACEMENTS;

@@ -76,7 +76,7 @@ pub(super) fn pieces(bytes: Range<u64>, pages_max: u64) -> impl Iterator<Item = 
     })
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

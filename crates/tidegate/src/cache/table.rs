@@ -68,7 +68,7 @@ impl Table {
     }
 
     /// Bytes of memory.
-    #[cfg(all(test, not(feature = "loom")))]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.cells)
     }
@@ -116,7 +116,7 @@ pub(super) fn hash(page: u64) -> u64 {
     word ^ word >> 33
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::collections::BTreeMap;
 

@@ -88,7 +88,7 @@ fn tag(head: u64) -> u32 {
     (head >> 32) as u32
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -109,7 +109,7 @@ mod tests {
     }
 }
 
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, loom))]
 mod loom_tests {
     use loom::sync::Arc;
     use loom::thread;

@@ -23,7 +23,7 @@ pub mod phases;
 mod slots;
 mod spec;
 mod staging;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod suite;
 mod tier;
 mod transit;
@@ -137,7 +137,7 @@ pub fn describe(policy: Policy, bytes: u64, geometry: Geometry) -> Result<TierSu
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

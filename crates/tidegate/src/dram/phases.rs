@@ -262,7 +262,7 @@ pub(super) fn draw() -> bool {
     })
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

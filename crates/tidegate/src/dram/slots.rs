@@ -77,7 +77,7 @@ fn count(bytes: u64, block_bytes: u32) -> Result<u32> {
     })
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

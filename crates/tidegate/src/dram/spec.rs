@@ -147,7 +147,7 @@ impl fmt::Display for TierSpec {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

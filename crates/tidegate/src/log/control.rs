@@ -87,10 +87,10 @@ pub(super) const REAL_SYNCS_AT: u64 = 768 << 10;
 pub(super) const ENTRIES_AT: u64 = 2 << 20;
 
 /// Operations that may be in the middle at once, in all processes.
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 pub const SLOTS: u64 = 1024;
 /// Operations that may be in the middle at once: few, for loom looks at each word of each.
-#[cfg(feature = "loom")]
+#[cfg(loom)]
 pub const SLOTS: u64 = 2;
 const SLOT_BYTES: u64 = 64;
 /// Files that may be in use at once.

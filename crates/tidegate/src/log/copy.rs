@@ -78,7 +78,7 @@ pub fn can_write_in_place(file: BorrowedFd<'_>) -> bool {
     pwrite_in_place(file, &[], 0).is_ok()
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::os::fd::AsFd;
 

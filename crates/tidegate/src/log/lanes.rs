@@ -28,10 +28,10 @@ use crate::sync::{AtomicU64, Ordering, store_before_loads};
 use crate::tier::clock::now_ns;
 
 const LANE_BYTES: u64 = 64;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 const LANES: u64 = 8192;
 /// Few, for loom looks at each.
-#[cfg(feature = "loom")]
+#[cfg(loom)]
 const LANES: u64 = 2;
 /// A change of names or attributes.
 const METADATA: u64 = 1 << 62;
@@ -198,7 +198,7 @@ impl Log {
 
 /// The threads of loom's models are one of the kernel's, and each run of a model has lanes of its
 /// own.
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, loom))]
 pub(super) fn forget_own_lane() {
     OWN.set((0, 0));
 }
@@ -220,7 +220,7 @@ fn is_about(word: u64, bucket: u64) -> bool {
     word & ANY != 0 || word & !METADATA == bucket
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::tests::{key, log};
     use super::*;

@@ -99,7 +99,9 @@ fn two_writers_and_a_cleaner(write: Write, safe: Safe) {
             thread::spawn(move || write(&log, file, inode))
         });
         retire(&log, safe);
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        for thread in threads {
+            thread.join().unwrap();
+        }
         assert_defined(&log);
         retire(&log, safe);
         assert_eq!(log.tail(), log.head(), "nobody holds anything any more");
@@ -289,7 +291,9 @@ fn finished_records_are_fenced(append: Finish) {
         for position in below.map(|number| start + number * 128) {
             assert!(seen.contains(&position), "a record is called finished before its fence");
         }
-        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        for writer in writers {
+            writer.join().unwrap();
+        }
         assert_eq!(log.catch_up(), log.head(), "all are finished");
     });
 }

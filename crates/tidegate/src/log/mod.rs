@@ -20,7 +20,7 @@ pub mod device;
 mod engine;
 mod error;
 mod file_systems;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod flip_tests;
 mod keepers;
 mod lanes;
@@ -42,11 +42,11 @@ mod story;
 mod table;
 mod touched;
 
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, loom))]
 mod loom_tests;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod model_tests;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::path::Path;

@@ -302,7 +302,7 @@ impl FileGuard<'_> {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::names::{Attributes, NameAt, NameChange, NameRecord, Timestamp};
     use super::super::record::FileHandle;

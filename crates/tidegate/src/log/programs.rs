@@ -76,7 +76,7 @@ fn noted(hash: u64) -> u64 {
     hash & !MAKES_OWN_CALLS | IS_NOTED
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::tests::log;
     use super::*;

@@ -189,7 +189,7 @@ impl<'a> List<'a> {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::tests::log;
     use super::*;

@@ -169,7 +169,7 @@ impl<'a> Stats<'a> {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

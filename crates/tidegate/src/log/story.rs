@@ -493,7 +493,7 @@ impl FileGuard<'_> {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::io::IoSlice;
 

@@ -321,7 +321,7 @@ fn is_dead(control: &Control, entry: &Entry<'_>, successor: &FileKey) -> bool {
 }
 
 /// Entries that a search for this key may have to look at.
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 pub(super) fn chain_len(control: &Control, key: &FileKey) -> usize {
     let mut next = bucket(control, key).load(Ordering::Relaxed);
     let mut len = 0;
@@ -423,7 +423,7 @@ pub(super) fn all(control: &Control) -> impl Iterator<Item = (FileRef, Entry<'_>
     })
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::tests::{key, log};
     use super::*;

@@ -49,7 +49,7 @@ pub use shared::{LOCK_BYTES, LockFailure, Locked, SharedMemory};
 /// Bytes in the unit of write-back: a cache line.
 pub const LINE_BYTES: u64 = 64;
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 pub(crate) mod flips;
 #[cfg(test)]
 mod tests;

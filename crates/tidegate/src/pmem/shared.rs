@@ -31,7 +31,7 @@ pub struct SharedMemory {
     mapping: Mapping,
     /// Loom's atomics cannot lie in mapped memory: under its model the words are here, those that
     /// were ever asked for.
-    #[cfg(feature = "loom")]
+    #[cfg(loom)]
     words: std::sync::Mutex<std::collections::BTreeMap<u64, Box<AtomicU64>>>,
 }
 
@@ -83,7 +83,7 @@ impl SharedMemory {
 
     fn over(mapping: Mapping) -> Self {
         Self {
-            #[cfg(feature = "loom")]
+            #[cfg(loom)]
             words: std::sync::Mutex::default(),
             mapping,
         }
@@ -108,7 +108,7 @@ impl SharedMemory {
     /// # Panics
     /// `offset` is no multiple of 8 or not inside the memory: a bug of the caller.
     #[inline]
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     pub fn word(&self, offset: u64) -> &AtomicU64 {
         let at: *mut AtomicU64 = self.checked(offset);
         // SAFETY: aligned and inside the mapping, as checked, which lives as long as `self`.
@@ -116,7 +116,7 @@ impl SharedMemory {
     }
 
     /// The word at `offset`, under loom.
-    #[cfg(feature = "loom")]
+    #[cfg(loom)]
     pub fn word(&self, offset: u64) -> &AtomicU64 {
         self.checked::<u64>(offset);
         let mut words = self.words.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -282,7 +282,7 @@ unsafe extern "C" {
     ) -> libc::c_int;
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::sync::atomic::Ordering;

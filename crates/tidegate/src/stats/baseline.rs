@@ -53,7 +53,7 @@ impl Value {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::*;
 

@@ -222,18 +222,18 @@ impl Waker {
     }
 
     /// Waits until every worker is idle.
-    #[cfg(all(test, not(feature = "loom")))]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn await_all_idle(&self) {
         self.await_gate(|gate| gate.awake + gate.resting + gate.woken == 0);
     }
 
     /// Waits until a worker rests.
-    #[cfg(all(test, not(feature = "loom")))]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn await_resting(&self) {
         self.await_gate(|gate| gate.resting > 0);
     }
 
-    #[cfg(all(test, not(feature = "loom")))]
+    #[cfg(all(test, not(loom)))]
     fn await_gate(&self, is_reached: impl Fn(&Gate) -> bool) {
         while !is_reached(&self.gate.lock()) {
             std::thread::yield_now();
@@ -325,7 +325,7 @@ fn run(mut work: impl Work, waker: &Waker) {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
 

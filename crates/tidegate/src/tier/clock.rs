@@ -17,7 +17,7 @@ pub(crate) fn now_ns() -> u64 {
 
 fn system_now_ns() -> u64 {
     let now_ns = monotonic_ns();
-    #[cfg(all(test, not(feature = "loom")))]
+    #[cfg(all(test, not(loom)))]
     let now_ns = now_ns + AHEAD_NS.get();
     now_ns
 }
@@ -27,13 +27,13 @@ pub(crate) fn monotonic_ns() -> u64 {
     of_clock_ns(ClockId::Monotonic)
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 thread_local! {
     static AHEAD_NS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
 /// Lets `ns` pass on the clock of the calling thread.
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 pub(crate) fn advance(ns: u64) {
     AHEAD_NS.set(AHEAD_NS.get() + ns);
 }

@@ -167,7 +167,7 @@ fn some(slot: u32) -> Option<u32> {
     (slot != NO_SLOT).then_some(slot)
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -85,7 +85,7 @@ impl<S> SetLock<'_, S> {
     }
 
     /// Number of threads that wait for this set to change.
-    #[cfg(all(test, not(feature = "loom")))]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn waiters(&self) -> u32 {
         self.guard.waiters
     }
@@ -105,7 +105,7 @@ impl<S> DerefMut for SetLock<'_, S> {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -140,7 +140,7 @@ impl Drop for VersionGuard<'_> {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -200,7 +200,7 @@ mod tests {
     }
 }
 
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, loom))]
 mod loom_tests {
     use loom::sync::{Arc, Mutex};
     use loom::thread;
@@ -267,7 +267,9 @@ mod loom_tests {
                     let (versions, log, backing) = &*shared;
                     log.store(1, Ordering::Relaxed);
                     versions.advance(0_u32);
-                    backing.iter().for_each(|word| word.store(1, Ordering::Release));
+                    for word in backing {
+                        word.store(1, Ordering::Release);
+                    }
                 })
             };
             let (versions, log, backing) = &*shared;

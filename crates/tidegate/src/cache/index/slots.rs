@@ -509,7 +509,7 @@ impl Slots {
     }
 
     /// Bytes of memory.
-    #[cfg(all(test, not(feature = "loom")))]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.whole) + size_of_val(&*self.parts)
     }

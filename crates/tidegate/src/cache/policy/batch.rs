@@ -66,7 +66,7 @@ impl BatchSize {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::*;
 

@@ -203,7 +203,7 @@ fn depth_class(depth: u32) -> usize {
     usize::try_from(depth.max(1).ilog2()).unwrap_or(DEPTHS).min(DEPTHS - 1)
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::*;
 

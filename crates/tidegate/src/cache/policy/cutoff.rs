@@ -205,7 +205,7 @@ impl Default for Cutoff {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::cell::RefCell;
 

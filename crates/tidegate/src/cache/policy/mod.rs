@@ -24,7 +24,7 @@ pub mod lru;
 pub mod lrw;
 pub mod promotion;
 mod recent;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod replacement_tests;
 pub mod s3fifo;
 pub mod settings;

@@ -81,7 +81,7 @@ impl<E: Entry> RecentPages<E> {
     }
 
     /// Bytes of memory.
-    #[cfg(all(test, not(feature = "loom")))]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.sets)
     }
@@ -119,7 +119,7 @@ fn mix(page: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

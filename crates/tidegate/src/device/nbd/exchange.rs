@@ -491,5 +491,5 @@ fn refused(name: &str, piece: &Piece, error: u32) -> DeviceError {
     DeviceError::new(kind, context)
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests;

@@ -175,7 +175,7 @@ fn jobs(asked: Vec<Asked>) -> Vec<u64> {
     asked.into_iter().map(|it| it.job).collect()
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

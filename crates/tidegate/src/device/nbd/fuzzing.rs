@@ -121,7 +121,7 @@ fn send_all(exchange: &mut Exchange) {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::*;
 

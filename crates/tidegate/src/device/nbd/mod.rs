@@ -48,7 +48,7 @@ mod flushes;
 pub mod fuzzing;
 mod handshake;
 pub mod protocol;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::sync::Arc;

@@ -85,7 +85,7 @@ impl<R: Replacement> Drop for Stager<R> {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -67,7 +67,7 @@ fn bits(lba: u64, words: usize) -> impl Iterator<Item = usize> {
     (0..HASHES).map(move |index| ((first + index * step) % (words as u64 * 64)) as usize)
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -32,10 +32,10 @@ mod replacement;
 mod request;
 mod runtime;
 mod set;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod set_tests;
 mod table;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::sync::Arc;

@@ -146,7 +146,7 @@ pub(super) fn mix(value: u64) -> u64 {
     value ^ (value >> 33)
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::collections::BTreeMap;
 

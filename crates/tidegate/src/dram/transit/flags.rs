@@ -55,7 +55,7 @@ impl Flags {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -82,7 +82,7 @@ mod tests {
     }
 }
 
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, loom))]
 mod loom_tests {
     use loom::sync::Arc;
     use loom::thread;

@@ -34,14 +34,14 @@ mod evictor;
 mod flags;
 mod flush;
 mod in_flight;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod interleavings;
 mod progress;
 mod read;
 mod set;
 mod sets;
 mod table;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests;
 mod write;
 mod write_mode;
@@ -78,7 +78,7 @@ use write_mode::ModeSwitch;
 const SETS_LOG2: u32 = 8;
 const SLOTS_A_SET_LOG2: u32 = 4;
 /// Most bytes of metadata a slot may cost, locks and index included (the paper: 102).
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 const MOST_METADATA_BYTES: f64 = 64.0;
 
 /// A transit cache over a device.

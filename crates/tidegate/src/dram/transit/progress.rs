@@ -52,7 +52,7 @@ impl Progress {
     }
 }
 
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, loom))]
 mod loom_tests {
     use loom::sync::Arc;
     use loom::thread;

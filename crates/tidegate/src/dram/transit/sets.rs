@@ -65,7 +65,7 @@ impl SetGuard<'_> {
     }
 
     /// Number of threads that wait for this set to change.
-    #[cfg(all(test, not(feature = "loom")))]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn waiters(&self) -> u32 {
         self.lock.waiters()
     }

@@ -226,7 +226,7 @@ fn low_bits(value: u64, bits: u32) -> usize {
     (value & ((1 << bits) - 1)) as usize
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

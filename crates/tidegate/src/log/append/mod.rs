@@ -138,7 +138,7 @@ impl FileGuard<'_> {
 
 impl Ticket<'_> {
     /// No position from here on is retired before the operation is done.
-    #[cfg(all(test, not(feature = "loom")))]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn bound(&self) -> u64 {
         self.slot.bound.load(Ordering::Relaxed)
     }

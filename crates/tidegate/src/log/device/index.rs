@@ -193,7 +193,7 @@ fn cut_out(zeroes: &mut BTreeMap<u64, (u64, u64)>, blocks: &Range<u64>) -> Vec<(
     inner
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::*;
 

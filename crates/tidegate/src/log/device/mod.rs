@@ -32,7 +32,7 @@ mod error;
 mod index;
 mod recover;
 mod start;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests;
 mod tier;
 

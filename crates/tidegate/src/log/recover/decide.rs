@@ -248,7 +248,7 @@ impl<S: Ord + Clone, F: Ord + Clone> NameStories<S, F> {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

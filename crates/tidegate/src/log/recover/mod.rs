@@ -34,7 +34,7 @@ mod replay;
 mod source;
 mod writing;
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 pub use apply::{ApplyOptions, FileState, FileSystem, Outcome, Progress, apply};

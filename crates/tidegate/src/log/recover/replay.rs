@@ -149,7 +149,7 @@ impl Replay {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::tests::file_of;
     use super::*;

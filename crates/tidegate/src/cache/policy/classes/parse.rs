@@ -159,7 +159,7 @@ impl fmt::Display for Classes {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::{Just, Strategy, any, prop_oneof};
     use proptest::sample::select;

@@ -68,7 +68,7 @@ fn share(slots: u64, pct: u8) -> u64 {
     u64::try_from(share).unwrap_or(u64::MAX)
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::{prop_assert, prop_assert_eq, proptest};
 

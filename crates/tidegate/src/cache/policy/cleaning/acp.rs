@@ -147,7 +147,7 @@ impl Cleaning for Acp {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::cell::Cell;
     use std::collections::BTreeMap;

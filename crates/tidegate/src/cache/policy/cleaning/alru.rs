@@ -240,7 +240,7 @@ impl Cleaning for Alru {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::collections::VecDeque;
 

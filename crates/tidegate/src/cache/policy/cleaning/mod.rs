@@ -152,10 +152,10 @@ pub fn cleaning(name: &str) -> Option<&'static CleaningEntry> {
 }
 
 /// Dirty slots by page, for tests of policies.
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 struct ByPage<F>(F);
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 impl<F: Fn(u64) -> Option<u32>> DirtySlots for ByPage<F> {
     fn of_page(&self, page: u64) -> Option<u32> {
         (self.0)(page)

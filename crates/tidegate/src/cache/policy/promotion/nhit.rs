@@ -90,7 +90,7 @@ impl Promotion for Nhit {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::collections::HashMap;
 
