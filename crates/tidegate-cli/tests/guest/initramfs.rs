@@ -2,8 +2,11 @@
 //! memory.
 
 use std::collections::BTreeSet;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use crate::once::once_per_run;
 
 /// The modules that the guest inserts, in this order.
 const MODULES: [&str; 4] =
@@ -22,7 +25,7 @@ pub(crate) struct Addition {
 
 /// The newest installed cloud kernel: its image and its modules.
 pub(crate) struct Kernel {
-    /// The bootable image.
+    /// The bootable image, unpacked: in emulation, that takes the guest a second at each boot.
     pub(crate) image: PathBuf,
     drivers: PathBuf,
 }
@@ -37,10 +40,13 @@ impl Kernel {
             .filter(|release| release.contains("-cloud-"))
             .max_by_key(|release| version(release))
             .expect("no /boot/vmlinuz-*-cloud-*: install the package linux-image-6.12-cloud-amd64");
-        Self {
-            image: Path::new("/boot").join(format!("vmlinuz-{release}")),
-            drivers: Path::new("/lib/modules").join(release).join("kernel/drivers"),
-        }
+        let image = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guest-kernel");
+        once_per_run("guest-kernel", || {
+            let packed = std::fs::read(format!("/boot/vmlinuz-{release}"));
+            let unpacked = unpacked(&packed.expect("the kernel can be read"));
+            std::fs::write(&image, unpacked).expect("the kernel can be written");
+        });
+        Self { image, drivers: Path::new("/lib/modules").join(release).join("kernel/drivers") }
     }
 
     /// The archive that the kernel unpacks as its root.
@@ -75,6 +81,24 @@ impl Kernel {
         );
         out.stdout
     }
+}
+
+/// The kernel in a bootable image of the kernel's boot protocol.
+fn unpacked(image: &[u8]) -> Vec<u8> {
+    let word = |at: usize| {
+        let bytes = image[at..at + 4].try_into().expect("four bytes");
+        u32::from_le_bytes(bytes) as usize
+    };
+    assert_eq!(&image[0x202..0x206], b"HdrS", "an image of the boot protocol");
+    let (sectors, payload, payload_bytes) = (usize::from(image[0x1f1]), word(0x248), word(0x24c));
+    let start = (sectors + 1) * 512 + payload;
+    // Behind the frame is the size of what is in it.
+    let mut frame = zstd::Decoder::with_buffer(&image[start..start + payload_bytes])
+        .expect("a decoder has memory")
+        .single_frame();
+    let mut kernel = Vec::new();
+    frame.read_to_end(&mut kernel).expect("Debian packs its kernels by zstd");
+    kernel
 }
 
 /// The numbers in a kernel release, for comparing two.

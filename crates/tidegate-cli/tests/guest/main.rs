@@ -36,6 +36,8 @@ mod image;
 mod initramfs;
 mod kernel_crash;
 mod label;
+#[path = "../support/once.rs"]
+mod once;
 mod our_crash;
 mod pool;
 mod quota;

@@ -342,6 +342,10 @@ fn read_lines(stream: ChildStdout) -> Receiver<String> {
     lines
 }
 
+/// Of the kernel. It stays where it is linked to and as it is: sooner booted in emulation.
+const PARAMETERS: &str = "console=ttyS0 quiet loglevel=5 oops=panic panic=-1 no_timer_check \
+                          nokaslr mitigations=off";
+
 fn command(
     system: &System,
     initramfs: &Path,
@@ -364,7 +368,7 @@ fn command(
         .arg(&system.kernel.image)
         .arg("-initrd")
         .arg(initramfs)
-        .args(["-append", "console=ttyS0 quiet loglevel=5 oops=panic panic=-1 no_timer_check"]);
+        .args(["-append", PARAMETERS]);
     for (slot, nvdimm) in nvdimms.iter().enumerate() {
         let path = nvdimm.path.display();
         let size_bytes = std::fs::metadata(&nvdimm.path).expect("the NVDIMM's file exists").len();
