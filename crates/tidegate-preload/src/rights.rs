@@ -22,9 +22,12 @@ pub(crate) fn give_up() {
     give_up_for("rights");
 }
 
-/// Gives the log up before the program has its system calls filtered.
+/// Gives the log up before the program has its system calls filtered. A child of `vfork` has them
+/// filtered without its parent, whose memory this is.
 pub(crate) fn give_up_for_filter() {
-    process::set_filtered();
+    if !process::in_vfork_child() {
+        process::set_filtered();
+    }
     give_up();
 }
 
@@ -152,6 +155,16 @@ mod tests {
         let flags = |flags: c_int| leads_to_namespaces(u64::from(flags.cast_unsigned()));
         assert!(flags(libc::CLONE_NEWUSER | libc::CLONE_FILES) && flags(libc::CLONE_NEWPID));
         assert!(!flags(libc::CLONE_FILES | libc::CLONE_VM | libc::SIGCHLD));
+    }
+
+    #[test]
+    fn a_filter_of_a_child_of_vfork_is_none_of_its_parent() {
+        process::set_vfork_child(true);
+        give_up_for_filter();
+        process::set_vfork_child(false);
+        assert!(!process::is_filtered());
+        give_up_for_filter();
+        assert!(process::is_filtered());
     }
 
     #[test]
