@@ -55,10 +55,13 @@ fn in_pool(region: &Region) -> String {
 /// # Errors
 /// It cannot be mapped, is in use, or holds no log.
 fn open_pool(path: &Path, read_only: bool) -> Result<LogPool> {
-    let options = RegionOptions { read_only, ..RegionOptions::default() };
-    let region = Arc::new(open_region(path, &options)?);
-    let pool = LogPool::open(Arc::clone(&region));
-    pool.with_context(|| in_pool(&region))
+    log_in(open_region(path, &RegionOptions { read_only, ..RegionOptions::default() })?)
+}
+
+/// The log that `region` maps.
+fn log_in(region: Region) -> Result<LogPool> {
+    let region = Arc::new(region);
+    LogPool::open(Arc::clone(&region)).with_context(|| in_pool(&region))
 }
 
 /// Maps what is at `path` and locks it; where a supervisor has left its socket, which it does only
@@ -94,19 +97,18 @@ fn is_released(path: &Path) -> bool {
 /// # Errors
 /// It cannot be mapped, is in use, or holds something else.
 fn open_or_make(path: &Path) -> Result<LogPool> {
-    let region = Arc::new(open_region(path, &RegionOptions::default())?);
-    let open = || LogPool::open(Arc::clone(&region)).with_context(|| in_pool(&region));
-    let found = match identify(&region).with_context(|| in_pool(&region))? {
-        PoolKind::Tidegate(_) => return open(),
+    let region = open_region(path, &RegionOptions::default())?;
+    let other = match identify(&region).with_context(|| in_pool(&region))? {
+        PoolKind::Tidegate(_) => return log_in(region),
         PoolKind::Unknown(Content::Zeroes) => {
             let made = tidegate::log::create(&region, &LogOptions::default());
             made.with_context(|| in_pool(&region))?;
-            return open();
+            return log_in(region);
         }
         PoolKind::Unknown(found) => found.to_string(),
         PoolKind::Btt(_) => "a btt pool".into(),
     };
-    bail!("{} holds {found}, no log pool; name another path by --pool", path.display())
+    bail!("{} holds {other}, no log pool; name another path by --pool", path.display())
 }
 
 /// How to open a log that the machine or a supervisor left behind.
