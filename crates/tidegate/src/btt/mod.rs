@@ -41,7 +41,7 @@ mod map;
 mod recover;
 mod repair;
 mod survey;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 mod write;
 

@@ -353,5 +353,5 @@ impl FileDevice {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;

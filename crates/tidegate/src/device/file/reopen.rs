@@ -39,7 +39,7 @@ impl Reopening {
         Self { options, is_due: AtomicBool::new(false), failed: Mutex::default() }
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn forget_failed(&self) {
         *self.failed.lock() = None;
     }
