@@ -706,13 +706,13 @@ impl Region {
         Ok(word)
     }
 
-    /// Fails if the `len` bytes at `offset`, just accessed or about to be, touch failed memory.
-    #[inline]
     /// Some page of the region failed since it was opened.
     pub(crate) fn has_failed_pages(&self) -> bool {
         self.poison.as_ref().is_some_and(|poison| !poison.is_whole())
     }
 
+    /// Fails if the `len` bytes at `offset`, just accessed or about to be, touch failed memory.
+    #[inline]
     fn check_whole(&self, offset: u64, len: u64) -> Result<()> {
         // A fault of the access happens before the look at what faults there were.
         compiler_fence(Ordering::SeqCst);

@@ -2,100 +2,18 @@
 
 use std::arch::asm;
 
-use super::Vector;
+use super::{Vector, moves};
 
 pub(super) struct Avx2;
 
 impl Vector for Avx2 {
     const NAME: &'static str = "AVX2";
 
-    #[inline]
-    unsafe fn copy_line(to: *mut u8, from: *const u8) {
-        // SAFETY: the caller's ranges.
-        unsafe {
-            asm!(
-                "vmovdqu ymm0, [{from}]",
-                "vmovdqu ymm1, [{from} + 32]",
-                "vmovdqu [{to}], ymm0",
-                "vmovdqu [{to} + 32], ymm1",
-                to = in(reg) to, from = in(reg) from,
-                out("ymm0") _, out("ymm1") _,
-                options(nostack, preserves_flags)
-            );
-        }
-    }
+    moves!(copy_line, stream_line, "vmovdqu", "vmovntdq", "ymm0" at 0, "ymm1" at 32);
 
-    #[inline]
-    unsafe fn copy_four_lines(to: *mut u8, from: *const u8) {
-        // SAFETY: the caller's ranges.
-        unsafe {
-            asm!(
-                "vmovdqu ymm0, [{from}]",
-                "vmovdqu ymm1, [{from} + 32]",
-                "vmovdqu ymm2, [{from} + 64]",
-                "vmovdqu ymm3, [{from} + 96]",
-                "vmovdqu ymm4, [{from} + 128]",
-                "vmovdqu ymm5, [{from} + 160]",
-                "vmovdqu ymm6, [{from} + 192]",
-                "vmovdqu ymm7, [{from} + 224]",
-                "vmovdqu [{to}], ymm0",
-                "vmovdqu [{to} + 32], ymm1",
-                "vmovdqu [{to} + 64], ymm2",
-                "vmovdqu [{to} + 96], ymm3",
-                "vmovdqu [{to} + 128], ymm4",
-                "vmovdqu [{to} + 160], ymm5",
-                "vmovdqu [{to} + 192], ymm6",
-                "vmovdqu [{to} + 224], ymm7",
-                to = in(reg) to, from = in(reg) from,
-                out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _, out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
-                options(nostack, preserves_flags)
-            );
-        }
-    }
-
-    #[inline]
-    unsafe fn stream_line(to: *mut u8, from: *const u8) {
-        // SAFETY: the caller's ranges, and the destination is the start of a line.
-        unsafe {
-            asm!(
-                "vmovdqu ymm0, [{from}]",
-                "vmovdqu ymm1, [{from} + 32]",
-                "vmovntdq [{to}], ymm0",
-                "vmovntdq [{to} + 32], ymm1",
-                to = in(reg) to, from = in(reg) from,
-                out("ymm0") _, out("ymm1") _,
-                options(nostack, preserves_flags)
-            );
-        }
-    }
-
-    #[inline]
-    unsafe fn stream_four_lines(to: *mut u8, from: *const u8) {
-        // SAFETY: the caller's ranges, and the destination is the start of a line.
-        unsafe {
-            asm!(
-                "vmovdqu ymm0, [{from}]",
-                "vmovdqu ymm1, [{from} + 32]",
-                "vmovdqu ymm2, [{from} + 64]",
-                "vmovdqu ymm3, [{from} + 96]",
-                "vmovdqu ymm4, [{from} + 128]",
-                "vmovdqu ymm5, [{from} + 160]",
-                "vmovdqu ymm6, [{from} + 192]",
-                "vmovdqu ymm7, [{from} + 224]",
-                "vmovntdq [{to}], ymm0",
-                "vmovntdq [{to} + 32], ymm1",
-                "vmovntdq [{to} + 64], ymm2",
-                "vmovntdq [{to} + 96], ymm3",
-                "vmovntdq [{to} + 128], ymm4",
-                "vmovntdq [{to} + 160], ymm5",
-                "vmovntdq [{to} + 192], ymm6",
-                "vmovntdq [{to} + 224], ymm7",
-                to = in(reg) to, from = in(reg) from,
-                out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _, out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
-                options(nostack, preserves_flags)
-            );
-        }
-    }
+    moves!(copy_four_lines, stream_four_lines, "vmovdqu", "vmovntdq",
+        "ymm0" at 0, "ymm1" at 32, "ymm2" at 64, "ymm3" at 96,
+        "ymm4" at 128, "ymm5" at 160, "ymm6" at 192, "ymm7" at 224);
 
     #[inline]
     unsafe fn done() {

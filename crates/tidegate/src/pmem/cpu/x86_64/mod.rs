@@ -114,6 +114,32 @@ trait Vector {
     unsafe fn done();
 }
 
+/// Two moves of a [`Vector`]: `$copy` and, by streaming stores, `$stream`. Each loads the registers
+/// from their offsets and then stores them there, one group of registers after the other.
+macro_rules! moves {
+    ($copy:ident, $stream:ident, $plain:literal, $streaming:literal,
+     $($($register:tt at $offset:literal),+);+) => {
+        moves!(@one $copy, $plain, $plain, $($($register at $offset),+);+);
+        moves!(@one $stream, $plain, $streaming, $($($register at $offset),+);+);
+    };
+    (@one $name:ident, $load:literal, $store:literal,
+     $($($register:tt at $offset:literal),+);+) => {
+        #[inline]
+        unsafe fn $name(to: *mut u8, from: *const u8) {
+            // SAFETY: the caller's ranges; for streaming the destination is the start of a line.
+            $(unsafe {
+                std::arch::asm!(
+                    $(concat!($load, " ", $register, ", [{from} + ", $offset, "]"),)+
+                    $(concat!($store, " [{to} + ", $offset, "], ", $register),)+
+                    to = in(reg) to, from = in(reg) from, $(out($register) _,)+
+                    options(nostack, preserves_flags)
+                );
+            })+
+        }
+    };
+}
+use moves;
+
 fn copies<V: Vector>() -> Copies {
     Copies { name: V::NAME, copy: copy::<V>, stream_lines: stream_lines::<V> }
 }
