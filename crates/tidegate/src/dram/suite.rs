@@ -7,6 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 
 use parking_lot::{Condvar, Mutex};
 use proptest::prelude::*;
@@ -15,10 +16,11 @@ use proptest::test_runner::{Config, TestRunner};
 use super::{DramTier, Policy};
 use crate::device::conformance::{self, Promises};
 use crate::device::delay::{Delay, Delays};
+use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
 use crate::device::{
-    Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Geometry, Operation, Result,
-    WriteFlags, ZeroFlags,
+    AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Geometry, IoBuffer,
+    Operation, OwnedOperation, Result, WriteFlags, ZeroFlags,
 };
 
 pub(super) const BLOCK_BYTES: usize = 512;
@@ -410,6 +412,38 @@ pub(super) fn conforms(factory: &Factory) {
     conformance::check_started(&(factory(Arc::new(slow)) as _), Promises::default());
 }
 
+/// More reads that find nothing in the tier than there are threads wait in the device below
+/// together. A read of what the tier holds in part is made with a thread, and sees it.
+pub(super) fn misses_wait_without_a_thread(factory: &Factory) {
+    let memory = MemoryDevice::new(BLOCK_BYTES as u32, 128).unwrap();
+    let below = Arc::new(Fault::new(Arc::new(memory), 1));
+    let tier = factory(below.clone());
+    let start = |lba: u64, blocks: usize| {
+        let (told, ended) = channel();
+        let (offset, buffer) = (lba * BLOCK_BYTES as u64, IoBuffer::new(blocks * BLOCK_BYTES));
+        let read = OwnedOperation::Read { offset, buffer };
+        let completion = move |operation: OwnedOperation, result: Result<()>| {
+            let bytes = operation.into_buffer().unwrap().data().to_vec();
+            told.send(result.map(|()| bytes)).unwrap();
+        };
+        Arc::clone(&tier).start(AsyncRequest::new(read, Context::default(), completion));
+        ended
+    };
+    below.add(Rule::new(&[], When::Always, Effect::Hang));
+    let reads: Vec<_> = (0..100).map(|lba| start(lba, 1)).collect();
+    below.wait_until_hung(100);
+    assert!(reads.iter().all(|read| read.try_recv().is_err()));
+    below.heal();
+    below.release();
+    for read in reads {
+        assert_eq!(read.recv().unwrap().unwrap(), [0; BLOCK_BYTES]);
+    }
+    write(&*tier, 101, 7, false).unwrap();
+    let both = start(100, 2).recv().unwrap().unwrap();
+    let expected = [[0; BLOCK_BYTES], block_of(7)].concat();
+    assert_eq!(both, expected);
+}
+
 /// Requests that make no sense are refused before anything changes.
 pub(super) fn refuses_bad_requests(factory: &Factory) {
     let tier = factory(TestDevice::new(1));
@@ -471,6 +505,11 @@ macro_rules! tiers {
             #[test]
             fn shuts_down_clean() {
                 super::shuts_down_clean(&tier_of($policy));
+            }
+
+            #[test]
+            fn misses_wait_without_a_thread() {
+                super::misses_wait_without_a_thread(&tier_of($policy));
             }
 
             #[test]

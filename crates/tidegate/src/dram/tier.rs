@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::phases::{Phase, PhaseTimes};
 use super::{DramTier, Policy, TierSummary};
+use crate::device::{Geometry, OwnedOperation};
 use crate::size::Size;
 use crate::stats::{Collector, Latencies, Metric, Unit};
 use crate::tier::{Level, Line, State, counted, line};
@@ -28,6 +29,19 @@ const PHASE_SHARE: Metric = Metric::gauge(
 );
 const PHASE_NS: Metric =
     Metric::latencies("dram_phase_ns", "Time in the phase; short phases are sampled");
+
+/// Whether `operation` is a read of blocks of which none `is_cached`: one for the device below,
+/// where it waits without a thread.
+pub(super) fn is_read_below(
+    operation: &OwnedOperation,
+    geometry: &Geometry,
+    is_cached: impl Fn(u64) -> bool,
+) -> bool {
+    let OwnedOperation::Read { offset, buffer } = operation else { return false };
+    let (len, block_bytes) = (buffer.data().len() as u64, u64::from(geometry.block_bytes));
+    let mut lbas = offset / block_bytes..(offset.saturating_add(len)) / block_bytes;
+    geometry.check(*offset, len).is_ok() && !lbas.any(is_cached)
+}
 
 /// The state of `tier`.
 pub(super) fn state_of<T: DramTier + ?Sized>(tier: &T) -> State {

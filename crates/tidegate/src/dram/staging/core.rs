@@ -12,7 +12,7 @@ use super::calls::Calls;
 use super::replacement::Replacement;
 use super::set::Set;
 use super::table::mix;
-use crate::device::{BlockDevice, Geometry, is_memory_speed};
+use crate::device::{AsyncRequest, BlockDevice, Geometry, is_memory_speed};
 use crate::sync::machine::cpus;
 use crate::sync::{AtomicU64, Ordering};
 use crate::tier::ledger::Ledger;
@@ -121,6 +121,11 @@ impl<R: Replacement> Core<R> {
         SetGuard { core: self, number, lock: self.sets.lock(number) }
     }
 
+    /// `lba` is cached.
+    pub(super) fn is_cached(&self, lba: u64) -> bool {
+        self.lock(self.set_of(lba)).set().contains(lba)
+    }
+
     pub(super) fn lba_of(&self, offset: u64) -> u64 {
         offset / u64::from(self.geometry.block_bytes)
     }
@@ -219,6 +224,20 @@ impl Below {
         let result = run(&*self.device);
         self.ended.fetch_add(1, Ordering::Relaxed);
         result
+    }
+
+    /// Starts `request` on the device below the cache with this `core`.
+    pub(super) fn start<R: Replacement>(core: &Arc<Core<R>>, request: AsyncRequest) {
+        let device = Arc::clone(&core.below.device);
+        if !core.below.is_watched {
+            return device.start(request);
+        }
+        core.below.begun.fetch_add(1, Ordering::Relaxed);
+        let core = Arc::clone(core);
+        device.start(request.forward(move |request, result| {
+            core.below.ended.fetch_add(1, Ordering::Relaxed);
+            request.complete(result);
+        }));
     }
 
     /// Runs a request of a worker.

@@ -32,7 +32,7 @@ impl<R: Replacement> Core<R> {
         match operation {
             _ if self.below.is_memory => true,
             device::Operation::Read { offset, buf } => {
-                lbas(*offset, buf.len()).all(|lba| self.lock(self.set_of(lba)).set().contains(lba))
+                lbas(*offset, buf.len()).all(|lba| self.is_cached(lba))
             }
             device::Operation::Write { offset, data, flags } => {
                 !flags.fua

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use super::super::slots::Slots;
-use super::super::tier::{collect, state_of};
+use super::super::tier::{collect, is_read_below, state_of};
 use super::super::{DramTier, Phases, Policy, TierSummary, no_thread};
 use super::background::Stager;
-use super::core::Core;
+use super::core::{Below, Core};
 use super::replacement::Replacement;
 use crate::device::{
-    Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags, ZeroFlags,
+    AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
+    ZeroFlags, start_on_pool,
 };
 use crate::stats::Collector;
 use crate::tier::background::Workers;
@@ -86,6 +87,16 @@ impl<R: Replacement> BlockDevice for Staging<R> {
             Attempt::Done(operation.run_on(self))
         } else {
             Attempt::WouldBlock
+        }
+    }
+
+    /// A read that finds nothing here is the device below's.
+    fn start(self: Arc<Self>, request: AsyncRequest) {
+        let core = &self.core;
+        if is_read_below(request.owned(), &core.geometry, |lba| core.is_cached(lba)) {
+            Below::start(core, request);
+        } else {
+            start_on_pool(self, request);
         }
     }
 }

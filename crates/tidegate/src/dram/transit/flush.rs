@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::still_dirty;
 use super::evict::Scratch;
-use super::set::{FlushStep, Set};
+use super::set::FlushStep;
 use super::{Core, Phase, Result};
 
 /// Blocks that a flush writes back before it looks at the set again.
@@ -44,7 +44,8 @@ impl Core {
         if lbas.end - lbas.start > self.sets.count() as u64 {
             return self.drain_sets(0..self.sets.count(), upto);
         }
-        let cached = || lbas.clone().filter_map(|lba| self.set_with(lba));
+        let is_cached = |lba: &u64| self.is_cached(*lba);
+        let cached = || lbas.clone().filter(is_cached).map(|lba| self.table.set_of(lba));
         // A set may hold other blocks that fail; those are no concern of this range.
         self.drain_sets(cached(), upto).or_else(|error| match cached().next() {
             Some(_) => Err(error),
@@ -62,16 +63,6 @@ impl Core {
             .filter(|&number| self.sets.occupied.get(number))
             .map(|number| self.drain_set(number, upto, &mut scratch))
             .fold(Ok(()), Result::and)
-    }
-
-    /// The set of `lba`, where a version of it is cached.
-    fn set_with(&self, lba: u64) -> Option<usize> {
-        let number = self.table.set_of(lba);
-        let is_cached = || {
-            let _set = self.sets.lock(number);
-            Set::contains(&self.table, lba)
-        };
-        (self.sets.occupied.get(number) && is_cached()).then_some(number)
     }
 
     /// Ends the present epoch: the number of every write acknowledged so far is at most this.

@@ -54,7 +54,7 @@ use crossbeam_utils::CachePadded;
 use super::free_set::{self, FreeSet};
 use super::phases::{Phase, Recorder, draw};
 use super::slots::{self, Slots};
-use super::tier::{collect, state_of};
+use super::tier::{collect, is_read_below, state_of};
 use super::{DramTier, Phases, Policy, TierSummary, no_thread};
 use crate::device::{
     AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
@@ -321,7 +321,8 @@ impl BlockDevice for Transit {
 
     /// A read that finds nothing here is the device below's.
     fn start(self: Arc<Self>, request: AsyncRequest) {
-        if self.core.is_read_below(request.owned()) {
+        let is_cached = |lba| self.core.is_cached(lba);
+        if is_read_below(request.owned(), &self.core.geometry, is_cached) {
             Arc::clone(&self.core.below).start(request);
         } else {
             start_on_pool(self, request);
