@@ -217,7 +217,7 @@ fn fio_verifies_checksums_from_four_jobs() {
 #[test]
 fn fio_verifies_checksums_through_every_dram_tier() {
     let seconds = setting("TIDEGATE_FIO_SECONDS", 5).div_ceil(5);
-    for policy in Policy::ALL.into_iter().filter(|policy| *policy != Policy::None) {
+    for &policy in Policy::ALL.iter().filter(|policy| **policy != Policy::None) {
         println!("{policy}");
         fio_verifies(Served::with_dram("160M", "4096", &format!("{policy}:8M")), seconds);
     }

@@ -261,7 +261,7 @@ fn p1_p2_p3_clusters_that_are_filled_beside_writers_sampled() {
 #[test]
 fn p3_p4_clusters_beside_writes_around_the_cache_sampled() {
     seeded("p3_p4_clusters_beside_writes_around_the_cache_sampled", 12, |seed| {
-        let subject = CacheSubject::new(BLOCKS, 2 * BLOCKS, &Mode::ALL, CacheFault::None);
+        let subject = CacheSubject::new(BLOCKS, 2 * BLOCKS, Mode::ALL, CacheFault::None);
         let subject = subject.with_line_bytes(LINE_BYTES).with_background();
         random_history(&subject, Mix { reads_pct: 50, ..TWO_WRITERS }, seed, None)
     });
@@ -306,7 +306,7 @@ fn p1_p2_p3_modes_in_turn_sampled() {
 
 #[test]
 fn p3_p4_modes_that_write_around_sampled() {
-    for modes in [&[Mode::WriteAround][..], WI, &[Mode::PassThrough], &Mode::ALL] {
+    for modes in [&[Mode::WriteAround][..], WI, &[Mode::PassThrough], Mode::ALL] {
         let changes = if modes.len() > 1 { &[Change::Mode][..] } else { &[] };
         let subject =
             || CacheSubject::new(BLOCKS, SLOTS, modes, CacheFault::None).with_background();
@@ -509,7 +509,7 @@ fn p1_p2_p3_a_cache_that_is_purged_beside_requests_sampled() {
 
 #[test]
 fn p3_p4_a_cache_that_is_purged_beside_writes_around_it_sampled() {
-    let subject = || purged(&Mode::ALL, CacheFault::None);
+    let subject = || purged(Mode::ALL, CacheFault::None);
     let name = "p3_p4_a_cache_that_is_purged_beside_writes_around_it_sampled";
     seeded_with_changes(name, 12, &[Change::Purge, Change::Mode], subject, |subject, seed| {
         random_history(subject, TWO_WRITERS, seed, None)
@@ -786,7 +786,7 @@ fn p1_p2_p3_parts_of_pages_sampled() {
 #[test]
 fn p3_p4_parts_in_modes_that_write_around_sampled() {
     for backing in [512, 4096] {
-        let subject = || small(SLOTS, &Mode::ALL, backing).with_background();
+        let subject = || small(SLOTS, Mode::ALL, backing).with_background();
         let name = "p3_p4_parts_in_modes_that_write_around_sampled";
         seeded_with_changes(name, 6, &[Change::Mode], subject, |subject, seed| {
             small_history(subject, PARTS, seed, None)

@@ -52,7 +52,7 @@ pub(super) fn modes(bench: &mut Bench<'_>) -> Result<()> {
             bench.step(Part::Modes, WORKLOADS.len(), &format!("{case}, run {repetition}"));
             let stop = bench.run_time();
             let workload = Workload { read_pct, ..scene.workload(pattern, stop) };
-            for mode in Mode::ALL {
+            for &mode in Mode::ALL {
                 scene.turn(bench, &case, mode.name(), &[("mode", mode.name())], &workload)?;
             }
         }

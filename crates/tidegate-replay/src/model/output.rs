@@ -140,7 +140,7 @@ pub(super) fn shares(outcome: &Outcome, jobs: u32) -> Vec<Share> {
         let mean_ns = ns.saturating_sub(ns_before) as f64 / count.max(1) as f64;
         Share { phase, count, time_pct: time_ns as f64 * 100.0 / all_ns, mean_ns }
     };
-    Phase::ALL.into_iter().map(share).filter(|share| share.count > 0).collect()
+    Phase::ALL.iter().copied().map(share).filter(|share| share.count > 0).collect()
 }
 
 /// All tables that `results` are enough for.

@@ -4,7 +4,6 @@
 //! they are counted, not faults. [`repair`](super::repair()) restores what can be proved.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use super::BttError;
 use super::info::{FoundArena, probe, read_info, read_uncut};
@@ -23,11 +22,15 @@ const PROGRESS_LBAS: u32 = 1 << 16;
 const OWNERS_MAX: usize = 16;
 
 /// A fault found.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, serde::Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Finding {
     /// An info block is damaged. `other_copy_whole` says whether repair can restore it.
+    #[error(
+        "arena {arena}: info block {copy} at offset {offset_bytes}: {reason}; the other copy is {}",
+        if *other_copy_whole { "whole" } else { "no better" }
+    )]
     InfoDamaged {
         /// Number of the arena, from 0.
         arena: usize,
@@ -41,16 +44,19 @@ pub enum Finding {
         other_copy_whole: bool,
     },
     /// Both info blocks are valid but differ.
+    #[error("arena {arena}: the two info blocks differ")]
     InfoCopiesDiffer {
         /// Number of the arena, from 0.
         arena: usize,
     },
     /// The arena's error flag is set: it is read-only.
+    #[error("arena {arena}: marked as failed, read-only")]
     ArenaFailed {
         /// Number of the arena, from 0.
         arena: usize,
     },
     /// A lane's flog entries contradict the format or the arena.
+    #[error("arena {arena}: flog of lane {lane}: {reason}; {remedy}")]
     FlogDamaged {
         /// Number of the arena, from 0.
         arena: usize,
@@ -62,6 +68,7 @@ pub enum Finding {
         remedy: String,
     },
     /// A map entry says never written, and yet names a block.
+    #[error("arena {arena}: map entry of lba {lba} names a block, but says never written")]
     MapOdd {
         /// Number of the arena, from 0.
         arena: usize,
@@ -69,6 +76,9 @@ pub enum Finding {
         lba: u32,
     },
     /// An lba is marked as lost to a media error.
+    #[error(
+        "arena {arena}: lba {lba} is marked as lost to a media error: reads fail until it is written"
+    )]
     LbaLost {
         /// Number of the arena, from 0.
         arena: usize,
@@ -76,6 +86,9 @@ pub enum Finding {
         lba: u32,
     },
     /// Bytes that nothing uses are not zero.
+    #[error(
+        "arena {arena}: bytes behind the {part} at offset {offset_bytes} are not zero; nothing uses them"
+    )]
     PaddingUsed {
         /// Number of the arena, from 0.
         arena: usize,
@@ -85,6 +98,7 @@ pub enum Finding {
         offset_bytes: u64,
     },
     /// A map entry points outside the arena.
+    #[error("arena {arena}: map entry of lba {lba} points at block {block}, outside the arena")]
     MapOutOfRange {
         /// Number of the arena, from 0.
         arena: usize,
@@ -94,6 +108,7 @@ pub enum Finding {
         block: u32,
     },
     /// A block belongs to several lbas.
+    #[error("arena {arena}: block {block} has several owners: {}", owners.join(", "))]
     BlockShared {
         /// Number of the arena, from 0.
         arena: usize,
@@ -103,6 +118,7 @@ pub enum Finding {
         owners: Vec<String>,
     },
     /// A block belongs to neither a map entry nor a lane.
+    #[error("arena {arena}: block {block} has no owner")]
     BlockLost {
         /// Number of the arena, from 0.
         arena: usize,
@@ -110,64 +126,13 @@ pub enum Finding {
         block: u32,
     },
     /// The memory of a part of the metadata failed.
+    #[error("arena {arena}: {reason}")]
     Unreadable {
         /// Number of the arena, from 0.
         arena: usize,
         /// Which part, and the error.
         reason: String,
     },
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::InfoDamaged { arena, copy, offset_bytes, reason, other_copy_whole } => {
-                let remedy = if *other_copy_whole {
-                    "the other copy is whole"
-                } else {
-                    "the other copy is no better"
-                };
-                write!(
-                    f,
-                    "arena {arena}: info block {copy} at offset {offset_bytes}: {reason}; {remedy}"
-                )
-            }
-            Self::InfoCopiesDiffer { arena } => {
-                write!(f, "arena {arena}: the two info blocks differ")
-            }
-            Self::ArenaFailed { arena } => write!(f, "arena {arena}: marked as failed, read-only"),
-            Self::FlogDamaged { arena, lane, reason, remedy } => {
-                write!(f, "arena {arena}: flog of lane {lane}: {reason}; {remedy}")
-            }
-            Self::MapOdd { arena, lba } => {
-                write!(
-                    f,
-                    "arena {arena}: map entry of lba {lba} names a block, but says never written"
-                )
-            }
-            Self::LbaLost { arena, lba } => write!(
-                f,
-                "arena {arena}: lba {lba} is marked as lost to a media error: reads fail until it is written"
-            ),
-            Self::PaddingUsed { arena, part, offset_bytes } => write!(
-                f,
-                "arena {arena}: bytes behind the {part} at offset {offset_bytes} are not zero; nothing uses them"
-            ),
-            Self::MapOutOfRange { arena, lba, block } => {
-                write!(
-                    f,
-                    "arena {arena}: map entry of lba {lba} points at block {block}, outside the arena"
-                )
-            }
-            Self::BlockShared { arena, block, owners } => {
-                write!(f, "arena {arena}: block {block} has several owners: {}", owners.join(", "))
-            }
-            Self::BlockLost { arena, block } => {
-                write!(f, "arena {arena}: block {block} has no owner")
-            }
-            Self::Unreadable { arena, reason } => write!(f, "arena {arena}: {reason}"),
-        }
-    }
 }
 
 /// What a check found.

@@ -195,7 +195,7 @@ impl ByCost {
     pub(super) fn in_words(&self) -> Option<String> {
         let share_of = |(kind, class): (Kind, usize)| {
             let share = self.classes[kind as usize][class].share.load(Ordering::Relaxed) & !PROBE;
-            let (kind, size) = (kind.name(), Size { bytes: size_of_class(class) });
+            let size = Size { bytes: size_of_class(class) };
             (share > 0).then(|| format!("{} % of {kind} from {size}", share * 100 / WHOLE))
         };
         let all = Kind::ALL.into_iter().flat_map(|kind| (0..SIZES).map(move |it| (kind, it)));

@@ -187,7 +187,8 @@ impl Choices {
             return Ok(());
         }
         let text = value.replace(';', "\n");
-        self.classes = Classes::parse(&text, &Mode::ALL.map(Mode::name)).map_err(|error| {
+        let modes: Vec<_> = Mode::ALL.iter().map(|mode| mode.name()).collect();
+        self.classes = Classes::parse(&text, &modes).map_err(|error| {
             let line = text.lines().nth(error.line.saturating_sub(1)).unwrap_or_default();
             SettingError::value(CLASSES, line, format!("a table: {error}"))
         })?;

@@ -172,7 +172,7 @@ impl Client {
 #[test]
 fn counters_add_up() {
     let share = CacheDeviceOptions { backing_share_pct: Some(50), ..NO_THREAD };
-    for mode in Mode::ALL {
+    for &mode in Mode::ALL {
         for (name, region, block_bytes, options) in [
             ("pages", pool_of(SHARDED, 4096), 4096, NO_THREAD),
             ("few pages", pool_of(60, 4096), 4096, NO_THREAD),

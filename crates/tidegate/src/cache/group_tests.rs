@@ -205,7 +205,7 @@ fn zeroes_of_any_length_are_members_and_a_discard_may_leave_pages() {
 fn modes_that_write_to_the_backing_are_refused() {
     let (region, backing) = (pool(64), memory());
     let device = open(&region, &backing);
-    for mode in Mode::ALL {
+    for &mode in Mode::ALL {
         let is_atomic = matches!(mode, Mode::WriteBack | Mode::WriteOnly);
         assert_eq!(device.set("mode", mode.name()).is_ok(), is_atomic, "{mode}");
     }

@@ -46,7 +46,7 @@ pub(super) fn read_block(device: &dyn BlockDevice, block: u64) -> u8 {
 #[test]
 fn every_mode_conforms_with_small_blocks_over_small_and_large_ones() {
     for (below, granularity) in [(512, "record"), (4096, "record"), (512, "page"), (4096, "page")] {
-        for mode in Mode::ALL {
+        for &mode in Mode::ALL {
             let device = open_with(&pool_of(24, 512), &memory_of(below), NO_THREAD);
             device.set("granularity", granularity).unwrap();
             assert_eq!(device.geometry().block_bytes, 512);
@@ -109,7 +109,7 @@ fn a_request_over_parts_of_two_pages_and_a_whole_one_is_one_batch() {
 
 #[test]
 fn the_rest_of_a_page_that_is_not_cached_is_the_backings() {
-    for mode in Mode::ALL {
+    for &mode in Mode::ALL {
         for (below, granularity) in [(512, "record"), (4096, "record"), (4096, "page")] {
             let backing = memory_of(below);
             backing.write(0, &[9; 8192], WriteFlags::default()).unwrap();

@@ -132,7 +132,7 @@ fn discarded_pages_leave_before_pages_with_data() {
 
 #[test]
 fn every_mode_conforms_with_slots_for_all_and_for_few() {
-    for mode in Mode::ALL {
+    for &mode in Mode::ALL {
         for slots in [24, 2 * PAGES] {
             let device = open(&pool(slots), &memory());
             device.set_mode(mode).unwrap();
@@ -143,7 +143,7 @@ fn every_mode_conforms_with_slots_for_all_and_for_few() {
 
 #[test]
 fn every_mode_conforms_with_a_thread_and_started_requests() {
-    for mode in Mode::ALL {
+    for &mode in Mode::ALL {
         let options = CacheDeviceOptions { clean_from_pct: Some(30), ..Default::default() };
         let device = CacheDevice::open(pool(40), memory(), binding(), options).unwrap();
         device.set_mode(mode).unwrap();
@@ -523,7 +523,7 @@ fn each_mode_leaves_its_writes_where_it_says() {
 fn zeroes_of_many_pages_are_in_the_backing_and_of_cached_ones_in_the_cache() {
     let backing = Arc::new(MemoryDevice::new(4096, 1000).unwrap());
     backing.write(0, &vec![9; 1000 * 4096], WriteFlags::default()).unwrap();
-    for mode in Mode::ALL {
+    for &mode in Mode::ALL {
         let device = open(&pool(32), &backing);
         device.set_mode(mode).unwrap();
         write(&device, 3, 1);
@@ -815,11 +815,11 @@ models! {
     wi_is_a_map_of_blocks: Mode::WriteInvalidate, &[Mode::WriteInvalidate], (4096, 4096);
     wo_is_a_map_of_blocks: Mode::WriteOnly, &[Mode::WriteOnly], (4096, 4096);
     pt_is_a_map_of_blocks: Mode::PassThrough, &[Mode::PassThrough], (4096, 4096);
-    modes_in_turn_are_a_map_of_blocks: Mode::WriteBack, &Mode::ALL, (4096, 4096);
+    modes_in_turn_are_a_map_of_blocks: Mode::WriteBack, Mode::ALL, (4096, 4096);
     wb_is_a_map_of_small_blocks: Mode::WriteBack, &[Mode::WriteBack], (512, 4096);
     wt_is_a_map_of_small_blocks: Mode::WriteThrough, &[Mode::WriteThrough], (512, 4096);
-    small_blocks_over_large_ones_are_a_map: Mode::WriteBack, &Mode::ALL, (512, 4096);
-    small_blocks_over_small_ones_are_a_map: Mode::WriteBack, &Mode::ALL, (512, 512);
+    small_blocks_over_large_ones_are_a_map: Mode::WriteBack, Mode::ALL, (512, 4096);
+    small_blocks_over_small_ones_are_a_map: Mode::WriteBack, Mode::ALL, (512, 512);
 }
 
 /// Threads that write, read and clean at once, in a cache for few of their pages.

@@ -368,7 +368,7 @@ impl CacheDevice {
             Some(name) => (name, true),
             None => (value, false),
         };
-        let mode: Mode = name.parse().map_err(|()| wrong(MODES.into()))?;
+        let mode: Mode = name.parse().map_err(|_| wrong(MODES.into()))?;
         self.set_mode(mode).map_err(|error| match error {
             CacheError::NotAtomic { .. } => wrong("wb or wo with --atomic-flush".into()),
             error => wrong(format!("memory that works: {error}")),

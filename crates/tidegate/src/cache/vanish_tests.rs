@@ -912,7 +912,7 @@ models! {
     wi_outlives_its_backing: Mode::WriteInvalidate, &[Mode::WriteInvalidate], false;
     wo_outlives_its_backing: Mode::WriteOnly, &[Mode::WriteOnly], false;
     pt_outlives_its_backing: Mode::PassThrough, &[Mode::PassThrough], false;
-    modes_in_turn_outlive_their_backing: Mode::WriteBack, &Mode::ALL, false;
+    modes_in_turn_outlive_their_backing: Mode::WriteBack, Mode::ALL, false;
     wb_with_atomic_flush_outlives_its_backing: Mode::WriteBack, &[Mode::WriteBack], true;
     wo_with_atomic_flush_outlives_its_backing: Mode::WriteOnly, &[Mode::WriteOnly], true;
 }
@@ -1083,7 +1083,7 @@ fn threads_outlive_their_backing(mode: Mode, is_atomic: bool) {
 
 #[test]
 fn threads_outlive_a_backing_that_hangs_vanishes_and_returns() {
-    for mode in Mode::ALL {
+    for &mode in Mode::ALL {
         println!("{mode}");
         threads_outlive_their_backing(mode, false);
     }
@@ -1147,7 +1147,7 @@ enum MemoryStep {
 fn memory_steps() -> impl Strategy<Value = Vec<MemoryStep>> {
     let step = prop_oneof![
         30 => requests().prop_map(MemoryStep::Request),
-        3 => prop::sample::select(&Mode::ALL[..])
+        3 => prop::sample::select(Mode::ALL)
             .prop_map(|mode| MemoryStep::Request(Step::SetMode(mode))),
         1 => Just(MemoryStep::Request(Step::Set("pt-error-threshold", "2"))),
         1 => Just(MemoryStep::Request(Step::Set("pt-error-threshold", "0"))),

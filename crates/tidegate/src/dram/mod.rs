@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn what_is_described_is_what_opens() {
         let below = Arc::new(NullDevice::new(512, 1000).unwrap());
-        for policy in Policy::ALL {
+        for &policy in Policy::ALL {
             let bytes = if policy == Policy::None { 0 } else { 40_000 };
             let described = describe(policy, bytes, below.geometry()).unwrap();
             assert_eq!(described, open(policy, bytes, below.clone()).unwrap().summary());

@@ -13,6 +13,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
+use strum::VariantArray;
 
 use crate::stats::histogram::{Bucket, Latencies, Samples};
 use crate::sync::shard::{Shards, add};
@@ -22,7 +23,7 @@ use crate::tier::clock::now_ns;
 pub const SAMPLE_ONE_IN: u32 = 32;
 
 /// What an operation is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, VariantArray)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Cache metadata: look-up, taking a slot, changing states.
@@ -50,18 +51,7 @@ pub enum Phase {
 
 impl Phase {
     /// All phases.
-    pub const ALL: [Self; 10] = [
-        Self::Metadata,
-        Self::StalledWrite,
-        Self::Bypass,
-        Self::CacheWrite,
-        Self::Enqueue,
-        Self::Flush,
-        Self::ReadHit,
-        Self::ReadMiss,
-        Self::Eviction,
-        Self::Other,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Its time is measured whenever it occurs.
     fn always_timed(self) -> bool {
@@ -170,8 +160,8 @@ impl Recorder {
     /// The breakdown so far.
     pub(super) fn snapshot(&self) -> Phases {
         let mut phases: Vec<PhaseTimes> = Phase::ALL
-            .into_iter()
-            .map(|phase| self.times(phase))
+            .iter()
+            .map(|phase| self.times(*phase))
             .filter(|times| times.count > 0)
             .collect();
         let of_requests = |times: &&mut PhaseTimes| times.phase != Phase::Eviction;

@@ -3,11 +3,27 @@
 use std::fmt;
 use std::str::FromStr;
 
+use strum::VariantArray;
+
 use crate::size::{SizeError, parse_bytes};
 
 /// How a DRAM tier decides what to keep and when to write back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    serde::Serialize,
+    strum::Display,
+    strum::EnumString,
+    strum::IntoStaticStr,
+    VariantArray,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
+#[strum(parse_err_ty = SpecError, parse_err_fn = unknown_policy)]
 pub enum Policy {
     /// No cache.
     None,
@@ -29,47 +45,16 @@ pub enum Policy {
 
 impl Policy {
     /// All policies, in the order in which tables show them.
-    pub const ALL: [Self; 8] = [
-        Self::None,
-        Self::Transit,
-        Self::TransitNoEager,
-        Self::TransitNoBypass,
-        Self::Pmbd,
-        Self::Pmbd70,
-        Self::Lru,
-        Self::Coactive,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// The name on the command line.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Transit => "transit",
-            Self::TransitNoEager => "transit-no-eager",
-            Self::TransitNoBypass => "transit-no-bypass",
-            Self::Pmbd => "pmbd",
-            Self::Pmbd70 => "pmbd70",
-            Self::Lru => "lru",
-            Self::Coactive => "coactive",
-        }
+        self.into()
     }
 }
 
-impl fmt::Display for Policy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for Policy {
-    type Err = SpecError;
-
-    fn from_str(text: &str) -> Result<Self, SpecError> {
-        Self::ALL
-            .into_iter()
-            .find(|policy| policy.name() == text)
-            .ok_or_else(|| SpecError::UnknownPolicy(text.to_owned()))
-    }
+fn unknown_policy(text: &str) -> SpecError {
+    SpecError::UnknownPolicy(text.to_owned())
 }
 
 /// A policy and the size of its cache, as `POLICY:SIZE` says them.
@@ -153,7 +138,7 @@ mod tests {
 
     #[test]
     fn every_policy_parses_from_its_name() {
-        for policy in Policy::ALL {
+        for &policy in Policy::ALL {
             assert_eq!(policy.to_string().parse(), Ok(policy));
         }
         assert_eq!("Transit".parse::<Policy>(), Err(SpecError::UnknownPolicy("Transit".into())));

@@ -95,31 +95,20 @@ fn header_checksum(header: &LogHeaderBytes) -> u64 {
 }
 
 /// What is wrong with a copy of a log's header.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderFault {
     /// Its checksum is wrong, or it is of another format.
+    #[error("the log's header at offset {offset} is damaged; the other copy is whole")]
     Damaged {
         /// Where in the pool it lies.
         offset: u64,
     },
     /// It is whole, but not what the first one says.
+    #[error("the log's header at offset {offset} differs from the first copy")]
     Different {
         /// Where in the pool it lies.
         offset: u64,
     },
-}
-
-impl std::fmt::Display for HeaderFault {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Damaged { offset } => {
-                write!(f, "the log's header at offset {offset} is damaged; the other copy is whole")
-            }
-            Self::Different { offset } => {
-                write!(f, "the log's header at offset {offset} differs from the first copy")
-            }
-        }
-    }
 }
 
 /// A log pool, opened.

@@ -1,13 +1,13 @@
 //! Durability domains: what a store needs to become durable.
 
-use std::fmt;
-use std::str::FromStr;
-
 use super::ParseError;
 
 /// What a store needs to become durable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, strum::Display, strum::EnumString,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase", parse_err_ty = ParseError, parse_err_fn = unknown)]
 pub enum Domain {
     /// Power failure keeps what reached the memory controller: write lines back, then fence.
     Adr,
@@ -19,34 +19,10 @@ pub enum Domain {
     Volatile,
 }
 
-impl Domain {
-    const ALL: [(Self, &str); 4] = [
-        (Self::Adr, "adr"),
-        (Self::Eadr, "eadr"),
-        (Self::Msync, "msync"),
-        (Self::Volatile, "volatile"),
-    ];
-}
-
-impl fmt::Display for Domain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Self::ALL.iter().find(|(domain, _)| domain == self).map_or("", |(_, name)| name);
-        f.pad(name)
-    }
-}
-
-impl FromStr for Domain {
-    type Err = ParseError;
-
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        Self::ALL.iter().find(|(_, name)| *name == text).map(|(domain, _)| *domain).ok_or_else(
-            || {
-                ParseError::new(format!(
-                    "unknown durability domain `{text}`: expected adr, eadr, msync or volatile"
-                ))
-            },
-        )
-    }
+fn unknown(text: &str) -> ParseError {
+    ParseError::new(format!(
+        "unknown durability domain `{text}`: expected adr, eadr, msync or volatile"
+    ))
 }
 
 #[cfg(test)]
@@ -55,7 +31,12 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for (domain, name) in Domain::ALL {
+        for (domain, name) in [
+            (Domain::Adr, "adr"),
+            (Domain::Eadr, "eadr"),
+            (Domain::Msync, "msync"),
+            (Domain::Volatile, "volatile"),
+        ] {
             assert_eq!(name.parse::<Domain>().unwrap(), domain);
             assert_eq!(domain.to_string(), name);
         }

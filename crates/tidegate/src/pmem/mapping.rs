@@ -9,7 +9,6 @@
 //! 2. A pool file is locked (advisory, exclusive for writing) as long.
 //! 3. A file made here has all of its space allocated, so that no store ends in a full file system.
 
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -36,18 +35,23 @@ const HUGE_BYTES: u64 = 2 << 20;
 const MADV_COLLAPSE: libc::c_int = 25;
 
 /// What the memory under a region is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 pub enum Kind {
     /// A file on a DAX file system, mapped with `MAP_SYNC`: stores reach the medium without the
     /// kernel.
+    #[strum(serialize = "fsdax (MAP_SYNC)")]
     Fsdax,
     /// A devdax character device.
+    #[strum(serialize = "devdax")]
     Devdax,
     /// A file in tmpfs, which stands for persistent memory.
+    #[strum(serialize = "tmpfs")]
     Tmpfs,
     /// A file behind the page cache.
+    #[strum(serialize = "ordinary file")]
     File,
     /// Memory of this process.
+    #[strum(serialize = "anonymous memory")]
     Anonymous,
 }
 
@@ -59,18 +63,6 @@ impl Kind {
             Self::File => Domain::Msync,
             Self::Anonymous => Domain::Volatile,
         }
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Fsdax => "fsdax (MAP_SYNC)",
-            Self::Devdax => "devdax",
-            Self::Tmpfs => "tmpfs",
-            Self::File => "ordinary file",
-            Self::Anonymous => "anonymous memory",
-        })
     }
 }
 

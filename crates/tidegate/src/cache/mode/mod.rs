@@ -18,28 +18,47 @@ mod wi;
 mod wo;
 mod wt;
 
-use std::fmt;
 use std::ops::Range;
-use std::str::FromStr;
+
+use strum::VariantArray;
 
 use super::{Ask, Core, Origin};
 use crate::device::Result;
 
 /// How writes and reads are treated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Default,
+    strum::Display,
+    strum::EnumString,
+    strum::FromRepr,
+    strum::IntoStaticStr,
+    VariantArray,
+)]
+#[repr(u32)]
 pub enum Mode {
     /// Write-back.
     #[default]
+    #[strum(serialize = "wb")]
     WriteBack,
     /// Write-through.
+    #[strum(serialize = "wt")]
     WriteThrough,
     /// Write-around.
+    #[strum(serialize = "wa")]
     WriteAround,
     /// Write-invalidate.
+    #[strum(serialize = "wi")]
     WriteInvalidate,
     /// Write-only.
+    #[strum(serialize = "wo")]
     WriteOnly,
     /// Pass-through.
+    #[strum(serialize = "pt")]
     PassThrough,
 }
 
@@ -79,25 +98,11 @@ pub(super) trait Behaviour {
 
 impl Mode {
     /// All modes, in the order of their codes.
-    pub const ALL: [Self; 6] = [
-        Self::WriteBack,
-        Self::WriteThrough,
-        Self::WriteAround,
-        Self::WriteInvalidate,
-        Self::WriteOnly,
-        Self::PassThrough,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// The name on the command line.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::WriteBack => "wb",
-            Self::WriteThrough => "wt",
-            Self::WriteAround => "wa",
-            Self::WriteInvalidate => "wi",
-            Self::WriteOnly => "wo",
-            Self::PassThrough => "pt",
-        }
+        self.into()
     }
 
     /// All writes go into the cache, and to the backing later: what atomic flush needs.
@@ -112,7 +117,7 @@ impl Mode {
 
     /// The mode with this number.
     pub(super) fn of_code(code: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|mode| mode.code() == code)
+        Self::from_repr(code)
     }
 
     pub(super) fn behaviour(self) -> &'static dyn Behaviour {
@@ -124,19 +129,5 @@ impl Mode {
             Self::WriteOnly => &wo::WriteOnly,
             Self::PassThrough => &pt::PassThrough,
         }
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for Mode {
-    type Err = ();
-
-    fn from_str(text: &str) -> std::result::Result<Self, ()> {
-        Self::ALL.into_iter().find(|mode| mode.name() == text).ok_or(())
     }
 }

@@ -48,25 +48,19 @@ pub enum Place {
 }
 
 /// What a request does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 pub enum Kind {
     /// Reads clean pages that are cached.
+    #[strum(serialize = "reads")]
     Read,
     /// Writes pages that are not cached.
+    #[strum(serialize = "writes")]
     Write,
 }
 
 impl Kind {
     /// All kinds.
     pub const ALL: [Self; 2] = [Self::Read, Self::Write];
-
-    /// The name in `stat`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Read => "reads",
-            Self::Write => "writes",
-        }
-    }
 }
 
 /// A request that was measured.

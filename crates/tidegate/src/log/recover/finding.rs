@@ -1,25 +1,26 @@
 //! What was odd about the records, or about the files that they were applied to.
 
-use std::fmt;
-
 /// Findings kept; the rest are only counted.
 const KEPT_MAX: usize = 1000;
 
 /// Something that recovery noticed and that is worth a line.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Finding {
     /// A record's kind or payload makes no sense in a log of files; it was ignored.
+    #[error("the record at {position} cannot be understood; ignored")]
     Payload {
         /// The record.
         position: u64,
     },
     /// A record covers bytes that no file can have; it was ignored.
+    #[error("the record at {position} covers bytes that no file has; ignored")]
     Range {
         /// The record.
         position: u64,
     },
     /// A record says that an id is another file than it was; it was ignored.
+    #[error("the record at {position} makes file {file} another one; ignored")]
     Redefined {
         /// The record.
         position: u64,
@@ -27,27 +28,11 @@ pub enum Finding {
         file: u64,
     },
     /// Recovery could not do something, and was told to go on without it.
+    #[error("{what}; passed over")]
     Salvaged {
         /// What, and why not.
         what: String,
     },
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Payload { position } => {
-                write!(f, "the record at {position} cannot be understood; ignored")
-            }
-            Self::Range { position } => {
-                write!(f, "the record at {position} covers bytes that no file has; ignored")
-            }
-            Self::Redefined { position, file } => {
-                write!(f, "the record at {position} makes file {file} another one; ignored")
-            }
-            Self::Salvaged { what } => write!(f, "{what}; passed over"),
-        }
-    }
 }
 
 /// Findings, the first 1000 of them.

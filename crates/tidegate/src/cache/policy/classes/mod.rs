@@ -16,7 +16,7 @@ mod shares;
 use std::fmt;
 
 pub use error::{ClassError, Problem};
-pub use rule::{Compare, Condition, Join, Rule};
+pub use rule::{Compare, Condition, Field, Join, Rule};
 pub use shares::{Admission, Surplus};
 
 use super::Request;

@@ -165,7 +165,7 @@ mod tests {
     use proptest::sample::select;
     use proptest::{collection, prop_assert_eq, proptest};
 
-    use super::super::{Compare, Condition, Join};
+    use super::super::{Compare, Condition, Field, Join};
     use super::*;
 
     const MODES: &[&str] = &["wt", "wb", "pt"];
@@ -247,12 +247,11 @@ mod tests {
     fn rules() -> impl Strategy<Value = Rule> {
         use Compare::{Eq, Ge, Gt, Le, Lt, Ne};
         let by = || select(vec![Eq, Ne, Lt, Le, Gt, Ge]);
+        let field = select(vec![Field::RequestSize, Field::Lba, Field::Offset]);
         let condition = prop_oneof![
-            (by(), any::<u64>()).prop_map(|(by, number)| Condition::Size(by, number)),
-            (by(), any::<u64>()).prop_map(|(by, number)| Condition::Lba(by, number)),
-            (by(), any::<u64>()).prop_map(|(by, number)| Condition::Offset(by, number)),
-            (by(), 0..3_u64).prop_map(|(by, number)| Condition::Queue(by, number)),
-            any::<bool>().prop_map(|is_write| Condition::Direction { is_write }),
+            3 => (field, by(), any::<u64>()).prop_map(|(of, by, it)| Condition::Number(of, by, it)),
+            1 => (by(), 0..3_u64).prop_map(|(by, it)| Condition::Number(Field::Queue, by, it)),
+            1 => any::<bool>().prop_map(|is_write| Condition::Direction { is_write }),
         ];
         let join = prop_oneof![Just(Join::And), Just(Join::Or)];
         (collection::vec((join, condition), 1..6), any::<bool>()).prop_map(

@@ -30,14 +30,8 @@ pub enum Join {
 /// A condition on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Condition {
-    /// `request_size`: its length in bytes.
-    Size(Compare, u64),
-    /// `lba`: its first byte in sectors of 512 bytes.
-    Lba(Compare, u64),
-    /// `offset`: its first byte.
-    Offset(Compare, u64),
-    /// `queue`: the queue that it came by.
-    Queue(Compare, u64),
+    /// On one of its numbers.
+    Number(Field, Compare, u64),
     /// `io_direction`: `read` or `write`.
     Direction {
         /// It is a write.
@@ -45,8 +39,23 @@ pub enum Condition {
     },
 }
 
+/// A number of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::EnumString)]
+#[strum(serialize_all = "snake_case")]
+pub enum Field {
+    /// Its length in bytes.
+    RequestSize,
+    /// Its first byte in sectors of 512 bytes.
+    Lba,
+    /// Its first byte.
+    Offset,
+    /// The queue that it came by.
+    Queue,
+}
+
 /// A comparison with a number, which stands on the right.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::EnumString)]
+#[strum(serialize_all = "lowercase")]
 pub enum Compare {
     /// Equal.
     Eq,
@@ -63,8 +72,6 @@ pub enum Compare {
 }
 
 impl Compare {
-    const ALL: [Self; 6] = [Self::Eq, Self::Ne, Self::Lt, Self::Le, Self::Gt, Self::Ge];
-
     fn holds(self, left: u64, right: u64) -> bool {
         match self {
             Self::Eq => left == right,
@@ -73,17 +80,6 @@ impl Compare {
             Self::Le => left <= right,
             Self::Gt => left > right,
             Self::Ge => left >= right,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Eq => "eq",
-            Self::Ne => "ne",
-            Self::Lt => "lt",
-            Self::Le => "le",
-            Self::Gt => "gt",
-            Self::Ge => "ge",
         }
     }
 }
@@ -125,10 +121,7 @@ impl Rule {
 impl Condition {
     fn holds(self, request: &Request) -> bool {
         match self {
-            Self::Size(compare, bytes) => compare.holds(request.len_bytes, bytes),
-            Self::Lba(compare, sectors) => compare.holds(request.offset_bytes / 512, sectors),
-            Self::Offset(compare, bytes) => compare.holds(request.offset_bytes, bytes),
-            Self::Queue(compare, queue) => compare.holds(u64::from(request.queue), queue),
+            Self::Number(field, compare, number) => compare.holds(field.of(request), number),
             Self::Direction { is_write } => request.is_write == is_write,
         }
     }
@@ -136,16 +129,26 @@ impl Condition {
     fn parse(text: &str) -> Result<Self, Problem> {
         let (name, rest) = text.split_once(':').unwrap_or((text, ""));
         match name {
-            "request_size" => number(text, rest).map(|(by, bytes)| Self::Size(by, bytes)),
-            "lba" => number(text, rest).map(|(by, sectors)| Self::Lba(by, sectors)),
-            "offset" => number(text, rest).map(|(by, bytes)| Self::Offset(by, bytes)),
-            "queue" => number(text, rest).map(|(by, queue)| Self::Queue(by, queue)),
             "io_direction" => match rest {
                 "read" => Ok(Self::Direction { is_write: false }),
                 "write" => Ok(Self::Direction { is_write: true }),
                 _ => Err(Problem::value("the condition", text, "io_direction:read or :write")),
             },
-            _ => Err(Problem::Condition { found: text.to_owned(), reason: reason(name) }),
+            _ => match name.parse() {
+                Ok(field) => number(text, rest).map(|(by, it)| Self::Number(field, by, it)),
+                Err(_) => Err(Problem::Condition { found: text.to_owned(), reason: reason(name) }),
+            },
+        }
+    }
+}
+
+impl Field {
+    fn of(self, request: &Request) -> u64 {
+        match self {
+            Self::RequestSize => request.len_bytes,
+            Self::Lba => request.offset_bytes / 512,
+            Self::Offset => request.offset_bytes,
+            Self::Queue => request.queue.into(),
         }
     }
 }
@@ -153,7 +156,7 @@ impl Condition {
 /// The comparison and the number of `condition`, which stand behind its name.
 fn number(condition: &str, text: &str) -> Result<(Compare, u64), Problem> {
     let parsed = text.split_once(':').and_then(|(by, number)| {
-        let by = Compare::ALL.into_iter().find(|it| it.name() == by)?;
+        let by = by.parse().ok()?;
         let number = if number == "0" { Some(0) } else { parse_bytes(number).ok() };
         number.map(|number| (by, number))
     });
@@ -195,15 +198,11 @@ impl fmt::Display for Rule {
 
 impl fmt::Display for Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, by, number) = match self {
-            Self::Size(by, bytes) => ("request_size", by, bytes),
-            Self::Lba(by, sectors) => ("lba", by, sectors),
-            Self::Offset(by, bytes) => ("offset", by, bytes),
-            Self::Queue(by, queue) => ("queue", by, queue),
-            Self::Direction { is_write: true } => return f.write_str("io_direction:write"),
-            Self::Direction { is_write: false } => return f.write_str("io_direction:read"),
-        };
-        write!(f, "{name}:{}:{number}", by.name())
+        match self {
+            Self::Number(field, by, number) => write!(f, "{field}:{by}:{number}"),
+            Self::Direction { is_write: true } => f.write_str("io_direction:write"),
+            Self::Direction { is_write: false } => f.write_str("io_direction:read"),
+        }
     }
 }
 
