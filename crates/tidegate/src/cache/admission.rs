@@ -89,7 +89,7 @@ impl Admission {
     }
 
     pub(super) fn set_promotion_settings(&self, settings: &Settings) {
-        self.change(|it| it.promotion.settings_mut().clone_from(settings));
+        self.change(|it| it.promotion.set_settings(settings));
     }
 
     pub(super) fn set_cutoff_settings(&self, settings: &Settings) {
@@ -108,7 +108,7 @@ impl Admission {
 
 fn promotion_of(entry: &PromotionEntry, settings: &Settings, slots: u32) -> Box<dyn Promotion> {
     let mut promotion = (entry.create)(slots);
-    promotion.settings_mut().clone_from(settings);
+    promotion.set_settings(settings);
     promotion
 }
 

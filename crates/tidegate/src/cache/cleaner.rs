@@ -1,6 +1,5 @@
 //! The policy by which a shard is cleaned ahead of need.
 
-use super::policy::cleaning::nop::Nop;
 use super::policy::cleaning::{CLEANINGS, Cleaning, CleaningEntry, DirtySlots, Load, Part};
 use super::policy::settings::Settings;
 use crate::tier::clock::now_ns;
@@ -9,6 +8,7 @@ use crate::tier::clock::now_ns;
 pub(super) struct Cleaner {
     pub(super) entry: &'static CleaningEntry,
     policy: Box<dyn Cleaning>,
+    settings: Settings,
     part: Part,
     /// When to ask it again.
     pub(super) ask_at_ns: u64,
@@ -18,20 +18,20 @@ impl Cleaner {
     /// The policy of `part` with `settings`, to be asked at once.
     pub(super) fn new(entry: &'static CleaningEntry, part: Part, settings: &Settings) -> Self {
         let mut policy = (entry.create)(part);
-        policy.settings_mut().clone_from(settings);
-        Self { entry, policy, part, ask_at_ns: 0 }
+        policy.set_settings(settings);
+        Self { entry, policy, settings: settings.clone(), part, ask_at_ns: 0 }
     }
 
     /// A policy that does nothing, until the pool is open.
     pub(super) fn none() -> Self {
         let entry = &CLEANINGS[CLEANINGS.len() - 1];
-        let (policy, part) = (Box::new(Nop::new()), Part { slots: 0, pages: 0, parts: 1 });
-        Self { entry, policy, part, ask_at_ns: u64::MAX }
+        let part = Part { slots: 0, pages: 0, parts: 1 };
+        Self { ask_at_ns: u64::MAX, ..Self::new(entry, part, &Settings::new(&[])) }
     }
 
     /// The same policy for a part with `slots` slots, which has heard of none, to be asked at once.
     pub(super) fn for_slots(&self, slots: u32) -> Self {
-        Self::new(self.entry, Part { slots, ..self.part }, self.policy.settings())
+        Self::new(self.entry, Part { slots, ..self.part }, &self.settings)
     }
 
     /// Slot `own` with `page` became dirty.
@@ -62,7 +62,8 @@ impl Cleaner {
 
     /// Gives the policy other settings, and has it asked at once.
     pub(super) fn set_settings(&mut self, settings: &Settings) {
-        self.policy.settings_mut().clone_from(settings);
+        self.policy.set_settings(settings);
+        self.settings.clone_from(settings);
         self.ask_at_ns = 0;
     }
 

@@ -151,11 +151,6 @@ fn key(end_bytes: u64, is_write: bool) -> Option<u64> {
 }
 
 impl Cutoff {
-    /// The decision with its default settings.
-    pub fn new() -> Self {
-        Self { settings: Settings::new(SPECS) }
-    }
-
     /// It looks at no request.
     pub fn is_off(&self) -> bool {
         self.settings.get(POLICY) == NEVER
@@ -201,7 +196,7 @@ impl Cutoff {
 
 impl Default for Cutoff {
     fn default() -> Self {
-        Self::new()
+        Self { settings: Settings::new(SPECS) }
     }
 }
 
@@ -225,7 +220,7 @@ mod tests {
 
     impl Fixture {
         fn new(settings: &[(&str, &str)]) -> Self {
-            let mut cutoff = Cutoff::new();
+            let mut cutoff = Cutoff::default();
             cutoff.settings.set("cutoff", "full").unwrap();
             for (key, value) in settings {
                 cutoff.settings.set(key, value).unwrap();

@@ -111,8 +111,6 @@ impl Cleaning for Acp {
         self.count(page, |dirty| dirty.saturating_add(1));
     }
 
-    fn rewritten(&mut self, _slot: u32, _now_ns: u64) {}
-
     fn cleaned(&mut self, _slot: u32, page: u64) {
         self.count(page, |dirty| dirty.saturating_sub(1));
     }
@@ -138,12 +136,8 @@ impl Cleaning for Acp {
         self.settings.get(WAKE_UP) * MILLISECOND_NS
     }
 
-    fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
-    fn settings_mut(&mut self) -> &mut Settings {
-        &mut self.settings
+    fn set_settings(&mut self, settings: &Settings) {
+        self.settings.clone_from(settings);
     }
 }
 
@@ -250,7 +244,7 @@ mod tests {
         ) {
             let mut fixture = Fixture::new(4 * CHUNK_PAGES);
             let value = at_once.to_string();
-            fixture.acp.settings_mut().set("acp.flush-max-buffers", &value).unwrap();
+            fixture.acp.settings.set("acp.flush-max-buffers", &value).unwrap();
             for page in pages {
                 fixture.dirty(page);
             }

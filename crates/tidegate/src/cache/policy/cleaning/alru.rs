@@ -231,12 +231,8 @@ impl Cleaning for Alru {
         rest_ns
     }
 
-    fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
-    fn settings_mut(&mut self) -> &mut Settings {
-        &mut self.settings
+    fn set_settings(&mut self, settings: &Settings) {
+        self.settings.clone_from(settings);
     }
 }
 
@@ -304,7 +300,7 @@ mod tests {
         for (key, value) in
             [("alru.dirty-ratio-threshold-pct", "50"), ("alru.dirty-ratio-inertia", "400K")]
         {
-            alru.settings_mut().set(key, value).unwrap();
+            alru.settings.set(key, value).unwrap();
         }
         alru.dirtied(3, 0, SECONDS[3]);
         let busy =

@@ -24,14 +24,20 @@ pub const NEVER_NS: u64 = u64::MAX;
 /// counts as the newest one seen.
 pub trait Cleaning: Send {
     /// Adds `slot`, which holds `page` and became dirty by a write at `now_ns`.
-    fn dirtied(&mut self, slot: u32, page: u64, now_ns: u64);
+    fn dirtied(&mut self, slot: u32, page: u64, now_ns: u64) {
+        let _ = (slot, page, now_ns);
+    }
 
     /// Records that `slot`, which is dirty, was written again at `now_ns`, or that it could not be
     /// cleaned.
-    fn rewritten(&mut self, slot: u32, now_ns: u64);
+    fn rewritten(&mut self, slot: u32, now_ns: u64) {
+        let _ = (slot, now_ns);
+    }
 
     /// Removes `slot`, which held `page`: it is clean, or holds nothing any more.
-    fn cleaned(&mut self, slot: u32, page: u64);
+    fn cleaned(&mut self, slot: u32, page: u64) {
+        let _ = (slot, page);
+    }
 
     /// Appends the slots to clean next to `out`, and returns after how many nanoseconds to ask
     /// again, counted from when these are clean: 0 for at once, [`NEVER_NS`] for never.
@@ -44,11 +50,10 @@ pub trait Cleaning: Send {
         false
     }
 
-    /// The settings.
-    fn settings(&self) -> &Settings;
-
-    /// The settings, to be changed.
-    fn settings_mut(&mut self) -> &mut Settings;
+    /// Decides by `settings` from now on, which have the values of its own table.
+    fn set_settings(&mut self, settings: &Settings) {
+        let _ = settings;
+    }
 }
 
 /// The slots that are dirty.
@@ -108,7 +113,7 @@ pub static CLEANINGS: [CleaningEntry; 4] = [
         hears: false,
         joins: false,
         specs: watermark::SPECS,
-        create: |_| Box::new(watermark::Watermark::new()),
+        create: |_| Box::new(watermark::Watermark::default()),
     },
     CleaningEntry {
         name: "alru",
@@ -132,7 +137,7 @@ pub static CLEANINGS: [CleaningEntry; 4] = [
         hears: false,
         joins: false,
         specs: &[],
-        create: |_| Box::new(nop::Nop::new()),
+        create: |_| Box::new(nop::Nop),
     },
 ];
 

@@ -25,26 +25,13 @@ pub struct Watermark {
     hand: u32,
 }
 
-impl Watermark {
-    /// The policy.
-    pub fn new() -> Self {
+impl Default for Watermark {
+    fn default() -> Self {
         Self { settings: Settings::new(SPECS), hand: 0 }
     }
 }
 
-impl Default for Watermark {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Cleaning for Watermark {
-    fn dirtied(&mut self, _slot: u32, _page: u64, _now_ns: u64) {}
-
-    fn rewritten(&mut self, _slot: u32, _now_ns: u64) {}
-
-    fn cleaned(&mut self, _slot: u32, _page: u64) {}
-
     fn next(&mut self, load: &Load, dirty: &dyn DirtySlots, out: &mut Vec<u32>) -> u64 {
         if !self.is_due(load.dirty_slots, load.slots) {
             return NEVER_NS;
@@ -61,12 +48,8 @@ impl Cleaning for Watermark {
         dirty_slots * 100 > slots * self.settings.get(CLEAN_FROM)
     }
 
-    fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
-    fn settings_mut(&mut self) -> &mut Settings {
-        &mut self.settings
+    fn set_settings(&mut self, settings: &Settings) {
+        self.settings.clone_from(settings);
     }
 }
 
@@ -90,7 +73,7 @@ mod tests {
 
     #[test]
     fn it_goes_around_while_more_than_its_part_is_dirty() {
-        let mut policy = Watermark::new();
+        let mut policy = Watermark::default();
         let mut next = |dirty_slots| {
             let mut out = Vec::new();
             let load = Load { now_ns: 0, last_request_ns: 0, dirty_slots, slots: 2000 };

@@ -22,11 +22,10 @@ pub trait Promotion: Send {
     /// Records that `page` was cached.
     fn cached(&mut self, page: u64);
 
-    /// The settings.
-    fn settings(&self) -> &Settings;
-
-    /// The settings, to be changed.
-    fn settings_mut(&mut self) -> &mut Settings;
+    /// Decides by `settings` from now on, which have the values of its own table.
+    fn set_settings(&mut self, settings: &Settings) {
+        let _ = settings;
+    }
 }
 
 /// A promotion policy that users can choose.
@@ -47,7 +46,7 @@ pub static PROMOTIONS: [PromotionEntry; 2] = [
         name: "always",
         about: "caches every page that misses",
         specs: &[],
-        create: |_| Box::new(always::Always::new()),
+        create: |_| Box::new(always::Always),
     },
     PromotionEntry {
         name: "nhit",

@@ -81,12 +81,8 @@ impl Promotion for Nhit {
         self.misses.forget(page);
     }
 
-    fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
-    fn settings_mut(&mut self) -> &mut Settings {
-        &mut self.settings
+    fn set_settings(&mut self, settings: &Settings) {
+        self.settings.clone_from(settings);
     }
 }
 
@@ -117,14 +113,14 @@ mod tests {
         let emptier = Occupancy { used_slots: 79, ..FULL };
         assert!((0..9).all(|_| nhit.admits(5..6, false, emptier)));
         assert!(!nhit.admits(5..6, false, FULL));
-        nhit.settings_mut().set("nhit.trigger-pct", "79").unwrap();
+        nhit.settings.set("nhit.trigger-pct", "79").unwrap();
         assert!(!nhit.admits(5..6, false, emptier));
     }
 
     #[test]
     fn a_request_waits_for_its_rarest_page_unless_one_is_cached() {
         let mut nhit = Nhit::new(100);
-        nhit.settings_mut().set("nhit.threshold", "2").unwrap();
+        nhit.settings.set("nhit.threshold", "2").unwrap();
         assert!(!nhit.admits(0..2, false, FULL));
         assert!(!nhit.admits(0..3, false, FULL), "page 2 missed once");
         assert!(nhit.admits(0..3, false, FULL));
@@ -144,7 +140,7 @@ mod tests {
         #[test]
         fn counts_are_those_of_a_map(requests in vec((0..8_u64, 0..4_u64, any::<bool>()), 0..100), threshold in 2..6_u64) {
             let mut nhit = Nhit::new(1000);
-            nhit.settings_mut().set("nhit.threshold", &threshold.to_string()).unwrap();
+            nhit.settings.set("nhit.threshold", &threshold.to_string()).unwrap();
             let mut counts = HashMap::new();
             for (first, len, partly) in requests {
                 let pages = first..first + len;
