@@ -219,7 +219,8 @@ impl Args for EngineArgs {
 /// Lists the engines of the registry with what they are.
 fn engine_help() -> String {
     let engines = REGISTRY.engines().iter();
-    let known: Vec<_> = engines.map(|it| format!("{} ({})", it.name(), it.about())).collect();
+    let known: Vec<_> =
+        engines.map(|it| format!("{} ({})", it.name(), it.traits().about)).collect();
     format!("What keeps data in the pool: {}", known.join(", "))
 }
 

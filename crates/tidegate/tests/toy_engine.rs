@@ -19,7 +19,7 @@ use tidegate::stack::{REGISTRY, Registry, Stack, StackError, StackOptions, Stat}
 use tidegate::stats::{Collector, Metric, Unit, Value};
 use tidegate::tier::{
     Checked, Description, Engine, EngineCode, EngineError, Level, Opened, Opening, OptionSpec,
-    Options, Plan, Progress, Setting, SettingError, State, Tier, line,
+    Options, Plan, Progress, Setting, SettingError, State, Tier, Traits, line,
 };
 use uuid::Uuid;
 
@@ -31,19 +31,14 @@ const COLOUR: OptionSpec =
     OptionSpec { name: "colour", value_name: "NAME", help: "Colour of the toy: red or blue" };
 const FAILING: Metric = Metric::gauge("toy_failing", Unit::Count, "1 where the toy fails writes");
 
+const TRAITS: Traits =
+    Traits { options: &[COLOUR], code: Some(CODE), ..Traits::of("toy", "a toy") };
+
 struct ToyEngine;
 
 impl Engine for ToyEngine {
-    fn name(&self) -> &'static str {
-        "toy"
-    }
-
-    fn about(&self) -> &'static str {
-        "a toy"
-    }
-
-    fn options(&self) -> &'static [OptionSpec] {
-        &[COLOUR]
+    fn traits(&self) -> &'static Traits {
+        &TRAITS
     }
 
     fn plan(&self, options: &Options) -> std::result::Result<Box<dyn Plan>, EngineError> {
@@ -51,10 +46,6 @@ impl Engine for ToyEngine {
             colour @ ("red" | "blue") => Ok(Box::new(ToyPlan { is_blue: colour == "blue" })),
             other => Err(EngineError::Usage(format!("--colour is {other}; expected red or blue"))),
         }
-    }
-
-    fn code(&self) -> Option<EngineCode> {
-        Some(CODE)
     }
 
     fn describe(&self, region: &Arc<Region>) -> std::result::Result<Description, EngineError> {

@@ -24,7 +24,7 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 /// remember their backings.
 pub(super) fn engine_at(path: &Path) -> Option<&'static dyn Engine> {
     let found = File::open(path).and_then(|file| glance(&file)).ok()?;
-    REGISTRY.of_glance(found).filter(|engine| engine.remembers_backing())
+    REGISTRY.of_glance(found).filter(|engine| engine.traits().remembers_backing)
 }
 
 /// Has the server of the pool at `pool` clean it, or does so where there is none.
@@ -56,7 +56,7 @@ pub(super) fn flush(engine: &dyn Engine, pool: &Path) -> Result<()> {
 /// The engine has no clean pages; the backing cannot be opened, or fails.
 pub(super) fn purge(pool: &Path) -> Result<()> {
     let shown = pool.display();
-    let Some(engine) = engine_at(pool).filter(|engine| engine.has_clean_pages()) else {
+    let Some(engine) = engine_at(pool).filter(|engine| engine.traits().has_clean_pages) else {
         let file = File::open(pool).with_context(|| format!("cannot open {shown}"))?;
         let found = glance(&file).with_context(|| format!("cannot read {shown}"))?;
         bail!(

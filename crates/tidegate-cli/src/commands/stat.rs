@@ -14,7 +14,6 @@ use tidegate::pool::{Glance, glance};
 use tidegate::size::Size;
 use tidegate::stack::{REGISTRY, Stat};
 use tidegate::stats::{Latencies, Reading, Unit, Value};
-use tidegate::tier::Engine;
 use tidegate_run::{
     Asked, PoolPaths, Reply, Request, Statistics, ask, ask_at, existing_log, log_in_use,
 };
@@ -94,7 +93,9 @@ fn may_be_supervised(path: &Path) -> Result<bool> {
     let found = glance(&file).with_context(|| format!("cannot read {shown}"))?;
     Ok(match found {
         Glance::Btt => false,
-        Glance::Tidegate(Some(_)) => REGISTRY.of_glance(found).is_some_and(Engine::keeps_files),
+        Glance::Tidegate(Some(_)) => {
+            REGISTRY.of_glance(found).is_some_and(|engine| engine.traits().keeps_files)
+        }
         Glance::Tidegate(None) | Glance::Unknown(_) => true,
     })
 }

@@ -11,8 +11,8 @@ use crate::pmem::Region;
 use crate::stats::{Collector, Metric, Unit};
 use crate::tier::engine::{BLOCK_SIZE, block_bytes_of, one_of};
 use crate::tier::{
-    Checked, Description, Engine, EngineCode, EngineError, Level, Line, Opened, Opening,
-    OptionSpec, Options, Plan, Progress, State, Tier, counted, line, memory,
+    Checked, Description, Engine, EngineError, Level, Line, Opened, Opening, OptionSpec, Options,
+    Plan, Progress, State, Tier, Traits, counted, line, memory,
 };
 
 const LBA_SIZE: OptionSpec = OptionSpec {
@@ -31,20 +31,16 @@ const RECOVERED_LANES: Metric = Metric::gauge(
     "Unfinished writes that opening the pool completed",
 );
 
+/// What the engine is called, and what its pools can do. The format is the Linux kernel's.
+const TRAITS: Traits =
+    Traits { options: &[BLOCK_SIZE, LBA_SIZE, VERSION], ..Traits::of("btt", "atomic blocks") };
+
 /// The registry's entry.
 pub struct BttEngine;
 
 impl Engine for BttEngine {
-    fn name(&self) -> &'static str {
-        "btt"
-    }
-
-    fn about(&self) -> &'static str {
-        "atomic blocks"
-    }
-
-    fn options(&self) -> &'static [OptionSpec] {
-        &[BLOCK_SIZE, LBA_SIZE, VERSION]
+    fn traits(&self) -> &'static Traits {
+        &TRAITS
     }
 
     fn plan(&self, options: &Options) -> std::result::Result<Box<dyn Plan>, EngineError> {
@@ -62,11 +58,6 @@ impl Engine for BttEngine {
         }
         let version = version_of(options.get(VERSION.name).map_or("1.1", String::as_str))?;
         Ok(Box::new(BttPlan(BttOptions { lba_bytes, version, ..BttOptions::default() })))
-    }
-
-    /// The format is the Linux kernel's.
-    fn code(&self) -> Option<EngineCode> {
-        None
     }
 
     fn recognizes(&self, region: &Region) -> std::result::Result<bool, EngineError> {

@@ -18,7 +18,7 @@ use crate::size::Size;
 use crate::tier::engine::{BLOCK_SIZE, block_bytes_of, one_of};
 use crate::tier::{
     Backing, Checked, Description, Engine, EngineCode, EngineError, Line, Opened, Opening,
-    OptionSpec, Options, Plan, Progress, counted, line,
+    OptionSpec, Options, Plan, Progress, Traits, counted, line,
 };
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -33,20 +33,24 @@ const LINE_SIZE: OptionSpec = OptionSpec {
     help: "Neighbouring bytes that a cache fills and cleans together: 4K, 8K, 16K, 32K or 64K",
 };
 
+/// What the engine is called, and what its pools can do.
+const TRAITS: Traits = Traits {
+    options: &[BLOCK_SIZE, LINE_SIZE],
+    code: Some(CODE),
+    needs_backing: true,
+    has_atomic_flush: true,
+    keeps_dirty: true,
+    has_clean_pages: true,
+    remembers_backing: true,
+    ..Traits::of("cache", "pages before a device")
+};
+
 /// The registry's entry.
 pub struct CacheEngine;
 
 impl Engine for CacheEngine {
-    fn name(&self) -> &'static str {
-        "cache"
-    }
-
-    fn about(&self) -> &'static str {
-        "pages before a device"
-    }
-
-    fn options(&self) -> &'static [OptionSpec] {
-        &[BLOCK_SIZE, LINE_SIZE]
+    fn traits(&self) -> &'static Traits {
+        &TRAITS
     }
 
     fn plan(&self, options: &Options) -> Result<Box<dyn Plan>> {
@@ -56,14 +60,6 @@ impl Engine for CacheEngine {
         let defaults = CacheOptions::default();
         let line_bytes = line.transpose()?.unwrap_or(defaults.line_bytes);
         Ok(Box::new(CachePlan(CacheOptions { block_bytes, line_bytes, ..defaults })))
-    }
-
-    fn code(&self) -> Option<EngineCode> {
-        Some(CODE)
-    }
-
-    fn remembers_backing(&self) -> bool {
-        true
     }
 
     fn backing_of(&self, region: &Region) -> Result<Option<String>> {
@@ -105,22 +101,6 @@ impl Engine for CacheEngine {
             }),
             lines: lines_of(&header, used),
         })
-    }
-
-    fn needs_backing(&self) -> bool {
-        true
-    }
-
-    fn has_atomic_flush(&self) -> bool {
-        true
-    }
-
-    fn keeps_dirty(&self) -> bool {
-        true
-    }
-
-    fn has_clean_pages(&self) -> bool {
-        true
     }
 
     fn open(&self, opening: Opening) -> Result<Opened> {

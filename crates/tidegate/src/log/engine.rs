@@ -17,8 +17,8 @@ use crate::pmem::Region;
 use crate::pool::Superblock;
 use crate::size::Size;
 use crate::tier::{
-    Backing, Checked, Description, Engine, EngineCode, EngineError, Line, Opened, Opening,
-    OptionSpec, Options, Plan, Progress, counted, line,
+    Backing, Checked, Description, Engine, EngineError, Line, Opened, Opening, Options, Plan,
+    Progress, Traits, counted, line,
 };
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -27,28 +27,25 @@ const PAGE_BYTES: u64 = 4096;
 /// Three pages of superblocks and what the log keeps before its ring.
 const POOL_BYTES_MIN: u64 = 3 * PAGE_BYTES + RING_OFFSET + RING_BYTES_MIN;
 
+/// What the engine is called, and what its pools can do.
+const TRAITS: Traits = Traits {
+    code: Some(CODE),
+    needs_backing: true,
+    keeps_dirty: true,
+    keeps_files: true,
+    ..Traits::of("log", "before files or a device")
+};
+
 /// The registry's entry.
 pub struct LogEngine;
 
 impl Engine for LogEngine {
-    fn name(&self) -> &'static str {
-        "log"
-    }
-
-    fn about(&self) -> &'static str {
-        "before files or a device"
-    }
-
-    fn options(&self) -> &'static [OptionSpec] {
-        &[]
+    fn traits(&self) -> &'static Traits {
+        &TRAITS
     }
 
     fn plan(&self, _options: &Options) -> Result<Box<dyn Plan>> {
         Ok(Box::new(LogPlan))
-    }
-
-    fn code(&self) -> Option<EngineCode> {
-        Some(CODE)
     }
 
     fn describe(&self, region: &Arc<Region>) -> Result<Description> {
@@ -59,10 +56,6 @@ impl Engine for LogEngine {
             header: json!(summary),
             lines: summary.lines(),
         })
-    }
-
-    fn needs_backing(&self) -> bool {
-        true
     }
 
     fn open(&self, opening: Opening) -> Result<Opened> {
@@ -87,14 +80,6 @@ impl Engine for LogEngine {
             recovered = format!("{recovered}; {lost} passed over, the first: {first}");
         }
         Ok(Opened { tier: Arc::new(device), recovered })
-    }
-
-    fn keeps_dirty(&self) -> bool {
-        true
-    }
-
-    fn keeps_files(&self) -> bool {
-        true
     }
 
     /// Verifies each record.

@@ -11,8 +11,8 @@ use crate::pool::Superblock;
 use crate::stats::Collector;
 use crate::tier::engine::{BLOCK_SIZE, block_bytes_of};
 use crate::tier::{
-    Checked, Description, Engine, EngineCode, EngineError, Level, Line, Opened, Opening,
-    OptionSpec, Options, Plan, Progress, State, Tier, line, memory,
+    Checked, Description, Engine, EngineCode, EngineError, Level, Line, Opened, Opening, Options,
+    Plan, Progress, State, Tier, Traits, line, memory,
 };
 
 /// The number of this engine in superblocks.
@@ -22,29 +22,21 @@ const PAGE_BYTES: u64 = 4096;
 /// Two pages of headers, one of data, and the second header's.
 const POOL_BYTES_MIN: u64 = 4 * PAGE_BYTES;
 
+/// What the engine is called, and what its pools can do.
+const TRAITS: Traits =
+    Traits { options: &[BLOCK_SIZE], code: Some(CODE), ..Traits::of("raw", "bare memory") };
+
 /// The registry's entry.
 pub struct RawEngine;
 
 impl Engine for RawEngine {
-    fn name(&self) -> &'static str {
-        "raw"
-    }
-
-    fn about(&self) -> &'static str {
-        "bare memory"
-    }
-
-    fn options(&self) -> &'static [OptionSpec] {
-        &[BLOCK_SIZE]
+    fn traits(&self) -> &'static Traits {
+        &TRAITS
     }
 
     fn plan(&self, options: &Options) -> std::result::Result<Box<dyn Plan>, EngineError> {
         let block_bytes = block_bytes_of(options, &[512, 4096])?.unwrap_or(4096);
         Ok(Box::new(RawPlan(RawOptions { block_bytes, ..RawOptions::default() })))
-    }
-
-    fn code(&self) -> Option<EngineCode> {
-        Some(CODE)
     }
 
     fn describe(&self, region: &Arc<Region>) -> std::result::Result<Description, EngineError> {

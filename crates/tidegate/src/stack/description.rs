@@ -54,7 +54,7 @@ pub struct PoolDescription {
 impl PoolDescription {
     pub(super) fn new(engine: &dyn Engine, region: &Region, found: Description) -> Self {
         let Description { size_bytes, blocks, header, lines } = found;
-        let superblock = engine.code().and_then(|_| Superblock::read(region).ok());
+        let superblock = engine.traits().code.and_then(|_| Superblock::read(region).ok());
         let backing = superblock.and_then(|found| found.superblock.backing);
         Self {
             pool: region.name().display().to_string(),

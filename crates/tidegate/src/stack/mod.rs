@@ -54,8 +54,11 @@ impl Registry {
     /// [`StackError::UnknownEngine`].
     pub fn engine(&self, name: &str) -> Result<&'static dyn Engine> {
         self.engines.iter().copied().find(|engine| engine.name() == name).ok_or_else(|| {
-            let known: Vec<_> =
-                self.engines.iter().map(|it| format!("{} ({})", it.name(), it.about())).collect();
+            let known: Vec<_> = self
+                .engines
+                .iter()
+                .map(|it| format!("{} ({})", it.name(), it.traits().about))
+                .collect();
             StackError::UnknownEngine { name: name.to_owned(), known: known.join(", ") }
         })
     }
@@ -64,7 +67,7 @@ impl Registry {
     pub fn options(&self) -> Vec<(OptionSpec, Vec<&'static str>)> {
         let mut options: Vec<(OptionSpec, Vec<&'static str>)> = Vec::new();
         for engine in self.engines {
-            for spec in engine.options() {
+            for spec in engine.traits().options {
                 match options.iter_mut().find(|(known, _)| known.name == spec.name) {
                     Some((_, engines)) => engines.push(engine.name()),
                     None => options.push((*spec, vec![engine.name()])),
@@ -133,7 +136,7 @@ impl Registry {
     }
 
     fn of_code(&self, code: EngineCode) -> Option<&'static dyn Engine> {
-        self.engines.iter().copied().find(|engine| engine.code() == Some(code))
+        self.engines.iter().copied().find(|engine| engine.traits().code == Some(code))
     }
 
     /// Verifies the pool in `region`, also one that only a part of its headers tells of. `repair`

@@ -159,10 +159,10 @@ impl Registry {
         if atomic_flush {
             expect_atomic_flush(engine, dram, &region)?;
         }
-        if keep_dirty && !engine.keeps_dirty() {
+        if keep_dirty && !engine.traits().keeps_dirty {
             return Err(StackError::KeepsNothing { pool: name(&region), engine: engine.name() });
         }
-        if url.is_some() && !engine.needs_backing() {
+        if url.is_some() && !engine.traits().needs_backing {
             return Err(StackError::NoBackingNeeded { pool: name(&region), engine: engine.name() });
         }
         let failed = |source| StackError::Engine { pool: name(&region), source };
@@ -225,7 +225,7 @@ impl Registry {
 }
 
 fn expect_atomic_flush(engine: &dyn Engine, dram: TierSpec, region: &Region) -> Result<()> {
-    if !engine.has_atomic_flush() {
+    if !engine.traits().has_atomic_flush {
         return Err(StackError::NoAtomicFlush { pool: name(region), engine: engine.name() });
     }
     match dram.policy {

@@ -19,23 +19,19 @@ use crate::pmem::Region;
 
 /// An engine of the tier on persistent memory.
 pub trait Engine: Sync {
+    /// What it is called, and what its pools can do.
+    fn traits(&self) -> &'static Traits;
+
     /// The name on the command line.
-    fn name(&self) -> &'static str;
-
-    /// What it keeps, in a few words.
-    fn about(&self) -> &'static str;
-
-    /// The options of `create` that it takes.
-    fn options(&self) -> &'static [OptionSpec];
+    fn name(&self) -> &'static str {
+        self.traits().name
+    }
 
     /// Parses the options of a new pool.
     ///
     /// # Errors
     /// [`EngineError::Usage`]: a value does not do, or options contradict each other.
     fn plan(&self, options: &Options) -> Result<Box<dyn Plan>, EngineError>;
-
-    /// The number of this engine in superblocks; none where its pools have a format of their own.
-    fn code(&self) -> Option<EngineCode>;
 
     /// Whether `region` begins as a pool in this engine's own format does; the rest may be damaged.
     ///
@@ -58,38 +54,6 @@ pub trait Engine: Sync {
     /// # Errors
     /// Its header is damaged.
     fn describe(&self, region: &Arc<Region>) -> Result<Description, EngineError>;
-
-    /// The engine serves blocks only over a backing.
-    fn needs_backing(&self) -> bool {
-        false
-    }
-
-    /// The engine can make what one flush covers durable as a whole or not at all.
-    fn has_atomic_flush(&self) -> bool {
-        false
-    }
-
-    /// A server of the engine's pools can end and leave what they hold for the backing in them.
-    fn keeps_dirty(&self) -> bool {
-        false
-    }
-
-    /// The engine's pools keep pages that the backing has too, which can be given up.
-    fn has_clean_pages(&self) -> bool {
-        false
-    }
-
-    /// The engine's pools keep what programs do to files under `tidegate run`, whose supervisor
-    /// tells of them.
-    fn keeps_files(&self) -> bool {
-        false
-    }
-
-    /// The engine's pools know their backing by themselves: `flush`, `recover` and `set` open them
-    /// without being told which one.
-    fn remembers_backing(&self) -> bool {
-        false
-    }
 
     /// The URL of the backing that the pool in `region` remembers. None: it was never used.
     ///
@@ -120,6 +84,52 @@ pub trait Engine: Sync {
     /// The command that uses a new pool.
     fn next_command(&self, pool: &Path) -> String {
         format!("tidegate serve {} --nbd unix:/tmp/tidegate.sock", pool.display())
+    }
+}
+
+/// What an engine is called, and what its pools can do.
+#[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "each is one thing that an engine can do")]
+pub struct Traits {
+    /// The name on the command line.
+    pub name: &'static str,
+    /// What it keeps, in a few words.
+    pub about: &'static str,
+    /// The options of `create` that it takes.
+    pub options: &'static [OptionSpec],
+    /// The number of this engine in superblocks; none where its pools have a format of their own.
+    pub code: Option<EngineCode>,
+    /// The engine serves blocks only over a backing.
+    pub needs_backing: bool,
+    /// The engine can make what one flush covers durable as a whole or not at all.
+    pub has_atomic_flush: bool,
+    /// A server of the engine's pools can end and leave what they hold for the backing in them.
+    pub keeps_dirty: bool,
+    /// The engine's pools keep pages that the backing has too, which can be given up.
+    pub has_clean_pages: bool,
+    /// The engine's pools keep what programs do to files under `tidegate run`, whose supervisor
+    /// tells of them.
+    pub keeps_files: bool,
+    /// The engine's pools know their backing by themselves: `flush`, `recover` and `set` open them
+    /// without being told which one.
+    pub remembers_backing: bool,
+}
+
+impl Traits {
+    /// Those of a device by itself, with a format of its own and without options.
+    pub const fn of(name: &'static str, about: &'static str) -> Self {
+        Self {
+            name,
+            about,
+            options: &[],
+            code: None,
+            needs_backing: false,
+            has_atomic_flush: false,
+            keeps_dirty: false,
+            has_clean_pages: false,
+            keeps_files: false,
+            remembers_backing: false,
+        }
     }
 }
 
@@ -239,7 +249,7 @@ pub struct Opening {
     /// backing holds a pool. Write to a pool also where its damage makes that dangerous.
     pub force: bool,
     /// What one flush covers is durable as a whole or not at all; only where the engine
-    /// [has that](Engine::has_atomic_flush).
+    /// [has that](Traits::has_atomic_flush).
     pub atomic_flush: bool,
 }
 

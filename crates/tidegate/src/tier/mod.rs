@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 pub use engine::{
     Backing, Checked, Description, Engine, EngineCode, EngineError, Opened, Opening, OptionSpec,
-    Options, Plan, Progress,
+    Options, Plan, Progress, Traits,
 };
 
 use crate::device::{BlockDevice, DeviceError, DeviceErrorKind, Result};
@@ -53,14 +53,14 @@ pub trait Tier: BlockDevice {
     /// the tier keeps what it acknowledged. No request is under way, and those that come are of
     /// the tier above, which is drained.
     ///
-    /// Only where the engine [keeps what is dirty](Engine::keeps_dirty); other tiers go on.
+    /// Only where the engine [keeps what is dirty](Traits::keeps_dirty); other tiers go on.
     fn stop_destaging(&self) {}
 
     /// Writes all that the tier holds to the tier below, and then gives up all that the tier below
     /// has too. Requests go on meanwhile: what they write or read anew may stay.
     ///
     /// # Errors
-    /// The tier [has no clean pages](Engine::has_clean_pages); or as for
+    /// The tier [has no clean pages](Traits::has_clean_pages); or as for
     /// [`BlockDevice::flush`]. What could not be written stays in the tier.
     fn purge(&self) -> Result<Purged> {
         let message = "the tier keeps nothing that the tier below has too";
