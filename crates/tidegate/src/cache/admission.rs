@@ -234,10 +234,12 @@ impl Core {
                 from..(from + 1..pages.end).find(|page| !continues(page)).unwrap_or(pages.end);
             let of_run = bytes_of(&run);
             let part = bytes.start.max(of_run.start)..bytes.end.min(of_run.end);
-            let content = Content::Data(data).part(&bytes, &part);
-            match content {
-                Content::Data(data) if is_cached => behaviour.write(self, part.start, data, ask)?,
-                content => self.bypass(&part, content, ask)?,
+            let content = Content::of(offset, data).part(part);
+            match content.data {
+                Some(data) if is_cached => {
+                    behaviour.write(self, content.bytes.start, data, ask)?;
+                }
+                _ => self.bypass(&content, ask)?,
             }
             from = run.end;
         }

@@ -379,8 +379,7 @@ impl Core {
         let began_ns = now_ns();
         let (place, written) = if goes_around {
             self.counters.add(Counter::WritesByCost, 1);
-            let bytes = bytes_at(offset, data.len());
-            let written = self.bypass(&bytes, Content::Data(data), Ask { fua: true, ..ask });
+            let written = self.bypass(&Content::of(offset, data), Ask { fua: true, ..ask });
             (Place::Backing, written)
         } else {
             (Place::Memory, write())

@@ -10,7 +10,8 @@ use std::ops::Range;
 
 use super::index::Found;
 use super::layout::{PAGE, PAGE_BYTES};
-use super::span::{bytes_of, is_whole, pages_in, pieces};
+use super::span::{bytes_at, bytes_of, is_whole, pages_in, pieces};
+use super::store::Note;
 use super::tier::Counter;
 use super::traffic::{Passage, Traffic};
 use super::{Ask, Core, Mode, Origin};
@@ -19,48 +20,57 @@ use crate::device::{Result, WriteFlags, ZeroFlags};
 /// Pages that are written around the cache at once.
 const PIECE_PAGES: u64 = 256;
 
-/// What goes to the backing.
-#[derive(Clone, Copy)]
-pub(super) enum Content<'a> {
-    /// These bytes.
-    Data(&'a [u8]),
-    /// Zeroes.
-    Zeroes,
+/// What is written to some bytes of the backing.
+pub(super) struct Content<'a> {
+    pub(super) bytes: Range<u64>,
+    /// None: zeroes.
+    pub(super) data: Option<&'a [u8]>,
 }
 
-impl Content<'_> {
-    /// What is for `piece` of `bytes`.
-    pub(super) fn part(&self, bytes: &Range<u64>, piece: &Range<u64>) -> Self {
-        let at = |byte: u64| usize::try_from(byte - bytes.start).unwrap_or(usize::MAX);
-        match self {
-            Self::Data(data) => Self::Data(&data[at(piece.start)..at(piece.end)]),
-            Self::Zeroes => Self::Zeroes,
-        }
+impl<'a> Content<'a> {
+    /// `data` at `offset`.
+    pub(super) fn of(offset: u64, data: &'a [u8]) -> Self {
+        Self { bytes: bytes_at(offset, data.len()), data: Some(data) }
+    }
+
+    /// Zeroes for `pages`.
+    pub(super) fn zeroes(pages: &Range<u64>) -> Self {
+        Self { bytes: bytes_of(pages), data: None }
+    }
+
+    /// What of it is for `bytes`.
+    pub(super) fn part(&self, bytes: Range<u64>) -> Self {
+        let at = |byte: u64| usize::try_from(byte - self.bytes.start).unwrap_or(usize::MAX);
+        let data = self.data.map(|data| &data[at(bytes.start)..at(bytes.end)]);
+        Self { bytes, data }
+    }
+
+    /// In pieces that are written at once.
+    fn pieces(&self) -> impl Iterator<Item = Self> {
+        pieces(self.bytes.clone(), PIECE_PAGES).map(|piece| self.part(piece))
+    }
+
+    fn pages(&self) -> Range<u64> {
+        pages_in(&self.bytes)
     }
 }
 
 impl Core {
-    /// Writes `content` for `bytes` to the backing, and removes their pages from the cache. With
-    /// atomic flush it writes them into the cache: the backing never has a part of a group.
-    pub(super) fn bypass(
-        &self,
-        bytes: &Range<u64>,
-        content: Content<'_>,
-        ask: Ask<'_>,
-    ) -> Result<()> {
+    /// Writes `content` to the backing, and removes its pages from the cache. With atomic flush it
+    /// writes them into the cache: the backing never has a part of a group.
+    pub(super) fn bypass(&self, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
         if self.groups.is_some() {
-            return self.write_back(bytes, content, ask, &mut |_| ());
+            return self.write_back(content, ask, &mut |_| ());
         }
-        for piece in pieces(bytes.clone(), PIECE_PAGES) {
-            let part = content.part(bytes, &piece);
-            if !self.backing_takes(&piece) {
+        for piece in content.pieces() {
+            if !self.backing_takes(&piece.bytes) {
                 // Two writes of parts of one block of the backing would take back each other's
                 // bytes there: the cache orders them.
-                self.write_through(&piece, part, ask)?;
+                self.write_through(&piece, ask)?;
                 continue;
             }
-            let passages = self.give_up(&pages_in(&piece))?;
-            let written = self.write_below(&piece, part, ask);
+            let passages = self.give_up(&piece.pages())?;
+            let written = self.write_below(&piece, ask);
             for passage in &passages {
                 self.traffic.end(passage);
             }
@@ -121,21 +131,15 @@ impl Core {
     }
 
     /// Writes to the backing; a flush is needed afterwards unless `ask.fua`.
-    pub(super) fn write_below(
-        &self,
-        bytes: &Range<u64>,
-        content: Content<'_>,
-        ask: Ask<'_>,
-    ) -> Result<()> {
+    pub(super) fn write_below(&self, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
         let Ask { fua, from: Origin { class, .. }, .. } = ask;
-        let (offset, len, pages) = (bytes.start, bytes.end - bytes.start, pages_in(bytes));
+        let (Range { start, end }, pages) = (content.bytes.clone(), content.pages());
         let _foreground = self.pace.foreground();
-        let written = match content {
-            Content::Data(data) => self.backing.write(offset, data, WriteFlags { fua }),
-            Content::Zeroes => {
-                let flags = ZeroFlags { fua, may_unmap: true, fast_only: false };
-                self.backing.write_zeroes(offset, len, flags)
-            }
+        let written = if let Some(data) = content.data {
+            self.backing.write(start, data, WriteFlags { fua })
+        } else {
+            let flags = ZeroFlags { fua, may_unmap: true, fast_only: false };
+            self.backing.write_zeroes(start, end - start, flags)
         };
         match &written {
             Ok(()) => self.counters.add_of(class, Counter::CoreWrites, pages.end - pages.start),
@@ -149,30 +153,19 @@ impl Core {
         written
     }
 
-    /// Writes `content` for `bytes` to slots, durably, and through to the backing. The pages are
-    /// clean after the next flush of the backing.
-    pub(super) fn write_through(
-        &self,
-        bytes: &Range<u64>,
-        content: Content<'_>,
-        ask: Ask<'_>,
-    ) -> Result<()> {
+    /// Writes `content` to slots, durably, and through to the backing. The pages are clean after
+    /// the next flush of the backing.
+    pub(super) fn write_through(&self, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
         let ask = Ask { fua: false, ..ask };
-        let mut all = pieces(bytes.clone(), PIECE_PAGES);
-        all.try_for_each(|piece| self.write_piece_through(&piece, content.part(bytes, &piece), ask))
+        content.pieces().try_for_each(|piece| self.write_piece_through(&piece, ask))
     }
 
-    fn write_piece_through(
-        &self,
-        bytes: &Range<u64>,
-        content: Content<'_>,
-        ask: Ask<'_>,
-    ) -> Result<()> {
+    fn write_piece_through(&self, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
         let mut stored: Vec<Found> = Vec::new();
-        self.write_back(bytes, content, ask, &mut |found| stored.push(found))?;
-        let buckets = Traffic::buckets(pages_in(bytes));
+        self.write_back(content, ask, &mut |found| stored.push(found))?;
+        let buckets = Traffic::buckets(content.pages());
         let passages: Vec<Passage> = buckets.into_iter().map(|it| self.traffic.begin(it)).collect();
-        let written = self.write_standing(bytes, content, ask, stored);
+        let written = self.write_standing(content, ask, stored);
         let overlapped = passages.iter().filter(|it| !self.traffic.end(it)).count();
         let written = written?;
         if overlapped == 0 {
@@ -181,17 +174,11 @@ impl Core {
         Ok(())
     }
 
-    /// Writes `content` for `bytes` to slots, and makes no records; zeroes are for whole pages.
-    fn write_back(
-        &self,
-        bytes: &Range<u64>,
-        content: Content<'_>,
-        ask: Ask<'_>,
-        note: &mut dyn FnMut(Found),
-    ) -> Result<()> {
-        match content {
-            Content::Data(data) => self.write_whole_pages(bytes.start, data, ask, note),
-            Content::Zeroes => self.zero_pages(pages_in(bytes), ask, note),
+    /// Writes `content` to slots, and makes no records; zeroes are for whole pages.
+    fn write_back(&self, content: &Content<'_>, ask: Ask<'_>, note: Note<'_>) -> Result<()> {
+        match content.data {
+            Some(data) => self.write_whole_pages(content.bytes.start, data, ask, note),
+            None => self.zero_pages(content.pages(), ask, note),
         }
     }
 
@@ -200,15 +187,14 @@ impl Core {
     /// the page, as its slot has it. Returns what it wrote.
     fn write_standing(
         &self,
-        bytes: &Range<u64>,
-        content: Content<'_>,
+        content: &Content<'_>,
         ask: Ask<'_>,
         stored: Vec<Found>,
     ) -> Result<Vec<Found>> {
         let count = stored.len();
         let stands = |found: &Found| self.shard(found.page).stands(found);
         let mut standing: Vec<Found> = stored.into_iter().filter(stands).collect();
-        if !is_whole(bytes) {
+        if !is_whole(&content.bytes) {
             let mut data = [0; PAGE];
             // After the copy: until then the slot was this version's.
             standing.retain(|found| {
@@ -216,18 +202,17 @@ impl Core {
                 copied.is_ok_and(|is_whole| is_whole) && stands(found)
             });
             for found in &standing {
-                let page = bytes_of(&(found.page..found.page + 1));
-                self.write_below(&page, Content::Data(&data), ask)?;
+                self.write_below(&Content::of(found.page * PAGE_BYTES, &data), ask)?;
             }
             return Ok(standing);
         }
         if standing.len() == count {
-            self.write_below(bytes, content, ask)?;
+            self.write_below(content, ask)?;
             return Ok(standing);
         }
         for found in &standing {
             let page = bytes_of(&(found.page..found.page + 1));
-            self.write_below(&page, content.part(bytes, &page), ask)?;
+            self.write_below(&content.part(page), ask)?;
         }
         Ok(standing)
     }
@@ -242,7 +227,7 @@ impl Core {
             let cached = piece.clone().filter(|page| !missing.iter().any(|run| run.contains(page)));
             self.zero_pages(cached, ask, &mut |_| ())?;
             for run in &missing {
-                self.bypass(&bytes_of(run), Content::Zeroes, ask)?;
+                self.bypass(&Content::zeroes(run), ask)?;
             }
             first = piece.end;
         }

@@ -68,7 +68,7 @@ impl Member<'_> {
 }
 
 /// Is told of each page that was stored.
-type Note<'a> = &'a mut dyn FnMut(Found);
+pub(super) type Note<'a> = &'a mut dyn FnMut(Found);
 
 impl Core {
     /// Stores `data` at `offset`, dirty. Durable on return, or with atomic flush and unless

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use super::Behaviour;
 use crate::cache::bypass::Content;
-use crate::cache::span::{bytes_at, bytes_of};
 use crate::cache::{Ask, Core};
 use crate::device::Result;
 
@@ -12,10 +11,10 @@ pub(super) struct WriteInvalidate;
 
 impl Behaviour for WriteInvalidate {
     fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask<'_>) -> Result<()> {
-        core.bypass(&bytes_at(offset, data.len()), Content::Data(data), ask)
+        core.bypass(&Content::of(offset, data), ask)
     }
 
     fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask<'_>) -> Result<()> {
-        core.bypass(&bytes_of(pages), Content::Zeroes, ask)
+        core.bypass(&Content::zeroes(pages), ask)
     }
 }

@@ -8,7 +8,6 @@ use std::ops::Range;
 use super::Behaviour;
 use super::wi::WriteInvalidate;
 use crate::cache::bypass::Content;
-use crate::cache::span::{bytes_at, bytes_of};
 use crate::cache::{Ask, Core, Mode};
 use crate::device::Result;
 
@@ -16,7 +15,7 @@ pub(super) struct WriteThrough;
 
 impl Behaviour for WriteThrough {
     fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask<'_>) -> Result<()> {
-        core.write_through(&bytes_at(offset, data.len()), Content::Data(data), ask)
+        core.write_through(&Content::of(offset, data), ask)
     }
 
     fn caches_writes(&self) -> bool {
@@ -25,7 +24,7 @@ impl Behaviour for WriteThrough {
 
     fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask<'_>) -> Result<()> {
         if pages.end - pages.start <= Mode::ZERO_PAGES_MAX {
-            return core.write_through(&bytes_of(pages), Content::Zeroes, ask);
+            return core.write_through(&Content::zeroes(pages), ask);
         }
         WriteInvalidate.zero(core, pages, ask)?;
         // Durable before it is acknowledged, as all writes of this mode.
