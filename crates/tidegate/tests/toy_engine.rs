@@ -18,8 +18,8 @@ use tidegate::raw::RawEngine;
 use tidegate::stack::{REGISTRY, Registry, Stack, StackError, StackOptions, Stat};
 use tidegate::stats::{Collector, Metric, Unit, Value};
 use tidegate::tier::{
-    Checked, Description, Engine, EngineCode, EngineError, Level, Opened, Opening, OptionSpec,
-    Options, Plan, Progress, Setting, SettingError, State, Tier, Traits, line,
+    Checked, Description, Engine, EngineCode, EngineError, Level, OnProgress, Opened, Opening,
+    OptionSpec, Options, Plan, Progress, Setting, SettingError, State, Tier, Traits, line,
 };
 use uuid::Uuid;
 
@@ -74,7 +74,7 @@ impl Engine for ToyEngine {
         &self,
         region: Region,
         _repair: bool,
-        progress: &mut dyn FnMut(Progress),
+        progress: OnProgress<'_>,
     ) -> std::result::Result<Checked, EngineError> {
         let lines = Superblock::read(&region).map_err(EngineError::pool)?.findings();
         progress(Progress { done: 1, total: 1 });

@@ -13,6 +13,7 @@ use super::layout::{
 };
 use super::survey::{Items, LaneState, MapSurvey, NAMED_MAX, Remedy, Survey, Unfinished};
 use crate::pmem::{PmemError, Region};
+use crate::tier::{OnProgress, Progress};
 
 /// Findings kept in a report; the rest are only counted.
 const FINDINGS_MAX: usize = NAMED_MAX;
@@ -179,21 +180,13 @@ impl Report {
     }
 }
 
-/// How far a check has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
-    /// Map entries seen.
-    pub done: u64,
-    /// Map entries of the arenas found so far.
-    pub total: u64,
-}
-
-/// Checks the BTT in `region`, telling `progress` now and then.
+/// Checks the BTT in `region`, telling `progress` now and then how many map entries were seen, of
+/// those of the arenas found so far.
 ///
 /// # Errors
 /// [`BttError::NotFound`] or [`BttError::InfoLost`] where neither copy of the first arena's info
 /// block can be used. Damage is not an error but a finding.
-pub fn check(region: &Region, progress: &mut dyn FnMut(Progress)) -> Result<Report, BttError> {
+pub fn check(region: &Region, progress: OnProgress<'_>) -> Result<Report, BttError> {
     let mut report = Report::default();
     let (_, arenas) = find_arenas(region, &mut report)?;
     let total = arenas.iter().map(|found| u64::from(found.info.external_nlba.get())).sum();

@@ -4,16 +4,18 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::check::{self, Progress as Step, Report, is_traceable};
+use super::check::{self, Report, is_traceable};
 use super::{Btt, BttOptions, Summary, Version, create, largest_fit_bytes, probe, smallest_bytes};
-use crate::device::{BlockDevice, Result};
+use crate::device::{self, BlockDevice};
 use crate::pmem::Region;
 use crate::stats::{Collector, Metric, Unit};
 use crate::tier::engine::{BLOCK_SIZE, block_bytes_of, one_of};
 use crate::tier::{
-    Checked, Description, Engine, EngineError, Level, Line, Opened, Opening, OptionSpec, Options,
-    Plan, Progress, State, Tier, Traits, counted, line, memory,
+    Checked, Description, Engine, EngineError, Level, Line, OnProgress, Opened, Opening,
+    OptionSpec, Options, Plan, State, Tier, Traits, counted, line, memory,
 };
+
+type Result<T> = std::result::Result<T, EngineError>;
 
 const LBA_SIZE: OptionSpec = OptionSpec {
     name: "lba-size",
@@ -43,7 +45,7 @@ impl Engine for BttEngine {
         &TRAITS
     }
 
-    fn plan(&self, options: &Options) -> std::result::Result<Box<dyn Plan>, EngineError> {
+    fn plan(&self, options: &Options) -> Result<Box<dyn Plan>> {
         let asked = block_bytes_of(options, &[512, 4096])?;
         let lba_bytes = match options.get(LBA_SIZE.name) {
             Some(text) => one_of(LBA_SIZE.name, text, &super::LBA_SIZES)?,
@@ -60,7 +62,7 @@ impl Engine for BttEngine {
         Ok(Box::new(BttPlan(BttOptions { lba_bytes, version, ..BttOptions::default() })))
     }
 
-    fn recognizes(&self, region: &Region) -> std::result::Result<bool, EngineError> {
+    fn recognizes(&self, region: &Region) -> Result<bool> {
         Ok(probe(region).map_err(EngineError::pool)?.is_some())
     }
 
@@ -69,7 +71,7 @@ impl Engine for BttEngine {
         is_traceable(region)
     }
 
-    fn describe(&self, region: &Arc<Region>) -> std::result::Result<Description, EngineError> {
+    fn describe(&self, region: &Arc<Region>) -> Result<Description> {
         let summary = Btt::summarize(region).map_err(EngineError::pool)?;
         Ok(Description {
             size_bytes: summary.blocks * u64::from(summary.block_bytes),
@@ -79,32 +81,22 @@ impl Engine for BttEngine {
         })
     }
 
-    fn open(&self, opening: Opening) -> std::result::Result<Opened, EngineError> {
+    fn open(&self, opening: Opening) -> Result<Opened> {
         let open = if opening.force { Btt::open_forced } else { Btt::open };
         let btt = open(opening.region).map_err(EngineError::pool)?;
         let recovered = counted(btt.summary().recovered_lanes.into(), "unfinished write");
         Ok(Opened { tier: Arc::new(btt), recovered })
     }
 
-    fn check(
-        &self,
-        region: Region,
-        repair: bool,
-        progress: &mut dyn FnMut(Progress),
-    ) -> std::result::Result<Checked, EngineError> {
-        let mut show = |Step { done, total }| progress(Progress { done, total });
-        let report = if repair {
-            super::repair(&region, &mut show)
-        } else {
-            check::check(&region, &mut show)
-        };
-        let report = report.map_err(EngineError::pool)?;
+    fn check(&self, region: Region, repair: bool, progress: OnProgress<'_>) -> Result<Checked> {
+        let look = if repair { super::repair } else { check::check };
+        let report = look(&region, progress).map_err(EngineError::pool)?;
         let (faults, lines) = (report.faults, report_lines(&report));
         Ok(Checked { faults, report: json!(report), lines })
     }
 }
 
-fn version_of(text: &str) -> std::result::Result<Version, EngineError> {
+fn version_of(text: &str) -> Result<Version> {
     match text {
         "1.1" => Ok(Version::V1_1),
         "2.0" => Ok(Version::V2_0),
@@ -123,7 +115,7 @@ impl Plan for BttPlan {
         largest_fit_bytes(&self.0, bytes)
     }
 
-    fn create(&self, region: &Region) -> std::result::Result<(), EngineError> {
+    fn create(&self, region: &Region) -> Result<()> {
         create(region, &self.0).map(drop).map_err(EngineError::pool)
     }
 }
@@ -188,7 +180,7 @@ impl Tier for Btt {
     }
 
     /// Every acknowledged write is durable, and there is no thread.
-    fn drain(&self) -> Result<()> {
+    fn drain(&self) -> device::Result<()> {
         self.flush()
     }
 

@@ -3,11 +3,12 @@
 use zerocopy::IntoBytes;
 
 use super::BttError;
-use super::check::{Progress, Report, check, find_arenas};
+use super::check::{Report, check, find_arenas};
 use super::info::{FoundArena, read_info};
 use super::layout::MapEntry;
 use super::survey::{LaneState, Remedy, Survey, unused_group};
 use crate::pmem::Region;
+use crate::tier::OnProgress;
 
 /// Restores what can be proved, then checks again. The report counts what was restored and says
 /// what was not proved.
@@ -19,7 +20,7 @@ use crate::pmem::Region;
 ///
 /// # Errors
 /// As for [`check`], and [`BttError::Pmem`] where the memory cannot be written.
-pub fn repair(region: &Region, progress: &mut dyn FnMut(Progress)) -> Result<Report, BttError> {
+pub fn repair(region: &Region, progress: OnProgress<'_>) -> Result<Report, BttError> {
     let (_, arenas) = find_arenas(region, &mut Report::default())?;
     let mut done = Report::default();
     for (number, found) in arenas.iter().enumerate() {

@@ -17,8 +17,8 @@ use crate::pmem::Region;
 use crate::size::Size;
 use crate::tier::engine::{BLOCK_SIZE, block_bytes_of, one_of};
 use crate::tier::{
-    Backing, Checked, Description, Engine, EngineCode, EngineError, Line, Opened, Opening,
-    OptionSpec, Options, Plan, Progress, Traits, counted, line,
+    Backing, Checked, Description, Engine, EngineCode, EngineError, Line, OnProgress, Opened,
+    Opening, OptionSpec, Options, Plan, Traits, counted, line,
 };
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -138,12 +138,7 @@ impl Engine for CacheEngine {
     }
 
     /// Compares all data with its checksums.
-    fn check(
-        &self,
-        region: Region,
-        repair: bool,
-        _progress: &mut dyn FnMut(Progress),
-    ) -> Result<Checked> {
+    fn check(&self, region: Region, repair: bool, _progress: OnProgress<'_>) -> Result<Checked> {
         let mut report = check(&region).map_err(EngineError::pool)?;
         let mut repaired = if repair { repair_headers(&region)? } else { Vec::new() };
         if repair && !report.changed_slots.is_empty() {

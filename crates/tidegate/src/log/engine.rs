@@ -17,8 +17,8 @@ use crate::pmem::Region;
 use crate::pool::Superblock;
 use crate::size::Size;
 use crate::tier::{
-    Backing, Checked, Description, Engine, EngineError, Line, Opened, Opening, Options, Plan,
-    Progress, Traits, counted, line,
+    Backing, Checked, Description, Engine, EngineError, Line, OnProgress, Opened, Opening, Options,
+    Plan, Traits, counted, line,
 };
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -83,12 +83,7 @@ impl Engine for LogEngine {
     }
 
     /// Verifies each record.
-    fn check(
-        &self,
-        region: Region,
-        repair: bool,
-        _progress: &mut dyn FnMut(Progress),
-    ) -> Result<Checked> {
+    fn check(&self, region: Region, repair: bool, _progress: OnProgress<'_>) -> Result<Checked> {
         let report = check(&Arc::new(region), repair)?;
         let (faults, lines) = (report.faults, report.lines());
         Ok(Checked { faults, report: json!(report), lines })

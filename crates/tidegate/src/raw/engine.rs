@@ -5,15 +5,17 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{RawDevice, RawOptions, create};
-use crate::device::{BlockDevice, Result};
+use crate::device::{self, BlockDevice};
 use crate::pmem::Region;
 use crate::pool::Superblock;
 use crate::stats::Collector;
 use crate::tier::engine::{BLOCK_SIZE, block_bytes_of};
 use crate::tier::{
-    Checked, Description, Engine, EngineCode, EngineError, Level, Line, Opened, Opening, Options,
-    Plan, Progress, State, Tier, Traits, line, memory,
+    Checked, Description, Engine, EngineCode, EngineError, Level, Line, OnProgress, Opened,
+    Opening, Options, Plan, State, Tier, Traits, line, memory,
 };
+
+type Result<T> = std::result::Result<T, EngineError>;
 
 /// The number of this engine in superblocks.
 pub const CODE: EngineCode = EngineCode(1);
@@ -34,12 +36,12 @@ impl Engine for RawEngine {
         &TRAITS
     }
 
-    fn plan(&self, options: &Options) -> std::result::Result<Box<dyn Plan>, EngineError> {
+    fn plan(&self, options: &Options) -> Result<Box<dyn Plan>> {
         let block_bytes = block_bytes_of(options, &[512, 4096])?.unwrap_or(4096);
         Ok(Box::new(RawPlan(RawOptions { block_bytes, ..RawOptions::default() })))
     }
 
-    fn describe(&self, region: &Arc<Region>) -> std::result::Result<Description, EngineError> {
+    fn describe(&self, region: &Arc<Region>) -> Result<Description> {
         let superblock = Superblock::read(region).map_err(EngineError::pool)?.superblock;
         let block_bytes = superblock.block_bytes;
         let blocks = superblock.data_bytes / u64::from(block_bytes);
@@ -51,18 +53,13 @@ impl Engine for RawEngine {
         })
     }
 
-    fn open(&self, opening: Opening) -> std::result::Result<Opened, EngineError> {
+    fn open(&self, opening: Opening) -> Result<Opened> {
         let device = RawDevice::open(opening.region).map_err(EngineError::pool)?;
         Ok(Opened { tier: Arc::new(device), recovered: "nothing to recover".into() })
     }
 
     /// Reads the superblock, which is all of the metadata.
-    fn check(
-        &self,
-        region: Region,
-        repair: bool,
-        _progress: &mut dyn FnMut(Progress),
-    ) -> std::result::Result<Checked, EngineError> {
+    fn check(&self, region: Region, repair: bool, _progress: OnProgress<'_>) -> Result<Checked> {
         let found = Superblock::read(&region).map_err(EngineError::pool)?;
         let mut findings = found.findings();
         let before = findings.len();
@@ -90,7 +87,7 @@ impl Plan for RawPlan {
         bytes - bytes % PAGE_BYTES
     }
 
-    fn create(&self, region: &Region) -> std::result::Result<(), EngineError> {
+    fn create(&self, region: &Region) -> Result<()> {
         create(region, &self.0).map(drop).map_err(EngineError::pool)
     }
 }
@@ -117,7 +114,7 @@ impl Tier for RawDevice {
     }
 
     /// Every acknowledged write is durable, and there is no thread.
-    fn drain(&self) -> Result<()> {
+    fn drain(&self) -> device::Result<()> {
         self.flush()
     }
 

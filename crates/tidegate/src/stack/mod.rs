@@ -25,7 +25,7 @@ use crate::log::LogEngine;
 use crate::pmem::Region;
 use crate::pool::{Glance, PoolError, Superblock};
 use crate::raw::RawEngine;
-use crate::tier::{Checked, Engine, EngineCode, Opening, OptionSpec, Options, Plan, Progress};
+use crate::tier::{Checked, Engine, EngineCode, OnProgress, Opening, OptionSpec, Options, Plan};
 
 /// The engines of this release.
 pub static REGISTRY: Registry = Registry::new(&[&BttEngine, &RawEngine, &LogEngine, &CacheEngine]);
@@ -148,7 +148,7 @@ impl Registry {
         &self,
         region: Region,
         repair: bool,
-        progress: &mut dyn FnMut(Progress),
+        progress: OnProgress<'_>,
     ) -> Result<(&'static dyn Engine, Checked)> {
         let engine = self.trace(&region)?;
         let pool = name(&region);

@@ -78,7 +78,7 @@ pub trait Engine: Sync {
         &self,
         region: Region,
         repair: bool,
-        progress: &mut dyn FnMut(Progress),
+        progress: OnProgress<'_>,
     ) -> Result<Checked, EngineError>;
 
     /// The command that uses a new pool.
@@ -269,6 +269,9 @@ pub struct Progress {
     /// Steps in all.
     pub total: u64,
 }
+
+/// Is told now and then how far a check is.
+pub type OnProgress<'a> = &'a mut dyn FnMut(Progress);
 
 /// What a check found.
 #[derive(Debug, Clone)]

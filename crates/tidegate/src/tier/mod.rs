@@ -26,8 +26,8 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 pub use engine::{
-    Backing, Checked, Description, Engine, EngineCode, EngineError, Opened, Opening, OptionSpec,
-    Options, Plan, Progress, Traits,
+    Backing, Checked, Description, Engine, EngineCode, EngineError, OnProgress, Opened, Opening,
+    OptionSpec, Options, Plan, Progress, Traits,
 };
 
 use crate::device::{BlockDevice, DeviceError, DeviceErrorKind, Result};
