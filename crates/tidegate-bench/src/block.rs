@@ -406,8 +406,7 @@ pub(crate) fn pool_bytes(size_bytes: u64) -> u64 {
     size_bytes + size_bytes / 64 + (16 << 20)
 }
 
-/// A region on a file in `dir` that has no name any more.
-/// Memory of `bytes` in a file in `dir` that goes with it.
+/// Memory of `bytes` in a file in `dir` that has no name any more.
 ///
 /// # Errors
 /// No file can be made there.
@@ -422,6 +421,7 @@ pub fn unnamed_region(dir: &Path, media: &MediaModel, bytes: u64) -> Result<Arc<
     Ok(Arc::new(Region::open(&dir.path().join("pool"), &options)?))
 }
 
+/// A directory in `dir` that goes with the result.
 pub(crate) fn scratch(dir: &Path) -> Result<tempfile::TempDir> {
     tempfile::Builder::new()
         .prefix("tidegate-bench-")

@@ -1,5 +1,6 @@
 //! Other programs started for a measurement: found first, ended with it, always reaped.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,7 +22,10 @@ pub(crate) struct Child {
 
 impl Child {
     /// Starts `program`, a path, with `args`.
-    pub(crate) fn start(program: &Path, args: &[String]) -> Result<Self> {
+    pub(crate) fn start<W: AsRef<OsStr>>(
+        program: &Path,
+        args: impl IntoIterator<Item = W>,
+    ) -> Result<Self> {
         let guard = find_program("setpriv", "util-linux")?;
         let mut command = Command::new(guard);
         command.args(["--pdeathsig", "KILL", "--"]).arg(program).args(args);
@@ -50,18 +54,17 @@ impl Child {
         let deadline = Instant::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            match self.lines.recv_timeout(left) {
+            let found = match self.lines.recv_timeout(left) {
                 Ok(line) if line.contains(word) => return Ok(line),
-                Ok(_) => {}
+                Ok(_) => continue,
                 Err(RecvTimeoutError::Timeout) => {
-                    let found = format!("printed no line with \"{word}\" in {} s", limit.as_secs());
-                    return Err(BenchError::program(&self.program, found));
+                    format!("printed no line with \"{word}\" in {} s", limit.as_secs())
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    let found = format!("ended before it printed a line with \"{word}\"");
-                    return Err(BenchError::program(&self.program, found));
+                    format!("ended before it printed a line with \"{word}\"")
                 }
-            }
+            };
+            return Err(BenchError::program(&self.program, found));
         }
     }
 
@@ -72,23 +75,22 @@ impl Child {
         while std::os::unix::net::UnixStream::connect(socket).is_err() {
             let ended =
                 self.process.try_wait().map_err(BenchError::os("wait for", &self.program))?;
-            if let Some(status) = ended {
-                let found =
-                    format!("ended with {status} before it listened on {}", socket.display());
-                return Err(BenchError::program(&self.program, found));
-            }
-            if Instant::now() > deadline {
-                let found =
-                    format!("does not listen on {} after {START_LIMIT:?}", socket.display());
-                return Err(BenchError::program(&self.program, found));
-            }
-            std::thread::sleep(Duration::from_millis(2));
+            let socket = socket.display();
+            let found = match ended {
+                Some(status) => format!("ended with {status} before it listened on {socket}"),
+                None if Instant::now() > deadline => {
+                    format!("does not listen on {socket} after {START_LIMIT:?}")
+                }
+                None => {
+                    std::thread::sleep(Duration::from_millis(2));
+                    continue;
+                }
+            };
+            return Err(BenchError::program(&self.program, found));
         }
         Ok(())
     }
-}
 
-impl Child {
     /// Waits until the program has ended by itself.
     pub(crate) fn end(mut self) -> Result<()> {
         let status = self.process.wait().map_err(BenchError::os("wait for", &self.program))?;
@@ -118,6 +120,11 @@ pub(crate) fn output_of(mut command: Command) -> Result<String> {
         return Err(BenchError::program(&program, format!("ended with {}: {last}", output.status)));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The path of the running program.
+pub(crate) fn this_program() -> Result<PathBuf> {
+    std::env::current_exe().map_err(BenchError::os("find", "/proc/self/exe"))
 }
 
 /// The path of `name`, as the shell would find it.

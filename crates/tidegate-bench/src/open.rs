@@ -17,7 +17,8 @@ use tidegate::device::{BlockDevice, DeviceError, WriteFlags};
 use tidegate::pmem::{Domain, MediaModel, Region, RegionOptions};
 use tidegate::size::parse_bytes;
 
-use crate::child::Child;
+use crate::block::scratch;
+use crate::child::{Child, this_program};
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
 use crate::measure::{Key, Op, Sample, Series};
@@ -116,8 +117,7 @@ impl OpenArgs {
         if self.repetitions == 0 {
             return Err(BenchError::Usage("--repetitions 0: expected at least 1".to_owned()));
         }
-        let dir = tempfile::Builder::new().prefix("tidegate-bench-").tempdir_in(&self.dir);
-        let dir = dir.map_err(BenchError::os("create a directory in", &self.dir))?;
+        let dir = scratch(&self.dir)?;
         let pool = dir.path().join("pool");
         self.engine.create(&pool, self.size)?;
         let mut samples = Vec::new();
@@ -130,12 +130,8 @@ impl OpenArgs {
             opening.peak_memory_bytes = opened.peak_memory_bytes.max(opening.peak_memory_bytes);
             opening.first_hits_s.push(opened.first_hit_s);
         }
-        Ok((Series { key: self.key(), samples }, opening))
-    }
-
-    fn key(&self) -> Key {
-        let (policy, case) = (self.engine.name(), CASE.to_owned());
-        Key { policy, case, op: Op::Read, threads: 1, iodepth: 1, block_bytes: self.size }
+        let key = Key::new(self.engine.name(), CASE, Op::Read, self.size);
+        Ok((Series { key, samples }, opening))
     }
 
     fn crash(&self, pool: &Path, seed: u32) -> Result<()> {
@@ -143,7 +139,7 @@ impl OpenArgs {
         let named = ["write-child".to_owned(), self.engine.name(), pool.display().to_string()];
         let args = [&named, &numbers[..]].concat();
         // Dropping the child kills it, still writing.
-        let child = Child::start(&this_program()?, &args)?;
+        let child = Child::start(&this_program()?, args)?;
         child.wait_for_line_of("written", self.fill_cost() * FILL_SLOWEST).map(drop)
     }
 }
@@ -151,7 +147,7 @@ impl OpenArgs {
 fn open_in_child(engine: Engine, pool: &Path) -> Result<Opened> {
     let args = ["open-child".to_owned(), engine.name(), pool.display().to_string()];
     let program = this_program()?;
-    let line = Child::start(&program, &args)?.wait_for_line("opened")?;
+    let line = Child::start(&program, args)?.wait_for_line("opened")?;
     let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
     let &[elapsed_ns, peak_memory_bytes, first_hit_ns] = numbers.as_slice() else {
         let found = format!("printed \"{line}\", expected three numbers");
@@ -160,10 +156,6 @@ fn open_in_child(engine: Engine, pool: &Path) -> Result<Opened> {
     let seconds = |ns| Duration::from_nanos(ns).as_secs_f64();
     let (elapsed_s, first_hit_s) = (seconds(elapsed_ns), seconds(first_hit_ns));
     Ok(Opened { elapsed_s, peak_memory_bytes, first_hit_s })
-}
-
-fn this_program() -> Result<PathBuf> {
-    std::env::current_exe().map_err(BenchError::os("find", "/proc/self/exe"))
 }
 
 /// The parts played by programs of their own.

@@ -56,9 +56,23 @@ impl FromStr for Policy {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        Self::ALL.into_iter().find(|policy| policy.name() == text).ok_or_else(|| {
-            let known = Self::ALL.map(Self::name).join(", ");
-            format!("policy {text} is not known; known are {known}")
-        })
+        by_name("policy", &Self::ALL, Self::name, text)
     }
+}
+
+/// The one of `all` whose name is `text`.
+///
+/// # Errors
+/// None is: the message has the names of all. `what` is what they are called.
+pub(crate) fn by_name<T: Copy>(
+    what: &str,
+    all: &[T],
+    name: fn(T) -> &'static str,
+    text: &str,
+) -> std::result::Result<T, String> {
+    let found = all.iter().copied().find(|&one| name(one) == text);
+    found.ok_or_else(|| {
+        let known: Vec<_> = all.iter().copied().map(name).collect();
+        format!("{what} {text} is not known; known are {}", known.join(", "))
+    })
 }

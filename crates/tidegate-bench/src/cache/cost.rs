@@ -17,10 +17,10 @@ use super::bed::{Pool, Subject, Variant, alone, null, reading, writes};
 use super::{BACKING, Bench, CACHE, Part};
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
-use crate::measure::{Amounts, Key, Op, Sample, Series};
+use crate::measure::{Amounts, Op, Series, of_policy, ratio_cells, throughput};
 use crate::pattern::Pattern;
 use crate::plan::size_name;
-use crate::table::Table;
+use crate::table::{Table, number_cell};
 use crate::workload::{Stop, Workload};
 
 type Answer = std::result::Result<(), DeviceError>;
@@ -255,56 +255,37 @@ impl BlockDevice for Drive {
 
 /// `cost=auto` beside `cost=off` and the backing alone.
 pub(crate) fn table(series: &[Series], shares: &Amounts) -> Table {
-    let headers = [
-        "memory",
-        "requests",
-        "size",
-        "clients",
-        "backing alone MB/s",
-        "cost=off",
-        "cost=auto",
-        "auto / off",
-        "min-max",
-        "to the backing %",
-    ];
-    let mut table = Table::new("cache-cost", "The cache by measured cost", &headers);
     let auto = Variant::BY_COST.policy;
     let of_auto = |it: &&Series| it.key.policy == auto && it.key.case.starts_with(PREFIX);
-    for by_cost in series.iter().filter(of_auto) {
+    let rows = series.iter().filter(of_auto).map(|by_cost| {
         let key = &by_cost.key;
-        let find = |policy: &str| {
-            series.iter().find(|it| {
-                let beside = Key { policy: policy.to_owned(), ..key.clone() };
-                it.key == beside
-            })
-        };
-        let speed = |it: Option<&Series>| {
-            let mb_per_s = |sample: &Sample| sample.ops_per_s * key.block_bytes as f64 / 1e6;
-            it.map_or(String::new(), |it| format!("{:.0}", it.spread(mb_per_s).median))
-        };
-        let ratio = find(CACHE).and_then(|off| by_cost.ratio(off, |sample| sample.ops_per_s));
+        let find = |policy: &str| of_policy(series, policy, key);
+        let speed = |it: Option<&Series>| number_cell(it.map(Series::mb_per_s), 0);
+        let ratio = find(CACHE).and_then(|off| by_cost.ratio(off, throughput));
+        let [ratio, ratio_range] = ratio_cells(ratio);
         let share = shares.find(&share_name(&key.case, key.block_bytes, key.threads), auto);
         let memory = key.case.trim_start_matches(PREFIX);
         let memory = memory.trim_end_matches(key.op.name()).trim_end_matches('-');
-        table.push(vec![
-            memory.to_owned(),
-            format!("{}s", key.op.name()),
-            size_name(key.block_bytes),
-            key.threads.to_string(),
-            speed(find(BACKING)),
-            speed(find(CACHE)),
-            speed(Some(by_cost)),
-            ratio.map_or(String::new(), |it| format!("{:.2}", it.median)),
-            ratio.map_or(String::new(), |it| format!("{:.2}-{:.2}", it.min, it.max)),
-            share.map_or(String::new(), |it| format!("{:.0}", it.median)),
-        ]);
-    }
-    table
+        [
+            ("memory", memory.to_owned()),
+            ("requests", format!("{}s", key.op.name())),
+            ("size", size_name(key.block_bytes)),
+            ("clients", key.threads.to_string()),
+            ("backing alone MB/s", speed(find(BACKING))),
+            ("cost=off", speed(find(CACHE))),
+            ("cost=auto", speed(Some(by_cost))),
+            ("auto / off", ratio),
+            ("min-max", ratio_range),
+            ("to the backing %", number_cell(share.map(|it| it.median), 0)),
+        ]
+    });
+    Table::of_rows("cache-cost", "The cache by measured cost", rows)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measure::{Key, Sample};
 
     #[test]
     fn the_memories_are_media_models() {

@@ -16,10 +16,10 @@ use super::behind::Batches;
 use super::{BACKING, Bench, CACHE, Part};
 use crate::error::Result;
 use crate::figures::{Column, Figure, Style};
-use crate::measure::{Key, Op, Sample, Series, Traffic};
+use crate::measure::{Key, Op, Series, Traffic, throughput};
 use crate::pattern::Pattern;
 use crate::plan::size_name;
-use crate::table::Table;
+use crate::table::{Table, number_cell};
 use crate::workload::{Stop, Workload};
 
 /// What the names of the cases begin with.
@@ -195,7 +195,7 @@ pub(crate) fn figures() -> Vec<Figure> {
                 .chain(["btt", BACKING])
                 .collect(),
             columns: all.map(column).collect(),
-            value: |sample: &Sample| sample.ops_per_s,
+            value: throughput,
             scale: block_bytes as f64 / 1e6,
             style: Style::Lines,
         }
@@ -218,13 +218,13 @@ pub(crate) fn table(series: &[Series]) -> Table {
     let headers = ["what", "of", "4 KiB", "16 KiB", "64 KiB"];
     let mut table = Table::new("study-paper", "Beside the figures of the study", &headers);
     let sizes = [WRITES_BYTES[0], WRITES_BYTES[1], WRITES_BYTES[2]].map(u64::from);
-    let cell = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.2}"));
     let mut push = |what: &str, ours: [Option<f64>; 3], theirs: [f64; 3]| {
         if ours.iter().all(Option::is_none) {
             return;
         }
         for (of, values) in [(CACHE, ours), (OPEN_CAS, theirs.map(Some))] {
-            let cells = [what.to_owned(), of.to_owned()].into_iter().chain(values.map(cell));
+            let values = values.map(|value| number_cell(value, 2));
+            let cells = [what.to_owned(), of.to_owned()].into_iter().chain(values);
             table.push(cells.collect());
         }
     };
@@ -243,40 +243,33 @@ pub(crate) fn table(series: &[Series]) -> Table {
 
 /// The part of the matrix with many requests at a time.
 pub(crate) fn deep_table(series: &[Series]) -> Table {
-    let policies = [CACHE, "btt", BACKING, BACKING_AT_ONCE];
-    let headers = [
-        "write",
-        "file",
-        "access",
-        "cache MB/s",
-        "btt",
-        "backing",
-        "backing-32",
-        "cache / btt",
-        "/ backing",
-        "/ backing-32",
-    ];
     let title = format!("The study's matrix, {DEPTH} requests at a time");
-    let mut table = Table::new("study-deep", title, &headers);
-    for (block_bytes, file_pct, access) in deep_cells() {
+    let rows = deep_cells().filter_map(|(block_bytes, file_pct, access)| {
         let case = case(file_pct, access);
+        let policies = [CACHE, "btt", BACKING, BACKING_AT_ONCE];
         let found = policies.map(|it| find(series, it, &case, (block_bytes, DEPTH)));
-        let [Some(cache), peers @ ..] = found else { continue };
-        let speed = |it: Option<&Series>| {
-            let mb_per_s = |sample: &Sample| sample.ops_per_s * block_bytes as f64 / 1e6;
-            it.map_or(String::new(), |it| format!("{:.0}", it.spread(mb_per_s).median))
-        };
+        let [cache, btt, backing, at_once] = found;
+        let speed = |it: Option<&Series>| number_cell(it.map(Series::mb_per_s), 0);
         let ratio = |to: Option<&Series>| {
-            let ratio = to.and_then(|to| cache.ratio(to, |sample| sample.ops_per_s));
-            ratio.map_or(String::new(), |it| {
-                format!("{:.2} ({:.2}-{:.2})", it.median, it.min, it.max)
-            })
+            let ratio = to.and_then(|to| cache?.ratio(to, throughput));
+            ratio.map_or(String::new(), |it| format!("{:.2} ({})", it.median, it.range(2)))
         };
-        let named = [size_name(block_bytes), format!("{file_pct} %"), access.name().to_owned()];
-        let cells = named.into_iter().chain(found.map(speed)).chain(peers.map(ratio));
-        table.push(cells.collect());
-    }
-    table
+        cache.is_some().then(|| {
+            [
+                ("write", size_name(block_bytes)),
+                ("file", format!("{file_pct} %")),
+                ("access", access.name().to_owned()),
+                ("cache MB/s", speed(cache)),
+                ("btt", speed(btt)),
+                ("backing", speed(backing)),
+                (BACKING_AT_ONCE, speed(at_once)),
+                ("cache / btt", ratio(btt)),
+                ("/ backing", ratio(backing)),
+                ("/ backing-32", ratio(at_once)),
+            ]
+        })
+    });
+    Table::of_rows("study-deep", title, rows)
 }
 
 /// Size of a write, file and access of each cell with many requests at a time.
@@ -302,12 +295,11 @@ pub(super) fn find<'a>(
 
 fn gap_pct(series: &[Series], file_pct: u64, block_bytes: u64) -> Option<f64> {
     let of = |access| find(series, CACHE, &case(file_pct, access), (block_bytes, 1));
-    let ratio = of(Access::First)?.ratio(of(Access::Second)?, |sample| sample.ops_per_s)?;
+    let ratio = of(Access::First)?.ratio(of(Access::Second)?, throughput)?;
     Some((1.0 - ratio.median) * 100.0)
 }
 
 fn amplification(series: &[Series], case: &str, block_bytes: u64) -> Option<f64> {
-    let all = |traffic: &Traffic| traffic.data_bytes + traffic.metadata_bytes;
     let found = find(series, CACHE, case, (block_bytes, 1))?;
-    found.traffic_per_op(all).map(|bytes| bytes / block_bytes as f64)
+    found.traffic_per_op(Traffic::bytes).map(|bytes| bytes / block_bytes as f64)
 }

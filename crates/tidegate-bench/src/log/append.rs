@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Geometry, WriteFlags, ZeroFlags,
+    self, BlockDevice, DeviceError, DeviceErrorKind, Geometry, WriteFlags, ZeroFlags,
 };
 use tidegate::log::{
     AppendError, CONTROL_BYTES, Definition, FileHandle, FileKey, FileRef, Log, LogError,
@@ -73,14 +73,8 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
 type Subject<'a> = (&'static str, &'a dyn BlockDevice, &'a Region);
 
 fn key_of(args: &LogArgs, policy: &str, threads: usize, block_bytes: u32) -> Key {
-    Key {
-        policy: policy.to_owned(),
-        case: format!("{CASE}-{block_bytes}"),
-        op: Op::Write,
-        threads,
-        iodepth: args.iodepth,
-        block_bytes: u64::from(block_bytes),
-    }
+    let case = format!("{CASE}-{block_bytes}");
+    Key { threads, iodepth: args.iodepth, ..Key::new(policy, case, Op::Write, block_bytes.into()) }
 }
 
 fn run(
@@ -98,7 +92,7 @@ fn run(
 /// What takes appends, and is durable when it returns.
 trait Append: Send + Sync {
     /// Appends a record of a write of `data` at `offset` of a file.
-    fn append(&self, offset: u64, data: &[u8]) -> std::result::Result<(), DeviceError>;
+    fn append(&self, offset: u64, data: &[u8]) -> device::Result<()>;
 }
 
 /// An [`Append`] as the device that a workload drives.
@@ -118,33 +112,23 @@ impl<A: Append> BlockDevice for AppendOnly<A> {
         }
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), DeviceError> {
+    fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {
         Err(DeviceError::out_of_range(offset, buf.len() as u64, 0))
     }
 
-    fn write(
-        &self,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-    ) -> std::result::Result<(), DeviceError> {
+    fn write(&self, offset: u64, data: &[u8], _: WriteFlags) -> device::Result<()> {
         self.0.append(offset, data)
     }
 
-    fn flush(&self) -> std::result::Result<(), DeviceError> {
+    fn flush(&self) -> device::Result<()> {
         Ok(())
     }
 
-    fn discard(&self, _: u64, _: u64) -> std::result::Result<(), DeviceError> {
+    fn discard(&self, _: u64, _: u64) -> device::Result<()> {
         Ok(())
     }
 
-    fn write_zeroes(
-        &self,
-        offset: u64,
-        len: u64,
-        _: ZeroFlags,
-    ) -> std::result::Result<(), DeviceError> {
+    fn write_zeroes(&self, offset: u64, len: u64, _: ZeroFlags) -> device::Result<()> {
         Err(DeviceError::out_of_range(offset, len, 0))
     }
 }
@@ -168,7 +152,7 @@ impl BareAppend {
 }
 
 impl Append for BareAppend {
-    fn append(&self, offset: u64, data: &[u8]) -> std::result::Result<(), DeviceError> {
+    fn append(&self, offset: u64, data: &[u8]) -> device::Result<()> {
         let len = data.len() as u64;
         let at = self.next_position(HEADER_BYTES + len.next_multiple_of(64));
         let checksum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, data);
@@ -253,7 +237,7 @@ fn definition(file: u64) -> Definition<'static> {
 }
 
 impl Append for LogAppend {
-    fn append(&self, offset: u64, data: &[u8]) -> std::result::Result<(), DeviceError> {
+    fn append(&self, offset: u64, data: &[u8]) -> device::Result<()> {
         let failed = |error: &dyn std::error::Error| {
             DeviceError::new(DeviceErrorKind::Io, format!("the append failed: {error}"))
         };

@@ -70,8 +70,7 @@ fn compare(bench: &mut Bench<'_>, driver: &Path, app: &App) -> Result<()> {
     let name = |way: Way| format!("{} {}", way.policy(), app.name);
     bench.in_turns(Part::Apps, &ways, name, |bench, way| {
         let sample = run(bench, way, driver, app)?;
-        let (policy, case, op) = (way.policy(), case_of(app.name), Op::Write);
-        bench.add(Key { policy, case, op, threads: 1, iodepth: 1, block_bytes: 0 }, sample);
+        bench.add(Key::new(way.policy(), case_of(app.name), Op::Write, 0), sample);
         Ok(())
     })
 }

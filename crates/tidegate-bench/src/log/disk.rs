@@ -15,6 +15,7 @@ use rustix::fs::{Advice, fadvise, fstatfs};
 use tempfile::TempDir;
 use tidegate::log::recover::{file_system_id, keeps_identities};
 
+use crate::block::scratch;
 use crate::error::{BenchError, Result};
 use crate::machine::is_tmpfs;
 use crate::pattern::Rng;
@@ -103,10 +104,10 @@ impl Disk {
     pub(super) fn new(place: &Place, bytes: u64) -> Result<Self> {
         let disk = match place {
             Place::Directory(parent) => {
-                let dir = directory(parent)?;
+                let dir = scratch(parent)?;
                 Self { path: dir.path().to_owned(), is_mounted: false, dir }
             }
-            Place::Image(parent) => Self::in_image(directory(parent)?, bytes)?,
+            Place::Image(parent) => Self::in_image(scratch(parent)?, bytes)?,
         };
         open_to_all(disk.dir.path())?;
         open_to_all(&disk.path)?;
@@ -156,16 +157,15 @@ impl Drop for Disk {
     }
 }
 
-/// A directory in `parent` that goes with the result.
-pub(super) fn directory(parent: &Path) -> Result<TempDir> {
-    let made = tempfile::Builder::new().prefix("tidegate-bench-").tempdir_in(parent);
-    made.map_err(BenchError::os("create a directory in", parent))
-}
-
 /// Lets other users enter a directory: a server does not run as root.
 pub(super) fn open_to_all(dir: &Path) -> Result<()> {
-    let open = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(dir, open).map_err(BenchError::os("open", dir))
+    set_mode(dir, 0o755)
+}
+
+/// Sets the permissions of a file or directory.
+pub(super) fn set_mode(path: &Path, mode: u32) -> Result<()> {
+    let permissions = std::fs::Permissions::from_mode(mode);
+    std::fs::set_permissions(path, permissions).map_err(BenchError::os("set the mode of", path))
 }
 
 /// Writes `bytes` random bytes from where `file` stands, `piece_bytes` at a time.

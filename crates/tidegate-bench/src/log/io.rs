@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use tidegate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Geometry, WriteFlags, ZeroFlags,
+    self, BlockDevice, DeviceError, DeviceErrorKind, Geometry, WriteFlags, ZeroFlags,
 };
 use tidegate::size::parse_bytes;
 
@@ -231,7 +231,7 @@ impl Files {
         &self.open[self.threads.of_thread() % self.open.len()]
     }
 
-    fn sync_all(&self) -> std::result::Result<(), DeviceError> {
+    fn sync_all(&self) -> device::Result<()> {
         self.open.iter().try_for_each(|file| file.sync_data().map_err(failed("fdatasync")))
     }
 }
@@ -264,16 +264,11 @@ impl BlockDevice for Files {
         }
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), DeviceError> {
+    fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {
         self.mine().read_exact_at(buf, offset).map_err(failed("pread"))
     }
 
-    fn write(
-        &self,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-    ) -> std::result::Result<(), DeviceError> {
+    fn write(&self, offset: u64, data: &[u8], _: WriteFlags) -> device::Result<()> {
         let mut file = self.mine();
         match self.kind {
             Kind::Append => file.write_all(data).map_err(failed("write"))?,
@@ -285,20 +280,15 @@ impl BlockDevice for Files {
         Ok(())
     }
 
-    fn flush(&self) -> std::result::Result<(), DeviceError> {
+    fn flush(&self) -> device::Result<()> {
         Ok(())
     }
 
-    fn discard(&self, _: u64, _: u64) -> std::result::Result<(), DeviceError> {
+    fn discard(&self, _: u64, _: u64) -> device::Result<()> {
         Ok(())
     }
 
-    fn write_zeroes(
-        &self,
-        offset: u64,
-        len: u64,
-        _: ZeroFlags,
-    ) -> std::result::Result<(), DeviceError> {
+    fn write_zeroes(&self, offset: u64, len: u64, _: ZeroFlags) -> device::Result<()> {
         Err(DeviceError::out_of_range(offset, len, 0))
     }
 }

@@ -30,22 +30,24 @@ pub(crate) mod targets;
 mod unsynced;
 mod watch;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::builder::{ArgPredicate, PossibleValuesParser};
+use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use tidegate::pmem::MediaModel;
 
+use crate::child::{find_program, output_of};
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
 use crate::measure::{Amounts, Collector, Key, Sample, Series, Spread};
 use crate::output::OutputArgs;
 use crate::progress::Progress;
+use crate::source::CC;
 use crate::table::Table;
 use crate::timeline::TimelineRow;
 pub use bed::Runner;
-use bed::{Bed, Pool};
+use bed::{Bed, Pool, Way};
 use disk::Place;
 pub(crate) use steady::table as steady_table;
 
@@ -120,36 +122,21 @@ pub struct LogArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub iodepth: u32,
     /// Seconds of a run in process or of a database
-    #[arg(
-        long,
-        value_name = "S",
-        default_value = "0.8",
-        default_value_if("quick", ArgPredicate::IsPresent, "0.2")
-    )]
+    #[arg(long, value_name = "S", default_value = "0.8", default_value_if("quick", "true", "0.2"))]
     pub seconds: f64,
     /// Seconds of a run of `steady`, each of which is made once
-    #[arg(
-        long,
-        value_name = "S",
-        default_value = "60",
-        default_value_if("quick", ArgPredicate::IsPresent, "1")
-    )]
+    #[arg(long, value_name = "S", default_value = "60", default_value_if("quick", "true", "1"))]
     pub steady_seconds: f64,
     /// Share of the requests and bytes of the runs that have a number of them
     #[arg(
         long,
         value_name = "SHARE",
         default_value = "1.0",
-        default_value_if("quick", ArgPredicate::IsPresent, "0.1")
+        default_value_if("quick", "true", "0.1")
     )]
     pub scale: f64,
     /// Runs of each case, policies taking turns
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "3",
-        default_value_if("quick", ArgPredicate::IsPresent, "1")
-    )]
+    #[arg(long, value_name = "N", default_value = "3", default_value_if("quick", "true", "1"))]
     pub repetitions: u32,
     /// A minute instead of twenty: as --seconds 0.2 --steady-seconds 1 --scale 0.1 --repetitions 1
     #[arg(long)]
@@ -182,11 +169,8 @@ impl LogArgs {
 
     /// Time that [`measure`](Self::measure) should take.
     pub fn planned(&self) -> Duration {
-        self.parts()
-            .into_iter()
-            .map(|part| self.plan(part))
-            .map(|plan| plan.cost * plan.steps)
-            .sum()
+        let plans = self.parts().into_iter().map(|part| self.plan(part));
+        plans.map(|plan| plan.cost * plan.steps).sum()
     }
 
     /// Whether all is there that [`measure`](Self::measure) will need, and the request makes sense.
@@ -211,23 +195,16 @@ impl LogArgs {
         if !self.apps.is_empty() && !parts.contains(&Part::Apps) {
             return usage("--apps: expected `apps` among the --parts, too");
         }
-        if let (Place::Directory(dir), true) = (place, parts.contains(&Part::Hot)) {
-            bed::disk_bytes(&dir)?;
-        }
-        if parts.contains(&Part::Sqlite) || parts.contains(&Part::Names) {
-            sqlite::find_programs()?;
-        }
-        if parts.contains(&Part::Full) || parts.contains(&Part::Paced) {
-            files::find_programs()?;
-        }
-        if parts.contains(&Part::Unsynced) {
-            unsynced::find_programs()?;
-        }
-        if parts.contains(&Part::Rocksdb) {
-            rocksdb::find_programs()?;
-        }
-        if parts.contains(&Part::Postgres) {
-            postgres::find_programs()?;
+        for part in parts {
+            match (part, &place) {
+                (Part::Hot, Place::Directory(dir)) => drop(bed::disk_bytes(dir)?),
+                (Part::Sqlite | Part::Names, _) => drop(find_program(CC.0, CC.1)?),
+                (Part::Full | Part::Paced, _) => drop(find_program("fio", "fio")?),
+                (Part::Rocksdb, _) => drop(find_program("db_bench", "rocksdb-tools")?),
+                (Part::Unsynced, _) => unsynced::find_programs()?,
+                (Part::Postgres, _) => postgres::find_programs()?,
+                _ => {}
+            }
         }
         Ok(())
     }
@@ -243,10 +220,8 @@ impl LogArgs {
         let mut bench = Bench { args: self, bed: Bed::new(self)?, progress, collector, found };
         for part in self.parts() {
             if let Err(error) = bench.measure(part) {
-                bench
-                    .found
-                    .failures
-                    .push(Failure { part: name_of(part), error: error.with_causes() });
+                let (part, error) = (name_of(part), error.with_causes());
+                bench.found.failures.push(Failure { part, error });
             }
         }
         Ok((bench.collector.into_series(), bench.found))
@@ -256,10 +231,8 @@ impl LogArgs {
         if !self.parts.is_empty() {
             return self.parts.clone();
         }
-        let all = Part::value_variants().iter();
-        all.filter(|part| !matches!(part, Part::Apps | Part::Batch | Part::Paced))
-            .copied()
-            .collect()
+        let all = Part::value_variants().iter().copied();
+        all.filter(|part| !matches!(part, Part::Apps | Part::Batch | Part::Paced)).collect()
     }
 
     /// `full` at the scale that was asked for, at least `least`.
@@ -441,6 +414,14 @@ impl Bench<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Runs a driver of ours once on a file or directory; what it printed.
+    fn run_driver(&self, way: Way, driver: &Path, on: &Path, pattern: &str) -> Result<String> {
+        let mut command = self.bed.command(way.runner, files::pool(self.args), driver);
+        command.arg(on).args([pattern, if way.syncs { "full" } else { "off" }]);
+        command.arg(self.args.seconds.to_string());
+        output_of(command)
     }
 
     /// The runners that are asked for, besides plain.

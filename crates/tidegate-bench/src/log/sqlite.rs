@@ -1,12 +1,10 @@
 //! `SQLite`, one insert a transaction, in all journal modes.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::bed::Way;
 use super::files::pool;
 use super::{Bench, Part, RUN_PREFIX};
-use crate::child::{find_program, output_of};
 use crate::error::Result;
 use crate::measure::{Key, Op, Sample};
 use crate::programs::parse_sample;
@@ -28,11 +26,6 @@ pub(super) fn case_of(mode: &str) -> String {
     format!("{RUN_PREFIX}sqlite-{mode}")
 }
 
-/// Whether a compiler is there.
-pub(super) fn find_programs() -> Result<()> {
-    find_program(CC.0, CC.1).map(drop)
-}
-
 /// Measures all journal modes.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     let driver = bench.bed.compile(CC, DRIVER)?;
@@ -42,15 +35,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
         let name = |way: Way| format!("{} sqlite, journal_mode {mode}", way.policy());
         bench.in_turns(Part::Sqlite, &ways, name, |bench, way| {
             let sample = insert(bench, way, &driver, mode)?;
-            let key = Key {
-                policy: way.policy(),
-                case: case_of(mode),
-                op: Op::Write,
-                threads: 1,
-                iodepth: 1,
-                block_bytes: ROW_BYTES,
-            };
-            bench.add(key, sample);
+            bench.add(Key::new(way.policy(), case_of(mode), Op::Write, ROW_BYTES), sample);
             Ok(())
         })?;
     }
@@ -61,11 +46,7 @@ fn insert(bench: &Bench<'_>, way: Way, driver: &Path, mode: &str) -> Result<Samp
     let database = Database(bench.bed.file("rows.db"));
     database.remove();
     bench.bed.sync_disk()?;
-    let mut words: Vec<OsString> = vec![driver.into(), database.0.clone().into()];
-    words.extend([mode, if way.syncs { "full" } else { "off" }].map(OsString::from));
-    words.push(bench.args.seconds.to_string().into());
-    let output = output_of(bench.bed.command(way.runner, pool(bench.args), &words))?;
-    parse_sample(DRIVER.name, output.trim())
+    parse_sample(DRIVER.name, bench.run_driver(way, driver, &database.0, mode)?.trim())
 }
 
 /// A database with the files beside it.
@@ -93,6 +74,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+    use crate::child::output_of;
 
     #[test]
     fn the_driver_inserts_in_every_journal_mode() {

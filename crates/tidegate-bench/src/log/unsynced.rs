@@ -59,14 +59,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
         let name = |runner: Runner| format!("{} {}, no syncs", runner.name(), program.name);
         bench.in_turns(Part::Unsynced, &runners, name, |bench, runner| {
             let elapsed_s = input.run(bench, runner, program)?;
-            let key = Key {
-                policy: runner.name().to_owned(),
-                case: case_of(program.name),
-                op: Op::Write,
-                threads: 1,
-                iodepth: 1,
-                block_bytes: input.bytes,
-            };
+            let key = Key::new(runner.name(), case_of(program.name), Op::Write, input.bytes);
             bench.add(key, Sample::single(elapsed_s));
             Ok(())
         })?;
@@ -108,8 +101,9 @@ impl Input {
         let output = self.dir.join("output");
         std::fs::create_dir(&output).map_err(BenchError::os("create", &output))?;
         bench.bed.sync_disk()?;
-        let mut command = bench.bed.command(runner, pool(bench.args), &self.words(program)?);
-        command.current_dir(&output);
+        let path = find_program(program.name, program.package)?;
+        let mut command = bench.bed.command(runner, pool(bench.args), path);
+        command.args(self.words(program)).current_dir(&output);
         let begun = Instant::now();
         output_of(command)?;
         let elapsed_s = begun.elapsed().as_secs_f64();
@@ -117,18 +111,16 @@ impl Input {
         Ok(elapsed_s)
     }
 
-    fn words(&self, program: Program) -> Result<Vec<OsString>> {
-        let mut words: Vec<OsString> = vec![find_program(program.name, program.package)?.into()];
+    fn words(&self, program: Program) -> Vec<OsString> {
         match program.name {
-            "tar" => words.extend(["-xf".into(), self.dir.join("tree.tar").into()]),
-            "cp" => words.extend(["-r".into(), self.dir.join("tree").into(), ".".into()]),
+            "tar" => vec!["-xf".into(), self.dir.join("tree.tar").into()],
+            "cp" => vec!["-r".into(), self.dir.join("tree").into(), ".".into()],
             _ => {
-                words.extend(["-O2", "-c"].map(OsString::from));
                 let unit = |number| self.dir.join(format!("unit-{number}.c")).into();
-                words.extend((0..self.units).map(unit));
+                let options = ["-O2", "-c"].map(OsString::from).into_iter();
+                options.chain((0..self.units).map(unit)).collect()
             }
         }
-        Ok(words)
     }
 }
 

@@ -10,7 +10,7 @@ use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use tempfile::TempDir;
 
 use super::{ProgramsArgs, call};
-use crate::block::pool_bytes;
+use crate::block::{pool_bytes, scratch};
 use crate::child::{Child, find_program};
 use crate::error::{BenchError, Result};
 use crate::nbd::{create_pool, this_server};
@@ -37,7 +37,7 @@ pub(super) struct FileSystem {
 impl FileSystem {
     /// Makes all of it for `policy`.
     pub(super) fn new(args: &ProgramsArgs, policy: Policy) -> Result<Self> {
-        let dir = args.scratch()?;
+        let dir = scratch(&args.dir)?;
         let (path, fuse_path) = (dir.path().join("mnt"), dir.path().join("nbd"));
         for new in [&path, &fuse_path] {
             std::fs::create_dir(new).map_err(BenchError::os("create", new))?;
@@ -46,8 +46,7 @@ impl FileSystem {
         let server = serve(args, policy, dir.path(), &socket)?;
         let image = fuse_path.join("disk.img");
         let nbdfuse = find_program("nbdfuse", "libnbd-bin")?;
-        let words = [image.display().to_string(), "--unix".into(), socket.display().to_string()];
-        let fuse = Child::start(&nbdfuse, &words)?;
+        let fuse = Child::start(&nbdfuse, [&image, Path::new("--unix"), &socket])?;
         let mut made =
             Self { is_mounted: false, path, fuse_path, _fuse: fuse, _server: server, _dir: dir };
         wait_for(&image)?;
@@ -101,7 +100,7 @@ fn serve(args: &ProgramsArgs, policy: Policy, dir: &Path, socket: &Path) -> Resu
     if policy.has_tier() {
         words.extend(["--dram".to_owned(), format!("{}:{}", policy.name(), args.cache)]);
     }
-    let server = Child::start(&this_server()?, &words)?;
+    let server = Child::start(&this_server()?, words)?;
     server.wait_for_line("ready")?;
     Ok(server)
 }
