@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
+use tidegate::btt::BttError;
 use tidegate::cache::CacheError;
 use tidegate::device::DeviceError;
 use tidegate::pmem::PmemError;
@@ -61,6 +62,12 @@ pub enum BenchError {
     },
 }
 
+impl From<BttError> for BenchError {
+    fn from(error: BttError) -> Self {
+        Self::Device { policy: "btt".to_owned(), source: error.into() }
+    }
+}
+
 impl BenchError {
     /// The request was wrong (exit status 2), rather than that measuring failed (exit status 1).
     pub fn is_usage(&self) -> bool {
@@ -84,4 +91,9 @@ impl BenchError {
     pub(crate) fn program(program: &str, found: impl Into<String>) -> Self {
         Self::Program { program: program.to_owned(), found: found.into() }
     }
+}
+
+/// Refuses the request with `message` unless it `is_met`.
+pub(crate) fn require(is_met: bool, message: &str) -> Result<()> {
+    if is_met { Ok(()) } else { Err(BenchError::Usage(message.to_owned())) }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tidegate::pmem::Region;
 
 use crate::table::{Table, number_cell};
-use crate::workload::Latencies;
+use crate::workload::{Latencies, Outcome};
 
 /// Kind of request measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -141,6 +141,18 @@ impl Sample {
             max_ns: latencies.max(),
             traffic,
         }
+    }
+
+    /// The samples of a run that stored `traffic`, one of each kind of request that it made.
+    pub(crate) fn of_kinds(
+        outcome: &Outcome,
+        traffic: Option<Traffic>,
+    ) -> impl Iterator<Item = (Op, Self)> {
+        let Outcome { write, read, flush, .. } = outcome;
+        let kinds = [(Op::Write, write), (Op::Read, read), (Op::Flush, flush)].into_iter();
+        let made = kinds.filter(|(_, latencies)| !latencies.is_empty());
+        let elapsed_s = outcome.elapsed.as_secs_f64();
+        made.map(move |(op, latencies)| (op, Self::new(latencies, elapsed_s, traffic)))
     }
 
     /// The sample of a single operation that took `elapsed_s` seconds.

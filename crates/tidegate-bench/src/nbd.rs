@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use tempfile::TempDir;
-use tidegate::btt::{BttError, BttOptions};
+use tidegate::btt::BttOptions;
 use tidegate::cache::{self, CacheOptions};
-use tidegate::pmem::{Domain, Region, RegionOptions};
+use tidegate::pmem::MediaModel;
 
-use crate::block::{pool_bytes, scratch};
+use crate::block::{create_region, pool_bytes, scratch};
 use crate::child::{Child, find_program, output_of, this_program};
 use crate::common::CommonArgs;
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, require};
 use crate::fio;
 use crate::measure::{Collector, Key, Op, Sample, Series};
 use crate::output::OutputArgs;
@@ -137,7 +137,7 @@ pub fn planned(args: &NbdArgs) -> Duration {
     planned_hits(args) + copy_cost(args) * 2 * args.common.repetitions * servers
 }
 
-/// Time that [`hits`] should take.
+/// Time that [`measure`] should take without copies.
 pub(crate) fn planned_hits(args: &NbdArgs) -> Duration {
     let servers = u32::try_from(args.policies.len()).unwrap_or(u32::MAX);
     let runs = u32::try_from(groups(args).len()).unwrap_or(u32::MAX);
@@ -153,29 +153,16 @@ fn copy_cost(args: &NbdArgs) -> Duration {
     Duration::from_nanos(args.common.size)
 }
 
-/// Measures all servers and combinations that `args` name.
+/// Measures all servers and combinations that `args` name: copies where they are wanted, then
+/// random requests.
 ///
 /// # Errors
 /// [`BenchError::Missing`] where a program is not installed, and what the programs report.
-pub fn measure(args: &NbdArgs, progress: &mut Progress) -> Result<Vec<Series>> {
-    run(args, progress, true)
-}
-
-/// Measures random requests only.
-///
-/// # Errors
-/// As for [`measure`].
-pub(crate) fn hits(args: &NbdArgs, progress: &mut Progress) -> Result<Vec<Series>> {
-    run(args, progress, false)
-}
-
-/// Measures all servers that `args` name: copies where they are wanted, then random requests.
-fn run(args: &NbdArgs, progress: &mut Progress, copies: bool) -> Result<Vec<Series>> {
+pub fn measure(args: &NbdArgs, progress: &mut Progress, copies: bool) -> Result<Vec<Series>> {
     args.common.check()?;
     find_programs(args)?;
-    if args.threads.contains(&0) || args.iodepth.contains(&0) {
-        return Err(BenchError::Usage("--threads and --iodepth: expected at least 1".to_owned()));
-    }
+    let has_zero = args.threads.contains(&0) || args.iodepth.contains(&0);
+    require(!has_zero, "--threads and --iodepth: expected at least 1")?;
     let dir = scratch(&args.common.dir)?;
     let bench = Bench { args, source: random_file(&dir, args.common.size)?, dir };
     let servers: Vec<_> =
@@ -431,29 +418,17 @@ fn fill_in(template: &str, pool: &Path, socket: &Path) -> Result<(PathBuf, Vec<S
     Ok((program, words.collect()))
 }
 
-/// A new file of `bytes`, mapped.
-fn create_region(path: &Path, bytes: u64) -> Result<Region> {
-    let options = RegionOptions {
-        domain: Some(Domain::Adr),
-        create_bytes: Some(bytes),
-        ..RegionOptions::default()
-    };
-    Ok(Region::open(path, &options)?)
-}
-
 /// Creates a pool with a cache in it.
 pub(crate) fn create_cache(path: &Path, bytes: u64) -> Result<()> {
-    let region = create_region(path, bytes)?;
+    let region = create_region(path, &MediaModel::default(), bytes)?;
     cache::create(&region, &CacheOptions::default())?;
     Ok(())
 }
 
 /// Creates a pool with a BTT in it.
 pub(crate) fn create_pool(path: &Path, bytes: u64) -> Result<()> {
-    let region = create_region(path, bytes)?;
-    let failed =
-        |source: BttError| BenchError::Device { policy: "btt".to_owned(), source: source.into() };
-    tidegate::btt::create(&region, &BttOptions::default()).map_err(failed)?;
+    let region = create_region(path, &MediaModel::default(), bytes)?;
+    tidegate::btt::create(&region, &BttOptions::default())?;
     Ok(())
 }
 

@@ -19,12 +19,13 @@ use tidegate::size::parse_bytes;
 
 use crate::block::scratch;
 use crate::child::{Child, this_program};
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, require};
 use crate::machine::Machine;
 use crate::measure::{Key, Op, Sample, Series};
 use crate::nbd::{create_cache, create_pool};
 use crate::output::OutputArgs;
 use crate::pattern::{Pattern, Picker};
+use crate::policy::name_of;
 use crate::progress::Progress;
 
 /// Case of an opening.
@@ -114,9 +115,7 @@ impl OpenArgs {
     /// # Errors
     /// [`BenchError::Usage`], and what making, writing or opening the pool reports.
     pub fn measure(&self, progress: &mut Progress) -> Result<(Series, Opening)> {
-        if self.repetitions == 0 {
-            return Err(BenchError::Usage("--repetitions 0: expected at least 1".to_owned()));
-        }
+        require(self.repetitions > 0, "--repetitions 0: expected at least 1")?;
         let dir = scratch(&self.dir)?;
         let pool = dir.path().join("pool");
         self.engine.create(&pool, self.size)?;
@@ -130,13 +129,13 @@ impl OpenArgs {
             opening.peak_memory_bytes = opened.peak_memory_bytes.max(opening.peak_memory_bytes);
             opening.first_hits_s.push(opened.first_hit_s);
         }
-        let key = Key::new(self.engine.name(), CASE, Op::Read, self.size);
+        let key = Key::new(name_of(self.engine), CASE, Op::Read, self.size);
         Ok((Series { key, samples }, opening))
     }
 
     fn crash(&self, pool: &Path, seed: u32) -> Result<()> {
         let numbers = [self.writes.to_string(), seed.to_string()];
-        let named = ["write-child".to_owned(), self.engine.name(), pool.display().to_string()];
+        let named = ["write-child".to_owned(), name_of(self.engine), pool.display().to_string()];
         let args = [&named, &numbers[..]].concat();
         // Dropping the child kills it, still writing.
         let child = Child::start(&this_program()?, args)?;
@@ -145,7 +144,7 @@ impl OpenArgs {
 }
 
 fn open_in_child(engine: Engine, pool: &Path) -> Result<Opened> {
-    let args = ["open-child".to_owned(), engine.name(), pool.display().to_string()];
+    let args = ["open-child".to_owned(), name_of(engine), pool.display().to_string()];
     let program = this_program()?;
     let line = Child::start(&program, args)?.wait_for_line("opened")?;
     let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
@@ -199,12 +198,8 @@ impl ChildCommand {
 }
 
 impl Engine {
-    fn name(self) -> String {
-        self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
-    }
-
     fn failed(self) -> impl Fn(DeviceError) -> BenchError {
-        move |source| BenchError::Device { policy: self.name(), source }
+        move |source| BenchError::Device { policy: name_of(self), source }
     }
 
     fn create(self, pool: &Path, bytes: u64) -> Result<()> {
@@ -218,10 +213,7 @@ impl Engine {
         let options = RegionOptions { domain: Some(Domain::Adr), ..RegionOptions::default() };
         let region = Arc::new(Region::open(pool, &options)?);
         match self {
-            Self::Btt => {
-                let device = Btt::open(region).map_err(|error| self.failed()(error.into()))?;
-                Ok(Box::new(device))
-            }
+            Self::Btt => Ok(Box::new(Btt::open(region)?)),
             Self::Cache => self.open_cache(region),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use clap::ValueEnum;
 use tidegate::dram;
 
 /// What is measured.
@@ -75,4 +76,9 @@ pub(crate) fn by_name<T: Copy>(
         let known: Vec<_> = all.iter().copied().map(name).collect();
         format!("{what} {text} is not known; known are {}", known.join(", "))
     })
+}
+
+/// The name of a value on the command line.
+pub(crate) fn name_of<V: ValueEnum + Copy>(value: V) -> String {
+    value.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
 }

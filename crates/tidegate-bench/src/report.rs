@@ -206,22 +206,18 @@ impl Report {
     /// What stands at a place in documentation that wants to know the machine of a run; `None` for
     /// other places.
     pub(crate) fn machine_at(&self, place: &str) -> Option<&Machine> {
-        let has = |wanted: fn(&Key) -> bool| self.series.iter().any(|series| wanted(&series.key));
-        let measured = match place {
-            "machine" => has(|key| !is_program(key) && !is_log(key) && !is_cache(key)),
-            "machine-cache" => has(|key| is_cache(key) && !is_by_cost(key)),
-            "machine-cost" => has(is_by_cost),
-            "machine-ocf" => has(cache::tables::is_ocf),
-            "machine-programs" => has(is_program),
-            "machine-run" => has(is_log),
-            _ => false,
+        let (wanted, own): (fn(&Key) -> bool, Option<&Machine>) = match place {
+            "machine" => (|key| !is_program(key) && !is_log(key) && !is_cache(key), None),
+            "machine-cache" => {
+                (|key| is_cache(key) && !is_by_cost(key), self.cache.machine.as_ref())
+            }
+            "machine-cost" => (is_by_cost, self.cache.machine_by_cost.as_ref()),
+            "machine-ocf" => (cache::tables::is_ocf, self.cache.machine.as_ref()),
+            "machine-programs" => (is_program, None),
+            "machine-run" => (is_log, self.log.machine.as_ref()),
+            _ => return None,
         };
-        let own = match place {
-            "machine-run" => self.log.machine.as_ref(),
-            "machine-cache" | "machine-ocf" => self.cache.machine.as_ref(),
-            "machine-cost" => self.cache.machine_by_cost.as_ref(),
-            _ => None,
-        };
+        let measured = self.series.iter().any(|series| wanted(&series.key));
         measured.then(|| own.unwrap_or(&self.machine))
     }
 

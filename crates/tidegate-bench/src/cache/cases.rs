@@ -73,34 +73,29 @@ impl Kind {
         match self {
             Self::Miss => None,
             Self::Hit => {
-                let used = pages * USED_PCT / 100;
-                Some(writes(Pattern::Sequential, size * USED_PCT / 100, Stop::Requests(used)))
+                let used = Stop::Requests(pages * USED_PCT / 100);
+                Some(writes(Pattern::Sequential, size * USED_PCT / 100, used))
             }
-            Self::Evict => {
-                let pattern = Pattern::Scattered { skipped: 0 };
-                let overrun = Stop::Requests(overrun_pages(pages));
-                Some(writes(pattern, size * BACKING_SIZES, overrun))
-            }
+            Self::Evict => Some(scattered(0, size, Stop::Requests(overrun_pages(pages)))),
         }
     }
 
     /// What is measured on a cache of `size` bytes by `threads`.
     fn measured(self, size: u64, threads: usize, run_time: Stop) -> Workload {
         let pages = size / u64::from(PAGE_BYTES);
-        let (skipped, whole) = (0, size * BACKING_SIZES);
+        let each = Stop::Requests(pages * USED_PCT / 100 / threads as u64);
         let workload = match self {
-            Self::Miss => {
-                let each = Stop::Requests(pages * USED_PCT / 100 / threads as u64);
-                writes(Pattern::Scattered { skipped }, whole, each)
-            }
+            Self::Miss => scattered(0, size, each),
             Self::Hit => writes(Pattern::Uniform, size * USED_PCT / 100, run_time),
-            Self::Evict => {
-                let skipped = overrun_pages(pages);
-                writes(Pattern::Scattered { skipped }, whole, run_time)
-            }
+            Self::Evict => scattered(overrun_pages(pages), size, run_time),
         };
         Workload { threads, ..workload }
     }
+}
+
+/// Scattered writes to the backing of a cache of `size` bytes.
+fn scattered(skipped: u64, size: u64, stop: Stop) -> Workload {
+    writes(Pattern::Scattered { skipped }, size * BACKING_SIZES, stop)
 }
 
 /// Pages after which a cache of `pages` is full.
@@ -168,15 +163,10 @@ impl Run<'_> {
     fn all(&self, bench: &mut Bench<'_>, peers: &[Subject]) -> Result<()> {
         let (case, threads) = (self.case, self.threads);
         for repetition in 1..=bench.args.repetitions {
-            let steps = 10 * bench.args.threads.len();
             for peer in peers {
-                let what = format!("{} {case}, {threads} threads, run {repetition}", peer.policy);
-                bench.step(self.kind.part(), steps, &what);
-                bench.turn(case, peer, &self.workload(bench, peer))?;
+                self.turn(bench, peer, repetition)?;
             }
             for policy in [CACHE, LOG] {
-                let what = format!("{policy} {case}, {threads} threads, run {repetition}");
-                bench.step(self.kind.part(), steps, &what);
                 let backing = Arc::clone(self.backing);
                 let subject = match policy {
                     LOG => self.pool.log(backing)?,
@@ -185,7 +175,7 @@ impl Run<'_> {
                 if let Some(before) = self.kind.before(bench.args.size) {
                     subject.prepare(&before)?;
                 }
-                bench.turn(case, &subject, &self.workload(bench, &subject))?;
+                self.turn(bench, &subject, repetition)?;
             }
             if threads == 1 && case == self.kind.name() {
                 peer::turn(bench, case, bench.args.size, bench.args.seconds)?;
@@ -194,15 +184,17 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What is measured, within the bounds of `subject`.
-    fn workload(&self, bench: &Bench<'_>, subject: &Subject) -> Workload {
-        let workload = self.kind.measured(bench.args.size, self.threads, bench.run_time());
-        let device_bytes = match subject.policy {
-            "copy" | "btt" => bench.args.size,
+    /// One run, within the bounds of `subject`.
+    fn turn(&self, bench: &mut Bench<'_>, subject: &Subject, repetition: u32) -> Result<()> {
+        let Self { case, threads, .. } = *self;
+        let what = format!("{} {case}, {threads} threads, run {repetition}", subject.policy);
+        bench.step(self.kind.part(), 10 * bench.args.threads.len(), &what);
+        let workload = self.kind.measured(bench.args.size, self.threads, bench.run_time(1.0));
+        let working_set_bytes = match subject.policy {
+            "copy" | "btt" => workload.working_set_bytes.min(bench.args.size),
             _ => workload.working_set_bytes,
         };
-        let working_set_bytes = workload.working_set_bytes.min(device_bytes);
-        Workload { working_set_bytes, ..workload }
+        bench.turn(case, subject, &Workload { working_set_bytes, ..workload })
     }
 }
 

@@ -8,9 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidegate::cache::CacheDevice;
-use tidegate::device::{
-    BlockDevice, DeviceError, Geometry, Operation, Request, WriteFlags, ZeroFlags,
-};
+use tidegate::device::{self, BlockDevice, Geometry, Operation, Request, WriteFlags, ZeroFlags};
 use tidegate::pmem::MediaModel;
 
 use super::bed::{Pool, Subject, Variant, alone, null, reading, writes};
@@ -22,8 +20,6 @@ use crate::pattern::Pattern;
 use crate::plan::size_name;
 use crate::table::{Table, number_cell};
 use crate::workload::{Stop, Workload};
-
-type Answer = std::result::Result<(), DeviceError>;
 
 /// What the names of the cases begin with.
 pub(crate) const PREFIX: &str = "cache-cost-";
@@ -105,7 +101,7 @@ impl Cell<'_> {
             let what = format!("{case} of {size}, {clients} clients, run {repetition}");
             bench.step(Part::Cost, steps, &what);
             let backing: Arc<dyn BlockDevice> = Arc::new(Drive::new(self.bytes())?);
-            let workload = self.workload(bench.run_time());
+            let workload = self.workload(bench.run_time(1.0));
             bench.turn(case, &alone(Arc::clone(&backing)), &workload)?;
             for policy in [CACHE, Variant::BY_COST.policy] {
                 self.cache(bench, policy, &backing)?;
@@ -172,17 +168,14 @@ impl Cell<'_> {
         let requests = outcome.read.len() + outcome.write.len();
         let served = self.served_by_backing(&cache) - before;
         let share_pct = served as f64 * 100.0 / requests.max(1) as f64;
-        bench.found.shares_of_backing.add(&self.share_name(), "%", policy, share_pct);
+        let share_name = share_name(&self.case, self.block_bytes.into(), self.clients);
+        bench.found.shares_of_backing.add(&share_name, "%", policy, share_pct);
         Ok(())
     }
 
     fn served_by_backing(&self, cache: &CacheDevice) -> u64 {
         let name = if self.op == Op::Read { "cache_reads_by_cost" } else { "cache_writes_by_cost" };
         reading(cache, name)
-    }
-
-    fn share_name(&self) -> String {
-        share_name(&self.case, self.block_bytes.into(), self.clients)
     }
 }
 
@@ -223,19 +216,19 @@ impl BlockDevice for Drive {
         self.below.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Answer {
+    fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {
         self.serve(buf.len() as u64, || self.below.read(offset, buf))
     }
 
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Answer {
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> device::Result<()> {
         self.serve(data.len() as u64, || self.below.write(offset, data, flags))
     }
 
-    fn flush(&self) -> Answer {
+    fn flush(&self) -> device::Result<()> {
         self.below.flush()
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Answer {
+    fn discard(&self, offset: u64, len: u64) -> device::Result<()> {
         self.serve(0, || self.below.discard(offset, len))
     }
 
@@ -248,7 +241,7 @@ impl BlockDevice for Drive {
         self.serve(bytes.sum(), || self.below.submit(batch));
     }
 
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Answer {
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> device::Result<()> {
         self.serve(0, || self.below.write_zeroes(offset, len, flags))
     }
 }

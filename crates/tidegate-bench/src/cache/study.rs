@@ -78,11 +78,19 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
         [copy(bench.args, largest)?, btt(bench.args, largest)?, alone(Arc::clone(&backing))];
     for block_bytes in WRITES_BYTES {
         for file_pct in FILES_PCT {
-            let file_bytes = size * file_pct / 100;
-            let requests = Stop::Requests(file_bytes / u64::from(block_bytes));
-            let workload = writes(Pattern::Sequential, file_bytes, requests);
-            let file = File { file_pct, workload: Workload { block_bytes, ..workload } };
-            file.all(bench, &pool, &backing, &peers)?;
+            let file = File::new(bench, file_pct, block_bytes);
+            for repetition in 1..=bench.args.repetitions {
+                for peer in &peers {
+                    file.twice(bench, peer, repetition)?;
+                }
+                let cache = pool.subject(CACHE, Arc::clone(&backing))?;
+                file.twice(bench, &cache, repetition)?;
+                drop(cache);
+                for variant in variants() {
+                    let cache = pool.variant(&variant, Arc::clone(&backing))?;
+                    file.twice(bench, &cache, repetition)?;
+                }
+            }
         }
     }
     let [_, btt, alone] = peers;
@@ -99,10 +107,8 @@ fn deep(
     let batches = Subject::plain(BACKING_AT_ONCE, Arc::new(Batches::before(Arc::clone(backing))));
     for block_bytes in DEEP_WRITES_BYTES {
         for file_pct in DEEP_FILES_PCT {
-            let file_bytes = bench.args.size / SHARE * file_pct / 100;
-            let requests = Stop::Requests(file_bytes / u64::from(block_bytes));
-            let workload = writes(Pattern::Sequential, file_bytes, requests);
-            let workload = Workload { block_bytes, iodepth: DEPTH, ..workload };
+            let File { workload, .. } = File::new(bench, file_pct, block_bytes);
+            let workload = Workload { iodepth: DEPTH, ..workload };
             let at_once = Workload { flush_every: DEPTH.into(), ..workload.clone() };
             let [file, at_once] = [workload, at_once].map(|workload| File { file_pct, workload });
             // Smaller writes back to back take the backing as long as one at a time.
@@ -132,26 +138,11 @@ struct File {
 }
 
 impl File {
-    fn all(
-        &self,
-        bench: &mut Bench<'_>,
-        pool: &Pool,
-        backing: &Arc<dyn BlockDevice>,
-        peers: &[Subject],
-    ) -> Result<()> {
-        for repetition in 1..=bench.args.repetitions {
-            for peer in peers {
-                self.twice(bench, peer, repetition)?;
-            }
-            let cache = pool.subject(CACHE, Arc::clone(backing))?;
-            self.twice(bench, &cache, repetition)?;
-            drop(cache);
-            for variant in variants() {
-                let cache = pool.variant(&variant, Arc::clone(backing))?;
-                self.twice(bench, &cache, repetition)?;
-            }
-        }
-        Ok(())
+    fn new(bench: &Bench<'_>, file_pct: u64, block_bytes: u32) -> Self {
+        let file_bytes = bench.args.size / SHARE * file_pct / 100;
+        let requests = Stop::Requests(file_bytes / u64::from(block_bytes));
+        let workload = writes(Pattern::Sequential, file_bytes, requests);
+        Self { file_pct, workload: Workload { block_bytes, ..workload } }
     }
 
     fn twice(&self, bench: &mut Bench<'_>, subject: &Subject, repetition: u32) -> Result<()> {
@@ -170,15 +161,16 @@ impl File {
 
 /// The curves: for each size of a write the speed by file and access.
 pub(crate) fn figures() -> Vec<Figure> {
-    const NAMES: [&str; 5] = ["study-4k", "study-16k", "study-64k", "study-512k", "study-1m"];
-    const TITLES: [&str; 5] = [
-        "Writes of 4 KiB, MB/s",
-        "Writes of 16 KiB, MB/s",
-        "Writes of 64 KiB, MB/s",
-        "Writes of 512 KiB, MB/s",
-        "Writes of 1 MiB, MB/s",
+    const FIGURES: [(&str, &str); WRITES_BYTES.len()] = [
+        ("study-4k", "Writes of 4 KiB, MB/s"),
+        ("study-16k", "Writes of 16 KiB, MB/s"),
+        ("study-64k", "Writes of 64 KiB, MB/s"),
+        ("study-512k", "Writes of 512 KiB, MB/s"),
+        ("study-1m", "Writes of 1 MiB, MB/s"),
     ];
-    let figure = |((name, title), block_bytes): ((&'static str, &'static str), u32)| {
+    let policies = [CACHE].into_iter().chain(variants().map(|it| it.policy));
+    let policies: Vec<_> = policies.chain(["btt", BACKING]).collect();
+    let figure = |((name, title), block_bytes)| {
         let block_bytes = u64::from(block_bytes);
         let column = |(access, file_pct): (Access, u64)| {
             let label = format!("{file_pct} % {}", access.name());
@@ -189,18 +181,14 @@ pub(crate) fn figures() -> Vec<Figure> {
             name,
             title,
             axis: "size of the file in percent of the cache, and access",
-            policies: [CACHE]
-                .into_iter()
-                .chain(variants().map(|it| it.policy))
-                .chain(["btt", BACKING])
-                .collect(),
+            policies: policies.clone(),
             columns: all.map(column).collect(),
             value: throughput,
             scale: block_bytes as f64 / 1e6,
             style: Style::Lines,
         }
     };
-    NAMES.into_iter().zip(TITLES).zip(WRITES_BYTES).map(figure).collect()
+    FIGURES.into_iter().zip(WRITES_BYTES).map(figure).collect()
 }
 
 /// What the study says of Open CAS where a write is one line, by sizes of 4, 16 and 64 KiB.
@@ -286,11 +274,9 @@ pub(super) fn find<'a>(
     case: &str,
     writes: (u64, u32),
 ) -> Option<&'a Series> {
-    series.iter().find(|it| {
-        let key = &it.key;
-        let found = (key.block_bytes, key.iodepth);
-        (key.policy.as_str(), key.case.as_str(), found) == (policy, case, writes)
-    })
+    let (block_bytes, iodepth) = writes;
+    let key = Key { iodepth, ..Key::new(policy, case, Op::Write, block_bytes) };
+    series.iter().find(|it| it.key == key)
 }
 
 fn gap_pct(series: &[Series], file_pct: u64, block_bytes: u64) -> Option<f64> {

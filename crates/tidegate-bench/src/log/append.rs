@@ -19,6 +19,7 @@ use super::io::ThreadNumbers;
 use super::{Bench, LogArgs, Part};
 use crate::block::unnamed_region;
 use crate::error::{BenchError, Result};
+use crate::floor::geometry;
 use crate::measure::{Key, Op, Sample, Traffic};
 use crate::pattern::Pattern;
 use crate::workload::{Outcome, Stop, Workload};
@@ -100,16 +101,7 @@ struct AppendOnly<A>(A);
 
 impl<A: Append> BlockDevice for AppendOnly<A> {
     fn geometry(&self) -> Geometry {
-        Geometry {
-            block_bytes: 1,
-            blocks: u64::MAX,
-            preferred_bytes: 4096,
-            read_only: false,
-            atomic_block: true,
-            volatile_cache: false,
-            fast_zero: false,
-            keeps_data: true,
-        }
+        Geometry { preferred_bytes: 4096, atomic_block: true, ..geometry(1, u64::MAX) }
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {

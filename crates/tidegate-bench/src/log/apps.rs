@@ -8,10 +8,11 @@ use std::process::Command;
 
 use super::bed::{Way, under};
 use super::files::pool;
-use super::{Bench, Failure, Part, RUN_PREFIX, name_of};
+use super::{Bench, Failure, Part, RUN_PREFIX};
 use crate::child::{find_program, output_of};
 use crate::error::{BenchError, Result};
 use crate::measure::{Key, Op, Sample};
+use crate::policy::name_of;
 use crate::programs::parse_sample;
 
 /// The driver.
@@ -90,7 +91,7 @@ fn run(bench: &Bench<'_>, way: Way, driver: &Path, app: &App) -> Result<Sample> 
 fn started_by(bench: &Bench<'_>, way: Way) -> Result<Vec<OsString>> {
     if way.syncs {
         let pool = pool(bench.args);
-        return Ok(under(bench.bed.tidegate(), way.runner, &bench.bed.pool(pool), pool.bytes));
+        return Ok(under(&bench.bed.tidegate, way.runner, &bench.bed.pool(pool), pool.bytes));
     }
     Ok(vec![find_program("eatmydata", "eatmydata")?.into()])
 }

@@ -21,7 +21,6 @@ use crate::block::scratch;
 use crate::error::{BenchError, Result};
 use crate::nbd::this_server;
 use crate::policy::by_name;
-use crate::source::{Compiler, Source};
 
 /// Policies of programs as they are and under `tidegate run`, with their syncs and without.
 pub(super) const PLAIN: &str = "plain";
@@ -99,7 +98,8 @@ pub(super) struct Pool {
 pub(super) struct Bed {
     disk: Disk,
     pools: TempDir,
-    tidegate: PathBuf,
+    /// The program under test.
+    pub(super) tidegate: PathBuf,
 }
 
 impl Bed {
@@ -129,11 +129,6 @@ impl Bed {
     /// The path of a pool.
     pub(super) fn pool(&self, pool: Pool) -> PathBuf {
         self.pools.path().join(pool.name)
-    }
-
-    /// The program under test.
-    pub(super) fn tidegate(&self) -> &Path {
-        &self.tidegate
     }
 
     /// The load driver started by `runner` with the log in `pool`, without its options.
@@ -193,22 +188,12 @@ impl Bed {
         Ok(path)
     }
 
-    /// Compiles one of our programs in C, unless that was done.
-    pub(super) fn compile(&self, compiler: Compiler, source: Source) -> Result<PathBuf> {
-        source.compile(self.files(), compiler)
-    }
-
     /// Syncs the file system of the files: all that was written until now is on the disk.
     pub(super) fn sync_disk(&self) -> Result<()> {
         let dir = self.files();
         let opened = File::open(dir).map_err(BenchError::os("open", dir))?;
         let synced = rustix::fs::syncfs(&opened).map_err(std::io::Error::from);
         synced.map_err(BenchError::os("sync the file system of", dir))
-    }
-
-    /// Bytes written so far to the disk that the files are on, by any process.
-    pub(super) fn disk_bytes(&self) -> Result<u64> {
-        disk_bytes(self.files())
     }
 }
 

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::ValueEnum;
 use tidegate::log::LogPool;
 use tidegate::pmem::{Region, RegionOptions};
 
@@ -18,6 +17,7 @@ use crate::error::Result;
 use crate::fio;
 use crate::measure::{Key, Op, Sample};
 use crate::pattern::Pattern;
+use crate::policy::name_of;
 use crate::programs::parse_sample;
 
 /// The pool of all but those that are full.
@@ -78,14 +78,11 @@ pub(super) struct Case {
 impl Case {
     /// What `runner` does, whose pool is `pool`, in `files`.
     fn words(&self, files: &[PathBuf]) -> Vec<OsString> {
-        let name = |value: Option<clap::builder::PossibleValue>| {
-            value.map_or(String::new(), |value| value.get_name().to_owned())
-        };
         let mut words: Vec<OsString> = files.iter().map(OsString::from).collect();
         words.extend(
             [
-                format!("--kind={}", name(self.kind.to_possible_value())),
-                format!("--sync={}", name(self.sync.to_possible_value())),
+                format!("--kind={}", name_of(self.kind)),
+                format!("--sync={}", name_of(self.sync)),
                 format!("--pattern={}", self.pattern),
                 format!("--size={}", self.file_bytes.max(u64::from(self.block_bytes))),
                 format!("--block-size={}", self.block_bytes),
@@ -356,7 +353,7 @@ mod tests {
 
     #[test]
     fn every_case_is_one_that_the_driver_can_be_asked_for() {
-        use clap::Parser;
+        use clap::{Parser, ValueEnum};
 
         #[derive(Debug, Parser)]
         struct Line {

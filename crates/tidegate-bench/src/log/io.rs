@@ -25,6 +25,7 @@ use tidegate::device::{
 use tidegate::size::parse_bytes;
 
 use crate::error::{BenchError, Result};
+use crate::floor::geometry;
 use crate::measure::{Op, Sample};
 use crate::pattern::Pattern;
 use crate::timeline::TimelineRow;
@@ -252,16 +253,9 @@ fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> DeviceError {
 
 impl BlockDevice for Files {
     fn geometry(&self) -> Geometry {
-        Geometry {
-            block_bytes: 1,
-            blocks: u64::MAX,
-            preferred_bytes: 4096,
-            read_only: self.kind == Kind::ReadOnly,
-            atomic_block: false,
-            volatile_cache: true,
-            fast_zero: false,
-            keeps_data: true,
-        }
+        let read_only = self.kind == Kind::ReadOnly;
+        let whole = geometry(1, u64::MAX);
+        Geometry { preferred_bytes: 4096, read_only, volatile_cache: true, ..whole }
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {

@@ -38,10 +38,11 @@ use clap::{Args, ValueEnum};
 use tidegate::pmem::MediaModel;
 
 use crate::child::{find_program, output_of};
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, require};
 use crate::machine::Machine;
 use crate::measure::{Amounts, Collector, Key, Sample, Series, Spread};
 use crate::output::OutputArgs;
+use crate::policy::name_of;
 use crate::progress::Progress;
 use crate::source::CC;
 use crate::table::Table;
@@ -178,23 +179,17 @@ impl LogArgs {
     /// # Errors
     /// [`BenchError::Usage`], [`BenchError::Missing`].
     pub fn check(&self) -> Result<()> {
-        let usage = |message: &str| Err(BenchError::Usage(message.to_owned()));
-        if !(self.seconds > 0.0 && self.seconds < 3600.0) {
-            return usage("--seconds: expected more than 0 and less than an hour");
-        }
-        if !(self.steady_seconds > 0.0 && self.steady_seconds < 3600.0) {
-            return usage("--steady-seconds: expected more than 0 and less than an hour");
-        }
-        if !(self.scale > 0.0 && self.scale <= 100.0) {
-            return usage("--scale: expected more than 0, up to 100");
-        }
-        if self.repetitions == 0 || self.threads.contains(&0) || self.iodepth == 0 {
-            return usage("--repetitions, --threads and --iodepth: expected at least 1");
-        }
+        let is_run_time = |seconds: f64| seconds > 0.0 && seconds < 3600.0;
+        let expected = "expected more than 0 and less than an hour";
+        require(is_run_time(self.seconds), &format!("--seconds: {expected}"))?;
+        require(is_run_time(self.steady_seconds), &format!("--steady-seconds: {expected}"))?;
+        let is_share = self.scale > 0.0 && self.scale <= 100.0;
+        require(is_share, "--scale: expected more than 0, up to 100")?;
+        let has_zero = self.repetitions == 0 || self.threads.contains(&0) || self.iodepth == 0;
+        require(!has_zero, "--repetitions, --threads and --iodepth: expected at least 1")?;
         let (place, parts) = (Place::of(self.files.as_deref())?, self.parts());
-        if !self.apps.is_empty() && !parts.contains(&Part::Apps) {
-            return usage("--apps: expected `apps` among the --parts, too");
-        }
+        let has_apps = self.apps.is_empty() || parts.contains(&Part::Apps);
+        require(has_apps, "--apps: expected `apps` among the --parts, too")?;
         for part in parts {
             match (part, &place) {
                 (Part::Hot, Place::Directory(dir)) => drop(bed::disk_bytes(dir)?),
@@ -309,17 +304,14 @@ pub struct Failure {
     pub error: String,
 }
 
-fn name_of(part: Part) -> String {
-    part.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
-}
-
 impl LogReport {
     fn add(&mut self, measure: Measure, policy: &str, value: f64) {
-        self.amounts.add(measure.name(), measure.unit(), policy, value);
+        let (name, unit) = measure.name_and_unit();
+        self.amounts.add(name, unit, policy, value);
     }
 
     fn find(&self, measure: Measure, policy: &str) -> Option<Spread> {
-        self.amounts.find(measure.name(), policy)
+        self.amounts.find(measure.name_and_unit().0, policy)
     }
 
     /// All parts were measured.
@@ -347,21 +339,12 @@ enum Measure {
 }
 
 impl Measure {
-    fn name(self) -> &'static str {
+    fn name_and_unit(self) -> (&'static str, &'static str) {
         match self {
-            Self::LogBytes => "log of an append of 128 bytes",
-            Self::Launch => "start and end, more than plain",
-            Self::IdleCpu => "CPU at rest, program and supervisor",
-            Self::HotSet => "hot set rewritten 100 times: on the disk / its size",
-        }
-    }
-
-    fn unit(self) -> &'static str {
-        match self {
-            Self::LogBytes => "bytes",
-            Self::Launch => "ms",
-            Self::IdleCpu => "%",
-            Self::HotSet => "times",
+            Self::LogBytes => ("log of an append of 128 bytes", "bytes"),
+            Self::Launch => ("start and end, more than plain", "ms"),
+            Self::IdleCpu => ("CPU at rest, program and supervisor", "%"),
+            Self::HotSet => ("hot set rewritten 100 times: on the disk / its size", "times"),
         }
     }
 }

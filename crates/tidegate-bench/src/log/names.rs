@@ -35,7 +35,7 @@ fn case_of(pattern: &str) -> String {
 
 /// Measures all patterns.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
-    let driver = bench.bed.compile(CC, DRIVER)?;
+    let driver = DRIVER.compile(bench.bed.files(), CC)?;
     bench.prepare_pool(pool(bench.args))?;
     let ways = Way::all(&bench.args.policies, true);
     for (pattern, block_bytes) in PATTERNS {

@@ -47,7 +47,7 @@ pub(super) fn write(
     file: &Path,
     [bytes, block_bytes, requests]: [u64; 3],
 ) -> Result<Sample> {
-    let driver = bench.bed.compile(MUSL, DRIVER)?;
+    let driver = DRIVER.compile(bench.bed.files(), MUSL)?;
     let entries = (requests * ENTRIES_PCT / 100).max(10_000);
     let log = Log;
     let sized = File::create(LOG).and_then(|file| file.set_len(entries * ENTRY_BYTES + (16 << 20)));

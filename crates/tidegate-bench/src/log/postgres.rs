@@ -81,10 +81,8 @@ impl Cluster {
                     .map_err(BenchError::os("give away", dir))?;
             }
         }
-        let become_user = match ids {
-            Some((uid, gid)) => become_user(uid, gid)?,
-            None => Vec::new(),
-        };
+        let become_user = ids.map(become_user).transpose()?;
+        let become_user = become_user.unwrap_or_default();
         let cluster = Self { tidegate: install(&dir)?, dir, become_user };
         cluster.make()?;
         Ok(cluster)
@@ -178,7 +176,7 @@ fn user() -> Result<Option<(u32, u32)>> {
     Ok(Some((id("-u")?, id("-g")?)))
 }
 
-fn become_user(uid: u32, gid: u32) -> Result<Vec<OsString>> {
+fn become_user((uid, gid): (u32, u32)) -> Result<Vec<OsString>> {
     let mut words: Vec<OsString> = vec![find_program("setpriv", "util-linux")?.into()];
     words.push("--clear-groups".into());
     words.extend([format!("--reuid={uid}"), format!("--regid={gid}")].map(OsString::from));

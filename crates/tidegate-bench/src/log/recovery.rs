@@ -119,7 +119,7 @@ fn append_all(log: &Log, file: &File, path: &Path, blocks: u64) -> Result<u64> {
 fn recover(bench: &Bench<'_>, pool: &Path) -> Result<f64> {
     // A pool is its owner's alone.
     set_mode(pool, 0o600)?;
-    let mut command = Command::new(bench.bed.tidegate());
+    let mut command = Command::new(&bench.bed.tidegate);
     command.args(["recover", "--replay"]).arg(pool);
     let begun = Instant::now();
     let said = output_of(command)?;

@@ -28,7 +28,7 @@ pub(super) fn case_of(mode: &str) -> String {
 
 /// Measures all journal modes.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
-    let driver = bench.bed.compile(CC, DRIVER)?;
+    let driver = DRIVER.compile(bench.bed.files(), CC)?;
     bench.prepare_pool(pool(bench.args))?;
     let ways = Way::all(&bench.args.policies, true);
     for mode in MODES {

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::bed::disk_bytes;
 use super::files::pool;
 use super::{Bench, Measure, Part, Runner};
 use crate::child::{find_program, output_of};
@@ -145,10 +146,10 @@ fn rewrite(bench: &Bench<'_>, runner: Runner, bytes: u64) -> Result<f64> {
     let mut driver = bench.bed.driver(runner, pool(bench.args));
     driver.arg(file).args([format!("--size={bytes}"), format!("--requests={requests}")]);
     bench.bed.sync_disk()?;
-    let before = bench.bed.disk_bytes()?;
+    let before = disk_bytes(bench.bed.files())?;
     // When it ends, the supervisor has destaged all of the log.
     output_of(driver)?;
-    Ok((bench.bed.disk_bytes()? - before) as f64 / bytes as f64)
+    Ok((disk_bytes(bench.bed.files())? - before) as f64 / bytes as f64)
 }
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ use tidegate::device::{
 
 use crate::child::this_program;
 use crate::error::{BenchError, Result};
+use crate::floor::geometry;
 
 /// Shared library of the Debian package `libpmemblk1`.
 const LIBRARY: &str = "libpmemblk.so.1";
@@ -180,16 +181,8 @@ impl PmemBlk {
 
 impl BlockDevice for PmemBlk {
     fn geometry(&self) -> Geometry {
-        Geometry {
-            block_bytes: self.block_bytes,
-            blocks: self.blocks,
-            preferred_bytes: self.block_bytes,
-            read_only: false,
-            atomic_block: true,
-            volatile_cache: false,
-            fast_zero: true,
-            keeps_data: true,
-        }
+        let shape = geometry(self.block_bytes, self.blocks);
+        Geometry { atomic_block: true, fast_zero: true, ..shape }
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {

@@ -23,7 +23,7 @@ use tidegate::size::parse_bytes;
 
 use crate::block::scratch;
 use crate::child::{find_program, output_of};
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, require};
 use crate::machine::Machine;
 use crate::measure::{Collector, Series};
 use crate::output::OutputArgs;
@@ -138,20 +138,15 @@ impl ProgramsArgs {
     }
 
     fn check(&self) -> Result<()> {
-        let usage = |message: String| Err(BenchError::Usage(message));
         if let Some(policy) = self.policies.iter().find(|p| !p.has_tier() && **p != Policy::Btt) {
-            return usage(format!("--policies {}: expected btt or a DRAM tier", policy.name()));
+            let message = format!("--policies {}: expected btt or a DRAM tier", policy.name());
+            return Err(BenchError::Usage(message));
         }
-        if self.repetitions == 0 || !(self.seconds > 0.0 && self.seconds < 86_400.0) {
-            return usage("--repetitions and --seconds: expected more than 0".to_owned());
-        }
-        if self.data < 1 << 20 || self.size / 8 < self.data {
-            return usage("--data: expected from 1M to an eighth of --size".to_owned());
-        }
-        if !rustix::process::geteuid().is_root() {
-            return usage("mounting a file system needs root".to_owned());
-        }
-        Ok(())
+        let is_run = self.repetitions > 0 && self.seconds > 0.0 && self.seconds < 86_400.0;
+        require(is_run, "--repetitions and --seconds: expected more than 0")?;
+        let fits = self.data >= 1 << 20 && self.size / 8 >= self.data;
+        require(fits, "--data: expected from 1M to an eighth of --size")?;
+        require(rustix::process::geteuid().is_root(), "mounting a file system needs root")
     }
 }
 
