@@ -223,16 +223,6 @@ impl Bench<'_> {
         case: &str,
         subject: &Subject,
         workload: &Workload,
-    ) -> Result<()> {
-        self.measured_turn(case, subject, workload).map(drop)
-    }
-
-    /// As [`turn`](Self::turn); returns what it collected.
-    pub(super) fn measured_turn(
-        &mut self,
-        case: &str,
-        subject: &Subject,
-        workload: &Workload,
     ) -> Result<Outcome> {
         let before = subject.traffic();
         let outcome = workload.run(&*subject.device).map_err(subject.failed())?;

@@ -108,7 +108,7 @@ impl Scene<'_> {
         let overrun = self.pages() * 9 / 8;
         cache.prepare(&self.writes(0, Stop::Requests(overrun)))?;
         let measured = self.writes(overrun, bench.run_time(LONGER));
-        bench.turn(self.case, &cache, &Workload { flush_every: FLUSH_EVERY, ..measured })
+        bench.turn(self.case, &cache, &Workload { flush_every: FLUSH_EVERY, ..measured }).map(drop)
     }
 
     /// The same writes to the backing alone: each durable by itself, and in batches.
@@ -117,7 +117,7 @@ impl Scene<'_> {
         bench.turn(self.case, &alone(Arc::clone(self.backing)), &measured)?;
         let batches = Arc::new(Batches::before(Arc::clone(self.backing)));
         let measured = Workload { flush_every: BATCH_PAGES, ..measured };
-        bench.turn(self.case, &Subject::plain(BATCHES, batches), &measured)
+        bench.turn(self.case, &Subject::plain(BATCHES, batches), &measured).map(drop)
     }
 }
 

@@ -59,14 +59,6 @@ impl Kind {
         Self::ALL.into_iter().find(|kind| Some(kind.name()) == first)
     }
 
-    fn part(self) -> Part {
-        match self {
-            Self::Miss => Part::Miss,
-            Self::Hit => Part::Hit,
-            Self::Evict => Part::Evict,
-        }
-    }
-
     /// What a cache of `size` bytes is given before it is measured.
     fn before(self, size: u64) -> Option<Workload> {
         let pages = size / u64::from(PAGE_BYTES);
@@ -131,7 +123,7 @@ impl Behind {
 }
 
 /// Measures writes of `kind` before each backing.
-pub(super) fn measure(bench: &mut Bench<'_>, kind: Kind) -> Result<()> {
+pub(super) fn measure(bench: &mut Bench<'_>, part: Part, kind: Kind) -> Result<()> {
     let size = bench.args.size;
     let pool = Pool::new(bench.args, size)?;
     for behind in Behind::ALL {
@@ -143,7 +135,7 @@ pub(super) fn measure(bench: &mut Bench<'_>, kind: Kind) -> Result<()> {
         };
         let case = behind.case(kind);
         for threads in bench.args.threads.clone() {
-            let run = Run { kind, case: &case, threads, pool: &pool, backing: &backing };
+            let run = Run { part, kind, case: &case, threads, pool: &pool, backing: &backing };
             run.all(bench, &peers)?;
         }
     }
@@ -152,6 +144,7 @@ pub(super) fn measure(bench: &mut Bench<'_>, kind: Kind) -> Result<()> {
 
 /// One case with a number of threads.
 struct Run<'a> {
+    part: Part,
     kind: Kind,
     case: &'a str,
     threads: usize,
@@ -188,13 +181,13 @@ impl Run<'_> {
     fn turn(&self, bench: &mut Bench<'_>, subject: &Subject, repetition: u32) -> Result<()> {
         let Self { case, threads, .. } = *self;
         let what = format!("{} {case}, {threads} threads, run {repetition}", subject.policy);
-        bench.step(self.kind.part(), 10 * bench.args.threads.len(), &what);
+        bench.step(self.part, 10 * bench.args.threads.len(), &what);
         let workload = self.kind.measured(bench.args.size, self.threads, bench.run_time(1.0));
         let working_set_bytes = match subject.policy {
             "copy" | "btt" => workload.working_set_bytes.min(bench.args.size),
             _ => workload.working_set_bytes,
         };
-        bench.turn(case, subject, &Workload { working_set_bytes, ..workload })
+        bench.turn(case, subject, &Workload { working_set_bytes, ..workload }).map(drop)
     }
 }
 

@@ -163,8 +163,7 @@ impl Cell<'_> {
         let run_time = Duration::from_secs_f64(bench.args.seconds);
         self.ready(&subject, run_time)?;
         let before = self.served_by_backing(&cache);
-        let outcome =
-            bench.measured_turn(&self.case, &subject, &self.workload(Stop::After(run_time)))?;
+        let outcome = bench.turn(&self.case, &subject, &self.workload(Stop::After(run_time)))?;
         let requests = outcome.read.len() + outcome.write.len();
         let served = self.served_by_backing(&cache) - before;
         let share_pct = served as f64 * 100.0 / requests.max(1) as f64;

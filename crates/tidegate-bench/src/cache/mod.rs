@@ -225,9 +225,9 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn measure(&mut self, part: Part) -> Result<()> {
         match part {
-            Part::Miss => cases::measure(self, cases::Kind::Miss),
-            Part::Hit => cases::measure(self, cases::Kind::Hit),
-            Part::Evict => cases::measure(self, cases::Kind::Evict),
+            Part::Miss => cases::measure(self, part, cases::Kind::Miss),
+            Part::Hit => cases::measure(self, part, cases::Kind::Hit),
+            Part::Evict => cases::measure(self, part, cases::Kind::Evict),
             Part::Study => study::measure(self),
             Part::Nbd => served::measure(self),
             Part::Full => behind::full(self),

@@ -62,7 +62,9 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
                 let traffic = Traffic::of(region).since(before);
                 let elapsed_s = outcome.elapsed.as_secs_f64();
                 let sample = Sample::new(&outcome.write, elapsed_s, Some(traffic));
-                bench.add(key_of(bench.args, policy, threads, block_bytes), sample);
+                let case = format!("{CASE}-{block_bytes}");
+                let key = Key::new(policy, case, Op::Write, block_bytes.into());
+                bench.add(Key { threads, iodepth: bench.args.iodepth, ..key }, sample);
                 Ok(())
             })?;
         }
@@ -72,11 +74,6 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
 
 /// Policy, device and the memory under it.
 type Subject<'a> = (&'static str, &'a dyn BlockDevice, &'a Region);
-
-fn key_of(args: &LogArgs, policy: &str, threads: usize, block_bytes: u32) -> Key {
-    let case = format!("{CASE}-{block_bytes}");
-    Key { threads, iodepth: args.iodepth, ..Key::new(policy, case, Op::Write, block_bytes.into()) }
-}
 
 fn run(
     args: &LogArgs,

@@ -153,12 +153,9 @@ impl IoArgs {
             outcome.elapsed += begun.elapsed();
         }
         let timeline = self.seconds.map(|_| outcome.timeline.row("", ""));
-        Ok(Measured { sample: self.sample(&outcome), timeline })
-    }
-
-    fn sample(&self, outcome: &Outcome) -> Sample {
-        let latencies = if self.kind.op() == Op::Read { &outcome.read } else { &outcome.write };
-        Sample::new(latencies, outcome.elapsed.as_secs_f64(), None)
+        let Outcome { read, write, elapsed, .. } = &outcome;
+        let latencies = if self.kind.op() == Op::Read { read } else { write };
+        Ok(Measured { sample: Sample::new(latencies, elapsed.as_secs_f64(), None), timeline })
     }
 
     fn workload(&self, seed: u64) -> Workload {

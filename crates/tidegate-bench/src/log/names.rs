@@ -13,7 +13,7 @@ use crate::source::{CC, Source};
 
 /// The driver.
 const DRIVER: Source =
-    Source { name: "names", text: include_str!("../../programs/names.c"), libraries: &[] };
+    Source { name: "names", text: include_str!("../../programs/names.c"), options: &[] };
 /// Patterns, and the bytes of each new file, or of what is written and synced.
 const PATTERNS: [(&str, u64); 6] = [
     ("mail", 3000),

@@ -18,7 +18,7 @@ use crate::source::{Compiler, Source};
 pub(super) const POLICY: &str = "peer:nvcache";
 /// The driver, which is linked with musl.
 const DRIVER: Source =
-    Source { name: "io", text: include_str!("../../programs/io.c"), libraries: &[] };
+    Source { name: "io", text: include_str!("../../programs/io.c"), options: &[] };
 const MUSL: Compiler = ("musl-gcc", "musl-tools");
 /// Where its log is.
 const LOG: &str = "/dev/shm/nvcache.pmem";

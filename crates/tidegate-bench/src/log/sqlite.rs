@@ -14,7 +14,7 @@ use crate::source::{CC, Source};
 const DRIVER: Source = Source {
     name: "sqlite",
     text: include_str!("../../programs/sqlite.c"),
-    libraries: &["-l:libsqlite3.so.0"],
+    options: &["-l:libsqlite3.so.0"],
 };
 /// Journal modes.
 pub(super) const MODES: [&str; 4] = ["delete", "truncate", "persist", "wal"];

@@ -30,21 +30,16 @@ const PACED_PART: f64 = 0.5;
 /// Stalls that the table shows.
 const STALLS: usize = 3;
 
-/// What it should take, the files included.
-pub(super) fn plan(args: &LogArgs) -> Plan {
-    plan_of(args, CASES.len(), POOLS.len())
-}
-
-/// As [`plan`], of the load at a pace.
-pub(super) fn plan_paced(args: &LogArgs) -> Plan {
-    plan_of(args, PACED.len(), 1)
-}
-
-fn plan_of(args: &LogArgs, cases: usize, pools: usize) -> Plan {
+/// What so many cases in so many pools should take, the files included.
+pub(super) fn plan(args: &LogArgs, cases: usize, pools: usize) -> Plan {
     let runs = |runner: &Runner| if *runner == Runner::Plain { 1 } else { 2 * pools };
     let runs: usize = args.policies.iter().map(runs).sum();
     let steps = u32::try_from(cases * runs).unwrap_or(u32::MAX);
-    Plan { steps, cost: Duration::from_secs_f64(args.steady_seconds + 0.2 + 3.0 * args.scale) }
+    Plan { steps, cost: run_cost(args) }
+}
+
+fn run_cost(args: &LogArgs) -> Duration {
+    Duration::from_secs_f64(args.steady_seconds + 0.2 + 3.0 * args.scale)
 }
 
 /// Measures all cases at full speed.
@@ -92,7 +87,7 @@ fn in_pools(bench: &mut Bench<'_>, case: &Case, pools: &[(&str, &str, u64)]) -> 
 }
 
 fn run(bench: &mut Bench<'_>, policy: &str, runner: Runner, case: &Case) -> Result<()> {
-    bench.progress.step(&format!("{policy} {}", case.name), plan(bench.args).cost);
+    bench.progress.step(&format!("{policy} {}", case.name), run_cost(bench.args));
     let file = bench.bed.random_file("steady", case.file_bytes)?;
     let output = bench.drive_on(runner, case, std::slice::from_ref(&file))?;
     std::fs::remove_file(&file).map_err(BenchError::os("remove", file))?;

@@ -30,7 +30,7 @@ use crate::output::OutputArgs;
 use crate::policy::Policy;
 use crate::progress::Progress;
 use file_system::FileSystem;
-pub(crate) use file_system::attach_loop;
+pub(crate) use file_system::{Loop, Mount};
 use run::{Programs, Run};
 pub(crate) use run::{db_bench_options, parse_db_bench, parse_sample};
 

@@ -9,16 +9,21 @@ use crate::error::{BenchError, Result};
 use crate::fio::{self, whole};
 use crate::measure::{Collector, Key, Op, Sample};
 use crate::policy::Policy;
-use crate::source::{CC, Source};
+use crate::source::{CC, Compiler, Source};
 
-/// Source of the YCSB workloads.
-const YCSB: &str = include_str!("../../programs/ycsb.cc");
+/// The YCSB workloads, and their compiler.
+const YCSB: Source = Source {
+    name: "ycsb",
+    text: include_str!("../../programs/ycsb.cc"),
+    options: &["-std=c++17", "-lrocksdb"],
+};
+const CXX: Compiler = ("g++", "g++");
 
 /// Filebench's personalities, each with the threads and the mean bytes of a file that it has there.
 const FILEBENCH: Source = Source {
     name: "filebench",
     text: include_str!("../../programs/filebench.c"),
-    libraries: &["-pthread"],
+    options: &["-pthread"],
 };
 const PERSONALITIES: [(&str, usize, u64); 4] = [
     ("fileserver", 50, 128 << 10),
@@ -44,21 +49,15 @@ pub(super) struct Programs {
 impl Programs {
     /// Finds them, and compiles our own into `dir`.
     pub(super) fn find(dir: &Path) -> Result<Self> {
-        let compiler = find_program("g++", "g++")?;
-        let (source, ycsb) = (dir.join("ycsb.cc"), dir.join("ycsb"));
-        std::fs::write(&source, YCSB).map_err(BenchError::os("write", &source))?;
         if !Path::new("/usr/include/rocksdb/db.h").exists() {
             let what = "header rocksdb/db.h".to_owned();
             return Err(BenchError::Missing { what, package: "librocksdb-dev" });
         }
-        let mut compile = Command::new(compiler);
-        compile.args(["-O2", "-std=c++17", "-o"]).args([&ycsb, &source]).arg("-lrocksdb");
-        output_of(compile)?;
         find_program("fio", "fio")?;
         Ok(Self {
             db_bench: find_program("db_bench", "rocksdb-tools")?,
             filebench: FILEBENCH.compile(dir, CC)?,
-            ycsb,
+            ycsb: YCSB.compile(dir, CXX)?,
         })
     }
 }
