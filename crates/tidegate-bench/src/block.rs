@@ -73,8 +73,7 @@ impl Subject {
     }
 
     fn failed(&self) -> impl FnOnce(DeviceError) -> BenchError + use<> {
-        let policy = self.policy.name().to_owned();
-        move |source| BenchError::Device { policy, source }
+        BenchError::device(self.policy.name())
     }
 
     fn traffic(&self) -> Option<Traffic> {

@@ -54,17 +54,17 @@ impl Child {
         let deadline = Instant::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let found = match self.lines.recv_timeout(left) {
+            match self.lines.recv_timeout(left) {
                 Ok(line) if line.contains(word) => return Ok(line),
-                Ok(_) => continue,
+                Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    format!("printed no line with \"{word}\" in {} s", limit.as_secs())
+                    let limit_s = limit.as_secs();
+                    return self.failed(format!("printed no line with \"{word}\" in {limit_s} s"));
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    format!("ended before it printed a line with \"{word}\"")
+                    return self.failed(format!("ended before it printed a line with \"{word}\""));
                 }
-            };
-            return Err(BenchError::program(&self.program, found));
+            }
         }
     }
 
@@ -76,17 +76,13 @@ impl Child {
             let ended =
                 self.process.try_wait().map_err(BenchError::os("wait for", &self.program))?;
             let socket = socket.display();
-            let found = match ended {
-                Some(status) => format!("ended with {status} before it listened on {socket}"),
-                None if Instant::now() > deadline => {
-                    format!("does not listen on {socket} after {START_LIMIT:?}")
-                }
-                None => {
-                    std::thread::sleep(Duration::from_millis(2));
-                    continue;
-                }
-            };
-            return Err(BenchError::program(&self.program, found));
+            if let Some(status) = ended {
+                return self.failed(format!("ended with {status} before it listened on {socket}"));
+            }
+            if Instant::now() > deadline {
+                return self.failed(format!("does not listen on {socket} after {START_LIMIT:?}"));
+            }
+            std::thread::sleep(Duration::from_millis(2));
         }
         Ok(())
     }
@@ -97,7 +93,11 @@ impl Child {
         if status.success() {
             return Ok(());
         }
-        Err(BenchError::program(&self.program, format!("ended with {status}")))
+        self.failed(format!("ended with {status}"))
+    }
+
+    fn failed<T>(&self, found: String) -> Result<T> {
+        Err(BenchError::program(&self.program, found))
     }
 }
 

@@ -80,6 +80,11 @@ impl BenchError {
         causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
     }
 
+    pub(crate) fn device(policy: impl Into<String>) -> impl FnOnce(DeviceError) -> Self {
+        let policy = policy.into();
+        move |source| Self::Device { policy, source }
+    }
+
     pub(crate) fn os(
         action: &'static str,
         path: impl Into<PathBuf>,

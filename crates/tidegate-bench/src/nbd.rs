@@ -56,6 +56,7 @@ pub enum Policy {
     QemuNbd,
 }
 
+/// All servers, in the order of messages.
 const SERVERS: [Policy; 6] = [
     Policy::Btt,
     Policy::Cache,

@@ -198,8 +198,8 @@ impl ChildCommand {
 }
 
 impl Engine {
-    fn failed(self) -> impl Fn(DeviceError) -> BenchError {
-        move |source| BenchError::Device { policy: name_of(self), source }
+    fn failed(self) -> impl FnOnce(DeviceError) -> BenchError {
+        BenchError::device(name_of(self))
     }
 
     fn create(self, pool: &Path, bytes: u64) -> Result<()> {

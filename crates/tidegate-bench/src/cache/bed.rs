@@ -11,7 +11,7 @@ use tidegate::pmem::{MediaModel, Region};
 use tidegate::stats::{Collector, Value};
 use tidegate::tier::{SettingError, Tier};
 
-use super::{Bench, CacheArgs, LOG};
+use super::{Bench, CACHE, CacheArgs, LOG};
 use crate::block::{new_btt, new_log_device, pool_bytes, unnamed_region};
 use crate::error::{BenchError, Result};
 use crate::floor::BareCopy;
@@ -41,8 +41,7 @@ impl Subject {
     }
 
     pub(super) fn failed(&self) -> impl FnOnce(DeviceError) -> BenchError + use<> {
-        let policy = self.policy.to_owned();
-        move |source| BenchError::Device { policy, source }
+        BenchError::device(self.policy)
     }
 
     fn traffic(&self) -> Option<Traffic> {
@@ -55,16 +54,22 @@ impl Subject {
     }
 }
 
-/// A cache that is not as users get it.
+/// A cache by its lines and its setting of `cost`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Variant {
     pub(super) policy: &'static str,
     line_bytes: u32,
-    /// The setting.
     cost: &'static str,
 }
 
 impl Variant {
+    /// As users get it, and all others.
+    pub(super) const ALL: [Self; 4] = [
+        Self { policy: CACHE, line_bytes: PAGE_BYTES, cost: "off" },
+        Self::LINES[0],
+        Self::LINES[1],
+        Self::BY_COST,
+    ];
     /// Lines of the study's other sizes.
     pub(super) const LINES: [Self; 2] = [
         Self { policy: "cache-16k", line_bytes: 16 << 10, cost: "off" },
@@ -196,9 +201,8 @@ fn filled(subject: Subject, bytes: u64) -> Result<Subject> {
 
 /// A device of `bytes` that keeps nothing.
 pub(super) fn null(bytes: u64) -> Result<Arc<dyn BlockDevice>> {
-    let failed = |source| BenchError::Device { policy: "null".to_owned(), source };
-    let blocks = bytes / u64::from(PAGE_BYTES);
-    Ok(Arc::new(NullDevice::new(PAGE_BYTES, blocks).map_err(failed)?))
+    let device = NullDevice::new(PAGE_BYTES, bytes / u64::from(PAGE_BYTES));
+    Ok(Arc::new(device.map_err(BenchError::device("null"))?))
 }
 
 /// A device of `bytes` that keeps nothing and takes as long as `delays` say.

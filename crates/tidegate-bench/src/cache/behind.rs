@@ -64,11 +64,11 @@ pub(super) fn full(bench: &mut Bench<'_>) -> Result<()> {
 /// A file on the disk, with no name any more and all of it written.
 fn file(bench: &mut Bench<'_>, bytes: u64) -> Result<Arc<dyn BlockDevice>> {
     let dir = scratch(&bench.args.files)?;
-    let failed = |source| BenchError::Device { policy: BACKING.to_owned(), source };
+    let failed = || BenchError::device(BACKING);
     let options = FileOptions { create_bytes: Some(bytes), ..FileOptions::default() };
-    let device = FileDevice::open(&dir.path().join("backing"), &options).map_err(failed)?;
+    let device = FileDevice::open(&dir.path().join("backing"), &options).map_err(failed())?;
     let workload = writes(Pattern::Sequential, bytes, Stop::Requests(0));
-    Workload { block_bytes: 1 << 20, ..workload }.fill(&device).map_err(failed)?;
+    Workload { block_bytes: 1 << 20, ..workload }.fill(&device).map_err(failed())?;
     Ok(Arc::new(device))
 }
 

@@ -107,14 +107,14 @@ impl Behind {
     }
 
     fn device(self, bytes: u64) -> Result<Arc<dyn BlockDevice>> {
-        let failed = |source| BenchError::Device { policy: "memory".to_owned(), source };
+        let failed = || BenchError::device("memory");
         match self {
             Self::Null => null(bytes),
             Self::Memory => {
                 let blocks = bytes / u64::from(PAGE_BYTES);
-                let device = MemoryDevice::new(PAGE_BYTES, blocks).map_err(failed)?;
+                let device = MemoryDevice::new(PAGE_BYTES, blocks).map_err(failed())?;
                 let all = writes(Pattern::Sequential, bytes, Stop::Requests(0));
-                all.fill(&device).map_err(failed)?;
+                all.fill(&device).map_err(failed())?;
                 Ok(Arc::new(device))
             }
             Self::Delay => slow(bytes, SLOW),

@@ -83,10 +83,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
                 for peer in &peers {
                     file.twice(bench, peer, repetition)?;
                 }
-                let cache = pool.subject(CACHE, Arc::clone(&backing))?;
-                file.twice(bench, &cache, repetition)?;
-                drop(cache);
-                for variant in variants() {
+                for variant in Variant::ALL {
                     let cache = pool.variant(&variant, Arc::clone(&backing))?;
                     file.twice(bench, &cache, repetition)?;
                 }
@@ -126,11 +123,6 @@ fn deep(
     Ok(())
 }
 
-/// Caches beside the one that users get.
-fn variants() -> impl Iterator<Item = Variant> {
-    Variant::LINES.into_iter().chain([Variant::BY_COST])
-}
-
 /// One file, written by writes of one size.
 struct File {
     file_pct: u64,
@@ -147,7 +139,7 @@ impl File {
 
     fn twice(&self, bench: &mut Bench<'_>, subject: &Subject, repetition: u32) -> Result<()> {
         let deep = DEEP_WRITES_BYTES.len() * DEEP_FILES_PCT.len() * 4;
-        let steps = WRITES_BYTES.len() * FILES_PCT.len() * (4 + variants().count()) + deep;
+        let steps = WRITES_BYTES.len() * FILES_PCT.len() * (3 + Variant::ALL.len()) + deep;
         let size = size_name(u64::from(self.workload.block_bytes));
         let (policy, pct) = (subject.policy, self.file_pct);
         let what = format!("{policy} file of {pct} %, writes of {size}, run {repetition}");
@@ -168,8 +160,7 @@ pub(crate) fn figures() -> Vec<Figure> {
         ("study-512k", "Writes of 512 KiB, MB/s"),
         ("study-1m", "Writes of 1 MiB, MB/s"),
     ];
-    let policies = [CACHE].into_iter().chain(variants().map(|it| it.policy));
-    let policies: Vec<_> = policies.chain(["btt", BACKING]).collect();
+    let policies = [&Variant::ALL.map(|it| it.policy)[..], &["btt", BACKING]].concat();
     let figure = |((name, title), block_bytes)| {
         let block_bytes = u64::from(block_bytes);
         let column = |(access, file_pct): (Access, u64)| {

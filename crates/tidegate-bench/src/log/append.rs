@@ -84,7 +84,7 @@ fn run(
 ) -> Result<Outcome> {
     let writes = Workload::writes(Pattern::Uniform, block_bytes, FILE_BYTES, stop);
     let workload = Workload { threads, iodepth: args.iodepth, ..writes };
-    workload.run(device).map_err(|source| BenchError::Device { policy: "log".to_owned(), source })
+    workload.run(device).map_err(BenchError::device("log"))
 }
 
 /// What takes appends, and is durable when it returns.

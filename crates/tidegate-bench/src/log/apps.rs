@@ -73,14 +73,12 @@ fn compare(bench: &mut Bench<'_>, driver: &Path, app: &str) -> Result<()> {
 }
 
 fn run(bench: &Bench<'_>, way: Way, driver: &Path, app: &str) -> Result<Sample> {
-    let output = bench.bed.in_directory("app", |directory| {
-        let mut command = Command::new(find_program(PYTHON, "python3")?);
-        command.arg(driver).arg(app).arg(directory).arg(bench.args.seconds.to_string());
-        command.args(started_by(bench, way)?);
-        bench.bed.place(&mut command);
-        output_of(command)
-    })?;
-    parse_sample(app, output.trim())
+    let directory = bench.bed.empty_directory()?;
+    let mut command = Command::new(find_program(PYTHON, "python3")?);
+    command.arg(driver).arg(app).arg(directory.path()).arg(bench.args.seconds.to_string());
+    command.args(started_by(bench, way)?);
+    bench.bed.place(&mut command);
+    parse_sample(app, output_of(command)?.trim())
 }
 
 /// The words that start a program in this way.

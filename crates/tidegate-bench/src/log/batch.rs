@@ -74,7 +74,7 @@ fn full_log(args: &LogArgs, backing: Arc<dyn BlockDevice>, batch: u64) -> Result
 
 fn write(device: &LogDevice, bytes: u64, stop: Stop) -> Result<Outcome> {
     let writes = Workload::writes(Pattern::Uniform, BLOCK_BYTES, bytes, stop);
-    writes.run(device).map_err(|source| BenchError::Device { policy: "log".to_owned(), source })
+    writes.run(device).map_err(BenchError::device("log"))
 }
 
 #[cfg(test)]

@@ -159,22 +159,13 @@ impl Bed {
         command.current_dir(self.files()).env("TIDEGATE_COVER_AFTER", "2");
     }
 
-    /// Runs `run` on an empty directory of that name, once all that was written is on the disk. The
-    /// directory goes afterwards.
-    pub(super) fn in_directory<R>(
-        &self,
-        name: &str,
-        run: impl FnOnce(&Path) -> Result<R>,
-    ) -> Result<R> {
-        let directory = self.file(name);
-        let remove = || std::fs::remove_dir_all(&directory);
-        // One that is left behind makes the next run fail, which says so.
-        let _ = remove();
-        std::fs::create_dir(&directory).map_err(BenchError::os("make", &directory))?;
+    /// An empty directory for a run, once all that was written is on the disk. It goes with the
+    /// result.
+    pub(super) fn empty_directory(&self) -> Result<TempDir> {
+        let directory = scratch(self.files())?;
+        open_to_all(directory.path())?;
         self.sync_disk()?;
-        let done = run(&directory)?;
-        remove().map_err(BenchError::os("remove", &directory))?;
-        Ok(done)
+        Ok(directory)
     }
 
     /// A file of `bytes` random bytes, on the disk. Written page by page, as databases do: the page

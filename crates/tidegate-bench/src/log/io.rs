@@ -137,19 +137,19 @@ impl IoArgs {
     }
 
     fn measure(&self) -> Result<Measured> {
-        let failed = |source| BenchError::Device { policy: "a file".to_owned(), source };
+        let failed = || BenchError::device("a file");
         let files = Files::open(self)?;
         if self.kind == Kind::ReadDirty {
-            self.workload(1).fill(&files).map_err(failed)?;
+            self.workload(1).fill(&files).map_err(failed())?;
         }
         if self.seconds.is_none() {
             let warm_up = Stop::Requests(warm_up_requests(self.requests));
-            Workload { stop: warm_up, ..self.workload(2) }.run(&files).map_err(failed)?;
+            Workload { stop: warm_up, ..self.workload(2) }.run(&files).map_err(failed())?;
         }
-        let mut outcome = self.workload(1).run(&files).map_err(failed)?;
+        let mut outcome = self.workload(1).run(&files).map_err(failed())?;
         if self.sync == Sync::End {
             let begun = Instant::now();
-            files.sync_all().map_err(failed)?;
+            files.sync_all().map_err(failed())?;
             outcome.elapsed += begun.elapsed();
         }
         let timeline = self.seconds.map(|_| outcome.timeline.row("", ""));

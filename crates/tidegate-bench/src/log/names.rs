@@ -50,9 +50,8 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 fn run(bench: &Bench<'_>, way: Way, driver: &Path, pattern: &str) -> Result<Sample> {
-    let output = bench.bed.in_directory("deliveries", |directory| {
-        bench.run_driver(way, driver, directory, pattern)
-    })?;
+    let directory = bench.bed.empty_directory()?;
+    let output = bench.run_driver(way, driver, directory.path(), pattern)?;
     parse_sample(DRIVER.name, output.trim())
 }
 

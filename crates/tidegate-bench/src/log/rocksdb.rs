@@ -3,7 +3,6 @@
 use super::bed::Way;
 use super::files::pool;
 use super::{Bench, Part, RUN_PREFIX, Runner};
-use crate::block::scratch;
 use crate::child::{find_program, output_of};
 use crate::error::Result;
 use crate::measure::{Key, Op, Sample};
@@ -32,13 +31,12 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 fn fill(bench: &Bench<'_>, way: Way) -> Result<Sample> {
-    let dir = scratch(bench.bed.files())?;
+    let dir = bench.bed.empty_directory()?;
     let slow = way.runner == Runner::Plain && way.syncs;
     let records = bench.args.scaled(if slow { SYNCED_RECORDS } else { RECORDS }, 100);
     let program = find_program("db_bench", "rocksdb-tools")?;
     let mut command = bench.bed.command(way.runner, pool(bench.args), program);
     let db = dir.path().join("db");
     command.args(db_bench_options(&[BENCHMARK], &db, records, VALUE_BYTES, way.syncs));
-    bench.bed.sync_disk()?;
     parse_db_bench(&output_of(command)?, BENCHMARK)
 }

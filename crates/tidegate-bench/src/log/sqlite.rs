@@ -1,6 +1,6 @@
 //! `SQLite`, one insert a transaction, in all journal modes.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::bed::Way;
 use super::files::pool;
@@ -43,30 +43,9 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 fn insert(bench: &Bench<'_>, way: Way, driver: &Path, mode: &str) -> Result<Sample> {
-    let database = Database(bench.bed.file("rows.db"));
-    database.remove();
-    bench.bed.sync_disk()?;
-    parse_sample(DRIVER.name, bench.run_driver(way, driver, &database.0, mode)?.trim())
-}
-
-/// A database with the files beside it.
-struct Database(PathBuf);
-
-impl Database {
-    fn remove(&self) {
-        for ending in ["", "-journal", "-wal", "-shm"] {
-            let mut path = self.0.clone().into_os_string();
-            path.push(ending);
-            // Where one is left behind, the next to make the table fails, and says so.
-            let _ = std::fs::remove_file(Path::new(&path));
-        }
-    }
-}
-
-impl Drop for Database {
-    fn drop(&mut self) {
-        self.remove();
-    }
+    let directory = bench.bed.empty_directory()?;
+    let database = directory.path().join("rows.db");
+    parse_sample(DRIVER.name, bench.run_driver(way, driver, &database, mode)?.trim())
 }
 
 #[cfg(test)]
@@ -79,11 +58,11 @@ mod tests {
     #[test]
     fn the_driver_inserts_in_every_journal_mode() {
         let dir = tempfile::tempdir().unwrap();
-        let (driver, path) = (DRIVER.compile(dir.path(), CC).unwrap(), dir.path().join("rows.db"));
+        let driver = DRIVER.compile(dir.path(), CC).unwrap();
         for mode in MODES {
-            let database = Database(path.clone());
+            let database = dir.path().join(format!("{mode}.db"));
             let mut command = Command::new(&driver);
-            command.arg(&database.0).args([mode, "off", "0.02"]);
+            command.arg(&database).args([mode, "off", "0.02"]);
             let output = output_of(command).unwrap();
             let sample = parse_sample(DRIVER.name, output.trim()).unwrap();
             assert!(sample.ops > 0 && sample.p50_ns <= sample.max_ns, "{mode}: {sample:?}");

@@ -57,7 +57,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
             Ok(())
         })?;
     }
-    remove(&input.dir)
+    std::fs::remove_dir_all(&input.dir).map_err(BenchError::os("remove", &input.dir))
 }
 
 /// What the programs read.
@@ -91,15 +91,11 @@ impl Input {
 
     /// Seconds that the command of a program takes whose files go to a new directory.
     fn run(&self, bench: &Bench<'_>, mut command: Command, program: &str) -> Result<f64> {
-        let output = self.dir.join("output");
-        std::fs::create_dir(&output).map_err(BenchError::os("create", &output))?;
-        bench.bed.sync_disk()?;
-        command.args(self.words(program)).current_dir(&output);
+        let output = bench.bed.empty_directory()?;
+        command.args(self.words(program)).current_dir(output.path());
         let begun = Instant::now();
         output_of(command)?;
-        let elapsed_s = begun.elapsed().as_secs_f64();
-        remove(&output)?;
-        Ok(elapsed_s)
+        Ok(begun.elapsed().as_secs_f64())
     }
 
     fn words(&self, program: &str) -> Vec<OsString> {
@@ -117,8 +113,4 @@ impl Input {
 
 fn write(path: &Path, content: &str) -> Result<()> {
     std::fs::write(path, content).map_err(BenchError::os("write", path))
-}
-
-fn remove(dir: &Path) -> Result<()> {
-    std::fs::remove_dir_all(dir).map_err(BenchError::os("remove", dir))
 }

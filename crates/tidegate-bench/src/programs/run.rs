@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{CASE_PREFIX, Part, ProgramsArgs};
+use crate::block::scratch;
 use crate::child::{find_program, output_of};
 use crate::error::{BenchError, Result};
 use crate::fio::{self, whole};
@@ -119,9 +120,10 @@ impl Run<'_> {
         value_bytes: u64,
         sync: bool,
     ) -> Result<String> {
-        let db = Removed(self.path.join("db"));
+        let dir = scratch(self.path)?;
+        let db = dir.path().join("db");
         let mut command = Command::new(&self.programs.db_bench);
-        command.args(db_bench_options(benchmarks, &db.0, records, value_bytes, sync));
+        command.args(db_bench_options(benchmarks, &db, records, value_bytes, sync));
         output_of(command)
     }
 
@@ -129,9 +131,9 @@ impl Run<'_> {
         let value_bytes = 1024;
         let records = (self.args.data / value_bytes).to_string();
         for workload in ["load", "a", "f"] {
-            let db = Removed(self.path.join("db"));
+            let dir = scratch(self.path)?;
             let mut command = Command::new(&self.programs.ycsb);
-            command.arg(&db.0).args([&records, &records]).arg(workload);
+            command.arg(dir.path().join("db")).args([&records, &records]).arg(workload);
             let sample = parse_sample("ycsb", &output_of(command)?)?;
             self.add(&format!("ycsb-{workload}"), Op::Write, 1, value_bytes, sample);
         }
@@ -140,9 +142,9 @@ impl Run<'_> {
 
     fn filebench(&mut self) -> Result<()> {
         for (personality, threads, value_bytes) in PERSONALITIES {
-            let files = Removed(self.path.join("files"));
+            let dir = scratch(self.path)?;
             let mut command = Command::new(&self.programs.filebench);
-            command.arg(&files.0).arg(personality);
+            command.arg(dir.path().join("files")).arg(personality);
             command.args([self.args.data.to_string(), self.args.seconds.to_string()]);
             let sample = parse_sample("filebench", &output_of(command)?)?;
             let case = format!("filebench-{personality}");
@@ -154,7 +156,7 @@ impl Run<'_> {
     /// Random requests of 4 KiB around the page cache: writes, writes with an fsync after every
     /// 16th, reads.
     fn fio(&mut self) -> Result<()> {
-        let file = Removed(self.path.join("file"));
+        let dir = scratch(self.path)?;
         for (case, op, fsync) in
             [("write", Op::Write, 0), ("write-fsync-16", Op::Write, 16), ("read", Op::Read, 0)]
         {
@@ -162,7 +164,7 @@ impl Run<'_> {
             command.args(["--ioengine=psync", "--direct=1", "--bs=4096"]);
             command.args(["--time_based", "--norandommap", "--randrepeat=0"]);
             command.args([
-                format!("--filename={}", file.0.display()),
+                format!("--filename={}", dir.path().join("file").display()),
                 format!("--size={}", self.args.data),
                 format!("--fsync={fsync}"),
                 format!("--runtime={}ms", (self.args.seconds * 1e3).round()),
@@ -192,21 +194,6 @@ pub(crate) fn db_bench_options(
         "--compression_type=none".to_owned(),
         "--seed=1".to_owned(),
     ]
-}
-
-/// A file or directory that is removed at the end.
-struct Removed(PathBuf);
-
-impl Drop for Removed {
-    fn drop(&mut self) {
-        // Where this fails the file system, which goes as well, is full or broken: the next program
-        // will say so.
-        let _ = if self.0.is_dir() {
-            std::fs::remove_dir_all(&self.0)
-        } else {
-            std::fs::remove_file(&self.0)
-        };
-    }
 }
 
 /// Reads what `db_bench` printed of `benchmark`: its line, and the histogram in microseconds behind
