@@ -228,11 +228,11 @@ impl Run<'_> {
         subject.top().flush().map_err(subject.failed())?;
         let (policy, case) = (subject.policy.name(), &cell.case);
         let Workload { threads, iodepth, block_bytes, .. } = *measured;
-        for (op, mut sample) in Sample::of_kinds(&outcome, traffic) {
+        for (op, sample) in Sample::of_kinds(&outcome, traffic) {
             // Of a mix, what was stored belongs to the writes.
-            sample.traffic = traffic.filter(|_| op == Op::Write || outcome.write.is_empty());
+            let traffic = traffic.filter(|_| op == Op::Write || outcome.write.is_empty());
             let key = Key::new(policy, subject.case(op, cell), op, block_bytes.into());
-            self.collector.add(Key { threads, iodepth, ..key }, sample);
+            self.collector.add(Key { threads, iodepth, ..key }, Sample { traffic, ..sample });
         }
         if let Some((before, after)) = phases {
             let (policy, case) = (policy.to_owned(), case.clone());

@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -220,9 +220,16 @@ struct Files {
 
 impl Files {
     fn open(args: &IoArgs) -> Result<Self> {
-        let open = |path: &PathBuf| open(path, args.kind, args.sync);
+        let IoArgs { kind, sync, .. } = *args;
+        let mut options = File::options();
+        options.read(true).write(kind != Kind::ReadOnly && kind != Kind::Append);
+        options.append(kind == Kind::Append);
+        if sync == Sync::Dsync {
+            options.custom_flags(i32::try_from(rustix::fs::OFlags::DSYNC.bits()).unwrap_or(0));
+        }
+        let open = |path: &PathBuf| options.open(path).map_err(BenchError::os("open", path));
         let open = args.files.iter().map(open).collect::<Result<_>>()?;
-        Ok(Self { open, threads: ThreadNumbers::new(), kind: args.kind, sync: args.sync })
+        Ok(Self { open, threads: ThreadNumbers::new(), kind, sync })
     }
 
     fn mine(&self) -> &File {
@@ -232,16 +239,6 @@ impl Files {
     fn sync_all(&self) -> device::Result<()> {
         self.open.iter().try_for_each(|file| file.sync_data().map_err(failed("fdatasync")))
     }
-}
-
-fn open(path: &Path, kind: Kind, sync: Sync) -> Result<File> {
-    let mut options = File::options();
-    options.read(true).write(kind != Kind::ReadOnly && kind != Kind::Append);
-    options.append(kind == Kind::Append);
-    if sync == Sync::Dsync {
-        options.custom_flags(i32::try_from(rustix::fs::OFlags::DSYNC.bits()).unwrap_or(0));
-    }
-    options.open(path).map_err(BenchError::os("open", path))
 }
 
 fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> DeviceError {
@@ -286,6 +283,8 @@ impl BlockDevice for Files {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use clap::Parser;
 
     use super::*;
