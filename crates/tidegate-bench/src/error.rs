@@ -98,7 +98,7 @@ impl BenchError {
     }
 }
 
-/// Refuses the request with `message` unless it `is_met`.
+/// Fails with [`BenchError::Usage`] and `message` unless `is_met`.
 pub(crate) fn require(is_met: bool, message: &str) -> Result<()> {
     if is_met { Ok(()) } else { Err(BenchError::Usage(message.to_owned())) }
 }

@@ -23,8 +23,7 @@ pub(crate) struct BareCopy {
     commit: bool,
 }
 
-/// The shape of a device for measurements: it keeps what is written, durable when it is answered,
-/// and promises nothing else.
+/// The geometry of a device whose writes are durable when they return, without other promises.
 pub(crate) fn geometry(block_bytes: u32, blocks: u64) -> Geometry {
     Geometry {
         block_bytes,

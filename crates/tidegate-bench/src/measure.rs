@@ -327,7 +327,7 @@ pub(crate) fn find<'a>(
     })
 }
 
-/// The series of `policy` that has the rest of its key from `key`.
+/// The series of `policy` whose key is otherwise `key`.
 pub(crate) fn of_policy<'a>(series: &'a [Series], policy: &str, key: &Key) -> Option<&'a Series> {
     let wanted = Key { policy: policy.to_owned(), ..key.clone() };
     series.iter().find(|series| series.key == wanted)

@@ -56,7 +56,7 @@ pub enum Policy {
     QemuNbd,
 }
 
-/// All servers, in the order of messages.
+/// All servers, in the order in which messages list them.
 const SERVERS: [Policy; 6] = [
     Policy::Btt,
     Policy::Cache,

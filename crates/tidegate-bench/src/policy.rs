@@ -61,10 +61,10 @@ impl FromStr for Policy {
     }
 }
 
-/// The one of `all` whose name is `text`.
+/// Finds the value in `all` whose name is `text`.
 ///
 /// # Errors
-/// None is: the message has the names of all. `what` is what they are called.
+/// No name matches: the message calls the value `what`, and lists all names.
 pub(crate) fn by_name<T: Copy>(
     what: &str,
     all: &[T],

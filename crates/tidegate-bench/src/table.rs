@@ -22,7 +22,7 @@ impl Table {
         Self { name, title: title.into(), headers, rows: Vec::new() }
     }
 
-    /// A table of rows whose cells each come with the header of their column, one for all rows.
+    /// A table of `rows`: each cell stands with the header of its column, as in all rows.
     pub(crate) fn of_rows<'h, const COLUMNS: usize>(
         name: &'static str,
         title: impl Into<String>,

@@ -32,8 +32,8 @@ pub(super) const BATCHES: &str = "backing-512";
 /// The share of `--size` that the cache has, and the size of its backing in sizes of that.
 const SHARE: u64 = 2;
 const BACKING_SIZES: u64 = 4;
-/// Length of a run in those of other runs: a backing takes hundreds of pages at once, and now and
-/// then.
+/// How many times as long as other runs these take: a backing is given hundreds of pages at once,
+/// now and then.
 pub(super) const LONGER: f64 = 5.0;
 /// Writes between two flushes of the client.
 pub(super) const FLUSH_EVERY: u64 = 32;

@@ -140,7 +140,8 @@ impl CacheArgs {
     /// Whether all is there that [`measure`](Self::measure) will need, and the request makes sense.
     ///
     /// # Errors
-    /// [`BenchError::Usage`](crate::error::BenchError::Usage), and a program is missing.
+    /// [`BenchError::Usage`](crate::error::BenchError::Usage),
+    /// [`BenchError::Missing`](crate::error::BenchError::Missing).
     pub fn check(&self) -> Result<()> {
         let is_run_time = self.seconds > 0.0 && self.seconds < 3600.0;
         require(is_run_time, "--seconds: expected more than 0 and less than an hour")?;

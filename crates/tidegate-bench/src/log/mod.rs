@@ -399,7 +399,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Runs a driver of ours once on a file or directory; what it printed.
+    /// Runs one of our drivers once on a file or directory, and returns what it printed.
     fn run_driver(&self, way: Way, driver: &Path, on: &Path, pattern: &str) -> Result<String> {
         let mut command = self.bed.command(way.runner, files::pool(self.args), driver);
         command.arg(on).args([pattern, if way.syncs { "full" } else { "off" }]);

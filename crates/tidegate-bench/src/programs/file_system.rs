@@ -79,8 +79,7 @@ impl Drop for Fuse {
     }
 }
 
-/// A mounted device. Dropping it unmounts the file system, if it still is mounted: what cannot be
-/// undone now is undone when its last user ends.
+/// A mounted file system, unmounted on drop: one that is in use, when its last user ends.
 pub(crate) struct Mount {
     pub(crate) path: PathBuf,
 }
@@ -126,7 +125,7 @@ fn wait_for(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A loop device. Dropping it detaches it, where it is mounted once its last user ends.
+/// A loop device, detached on drop: one that is mounted, when it is unmounted.
 pub(crate) struct Loop(String);
 
 impl Loop {
