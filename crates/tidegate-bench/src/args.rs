@@ -89,7 +89,7 @@ fn block_report(args: &BlockArgs) -> Result<Report> {
 
 fn nbd_report(args: &NbdArgs) -> Result<Report> {
     let mut progress = Progress::new(nbd::planned(args));
-    Ok(Report::of(args.common.machine(), nbd::measure(args, &mut progress)?))
+    Ok(Report::of(args.common.machine(), nbd::measure(args, &mut progress, true)?))
 }
 
 fn log_report(args: &LogArgs) -> Result<Report> {

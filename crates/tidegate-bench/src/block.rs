@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::btt::{Btt, BttError, BttOptions};
+use tidegate::btt::{Btt, BttOptions};
 use tidegate::device::{BlockDevice, DeviceError};
 use tidegate::dram::{self, DramTier, Phases};
 use tidegate::log::device::{Binding, LogDevice, LogDeviceOptions};
@@ -44,7 +44,8 @@ pub(crate) const COPY_READ: &str = "bare-copy";
 /// A device under test.
 struct Subject {
     policy: Policy,
-    case: Case,
+    /// What writes of a bare copy are called, instead of what the cell is.
+    copy_case: Option<&'static str>,
     device: Arc<dyn BlockDevice>,
     /// The DRAM tier over the device, with the size that was asked for.
     tier: Option<(u64, Arc<dyn DramTier>)>,
@@ -52,38 +53,27 @@ struct Subject {
     region: Option<Arc<Region>>,
 }
 
-/// What the case of a subject is called.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Case {
-    /// As the cell is.
-    Cell,
-    /// The floor with so many fences a write.
-    Copy { fences: u8 },
-}
-
 impl Subject {
     fn new(policy: Policy, device: Arc<dyn BlockDevice>, region: Option<Arc<Region>>) -> Self {
-        Self { policy, case: Case::Cell, device, tier: None, region }
+        Self { policy, copy_case: None, device, tier: None, region }
     }
 
-    fn case(&self, op: Op, cell: &Cell) -> String {
-        match (self.case, op) {
-            (Case::Cell, _) => cell.case.clone(),
-            (Case::Copy { .. }, Op::Read) => COPY_READ.to_owned(),
-            (Case::Copy { fences: 1 }, _) => COPY_ONE_FENCE.to_owned(),
-            (Case::Copy { .. }, _) => COPY_TWO_FENCES.to_owned(),
+    fn case<'a>(&self, op: Op, cell: &'a Cell) -> &'a str {
+        match (self.copy_case, op) {
+            (None, _) => &cell.case,
+            (Some(_), Op::Read) => COPY_READ,
+            (Some(case), _) => case,
         }
     }
 
     /// It runs `cell`. Reads of both copies are one measurement: one of them is enough.
     fn wants(&self, cell: &Cell) -> bool {
-        let twice = self.case == Case::Copy { fences: 1 } && cell.read_pct > 0;
+        let twice = self.copy_case == Some(COPY_ONE_FENCE) && cell.workload.read_pct > 0;
         cell.wanted.has(self.policy) && !twice
     }
 
     fn failed(&self) -> impl FnOnce(DeviceError) -> BenchError + use<> {
-        let policy = self.policy.name().to_owned();
-        move |source| BenchError::Device { policy, source }
+        BenchError::device(self.policy.name())
     }
 
     fn traffic(&self) -> Option<Traffic> {
@@ -139,7 +129,7 @@ pub fn planned(args: &BlockArgs) -> Duration {
 
 fn step_cost(cell: &Cell) -> Duration {
     let overrun = if cell.overrun { cell.cache_bytes / 4096 } else { 0 };
-    let run = match cell.stop {
+    let run = match cell.workload.stop {
         Stop::After(time) => time.mul_f64(1.0 + WARM_UP_SHARE),
         Stop::Requests(requests) => WRITE_COST * u32::try_from(requests).unwrap_or(u32::MAX),
     };
@@ -203,7 +193,7 @@ impl Run<'_> {
             let name = subject.policy.name();
             progress.step(&format!("{name}: write every block once"), fill_cost(self.args));
             fits(subject, self.args)?;
-            cell.workload(self.args).fill(&*subject.device).map_err(subject.failed())?;
+            cell.workload.fill(&*subject.device).map_err(subject.failed())?;
         }
         Ok(())
     }
@@ -226,26 +216,32 @@ impl Run<'_> {
     /// Runs `cell` once on a subject, after requests that are not counted.
     fn turn(&mut self, index: usize, cell: &Cell, first: bool) -> Result<()> {
         let subject = &self.subjects[index];
-        let measured = cell.workload(self.args);
-        warm_up(subject, cell, &measured, self.args)?;
+        let measured = &cell.workload;
+        warm_up(subject, cell)?;
         let (phases, traffic) = (subject.phases(), subject.traffic());
         let outcome = match self.trace.take() {
-            Some(path) => run_traced(subject, &measured, path)?,
+            Some(path) => run_traced(subject, measured, path)?,
             None => measured.run(&*subject.top()).map_err(subject.failed())?,
         };
         let traffic = subject.traffic().zip(traffic).map(|(after, before)| after.since(before));
         let phases = phases.zip(subject.phases());
         subject.top().flush().map_err(subject.failed())?;
-        collect(subject, self.args, cell, &outcome, traffic, &mut self.collector);
         let (policy, case) = (subject.policy.name(), &cell.case);
+        let Workload { threads, iodepth, block_bytes, .. } = *measured;
+        for (op, sample) in Sample::of_kinds(&outcome, traffic) {
+            // Of a mix, what was stored belongs to the writes.
+            let traffic = traffic.filter(|_| op == Op::Write || outcome.write.is_empty());
+            let key = Key::new(policy, subject.case(op, cell), op, block_bytes.into());
+            self.collector.add(Key { threads, iodepth, ..key }, Sample { traffic, ..sample });
+        }
         if let Some((before, after)) = phases {
             let (policy, case) = (policy.to_owned(), case.clone());
-            let place = Place { policy, case, threads: cell.threads, iodepth: cell.iodepth };
+            let place = Place { policy, case, threads, iodepth };
             let writes = outcome.write.len();
             let breakdown = Breakdown::between(place, cell.breakdown, &before, &after, writes);
             self.tiers.add(breakdown);
         }
-        if first && cell.timeline {
+        if first && !measured.tick.is_zero() {
             self.tiers.timelines.push(outcome.timeline.row(policy, case));
         }
         Ok(())
@@ -281,59 +277,35 @@ fn run_traced(subject: &Subject, workload: &Workload, path: &Path) -> Result<Out
 
 /// Runs the load of `cell` for a while with other blocks; where the cell wants a full cache, until
 /// it has overrun.
-fn warm_up(subject: &Subject, cell: &Cell, measured: &Workload, args: &BlockArgs) -> Result<()> {
+fn warm_up(subject: &Subject, cell: &Cell) -> Result<()> {
+    let measured = &cell.workload;
     let stop = match measured.stop {
         _ if cell.overrun && subject.tier.is_some() => {
-            let slots = cell.cache_bytes / u64::from(args.block_size);
-            Stop::Requests(slots * 9 / 8 / cell.threads as u64)
+            let slots = cell.cache_bytes / u64::from(measured.block_bytes);
+            Stop::Requests(slots * 9 / 8 / measured.threads as u64)
         }
         Stop::After(time) => Stop::After(time.mul_f64(WARM_UP_SHARE)),
         Stop::Requests(requests) => Stop::Requests(requests / 10),
     };
-    let (tick, seed) = (Duration::ZERO, !args.seed);
+    let (tick, seed) = (Duration::ZERO, !measured.seed);
     let workload = Workload { stop, tick, seed, ..measured.clone() };
     workload.run(&*subject.top()).map_err(subject.failed())?;
     if cell.overrun { Ok(()) } else { subject.top().flush().map_err(subject.failed()) }
 }
 
 fn describe(subject: &Subject, cell: &Cell) -> String {
-    let op = if cell.read_pct == 100 { Op::Read } else { Op::Write };
+    let Workload { read_pct, threads, iodepth, .. } = cell.workload;
+    let op = if read_pct == 100 { Op::Read } else { Op::Write };
     let (policy, case) = (subject.policy.name(), subject.case(op, cell));
-    let Cell { read_pct, threads, iodepth, .. } = cell;
     format!("{policy} {case}, {read_pct} % reads, {threads} threads, depth {iodepth}")
-}
-
-fn collect(
-    subject: &Subject,
-    args: &BlockArgs,
-    cell: &Cell,
-    outcome: &Outcome,
-    traffic: Option<Traffic>,
-    collector: &mut Collector,
-) {
-    let kinds =
-        [(Op::Write, &outcome.write), (Op::Read, &outcome.read), (Op::Flush, &outcome.flush)];
-    for (op, latencies) in kinds.into_iter().filter(|(_, latencies)| !latencies.is_empty()) {
-        let key = Key {
-            policy: subject.policy.name().to_owned(),
-            case: subject.case(op, cell),
-            op,
-            threads: cell.threads,
-            iodepth: cell.iodepth,
-            block_bytes: u64::from(args.block_size),
-        };
-        // Of a mix, what was stored belongs to the writes.
-        let traffic = traffic.filter(|_| op == Op::Write || outcome.write.is_empty());
-        collector.add(key, Sample::new(latencies, outcome.elapsed.as_secs_f64(), traffic));
-    }
 }
 
 /// Makes the subjects of `policy`.
 fn open(policy: Policy, args: &BlockArgs, subjects: &mut Vec<Subject>) -> Result<()> {
     match policy {
         Policy::Copy => {
-            subjects.push(open_copy(args, 1)?);
-            subjects.push(open_copy(args, 2)?);
+            subjects.push(open_copy(args, COPY_ONE_FENCE)?);
+            subjects.push(open_copy(args, COPY_TWO_FENCES)?);
         }
         Policy::Raw => subjects.push(open_raw(args)?),
         Policy::Btt | Policy::Tier(_) => subjects.push(open_btt(policy, args)?),
@@ -342,12 +314,12 @@ fn open(policy: Policy, args: &BlockArgs, subjects: &mut Vec<Subject>) -> Result
     Ok(())
 }
 
-fn open_copy(args: &BlockArgs, fences: u8) -> Result<Subject> {
+fn open_copy(args: &BlockArgs, case: &'static str) -> Result<Subject> {
     let words = args.common.size / u64::from(args.block_size) * 8;
     let region = unnamed_region(&args.common.dir, &args.common.media, args.common.size + words)?;
-    let device = BareCopy::new(Arc::clone(&region), args.block_size, fences == 2);
+    let device = BareCopy::new(Arc::clone(&region), args.block_size, case == COPY_TWO_FENCES);
     let subject = Subject::new(Policy::Copy, Arc::new(device), Some(region));
-    Ok(Subject { case: Case::Copy { fences }, ..subject })
+    Ok(Subject { copy_case: Some(case), ..subject })
 }
 
 fn open_raw(args: &BlockArgs) -> Result<Subject> {
@@ -373,10 +345,8 @@ fn open_btt(policy: Policy, args: &BlockArgs) -> Result<Subject> {
 /// Makes a BTT with blocks of `lba_bytes` in `region`, and opens it.
 pub(crate) fn new_btt(region: &Arc<Region>, lba_bytes: u32) -> Result<Btt> {
     let options = BttOptions { lba_bytes, ..BttOptions::default() };
-    let failed =
-        |source: BttError| BenchError::Device { policy: "btt".to_owned(), source: source.into() };
-    tidegate::btt::create(region, &options).map_err(failed)?;
-    Btt::open(Arc::clone(region)).map_err(failed)
+    tidegate::btt::create(region, &options)?;
+    Ok(Btt::open(Arc::clone(region))?)
 }
 
 /// Makes a log in `region`, and opens it as users get it: a device before `backing`.
@@ -406,22 +376,27 @@ pub(crate) fn pool_bytes(size_bytes: u64) -> u64 {
     size_bytes + size_bytes / 64 + (16 << 20)
 }
 
-/// A region on a file in `dir` that has no name any more.
-/// Memory of `bytes` in a file in `dir` that goes with it.
+/// Memory of `bytes` in a file in `dir` that has no name any more.
 ///
 /// # Errors
 /// No file can be made there.
 pub fn unnamed_region(dir: &Path, media: &MediaModel, bytes: u64) -> Result<Arc<Region>> {
     let dir = scratch(dir)?;
+    Ok(Arc::new(create_region(&dir.path().join("pool"), media, bytes)?))
+}
+
+/// Memory of `bytes` in a new file.
+pub(crate) fn create_region(path: &Path, media: &MediaModel, bytes: u64) -> Result<Region> {
     let options = RegionOptions {
         domain: Some(Domain::Adr),
         create_bytes: Some(bytes),
         media: media.clone(),
         ..RegionOptions::default()
     };
-    Ok(Arc::new(Region::open(&dir.path().join("pool"), &options)?))
+    Ok(Region::open(path, &options)?)
 }
 
+/// A directory in `dir` that goes with the result.
 pub(crate) fn scratch(dir: &Path) -> Result<tempfile::TempDir> {
     tempfile::Builder::new()
         .prefix("tidegate-bench-")

@@ -8,7 +8,7 @@ use tidegate::pmem::MediaModel;
 use tidegate::size::parse_bytes;
 
 use crate::common::{CommonArgs, DEFAULT_SECONDS};
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, require};
 use crate::output::OutputArgs;
 use crate::pattern::Pattern;
 use crate::policy::Policy;
@@ -89,58 +89,27 @@ impl BlockArgs {
         Duration::from_secs_f64(self.common.seconds.unwrap_or(default))
     }
 
-    pub(crate) fn thread_counts(&self) -> Vec<usize> {
-        or_default(&self.threads, &[1])
-    }
-
-    pub(crate) fn depths(&self) -> Vec<u32> {
-        or_default(&self.iodepth, &[1])
-    }
-
-    pub(crate) fn caches(&self) -> Vec<u64> {
-        or_default(&self.cache, &[64 << 20])
-    }
-
-    pub(crate) fn read_shares(&self) -> Vec<u8> {
-        or_default(&self.read_share, &[0, 100])
-    }
-
-    pub(crate) fn pattern(&self) -> Pattern {
-        self.pattern.unwrap_or(Pattern::Uniform)
-    }
-
     /// Refuses combinations that make no sense.
     ///
     /// # Errors
     /// [`BenchError::Usage`].
     pub(crate) fn check(&self) -> Result<()> {
         self.common.check()?;
-        let usage = |message: String| Err(BenchError::Usage(message));
-        if self.threads.contains(&0) || self.iodepth.contains(&0) {
-            return usage("--threads and --iodepth: expected at least 1".to_owned());
-        }
+        let has_zero = self.threads.contains(&0) || self.iodepth.contains(&0);
+        require(!has_zero, "--threads and --iodepth: expected at least 1")?;
         if let Some(pct) = self.read_share.iter().find(|&&pct| pct > 100) {
-            return usage(format!("--read-share {pct}: expected 0 to 100"));
+            return Err(BenchError::Usage(format!("--read-share {pct}: expected 0 to 100")));
         }
-        if !(1..=100).contains(&self.duty) {
-            return usage(format!("--duty {}: expected 1 to 100", self.duty));
-        }
-        if self.block_size < 512 || u64::from(self.block_size) > self.common.size {
-            return usage(format!("--block-size {}: expected 512 up to --size", self.block_size));
-        }
-        let media = &self.common.media;
-        if *media != MediaModel::default() && self.policies.contains(&Policy::Libpmemblk) {
-            return usage(format!(
-                "--media {media}: libpmemblk runs on the memory as it is; leave it out"
-            ));
-        }
-        Ok(())
+        let (duty, block_size, media) = (self.duty, self.block_size, &self.common.media);
+        require((1..=100).contains(&duty), &format!("--duty {duty}: expected 1 to 100"))?;
+        let is_block = block_size >= 512 && u64::from(block_size) <= self.common.size;
+        require(is_block, &format!("--block-size {block_size}: expected 512 up to --size"))?;
+        let has_peer = self.policies.contains(&Policy::Libpmemblk);
+        let message = "libpmemblk runs on the memory as it is; leave it out";
+        let is_possible = !has_peer || *media == MediaModel::default();
+        require(is_possible, &format!("--media {media}: {message}"))
     }
 }
 
 /// Seconds of each of the hundreds of runs behind the paper's plots, unless they are given.
 const PAPER_SECONDS: f64 = 0.2;
-
-fn or_default<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
-    if given.is_empty() { default.to_vec() } else { given.to_vec() }
-}

@@ -1,5 +1,6 @@
 //! Other programs started for a measurement: found first, ended with it, always reaped.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,7 +22,10 @@ pub(crate) struct Child {
 
 impl Child {
     /// Starts `program`, a path, with `args`.
-    pub(crate) fn start(program: &Path, args: &[String]) -> Result<Self> {
+    pub(crate) fn start<W: AsRef<OsStr>>(
+        program: &Path,
+        args: impl IntoIterator<Item = W>,
+    ) -> Result<Self> {
         let guard = find_program("setpriv", "util-linux")?;
         let mut command = Command::new(guard);
         command.args(["--pdeathsig", "KILL", "--"]).arg(program).args(args);
@@ -54,12 +58,11 @@ impl Child {
                 Ok(line) if line.contains(word) => return Ok(line),
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    let found = format!("printed no line with \"{word}\" in {} s", limit.as_secs());
-                    return Err(BenchError::program(&self.program, found));
+                    let limit_s = limit.as_secs();
+                    return self.failed(format!("printed no line with \"{word}\" in {limit_s} s"));
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    let found = format!("ended before it printed a line with \"{word}\"");
-                    return Err(BenchError::program(&self.program, found));
+                    return self.failed(format!("ended before it printed a line with \"{word}\""));
                 }
             }
         }
@@ -72,30 +75,29 @@ impl Child {
         while std::os::unix::net::UnixStream::connect(socket).is_err() {
             let ended =
                 self.process.try_wait().map_err(BenchError::os("wait for", &self.program))?;
+            let socket = socket.display();
             if let Some(status) = ended {
-                let found =
-                    format!("ended with {status} before it listened on {}", socket.display());
-                return Err(BenchError::program(&self.program, found));
+                return self.failed(format!("ended with {status} before it listened on {socket}"));
             }
             if Instant::now() > deadline {
-                let found =
-                    format!("does not listen on {} after {START_LIMIT:?}", socket.display());
-                return Err(BenchError::program(&self.program, found));
+                return self.failed(format!("does not listen on {socket} after {START_LIMIT:?}"));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
         Ok(())
     }
-}
 
-impl Child {
     /// Waits until the program has ended by itself.
     pub(crate) fn end(mut self) -> Result<()> {
         let status = self.process.wait().map_err(BenchError::os("wait for", &self.program))?;
         if status.success() {
             return Ok(());
         }
-        Err(BenchError::program(&self.program, format!("ended with {status}")))
+        self.failed(format!("ended with {status}"))
+    }
+
+    fn failed<T>(&self, found: String) -> Result<T> {
+        Err(BenchError::program(&self.program, found))
     }
 }
 
@@ -118,6 +120,11 @@ pub(crate) fn output_of(mut command: Command) -> Result<String> {
         return Err(BenchError::program(&program, format!("ended with {}: {last}", output.status)));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The path of the running program.
+pub(crate) fn this_program() -> Result<PathBuf> {
+    std::env::current_exe().map_err(BenchError::os("find", "/proc/self/exe"))
 }
 
 /// The path of `name`, as the shell would find it.

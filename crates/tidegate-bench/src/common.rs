@@ -6,7 +6,7 @@ use clap::Args;
 use tidegate::pmem::MediaModel;
 use tidegate::size::parse_bytes;
 
-use crate::error::{BenchError, Result};
+use crate::error::{Result, require};
 use crate::machine::Machine;
 
 /// What all measurements share.
@@ -43,17 +43,12 @@ impl CommonArgs {
     /// Refuses numbers that measure nothing.
     ///
     /// # Errors
-    /// [`BenchError::Usage`].
+    /// [`BenchError::Usage`](crate::error::BenchError::Usage).
     pub fn check(&self) -> Result<()> {
         let seconds = self.seconds();
-        if !(seconds > 0.0 && seconds < 86_400.0) {
-            let message = format!("--seconds {seconds}: expected more than 0 and less than a day");
-            return Err(BenchError::Usage(message));
-        }
-        if self.repetitions == 0 {
-            return Err(BenchError::Usage("--repetitions 0: expected at least 1".to_owned()));
-        }
-        Ok(())
+        let message = format!("--seconds {seconds}: expected more than 0 and less than a day");
+        require(seconds > 0.0 && seconds < 86_400.0, &message)?;
+        require(self.repetitions > 0, "--repetitions 0: expected at least 1")
     }
 }
 

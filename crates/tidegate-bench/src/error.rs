@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
+use tidegate::btt::BttError;
 use tidegate::cache::CacheError;
 use tidegate::device::DeviceError;
 use tidegate::pmem::PmemError;
@@ -61,6 +62,12 @@ pub enum BenchError {
     },
 }
 
+impl From<BttError> for BenchError {
+    fn from(error: BttError) -> Self {
+        Self::Device { policy: "btt".to_owned(), source: error.into() }
+    }
+}
+
 impl BenchError {
     /// The request was wrong (exit status 2), rather than that measuring failed (exit status 1).
     pub fn is_usage(&self) -> bool {
@@ -71,6 +78,11 @@ impl BenchError {
     pub fn with_causes(&self) -> String {
         let causes = std::iter::successors(Some(self as &dyn Error), |&error| error.source());
         causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    }
+
+    pub(crate) fn device(policy: impl Into<String>) -> impl FnOnce(DeviceError) -> Self {
+        let policy = policy.into();
+        move |source| Self::Device { policy, source }
     }
 
     pub(crate) fn os(
@@ -84,4 +96,9 @@ impl BenchError {
     pub(crate) fn program(program: &str, found: impl Into<String>) -> Self {
         Self::Program { program: program.to_owned(), found: found.into() }
     }
+}
+
+/// Fails with [`BenchError::Usage`] and `message` unless `is_met`.
+pub(crate) fn require(is_met: bool, message: &str) -> Result<()> {
+    if is_met { Ok(()) } else { Err(BenchError::Usage(message.to_owned())) }
 }

@@ -157,74 +157,47 @@ fn mean_ms(sample: &Sample) -> f64 {
     sample.mean_ns / 1e6
 }
 
-fn p9999_us(sample: &Sample) -> f64 {
-    sample.p9999_ns as f64 / 1e3
-}
-
-fn thousands_per_s(sample: &Sample) -> f64 {
-    sample.ops_per_s / 1e3
-}
-
 /// All figures of the Caiti paper but those over time and of the breakdown.
 pub(crate) fn figures() -> Vec<Figure> {
-    let main = || overrun_case(MATRIX_CACHES[0]);
-    let depths = || {
-        DEPTHS
-            .map(|depth| Column::new(depth.to_string(), main(), Op::Write, 1, depth))
-            .into_iter()
-            .collect()
+    let overruns = |label, bytes, threads, depth| {
+        Column::new(label, overrun_case(bytes), Op::Write, threads, depth)
     };
-    let threads = MATRIX_THREADS.map(|n| Column::new(n.to_string(), main(), Op::Write, n, DEPTH));
-    let caches =
-        CACHES.map(|bytes| Column::new(size_name(bytes), overrun_case(bytes), Op::Write, 1, DEPTH));
+    let main = MATRIX_CACHES[0];
+    let depths = || DEPTHS.map(|depth| overruns(depth.to_string(), main, 1, depth));
+    let threads = MATRIX_THREADS.map(|count| overruns(count.to_string(), main, count, DEPTH));
+    let caches = CACHES.map(|bytes| overruns(size_name(bytes), bytes, 1, DEPTH));
     let flushes =
         FLUSH_BYTES.map(|bytes| Column::new(size_name(bytes), flush_case(bytes), Op::Flush, 1, 1));
-    vec![
-        Figure {
-            style: Style::Ratios,
-            ..figure("tier-depth", "Mean write latency, µs (5a)", "depth", depths(), mean_us)
-        },
-        Figure {
-            style: Style::Ratios,
-            ..figure("tier-tail", "p99.99 of write latency, µs (5d)", "depth", depths(), p9999_us)
-        },
-        figure("tier-threads", "Writes, 1000/s (5e)", "threads", threads.into(), thousands_per_s),
-        figure(
-            "tier-cache",
-            "Mean write latency, µs (table 1)",
-            "cache size",
-            caches.into(),
-            mean_us,
-        ),
-        figure("tier-fsync", "Flush, ms (2b)", "bytes between flushes", flushes.into(), mean_ms),
-        duty_figure(),
-        burst_figure(),
-    ]
-}
-
-fn duty_figure() -> Figure {
-    let column = |pct| Column::new(format!("{pct} %"), duty_case(pct), Op::Flush, 1, 1);
-    let columns = DUTIES.map(column).into();
-    figure("tier-duty", "Flush after 64 MiB, ms", "duty cycle", columns, mean_ms)
-}
-
-fn burst_figure() -> Figure {
-    let columns = vec![
+    let duties = DUTIES.map(|pct| Column::new(format!("{pct} %"), duty_case(pct), Op::Flush, 1, 1));
+    let bursts = [
         Column::new("write in bursts".to_owned(), BURST_CASE.to_owned(), Op::Write, 1, 1),
         Column::new("read miss".to_owned(), READ_CASE.to_owned(), Op::Read, 1, 1),
     ];
-    let figure = figure("tier-burst", "Mean latency, µs", "workload", columns, mean_us);
-    Figure { style: Style::Dots, ..figure }
+    let kops_per_s = |sample: &Sample| sample.ops_per_s / 1e3;
+    let p9999_us = |sample: &Sample| sample.p9999_ns as f64 / 1e3;
+    let mean = figure("tier-depth", "Mean write latency, µs (5a)", "depth", depths(), mean_us);
+    let tail = figure("tier-tail", "p99.99 of write latency, µs (5d)", "depth", depths(), p9999_us);
+    let bursts = figure("tier-burst", "Mean latency, µs", "workload", bursts, mean_us);
+    let by_cache = "Mean write latency, µs (table 1)";
+    vec![
+        Figure { style: Style::Ratios, ..mean },
+        Figure { style: Style::Ratios, ..tail },
+        figure("tier-threads", "Writes, 1000/s (5e)", "threads", threads, kops_per_s),
+        figure("tier-cache", by_cache, "cache size", caches, mean_us),
+        figure("tier-fsync", "Flush, ms (2b)", "bytes between flushes", flushes, mean_ms),
+        figure("tier-duty", "Flush after 64 MiB, ms", "duty cycle", duties, mean_ms),
+        Figure { style: Style::Dots, ..bursts },
+    ]
 }
 
 fn figure(
     name: &'static str,
     title: &'static str,
     axis: &'static str,
-    columns: Vec<Column>,
+    columns: impl Into<Vec<Column>>,
     value: fn(&Sample) -> f64,
 ) -> Figure {
-    let policies = Policy::ALL.map(Policy::name).into();
+    let (policies, columns) = (Policy::ALL.map(Policy::name).into(), columns.into());
     Figure { name, title, axis, policies, columns, value, scale: 1.0, style: Style::Lines }
 }
 

@@ -1,61 +1,21 @@
-//! fio: its command line for NBD, and its JSON.
+//! fio: what all its command lines share, and its JSON.
 
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
 
-use crate::child::{find_program, output_of};
+use crate::child::find_program;
 use crate::error::{BenchError, Result};
 use crate::measure::{Op, Sample};
 
-/// One run of fio against an NBD server.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct FioRun<'a> {
-    pub(crate) uri: &'a str,
-    pub(crate) op: Op,
-    pub(crate) threads: usize,
-    pub(crate) iodepth: u32,
-    pub(crate) block_bytes: u64,
-    pub(crate) size_bytes: u64,
-    pub(crate) seconds: f64,
-    pub(crate) dir: &'a Path,
-}
-
-impl FioRun<'_> {
-    /// Runs fio and reads its result.
-    pub(crate) fn run(&self) -> Result<Sample> {
-        parse(&output_of(self.command()?)?, self.op)
-    }
-
-    fn command(&self) -> Result<Command> {
-        let mut command = Command::new(find_program("fio", "fio")?);
-        let pattern = if self.op == Op::Read { "randread" } else { "randwrite" };
-        let runtime_ms = (self.seconds * 1e3).round();
-        command.args([
-            "--name=nbd",
-            "--ioengine=nbd",
-            "--time_based",
-            "--norandommap",
-            "--randrepeat=0",
-            "--group_reporting",
-            "--output-format=json",
-            "--percentile_list=50:99:99.9:99.99",
-        ]);
-        command.args([
-            format!("--uri={}", self.uri),
-            format!("--rw={pattern}"),
-            format!("--bs={}", self.block_bytes),
-            format!("--size={}", self.size_bytes),
-            format!("--numjobs={}", self.threads),
-            format!("--iodepth={}", self.iodepth),
-            format!("--runtime={runtime_ms}ms"),
-            format!("--ramp_time={}ms", (runtime_ms / 5.0).round()),
-        ]);
-        // fio leaves a state file in its working directory where it is interrupted.
-        command.current_dir(self.dir);
-        Ok(command)
-    }
+/// fio with random requests of one kind in a job called `name`, run in `dir`, where it leaves a
+/// state file if it is interrupted. Engine, range and length are the caller's to add.
+pub(crate) fn command(name: &str, op: Op, dir: &Path) -> Result<Command> {
+    let mut command = Command::new(find_program("fio", "fio")?);
+    command.arg(format!("--name={name}")).arg(format!("--rw=rand{}", op.name()));
+    command.args(["--output-format=json", "--percentile_list=50:99:99.9:99.99"]).current_dir(dir);
+    Ok(command)
 }
 
 /// Reads what fio printed: lines of its engine, then one JSON object with one group of jobs.
@@ -87,12 +47,13 @@ pub(crate) fn parse(output: &str, op: Op) -> Result<Sample> {
     })
 }
 
+/// A number that a program printed as a whole one.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "saturates, and fio counts from 0"
+    reason = "saturates, and counts and times are not negative"
 )]
-fn whole(number: f64) -> u64 {
+pub(crate) fn whole(number: f64) -> u64 {
     number as u64
 }
 

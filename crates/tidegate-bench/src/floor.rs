@@ -23,6 +23,20 @@ pub(crate) struct BareCopy {
     commit: bool,
 }
 
+/// The geometry of a device whose writes are durable when they return, without other promises.
+pub(crate) fn geometry(block_bytes: u32, blocks: u64) -> Geometry {
+    Geometry {
+        block_bytes,
+        blocks,
+        preferred_bytes: block_bytes,
+        read_only: false,
+        atomic_block: false,
+        volatile_cache: false,
+        fast_zero: false,
+        keeps_data: true,
+    }
+}
+
 impl BareCopy {
     /// All of `region` as blocks of `block_bytes` with a word each; `commit` adds word and second
     /// fence.
@@ -44,16 +58,7 @@ impl BareCopy {
 
 impl BlockDevice for BareCopy {
     fn geometry(&self) -> Geometry {
-        Geometry {
-            block_bytes: self.block_bytes,
-            blocks: self.blocks,
-            preferred_bytes: self.block_bytes,
-            read_only: false,
-            atomic_block: false,
-            volatile_cache: false,
-            fast_zero: false,
-            keeps_data: true,
-        }
+        geometry(self.block_bytes, self.blocks)
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {

@@ -18,6 +18,8 @@ const PERCENTILES: [&str; 5] = ["p50", "p99", "p99.9", "p99.99", "max"];
 pub(crate) fn page(report: &Report) -> String {
     let title = "Tidegate benchmarks";
     let looks = looks(report);
+    let groups = groups(&report.series);
+    let plots: Vec<Plot> = groups.iter().flat_map(|group| plots_of(group)).collect();
     let body = html! {
         h1 { (title) }
         @for line in report.machine.to_string().lines() { p { (line) } }
@@ -26,7 +28,7 @@ pub(crate) fn page(report: &Report) -> String {
         @if !report.tiers.paper {
             h2 { "Plots" }
             (plots::of_figures(&study::figures(), report, &looks))
-            (figures(&plots_of_groups(report), &looks))
+            (figures(&plots, &looks))
         }
     };
     page::page(title, &body)
@@ -38,10 +40,6 @@ fn looks(report: &Report) -> Looks {
     let policies = report.series.iter().map(|series| series.key.policy.as_str());
     let names = labels.iter().map(String::as_str).chain(policies);
     Looks::new(names.chain(plots::TIMELINE_NAMES))
-}
-
-fn plots_of_groups(report: &Report) -> Vec<Plot> {
-    groups(&report.series).iter().flat_map(|group| plots_of(group)).collect()
 }
 
 /// Series measured under the same conditions, in order, but those with figures of their own.

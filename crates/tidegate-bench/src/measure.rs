@@ -9,8 +9,8 @@
 use serde::{Deserialize, Serialize};
 use tidegate::pmem::Region;
 
-use crate::table::Table;
-use crate::workload::Latencies;
+use crate::table::{Table, number_cell};
+use crate::workload::{Latencies, Outcome};
 
 /// Kind of request measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -52,6 +52,19 @@ pub struct Key {
     pub block_bytes: u64,
 }
 
+impl Key {
+    /// The key of requests of one thread, one at a time.
+    pub fn new(
+        policy: impl Into<String>,
+        case: impl Into<String>,
+        op: Op,
+        block_bytes: u64,
+    ) -> Self {
+        let (policy, case) = (policy.into(), case.into());
+        Self { policy, case, op, threads: 1, iodepth: 1, block_bytes }
+    }
+}
+
 /// What one run stored in persistent memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traffic {
@@ -72,6 +85,11 @@ impl Traffic {
             metadata_bytes: counters.lines_written_back * 64,
             fences: counters.fences,
         }
+    }
+
+    /// All bytes stored.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.data_bytes + self.metadata_bytes
     }
 
     /// What was stored between `before` and this.
@@ -125,6 +143,18 @@ impl Sample {
         }
     }
 
+    /// The samples of a run that stored `traffic`, one of each kind of request that it made.
+    pub(crate) fn of_kinds(
+        outcome: &Outcome,
+        traffic: Option<Traffic>,
+    ) -> impl Iterator<Item = (Op, Self)> {
+        let Outcome { write, read, flush, .. } = outcome;
+        let kinds = [(Op::Write, write), (Op::Read, read), (Op::Flush, flush)].into_iter();
+        let made = kinds.filter(|(_, latencies)| !latencies.is_empty());
+        let elapsed_s = outcome.elapsed.as_secs_f64();
+        made.map(move |(op, latencies)| (op, Self::new(latencies, elapsed_s, traffic)))
+    }
+
     /// The sample of a single operation that took `elapsed_s` seconds.
     pub fn single(elapsed_s: f64) -> Self {
         let elapsed_ns = std::time::Duration::from_secs_f64(elapsed_s).as_nanos();
@@ -141,6 +171,11 @@ impl Sample {
             traffic: None,
         }
     }
+}
+
+/// Throughput, to be compared.
+pub(crate) fn throughput(sample: &Sample) -> f64 {
+    sample.ops_per_s
 }
 
 /// The repetitions of one measurement.
@@ -204,6 +239,17 @@ impl Spread {
         };
         Some(Self { median, min, max })
     }
+
+    /// The smallest and the largest, to so many digits.
+    pub(crate) fn range(self, digits: usize) -> String {
+        format!("{:.digits$}-{:.digits$}", self.min, self.max)
+    }
+}
+
+/// The cells of a ratio: its median, and its smallest and largest; empty where there is none.
+pub(crate) fn ratio_cells(ratio: Option<Spread>) -> [String; 2] {
+    let range = ratio.map_or(String::new(), |ratio| ratio.range(2));
+    [number_cell(ratio.map(|ratio| ratio.median), 2), range]
 }
 
 impl Series {
@@ -213,6 +259,11 @@ impl Series {
     /// Never: a series has a sample.
     pub fn spread(&self, value: impl Fn(&Sample) -> f64) -> Spread {
         Spread::of(self.samples.iter().map(value)).expect("a series has a sample")
+    }
+
+    /// Median of the bytes requested in a second, in millions.
+    pub(crate) fn mb_per_s(&self) -> f64 {
+        self.spread(|sample| sample.ops_per_s * self.key.block_bytes as f64 / 1e6).median
     }
 
     /// Ratios of `value` to that of `baseline`, repetition by repetition; `None` where the baseline
@@ -259,6 +310,27 @@ impl Series {
         values.sort_unstable();
         values[(values.len() - 1) / 2]
     }
+}
+
+/// The first series of `policy` in `case` by so many threads, each with so many requests in flight.
+pub(crate) fn find<'a>(
+    series: &'a [Series],
+    policy: &str,
+    case: &str,
+    op: Op,
+    (threads, iodepth): (usize, u32),
+) -> Option<&'a Series> {
+    series.iter().find(|Series { key, .. }| {
+        key.policy == policy
+            && key.case == case
+            && (key.op, key.threads, key.iodepth) == (op, threads, iodepth)
+    })
+}
+
+/// The series of `policy` whose key is otherwise `key`.
+pub(crate) fn of_policy<'a>(series: &'a [Series], policy: &str, key: &Key) -> Option<&'a Series> {
+    let wanted = Key { policy: policy.to_owned(), ..key.clone() };
+    series.iter().find(|series| series.key == wanted)
 }
 
 /// The names in `rows`, in order.
@@ -340,20 +412,17 @@ impl Amounts {
 
     /// A table of all.
     pub fn table(&self, name: &'static str, title: &str) -> Table {
-        let mut table = Table::new(name, title, &["what", "policy", "unit", "median", "min-max"]);
-        for Amount { measure, policy, unit, values } in &self.0 {
-            let Some(Spread { median, min, max }) = Spread::of(values.iter().copied()) else {
-                continue;
-            };
-            table.push(vec![
-                measure.clone(),
-                policy.clone(),
-                (*unit).to_owned(),
-                format!("{median:.2}"),
-                format!("{min:.2}-{max:.2}"),
-            ]);
-        }
-        table
+        let rows = self.0.iter().filter_map(|Amount { measure, policy, unit, values }| {
+            let spread = Spread::of(values.iter().copied())?;
+            Some([
+                ("what", measure.clone()),
+                ("policy", policy.clone()),
+                ("unit", (*unit).to_owned()),
+                ("median", format!("{:.2}", spread.median)),
+                ("min-max", spread.range(2)),
+            ])
+        });
+        Table::of_rows(name, title, rows)
     }
 }
 

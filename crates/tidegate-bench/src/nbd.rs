@@ -6,6 +6,7 @@
 //! 2. Servers take turns: repetition by repetition each is measured once under the same conditions.
 //! 3. Every server ends with this process, however that ends.
 
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
@@ -13,18 +14,19 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use tempfile::TempDir;
-use tidegate::btt::{BttError, BttOptions};
+use tidegate::btt::BttOptions;
 use tidegate::cache::{self, CacheOptions};
-use tidegate::pmem::{Domain, Region, RegionOptions};
+use tidegate::pmem::MediaModel;
 
-use crate::block::pool_bytes;
-use crate::child::{Child, find_program, output_of};
+use crate::block::{create_region, pool_bytes, scratch};
+use crate::child::{Child, find_program, output_of, this_program};
 use crate::common::CommonArgs;
-use crate::error::{BenchError, Result};
-use crate::fio::FioRun;
+use crate::error::{BenchError, Result, require};
+use crate::fio;
 use crate::measure::{Collector, Key, Op, Sample, Series};
 use crate::output::OutputArgs;
 use crate::pattern::Rng;
+use crate::policy::by_name;
 use crate::progress::Progress;
 
 /// Case of random requests by fio.
@@ -54,6 +56,16 @@ pub enum Policy {
     QemuNbd,
 }
 
+/// All servers, in the order in which messages list them.
+const SERVERS: [Policy; 6] = [
+    Policy::Btt,
+    Policy::Cache,
+    Policy::Log,
+    Policy::NbdkitMemory,
+    Policy::NbdkitFile,
+    Policy::QemuNbd,
+];
+
 impl Policy {
     fn name(self) -> &'static str {
         match self {
@@ -71,17 +83,7 @@ impl FromStr for Policy {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let all = [
-            Self::Btt,
-            Self::Cache,
-            Self::Log,
-            Self::NbdkitMemory,
-            Self::NbdkitFile,
-            Self::QemuNbd,
-        ];
-        let known = all.map(Self::name).join(", ");
-        let found = all.into_iter().find(|policy| policy.name() == text);
-        found.ok_or_else(|| format!("server {text} is not known; known are {known}"))
+        by_name("server", &SERVERS, Self::name, text)
     }
 }
 
@@ -136,7 +138,7 @@ pub fn planned(args: &NbdArgs) -> Duration {
     planned_hits(args) + copy_cost(args) * 2 * args.common.repetitions * servers
 }
 
-/// Time that [`hits`] should take.
+/// Time that [`measure`] should take without copies.
 pub(crate) fn planned_hits(args: &NbdArgs) -> Duration {
     let servers = u32::try_from(args.policies.len()).unwrap_or(u32::MAX);
     let runs = u32::try_from(groups(args).len()).unwrap_or(u32::MAX);
@@ -152,31 +154,17 @@ fn copy_cost(args: &NbdArgs) -> Duration {
     Duration::from_nanos(args.common.size)
 }
 
-/// Measures all servers and combinations that `args` name.
+/// Measures all servers and combinations that `args` name: copies where they are wanted, then
+/// random requests.
 ///
 /// # Errors
 /// [`BenchError::Missing`] where a program is not installed, and what the programs report.
-pub fn measure(args: &NbdArgs, progress: &mut Progress) -> Result<Vec<Series>> {
-    run(args, progress, true)
-}
-
-/// Measures random requests only.
-///
-/// # Errors
-/// As for [`measure`].
-pub(crate) fn hits(args: &NbdArgs, progress: &mut Progress) -> Result<Vec<Series>> {
-    run(args, progress, false)
-}
-
-/// Measures all servers that `args` name: copies where they are wanted, then random requests.
-fn run(args: &NbdArgs, progress: &mut Progress, copies: bool) -> Result<Vec<Series>> {
+pub fn measure(args: &NbdArgs, progress: &mut Progress, copies: bool) -> Result<Vec<Series>> {
     args.common.check()?;
     find_programs(args)?;
-    if args.threads.contains(&0) || args.iodepth.contains(&0) {
-        return Err(BenchError::Usage("--threads and --iodepth: expected at least 1".to_owned()));
-    }
-    let dir = tempfile::Builder::new().prefix("tidegate-bench-").tempdir_in(&args.common.dir);
-    let dir = dir.map_err(BenchError::os("create a directory in", &args.common.dir))?;
+    let has_zero = args.threads.contains(&0) || args.iodepth.contains(&0);
+    require(!has_zero, "--threads and --iodepth: expected at least 1")?;
+    let dir = scratch(&args.common.dir)?;
     let bench = Bench { args, source: random_file(&dir, args.common.size)?, dir };
     let servers: Vec<_> =
         args.policies.iter().map(|&policy| bench.start(policy)).collect::<Result<_>>()?;
@@ -238,15 +226,10 @@ impl Bench<'_> {
         for repetition in 1..=self.args.common.repetitions {
             for (case, op) in [(COPY_IN, Op::Write), (COPY_OUT, Op::Read)] {
                 for server in servers {
-                    progress
-                        .step(&format!("{} {case}, run {repetition}", server.policy.name()), cost);
+                    let name = server.policy.name();
+                    progress.step(&format!("{name} {case}, run {repetition}"), cost);
                     let elapsed_s = self.copy(server, case)?;
-                    let key = key(
-                        server,
-                        case,
-                        Group { op, threads: 1, iodepth: 1 },
-                        self.args.common.size,
-                    );
+                    let key = Key::new(name, case, op, self.args.common.size);
                     into.add(key, Sample::single(elapsed_s));
                 }
             }
@@ -284,11 +267,12 @@ impl Bench<'_> {
             for repetition in 1..=self.args.common.repetitions {
                 for server in servers {
                     let Group { op, threads, iodepth } = group;
-                    let (name, op) = (server.policy.name(), op.name());
+                    let (name, kind) = (server.policy.name(), op.name());
                     let what =
-                        format!("{name} {op}, {threads} jobs, depth {iodepth}, run {repetition}");
+                        format!("{name} {kind}, {threads} jobs, depth {iodepth}, run {repetition}");
                     progress.step(&what, step_cost(self.args));
-                    into.add(key(server, RANDOM, group, BLOCK_BYTES), self.fio(server, group)?);
+                    let key = Key::new(name, RANDOM, op, BLOCK_BYTES);
+                    into.add(Key { threads, iodepth, ..key }, self.fio(server, group)?);
                 }
             }
         }
@@ -297,106 +281,91 @@ impl Bench<'_> {
 
     fn fio(&self, server: &Server, group: Group) -> Result<Sample> {
         let Group { op, threads, iodepth } = group;
-        let run = FioRun {
-            uri: &server.uri,
-            op,
-            threads,
-            iodepth,
-            block_bytes: BLOCK_BYTES,
-            size_bytes: self.args.common.size,
-            seconds: self.args.common.seconds(),
-            dir: self.dir.path(),
-        };
-        run.run()
+        let runtime_ms = (self.args.common.seconds() * 1e3).round();
+        let mut command = fio::command("nbd", op, self.dir.path())?;
+        command.args(["--ioengine=nbd", "--time_based", "--norandommap", "--randrepeat=0"]);
+        command.arg("--group_reporting").args([
+            format!("--uri={}", server.uri),
+            format!("--bs={BLOCK_BYTES}"),
+            format!("--size={}", self.args.common.size),
+            format!("--numjobs={threads}"),
+            format!("--iodepth={iodepth}"),
+            format!("--runtime={runtime_ms}ms"),
+            format!("--ramp_time={}ms", (runtime_ms / 5.0).round()),
+        ]);
+        fio::parse(&output_of(command)?, op)
     }
 
     fn start(&self, policy: Policy) -> Result<Server> {
         let name = policy.name().trim_start_matches("peer:");
-        let socket = self.dir.path().join(format!("{name}.sock"));
+        let (pool, socket) = (self.path(name, "pool"), self.path(name, "sock"));
+        let size = self.args.common.size;
         let process = match policy {
-            Policy::Btt => self.start_btt(&socket)?,
-            Policy::Cache => self.start_cache(&socket)?,
-            Policy::Log => self.start_log(&socket)?,
-            Policy::NbdkitMemory | Policy::NbdkitFile => self.start_nbdkit(policy, &socket)?,
-            Policy::QemuNbd => self.start_qemu_nbd(&socket)?,
+            Policy::Btt => {
+                create_pool(&pool, pool_bytes(size))?;
+                self.start_tidegate(&pool, &socket, "")?
+            }
+            // Everything fits, and nothing has to be cleaned.
+            Policy::Cache => {
+                create_cache(&pool, pool_bytes(2 * size + size / 8))?;
+                let more = format!(" --backing null:{size} --mode wb");
+                self.start_tidegate(&pool, &socket, &more)?
+            }
+            // Written back all the time, to where that costs nothing.
+            Policy::Log => {
+                let mut create = Command::new(this_server()?);
+                create.args(["create", "--engine", "log", "--size", &size.to_string()]).arg(&pool);
+                output_of(create)?;
+                self.start_tidegate(&pool, &socket, &format!(" --backing null:{size}"))?
+            }
+            Policy::NbdkitMemory => {
+                start_nbdkit(&socket, ["memory".into(), format!("size={size}").into()])?
+            }
+            Policy::NbdkitFile => start_nbdkit(&socket, ["file".into(), self.image(name)?.into()])?,
+            Policy::QemuNbd => {
+                let program = find_program("qemu-nbd", "qemu-utils")?;
+                let options = ["--persistent", "--format=raw", "--shared=4", "--socket"];
+                let paths = [socket.clone(), self.image(name)?];
+                let words = options.map(PathBuf::from).into_iter().chain(paths);
+                start_peer(&program, words, &socket)?
+            }
         };
         let uri = format!("nbd+unix:///?socket={}", socket.display());
         Ok(Server { policy, uri, _process: process })
     }
 
-    fn start_btt(&self, socket: &Path) -> Result<Child> {
-        let pool = self.dir.path().join("btt.pool");
-        create_pool(&pool, pool_bytes(self.args.common.size))?;
-        self.start_tidegate(&pool, socket, "")
-    }
-
-    /// Everything fits, and nothing has to be cleaned.
-    fn start_cache(&self, socket: &Path) -> Result<Child> {
-        let pool = self.dir.path().join("cache.pool");
-        let size = self.args.common.size;
-        create_cache(&pool, pool_bytes(2 * size + size / 8))?;
-        self.start_tidegate(&pool, socket, &format!(" --backing null:{size} --mode wb"))
-    }
-
-    /// Written back all the time, to where that costs nothing.
-    fn start_log(&self, socket: &Path) -> Result<Child> {
-        let pool = self.dir.path().join("log.pool");
-        let size = self.args.common.size;
-        let mut create = Command::new(this_server()?);
-        create.args(["create", "--engine", "log", "--size", &size.to_string()]).arg(&pool);
-        output_of(create)?;
-        self.start_tidegate(&pool, socket, &format!(" --backing null:{size}"))
-    }
-
     fn start_tidegate(&self, pool: &Path, socket: &Path, more: &str) -> Result<Child> {
         let (program, args) = server_command(self.args, pool, socket, more)?;
-        let child = Child::start(&program, &args)?;
+        let child = Child::start(&program, args)?;
         child.wait_for_line("ready")?;
         Ok(child)
     }
 
-    fn start_nbdkit(&self, policy: Policy, socket: &Path) -> Result<Child> {
-        let program = find_program("nbdkit", "nbdkit")?;
-        let mut args =
-            vec!["--foreground".to_owned(), "--unix".to_owned(), socket.display().to_string()];
-        let size = self.args.common.size;
-        match policy {
-            Policy::NbdkitMemory => args.extend(["memory".to_owned(), format!("size={size}")]),
-            _ => args.extend(["file".to_owned(), self.image("nbdkit.img")?.display().to_string()]),
-        }
-        start_peer(&program, &args, socket)
-    }
-
-    fn start_qemu_nbd(&self, socket: &Path) -> Result<Child> {
-        let program = find_program("qemu-nbd", "qemu-utils")?;
-        let mut args: Vec<_> =
-            ["--persistent", "--format=raw", "--shared=4", "--socket"].map(str::to_owned).into();
-        args.extend([socket.display().to_string(), self.image("qemu.img")?.display().to_string()]);
-        start_peer(&program, &args, socket)
+    /// The path of a file of the server `name`.
+    fn path(&self, name: &str, extension: &str) -> PathBuf {
+        self.dir.path().join(format!("{name}.{extension}"))
     }
 
     /// An empty file of the device's size.
     fn image(&self, name: &str) -> Result<PathBuf> {
-        let path = self.dir.path().join(name);
+        let path = self.path(name, "img");
         let file = std::fs::File::create(&path).map_err(BenchError::os("create", &path))?;
         file.set_len(self.args.common.size).map_err(BenchError::os("size", &path))?;
         Ok(path)
     }
 }
 
-fn key(server: &Server, case: &str, group: Group, block_bytes: u64) -> Key {
-    let Group { op, threads, iodepth } = group;
-    Key {
-        policy: server.policy.name().to_owned(),
-        case: case.to_owned(),
-        op,
-        threads,
-        iodepth,
-        block_bytes,
-    }
+fn start_nbdkit(socket: &Path, plugin: [OsString; 2]) -> Result<Child> {
+    let program = find_program("nbdkit", "nbdkit")?;
+    let options = ["--foreground".into(), "--unix".into(), socket.into()];
+    start_peer(&program, options.into_iter().chain(plugin), socket)
 }
 
-fn start_peer(program: &Path, args: &[String], socket: &Path) -> Result<Child> {
+fn start_peer<W: AsRef<OsStr>>(
+    program: &Path,
+    args: impl IntoIterator<Item = W>,
+    socket: &Path,
+) -> Result<Child> {
     let mut child = Child::start(program, args)?;
     child.wait_for_socket(socket)?;
     Ok(child)
@@ -420,8 +389,7 @@ fn server_command(
 
 /// The `tidegate` beside this program.
 pub(crate) fn this_server() -> Result<PathBuf> {
-    let this = std::env::current_exe().map_err(BenchError::os("find", "/proc/self/exe"))?;
-    let program = this.with_file_name("tidegate");
+    let program = this_program()?.with_file_name("tidegate");
     if !program.is_file() {
         let found = "is not there; build it: cargo build --release -p tidegate-cli";
         return Err(BenchError::program(&program.display().to_string(), found));
@@ -451,29 +419,17 @@ fn fill_in(template: &str, pool: &Path, socket: &Path) -> Result<(PathBuf, Vec<S
     Ok((program, words.collect()))
 }
 
-/// A new file of `bytes`, mapped.
-fn create_region(path: &Path, bytes: u64) -> Result<Region> {
-    let options = RegionOptions {
-        domain: Some(Domain::Adr),
-        create_bytes: Some(bytes),
-        ..RegionOptions::default()
-    };
-    Ok(Region::open(path, &options)?)
-}
-
 /// Creates a pool with a cache in it.
 pub(crate) fn create_cache(path: &Path, bytes: u64) -> Result<()> {
-    let region = create_region(path, bytes)?;
+    let region = create_region(path, &MediaModel::default(), bytes)?;
     cache::create(&region, &CacheOptions::default())?;
     Ok(())
 }
 
 /// Creates a pool with a BTT in it.
 pub(crate) fn create_pool(path: &Path, bytes: u64) -> Result<()> {
-    let region = create_region(path, bytes)?;
-    let failed =
-        |source: BttError| BenchError::Device { policy: "btt".to_owned(), source: source.into() };
-    tidegate::btt::create(&region, &BttOptions::default()).map_err(failed)?;
+    let region = create_region(path, &MediaModel::default(), bytes)?;
+    tidegate::btt::create(&region, &BttOptions::default())?;
     Ok(())
 }
 

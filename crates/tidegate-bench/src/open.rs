@@ -17,13 +17,15 @@ use tidegate::device::{BlockDevice, DeviceError, WriteFlags};
 use tidegate::pmem::{Domain, MediaModel, Region, RegionOptions};
 use tidegate::size::parse_bytes;
 
-use crate::child::Child;
-use crate::error::{BenchError, Result};
+use crate::block::scratch;
+use crate::child::{Child, this_program};
+use crate::error::{BenchError, Result, require};
 use crate::machine::Machine;
 use crate::measure::{Key, Op, Sample, Series};
 use crate::nbd::{create_cache, create_pool};
 use crate::output::OutputArgs;
 use crate::pattern::{Pattern, Picker};
+use crate::policy::name_of;
 use crate::progress::Progress;
 
 /// Case of an opening.
@@ -113,11 +115,8 @@ impl OpenArgs {
     /// # Errors
     /// [`BenchError::Usage`], and what making, writing or opening the pool reports.
     pub fn measure(&self, progress: &mut Progress) -> Result<(Series, Opening)> {
-        if self.repetitions == 0 {
-            return Err(BenchError::Usage("--repetitions 0: expected at least 1".to_owned()));
-        }
-        let dir = tempfile::Builder::new().prefix("tidegate-bench-").tempdir_in(&self.dir);
-        let dir = dir.map_err(BenchError::os("create a directory in", &self.dir))?;
+        require(self.repetitions > 0, "--repetitions 0: expected at least 1")?;
+        let dir = scratch(&self.dir)?;
         let pool = dir.path().join("pool");
         self.engine.create(&pool, self.size)?;
         let mut samples = Vec::new();
@@ -130,28 +129,24 @@ impl OpenArgs {
             opening.peak_memory_bytes = opened.peak_memory_bytes.max(opening.peak_memory_bytes);
             opening.first_hits_s.push(opened.first_hit_s);
         }
-        Ok((Series { key: self.key(), samples }, opening))
-    }
-
-    fn key(&self) -> Key {
-        let (policy, case) = (self.engine.name(), CASE.to_owned());
-        Key { policy, case, op: Op::Read, threads: 1, iodepth: 1, block_bytes: self.size }
+        let key = Key::new(name_of(self.engine), CASE, Op::Read, self.size);
+        Ok((Series { key, samples }, opening))
     }
 
     fn crash(&self, pool: &Path, seed: u32) -> Result<()> {
         let numbers = [self.writes.to_string(), seed.to_string()];
-        let named = ["write-child".to_owned(), self.engine.name(), pool.display().to_string()];
+        let named = ["write-child".to_owned(), name_of(self.engine), pool.display().to_string()];
         let args = [&named, &numbers[..]].concat();
         // Dropping the child kills it, still writing.
-        let child = Child::start(&this_program()?, &args)?;
+        let child = Child::start(&this_program()?, args)?;
         child.wait_for_line_of("written", self.fill_cost() * FILL_SLOWEST).map(drop)
     }
 }
 
 fn open_in_child(engine: Engine, pool: &Path) -> Result<Opened> {
-    let args = ["open-child".to_owned(), engine.name(), pool.display().to_string()];
+    let args = ["open-child".to_owned(), name_of(engine), pool.display().to_string()];
     let program = this_program()?;
-    let line = Child::start(&program, &args)?.wait_for_line("opened")?;
+    let line = Child::start(&program, args)?.wait_for_line("opened")?;
     let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
     let &[elapsed_ns, peak_memory_bytes, first_hit_ns] = numbers.as_slice() else {
         let found = format!("printed \"{line}\", expected three numbers");
@@ -160,10 +155,6 @@ fn open_in_child(engine: Engine, pool: &Path) -> Result<Opened> {
     let seconds = |ns| Duration::from_nanos(ns).as_secs_f64();
     let (elapsed_s, first_hit_s) = (seconds(elapsed_ns), seconds(first_hit_ns));
     Ok(Opened { elapsed_s, peak_memory_bytes, first_hit_s })
-}
-
-fn this_program() -> Result<PathBuf> {
-    std::env::current_exe().map_err(BenchError::os("find", "/proc/self/exe"))
 }
 
 /// The parts played by programs of their own.
@@ -207,12 +198,8 @@ impl ChildCommand {
 }
 
 impl Engine {
-    fn name(self) -> String {
-        self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
-    }
-
-    fn failed(self) -> impl Fn(DeviceError) -> BenchError {
-        move |source| BenchError::Device { policy: self.name(), source }
+    fn failed(self) -> impl FnOnce(DeviceError) -> BenchError {
+        BenchError::device(name_of(self))
     }
 
     fn create(self, pool: &Path, bytes: u64) -> Result<()> {
@@ -226,10 +213,7 @@ impl Engine {
         let options = RegionOptions { domain: Some(Domain::Adr), ..RegionOptions::default() };
         let region = Arc::new(Region::open(pool, &options)?);
         match self {
-            Self::Btt => {
-                let device = Btt::open(region).map_err(|error| self.failed()(error.into()))?;
-                Ok(Box::new(device))
-            }
+            Self::Btt => Ok(Box::new(Btt::open(region)?)),
             Self::Cache => self.open_cache(region),
         }
     }

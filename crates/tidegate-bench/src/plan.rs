@@ -15,20 +15,11 @@ use crate::workload::{Bursts, Stop, Workload};
 pub(crate) struct Cell {
     /// What its rows are called.
     pub(crate) case: String,
-    pub(crate) pattern: Pattern,
-    pub(crate) read_pct: u8,
-    pub(crate) threads: usize,
-    pub(crate) iodepth: u32,
+    pub(crate) workload: Workload,
     /// Size of the DRAM tier of the policies that have one.
     pub(crate) cache_bytes: u64,
-    pub(crate) flush_every: u64,
-    pub(crate) bursts: Option<Bursts>,
-    pub(crate) think: Duration,
-    pub(crate) stop: Stop,
     /// The run starts with a cache that is full already.
     pub(crate) overrun: bool,
-    /// Latencies over time are kept.
-    pub(crate) timeline: bool,
     /// Its breakdown is shown, not only written.
     pub(crate) breakdown: bool,
     /// Which policies run it.
@@ -55,27 +46,6 @@ impl Wanted {
     }
 }
 
-impl Cell {
-    /// The workload on a working set of `args`.
-    pub(crate) fn workload(&self, args: &BlockArgs) -> Workload {
-        Workload {
-            pattern: self.pattern,
-            read_pct: self.read_pct,
-            block_bytes: args.block_size,
-            working_set_bytes: args.common.size,
-            threads: self.threads,
-            iodepth: self.iodepth,
-            stop: self.stop,
-            flush_every: self.flush_every,
-            think: self.think,
-            bursts: self.bursts,
-            pace: Duration::ZERO,
-            tick: if self.timeline { TICK } else { Duration::ZERO },
-            seed: args.seed,
-        }
-    }
-}
-
 /// Length of the intervals of a timeline: some hundreds of writes, so that a stall stands out and a
 /// plot is small.
 const TICK: Duration = Duration::from_micros(500);
@@ -97,14 +67,13 @@ pub(crate) fn with_working_set(args: &BlockArgs) -> BlockArgs {
 
 /// Every combination of the options, reads after writes as they were asked for.
 fn by_options(args: &BlockArgs) -> Vec<Cell> {
-    let caches = args.caches();
     let mut cells = Vec::new();
-    for &cache_bytes in &caches {
-        for read_pct in args.read_shares() {
-            for iodepth in args.depths() {
-                for threads in args.thread_counts() {
-                    let cell =
-                        Cell { read_pct, threads, iodepth, ..option_cell(args, cache_bytes) };
+    for cache_bytes in or_default(&args.cache, &[64 << 20]) {
+        for read_pct in or_default(&args.read_share, &[0, 100]) {
+            for iodepth in or_default(&args.iodepth, &[1]) {
+                for threads in or_default(&args.threads, &[1]) {
+                    let mut cell = option_cell(args, cache_bytes);
+                    cell.workload = Workload { read_pct, threads, iodepth, ..cell.workload };
                     cells.push(cell);
                 }
             }
@@ -113,28 +82,27 @@ fn by_options(args: &BlockArgs) -> Vec<Cell> {
     cells
 }
 
+fn or_default<T: Copy>(given: &[T], default: &[T]) -> Vec<T> {
+    if given.is_empty() { default.to_vec() } else { given.to_vec() }
+}
+
 fn option_cell(args: &BlockArgs, cache_bytes: u64) -> Cell {
     let bursts = (args.burst > 0).then_some(Bursts { requests: args.burst, duty_pct: args.duty });
-    let pattern = args.pattern();
+    let pattern = args.pattern.unwrap_or(Pattern::Uniform);
     let tiers = args.policies.iter().any(|policy| policy.has_tier());
     let case =
         if tiers { format!("{pattern}-{}", size_name(cache_bytes)) } else { pattern.to_string() };
-    Cell {
-        case,
-        pattern,
-        read_pct: 0,
-        threads: 1,
-        iodepth: 1,
-        cache_bytes,
+    let stop = Stop::After(args.run_time());
+    let writes = Workload::writes(pattern, args.block_size, args.common.size, stop);
+    let workload = Workload {
         flush_every: args.fsync_every,
-        bursts,
         think: Duration::from_micros(args.think_us),
-        stop: Stop::After(args.run_time()),
-        overrun: bursts.is_none(),
-        timeline: false,
-        breakdown: true,
-        wanted: Wanted::All,
-    }
+        bursts,
+        seed: args.seed,
+        ..writes
+    };
+    let (overrun, breakdown, wanted) = (bursts.is_none(), true, Wanted::All);
+    Cell { case, workload, cache_bytes, overrun, breakdown, wanted }
 }
 
 /// Cache sizes of the paper's plan, small to large; the first of [`MATRIX_CACHES`] is the one of
@@ -193,21 +161,27 @@ fn paper(args: &BlockArgs) -> Vec<Cell> {
     cells
 }
 
-fn paper_cell(args: &BlockArgs, case: String, cache_bytes: u64) -> Cell {
-    let stop = Stop::After(args.run_time());
-    let breakdown = false;
-    Cell { case, cache_bytes, stop, breakdown, pattern: Pattern::Uniform, ..option_cell(args, 0) }
+/// A cell of the paper: uniformly random writes, changed by `change`.
+fn paper_cell(
+    args: &BlockArgs,
+    case: String,
+    cache_bytes: u64,
+    change: impl FnOnce(Workload) -> Workload,
+) -> Cell {
+    let cell = option_cell(args, 0);
+    let workload = change(cell.workload);
+    Cell { case, cache_bytes, workload, overrun: false, breakdown: false, ..cell }
 }
 
 fn overruns(args: &BlockArgs, cache_bytes: u64) -> Vec<Cell> {
-    let base = Cell { overrun: true, ..paper_cell(args, overrun_case(cache_bytes), cache_bytes) };
     let mut cells = Vec::new();
     for iodepth in DEPTHS {
         for threads in MATRIX_THREADS {
-            let wanted = wanted(cache_bytes, threads, iodepth);
             let breakdown = (cache_bytes, threads, iodepth) == (MATRIX_CACHES[0], 1, DEPTH);
-            let cell = Cell { threads, iodepth, breakdown, ..base.clone() };
-            cells.extend(wanted.map(|wanted| Cell { wanted, ..cell }));
+            let change = |workload| Workload { threads, iodepth, ..workload };
+            let cell = paper_cell(args, overrun_case(cache_bytes), cache_bytes, change);
+            let wanted = wanted(cache_bytes, threads, iodepth);
+            cells.extend(wanted.map(|wanted| Cell { overrun: true, breakdown, wanted, ..cell }));
         }
     }
     cells
@@ -228,38 +202,40 @@ fn wanted(cache_bytes: u64, threads: usize, iodepth: u32) -> Option<Wanted> {
 }
 
 fn timeline(args: &BlockArgs) -> Cell {
-    let base = paper_cell(args, TIMELINE_CASE.to_owned(), MATRIX_CACHES[0]);
     let flush_every = (64 << 20) / u64::from(args.block_size);
-    Cell { overrun: true, timeline: true, flush_every, ..base }
+    let change = |workload| Workload { flush_every, tick: TICK, ..workload };
+    let cell = paper_cell(args, TIMELINE_CASE.to_owned(), MATRIX_CACHES[0], change);
+    Cell { overrun: true, ..cell }
 }
 
 /// Bursts of a quarter of the cache, with rests four times as long.
 fn bursts(args: &BlockArgs) -> Cell {
     let requests = (16 << 20) / u64::from(args.block_size);
     let bursts = Some(Bursts { requests, duty_pct: 20 });
-    let base = paper_cell(args, BURST_CASE.to_owned(), MATRIX_CACHES[0]);
     let stop = Stop::Requests(requests * 8);
-    Cell { bursts, stop, overrun: false, breakdown: true, ..base }
+    let change = |workload| Workload { stop, bursts, ..workload };
+    let cell = paper_cell(args, BURST_CASE.to_owned(), MATRIX_CACHES[0], change);
+    Cell { breakdown: true, ..cell }
 }
 
 fn reads(args: &BlockArgs) -> Cell {
-    let base = paper_cell(args, READ_CASE.to_owned(), MATRIX_CACHES[0]);
-    Cell { read_pct: 100, overrun: false, ..base }
+    let change = |workload| Workload { read_pct: 100, ..workload };
+    paper_cell(args, READ_CASE.to_owned(), MATRIX_CACHES[0], change)
 }
 
 fn flushes(args: &BlockArgs, bytes: u64) -> Cell {
     let flush_every = bytes / u64::from(args.block_size);
-    let base = paper_cell(args, flush_case(bytes), MATRIX_CACHES[1]);
     let stop = Stop::Requests(flush_every.max(20_000).next_multiple_of(flush_every));
-    Cell { flush_every, stop, overrun: false, ..base }
+    let change = |workload| Workload { stop, flush_every, ..workload };
+    paper_cell(args, flush_case(bytes), MATRIX_CACHES[1], change)
 }
 
 fn duty(args: &BlockArgs, duty_pct: u8) -> Cell {
     let flush_every = (64 << 20) / u64::from(args.block_size);
     let bursts = Some(Bursts { requests: 256, duty_pct });
     let stop = Stop::Requests(flush_every * 2);
-    let base = paper_cell(args, duty_case(duty_pct), MATRIX_CACHES[1]);
-    Cell { flush_every, bursts, stop, overrun: false, breakdown: true, ..base }
+    let change = |workload| Workload { stop, flush_every, bursts, ..workload };
+    Cell { breakdown: true, ..paper_cell(args, duty_case(duty_pct), MATRIX_CACHES[1], change) }
 }
 
 /// A size in its largest whole unit.

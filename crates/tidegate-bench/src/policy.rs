@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use clap::ValueEnum;
 use tidegate::dram;
 
 /// What is measured.
@@ -56,9 +57,28 @@ impl FromStr for Policy {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        Self::ALL.into_iter().find(|policy| policy.name() == text).ok_or_else(|| {
-            let known = Self::ALL.map(Self::name).join(", ");
-            format!("policy {text} is not known; known are {known}")
-        })
+        by_name("policy", &Self::ALL, Self::name, text)
     }
+}
+
+/// Finds the value in `all` whose name is `text`.
+///
+/// # Errors
+/// No name matches: the message calls the value `what`, and lists all names.
+pub(crate) fn by_name<T: Copy>(
+    what: &str,
+    all: &[T],
+    name: fn(T) -> &'static str,
+    text: &str,
+) -> std::result::Result<T, String> {
+    let found = all.iter().copied().find(|&one| name(one) == text);
+    found.ok_or_else(|| {
+        let known: Vec<_> = all.iter().copied().map(name).collect();
+        format!("{what} {text} is not known; known are {}", known.join(", "))
+    })
+}
+
+/// The name of a value on the command line.
+pub(crate) fn name_of<V: ValueEnum + Copy>(value: V) -> String {
+    value.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
 }

@@ -8,9 +8,11 @@ use crate::cache::{CacheReport, is_cache};
 use crate::figures::figures;
 use crate::log::LogReport;
 use crate::machine::Machine;
-use crate::measure::{Amount, Key, Op, Row, Sample, Series, Spread};
+use crate::measure::{
+    Amount, Key, Op, Row, Sample, Series, Spread, Traffic, ratio_cells, throughput,
+};
 use crate::open::{self, Opening};
-use crate::table::Table;
+use crate::table::{Table, number_cell};
 use crate::targets::{Verdict, verdicts};
 use crate::tiers::{Breakdown, IdleRow, PhaseRow, TierReport};
 use crate::timeline::TimelineRow;
@@ -101,10 +103,8 @@ impl Report {
 
     /// Whether the targets that this run measured are met.
     pub fn verdicts(&self) -> Vec<Verdict> {
-        let mut found = self.device_verdicts();
-        found.extend(self.cache_verdicts());
-        found.extend(self.run_verdicts());
-        found
+        let found = [self.device_verdicts(), self.cache_verdicts(), self.run_verdicts()];
+        found.concat()
     }
 
     fn cache_verdicts(&self) -> Vec<Verdict> {
@@ -124,20 +124,14 @@ impl Report {
     /// All tables that have rows, in the order of the documentation. Of the paper's figures, the
     /// hundreds of cells behind them are in the JSON only.
     pub fn tables(&self) -> Vec<Table> {
-        let mut tables = if self.tiers.paper { self.figure_tables() } else { self.case_tables() };
+        let figures = || figures().iter().map(|figure| figure.table(&self.series)).collect();
+        let mut tables = if self.tiers.paper { figures() } else { self.case_tables() };
         tables.extend([self.tiers.breakdown_table(), self.tiers.idle_table()]);
         tables.push(target_table("targets", "Targets", self.device_verdicts()));
         tables.extend(self.cache_tables());
         tables.extend(self.run_tables());
-        tables
-            .into_iter()
-            .filter(|table| !table.is_empty())
-            .map(Table::without_empty_columns)
-            .collect()
-    }
-
-    fn figure_tables(&self) -> Vec<Table> {
-        figures().iter().map(|figure| figure.table(&self.series)).collect()
+        tables.retain(|table| !table.is_empty());
+        tables.into_iter().map(Table::without_empty_columns).collect()
     }
 
     fn case_tables(&self) -> Vec<Table> {
@@ -148,38 +142,14 @@ impl Report {
         let in_process = |key: &Key| !elsewhere(key) && key.case != open::CASE;
         let block = |op| move |key: &Key| key.op == op && in_process(key);
         let nbd = |op| move |key: &Key| key.op == op && is_nbd(key) && !is_single(key);
+        let nbdkit = "peer:nbdkit-memory";
         vec![
-            latencies(
-                "block-write",
-                "Write, in process",
-                &self.matching(block(Op::Write)),
-                baseline,
-            ),
-            latencies("block-read", "Read, in process", &self.matching(block(Op::Read)), baseline),
-            latencies(
-                "block-flush",
-                "Flush, in process",
-                &self.matching(block(Op::Flush)),
-                baseline,
-            ),
-            latencies(
-                "nbd-write",
-                "Random write over NBD, fio",
-                &self.matching(nbd(Op::Write)),
-                "peer:nbdkit-memory",
-            ),
-            latencies(
-                "nbd-read",
-                "Random read over NBD, fio",
-                &self.matching(nbd(Op::Read)),
-                "peer:nbdkit-memory",
-            ),
-            times(
-                "nbdcopy",
-                "Whole device by nbdcopy",
-                &self.matching(|key| is_nbd(key) && is_single(key)),
-                "peer:nbdkit-memory",
-            ),
+            self.latencies("block-write", "Write, in process", block(Op::Write), baseline),
+            self.latencies("block-read", "Read, in process", block(Op::Read), baseline),
+            self.latencies("block-flush", "Flush, in process", block(Op::Flush), baseline),
+            self.latencies("nbd-write", "Random write over NBD, fio", nbd(Op::Write), nbdkit),
+            self.latencies("nbd-read", "Random read over NBD, fio", nbd(Op::Read), nbdkit),
+            self.times("nbdcopy", "Whole device by nbdcopy", is_single, nbdkit),
             self.open_table(),
             latencies("programs", "Programs on ext4 over NBD", &self.programs(), "btt"),
         ]
@@ -194,25 +164,60 @@ impl Report {
         sorted
     }
 
+    /// The table of all that is wanted, beside `baseline`.
+    fn latencies(
+        &self,
+        name: &'static str,
+        title: &str,
+        wanted: impl Fn(&Key) -> bool,
+        baseline: &str,
+    ) -> Table {
+        latencies(name, title, &self.matching(wanted), baseline)
+    }
+
+    /// The table of all single operations that are wanted, beside `baseline`.
+    fn times(
+        &self,
+        name: &'static str,
+        title: &str,
+        wanted: impl Fn(&Key) -> bool,
+        baseline: &str,
+    ) -> Table {
+        let all = self.matching(wanted);
+        let to_baseline = format!("/ {}", baseline.trim_start_matches("peer:"));
+        let rows = all.iter().map(|series| {
+            let time_ms = series.spread(|sample| sample.mean_ns / 1e6);
+            let base = counterpart(&all, series, baseline);
+            let ratio = base.and_then(|base| series.ratio(base, |sample| sample.mean_ns));
+            let [ratio, ratio_range] = ratio_cells(ratio);
+            [
+                ("policy", series.key.policy.clone()),
+                ("case", shown(&series.key.case).to_owned()),
+                ("MiB", (series.key.block_bytes >> 20).to_string()),
+                ("ms median", format!("{:.0}", time_ms.median)),
+                ("min-max", time_ms.range(0)),
+                (&to_baseline, ratio),
+                ("min-max", ratio_range),
+            ]
+        });
+        Table::of_rows(name, title, rows)
+    }
+
     /// What stands at a place in documentation that wants to know the machine of a run; `None` for
     /// other places.
     pub(crate) fn machine_at(&self, place: &str) -> Option<&Machine> {
-        let has = |wanted: fn(&Key) -> bool| self.series.iter().any(|series| wanted(&series.key));
-        let measured = match place {
-            "machine" => has(|key| !is_program(key) && !is_log(key) && !is_cache(key)),
-            "machine-cache" => has(|key| is_cache(key) && !is_by_cost(key)),
-            "machine-cost" => has(is_by_cost),
-            "machine-ocf" => has(cache::tables::is_ocf),
-            "machine-programs" => has(is_program),
-            "machine-run" => has(is_log),
-            _ => false,
+        let (wanted, own): (fn(&Key) -> bool, Option<&Machine>) = match place {
+            "machine" => (|key| !is_program(key) && !is_log(key) && !is_cache(key), None),
+            "machine-cache" => {
+                (|key| is_cache(key) && !is_by_cost(key), self.cache.machine.as_ref())
+            }
+            "machine-cost" => (is_by_cost, self.cache.machine_by_cost.as_ref()),
+            "machine-ocf" => (cache::tables::is_ocf, self.cache.machine.as_ref()),
+            "machine-programs" => (is_program, None),
+            "machine-run" => (is_log, self.log.machine.as_ref()),
+            _ => return None,
         };
-        let own = match place {
-            "machine-run" => self.log.machine.as_ref(),
-            "machine-cache" | "machine-ocf" => self.cache.machine.as_ref(),
-            "machine-cost" => self.cache.machine_by_cost.as_ref(),
-            _ => None,
-        };
+        let measured = self.series.iter().any(|series| wanted(&series.key));
         measured.then(|| own.unwrap_or(&self.machine))
     }
 
@@ -221,52 +226,47 @@ impl Report {
     }
 
     fn open_table(&self) -> Table {
-        let headers = ["policy", "size GiB", "ms median", "min-max", "peak memory MiB"];
-        let mut table = Table::new("open", "Opening after a crash", &headers);
         let opened = self.matching(|key| key.case == open::CASE);
-        for (series, opening) in opened.into_iter().zip(&self.open) {
-            let time = series.spread(|sample| sample.mean_ns / 1e6);
-            table.push(vec![
-                series.key.policy.clone(),
-                format!("{:.1}", series.key.block_bytes as f64 / f64::from(1 << 30)),
-                format!("{:.2}", time.median),
-                range(time, 2),
-                format!("{:.1}", opening.peak_memory_bytes as f64 / f64::from(1 << 20)),
-            ]);
-        }
-        table
+        let rows = opened.into_iter().zip(&self.open).map(|(series, opening)| {
+            let (pool_bytes, peak_bytes) = (series.key.block_bytes, opening.peak_memory_bytes);
+            let time_ms = series.spread(|sample| sample.mean_ns / 1e6);
+            [
+                ("policy", series.key.policy.clone()),
+                ("size GiB", format!("{:.1}", pool_bytes as f64 / f64::from(1 << 30))),
+                ("ms median", format!("{:.2}", time_ms.median)),
+                ("min-max", time_ms.range(2)),
+                ("peak memory MiB", format!("{:.1}", peak_bytes as f64 / f64::from(1 << 20))),
+            ]
+        });
+        Table::of_rows("open", "Opening after a crash", rows)
     }
 
     /// Of caches.
     fn cache_tables(&self) -> Vec<Table> {
-        let of = |prefix: &'static str| self.matching(move |key| key.case.starts_with(prefix));
-        let table = |name, title, prefix, base| latencies(name, title, &of(prefix), base);
-        let nbd = |op| self.matching(move |key| key.case.starts_with("cache-nbd") && key.op == op);
-        let modes = |op| {
-            self.matching(move |key| key.case.starts_with(cache::choices::MODES) && key.op == op)
+        let table = |name, title, prefix, base| self.latencies(name, title, of(&[prefix]), base);
+        let by_op = |name, title, op, prefix, base| {
+            let wanted = |key: &Key| key.op == op && of(&[prefix])(key);
+            self.latencies(name, title, wanted, base)
         };
+        let (write, read) = (Op::Write, Op::Read);
+        let (modes, cleaning) = (cache::choices::MODES, cache::choices::CLEANING);
         let mut tables = vec![cache::tables::cases(&self.series)];
         let figures = cache::study::figures();
         tables.extend(figures.iter().map(|figure| figure.table(&self.series)));
         tables.extend([
             cache::study::deep_table(&self.series),
             cache::study::table(&self.series),
-            latencies("cache-nbd-write", "Write hits over NBD, fio", &nbd(Op::Write), "btt"),
-            latencies("cache-nbd-read", "Read hits over NBD, fio", &nbd(Op::Read), "btt"),
+            by_op("cache-nbd-write", "Write hits over NBD, fio", write, "cache-nbd", "btt"),
+            by_op("cache-nbd-read", "Read hits over NBD, fio", read, "cache-nbd", "btt"),
             table("cache-full", "A full cache", "cache-full", cache::BACKING),
             table("cache-fill", "A cache until it is dirty to 90 %", "cache-fill", "cache-null"),
             table("cache-read", "Reads that miss", "cache-read", cache::BACKING),
             cache::tables::beside_ocf(&self.series),
             cache::cost::table(&self.series, &self.cache.shares_of_backing),
-            latencies("cache-modes-write", "Modes: writes", &modes(Op::Write), "wb"),
-            latencies("cache-modes-read", "Modes: reads", &modes(Op::Read), "wb"),
-            table(
-                "cache-cleaning",
-                "Cleaning between bursts of writes",
-                cache::choices::CLEANING,
-                "watermark",
-            ),
-            times("cache-open", "Opening a cache after a crash", &of("cache-open"), "btt"),
+            by_op("cache-modes-write", "Modes: writes", write, modes, "wb"),
+            by_op("cache-modes-read", "Modes: reads", read, modes, "wb"),
+            table("cache-cleaning", "Cleaning between bursts of writes", cleaning, "watermark"),
+            self.times("cache-open", "Opening a cache after a crash", of(&["cache-open"]), "btt"),
             self.cache.amounts.table("cache-amounts", "Caches: other numbers"),
             self.cache.backing_work.table("cache-backing-work", "Work of the backing"),
             target_table("cache-targets", "Cache: targets", self.cache_verdicts()),
@@ -276,49 +276,40 @@ impl Report {
 
     /// Of the log, and of programs under `tidegate run`.
     fn run_tables(&self) -> Vec<Table> {
-        let of = |prefixes: &'static [&'static str]| {
-            self.matching(move |key| prefixes.iter().any(|prefix| key.case.starts_with(prefix)))
-        };
-        let table = |name, title, prefixes, base| latencies(name, title, &of(prefixes), base);
+        let table = |name, title, prefixes, base| self.latencies(name, title, of(prefixes), base);
+        let times = |name, title, prefix, base| self.times(name, title, of(&[prefix]), base);
         let (plain, no_sync) = ("plain", "plain-nosync");
-        let title = "Programs under run: targets";
+        let batches = "A full log, by the batch of its cleaner";
+        let databases = ["run-sqlite", "run-rocksdb", "run-postgres"];
         vec![
             table("log-append", "Appends to the log, in process", &[log::append::CASE], "copy"),
-            table(
-                "log-batch",
-                "A full log, by the batch of its cleaner",
-                &[log::batch::CASE],
-                log::batch::ONE,
-            ),
+            table("log-batch", batches, &[log::batch::CASE], log::batch::ONE),
             table("run-write", "Durable writes of a program", &["run-write", "run-append"], plain),
             table("run-full", "Durable writes, the log full", &["run-full"], plain),
             table("run-steady", "A steady load", &["run-steady"], no_sync),
             log::steady_table(&self.log),
-            times("run-unsynced", "Programs that never sync", &of(&["run-unsynced"]), plain),
+            times("run-unsynced", "Programs that never sync", "run-unsynced", plain),
             table("run-read", "Reads of a program", &["run-read"], plain),
             table("run-names", "What programs do with their syncs", &["run-names"], no_sync),
-            table(
-                "run-databases",
-                "Databases",
-                &["run-sqlite", "run-rocksdb", "run-postgres"],
-                no_sync,
-            ),
+            table("run-databases", "Databases", &databases, no_sync),
             table("run-apps", "Programs by their own benchmarks", &["run-app-"], no_sync),
-            times("run-recovery", "Recovery of a full log", &of(&["run-recovery"]), "in-order"),
+            times("run-recovery", "Recovery of a full log", "run-recovery", "in-order"),
             self.log.table(),
-            target_table("run-targets", title, self.run_verdicts()),
+            target_table("run-targets", "Programs under run: targets", self.run_verdicts()),
         ]
     }
 }
 
 fn target_table(name: &'static str, title: &str, verdicts: Vec<Verdict>) -> Table {
-    let mut table = Table::new(name, title, &["target", "wanted", "measured", "verdict"]);
-    for verdict in verdicts {
-        let Verdict { target, wanted, measured, met } = verdict;
-        let word = if met { "PASS" } else { "MISS" };
-        table.push(vec![target, wanted, format!("{measured:.2}"), word.to_owned()]);
-    }
-    table
+    let rows = verdicts.into_iter().map(|Verdict { target, wanted, measured, met }| {
+        [
+            ("target", target),
+            ("wanted", wanted),
+            ("measured", format!("{measured:.2}")),
+            ("verdict", if met { "PASS" } else { "MISS" }.to_owned()),
+        ]
+    });
+    Table::of_rows(name, title, rows)
 }
 
 impl fmt::Display for Report {
@@ -331,13 +322,18 @@ impl fmt::Display for Report {
     }
 }
 
+/// Whether a case begins with one of `prefixes`.
+fn of(prefixes: &[&str]) -> impl Fn(&Key) -> bool {
+    move |key| prefixes.iter().any(|prefix| key.case.starts_with(prefix))
+}
+
 fn is_nbd(key: &Key) -> bool {
     key.case.starts_with("nbd")
 }
 
 /// The log, or a program under `tidegate run`.
 fn is_log(key: &Key) -> bool {
-    [log::LOG_PREFIX, log::RUN_PREFIX].iter().any(|prefix| key.case.starts_with(prefix))
+    of(&[log::LOG_PREFIX, log::RUN_PREFIX])(key)
 }
 
 /// The setting `cost=auto` of a cache.
@@ -377,93 +373,53 @@ pub(crate) fn counterpart<'a>(
 }
 
 fn latencies(name: &'static str, title: &str, all: &[&Series], baseline: &str) -> Table {
-    let throughput_ratio = format!("/ {}", baseline.trim_start_matches("peer:"));
-    let headers = [
-        "policy",
-        "case",
-        "threads",
-        "depth",
-        "kops/s",
-        "min-max",
-        &throughput_ratio,
-        "min-max",
-        "mean µs",
-        "p50",
-        "p99",
-        "p99.9",
-        "p99.99",
-        "max",
-        "data B/op",
-        "metadata B/op",
-        "fences/op",
-    ];
-    let mut table = Table::new(name, title, &headers);
     let mut sorted = all.to_vec();
     sorted.sort_by_key(|series| (series.key.threads, series.key.iodepth));
-    for series in sorted {
-        let ratio = counterpart(all, series, baseline)
-            .and_then(|base| series.ratio(base, |sample| sample.ops_per_s));
-        table.push(latency_row(series, ratio));
-    }
-    table
-}
-
-fn latency_row(series: &Series, ratio: Option<Spread>) -> Vec<String> {
-    let Key { policy, case, threads, iodepth, .. } = &series.key;
-    let throughput = series.spread(|sample| sample.ops_per_s / 1e3);
-    let digits = if throughput.median < 10.0 { 2 } else { 0 };
-    let micros = |value: fn(&Sample) -> f64| format!("{:.2}", series.spread(value).median / 1e3);
-    let per_op = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.1}"));
-    vec![
-        policy.clone(),
-        shown(case).to_owned(),
-        threads.to_string(),
-        iodepth.to_string(),
-        format!("{:.digits$}", throughput.median),
-        range(throughput, digits),
-        ratio.map_or(String::new(), |ratio| format!("{:.2}", ratio.median)),
-        ratio.map_or(String::new(), |ratio| range(ratio, 2)),
-        micros(|sample| sample.mean_ns),
-        micros(|sample| sample.p50_ns as f64),
-        micros(|sample| sample.p99_ns as f64),
-        micros(|sample| sample.p999_ns as f64),
-        micros(|sample| sample.p9999_ns as f64),
-        format!("{:.0}", series.row().max_ns as f64 / 1e3),
-        per_op(series.traffic_per_op(|traffic| traffic.data_bytes)),
-        per_op(series.traffic_per_op(|traffic| traffic.metadata_bytes)),
-        per_op(series.traffic_per_op(|traffic| traffic.fences)),
-    ]
-}
-
-fn times(name: &'static str, title: &str, all: &[&Series], baseline: &str) -> Table {
-    let ratio = format!("/ {}", baseline.trim_start_matches("peer:"));
-    let headers = ["policy", "case", "MiB", "ms median", "min-max", &ratio, "min-max"];
-    let mut table = Table::new(name, title, &headers);
-    for series in all {
-        let time = series.spread(|sample| sample.mean_ns / 1e6);
+    let to_baseline = format!("/ {}", baseline.trim_start_matches("peer:"));
+    let rows = sorted.into_iter().map(|series| {
         let base = counterpart(all, series, baseline);
-        let ratio = base.and_then(|base| series.ratio(base, |sample| sample.mean_ns));
-        table.push(vec![
-            series.key.policy.clone(),
-            shown(&series.key.case).to_owned(),
-            (series.key.block_bytes >> 20).to_string(),
-            format!("{:.0}", time.median),
-            range(time, 0),
-            ratio.map_or(String::new(), |ratio| format!("{:.2}", ratio.median)),
-            ratio.map_or(String::new(), |ratio| range(ratio, 2)),
-        ]);
-    }
-    table
+        let ratio = base.and_then(|base| series.ratio(base, throughput));
+        latency_row(series, &to_baseline, ratio)
+    });
+    Table::of_rows(name, title, rows)
 }
 
-fn range(spread: Spread, digits: usize) -> String {
-    format!("{:.digits$}-{:.digits$}", spread.min, spread.max)
+fn latency_row<'h>(
+    series: &Series,
+    to_baseline: &'h str,
+    ratio: Option<Spread>,
+) -> [(&'h str, String); 17] {
+    let Key { policy, case, threads, iodepth, .. } = &series.key;
+    let kops_per_s = series.spread(|sample| sample.ops_per_s / 1e3);
+    let digits = if kops_per_s.median < 10.0 { 2 } else { 0 };
+    let micros = |value: fn(&Sample) -> f64| format!("{:.2}", series.spread(value).median / 1e3);
+    let per_op = |part: fn(&Traffic) -> u64| number_cell(series.traffic_per_op(part), 1);
+    let [ratio, ratio_range] = ratio_cells(ratio);
+    [
+        ("policy", policy.clone()),
+        ("case", shown(case).to_owned()),
+        ("threads", threads.to_string()),
+        ("depth", iodepth.to_string()),
+        ("kops/s", format!("{:.digits$}", kops_per_s.median)),
+        ("min-max", kops_per_s.range(digits)),
+        (to_baseline, ratio),
+        ("min-max", ratio_range),
+        ("mean µs", micros(|sample| sample.mean_ns)),
+        ("p50", micros(|sample| sample.p50_ns as f64)),
+        ("p99", micros(|sample| sample.p99_ns as f64)),
+        ("p99.9", micros(|sample| sample.p999_ns as f64)),
+        ("p99.99", micros(|sample| sample.p9999_ns as f64)),
+        ("max", format!("{:.0}", series.row().max_ns as f64 / 1e3)),
+        ("data B/op", per_op(|traffic| traffic.data_bytes)),
+        ("metadata B/op", per_op(|traffic| traffic.metadata_bytes)),
+        ("fences/op", per_op(|traffic| traffic.fences)),
+    ]
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::measure::{ROW_KEYS, Traffic};
+    use crate::measure::ROW_KEYS;
 
     pub(crate) fn report() -> Report {
         let series = |policy: &str, case: &str, ops_per_s| Series {

@@ -1,4 +1,4 @@
-//! Programs of ours in C, compiled where they are measured.
+//! Programs of ours in C and C++, compiled where they are measured.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,18 +6,18 @@ use std::process::Command;
 use crate::child::{find_program, output_of};
 use crate::error::{BenchError, Result};
 
-/// A C compiler and the package that has it.
+/// A compiler and the package that has it.
 pub(crate) type Compiler = (&'static str, &'static str);
 /// The machine's own.
 pub(crate) const CC: Compiler = ("cc", "gcc");
 
-/// A program of ours in C.
+/// A program of ours.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Source {
     pub(crate) name: &'static str,
     pub(crate) text: &'static str,
-    /// What it is linked with.
-    pub(crate) libraries: &'static [&'static str],
+    /// Options of the compiler, such as what it is linked with.
+    pub(crate) options: &'static [&'static str],
 }
 
 /// What all of them include.
@@ -36,7 +36,7 @@ impl Source {
         }
         let mut command = Command::new(find_program(compiler.0, compiler.1)?);
         command.args(["-O2", "-Wall", "-Werror", "-o"]).args([&program, &text]);
-        command.args(self.libraries);
+        command.args(self.options);
         output_of(command)?;
         Ok(program)
     }

@@ -80,7 +80,7 @@ impl Plan {
         self.cache.check()?;
         let mut progress = Progress::new(self.planned());
         let (mut series, tiers) = block::measure(&self.block, &mut progress)?;
-        series.extend(nbd::measure(&self.nbd, &mut progress)?);
+        series.extend(nbd::measure(&self.nbd, &mut progress, true)?);
         let (opened, opening) = self.open.measure(&mut progress)?;
         series.push(opened);
         let (of_log, log) = self.log.measure(&mut progress)?;

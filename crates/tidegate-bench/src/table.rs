@@ -22,6 +22,20 @@ impl Table {
         Self { name, title: title.into(), headers, rows: Vec::new() }
     }
 
+    /// A table of `rows`: each cell stands with the header of its column, as in all rows.
+    pub(crate) fn of_rows<'h, const COLUMNS: usize>(
+        name: &'static str,
+        title: impl Into<String>,
+        rows: impl IntoIterator<Item = [(&'h str, String); COLUMNS]>,
+    ) -> Self {
+        let mut table = Self::new(name, title, &[]);
+        for row in rows {
+            table.headers = row.iter().map(|(header, _)| (*header).to_owned()).collect();
+            table.push(row.map(|(_, cell)| cell).into());
+        }
+        table
+    }
+
     /// Adds a row: a cell for each header, empty where there is nothing to say.
     pub fn push(&mut self, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.headers.len());
@@ -80,6 +94,11 @@ impl Table {
         };
         (0..self.headers.len()).map(width).collect()
     }
+}
+
+/// A number to so many digits as a cell; empty where there is none.
+pub(crate) fn number_cell(number: Option<f64>, digits: usize) -> String {
+    number.map_or(String::new(), |number| format!("{number:.digits$}"))
 }
 
 fn markdown_line(cells: &[String], widths: &[usize]) -> String {

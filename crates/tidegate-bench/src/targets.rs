@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use crate::block::{COPY_TWO_FENCES, POOL_UNIFORM};
-use crate::measure::{Key, Op, Sample, Series};
+use crate::measure::{Op, Sample, Series, find, throughput};
 use crate::nbd::{COPY_IN, COPY_OUT, RANDOM};
 use crate::open::{self, Opening};
 
@@ -71,6 +71,45 @@ pub struct Verdict {
     pub met: bool,
 }
 
+/// One number for a target, and of which case it is.
+pub(crate) type Number = (f64, String);
+
+impl Verdict {
+    pub(crate) fn new(target: String, bound: Bound, measured: f64) -> Self {
+        Self { target, wanted: bound.text(), measured, met: bound.holds(measured) }
+    }
+}
+
+/// The verdict on the smallest of several numbers, if there is one.
+pub(crate) fn at_least(
+    target: &str,
+    bound: f64,
+    numbers: impl IntoIterator<Item = Option<Number>>,
+) -> Option<Verdict> {
+    worst(target, Bound::AtLeast(bound), &numbers.into_iter().flatten().collect::<Vec<_>>())
+}
+
+/// The verdict on the largest of several numbers, if there is one.
+pub(crate) fn at_most(
+    target: &str,
+    bound: f64,
+    numbers: impl IntoIterator<Item = Option<Number>>,
+) -> Option<Verdict> {
+    worst(target, Bound::AtMost(bound), &numbers.into_iter().flatten().collect::<Vec<_>>())
+}
+
+fn worst(target: &str, bound: Bound, numbers: &[Number]) -> Option<Verdict> {
+    let order = |one: &&Number, other: &&Number| one.0.total_cmp(&other.0);
+    let (measured, case) = match bound {
+        Bound::AtLeast(_) => numbers.iter().min_by(order)?,
+        Bound::AtMost(_) => numbers.iter().max_by(order)?,
+    };
+    let of = if numbers.len() > 1 { format!(" (worst: {case})") } else { String::new() };
+    // As it is printed: what looks the same is the same.
+    let measured = (measured * 100.0).round() / 100.0;
+    Some(Verdict::new(format!("{target}{of}"), bound, measured))
+}
+
 /// The verdicts on all targets that this run measured.
 pub fn verdicts(series: &[Series], opening: Option<&Opening>) -> Vec<Verdict> {
     targets().into_iter().filter_map(|target| target.verdict(series, opening)).collect()
@@ -78,44 +117,29 @@ pub fn verdicts(series: &[Series], opening: Option<&Opening>) -> Vec<Verdict> {
 
 impl Target {
     fn verdict(self, series: &[Series], opening: Option<&Opening>) -> Option<Verdict> {
-        let find = |pick: Pick| series.iter().find(|series| pick.is(&series.key));
+        let find = |Pick { policy, case, op, threads, iodepth }: Pick| {
+            find(series, policy, case, op, (threads, iodepth))
+        };
         let measured = match self.measure {
             Measure::Ratio { of, to, value } => find(of)?.ratio(find(to)?, value)?.median,
             Measure::OpenMs => find(open_pick())?.spread(|sample| sample.mean_ns).median / 1e6,
             Measure::OpenPeakMib => opening?.peak_memory_bytes as f64 / f64::from(1 << 20),
         };
-        let met = self.bound.holds(measured);
-        Some(Verdict { target: self.name, wanted: self.bound.text(), measured, met })
-    }
-}
-
-impl Pick {
-    fn is(&self, key: &Key) -> bool {
-        let Self { policy, case, op, threads, iodepth } = *self;
-        key.policy == policy
-            && key.case == case
-            && (key.op, key.threads, key.iodepth) == (op, threads, iodepth)
+        Some(Verdict::new(self.name, self.bound, measured))
     }
 }
 
 fn targets() -> Vec<Target> {
+    let opening = |unit, measure, bound| Target {
+        name: format!("opening an 8 GiB BTT after a crash: {unit}"),
+        measure,
+        bound: Bound::AtMost(bound),
+    };
     let mut targets = block_targets();
     targets.extend(nbd_targets());
-    targets.push(Target {
-        name: "opening an 8 GiB BTT after a crash: ms".to_owned(),
-        measure: Measure::OpenMs,
-        bound: Bound::AtMost(100.0),
-    });
-    targets.push(Target {
-        name: "opening an 8 GiB BTT after a crash: MiB of memory".to_owned(),
-        measure: Measure::OpenPeakMib,
-        bound: Bound::AtMost(64.0),
-    });
+    targets.push(opening("ms", Measure::OpenMs, 100.0));
+    targets.push(opening("MiB of memory", Measure::OpenPeakMib, 64.0));
     targets
-}
-
-fn throughput(sample: &Sample) -> f64 {
-    sample.ops_per_s
 }
 
 fn p50(sample: &Sample) -> f64 {
@@ -127,92 +151,52 @@ fn p999(sample: &Sample) -> f64 {
 }
 
 fn block_targets() -> Vec<Target> {
+    use Bound::{AtLeast, AtMost};
     let pick = |policy, op, threads| Pick { policy, case: POOL_UNIFORM, op, threads, iodepth: 1 };
-    let against_peer = |name: &str, op, threads, value, bound| Target {
-        name: name.to_owned(),
-        measure: Measure::Ratio {
-            of: pick("btt", op, threads),
-            to: pick("peer:libpmemblk", op, threads),
-            value,
-        },
-        bound,
+    let against_peer = |name, op, threads, value, bound| {
+        let (of, to) = (pick("btt", op, threads), pick("peer:libpmemblk", op, threads));
+        let name = format!("{name} / libpmemblk");
+        Target { name, measure: Measure::Ratio { of, to, value }, bound }
     };
     let floor = Pick { case: COPY_TWO_FENCES, ..pick("copy", Op::Write, 1) };
     let p50_over_floor = Measure::Ratio { of: pick("btt", Op::Write, 1), to: floor, value: p50 };
     vec![
-        against_peer(
-            "btt write, 1 thread: throughput / libpmemblk",
-            Op::Write,
-            1,
-            throughput,
-            Bound::AtLeast(1.8),
-        ),
-        against_peer(
-            "btt write, 2 threads: throughput / libpmemblk",
-            Op::Write,
-            2,
-            throughput,
-            Bound::AtLeast(1.5),
-        ),
+        against_peer("btt write, 1 thread: throughput", Op::Write, 1, throughput, AtLeast(1.8)),
+        against_peer("btt write, 2 threads: throughput", Op::Write, 2, throughput, AtLeast(1.5)),
         Target {
             name: "btt write, 1 thread: p50 / bare copy with two fences".to_owned(),
             measure: p50_over_floor,
-            bound: Bound::AtMost(1.6),
+            bound: AtMost(1.6),
         },
-        against_peer(
-            "btt write, 1 thread: p99.9 / libpmemblk",
-            Op::Write,
-            1,
-            p999,
-            Bound::AtMost(1.0),
-        ),
-        against_peer(
-            "btt read, 1 thread: throughput / libpmemblk",
-            Op::Read,
-            1,
-            throughput,
-            Bound::AtLeast(1.3),
-        ),
-        against_peer(
-            "btt read, 2 threads: throughput / libpmemblk",
-            Op::Read,
-            2,
-            throughput,
-            Bound::AtLeast(1.3),
-        ),
+        against_peer("btt write, 1 thread: p99.9", Op::Write, 1, p999, AtMost(1.0)),
+        against_peer("btt read, 1 thread: throughput", Op::Read, 1, throughput, AtLeast(1.3)),
+        against_peer("btt read, 2 threads: throughput", Op::Read, 2, throughput, AtLeast(1.3)),
     ]
 }
 
 fn nbd_targets() -> Vec<Target> {
+    let against_nbdkit = |name, to: Pick, value, bound| {
+        let of = Pick { policy: "btt", ..to };
+        let name = format!("{name} / nbdkit memory");
+        Target { name, measure: Measure::Ratio { of, to, value }, bound }
+    };
+    let policy = "peer:nbdkit-memory";
     let mut targets = Vec::new();
     for (iodepth, bound) in [(32, 1.5), (1, 1.0)] {
         for op in [Op::Write, Op::Read] {
             for threads in [1, 2] {
-                let pick = |policy| Pick { policy, case: RANDOM, op, threads, iodepth };
-                let name = format!(
-                    "nbd {} depth {iodepth}, {threads} jobs: IOPS / nbdkit memory",
-                    op.name()
-                );
+                let name = format!("nbd {} depth {iodepth}, {threads} jobs: IOPS", op.name());
+                let pick = Pick { policy, case: RANDOM, op, threads, iodepth };
                 targets.push(against_nbdkit(name, pick, throughput, Bound::AtLeast(bound)));
             }
         }
     }
     for (op, case) in [(Op::Write, COPY_IN), (Op::Read, COPY_OUT)] {
-        let pick = |policy| Pick { policy, case, op, threads: 1, iodepth: 1 };
-        let name = format!("{case}: time / nbdkit memory");
-        targets.push(against_nbdkit(name, pick, |sample| sample.mean_ns, Bound::AtMost(1.0)));
+        let pick = Pick { policy, case, op, threads: 1, iodepth: 1 };
+        let (name, bound) = (format!("{case}: time"), Bound::AtMost(1.0));
+        targets.push(against_nbdkit(name, pick, |sample| sample.mean_ns, bound));
     }
     targets
-}
-
-fn against_nbdkit(
-    name: String,
-    pick: impl Fn(&'static str) -> Pick,
-    value: fn(&Sample) -> f64,
-    bound: Bound,
-) -> Target {
-    let measure = Measure::Ratio { of: pick("btt"), to: pick("peer:nbdkit-memory"), value };
-    Target { name, measure, bound }
 }
 
 fn open_pick() -> Pick {
@@ -222,6 +206,7 @@ fn open_pick() -> Pick {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measure::Key;
 
     fn series(pick: Pick, ops_per_s: f64, p50_ns: u64) -> Series {
         let Pick { policy, case, op, threads, iodepth } = pick;

@@ -6,7 +6,7 @@
 
 use tidegate::dram::phases::Phase;
 
-use crate::measure::{Op, Sample, Series};
+use crate::measure::{Op, Sample, Series, find, throughput};
 use crate::plan::{
     BURST_CASE, DEPTH, MATRIX_CACHES, MATRIX_DEPTHS, MATRIX_THREADS, READ_CASE, duty_case,
     overrun_case,
@@ -49,37 +49,17 @@ impl Gain {
             .iter()
             .flat_map(|place| self.against.iter().map(move |&against| (place, against)));
         let gains = cells.filter_map(|(place, against)| {
-            let gain =
-                find(series, SUBJECT, place)?.ratio(find(series, against, place)?, self.merit);
-            Some((gain?.median, place, against))
+            let at = (place.threads, place.iodepth);
+            let find = |policy| find(series, policy, &place.case, place.op, at);
+            let gain = find(SUBJECT)?.ratio(find(against)?, self.merit)?;
+            Some((gain.median, place, against))
         });
         let (worst, place, against) = gains.min_by(|one, other| one.0.total_cmp(&other.0))?;
         let Place { case, threads, iodepth, .. } = place;
-        let name = self.name;
-        let bound = Bound::AtLeast(self.at_least);
-        Some(Verdict {
-            target: format!(
-                "{name} (worst: {against}, {case}, {threads} threads, depth {iodepth})"
-            ),
-            wanted: bound.text(),
-            measured: worst,
-            met: bound.holds(worst),
-        })
+        let of = format!("worst: {against}, {case}, {threads} threads, depth {iodepth}");
+        let target = format!("{} ({of})", self.name);
+        Some(Verdict::new(target, Bound::AtLeast(self.at_least), worst))
     }
-}
-
-fn find<'a>(series: &'a [Series], policy: &str, place: &Place) -> Option<&'a Series> {
-    let matching = |series: &&Series| {
-        let key = &series.key;
-        key.policy == policy
-            && key.case == place.case
-            && (key.op, key.threads, key.iodepth) == (place.op, place.threads, place.iodepth)
-    };
-    series.iter().find(matching)
-}
-
-fn throughput(sample: &Sample) -> f64 {
-    sample.ops_per_s
 }
 
 fn mean(sample: &Sample) -> f64 {
@@ -138,23 +118,14 @@ fn matrix() -> Vec<Place> {
 fn stalls(tiers: &TierReport) -> Option<Verdict> {
     let breakdown = tiers.breakdown(SUBJECT, BURST_CASE, 1)?;
     let measured = breakdown.writes_pct(Phase::StalledWrite);
-    Some(at_most("bursts: stalled writes of transit, %", measured, 0.1))
+    let target = "bursts: stalled writes of transit, %".to_owned();
+    Some(Verdict::new(target, Bound::AtMost(0.1), measured))
 }
 
 /// What the process uses while it only watches itself is in this, hence the bound above 0.
 fn idle(tiers: &TierReport) -> Option<Verdict> {
     let row = tiers.idle.iter().find(|row| row.tier.policy.name() == SUBJECT)?;
-    Some(at_most("idle CPU of transit, %", row.cpu_pct, 0.1))
-}
-
-fn at_most(target: &str, measured: f64, most: f64) -> Verdict {
-    let bound = Bound::AtMost(most);
-    Verdict {
-        target: target.to_owned(),
-        wanted: bound.text(),
-        measured,
-        met: bound.holds(measured),
-    }
+    Some(Verdict::new("idle CPU of transit, %".to_owned(), Bound::AtMost(0.1), row.cpu_pct))
 }
 
 #[cfg(test)]

@@ -101,37 +101,36 @@ impl Breakdown {
         }
     }
 
-    fn tally(&self, phase: Phase) -> Option<Tally> {
-        self.tallies.iter().find(|tally| tally.phase == phase).copied()
+    fn tally(&self, phase: Phase) -> Tally {
+        let found = self.tallies.iter().find(|tally| tally.phase == phase);
+        found.copied().unwrap_or(Tally { phase, count: 0, total_ns: 0 })
     }
 
     /// Share of `phase` in the time that requests took; 0 for evictions, which run beside them.
     pub fn share_pct(&self, phase: Phase) -> f64 {
         let of_requests = self.tallies.iter().filter(|tally| tally.phase != Phase::Eviction);
         let all_ns: u64 = of_requests.map(|tally| tally.total_ns).sum();
-        match self.tally(phase) {
-            Some(tally) if phase != Phase::Eviction && all_ns > 0 => {
-                tally.total_ns as f64 * 100.0 / all_ns as f64
-            }
-            _ => 0.0,
+        if phase == Phase::Eviction || all_ns == 0 {
+            return 0.0;
         }
+        self.tally(phase).total_ns as f64 * 100.0 / all_ns as f64
     }
 
     /// Entries into `phase` for 100 writes.
     pub fn writes_pct(&self, phase: Phase) -> f64 {
-        let count = self.tally(phase).map_or(0, |tally| tally.count);
+        let count = self.tally(phase).count;
         if self.writes == 0 { 0.0 } else { count as f64 * 100.0 / self.writes as f64 }
     }
 
     /// Mean time of an entry into `phase`.
     pub fn mean_ns(&self, phase: Phase) -> u64 {
-        let tally = self.tally(phase);
-        tally.and_then(|tally| tally.total_ns.checked_div(tally.count)).unwrap_or(0)
+        let Tally { count, total_ns, .. } = self.tally(phase);
+        total_ns.checked_div(count).unwrap_or(0)
     }
 
     /// Mean time of a write in `phase`.
     pub fn ns_a_write(&self, phase: Phase) -> f64 {
-        self.tally(phase).map_or(0.0, |tally| tally.total_ns as f64 / self.writes.max(1) as f64)
+        self.tally(phase).total_ns as f64 / self.writes.max(1) as f64
     }
 
     /// A row for each phase that occurred.
@@ -208,17 +207,15 @@ impl TierReport {
 
     /// What each tier is, and what it costs while it has no requests.
     pub(crate) fn idle_table(&self) -> Table {
-        let headers = ["policy", "metadata B/slot", "threads at most", "idle CPU %"];
-        let mut table = Table::new("idle", "Tiers at rest", &headers);
-        for IdleRow { tier, cpu_pct } in &self.idle {
-            table.push(vec![
-                tier.policy.to_string(),
-                format!("{:.1}", tier.metadata_bytes_per_slot),
-                tier.threads.to_string(),
-                format!("{cpu_pct:.2}"),
-            ]);
-        }
-        table
+        let rows = self.idle.iter().map(|IdleRow { tier, cpu_pct }| {
+            [
+                ("policy", tier.policy.to_string()),
+                ("metadata B/slot", format!("{:.1}", tier.metadata_bytes_per_slot)),
+                ("threads at most", tier.threads.to_string()),
+                ("idle CPU %", format!("{cpu_pct:.2}")),
+            ]
+        });
+        Table::of_rows("idle", "Tiers at rest", rows)
     }
 }
 

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::btt::Btt;
 use tidegate::cache::{self, Binding, CacheDevice, CacheDeviceOptions, CacheOptions};
 use tidegate::device::delay::{Delay, Delays};
 use tidegate::device::null::NullDevice;
-use tidegate::device::{BlockDevice, DeviceError, Geometry, WriteFlags, ZeroFlags};
+use tidegate::device::{self, BlockDevice, DeviceError, Geometry, WriteFlags, ZeroFlags};
 use tidegate::pmem::{MediaModel, Region};
 use tidegate::stats::{Collector, Value};
 use tidegate::tier::{SettingError, Tier};
@@ -19,8 +18,6 @@ use crate::floor::BareCopy;
 use crate::measure::{Key, Op, Sample, Traffic};
 use crate::pattern::Pattern;
 use crate::workload::{Outcome, Stop, Workload};
-
-type Answer = std::result::Result<(), DeviceError>;
 
 /// Size of a page.
 pub(super) const PAGE_BYTES: u32 = 4096;
@@ -44,8 +41,7 @@ impl Subject {
     }
 
     pub(super) fn failed(&self) -> impl FnOnce(DeviceError) -> BenchError + use<> {
-        let policy = self.policy.to_owned();
-        move |source| BenchError::Device { policy, source }
+        BenchError::device(self.policy)
     }
 
     fn traffic(&self) -> Option<Traffic> {
@@ -58,25 +54,30 @@ impl Subject {
     }
 }
 
-/// A cache that is not as users get it.
+/// A cache by its lines and its setting of `cost`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Variant {
     pub(super) policy: &'static str,
     line_bytes: u32,
-    /// The setting.
     cost: &'static str,
 }
 
 impl Variant {
-    /// As users get it.
-    const DEFAULT: Self = Self { policy: CACHE, line_bytes: 4 << 10, cost: "off" };
+    /// As users get it, and all others.
+    pub(super) const ALL: [Self; 4] = [
+        Self { policy: CACHE, line_bytes: PAGE_BYTES, cost: "off" },
+        Self::LINES[0],
+        Self::LINES[1],
+        Self::BY_COST,
+    ];
     /// Lines of the study's other sizes.
     pub(super) const LINES: [Self; 2] = [
-        Self { policy: "cache-16k", line_bytes: 16 << 10, ..Self::DEFAULT },
-        Self { policy: "cache-64k", line_bytes: 64 << 10, ..Self::DEFAULT },
+        Self { policy: "cache-16k", line_bytes: 16 << 10, cost: "off" },
+        Self { policy: "cache-64k", line_bytes: 64 << 10, cost: "off" },
     ];
     /// What is cached is decided by measured cost.
-    pub(super) const BY_COST: Self = Self { policy: "cache-cost", cost: "auto", ..Self::DEFAULT };
+    pub(super) const BY_COST: Self =
+        Self { policy: "cache-cost", line_bytes: PAGE_BYTES, cost: "auto" };
 }
 
 /// The memory of caches and logs, one at a time.
@@ -97,17 +98,13 @@ impl Pool {
         Ok(Self { region })
     }
 
-    /// An empty cache before `backing`, as users get it.
-    pub(super) fn cache(&self, backing: Arc<dyn BlockDevice>) -> Result<Arc<CacheDevice>> {
-        self.cache_as(&Variant::DEFAULT, backing)
-    }
-
+    /// An empty cache before `backing`, with lines of `line_bytes` and these settings.
     fn cache_as(
         &self,
-        variant: &Variant,
+        line_bytes: u32,
+        settings: &[(&str, &str)],
         backing: Arc<dyn BlockDevice>,
     ) -> Result<Arc<CacheDevice>> {
-        let line_bytes = variant.line_bytes;
         cache::create(&self.region, &CacheOptions { line_bytes, ..CacheOptions::default() })?;
         let pages = backing.geometry().size_bytes() / u64::from(PAGE_BYTES);
         let binding = Binding { identity: 1, name: "bench".to_owned(), pages };
@@ -115,18 +112,28 @@ impl Pool {
         let region = Arc::clone(&self.region);
         let device = CacheDevice::open(region, backing, binding, options)?;
         // What is written differs in one line from what was: the figures are of whole pages.
-        set_all(&device, &[("by-content", "off"), ("cost", variant.cost)])?;
+        set_all(&device, &[("by-content", "off"), ("cost", "off")])?;
+        set_all(&device, settings)?;
         Ok(Arc::new(device))
     }
 
-    /// A cache like `variant`, as a subject.
+    fn subject_of(&self, policy: &'static str, device: Arc<dyn BlockDevice>) -> Subject {
+        Subject { policy, device, region: Some(Arc::clone(&self.region)) }
+    }
+
+    /// An empty cache before `backing`, as users get it.
+    pub(super) fn cache(&self, backing: Arc<dyn BlockDevice>) -> Result<Arc<CacheDevice>> {
+        self.cache_as(PAGE_BYTES, &[], backing)
+    }
+
+    /// An empty cache like `variant`, as a subject.
     pub(super) fn variant(
         &self,
         variant: &Variant,
         backing: Arc<dyn BlockDevice>,
     ) -> Result<Subject> {
-        let region = Some(Arc::clone(&self.region));
-        Ok(Subject { policy: variant.policy, device: self.cache_as(variant, backing)?, region })
+        let device = self.cache_as(variant.line_bytes, &[("cost", variant.cost)], backing)?;
+        Ok(self.subject_of(variant.policy, device))
     }
 
     /// An empty cache with `settings`, as a subject and as it is.
@@ -136,27 +143,22 @@ impl Pool {
         settings: &[(&str, &str)],
         backing: Arc<dyn BlockDevice>,
     ) -> Result<(Subject, Arc<CacheDevice>)> {
-        let cache = self.cache(backing)?;
-        set_all(&cache, settings)?;
-        let (device, region) = (Arc::clone(&cache), Some(Arc::clone(&self.region)));
-        Ok((Subject { policy, device, region }, cache))
+        let cache = self.cache_as(PAGE_BYTES, settings, backing)?;
+        Ok((self.subject_of(policy, Arc::clone(&cache) as _), cache))
     }
 
     /// An empty log before `backing`, as users get it.
     pub(super) fn log(&self, backing: Arc<dyn BlockDevice>) -> Result<Subject> {
-        let device = new_log_device(&self.region, backing)?;
-        let region = Some(Arc::clone(&self.region));
-        Ok(Subject { policy: LOG, device: Arc::new(device), region })
+        Ok(self.subject_of(LOG, Arc::new(new_log_device(&self.region, backing)?)))
     }
 
-    /// As a subject.
+    /// An empty cache as users get it, as a subject.
     pub(super) fn subject(
         &self,
         policy: &'static str,
         backing: Arc<dyn BlockDevice>,
     ) -> Result<Subject> {
-        let region = Some(Arc::clone(&self.region));
-        Ok(Subject { policy, device: self.cache(backing)?, region })
+        Ok(self.subject_of(policy, self.cache(backing)?))
     }
 }
 
@@ -179,7 +181,7 @@ pub(super) fn reading(cache: &CacheDevice, name: &str) -> u64 {
 /// A BTT of `bytes`, every block written once.
 pub(super) fn btt(args: &CacheArgs, bytes: u64) -> Result<Subject> {
     let region = unnamed_region(&args.dir, &args.media, pool_bytes(bytes))?;
-    let device: Btt = new_btt(&region, PAGE_BYTES)?;
+    let device = new_btt(&region, PAGE_BYTES)?;
     filled(Subject { policy: "btt", device: Arc::new(device), region: Some(region) }, bytes)
 }
 
@@ -199,9 +201,8 @@ fn filled(subject: Subject, bytes: u64) -> Result<Subject> {
 
 /// A device of `bytes` that keeps nothing.
 pub(super) fn null(bytes: u64) -> Result<Arc<dyn BlockDevice>> {
-    let failed = |source| BenchError::Device { policy: "null".to_owned(), source };
-    let blocks = bytes / u64::from(PAGE_BYTES);
-    Ok(Arc::new(NullDevice::new(PAGE_BYTES, blocks).map_err(failed)?))
+    let device = NullDevice::new(PAGE_BYTES, bytes / u64::from(PAGE_BYTES));
+    Ok(Arc::new(device.map_err(BenchError::device("null"))?))
 }
 
 /// A device of `bytes` that keeps nothing and takes as long as `delays` say.
@@ -215,9 +216,9 @@ pub(super) fn writes(pattern: Pattern, working_set_bytes: u64, stop: Stop) -> Wo
 }
 
 impl Bench<'_> {
-    /// How long a run takes that has no number of requests.
-    pub(super) fn run_time(&self) -> Stop {
-        Stop::After(Duration::from_secs_f64(self.args.seconds))
+    /// The end of a run that has no number of requests, and takes so many times as long as others.
+    pub(super) fn run_time(&self, times: f64) -> Stop {
+        Stop::After(Duration::from_secs_f64(self.args.seconds * times))
     }
 
     /// Runs `workload` on `subject`, and collects what it measured under `case`.
@@ -226,45 +227,17 @@ impl Bench<'_> {
         case: &str,
         subject: &Subject,
         workload: &Workload,
-    ) -> Result<()> {
-        self.measured_turn(case, subject, workload).map(drop)
-    }
-
-    /// As [`turn`](Self::turn); returns what it collected.
-    pub(super) fn measured_turn(
-        &mut self,
-        case: &str,
-        subject: &Subject,
-        workload: &Workload,
     ) -> Result<Outcome> {
         let before = subject.traffic();
         let outcome = workload.run(&*subject.device).map_err(subject.failed())?;
         let traffic = subject.traffic().zip(before).map(|(after, before)| after.since(before));
-        self.collect(case, subject.policy, workload, &outcome, traffic);
-        Ok(outcome)
-    }
-
-    fn collect(
-        &mut self,
-        case: &str,
-        policy: &str,
-        workload: &Workload,
-        outcome: &Outcome,
-        traffic: Option<Traffic>,
-    ) {
-        let kinds = [(Op::Write, &outcome.write), (Op::Read, &outcome.read)];
-        for (op, latencies) in kinds.into_iter().filter(|(_, latencies)| !latencies.is_empty()) {
-            let key = Key {
-                policy: policy.to_owned(),
-                case: case.to_owned(),
-                op,
-                threads: workload.threads,
-                iodepth: workload.iodepth,
-                block_bytes: u64::from(workload.block_bytes),
-            };
-            let elapsed_s = outcome.elapsed.as_secs_f64();
-            self.collector.add(key, Sample::new(latencies, elapsed_s, traffic));
+        let Workload { threads, iodepth, block_bytes, .. } = *workload;
+        let measured = Sample::of_kinds(&outcome, traffic).filter(|(op, _)| *op != Op::Flush);
+        for (op, sample) in measured {
+            let key = Key::new(subject.policy, case, op, block_bytes.into());
+            self.collector.add(Key { threads, iodepth, ..key }, sample);
         }
+        Ok(outcome)
     }
 }
 
@@ -276,23 +249,23 @@ impl BlockDevice for Forced {
         self.0.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Answer {
+    fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {
         self.0.read(offset, buf)
     }
 
-    fn write(&self, offset: u64, data: &[u8], _: WriteFlags) -> Answer {
+    fn write(&self, offset: u64, data: &[u8], _: WriteFlags) -> device::Result<()> {
         self.0.write(offset, data, WriteFlags { fua: true })
     }
 
-    fn flush(&self) -> Answer {
+    fn flush(&self) -> device::Result<()> {
         self.0.flush()
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Answer {
+    fn discard(&self, offset: u64, len: u64) -> device::Result<()> {
         self.0.discard(offset, len)
     }
 
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Answer {
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> device::Result<()> {
         self.0.write_zeroes(offset, len, ZeroFlags { fua: true, ..flags })
     }
 }

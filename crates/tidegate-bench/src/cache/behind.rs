@@ -2,12 +2,9 @@
 //! miss.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use tidegate::device::file::{FileDevice, FileOptions};
-use tidegate::device::{
-    BlockDevice, DeviceError, Geometry, Operation, Request, WriteFlags, ZeroFlags,
-};
+use tidegate::device::{self, BlockDevice, Geometry, Operation, Request, WriteFlags, ZeroFlags};
 
 use super::bed::{DISK, PAGE_BYTES, Pool, Subject, Variant, alone, null, slow, writes};
 use super::cases::SLOW;
@@ -16,8 +13,6 @@ use crate::block::scratch;
 use crate::error::{BenchError, Result};
 use crate::pattern::Pattern;
 use crate::workload::{Stop, Workload};
-
-type Answer = std::result::Result<(), DeviceError>;
 
 /// Writes into a full cache before a file.
 pub(super) const FULL_FILE: &str = "cache-full-file";
@@ -37,7 +32,8 @@ pub(super) const BATCHES: &str = "backing-512";
 /// The share of `--size` that the cache has, and the size of its backing in sizes of that.
 const SHARE: u64 = 2;
 const BACKING_SIZES: u64 = 4;
-/// Length of a run in those of other runs.
+/// How many times as long as other runs these take: a backing is given hundreds of pages at once,
+/// now and then.
 pub(super) const LONGER: f64 = 5.0;
 /// Writes between two flushes of the client.
 pub(super) const FLUSH_EVERY: u64 = 32;
@@ -68,17 +64,12 @@ pub(super) fn full(bench: &mut Bench<'_>) -> Result<()> {
 /// A file on the disk, with no name any more and all of it written.
 fn file(bench: &mut Bench<'_>, bytes: u64) -> Result<Arc<dyn BlockDevice>> {
     let dir = scratch(&bench.args.files)?;
-    let failed = |source| BenchError::Device { policy: BACKING.to_owned(), source };
+    let failed = || BenchError::device(BACKING);
     let options = FileOptions { create_bytes: Some(bytes), ..FileOptions::default() };
-    let device = FileDevice::open(&dir.path().join("backing"), &options).map_err(failed)?;
+    let device = FileDevice::open(&dir.path().join("backing"), &options).map_err(failed())?;
     let workload = writes(Pattern::Sequential, bytes, Stop::Requests(0));
-    Workload { block_bytes: 1 << 20, ..workload }.fill(&device).map_err(failed)?;
+    Workload { block_bytes: 1 << 20, ..workload }.fill(&device).map_err(failed())?;
     Ok(Arc::new(device))
-}
-
-/// Longer than other runs: a backing takes hundreds of pages at once, and now and then.
-pub(super) fn run_time(bench: &Bench<'_>) -> Stop {
-    Stop::After(Duration::from_secs_f64(bench.args.seconds * LONGER))
 }
 
 /// A cache of `size` before one backing.
@@ -116,17 +107,17 @@ impl Scene<'_> {
         let cache = self.pool.subject(CACHE, Arc::clone(self.backing))?;
         let overrun = self.pages() * 9 / 8;
         cache.prepare(&self.writes(0, Stop::Requests(overrun)))?;
-        let measured = self.writes(overrun, run_time(bench));
-        bench.turn(self.case, &cache, &Workload { flush_every: FLUSH_EVERY, ..measured })
+        let measured = self.writes(overrun, bench.run_time(LONGER));
+        bench.turn(self.case, &cache, &Workload { flush_every: FLUSH_EVERY, ..measured }).map(drop)
     }
 
     /// The same writes to the backing alone: each durable by itself, and in batches.
     fn alone(&self, bench: &mut Bench<'_>) -> Result<()> {
-        let measured = self.writes(0, run_time(bench));
+        let measured = self.writes(0, bench.run_time(LONGER));
         bench.turn(self.case, &alone(Arc::clone(self.backing)), &measured)?;
         let batches = Arc::new(Batches::before(Arc::clone(self.backing)));
         let measured = Workload { flush_every: BATCH_PAGES, ..measured };
-        bench.turn(self.case, &Subject::plain(BATCHES, batches), &measured)
+        bench.turn(self.case, &Subject::plain(BATCHES, batches), &measured).map(drop)
     }
 }
 
@@ -147,17 +138,17 @@ impl BlockDevice for Batches {
         self.below.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Answer {
+    fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {
         self.below.read(offset, buf)
     }
 
-    fn write(&self, offset: u64, data: &[u8], _: WriteFlags) -> Answer {
+    fn write(&self, offset: u64, data: &[u8], _: WriteFlags) -> device::Result<()> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.push((offset, data.to_vec()));
         Ok(())
     }
 
-    fn flush(&self) -> Answer {
+    fn flush(&self) -> device::Result<()> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.sort_unstable_by_key(|(offset, _)| *offset);
         let mut requests: Vec<_> = waiting.iter().map(|(at, data)| write_of(*at, data)).collect();
@@ -168,11 +159,11 @@ impl BlockDevice for Batches {
         self.below.flush()
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Answer {
+    fn discard(&self, offset: u64, len: u64) -> device::Result<()> {
         self.below.discard(offset, len)
     }
 
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Answer {
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> device::Result<()> {
         self.below.write_zeroes(offset, len, flags)
     }
 }
@@ -189,7 +180,7 @@ pub(super) fn reads(bench: &mut Bench<'_>) -> Result<()> {
     for repetition in 1..=bench.args.repetitions {
         bench.step(Part::Read, 1, &format!("{READ}, run {repetition}"));
         let pattern = Pattern::Scattered { skipped: 0 };
-        let workload = writes(pattern, size * BACKING_SIZES, bench.run_time());
+        let workload = writes(pattern, size * BACKING_SIZES, bench.run_time(1.0));
         let workload = Workload { read_pct: 100, ..workload };
         bench.turn(READ, &alone(Arc::clone(&backing)), &workload)?;
         bench.turn(READ, &pool.subject(CACHE, Arc::clone(&backing))?, &workload)?;

@@ -59,48 +59,35 @@ impl Kind {
         Self::ALL.into_iter().find(|kind| Some(kind.name()) == first)
     }
 
-    fn part(self) -> Part {
-        match self {
-            Self::Miss => Part::Miss,
-            Self::Hit => Part::Hit,
-            Self::Evict => Part::Evict,
-        }
-    }
-
     /// What a cache of `size` bytes is given before it is measured.
     fn before(self, size: u64) -> Option<Workload> {
         let pages = size / u64::from(PAGE_BYTES);
         match self {
             Self::Miss => None,
             Self::Hit => {
-                let used = pages * USED_PCT / 100;
-                Some(writes(Pattern::Sequential, size * USED_PCT / 100, Stop::Requests(used)))
+                let used = Stop::Requests(pages * USED_PCT / 100);
+                Some(writes(Pattern::Sequential, size * USED_PCT / 100, used))
             }
-            Self::Evict => {
-                let pattern = Pattern::Scattered { skipped: 0 };
-                let overrun = Stop::Requests(overrun_pages(pages));
-                Some(writes(pattern, size * BACKING_SIZES, overrun))
-            }
+            Self::Evict => Some(scattered(0, size, Stop::Requests(overrun_pages(pages)))),
         }
     }
 
     /// What is measured on a cache of `size` bytes by `threads`.
     fn measured(self, size: u64, threads: usize, run_time: Stop) -> Workload {
         let pages = size / u64::from(PAGE_BYTES);
-        let (skipped, whole) = (0, size * BACKING_SIZES);
+        let each = Stop::Requests(pages * USED_PCT / 100 / threads as u64);
         let workload = match self {
-            Self::Miss => {
-                let each = Stop::Requests(pages * USED_PCT / 100 / threads as u64);
-                writes(Pattern::Scattered { skipped }, whole, each)
-            }
+            Self::Miss => scattered(0, size, each),
             Self::Hit => writes(Pattern::Uniform, size * USED_PCT / 100, run_time),
-            Self::Evict => {
-                let skipped = overrun_pages(pages);
-                writes(Pattern::Scattered { skipped }, whole, run_time)
-            }
+            Self::Evict => scattered(overrun_pages(pages), size, run_time),
         };
         Workload { threads, ..workload }
     }
+}
+
+/// Scattered writes to the backing of a cache of `size` bytes.
+fn scattered(skipped: u64, size: u64, stop: Stop) -> Workload {
+    writes(Pattern::Scattered { skipped }, size * BACKING_SIZES, stop)
 }
 
 /// Pages after which a cache of `pages` is full.
@@ -120,14 +107,14 @@ impl Behind {
     }
 
     fn device(self, bytes: u64) -> Result<Arc<dyn BlockDevice>> {
-        let failed = |source| BenchError::Device { policy: "memory".to_owned(), source };
+        let failed = || BenchError::device("memory");
         match self {
             Self::Null => null(bytes),
             Self::Memory => {
                 let blocks = bytes / u64::from(PAGE_BYTES);
-                let device = MemoryDevice::new(PAGE_BYTES, blocks).map_err(failed)?;
+                let device = MemoryDevice::new(PAGE_BYTES, blocks).map_err(failed())?;
                 let all = writes(Pattern::Sequential, bytes, Stop::Requests(0));
-                all.fill(&device).map_err(failed)?;
+                all.fill(&device).map_err(failed())?;
                 Ok(Arc::new(device))
             }
             Self::Delay => slow(bytes, SLOW),
@@ -136,7 +123,7 @@ impl Behind {
 }
 
 /// Measures writes of `kind` before each backing.
-pub(super) fn measure(bench: &mut Bench<'_>, kind: Kind) -> Result<()> {
+pub(super) fn measure(bench: &mut Bench<'_>, part: Part, kind: Kind) -> Result<()> {
     let size = bench.args.size;
     let pool = Pool::new(bench.args, size)?;
     for behind in Behind::ALL {
@@ -148,7 +135,7 @@ pub(super) fn measure(bench: &mut Bench<'_>, kind: Kind) -> Result<()> {
         };
         let case = behind.case(kind);
         for threads in bench.args.threads.clone() {
-            let run = Run { kind, case: &case, threads, pool: &pool, backing: &backing };
+            let run = Run { part, kind, case: &case, threads, pool: &pool, backing: &backing };
             run.all(bench, &peers)?;
         }
     }
@@ -157,6 +144,7 @@ pub(super) fn measure(bench: &mut Bench<'_>, kind: Kind) -> Result<()> {
 
 /// One case with a number of threads.
 struct Run<'a> {
+    part: Part,
     kind: Kind,
     case: &'a str,
     threads: usize,
@@ -168,15 +156,10 @@ impl Run<'_> {
     fn all(&self, bench: &mut Bench<'_>, peers: &[Subject]) -> Result<()> {
         let (case, threads) = (self.case, self.threads);
         for repetition in 1..=bench.args.repetitions {
-            let steps = 10 * bench.args.threads.len();
             for peer in peers {
-                let what = format!("{} {case}, {threads} threads, run {repetition}", peer.policy);
-                bench.step(self.kind.part(), steps, &what);
-                bench.turn(case, peer, &self.workload(bench, peer))?;
+                self.turn(bench, peer, repetition)?;
             }
             for policy in [CACHE, LOG] {
-                let what = format!("{policy} {case}, {threads} threads, run {repetition}");
-                bench.step(self.kind.part(), steps, &what);
                 let backing = Arc::clone(self.backing);
                 let subject = match policy {
                     LOG => self.pool.log(backing)?,
@@ -185,7 +168,7 @@ impl Run<'_> {
                 if let Some(before) = self.kind.before(bench.args.size) {
                     subject.prepare(&before)?;
                 }
-                bench.turn(case, &subject, &self.workload(bench, &subject))?;
+                self.turn(bench, &subject, repetition)?;
             }
             if threads == 1 && case == self.kind.name() {
                 peer::turn(bench, case, bench.args.size, bench.args.seconds)?;
@@ -194,15 +177,17 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What is measured, within the bounds of `subject`.
-    fn workload(&self, bench: &Bench<'_>, subject: &Subject) -> Workload {
-        let workload = self.kind.measured(bench.args.size, self.threads, bench.run_time());
-        let device_bytes = match subject.policy {
-            "copy" | "btt" => bench.args.size,
+    /// One run, within the bounds of `subject`.
+    fn turn(&self, bench: &mut Bench<'_>, subject: &Subject, repetition: u32) -> Result<()> {
+        let Self { case, threads, .. } = *self;
+        let what = format!("{} {case}, {threads} threads, run {repetition}", subject.policy);
+        bench.step(self.part, 10 * bench.args.threads.len(), &what);
+        let workload = self.kind.measured(bench.args.size, self.threads, bench.run_time(1.0));
+        let working_set_bytes = match subject.policy {
+            "copy" | "btt" => workload.working_set_bytes.min(bench.args.size),
             _ => workload.working_set_bytes,
         };
-        let working_set_bytes = workload.working_set_bytes.min(device_bytes);
-        Workload { working_set_bytes, ..workload }
+        bench.turn(case, subject, &Workload { working_set_bytes, ..workload }).map(drop)
     }
 }
 

@@ -8,7 +8,7 @@ use tidegate::cache::policy::cleaning::CLEANINGS;
 use tidegate::device::delay::Delays;
 
 use super::bed::{PAGE_BYTES, Pool, reading, slow, writes};
-use super::behind::{FLUSH_EVERY, LONGER, run_time};
+use super::behind::{FLUSH_EVERY, LONGER};
 use super::{Bench, Part};
 use crate::error::Result;
 use crate::pattern::Pattern;
@@ -50,7 +50,7 @@ pub(super) fn modes(bench: &mut Bench<'_>) -> Result<()> {
         for (name, pattern, read_pct) in WORKLOADS {
             let case = format!("{MODES}-{name}");
             bench.step(Part::Modes, WORKLOADS.len(), &format!("{case}, run {repetition}"));
-            let stop = bench.run_time();
+            let stop = bench.run_time(1.0);
             let workload = Workload { read_pct, ..scene.workload(pattern, stop) };
             for &mode in Mode::ALL {
                 scene.turn(bench, &case, mode.name(), &[("mode", mode.name())], &workload)?;
@@ -67,7 +67,7 @@ pub(super) fn cleaning(bench: &mut Bench<'_>) -> Result<()> {
     let bursts = Some(Bursts { requests: scene.pages() / 2, duty_pct: 20 });
     for repetition in 1..=bench.args.repetitions {
         bench.step(Part::Cleaning, 1, &format!("{case}, run {repetition}"));
-        let workload = Workload { bursts, ..scene.workload(POPULAR, run_time(bench)) };
+        let workload = Workload { bursts, ..scene.workload(POPULAR, bench.run_time(LONGER)) };
         for entry in &CLEANINGS {
             let settings = [&QUICK[..], &[("cleaning", entry.name)]].concat();
             scene.turn(bench, &case, entry.name, &settings, &workload)?;
@@ -110,50 +110,46 @@ impl Scene {
             self.pool.with_settings(name, settings, slow(self.size * BACKING_SIZES, FLASH)?)?;
         let (pattern, seed) = (POPULAR, !workload.seed);
         subject.prepare(&Workload { pattern, seed, bursts: None, ..workload.clone() })?;
-        let before = Work::of(&cache);
+        let before = WORK.map(|work| work.pages(&cache));
         bench.turn(case, &subject, workload)?;
-        Work::of(&cache).since(&before).add_to(bench, case, name);
+        let case = case.trim_start_matches("cache-");
+        for (work, before) in WORK.into_iter().zip(before) {
+            let after = work.pages(&cache);
+            let (done, asked) = (after[0] - before[0], after[1] - before[1]);
+            if asked > 0 {
+                let share_pct = done as f64 * 100.0 / asked as f64;
+                let measure = format!("{case}: {}", work.name);
+                bench.found.backing_work.add(&measure, "%", name, share_pct);
+            }
+        }
         Ok(())
     }
 }
 
-/// What a cache was asked for, and what it had its backing do, in pages.
+/// Work of the backing as a share of what the cache was asked for, both counters of the cache.
+#[derive(Clone, Copy)]
 struct Work {
-    reads: u64,
-    writes: u64,
-    backing_reads: u64,
-    backing_writes: u64,
+    name: &'static str,
+    done: &'static str,
+    asked: &'static str,
 }
 
+const WORK: [Work; 2] = [
+    Work {
+        name: "pages written to the backing, of those written",
+        done: "cache_core_writes",
+        asked: "writes",
+    },
+    Work {
+        name: "pages read from the backing, of those read",
+        done: "cache_core_reads",
+        asked: "reads",
+    },
+];
+
 impl Work {
-    fn of(cache: &CacheDevice) -> Self {
-        let of = |name| reading(cache, name);
-        Self {
-            reads: of("reads"),
-            writes: of("writes"),
-            backing_reads: of("cache_core_reads"),
-            backing_writes: of("cache_core_writes"),
-        }
-    }
-
-    fn since(&self, before: &Self) -> Self {
-        Self {
-            reads: self.reads - before.reads,
-            writes: self.writes - before.writes,
-            backing_reads: self.backing_reads - before.backing_reads,
-            backing_writes: self.backing_writes - before.backing_writes,
-        }
-    }
-
-    fn add_to(&self, bench: &mut Bench<'_>, case: &str, name: &str) {
-        let case = case.trim_start_matches("cache-");
-        let mut add = |what: &str, part: u64, whole: u64| {
-            if whole > 0 {
-                let share_pct = part as f64 * 100.0 / whole as f64;
-                bench.found.backing_work.add(&format!("{case}: {what}"), "%", name, share_pct);
-            }
-        };
-        add("pages written to the backing, of those written", self.backing_writes, self.writes);
-        add("pages read from the backing, of those read", self.backing_reads, self.reads);
+    /// Pages of the backing and of the cache so far.
+    fn pages(self, cache: &CacheDevice) -> [u64; 2] {
+        [self.done, self.asked].map(|name| reading(cache, name))
     }
 }

@@ -8,22 +8,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidegate::cache::CacheDevice;
-use tidegate::device::{
-    BlockDevice, DeviceError, Geometry, Operation, Request, WriteFlags, ZeroFlags,
-};
+use tidegate::device::{self, BlockDevice, Geometry, Operation, Request, WriteFlags, ZeroFlags};
 use tidegate::pmem::MediaModel;
 
 use super::bed::{Pool, Subject, Variant, alone, null, reading, writes};
 use super::{BACKING, Bench, CACHE, Part};
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
-use crate::measure::{Amounts, Key, Op, Sample, Series};
+use crate::measure::{Amounts, Op, Series, of_policy, ratio_cells, throughput};
 use crate::pattern::Pattern;
 use crate::plan::size_name;
-use crate::table::Table;
+use crate::table::{Table, number_cell};
 use crate::workload::{Stop, Workload};
-
-type Answer = std::result::Result<(), DeviceError>;
 
 /// What the names of the cases begin with.
 pub(crate) const PREFIX: &str = "cache-cost-";
@@ -105,7 +101,7 @@ impl Cell<'_> {
             let what = format!("{case} of {size}, {clients} clients, run {repetition}");
             bench.step(Part::Cost, steps, &what);
             let backing: Arc<dyn BlockDevice> = Arc::new(Drive::new(self.bytes())?);
-            let workload = self.workload(bench.run_time());
+            let workload = self.workload(bench.run_time(1.0));
             bench.turn(case, &alone(Arc::clone(&backing)), &workload)?;
             for policy in [CACHE, Variant::BY_COST.policy] {
                 self.cache(bench, policy, &backing)?;
@@ -167,22 +163,18 @@ impl Cell<'_> {
         let run_time = Duration::from_secs_f64(bench.args.seconds);
         self.ready(&subject, run_time)?;
         let before = self.served_by_backing(&cache);
-        let outcome =
-            bench.measured_turn(&self.case, &subject, &self.workload(Stop::After(run_time)))?;
+        let outcome = bench.turn(&self.case, &subject, &self.workload(Stop::After(run_time)))?;
         let requests = outcome.read.len() + outcome.write.len();
         let served = self.served_by_backing(&cache) - before;
         let share_pct = served as f64 * 100.0 / requests.max(1) as f64;
-        bench.found.shares_of_backing.add(&self.share_name(), "%", policy, share_pct);
+        let share_name = share_name(&self.case, self.block_bytes.into(), self.clients);
+        bench.found.shares_of_backing.add(&share_name, "%", policy, share_pct);
         Ok(())
     }
 
     fn served_by_backing(&self, cache: &CacheDevice) -> u64 {
         let name = if self.op == Op::Read { "cache_reads_by_cost" } else { "cache_writes_by_cost" };
         reading(cache, name)
-    }
-
-    fn share_name(&self) -> String {
-        share_name(&self.case, self.block_bytes.into(), self.clients)
     }
 }
 
@@ -223,19 +215,19 @@ impl BlockDevice for Drive {
         self.below.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Answer {
+    fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {
         self.serve(buf.len() as u64, || self.below.read(offset, buf))
     }
 
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Answer {
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> device::Result<()> {
         self.serve(data.len() as u64, || self.below.write(offset, data, flags))
     }
 
-    fn flush(&self) -> Answer {
+    fn flush(&self) -> device::Result<()> {
         self.below.flush()
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Answer {
+    fn discard(&self, offset: u64, len: u64) -> device::Result<()> {
         self.serve(0, || self.below.discard(offset, len))
     }
 
@@ -248,63 +240,44 @@ impl BlockDevice for Drive {
         self.serve(bytes.sum(), || self.below.submit(batch));
     }
 
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Answer {
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> device::Result<()> {
         self.serve(0, || self.below.write_zeroes(offset, len, flags))
     }
 }
 
 /// `cost=auto` beside `cost=off` and the backing alone.
 pub(crate) fn table(series: &[Series], shares: &Amounts) -> Table {
-    let headers = [
-        "memory",
-        "requests",
-        "size",
-        "clients",
-        "backing alone MB/s",
-        "cost=off",
-        "cost=auto",
-        "auto / off",
-        "min-max",
-        "to the backing %",
-    ];
-    let mut table = Table::new("cache-cost", "The cache by measured cost", &headers);
     let auto = Variant::BY_COST.policy;
     let of_auto = |it: &&Series| it.key.policy == auto && it.key.case.starts_with(PREFIX);
-    for by_cost in series.iter().filter(of_auto) {
+    let rows = series.iter().filter(of_auto).map(|by_cost| {
         let key = &by_cost.key;
-        let find = |policy: &str| {
-            series.iter().find(|it| {
-                let beside = Key { policy: policy.to_owned(), ..key.clone() };
-                it.key == beside
-            })
-        };
-        let speed = |it: Option<&Series>| {
-            let mb_per_s = |sample: &Sample| sample.ops_per_s * key.block_bytes as f64 / 1e6;
-            it.map_or(String::new(), |it| format!("{:.0}", it.spread(mb_per_s).median))
-        };
-        let ratio = find(CACHE).and_then(|off| by_cost.ratio(off, |sample| sample.ops_per_s));
+        let find = |policy: &str| of_policy(series, policy, key);
+        let speed = |it: Option<&Series>| number_cell(it.map(Series::mb_per_s), 0);
+        let ratio = find(CACHE).and_then(|off| by_cost.ratio(off, throughput));
+        let [ratio, ratio_range] = ratio_cells(ratio);
         let share = shares.find(&share_name(&key.case, key.block_bytes, key.threads), auto);
         let memory = key.case.trim_start_matches(PREFIX);
         let memory = memory.trim_end_matches(key.op.name()).trim_end_matches('-');
-        table.push(vec![
-            memory.to_owned(),
-            format!("{}s", key.op.name()),
-            size_name(key.block_bytes),
-            key.threads.to_string(),
-            speed(find(BACKING)),
-            speed(find(CACHE)),
-            speed(Some(by_cost)),
-            ratio.map_or(String::new(), |it| format!("{:.2}", it.median)),
-            ratio.map_or(String::new(), |it| format!("{:.2}-{:.2}", it.min, it.max)),
-            share.map_or(String::new(), |it| format!("{:.0}", it.median)),
-        ]);
-    }
-    table
+        [
+            ("memory", memory.to_owned()),
+            ("requests", format!("{}s", key.op.name())),
+            ("size", size_name(key.block_bytes)),
+            ("clients", key.threads.to_string()),
+            ("backing alone MB/s", speed(find(BACKING))),
+            ("cost=off", speed(find(CACHE))),
+            ("cost=auto", speed(Some(by_cost))),
+            ("auto / off", ratio),
+            ("min-max", ratio_range),
+            ("to the backing %", number_cell(share.map(|it| it.median), 0)),
+        ]
+    });
+    Table::of_rows("cache-cost", "The cache by measured cost", rows)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measure::{Key, Sample};
 
     #[test]
     fn the_memories_are_media_models() {

@@ -31,9 +31,10 @@ use clap::{Args, ValueEnum};
 use tidegate::pmem::MediaModel;
 use tidegate::size::parse_bytes;
 
-use crate::error::{BenchError, Result};
+use crate::error::{Result, require};
 use crate::machine::{Machine, is_tmpfs};
 use crate::measure::{Amounts, Collector, Key, Series};
+use crate::nbd;
 use crate::output::OutputArgs;
 use crate::progress::Progress;
 pub(crate) use targets::verdicts;
@@ -139,24 +140,19 @@ impl CacheArgs {
     /// Whether all is there that [`measure`](Self::measure) will need, and the request makes sense.
     ///
     /// # Errors
-    /// [`BenchError::Usage`], [`BenchError::Missing`].
+    /// [`BenchError::Usage`](crate::error::BenchError::Usage),
+    /// [`BenchError::Missing`](crate::error::BenchError::Missing).
     pub fn check(&self) -> Result<()> {
-        let usage = |message: String| Err(BenchError::Usage(message));
-        if !(self.seconds > 0.0 && self.seconds < 3600.0) {
-            return usage("--seconds: expected more than 0 and less than an hour".to_owned());
-        }
-        if self.repetitions == 0 || self.threads.contains(&0) {
-            return usage("--repetitions and --threads: expected at least 1".to_owned());
-        }
-        if self.size < SIZE_MIN_BYTES || self.open_size.is_some_and(|it| it < SIZE_MIN_BYTES) {
-            return usage("--size and --open-size: expected at least 16M".to_owned());
-        }
-        let parts = self.parts();
-        if parts.contains(&Part::Full) && is_tmpfs(&self.files) {
-            let dir = self.files.display();
-            return usage(format!("--files {dir}: is a tmpfs; name a directory on a disk"));
-        }
-        if parts.contains(&Part::Nbd) { served::find_programs(self) } else { Ok(()) }
+        let is_run_time = self.seconds > 0.0 && self.seconds < 3600.0;
+        require(is_run_time, "--seconds: expected more than 0 and less than an hour")?;
+        let has_zero = self.repetitions == 0 || self.threads.contains(&0);
+        require(!has_zero, "--repetitions and --threads: expected at least 1")?;
+        let smallest = self.size.min(self.open_size.unwrap_or(u64::MAX));
+        require(smallest >= SIZE_MIN_BYTES, "--size and --open-size: expected at least 16M")?;
+        let (parts, dir) = (self.parts(), self.files.display());
+        let is_on_tmpfs = parts.contains(&Part::Full) && is_tmpfs(&self.files);
+        require(!is_on_tmpfs, &format!("--files {dir}: is a tmpfs; name a directory on a disk"))?;
+        if parts.contains(&Part::Nbd) { nbd::find_programs(&served::options(self)) } else { Ok(()) }
     }
 
     /// Measures all parts that are asked for.
@@ -165,7 +161,8 @@ impl CacheArgs {
     /// As for [`check`](Self::check), and those of the devices.
     pub fn measure(&self, progress: &mut Progress) -> Result<(Vec<Series>, CacheReport)> {
         self.check()?;
-        let (collector, found) = (Collector::default(), CacheReport::of(self.machine()));
+        let collector = Collector::default();
+        let found = CacheReport { machine: Some(self.machine()), ..CacheReport::default() };
         let mut bench = Bench { args: self, progress, collector, found };
         for part in self.parts() {
             bench.measure(part)?;
@@ -191,12 +188,12 @@ impl CacheArgs {
             Part::Miss => pages * 6 * threads + peer,
             Part::Hit | Part::Evict => (pages * 6 + runs(10.0)) * threads + peer,
             Part::Study => pages * 175,
-            Part::Nbd => return served::planned(self),
+            Part::Nbd => return nbd::planned_hits(&served::options(self)),
             Part::Full => pages * 40 + runs(6.0 * behind::LONGER) + peer * 2,
             Part::Read => runs(6.0),
             Part::Zipf => pages * 40,
             Part::Modes | Part::Cleaning => runs(choices::runs(part)),
-            Part::Open => return opening::planned(self),
+            Part::Open => return opening::options(self).planned(),
             Part::Cost => pages * 120 + runs(cost::runs()),
         };
         each * self.repetitions
@@ -218,12 +215,6 @@ pub struct CacheReport {
     pub shares_of_backing: Amounts,
 }
 
-impl CacheReport {
-    fn of(machine: Machine) -> Self {
-        Self { machine: Some(machine), ..Self::default() }
-    }
-}
-
 /// A run through the parts.
 struct Bench<'a> {
     args: &'a CacheArgs,
@@ -235,9 +226,9 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn measure(&mut self, part: Part) -> Result<()> {
         match part {
-            Part::Miss => cases::measure(self, cases::Kind::Miss),
-            Part::Hit => cases::measure(self, cases::Kind::Hit),
-            Part::Evict => cases::measure(self, cases::Kind::Evict),
+            Part::Miss => cases::measure(self, part, cases::Kind::Miss),
+            Part::Hit => cases::measure(self, part, cases::Kind::Hit),
+            Part::Evict => cases::measure(self, part, cases::Kind::Evict),
             Part::Study => study::measure(self),
             Part::Nbd => served::measure(self),
             Part::Full => behind::full(self),

@@ -1,7 +1,6 @@
 //! Opening a cache after a crash, all of it used.
 
 use std::path::Path;
-use std::time::Duration;
 
 use super::{Bench, CacheArgs};
 use crate::error::Result;
@@ -51,7 +50,7 @@ fn free_memory_bytes() -> Option<u64> {
 }
 
 /// The options of `open` for this part.
-fn options(args: &CacheArgs) -> OpenArgs {
+pub(super) fn options(args: &CacheArgs) -> OpenArgs {
     OpenArgs {
         engine: Engine::Cache,
         dir: args.dir.clone(),
@@ -60,11 +59,6 @@ fn options(args: &CacheArgs) -> OpenArgs {
         repetitions: args.repetitions,
         output: OutputArgs::default(),
     }
-}
-
-/// Time that [`measure`] should take.
-pub(super) fn planned(args: &CacheArgs) -> Duration {
-    options(args).planned()
 }
 
 /// Measures openings, each after a crash.

@@ -1,7 +1,5 @@
 //! Hits over NBD: `tidegate serve` of a cache beside that of a BTT.
 
-use std::time::Duration;
-
 use super::{Bench, CacheArgs};
 use crate::common::CommonArgs;
 use crate::error::Result;
@@ -15,7 +13,7 @@ pub(super) const PREFIX: &str = "cache-";
 const SECONDS_MIN: f64 = 0.4;
 
 /// The options of `bench nbd` for this part.
-fn options(args: &CacheArgs) -> NbdArgs {
+pub(super) fn options(args: &CacheArgs) -> NbdArgs {
     NbdArgs {
         policies: vec![Policy::Btt, Policy::Cache],
         threads: vec![1],
@@ -32,19 +30,9 @@ fn options(args: &CacheArgs) -> NbdArgs {
     }
 }
 
-/// Time that [`measure`] should take.
-pub(super) fn planned(args: &CacheArgs) -> Duration {
-    nbd::planned_hits(&options(args))
-}
-
-/// Whether all programs are there.
-pub(super) fn find_programs(args: &CacheArgs) -> Result<()> {
-    nbd::find_programs(&options(args))
-}
-
 /// Measures random writes and reads of pages that are cached.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
-    for Series { key, samples } in nbd::hits(&options(bench.args), bench.progress)? {
+    for Series { key, samples } in nbd::measure(&options(bench.args), bench.progress, false)? {
         for sample in samples {
             let key = Key { case: format!("{PREFIX}{}", key.case), ..key.clone() };
             bench.collector.add(key, sample);

@@ -16,10 +16,10 @@ use super::behind::Batches;
 use super::{BACKING, Bench, CACHE, Part};
 use crate::error::Result;
 use crate::figures::{Column, Figure, Style};
-use crate::measure::{Key, Op, Sample, Series, Traffic};
+use crate::measure::{Key, Op, Series, Traffic, throughput};
 use crate::pattern::Pattern;
 use crate::plan::size_name;
-use crate::table::Table;
+use crate::table::{Table, number_cell};
 use crate::workload::{Stop, Workload};
 
 /// What the names of the cases begin with.
@@ -78,11 +78,16 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
         [copy(bench.args, largest)?, btt(bench.args, largest)?, alone(Arc::clone(&backing))];
     for block_bytes in WRITES_BYTES {
         for file_pct in FILES_PCT {
-            let file_bytes = size * file_pct / 100;
-            let requests = Stop::Requests(file_bytes / u64::from(block_bytes));
-            let workload = writes(Pattern::Sequential, file_bytes, requests);
-            let file = File { file_pct, workload: Workload { block_bytes, ..workload } };
-            file.all(bench, &pool, &backing, &peers)?;
+            let file = File::new(bench, file_pct, block_bytes);
+            for repetition in 1..=bench.args.repetitions {
+                for peer in &peers {
+                    file.twice(bench, peer, repetition)?;
+                }
+                for variant in Variant::ALL {
+                    let cache = pool.variant(&variant, Arc::clone(&backing))?;
+                    file.twice(bench, &cache, repetition)?;
+                }
+            }
         }
     }
     let [_, btt, alone] = peers;
@@ -99,10 +104,8 @@ fn deep(
     let batches = Subject::plain(BACKING_AT_ONCE, Arc::new(Batches::before(Arc::clone(backing))));
     for block_bytes in DEEP_WRITES_BYTES {
         for file_pct in DEEP_FILES_PCT {
-            let file_bytes = bench.args.size / SHARE * file_pct / 100;
-            let requests = Stop::Requests(file_bytes / u64::from(block_bytes));
-            let workload = writes(Pattern::Sequential, file_bytes, requests);
-            let workload = Workload { block_bytes, iodepth: DEPTH, ..workload };
+            let File { workload, .. } = File::new(bench, file_pct, block_bytes);
+            let workload = Workload { iodepth: DEPTH, ..workload };
             let at_once = Workload { flush_every: DEPTH.into(), ..workload.clone() };
             let [file, at_once] = [workload, at_once].map(|workload| File { file_pct, workload });
             // Smaller writes back to back take the backing as long as one at a time.
@@ -120,11 +123,6 @@ fn deep(
     Ok(())
 }
 
-/// Caches beside the one that users get.
-fn variants() -> impl Iterator<Item = Variant> {
-    Variant::LINES.into_iter().chain([Variant::BY_COST])
-}
-
 /// One file, written by writes of one size.
 struct File {
     file_pct: u64,
@@ -132,31 +130,16 @@ struct File {
 }
 
 impl File {
-    fn all(
-        &self,
-        bench: &mut Bench<'_>,
-        pool: &Pool,
-        backing: &Arc<dyn BlockDevice>,
-        peers: &[Subject],
-    ) -> Result<()> {
-        for repetition in 1..=bench.args.repetitions {
-            for peer in peers {
-                self.twice(bench, peer, repetition)?;
-            }
-            let cache = pool.subject(CACHE, Arc::clone(backing))?;
-            self.twice(bench, &cache, repetition)?;
-            drop(cache);
-            for variant in variants() {
-                let cache = pool.variant(&variant, Arc::clone(backing))?;
-                self.twice(bench, &cache, repetition)?;
-            }
-        }
-        Ok(())
+    fn new(bench: &Bench<'_>, file_pct: u64, block_bytes: u32) -> Self {
+        let file_bytes = bench.args.size / SHARE * file_pct / 100;
+        let requests = Stop::Requests(file_bytes / u64::from(block_bytes));
+        let workload = writes(Pattern::Sequential, file_bytes, requests);
+        Self { file_pct, workload: Workload { block_bytes, ..workload } }
     }
 
     fn twice(&self, bench: &mut Bench<'_>, subject: &Subject, repetition: u32) -> Result<()> {
         let deep = DEEP_WRITES_BYTES.len() * DEEP_FILES_PCT.len() * 4;
-        let steps = WRITES_BYTES.len() * FILES_PCT.len() * (4 + variants().count()) + deep;
+        let steps = WRITES_BYTES.len() * FILES_PCT.len() * (3 + Variant::ALL.len()) + deep;
         let size = size_name(u64::from(self.workload.block_bytes));
         let (policy, pct) = (subject.policy, self.file_pct);
         let what = format!("{policy} file of {pct} %, writes of {size}, run {repetition}");
@@ -170,15 +153,15 @@ impl File {
 
 /// The curves: for each size of a write the speed by file and access.
 pub(crate) fn figures() -> Vec<Figure> {
-    const NAMES: [&str; 5] = ["study-4k", "study-16k", "study-64k", "study-512k", "study-1m"];
-    const TITLES: [&str; 5] = [
-        "Writes of 4 KiB, MB/s",
-        "Writes of 16 KiB, MB/s",
-        "Writes of 64 KiB, MB/s",
-        "Writes of 512 KiB, MB/s",
-        "Writes of 1 MiB, MB/s",
+    const FIGURES: [(&str, &str); WRITES_BYTES.len()] = [
+        ("study-4k", "Writes of 4 KiB, MB/s"),
+        ("study-16k", "Writes of 16 KiB, MB/s"),
+        ("study-64k", "Writes of 64 KiB, MB/s"),
+        ("study-512k", "Writes of 512 KiB, MB/s"),
+        ("study-1m", "Writes of 1 MiB, MB/s"),
     ];
-    let figure = |((name, title), block_bytes): ((&'static str, &'static str), u32)| {
+    let policies = [&Variant::ALL.map(|it| it.policy)[..], &["btt", BACKING]].concat();
+    let figure = |((name, title), block_bytes)| {
         let block_bytes = u64::from(block_bytes);
         let column = |(access, file_pct): (Access, u64)| {
             let label = format!("{file_pct} % {}", access.name());
@@ -189,18 +172,14 @@ pub(crate) fn figures() -> Vec<Figure> {
             name,
             title,
             axis: "size of the file in percent of the cache, and access",
-            policies: [CACHE]
-                .into_iter()
-                .chain(variants().map(|it| it.policy))
-                .chain(["btt", BACKING])
-                .collect(),
+            policies: policies.clone(),
             columns: all.map(column).collect(),
-            value: |sample: &Sample| sample.ops_per_s,
+            value: throughput,
             scale: block_bytes as f64 / 1e6,
             style: Style::Lines,
         }
     };
-    NAMES.into_iter().zip(TITLES).zip(WRITES_BYTES).map(figure).collect()
+    FIGURES.into_iter().zip(WRITES_BYTES).map(figure).collect()
 }
 
 /// What the study says of Open CAS where a write is one line, by sizes of 4, 16 and 64 KiB.
@@ -218,13 +197,13 @@ pub(crate) fn table(series: &[Series]) -> Table {
     let headers = ["what", "of", "4 KiB", "16 KiB", "64 KiB"];
     let mut table = Table::new("study-paper", "Beside the figures of the study", &headers);
     let sizes = [WRITES_BYTES[0], WRITES_BYTES[1], WRITES_BYTES[2]].map(u64::from);
-    let cell = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.2}"));
     let mut push = |what: &str, ours: [Option<f64>; 3], theirs: [f64; 3]| {
         if ours.iter().all(Option::is_none) {
             return;
         }
         for (of, values) in [(CACHE, ours), (OPEN_CAS, theirs.map(Some))] {
-            let cells = [what.to_owned(), of.to_owned()].into_iter().chain(values.map(cell));
+            let values = values.map(|value| number_cell(value, 2));
+            let cells = [what.to_owned(), of.to_owned()].into_iter().chain(values);
             table.push(cells.collect());
         }
     };
@@ -243,40 +222,33 @@ pub(crate) fn table(series: &[Series]) -> Table {
 
 /// The part of the matrix with many requests at a time.
 pub(crate) fn deep_table(series: &[Series]) -> Table {
-    let policies = [CACHE, "btt", BACKING, BACKING_AT_ONCE];
-    let headers = [
-        "write",
-        "file",
-        "access",
-        "cache MB/s",
-        "btt",
-        "backing",
-        "backing-32",
-        "cache / btt",
-        "/ backing",
-        "/ backing-32",
-    ];
     let title = format!("The study's matrix, {DEPTH} requests at a time");
-    let mut table = Table::new("study-deep", title, &headers);
-    for (block_bytes, file_pct, access) in deep_cells() {
+    let rows = deep_cells().filter_map(|(block_bytes, file_pct, access)| {
         let case = case(file_pct, access);
+        let policies = [CACHE, "btt", BACKING, BACKING_AT_ONCE];
         let found = policies.map(|it| find(series, it, &case, (block_bytes, DEPTH)));
-        let [Some(cache), peers @ ..] = found else { continue };
-        let speed = |it: Option<&Series>| {
-            let mb_per_s = |sample: &Sample| sample.ops_per_s * block_bytes as f64 / 1e6;
-            it.map_or(String::new(), |it| format!("{:.0}", it.spread(mb_per_s).median))
-        };
+        let [cache, btt, backing, at_once] = found;
+        let speed = |it: Option<&Series>| number_cell(it.map(Series::mb_per_s), 0);
         let ratio = |to: Option<&Series>| {
-            let ratio = to.and_then(|to| cache.ratio(to, |sample| sample.ops_per_s));
-            ratio.map_or(String::new(), |it| {
-                format!("{:.2} ({:.2}-{:.2})", it.median, it.min, it.max)
-            })
+            let ratio = to.and_then(|to| cache?.ratio(to, throughput));
+            ratio.map_or(String::new(), |it| format!("{:.2} ({})", it.median, it.range(2)))
         };
-        let named = [size_name(block_bytes), format!("{file_pct} %"), access.name().to_owned()];
-        let cells = named.into_iter().chain(found.map(speed)).chain(peers.map(ratio));
-        table.push(cells.collect());
-    }
-    table
+        cache.is_some().then(|| {
+            [
+                ("write", size_name(block_bytes)),
+                ("file", format!("{file_pct} %")),
+                ("access", access.name().to_owned()),
+                ("cache MB/s", speed(cache)),
+                ("btt", speed(btt)),
+                ("backing", speed(backing)),
+                (BACKING_AT_ONCE, speed(at_once)),
+                ("cache / btt", ratio(btt)),
+                ("/ backing", ratio(backing)),
+                ("/ backing-32", ratio(at_once)),
+            ]
+        })
+    });
+    Table::of_rows("study-deep", title, rows)
 }
 
 /// Size of a write, file and access of each cell with many requests at a time.
@@ -293,21 +265,18 @@ pub(super) fn find<'a>(
     case: &str,
     writes: (u64, u32),
 ) -> Option<&'a Series> {
-    series.iter().find(|it| {
-        let key = &it.key;
-        let found = (key.block_bytes, key.iodepth);
-        (key.policy.as_str(), key.case.as_str(), found) == (policy, case, writes)
-    })
+    let (block_bytes, iodepth) = writes;
+    let key = Key { iodepth, ..Key::new(policy, case, Op::Write, block_bytes) };
+    series.iter().find(|it| it.key == key)
 }
 
 fn gap_pct(series: &[Series], file_pct: u64, block_bytes: u64) -> Option<f64> {
     let of = |access| find(series, CACHE, &case(file_pct, access), (block_bytes, 1));
-    let ratio = of(Access::First)?.ratio(of(Access::Second)?, |sample| sample.ops_per_s)?;
+    let ratio = of(Access::First)?.ratio(of(Access::Second)?, throughput)?;
     Some((1.0 - ratio.median) * 100.0)
 }
 
 fn amplification(series: &[Series], case: &str, block_bytes: u64) -> Option<f64> {
-    let all = |traffic: &Traffic| traffic.data_bytes + traffic.metadata_bytes;
     let found = find(series, CACHE, case, (block_bytes, 1))?;
-    found.traffic_per_op(all).map(|bytes| bytes / block_bytes as f64)
+    found.traffic_per_op(Traffic::bytes).map(|bytes| bytes / block_bytes as f64)
 }

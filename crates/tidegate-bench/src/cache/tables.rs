@@ -3,68 +3,41 @@
 use super::CACHE;
 use super::cases::Kind;
 use super::peer::OCF;
-use crate::measure::{Key, Series, Traffic};
+use crate::measure::{Key, Series, Traffic, of_policy, ratio_cells, throughput};
 use crate::report::counterpart;
-use crate::table::Table;
+use crate::table::{Table, number_cell};
 
 /// Misses, hits and evictions: latency beside the floor, and bytes to the memory a byte.
 pub(crate) fn cases(all: &[Series]) -> Table {
-    let headers = [
-        "policy",
-        "case",
-        "threads",
-        "kops/s",
-        "p50 µs",
-        "/ copy",
-        "p99",
-        "p99.9",
-        "max",
-        "data B/B",
-        "metadata B/B",
-        "fences/op",
-    ];
-    let mut table = Table::new("cache-cases", "Random writes of 4 KiB, mode wb", &headers);
     let mut shown: Vec<&Series> =
         all.iter().filter(|series| Kind::of(&series.key.case).is_some()).collect();
     let place = |case: &str| all.iter().position(|series| series.key.case == case);
     shown.sort_by_key(|series| (place(&series.key.case), series.key.threads));
-    for series in &shown {
-        table.push(row(series, &shown));
-    }
-    table
+    let rows = shown.iter().map(|series| row(series, &shown));
+    Table::of_rows("cache-cases", "Random writes of 4 KiB, mode wb", rows)
 }
 
 /// The cache beside OCF, where that was measured.
 pub(crate) fn beside_ocf(all: &[Series]) -> Table {
-    let headers = [
-        "case",
-        "cache kops/s",
-        "OCF kops/s",
-        "cache / OCF",
-        "min-max",
-        "cache p50 µs",
-        "OCF p50 µs",
-    ];
-    let mut table =
-        Table::new("cache-ocf", "The cache beside OCF, the library in Open CAS", &headers);
-    let is_cache = |it: &&Series| it.key.policy == CACHE && it.key.threads == 1;
-    for cache in all.iter().filter(is_cache) {
-        let key = Key { policy: OCF.to_owned(), ..cache.key.clone() };
-        let Some(ocf) = all.iter().find(|it| it.key == key) else { continue };
+    let rows = all.iter().filter_map(|cache| {
+        let ocf = of_policy(all, OCF, &cache.key)?;
+        if cache.key.policy != CACHE || cache.key.threads != 1 {
+            return None;
+        }
         let kops = |it: &Series| format!("{:.0}", it.row().ops_per_s / 1e3);
         let micros = |it: &Series| format!("{:.2}", it.row().p50_ns as f64 / 1e3);
-        let ratio = cache.ratio(ocf, |sample| sample.ops_per_s);
-        table.push(vec![
-            key.case.trim_start_matches("cache-").to_owned(),
-            kops(cache),
-            kops(ocf),
-            ratio.map_or(String::new(), |it| format!("{:.2}", it.median)),
-            ratio.map_or(String::new(), |it| format!("{:.2}-{:.2}", it.min, it.max)),
-            micros(cache),
-            micros(ocf),
-        ]);
-    }
-    table
+        let [ratio, ratio_range] = ratio_cells(cache.ratio(ocf, throughput));
+        Some([
+            ("case", cache.key.case.trim_start_matches("cache-").to_owned()),
+            ("cache kops/s", kops(cache)),
+            ("OCF kops/s", kops(ocf)),
+            ("cache / OCF", ratio),
+            ("min-max", ratio_range),
+            ("cache p50 µs", micros(cache)),
+            ("OCF p50 µs", micros(ocf)),
+        ])
+    });
+    Table::of_rows("cache-ocf", "The cache beside OCF, the library in Open CAS", rows)
 }
 
 /// A measurement of OCF.
@@ -72,29 +45,29 @@ pub(crate) fn is_ocf(key: &Key) -> bool {
     key.policy == OCF
 }
 
-fn row(series: &Series, all: &[&Series]) -> Vec<String> {
+fn row(series: &Series, all: &[&Series]) -> [(&'static str, String); 12] {
+    let Series { key, .. } = series;
     let found = series.row();
     let floor = counterpart(all, series, "copy");
     let ratio = floor.and_then(|floor| series.ratio(floor, |sample| sample.p50_ns as f64));
     let micros = |ns: u64| format!("{:.2}", ns as f64 / 1e3);
     let a_byte = |part: fn(&Traffic) -> u64| {
-        let each = series.traffic_per_op(part);
-        each.map_or(String::new(), |bytes| format!("{:.3}", bytes / series.key.block_bytes as f64))
+        let an_op = series.traffic_per_op(part);
+        number_cell(an_op.map(|bytes| bytes / key.block_bytes as f64), 3)
     };
-    let fences = series.traffic_per_op(|traffic| traffic.fences);
-    vec![
-        series.key.policy.clone(),
-        series.key.case.clone(),
-        series.key.threads.to_string(),
-        format!("{:.0}", found.ops_per_s / 1e3),
-        micros(found.p50_ns),
-        ratio.map_or(String::new(), |ratio| format!("{:.2}", ratio.median)),
-        micros(found.p99_ns),
-        micros(found.p999_ns),
-        format!("{:.0}", found.max_ns as f64 / 1e3),
-        a_byte(|traffic| traffic.data_bytes),
-        a_byte(|traffic| traffic.metadata_bytes),
-        fences.map_or(String::new(), |fences| format!("{fences:.2}")),
+    [
+        ("policy", key.policy.clone()),
+        ("case", key.case.clone()),
+        ("threads", key.threads.to_string()),
+        ("kops/s", format!("{:.0}", found.ops_per_s / 1e3)),
+        ("p50 µs", micros(found.p50_ns)),
+        ("/ copy", number_cell(ratio.map(|ratio| ratio.median), 2)),
+        ("p99", micros(found.p99_ns)),
+        ("p99.9", micros(found.p999_ns)),
+        ("max", format!("{:.0}", found.max_ns as f64 / 1e3)),
+        ("data B/B", a_byte(|traffic| traffic.data_bytes)),
+        ("metadata B/B", a_byte(|traffic| traffic.metadata_bytes)),
+        ("fences/op", number_cell(series.traffic_per_op(|traffic| traffic.fences), 2)),
     ]
 }
 

@@ -8,11 +8,10 @@ use super::peer::OCF;
 use super::study::{self, Access, BACKING_AT_ONCE, FILES_PCT, WRITES_BYTES};
 use super::zipf::{MEASURE, SIMULATION};
 use super::{BACKING, CACHE, CacheReport, opening, served};
-use crate::log::targets::{Number, worst};
-use crate::measure::{Op, Sample, Series, Traffic};
+use crate::measure::{Op, Sample, Series, Traffic, find, throughput};
 use crate::nbd;
 use crate::plan::size_name;
-use crate::targets::{Bound, Verdict};
+use crate::targets::{Number, Verdict, at_least, at_most};
 
 /// What OCF, the library in Open CAS, reached in user space on a machine of this size, its cache in
 /// a tmpfs: writes a second into a full cache before a file through the page cache.
@@ -29,10 +28,6 @@ pub(crate) fn verdicts(series: &[Series], report: &CacheReport) -> Vec<Verdict> 
     all.chain(found.opening()).chain(hit_ratio(report)).collect()
 }
 
-fn throughput(sample: &Sample) -> f64 {
-    sample.ops_per_s
-}
-
 fn p50(sample: &Sample) -> f64 {
     sample.p50_ns as f64
 }
@@ -41,202 +36,149 @@ fn p50(sample: &Sample) -> f64 {
 struct Found<'a>(&'a [Series]);
 
 impl Found<'_> {
-    fn series(&self, policy: &str, case: &str, op: Op, at: (usize, u32)) -> Option<&Series> {
-        self.0.iter().find(|series| {
-            let key = &series.key;
-            (key.policy.as_str(), key.case.as_str()) == (policy, case)
-                && (key.op, (key.threads, key.iodepth)) == (op, at)
-        })
-    }
-
     /// Writes of one thread, one at a time.
     fn writes(&self, policy: &str, case: &str) -> Option<&Series> {
-        self.series(policy, case, Op::Write, (1, 1))
+        find(self.0, policy, case, Op::Write, (1, 1))
     }
 
     fn cases(&self) -> Vec<Option<Verdict>> {
-        let bounds = |kind| match kind {
-            Kind::Miss | Kind::Hit => (1.02, 1.4),
-            Kind::Evict => (1.05, 2.0),
-        };
         let of = |kind: Kind| {
-            let (bytes, time) = bounds(kind);
+            let (bytes, time) = match kind {
+                Kind::Miss | Kind::Hit => (1.02, 1.4),
+                Kind::Evict => (1.05, 2.0),
+            };
             let name = kind.name();
+            let traffic = format!("{name}: bytes to the memory a byte");
+            let latency = format!("{name}, 1 thread: p50 / bare copy with two fences");
             [
-                worst(
-                    &format!("{name}: bytes to the memory a byte"),
-                    Bound::AtMost(bytes),
-                    [self.amplification(kind)],
-                ),
-                worst(
-                    &format!("{name}, 1 thread: p50 / bare copy with two fences"),
-                    Bound::AtMost(time),
-                    [self.over_the_floor(kind)],
-                ),
+                at_most(&traffic, bytes, [self.amplification(name)]),
+                at_most(&latency, time, [self.write_ratio(name, "copy", p50)]),
             ]
         };
-        let mut all: Vec<_> = Kind::ALL.into_iter().flat_map(of).collect();
-        let scaling = [Kind::Miss, Kind::Hit].map(|kind| self.scaling(kind));
-        all.push(worst("misses and hits/s: 2 threads / 1", Bound::AtLeast(1.7), scaling));
-        all
+        let scaling = [Kind::Miss, Kind::Hit].map(|kind| self.scaling(kind.name()));
+        let scaling = at_least("misses and hits/s: 2 threads / 1", 1.7, scaling);
+        Kind::ALL.into_iter().flat_map(of).chain([scaling]).collect()
     }
 
-    fn amplification(&self, kind: Kind) -> Option<Number> {
-        let found = self.writes(CACHE, kind.name())?;
-        let all = |traffic: &Traffic| traffic.data_bytes + traffic.metadata_bytes;
-        let bytes = found.traffic_per_op(all)? / found.key.block_bytes as f64;
-        Some((bytes, kind.name().to_owned()))
+    fn amplification(&self, case: &str) -> Option<Number> {
+        let found = self.writes(CACHE, case)?;
+        let bytes = found.traffic_per_op(Traffic::bytes)? / found.key.block_bytes as f64;
+        Some((bytes, case.to_owned()))
     }
 
-    fn over_the_floor(&self, kind: Kind) -> Option<Number> {
-        let floor = self.writes("copy", kind.name())?;
-        let ratio = self.writes(CACHE, kind.name())?.ratio(floor, p50)?;
-        Some((ratio.median, kind.name().to_owned()))
-    }
-
-    fn scaling(&self, kind: Kind) -> Option<Number> {
-        let two = self.series(CACHE, kind.name(), Op::Write, (2, 1))?;
-        let ratio = two.ratio(self.writes(CACHE, kind.name())?, throughput)?;
-        Some((ratio.median, kind.name().to_owned()))
+    fn scaling(&self, case: &str) -> Option<Number> {
+        let two = find(self.0, CACHE, case, Op::Write, (2, 1))?;
+        let ratio = two.ratio(self.writes(CACHE, case)?, throughput)?;
+        Some((ratio.median, case.to_owned()))
     }
 
     fn study(&self) -> Vec<Option<Verdict>> {
-        let half = FILES_PCT.len() / 2;
-        let against = |base: &'static str, files: &[u64]| {
-            let ratio = |(file_pct, access, bytes): (u64, Access, u32)| {
-                self.study_ratio(base, file_pct, access, (u64::from(bytes), 1))
-            };
-            let cells = files.iter().flat_map(|&file_pct| {
+        let cells = |files: &'static [u64]| {
+            files.iter().flat_map(|&file_pct| {
                 let sizes = WRITES_BYTES.into_iter();
-                sizes.flat_map(move |bytes| Access::ALL.map(|access| (file_pct, access, bytes)))
-            });
-            cells.map(ratio).collect::<Vec<_>>()
+                sizes.flat_map(move |bytes| {
+                    Access::ALL.map(|access| (u64::from(bytes), file_pct, access))
+                })
+            })
         };
-        let bound = Bound::AtLeast(0.95);
+        let against = |base, cell| self.study_ratio(base, cell, 1);
+        let that_fit = cells(&FILES_PCT[..FILES_PCT.len() / 2]).map(|cell| against("btt", cell));
+        let all = cells(&FILES_PCT).map(|cell| against(BACKING, cell));
+        let deep = |base, cell| self.study_ratio(base, cell, study::DEPTH);
+        let deep_that_fit = study::deep_cells().filter(|(_, file_pct, _)| *file_pct < 100);
+        let deep_that_fit = deep_that_fit.map(|cell| deep("btt", cell));
+        let bases = [BACKING, BACKING_AT_ONCE].into_iter();
+        let deep_all = bases.flat_map(|base| study::deep_cells().map(move |it| deep(base, it)));
         vec![
-            worst(
-                "4 KiB-1 MiB, file that fits: MB/s / btt",
-                bound,
-                against("btt", &FILES_PCT[..half]),
-            ),
-            worst("4 KiB-1 MiB: MB/s / the backing alone", bound, against(BACKING, &FILES_PCT)),
-            self.deep("32 at a time, file that fits: MB/s / btt", &["btt"], |pct| pct < 100),
-            self.deep(
-                "32 at a time: MB/s / the backing alone",
-                &[BACKING, BACKING_AT_ONCE],
-                |_| true,
-            ),
+            at_least("4 KiB-1 MiB, file that fits: MB/s / btt", 0.95, that_fit),
+            at_least("4 KiB-1 MiB: MB/s / the backing alone", 0.95, all),
+            at_least("32 at a time, file that fits: MB/s / btt", 0.95, deep_that_fit),
+            at_least("32 at a time: MB/s / the backing alone", 0.95, deep_all),
         ]
-    }
-
-    /// The worst of the study's cells with many requests at a time, of files for which `is_meant`.
-    fn deep(
-        &self,
-        target: &str,
-        bases: &[&str],
-        is_meant: impl Fn(u64) -> bool,
-    ) -> Option<Verdict> {
-        let cells = || study::deep_cells().filter(|(_, file_pct, _)| is_meant(*file_pct));
-        let against = |base: &str| {
-            let ratio = |(bytes, file_pct, access)| {
-                self.study_ratio(base, file_pct, access, (bytes, study::DEPTH))
-            };
-            cells().map(ratio).collect::<Vec<_>>()
-        };
-        worst(target, Bound::AtLeast(0.95), bases.iter().flat_map(|base| against(base)))
     }
 
     fn study_ratio(
         &self,
         base: &str,
-        file_pct: u64,
-        access: Access,
-        writes: (u64, u32),
+        (bytes, file_pct, access): (u64, u64, Access),
+        iodepth: u32,
     ) -> Option<Number> {
         let case = study::case(file_pct, access);
-        let find = |policy| study::find(self.0, policy, &case, writes);
+        let find = |policy| study::find(self.0, policy, &case, (bytes, iodepth));
         let ratio = find(CACHE)?.ratio(find(base)?, throughput)?;
-        Some((ratio.median, format!("{}, {case}", size_name(writes.0))))
+        Some((ratio.median, format!("{}, {case}", size_name(bytes))))
     }
 
     fn served(&self) -> Vec<Option<Verdict>> {
         let case = format!("{}{}", served::PREFIX, nbd::RANDOM);
         let ratio = |iodepth, op: Op| {
-            let find = |policy| self.series(policy, &case, op, (1, iodepth));
+            let find = |policy| find(self.0, policy, &case, op, (1, iodepth));
             let ratio = find(CACHE)?.ratio(find("btt")?, throughput)?;
             Some((ratio.median, op.name().to_owned()))
         };
         let at = |iodepth| {
             let ratios = [Op::Write, Op::Read].map(|op| ratio(iodepth, op));
-            let name = format!("hits over NBD at depth {iodepth}: IOPS / btt");
-            worst(&name, Bound::AtLeast(0.95), ratios)
+            at_least(&format!("hits over NBD at depth {iodepth}: IOPS / btt"), 0.95, ratios)
         };
         [1, 32].map(at).into()
     }
 
     fn behind(&self) -> Vec<Option<Verdict>> {
         let cases = [FULL_FILE, FULL_DISK];
-        let of = |value: fn(&Sample) -> f64, scale: f64| {
-            cases.map(|case| {
-                let found = self.writes(CACHE, case)?.spread(value).median * scale;
-                Some((found, case.to_owned()))
-            })
-        };
+        let p99_ms = cases.map(|case| {
+            let p99_ns = self.writes(CACHE, case)?.spread(|sample| sample.p99_ns as f64);
+            Some((p99_ns.median / 1e6, case.to_owned()))
+        });
         let filled = cases.map(|case| {
             let case = format!("{FILL}{}", case.trim_start_matches("cache-full"));
-            self.write_ratio(&case, BEFORE_NULL)
+            self.write_ratio(&case, BEFORE_NULL, throughput)
         });
-        let p99_ms = |sample: &Sample| sample.p99_ns as f64;
         let stall_ms = cases.map(|case| {
             let longest = self.writes(CACHE, case)?.row().max_ns;
             Some((longest as f64 / 1e6, case.to_owned()))
         });
-        let ocf = match self.write_ratio(FULL_FILE, OCF) {
+        let (ocf, over_ocf) = match self.write_ratio(FULL_FILE, OCF, throughput) {
             Some(ratio) => ("OCF", Some(ratio)),
-            None => ("OCF elsewhere", of(throughput, 1.0 / OCF_FULL_WRITES_PER_S)[0].clone()),
+            None => ("OCF elsewhere", self.over_ocf_elsewhere()),
         };
+        let to_ocf = format!("full, before a file: writes/s / {ocf}");
+        let to_batches = cases.map(|case| self.write_ratio(case, BATCHES, throughput));
+        let reads = [self.reads()];
         vec![
-            worst(
-                &format!("full, before a file: writes/s / {}", ocf.0),
-                Bound::AtLeast(2.0),
-                [ocf.1],
-            ),
-            worst("full: p99, ms", Bound::AtMost(1.0), of(p99_ms, 1e-6)),
-            worst("to 90 % dirty: writes/s / before null", Bound::AtLeast(0.9), filled),
-            worst(
-                "full: writes/s / the backing's, 512 at once",
-                Bound::AtLeast(0.9),
-                cases.map(|case| self.write_ratio(case, BATCHES)),
-            ),
-            worst("full: longest stall, ms", Bound::AtMost(50.0), stall_ms),
-            worst(
-                "read misses of 20 µs: p50 / the backing alone",
-                Bound::AtMost(1.05),
-                [self.reads()],
-            ),
+            at_least(&to_ocf, 2.0, [over_ocf]),
+            at_most("full: p99, ms", 1.0, p99_ms),
+            at_least("to 90 % dirty: writes/s / before null", 0.9, filled),
+            at_least("full: writes/s / the backing's, 512 at once", 0.9, to_batches),
+            at_most("full: longest stall, ms", 50.0, stall_ms),
+            at_most("read misses of 20 µs: p50 / the backing alone", 1.05, reads),
         ]
     }
 
-    fn write_ratio(&self, case: &str, base: &str) -> Option<Number> {
-        let ratio = self.writes(CACHE, case)?.ratio(self.writes(base, case)?, throughput)?;
+    fn over_ocf_elsewhere(&self) -> Option<Number> {
+        let writes_per_s = self.writes(CACHE, FULL_FILE)?.spread(throughput).median;
+        Some((writes_per_s / OCF_FULL_WRITES_PER_S, FULL_FILE.to_owned()))
+    }
+
+    fn write_ratio(&self, case: &str, base: &str, value: fn(&Sample) -> f64) -> Option<Number> {
+        let ratio = self.writes(CACHE, case)?.ratio(self.writes(base, case)?, value)?;
         Some((ratio.median, case.to_owned()))
     }
 
     fn reads(&self) -> Option<Number> {
-        let find = |policy| self.series(policy, READ, Op::Read, (1, 1));
+        let find = |policy| find(self.0, policy, READ, Op::Read, (1, 1));
         let ratio = find(CACHE)?.ratio(find(BACKING)?, p50)?;
         Some((ratio.median, READ.to_owned()))
     }
 
     fn opening(&self) -> Option<Verdict> {
-        let opened = self.series(CACHE, opening::CASE, Op::Read, (1, 1))?;
+        let opened = find(self.0, CACHE, opening::CASE, Op::Read, (1, 1))?;
         let gib = opened.key.block_bytes as f64 / f64::from(1 << 30);
         let seconds = opened.spread(|sample| sample.mean_ns).median / 1e9;
-        let bound = Bound::AtMost(OPEN_S_A_GIB * TARGET_GIB);
         // The part of an opening that does not grow with the pool is scaled too.
         let scaled = if gib < TARGET_GIB { format!(", from {gib:.1} GiB") } else { String::new() };
         let name = format!("opening after a crash, for {TARGET_GIB} GiB{scaled}: s");
-        worst(&name, bound, [Some((seconds / gib * TARGET_GIB, String::new()))])
+        let number = (seconds / gib * TARGET_GIB, String::new());
+        at_most(&name, OPEN_S_A_GIB * TARGET_GIB, [Some(number)])
     }
 }
 
@@ -244,7 +186,7 @@ fn hit_ratio(report: &CacheReport) -> Option<Verdict> {
     let find = |policy| report.amounts.find(MEASURE, policy).map(|spread| spread.median);
     let apart = (find(CACHE)? - find(SIMULATION)?).abs();
     let name = "Zipf 0.99 reads: hit ratio apart from the simulation, points";
-    worst(name, Bound::AtMost(1.0), [Some((apart, String::new()))])
+    at_most(name, 1.0, [Some((apart, String::new()))])
 }
 
 #[cfg(test)]

@@ -67,9 +67,10 @@ impl Reads {
             Workload { read_pct: 100, seed, ..workload }
         };
         subject.prepare(&part(!self.seed))?;
-        let before = hits_of(cache);
+        let hits = || reading(cache, "cache_read_hits");
+        let before = hits();
         subject.prepare(&part(self.seed))?;
-        Ok((hits_of(cache) - before) as f64 * 100.0 / self.count() as f64)
+        Ok((hits() - before) as f64 * 100.0 / self.count() as f64)
     }
 
     /// Hits, in percent, of a cache that is nothing but the policy: a page that misses is kept at
@@ -123,10 +124,6 @@ impl Simulation {
         self.slots.remove(&page);
         slot
     }
-}
-
-fn hits_of(cache: &CacheDevice) -> u64 {
-    reading(cache, "cache_read_hits")
 }
 
 fn slots_of(cache: &CacheDevice) -> u64 {

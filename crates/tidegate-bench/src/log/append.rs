@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Geometry, WriteFlags, ZeroFlags,
+    self, BlockDevice, DeviceError, DeviceErrorKind, Geometry, WriteFlags, ZeroFlags,
 };
 use tidegate::log::{
     AppendError, CONTROL_BYTES, Definition, FileHandle, FileKey, FileRef, Log, LogError,
@@ -19,6 +19,7 @@ use super::io::ThreadNumbers;
 use super::{Bench, LogArgs, Part};
 use crate::block::unnamed_region;
 use crate::error::{BenchError, Result};
+use crate::floor::geometry;
 use crate::measure::{Key, Op, Sample, Traffic};
 use crate::pattern::Pattern;
 use crate::workload::{Outcome, Stop, Workload};
@@ -61,7 +62,9 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
                 let traffic = Traffic::of(region).since(before);
                 let elapsed_s = outcome.elapsed.as_secs_f64();
                 let sample = Sample::new(&outcome.write, elapsed_s, Some(traffic));
-                bench.add(key_of(bench.args, policy, threads, block_bytes), sample);
+                let case = format!("{CASE}-{block_bytes}");
+                let key = Key::new(policy, case, Op::Write, block_bytes.into());
+                bench.add(Key { threads, iodepth: bench.args.iodepth, ..key }, sample);
                 Ok(())
             })?;
         }
@@ -72,17 +75,6 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
 /// Policy, device and the memory under it.
 type Subject<'a> = (&'static str, &'a dyn BlockDevice, &'a Region);
 
-fn key_of(args: &LogArgs, policy: &str, threads: usize, block_bytes: u32) -> Key {
-    Key {
-        policy: policy.to_owned(),
-        case: format!("{CASE}-{block_bytes}"),
-        op: Op::Write,
-        threads,
-        iodepth: args.iodepth,
-        block_bytes: u64::from(block_bytes),
-    }
-}
-
 fn run(
     args: &LogArgs,
     device: &dyn BlockDevice,
@@ -92,13 +84,13 @@ fn run(
 ) -> Result<Outcome> {
     let writes = Workload::writes(Pattern::Uniform, block_bytes, FILE_BYTES, stop);
     let workload = Workload { threads, iodepth: args.iodepth, ..writes };
-    workload.run(device).map_err(|source| BenchError::Device { policy: "log".to_owned(), source })
+    workload.run(device).map_err(BenchError::device("log"))
 }
 
 /// What takes appends, and is durable when it returns.
 trait Append: Send + Sync {
     /// Appends a record of a write of `data` at `offset` of a file.
-    fn append(&self, offset: u64, data: &[u8]) -> std::result::Result<(), DeviceError>;
+    fn append(&self, offset: u64, data: &[u8]) -> device::Result<()>;
 }
 
 /// An [`Append`] as the device that a workload drives.
@@ -106,45 +98,26 @@ struct AppendOnly<A>(A);
 
 impl<A: Append> BlockDevice for AppendOnly<A> {
     fn geometry(&self) -> Geometry {
-        Geometry {
-            block_bytes: 1,
-            blocks: u64::MAX,
-            preferred_bytes: 4096,
-            read_only: false,
-            atomic_block: true,
-            volatile_cache: false,
-            fast_zero: false,
-            keeps_data: true,
-        }
+        Geometry { preferred_bytes: 4096, atomic_block: true, ..geometry(1, u64::MAX) }
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), DeviceError> {
+    fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {
         Err(DeviceError::out_of_range(offset, buf.len() as u64, 0))
     }
 
-    fn write(
-        &self,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-    ) -> std::result::Result<(), DeviceError> {
+    fn write(&self, offset: u64, data: &[u8], _: WriteFlags) -> device::Result<()> {
         self.0.append(offset, data)
     }
 
-    fn flush(&self) -> std::result::Result<(), DeviceError> {
+    fn flush(&self) -> device::Result<()> {
         Ok(())
     }
 
-    fn discard(&self, _: u64, _: u64) -> std::result::Result<(), DeviceError> {
+    fn discard(&self, _: u64, _: u64) -> device::Result<()> {
         Ok(())
     }
 
-    fn write_zeroes(
-        &self,
-        offset: u64,
-        len: u64,
-        _: ZeroFlags,
-    ) -> std::result::Result<(), DeviceError> {
+    fn write_zeroes(&self, offset: u64, len: u64, _: ZeroFlags) -> device::Result<()> {
         Err(DeviceError::out_of_range(offset, len, 0))
     }
 }
@@ -168,7 +141,7 @@ impl BareAppend {
 }
 
 impl Append for BareAppend {
-    fn append(&self, offset: u64, data: &[u8]) -> std::result::Result<(), DeviceError> {
+    fn append(&self, offset: u64, data: &[u8]) -> device::Result<()> {
         let len = data.len() as u64;
         let at = self.next_position(HEADER_BYTES + len.next_multiple_of(64));
         let checksum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, data);
@@ -253,7 +226,7 @@ fn definition(file: u64) -> Definition<'static> {
 }
 
 impl Append for LogAppend {
-    fn append(&self, offset: u64, data: &[u8]) -> std::result::Result<(), DeviceError> {
+    fn append(&self, offset: u64, data: &[u8]) -> device::Result<()> {
         let failed = |error: &dyn std::error::Error| {
             DeviceError::new(DeviceErrorKind::Io, format!("the append failed: {error}"))
         };

@@ -8,10 +8,11 @@ use std::process::Command;
 
 use super::bed::{Way, under};
 use super::files::pool;
-use super::{Bench, Failure, Part, RUN_PREFIX, name_of};
+use super::{Bench, Failure, Part, RUN_PREFIX};
 use crate::child::{find_program, output_of};
 use crate::error::{BenchError, Result};
 use crate::measure::{Key, Op, Sample};
+use crate::policy::name_of;
 use crate::programs::parse_sample;
 
 /// The driver.
@@ -19,27 +20,21 @@ const DRIVER: &str = include_str!("../../programs/apps.py");
 /// What runs it: Debian's, which has the modules of Debian's packages.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// A program: its name for the driver, what must be there, and the package that has it.
-struct App {
-    name: &'static str,
-    program: &'static str,
-    package: &'static str,
-}
-
-const APPS: [App; 8] = [
-    App { name: "redis", program: "redis-benchmark", package: "redis-server" },
-    App { name: "mariadb", program: "sysbench", package: "mariadb-server sysbench" },
-    App { name: "mariadb-advised", program: "sysbench", package: "mariadb-server sysbench" },
-    App { name: "lmdb", program: PYTHON, package: "python3-lmdb" },
-    App { name: "dpkg", program: "dpkg-deb", package: "dpkg" },
-    App { name: "svn", program: "svnadmin", package: "subversion" },
-    App { name: "duckdb", program: PYTHON, package: "python3, and duckdb from PyPI" },
-    App { name: "h2", program: "javac", package: "default-jdk-headless libh2-java" },
+/// Programs: the name for the driver, what must be there, and the package that has it.
+const APPS: [(&str, &str, &str); 8] = [
+    ("redis", "redis-benchmark", "redis-server"),
+    ("mariadb", "sysbench", "mariadb-server sysbench"),
+    ("mariadb-advised", "sysbench", "mariadb-server sysbench"),
+    ("lmdb", PYTHON, "python3-lmdb"),
+    ("dpkg", "dpkg-deb", "dpkg"),
+    ("svn", "svnadmin", "subversion"),
+    ("duckdb", PYTHON, "python3, and duckdb from PyPI"),
+    ("h2", "javac", "default-jdk-headless libh2-java"),
 ];
 
 /// The names of all programs.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    APPS.iter().map(|app| app.name)
+    APPS.into_iter().map(|(name, ..)| name)
 }
 
 /// The case of the program with this name.
@@ -52,11 +47,14 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     let driver = bench.bed.file("apps.py");
     std::fs::write(&driver, DRIVER).map_err(BenchError::os("write", &driver))?;
     bench.prepare_pool(pool(bench.args))?;
-    let wanted = bench.args.apps.clone();
-    let is_wanted = |app: &&App| wanted.is_empty() || wanted.iter().any(|name| name == app.name);
-    for app in APPS.iter().filter(is_wanted) {
-        if let Err(error) = compare(bench, &driver, app) {
-            let part = format!("{} {}", name_of(Part::Apps), app.name);
+    let wanted = &bench.args.apps;
+    for (name, program, package) in APPS {
+        if !wanted.is_empty() && !wanted.iter().any(|it| it == name) {
+            continue;
+        }
+        let found = find_program(program, package);
+        if let Err(error) = found.and_then(|_| compare(bench, &driver, name)) {
+            let part = format!("{} {name}", name_of(Part::Apps));
             bench.found.failures.push(Failure { part, error: error.with_causes() });
         }
     }
@@ -64,34 +62,30 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// Measures one program without syncs, with them, and under `tidegate run`.
-fn compare(bench: &mut Bench<'_>, driver: &Path, app: &App) -> Result<()> {
-    find_program(app.program, app.package)?;
+fn compare(bench: &mut Bench<'_>, driver: &Path, app: &str) -> Result<()> {
     let ways = Way::all(&bench.args.policies, false);
-    let name = |way: Way| format!("{} {}", way.policy(), app.name);
+    let name = |way: Way| format!("{} {app}", way.policy());
     bench.in_turns(Part::Apps, &ways, name, |bench, way| {
         let sample = run(bench, way, driver, app)?;
-        let (policy, case, op) = (way.policy(), case_of(app.name), Op::Write);
-        bench.add(Key { policy, case, op, threads: 1, iodepth: 1, block_bytes: 0 }, sample);
+        bench.add(Key::new(way.policy(), case_of(app), Op::Write, 0), sample);
         Ok(())
     })
 }
 
-fn run(bench: &Bench<'_>, way: Way, driver: &Path, app: &App) -> Result<Sample> {
-    let output = bench.bed.in_directory("app", |directory| {
-        let mut command = Command::new(find_program(PYTHON, "python3")?);
-        command.arg(driver).arg(app.name).arg(directory).arg(bench.args.seconds.to_string());
-        command.args(started_by(bench, way)?);
-        bench.bed.place(&mut command);
-        output_of(command)
-    })?;
-    parse_sample(app.name, output.trim())
+fn run(bench: &Bench<'_>, way: Way, driver: &Path, app: &str) -> Result<Sample> {
+    let directory = bench.bed.empty_directory()?;
+    let mut command = Command::new(find_program(PYTHON, "python3")?);
+    command.arg(driver).arg(app).arg(directory.path()).arg(bench.args.seconds.to_string());
+    command.args(started_by(bench, way)?);
+    bench.bed.place(&mut command);
+    parse_sample(app, output_of(command)?.trim())
 }
 
 /// The words that start a program in this way.
 fn started_by(bench: &Bench<'_>, way: Way) -> Result<Vec<OsString>> {
     if way.syncs {
         let pool = pool(bench.args);
-        return Ok(under(bench.bed.tidegate(), way.runner, &bench.bed.pool(pool), pool.bytes));
+        return Ok(under(&bench.bed.tidegate, way.runner, &bench.bed.pool(pool), pool.bytes));
     }
     Ok(vec![find_program("eatmydata", "eatmydata")?.into()])
 }

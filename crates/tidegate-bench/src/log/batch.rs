@@ -55,21 +55,10 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
         let after = Duration::from_secs_f64(bench.args.seconds * LONGER);
         let outcome = write(&device, file_bytes, Stop::After(after))?;
         let sample = Sample::new(&outcome.write, outcome.elapsed.as_secs_f64(), None);
-        bench.add(key(policy), sample);
+        bench.add(Key::new(policy, CASE, Op::Write, BLOCK_BYTES.into()), sample);
         Ok(())
     })?;
     std::fs::remove_file(&path).map_err(BenchError::os("remove", path))
-}
-
-fn key(policy: &str) -> Key {
-    Key {
-        policy: policy.to_owned(),
-        case: CASE.to_owned(),
-        op: Op::Write,
-        threads: 1,
-        iodepth: 1,
-        block_bytes: u64::from(BLOCK_BYTES),
-    }
 }
 
 /// A log before `backing` that has no free space.
@@ -85,7 +74,7 @@ fn full_log(args: &LogArgs, backing: Arc<dyn BlockDevice>, batch: u64) -> Result
 
 fn write(device: &LogDevice, bytes: u64, stop: Stop) -> Result<Outcome> {
     let writes = Workload::writes(Pattern::Uniform, BLOCK_BYTES, bytes, stop);
-    writes.run(device).map_err(|source| BenchError::Device { policy: "log".to_owned(), source })
+    writes.run(device).map_err(BenchError::device("log"))
 }
 
 #[cfg(test)]

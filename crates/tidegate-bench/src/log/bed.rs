@@ -5,7 +5,7 @@
 //! 1. Files and pools lie in directories of their own, which go with the bed.
 //! 2. Before each run that counts, all that was written before is on the disk: [`Bed::sync_disk`].
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,17 @@ use tempfile::TempDir;
 
 use super::LogArgs;
 use super::disk::{DISK_BYTES, Disk, Place, open_to_all};
-pub(super) use super::disk::{directory, write_in_order};
+pub(super) use super::disk::{set_mode, write_in_order};
+use crate::block::scratch;
 use crate::error::{BenchError, Result};
 use crate::nbd::this_server;
-use crate::source::{Compiler, Source};
+use crate::policy::by_name;
+
+/// Policies of programs as they are and under `tidegate run`, with their syncs and without.
+pub(super) const PLAIN: &str = "plain";
+pub(super) const RUN: &str = "run";
+pub(super) const PLAIN_NO_SYNC: &str = "plain-nosync";
+pub(super) const RUN_NO_SYNC: &str = "run-nosync";
 
 /// How a program is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +44,8 @@ impl Runner {
     /// The policy of its rows.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Plain => "plain",
-            Self::Run => "run",
+            Self::Plain => PLAIN,
+            Self::Run => RUN,
         }
     }
 }
@@ -47,9 +54,7 @@ impl FromStr for Runner {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let known = Self::ALL.map(Self::name).join(", ");
-        let found = Self::ALL.into_iter().find(|runner| runner.name() == text);
-        found.ok_or_else(|| format!("policy {text} is not known; known are {known}"))
+        by_name("policy", &Self::ALL, Self::name, text)
     }
 }
 
@@ -73,13 +78,14 @@ impl Way {
     }
 
     /// The policy of its rows.
-    pub(super) fn policy(self) -> String {
-        format!("{}{}", self.runner.name(), if self.syncs { "" } else { NO_SYNC })
+    pub(super) fn policy(self) -> &'static str {
+        match (self.runner, self.syncs) {
+            (runner, true) => runner.name(),
+            (Runner::Plain, false) => PLAIN_NO_SYNC,
+            (Runner::Run, false) => RUN_NO_SYNC,
+        }
     }
 }
-
-/// What the policy of a program that does not sync ends with.
-pub(super) const NO_SYNC: &str = "-nosync";
 
 /// A pool: one for each size that is asked for, kept from run to run as a user's would be.
 #[derive(Debug, Clone, Copy)]
@@ -92,14 +98,15 @@ pub(super) struct Pool {
 pub(super) struct Bed {
     disk: Disk,
     pools: TempDir,
-    tidegate: PathBuf,
+    /// The program under test.
+    pub(super) tidegate: PathBuf,
 }
 
 impl Bed {
     pub(super) fn new(args: &LogArgs) -> Result<Self> {
         let place = Place::of(args.files.as_deref())?;
         let disk = Disk::new(&place, args.scaled(DISK_BYTES, 2 << 30))?;
-        let (pools, tidegate) = (directory(&args.dir)?, this_server()?);
+        let (pools, tidegate) = (scratch(&args.dir)?, this_server()?);
         open_to_all(pools.path())?;
         Ok(Self { disk, pools, tidegate })
     }
@@ -124,21 +131,22 @@ impl Bed {
         self.pools.path().join(pool.name)
     }
 
-    /// The program under test.
-    pub(super) fn tidegate(&self) -> &Path {
-        &self.tidegate
+    /// The load driver started by `runner` with the log in `pool`, without its options.
+    pub(super) fn driver(&self, runner: Runner, pool: Pool) -> Command {
+        let mut command = self.command(runner, pool, &self.tidegate);
+        command.args(["bench", "io"]);
+        command
     }
 
-    /// The load driver.
-    pub(super) fn driver(&self) -> [OsString; 3] {
-        [self.tidegate.clone().into(), "bench".into(), "io".into()]
-    }
-
-    /// `program`, a path and its first arguments, started by `runner` with the log in `pool`.
-    pub(super) fn command(&self, runner: Runner, pool: Pool, program: &[OsString]) -> Command {
-        let pool_path = self.pool(pool);
-        let mut words = under(&self.tidegate, runner, &pool_path, pool.bytes);
-        words.extend_from_slice(program);
+    /// `program` started by `runner` with the log in `pool`, without its arguments.
+    pub(super) fn command(
+        &self,
+        runner: Runner,
+        pool: Pool,
+        program: impl AsRef<OsStr>,
+    ) -> Command {
+        let mut words = under(&self.tidegate, runner, &self.pool(pool), pool.bytes);
+        words.push(program.as_ref().to_owned());
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
         self.place(&mut command);
@@ -151,22 +159,13 @@ impl Bed {
         command.current_dir(self.files()).env("TIDEGATE_COVER_AFTER", "2");
     }
 
-    /// Runs `run` on an empty directory of that name, once all that was written is on the disk. The
-    /// directory goes afterwards.
-    pub(super) fn in_directory<R>(
-        &self,
-        name: &str,
-        run: impl FnOnce(&Path) -> Result<R>,
-    ) -> Result<R> {
-        let directory = self.file(name);
-        let remove = || std::fs::remove_dir_all(&directory);
-        // One that is left behind makes the next run fail, which says so.
-        let _ = remove();
-        std::fs::create_dir(&directory).map_err(BenchError::os("make", &directory))?;
+    /// An empty directory for a run, once all that was written is on the disk. It goes with the
+    /// result.
+    pub(super) fn empty_directory(&self) -> Result<TempDir> {
+        let directory = scratch(self.files())?;
+        open_to_all(directory.path())?;
         self.sync_disk()?;
-        let done = run(&directory)?;
-        remove().map_err(BenchError::os("remove", &directory))?;
-        Ok(done)
+        Ok(directory)
     }
 
     /// A file of `bytes` random bytes, on the disk. Written page by page, as databases do: the page
@@ -180,22 +179,12 @@ impl Bed {
         Ok(path)
     }
 
-    /// Compiles one of our programs in C, unless that was done.
-    pub(super) fn compile(&self, compiler: Compiler, source: Source) -> Result<PathBuf> {
-        source.compile(self.files(), compiler)
-    }
-
     /// Syncs the file system of the files: all that was written until now is on the disk.
     pub(super) fn sync_disk(&self) -> Result<()> {
         let dir = self.files();
         let opened = File::open(dir).map_err(BenchError::os("open", dir))?;
         let synced = rustix::fs::syncfs(&opened).map_err(std::io::Error::from);
         synced.map_err(BenchError::os("sync the file system of", dir))
-    }
-
-    /// Bytes written so far to the disk that the files are on, by any process.
-    pub(super) fn disk_bytes(&self) -> Result<u64> {
-        disk_bytes(self.files())
     }
 }
 

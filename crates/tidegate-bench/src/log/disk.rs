@@ -15,10 +15,11 @@ use rustix::fs::{Advice, fadvise, fstatfs};
 use tempfile::TempDir;
 use tidegate::log::recover::{file_system_id, keeps_identities};
 
+use crate::block::scratch;
 use crate::error::{BenchError, Result};
 use crate::machine::is_tmpfs;
 use crate::pattern::Rng;
-use crate::programs::{attach_loop, call};
+use crate::programs::{Loop, Mount, call};
 
 /// Where files lie if no directory is named: as they are, or in an image.
 const DEFAULT: &str = "/var/tmp";
@@ -93,7 +94,7 @@ fn why_plain(dir: &Path) -> Result<Option<String>> {
 /// A directory for files; it goes with this.
 pub(super) struct Disk {
     path: PathBuf,
-    is_mounted: bool,
+    _mount: Option<Mount>,
     /// Removed last.
     dir: TempDir,
 }
@@ -103,10 +104,10 @@ impl Disk {
     pub(super) fn new(place: &Place, bytes: u64) -> Result<Self> {
         let disk = match place {
             Place::Directory(parent) => {
-                let dir = directory(parent)?;
-                Self { path: dir.path().to_owned(), is_mounted: false, dir }
+                let dir = scratch(parent)?;
+                Self { path: dir.path().to_owned(), _mount: None, dir }
             }
-            Place::Image(parent) => Self::in_image(directory(parent)?, bytes)?,
+            Place::Image(parent) => Self::in_image(scratch(parent)?, bytes)?,
         };
         open_to_all(disk.dir.path())?;
         open_to_all(&disk.path)?;
@@ -123,22 +124,13 @@ impl Disk {
         written.map_err(BenchError::os("write", &image))?;
         let forgotten = fadvise(&file, 0, None, Advice::DontNeed).map_err(std::io::Error::from);
         forgotten.map_err(BenchError::os("drop the page cache of", &image))?;
-        let mut disk = Self { path, is_mounted: false, dir };
-        disk.mount(&image)?;
-        Ok(disk)
-    }
-
-    fn mount(&mut self, image: &Path) -> Result<()> {
-        let (image, path) = (image.to_string_lossy(), self.path.to_string_lossy());
         let options = "nodiscard,lazy_itable_init=0,lazy_journal_init=0";
-        call("mkfs.ext4", "e2fsprogs", &["-q", "-F", "-b4096", "-E", options, &image])?;
+        let words = ["-q", "-F", "-b4096", "-E", options, &image.to_string_lossy()];
+        call("mkfs.ext4", "e2fsprogs", &words)?;
         // Around the page cache: it would take syncs for done that no disk has seen.
-        let device = attach_loop(Path::new(&*image), &["--direct-io=on"])?;
-        let mounted = call("mount", "mount", &[&device, &path]);
-        self.is_mounted = mounted.is_ok();
-        // Of a device in use this ends with its last user.
-        call("losetup", "mount", &["--detach", &device])?;
-        mounted.map(drop)
+        let device = Loop::attach(&image, &["--direct-io=on"])?;
+        let mount = Mount::new(&device, path.clone())?;
+        Ok(Self { path, _mount: Some(mount), dir })
     }
 
     /// The directory.
@@ -147,25 +139,15 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
-    fn drop(&mut self) {
-        if self.is_mounted {
-            // What cannot be undone now is undone when its last user ends.
-            let _ = call("umount", "mount", &["--lazy", &self.path.to_string_lossy()]);
-        }
-    }
-}
-
-/// A directory in `parent` that goes with the result.
-pub(super) fn directory(parent: &Path) -> Result<TempDir> {
-    let made = tempfile::Builder::new().prefix("tidegate-bench-").tempdir_in(parent);
-    made.map_err(BenchError::os("create a directory in", parent))
-}
-
 /// Lets other users enter a directory: a server does not run as root.
 pub(super) fn open_to_all(dir: &Path) -> Result<()> {
-    let open = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(dir, open).map_err(BenchError::os("open", dir))
+    set_mode(dir, 0o755)
+}
+
+/// Sets the permissions of a file or directory.
+pub(super) fn set_mode(path: &Path, mode: u32) -> Result<()> {
+    let permissions = std::fs::Permissions::from_mode(mode);
+    std::fs::set_permissions(path, permissions).map_err(BenchError::os("set the mode of", path))
 }
 
 /// Writes `bytes` random bytes from where `file` stands, `piece_bytes` at a time.

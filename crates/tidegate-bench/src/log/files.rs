@@ -2,11 +2,9 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::ValueEnum;
 use tidegate::log::LogPool;
 use tidegate::pmem::{Region, RegionOptions};
 
@@ -14,11 +12,12 @@ use super::append::of_log;
 use super::bed::Pool;
 use super::io::{Kind, Sync, warm_up_requests};
 use super::{Bench, LogArgs, Measure, Part, RUN_PREFIX, Runner, nvcache};
-use crate::child::{find_program, output_of};
+use crate::child::output_of;
 use crate::error::Result;
 use crate::fio;
 use crate::measure::{Key, Op, Sample};
 use crate::pattern::Pattern;
+use crate::policy::name_of;
 use crate::programs::parse_sample;
 
 /// The pool of all but those that are full.
@@ -61,32 +60,29 @@ pub(super) const DISK: &str = "disk-depth-32";
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Case {
     pub(super) name: &'static str,
-    kind: Kind,
-    sync: Sync,
-    pattern: Pattern,
-    threads: usize,
-    one_file: bool,
-    block_bytes: u32,
+    pub(super) kind: Kind,
+    pub(super) sync: Sync,
+    pub(super) pattern: Pattern,
+    pub(super) threads: usize,
+    pub(super) one_file: bool,
+    pub(super) block_bytes: u32,
     pub(super) file_bytes: u64,
-    requests: u64,
+    pub(super) requests: u64,
     /// It ends after this time instead.
-    seconds: Option<f64>,
+    pub(super) seconds: Option<f64>,
     /// From when a request is due until the next one is; zero: until it is answered.
-    pace: Duration,
+    pub(super) pace: Duration,
     pub(super) pool: Pool,
 }
 
 impl Case {
     /// What `runner` does, whose pool is `pool`, in `files`.
     fn words(&self, files: &[PathBuf]) -> Vec<OsString> {
-        let name = |value: Option<clap::builder::PossibleValue>| {
-            value.map_or(String::new(), |value| value.get_name().to_owned())
-        };
         let mut words: Vec<OsString> = files.iter().map(OsString::from).collect();
         words.extend(
             [
-                format!("--kind={}", name(self.kind.to_possible_value())),
-                format!("--sync={}", name(self.sync.to_possible_value())),
+                format!("--kind={}", name_of(self.kind)),
+                format!("--sync={}", name_of(self.sync)),
                 format!("--pattern={}", self.pattern),
                 format!("--size={}", self.file_bytes.max(u64::from(self.block_bytes))),
                 format!("--block-size={}", self.block_bytes),
@@ -100,30 +96,9 @@ impl Case {
         words
     }
 
-    /// This case with requests that are due so far apart.
-    pub(super) fn at_pace(self, pace: Duration) -> Self {
-        Self { pace, ..self }
-    }
-
-    /// This case with that pool.
-    pub(super) fn in_pool(self, pool: Pool) -> Self {
-        Self { pool, ..self }
-    }
-
-    /// This case without its syncs.
-    pub(super) fn unsynced(self) -> Self {
-        Self { sync: Sync::None, ..self }
-    }
-
     pub(super) fn key(&self, policy: &str) -> Key {
-        Key {
-            policy: policy.to_owned(),
-            case: self.name.to_owned(),
-            op: self.kind.op(),
-            threads: self.threads,
-            iodepth: 1,
-            block_bytes: u64::from(self.block_bytes),
-        }
+        let key = Key::new(policy, self.name, self.kind.op(), self.block_bytes.into());
+        Key { threads: self.threads, ..key }
     }
 
     fn files(&self) -> usize {
@@ -214,43 +189,23 @@ fn policy(writer: Option<Runner>) -> &'static str {
     writer.map_or(nvcache::POLICY, Runner::name)
 }
 
-/// Whether what measures the disk by itself is there.
-pub(super) fn find_programs() -> Result<()> {
-    find_program("fio", "fio").map(drop)
-}
-
 /// More than the log holds, against plain writes with one sync at the end, and random ones against
 /// what the disk itself takes.
 pub(super) fn full(bench: &mut Bench<'_>) -> Result<()> {
-    let runners = bench.args.policies.clone();
     let bytes = bench.args.scaled(FULL_BYTES, 1 << 20);
     let pool = bench.args.pool("full.pool", 64 << 20);
     for pattern in [Pattern::Sequential, Pattern::Uniform] {
         let each = case(full_case(pattern), Kind::Write, Sync::Each, pool);
         let requests = bytes / u64::from(BLOCK_BYTES);
         let case = Case { pattern, file_bytes: bytes, requests, ..each };
-        bench.in_turns(
-            Part::Full,
-            &runners,
-            |runner: Runner| describe(&case, runner.name()),
-            |bench, runner| {
-                let sync = if runner == Runner::Plain { Sync::End } else { Sync::Each };
-                let sample = bench.drive(runner, &Case { sync, ..case })?;
-                bench.add(case.key(runner.name()), sample);
-                Ok(())
-            },
-        )?;
+        bench.drive_in_turns(Part::Full, &case, Sync::End)?;
         if pattern == Pattern::Uniform {
-            bench.in_turns(
-                Part::Full,
-                &[DISK],
-                |policy| describe(&case, policy),
-                |bench, policy| {
-                    let sample = bench.disk_itself(&case)?;
-                    bench.add(Key { iodepth: DISK_DEPTH, ..case.key(policy) }, sample);
-                    Ok(())
-                },
-            )?;
+            let name = |policy| describe(&case, policy);
+            bench.in_turns(Part::Full, &[DISK], name, |bench, policy| {
+                let sample = bench.disk_itself(&case)?;
+                bench.add(Key { iodepth: DISK_DEPTH, ..case.key(policy) }, sample);
+                Ok(())
+            })?;
         }
     }
     Ok(())
@@ -275,20 +230,10 @@ pub(super) fn read_case(kind: Kind) -> &'static str {
 
 /// Reads from the page cache.
 pub(super) fn reads(bench: &mut Bench<'_>) -> Result<()> {
-    let runners = bench.args.policies.clone();
     for kind in [Kind::ReadClean, Kind::ReadDirty, Kind::ReadOnly] {
         let requests = bench.args.scaled(READ_REQUESTS, 100);
         let case = Case { requests, ..case(read_case(kind), kind, Sync::None, pool(bench.args)) };
-        bench.in_turns(
-            Part::Read,
-            &runners,
-            |runner: Runner| describe(&case, runner.name()),
-            |bench, runner| {
-                let sample = bench.drive(runner, &case)?;
-                bench.add(case.key(runner.name()), sample);
-                Ok(())
-            },
-        )?;
+        bench.drive_in_turns(Part::Read, &case, Sync::None)?;
     }
     Ok(())
 }
@@ -299,6 +244,18 @@ fn describe(case: &Case, policy: &str) -> String {
 }
 
 impl Bench<'_> {
+    /// Has all runners take turns at a case; the plain one syncs by `plain_sync`.
+    fn drive_in_turns(&mut self, part: Part, case: &Case, plain_sync: Sync) -> Result<()> {
+        let runners = self.args.policies.clone();
+        let name = |runner: Runner| describe(case, runner.name());
+        self.in_turns(part, &runners, name, |bench, runner| {
+            let sync = if runner == Runner::Plain { plain_sync } else { case.sync };
+            let sample = bench.drive(runner, &Case { sync, ..*case })?;
+            bench.add(case.key(runner.name()), sample);
+            Ok(())
+        })
+    }
+
     /// Runs a case of writes, and notes how much log its records took.
     fn write(&mut self, runner: Runner, case: &Case) -> Result<Sample> {
         let before = self.log_ends(runner, case.pool)?;
@@ -323,17 +280,13 @@ impl Bench<'_> {
     pub(super) fn disk_itself(&self, case: &Case) -> Result<Sample> {
         let file = self.file_of(case, 0)?;
         self.bed.sync_disk()?;
-        let mut command = Command::new(find_program("fio", "fio")?);
-        command.args(["--name=disk", "--ioengine=libaio", "--direct=1", "--rw=randwrite"]);
-        command.args(["--output-format=json", "--percentile_list=50:99:99.9:99.99"]);
-        command.args([
+        let mut command = fio::command("disk", Op::Write, self.bed.files())?;
+        command.args(["--ioengine=libaio", "--direct=1"]).args([
             format!("--filename={}", file.display()),
             format!("--bs={}", case.block_bytes),
             format!("--size={}", case.file_bytes),
             format!("--iodepth={DISK_DEPTH}"),
         ]);
-        // fio leaves a state file in its working directory where it is interrupted.
-        command.current_dir(self.bed.files());
         fio::parse(&output_of(command)?, Op::Write)
     }
 
@@ -352,8 +305,9 @@ impl Bench<'_> {
         files: &[PathBuf],
     ) -> Result<String> {
         self.bed.sync_disk()?;
-        let program = [&self.bed.driver()[..], &case.words(files)].concat();
-        output_of(self.bed.command(runner, case.pool, &program))
+        let mut driver = self.bed.driver(runner, case.pool);
+        driver.args(case.words(files));
+        output_of(driver)
     }
 
     /// A file of the case: an empty one for appends, else one that is whole and on the disk, in the
@@ -373,7 +327,7 @@ impl Bench<'_> {
         if self.bed.pool(pool).exists() || self.tidegates().is_empty() {
             return Ok(());
         }
-        let requests = bench_lap(pool);
+        let requests = pool.bytes / u64::from(BLOCK_BYTES);
         let lap = Case { requests, ..case(FDATASYNC, Kind::Write, Sync::Each, pool) };
         self.drive(Runner::Run, &lap).map(drop)
     }
@@ -391,11 +345,6 @@ impl Bench<'_> {
     }
 }
 
-/// Requests that fill a log once.
-fn bench_lap(pool: Pool) -> u64 {
-    pool.bytes / u64::from(BLOCK_BYTES)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -404,7 +353,7 @@ mod tests {
 
     #[test]
     fn every_case_is_one_that_the_driver_can_be_asked_for() {
-        use clap::Parser;
+        use clap::{Parser, ValueEnum};
 
         #[derive(Debug, Parser)]
         struct Line {

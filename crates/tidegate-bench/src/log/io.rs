@@ -13,18 +13,19 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use tidegate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Geometry, WriteFlags, ZeroFlags,
+    self, BlockDevice, DeviceError, DeviceErrorKind, Geometry, WriteFlags, ZeroFlags,
 };
 use tidegate::size::parse_bytes;
 
 use crate::error::{BenchError, Result};
+use crate::floor::geometry;
 use crate::measure::{Op, Sample};
 use crate::pattern::Pattern;
 use crate::timeline::TimelineRow;
@@ -136,28 +137,25 @@ impl IoArgs {
     }
 
     fn measure(&self) -> Result<Measured> {
-        let failed = |source| BenchError::Device { policy: "a file".to_owned(), source };
+        let failed = || BenchError::device("a file");
         let files = Files::open(self)?;
         if self.kind == Kind::ReadDirty {
-            self.workload(1).fill(&files).map_err(failed)?;
+            self.workload(1).fill(&files).map_err(failed())?;
         }
         if self.seconds.is_none() {
             let warm_up = Stop::Requests(warm_up_requests(self.requests));
-            Workload { stop: warm_up, ..self.workload(2) }.run(&files).map_err(failed)?;
+            Workload { stop: warm_up, ..self.workload(2) }.run(&files).map_err(failed())?;
         }
-        let mut outcome = self.workload(1).run(&files).map_err(failed)?;
+        let mut outcome = self.workload(1).run(&files).map_err(failed())?;
         if self.sync == Sync::End {
             let begun = Instant::now();
-            files.sync_all().map_err(failed)?;
+            files.sync_all().map_err(failed())?;
             outcome.elapsed += begun.elapsed();
         }
         let timeline = self.seconds.map(|_| outcome.timeline.row("", ""));
-        Ok(Measured { sample: self.sample(&outcome), timeline })
-    }
-
-    fn sample(&self, outcome: &Outcome) -> Sample {
-        let latencies = if self.kind.op() == Op::Read { &outcome.read } else { &outcome.write };
-        Sample::new(latencies, outcome.elapsed.as_secs_f64(), None)
+        let Outcome { read, write, elapsed, .. } = &outcome;
+        let latencies = if self.kind.op() == Op::Read { read } else { write };
+        Ok(Measured { sample: Sample::new(latencies, elapsed.as_secs_f64(), None), timeline })
     }
 
     fn workload(&self, seed: u64) -> Workload {
@@ -222,28 +220,25 @@ struct Files {
 
 impl Files {
     fn open(args: &IoArgs) -> Result<Self> {
-        let open = |path: &PathBuf| open(path, args.kind, args.sync);
+        let IoArgs { kind, sync, .. } = *args;
+        let mut options = File::options();
+        options.read(true).write(kind != Kind::ReadOnly && kind != Kind::Append);
+        options.append(kind == Kind::Append);
+        if sync == Sync::Dsync {
+            options.custom_flags(i32::try_from(rustix::fs::OFlags::DSYNC.bits()).unwrap_or(0));
+        }
+        let open = |path: &PathBuf| options.open(path).map_err(BenchError::os("open", path));
         let open = args.files.iter().map(open).collect::<Result<_>>()?;
-        Ok(Self { open, threads: ThreadNumbers::new(), kind: args.kind, sync: args.sync })
+        Ok(Self { open, threads: ThreadNumbers::new(), kind, sync })
     }
 
     fn mine(&self) -> &File {
         &self.open[self.threads.of_thread() % self.open.len()]
     }
 
-    fn sync_all(&self) -> std::result::Result<(), DeviceError> {
+    fn sync_all(&self) -> device::Result<()> {
         self.open.iter().try_for_each(|file| file.sync_data().map_err(failed("fdatasync")))
     }
-}
-
-fn open(path: &Path, kind: Kind, sync: Sync) -> Result<File> {
-    let mut options = File::options();
-    options.read(true).write(kind != Kind::ReadOnly && kind != Kind::Append);
-    options.append(kind == Kind::Append);
-    if sync == Sync::Dsync {
-        options.custom_flags(i32::try_from(rustix::fs::OFlags::DSYNC.bits()).unwrap_or(0));
-    }
-    options.open(path).map_err(BenchError::os("open", path))
 }
 
 fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> DeviceError {
@@ -252,28 +247,16 @@ fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> DeviceError {
 
 impl BlockDevice for Files {
     fn geometry(&self) -> Geometry {
-        Geometry {
-            block_bytes: 1,
-            blocks: u64::MAX,
-            preferred_bytes: 4096,
-            read_only: self.kind == Kind::ReadOnly,
-            atomic_block: false,
-            volatile_cache: true,
-            fast_zero: false,
-            keeps_data: true,
-        }
+        let read_only = self.kind == Kind::ReadOnly;
+        let whole = geometry(1, u64::MAX);
+        Geometry { preferred_bytes: 4096, read_only, volatile_cache: true, ..whole }
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), DeviceError> {
+    fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {
         self.mine().read_exact_at(buf, offset).map_err(failed("pread"))
     }
 
-    fn write(
-        &self,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-    ) -> std::result::Result<(), DeviceError> {
+    fn write(&self, offset: u64, data: &[u8], _: WriteFlags) -> device::Result<()> {
         let mut file = self.mine();
         match self.kind {
             Kind::Append => file.write_all(data).map_err(failed("write"))?,
@@ -285,26 +268,23 @@ impl BlockDevice for Files {
         Ok(())
     }
 
-    fn flush(&self) -> std::result::Result<(), DeviceError> {
+    fn flush(&self) -> device::Result<()> {
         Ok(())
     }
 
-    fn discard(&self, _: u64, _: u64) -> std::result::Result<(), DeviceError> {
+    fn discard(&self, _: u64, _: u64) -> device::Result<()> {
         Ok(())
     }
 
-    fn write_zeroes(
-        &self,
-        offset: u64,
-        len: u64,
-        _: ZeroFlags,
-    ) -> std::result::Result<(), DeviceError> {
+    fn write_zeroes(&self, offset: u64, len: u64, _: ZeroFlags) -> device::Result<()> {
         Err(DeviceError::out_of_range(offset, len, 0))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use clap::Parser;
 
     use super::*;

@@ -30,22 +30,25 @@ pub(crate) mod targets;
 mod unsynced;
 mod watch;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::builder::{ArgPredicate, PossibleValuesParser};
+use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use tidegate::pmem::MediaModel;
 
-use crate::error::{BenchError, Result};
+use crate::child::{find_program, output_of};
+use crate::error::{BenchError, Result, require};
 use crate::machine::Machine;
 use crate::measure::{Amounts, Collector, Key, Sample, Series, Spread};
 use crate::output::OutputArgs;
+use crate::policy::name_of;
 use crate::progress::Progress;
+use crate::source::CC;
 use crate::table::Table;
 use crate::timeline::TimelineRow;
 pub use bed::Runner;
-use bed::{Bed, Pool};
+use bed::{Bed, Pool, Way};
 use disk::Place;
 pub(crate) use steady::table as steady_table;
 
@@ -120,36 +123,21 @@ pub struct LogArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub iodepth: u32,
     /// Seconds of a run in process or of a database
-    #[arg(
-        long,
-        value_name = "S",
-        default_value = "0.8",
-        default_value_if("quick", ArgPredicate::IsPresent, "0.2")
-    )]
+    #[arg(long, value_name = "S", default_value = "0.8", default_value_if("quick", "true", "0.2"))]
     pub seconds: f64,
     /// Seconds of a run of `steady`, each of which is made once
-    #[arg(
-        long,
-        value_name = "S",
-        default_value = "60",
-        default_value_if("quick", ArgPredicate::IsPresent, "1")
-    )]
+    #[arg(long, value_name = "S", default_value = "60", default_value_if("quick", "true", "1"))]
     pub steady_seconds: f64,
     /// Share of the requests and bytes of the runs that have a number of them
     #[arg(
         long,
         value_name = "SHARE",
         default_value = "1.0",
-        default_value_if("quick", ArgPredicate::IsPresent, "0.1")
+        default_value_if("quick", "true", "0.1")
     )]
     pub scale: f64,
     /// Runs of each case, policies taking turns
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "3",
-        default_value_if("quick", ArgPredicate::IsPresent, "1")
-    )]
+    #[arg(long, value_name = "N", default_value = "3", default_value_if("quick", "true", "1"))]
     pub repetitions: u32,
     /// A minute instead of twenty: as --seconds 0.2 --steady-seconds 1 --scale 0.1 --repetitions 1
     #[arg(long)]
@@ -182,11 +170,8 @@ impl LogArgs {
 
     /// Time that [`measure`](Self::measure) should take.
     pub fn planned(&self) -> Duration {
-        self.parts()
-            .into_iter()
-            .map(|part| self.plan(part))
-            .map(|plan| plan.cost * plan.steps)
-            .sum()
+        let plans = self.parts().into_iter().map(|part| self.plan(part));
+        plans.map(|plan| plan.cost * plan.steps).sum()
     }
 
     /// Whether all is there that [`measure`](Self::measure) will need, and the request makes sense.
@@ -194,40 +179,27 @@ impl LogArgs {
     /// # Errors
     /// [`BenchError::Usage`], [`BenchError::Missing`].
     pub fn check(&self) -> Result<()> {
-        let usage = |message: &str| Err(BenchError::Usage(message.to_owned()));
-        if !(self.seconds > 0.0 && self.seconds < 3600.0) {
-            return usage("--seconds: expected more than 0 and less than an hour");
-        }
-        if !(self.steady_seconds > 0.0 && self.steady_seconds < 3600.0) {
-            return usage("--steady-seconds: expected more than 0 and less than an hour");
-        }
-        if !(self.scale > 0.0 && self.scale <= 100.0) {
-            return usage("--scale: expected more than 0, up to 100");
-        }
-        if self.repetitions == 0 || self.threads.contains(&0) || self.iodepth == 0 {
-            return usage("--repetitions, --threads and --iodepth: expected at least 1");
-        }
+        let is_run_time = |seconds: f64| seconds > 0.0 && seconds < 3600.0;
+        let expected = "expected more than 0 and less than an hour";
+        require(is_run_time(self.seconds), &format!("--seconds: {expected}"))?;
+        require(is_run_time(self.steady_seconds), &format!("--steady-seconds: {expected}"))?;
+        let is_share = self.scale > 0.0 && self.scale <= 100.0;
+        require(is_share, "--scale: expected more than 0, up to 100")?;
+        let has_zero = self.repetitions == 0 || self.threads.contains(&0) || self.iodepth == 0;
+        require(!has_zero, "--repetitions, --threads and --iodepth: expected at least 1")?;
         let (place, parts) = (Place::of(self.files.as_deref())?, self.parts());
-        if !self.apps.is_empty() && !parts.contains(&Part::Apps) {
-            return usage("--apps: expected `apps` among the --parts, too");
-        }
-        if let (Place::Directory(dir), true) = (place, parts.contains(&Part::Hot)) {
-            bed::disk_bytes(&dir)?;
-        }
-        if parts.contains(&Part::Sqlite) || parts.contains(&Part::Names) {
-            sqlite::find_programs()?;
-        }
-        if parts.contains(&Part::Full) || parts.contains(&Part::Paced) {
-            files::find_programs()?;
-        }
-        if parts.contains(&Part::Unsynced) {
-            unsynced::find_programs()?;
-        }
-        if parts.contains(&Part::Rocksdb) {
-            rocksdb::find_programs()?;
-        }
-        if parts.contains(&Part::Postgres) {
-            postgres::find_programs()?;
+        let has_apps = self.apps.is_empty() || parts.contains(&Part::Apps);
+        require(has_apps, "--apps: expected `apps` among the --parts, too")?;
+        for part in parts {
+            match (part, &place) {
+                (Part::Hot, Place::Directory(dir)) => drop(bed::disk_bytes(dir)?),
+                (Part::Sqlite | Part::Names, _) => drop(find_program(CC.0, CC.1)?),
+                (Part::Full | Part::Paced, _) => drop(find_program("fio", "fio")?),
+                (Part::Rocksdb, _) => drop(find_program("db_bench", "rocksdb-tools")?),
+                (Part::Unsynced, _) => unsynced::find_programs()?,
+                (Part::Postgres, _) => postgres::find_programs()?,
+                _ => {}
+            }
         }
         Ok(())
     }
@@ -243,10 +215,8 @@ impl LogArgs {
         let mut bench = Bench { args: self, bed: Bed::new(self)?, progress, collector, found };
         for part in self.parts() {
             if let Err(error) = bench.measure(part) {
-                bench
-                    .found
-                    .failures
-                    .push(Failure { part: name_of(part), error: error.with_causes() });
+                let (part, error) = (name_of(part), error.with_causes());
+                bench.found.failures.push(Failure { part, error });
             }
         }
         Ok((bench.collector.into_series(), bench.found))
@@ -256,10 +226,8 @@ impl LogArgs {
         if !self.parts.is_empty() {
             return self.parts.clone();
         }
-        let all = Part::value_variants().iter();
-        all.filter(|part| !matches!(part, Part::Apps | Part::Batch | Part::Paced))
-            .copied()
-            .collect()
+        let all = Part::value_variants().iter().copied();
+        all.filter(|part| !matches!(part, Part::Apps | Part::Batch | Part::Paced)).collect()
     }
 
     /// `full` at the scale that was asked for, at least `least`.
@@ -289,8 +257,8 @@ impl LogArgs {
             Part::Write => plan(count(files::write_cases(self).len()) * runners, counted(0.8)),
             Part::Batch => batch::plan(self),
             Part::Full => plan(2 * runners + 1, counted(4.0)),
-            Part::Steady => return steady::plan(self),
-            Part::Paced => return steady::plan_paced(self),
+            Part::Steady => return steady::plan(self, steady::CASES.len(), steady::POOLS.len()),
+            Part::Paced => return steady::plan(self, steady::PACED.len(), 1),
             Part::Unsynced => plan(3 * runners, counted(2.0)),
             Part::Read => plan(3 * runners, counted(0.3)),
             Part::Launch => plan(runners, Duration::from_secs(1)),
@@ -336,17 +304,14 @@ pub struct Failure {
     pub error: String,
 }
 
-fn name_of(part: Part) -> String {
-    part.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
-}
-
 impl LogReport {
     fn add(&mut self, measure: Measure, policy: &str, value: f64) {
-        self.amounts.add(measure.name(), measure.unit(), policy, value);
+        let (name, unit) = measure.name_and_unit();
+        self.amounts.add(name, unit, policy, value);
     }
 
     fn find(&self, measure: Measure, policy: &str) -> Option<Spread> {
-        self.amounts.find(measure.name(), policy)
+        self.amounts.find(measure.name_and_unit().0, policy)
     }
 
     /// All parts were measured.
@@ -374,21 +339,12 @@ enum Measure {
 }
 
 impl Measure {
-    fn name(self) -> &'static str {
+    fn name_and_unit(self) -> (&'static str, &'static str) {
         match self {
-            Self::LogBytes => "log of an append of 128 bytes",
-            Self::Launch => "start and end, more than plain",
-            Self::IdleCpu => "CPU at rest, program and supervisor",
-            Self::HotSet => "hot set rewritten 100 times: on the disk / its size",
-        }
-    }
-
-    fn unit(self) -> &'static str {
-        match self {
-            Self::LogBytes => "bytes",
-            Self::Launch => "ms",
-            Self::IdleCpu => "%",
-            Self::HotSet => "times",
+            Self::LogBytes => ("log of an append of 128 bytes", "bytes"),
+            Self::Launch => ("start and end, more than plain", "ms"),
+            Self::IdleCpu => ("CPU at rest, program and supervisor", "%"),
+            Self::HotSet => ("hot set rewritten 100 times: on the disk / its size", "times"),
         }
     }
 }
@@ -441,6 +397,14 @@ impl Bench<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Runs one of our drivers once on a file or directory, and returns what it printed.
+    fn run_driver(&self, way: Way, driver: &Path, on: &Path, pattern: &str) -> Result<String> {
+        let mut command = self.bed.command(way.runner, files::pool(self.args), driver);
+        command.arg(on).args([pattern, if way.syncs { "full" } else { "off" }]);
+        command.arg(self.args.seconds.to_string());
+        output_of(command)
     }
 
     /// The runners that are asked for, besides plain.

@@ -1,13 +1,11 @@
 //! What programs do with files and their syncs: deliveries of mail, replaced files, installed
 //! packages, redo logs, transactions under a record lock, lines of logs.
 
-use std::ffi::OsString;
 use std::path::Path;
 
 use super::bed::Way;
 use super::files::pool;
 use super::{Bench, Part, RUN_PREFIX};
-use crate::child::output_of;
 use crate::error::Result;
 use crate::measure::{Key, Op, Sample};
 use crate::programs::parse_sample;
@@ -15,7 +13,7 @@ use crate::source::{CC, Source};
 
 /// The driver.
 const DRIVER: Source =
-    Source { name: "names", text: include_str!("../../programs/names.c"), libraries: &[] };
+    Source { name: "names", text: include_str!("../../programs/names.c"), options: &[] };
 /// Patterns, and the bytes of each new file, or of what is written and synced.
 const PATTERNS: [(&str, u64); 6] = [
     ("mail", 3000),
@@ -37,22 +35,14 @@ fn case_of(pattern: &str) -> String {
 
 /// Measures all patterns.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
-    let driver = bench.bed.compile(CC, DRIVER)?;
+    let driver = DRIVER.compile(bench.bed.files(), CC)?;
     bench.prepare_pool(pool(bench.args))?;
     let ways = Way::all(&bench.args.policies, true);
     for (pattern, block_bytes) in PATTERNS {
         let name = |way: Way| format!("{} pattern {pattern}", way.policy());
         bench.in_turns(Part::Names, &ways, name, |bench, way| {
             let sample = run(bench, way, &driver, pattern)?;
-            let key = Key {
-                policy: way.policy(),
-                case: case_of(pattern),
-                op: Op::Write,
-                threads: 1,
-                iodepth: 1,
-                block_bytes,
-            };
-            bench.add(key, sample);
+            bench.add(Key::new(way.policy(), case_of(pattern), Op::Write, block_bytes), sample);
             Ok(())
         })?;
     }
@@ -60,12 +50,8 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 fn run(bench: &Bench<'_>, way: Way, driver: &Path, pattern: &str) -> Result<Sample> {
-    let output = bench.bed.in_directory("deliveries", |directory| {
-        let mut words: Vec<OsString> = vec![driver.into(), directory.into()];
-        words.extend([pattern, if way.syncs { "full" } else { "off" }].map(OsString::from));
-        words.push(bench.args.seconds.to_string().into());
-        output_of(bench.bed.command(way.runner, pool(bench.args), &words))
-    })?;
+    let directory = bench.bed.empty_directory()?;
+    let output = bench.run_driver(way, driver, directory.path(), pattern)?;
     parse_sample(DRIVER.name, output.trim())
 }
 
@@ -74,6 +60,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+    use crate::child::output_of;
 
     #[test]
     fn the_driver_does_every_pattern() {

@@ -18,7 +18,7 @@ use crate::source::{Compiler, Source};
 pub(super) const POLICY: &str = "peer:nvcache";
 /// The driver, which is linked with musl.
 const DRIVER: Source =
-    Source { name: "io", text: include_str!("../../programs/io.c"), libraries: &[] };
+    Source { name: "io", text: include_str!("../../programs/io.c"), options: &[] };
 const MUSL: Compiler = ("musl-gcc", "musl-tools");
 /// Where its log is.
 const LOG: &str = "/dev/shm/nvcache.pmem";
@@ -47,7 +47,7 @@ pub(super) fn write(
     file: &Path,
     [bytes, block_bytes, requests]: [u64; 3],
 ) -> Result<Sample> {
-    let driver = bench.bed.compile(MUSL, DRIVER)?;
+    let driver = DRIVER.compile(bench.bed.files(), MUSL)?;
     let entries = (requests * ENTRIES_PCT / 100).max(10_000);
     let log = Log;
     let sized = File::create(LOG).and_then(|file| file.set_len(entries * ENTRY_BYTES + (16 << 20)));

@@ -5,12 +5,12 @@
 //! pgbench itself is not under `tidegate run`.
 
 use std::ffi::OsString;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::bed::{Pool, Way, directory, under};
+use super::bed::{Pool, Way, set_mode, under};
 use super::{Bench, LogArgs, Part, RUN_PREFIX};
+use crate::block::scratch;
 use crate::child::{Child, find_program, output_of};
 use crate::error::{BenchError, Result};
 use crate::measure::{Key, Op, Sample};
@@ -56,8 +56,8 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
         let server = cluster.start(bench, way)?;
         for threads in CLIENTS {
             let sample = cluster.pgbench(bench.args.seconds, threads)?;
-            let (policy, case, op) = (way.policy(), CASE.to_owned(), Op::Write);
-            bench.add(Key { policy, case, op, threads, iodepth: 1, block_bytes: 0 }, sample);
+            let key = Key::new(way.policy(), CASE, Op::Write, 0);
+            bench.add(Key { threads, ..key }, sample);
         }
         cluster.stop(server)
     })
@@ -81,10 +81,8 @@ impl Cluster {
                     .map_err(BenchError::os("give away", dir))?;
             }
         }
-        let become_user = match ids {
-            Some((uid, gid)) => become_user(uid, gid)?,
-            None => Vec::new(),
-        };
+        let become_user = ids.map(become_user).transpose()?;
+        let become_user = become_user.unwrap_or_default();
         let cluster = Self { tidegate: install(&dir)?, dir, become_user };
         cluster.make()?;
         Ok(cluster)
@@ -117,8 +115,7 @@ impl Cluster {
         let command =
             [&self.become_user, &shell[..], &place, words, &[program("postgres").into()], &options]
                 .concat();
-        let args = command[1..].iter().map(|word| word.to_string_lossy().into_owned());
-        let child = Child::start(Path::new(&command[0]), &args.collect::<Vec<_>>())?;
+        let child = Child::start(Path::new(&command[0]), &command[1..])?;
         child.wait_for_line("ready to accept connections")?;
         Ok(child)
     }
@@ -130,7 +127,7 @@ impl Cluster {
     }
 
     fn pgbench(&self, seconds: f64, clients: usize) -> Result<Sample> {
-        let logs = directory(Path::new("/dev/shm"))?;
+        let logs = scratch(Path::new("/dev/shm"))?;
         let prefix = logs.path().join("log").display().to_string();
         // It takes whole seconds only.
         let (clients, time) = (clients.to_string(), seconds.ceil().to_string());
@@ -179,7 +176,7 @@ fn user() -> Result<Option<(u32, u32)>> {
     Ok(Some((id("-u")?, id("-g")?)))
 }
 
-fn become_user(uid: u32, gid: u32) -> Result<Vec<OsString>> {
+fn become_user((uid, gid): (u32, u32)) -> Result<Vec<OsString>> {
     let mut words: Vec<OsString> = vec![find_program("setpriv", "util-linux")?.into()];
     words.push("--clear-groups".into());
     words.extend([format!("--reuid={uid}"), format!("--regid={gid}")].map(OsString::from));
@@ -194,8 +191,7 @@ fn install(dir: &Path) -> Result<PathBuf> {
     for file in [tidegate.with_file_name("libtidegate_preload.so"), tidegate] {
         copy = dir.join(file.file_name().unwrap_or_default());
         std::fs::copy(&file, &copy).map_err(BenchError::os("copy", &file))?;
-        let executable = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(&copy, executable).map_err(BenchError::os("open", &copy))?;
+        set_mode(&copy, 0o755)?;
     }
     Ok(copy)
 }

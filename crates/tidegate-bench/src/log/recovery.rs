@@ -14,7 +14,7 @@ use tidegate::log::{AppendError, CoverState, Definition, FileKey, Log};
 use tidegate::pmem::{Region, RegionOptions};
 
 use super::append::{new_log, of_log};
-use super::bed::write_in_order;
+use super::bed::{set_mode, write_in_order};
 use super::{Bench, Part};
 use crate::child::output_of;
 use crate::error::{BenchError, Result};
@@ -55,10 +55,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
             bench.bed.sync_disk()?;
             write_and_sync(&other, bytes)?
         };
-        let (policy, case) = (policy.to_owned(), CASE.to_owned());
-        let op = Op::Write;
-        let key = Key { policy, case, op, threads: 1, iodepth: 1, block_bytes: bytes };
-        bench.add(key, Sample::single(elapsed_s));
+        bench.add(Key::new(policy, CASE, Op::Write, bytes), Sample::single(elapsed_s));
         Ok(())
     })
 }
@@ -120,8 +117,9 @@ fn append_all(log: &Log, file: &File, path: &Path, blocks: u64) -> Result<u64> {
 }
 
 fn recover(bench: &Bench<'_>, pool: &Path) -> Result<f64> {
-    private(pool)?;
-    let mut command = Command::new(bench.bed.tidegate());
+    // A pool is its owner's alone.
+    set_mode(pool, 0o600)?;
+    let mut command = Command::new(&bench.bed.tidegate);
     command.args(["recover", "--replay"]).arg(pool);
     let begun = Instant::now();
     let said = output_of(command)?;
@@ -131,13 +129,6 @@ fn recover(bench: &Bench<'_>, pool: &Path) -> Result<f64> {
     }
     let found = format!("recovered nothing: {}", said.trim());
     Err(BenchError::program("tidegate recover", found))
-}
-
-/// A pool is its owner's alone.
-fn private(pool: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    let owner_only = std::fs::Permissions::from_mode(0o600);
-    std::fs::set_permissions(pool, owner_only).map_err(BenchError::os("close", pool))
 }
 
 fn write_and_sync(path: &Path, bytes: u64) -> Result<f64> {

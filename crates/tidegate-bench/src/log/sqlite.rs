@@ -1,12 +1,10 @@
 //! `SQLite`, one insert a transaction, in all journal modes.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::bed::Way;
 use super::files::pool;
 use super::{Bench, Part, RUN_PREFIX};
-use crate::child::{find_program, output_of};
 use crate::error::Result;
 use crate::measure::{Key, Op, Sample};
 use crate::programs::parse_sample;
@@ -16,7 +14,7 @@ use crate::source::{CC, Source};
 const DRIVER: Source = Source {
     name: "sqlite",
     text: include_str!("../../programs/sqlite.c"),
-    libraries: &["-l:libsqlite3.so.0"],
+    options: &["-l:libsqlite3.so.0"],
 };
 /// Journal modes.
 pub(super) const MODES: [&str; 4] = ["delete", "truncate", "persist", "wal"];
@@ -28,29 +26,16 @@ pub(super) fn case_of(mode: &str) -> String {
     format!("{RUN_PREFIX}sqlite-{mode}")
 }
 
-/// Whether a compiler is there.
-pub(super) fn find_programs() -> Result<()> {
-    find_program(CC.0, CC.1).map(drop)
-}
-
 /// Measures all journal modes.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
-    let driver = bench.bed.compile(CC, DRIVER)?;
+    let driver = DRIVER.compile(bench.bed.files(), CC)?;
     bench.prepare_pool(pool(bench.args))?;
     let ways = Way::all(&bench.args.policies, true);
     for mode in MODES {
         let name = |way: Way| format!("{} sqlite, journal_mode {mode}", way.policy());
         bench.in_turns(Part::Sqlite, &ways, name, |bench, way| {
             let sample = insert(bench, way, &driver, mode)?;
-            let key = Key {
-                policy: way.policy(),
-                case: case_of(mode),
-                op: Op::Write,
-                threads: 1,
-                iodepth: 1,
-                block_bytes: ROW_BYTES,
-            };
-            bench.add(key, sample);
+            bench.add(Key::new(way.policy(), case_of(mode), Op::Write, ROW_BYTES), sample);
             Ok(())
         })?;
     }
@@ -58,34 +43,9 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 fn insert(bench: &Bench<'_>, way: Way, driver: &Path, mode: &str) -> Result<Sample> {
-    let database = Database(bench.bed.file("rows.db"));
-    database.remove();
-    bench.bed.sync_disk()?;
-    let mut words: Vec<OsString> = vec![driver.into(), database.0.clone().into()];
-    words.extend([mode, if way.syncs { "full" } else { "off" }].map(OsString::from));
-    words.push(bench.args.seconds.to_string().into());
-    let output = output_of(bench.bed.command(way.runner, pool(bench.args), &words))?;
-    parse_sample(DRIVER.name, output.trim())
-}
-
-/// A database with the files beside it.
-struct Database(PathBuf);
-
-impl Database {
-    fn remove(&self) {
-        for ending in ["", "-journal", "-wal", "-shm"] {
-            let mut path = self.0.clone().into_os_string();
-            path.push(ending);
-            // Where one is left behind, the next to make the table fails, and says so.
-            let _ = std::fs::remove_file(Path::new(&path));
-        }
-    }
-}
-
-impl Drop for Database {
-    fn drop(&mut self) {
-        self.remove();
-    }
+    let directory = bench.bed.empty_directory()?;
+    let database = directory.path().join("rows.db");
+    parse_sample(DRIVER.name, bench.run_driver(way, driver, &database, mode)?.trim())
 }
 
 #[cfg(test)]
@@ -93,15 +53,16 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+    use crate::child::output_of;
 
     #[test]
     fn the_driver_inserts_in_every_journal_mode() {
         let dir = tempfile::tempdir().unwrap();
-        let (driver, path) = (DRIVER.compile(dir.path(), CC).unwrap(), dir.path().join("rows.db"));
+        let driver = DRIVER.compile(dir.path(), CC).unwrap();
         for mode in MODES {
-            let database = Database(path.clone());
+            let database = dir.path().join(format!("{mode}.db"));
             let mut command = Command::new(&driver);
-            command.arg(&database.0).args([mode, "off", "0.02"]);
+            command.arg(&database).args([mode, "off", "0.02"]);
             let output = output_of(command).unwrap();
             let sample = parse_sample(DRIVER.name, output.trim()).unwrap();
             assert!(sample.ops > 0 && sample.p50_ns <= sample.max_ns, "{mode}: {sample:?}");

@@ -7,9 +7,9 @@
 
 use std::time::Duration;
 
-use super::bed::{NO_SYNC, Pool};
+use super::bed::{PLAIN_NO_SYNC, Pool};
 use super::files::{Case, DRIVER, steady_case};
-use super::io::Measured;
+use super::io::{Measured, Sync};
 use super::{Bench, LogArgs, LogReport, Plan, Runner};
 use crate::error::{BenchError, Result};
 use crate::measure::Spread;
@@ -30,21 +30,16 @@ const PACED_PART: f64 = 0.5;
 /// Stalls that the table shows.
 const STALLS: usize = 3;
 
-/// What it should take, the files included.
-pub(super) fn plan(args: &LogArgs) -> Plan {
-    plan_of(args, CASES.len(), POOLS.len())
-}
-
-/// As [`plan`], of the load at a pace.
-pub(super) fn plan_paced(args: &LogArgs) -> Plan {
-    plan_of(args, PACED.len(), 1)
-}
-
-fn plan_of(args: &LogArgs, cases: usize, pools: usize) -> Plan {
+/// What so many cases in so many pools should take, the files included.
+pub(super) fn plan(args: &LogArgs, cases: usize, pools: usize) -> Plan {
     let runs = |runner: &Runner| if *runner == Runner::Plain { 1 } else { 2 * pools };
     let runs: usize = args.policies.iter().map(runs).sum();
     let steps = u32::try_from(cases * runs).unwrap_or(u32::MAX);
-    Plan { steps, cost: Duration::from_secs_f64(args.steady_seconds + 0.2 + 3.0 * args.scale) }
+    Plan { steps, cost: run_cost(args) }
+}
+
+fn run_cost(args: &LogArgs) -> Duration {
+    Duration::from_secs_f64(args.steady_seconds + 0.2 + 3.0 * args.scale)
 }
 
 /// Measures all cases at full speed.
@@ -62,7 +57,7 @@ pub(super) fn measure_paced(bench: &mut Bench<'_>) -> Result<()> {
         let case = case(bench, name, bytes);
         let disk = bench.disk_itself(&case)?;
         let pace = Duration::from_secs_f64((disk.ops_per_s * PACED_PART).max(1.0).recip());
-        in_pools(bench, &case.at_pace(pace), &POOLS[..1])?;
+        in_pools(bench, &Case { pace, ..case }, &POOLS[..1])?;
     }
     Ok(())
 }
@@ -76,13 +71,12 @@ fn case(bench: &Bench<'_>, name: &'static str, bytes: u64) -> Case {
 /// Measures `case` without syncs and without a pool, and with each of `pools`.
 fn in_pools(bench: &mut Bench<'_>, case: &Case, pools: &[(&str, &str, u64)]) -> Result<()> {
     if bench.args.policies.contains(&Runner::Plain) {
-        let policy = format!("{}{NO_SYNC}", Runner::Plain.name());
-        run(bench, &policy, Runner::Plain, &case.unsynced())?;
+        run(bench, PLAIN_NO_SYNC, Runner::Plain, &Case { sync: Sync::None, ..*case })?;
     }
     for runner in bench.tidegates() {
         for (in_new, in_used, log_bytes) in pools {
             let pool = bench.args.pool("steady.pool", *log_bytes);
-            let case = case.in_pool(pool);
+            let case = Case { pool, ..*case };
             run(bench, in_new, runner, &case)?;
             run(bench, in_used, runner, &case)?;
             let pool = bench.bed.pool(pool);
@@ -93,7 +87,7 @@ fn in_pools(bench: &mut Bench<'_>, case: &Case, pools: &[(&str, &str, u64)]) -> 
 }
 
 fn run(bench: &mut Bench<'_>, policy: &str, runner: Runner, case: &Case) -> Result<()> {
-    bench.progress.step(&format!("{policy} {}", case.name), plan(bench.args).cost);
+    bench.progress.step(&format!("{policy} {}", case.name), run_cost(bench.args));
     let file = bench.bed.random_file("steady", case.file_bytes)?;
     let output = bench.drive_on(runner, case, std::slice::from_ref(&file))?;
     std::fs::remove_file(&file).map_err(BenchError::os("remove", file))?;
@@ -107,26 +101,21 @@ fn run(bench: &mut Bench<'_>, policy: &str, runner: Runner, case: &Case) -> Resu
 
 /// The writes of each second, and the longest ones.
 pub(crate) fn table(report: &LogReport) -> Table {
-    let headers = [
-        "policy",
-        "case",
-        "kops in the first s",
-        "in the slowest s",
-        "in the median s",
-        "in the fastest s",
-        "longest stalls, ms",
-    ];
-    let mut table = Table::new("run-steady-seconds", "A steady load by second", &headers);
-    for row in &report.timelines {
+    let rows = report.timelines.iter().filter_map(|row| {
         let kops: Vec<f64> = whole(row).iter().map(|requests| *requests as f64 / 1e3).collect();
-        let Some(all) = Spread::of(kops.iter().copied()) else { continue };
-        let mut cells = vec![row.policy.clone(), row.case.trim_start_matches("run-").to_owned()];
-        let numbers = [kops[0], all.min, all.median, all.max];
-        cells.extend(numbers.map(|kops| format!("{kops:.0}")));
-        cells.push(stalls_ms(row).join(", "));
-        table.push(cells);
-    }
-    table
+        let all = Spread::of(kops.iter().copied())?;
+        let cell = |kops: f64| format!("{kops:.0}");
+        Some([
+            ("policy", row.policy.clone()),
+            ("case", row.case.trim_start_matches("run-").to_owned()),
+            ("kops in the first s", cell(kops[0])),
+            ("in the slowest s", cell(all.min)),
+            ("in the median s", cell(all.median)),
+            ("in the fastest s", cell(all.max)),
+            ("longest stalls, ms", stalls_ms(row).join(", ")),
+        ])
+    });
+    Table::of_rows("run-steady-seconds", "A steady load by second", rows)
 }
 
 /// The requests of each second but the last one, which the end of the run cuts off.

@@ -2,18 +2,18 @@
 //!
 //! A target over several cases holds if the worst of them does.
 
-use super::bed::NO_SYNC;
+use super::bed::{PLAIN, PLAIN_NO_SYNC, RUN, RUN_NO_SYNC};
 use super::files::{APPEND, DISK, FDATASYNC, full_case, read_case};
 use super::io::Kind;
 use super::sqlite::{MODES, case_of};
 use super::steady::POOLS;
 use super::{
-    LogReport, Measure, RUN_PREFIX, Runner, apps, names, nvcache, postgres, recovery, rocksdb,
-    steady, unsynced,
+    LogReport, Measure, RUN_PREFIX, apps, names, nvcache, postgres, recovery, rocksdb, steady,
+    unsynced,
 };
-use crate::measure::{Sample, Series};
+use crate::measure::{Sample, Series, throughput};
 use crate::pattern::Pattern;
-use crate::targets::{Bound, Verdict};
+use crate::targets::{Number, Verdict, at_least, at_most};
 
 /// Writes of 4 KiB a second, one thread, of the authors' `NVCache`: the middle of what it reached
 /// on a machine of this size, its log on tmpfs and not full.
@@ -25,44 +25,21 @@ struct Found<'a> {
     log: &'a LogReport,
 }
 
-/// One number for a target, and of which case it is.
-pub(crate) type Number = (f64, String);
-
 /// The verdicts on all targets that this run measured.
 pub(crate) fn verdicts(series: &[Series], log: &LogReport) -> Vec<Verdict> {
     let found = Found { series, log };
-    let runner = Runner::Run.name();
     let all = [
-        found.writes(runner),
-        found.others(runner),
-        found.patterns(runner),
+        found.writes(),
+        found.others(),
+        found.patterns(),
         found.steady(),
-        found.databases(runner),
-        found.apps(runner),
+        found.databases(),
+        found.apps(),
     ];
     let named = all.into_iter().flatten().flatten();
     let named =
-        named.map(|verdict| Verdict { target: format!("{runner}: {}", verdict.target), ..verdict });
+        named.map(|verdict| Verdict { target: format!("{RUN}: {}", verdict.target), ..verdict });
     named.chain(found.recovery()).collect()
-}
-
-/// The verdict on the worst of several numbers, if there is one.
-pub(crate) fn worst(
-    target: &str,
-    bound: Bound,
-    numbers: impl IntoIterator<Item = Option<Number>>,
-) -> Option<Verdict> {
-    let numbers: Vec<Number> = numbers.into_iter().flatten().collect();
-    let order = |one: &&Number, other: &&Number| one.0.total_cmp(&other.0);
-    let (measured, case) = match bound {
-        Bound::AtLeast(_) => numbers.iter().min_by(order)?,
-        Bound::AtMost(_) => numbers.iter().max_by(order)?,
-    };
-    let of = if numbers.len() > 1 { format!(" (worst: {case})") } else { String::new() };
-    // As it is printed: what looks the same is the same.
-    let measured = (measured * 100.0).round() / 100.0;
-    let (target, wanted, met) = (format!("{target}{of}"), bound.text(), bound.holds(measured));
-    Some(Verdict { target, wanted, measured, met })
 }
 
 impl Found<'_> {
@@ -74,19 +51,28 @@ impl Found<'_> {
         self.series.iter().find(matching)
     }
 
-    /// The median of a value of a case with one thread.
-    fn value(&self, policy: &str, case: &str, value: fn(&Sample) -> f64) -> Option<Number> {
-        let median = self.series(policy, case, 1)?.spread(value).median;
+    /// The median of a value of a case of `run` with one thread.
+    fn value(&self, case: &str, value: fn(&Sample) -> f64) -> Option<Number> {
+        let median = self.series(RUN, case, 1)?.spread(value).median;
         Some((median, short(case)))
     }
 
     /// The longest that a request of a case with one thread took in any repetition, in ms.
-    fn stall(&self, policy: &str, case: &str) -> Option<Number> {
+    fn stall_ms(&self, policy: &str, case: &str) -> Option<Number> {
         let longest = |sample: &Sample| sample.max_ns as f64 / 1e6;
         Some((self.series(policy, case, 1)?.spread(longest).max, short(case)))
     }
 
-    /// A value over that of another policy in the same case.
+    /// Throughput over that of another policy in the same case, with one thread.
+    fn speed(&self, policies: [&str; 2], case: &str) -> Option<Number> {
+        self.ratio(policies, case, 1, throughput)
+    }
+
+    /// Mean latency over that of another policy in the same case, with one thread.
+    fn time(&self, policies: [&str; 2], case: &str) -> Option<Number> {
+        self.ratio(policies, case, 1, |sample| sample.mean_ns)
+    }
+
     fn ratio(
         &self,
         [of, to]: [&str; 2],
@@ -98,135 +84,76 @@ impl Found<'_> {
         Some((of.ratio(to, value)?.median, short(case)))
     }
 
-    /// Throughput of two threads over that of one.
-    fn scaling(&self, policy: &str, case: &str) -> Option<Number> {
-        let (two, one) = (self.series(policy, case, 2)?, self.series(policy, case, 1)?);
+    /// Throughput of two threads of `run` over that of one.
+    fn scaling(&self, case: &str) -> Option<Number> {
+        let (two, one) = (self.series(RUN, case, 2)?, self.series(RUN, case, 1)?);
         Some((two.ratio(one, throughput)?.median, short(case)))
     }
 
-    fn amount(&self, measure: Measure, policy: &str) -> Option<Number> {
-        Some((self.log.find(measure, policy)?.median, String::new()))
+    fn amount(&self, measure: Measure) -> Option<Number> {
+        Some((self.log.find(measure, RUN)?.median, String::new()))
     }
 
     /// Writes with `O_DSYNC` are no target: the kernel syncs them.
-    fn writes(&self, runner: &str) -> Vec<Option<Verdict>> {
+    fn writes(&self) -> Vec<Option<Verdict>> {
         let (of_peer, name) = match self.series(nvcache::POLICY, FDATASYNC, 1) {
             Some(peer) => (peer.spread(throughput).median, "NVCache"),
             None => (NVCACHE_WRITES_PER_S, "NVCache elsewhere"),
         };
-        let of = |value| self.value(runner, FDATASYNC, value);
+        let of = |value| self.value(FDATASYNC, value);
         let against_peer =
             of(throughput).map(|(writes_per_s, case)| (writes_per_s / of_peer, case));
+        let to_peer = format!("durable 4 KiB writes/s, 1 thread / {name}");
+        let append_ns = self.value(APPEND, |sample| sample.p50_ns as f64);
+        // What is not of the records, such as a definition, is in the number.
+        let log_bytes = self.amount(Measure::LogBytes).map(|(bytes, name)| (bytes.floor(), name));
         vec![
-            worst("durable 4 KiB write, 1 thread: p50, µs", Bound::AtMost(0.5), [of(p50_us)]),
-            worst("durable 4 KiB write, 1 thread: p99.9, µs", Bound::AtMost(10.0), [of(p999_us)]),
-            worst(
-                &format!("durable 4 KiB writes/s, 1 thread / {name}"),
-                Bound::AtLeast(3.0),
-                [against_peer],
-            ),
-            worst(
-                "durable 4 KiB writes/s, 2 threads / 1",
-                Bound::AtLeast(1.7),
-                [self.scaling(runner, FDATASYNC)],
-            ),
-            worst(
-                "durable append of 128 bytes: p50, ns",
-                Bound::AtMost(300.0),
-                [self.value(runner, APPEND, p50_ns)],
-            ),
-            worst(
-                "durable append of 128 bytes: bytes of log",
-                Bound::AtMost(192.0),
-                // What is not of the records, such as a definition, is in the number.
-                [self.amount(Measure::LogBytes, runner).map(|(bytes, name)| (bytes.floor(), name))],
-            ),
+            at_most("durable 4 KiB write, 1 thread: p50, µs", 0.5, [of(p50_us)]),
+            at_most("durable 4 KiB write, 1 thread: p99.9, µs", 10.0, [of(p999_us)]),
+            at_least(&to_peer, 3.0, [against_peer]),
+            at_least("durable 4 KiB writes/s, 2 threads / 1", 1.7, [self.scaling(FDATASYNC)]),
+            at_most("durable append of 128 bytes: p50, ns", 300.0, [append_ns]),
+            at_most("durable append of 128 bytes: bytes of log", 192.0, [log_bytes]),
         ]
     }
 
-    fn others(&self, runner: &str) -> Vec<Option<Verdict>> {
-        let plain = Runner::Plain.name();
+    fn others(&self) -> Vec<Option<Verdict>> {
         let [in_order, random] = [Pattern::Sequential, Pattern::Uniform].map(full_case);
-        let read = |kind| self.ratio([runner, plain], read_case(kind), 1, mean);
+        let over_plain = self.speed([RUN, PLAIN], in_order);
+        let over_disk = self.speed([RUN, DISK], random);
+        let stalls_ms = [in_order, random].map(|case| self.stall_ms(RUN, case));
+        let read = |kind| [self.time([RUN, PLAIN], read_case(kind))];
+        let rewrites = self.amount(Measure::HotSet);
         vec![
-            worst(
-                "log full, in order: writes/s / plain with one sync",
-                Bound::AtLeast(1.0),
-                [self.ratio([runner, plain], in_order, 1, throughput)],
-            ),
-            worst(
-                "log full, random: writes/s / the disk itself at depth 32",
-                Bound::AtLeast(1.0),
-                [self.ratio([runner, DISK], random, 1, throughput)],
-            ),
-            worst(
-                "log full: longest stall, ms",
-                Bound::AtMost(50.0),
-                [in_order, random].map(|case| self.stall(runner, case)),
-            ),
-            worst(
-                "read of a clean page: time / plain",
-                Bound::AtMost(1.3),
-                [read(Kind::ReadClean)],
-            ),
-            worst(
-                "read of a dirty page: time / plain",
-                Bound::AtMost(1.3),
-                [read(Kind::ReadDirty)],
-            ),
-            worst(
-                "read of a read-only file: time / plain",
-                Bound::AtMost(1.0),
-                [read(Kind::ReadOnly)],
-            ),
-            worst(
-                "true: ms more than plain",
-                Bound::AtMost(4.0),
-                [self.amount(Measure::Launch, runner)],
-            ),
-            worst("at rest: CPU, %", Bound::AtMost(0.1), [self.amount(Measure::IdleCpu, runner)]),
-            worst(
-                "hot set rewritten 100 times: times on the disk",
-                Bound::AtMost(2.0),
-                [self.amount(Measure::HotSet, runner)],
-            ),
+            at_least("log full, in order: writes/s / plain with one sync", 1.0, [over_plain]),
+            at_least("log full, random: writes/s / the disk itself at depth 32", 1.0, [over_disk]),
+            at_most("log full: longest stall, ms", 50.0, stalls_ms),
+            at_most("read of a clean page: time / plain", 1.3, read(Kind::ReadClean)),
+            at_most("read of a dirty page: time / plain", 1.3, read(Kind::ReadDirty)),
+            at_most("read of a read-only file: time / plain", 1.0, read(Kind::ReadOnly)),
+            at_most("true: ms more than plain", 4.0, [self.amount(Measure::Launch)]),
+            at_most("at rest: CPU, %", 0.1, [self.amount(Measure::IdleCpu)]),
+            at_most("hot set rewritten 100 times: times on the disk", 2.0, [rewrites]),
         ]
     }
 
     /// What programs do with their syncs, and programs that never sync.
-    fn patterns(&self, runner: &str) -> Vec<Option<Verdict>> {
-        let (plain, off) = (Runner::Plain.name(), format!("{}{NO_SYNC}", Runner::Plain.name()));
-        let off_under = format!("{runner}{NO_SYNC}");
+    fn patterns(&self) -> Vec<Option<Verdict>> {
         let all = names::cases();
-        let against =
-            |pair: [&str; 2]| all.each_ref().map(|case| self.ratio(pair, case, 1, throughput));
+        let speeds = |pair: [&str; 2]| all.each_ref().map(|case| self.speed(pair, case));
+        let synced = speeds([RUN, PLAIN_NO_SYNC]);
+        let unsynced = speeds([RUN_NO_SYNC, PLAIN_NO_SYNC]);
+        let programs = unsynced::cases().map(|case| self.speed([RUN, PLAIN], &case));
         vec![
-            worst(
-                "patterns of syncs: rounds/s / plain without",
-                Bound::AtLeast(0.8),
-                against([runner, &off]),
-            ),
-            worst(
-                "patterns of syncs: rounds/s / plain",
-                Bound::AtLeast(1.0),
-                against([runner, plain]),
-            ),
-            worst(
-                "patterns without syncs: rounds/s / plain without",
-                Bound::AtLeast(0.98),
-                against([&off_under, &off]),
-            ),
-            worst(
-                "programs that never sync: speed / plain",
-                Bound::AtLeast(0.98),
-                unsynced::cases().map(|case| self.ratio([runner, plain], &case, 1, throughput)),
-            ),
+            at_least("patterns of syncs: rounds/s / plain without", 0.8, synced),
+            at_least("patterns of syncs: rounds/s / plain", 1.0, speeds([RUN, PLAIN])),
+            at_least("patterns without syncs: rounds/s / plain without", 0.98, unsynced),
+            at_least("programs that never sync: speed / plain", 0.98, programs),
         ]
     }
 
     /// A steady load, in pools that were used before and in new ones.
     fn steady(&self) -> Vec<Option<Verdict>> {
-        let off = format!("{}{NO_SYNC}", Runner::Plain.name());
         let [new, used] = [POOLS.map(|(new, ..)| new), POOLS.map(|(_, used, _)| used)];
         let all = |policies: [&'static str; POOLS.len()]| {
             let cases = steady::CASES.into_iter();
@@ -235,110 +162,65 @@ impl Found<'_> {
         let named = |policy: &str, number: Option<Number>| {
             number.map(|(number, case)| (number, format!("{case}, {policy}")))
         };
-        let against_off =
-            |(policy, case)| named(policy, self.ratio([policy, &off], case, 1, throughput));
-        let stall = |(policy, case)| named(policy, self.stall(policy, case));
+        let against_off = |(policy, case)| named(policy, self.speed([policy, PLAIN_NO_SYNC], case));
+        let stall_ms = |(policy, case)| named(policy, self.stall_ms(policy, case));
         let (in_new, in_used, _) = POOLS[0];
-        let paced = || steady::PACED.into_iter().map(|(case, _)| case);
-        let paced = || paced().flat_map(|case| [(in_new, case), (in_used, case)]);
+        let paced = || {
+            let cases = steady::PACED.into_iter();
+            cases.flat_map(|(case, _)| [(in_new, case), (in_used, case)])
+        };
+        let speed = |which: &str| format!("steady load{which}: writes/s / plain without");
+        let stall = |which: &str| format!("steady load{which}: longest stall, ms");
+        let at_half = " at half of what the disk takes";
         vec![
-            worst(
-                "steady load, pool used before: writes/s / plain without",
-                Bound::AtLeast(0.95),
-                all(used).map(against_off),
-            ),
-            worst(
-                "steady load, new pool: writes/s / plain without",
-                Bound::AtLeast(0.9),
-                all(new).map(against_off),
-            ),
-            worst(
-                "steady load: longest stall, ms",
-                Bound::AtMost(5.0),
-                all(used).chain(all(new)).map(stall),
-            ),
-            worst(
-                "steady load at half of what the disk takes: writes/s / plain without",
-                Bound::AtLeast(0.95),
-                paced().map(against_off),
-            ),
-            worst(
-                "steady load at half of what the disk takes: longest stall, ms",
-                Bound::AtMost(5.0),
-                paced().map(stall),
-            ),
+            at_least(&speed(", pool used before"), 0.95, all(used).map(against_off)),
+            at_least(&speed(", new pool"), 0.9, all(new).map(against_off)),
+            at_most(&stall(""), 5.0, all(used).chain(all(new)).map(stall_ms)),
+            at_least(&speed(at_half), 0.95, paced().map(against_off)),
+            at_most(&stall(at_half), 5.0, paced().map(stall_ms)),
         ]
     }
 
-    fn databases(&self, runner: &str) -> Vec<Option<Verdict>> {
-        let off = format!("{}{NO_SYNC}", Runner::Plain.name());
-        let off_under = format!("{runner}{NO_SYNC}");
-        let against_off =
-            |case: &str, threads| self.ratio([runner, &off], case, threads, throughput);
-        let mut verdicts: Vec<_> = MODES
-            .into_iter()
-            .map(|mode| {
-                let target = format!("SQLite {mode} FULL: rows/s / plain OFF");
-                let wanted = if mode == "wal" { 1.05 } else { 0.92 };
-                worst(&target, Bound::AtLeast(wanted), [against_off(&case_of(mode), 1)])
-            })
-            .collect();
-        let unsynced =
-            MODES.map(|mode| self.ratio([&off_under, &off], &case_of(mode), 1, throughput));
-        verdicts.push(worst("SQLite OFF: rows/s / plain OFF", Bound::AtLeast(0.98), unsynced));
-        let rocksdb = against_off(rocksdb::CASE, 1);
-        verdicts.push(worst(
-            "RocksDB sync: records/s / plain without",
-            Bound::AtLeast(1.1),
-            [rocksdb],
-        ));
-        verdicts.extend(postgres::CLIENTS.map(|clients| {
+    fn databases(&self) -> Vec<Option<Verdict>> {
+        let sqlite = MODES.map(|mode| {
+            let target = format!("SQLite {mode} FULL: rows/s / plain OFF");
+            let wanted = if mode == "wal" { 1.05 } else { 0.92 };
+            at_least(&target, wanted, [self.speed([RUN, PLAIN_NO_SYNC], &case_of(mode))])
+        });
+        let unsynced = MODES.map(|mode| self.speed([RUN_NO_SYNC, PLAIN_NO_SYNC], &case_of(mode)));
+        let rocksdb = self.speed([RUN, PLAIN_NO_SYNC], rocksdb::CASE);
+        let pgbench = postgres::CLIENTS.map(|clients| {
             let target = format!("pgbench, {clients} clients: transactions/s / fsync=off");
             let wanted = if clients == 1 { 0.97 } else { 0.95 };
-            worst(&target, Bound::AtLeast(wanted), [against_off(postgres::CASE, clients)])
-        }));
-        verdicts
+            let speed = self.ratio([RUN, PLAIN_NO_SYNC], postgres::CASE, clients, throughput);
+            at_least(&target, wanted, [speed])
+        });
+        let others = [
+            at_least("SQLite OFF: rows/s / plain OFF", 0.98, unsynced),
+            at_least("RocksDB sync: records/s / plain without", 1.1, [rocksdb]),
+        ];
+        sqlite.into_iter().chain(others).chain(pgbench).collect()
     }
 
     /// Programs by their own benchmarks.
-    fn apps(&self, runner: &str) -> Vec<Option<Verdict>> {
-        let (plain, off) = (Runner::Plain.name(), format!("{}{NO_SYNC}", Runner::Plain.name()));
-        let against = |policy: &str, name: &str| {
-            self.ratio([runner, policy], &apps::case_of(name), 1, throughput)
-        };
+    fn apps(&self) -> Vec<Option<Verdict>> {
+        let against = |policy, name| self.speed([RUN, policy], &apps::case_of(name));
         let without = apps::names().map(|name| {
             let target = format!("{name}: operations/s / plain without");
-            worst(&target, Bound::AtLeast(0.8), [against(&off, name)])
+            at_least(&target, 0.8, [against(PLAIN_NO_SYNC, name)])
         });
-        let with = worst(
-            "programs: operations/s / plain",
-            Bound::AtLeast(1.0),
-            apps::names().map(|name| against(plain, name)),
-        );
-        without.chain([with]).collect()
+        let with = apps::names().map(|name| against(PLAIN, name));
+        without.chain([at_least("programs: operations/s / plain", 1.0, with)]).collect()
     }
 
     fn recovery(&self) -> Option<Verdict> {
-        let pair = [recovery::RECOVER, recovery::IN_ORDER];
-        let ratio = self.ratio(pair, recovery::CASE, 1, mean);
-        worst("recovery of a full log: time / writing in order", Bound::AtMost(1.5), [ratio])
+        let ratio = self.time([recovery::RECOVER, recovery::IN_ORDER], recovery::CASE);
+        at_most("recovery of a full log: time / writing in order", 1.5, [ratio])
     }
 }
 
 fn short(case: &str) -> String {
     case.trim_start_matches(RUN_PREFIX).to_owned()
-}
-
-fn throughput(sample: &Sample) -> f64 {
-    sample.ops_per_s
-}
-
-fn mean(sample: &Sample) -> f64 {
-    sample.mean_ns
-}
-
-fn p50_ns(sample: &Sample) -> f64 {
-    sample.p50_ns as f64
 }
 
 fn p50_us(sample: &Sample) -> f64 {

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Instant;
 
 use super::files::pool;
@@ -23,22 +24,12 @@ const UNITS: u64 = 12;
 const UNIT: &str = include_str!("../../programs/names.c");
 const UNIT_HEADER: &str = include_str!("../../programs/times.h");
 
-/// A program, and the Debian package that has it.
-#[derive(Debug, Clone, Copy)]
-struct Program {
-    name: &'static str,
-    package: &'static str,
-}
-
-const PROGRAMS: [Program; 3] = [
-    Program { name: "tar", package: "tar" },
-    Program { name: "cp", package: "coreutils" },
-    Program { name: "cc", package: "gcc" },
-];
+/// Programs, each with the Debian package that has it.
+const PROGRAMS: [(&str, &str); 3] = [("tar", "tar"), ("cp", "coreutils"), ("cc", "gcc")];
 
 /// The cases of all programs.
 pub(super) fn cases() -> [String; PROGRAMS.len()] {
-    PROGRAMS.map(|program| case_of(program.name))
+    PROGRAMS.map(|(name, _)| case_of(name))
 }
 
 fn case_of(name: &str) -> String {
@@ -47,31 +38,26 @@ fn case_of(name: &str) -> String {
 
 /// Whether all programs are there.
 pub(super) fn find_programs() -> Result<()> {
-    PROGRAMS.iter().try_for_each(|it| find_program(it.name, it.package).map(drop))
+    PROGRAMS.iter().try_for_each(|(name, package)| find_program(name, package).map(drop))
 }
 
 /// Measures all programs.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     bench.prepare_pool(pool(bench.args))?;
     let input = Input::new(bench)?;
-    for program in PROGRAMS {
+    for (program, package) in PROGRAMS {
+        let path = find_program(program, package)?;
         let runners = bench.args.policies.clone();
-        let name = |runner: Runner| format!("{} {}, no syncs", runner.name(), program.name);
+        let name = |runner: Runner| format!("{} {program}, no syncs", runner.name());
         bench.in_turns(Part::Unsynced, &runners, name, |bench, runner| {
-            let elapsed_s = input.run(bench, runner, program)?;
-            let key = Key {
-                policy: runner.name().to_owned(),
-                case: case_of(program.name),
-                op: Op::Write,
-                threads: 1,
-                iodepth: 1,
-                block_bytes: input.bytes,
-            };
+            let command = bench.bed.command(runner, pool(bench.args), &path);
+            let elapsed_s = input.run(bench, command, program)?;
+            let key = Key::new(runner.name(), case_of(program), Op::Write, input.bytes);
             bench.add(key, Sample::single(elapsed_s));
             Ok(())
         })?;
     }
-    remove(&input.dir)
+    std::fs::remove_dir_all(&input.dir).map_err(BenchError::os("remove", &input.dir))
 }
 
 /// What the programs read.
@@ -103,39 +89,28 @@ impl Input {
         Ok(Self { dir, units, bytes: files * FILE_BYTES as u64 })
     }
 
-    /// Seconds that a program takes whose files go to a new directory.
-    fn run(&self, bench: &Bench<'_>, runner: Runner, program: Program) -> Result<f64> {
-        let output = self.dir.join("output");
-        std::fs::create_dir(&output).map_err(BenchError::os("create", &output))?;
-        bench.bed.sync_disk()?;
-        let mut command = bench.bed.command(runner, pool(bench.args), &self.words(program)?);
-        command.current_dir(&output);
+    /// Seconds that the command of a program takes whose files go to a new directory.
+    fn run(&self, bench: &Bench<'_>, mut command: Command, program: &str) -> Result<f64> {
+        let output = bench.bed.empty_directory()?;
+        command.args(self.words(program)).current_dir(output.path());
         let begun = Instant::now();
         output_of(command)?;
-        let elapsed_s = begun.elapsed().as_secs_f64();
-        remove(&output)?;
-        Ok(elapsed_s)
+        Ok(begun.elapsed().as_secs_f64())
     }
 
-    fn words(&self, program: Program) -> Result<Vec<OsString>> {
-        let mut words: Vec<OsString> = vec![find_program(program.name, program.package)?.into()];
-        match program.name {
-            "tar" => words.extend(["-xf".into(), self.dir.join("tree.tar").into()]),
-            "cp" => words.extend(["-r".into(), self.dir.join("tree").into(), ".".into()]),
+    fn words(&self, program: &str) -> Vec<OsString> {
+        match program {
+            "tar" => vec!["-xf".into(), self.dir.join("tree.tar").into()],
+            "cp" => vec!["-r".into(), self.dir.join("tree").into(), ".".into()],
             _ => {
-                words.extend(["-O2", "-c"].map(OsString::from));
                 let unit = |number| self.dir.join(format!("unit-{number}.c")).into();
-                words.extend((0..self.units).map(unit));
+                let options = ["-O2", "-c"].map(OsString::from).into_iter();
+                options.chain((0..self.units).map(unit)).collect()
             }
         }
-        Ok(words)
     }
 }
 
 fn write(path: &Path, content: &str) -> Result<()> {
     std::fs::write(path, content).map_err(BenchError::os("write", path))
-}
-
-fn remove(dir: &Path) -> Result<()> {
-    std::fs::remove_dir_all(dir).map_err(BenchError::os("remove", dir))
 }

@@ -1,12 +1,11 @@
 //! What is no latency: the start of a program, programs at rest, and what reaches the disk.
 
-use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::bed::Pool;
+use super::bed::disk_bytes;
 use super::files::pool;
 use super::{Bench, Measure, Part, Runner};
 use crate::child::{find_program, output_of};
@@ -25,7 +24,7 @@ const HOT_TIMES: u64 = 100;
 
 /// `tidegate run -- true` against `true`, then each at rest.
 pub(super) fn launch(bench: &mut Bench<'_>) -> Result<()> {
-    let program: Vec<OsString> = vec![find_program("true", "coreutils")?.into()];
+    let program = find_program("true", "coreutils")?;
     bench.prepare_pool(pool(bench.args))?;
     let runners = bench.tidegates();
     let name = |runner: Runner| format!("{}: start and rest", runner.name());
@@ -53,9 +52,9 @@ fn time(command: Command) -> Result<Duration> {
 /// serves it.
 fn rest(bench: &Bench<'_>, runner: Runner) -> Result<f64> {
     let file = bench.bed.random_file("rest", 1 << 20)?;
-    let options = ["--size=1M", "--requests=1000", "--linger"].map(OsString::from);
-    let program = [&bench.bed.driver()[..], &[file.into()], &options[..]].concat();
-    let resting = Resting::start(bench.bed.command(runner, pool(bench.args), &program))?;
+    let mut driver = bench.bed.driver(runner, pool(bench.args));
+    driver.arg(file).args(["--size=1M", "--requests=1000", "--linger"]);
+    let resting = Resting::start(driver)?;
     std::thread::sleep(REST_DELAY);
     let (begun, before) = (Instant::now(), Resting::cpu_time(bench)?);
     std::thread::sleep(WATCH);
@@ -134,24 +133,23 @@ pub(super) fn hot_set(bench: &mut Bench<'_>) -> Result<()> {
     let runners = bench.tidegates();
     let name = |runner: Runner| format!("{}: hot set", runner.name());
     bench.in_turns(Part::Hot, &runners, name, |bench, runner| {
-        let times = rewrite(bench, runner, pool(bench.args), bytes)?;
+        let times = rewrite(bench, runner, bytes)?;
         bench.found.add(Measure::HotSet, runner.name(), times);
         Ok(())
     })
 }
 
 /// How often a set of `bytes` bytes reached the disk that was written [`HOT_TIMES`] times.
-fn rewrite(bench: &Bench<'_>, runner: Runner, pool: Pool, bytes: u64) -> Result<f64> {
+fn rewrite(bench: &Bench<'_>, runner: Runner, bytes: u64) -> Result<f64> {
     let file = bench.bed.random_file("hot", bytes)?;
     let requests = bytes / 4096 * HOT_TIMES;
-    let options = [format!("--size={bytes}"), format!("--requests={requests}")];
-    let options = options.map(OsString::from);
-    let program = [&bench.bed.driver()[..], &[file.into()], &options[..]].concat();
+    let mut driver = bench.bed.driver(runner, pool(bench.args));
+    driver.arg(file).args([format!("--size={bytes}"), format!("--requests={requests}")]);
     bench.bed.sync_disk()?;
-    let before = bench.bed.disk_bytes()?;
+    let before = disk_bytes(bench.bed.files())?;
     // When it ends, the supervisor has destaged all of the log.
-    output_of(bench.bed.command(runner, pool, &program))?;
-    Ok((bench.bed.disk_bytes()? - before) as f64 / bytes as f64)
+    output_of(driver)?;
+    Ok((disk_bytes(bench.bed.files())? - before) as f64 / bytes as f64)
 }
 
 #[cfg(test)]

@@ -21,10 +21,12 @@ use std::ptr::NonNull;
 
 use libloading::Library;
 use tidegate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Geometry, WriteFlags, ZeroFlags,
+    self, BlockDevice, DeviceError, DeviceErrorKind, Geometry, WriteFlags, ZeroFlags,
 };
 
+use crate::child::this_program;
 use crate::error::{BenchError, Result};
+use crate::floor::geometry;
 
 /// Shared library of the Debian package `libpmemblk1`.
 const LIBRARY: &str = "libpmemblk.so.1";
@@ -57,7 +59,7 @@ pub fn prepare_process() -> Result<()> {
     if forced() {
         return Ok(());
     }
-    let program = std::env::current_exe().map_err(BenchError::os("find", "/proc/self/exe"))?;
+    let program = this_program()?;
     let mut again = std::process::Command::new(&program);
     again.args(std::env::args_os().skip(1)).env(FORCE, "1");
     Err(BenchError::os("start again", program)(again.exec()))
@@ -163,7 +165,7 @@ impl PmemBlk {
         offset: u64,
         len: usize,
         mut access: impl FnMut(c_longlong, usize) -> c_int,
-    ) -> std::result::Result<(), DeviceError> {
+    ) -> device::Result<()> {
         self.geometry().check(offset, len as u64)?;
         let first = offset / u64::from(self.block_bytes);
         for (number, at) in (first..).zip((0..len).step_by(self.block_bytes as usize)) {
@@ -179,19 +181,11 @@ impl PmemBlk {
 
 impl BlockDevice for PmemBlk {
     fn geometry(&self) -> Geometry {
-        Geometry {
-            block_bytes: self.block_bytes,
-            blocks: self.blocks,
-            preferred_bytes: self.block_bytes,
-            read_only: false,
-            atomic_block: true,
-            volatile_cache: false,
-            fast_zero: true,
-            keeps_data: true,
-        }
+        let shape = geometry(self.block_bytes, self.blocks);
+        Geometry { atomic_block: true, fast_zero: true, ..shape }
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), DeviceError> {
+    fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {
         self.each_block(offset, buf.len(), |number, at| {
             let to = buf[at..][..self.block_bytes as usize].as_mut_ptr();
             // SAFETY: invariants 1 and 2: a live pool, space for one block, a number in range.
@@ -199,12 +193,7 @@ impl BlockDevice for PmemBlk {
         })
     }
 
-    fn write(
-        &self,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-    ) -> std::result::Result<(), DeviceError> {
+    fn write(&self, offset: u64, data: &[u8], _: WriteFlags) -> device::Result<()> {
         self.each_block(offset, data.len(), |number, at| {
             let from = data[at..][..self.block_bytes as usize].as_ptr();
             // SAFETY: as in `read`; the library only reads from the buffer.
@@ -213,20 +202,15 @@ impl BlockDevice for PmemBlk {
     }
 
     /// Every write is durable when answered.
-    fn flush(&self) -> std::result::Result<(), DeviceError> {
+    fn flush(&self) -> device::Result<()> {
         Ok(())
     }
 
-    fn discard(&self, offset: u64, len: u64) -> std::result::Result<(), DeviceError> {
+    fn discard(&self, offset: u64, len: u64) -> device::Result<()> {
         self.write_zeroes(offset, len, ZeroFlags::default())
     }
 
-    fn write_zeroes(
-        &self,
-        offset: u64,
-        len: u64,
-        _: ZeroFlags,
-    ) -> std::result::Result<(), DeviceError> {
+    fn write_zeroes(&self, offset: u64, len: u64, _: ZeroFlags) -> device::Result<()> {
         self.each_block(offset, usize::try_from(len).unwrap_or(usize::MAX), |number, _| {
             // SAFETY: invariants 1 and 2.
             unsafe { (self.api.set_zero)(self.pool.as_ptr(), number) }

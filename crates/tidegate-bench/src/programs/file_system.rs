@@ -1,7 +1,7 @@
 //! An ext4 file system on an NBD export: a pool, its server, nbdfuse, a loop device and a mount.
 //!
-//! Invariant: what exists of it is in the struct, and is undone in reverse when that is dropped.
-//! The loop device goes with the mount.
+//! Invariant: each part of it has a guard, and the guards undo the parts in reverse order. The loop
+//! device goes with the mount.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use tempfile::TempDir;
 
 use super::{ProgramsArgs, call};
-use crate::block::pool_bytes;
+use crate::block::{pool_bytes, scratch};
 use crate::child::{Child, find_program};
 use crate::error::{BenchError, Result};
 use crate::nbd::{create_pool, this_server};
@@ -25,11 +25,9 @@ const FUSE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A file system that is mounted.
 pub(super) struct FileSystem {
-    is_mounted: bool,
-    path: PathBuf,
-    fuse_path: PathBuf,
+    mount: Mount,
     // Ended in this order, and then their directory removed.
-    _fuse: Child,
+    _fuse: Fuse,
     _server: Child,
     _dir: TempDir,
 }
@@ -37,7 +35,7 @@ pub(super) struct FileSystem {
 impl FileSystem {
     /// Makes all of it for `policy`.
     pub(super) fn new(args: &ProgramsArgs, policy: Policy) -> Result<Self> {
-        let dir = args.scratch()?;
+        let dir = scratch(&args.dir)?;
         let (path, fuse_path) = (dir.path().join("mnt"), dir.path().join("nbd"));
         for new in [&path, &fuse_path] {
             std::fs::create_dir(new).map_err(BenchError::os("create", new))?;
@@ -46,48 +44,56 @@ impl FileSystem {
         let server = serve(args, policy, dir.path(), &socket)?;
         let image = fuse_path.join("disk.img");
         let nbdfuse = find_program("nbdfuse", "libnbd-bin")?;
-        let words = [image.display().to_string(), "--unix".into(), socket.display().to_string()];
-        let fuse = Child::start(&nbdfuse, &words)?;
-        let mut made =
-            Self { is_mounted: false, path, fuse_path, _fuse: fuse, _server: server, _dir: dir };
+        let process = Child::start(&nbdfuse, [&image, Path::new("--unix"), &socket])?;
+        let fuse = Fuse { path: fuse_path, _process: process };
         wait_for(&image)?;
-        made.mount(&image)?;
-        Ok(made)
+        let device = Loop::attach(&image, &[])?;
+        call("mkfs.ext4", "e2fsprogs", &["-q", "-F", &device.0])?;
+        let mount = Mount::new(&device, path)?;
+        Ok(Self { mount, _fuse: fuse, _server: server, _dir: dir })
     }
 
     /// Where the file system is.
     pub(super) fn path(&self) -> &Path {
-        &self.path
+        &self.mount.path
     }
 
     /// Unmounts it and ends all that was below.
     ///
     /// # Errors
     /// What was written cannot be written back.
-    pub(super) fn unmount(mut self) -> Result<()> {
-        call("umount", "mount", &[&self.path.to_string_lossy()])?;
-        self.is_mounted = false;
-        Ok(())
-    }
-
-    fn mount(&mut self, image: &Path) -> Result<()> {
-        let device = attach_loop(image, &[])?;
-        let mounted = call("mkfs.ext4", "e2fsprogs", &["-q", "-F", &device])
-            .and_then(|_| call("mount", "mount", &[&device, &self.path.to_string_lossy()]));
-        self.is_mounted = mounted.is_ok();
-        // Of a device in use this ends with its last user.
-        call("losetup", "mount", &["--detach", &device])?;
-        mounted.map(drop)
+    pub(super) fn unmount(self) -> Result<()> {
+        call("umount", "mount", &[&self.path().to_string_lossy()]).map(drop)
     }
 }
 
-impl Drop for FileSystem {
+/// The directory in which nbdfuse shows an export.
+struct Fuse {
+    path: PathBuf,
+    _process: Child,
+}
+
+impl Drop for Fuse {
     fn drop(&mut self) {
-        // What cannot be undone now is undone when its last user ends.
-        if self.is_mounted {
-            let _ = call("umount", "mount", &["--lazy", &self.path.to_string_lossy()]);
-        }
-        let _ = call("fusermount3", "fuse3", &["-uz", &self.fuse_path.to_string_lossy()]);
+        let _ = call("fusermount3", "fuse3", &["-uz", &self.path.to_string_lossy()]);
+    }
+}
+
+/// A mounted file system, unmounted on drop: one that is in use, when its last user ends.
+pub(crate) struct Mount {
+    pub(crate) path: PathBuf,
+}
+
+impl Mount {
+    pub(crate) fn new(device: &Loop, path: PathBuf) -> Result<Self> {
+        call("mount", "mount", &[&device.0, &path.to_string_lossy()])?;
+        Ok(Self { path })
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = call("umount", "mount", &["--lazy", &self.path.to_string_lossy()]);
     }
 }
 
@@ -96,12 +102,12 @@ fn serve(args: &ProgramsArgs, policy: Policy, dir: &Path, socket: &Path) -> Resu
     let pool = dir.join("pool");
     create_pool(&pool, pool_bytes(args.size))?;
     let mut words = vec!["serve".to_owned(), pool.display().to_string()];
-    words.extend(["--nbd".to_owned(), format!("unix:{}", socket.display())]);
-    words.extend(["--media".to_owned(), args.media.to_string()]);
+    words.push(format!("--nbd=unix:{}", socket.display()));
+    words.push(format!("--media={}", args.media));
     if policy.has_tier() {
-        words.extend(["--dram".to_owned(), format!("{}:{}", policy.name(), args.cache)]);
+        words.push(format!("--dram={}:{}", policy.name(), args.cache));
     }
-    let server = Child::start(&this_server()?, &words)?;
+    let server = Child::start(&this_server()?, words)?;
     server.wait_for_line("ready")?;
     Ok(server)
 }
@@ -119,21 +125,31 @@ fn wait_for(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes a disk of `image`, with blocks of 4096 bytes and more `options` of losetup; returns its
-/// path.
-pub(crate) fn attach_loop(image: &Path, options: &[&str]) -> Result<String> {
-    let image = image.to_string_lossy();
-    let mut tries = 0;
-    loop {
-        tries += 1;
-        let device = call("losetup", "mount", &["--find"])?.trim().to_owned();
-        make_node(&device)?;
-        let words = [&["--sector-size", "4096"], options, &[&*device, &*image]].concat();
-        match call("losetup", "mount", &words) {
-            Ok(_) => return Ok(device),
-            Err(error) if tries == LOOP_TRIES => return Err(error),
-            Err(_) => {}
+/// A loop device, detached on drop: one that is mounted, when it is unmounted.
+pub(crate) struct Loop(String);
+
+impl Loop {
+    /// Makes a disk of `image`, with blocks of 4096 bytes and more `options` of losetup.
+    pub(crate) fn attach(image: &Path, options: &[&str]) -> Result<Self> {
+        let image = image.to_string_lossy();
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let device = call("losetup", "mount", &["--find"])?.trim().to_owned();
+            make_node(&device)?;
+            let words = [&["--sector-size", "4096"], options, &[&*device, &*image]].concat();
+            match call("losetup", "mount", &words) {
+                Ok(_) => return Ok(Self(device)),
+                Err(error) if tries == LOOP_TRIES => return Err(error),
+                Err(_) => {}
+            }
         }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = call("losetup", "mount", &["--detach", &self.0]);
     }
 }
 

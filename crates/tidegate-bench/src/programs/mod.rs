@@ -18,21 +18,21 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use tempfile::TempDir;
 use tidegate::pmem::MediaModel;
 use tidegate::size::parse_bytes;
 
+use crate::block::scratch;
 use crate::child::{find_program, output_of};
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, require};
 use crate::machine::Machine;
-use crate::measure::{Collector, Key, Series};
+use crate::measure::{Collector, Series};
 use crate::output::OutputArgs;
 use crate::policy::Policy;
 use crate::progress::Progress;
 use file_system::FileSystem;
-pub(crate) use file_system::attach_loop;
-use run::{Measured, Programs};
-pub(crate) use run::{parse_db_bench, parse_sample};
+pub(crate) use file_system::{Loop, Mount};
+use run::{Programs, Run};
+pub(crate) use run::{db_bench_options, parse_db_bench, parse_sample};
 
 /// What the names of all cases begin with.
 pub(crate) const CASE_PREFIX: &str = "program-";
@@ -102,7 +102,7 @@ impl ProgramsArgs {
     /// [`BenchError::Usage`], and those of the programs.
     pub(crate) fn measure(&self) -> Result<Vec<Series>> {
         self.check()?;
-        let scratch = self.scratch()?;
+        let scratch = scratch(&self.dir)?;
         let programs = Programs::find(scratch.path())?;
         let step = self.step_cost();
         let runs = u32::try_from(self.policies.len()).unwrap_or(u32::MAX) * self.repetitions;
@@ -113,9 +113,9 @@ impl ProgramsArgs {
                 let what = format!("{}, run {repetition} of {}", policy.name(), self.repetitions);
                 progress.step(&what, step);
                 let file_system = FileSystem::new(self, policy)?;
-                programs.run_all(self, file_system.path(), &mut |measured| {
-                    collector.add(key(policy, &measured), measured.sample);
-                })?;
+                let path = file_system.path();
+                let into = &mut collector;
+                Run { args: self, programs: &programs, path, policy, into }.all()?;
                 file_system.unmount()?;
             }
         }
@@ -137,37 +137,16 @@ impl ProgramsArgs {
         Duration::from_secs(2) + self.parts().iter().map(of_part).sum::<Duration>()
     }
 
-    fn scratch(&self) -> Result<TempDir> {
-        let dir = tempfile::Builder::new().prefix("tidegate-bench-").tempdir_in(&self.dir);
-        dir.map_err(BenchError::os("create a directory in", &self.dir))
-    }
-
     fn check(&self) -> Result<()> {
-        let usage = |message: String| Err(BenchError::Usage(message));
         if let Some(policy) = self.policies.iter().find(|p| !p.has_tier() && **p != Policy::Btt) {
-            return usage(format!("--policies {}: expected btt or a DRAM tier", policy.name()));
+            let message = format!("--policies {}: expected btt or a DRAM tier", policy.name());
+            return Err(BenchError::Usage(message));
         }
-        if self.repetitions == 0 || !(self.seconds > 0.0 && self.seconds < 86_400.0) {
-            return usage("--repetitions and --seconds: expected more than 0".to_owned());
-        }
-        if self.data < 1 << 20 || self.size / 8 < self.data {
-            return usage("--data: expected from 1M to an eighth of --size".to_owned());
-        }
-        if !rustix::process::geteuid().is_root() {
-            return usage("mounting a file system needs root".to_owned());
-        }
-        Ok(())
-    }
-}
-
-fn key(policy: Policy, measured: &Measured) -> Key {
-    Key {
-        policy: policy.name().to_owned(),
-        case: format!("{CASE_PREFIX}{}", measured.case),
-        op: measured.op,
-        threads: measured.threads,
-        iodepth: 1,
-        block_bytes: measured.value_bytes,
+        let is_run = self.repetitions > 0 && self.seconds > 0.0 && self.seconds < 86_400.0;
+        require(is_run, "--repetitions and --seconds: expected more than 0")?;
+        let fits = self.data >= 1 << 20 && self.size / 8 >= self.data;
+        require(fits, "--data: expected from 1M to an eighth of --size")?;
+        require(rustix::process::geteuid().is_root(), "mounting a file system needs root")
     }
 }
 

@@ -3,21 +3,28 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Part, ProgramsArgs};
+use super::{CASE_PREFIX, Part, ProgramsArgs};
+use crate::block::scratch;
 use crate::child::{find_program, output_of};
 use crate::error::{BenchError, Result};
-use crate::fio;
-use crate::measure::{Op, Sample};
-use crate::source::{CC, Source};
+use crate::fio::{self, whole};
+use crate::measure::{Collector, Key, Op, Sample};
+use crate::policy::Policy;
+use crate::source::{CC, Compiler, Source};
 
-/// Source of the YCSB workloads.
-const YCSB: &str = include_str!("../../programs/ycsb.cc");
+/// The YCSB workloads, and their compiler.
+const YCSB: Source = Source {
+    name: "ycsb",
+    text: include_str!("../../programs/ycsb.cc"),
+    options: &["-std=c++17", "-lrocksdb"],
+};
+const CXX: Compiler = ("g++", "g++");
 
 /// Filebench's personalities, each with the threads and the mean bytes of a file that it has there.
 const FILEBENCH: Source = Source {
     name: "filebench",
     text: include_str!("../../programs/filebench.c"),
-    libraries: &["-pthread"],
+    options: &["-pthread"],
 };
 const PERSONALITIES: [(&str, usize, u64); 4] = [
     ("fileserver", 50, 128 << 10),
@@ -33,180 +40,160 @@ const KEY_BYTES: u64 = 16;
 /// Of so many records one is written where each write is synced.
 const SYNC_SHARE: u64 = 256;
 
-/// What a program found.
-pub(super) struct Measured {
-    pub(super) case: String,
-    pub(super) op: Op,
-    pub(super) threads: usize,
-    /// Size of what is requested.
-    pub(super) value_bytes: u64,
-    pub(super) sample: Sample,
-}
-
 /// Programs that are there.
 pub(super) struct Programs {
     db_bench: PathBuf,
     filebench: PathBuf,
-    fio: PathBuf,
     ycsb: PathBuf,
 }
-
-/// Takes what was found.
-type Sink<'a> = dyn FnMut(Measured) + 'a;
 
 impl Programs {
     /// Finds them, and compiles our own into `dir`.
     pub(super) fn find(dir: &Path) -> Result<Self> {
-        let compiler = find_program("g++", "g++")?;
-        let (source, ycsb) = (dir.join("ycsb.cc"), dir.join("ycsb"));
-        std::fs::write(&source, YCSB).map_err(BenchError::os("write", &source))?;
         if !Path::new("/usr/include/rocksdb/db.h").exists() {
             let what = "header rocksdb/db.h".to_owned();
             return Err(BenchError::Missing { what, package: "librocksdb-dev" });
         }
-        let mut compile = Command::new(compiler);
-        compile.args(["-O2", "-std=c++17", "-o"]).args([&ycsb, &source]).arg("-lrocksdb");
-        output_of(compile)?;
+        find_program("fio", "fio")?;
         Ok(Self {
             db_bench: find_program("db_bench", "rocksdb-tools")?,
             filebench: FILEBENCH.compile(dir, CC)?,
-            fio: find_program("fio", "fio")?,
-            ycsb,
+            ycsb: YCSB.compile(dir, CXX)?,
         })
     }
+}
 
-    /// Runs those that are asked for on the file system at `path`.
-    pub(super) fn run_all(
-        &self,
-        args: &ProgramsArgs,
-        path: &Path,
-        found: &mut Sink<'_>,
-    ) -> Result<()> {
-        for part in args.parts() {
+/// One run of the programs on one file system.
+pub(super) struct Run<'a> {
+    pub(super) args: &'a ProgramsArgs,
+    pub(super) programs: &'a Programs,
+    /// The file system.
+    pub(super) path: &'a Path,
+    pub(super) policy: Policy,
+    pub(super) into: &'a mut Collector,
+}
+
+impl Run<'_> {
+    /// Runs those that are asked for.
+    pub(super) fn all(&mut self) -> Result<()> {
+        for part in self.args.parts() {
             match part {
-                Part::Rocksdb => VALUES_BYTES
-                    .iter()
-                    .try_for_each(|&bytes| self.rocksdb(args, path, bytes, found))?,
-                Part::Ycsb => self.ycsb(args, path, found)?,
-                Part::Filebench => self.filebench(args, path, found)?,
-                Part::Fio => self.fio(args, path, found)?,
+                Part::Rocksdb => {
+                    VALUES_BYTES.into_iter().try_for_each(|bytes| self.rocksdb(bytes))?;
+                }
+                Part::Ycsb => self.ycsb()?,
+                Part::Filebench => self.filebench()?,
+                Part::Fio => self.fio()?,
             }
         }
         Ok(())
     }
 
+    fn add(&mut self, case: &str, op: Op, threads: usize, value_bytes: u64, sample: Sample) {
+        let case = format!("{CASE_PREFIX}{case}");
+        let key = Key::new(self.policy.name(), case, op, value_bytes);
+        self.into.add(Key { threads, ..key }, sample);
+    }
+
     /// `fillrandom`, `overwrite` and `readrandom` on one database, and `fillrandom` on another with
     /// a sync of each write.
-    fn rocksdb(
-        &self,
-        args: &ProgramsArgs,
-        path: &Path,
-        value_bytes: u64,
-        found: &mut Sink<'_>,
-    ) -> Result<()> {
-        let records = args.data / (KEY_BYTES + value_bytes);
+    fn rocksdb(&mut self, value_bytes: u64) -> Result<()> {
+        let records = self.args.data / (KEY_BYTES + value_bytes);
         let benchmarks = ["fillrandom", "overwrite", "readrandom"];
-        let output = self.db_bench(path, &benchmarks, records, value_bytes, false)?;
+        let output = self.db_bench(&benchmarks, records, value_bytes, false)?;
         for benchmark in benchmarks {
             let op = if benchmark == "readrandom" { Op::Read } else { Op::Write };
             let case = format!("rocksdb-{benchmark}-{value_bytes}");
-            let sample = parse_db_bench(&output, benchmark)?;
-            found(Measured { case, op, threads: 1, value_bytes, sample });
+            self.add(&case, op, 1, value_bytes, parse_db_bench(&output, benchmark)?);
         }
         let (benchmark, records) = ("fillrandom", records.div_ceil(SYNC_SHARE));
-        let output = self.db_bench(path, &[benchmark], records, value_bytes, true)?;
+        let output = self.db_bench(&[benchmark], records, value_bytes, true)?;
         let case = format!("rocksdb-{benchmark}-sync-{value_bytes}");
-        let sample = parse_db_bench(&output, benchmark)?;
-        found(Measured { case, op: Op::Write, threads: 1, value_bytes, sample });
+        self.add(&case, Op::Write, 1, value_bytes, parse_db_bench(&output, benchmark)?);
         Ok(())
     }
 
     fn db_bench(
         &self,
-        path: &Path,
         benchmarks: &[&str],
         records: u64,
         value_bytes: u64,
         sync: bool,
     ) -> Result<String> {
-        let db = Removed(path.join("db"));
-        let mut command = Command::new(&self.db_bench);
-        command.args([
-            format!("--benchmarks={}", benchmarks.join(",")),
-            format!("--db={}", db.0.display()),
-            format!("--num={records}"),
-            format!("--value_size={value_bytes}"),
-            format!("--sync={}", u8::from(sync)),
-        ]);
-        command.args(["--histogram=1", "--compression_type=none", "--seed=1"]);
+        let dir = scratch(self.path)?;
+        let db = dir.path().join("db");
+        let mut command = Command::new(&self.programs.db_bench);
+        command.args(db_bench_options(benchmarks, &db, records, value_bytes, sync));
         output_of(command)
     }
 
-    fn ycsb(&self, args: &ProgramsArgs, path: &Path, found: &mut Sink<'_>) -> Result<()> {
-        let (records, value_bytes) = (args.data / 1024, 1024);
+    fn ycsb(&mut self) -> Result<()> {
+        let value_bytes = 1024;
+        let records = (self.args.data / value_bytes).to_string();
         for workload in ["load", "a", "f"] {
-            let db = Removed(path.join("db"));
-            let mut command = Command::new(&self.ycsb);
-            command.arg(&db.0).args([records.to_string(), records.to_string()]).arg(workload);
+            let dir = scratch(self.path)?;
+            let mut command = Command::new(&self.programs.ycsb);
+            command.arg(dir.path().join("db")).args([&records, &records]).arg(workload);
             let sample = parse_sample("ycsb", &output_of(command)?)?;
-            let case = format!("ycsb-{workload}");
-            found(Measured { case, op: Op::Write, threads: 1, value_bytes, sample });
+            self.add(&format!("ycsb-{workload}"), Op::Write, 1, value_bytes, sample);
         }
         Ok(())
     }
 
-    fn filebench(&self, args: &ProgramsArgs, path: &Path, found: &mut Sink<'_>) -> Result<()> {
+    fn filebench(&mut self) -> Result<()> {
         for (personality, threads, value_bytes) in PERSONALITIES {
-            let files = Removed(path.join("files"));
-            let mut command = Command::new(&self.filebench);
-            command.arg(&files.0).arg(personality);
-            command.args([args.data.to_string(), args.seconds.to_string()]);
+            let dir = scratch(self.path)?;
+            let mut command = Command::new(&self.programs.filebench);
+            command.arg(dir.path().join("files")).arg(personality);
+            command.args([self.args.data.to_string(), self.args.seconds.to_string()]);
             let sample = parse_sample("filebench", &output_of(command)?)?;
             let case = format!("filebench-{personality}");
-            found(Measured { case, op: Op::Write, threads, value_bytes, sample });
+            self.add(&case, Op::Write, threads, value_bytes, sample);
         }
         Ok(())
     }
 
     /// Random requests of 4 KiB around the page cache: writes, writes with an fsync after every
     /// 16th, reads.
-    fn fio(&self, args: &ProgramsArgs, path: &Path, found: &mut Sink<'_>) -> Result<()> {
-        let file = Removed(path.join("file"));
+    fn fio(&mut self) -> Result<()> {
+        let dir = scratch(self.path)?;
         for (case, op, fsync) in
             [("write", Op::Write, 0), ("write-fsync-16", Op::Write, 16), ("read", Op::Read, 0)]
         {
-            let mut command = Command::new(&self.fio);
-            command.args(["--name=file", "--ioengine=psync", "--direct=1", "--bs=4096"]);
+            let mut command = fio::command("file", op, self.path)?;
+            command.args(["--ioengine=psync", "--direct=1", "--bs=4096"]);
             command.args(["--time_based", "--norandommap", "--randrepeat=0"]);
-            command.args(["--output-format=json", "--percentile_list=50:99:99.9:99.99"]);
             command.args([
-                format!("--filename={}", file.0.display()),
-                format!("--rw=rand{}", op.name()),
-                format!("--size={}", args.data),
+                format!("--filename={}", dir.path().join("file").display()),
+                format!("--size={}", self.args.data),
                 format!("--fsync={fsync}"),
-                format!("--runtime={}ms", (args.seconds * 1e3).round()),
+                format!("--runtime={}ms", (self.args.seconds * 1e3).round()),
             ]);
             let sample = fio::parse(&output_of(command)?, op)?;
-            let case = format!("fio-{case}");
-            found(Measured { case, op, threads: 1, value_bytes: 4096, sample });
+            self.add(&format!("fio-{case}"), op, 1, 4096, sample);
         }
         Ok(())
     }
 }
 
-/// A file or directory that is removed at the end.
-struct Removed(PathBuf);
-
-impl Drop for Removed {
-    fn drop(&mut self) {
-        // Where this fails the file system, which goes as well, is full or broken: the next program
-        // will say so.
-        let _ = if self.0.is_dir() {
-            std::fs::remove_dir_all(&self.0)
-        } else {
-            std::fs::remove_file(&self.0)
-        };
-    }
+/// The options of `db_bench` for `benchmarks` on the database `db`.
+pub(crate) fn db_bench_options(
+    benchmarks: &[&str],
+    db: &Path,
+    records: u64,
+    value_bytes: u64,
+    sync: bool,
+) -> [String; 8] {
+    [
+        format!("--benchmarks={}", benchmarks.join(",")),
+        format!("--db={}", db.display()),
+        format!("--num={records}"),
+        format!("--value_size={value_bytes}"),
+        format!("--sync={}", u8::from(sync)),
+        "--histogram=1".to_owned(),
+        "--compression_type=none".to_owned(),
+        "--seed=1".to_owned(),
+    ]
 }
 
 /// Reads what `db_bench` printed of `benchmark`: its line, and the histogram in microseconds behind
@@ -239,15 +226,6 @@ pub(crate) fn parse_db_bench(output: &str, benchmark: &str) -> Result<Sample> {
         max_ns: nanoseconds("Max:")?,
         traffic: None,
     })
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "saturates, and times are not negative"
-)]
-fn whole(number: f64) -> u64 {
-    number as u64
 }
 
 /// Reads what a program of ours printed.
