@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use tidegate::backing::SCHEMES;
+use tidegate::backing::{SCHEMES, Scheme};
 
 use crate::output::line;
 
@@ -11,8 +11,7 @@ use crate::output::line;
 pub(crate) fn help() -> String {
     let mut text = String::from("Backings, as `serve --backing` takes them:\n");
     for scheme in SCHEMES {
-        let (syntax, about, example) = (scheme.syntax(), scheme.about(), scheme.example());
-        let identified_by = scheme.identified_by();
+        let Scheme { syntax, about, example, identified_by, .. } = scheme;
         // Writing to a string does not fail.
         let _ = write!(
             text,
