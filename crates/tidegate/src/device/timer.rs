@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::wake::join_from_outside;
 use super::{AsyncRequest, Result};
 
 /// Waits shorter than this are spun: to wake up takes longer.
@@ -126,11 +127,6 @@ impl Drop for Timer {
         self.0.changed.notify_one();
         let thread = state.thread.take();
         drop(state);
-        // A completion may hold the last reference to the device: its thread cannot wait for
-        // itself.
-        let of_others = thread.filter(|thread| thread.thread().id() != std::thread::current().id());
-        if let Some(thread) = of_others {
-            let _ = thread.join();
-        }
+        join_from_outside(thread);
     }
 }

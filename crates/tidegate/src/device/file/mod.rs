@@ -31,7 +31,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 use rustix::fs::OFlags;
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 use self::direct::Direct;
 use self::engine::Engine;
@@ -188,14 +188,10 @@ fn geometry_of(file: &File, path: &Path, options: &FileOptions) -> Result<Geomet
     // The end, and not the metadata's length: a block device has none.
     let size = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(os)?;
     Ok(Geometry {
-        block_bytes,
-        blocks: size / u64::from(block_bytes),
         preferred_bytes: PREFERRED_BYTES,
         read_only: options.read_only,
-        atomic_block: false,
-        volatile_cache: true,
         fast_zero: !options.read_only && space::is_zeroing_fast(file, &metadata, size),
-        keeps_data: true,
+        ..Geometry::plain(block_bytes, size / u64::from(block_bytes))
     })
 }
 
@@ -235,7 +231,7 @@ impl Backing {
     /// Makes all that was written durable.
     fn flush(&self) -> Result<()> {
         let file = self.file();
-        let sync = || retry(|| durable::fdatasync(&file));
+        let sync = || retry_on_intr(|| durable::fdatasync(&file));
         self.gate.pass(sync).map_err(|failure| self.flush_failed(failure))
     }
 
@@ -251,16 +247,6 @@ impl Backing {
                 ),
                 errno,
             ),
-        }
-    }
-}
-
-/// Makes a system call again until no signal interrupts it.
-fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
-    loop {
-        match call() {
-            Err(Errno::INTR) => {}
-            other => return other,
         }
     }
 }
