@@ -25,7 +25,7 @@ use super::buffer::{Input, Output, PayloadPool};
 use super::handshake::Negotiated;
 use super::protocol::{
     CHUNK_HEADER_BYTES, CHUNK_OFFSET_BYTES, REQUEST_BYTES, Request, SIMPLE_REPLY_BYTES,
-    data_chunk_header, errno, push_error_chunk, push_status_chunk, simple_reply,
+    data_chunk_header, errno, joined, push_error_chunk, push_status_chunk, simple_reply,
 };
 use super::share::{ATTEMPT_BYTES, Share};
 use super::transmission::{
@@ -273,9 +273,6 @@ impl Session {
                 return Some(Progress::Disconnect);
             }
             Action::Write(flags) => return self.start_write(command, flags, input, output),
-            Action::Read if command.data_bytes() > self.share.attempt_bytes => {
-                self.read_to_payload(command, output)
-            }
             Action::Read => self.attempt_read(command, output) || self.start_read(command, output),
             Action::Control(what) => {
                 self.attempt_control(command, what, output)
@@ -289,8 +286,11 @@ impl Session {
         None
     }
 
-    /// Reads into the output, if the read has to wait for nothing.
+    /// Reads into the output, if that has the space and the read has to wait for nothing.
     fn attempt_read(&mut self, command: &Command, output: &mut Output) -> bool {
+        if command.data_bytes() > self.share.attempt_bytes {
+            return false;
+        }
         let (header, header_len) = self.read_header(command);
         let header = &header[..header_len];
         let reply = output.tail(header.len() + command.data_bytes());
@@ -309,34 +309,23 @@ impl Session {
         true
     }
 
-    /// Reads what the output is too small for. False: too much is in flight.
-    fn read_to_payload(&mut self, command: &Command, output: &mut Output) -> bool {
-        if command.data_bytes() > ATTEMPT_BYTES {
-            return self.start_read(command, output);
+    /// Reads into a payload: at once what only the output is too small for, if it has to wait for
+    /// nothing. False: too much is in flight.
+    fn start_read(&mut self, command: &Command, output: &mut Output) -> bool {
+        if !self.may_start(command, output) {
+            return false;
         }
-        let is_allowed = self.may_start(command, output);
-        if is_allowed && let Some(mut read) = self.owned_read(command) {
-            match self.queue.attempt(&mut read.borrow()) {
-                None => self.submit(command, read, Then::Complete),
-                Some(result) => self.answer(command, read, result, output),
-            }
-        }
-        is_allowed
-    }
-
-    /// Starts a read. False: too much is in flight.
-    fn start_read(&mut self, command: &Command, output: &Output) -> bool {
-        let is_allowed = self.may_start(command, output);
-        if is_allowed && let Some(read) = self.owned_read(command) {
+        let Some(buffer) = self.take_payload(command, 0) else { return true };
+        let mut read = OwnedOperation::Read { offset: command.offset, buffer };
+        let at_once = self.share.attempt_bytes + 1..=ATTEMPT_BYTES;
+        if at_once.contains(&command.data_bytes())
+            && let Some(result) = self.queue.attempt(&mut read.borrow())
+        {
+            self.answer(command, read, result, output);
+        } else {
             self.submit(command, read, Then::Complete);
         }
-        is_allowed
-    }
-
-    /// A read with a payload; none: the system has no memory for it, and the request is refused.
-    fn owned_read(&mut self, command: &Command) -> Option<OwnedOperation> {
-        let buffer = self.take_payload(command, 0)?;
-        Some(OwnedOperation::Read { offset: command.offset, buffer })
+        true
     }
 
     /// A payload for the request; none: the system has no memory for it. Then the request, which
@@ -384,9 +373,7 @@ impl Session {
             let header = data_chunk_header(command.cookie, command.offset, command.len);
             return (header, header.len());
         }
-        let mut header = [0; CHUNK_HEADER_BYTES + CHUNK_OFFSET_BYTES];
-        header[..SIMPLE_REPLY_BYTES].copy_from_slice(&simple_reply(0, command.cookie));
-        (header, SIMPLE_REPLY_BYTES)
+        (joined([&simple_reply(0, command.cookie)]), SIMPLE_REPLY_BYTES)
     }
 
     /// Writes from the input where the data is all there or will be soon; else starts to receive it
