@@ -1,7 +1,6 @@
 //! `tidegate help backings`: the devices that can be behind a pool.
 
 use std::fmt::Write;
-use std::process::ExitCode;
 
 use tidegate::backing::{SCHEMES, Scheme};
 
@@ -30,7 +29,6 @@ pub(crate) fn help() -> String {
 ///
 /// # Errors
 /// Standard output cannot be written.
-pub(crate) fn run() -> anyhow::Result<ExitCode> {
-    line(help().trim_end())?;
-    Ok(ExitCode::SUCCESS)
+pub(crate) fn run() -> anyhow::Result<()> {
+    Ok(line(help().trim_end())?)
 }

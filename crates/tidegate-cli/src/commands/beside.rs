@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 ///
 /// # Errors
 /// As [`become_program`].
-pub(crate) fn bench(args: &[OsString]) -> Result<ExitCode> {
+pub(crate) fn bench(args: &[OsString]) -> Result<()> {
     become_program("tidegate-bench", None, args)
 }
 
@@ -19,7 +19,7 @@ pub(crate) fn bench(args: &[OsString]) -> Result<ExitCode> {
 ///
 /// # Errors
 /// As [`become_program`].
-pub(crate) fn replay(command: &str, args: &[OsString]) -> Result<ExitCode> {
+pub(crate) fn replay(command: &str, args: &[OsString]) -> Result<()> {
     become_program("tidegate-replay", Some(command), args)
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn replay(command: &str, args: &[OsString]) -> Result<ExitCode> {
 ///
 /// # Errors
 /// The program is not beside this one, or cannot be executed.
-fn become_program(name: &str, command: Option<&str>, args: &[OsString]) -> Result<ExitCode> {
+fn become_program(name: &str, command: Option<&str>, args: &[OsString]) -> Result<()> {
     let this = std::env::current_exe().context("cannot tell where this program is")?;
     let program = this.with_file_name(name);
     if !program.is_file() {

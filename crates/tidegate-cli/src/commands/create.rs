@@ -9,7 +9,6 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -30,7 +29,7 @@ use crate::pool::{in_pool, map};
 ///
 /// # Errors
 /// The options contradict each other, the size does not fit, or the file holds something.
-pub(crate) fn run(args: &CreateArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &CreateArgs) -> Result<()> {
     let plan = REGISTRY.plan(args.engine, &args.options.given).map_err(stack_error)?;
     check_size(&args.pool, args.engine, &*plan, args.size)?;
     let sign_of_life = spinner("creating");
@@ -40,8 +39,7 @@ pub(crate) fn run(args: &CreateArgs) -> Result<ExitCode> {
     created?;
     let none = TierSpec { policy: Policy::None, bytes: 0 };
     print_lines(&REGISTRY.describe(&Arc::new(region), none)?.lines())?;
-    field("next", args.engine.next_command(&args.pool))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(field("next", args.engine.next_command(&args.pool))?)
 }
 
 /// Refuses a size for the log pool to be made at `pool` that could not be used fully.

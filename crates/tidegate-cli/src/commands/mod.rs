@@ -23,19 +23,19 @@ use std::process::ExitCode;
 
 use crate::args::{Cli, Command};
 
-/// Runs the command that was asked for.
+/// Runs the command that was asked for, and returns the exit status of the process.
 ///
 /// # Errors
 /// It failed; the error says why in one line.
 pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
+        Command::Check(args) => return check::run(&args),
+        Command::Config { command } => return config::run(&command),
+        Command::Run(args) => return run::run(&args),
         Command::Backings => backings::run(),
         Command::Create(args) => create::run(&args),
         Command::Info(args) => info::run(&args),
-        Command::Check(args) => check::run(&args),
-        Command::Config { command } => config::run(&command),
         Command::Serve(args) => serve::run(&args),
-        Command::Run(args) => run::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Flush(args) => flush::run(&args),
         Command::Stat(args) => stat::run(&args),
@@ -48,5 +48,6 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Replay(handed) => beside::replay("replay", &handed.args),
         Command::Record(handed) => beside::replay("record", &handed.args),
         Command::Model(handed) => beside::replay("model", &handed.args),
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
