@@ -113,7 +113,7 @@ pub fn handshake(mut data: &[u8]) {
 }
 
 fn shake_hands(mode: TlsMode, mut data: &[u8]) -> Option<(Negotiated, &[u8])> {
-    let second = Export::new("second", Arc::clone(scratch_export(false).device())).read_only(true);
+    let second = Export::new("second", scratch_export(false).device).read_only(true);
     let exports = Exports::new(vec![scratch_export(false), second]).ok()?;
     let mut handshake = Handshake::new(Arc::new(exports), 32 << 20, mode);
     let mut steps = 0;

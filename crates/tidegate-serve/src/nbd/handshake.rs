@@ -221,15 +221,15 @@ impl Handshake {
         Negotiated {
             export: export.clone(),
             structured: self.structured,
-            base_allocation: chosen.is_some_and(|chosen| chosen.name() == export.name()),
+            base_allocation: chosen.is_some_and(|chosen| chosen.name == export.name),
         }
     }
 
     fn list(&self, data: &[u8], reply: &mut Vec<u8>) -> Handled {
         expect_no_data(data, "LIST has no data")?;
         for export in self.exports.iter() {
-            let name_len = be32(wire_len(export.name().len()));
-            let parts = [&name_len[..], export.name().as_bytes(), export.about().as_bytes()];
+            let name_len = be32(wire_len(export.name.len()));
+            let parts = [&name_len[..], export.name.as_bytes(), export.description.as_bytes()];
             option_reply(reply, opt::LIST, rep::SERVER, &parts);
         }
         Ok(Step::Again)
@@ -259,12 +259,12 @@ impl Handshake {
             self.max_request_bytes,
         );
         push_info(reply, option, info::BLOCK_SIZE, &sizes);
-        let (mut named, mut described) = (false, export.about().is_empty());
+        let (mut named, mut described) = (false, export.description.is_empty());
         while let Some(kind) = wanted.u16() {
             if kind == info::NAME && !std::mem::replace(&mut named, true) {
-                push_info(reply, option, info::NAME, export.name().as_bytes());
+                push_info(reply, option, info::NAME, export.name.as_bytes());
             } else if kind == info::DESCRIPTION && !std::mem::replace(&mut described, true) {
-                push_info(reply, option, info::DESCRIPTION, export.about().as_bytes());
+                push_info(reply, option, info::DESCRIPTION, export.description.as_bytes());
             }
         }
     }

@@ -151,14 +151,14 @@ impl Server {
     /// Where the server's statistics can be read, also while it runs.
     pub fn statistics(&self) -> StatisticsSource {
         let exports = self.shared.service.exports.iter();
-        self.statistics_of(exports.map(|export| Arc::clone(export.counters())).collect())
+        self.statistics_of(exports.map(|export| Arc::clone(&export.counters)).collect())
     }
 
     /// Where the statistics of the export `name` can be read; its connections are the server's.
     /// `None`: there is no such export.
     pub fn export_statistics(&self, name: &str) -> Option<StatisticsSource> {
-        let export = self.shared.service.exports.iter().find(|export| export.name() == name)?;
-        Some(self.statistics_of(vec![Arc::clone(export.counters())]))
+        let export = self.shared.service.exports.iter().find(|export| export.name == name)?;
+        Some(self.statistics_of(vec![Arc::clone(&export.counters)]))
     }
 
     fn statistics_of(&self, exports: Vec<Arc<RequestCounters>>) -> StatisticsSource {

@@ -127,7 +127,7 @@ impl Session {
         mailbox: Arc<Mail>,
         lease: Lease,
     ) -> Self {
-        let device = Arc::clone(negotiated.export.device());
+        let device = Arc::clone(&negotiated.export.device);
         // The queue chooses locality and IO classes: numbers of connections may come again.
         let queue = u32::try_from(id % (1 << 32)).unwrap_or(0);
         Self {
@@ -145,7 +145,7 @@ impl Session {
             pool: PayloadPool::new(share.kept_bytes),
             scratch: Vec::new(),
             tally: Tally::default(),
-            counters: Arc::clone(negotiated.export.counters()),
+            counters: Arc::clone(&negotiated.export.counters),
         }
     }
 
@@ -274,10 +274,7 @@ impl Session {
             }
             Action::Write(flags) => return self.start_write(command, flags, input, output),
             Action::Read => self.attempt_read(command, output) || self.start_read(command, output),
-            Action::Control(what) => {
-                self.attempt_control(command, what, output)
-                    || self.start_control(command, what, output)
-            }
+            Action::Control(what) => self.control(command, what, output),
         };
         if !is_taken {
             return Some(Progress::Blocked);
@@ -339,9 +336,9 @@ impl Session {
         payload
     }
 
-    /// Does a command that carries no data, if it has to wait for nothing. A trim that is done
-    /// while its flush has to wait is done once more with the flush.
-    fn attempt_control(&mut self, command: &Command, what: Control, output: &mut Output) -> bool {
+    /// Does a command that carries no data, or starts it where it has to wait. A trim that is done
+    /// while its flush has to wait is done once more with the flush. False: too much is in flight.
+    fn control(&mut self, command: &Command, what: Control, output: &mut Output) -> bool {
         let Some((mut operation, then)) = operation_of(command, what) else {
             self.finish_write(command, Ok(()), output);
             return true;
@@ -350,15 +347,12 @@ impl Session {
         if let (Some(Ok(())), Then::Flush) = (&result, then) {
             result = self.queue.attempt(&mut Operation::Flush);
         }
-        let Some(result) = result else { return false };
-        self.finish_control(command, operation, result, output);
-        true
-    }
-
-    /// Starts a command that carries no data. False: too much is in flight.
-    fn start_control(&mut self, command: &Command, what: Control, output: &Output) -> bool {
+        if let Some(result) = result {
+            self.answer(command, operation, result, output);
+            return true;
+        }
         let is_allowed = self.may_start(command, output);
-        if let (true, Some((operation, then))) = (is_allowed, operation_of(command, what)) {
+        if is_allowed {
             self.submit(command, operation, then);
         }
         is_allowed
@@ -438,8 +432,7 @@ impl Session {
         if command.data_bytes() <= ATTEMPT_BYTES
             && let Some(result) = self.queue.attempt(&mut write.borrow())
         {
-            write.into_buffer().into_iter().for_each(|buffer| self.pool.put(buffer));
-            return self.finish_write(command, result, output);
+            return self.answer(command, write, result, output);
         }
         self.submit(command, write, Then::Complete);
     }
@@ -515,14 +508,21 @@ impl Session {
             (OwnedOperation::Read { buffer, .. }, Ok(())) => {
                 self.push_read(command, buffer, output);
             }
-            (
-                OwnedOperation::Read { buffer, .. } | OwnedOperation::Write { buffer, .. },
-                result,
-            ) => {
-                self.pool.put(buffer);
+            (OwnedOperation::Status { offset, len, most, extents }, Ok(())) => {
+                self.tally.done(command.kind, command.len);
+                self.scratch.clear();
+                let extents = fit(extents, offset, len, most);
+                push_status_chunk(&mut self.scratch, command.cookie, &extents);
+                output.push(&self.scratch);
+                self.scratch.clear();
+                self.scratch.shrink_to(SCRATCH_KEPT_BYTES);
+            }
+            (operation, result) => {
+                if let Some(buffer) = operation.into_buffer() {
+                    self.pool.put(buffer);
+                }
                 self.finish_write(command, result, output);
             }
-            (operation, result) => self.finish_control(command, operation, result, output),
         }
     }
 
@@ -551,27 +551,6 @@ impl Session {
                 output.push(&simple_reply(0, command.cookie));
             }
             Err(error) => self.fail(command, &error, output),
-        }
-    }
-
-    fn finish_control(
-        &mut self,
-        command: &Command,
-        operation: OwnedOperation,
-        result: Result<()>,
-        output: &mut Output,
-    ) {
-        match (operation, result) {
-            (OwnedOperation::Status { offset, len, most, extents }, Ok(())) => {
-                self.tally.done(command.kind, command.len);
-                self.scratch.clear();
-                let extents = fit(extents, offset, len, most);
-                push_status_chunk(&mut self.scratch, command.cookie, &extents);
-                output.push(&self.scratch);
-                self.scratch.clear();
-                self.scratch.shrink_to(SCRATCH_KEPT_BYTES);
-            }
-            (_, result) => self.finish_write(command, result, output),
         }
     }
 

@@ -46,7 +46,7 @@ impl Rules {
             size_bytes: geometry.size_bytes(),
             block_bytes: geometry.block_bytes,
             max_request_bytes,
-            read_only: negotiated.export.is_read_only(),
+            read_only: negotiated.export.read_only,
             structured: negotiated.structured,
             base_allocation: negotiated.base_allocation,
         }
