@@ -393,20 +393,13 @@ pub(crate) struct LimitArgs {
 #[command(next_help_heading = "Log")]
 pub(crate) struct LogArgs {
     /// Lines for people, with the time where standard error is a file; or a JSON object a line
-    #[arg(
-        long,
-        value_name = "text|json",
-        value_enum,
-        default_value = "text",
-        hide_possible_values = true
-    )]
+    #[arg(long, value_name = "text|json", default_value = "text", hide_possible_values = true)]
     pub(crate) log_format: Format,
     /// The least that is said: what is lost or does not work (error), what may soon be (warning),
     /// or what happens (info)
     #[arg(
         long,
         value_name = "error|warning|info",
-        value_enum,
         default_value = "info",
         hide_possible_values = true
     )]

@@ -1,23 +1,20 @@
 //! The control socket of a served pool: where it is, what it answers, and how commands ask.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use tidegate::device::gate::Gate;
 use tidegate::stack::{Stack, Stat};
 use tidegate::stats::{Collector, Metric, Reading, Unit};
 use tidegate::tier::Purged;
 use tidegate_serve::control::{Asked, ControlServer, Reply, Request, ask};
 use tidegate_serve::metrics::MetricsServer;
-use tidegate_serve::nbd::{ListenAddress, Statistics, StatisticsSource};
+use tidegate_serve::nbd::{ListenAddress, Statistics};
 
 use tidegate_run::PoolPaths;
 
 use crate::log::{Level, say};
-use crate::plan::DevicePlan;
+use crate::served::Served;
 use crate::snapshot::Made;
 
 /// A metric, and where it is in the statistics.
@@ -69,19 +66,6 @@ static REQUESTS: [Counted; 9] = [
 /// The pool cannot be inspected, or the directory is not the user's own.
 fn socket_of(pool: &Path) -> Result<PathBuf> {
     Ok(PoolPaths::of_pool(pool)?.socket().with_extension("serve"))
-}
-
-/// A pool that is served.
-#[derive(Clone)]
-pub(crate) struct Served {
-    pub(crate) plan: Arc<DevicePlan>,
-    /// The pool's file, which may have no name any more.
-    pub(crate) file: Arc<File>,
-    pub(crate) stack: Arc<Stack>,
-    /// Through which all changes by clients go.
-    pub(crate) gate: Arc<Gate>,
-    /// What its clients did; connections are the server's.
-    pub(crate) statistics: StatisticsSource,
 }
 
 /// Answers `tidegate stat` and `tidegate set` for `served` until the server is dropped, at the

@@ -52,6 +52,9 @@ impl ServePlan {
             let text = format!("--nbd {address} is given twice; give each address once");
             return Err(UsageError(text));
         }
+        let missing = || UsageError("a POOL or --config FILE is expected".into());
+        let pool = args.pool.clone().ok_or_else(missing)?;
+        let (device, memory) = (args.device.clone(), args.memory.clone());
         Ok(Self {
             nbd: args.nbd.clone(),
             tls: TlsFiles::of_arguments(&args.tls),
@@ -59,19 +62,7 @@ impl ServePlan {
             metrics: args.metrics.clone(),
             log_format: args.log.log_format,
             log_level: args.log.log_level,
-            devices: vec![DevicePlan::of_arguments(args)?],
-        })
-    }
-}
-
-impl DevicePlan {
-    fn of_arguments(args: &ServeArgs) -> Result<Self, UsageError> {
-        let missing = || UsageError("a POOL or --config FILE is expected".into());
-        Ok(Self {
-            pool: args.pool.clone().ok_or_else(missing)?,
-            args: args.device.clone(),
-            memory: args.memory.clone(),
-            origin: None,
+            devices: vec![DevicePlan { pool, args: device, memory, origin: None }],
         })
     }
 }

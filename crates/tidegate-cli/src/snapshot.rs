@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::control::Served;
+use crate::served::Served;
 
 /// A copy that was made.
 pub(crate) struct Made {

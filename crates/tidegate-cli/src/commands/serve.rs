@@ -22,14 +22,14 @@ use tidegate_serve::nbd::{
 };
 
 use crate::args::{DeviceArgs, ServeArgs};
-use crate::control::{self, Served};
 use crate::log::{self, Level, say, say_of};
 use crate::notify::notify;
 use crate::output::{field, line, print_lines};
 use crate::plan::{DevicePlan, ServePlan, TlsFiles};
 use crate::pool::map_to_resize;
 use crate::removed::{RemovalWatch, Watched};
-use crate::{config, signals};
+use crate::served::Served;
+use crate::{config, control, signals};
 
 /// Runs the command until a signal ends it.
 ///
@@ -312,19 +312,11 @@ fn tell_kept(one: &Served) -> io::Result<()> {
 }
 
 fn summarize(done: &Statistics, uptime: Duration) -> io::Result<()> {
-    let Statistics {
-        reads,
-        writes,
-        flushes,
-        trims,
-        caches,
-        write_zeroes,
-        block_statuses,
-        errors,
-        ..
-    } = done;
+    let Statistics { reads, writes, flushes, trims, caches, write_zeroes, block_statuses, .. } =
+        done;
     let requests = reads + writes + flushes + trims + caches + write_zeroes + block_statuses;
-    let (refused, broken) = (done.connections_refused, done.client_faults);
+    let (errors, refused) = (done.errors, done.connections_refused);
+    let broken = done.client_faults;
     line("stopped")?;
     field(
         "requests",
