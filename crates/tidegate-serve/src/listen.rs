@@ -171,9 +171,7 @@ impl Listener {
             (ListenAddress::Unix(_) | ListenAddress::Inherited, _) => Ok((socket, "unix".into())),
         }
     }
-}
 
-impl Listener {
     /// Removes the file of its unix socket, unless another server has put its own in its place: no
     /// client connects any more.
     pub(crate) fn remove_file(&self) {

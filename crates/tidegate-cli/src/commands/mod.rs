@@ -21,6 +21,7 @@ mod top;
 
 use std::process::ExitCode;
 
+use self::beside::become_program;
 use crate::args::{Cli, Command};
 
 /// Runs the command that was asked for, and returns the exit status of the process.
@@ -44,10 +45,10 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Pages(args) => pages::run(&args),
         Command::Set(args) => set::run(&args),
         Command::Supervise(args) => supervise::run(&args),
-        Command::Bench(handed) => beside::bench(&handed.args),
-        Command::Replay(handed) => beside::replay("replay", &handed.args),
-        Command::Record(handed) => beside::replay("record", &handed.args),
-        Command::Model(handed) => beside::replay("model", &handed.args),
+        Command::Bench(handed) => become_program("tidegate-bench", None, &handed.args),
+        Command::Replay(handed) => become_program("tidegate-replay", Some("replay"), &handed.args),
+        Command::Record(handed) => become_program("tidegate-replay", Some("record"), &handed.args),
+        Command::Model(handed) => become_program("tidegate-replay", Some("model"), &handed.args),
     }?;
     Ok(ExitCode::SUCCESS)
 }

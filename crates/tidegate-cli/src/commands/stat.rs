@@ -51,10 +51,8 @@ pub(crate) fn run(args: &StatArgs) -> Result<()> {
         (Found::Stack(stat), false) => print_stat(&stat)?,
         (Found::Supervisor(statistics), true) => json(&statistics)?,
         (Found::Supervisor(statistics), false) => {
-            statistics
-                .status_lines()
-                .into_iter()
-                .try_for_each(|(label, value)| field(label, value))?;
+            let mut lines = statistics.status_lines().into_iter();
+            lines.try_for_each(|(label, value)| field(label, value))?;
         }
     }
     Ok(())

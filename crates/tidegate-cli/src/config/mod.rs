@@ -147,15 +147,11 @@ fn device(document: &Document<'_>, mut table: Table<'_>) -> Option<DevicePlan> {
         control: table.with("control", parse_unix),
         delay_us: None,
     };
-    let memory = memory(&mut table);
+    let domain = table.parsed("domain");
+    let memory = MemoryArgs { domain, media: table.parsed("media").unwrap_or_default() };
     table.finish();
     if !has_pool {
         document.fault(offset, "a `[[device]]` needs its `pool`");
     }
     Some(DevicePlan { pool: pool?, args, memory, origin: Some(origin) })
-}
-
-fn memory(table: &mut Table<'_>) -> MemoryArgs {
-    let domain = table.parsed("domain");
-    MemoryArgs { domain, media: table.parsed("media").unwrap_or_default() }
 }

@@ -245,11 +245,9 @@ fn injected(kind: DeviceErrorKind, op: Op, offset: u64, len: u64) -> DeviceError
 }
 
 fn gone(op: Op, offset: u64, len: u64) -> DeviceError {
-    let op = op.name();
-    DeviceError::new(
-        DeviceErrorKind::Io,
-        format!("injected fault: the device is gone, {op} of {len} bytes at offset {offset}"),
-    )
+    let (op, why) = (op.name(), "injected fault: the device is gone");
+    let context = format!("{why}, {op} of {len} bytes at offset {offset}");
+    DeviceError::new(DeviceErrorKind::Io, context)
 }
 
 /// Leaves `most` bytes of an operation, or all that it has.

@@ -168,6 +168,16 @@ impl Geometry {
         }
         self.check(offset, len)
     }
+
+    /// Checks an operation, as [`check_write`](Self::check_write) where it changes blocks.
+    fn check_operation(&self, operation: &Operation<'_>) -> Result<()> {
+        let (offset, len) = operation.range();
+        match operation {
+            Operation::Flush => Ok(()),
+            Operation::Read { .. } | Operation::Status { .. } => self.check(offset, len),
+            _ => self.check_write(offset, len),
+        }
+    }
 }
 
 /// Refuses a block size that no device has.

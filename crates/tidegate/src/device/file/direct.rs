@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 
 use super::uring::{Force, Job, Memory, Ring, Stop};
-use super::{Backing, DeviceError, DeviceErrorKind, FileDevice, Result, WriteFlags};
+use super::{Backing, DeviceError, DeviceErrorKind, FileDevice, Result};
 use crate::device::{IoBuffer, Operation, Request};
 
 /// Rings of a device: more batches at once than any disk serves at once.
@@ -55,22 +55,11 @@ impl Direct {
         }
     }
 
-    pub(super) fn read(&self, backing: &Backing, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let mut request = [Request::new(Operation::Read { offset, buf })];
+    /// Runs one read or write.
+    pub(super) fn run_one(&self, backing: &Backing, operation: Operation<'_>) -> Result<()> {
+        let mut request = [Request::new(operation)];
         self.transfer(backing, &mut request);
-        take(&mut request[0])
-    }
-
-    pub(super) fn write(
-        &self,
-        backing: &Backing,
-        offset: u64,
-        data: &[u8],
-        flags: WriteFlags,
-    ) -> Result<()> {
-        let mut request = [Request::new(Operation::Write { offset, data, flags })];
-        self.transfer(backing, &mut request);
-        take(&mut request[0])
+        request[0].take_result().expect("a transfer stores a result")
     }
 
     /// Runs a batch: each run of reads and writes as one, what is between them alone and in order.
@@ -87,7 +76,7 @@ impl Direct {
     /// Runs reads and writes at once and stores their results.
     fn transfer(&self, backing: &Backing, requests: &mut [Request<'_>]) {
         for request in &mut *requests {
-            request.result = Some(check(backing, request));
+            request.result = Some(backing.geometry.check_operation(&request.operation));
         }
         let mut flights: Vec<_> = requests
             .iter_mut()
@@ -145,14 +134,6 @@ impl Direct {
 
 fn is_transfer(request: &Request<'_>) -> bool {
     matches!(request.operation, Operation::Read { .. } | Operation::Write { .. })
-}
-
-fn check(backing: &Backing, request: &Request<'_>) -> Result<()> {
-    let (offset, len) = request.range();
-    match request.operation {
-        Operation::Read { .. } => backing.geometry.check(offset, len),
-        _ => backing.geometry.check_write(offset, len),
-    }
 }
 
 fn job_of<'a>(operation: &'a mut Operation<'_>, bounce: Option<&'a mut IoBuffer>) -> Job<'a> {
@@ -228,10 +209,6 @@ fn refused(backing: &Backing, what: &str, errno: Errno) -> DeviceError {
         ),
         std::io::Error::from(errno),
     )
-}
-
-fn take(request: &mut Request<'_>) -> Result<()> {
-    request.take_result().expect("a transfer stores a result")
 }
 
 /// Memory aligned as `O_DIRECT` wants it, for a request whose own is not; for a write it holds the

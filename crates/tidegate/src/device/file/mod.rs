@@ -121,10 +121,10 @@ impl FileDevice {
     /// A sound read, write or flush that has something to do.
     fn is_for_engine(&self, operation: &Operation<'_>) -> bool {
         let geometry = &self.backing.geometry;
-        let (offset, len) = operation.range();
         match operation {
-            Operation::Read { .. } => len > 0 && geometry.check(offset, len).is_ok(),
-            Operation::Write { .. } => len > 0 && geometry.check_write(offset, len).is_ok(),
+            Operation::Read { .. } | Operation::Write { .. } => {
+                operation.range().1 > 0 && geometry.check_operation(operation).is_ok()
+            }
             Operation::Flush => !geometry.read_only,
             _ => false,
         }
@@ -259,7 +259,7 @@ impl BlockDevice for FileDevice {
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.backing.geometry.check(offset, buf.len() as u64)?;
         match &self.direct {
-            Some(direct) => direct.read(&self.backing, offset, buf),
+            Some(direct) => direct.run_one(&self.backing, Operation::Read { offset, buf }),
             None => self.backing.read_buffered(offset, buf),
         }
     }
@@ -267,7 +267,7 @@ impl BlockDevice for FileDevice {
     fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
         self.backing.geometry.check_write(offset, data.len() as u64)?;
         match &self.direct {
-            Some(direct) => direct.write(&self.backing, offset, data, flags),
+            Some(direct) => direct.run_one(&self.backing, Operation::Write { offset, data, flags }),
             None => self.backing.write_buffered(offset, data, flags),
         }
     }
