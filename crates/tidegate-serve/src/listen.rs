@@ -83,6 +83,7 @@ impl fmt::Display for ListenAddress {
 pub(crate) struct Listener {
     socket: OwnedFd,
     address: ListenAddress,
+    /// The device and inode of the file of our unix socket.
     file: Option<(u64, u64)>,
 }
 

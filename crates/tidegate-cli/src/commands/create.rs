@@ -11,7 +11,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use rustix::fs::{FallocateFlags, StatVfsMountFlags};
 use tidegate::dram::{Policy, TierSpec};
 use tidegate::log::LogEngine;
@@ -73,11 +73,8 @@ fn check_size(pool: &Path, engine: &dyn Engine, plan: &dyn Plan, asked: Size) ->
 /// The region to write the pool to: a new file, or what is there once it may be overwritten.
 fn prepare(args: &CreateArgs) -> Result<Region> {
     let metadata = match std::fs::metadata(&args.pool) {
-        Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return create_file(args),
-        Err(error) => {
-            return Err(anyhow!(error).context(format!("cannot inspect {}", args.pool.display())));
-        }
+        found => found.with_context(|| format!("cannot inspect {}", args.pool.display()))?,
     };
     let is_device = metadata.file_type().is_char_device();
     if metadata.is_file() && metadata.len() == 0 {
@@ -150,8 +147,8 @@ fn check_space(path: &Path, size: Size, present_bytes: u64) -> Result<()> {
 fn erase(region: &Region) -> Result<()> {
     match pool::erase(region) {
         // Too small for any pool: there is no header to keep half of.
-        Ok(()) | Err(PoolError::TooSmall { .. }) => Ok(()),
-        Err(error) => Err(anyhow!(error).context(in_pool(region))),
+        Err(PoolError::TooSmall { .. }) => Ok(()),
+        erased => erased.with_context(|| in_pool(region)),
     }
 }
 
