@@ -96,45 +96,30 @@ pub(crate) enum Command {
     #[command(hide = true)]
     Supervise(SuperviseArgs),
     /// Measure Tidegate beside its peers on this machine; `tidegate bench --help` tells what
-    #[command(
-        disable_help_flag = true,
-        disable_version_flag = true,
-        after_help = "Examples:
+    #[command(after_help = "Examples:
   tidegate bench block --threads 1,2
-  tidegate bench nbd --policies btt,peer:nbdkit-memory --iodepth 32"
-    )]
+  tidegate bench nbd --policies btt,peer:nbdkit-memory --iodepth 32")]
     Bench(HandedArgs),
     /// Play a trace of your workload through Tidegate's tiers, and choose; `tidegate replay --help`
     /// tells how
-    #[command(
-        disable_help_flag = true,
-        disable_version_flag = true,
-        after_help = "Examples:
+    #[command(after_help = "Examples:
   tidegate replay app.strace --schemes dram,sccm,afcm,tidegate --pmem 10
-  tidegate replay app.csv.zst --report out"
-    )]
+  tidegate replay app.csv.zst --report out")]
     Replay(HandedArgs),
     /// Make a trace of a running program, for `tidegate replay`; `tidegate record --help` tells how
-    #[command(
-        disable_help_flag = true,
-        disable_version_flag = true,
-        after_help = "Examples:
+    #[command(after_help = "Examples:
   tidegate record -- sqlite3 app.db
-  tidegate record -o build.csv.zst --include '/home/*' -- make"
-    )]
+  tidegate record -o build.csv.zst --include '/home/*' -- make")]
     Record(HandedArgs),
     /// Model a machine with many cores in virtual time; `tidegate model --help` tells how
-    #[command(
-        disable_help_flag = true,
-        disable_version_flag = true,
-        after_help = "Examples:
-  tidegate model --cores 36 --policies btt,transit,pmbd --iodepth 1,128"
-    )]
+    #[command(after_help = "Examples:
+  tidegate model --cores 36 --policies btt,transit,pmbd --iodepth 1,128")]
     Model(HandedArgs),
 }
 
 /// Arguments for a program beside this one.
 #[derive(Debug, Args)]
+#[command(disable_help_flag = true, disable_version_flag = true)]
 pub(crate) struct HandedArgs {
     /// What to do, and how: handed to `tidegate-bench` or `tidegate-replay`, the program beside
     /// this one that does it
@@ -164,7 +149,6 @@ a slower disk, which `serve --backing` names, and makes its writes durable. `log
 writes alone; `tidegate run` also makes one by itself.")]
 pub(crate) struct CreateArgs {
     /// The pool's file or devdax device
-    #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
     /// What keeps data in the pool
     #[arg(long, value_name = "ENGINE", value_parser = parse_engine, help = engine_help())]
@@ -236,7 +220,6 @@ fn parse_engine(name: &str) -> Result<&'static dyn Engine, String> {
   tidegate info /mnt/pmem/pool --dram transit:512M")]
 pub(crate) struct InfoArgs {
     /// The pool's file or devdax device
-    #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
     /// Show also what such a write cache before the pool would be: slots, sets, and what they cost
     /// in DRAM
@@ -259,7 +242,6 @@ Prints a line for each finding. The pool must not be in use. Without --repair no
 Exit status: 0 the pool is whole (or was made so by --repair); 1 it is damaged.")]
 pub(crate) struct CheckArgs {
     /// The pool's file or devdax device
-    #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
     /// Repair what the pool itself proves: info blocks, superblocks, headers, tail and limit of a
     /// log from their other copy; entries of a BTT's map and flog from the rest of it; one changed
@@ -289,7 +271,6 @@ pub(crate) struct CheckArgs {
 The last line printed at start is `ready`; clients may connect from then on. SIGTERM and SIGINT \
 stop the server after it has finished what it accepted, written the DRAM tier back, and written \
 what a log or a cache has for the backing to that, unless --keep-dirty is given.")]
-#[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 pub(crate) struct ServeArgs {
     /// The pool's file or devdax device
     #[arg(value_name = "POOL", required_unless_present = "config")]
@@ -305,6 +286,25 @@ pub(crate) struct ServeArgs {
         required_unless_present = "config"
     )]
     pub(crate) nbd: Vec<ListenAddress>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    /// Show the metrics to Prometheus here, at /metrics; all that reach the address can read them
+    #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH")]
+    pub(crate) metrics: Option<ListenAddress>,
+    #[command(flatten)]
+    pub(crate) tls: TlsArgs,
+    #[command(flatten)]
+    pub(crate) limits: LimitArgs,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+}
+
+/// How `tidegate serve` offers a pool, and what is before and behind it.
+#[derive(Debug, Clone, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
+pub(crate) struct DeviceArgs {
     /// Name of the export; clients that ask for no name get it too
     #[arg(long, value_name = "NAME", default_value = "")]
     pub(crate) export: String,
@@ -344,20 +344,9 @@ pub(crate) struct ServeArgs {
     /// pool without it
     #[arg(long, value_name = "unix:PATH", value_parser = parse_unix)]
     pub(crate) control: Option<PathBuf>,
-    /// Show the metrics to Prometheus here, at /metrics; all that reach the address can read them
-    #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH")]
-    pub(crate) metrics: Option<ListenAddress>,
-    #[command(flatten)]
-    pub(crate) tls: TlsArgs,
-    #[command(flatten)]
-    pub(crate) limits: LimitArgs,
-    #[command(flatten)]
-    pub(crate) log: LogArgs,
     /// Delay each request by so many microseconds: for tests and demonstrations
     #[arg(long, value_name = "MICROSECONDS", hide = true)]
     pub(crate) delay_us: Option<u64>,
-    #[command(flatten)]
-    pub(crate) memory: MemoryArgs,
 }
 
 /// Transport security of `tidegate serve`.
@@ -405,20 +394,13 @@ pub(crate) struct LimitArgs {
 #[command(next_help_heading = "Log")]
 pub(crate) struct LogArgs {
     /// Lines for people, with the time where standard error is a file; or a JSON object a line
-    #[arg(
-        long,
-        value_name = "text|json",
-        value_enum,
-        default_value = "text",
-        hide_possible_values = true
-    )]
+    #[arg(long, value_name = "text|json", default_value = "text", hide_possible_values = true)]
     pub(crate) log_format: Format,
     /// The least that is said: what is lost or does not work (error), what may soon be (warning),
     /// or what happens (info)
     #[arg(
         long,
         value_name = "error|warning|info",
-        value_enum,
         default_value = "info",
         hide_possible_values = true
     )]
@@ -434,15 +416,10 @@ pub(crate) enum ConfigCommand {
 
 Nothing is opened: pools, keys and addresses are looked at by `serve`. Exit status: 0 nothing is \
 wrong; 1 something is.")]
-    Check(ConfigFileArgs),
-}
-
-/// Arguments of `tidegate config check`.
-#[derive(Debug, Args)]
-pub(crate) struct ConfigFileArgs {
-    /// The file
-    #[arg(value_name = "FILE")]
-    pub(crate) file: PathBuf,
+    Check {
+        /// The file
+        file: PathBuf,
+    },
 }
 
 /// Arguments of `tidegate run`.
@@ -511,7 +488,6 @@ pub(crate) struct RunArgs {
 `tidegate run` and `tidegate serve` do the same before they start.")]
 pub(crate) struct RecoverArgs {
     /// The log or cache pool's file or devdax device
-    #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
     /// Throw the log away: writes that only it has are lost
     #[arg(long, conflicts_with = "replay")]
@@ -532,7 +508,6 @@ pub(crate) struct RecoverArgs {
   tidegate flush /mnt/pmem/cache --purge")]
 pub(crate) struct FlushArgs {
     /// The log or cache pool's file or devdax device
-    #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
     /// Of a cache pool: give up all pages afterwards, so that the cache is empty. Pages that
     /// clients write or read meanwhile may stay
@@ -575,7 +550,6 @@ pub(crate) struct SnapshotArgs {
     #[arg(value_name = "POOL|SOCKET")]
     pub(crate) target: PathBuf,
     /// The file that is made
-    #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
 }
 
@@ -658,7 +632,6 @@ pub(crate) fn parse_unix(text: &str) -> Result<PathBuf, String> {
 #[derive(Debug, Args)]
 pub(crate) struct SuperviseArgs {
     /// The log pool's file or devdax device, absolute
-    #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
     /// As for `recover`
     #[arg(long)]

@@ -1,7 +1,6 @@
 //! The control socket of a served pool: where it is, what it answers, and how commands ask.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -10,41 +9,55 @@ use tidegate::stats::{Collector, Metric, Reading, Unit};
 use tidegate::tier::Purged;
 use tidegate_serve::control::{Asked, ControlServer, Reply, Request, ask};
 use tidegate_serve::metrics::MetricsServer;
-use tidegate_serve::nbd::{ListenAddress, Statistics, StatisticsSource};
+use tidegate_serve::nbd::{ListenAddress, Statistics};
 
 use tidegate_run::PoolPaths;
 
 use crate::log::{Level, say};
-use crate::snapshot::{Made, Source};
+use crate::served::Served;
+use crate::snapshot::Made;
 
-const CONNECTIONS_OPEN: Metric =
-    Metric::gauge("connections_open", Unit::Count, "Connections open now");
-const CONNECTIONS: Metric = Metric::counter("connections", Unit::Count, "Connections taken");
-const CONNECTIONS_REFUSED: Metric = Metric::counter(
-    "connections_refused",
-    Unit::Count,
-    "Connections refused because there were too many",
-);
-const CLIENT_FAULTS: Metric = Metric::counter(
-    "client_faults",
-    Unit::Count,
-    "Connections closed because the client broke the protocol or its socket failed",
-);
-const READS: Metric = Metric::counter("reads", Unit::Count, "Read requests answered");
-const WRITES: Metric = Metric::counter("writes", Unit::Count, "Write requests answered");
-const FLUSHES: Metric = Metric::counter("flushes", Unit::Count, "Flush requests answered");
-const TRIMS: Metric = Metric::counter("trims", Unit::Count, "Trim requests answered");
-const WRITE_ZEROES: Metric =
-    Metric::counter("write_zeroes", Unit::Count, "Write-zeroes requests answered");
-const READ_BYTES: Metric = Metric::counter("read_bytes", Unit::Bytes, "Bytes of data read");
-const WRITTEN_BYTES: Metric =
-    Metric::counter("written_bytes", Unit::Bytes, "Bytes of data written");
-const ERRORS: Metric = Metric::counter("errors", Unit::Count, "Requests answered with an error");
-const FAILURES: Metric = Metric::counter(
-    "failures",
-    Unit::Count,
-    "Sound requests answered with an error: the device failed, or there was no memory",
-);
+/// A metric, and where it is in the statistics.
+type Counted = (Metric, fn(&Statistics) -> u64);
+
+const fn count(name: &'static str, help: &'static str) -> Metric {
+    Metric::counter(name, Unit::Count, help)
+}
+
+static CONNECTIONS: [Counted; 4] = [
+    (Metric::gauge("connections_open", Unit::Count, "Connections open now"), |it| {
+        it.connections_open
+    }),
+    (count("connections", "Connections taken"), |it| it.connections),
+    (count("connections_refused", "Connections refused because there were too many"), |it| {
+        it.connections_refused
+    }),
+    (
+        count(
+            "client_faults",
+            "Connections closed because the client broke the protocol or its socket failed",
+        ),
+        |it| it.client_faults,
+    ),
+];
+
+static REQUESTS: [Counted; 9] = [
+    (count("reads", "Read requests answered"), |it| it.reads),
+    (Metric::counter("read_bytes", Unit::Bytes, "Bytes of data read"), |it| it.read_bytes),
+    (count("writes", "Write requests answered"), |it| it.writes),
+    (Metric::counter("written_bytes", Unit::Bytes, "Bytes of data written"), |it| it.written_bytes),
+    (count("flushes", "Flush requests answered"), |it| it.flushes),
+    (count("trims", "Trim requests answered"), |it| it.trims),
+    (count("write_zeroes", "Write-zeroes requests answered"), |it| it.write_zeroes),
+    (count("errors", "Requests answered with an error"), |it| it.errors),
+    (
+        count(
+            "failures",
+            "Sound requests answered with an error: the device failed, or there was no memory",
+        ),
+        |it| it.failures,
+    ),
+];
 
 /// The control socket of the pool at `pool`, wherever that is served. Only the user has access to
 /// its directory.
@@ -55,37 +68,21 @@ fn socket_of(pool: &Path) -> Result<PathBuf> {
     Ok(PoolPaths::of_pool(pool)?.socket().with_extension("serve"))
 }
 
-/// A pool that is served.
-#[derive(Clone)]
-pub(crate) struct Served {
-    /// The name of its export.
-    pub(crate) export: String,
-    pub(crate) stack: Arc<Stack>,
-    /// What its clients did; connections are the server's.
-    pub(crate) statistics: StatisticsSource,
-    /// For a copy of the pool.
-    pub(crate) source: Source,
-}
-
 /// Answers `tidegate stat` and `tidegate set` for `served` until the server is dropped, at the
-/// socket of the pool at `pool`, and at `socket` too.
+/// socket of its pool, and at the one that its plan names too.
 ///
 /// # Errors
-/// Nothing can listen at `socket`.
-pub(crate) fn listen(
-    pool: &Path,
-    socket: Option<&Path>,
-    served: &Served,
-) -> Result<Vec<ControlServer>> {
+/// Nothing can listen at the one of the plan.
+pub(crate) fn listen(served: &Served) -> Result<Vec<ControlServer>> {
     let start = |path: PathBuf| {
         let served = served.clone();
         ControlServer::start(&[path], move |request| answer(&request, &served))
     };
     let mut servers = Vec::new();
-    if let Some(socket) = socket {
-        servers.push(start(socket.to_owned())?);
+    if let Some(socket) = &served.plan.args.control {
+        servers.push(start(socket.clone())?);
     }
-    match socket_of(pool).and_then(|path| Ok(start(path)?)) {
+    match socket_of(&served.plan.pool).and_then(|path| Ok(start(path)?)) {
         Ok(server) => servers.push(server),
         // The pool is served all the same.
         Err(error) => {
@@ -110,12 +107,12 @@ pub(crate) fn show_metrics(address: &ListenAddress, served: &[Served]) -> Result
 fn readings(served: &[Served]) -> Vec<Reading> {
     let mut collector = Collector::default();
     collector.extend(connections(served));
-    for Served { export, stack, statistics, .. } in served {
+    for Served { plan, stack, statistics, .. } in served {
         let mut own = Collector::default();
-        in_front_end(&mut own, |it| collect_requests(&statistics.snapshot(), it));
+        in_front_end(&mut own, |it| collect(&REQUESTS, &statistics.snapshot(), it));
         stack.metrics(&mut own);
         let own = stack.since_reset(own.finish());
-        match export.as_str() {
+        match plan.args.export.as_str() {
             "" => collector.extend(own),
             name => collector.labelled("export", name, |it| it.extend(own)),
         }
@@ -127,7 +124,7 @@ fn readings(served: &[Served]) -> Vec<Reading> {
 fn connections(served: &[Served]) -> Vec<Reading> {
     let Some(first) = served.first() else { return Vec::new() };
     let mut collector = Collector::default();
-    in_front_end(&mut collector, |it| collect_connections(&first.statistics.snapshot(), it));
+    in_front_end(&mut collector, |it| collect(&CONNECTIONS, &first.statistics.snapshot(), it));
     match served {
         [only] => only.stack.since_reset(collector.finish()),
         _ => collector.finish(),
@@ -146,7 +143,7 @@ fn answer(request: &Request, served: &Served) -> Reply {
         Request::Reset => Reply::Stat { stat: Box::new(served.stack.reset(front_end(served))) },
         Request::Set { settings } => set(&served.stack, settings),
         Request::Purge => purge(&served.stack),
-        Request::Snapshot { file } => snapshot(&served.source, file),
+        Request::Snapshot { file } => snapshot(served, file),
     }
 }
 
@@ -155,8 +152,8 @@ fn front_end(served: &Served) -> impl FnOnce(&mut Collector) {
     let found = served.statistics.snapshot();
     move |collector| {
         in_front_end(collector, |collector| {
-            collect_connections(&found, collector);
-            collect_requests(&found, collector);
+            collect(&CONNECTIONS, &found, collector);
+            collect(&REQUESTS, &found, collector);
         });
     }
 }
@@ -168,8 +165,8 @@ fn purge(stack: &Stack) -> Reply {
     }
 }
 
-fn snapshot(source: &Source, file: &Path) -> Reply {
-    match source.copy_to(file) {
+fn snapshot(served: &Served, file: &Path) -> Reply {
+    match served.copy_to(file) {
         Ok(Made { bytes, held, backing }) => {
             let held_ns = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);
             Reply::Snapshot { bytes, held_ns, backing }
@@ -191,30 +188,9 @@ fn set(stack: &Stack, settings: &[(String, String)]) -> Reply {
     Reply::Set
 }
 
-fn collect_connections(found: &Statistics, collector: &mut Collector) {
-    for (metric, value) in [
-        (&CONNECTIONS_OPEN, found.connections_open),
-        (&CONNECTIONS, found.connections),
-        (&CONNECTIONS_REFUSED, found.connections_refused),
-        (&CLIENT_FAULTS, found.client_faults),
-    ] {
-        collector.add(metric, value);
-    }
-}
-
-fn collect_requests(found: &Statistics, collector: &mut Collector) {
-    for (metric, value) in [
-        (&READS, found.reads),
-        (&READ_BYTES, found.read_bytes),
-        (&WRITES, found.writes),
-        (&WRITTEN_BYTES, found.written_bytes),
-        (&FLUSHES, found.flushes),
-        (&TRIMS, found.trims),
-        (&WRITE_ZEROES, found.write_zeroes),
-        (&ERRORS, found.errors),
-        (&FAILURES, found.failures),
-    ] {
-        collector.add(metric, value);
+fn collect(table: &[Counted], found: &Statistics, collector: &mut Collector) {
+    for (metric, value) in table {
+        collector.add(metric, value(found));
     }
 }
 
@@ -228,20 +204,34 @@ pub(crate) enum Answer<T> {
     Supervisor,
 }
 
-/// Asks the server at `socket` for its statistics.
+impl<T> Answer<T> {
+    /// The answer to what only a server can do.
+    ///
+    /// # Errors
+    /// None serves `target`; `no_server` or `supervisor` ends the message.
+    fn of_server(self, target: &Path, no_server: &str, supervisor: &str) -> Result<T> {
+        let shown = target.display();
+        match self {
+            Self::Of(answer) => Ok(answer),
+            Self::Nobody => bail!("{shown} is not served: {no_server}"),
+            Self::Supervisor => bail!("{shown} is {supervisor}"),
+        }
+    }
+}
+
+/// Asks the server that listens at `target`, or serves the pool there, for its statistics.
 ///
 /// # Errors
 /// It does not answer, or refuses.
-pub(crate) fn stat_at(socket: &Path) -> Result<Answer<Stat>> {
-    statistics_at(socket, &Request::Stat)
+pub(crate) fn stat_of(target: &Path) -> Result<Answer<Stat>> {
+    statistics(target, &Request::Stat)
 }
 
-fn statistics_at(socket: &Path, asked: &Request) -> Result<Answer<Stat>> {
-    Ok(match request(socket, socket, asked)? {
-        Answer::Of(Reply::Stat { stat }) => Answer::Of(*stat),
-        Answer::Of(_) => bail!("{}: the server gave an answer of another kind", socket.display()),
-        Answer::Nobody => Answer::Nobody,
-        Answer::Supervisor => Answer::Supervisor,
+fn statistics(target: &Path, asked: &Request) -> Result<Answer<Stat>> {
+    let socket = socket_at(target)?;
+    request(&socket, &socket, asked, |reply| match reply {
+        Reply::Stat { stat } => Some(*stat),
+        _ => None,
     })
 }
 
@@ -251,17 +241,11 @@ fn statistics_at(socket: &Path, asked: &Request) -> Result<Answer<Stat>> {
 /// # Errors
 /// No server has it open, or it refuses.
 pub(crate) fn reset_at(target: &Path) -> Result<Stat> {
-    let socket = if is_socket(target) { target.to_owned() } else { socket_of(target)? };
-    let shown = target.display();
-    match statistics_at(&socket, &Request::Reset)? {
-        Answer::Of(stat) => Ok(stat),
-        Answer::Nobody => {
-            bail!("{shown} is not served: counters are a server's, which begins with 0")
-        }
-        Answer::Supervisor => {
-            bail!("{shown} is of a supervisor of `tidegate run`: its counters begin with it")
-        }
-    }
+    statistics(target, &Request::Reset)?.of_server(
+        target,
+        "counters are a server's, which begins with 0",
+        "of a supervisor of `tidegate run`: its counters begin with it",
+    )
 }
 
 /// Has the server of the pool at `pool` write all that it holds to the backing, and give it up.
@@ -270,22 +254,10 @@ pub(crate) fn reset_at(target: &Path) -> Result<Stat> {
 /// # Errors
 /// The server does not answer, or the backing or the memory failed.
 pub(crate) fn purge_of(pool: &Path) -> Result<Answer<Purged>> {
-    Ok(match request(pool, &socket_of(pool)?, &Request::Purge)? {
-        Answer::Of(Reply::Purged { freed_bytes, left_bytes }) => {
-            Answer::Of(Purged { freed_bytes, left_bytes })
-        }
-        Answer::Of(_) => bail!("{}: the server gave an answer of another kind", pool.display()),
-        Answer::Nobody => Answer::Nobody,
-        Answer::Supervisor => Answer::Supervisor,
+    request(pool, &socket_of(pool)?, &Request::Purge, |reply| match reply {
+        Reply::Purged { freed_bytes, left_bytes } => Some(Purged { freed_bytes, left_bytes }),
+        _ => None,
     })
-}
-
-/// Asks the server of the pool at `pool` for its statistics.
-///
-/// # Errors
-/// As for [`stat_at`].
-pub(crate) fn stat_of(pool: &Path) -> Result<Answer<Stat>> {
-    stat_at(&socket_of(pool)?)
 }
 
 /// Has the server that listens at `target`, or serves the pool there, change `settings`.
@@ -293,18 +265,12 @@ pub(crate) fn stat_of(pool: &Path) -> Result<Answer<Stat>> {
 /// # Errors
 /// No server has it open, or a setting cannot be changed.
 pub(crate) fn set_at(target: &Path, settings: Vec<(String, String)>) -> Result<()> {
-    let is_socket = is_socket(target);
-    let socket = if is_socket { target.to_owned() } else { socket_of(target)? };
-    let shown = target.display();
-    match request(target, &socket, &Request::Set { settings })? {
-        Answer::Of(_) => Ok(()),
-        Answer::Nobody => {
-            bail!("{shown} is not served: settings are a server's; start `tidegate serve` first")
-        }
-        Answer::Supervisor => {
-            bail!("{shown} is the socket of a supervisor of `tidegate run`, which has no settings")
-        }
-    }
+    let set = Request::Set { settings };
+    request(target, &socket_at(target)?, &set, |_| Some(()))?.of_server(
+        target,
+        "settings are a server's; start `tidegate serve` first",
+        "the socket of a supervisor of `tidegate run`, which has no settings",
+    )
 }
 
 /// Has the server at `target` copy its pool, or the backing of that, to `file`.
@@ -312,19 +278,24 @@ pub(crate) fn set_at(target: &Path, settings: Vec<(String, String)>) -> Result<(
 /// # Errors
 /// No server has the pool open, or it cannot be copied.
 pub(crate) fn snapshot_at(target: &Path, file: &Path) -> Result<Made> {
-    let socket = if is_socket(target) { target.to_owned() } else { socket_of(target)? };
+    let socket = socket_at(target)?;
     let file = std::path::absolute(file).context("cannot tell where this process is")?;
-    let shown = target.display();
-    match request(target, &socket, &Request::Snapshot { file })? {
-        Answer::Of(Reply::Snapshot { bytes, held_ns, backing }) => {
-            Ok(Made { bytes, held: Duration::from_nanos(held_ns), backing })
+    let made = request(target, &socket, &Request::Snapshot { file }, |reply| match reply {
+        Reply::Snapshot { bytes, held_ns, backing } => {
+            Some(Made { bytes, held: Duration::from_nanos(held_ns), backing })
         }
-        Answer::Of(_) => bail!("{shown}: the server gave an answer of another kind"),
-        Answer::Nobody => bail!("{shown} is not served: copy its file as it is"),
-        Answer::Supervisor => {
-            bail!("{shown} is of a supervisor of `tidegate run`: copy the files that it is for")
-        }
-    }
+        _ => None,
+    });
+    made?.of_server(
+        target,
+        "copy its file as it is",
+        "of a supervisor of `tidegate run`: copy the files that it is for",
+    )
+}
+
+/// The control socket that is `target`, or that of the pool there.
+fn socket_at(target: &Path) -> Result<PathBuf> {
+    if is_socket(target) { Ok(target.to_owned()) } else { socket_of(target) }
 }
 
 /// A socket is at `path`.
@@ -333,12 +304,24 @@ pub(crate) fn is_socket(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| found.file_type().is_socket())
 }
 
-/// Sends a request to the server at `socket`, which errors call `named`.
-fn request(named: &Path, socket: &Path, request: &Request) -> Result<Answer<Reply>> {
-    let asked = ask(socket, request);
-    match asked.with_context(|| format!("the server at {} does not answer", socket.display()))? {
-        Asked::Reply(Reply::Failed { message }) => bail!("{}: {message}", named.display()),
-        Asked::Reply(reply) => Ok(Answer::Of(reply)),
+/// Asks the server at `socket` for `asked`; `of` takes the answer out of the reply of that kind.
+///
+/// # Errors
+/// The server does not answer, refuses, or replies something else. `named` is what the user named.
+fn request<T>(
+    named: &Path,
+    socket: &Path,
+    asked: &Request,
+    of: impl FnOnce(Reply) -> Option<T>,
+) -> Result<Answer<T>> {
+    let shown = named.display();
+    let answer = ask(socket, asked);
+    match answer.with_context(|| format!("the server at {} does not answer", socket.display()))? {
+        Asked::Reply(Reply::Failed { message }) => bail!("{shown}: {message}"),
+        Asked::Reply(reply) => match of(reply) {
+            Some(answer) => Ok(Answer::Of(answer)),
+            None => bail!("{shown}: the server gave an answer of another kind"),
+        },
         Asked::Nobody => Ok(Answer::Nobody),
         Asked::Other => Ok(Answer::Supervisor),
     }

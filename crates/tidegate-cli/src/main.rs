@@ -14,6 +14,7 @@ mod output;
 mod plan;
 mod pool;
 mod removed;
+mod served;
 mod signals;
 mod snapshot;
 

@@ -5,9 +5,9 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt;
-
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use crate::log::{Level, say};
 
@@ -24,11 +24,9 @@ pub(crate) fn notify(state: &str) {
 
 fn send(socket: &OsStr, state: &str) -> io::Result<()> {
     let address = match socket.as_bytes() {
-        [b'@', name @ ..] => SocketAddrUnix::new_abstract_name(name)?,
-        path => SocketAddrUnix::new(path)?,
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+        _ => SocketAddr::from_pathname(socket)?,
     };
-    let flags = SocketFlags::CLOEXEC;
-    let ours = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-    rustix::net::sendto(&ours, state.as_bytes(), SendFlags::NOSIGNAL, &address)?;
+    UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address)?;
     Ok(())
 }

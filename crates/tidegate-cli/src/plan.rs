@@ -3,11 +3,9 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use tidegate::backing::BackingUrl;
-use tidegate::dram::TierSpec;
 use tidegate_serve::nbd::{Limits, ListenAddress, TlsMode};
 
-use crate::args::{LimitArgs, MemoryArgs, ServeArgs, TlsArgs, TlsWhen};
+use crate::args::{DeviceArgs, LimitArgs, MemoryArgs, ServeArgs, TlsArgs, TlsWhen};
 use crate::log::{Format, Level};
 use crate::output::UsageError;
 
@@ -25,19 +23,9 @@ pub(crate) struct ServePlan {
 
 /// A pool, with what stands before and behind it, and the export that it is offered as.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 pub(crate) struct DevicePlan {
     pub(crate) pool: PathBuf,
-    pub(crate) export: String,
-    pub(crate) dram: TierSpec,
-    pub(crate) backing: Option<BackingUrl>,
-    pub(crate) mode: Option<String>,
-    pub(crate) atomic_flush: bool,
-    pub(crate) keep_dirty: bool,
-    pub(crate) force: bool,
-    pub(crate) read_only: bool,
-    pub(crate) control: Option<PathBuf>,
-    pub(crate) delay_us: Option<u64>,
+    pub(crate) args: DeviceArgs,
     pub(crate) memory: MemoryArgs,
     /// Where a file names it, for errors.
     pub(crate) origin: Option<String>,
@@ -64,6 +52,9 @@ impl ServePlan {
             let text = format!("--nbd {address} is given twice; give each address once");
             return Err(UsageError(text));
         }
+        let missing = || UsageError("a POOL or --config FILE is expected".into());
+        let pool = args.pool.clone().ok_or_else(missing)?;
+        let (device, memory) = (args.device.clone(), args.memory.clone());
         Ok(Self {
             nbd: args.nbd.clone(),
             tls: TlsFiles::of_arguments(&args.tls),
@@ -71,34 +62,13 @@ impl ServePlan {
             metrics: args.metrics.clone(),
             log_format: args.log.log_format,
             log_level: args.log.log_level,
-            devices: vec![DevicePlan::of_arguments(args)?],
-        })
-    }
-}
-
-impl DevicePlan {
-    fn of_arguments(args: &ServeArgs) -> Result<Self, UsageError> {
-        let missing = || UsageError("a POOL or --config FILE is expected".into());
-        Ok(Self {
-            pool: args.pool.clone().ok_or_else(missing)?,
-            export: args.export.clone(),
-            dram: args.dram,
-            backing: args.backing.clone(),
-            mode: args.mode.clone(),
-            atomic_flush: args.atomic_flush,
-            keep_dirty: args.keep_dirty,
-            force: args.force,
-            read_only: args.read_only,
-            control: args.control.clone(),
-            delay_us: args.delay_us,
-            memory: args.memory.clone(),
-            origin: None,
+            devices: vec![DevicePlan { pool, args: device, memory, origin: None }],
         })
     }
 }
 
 impl TlsFiles {
-    fn of_arguments(args: &TlsArgs) -> Option<Self> {
+    pub(crate) fn of_arguments(args: &TlsArgs) -> Option<Self> {
         let mode = match args.tls {
             Some(TlsWhen::Require) | None => TlsMode::Required,
             Some(TlsWhen::Allow) => TlsMode::Optional,

@@ -4,25 +4,12 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use tidegate::device::gate::Gate;
-use tidegate::stack::Stack;
 
-/// What a copy of a served pool needs.
-#[derive(Clone)]
-pub(crate) struct Source {
-    /// Where the pool's file was when it was opened.
-    pub(crate) pool: PathBuf,
-    /// The pool's file, which may have no name any more.
-    pub(crate) file: Arc<File>,
-    pub(crate) stack: Arc<Stack>,
-    /// Through which all changes by clients go.
-    pub(crate) gate: Arc<Gate>,
-}
+use crate::served::Served;
 
 /// A copy that was made.
 pub(crate) struct Made {
@@ -33,7 +20,7 @@ pub(crate) struct Made {
     pub(crate) backing: Option<String>,
 }
 
-impl Source {
+impl Served {
     /// Copies the pool to `file`: holds changes of clients back, has the tiers above the pool write
     /// what they hold, and copies. Where a backing has a part of the data, all tiers write what
     /// they hold to it, and the backing is copied. On a file system that can, the copy shares
@@ -42,7 +29,7 @@ impl Source {
     /// # Errors
     /// The pool is no file; there is a file already; a tier or a disk fails.
     pub(crate) fn copy_to(&self, file: &Path) -> Result<Made> {
-        let (pool, to) = (self.pool.display(), file.display());
+        let (pool, to) = (self.plan.pool.display(), file.display());
         let pool_file = match self.stack.description().backing {
             Some(_) => None,
             None => Some(self.open_pool()?),
@@ -59,7 +46,7 @@ impl Source {
     }
 
     fn open_pool(&self) -> Result<File> {
-        let pool = self.pool.display();
+        let pool = self.plan.pool.display();
         // With a position of its own.
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let file = File::open(path).with_context(|| format!("cannot open {pool}"))?;

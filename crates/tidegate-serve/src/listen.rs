@@ -83,7 +83,8 @@ impl fmt::Display for ListenAddress {
 pub(crate) struct Listener {
     socket: OwnedFd,
     address: ListenAddress,
-    file: Option<SocketFile>,
+    /// The device and inode of the file of our unix socket.
+    file: Option<(u64, u64)>,
 }
 
 impl Listener {
@@ -136,7 +137,7 @@ impl Listener {
         rustix::net::bind(&socket, &SocketAddrUnix::new(path).map_err(failed)?).map_err(failed)?;
         // No client can connect before `listen`, so that none can before the mode is set.
         rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(failed)?;
-        let file = SocketFile::at(path);
+        let file = file_at(path).ok();
         rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
         let address = ListenAddress::Unix(path.to_owned());
         Ok(Self { socket, address, file })
@@ -171,13 +172,14 @@ impl Listener {
             (ListenAddress::Unix(_) | ListenAddress::Inherited, _) => Ok((socket, "unix".into())),
         }
     }
-}
 
-impl Listener {
-    /// Removes the file of its unix socket: no client connects any more.
+    /// Removes the file of its unix socket, unless another server has put its own in its place: no
+    /// client connects any more.
     pub(crate) fn remove_file(&self) {
-        if let Some(file) = &self.file {
-            file.remove();
+        if let (ListenAddress::Unix(path), Some(ours)) = (&self.address, self.file)
+            && file_at(path).is_ok_and(|found| found == ours)
+        {
+            let _ = std::fs::remove_file(path);
         }
     }
 }
@@ -255,8 +257,8 @@ impl Claim {
                 Ok(()) => {}
             }
             // Its last holder may have removed the file since it was opened.
-            let (ours, there) = (locked.metadata().map_err(failed)?, path.symlink_metadata());
-            if there.is_ok_and(|it| (it.dev(), it.ino()) == (ours.dev(), ours.ino())) {
+            let ours = locked.metadata().map_err(failed)?;
+            if file_at(&path).is_ok_and(|there| there == (ours.dev(), ours.ino())) {
                 return Ok(Self { path, _locked: locked });
             }
         }
@@ -278,27 +280,10 @@ fn in_use(socket: &Path) -> ServeError {
     ))
 }
 
-/// The file of our unix socket.
-struct SocketFile {
-    path: PathBuf,
-    device: u64,
-    inode: u64,
-}
-
-impl SocketFile {
-    fn at(path: &Path) -> Option<Self> {
-        let found = std::fs::symlink_metadata(path).ok()?;
-        Some(Self { path: path.to_owned(), device: found.dev(), inode: found.ino() })
-    }
-
-    /// Removes the file, unless another server has put its own in its place.
-    fn remove(&self) {
-        let ours = Self::at(&self.path)
-            .is_some_and(|found| (found.device, found.inode) == (self.device, self.inode));
-        if ours {
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
+/// Which file is at a path: its device and inode.
+fn file_at(path: &Path) -> std::io::Result<(u64, u64)> {
+    let found = path.symlink_metadata()?;
+    Ok((found.dev(), found.ino()))
 }
 
 /// Removes a socket's file at which no process listens.

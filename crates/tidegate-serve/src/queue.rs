@@ -6,9 +6,7 @@
 
 use std::sync::Arc;
 
-use tidegate::device::{
-    AsyncRequest, Attempt, BlockDevice, Context, Operation, OwnedOperation, Result,
-};
+use tidegate::device::{AsyncRequest, BlockDevice, Context, Operation, OwnedOperation, Result};
 
 use crate::mailbox::Mailbox;
 
@@ -56,10 +54,7 @@ impl<T: Send + 'static> DeviceQueue<T> {
 
     /// Runs `operation` on this thread, if it has to wait for nothing.
     pub(crate) fn attempt(&self, operation: &mut Operation<'_>) -> Option<Result<()>> {
-        match self.device.attempt(operation, self.context) {
-            Attempt::Done(result) => Some(result),
-            Attempt::WouldBlock => None,
-        }
+        self.device.attempt(operation, self.context).done()
     }
 
     /// Starts `operation`, which comes back as `tag`.

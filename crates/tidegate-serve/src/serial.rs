@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::SendFlags;
 
 use crate::listen::Listener;
@@ -138,11 +138,7 @@ impl Peer {
     /// # Errors
     /// The system cannot wait.
     pub(crate) fn wait_for_reply(&mut self) -> io::Result<()> {
-        while let Err(error) = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], None) {
-            if error != Errno::INTR {
-                return Err(error.into());
-            }
-        }
+        retry_on_intr(|| poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], None))?;
         self.restart();
         Ok(())
     }

@@ -64,41 +64,40 @@ pub(crate) struct ConnectionCounters {
     pub(crate) client_faults: AtomicU64,
 }
 
-/// What is counted of the requests to one export, shared by the threads of its clients.
+/// What is counted of requests.
 #[derive(Default)]
-pub(crate) struct RequestCounters {
-    requests: [AtomicU64; KINDS],
-    read_bytes: AtomicU64,
-    written_bytes: AtomicU64,
-    errors: AtomicU64,
-    failures: AtomicU64,
+pub(crate) struct Counts<T> {
+    requests: [T; KINDS],
+    read_bytes: T,
+    written_bytes: T,
+    errors: T,
+    failures: T,
 }
+
+impl<T> Counts<T> {
+    fn iter(&self) -> impl Iterator<Item = &T> {
+        let Self { requests, read_bytes, written_bytes, errors, failures } = self;
+        requests.iter().chain([read_bytes, written_bytes, errors, failures])
+    }
+}
+
+/// The counts of one export, shared by the threads of its clients.
+pub(crate) type RequestCounters = Counts<AtomicU64>;
+
+/// The counts of one connection since it last added them to its export's: no other thread sees
+/// them, so that counting costs next to nothing.
+pub(crate) type Tally = Counts<u64>;
 
 impl RequestCounters {
     /// Adds what a connection has counted, and starts its counts anew.
     pub(crate) fn add(&self, tally: &mut Tally) {
-        let Self { requests, read_bytes, written_bytes, errors, failures } = self;
-        let counters = requests.iter().chain([read_bytes, written_bytes, errors, failures]);
-        let Tally { requests, read_bytes, written_bytes, errors, failures } = &*tally;
-        let counts = requests.iter().chain([read_bytes, written_bytes, errors, failures]);
-        for (counter, &count) in counters.zip(counts) {
+        for (counter, &count) in self.iter().zip(tally.iter()) {
             if count > 0 {
                 counter.fetch_add(count, Ordering::Relaxed);
             }
         }
         *tally = Tally::default();
     }
-}
-
-/// The counts of one connection since it last added them to its export's: no other thread sees
-/// them, so that counting costs next to nothing.
-#[derive(Default)]
-pub(crate) struct Tally {
-    requests: [u64; KINDS],
-    read_bytes: u64,
-    written_bytes: u64,
-    errors: u64,
-    failures: u64,
 }
 
 impl Tally {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use rustix::fd::{AsFd, BorrowedFd};
+use tidegate::device::wake::Wake;
 
 use crate::ServeError;
-use crate::mailbox::Wake;
 
 /// Stops a server from any thread. Copies stop the same server.
 #[derive(Clone)]
@@ -17,7 +17,8 @@ impl StopHandle {
     /// # Errors
     /// The system has no more descriptors.
     pub fn new() -> Result<Self, ServeError> {
-        Ok(Self(Arc::new(Wake::new()?)))
+        let wake = Wake::new().map_err(|error| ServeError::io("cannot make an eventfd", error))?;
+        Ok(Self(Arc::new(wake)))
     }
 
     /// Asks the server to stop: it takes no more connections and no more requests, finishes those

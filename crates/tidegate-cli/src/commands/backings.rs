@@ -1,9 +1,8 @@
 //! `tidegate help backings`: the devices that can be behind a pool.
 
 use std::fmt::Write;
-use std::process::ExitCode;
 
-use tidegate::backing::SCHEMES;
+use tidegate::backing::{SCHEMES, Scheme};
 
 use crate::output::line;
 
@@ -11,8 +10,7 @@ use crate::output::line;
 pub(crate) fn help() -> String {
     let mut text = String::from("Backings, as `serve --backing` takes them:\n");
     for scheme in SCHEMES {
-        let (syntax, about, example) = (scheme.syntax(), scheme.about(), scheme.example());
-        let identified_by = scheme.identified_by();
+        let Scheme { syntax, about, example, identified_by, .. } = scheme;
         // Writing to a string does not fail.
         let _ = write!(
             text,
@@ -31,7 +29,6 @@ pub(crate) fn help() -> String {
 ///
 /// # Errors
 /// Standard output cannot be written.
-pub(crate) fn run() -> anyhow::Result<ExitCode> {
-    line(help().trim_end())?;
-    Ok(ExitCode::SUCCESS)
+pub(crate) fn run() -> anyhow::Result<()> {
+    Ok(line(help().trim_end())?)
 }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::args::{ConfigCommand, ConfigFileArgs};
+use crate::args::ConfigCommand;
 use crate::config;
 use crate::output::line;
 
@@ -13,7 +13,7 @@ use crate::output::line;
 /// # Errors
 /// The file cannot be read.
 pub(crate) fn run(command: &ConfigCommand) -> Result<ExitCode> {
-    let ConfigCommand::Check(ConfigFileArgs { file }) = command;
+    let ConfigCommand::Check { file } = command;
     match config::check(file)? {
         Ok(plan) => {
             let devices = plan.devices.len();

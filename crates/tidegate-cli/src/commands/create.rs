@@ -9,10 +9,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use rustix::fs::{FallocateFlags, StatVfsMountFlags};
 use tidegate::dram::{Policy, TierSpec};
 use tidegate::log::LogEngine;
@@ -30,7 +29,7 @@ use crate::pool::{in_pool, map};
 ///
 /// # Errors
 /// The options contradict each other, the size does not fit, or the file holds something.
-pub(crate) fn run(args: &CreateArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &CreateArgs) -> Result<()> {
     let plan = REGISTRY.plan(args.engine, &args.options.given).map_err(stack_error)?;
     check_size(&args.pool, args.engine, &*plan, args.size)?;
     let sign_of_life = spinner("creating");
@@ -40,8 +39,7 @@ pub(crate) fn run(args: &CreateArgs) -> Result<ExitCode> {
     created?;
     let none = TierSpec { policy: Policy::None, bytes: 0 };
     print_lines(&REGISTRY.describe(&Arc::new(region), none)?.lines())?;
-    field("next", args.engine.next_command(&args.pool))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(field("next", args.engine.next_command(&args.pool))?)
 }
 
 /// Refuses a size for the log pool to be made at `pool` that could not be used fully.
@@ -75,11 +73,8 @@ fn check_size(pool: &Path, engine: &dyn Engine, plan: &dyn Plan, asked: Size) ->
 /// The region to write the pool to: a new file, or what is there once it may be overwritten.
 fn prepare(args: &CreateArgs) -> Result<Region> {
     let metadata = match std::fs::metadata(&args.pool) {
-        Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return create_file(args),
-        Err(error) => {
-            return Err(anyhow!(error).context(format!("cannot inspect {}", args.pool.display())));
-        }
+        found => found.with_context(|| format!("cannot inspect {}", args.pool.display()))?,
     };
     let is_device = metadata.file_type().is_char_device();
     if metadata.is_file() && metadata.len() == 0 {
@@ -152,8 +147,8 @@ fn check_space(path: &Path, size: Size, present_bytes: u64) -> Result<()> {
 fn erase(region: &Region) -> Result<()> {
     match pool::erase(region) {
         // Too small for any pool: there is no header to keep half of.
-        Ok(()) | Err(PoolError::TooSmall { .. }) => Ok(()),
-        Err(error) => Err(anyhow!(error).context(in_pool(region))),
+        Err(PoolError::TooSmall { .. }) => Ok(()),
+        erased => erased.with_context(|| in_pool(region)),
     }
 }
 

@@ -1,8 +1,6 @@
 //! `tidegate flush`: everything that a log pool holds goes to the files' disks, and what a pool
 //! with a backing of its own holds goes to that.
 
-use std::process::ExitCode;
-
 use anyhow::Result;
 use tidegate::size::Size;
 use tidegate_run::{Asked, PoolPaths, RecoverOptions, Reply, Request, ask_at, existing_log};
@@ -16,14 +14,12 @@ use crate::output::{Terminal, line};
 ///
 /// # Errors
 /// There is no such pool, or something cannot be written.
-pub(crate) fn run(args: &FlushArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &FlushArgs) -> Result<()> {
     if args.purge {
-        backed_pool::purge(&args.pool)?;
-        return Ok(ExitCode::SUCCESS);
+        return backed_pool::purge(&args.pool);
     }
     if let Some(engine) = backed_pool::engine_at(&args.pool) {
-        backed_pool::flush(engine, &args.pool)?;
-        return Ok(ExitCode::SUCCESS);
+        return backed_pool::flush(engine, &args.pool);
     }
     let pool = existing_log(&args.pool)?;
     let paths = PoolPaths::of_pool(&pool)?;
@@ -44,5 +40,5 @@ pub(crate) fn run(args: &FlushArgs) -> Result<ExitCode> {
             }
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }

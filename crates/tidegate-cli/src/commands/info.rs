@@ -1,6 +1,5 @@
 //! `tidegate info`: what a pool is. Reads headers only and changes nothing.
 
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -14,13 +13,9 @@ use crate::pool;
 ///
 /// # Errors
 /// The pool cannot be mapped, there is none, or its header is damaged.
-pub(crate) fn run(args: &InfoArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &InfoArgs) -> Result<()> {
     let region = Arc::new(pool::map(&args.pool, &args.memory, true)?);
     let description = REGISTRY.describe(&region, args.dram)?;
-    if args.json {
-        json(&description)?;
-    } else {
-        print_lines(&description.lines())?;
-    }
-    Ok(ExitCode::SUCCESS)
+    let printed = if args.json { json(&description) } else { print_lines(&description.lines()) };
+    Ok(printed?)
 }

@@ -21,21 +21,22 @@ mod top;
 
 use std::process::ExitCode;
 
+use self::beside::become_program;
 use crate::args::{Cli, Command};
 
-/// Runs the command that was asked for.
+/// Runs the command that was asked for, and returns the exit status of the process.
 ///
 /// # Errors
 /// It failed; the error says why in one line.
 pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
+        Command::Check(args) => return check::run(&args),
+        Command::Config { command } => return config::run(&command),
+        Command::Run(args) => return run::run(&args),
         Command::Backings => backings::run(),
         Command::Create(args) => create::run(&args),
         Command::Info(args) => info::run(&args),
-        Command::Check(args) => check::run(&args),
-        Command::Config { command } => config::run(&command),
         Command::Serve(args) => serve::run(&args),
-        Command::Run(args) => run::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Flush(args) => flush::run(&args),
         Command::Stat(args) => stat::run(&args),
@@ -44,9 +45,10 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Pages(args) => pages::run(&args),
         Command::Set(args) => set::run(&args),
         Command::Supervise(args) => supervise::run(&args),
-        Command::Bench(handed) => beside::bench(&handed.args),
-        Command::Replay(handed) => beside::replay("replay", &handed.args),
-        Command::Record(handed) => beside::replay("record", &handed.args),
-        Command::Model(handed) => beside::replay("model", &handed.args),
-    }
+        Command::Bench(handed) => become_program("tidegate-bench", None, &handed.args),
+        Command::Replay(handed) => become_program("tidegate-replay", Some("replay"), &handed.args),
+        Command::Record(handed) => become_program("tidegate-replay", Some("record"), &handed.args),
+        Command::Model(handed) => become_program("tidegate-replay", Some("model"), &handed.args),
+    }?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -1,7 +1,6 @@
 //! `tidegate pages DIR`: man pages and completions, made from the help texts; for `make install`.
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::CommandFactory;
@@ -20,7 +19,7 @@ const SHELLS: [(Shell, &str); 3] = [
 ///
 /// # Errors
 /// A file cannot be written.
-pub(crate) fn run(args: &PagesArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &PagesArgs) -> Result<()> {
     let pages = args.share.join("man/man1");
     make(&pages)?;
     clap_mangen::generate_to(Cli::command(), &pages)
@@ -36,7 +35,7 @@ pub(crate) fn run(args: &PagesArgs) -> Result<ExitCode> {
             std::fs::rename(&path, directory.join("tidegate"))?;
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn make(directory: &Path) -> Result<()> {

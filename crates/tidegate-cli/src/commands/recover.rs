@@ -2,7 +2,6 @@
 //! a pool that remembers it and that no server has open.
 
 use std::path::Path;
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -24,10 +23,9 @@ use crate::output::{Terminal, line};
 ///
 /// # Errors
 /// There is no such pool, it is in use, or something cannot be restored.
-pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &RecoverArgs) -> Result<()> {
     if let Some(engine) = backed_pool::engine_at(&args.pool) {
-        backed_pool::recover(engine, args)?;
-        return Ok(ExitCode::SUCCESS);
+        return backed_pool::recover(engine, args);
     }
     let pool = existing_log(&args.pool)?;
     let paths = PoolPaths::of_pool(&pool)?;
@@ -49,7 +47,7 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode> {
         let options = RecoverOptions { replay: args.replay, salvage: args.salvage };
         recover(&pool, &paths, options)?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Writes the log's records of a device to that, and says so. None: it has no such records. The

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,54 +21,50 @@ use tidegate_serve::nbd::{
     Export, ListenAddress, Server, ServerBuilder, Statistics, StopHandle, Tls, TlsMode,
 };
 
-use crate::args::ServeArgs;
-use crate::control::{self, Served};
+use crate::args::{DeviceArgs, ServeArgs};
 use crate::log::{self, Level, say, say_of};
 use crate::notify::notify;
 use crate::output::{field, line, print_lines};
 use crate::plan::{DevicePlan, ServePlan, TlsFiles};
+use crate::pool::map_to_resize;
 use crate::removed::{RemovalWatch, Watched};
-use crate::snapshot::Source;
-use crate::{config, pool, signals};
+use crate::served::Served;
+use crate::{config, control, signals};
 
 /// Runs the command until a signal ends it.
 ///
 /// # Errors
 /// What is asked for contradicts itself; a pool or a DRAM tier cannot be opened, an address cannot
 /// be listened at, or a tier cannot be drained.
-pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let plan = match &args.config {
         Some(file) => config::read(file)?,
         None => ServePlan::of_arguments(args)?,
     };
     log::set_up(plan.log_format, plan.log_level);
-    serve(&plan)?;
-    Ok(ExitCode::SUCCESS)
+    serve(plan)
 }
 
-fn serve(plan: &ServePlan) -> Result<()> {
+fn serve(plan: ServePlan) -> Result<()> {
     let tls = plan.tls.as_ref().map(tls).transpose()?;
     // Caught before the first client can connect: no signal is lost, and none kills the process.
     let signals = signals::catch()?;
     let stacks = plan.devices.iter().map(open_named).collect::<Result<Vec<_>>>()?;
     let gates: Vec<_> = stacks.iter().map(|stack| Arc::new(Gate::new(stack.top()))).collect();
-    let server = bind(plan, &gates, tls)?;
-    let served: Vec<Served> = plan
-        .devices
-        .iter()
-        .zip(stacks.into_iter().zip(gates))
-        .map(|(device, (stack, gate))| served(device, stack, gate, &server))
-        .collect::<Result<_>>()?;
+    let server = bind(&plan, &gates, tls)?;
+    let devices = plan.devices.into_iter().zip(stacks.into_iter().zip(gates));
+    let served = devices.map(|(device, (stack, gate))| served(device, stack, gate, &server));
+    let served = served.collect::<Result<Vec<_>>>()?;
     let stop = StopHandle::new()?;
-    let control = listen_for_control(plan, &served)?;
+    let control = served.iter().map(control::listen).collect::<Result<Vec<_>>>()?;
     let show = |address| control::show_metrics(address, &served);
     let metrics = plan.metrics.as_ref().map(show).transpose()?;
-    let removals = watch_files(plan, &served);
-    announce(plan, &served, &server.addresses(), metrics.as_ref())?;
+    let removals = watch_files(&served);
+    announce(&served, &server.addresses(), metrics.as_ref(), plan.tls.as_ref())?;
     let (started, statistics) = (Instant::now(), server.statistics());
     let run = signals.during(&stop, || server.run(&stop));
     // Nothing is changed any more that the tiers still hold data for.
-    end_control(plan, control);
+    end_control(&served, control);
     drop((metrics, removals));
     let closed = close_all(&served);
     summarize(&statistics.snapshot(), started.elapsed())?;
@@ -92,19 +87,20 @@ fn open_named(device: &DevicePlan) -> Result<Arc<Stack>> {
 
 /// Opens the pool, and the tiers before it and the backing behind it that `device` names.
 fn open(device: &DevicePlan) -> Result<Arc<Stack>> {
-    let memory = RegionOptions { read_only: device.read_only, ..device.memory.region_options() };
-    let region = Arc::new(pool::map_to_resize(&device.pool, memory)?);
+    let DevicePlan { pool, args, memory, .. } = device;
+    let memory = RegionOptions { read_only: args.read_only, ..memory.region_options() };
+    let region = Arc::new(map_to_resize(pool, memory)?);
     let stack = REGISTRY.open(StackOptions {
-        backing: device.backing.clone(),
-        force: device.force,
-        atomic_flush: device.atomic_flush,
-        keep_dirty: device.keep_dirty,
-        dram: device.dram,
-        delays: device.delay_us.map(|us| Delays::of_each(us.saturating_mul(1000))),
+        backing: args.backing.clone(),
+        force: args.force,
+        atomic_flush: args.atomic_flush,
+        keep_dirty: args.keep_dirty,
+        dram: args.dram,
+        delays: args.delay_us.map(|us| Delays::of_each(us.saturating_mul(1000))),
         notices: Some(notices(device)),
-        ..StackOptions::alone(region, device.pool.clone())
+        ..StackOptions::alone(region, pool.clone())
     })?;
-    if let Some(mode) = &device.mode {
+    if let Some(mode) = &args.mode {
         // Before the first client.
         stack.set("mode", mode)?;
     }
@@ -113,9 +109,9 @@ fn open(device: &DevicePlan) -> Result<Arc<Stack>> {
 
 /// Ends the control sockets. A request that writes to the backing of a pool that keeps what is
 /// dirty is not waited for.
-fn end_control(plan: &ServePlan, control: Vec<Vec<ControlServer>>) {
-    for (device, servers) in plan.devices.iter().zip(control) {
-        if device.keep_dirty {
+fn end_control(served: &[Served], control: Vec<Vec<ControlServer>>) {
+    for (one, servers) in served.iter().zip(control) {
+        if one.plan.args.keep_dirty {
             servers.into_iter().for_each(ControlServer::abandon);
         }
     }
@@ -145,7 +141,8 @@ fn bind(plan: &ServePlan, gates: &[Arc<Gate>], tls: Option<Tls>) -> Result<Serve
     for (device, gate) in plan.devices.iter().zip(gates) {
         let gate: Arc<dyn BlockDevice> = Arc::<Gate>::clone(gate);
         let watched = Arc::new(Watch::new(gate, "export", notices(device)));
-        let export = Export::new(device.export.clone(), watched).read_only(device.read_only);
+        let DeviceArgs { export, read_only, .. } = &device.args;
+        let export = Export::new(export.clone(), watched).read_only(*read_only);
         builder = builder.export(export);
     }
     if let Some(tls) = tls {
@@ -154,40 +151,25 @@ fn bind(plan: &ServePlan, gates: &[Arc<Gate>], tls: Option<Tls>) -> Result<Serve
     Ok(builder.bind(&plan.nbd)?)
 }
 
-fn served(
-    device: &DevicePlan,
-    stack: Arc<Stack>,
-    gate: Arc<Gate>,
-    server: &Server,
-) -> Result<Served> {
-    let pool = device.pool.clone();
-    let file = File::open(&pool).with_context(|| format!("cannot open {}", pool.display()))?;
-    let statistics = server.export_statistics(&device.export);
-    Ok(Served {
-        export: device.export.clone(),
-        statistics: statistics.unwrap_or_else(|| server.statistics()),
-        source: Source { pool, file: Arc::new(file), stack: Arc::clone(&stack), gate },
-        stack,
-    })
-}
-
-/// The servers of each device's control sockets.
-fn listen_for_control(plan: &ServePlan, served: &[Served]) -> Result<Vec<Vec<ControlServer>>> {
-    let devices = plan.devices.iter().zip(served);
-    devices.map(|(it, one)| control::listen(&it.pool, it.control.as_deref(), one)).collect()
+fn served(plan: DevicePlan, stack: Arc<Stack>, gate: Arc<Gate>, server: &Server) -> Result<Served> {
+    let file = File::open(&plan.pool);
+    let file = file.with_context(|| format!("cannot open {}", plan.pool.display()))?;
+    let statistics = server.export_statistics(&plan.args.export);
+    let statistics = statistics.unwrap_or_else(|| server.statistics());
+    Ok(Served { plan: Arc::new(plan), file: Arc::new(file), stack, gate, statistics })
 }
 
 /// Has a line say when the file of a pool or of a backing is removed. A server that cannot watch
 /// them serves all the same.
-fn watch_files(plan: &ServePlan, served: &[Served]) -> Option<RemovalWatch> {
-    let files = plan.devices.iter().zip(served).flat_map(|(device, one)| {
-        let description = one.stack.description();
-        let pool = (format!("the pool {}", device.pool.display()), one.source.file.try_clone());
-        let backing = description.backing.as_ref().map(|url| format!("the backing {url}"));
+fn watch_files(served: &[Served]) -> Option<RemovalWatch> {
+    let files = served.iter().flat_map(|one| {
+        let pool = format!("the pool {}", one.plan.pool.display());
+        let pool = one.file.try_clone().ok().map(|file| (pool, file));
+        let backing = &one.stack.description().backing;
+        let backing = backing.as_ref().map(|url| format!("the backing {url}"));
         let backing = backing.zip(one.stack.backing_file().ok().flatten());
-        let files = [pool.1.ok().map(|file| (pool.0, file)), backing];
-        let watched = |(name, file)| Watched::new(name, file, notices(device));
-        files.into_iter().flatten().filter_map(watched).collect::<Vec<_>>()
+        let watched = |(name, file)| Watched::new(name, file, notices(&one.plan));
+        [pool, backing].into_iter().flatten().filter_map(watched).collect::<Vec<_>>()
     });
     match RemovalWatch::start(files.collect()) {
         Ok(watch) => Some(watch),
@@ -200,7 +182,7 @@ fn watch_files(plan: &ServePlan, served: &[Served]) -> Option<RemovalWatch> {
 
 /// Failures are lines on standard error when they begin, not only in what they are an answer to.
 fn notices(device: &DevicePlan) -> Notices {
-    let name = Some(device.export.clone()).filter(|name| !name.is_empty());
+    let name = Some(device.args.export.clone()).filter(|name| !name.is_empty());
     Arc::new(move |line| say_of(name.as_deref(), Level::Warning, line))
 }
 
@@ -219,15 +201,15 @@ fn tls(files: &TlsFiles) -> Result<Tls> {
 
 /// Prints what is served and how the server is reached; `ready` is the last line.
 fn announce(
-    plan: &ServePlan,
     served: &[Served],
     addresses: &[ListenAddress],
     metrics: Option<&MetricsServer>,
+    tls: Option<&TlsFiles>,
 ) -> io::Result<()> {
-    for (device, one) in plan.devices.iter().zip(served) {
+    for one in served {
         name_if_several(served, one)?;
         print_lines(&one.stack.description().lines())?;
-        if let Some(socket) = &device.control {
+        if let Some(socket) = &one.plan.args.control {
             field("control", format_args!("unix:{}", socket.display()))?;
         }
     }
@@ -235,14 +217,12 @@ fn announce(
         field("metrics", metrics.address())?;
     }
     for address in addresses {
-        announce_address(address, served, plan.tls.as_ref())?;
+        announce_address(address, served, tls)?;
     }
     line("ready")?;
     let devices = served.len();
-    notify(&format!(
-        "READY=1\nSTATUS=serving {devices} device{}",
-        if devices == 1 { "" } else { "s" }
-    ));
+    let plural = if devices == 1 { "" } else { "s" };
+    notify(&format!("READY=1\nSTATUS=serving {devices} device{plural}"));
     Ok(())
 }
 
@@ -262,7 +242,7 @@ fn announce_address(
         );
     }
     field("listening", address)?;
-    for uri in served.iter().filter_map(|one| uri(address, &one.export, secure)) {
+    for uri in served.iter().filter_map(|one| uri(address, &one.plan.args.export, secure)) {
         field("try", format_args!("nbdinfo '{uri}'"))?;
     }
     Ok(())
@@ -275,7 +255,7 @@ fn demands_certificates(tls: Option<&TlsFiles>) -> bool {
 
 /// Prints the name of the export where there are others.
 fn name_if_several(served: &[Served], one: &Served) -> io::Result<()> {
-    if served.len() > 1 { field("export", &one.export) } else { Ok(()) }
+    if served.len() > 1 { field("export", &one.plan.args.export) } else { Ok(()) }
 }
 
 /// It is on all networks of the machine.
@@ -317,7 +297,7 @@ fn percent_encoded(text: &str) -> String {
 /// Says what a pool that keeps what is dirty has for the backing, and how that gets there.
 fn tell_kept(one: &Served) -> io::Result<()> {
     let Some(bytes) = one.stack.kept_bytes() else { return Ok(()) };
-    let pool = one.source.pool.display();
+    let pool = one.plan.pool.display();
     if bytes == 0 {
         return field("kept dirty", format_args!("nothing: the backing has all that {pool} holds"));
     }
@@ -332,19 +312,11 @@ fn tell_kept(one: &Served) -> io::Result<()> {
 }
 
 fn summarize(done: &Statistics, uptime: Duration) -> io::Result<()> {
-    let Statistics {
-        reads,
-        writes,
-        flushes,
-        trims,
-        caches,
-        write_zeroes,
-        block_statuses,
-        errors,
-        ..
-    } = done;
+    let Statistics { reads, writes, flushes, trims, caches, write_zeroes, block_statuses, .. } =
+        done;
     let requests = reads + writes + flushes + trims + caches + write_zeroes + block_statuses;
-    let (refused, broken) = (done.connections_refused, done.client_faults);
+    let (errors, refused) = (done.errors, done.connections_refused);
+    let broken = done.client_faults;
     line("stopped")?;
     field(
         "requests",

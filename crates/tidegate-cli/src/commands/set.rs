@@ -1,21 +1,20 @@
 //! `tidegate set`: changes settings of a served pool, or of a cache pool that no server has open.
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use anyhow::Result;
 use tidegate::stack::Stat;
 
 use super::backed_pool;
 use crate::args::SetArgs;
-use crate::control::{Answer, is_socket, set_at, stat_at, stat_of};
+use crate::control::{Answer, is_socket, set_at, stat_of};
 use crate::output::field;
 
 /// Runs the command.
 ///
 /// # Errors
 /// No server has the pool open, or a setting cannot be changed; the error says why.
-pub(crate) fn run(args: &SetArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &SetArgs) -> Result<()> {
     let target = &args.target;
     let engine = if is_socket(target) { None } else { backed_pool::engine_at(target) };
     match engine {
@@ -31,13 +30,12 @@ pub(crate) fn run(args: &SetArgs) -> Result<ExitCode> {
     for (key, value) in &args.settings {
         field(key, value)?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// What the server at `target` says, where there is one.
 fn stat(target: &Path) -> Result<Option<Stat>> {
-    let answer = if is_socket(target) { stat_at(target) } else { stat_of(target) };
-    Ok(match answer? {
+    Ok(match stat_of(target)? {
         Answer::Of(stat) => Some(stat),
         Answer::Nobody | Answer::Supervisor => None,
     })

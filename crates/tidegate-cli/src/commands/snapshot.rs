@@ -1,7 +1,5 @@
 //! `tidegate snapshot`: a copy of a pool that is served, or of its backing.
 
-use std::process::ExitCode;
-
 use anyhow::Result;
 use tidegate::size::Size;
 
@@ -14,13 +12,12 @@ use crate::snapshot::Made;
 ///
 /// # Errors
 /// The pool is not served, or cannot be copied.
-pub(crate) fn run(args: &SnapshotArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &SnapshotArgs) -> Result<()> {
     let Made { bytes, held, backing } = snapshot_at(&args.target, &args.file)?;
     let (file, size, millis) = (args.file.display(), Size { bytes }, held.as_millis());
     let of = match backing {
         Some(backing) => format!("{size}, of {backing} with all that the pool held"),
         None => size.to_string(),
     };
-    line(format_args!("{file}: a copy of {of}; writes waited {millis} ms"))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(line(format_args!("{file}: a copy of {of}; writes waited {millis} ms"))?)
 }

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use tidegate_run::{
 };
 
 use crate::args::StatArgs;
-use crate::control::{Answer, is_socket, reset_at, stat_at, stat_of};
+use crate::control::{Answer, is_socket, reset_at, stat_of};
 use crate::output::{Terminal, field, json, line, print_lines};
 
 /// What is printed of a pool.
@@ -36,7 +35,7 @@ enum Found {
 ///
 /// # Errors
 /// There is no such pool, or the process that has it open does not answer.
-pub(crate) fn run(args: &StatArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &StatArgs) -> Result<()> {
     let target = &args.target;
     let found = match (args.reset, is_socket(target)) {
         (true, _) => Found::Stack(Box::new(reset_at(target)?)),
@@ -51,18 +50,16 @@ pub(crate) fn run(args: &StatArgs) -> Result<ExitCode> {
         (Found::Stack(stat), false) => print_stat(&stat)?,
         (Found::Supervisor(statistics), true) => json(&statistics)?,
         (Found::Supervisor(statistics), false) => {
-            statistics
-                .status_lines()
-                .into_iter()
-                .try_for_each(|(label, value)| field(label, value))?;
+            let mut lines = statistics.status_lines().into_iter();
+            lines.try_for_each(|(label, value)| field(label, value))?;
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn of_socket(socket: &Path) -> Result<Found> {
     let shown = socket.display();
-    match stat_at(socket)? {
+    match stat_of(socket)? {
         Answer::Of(stat) => Ok(Found::Stack(Box::new(stat))),
         Answer::Nobody => bail!("{shown}: no process listens there"),
         Answer::Supervisor => match ask(socket, &Request::Stat, &Terminal::new(false))? {

@@ -1,7 +1,5 @@
 //! `tidegate supervise`: what `run` starts; not for people.
 
-use std::process::ExitCode;
-
 use anyhow::Result;
 use tidegate_run::{RecoverOptions, supervise};
 
@@ -11,8 +9,7 @@ use crate::args::SuperviseArgs;
 ///
 /// # Errors
 /// There is no launcher.
-pub(crate) fn run(args: &SuperviseArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &SuperviseArgs) -> Result<()> {
     let options = RecoverOptions { replay: args.replay, salvage: args.salvage };
-    supervise(&args.pool, options)?;
-    Ok(ExitCode::SUCCESS)
+    supervise(&args.pool, options)
 }

@@ -94,14 +94,24 @@ impl<'a> Table<'a> {
         None
     }
 
+    /// What `value_of` finds in the value of `key`, with where it is; a value of another type is a
+    /// fault.
+    fn typed<'v, T>(
+        &self,
+        key: &str,
+        what: &str,
+        value: &'v Spanned<DeValue<'a>>,
+        value_of: impl FnOnce(&'v DeValue<'a>) -> Option<T>,
+    ) -> Option<(T, usize)> {
+        let (value, offset) = (value.get_ref(), value.span().start);
+        let found = value_of(value).or_else(|| self.expected(offset, key, what, value))?;
+        Some((found, offset))
+    }
+
     /// The text of `key` with where it is.
     pub(super) fn text_at(&mut self, key: &'static str) -> Option<(String, usize)> {
         let value = self.take(key)?;
-        let offset = value.span().start;
-        match value.get_ref() {
-            DeValue::String(text) => Some((text.clone().into_owned(), offset)),
-            other => self.expected(offset, key, "a text in quotes", other),
-        }
+        self.typed(key, "a text in quotes", &value, |it| it.as_str().map(str::to_owned))
     }
 
     /// The text of `key`.
@@ -136,32 +146,18 @@ impl<'a> Table<'a> {
     /// What each text in the list of `key` means, with where it is.
     pub(super) fn list<T: FromStr<Err: Display>>(&mut self, key: &'static str) -> Vec<(T, usize)> {
         let Some(value) = self.take(key) else { return Vec::new() };
-        let offset = value.span().start;
-        let DeValue::Array(items) = value.get_ref() else {
-            let none: Option<()> =
-                self.expected(offset, key, "a list in brackets", value.get_ref());
-            return none.map(|()| Vec::new()).unwrap_or_default();
-        };
-        let item = |item: &Spanned<DeValue<'_>>| {
-            let offset = item.span().start;
-            let DeValue::String(text) = item.get_ref() else {
-                return self.expected(offset, key, "a list of texts", item.get_ref());
-            };
+        let items = self.typed(key, "a list in brackets", &value, DeValue::as_array);
+        let item = |item: &Spanned<DeValue<'a>>| {
+            let (text, offset) = self.typed(key, "a list of texts", item, DeValue::as_str)?;
             Some((self.noted(offset, key, T::from_str(text))?, offset))
         };
-        items.iter().filter_map(item).collect()
+        items.into_iter().flat_map(|(items, _)| items).filter_map(item).collect()
     }
 
     /// Whether `key` is true; false where it is not given.
     pub(super) fn flag(&mut self, key: &'static str) -> bool {
         let Some(value) = self.take(key) else { return false };
-        match value.get_ref() {
-            DeValue::Boolean(flag) => *flag,
-            other => {
-                let offset = value.span().start;
-                self.expected(offset, key, "true or false", other).unwrap_or(false)
-            }
-        }
+        self.typed(key, "true or false", &value, DeValue::as_bool).is_some_and(|(flag, _)| flag)
     }
 
     /// The number of `key`, as `parse` reads it.
@@ -171,21 +167,27 @@ impl<'a> Table<'a> {
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<T> {
         let value = self.take(key)?;
-        let offset = value.span().start;
-        match value.get_ref() {
-            DeValue::Integer(number) => self.noted(offset, key, parse(number.as_str())),
-            other => self.expected(offset, key, "a whole number", other),
+        let (number, offset) = self.typed(key, "a whole number", &value, DeValue::as_integer)?;
+        self.noted(offset, key, parse(number.as_str()))
+    }
+
+    fn table_in(
+        &self,
+        key: &'static str,
+        what: &str,
+        value: Spanned<DeValue<'a>>,
+    ) -> Option<Table<'a>> {
+        let span = value.span();
+        match value.into_inner() {
+            DeValue::Table(entries) => Some(Table::new(self.document, key, span, entries)),
+            other => self.expected(span.start, key, what, &other),
         }
     }
 
     /// The table `[key]`.
     pub(super) fn table(&mut self, key: &'static str) -> Option<Table<'a>> {
         let value = self.take(key)?;
-        let span = value.span();
-        match value.into_inner() {
-            DeValue::Table(entries) => Some(Table::new(self.document, key, span, entries)),
-            other => self.expected(span.start, key, "a table", &other),
-        }
+        self.table_in(key, "a table", value)
     }
 
     /// The tables `[[key]]`.
@@ -196,14 +198,7 @@ impl<'a> Table<'a> {
             DeValue::Array(items) => items.into_iter().collect(),
             other => vec![Spanned::new(span, other)],
         };
-        let document = self.document;
-        let table = |item: Spanned<DeValue<'a>>| {
-            let span = item.span();
-            match item.into_inner() {
-                DeValue::Table(entries) => Some(Table::new(document, key, span, entries)),
-                other => self.expected(span.start, key, "tables: `[[device]]`", &other),
-            }
-        };
+        let table = |item| self.table_in(key, "tables: `[[device]]`", item);
         items.into_iter().filter_map(table).collect()
     }
 

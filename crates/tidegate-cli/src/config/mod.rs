@@ -7,9 +7,9 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use tidegate::dram::{Policy, TierSpec};
-use tidegate_serve::nbd::{ListenAddress, TlsMode};
+use tidegate_serve::nbd::ListenAddress;
 
-use crate::args::{LimitArgs, MemoryArgs, TlsWhen, parse_count, parse_unix};
+use crate::args::{DeviceArgs, LimitArgs, MemoryArgs, TlsArgs, TlsWhen, parse_count, parse_unix};
 use crate::log::{Format, Level};
 use crate::plan::{DevicePlan, ServePlan, TlsFiles, limits_of};
 use document::{Document, Table};
@@ -94,19 +94,18 @@ fn no_address_twice(document: &Document<'_>, addresses: &[(ListenAddress, usize)
 
 fn tls(document: &Document<'_>, mut table: Table<'_>) -> Option<TlsFiles> {
     let offset = table.offset();
-    let when = table.with("when", |text| TlsWhen::from_str(text, false));
-    let (certificate, key) = (table.path("cert"), table.path("key"));
-    let authorities = table.path("ca");
+    let args = TlsArgs {
+        tls: table.with("when", |text| TlsWhen::from_str(text, false)),
+        tls_cert: table.path("cert"),
+        tls_key: table.path("key"),
+        tls_ca: table.path("ca"),
+    };
     table.finish();
-    let (Some(certificate), Some(key)) = (certificate, key) else {
+    let files = TlsFiles::of_arguments(&args);
+    if files.is_none() {
         document.fault(offset, "`tls` needs the files `cert` and `key`");
-        return None;
-    };
-    let mode = match when {
-        Some(TlsWhen::Allow) => TlsMode::Optional,
-        Some(TlsWhen::Require) | None => TlsMode::Required,
-    };
-    Some(TlsFiles { mode, certificate, key, authorities })
+    }
+    files
 }
 
 fn devices(document: &Document<'_>, tables: Vec<Table<'_>>) -> Vec<DevicePlan> {
@@ -116,8 +115,8 @@ fn devices(document: &Document<'_>, tables: Vec<Table<'_>>) -> Vec<DevicePlan> {
         let Some(device) = device(document, table) else { continue };
         for earlier in &devices {
             let fault = |what| document.fault(offset, what);
-            if earlier.export == device.export {
-                let name = &device.export;
+            if earlier.args.export == device.args.export {
+                let name = &device.args.export;
                 fault(format!("two devices have the export {name:?}; give each its own name"));
             }
             if earlier.pool == device.pool {
@@ -135,9 +134,8 @@ fn device(document: &Document<'_>, mut table: Table<'_>) -> Option<DevicePlan> {
     let pool = table.path("pool");
     let export = table.text("export").unwrap_or_default();
     let none = TierSpec { policy: Policy::None, bytes: 0 };
-    let device = DevicePlan {
-        pool: pool.clone().unwrap_or_default(),
-        origin: Some(format!("{}: device {export:?}", document.position(offset))),
+    let origin = format!("{}: device {export:?}", document.position(offset));
+    let args = DeviceArgs {
         export,
         dram: table.parsed("dram").unwrap_or(none),
         backing: table.parsed("backing"),
@@ -148,16 +146,12 @@ fn device(document: &Document<'_>, mut table: Table<'_>) -> Option<DevicePlan> {
         read_only: table.flag("read-only"),
         control: table.with("control", parse_unix),
         delay_us: None,
-        memory: memory(&mut table),
     };
+    let domain = table.parsed("domain");
+    let memory = MemoryArgs { domain, media: table.parsed("media").unwrap_or_default() };
     table.finish();
     if !has_pool {
         document.fault(offset, "a `[[device]]` needs its `pool`");
     }
-    pool.map(|_| device)
-}
-
-fn memory(table: &mut Table<'_>) -> MemoryArgs {
-    let domain = table.parsed("domain");
-    MemoryArgs { domain, media: table.parsed("media").unwrap_or_default() }
+    Some(DevicePlan { pool: pool?, args, memory, origin: Some(origin) })
 }

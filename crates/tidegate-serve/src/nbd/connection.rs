@@ -25,7 +25,7 @@ use super::pace::{Due, Pace, Work};
 use super::protocol::greeting;
 use super::service::Service;
 use super::session::{MemoryResult, Progress, Session};
-use super::tls::{Tls, TlsMode};
+use super::tls::TlsMode;
 use super::transport::Transport;
 use crate::budget::{Lease, Wakes};
 
@@ -106,7 +106,7 @@ impl<'a> Connection<'a> {
         if let Some(bytes) = share.socket_bytes {
             transport.limit_send_buffer(bytes);
         }
-        let mode = service.tls.as_ref().map_or(TlsMode::Off, Tls::mode);
+        let mode = service.tls.as_ref().map_or(TlsMode::Off, |tls| tls.mode);
         let exports = Arc::clone(&service.exports);
         let handshake = Handshake::new(exports, service.limits.max_request_bytes, mode);
         let now = Instant::now();
@@ -285,7 +285,7 @@ impl<'a> Connection<'a> {
         let Some(tls) = &self.service.tls else {
             return Err(Fault::Broken("STARTTLS without TLS".into()));
         };
-        let tls = ServerConnection::new(Arc::clone(tls.config()))
+        let tls = ServerConnection::new(Arc::clone(&tls.config))
             .map_err(|error| Fault::Broken(format!("cannot start TLS: {error}")))?;
         while !self.output.is_empty() {
             self.notice_eviction()?;

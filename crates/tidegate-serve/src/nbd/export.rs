@@ -11,11 +11,11 @@ use crate::statistics::RequestCounters;
 /// A device under a name.
 #[derive(Clone)]
 pub struct Export {
-    name: String,
-    description: String,
-    device: Arc<dyn BlockDevice>,
-    read_only: bool,
-    counters: Arc<RequestCounters>,
+    pub(super) name: String,
+    pub(super) description: String,
+    pub(super) device: Arc<dyn BlockDevice>,
+    pub(super) read_only: bool,
+    pub(super) counters: Arc<RequestCounters>,
 }
 
 impl Export {
@@ -38,26 +38,6 @@ impl Export {
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.read_only |= read_only;
         self
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub(super) fn about(&self) -> &str {
-        &self.description
-    }
-
-    pub(super) fn device(&self) -> &Arc<dyn BlockDevice> {
-        &self.device
-    }
-
-    pub(super) fn counters(&self) -> &Arc<RequestCounters> {
-        &self.counters
-    }
-
-    pub(super) fn is_read_only(&self) -> bool {
-        self.read_only
     }
 
     pub(super) fn geometry(&self) -> Geometry {

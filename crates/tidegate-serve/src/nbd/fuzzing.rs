@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use tidegate::device::memory::MemoryDevice;
 use tidegate::device::{
     AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry,
     Operation, Result, WriteFlags, ZeroFlags,
@@ -23,50 +23,38 @@ use super::share::Share;
 use super::tls::TlsMode;
 use crate::budget::{Budget, Lease, Wakes};
 
-const DEVICE_BYTES: usize = 256 << 10;
+const DEVICE_BYTES: u64 = 256 << 10;
 
 /// A little memory; its last block fails.
 struct Scratch {
-    bytes: Mutex<Vec<u8>>,
+    memory: MemoryDevice,
     /// It hands every request back that is to run at once.
     is_slow: bool,
 }
 
 impl Scratch {
-    fn range(&self, offset: u64, len: usize) -> Result<std::ops::Range<usize>> {
-        self.geometry().check(offset, len as u64)?;
-        let start = usize::try_from(offset).unwrap_or(DEVICE_BYTES);
-        if start + len == DEVICE_BYTES {
+    fn check(&self, offset: u64, len: u64) -> Result<()> {
+        self.geometry().check(offset, len)?;
+        if offset + len == DEVICE_BYTES {
             return Err(DeviceError::new(DeviceErrorKind::Io, "the last block fails"));
         }
-        Ok(start..start + len)
+        Ok(())
     }
 }
 
 impl BlockDevice for Scratch {
     fn geometry(&self) -> Geometry {
-        Geometry {
-            block_bytes: 512,
-            blocks: (DEVICE_BYTES / 512) as u64,
-            preferred_bytes: 4096,
-            read_only: false,
-            atomic_block: false,
-            volatile_cache: false,
-            fast_zero: true,
-            keeps_data: true,
-        }
+        self.memory.geometry()
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let range = self.range(offset, buf.len())?;
-        buf.copy_from_slice(&self.bytes.lock()[range]);
-        Ok(())
+        self.check(offset, buf.len() as u64)?;
+        self.memory.read(offset, buf)
     }
 
-    fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
-        let range = self.range(offset, data.len())?;
-        self.bytes.lock()[range].copy_from_slice(data);
-        Ok(())
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        self.check(offset, data.len() as u64)?;
+        self.memory.write(offset, data, flags)
     }
 
     fn flush(&self) -> Result<()> {
@@ -77,10 +65,9 @@ impl BlockDevice for Scratch {
         self.write_zeroes(offset, len, ZeroFlags::default())
     }
 
-    fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> Result<()> {
-        let range = self.range(offset, usize::try_from(len).unwrap_or(usize::MAX))?;
-        self.bytes.lock()[range].fill(0);
-        Ok(())
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        self.check(offset, len)?;
+        self.memory.write_zeroes(offset, len, flags)
     }
 
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
@@ -105,8 +92,8 @@ impl BlockDevice for Scratch {
 }
 
 fn scratch_export(is_slow: bool) -> Export {
-    let bytes = Mutex::new(vec![0; DEVICE_BYTES]);
-    Export::new("", Arc::new(Scratch { bytes, is_slow })).description("for fuzzing")
+    let memory = MemoryDevice::new(512, DEVICE_BYTES / 512).expect("a device");
+    Export::new("", Arc::new(Scratch { memory, is_slow })).description("for fuzzing")
 }
 
 /// Takes a byte off the front; 0 at the end.
@@ -126,7 +113,7 @@ pub fn handshake(mut data: &[u8]) {
 }
 
 fn shake_hands(mode: TlsMode, mut data: &[u8]) -> Option<(Negotiated, &[u8])> {
-    let second = Export::new("second", Arc::clone(scratch_export(false).device())).read_only(true);
+    let second = Export::new("second", scratch_export(false).device).read_only(true);
     let exports = Exports::new(vec![scratch_export(false), second]).ok()?;
     let mut handshake = Handshake::new(Arc::new(exports), 32 << 20, mode);
     let mut steps = 0;

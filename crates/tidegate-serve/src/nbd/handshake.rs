@@ -26,6 +26,16 @@ pub(super) const MAX_OPTION_BYTES: usize = 8 << 10;
 /// The most metadata queries of one option.
 const MAX_QUERIES: u32 = 64;
 
+/// Why an option is refused: the kind of the answer, and its message.
+type Refusal = (u32, &'static str);
+/// What a handled option leads to, or why it is refused.
+type Handled = Result<Step, Refusal>;
+const MALFORMED: Refusal = (rep::ERR_INVALID, "the option's data is malformed");
+const NO_EXPORT: Refusal = (rep::ERR_UNKNOWN, "no export has this name");
+
+/// How many bytes were used up, and what to do next; or how the client broke the protocol.
+type Advanced = Result<(usize, Step), String>;
+
 /// What a finished handshake agreed on.
 #[derive(Clone)]
 pub(super) struct Negotiated {
@@ -93,17 +103,12 @@ impl Handshake {
     /// Handles the message at the front of `input` and appends the answer to `reply`. Returns how
     /// many bytes were used up, and what to do next.
     pub(super) fn advance(&mut self, input: &[u8], reply: &mut Vec<u8>) -> (usize, Step) {
-        if self.skip_bytes > 0 {
-            return self.skip(input);
-        }
-        let Some(client_flags) = self.client_flags else {
-            return self.client_flags(input);
+        let advanced = match self.client_flags {
+            _ if self.skip_bytes > 0 => Ok(self.skip(input)),
+            None => self.client_flags(input),
+            Some(client_flags) => self.option(client_flags, input, reply),
         };
-        match OptionHeader::parse(input) {
-            Err(magic) => (0, Step::Fault(format!("option with the wrong magic {magic:#x}"))),
-            Ok(None) => (0, Step::NeedInput),
-            Ok(Some(header)) => self.option(header, client_flags, input, reply),
-        }
+        advanced.unwrap_or_else(|fault| (0, Step::Fault(fault)))
     }
 
     fn skip(&mut self, input: &[u8]) -> (usize, Step) {
@@ -112,111 +117,103 @@ impl Handshake {
         (skipped, if self.skip_bytes > 0 { Step::NeedInput } else { Step::Again })
     }
 
-    fn client_flags(&mut self, input: &[u8]) -> (usize, Step) {
-        let Some(flags) = Cursor(input).u32() else {
-            return (0, Step::NeedInput);
-        };
+    fn client_flags(&mut self, input: &[u8]) -> Advanced {
+        let Some(flags) = Cursor(input).u32() else { return Ok((0, Step::NeedInput)) };
         let known = u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES);
         if flags & !known != 0 {
-            return (0, Step::Fault(format!("unknown client flags {flags:#x}")));
+            return Err(format!("unknown client flags {flags:#x}"));
         }
         self.client_flags = Some(flags);
-        (CLIENT_FLAGS_BYTES, Step::Again)
+        Ok((CLIENT_FLAGS_BYTES, Step::Again))
     }
 
-    fn option(
-        &mut self,
-        header: OptionHeader,
-        client_flags: u32,
-        input: &[u8],
-        reply: &mut Vec<u8>,
-    ) -> (usize, Step) {
-        let fixed = client_flags & u32::from(FLAG_FIXED_NEWSTYLE) != 0;
-        if !fixed && header.option != opt::EXPORT_NAME {
-            return (
-                0,
-                Step::Fault("an option other than EXPORT_NAME without fixed newstyle".into()),
-            );
+    fn option(&mut self, client_flags: u32, input: &[u8], reply: &mut Vec<u8>) -> Advanced {
+        let header = OptionHeader::parse(input);
+        let header = header.map_err(|magic| format!("option with the wrong magic {magic:#x}"))?;
+        let Some(OptionHeader { option, len }) = header else { return Ok((0, Step::NeedInput)) };
+        let has = |flag: u16| client_flags & u32::from(flag) != 0;
+        if !has(FLAG_FIXED_NEWSTYLE) && option != opt::EXPORT_NAME {
+            return Err("an option other than EXPORT_NAME without fixed newstyle".into());
         }
         if self.options >= MAX_OPTIONS {
-            return (0, Step::Fault(format!("more than {MAX_OPTIONS} options")));
+            return Err(format!("more than {MAX_OPTIONS} options"));
         }
-        let len = header.len as usize;
-        if len > MAX_OPTION_BYTES {
-            return self.too_big(header, reply);
+        if len as usize > MAX_OPTION_BYTES {
+            return self.too_big(option, len, reply);
         }
-        let Some(data) = input.get(OPTION_HEADER_BYTES..OPTION_HEADER_BYTES + len) else {
-            return (0, Step::NeedInput);
+        let used = OPTION_HEADER_BYTES + len as usize;
+        let Some(data) = input.get(OPTION_HEADER_BYTES..used) else {
+            return Ok((0, Step::NeedInput));
         };
         self.options += 1;
-        (OPTION_HEADER_BYTES + len, self.dispatch(header.option, data, client_flags, reply))
+        let step = if option == opt::EXPORT_NAME {
+            self.export_name(data, has(FLAG_NO_ZEROES), reply)?
+        } else {
+            let handled = self.handle(option, data, reply);
+            end_answer(option, handled, reply)
+        };
+        Ok((used, step))
     }
 
-    fn too_big(&mut self, header: OptionHeader, reply: &mut Vec<u8>) -> (usize, Step) {
-        if header.option == opt::EXPORT_NAME {
-            return (0, Step::Fault(format!("an export name of {} bytes", header.len)));
+    fn too_big(&mut self, option: u32, len: u32, reply: &mut Vec<u8>) -> Advanced {
+        if option == opt::EXPORT_NAME {
+            return Err(format!("an export name of {len} bytes"));
         }
         self.options += 1;
-        self.skip_bytes = header.len;
-        refuse(reply, header.option, rep::ERR_TOO_BIG, "the option's data is too long");
-        (OPTION_HEADER_BYTES, Step::Again)
+        self.skip_bytes = len;
+        let refused = Err((rep::ERR_TOO_BIG, "the option's data is too long"));
+        Ok((OPTION_HEADER_BYTES, end_answer(option, refused, reply)))
     }
 
-    fn dispatch(
-        &mut self,
-        option: u32,
-        data: &[u8],
-        client_flags: u32,
-        reply: &mut Vec<u8>,
-    ) -> Step {
-        let needs_tls = self.tls == TlsMode::Required && !self.encrypted;
+    fn needs_tls(&self) -> bool {
+        self.tls == TlsMode::Required && !self.encrypted
+    }
+
+    /// Handles an option that has an answer, and appends what comes before the end of that.
+    fn handle(&mut self, option: u32, data: &[u8], reply: &mut Vec<u8>) -> Handled {
         match option {
-            opt::ABORT => {
-                option_reply(reply, option, rep::ACK, &[]);
-                return Step::Close;
-            }
-            opt::STARTTLS => return self.start_tls(data, reply),
-            opt::EXPORT_NAME if needs_tls => {
-                return Step::Fault("EXPORT_NAME before TLS, which this server requires".into());
-            }
-            _ if needs_tls => refuse(reply, option, rep::ERR_TLS_REQD, "this server requires TLS"),
-            opt::EXPORT_NAME => return self.export_name(data, client_flags, reply),
+            opt::ABORT => Ok(Step::Close),
+            opt::STARTTLS => self.start_tls(data),
+            _ if self.needs_tls() => Err((rep::ERR_TLS_REQD, "this server requires TLS")),
             opt::LIST => self.list(data, reply),
-            opt::INFO | opt::GO => return self.info_or_go(option, data, reply),
-            opt::STRUCTURED_REPLY => self.structured_reply(data, reply),
+            opt::INFO | opt::GO => self.info_or_go(option, data, reply),
+            opt::STRUCTURED_REPLY => self.structured_reply(data),
             opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
-                self.meta_context(option, data, reply);
+                self.meta_context(option, data, reply)
             }
-            _ => refuse(reply, option, rep::ERR_UNSUP, "this server does not know the option"),
+            _ => Err((rep::ERR_UNSUP, "this server does not know the option")),
         }
-        Step::Again
     }
 
-    fn start_tls(&self, data: &[u8], reply: &mut Vec<u8>) -> Step {
-        let option = opt::STARTTLS;
-        if !data.is_empty() {
-            refuse(reply, option, rep::ERR_INVALID, "STARTTLS has no data");
-        } else if self.encrypted {
-            refuse(reply, option, rep::ERR_INVALID, "TLS is running already");
-        } else if self.tls == TlsMode::Off {
-            refuse(reply, option, rep::ERR_POLICY, "this server is set up without TLS");
-        } else {
-            option_reply(reply, option, rep::ACK, &[]);
-            return Step::StartTls;
+    fn start_tls(&self, data: &[u8]) -> Handled {
+        expect_no_data(data, "STARTTLS has no data")?;
+        if self.encrypted {
+            return Err((rep::ERR_INVALID, "TLS is running already"));
         }
-        Step::Again
+        if self.tls == TlsMode::Off {
+            return Err((rep::ERR_POLICY, "this server is set up without TLS"));
+        }
+        Ok(Step::StartTls)
     }
 
-    fn export_name(&self, data: &[u8], client_flags: u32, reply: &mut Vec<u8>) -> Step {
+    fn export_name(
+        &self,
+        data: &[u8],
+        is_short: bool,
+        reply: &mut Vec<u8>,
+    ) -> Result<Step, String> {
+        if self.needs_tls() {
+            return Err("EXPORT_NAME before TLS, which this server requires".into());
+        }
         let Some(export) = parse_string(data).and_then(|name| self.exports.find(name)) else {
-            return Step::Fault(format!("no export {:?}", String::from_utf8_lossy(data)));
+            return Err(format!("no export {:?}", String::from_utf8_lossy(data)));
         };
         let size_bytes = export.geometry().size_bytes();
         reply.extend(export_info(size_bytes, export.flags(self.structured)));
-        if client_flags & u32::from(FLAG_NO_ZEROES) == 0 {
+        if !is_short {
             reply.extend([0; 124]);
         }
-        Step::Transmit(Box::new(self.negotiated(export)))
+        Ok(Step::Transmit(Box::new(self.negotiated(export))))
     }
 
     fn negotiated(&self, export: &Export) -> Negotiated {
@@ -224,38 +221,28 @@ impl Handshake {
         Negotiated {
             export: export.clone(),
             structured: self.structured,
-            base_allocation: chosen.is_some_and(|chosen| chosen.name() == export.name()),
+            base_allocation: chosen.is_some_and(|chosen| chosen.name == export.name),
         }
     }
 
-    fn list(&self, data: &[u8], reply: &mut Vec<u8>) {
-        if !data.is_empty() {
-            return refuse(reply, opt::LIST, rep::ERR_INVALID, "LIST has no data");
-        }
+    fn list(&self, data: &[u8], reply: &mut Vec<u8>) -> Handled {
+        expect_no_data(data, "LIST has no data")?;
         for export in self.exports.iter() {
-            let name_len = be32(wire_len(export.name().len()));
-            let parts = [&name_len[..], export.name().as_bytes(), export.about().as_bytes()];
+            let name_len = be32(wire_len(export.name.len()));
+            let parts = [&name_len[..], export.name.as_bytes(), export.description.as_bytes()];
             option_reply(reply, opt::LIST, rep::SERVER, &parts);
         }
-        option_reply(reply, opt::LIST, rep::ACK, &[]);
+        Ok(Step::Again)
     }
 
-    fn info_or_go(&self, option: u32, data: &[u8], reply: &mut Vec<u8>) -> Step {
-        let Some((name, wanted)) = parse_info(data) else {
-            refuse(reply, option, rep::ERR_INVALID, "the option's data is malformed");
-            return Step::Again;
-        };
-        let Some(export) = self.exports.find(name) else {
-            refuse(reply, option, rep::ERR_UNKNOWN, "no export has this name");
-            return Step::Again;
-        };
+    fn info_or_go(&self, option: u32, data: &[u8], reply: &mut Vec<u8>) -> Handled {
+        let (name, wanted) = parse_info(data).ok_or(MALFORMED)?;
+        let export = self.exports.find(name).ok_or(NO_EXPORT)?;
         self.describe(option, export, wanted, reply);
-        option_reply(reply, option, rep::ACK, &[]);
-        if option == opt::GO {
-            Step::Transmit(Box::new(self.negotiated(export)))
-        } else {
-            Step::Again
-        }
+        Ok(match option {
+            opt::GO => Step::Transmit(Box::new(self.negotiated(export))),
+            _ => Step::Again,
+        })
     }
 
     /// Block sizes are told unasked too: a client that ignores them sends requests that will be
@@ -272,40 +259,32 @@ impl Handshake {
             self.max_request_bytes,
         );
         push_info(reply, option, info::BLOCK_SIZE, &sizes);
-        let (mut named, mut described) = (false, export.about().is_empty());
+        let (mut named, mut described) = (false, export.description.is_empty());
         while let Some(kind) = wanted.u16() {
             if kind == info::NAME && !std::mem::replace(&mut named, true) {
-                push_info(reply, option, info::NAME, export.name().as_bytes());
+                push_info(reply, option, info::NAME, export.name.as_bytes());
             } else if kind == info::DESCRIPTION && !std::mem::replace(&mut described, true) {
-                push_info(reply, option, info::DESCRIPTION, export.about().as_bytes());
+                push_info(reply, option, info::DESCRIPTION, export.description.as_bytes());
             }
         }
     }
 
-    fn structured_reply(&mut self, data: &[u8], reply: &mut Vec<u8>) {
-        if !data.is_empty() {
-            let message = "STRUCTURED_REPLY has no data";
-            return refuse(reply, opt::STRUCTURED_REPLY, rep::ERR_INVALID, message);
-        }
+    fn structured_reply(&mut self, data: &[u8]) -> Handled {
+        expect_no_data(data, "STRUCTURED_REPLY has no data")?;
         self.structured = true;
-        option_reply(reply, opt::STRUCTURED_REPLY, rep::ACK, &[]);
+        Ok(Step::Again)
     }
 
-    fn meta_context(&mut self, option: u32, data: &[u8], reply: &mut Vec<u8>) {
+    fn meta_context(&mut self, option: u32, data: &[u8], reply: &mut Vec<u8>) -> Handled {
         let set = option == opt::SET_META_CONTEXT;
         if set {
             self.base_allocation = None;
         }
         if !self.structured {
-            let message = "metadata contexts need structured replies first";
-            return refuse(reply, option, rep::ERR_INVALID, message);
+            return Err((rep::ERR_INVALID, "metadata contexts need structured replies first"));
         }
-        let Some((name, wanted)) = parse_queries(data, set) else {
-            return refuse(reply, option, rep::ERR_INVALID, "the option's data is malformed");
-        };
-        if self.exports.find(name).is_none() {
-            return refuse(reply, option, rep::ERR_UNKNOWN, "no export has this name");
-        }
+        let (name, wanted) = parse_queries(data, set).ok_or(MALFORMED)?;
+        self.exports.find(name).ok_or(NO_EXPORT)?;
         if wanted {
             // The number in answers to LIST_META_CONTEXT is reserved.
             let id = be32(if set { BASE_ALLOCATION_ID } else { 0 });
@@ -314,12 +293,26 @@ impl Handshake {
         if set {
             self.base_allocation = wanted.then(|| name.to_owned());
         }
-        option_reply(reply, option, rep::ACK, &[]);
+        Ok(Step::Again)
     }
 }
 
-fn refuse(reply: &mut Vec<u8>, option: u32, kind: u32, message: &str) {
-    option_reply(reply, option, kind, &[message.as_bytes()]);
+/// Appends the end of the answer to an option: that it was handled, or why it is refused.
+fn end_answer(option: u32, handled: Handled, reply: &mut Vec<u8>) -> Step {
+    match handled {
+        Ok(step) => {
+            option_reply(reply, option, rep::ACK, &[]);
+            step
+        }
+        Err((kind, message)) => {
+            option_reply(reply, option, kind, &[message.as_bytes()]);
+            Step::Again
+        }
+    }
+}
+
+fn expect_no_data(data: &[u8], message: &'static str) -> Result<(), Refusal> {
+    if data.is_empty() { Ok(()) } else { Err((rep::ERR_INVALID, message)) }
 }
 
 fn push_info(reply: &mut Vec<u8>, option: u32, kind: u16, data: &[u8]) {

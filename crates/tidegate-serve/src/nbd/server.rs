@@ -151,14 +151,14 @@ impl Server {
     /// Where the server's statistics can be read, also while it runs.
     pub fn statistics(&self) -> StatisticsSource {
         let exports = self.shared.service.exports.iter();
-        self.statistics_of(exports.map(|export| Arc::clone(export.counters())).collect())
+        self.statistics_of(exports.map(|export| Arc::clone(&export.counters)).collect())
     }
 
     /// Where the statistics of the export `name` can be read; its connections are the server's.
     /// `None`: there is no such export.
     pub fn export_statistics(&self, name: &str) -> Option<StatisticsSource> {
-        let export = self.shared.service.exports.iter().find(|export| export.name() == name)?;
-        Some(self.statistics_of(vec![Arc::clone(export.counters())]))
+        let export = self.shared.service.exports.iter().find(|export| export.name == name)?;
+        Some(self.statistics_of(vec![Arc::clone(&export.counters)]))
     }
 
     fn statistics_of(&self, exports: Vec<Arc<RequestCounters>>) -> StatisticsSource {
@@ -216,21 +216,14 @@ fn accept_until_stopped(
 }
 
 fn tell_shortage(shortage: &Shortage, log: &Log, error: &ServeError) {
-    let why = std::error::Error::source(error);
-    let why = why.map_or(String::new(), |why| format!(": {why}"));
-    let then = format!("clients wait meanwhile{}", advice(error));
-    shortage.note(log, &format!("{error}{why}"), &then);
-}
-
-/// What to do about `error`, where that is known.
-fn advice(error: &ServeError) -> &'static str {
-    let ServeError::Io { source, .. } = error else { return "" };
-    match Errno::from_io_error(source) {
-        Some(Errno::MFILE) => {
-            "; raise the limit (ulimit -n, LimitNOFILE=) or --max-connections less"
+    let (mut what, mut advice) = (error.to_string(), "");
+    if let ServeError::Io { source, .. } = error {
+        what = format!("{what}: {source}");
+        if Errno::from_io_error(source) == Some(Errno::MFILE) {
+            advice = "; raise the limit (ulimit -n, LimitNOFILE=) or --max-connections less";
         }
-        _ => "",
     }
+    shortage.note(log, &what, &format!("clients wait meanwhile{advice}"));
 }
 
 /// Takes all waiting connections. A connection's mailbox is made before the connection is accepted:

@@ -25,7 +25,7 @@ use super::buffer::{Input, Output, PayloadPool};
 use super::handshake::Negotiated;
 use super::protocol::{
     CHUNK_HEADER_BYTES, CHUNK_OFFSET_BYTES, REQUEST_BYTES, Request, SIMPLE_REPLY_BYTES,
-    data_chunk_header, errno, push_error_chunk, push_status_chunk, simple_reply,
+    data_chunk_header, errno, joined, push_error_chunk, push_status_chunk, simple_reply,
 };
 use super::share::{ATTEMPT_BYTES, Share};
 use super::transmission::{
@@ -127,7 +127,7 @@ impl Session {
         mailbox: Arc<Mail>,
         lease: Lease,
     ) -> Self {
-        let device = Arc::clone(negotiated.export.device());
+        let device = Arc::clone(&negotiated.export.device);
         // The queue chooses locality and IO classes: numbers of connections may come again.
         let queue = u32::try_from(id % (1 << 32)).unwrap_or(0);
         Self {
@@ -145,7 +145,7 @@ impl Session {
             pool: PayloadPool::new(share.kept_bytes),
             scratch: Vec::new(),
             tally: Tally::default(),
-            counters: Arc::clone(negotiated.export.counters()),
+            counters: Arc::clone(&negotiated.export.counters),
         }
     }
 
@@ -273,14 +273,8 @@ impl Session {
                 return Some(Progress::Disconnect);
             }
             Action::Write(flags) => return self.start_write(command, flags, input, output),
-            Action::Read if command.data_bytes() > self.share.attempt_bytes => {
-                self.read_to_payload(command, output)
-            }
             Action::Read => self.attempt_read(command, output) || self.start_read(command, output),
-            Action::Control(what) => {
-                self.attempt_control(command, what, output)
-                    || self.start_control(command, what, output)
-            }
+            Action::Control(what) => self.control(command, what, output),
         };
         if !is_taken {
             return Some(Progress::Blocked);
@@ -289,8 +283,11 @@ impl Session {
         None
     }
 
-    /// Reads into the output, if the read has to wait for nothing.
+    /// Reads into the output, if that has the space and the read has to wait for nothing.
     fn attempt_read(&mut self, command: &Command, output: &mut Output) -> bool {
+        if command.data_bytes() > self.share.attempt_bytes {
+            return false;
+        }
         let (header, header_len) = self.read_header(command);
         let header = &header[..header_len];
         let reply = output.tail(header.len() + command.data_bytes());
@@ -309,34 +306,23 @@ impl Session {
         true
     }
 
-    /// Reads what the output is too small for. False: too much is in flight.
-    fn read_to_payload(&mut self, command: &Command, output: &mut Output) -> bool {
-        if command.data_bytes() > ATTEMPT_BYTES {
-            return self.start_read(command, output);
+    /// Reads into a payload: at once what only the output is too small for, if it has to wait for
+    /// nothing. False: too much is in flight.
+    fn start_read(&mut self, command: &Command, output: &mut Output) -> bool {
+        if !self.may_start(command, output) {
+            return false;
         }
-        let is_allowed = self.may_start(command, output);
-        if is_allowed && let Some(mut read) = self.owned_read(command) {
-            match self.queue.attempt(&mut read.borrow()) {
-                None => self.submit(command, read, Then::Complete),
-                Some(result) => self.answer(command, read, result, output),
-            }
-        }
-        is_allowed
-    }
-
-    /// Starts a read. False: too much is in flight.
-    fn start_read(&mut self, command: &Command, output: &Output) -> bool {
-        let is_allowed = self.may_start(command, output);
-        if is_allowed && let Some(read) = self.owned_read(command) {
+        let Some(buffer) = self.take_payload(command, 0) else { return true };
+        let mut read = OwnedOperation::Read { offset: command.offset, buffer };
+        let at_once = self.share.attempt_bytes + 1..=ATTEMPT_BYTES;
+        if at_once.contains(&command.data_bytes())
+            && let Some(result) = self.queue.attempt(&mut read.borrow())
+        {
+            self.answer(command, read, result, output);
+        } else {
             self.submit(command, read, Then::Complete);
         }
-        is_allowed
-    }
-
-    /// A read with a payload; none: the system has no memory for it, and the request is refused.
-    fn owned_read(&mut self, command: &Command) -> Option<OwnedOperation> {
-        let buffer = self.take_payload(command, 0)?;
-        Some(OwnedOperation::Read { offset: command.offset, buffer })
+        true
     }
 
     /// A payload for the request; none: the system has no memory for it. Then the request, which
@@ -350,9 +336,9 @@ impl Session {
         payload
     }
 
-    /// Does a command that carries no data, if it has to wait for nothing. A trim that is done
-    /// while its flush has to wait is done once more with the flush.
-    fn attempt_control(&mut self, command: &Command, what: Control, output: &mut Output) -> bool {
+    /// Does a command that carries no data, or starts it where it has to wait. A trim that is done
+    /// while its flush has to wait is done once more with the flush. False: too much is in flight.
+    fn control(&mut self, command: &Command, what: Control, output: &mut Output) -> bool {
         let Some((mut operation, then)) = operation_of(command, what) else {
             self.finish_write(command, Ok(()), output);
             return true;
@@ -361,15 +347,12 @@ impl Session {
         if let (Some(Ok(())), Then::Flush) = (&result, then) {
             result = self.queue.attempt(&mut Operation::Flush);
         }
-        let Some(result) = result else { return false };
-        self.finish_control(command, operation, result, output);
-        true
-    }
-
-    /// Starts a command that carries no data. False: too much is in flight.
-    fn start_control(&mut self, command: &Command, what: Control, output: &Output) -> bool {
+        if let Some(result) = result {
+            self.answer(command, operation, result, output);
+            return true;
+        }
         let is_allowed = self.may_start(command, output);
-        if let (true, Some((operation, then))) = (is_allowed, operation_of(command, what)) {
+        if is_allowed {
             self.submit(command, operation, then);
         }
         is_allowed
@@ -384,9 +367,7 @@ impl Session {
             let header = data_chunk_header(command.cookie, command.offset, command.len);
             return (header, header.len());
         }
-        let mut header = [0; CHUNK_HEADER_BYTES + CHUNK_OFFSET_BYTES];
-        header[..SIMPLE_REPLY_BYTES].copy_from_slice(&simple_reply(0, command.cookie));
-        (header, SIMPLE_REPLY_BYTES)
+        (joined([&simple_reply(0, command.cookie)]), SIMPLE_REPLY_BYTES)
     }
 
     /// Writes from the input where the data is all there or will be soon; else starts to receive it
@@ -451,8 +432,7 @@ impl Session {
         if command.data_bytes() <= ATTEMPT_BYTES
             && let Some(result) = self.queue.attempt(&mut write.borrow())
         {
-            write.into_buffer().into_iter().for_each(|buffer| self.pool.put(buffer));
-            return self.finish_write(command, result, output);
+            return self.answer(command, write, result, output);
         }
         self.submit(command, write, Then::Complete);
     }
@@ -528,14 +508,21 @@ impl Session {
             (OwnedOperation::Read { buffer, .. }, Ok(())) => {
                 self.push_read(command, buffer, output);
             }
-            (
-                OwnedOperation::Read { buffer, .. } | OwnedOperation::Write { buffer, .. },
-                result,
-            ) => {
-                self.pool.put(buffer);
+            (OwnedOperation::Status { offset, len, most, extents }, Ok(())) => {
+                self.tally.done(command.kind, command.len);
+                self.scratch.clear();
+                let extents = fit(extents, offset, len, most);
+                push_status_chunk(&mut self.scratch, command.cookie, &extents);
+                output.push(&self.scratch);
+                self.scratch.clear();
+                self.scratch.shrink_to(SCRATCH_KEPT_BYTES);
+            }
+            (operation, result) => {
+                if let Some(buffer) = operation.into_buffer() {
+                    self.pool.put(buffer);
+                }
                 self.finish_write(command, result, output);
             }
-            (operation, result) => self.finish_control(command, operation, result, output),
         }
     }
 
@@ -564,27 +551,6 @@ impl Session {
                 output.push(&simple_reply(0, command.cookie));
             }
             Err(error) => self.fail(command, &error, output),
-        }
-    }
-
-    fn finish_control(
-        &mut self,
-        command: &Command,
-        operation: OwnedOperation,
-        result: Result<()>,
-        output: &mut Output,
-    ) {
-        match (operation, result) {
-            (OwnedOperation::Status { offset, len, most, extents }, Ok(())) => {
-                self.tally.done(command.kind, command.len);
-                self.scratch.clear();
-                let extents = fit(extents, offset, len, most);
-                push_status_chunk(&mut self.scratch, command.cookie, &extents);
-                output.push(&self.scratch);
-                self.scratch.clear();
-                self.scratch.shrink_to(SCRATCH_KEPT_BYTES);
-            }
-            (_, result) => self.finish_write(command, result, output),
         }
     }
 

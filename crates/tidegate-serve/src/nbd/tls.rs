@@ -25,8 +25,8 @@ pub enum TlsMode {
 /// A server's certificate, and whose clients it takes.
 #[derive(Clone)]
 pub struct Tls {
-    mode: TlsMode,
-    config: Arc<ServerConfig>,
+    pub(super) mode: TlsMode,
+    pub(super) config: Arc<ServerConfig>,
 }
 
 impl Tls {
@@ -63,14 +63,6 @@ impl Tls {
         let config = builder.with_single_cert(chain, secret);
         let config = config.map_err(|error| tls_error(certificate, &error))?;
         Ok(Self { mode, config: Arc::new(config) })
-    }
-
-    pub(super) fn mode(&self) -> TlsMode {
-        self.mode
-    }
-
-    pub(super) fn config(&self) -> &Arc<ServerConfig> {
-        &self.config
     }
 }
 

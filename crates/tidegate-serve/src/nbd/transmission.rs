@@ -46,7 +46,7 @@ impl Rules {
             size_bytes: geometry.size_bytes(),
             block_bytes: geometry.block_bytes,
             max_request_bytes,
-            read_only: negotiated.export.is_read_only(),
+            read_only: negotiated.export.read_only,
             structured: negotiated.structured,
             base_allocation: negotiated.base_allocation,
         }
@@ -199,10 +199,14 @@ fn check_access(request: &Request, rules: &Rules) -> std::result::Result<(), Ref
 }
 
 fn check_range(request: &Request, rules: &Rules) -> std::result::Result<(), Refusal> {
-    if matches!(request.command, cmd::DISC | cmd::FLUSH) {
-        return check_no_range(request);
-    }
     let (offset, len) = (request.offset, u64::from(request.len));
+    match request.command {
+        // It is honoured whatever its range says: it has no reply that could refuse it.
+        cmd::DISC => return Ok(()),
+        cmd::FLUSH if (offset, len) == (0, 0) => return Ok(()),
+        cmd::FLUSH => return refusal(errno::INVAL, "a flush has no range"),
+        _ => {}
+    }
     let block_bytes = u64::from(rules.block_bytes);
     if len == 0 {
         return refusal(errno::INVAL, "the length is zero");
@@ -217,14 +221,6 @@ fn check_range(request: &Request, rules: &Rules) -> std::result::Result<(), Refu
             errno::INVAL,
             "the request is not made of whole blocks of the minimum size",
         );
-    }
-    Ok(())
-}
-
-/// A disconnect is honoured whatever its range says: it has no reply that could refuse it.
-fn check_no_range(request: &Request) -> std::result::Result<(), Refusal> {
-    if request.command == cmd::FLUSH && (request.offset != 0 || request.len != 0) {
-        return refusal(errno::INVAL, "a flush has no range");
     }
     Ok(())
 }

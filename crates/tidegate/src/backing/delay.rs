@@ -11,56 +11,36 @@ use crate::device::delay::{Delay, Delays};
 const TIME_MAX: Duration = Duration::from_secs(60);
 
 /// `delay:TIME,URL`.
-pub(super) struct DelayScheme;
+pub(super) static DELAY: Scheme = Scheme {
+    name: "delay",
+    syntax: "delay:TIME,URL",
+    about: "another backing, whose requests take at least TIME: for tests and demonstrations",
+    example: "delay:20ms,file:/srv/disk.img",
+    identified_by: "that of the backing behind the comma",
+    parse: |rest| parts(rest).map(|_| rest.to_owned()),
+    open,
+};
 
-impl DelayScheme {
-    /// The delay of a request, and the backing that is delayed.
-    fn parts(rest: &str) -> Result<(Duration, BackingUrl), String> {
-        let (time, url) =
-            rest.split_once(',').ok_or_else(|| format!("`delay:{rest}` has no `,URL`"))?;
-        let delay = parse_time(time)
-            .filter(|delay| *delay <= TIME_MAX)
-            .ok_or_else(|| format!("the delay `{time}` is no time up to 60s, such as 20ms"))?;
-        // One is enough, and the nesting of a URL has a bound.
-        if url.starts_with("delay:") {
-            return Err(format!("`delay:{rest}` delays a delay: name one with the sum"));
-        }
-        Ok((delay, BackingUrl::named(url)?))
+/// The delay of a request, and the backing that is delayed.
+fn parts(rest: &str) -> Result<(Duration, BackingUrl), String> {
+    let (time, url) =
+        rest.split_once(',').ok_or_else(|| format!("`delay:{rest}` has no `,URL`"))?;
+    let delay = parse_time(time)
+        .filter(|delay| *delay <= TIME_MAX)
+        .ok_or_else(|| format!("the delay `{time}` is no time up to 60s, such as 20ms"))?;
+    // One is enough, and the nesting of a URL has a bound.
+    if url.starts_with("delay:") {
+        return Err(format!("`delay:{rest}` delays a delay: name one with the sum"));
     }
+    Ok((delay, BackingUrl::named(url)?))
 }
 
-impl Scheme for DelayScheme {
-    fn name(&self) -> &'static str {
-        "delay"
-    }
-
-    fn syntax(&self) -> &'static str {
-        "delay:TIME,URL"
-    }
-
-    fn about(&self) -> &'static str {
-        "another backing, whose requests take at least TIME: for tests and demonstrations"
-    }
-
-    fn example(&self) -> &'static str {
-        "delay:20ms,file:/srv/disk.img"
-    }
-
-    fn identified_by(&self) -> &'static str {
-        "that of the backing behind the comma"
-    }
-
-    fn parse(&self, rest: &str) -> Result<String, String> {
-        Self::parts(rest).map(|_| rest.to_owned())
-    }
-
-    fn open(&self, rest: &str, pool: &Path) -> Result<OpenBacking, BackingError> {
-        let unfit = |reason| BackingError::Unfit { url: format!("delay:{rest}"), reason };
-        let (delay, url) = Self::parts(rest).map_err(unfit)?;
-        let delays = Delays::of_each(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX));
-        let backing = url.open(pool)?;
-        Ok(OpenBacking { device: Arc::new(Delay::new(backing.device, delays)), ..backing })
-    }
+fn open(rest: &str, pool: &Path) -> Result<OpenBacking, BackingError> {
+    let unfit = |reason| BackingError::Unfit { url: format!("delay:{rest}"), reason };
+    let (delay, url) = parts(rest).map_err(unfit)?;
+    let delays = Delays::of_each(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX));
+    let backing = url.open(pool)?;
+    Ok(OpenBacking { device: Arc::new(Delay::new(backing.device, delays)), ..backing })
 }
 
 #[cfg(all(test, not(loom)))]

@@ -24,59 +24,46 @@ const DISK: i32 = -2;
 const NO_FILE_SYSTEM: FileSystemId = [0; 16];
 
 /// `file:PATH`, `file:///PATH` or a plain path.
-pub(super) struct FileScheme;
+pub(super) static FILE: Scheme = Scheme {
+    name: "file",
+    syntax: "file:PATH",
+    about: "a file or a block device; file:///PATH and a plain path name it too",
+    example: "file:/srv/disk.img",
+    identified_by: "a file by its file system and inode, a disk by what it says of itself; not \
+                    by its path",
+    parse,
+    open,
+};
 
-impl Scheme for FileScheme {
-    fn name(&self) -> &'static str {
-        "file"
+fn parse(rest: &str) -> Result<String, String> {
+    match rest.strip_prefix("//") {
+        None if rest.is_empty() => Err("the path is missing".into()),
+        None => Ok(rest.to_owned()),
+        Some(path) if path.starts_with('/') => Ok(path.to_owned()),
+        Some(_) => Err(format!("`file:{rest}` names another machine")),
     }
+}
 
-    fn syntax(&self) -> &'static str {
-        "file:PATH"
+fn open(rest: &str, pool: &Path) -> Result<OpenBacking, BackingError> {
+    let url = || format!("file:{rest}");
+    let failed = |action| move |source| BackingError::Io { action, url: url(), source };
+    let path = Path::new(rest);
+    let lock = File::options().read(true).write(true).open(path).map_err(failed("open"))?;
+    // A log would write its records over itself.
+    if is_at(&lock, pool).map_err(failed("inspect"))? {
+        return Err(BackingError::IsPool { url: url() });
     }
-
-    fn about(&self) -> &'static str {
-        "a file or a block device; file:///PATH and a plain path name it too"
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => return Err(BackingError::InUse { url: url() }),
+        locked => locked.map_err(|errno| failed("lock")(errno.into()))?,
     }
-
-    fn example(&self) -> &'static str {
-        "file:/srv/disk.img"
-    }
-
-    fn identified_by(&self) -> &'static str {
-        "a file by its file system and inode, a disk by what it says of itself; not by its path"
-    }
-
-    fn parse(&self, rest: &str) -> Result<String, String> {
-        match rest.strip_prefix("//") {
-            None if rest.is_empty() => Err("the path is missing".into()),
-            None => Ok(rest.to_owned()),
-            Some(path) if path.starts_with('/') => Ok(path.to_owned()),
-            Some(_) => Err(format!("`file:{rest}` names another machine")),
-        }
-    }
-
-    fn open(&self, rest: &str, pool: &Path) -> Result<OpenBacking, BackingError> {
-        let url = || format!("file:{rest}");
-        let failed = |action| move |source| BackingError::Io { action, url: url(), source };
-        let path = Path::new(rest);
-        let lock = File::options().read(true).write(true).open(path).map_err(failed("open"))?;
-        // A log would write its records over itself.
-        if is_at(&lock, pool).map_err(failed("inspect"))? {
-            return Err(BackingError::IsPool { url: url() });
-        }
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => return Err(BackingError::InUse { url: url() }),
-            locked => locked.map_err(|errno| failed("lock")(errno.into()))?,
-        }
-        // Logs and caches keep what they wrote until a flush has succeeded.
-        let options = FileOptions { reopens: true, ..FileOptions::default() };
-        let device = FileDevice::open(path, &options)?;
-        let (identity, name) = identify(path).map_err(failed("identify"))?;
-        let holds = glance(&lock).map_err(failed("read"))?;
-        let holds = Some(holds).filter(|found| !matches!(found, Glance::Unknown(_)));
-        Ok(OpenBacking { device: Arc::new(device), identity, name, holds, guard: Some(lock) })
-    }
+    // Logs and caches keep what they wrote until a flush has succeeded.
+    let options = FileOptions { reopens: true, ..FileOptions::default() };
+    let device = FileDevice::open(path, &options)?;
+    let (identity, name) = identify(path).map_err(failed("identify"))?;
+    let holds = glance(&lock).map_err(failed("read"))?;
+    let holds = Some(holds).filter(|found| !matches!(found, Glance::Unknown(_)));
+    Ok(OpenBacking { device: Arc::new(device), identity, name, holds, guard: Some(lock) })
 }
 
 /// Whether `file` is open at `path`.

@@ -25,43 +25,26 @@ use crate::device::{BlockDevice, DeviceError};
 use crate::pool::Glance;
 
 /// All schemes.
-pub static SCHEMES: &[&dyn Scheme] = &[
-    &file::FileScheme,
-    &nbd::NbdScheme::Tcp,
-    &nbd::NbdScheme::Unix,
-    &null::NullScheme,
-    &delay::DelayScheme,
-];
+pub static SCHEMES: &[&Scheme] = &[&file::FILE, &nbd::TCP, &nbd::UNIX, &null::NULL, &delay::DELAY];
 
 /// How one kind of backing is named and opened.
-pub trait Scheme: Sync {
+pub struct Scheme {
     /// What stands before the colon.
-    fn name(&self) -> &'static str;
-
+    pub name: &'static str,
     /// The form of its URLs, for messages.
-    fn syntax(&self) -> &'static str;
-
+    pub syntax: &'static str,
     /// What such a backing is, in a few words.
-    fn about(&self) -> &'static str;
-
+    pub about: &'static str,
     /// One URL.
-    fn example(&self) -> &'static str;
-
+    pub example: &'static str,
     /// What its identity is made of, in a few words.
-    fn identified_by(&self) -> &'static str;
-
-    /// Checks what follows the colon, and returns it in the form in which it is kept.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    fn parse(&self, rest: &str) -> Result<String, String>;
-
-    /// Opens the backing that `rest`, which was parsed, names for the pool at `pool`, and keeps
-    /// other programs from it.
-    ///
-    /// # Errors
-    /// [`BackingError`].
-    fn open(&self, rest: &str, pool: &Path) -> Result<OpenBacking, BackingError>;
+    pub identified_by: &'static str,
+    /// Checks what follows the colon, and returns it in the form in which it is kept, or what is
+    /// wrong with it.
+    parse: fn(&str) -> Result<String, String>,
+    /// Opens the backing that the first argument, which was parsed, names for the pool at the
+    /// second, and keeps other programs from it.
+    open: fn(&str, &Path) -> Result<OpenBacking, BackingError>,
 }
 
 /// A backing as it was opened.
@@ -128,7 +111,7 @@ pub enum BackingError {
 /// A backing as `--backing` names it.
 #[derive(Clone)]
 pub struct BackingUrl {
-    scheme: &'static dyn Scheme,
+    scheme: &'static Scheme,
     rest: String,
 }
 
@@ -138,7 +121,7 @@ impl BackingUrl {
     /// # Errors
     /// [`BackingError`].
     pub fn open(&self, pool: &Path) -> Result<OpenBacking, BackingError> {
-        let backing = self.scheme.open(&self.rest, pool)?;
+        let backing = (self.scheme.open)(&self.rest, pool)?;
         let geometry = backing.device.geometry();
         if geometry.blocks == 0 {
             let (url, block_bytes) = (self.to_string(), geometry.block_bytes);
@@ -146,13 +129,11 @@ impl BackingUrl {
         }
         Ok(backing)
     }
-}
 
-impl BackingUrl {
     /// The backing that `text` names, or what is wrong with it.
     fn named(text: &str) -> Result<Self, String> {
         let of_scheme = SCHEMES.iter().find_map(|scheme| {
-            let rest = text.strip_prefix(scheme.name())?.strip_prefix(':')?;
+            let rest = text.strip_prefix(scheme.name)?.strip_prefix(':')?;
             Some((*scheme, rest))
         });
         let (scheme, rest) = match of_scheme {
@@ -160,9 +141,9 @@ impl BackingUrl {
             None if text.contains("://") => {
                 return Err(format!("`{text}` is no backing of this release"));
             }
-            None => (&file::FileScheme as &dyn Scheme, text),
+            None => (&file::FILE, text),
         };
-        Ok(Self { scheme, rest: scheme.parse(rest)? })
+        Ok(Self { scheme, rest: (scheme.parse)(rest)? })
     }
 }
 
@@ -170,14 +151,14 @@ impl FromStr for BackingUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = || SCHEMES.iter().map(|it| it.syntax()).collect::<Vec<_>>().join(", ");
+        let all = || SCHEMES.iter().map(|it| it.syntax).collect::<Vec<_>>().join(", ");
         Self::named(text).map_err(|wrong| format!("{wrong}; expected {}", all()))
     }
 }
 
 impl fmt::Display for BackingUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.scheme.name(), self.rest)
+        write!(f, "{}:{}", self.scheme.name, self.rest)
     }
 }
 
@@ -218,7 +199,7 @@ mod tests {
         for text in ["", "file:", "file://host/x", "nbds://host/", "nbd:", "null:", "null:lots"] {
             let error = shown(text).unwrap_err();
             for scheme in SCHEMES {
-                assert!(error.contains(scheme.syntax()), "{text}: {error}");
+                assert!(error.contains(scheme.syntax), "{text}: {error}");
             }
         }
     }
@@ -226,8 +207,8 @@ mod tests {
     #[test]
     fn the_examples_are_urls_of_their_schemes() {
         for scheme in SCHEMES {
-            let url: BackingUrl = scheme.example().parse().unwrap();
-            assert_eq!(url.scheme.name(), scheme.name());
+            let url: BackingUrl = scheme.example.parse().unwrap();
+            assert_eq!(url.scheme.name, scheme.name);
         }
     }
 

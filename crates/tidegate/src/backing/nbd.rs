@@ -3,7 +3,6 @@
 //! The URLs are those of the NBD project (`doc/uri.md`), with a setting of ours: `timeout=TIME`
 //! says how long a request may take while the server is silent or gone.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,74 +22,66 @@ const TIMEOUT_RANGE: std::ops::RangeInclusive<Duration> =
 /// Keeps these identities apart from those of files, disks and null devices.
 const NBD_TYPE: i32 = -4;
 
-/// Both schemes; they differ in where the server listens.
-pub(super) enum NbdScheme {
-    /// `nbd`.
+/// What identifies an export, of either scheme.
+const IDENTIFIED_BY: &str =
+    "name, description and size of the export, as the server tells them; not by its address";
+
+/// `nbd://HOST[:PORT]/EXPORT`.
+pub(super) static TCP: Scheme = Scheme {
+    name: "nbd",
+    syntax: "nbd://HOST[:PORT]/EXPORT[?timeout=TIME]",
+    about: "an export of an NBD server, by TCP without TLS",
+    example: "nbd://storage.example:10809/disk?timeout=60s",
+    identified_by: IDENTIFIED_BY,
+    parse: |rest| NbdScheme::Tcp.options(rest).map(|_| rest.to_owned()),
+    open: |rest, _pool| NbdScheme::Tcp.open(rest),
+};
+
+/// `nbd+unix:///EXPORT?socket=PATH`.
+pub(super) static UNIX: Scheme = Scheme {
+    name: "nbd+unix",
+    syntax: "nbd+unix:///EXPORT?socket=PATH[&timeout=TIME]",
+    about: "an export of an NBD server on this machine, by a unix socket",
+    example: "nbd+unix:///disk?socket=/run/nbd.sock",
+    identified_by: IDENTIFIED_BY,
+    parse: |rest| NbdScheme::Unix.options(rest).map(|_| rest.to_owned()),
+    open: |rest, _pool| NbdScheme::Unix.open(rest),
+};
+
+/// Where the server of a scheme listens.
+enum NbdScheme {
     Tcp,
-    /// `nbd+unix`.
     Unix,
 }
 
-impl Scheme for NbdScheme {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Tcp => "nbd",
-            Self::Unix => "nbd+unix",
-        }
-    }
-
-    fn syntax(&self) -> &'static str {
-        match self {
-            Self::Tcp => "nbd://HOST[:PORT]/EXPORT[?timeout=TIME]",
-            Self::Unix => "nbd+unix:///EXPORT?socket=PATH[&timeout=TIME]",
-        }
-    }
-
-    fn about(&self) -> &'static str {
-        match self {
-            Self::Tcp => "an export of an NBD server, by TCP without TLS",
-            Self::Unix => "an export of an NBD server on this machine, by a unix socket",
-        }
-    }
-
-    fn example(&self) -> &'static str {
-        match self {
-            Self::Tcp => "nbd://storage.example:10809/disk?timeout=60s",
-            Self::Unix => "nbd+unix:///disk?socket=/run/nbd.sock",
-        }
-    }
-
-    fn identified_by(&self) -> &'static str {
-        "name, description and size of the export, as the server tells them; not by its address"
-    }
-
-    fn parse(&self, rest: &str) -> Result<String, String> {
-        self.options(rest).map(|_| rest.to_owned())
-    }
-
-    fn open(&self, rest: &str, _pool: &Path) -> Result<OpenBacking, BackingError> {
-        let url = format!("{}:{rest}", self.name());
-        let unfit = |reason| BackingError::Unfit { url: url.clone(), reason };
-        let device = NbdDevice::open(&self.options(rest).map_err(unfit)?)?;
+impl NbdScheme {
+    fn open(&self, rest: &str) -> Result<OpenBacking, BackingError> {
+        let options = self.options(rest);
+        let unfit = |reason| BackingError::Unfit { url: self.url(rest), reason };
+        let device = NbdDevice::open(&options.map_err(unfit)?)?;
         if device.geometry().read_only {
             let reason = "the server exports it read-only, but a backing is written; \
                           have it exported for writing";
             return Err(unfit(reason.into()));
         }
         let identity = identity_of(device.export());
-        let holds = match glance_device(&device)? {
-            Glance::Unknown(_) => None,
-            pool => Some(pool),
-        };
-        let name = url.into_bytes();
+        let holds = Some(glance_device(&device)?);
+        let holds = holds.filter(|found| !matches!(found, Glance::Unknown(_)));
+        let name = self.url(rest).into_bytes();
         Ok(OpenBacking { device: Arc::new(device), identity, name, holds, guard: None })
     }
-}
 
-impl NbdScheme {
+    fn url(&self, rest: &str) -> String {
+        let scheme = match self {
+            Self::Tcp => &TCP,
+            Self::Unix => &UNIX,
+        };
+        format!("{}:{rest}", scheme.name)
+    }
+
     /// What the URL behind the scheme's colon asks for.
     fn options(&self, rest: &str) -> Result<NbdOptions, String> {
-        let name = format!("{}:{rest}", self.name());
+        let name = self.url(rest);
         let url = rest.strip_prefix("//").ok_or_else(|| format!("`{name}` has no `//`"))?;
         let (place, query) = url.split_once('?').unwrap_or((url, ""));
         let (host, export) = place.split_once('/').unwrap_or((place, ""));

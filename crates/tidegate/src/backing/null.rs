@@ -13,42 +13,28 @@ const BLOCK_BYTES: u32 = 4096;
 const NULL_TYPE: i32 = -3;
 
 /// `null:SIZE`.
-pub(super) struct NullScheme;
+pub(super) static NULL: Scheme = Scheme {
+    name: "null",
+    syntax: "null:SIZE",
+    about: "a device that keeps nothing, for measurements",
+    example: "null:16G",
+    identified_by: "its size, as it is written",
+    parse,
+    open,
+};
 
-impl Scheme for NullScheme {
-    fn name(&self) -> &'static str {
-        "null"
-    }
+fn parse(rest: &str) -> Result<String, String> {
+    parse_bytes(rest).map_err(|error| format!("`null:{rest}` has no size: {error}"))?;
+    Ok(rest.to_owned())
+}
 
-    fn syntax(&self) -> &'static str {
-        "null:SIZE"
-    }
-
-    fn about(&self) -> &'static str {
-        "a device that keeps nothing, for measurements"
-    }
-
-    fn example(&self) -> &'static str {
-        "null:16G"
-    }
-
-    fn identified_by(&self) -> &'static str {
-        "its size, as it is written"
-    }
-
-    fn parse(&self, rest: &str) -> Result<String, String> {
-        parse_bytes(rest).map_err(|error| format!("`null:{rest}` has no size: {error}"))?;
-        Ok(rest.to_owned())
-    }
-
-    fn open(&self, rest: &str, _pool: &Path) -> Result<OpenBacking, BackingError> {
-        let blocks = parse_bytes(rest).unwrap_or(0) / u64::from(BLOCK_BYTES);
-        Ok(OpenBacking {
-            device: Arc::new(NullDevice::new(BLOCK_BYTES, blocks)?),
-            identity: identity(&[0; 16], NULL_TYPE, rest.as_bytes()),
-            name: format!("null:{rest}").into_bytes(),
-            holds: None,
-            guard: None,
-        })
-    }
+fn open(rest: &str, _pool: &Path) -> Result<OpenBacking, BackingError> {
+    let blocks = parse_bytes(rest).unwrap_or(0) / u64::from(BLOCK_BYTES);
+    Ok(OpenBacking {
+        device: Arc::new(NullDevice::new(BLOCK_BYTES, blocks)?),
+        identity: identity(&[0; 16], NULL_TYPE, rest.as_bytes()),
+        name: format!("null:{rest}").into_bytes(),
+        holds: None,
+        guard: None,
+    })
 }

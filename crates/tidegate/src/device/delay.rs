@@ -114,7 +114,7 @@ impl BlockDevice for Delay {
 
     fn start(self: Arc<Self>, mut request: AsyncRequest) {
         let end = Instant::now().checked_add(self.delays.of(&request.operation()));
-        let timer = self.timer.handle();
+        let timer = self.timer.queue();
         let below = request.forward(move |request, result| {
             timer.complete_at(end, request, result);
         });

@@ -67,9 +67,7 @@ impl DeviceError {
 
     /// The message, and those of what caused it.
     pub(crate) fn with_causes(&self) -> String {
-        let whole: &dyn std::error::Error = self;
-        let causes = std::iter::successors(Some(whole), |&error| error.source());
-        causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+        with_causes(self)
     }
 
     /// The operating system refused: `context` says what was tried on what, the kind and the number
@@ -84,33 +82,33 @@ impl DeviceError {
 
     /// The request would change a read-only device.
     pub fn read_only(offset: u64, len: u64) -> Self {
-        Self::new(
-            DeviceErrorKind::ReadOnly,
-            format!(
-                "request to change {len} bytes at offset {offset} of a device opened read-only"
-            ),
-        )
+        let context = format!(
+            "request to change {len} bytes at offset {offset} of a device opened read-only"
+        );
+        Self::new(DeviceErrorKind::ReadOnly, context)
     }
 
     /// The request is not made of whole blocks.
     pub fn misaligned(offset: u64, len: u64, block_bytes: u32) -> Self {
-        Self::new(
-            DeviceErrorKind::Misaligned,
-            format!(
-                "request of {len} bytes at offset {offset} is not made of whole blocks of {block_bytes} bytes"
-            ),
-        )
+        let context = format!(
+            "request of {len} bytes at offset {offset} is not made of whole blocks of {block_bytes} bytes"
+        );
+        Self::new(DeviceErrorKind::Misaligned, context)
     }
 
     /// The request passes the end of the device.
     pub fn out_of_range(offset: u64, len: u64, size_bytes: u64) -> Self {
-        Self::new(
-            DeviceErrorKind::OutOfRange,
-            format!(
-                "request of {len} bytes at offset {offset} passes the end of a device of {size_bytes} bytes"
-            ),
-        )
+        let context = format!(
+            "request of {len} bytes at offset {offset} passes the end of a device of {size_bytes} bytes"
+        );
+        Self::new(DeviceErrorKind::OutOfRange, context)
     }
+}
+
+/// The message of an error, and those of what caused it.
+pub(super) fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |&error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 impl From<PmemError> for DeviceError {

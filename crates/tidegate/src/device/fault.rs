@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{
     AsyncRequest, BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Op, Operation,
-    Request, Result,
+    Result,
 };
 
 /// Which requests fail, when, and how.
@@ -80,6 +80,7 @@ enum Fate {
     IsShort { blocks: u64, error: DeviceError },
 }
 
+#[derive(Default)]
 struct State {
     /// The rules, and how many requests each has been about.
     rules: Vec<(Rule, u64)>,
@@ -102,15 +103,7 @@ pub struct Fault {
 impl Fault {
     /// A layer without rules yet; `seed` decides all chances.
     pub fn new(inner: Arc<dyn BlockDevice>, seed: u64) -> Self {
-        let state = State {
-            rules: Vec::new(),
-            random: seed,
-            gone: false,
-            injected: 0,
-            hung: 0,
-            held: Vec::new(),
-            releases: 0,
-        };
+        let state = State { random: seed, ..State::default() };
         Self { inner, state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -152,23 +145,21 @@ impl Fault {
         self.state.lock().injected
     }
 
-    fn run(&self, operation: Operation<'_>) -> Result<()> {
-        let mut request = Request::new(operation);
-        let (op, (offset, len)) = (Op::of(request.operation()), request.range());
-        match self.decide(op, offset, len) {
-            Fate::Runs => self.run_inner(&mut request),
+    fn run(&self, mut operation: Operation<'_>) -> Result<()> {
+        match self.decide(&operation) {
+            Fate::Runs => operation.run_on(&*self.inner),
             Fate::Fails(error) => Err(error),
-            Fate::Hangs => self.run_after_release(&mut request),
-            Fate::IsShort { blocks, error } => {
-                self.inner.geometry().check(offset, len)?;
-                self.run_inner(&mut shortened(&mut request, blocks, &self.inner.geometry()))?;
-                Err(error)
+            Fate::Hangs => {
+                self.wait_for_release();
+                operation.run_on(&*self.inner)
             }
+            Fate::IsShort { blocks, error } => self.run_short(operation, blocks, error),
         }
     }
 
     /// What becomes of a request.
-    fn decide(&self, op: Op, offset: u64, len: u64) -> Fate {
+    fn decide(&self, operation: &Operation<'_>) -> Fate {
+        let (op, (offset, len)) = (Op::of(operation), operation.range());
         match self.state.lock().decide(op, offset, len) {
             None => Fate::Runs,
             Some(Effect::Hang) => Fate::Hangs,
@@ -180,16 +171,19 @@ impl Fault {
         }
     }
 
-    /// Runs the first blocks of `request`, then fails it.
-    fn run_short(&self, mut request: AsyncRequest, blocks: u64, error: DeviceError) {
+    /// Runs the first blocks of an operation, which fails then.
+    fn run_short(
+        &self,
+        mut operation: Operation<'_>,
+        blocks: u64,
+        error: DeviceError,
+    ) -> Result<()> {
         let geometry = self.inner.geometry();
-        let mut whole = Request::new(request.operation());
-        let (offset, len) = whole.range();
-        let checked = geometry.check(offset, len);
-        let ran =
-            checked.and_then(|()| self.run_inner(&mut shortened(&mut whole, blocks, &geometry)));
-        drop(whole);
-        request.complete(ran.and(Err(error)));
+        let (offset, len) = operation.range();
+        geometry.check(offset, len)?;
+        shorten(&mut operation, blocks.saturating_mul(u64::from(geometry.block_bytes)));
+        operation.run_on(&*self.inner)?;
+        Err(error)
     }
 
     fn hang(&self, request: AsyncRequest) {
@@ -199,12 +193,7 @@ impl Fault {
         self.changed.notify_all();
     }
 
-    fn run_inner(&self, request: &mut Request<'_>) -> Result<()> {
-        request.run(&*self.inner);
-        request.take_result().expect("a request that ran has a result")
-    }
-
-    fn run_after_release(&self, request: &mut Request<'_>) -> Result<()> {
+    fn wait_for_release(&self) {
         let mut state = self.state.lock();
         let before = state.releases;
         state.hung += 1;
@@ -213,8 +202,6 @@ impl Fault {
             self.changed.wait(&mut state);
         }
         state.hung -= 1;
-        drop(state);
-        self.run_inner(request)
     }
 }
 
@@ -258,36 +245,25 @@ fn injected(kind: DeviceErrorKind, op: Op, offset: u64, len: u64) -> DeviceError
 }
 
 fn gone(op: Op, offset: u64, len: u64) -> DeviceError {
-    let op = op.name();
-    DeviceError::new(
-        DeviceErrorKind::Io,
-        format!("injected fault: the device is gone, {op} of {len} bytes at offset {offset}"),
-    )
+    let (op, why) = (op.name(), "injected fault: the device is gone");
+    let context = format!("{why}, {op} of {len} bytes at offset {offset}");
+    DeviceError::new(DeviceErrorKind::Io, context)
 }
 
-/// The part of a checked request that covers its first `blocks` blocks.
-fn shortened<'a>(request: &'a mut Request<'_>, blocks: u64, geometry: &Geometry) -> Request<'a> {
-    let most = blocks.saturating_mul(u64::from(geometry.block_bytes));
+/// Leaves `most` bytes of an operation, or all that it has.
+fn shorten(operation: &mut Operation<'_>, most: u64) {
     let part = |len: usize| usize::try_from(most).unwrap_or(usize::MAX).min(len);
-    Request::new(match &mut request.operation {
-        Operation::Read { offset, buf } => {
+    match operation {
+        Operation::Read { buf, .. } => {
             let len = part(buf.len());
-            Operation::Read { offset: *offset, buf: &mut buf[..len] }
+            *buf = &mut std::mem::take(buf)[..len];
         }
-        Operation::Write { offset, data, flags } => {
-            Operation::Write { offset: *offset, data: &data[..part(data.len())], flags: *flags }
-        }
-        Operation::Flush => Operation::Flush,
-        Operation::Discard { offset, len } => {
-            Operation::Discard { offset: *offset, len: most.min(*len) }
-        }
-        Operation::WriteZeroes { offset, len, flags } => {
-            Operation::WriteZeroes { offset: *offset, len: most.min(*len), flags: *flags }
-        }
-        Operation::Status { offset, len, most: extents_max, extents } => {
-            Operation::Status { offset: *offset, len: most.min(*len), most: *extents_max, extents }
-        }
-    })
+        Operation::Write { data, .. } => *data = &data[..part(data.len())],
+        Operation::Flush => {}
+        Operation::Discard { len, .. }
+        | Operation::WriteZeroes { len, .. }
+        | Operation::Status { len, .. } => *len = most.min(*len),
+    }
 }
 
 impl BlockDevice for Fault {
@@ -305,14 +281,15 @@ impl BlockDevice for Fault {
     }
 
     fn start(self: Arc<Self>, mut request: AsyncRequest) {
-        let operation = request.operation();
-        let (op, (offset, len)) = (Op::of(&operation), operation.range());
-        match self.decide(op, offset, len) {
+        match self.decide(&request.operation()) {
             Fate::Runs => request.start_on(&self.inner),
             Fate::Fails(error) => request.complete(Err(error)),
             Fate::Hangs => self.hang(request),
             Fate::IsShort { blocks, error } => {
-                super::pool::run(move || self.run_short(request, blocks, error));
+                super::pool::run(move || {
+                    let ended = self.run_short(request.operation(), blocks, error);
+                    request.complete(ended);
+                });
             }
         }
     }

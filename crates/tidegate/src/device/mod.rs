@@ -75,7 +75,7 @@ mod pool;
 mod request;
 pub mod spell;
 mod timer;
-mod wake;
+pub mod wake;
 pub mod watch;
 
 use std::sync::Arc;
@@ -121,7 +121,12 @@ impl Geometry {
                 format!("{blocks} blocks of {block_bytes} bytes are more than 2^64 bytes"),
             ));
         }
-        Ok(Self {
+        Ok(Self::plain(block_bytes, blocks))
+    }
+
+    /// The geometry of a device that can be written and promises nothing but what all do.
+    pub(crate) fn plain(block_bytes: u32, blocks: u64) -> Self {
+        Self {
             block_bytes,
             blocks,
             preferred_bytes: 4096,
@@ -130,7 +135,7 @@ impl Geometry {
             volatile_cache: true,
             fast_zero: true,
             keeps_data: true,
-        })
+        }
     }
 
     /// Size of the device in bytes.
@@ -162,6 +167,16 @@ impl Geometry {
             return Err(DeviceError::read_only(offset, len));
         }
         self.check(offset, len)
+    }
+
+    /// Checks an operation, as [`check_write`](Self::check_write) where it changes blocks.
+    fn check_operation(&self, operation: &Operation<'_>) -> Result<()> {
+        let (offset, len) = operation.range();
+        match operation {
+            Operation::Flush => Ok(()),
+            Operation::Read { .. } | Operation::Status { .. } => self.check(offset, len),
+            _ => self.check_write(offset, len),
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// Most threads.
 const THREADS_MAX: usize = 16;
@@ -47,8 +47,8 @@ pub(super) fn run(job: impl FnOnce() + Send + 'static) {
         state.threads += 1;
         drop(state);
         let spawned = std::thread::Builder::new().name("device-pool".into()).spawn(work);
-        if spawned.is_err() && POOL.abandon_thread() == 0 {
-            POOL.run_queued();
+        if spawned.is_err() {
+            POOL.do_without_thread();
         }
     }
 }
@@ -78,16 +78,14 @@ impl Pool {
         }
     }
 
-    /// A thread could not be started: how many there are.
-    fn abandon_thread(&self) -> usize {
+    /// A thread could not be started: where there is no other, this one runs the jobs.
+    fn do_without_thread(&self) {
         let mut state = self.state.lock();
         state.threads -= 1;
-        state.threads
-    }
-
-    fn run_queued(&self) {
-        while let Some(job) = { self.state.lock().queue.pop_front() } {
-            job();
+        while state.threads == 0
+            && let Some(job) = state.queue.pop_front()
+        {
+            MutexGuard::unlocked(&mut state, job);
         }
     }
 }

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::wake::join_from_outside;
 use super::{AsyncRequest, Result};
 
 /// Waits shorter than this are spun: to wake up takes longer.
@@ -35,7 +36,7 @@ struct State {
 
 /// The requests that wait for their time.
 #[derive(Default)]
-struct Queue {
+pub(super) struct Queue {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -44,13 +45,10 @@ struct Queue {
 #[derive(Default)]
 pub(super) struct Timer(Arc<Queue>);
 
-/// Completes requests of a [`Timer`] from anywhere.
-#[derive(Clone)]
-pub(super) struct TimerHandle(Arc<Queue>);
-
 impl Timer {
-    pub(super) fn handle(&self) -> TimerHandle {
-        TimerHandle(Arc::clone(&self.0))
+    /// Completes requests from anywhere.
+    pub(super) fn queue(&self) -> Arc<Queue> {
+        Arc::clone(&self.0)
     }
 
     /// Requests that wait for their time.
@@ -60,17 +58,17 @@ impl Timer {
     }
 }
 
-impl TimerHandle {
+impl Queue {
     /// Completes `request` with `result` at `end`; never, if the clock does not go so far.
     pub(super) fn complete_at(
-        &self,
+        self: &Arc<Self>,
         end: Option<Instant>,
         request: AsyncRequest,
         result: Result<()>,
     ) {
-        let mut state = self.0.state.lock();
+        let mut state = self.state.lock();
         if state.thread.is_none() && !state.is_stopping {
-            let queue = Arc::clone(&self.0);
+            let queue = Arc::clone(self);
             let thread = std::thread::Builder::new().name("device-timer".into());
             state.thread = thread.spawn(move || queue.run()).ok();
         }
@@ -81,11 +79,9 @@ impl TimerHandle {
         state.arrivals += 1;
         let due = (end.is_none(), end, state.arrivals);
         state.waiting.insert(due, (request, result));
-        self.0.changed.notify_one();
+        self.changed.notify_one();
     }
-}
 
-impl Queue {
     fn run(&self) {
         let mut state = self.state.lock();
         loop {
@@ -126,11 +122,6 @@ impl Drop for Timer {
         self.0.changed.notify_one();
         let thread = state.thread.take();
         drop(state);
-        // A completion may hold the last reference to the device: its thread cannot wait for
-        // itself.
-        let of_others = thread.filter(|thread| thread.thread().id() != std::thread::current().id());
-        if let Some(thread) = of_others {
-            let _ = thread.join();
-        }
+        join_from_outside(thread);
     }
 }

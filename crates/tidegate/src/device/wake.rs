@@ -6,19 +6,26 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// An event that a thread waits for beside its ring or its socket.
-pub(in crate::device) struct Wake(OwnedFd);
+pub struct Wake(OwnedFd);
 
 impl Wake {
-    pub(in crate::device) fn new() -> rustix::io::Result<Self> {
+    /// An event that has not come.
+    ///
+    /// # Errors
+    /// The system has no event to give.
+    pub fn new() -> rustix::io::Result<Self> {
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Self)
     }
 
-    /// Fails only where the count is full: the event is there then.
-    pub(in crate::device) fn wake(&self) {
-        let _ = rustix::io::write(&self.0, &1_u64.to_le_bytes());
+    /// Lets the event come, and so wakes the thread.
+    #[expect(clippy::host_endian_bytes, reason = "the kernel takes the number as it is in memory")]
+    pub fn wake(&self) {
+        // This fails only where the count is full: the event is there then.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    pub(in crate::device) fn reset(&self) {
+    /// Takes the event back: the thread waits for the next one.
+    pub fn reset(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }

@@ -47,17 +47,9 @@ pub fn glance(file: &File) -> io::Result<Glance> {
 /// It cannot be read.
 pub fn glance_device(device: &dyn BlockDevice) -> Result<Glance, DeviceError> {
     let size = device.geometry().size_bytes();
-    look_at_ends(
-        size,
-        |bytes, at| device.read(at, bytes),
-        |error| {
-            DeviceError::with_source(
-                DeviceErrorKind::Io,
-                "cannot tell what the device holds",
-                error,
-            )
-        },
-    )
+    let context = "cannot tell what the device holds";
+    let failed = |error| DeviceError::with_source(DeviceErrorKind::Io, context, error);
+    look_at_ends(size, |bytes, at| device.read(at, bytes), failed)
 }
 
 /// `read` gets the bytes at an offset; `failed` makes its error of others.

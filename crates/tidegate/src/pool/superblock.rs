@@ -86,12 +86,14 @@ pub struct Superblock {
 }
 
 /// What is wrong with one copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CopyFault {
     /// It does not start with the magic bytes.
+    #[error("does not start with \"TIDEGATE\"")]
     NoMagic,
     /// Its checksum is wrong.
+    #[error("has checksum {found:#018x}, its bytes have {expected:#018x}")]
     Checksum {
         /// The checksum in the copy.
         found: u64,
@@ -99,28 +101,17 @@ pub enum CopyFault {
         expected: u64,
     },
     /// Its memory cannot be read.
+    #[error("lies in memory that cannot be read")]
     Unreadable,
     /// It is valid, but an older one than the other.
+    #[error("is an older one, number {sequence}")]
     Older {
         /// Its number.
         sequence: u64,
     },
     /// It is valid, but speaks of something else than the other.
+    #[error("speaks of another pool")]
     Different,
-}
-
-impl std::fmt::Display for CopyFault {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::NoMagic => f.write_str("does not start with \"TIDEGATE\""),
-            Self::Checksum { found, expected } => {
-                write!(f, "has checksum {found:#018x}, its bytes have {expected:#018x}")
-            }
-            Self::Unreadable => f.write_str("lies in memory that cannot be read"),
-            Self::Older { sequence } => write!(f, "is an older one, number {sequence}"),
-            Self::Different => f.write_str("speaks of another pool"),
-        }
-    }
 }
 
 /// A superblock as it was found.
@@ -175,25 +166,19 @@ impl Superblock {
         if !crate::device::is_block_bytes(block_bytes) {
             return Err(PoolError::BlockBytes { found: block_bytes });
         }
-        let pool_bytes = page_floor(region.len_bytes());
-        let data_offset = DATA_OFFSET_MIN;
-        let least_bytes = data_offset + 2 * PAGE_BYTES;
-        if pool_bytes < least_bytes {
-            return Err(PoolError::TooSmall { found_bytes: region.len_bytes(), least_bytes });
-        }
-        let data_bytes = pool_bytes - PAGE_BYTES - data_offset;
-        Ok(Self {
+        let empty = Self {
             engine,
             uuid,
             block_bytes,
-            pool_bytes,
-            data_offset,
-            data_bytes,
+            pool_bytes: 0,
+            data_offset: DATA_OFFSET_MIN,
+            data_bytes: 0,
             sequence: 0,
             compatible: 0,
             incompatible: 0,
             backing: None,
-        })
+        };
+        empty.resized(region.len_bytes())
     }
 
     /// This superblock for a pool of `pool_bytes` bytes, rounded down to 4096, whose engine's bytes

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use crate::device::{
-    Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags, ZeroFlags,
+    Attempt, BlockDevice, Context, Geometry, Operation, Result, WriteFlags, ZeroFlags,
 };
 use crate::pmem::Region;
 use crate::pool::{self, PoolError, Superblock};
@@ -97,14 +97,9 @@ impl BlockDevice for RawDevice {
     fn geometry(&self) -> Geometry {
         let block_bytes = self.superblock.block_bytes;
         Geometry {
-            block_bytes,
-            blocks: self.superblock.data_bytes / u64::from(block_bytes),
-            preferred_bytes: 4096,
             read_only: self.region.read_only(),
-            atomic_block: false,
             volatile_cache: false,
-            fast_zero: true,
-            keeps_data: true,
+            ..Geometry::plain(block_bytes, self.superblock.data_bytes / u64::from(block_bytes))
         }
     }
 
@@ -133,11 +128,6 @@ impl BlockDevice for RawDevice {
 
     fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> Result<()> {
         self.zero(offset, len)
-    }
-
-    fn status(&self, offset: u64, len: u64, _most: usize) -> Result<Vec<Extent>> {
-        self.geometry().check(offset, len)?;
-        Ok(vec![Extent { offset, len, hole: false, zero: false }])
     }
 
     fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {

@@ -143,18 +143,8 @@ impl Registry {
     /// There is no pool, it is damaged, it lacks a backing or has one that does not do, or there is
     /// no such DRAM tier.
     pub fn open(&self, options: StackOptions) -> Result<Stack> {
-        let StackOptions {
-            region,
-            path,
-            backing: url,
-            force,
-            salvage,
-            atomic_flush,
-            keep_dirty,
-            dram,
-            delays,
-            notices,
-        } = options;
+        let StackOptions { region, backing: url, dram, force, atomic_flush, keep_dirty, .. } =
+            options;
         let engine = self.identify_to_open(&region)?;
         if atomic_flush {
             expect_atomic_flush(engine, dram, &region)?;
@@ -167,7 +157,7 @@ impl Registry {
         }
         let failed = |source| StackError::Engine { pool: name(&region), source };
         let header = engine.describe(&region).map_err(failed)?;
-        let mut backing = url.as_ref().map(|url| url.open(&path)).transpose()?;
+        let mut backing = url.as_ref().map(|url| url.open(&options.path)).transpose()?;
         let lock = backing.as_mut().and_then(|backing| backing.guard.take());
         let claim = lock.map(|lock| Arc::new(Claim::new(lock)));
         let identity = backing.as_ref().map(identity_of);
@@ -175,16 +165,16 @@ impl Registry {
             (Some(claim), Some(url)) => is_changed(claim, url, &region, force)?,
             _ => false,
         };
-        let backing = backing.map(|backing| self.known(backing, is_changed, notices));
+        let backing = backing.map(|backing| self.known(backing, is_changed, options.notices));
         let device = backing.as_ref().map(|backing| Arc::clone(&backing.device));
-        let region_too = Arc::clone(&region);
+        let (region_too, salvage) = (Arc::clone(&region), options.salvage);
         let opening = Opening { region: region_too, backing, force, salvage, atomic_flush };
         let opened = engine.open(opening).map_err(failed)?;
         if let Some(identity) = identity {
             remember(&region, &identity, claim.as_deref())?;
         }
         let pmem = opened.tier;
-        let top = dram::open(dram.policy, dram.bytes, delayed(&pmem, delays));
+        let top = dram::open(dram.policy, dram.bytes, delayed(&pmem, options.delays));
         let top = top.map_err(|source| StackError::Dram { spec: dram, source })?;
         let geometry = top.geometry();
         let description = PoolDescription {
@@ -198,18 +188,8 @@ impl Registry {
             ..PoolDescription::new(engine, &region, header)
         };
         let fixed = fixed_settings(engine, dram, url.as_ref());
-        let tiers = vec![top, pmem];
-        let baseline = Mutex::default();
-        Ok(Stack {
-            tiers,
-            backing: device,
-            description,
-            region,
-            fixed,
-            claim,
-            keep_dirty,
-            baseline,
-        })
+        let (tiers, backing, baseline) = (vec![top, pmem], device, Mutex::default());
+        Ok(Stack { tiers, backing, description, region, fixed, claim, keep_dirty, baseline })
     }
 
     /// The backing as engines see it.

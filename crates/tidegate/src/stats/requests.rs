@@ -62,15 +62,13 @@ pub struct Requests {
 #[must_use = "the request ends when this is dropped"]
 pub struct Running<'a> {
     requests: &'a Requests,
-    kind: RequestKind,
-    len: u64,
-    since: Option<Instant>,
+    begun: Begun,
 }
 
 impl Running<'_> {
     /// Nanoseconds since it began, where its latency is measured.
     pub fn sampled_ns(&self) -> Option<u64> {
-        self.since.map(|since| u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX))
+        self.begun.since.map(|since| u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
     /// Nothing was done, and the request comes again: it is not counted.
@@ -80,9 +78,9 @@ impl Running<'_> {
 
     /// The request goes on without this thread.
     pub fn detach(self) -> Begun {
-        let Self { kind, len, since, .. } = self;
+        let begun = self.begun;
         std::mem::forget(self);
-        Begun { kind, len, since }
+        begun
     }
 }
 
@@ -96,11 +94,11 @@ pub struct Begun {
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
+        let Begun { kind, len, .. } = self.begun;
         let (shard, exclusive) = self.requests.shards.mine();
-        add(&shard.requests[self.kind as usize], 1, exclusive);
-        add(&shard.bytes[self.kind as usize], self.len, exclusive);
-        if let (Some(ns), Some(histogram)) = (self.sampled_ns(), self.requests.histogram(self.kind))
-        {
+        add(&shard.requests[kind as usize], 1, exclusive);
+        add(&shard.bytes[kind as usize], len, exclusive);
+        if let (Some(ns), Some(histogram)) = (self.sampled_ns(), self.requests.histogram(kind)) {
             histogram.record(ns);
         }
     }
@@ -115,19 +113,19 @@ impl Requests {
         let is_sampled = number.is_multiple_of(SAMPLE_ONE_IN) && self.histogram(kind).is_some();
         #[expect(clippy::disallowed_methods, reason = "latencies are measured in real time")]
         let since = is_sampled.then(Instant::now);
-        Running { requests: self, kind, len, since }
+        self.resume(Begun { kind, len, since })
     }
 
     /// A request of `len` bytes was passed on, and another thread will see its end: its latency is
     /// not measured.
     pub fn count(&self, kind: RequestKind, len: u64) {
-        drop(Running { requests: self, kind, len, since: None });
+        drop(self.resume(Begun { kind, len, since: None }));
     }
 
     /// A request that began on another thread.
+    #[inline]
     pub fn resume(&self, begun: Begun) -> Running<'_> {
-        let Begun { kind, len, since } = begun;
-        Running { requests: self, kind, len, since }
+        Running { requests: self, begun }
     }
 
     fn histogram(&self, kind: RequestKind) -> Option<&Histogram> {

@@ -3,14 +3,13 @@
 mod terminal;
 mod view;
 
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use tidegate::stack::Stat;
 
 use crate::args::TopArgs;
-use crate::control::{Answer, is_socket, stat_at, stat_of};
+use crate::control::{Answer, stat_of};
 use terminal::{Event, Terminal};
 use view::{Order, View};
 
@@ -22,7 +21,7 @@ const CONTROL_C: u8 = 3;
 ///
 /// # Errors
 /// Standard output is no terminal, or no server answers, or no longer.
-pub(crate) fn run(args: &TopArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &TopArgs) -> Result<()> {
     let before = read(args)?;
     let Some(terminal) = Terminal::open()? else {
         bail!(
@@ -31,15 +30,12 @@ pub(crate) fn run(args: &TopArgs) -> Result<ExitCode> {
     };
     let ended = watch(args, &terminal, before);
     drop(terminal);
-    ended?;
-    Ok(ExitCode::SUCCESS)
+    ended
 }
 
 fn read(args: &TopArgs) -> Result<Stat> {
     let shown = args.target.display();
-    let is_socket = is_socket(&args.target);
-    let answer = if is_socket { stat_at(&args.target)? } else { stat_of(&args.target)? };
-    match answer {
+    match stat_of(&args.target)? {
         Answer::Of(stat) => Ok(stat),
         Answer::Nobody => bail!("{shown}: no server has it open; start `tidegate serve`"),
         Answer::Supervisor => {

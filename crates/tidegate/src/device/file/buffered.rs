@@ -4,7 +4,9 @@
 //! hide each other's write-back errors (see [`gate`](super::gate)), while callers of the gate share
 //! one flush.
 
-use super::{Backing, Result, WriteFlags, retry};
+use rustix::io::retry_on_intr;
+
+use super::{Backing, Result, WriteFlags};
 
 impl Backing {
     pub(super) fn read_buffered(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
@@ -13,7 +15,7 @@ impl Backing {
         while done < len {
             let at = offset + done as u64;
             let rest = &mut buf[done..];
-            match retry(|| rustix::io::pread(&*file, &mut *rest, at)) {
+            match retry_on_intr(|| rustix::io::pread(&*file, &mut *rest, at)) {
                 Ok(0) => return Err(self.ended("read", at)),
                 Ok(moved) => done += moved,
                 Err(errno) => return Err(self.failed("read", offset, len as u64, errno)),
@@ -27,7 +29,7 @@ impl Backing {
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
-            match retry(|| rustix::io::pwrite(&*file, &data[done..], at)) {
+            match retry_on_intr(|| rustix::io::pwrite(&*file, &data[done..], at)) {
                 Ok(0) => return Err(self.ended("write", at)),
                 Ok(moved) => done += moved,
                 Err(errno) => return Err(self.failed("write", offset, data.len() as u64, errno)),

@@ -12,8 +12,8 @@ use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 
 use super::uring::{Force, Job, Memory, Ring, Stop};
-use super::{Backing, DeviceError, DeviceErrorKind, FileDevice, Result, WriteFlags};
-use crate::device::{Operation, Request};
+use super::{Backing, DeviceError, DeviceErrorKind, FileDevice, Result};
+use crate::device::{IoBuffer, Operation, Request};
 
 /// Rings of a device: more batches at once than any disk serves at once.
 const RINGS_MAX: usize = 16;
@@ -43,8 +43,8 @@ impl Direct {
 
     fn try_first_block(&self, backing: &Backing) -> Result<()> {
         let block = backing.geometry.block_bytes as usize;
-        let mut first = Bounce::new(block, block);
-        let mut jobs = [Job::new(0, Memory::Read(first.bytes_mut()))];
+        let mut first = IoBuffer::new(block);
+        let mut jobs = [Job::new(0, Memory::Read(first.data_mut()))];
         self.run(backing, &mut jobs).map_err(|errno| refused(backing, "io_uring", errno))?;
         match jobs[0].end() {
             Err(Stop::Os(Errno::INVAL)) => {
@@ -55,22 +55,11 @@ impl Direct {
         }
     }
 
-    pub(super) fn read(&self, backing: &Backing, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let mut request = [Request::new(Operation::Read { offset, buf })];
+    /// Runs one read or write.
+    pub(super) fn run_one(&self, backing: &Backing, operation: Operation<'_>) -> Result<()> {
+        let mut request = [Request::new(operation)];
         self.transfer(backing, &mut request);
-        take(&mut request[0])
-    }
-
-    pub(super) fn write(
-        &self,
-        backing: &Backing,
-        offset: u64,
-        data: &[u8],
-        flags: WriteFlags,
-    ) -> Result<()> {
-        let mut request = [Request::new(Operation::Write { offset, data, flags })];
-        self.transfer(backing, &mut request);
-        take(&mut request[0])
+        request[0].take_result().expect("a transfer stores a result")
     }
 
     /// Runs a batch: each run of reads and writes as one, what is between them alone and in order.
@@ -87,12 +76,12 @@ impl Direct {
     /// Runs reads and writes at once and stores their results.
     fn transfer(&self, backing: &Backing, requests: &mut [Request<'_>]) {
         for request in &mut *requests {
-            request.result = Some(check(backing, request));
+            request.result = Some(backing.geometry.check_operation(&request.operation));
         }
         let mut flights: Vec<_> = requests
             .iter_mut()
             .filter(|request| matches!(request.result, Some(Ok(()))) && request.range().1 > 0)
-            .map(|request| (Bounce::for_request(request, backing), request))
+            .map(|request| (bounce_for(request, backing), request))
             .collect();
         let mut jobs: Vec<_> = flights
             .iter_mut()
@@ -147,22 +136,14 @@ fn is_transfer(request: &Request<'_>) -> bool {
     matches!(request.operation, Operation::Read { .. } | Operation::Write { .. })
 }
 
-fn check(backing: &Backing, request: &Request<'_>) -> Result<()> {
-    let (offset, len) = request.range();
-    match request.operation {
-        Operation::Read { .. } => backing.geometry.check(offset, len),
-        _ => backing.geometry.check_write(offset, len),
-    }
-}
-
-fn job_of<'a>(operation: &'a mut Operation<'_>, bounce: Option<&'a mut Bounce>) -> Job<'a> {
+fn job_of<'a>(operation: &'a mut Operation<'_>, bounce: Option<&'a mut IoBuffer>) -> Job<'a> {
     match operation {
         Operation::Read { offset, buf } => {
-            Job::new(*offset, Memory::Read(bounce.map_or(&mut **buf, Bounce::bytes_mut)))
+            Job::new(*offset, Memory::Read(bounce.map_or(&mut **buf, IoBuffer::data_mut)))
         }
         Operation::Write { offset, data, flags } => {
             let force = if flags.fua { Force::Yes } else { Force::No };
-            let data = bounce.map_or(*data, |bounce| &*bounce.bytes_mut());
+            let data = bounce.map_or(*data, |bounce| bounce.data());
             Job::new(*offset, Memory::Write(data, force))
         }
         _ => unreachable!("only reads and writes are transfers"),
@@ -173,7 +154,7 @@ fn job_of<'a>(operation: &'a mut Operation<'_>, bounce: Option<&'a mut Bounce>) 
 fn finish(
     backing: &Backing,
     request: &mut Request<'_>,
-    bounce: Option<&Bounce>,
+    bounce: Option<&IoBuffer>,
     end: std::result::Result<(), Stop>,
     ran: std::result::Result<(), Errno>,
 ) -> Result<()> {
@@ -181,7 +162,7 @@ fn finish(
     let (what, fua) = match &mut request.operation {
         Operation::Read { buf, .. } => {
             if let (Some(bounce), Ok(())) = (bounce, end) {
-                buf.copy_from_slice(bounce.bytes());
+                buf.copy_from_slice(bounce.data());
             }
             ("read", false)
         }
@@ -230,49 +211,18 @@ fn refused(backing: &Backing, what: &str, errno: Errno) -> DeviceError {
     )
 }
 
-fn take(request: &mut Request<'_>) -> Result<()> {
-    request.take_result().expect("a transfer stores a result")
-}
-
-/// Memory aligned to a block, as `O_DIRECT` wants it.
-struct Bounce {
-    memory: Vec<u8>,
-    start: usize,
-    len: usize,
-}
-
-impl Bounce {
-    fn new(len: usize, align: usize) -> Self {
-        let memory = vec![0; len + align];
-        let start = memory.as_ptr().align_offset(align);
-        Self { memory, start, len }
-    }
-
-    /// For a request whose memory is not aligned; for a write it holds the data.
-    fn for_request(request: &Request<'_>, backing: &Backing) -> Option<Self> {
-        let align = backing.geometry.block_bytes as usize;
-        let (at, data) = match &request.operation {
-            Operation::Read { buf, .. } => (buf.as_ptr(), None),
-            Operation::Write { data, .. } => (data.as_ptr(), Some(data)),
-            _ => return None,
-        };
-        if at.addr().is_multiple_of(align) {
-            return None;
+/// Memory aligned as `O_DIRECT` wants it, for a request whose own is not; for a write it holds the
+/// data.
+fn bounce_for(request: &Request<'_>, backing: &Backing) -> Option<IoBuffer> {
+    let is_aligned =
+        |at: *const u8| at.addr().is_multiple_of(backing.geometry.block_bytes as usize);
+    match &request.operation {
+        Operation::Read { buf, .. } if !is_aligned(buf.as_ptr()) => Some(IoBuffer::new(buf.len())),
+        Operation::Write { data, .. } if !is_aligned(data.as_ptr()) => {
+            let mut bounce = IoBuffer::new(data.len());
+            bounce.data_mut().copy_from_slice(data);
+            Some(bounce)
         }
-        let len =
-            usize::try_from(request.range().1).expect("the memory is here, so its length fits");
-        let mut bounce = Self::new(len, align);
-        if let Some(data) = data {
-            bounce.bytes_mut().copy_from_slice(data);
-        }
-        Some(bounce)
-    }
-
-    fn bytes(&self) -> &[u8] {
-        &self.memory[self.start..self.start + self.len]
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..self.start + self.len]
+        _ => None,
     }
 }

@@ -47,6 +47,16 @@ impl State {
             None => Turn::Run,
         }
     }
+
+    /// Takes the turn; a flush that is to run has begun.
+    fn begin(&mut self, needed: u64) -> Turn {
+        let turn = self.turn(needed);
+        if turn == Turn::Run {
+            self.started += 1;
+            self.running = true;
+        }
+        turn
+    }
 }
 
 /// Why a flush failed.
@@ -76,13 +86,7 @@ impl FlushGate {
     /// What a request that needs flush `needed` does now. On [`Turn::Run`] the flush has begun: its
     /// outcome is for [`finish`](Self::finish).
     pub(super) fn begin(&self, needed: u64) -> Turn {
-        let mut state = self.state.lock();
-        let turn = state.turn(needed);
-        if turn == Turn::Run {
-            state.started += 1;
-            state.running = true;
-        }
-        turn
+        self.state.lock().begin(needed)
     }
 
     /// Has `wake` woken after each flush, for requests that wait for their turn without a thread.
@@ -95,15 +99,13 @@ impl FlushGate {
         let mut state = self.state.lock();
         let needed = state.started + 1;
         loop {
-            match state.turn(needed) {
+            match state.begin(needed) {
                 Turn::Refused(errno) => return Err(Failure::Earlier(errno)),
                 Turn::Covered => return Ok(()),
                 Turn::Run => break,
                 Turn::Wait => self.done.wait(&mut state),
             }
         }
-        state.started += 1;
-        state.running = true;
         drop(state);
         self.finish(flush())
     }

@@ -31,7 +31,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 use rustix::fs::OFlags;
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 use self::direct::Direct;
 use self::engine::Engine;
@@ -121,10 +121,10 @@ impl FileDevice {
     /// A sound read, write or flush that has something to do.
     fn is_for_engine(&self, operation: &Operation<'_>) -> bool {
         let geometry = &self.backing.geometry;
-        let (offset, len) = operation.range();
         match operation {
-            Operation::Read { .. } => len > 0 && geometry.check(offset, len).is_ok(),
-            Operation::Write { .. } => len > 0 && geometry.check_write(offset, len).is_ok(),
+            Operation::Read { .. } | Operation::Write { .. } => {
+                operation.range().1 > 0 && geometry.check_operation(operation).is_ok()
+            }
             Operation::Flush => !geometry.read_only,
             _ => false,
         }
@@ -188,14 +188,10 @@ fn geometry_of(file: &File, path: &Path, options: &FileOptions) -> Result<Geomet
     // The end, and not the metadata's length: a block device has none.
     let size = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(os)?;
     Ok(Geometry {
-        block_bytes,
-        blocks: size / u64::from(block_bytes),
         preferred_bytes: PREFERRED_BYTES,
         read_only: options.read_only,
-        atomic_block: false,
-        volatile_cache: true,
         fast_zero: !options.read_only && space::is_zeroing_fast(file, &metadata, size),
-        keeps_data: true,
+        ..Geometry::plain(block_bytes, size / u64::from(block_bytes))
     })
 }
 
@@ -235,7 +231,7 @@ impl Backing {
     /// Makes all that was written durable.
     fn flush(&self) -> Result<()> {
         let file = self.file();
-        let sync = || retry(|| durable::fdatasync(&file));
+        let sync = || retry_on_intr(|| durable::fdatasync(&file));
         self.gate.pass(sync).map_err(|failure| self.flush_failed(failure))
     }
 
@@ -255,16 +251,6 @@ impl Backing {
     }
 }
 
-/// Makes a system call again until no signal interrupts it.
-fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
-    loop {
-        match call() {
-            Err(Errno::INTR) => {}
-            other => return other,
-        }
-    }
-}
-
 impl BlockDevice for FileDevice {
     fn geometry(&self) -> Geometry {
         self.backing.geometry
@@ -273,7 +259,7 @@ impl BlockDevice for FileDevice {
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.backing.geometry.check(offset, buf.len() as u64)?;
         match &self.direct {
-            Some(direct) => direct.read(&self.backing, offset, buf),
+            Some(direct) => direct.run_one(&self.backing, Operation::Read { offset, buf }),
             None => self.backing.read_buffered(offset, buf),
         }
     }
@@ -281,7 +267,7 @@ impl BlockDevice for FileDevice {
     fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
         self.backing.geometry.check_write(offset, data.len() as u64)?;
         match &self.direct {
-            Some(direct) => direct.write(&self.backing, offset, data, flags),
+            Some(direct) => direct.run_one(&self.backing, Operation::Write { offset, data, flags }),
             None => self.backing.write_buffered(offset, data, flags),
         }
     }

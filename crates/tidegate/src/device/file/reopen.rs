@@ -90,14 +90,12 @@ impl Backing {
     }
 
     fn is_same(&self, old: &File, new: &File) -> bool {
-        let number = |it: &Metadata| {
+        let number = |it: Metadata| {
             let is_disk = it.file_type().is_block_device();
             if is_disk { (is_disk, it.rdev(), 0) } else { (is_disk, it.dev(), it.ino()) }
         };
-        let are_one = match (old.metadata(), new.metadata()) {
-            (Ok(old), Ok(new)) => number(&old) == number(&new),
-            _ => false,
-        };
+        let old = old.metadata().map(number);
+        let are_one = new.metadata().is_ok_and(|new| old.is_ok_and(|old| old == number(new)));
         let end = rustix::fs::seek(new, rustix::fs::SeekFrom::End(0));
         are_one && end.is_ok_and(|bytes| bytes >= self.geometry.size_bytes())
     }

@@ -7,9 +7,9 @@ use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use rustix::fs::{FallocateFlags, SeekFrom};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
-use super::{Backing, Extent, Result, ZeroFlags, retry};
+use super::{Backing, Extent, Result, ZeroFlags};
 
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE);
@@ -42,7 +42,7 @@ impl Backing {
             return Ok(Zeroed::Done);
         }
         let file = self.file();
-        match retry(|| rustix::fs::fallocate(&*file, mode, offset, len)) {
+        match retry_on_intr(|| rustix::fs::fallocate(&*file, mode, offset, len)) {
             Ok(()) => Ok(Zeroed::Done),
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV) => Ok(Zeroed::NotHere),
             Err(errno) => Err(self.failed(what, offset, len, errno)),
@@ -95,7 +95,7 @@ pub(super) fn is_zeroing_fast(file: &File, metadata: &Metadata, size: u64) -> bo
     }
     // A hole past the end changes nothing, and tells.
     let past = size.next_multiple_of(1 << 20);
-    past < 1 << 62 && retry(|| rustix::fs::fallocate(file, PUNCH, past, 4096)).is_ok()
+    past < 1 << 62 && retry_on_intr(|| rustix::fs::fallocate(file, PUNCH, past, 4096)).is_ok()
 }
 
 /// The disk has a command for zeroes.

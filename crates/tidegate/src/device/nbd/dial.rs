@@ -90,12 +90,12 @@ impl Endpoints {
         give_up_after: Duration,
     ) -> Result<(OwnedFd, Rules), NbdError> {
         let limit = Instant::now() + DIAL_TIMEOUT;
-        let wait = Wait { until: until.map_or(limit, |until| until.min(limit)) };
+        let until = until.map_or(limit, |until| until.min(limit));
         let socket = match self {
             Self::Unix(path) => connect_unix(path)?,
-            Self::Tcp(addresses) => connect_first(addresses, &wait, give_up_after)?,
+            Self::Tcp(addresses) => connect_first(addresses, until, give_up_after)?,
         };
-        let rules = shake_hands(&socket, name, &wait)?;
+        let rules = shake_hands(&socket, name, until)?;
         Ok((socket, rules))
     }
 }
@@ -110,12 +110,12 @@ fn connect_unix(path: &std::path::Path) -> Result<OwnedFd, NbdError> {
 
 fn connect_first(
     addresses: &[SocketAddr],
-    wait: &Wait,
+    until: Instant,
     give_up_after: Duration,
 ) -> Result<OwnedFd, NbdError> {
     let mut failure = NbdError::Silent(DIAL_TIMEOUT);
     for address in addresses {
-        match connect_tcp(*address, wait, give_up_after) {
+        match connect_tcp(*address, until, give_up_after) {
             Ok(socket) => return Ok(socket),
             Err(error) => failure = error,
         }
@@ -125,7 +125,7 @@ fn connect_first(
 
 fn connect_tcp(
     address: SocketAddr,
-    wait: &Wait,
+    until: Instant,
     give_up_after: Duration,
 ) -> Result<OwnedFd, NbdError> {
     let failed = NbdError::os("connect by TCP");
@@ -133,7 +133,7 @@ fn connect_tcp(
     let socket = new_socket(family)?;
     match rustix::net::connect(&socket, &address) {
         Err(Errno::INPROGRESS) => {
-            wait.for_event(&socket, PollFlags::OUT)?;
+            wait(&socket, PollFlags::OUT, until)?;
             sockopt::socket_error(&socket).map_err(&failed)?.map_err(&failed)?;
         }
         connected => connected.map_err(&failed)?,
@@ -151,16 +151,16 @@ fn new_socket(family: AddressFamily) -> Result<OwnedFd, NbdError> {
         .map_err(NbdError::os("make a socket"))
 }
 
-fn shake_hands(socket: &OwnedFd, name: &str, wait: &Wait) -> Result<Rules, NbdError> {
+fn shake_hands(socket: &OwnedFd, name: &str, until: Instant) -> Result<Rules, NbdError> {
     let mut handshake = Handshake::new(name);
     let (mut input, mut output) = (Vec::new(), Vec::new());
     loop {
         let (used, step) = handshake.advance(&input, &mut output)?;
         input.drain(..used);
-        send_all(socket, &mut output, wait)?;
+        send_all(socket, &mut output, until)?;
         match step {
             Step::Again => {}
-            Step::NeedInput => receive_more(socket, &mut input, wait)?,
+            Step::NeedInput => receive_more(socket, &mut input, until)?,
             Step::Done if input.is_empty() => return Rules::of(handshake.into_export()),
             Step::Done => {
                 let message = "bytes that answer no request".into();
@@ -170,11 +170,11 @@ fn shake_hands(socket: &OwnedFd, name: &str, wait: &Wait) -> Result<Rules, NbdEr
     }
 }
 
-fn send_all(socket: &OwnedFd, output: &mut Vec<u8>, wait: &Wait) -> Result<(), NbdError> {
+fn send_all(socket: &OwnedFd, output: &mut Vec<u8>, until: Instant) -> Result<(), NbdError> {
     while !output.is_empty() {
         match rustix::net::send(socket, output, SendFlags::NOSIGNAL) {
             Ok(sent) => drop(output.drain(..sent)),
-            Err(Errno::AGAIN) => wait.for_event(socket, PollFlags::OUT)?,
+            Err(Errno::AGAIN) => wait(socket, PollFlags::OUT, until)?,
             Err(Errno::INTR) => {}
             Err(errno) => return Err(NbdError::os("send to the server")(errno)),
         }
@@ -182,7 +182,7 @@ fn send_all(socket: &OwnedFd, output: &mut Vec<u8>, wait: &Wait) -> Result<(), N
     Ok(())
 }
 
-fn receive_more(socket: &OwnedFd, input: &mut Vec<u8>, wait: &Wait) -> Result<(), NbdError> {
+fn receive_more(socket: &OwnedFd, input: &mut Vec<u8>, until: Instant) -> Result<(), NbdError> {
     let mut bytes = [0; INPUT_BYTES];
     loop {
         match rustix::net::recv(socket, &mut bytes[..], RecvFlags::empty()) {
@@ -191,29 +191,22 @@ fn receive_more(socket: &OwnedFd, input: &mut Vec<u8>, wait: &Wait) -> Result<()
                 input.extend_from_slice(&bytes[..received]);
                 return Ok(());
             }
-            Err(Errno::AGAIN) => wait.for_event(socket, PollFlags::IN)?,
+            Err(Errno::AGAIN) => wait(socket, PollFlags::IN, until)?,
             Err(Errno::INTR) => {}
             Err(errno) => return Err(NbdError::os("receive from the server")(errno)),
         }
     }
 }
 
-/// A time limit.
-struct Wait {
-    until: Instant,
-}
-
-impl Wait {
-    /// Waits for `events` of `socket`.
-    fn for_event(&self, socket: &OwnedFd, events: PollFlags) -> Result<(), NbdError> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(NbdError::Silent(DIAL_TIMEOUT));
-        }
-        let left = Timespec::try_from(left).ok();
-        match poll(&mut [PollFd::new(socket, events)], left.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(errno) => Err(NbdError::os("wait for the server")(errno)),
-        }
+/// Waits for `events` of the socket, until `until` at the latest.
+fn wait(socket: &OwnedFd, events: PollFlags, until: Instant) -> Result<(), NbdError> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(NbdError::Silent(DIAL_TIMEOUT));
+    }
+    let left = Timespec::try_from(left).ok();
+    match poll(&mut [PollFd::new(socket, events)], left.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(NbdError::os("wait for the server")(errno)),
     }
 }

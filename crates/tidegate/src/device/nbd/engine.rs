@@ -31,6 +31,7 @@ use super::export::Rules;
 use super::flushes::Clock;
 use super::protocol::{Request, cmd};
 use crate::device::AsyncRequest;
+use crate::device::error::with_causes;
 use crate::device::wake::{Wake, join_from_outside};
 
 /// The pause before the second attempt to connect.
@@ -264,7 +265,7 @@ impl Runner {
     /// The connection is lost, or there is none: `error` says why.
     fn lose(&mut self, error: &NbdError) {
         self.exchange.lose_connection();
-        self.reason = with_cause(error);
+        self.reason = with_causes(error);
         self.link = Link::Down(Instant::now() + self.pause);
         self.pause = (self.pause * 2).clamp(PAUSE_FIRST, PAUSE_MAX);
     }
@@ -283,12 +284,4 @@ impl Runner {
 fn send_parts(socket: &OwnedFd, parts: &[IoSlice<'_>]) -> rustix::io::Result<usize> {
     let mut control = SendAncillaryBuffer::default();
     rustix::net::sendmsg(socket, parts, &mut control, SendFlags::NOSIGNAL)
-}
-
-/// The message, and that of what caused it.
-fn with_cause(error: &NbdError) -> String {
-    match std::error::Error::source(error) {
-        Some(cause) => format!("{error}: {cause}"),
-        None => error.to_string(),
-    }
 }

@@ -73,14 +73,10 @@ impl Rules {
             return Err(NbdError::Unfit(reason.into()));
         }
         let geometry = Geometry {
-            block_bytes,
-            blocks: export.size_bytes / u64::from(block_bytes),
             preferred_bytes: preferred.clamp(64 << 10, request_bytes_max.max(64 << 10)),
             read_only: export.has(READ_ONLY),
-            atomic_block: false,
-            volatile_cache: true,
             fast_zero: export.has(SEND_WRITE_ZEROES),
-            keeps_data: true,
+            ..Geometry::plain(block_bytes, export.size_bytes / u64::from(block_bytes))
         };
         let zeroes_bytes_max = whole(ZEROES_BYTES_MAX);
         Ok(Self { export, geometry, request_bytes_max, zeroes_bytes_max })

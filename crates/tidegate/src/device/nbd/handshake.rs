@@ -67,7 +67,9 @@ impl Handshake {
     }
 
     fn greeting(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, Step), NbdError> {
-        let Some((magic, style, flags)) = greeting_of(input) else {
+        let mut cursor = Cursor(input);
+        let fields = (cursor.u64(), cursor.u64(), cursor.u16());
+        let (Some(magic), Some(style), Some(flags)) = fields else {
             return Ok((0, Step::NeedInput));
         };
         if magic != SERVER_MAGIC {
@@ -126,7 +128,9 @@ impl Handshake {
 
 /// Kind and length of the answer at the front of `input`; none while its header is not whole.
 fn answer_header(input: &[u8]) -> Result<Option<(u32, usize)>, NbdError> {
-    let Some((magic, option, kind, len)) = answer_fields(input) else { return Ok(None) };
+    let mut cursor = Cursor(input);
+    let fields = (cursor.u64(), cursor.u32(), cursor.u32(), cursor.u32());
+    let (Some(magic), Some(option), Some(kind), Some(len)) = fields else { return Ok(None) };
     if magic != OPTION_REPLY_MAGIC {
         return Err(protocol("an answer with the wrong magic"));
     }
@@ -137,17 +141,6 @@ fn answer_header(input: &[u8]) -> Result<Option<(u32, usize)>, NbdError> {
         Ok(len) if len <= ANSWER_BYTES_MAX => Ok(Some((kind, len))),
         _ => Err(protocol(&format!("an answer of {len} bytes"))),
     }
-}
-
-fn answer_fields(input: &[u8]) -> Option<(u64, u32, u32, u32)> {
-    let mut cursor = Cursor(input);
-    Some((cursor.u64()?, cursor.u32()?, cursor.u32()?, cursor.u32()?))
-}
-
-/// The two magics and the flags at the front of `input`; none while they are not whole.
-fn greeting_of(input: &[u8]) -> Option<(u64, u64, u16)> {
-    let mut cursor = Cursor(input);
-    Some((cursor.u64()?, cursor.u64()?, cursor.u16()?))
 }
 
 /// Asks for the export called `name`, and for all that tells it from others.

@@ -121,15 +121,10 @@ impl NbdDevice {
     /// The result of `operation` where the server has nothing to do for it.
     fn answer(&self, operation: &Operation<'_>) -> Option<Result<()>> {
         let (geometry, export) = (&self.rules.geometry, &self.rules.export);
-        let (offset, len) = operation.range();
-        let checked = match operation {
-            Operation::Flush if geometry.read_only => return Some(Ok(())),
-            Operation::Flush => return None,
-            Operation::Read { .. } | Operation::Status { .. } => geometry.check(offset, len),
-            _ => geometry.check_write(offset, len),
-        };
+        let checked = geometry.check_operation(operation);
         match operation {
-            _ if checked.is_err() || len == 0 => Some(checked),
+            Operation::Flush => geometry.read_only.then_some(Ok(())),
+            _ if checked.is_err() || operation.range().1 == 0 => Some(checked),
             Operation::Discard { .. } if !export.has(SEND_TRIM) => Some(Ok(())),
             Operation::WriteZeroes { flags, .. }
                 if flags.fast_only && !export.has(SEND_FAST_ZERO) =>

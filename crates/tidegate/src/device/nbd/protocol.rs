@@ -255,14 +255,9 @@ impl Request {
 
     /// The header as it goes on the wire.
     pub fn encode(&self) -> [u8; REQUEST_BYTES] {
-        let mut bytes = [0; REQUEST_BYTES];
-        bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
-        bytes[4..6].copy_from_slice(&self.flags.to_be_bytes());
-        bytes[6..8].copy_from_slice(&self.command.to_be_bytes());
-        bytes[8..16].copy_from_slice(&self.cookie.to_be_bytes());
-        bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
-        bytes[24..].copy_from_slice(&self.len.to_be_bytes());
-        bytes
+        let Self { flags, command, cookie, offset, len } = *self;
+        let (magic, flags, command) = (be32(REQUEST_MAGIC), be16(flags), be16(command));
+        joined([&magic, &flags, &command, &be64(cookie), &be64(offset), &be32(len)])
     }
 
     /// Bytes of data that follow the header.
@@ -284,6 +279,18 @@ pub fn be64(value: u64) -> [u8; 8] {
 /// A 16-bit number as it goes on the wire.
 pub fn be16(value: u16) -> [u8; 2] {
     value.to_be_bytes()
+}
+
+/// The fields of a message, one behind the other; what they lack of it is 0.
+#[inline]
+pub fn joined<const N: usize, const FIELDS: usize>(fields: [&[u8]; FIELDS]) -> [u8; N] {
+    let mut message = [0; N];
+    let mut at = 0;
+    for field in fields {
+        message[at..at + field.len()].copy_from_slice(field);
+        at += field.len();
+    }
+    message
 }
 
 /// A length of something that this side built, and keeps far below 4 GiB.

@@ -172,7 +172,7 @@ impl Ring {
         let mut flight = Flight { queue: (0..jobs.len()).rev().collect(), pushed: 0 };
         while !flight.queue.is_empty() || flight.pushed > 0 {
             self.push(file, jobs, &mut flight);
-            if let Err(errno) = self.enter() {
+            if let Err(errno) = enter(&self.ring) {
                 self.drain(jobs, &mut flight, unit);
                 return Err(errno);
             }
@@ -199,10 +199,6 @@ impl Ring {
     }
 
     /// Hands the submission queue to the kernel and waits for a completion.
-    fn enter(&mut self) -> Result<(), Errno> {
-        enter(&self.ring)
-    }
-
     /// Takes completions out; a job that is not over goes back to the queue.
     fn reap(&mut self, jobs: &mut [Job<'_>], flight: &mut Flight, unit: usize) {
         for completion in self.ring.completion() {
