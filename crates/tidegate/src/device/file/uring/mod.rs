@@ -198,7 +198,6 @@ impl Ring {
         }
     }
 
-    /// Hands the submission queue to the kernel and waits for a completion.
     /// Takes completions out; a job that is not over goes back to the queue.
     fn reap(&mut self, jobs: &mut [Job<'_>], flight: &mut Flight, unit: usize) {
         for completion in self.ring.completion() {
