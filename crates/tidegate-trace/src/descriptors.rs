@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 
 use super::bad::Bad;
 use super::event::{FileId, Op};
-use super::fields::range;
+use super::fields::{has_flag, range};
 use super::files::Files;
 use super::out::Out;
 
@@ -33,6 +33,48 @@ impl Open {
     /// `file`, opened to be read and written from its start.
     pub(super) fn at_start(file: FileId) -> Self {
         Self { file: Some(file), position: Some(0), ..Self::default() }
+    }
+}
+
+/// What opening a file does to it, and how it is written.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Opening {
+    pub(super) makes: Makes,
+    /// Every write goes to the end of the file.
+    pub(super) append: bool,
+    /// Every write is followed by a sync.
+    pub(super) sync: bool,
+}
+
+/// What opening makes of a file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Makes {
+    #[default]
+    Nothing,
+    /// It is a folder.
+    Folder,
+    /// What it had is gone.
+    Empty,
+    /// A file that was not there: it has no bytes.
+    New,
+    /// As [`New`](Self::New), also where the trace has shown the file: that one is gone.
+    Anew,
+}
+
+impl Opening {
+    /// By the flags of `open`, joined by bars.
+    pub(super) fn of_flags(flags: &[u8]) -> Self {
+        let has = |flag: &[u8]| has_flag(flags, flag);
+        let makes = if has(b"O_DIRECTORY") {
+            Makes::Folder
+        } else if has(b"O_TRUNC") {
+            Makes::Empty
+        } else if has(b"O_CREAT") && has(b"O_EXCL") {
+            Makes::New
+        } else {
+            Makes::Nothing
+        };
+        Self { makes, append: has(b"O_APPEND"), sync: has(b"O_SYNC") || has(b"O_DSYNC") }
     }
 }
 
@@ -63,6 +105,25 @@ pub(super) struct Descriptors {
 impl Descriptors {
     pub(super) fn new(files: Files) -> Self {
         Self { tables: FxHashMap::default(), open: Vec::new(), free: Vec::new(), count: 0, files }
+    }
+
+    /// What opening the file at `path` returns a descriptor of.
+    pub(super) fn open_named(
+        &mut self,
+        path: &[u8],
+        Opening { makes, append, sync }: Opening,
+        out: &mut Out,
+    ) -> Result<Open, Bad> {
+        let was_known = self.files.known(path).is_some();
+        let file = self.files.named(path)?;
+        match makes {
+            Makes::Nothing => {}
+            Makes::Folder => self.files.set_folder(file),
+            Makes::Anew if was_known => self.files.resize(file, 0, out)?,
+            Makes::Empty => self.files.resize(file, 0, out)?,
+            Makes::New | Makes::Anew => self.files.set_len(file, 0),
+        }
+        Ok(Open { append, sync, ..Open::at_start(file) })
     }
 
     /// Descriptor `number` of `table` is now `open`; what it was before is closed.

@@ -107,6 +107,17 @@ pub(super) fn cut_last(line: &[u8], separator: u8) -> Result<(&[u8], &[u8]), Bad
     Ok((&line[..at], &line[at + 1..]))
 }
 
+/// `text` without its quotes; it may have none, or only one.
+pub(super) fn unquoted(text: &[u8]) -> &[u8] {
+    let text = text.strip_prefix(b"\"").unwrap_or(text);
+    text.strip_suffix(b"\"").unwrap_or(text)
+}
+
+/// True if `flags`, joined by bars, have `flag`.
+pub(super) fn has_flag(flags: &[u8], flag: &[u8]) -> bool {
+    flags.split(|&byte| byte == b'|').any(|it| it == flag)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

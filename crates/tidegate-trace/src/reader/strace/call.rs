@@ -98,11 +98,6 @@ pub(super) fn pair(text: &[u8]) -> Option<(i64, i64)> {
     Some((first, integer(second)?.0))
 }
 
-/// True if `flags`, joined by bars, have `flag`.
-pub(super) fn has_flag(flags: &[u8], flag: &[u8]) -> bool {
-    flags.split(|&byte| byte == b'|').any(|it| it == flag)
-}
-
 /// What stands behind `name=` in a structure, up to the next comma or brace.
 pub(super) fn member<'a>(structure: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let start = memchr::memmem::find(structure, name)? + name.len();
@@ -175,6 +170,7 @@ fn skip_shown(text: &[u8], mut at: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fields::has_flag;
 
     #[test]
     fn strings_and_what_y_shows_may_hold_all_that_parts_arguments() {
