@@ -8,29 +8,32 @@
 //! use ([`page_cache`]); a sync copies what is dirty of a file to persistent memory ([`hybrid`]),
 //! which keeps no page that DRAM does not have. The others run engines of Tidegate ([`shipped`]).
 
-pub mod afcm;
 pub mod devices;
 pub mod dram;
-pub mod hybrid;
+mod hybrid;
 #[cfg(test)]
 mod model;
 pub mod page;
 pub mod page_cache;
 mod page_table;
-pub mod sccm;
-pub mod sfcm;
 pub mod shipped;
 pub mod slots;
 pub mod tcow;
 #[cfg(test)]
 mod tests;
 
+use tidegate::dram::Policy;
 use tidegate::pmem::MediaModel;
 
 use crate::error::Error;
 use crate::trace::Op;
 pub use devices::{Devices, Source};
 pub use page::PageId;
+use shipped::cache::{self, Cache};
+use shipped::log::Log;
+use shipped::scheme_over;
+use shipped::tiers::{self, tier};
+use slots::{Kind, cheaper, hybrid};
 
 /// How much memory a scheme has, and of which kind.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,8 +109,6 @@ impl Pmem {
 pub struct SchemeEntry {
     /// The name on the command line.
     pub name: &'static str,
-    /// What it is, in a few words.
-    pub about: &'static str,
     /// How much persistent memory it has.
     pub pmem: Pmem,
     /// What users choose to have it; none where Tidegate does not offer it.
@@ -118,22 +119,70 @@ pub struct SchemeEntry {
     pub create: fn(&Sizes) -> Result<Box<dyn Scheme>, Error>,
 }
 
+const DRAM: SchemeEntry = SchemeEntry {
+    name: "dram",
+    pmem: Pmem::None,
+    offer: Some("no persistent memory"),
+    holds_data: false,
+    create: |sizes| Ok(dram::dram(sizes)),
+};
+const AFCM: SchemeEntry = SchemeEntry {
+    name: "afcm",
+    pmem: Pmem::Chosen,
+    offer: None,
+    create: |sizes| Ok(hybrid(sizes, true, cheaper)),
+    ..DRAM
+};
+const CACHE: SchemeEntry = SchemeEntry {
+    name: "tidegate",
+    pmem: Pmem::Chosen,
+    offer: Some(cache::OFFER),
+    holds_data: true,
+    create: |sizes| scheme_over(sizes, Cache::new),
+};
+const BTT: SchemeEntry = SchemeEntry {
+    name: "btt",
+    pmem: Pmem::AllData,
+    offer: Some("a block translation table (`tidegate create --engine btt`) for all data"),
+    create: |sizes| tier(sizes, Policy::None),
+    ..DRAM
+};
+const TRANSIT: SchemeEntry = SchemeEntry {
+    name: "transit",
+    offer: Some(tiers::OFFER),
+    create: |sizes| tier(sizes, Policy::Transit),
+    ..BTT
+};
+
 /// All schemes.
 pub static SCHEMES: &[SchemeEntry] = &[
-    dram::ENTRY,
-    sccm::ENTRY,
-    sfcm::ENTRY,
-    afcm::ENTRY,
-    shipped::cache::ENTRY,
-    shipped::log::ENTRY,
-    shipped::tiers::BTT,
-    shipped::tiers::TRANSIT,
-    shipped::tiers::TRANSIT_NO_EAGER,
-    shipped::tiers::TRANSIT_NO_BYPASS,
-    shipped::tiers::PMBD,
-    shipped::tiers::PMBD70,
-    shipped::tiers::LRU,
-    shipped::tiers::COACTIVE,
+    DRAM,
+    SchemeEntry { name: "sccm", create: |it| Ok(hybrid(it, true, |_| Kind::Coarse)), ..AFCM },
+    SchemeEntry { name: "sfcm", create: |it| Ok(hybrid(it, false, |_| Kind::Fine)), ..AFCM },
+    AFCM,
+    CACHE,
+    SchemeEntry {
+        name: "log",
+        offer: Some("a log (`tidegate create --engine log`)"),
+        create: |sizes| scheme_over(sizes, Log::new),
+        ..CACHE
+    },
+    BTT,
+    TRANSIT,
+    SchemeEntry {
+        name: "transit-no-eager",
+        create: |sizes| tier(sizes, Policy::TransitNoEager),
+        ..TRANSIT
+    },
+    SchemeEntry {
+        name: "transit-no-bypass",
+        create: |sizes| tier(sizes, Policy::TransitNoBypass),
+        ..TRANSIT
+    },
+    SchemeEntry { name: "pmbd", create: |sizes| tier(sizes, Policy::Pmbd), ..TRANSIT },
+    SchemeEntry { name: "pmbd70", create: |sizes| tier(sizes, Policy::Pmbd70), ..TRANSIT },
+    SchemeEntry { name: "lru", create: |sizes| tier(sizes, Policy::Lru), ..TRANSIT },
+    SchemeEntry { name: "coactive", create: |sizes| tier(sizes, Policy::Coactive), ..TRANSIT },
 ];
 
 /// The scheme called `name`.

@@ -45,6 +45,18 @@ pub fn bytes_of(lines: u64) -> u64 {
     u64::from(lines.count_ones()) * LINE_BYTES
 }
 
+/// The numbers of the bits that are set in `mask`.
+pub fn bits(mask: u64) -> impl Iterator<Item = u32> {
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        (rest != 0).then(|| {
+            let bit = rest.trailing_zeros();
+            rest &= rest - 1;
+            bit
+        })
+    })
+}
+
 /// The runs of neighbouring lines in `lines`: the first of each, and how many.
 pub fn runs_of(lines: u64) -> impl Iterator<Item = (u32, u32)> {
     let mut rest = lines;

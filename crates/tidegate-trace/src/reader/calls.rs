@@ -40,7 +40,7 @@ pub(super) fn is_write(kind: &[u8], read: &[u8], write: &[u8]) -> Result<bool, B
     if kind == write || kind == read { Ok(kind == write) } else { Err(Bad::Operation) }
 }
 
-/// Who asked for a call.
+/// The stream that a call is of.
 pub(super) enum Stream<'a> {
     /// A thread or a process.
     Number(u32),
