@@ -11,8 +11,7 @@
 pub mod devices;
 pub mod dram;
 mod hybrid;
-#[cfg(test)]
-mod model;
+
 pub mod page;
 pub mod page_cache;
 mod page_table;
