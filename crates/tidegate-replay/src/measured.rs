@@ -87,8 +87,7 @@ struct Row {
 
 impl Report {
     fn read(path: &Path) -> Result<Self, Error> {
-        let io = |source| Error::Io { path: path.to_path_buf(), source };
-        let text = std::fs::read_to_string(path).map_err(io)?;
+        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
         serde_json::from_str(&text).map_err(|error| {
             let path = path.display();
             Error::Usage(format!("{path}: {error}; expected what `tidegate bench --json` writes"))
@@ -210,166 +209,149 @@ const fn figure(
     Figure { name, what: Cow::Borrowed(what), claim, unit, ours, reason }
 }
 
+/// The rate of the first of two policies in the first of two cases over that of the others.
+const fn ratio(policies: [&'static str; 2], cases: [&'static str; 2], bytes: u64) -> Ours {
+    Ours::Ratio((policies[0], cases[0], bytes), (policies[1], cases[1], bytes))
+}
+
+/// How much slower the first of two policies is in the first of two cases than the others.
+const fn slower(policies: [&'static str; 2], cases: [&'static str; 2], bytes: u64) -> Ours {
+    Ours::SlowerPct((policies[0], cases[0], bytes), (policies[1], cases[1], bytes))
+}
+
 /// All figures but those of Caiti, which `caiti` has.
 const FIGURES: [Figure; 21] = [
     figure(
         "NVCache 3",
         "SQLite with a rollback journal, each insert synced: run over the disk alone",
         (Claim::AtLeast(1.9), "x"),
-        Ours::Ratio(("run", "run-sqlite-delete", 0), ("plain", "run-sqlite-delete", 0)),
+        ratio(["run", "plain"], ["run-sqlite-delete"; 2], 0),
         DISK,
     ),
     figure(
         "NVCache 3",
         "SQLite with a write-ahead log: run over the disk alone",
         (Claim::AtLeast(1.9), "x"),
-        Ours::Ratio(("run", "run-sqlite-wal", 0), ("plain", "run-sqlite-wal", 0)),
+        ratio(["run", "plain"], ["run-sqlite-wal"; 2], 0),
         DISK,
     ),
     figure(
         "NVCache 3",
         "RocksDB, fillrandom, each write synced: run over the disk alone",
         (Claim::AtLeast(1.9), "x"),
-        Ours::Ratio(("run", "run-rocksdb-fillrandom", 0), ("plain", "run-rocksdb-fillrandom", 0)),
+        ratio(["run", "plain"], ["run-rocksdb-fillrandom"; 2], 0),
         DISK,
     ),
     figure(
         "NVCache 3",
         "reads of clean pages: run over the disk alone",
         (Claim::Is(1.0), "x"),
-        Ours::Ratio(("run", "run-read-clean", 0), ("plain", "run-read-clean", 0)),
+        ratio(["run", "plain"], ["run-read-clean"; 2], 0),
         "reads of a second or less from the kernel's page cache: the runs differ by as much",
     ),
     figure(
         "NVCache 4",
         "random synced writes of 4 KiB: run over the disk alone (22 min over 42 s)",
         (Claim::AtLeast(31.0), "x"),
-        Ours::Ratio(("run", "run-write-fdatasync", 0), ("plain", "run-write-fdatasync", 0)),
+        ratio(["run", "plain"], ["run-write-fdatasync"; 2], 0),
         "the disk here syncs faster than the paper's SATA SSD, so less is gained",
     ),
     figure(
         "NVCache 5",
         "the same before the log is full, over after it is full (556 over 78 MiB/s)",
         (Claim::Is(7.1), "x"),
-        Ours::Ratio(("run", "run-write-fdatasync", 0), ("run", "run-full-random", 0)),
+        ratio(["run"; 2], ["run-write-fdatasync", "run-full-random"], 0),
         "what is left then is the disk's speed: that of a disk here, of a SATA SSD there",
     ),
     figure(
         "NVCache 6",
         "rate of a full log, cleaned in batches of 1000 over batches of 1 write (78 over 21 MiB/s)",
         (Claim::AtLeast(3.7), "x"),
-        Ours::Ratio(("batch-1000", "log-batch", 0), ("batch-1", "log-batch", 0)),
+        ratio(["batch-1000", "batch-1"], ["log-batch"; 2], 0),
         "a sync costs less here than on the paper's disk",
     ),
     figure(
         "NVCache 6",
         "the same, batches of 5000 over batches of 100: little difference",
         (Claim::Is(1.0), "x"),
-        Ours::Ratio(("batch-5000", "log-batch", 0), ("batch-100", "log-batch", 0)),
+        ratio(["batch-5000", "batch-100"], ["log-batch"; 2], 0),
         "the disk here takes more at once, so larger batches still gain",
     ),
     figure(
         "NVCache 7",
         "no read cache but the kernel's: reads of pages with pending writes over clean ones",
         (Claim::MoreThan(1.0 - TOLERANCE, "no influence"), "x"),
-        Ours::Ratio(("run", "run-read-dirty", 0), ("run", "run-read-clean", 0)),
+        ratio(["run"; 2], ["run-read-dirty", "run-read-clean"], 0),
         "a read looks up what the log has of the file",
     ),
     figure(
         "study 1",
         "writes of 4 KiB: persistent memory over the disk, without a cache",
         (Claim::AtLeast(1.0), "x"),
-        Ours::Ratio(("btt", "study-50pct-1st", 4 * KIB), ("backing", "study-50pct-1st", 4 * KIB)),
+        ratio(["btt", "backing"], ["study-50pct-1st"; 2], 4 * KIB),
         MODELLED,
     ),
     figure(
         "study 1",
         "writes of 1 MiB: persistent memory over the disk, without a cache",
         (Claim::AtLeast(1.0), "x"),
-        Ours::Ratio(
-            ("btt", "study-50pct-1st", 1024 * KIB),
-            ("backing", "study-50pct-1st", 1024 * KIB),
-        ),
+        ratio(["btt", "backing"], ["study-50pct-1st"; 2], 1024 * KIB),
         MODELLED,
     ),
     figure(
         "study 3",
         "file below the cache, writes and lines of 4 KiB: 1st access slower than the 2nd",
         (Claim::Cost(40.0), "%"),
-        Ours::SlowerPct(
-            ("cache", "study-50pct-1st", 4 * KIB),
-            ("cache", "study-50pct-2nd", 4 * KIB),
-        ),
+        slower(["cache"; 2], ["study-50pct-1st", "study-50pct-2nd"], 4 * KIB),
         HEADER,
     ),
     figure(
         "study 3",
         "file below the cache, writes and lines of 16 KiB: 1st access slower than the 2nd",
         (Claim::Cost(25.0), "%"),
-        Ours::SlowerPct(
-            ("cache-16k", "study-50pct-1st", 16 * KIB),
-            ("cache-16k", "study-50pct-2nd", 16 * KIB),
-        ),
+        slower(["cache-16k"; 2], ["study-50pct-1st", "study-50pct-2nd"], 16 * KIB),
         HEADER,
     ),
     figure(
         "study 3",
         "file below the cache, writes and lines of 64 KiB: 1st access slower than the 2nd",
         (Claim::Cost(14.0), "%"),
-        Ours::SlowerPct(
-            ("cache-64k", "study-50pct-1st", 64 * KIB),
-            ("cache-64k", "study-50pct-2nd", 64 * KIB),
-        ),
+        slower(["cache-64k"; 2], ["study-50pct-1st", "study-50pct-2nd"], 64 * KIB),
         HEADER,
     ),
     figure(
         "study 3",
         "file of 125 % of the cache, 4 KiB: 2nd access slower than with a file of 50 %",
         (Claim::MoreThan(50.0, "drastically"), "%"),
-        Ours::SlowerPct(
-            ("cache", "study-125pct-2nd", 4 * KIB),
-            ("cache", "study-50pct-2nd", 4 * KIB),
-        ),
+        slower(["cache"; 2], ["study-125pct-2nd", "study-50pct-2nd"], 4 * KIB),
         "counted as drastic above 50 %: each write evicts a dirty page",
     ),
     figure(
         "study 4",
         "writes of 16 KiB, file of 125 %: 2nd access slower than with a file of 50 %",
         (Claim::MoreThan(50.0, "as figure 3"), "%"),
-        Ours::SlowerPct(
-            ("cache", "study-125pct-2nd", 16 * KIB),
-            ("cache", "study-50pct-2nd", 16 * KIB),
-        ),
+        slower(["cache"; 2], ["study-125pct-2nd", "study-50pct-2nd"], 16 * KIB),
         "counted as drastic above 50 %: each write evicts dirty pages",
     ),
     figure(
         "study 4",
         "writes of 512 KiB: 1st access of a file of 125 % over that of 50 %",
         (Claim::MoreThan(1.0, "slightly above 1"), "x"),
-        Ours::Ratio(
-            ("cache", "study-125pct-1st", 512 * KIB),
-            ("cache", "study-50pct-1st", 512 * KIB),
-        ),
+        ratio(["cache"; 2], ["study-125pct-1st", "study-50pct-1st"], 512 * KIB),
         "Open CAS goes round a cache that has not 128 free lines; ours evicts and keeps its promise",
     ),
     figure(
         "study table 1",
         "CPU of the cache of all, 1st access (ours: of a write, all but copy and fences)",
         (Claim::Cost(45.0), "%"),
-        Ours::SlowerPct(
-            ("cache", "study-50pct-1st", 4 * KIB),
-            ("copy", "study-50pct-1st", 4 * KIB),
-        ),
+        slower(["cache", "copy"], ["study-50pct-1st"; 2], 4 * KIB),
         NO_LAYERS,
     ),
     figure(
         "study table 1",
         "CPU of the cache of all, 2nd access (ours: of a write, all but copy and fences)",
         (Claim::Cost(38.0), "%"),
-        Ours::SlowerPct(
-            ("cache", "study-50pct-2nd", 4 * KIB),
-            ("copy", "study-50pct-2nd", 4 * KIB),
-        ),
+        slower(["cache", "copy"], ["study-50pct-2nd"; 2], 4 * KIB),
         NO_LAYERS,
     ),
     figure(

@@ -134,8 +134,7 @@ impl Costs {
     }
 
     fn read(path: &Path) -> Result<Self, Error> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| Error::Io { path: path.to_path_buf(), source })?;
+        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
         serde_json::from_str(&text).map_err(|error| {
             let (shown, presets) = (path.display(), Self::PRESETS.join(", "));
             Error::Usage(format!(
@@ -149,9 +148,8 @@ impl Costs {
     /// # Errors
     /// The file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
-        let io = |source| Error::Io { path: path.to_path_buf(), source };
-        let text = serde_json::to_string_pretty(self).map_err(|error| io(error.into()))?;
-        std::fs::write(path, text + "\n").map_err(io)
+        let text = serde_json::to_string_pretty(self).expect("numbers and text are JSON");
+        std::fs::write(path, text + "\n").map_err(Error::io(path))
     }
 
     /// A line for each cost, for people.

@@ -13,10 +13,11 @@ use tidegate_bench::table::Table;
 
 use super::case::{Case, Length};
 use super::costs::Costs;
-use super::output::{micros, shares, size};
+use super::output::{Share, micros, shares, size};
 use super::plan::{self, Ran};
 use crate::error::Error;
 use crate::papers::{self, Check};
+use crate::report::grid;
 
 const CORES: u32 = 36;
 const JOBS: [u32; 6] = [1, 2, 4, 8, 16, 32];
@@ -147,22 +148,13 @@ impl Figures {
     }
 
     fn ran(&self, policy: &str, jobs: u32, cache_bytes: u64) -> &Ran {
-        let found = self.paper.iter().find(|Ran { case, .. }| {
-            case.policy.name() == policy && (case.jobs, case.cache_bytes) == (jobs, cache_bytes)
-        });
-        found.expect("all figures have run")
+        let is_it = |case: &Case| (case.jobs, case.cache_bytes) == (jobs, cache_bytes);
+        find(&self.paper, policy, is_it)
     }
 
     /// The run with a flush after `writes` writes.
     fn flushing(&self, policy: &str, writes: u64) -> &Ran {
-        let is_it = |ran: &&Ran| ran.case.policy.name() == policy && ran.case.flush_every == writes;
-        self.flushing.iter().find(is_it).expect("all figures have run")
-    }
-
-    /// What a request of `policy` takes in `ran`, in nanoseconds, flushes included.
-    fn service_ns_of(ran: &[Ran], policy: &str) -> f64 {
-        let found = ran.iter().find(|ran| ran.case.policy.name() == policy);
-        found.expect("all figures have run").outcome.service_ns(1)
+        find(&self.flushing, policy, |case| case.flush_every == writes)
     }
 
     /// What a request of one job takes, in nanoseconds.
@@ -175,17 +167,16 @@ impl Figures {
         self.service_ns(policy) / self.service_ns("transit")
     }
 
-    fn share_pct(&self, policy: &str, phase: Phase) -> f64 {
-        let Ran { case, outcome } = self.ran(policy, 1, CACHE_BYTES);
-        let shares = shares(outcome, case.jobs);
-        shares.iter().find(|share| share.phase == phase).map_or(0.0, |share| share.time_pct)
+    /// What a phase had of the time of one job.
+    fn share(&self, policy: &str, phase: Phase) -> Share {
+        let shares = shares(&self.ran(policy, 1, CACHE_BYTES).outcome, 1);
+        let none = Share { phase, count: 0, time_pct: 0.0, mean_ns: 0.0 };
+        shares.into_iter().find(|share| share.phase == phase).unwrap_or(none)
     }
 
     fn writes_pct(&self, policy: &str, phase: Phase) -> f64 {
-        let Ran { case, outcome } = self.ran(policy, 1, CACHE_BYTES);
-        let shares = shares(outcome, case.jobs);
-        let count = shares.iter().find(|share| share.phase == phase).map_or(0, |it| it.count);
-        count as f64 * 100.0 / outcome.requests as f64
+        let requests = self.ran(policy, 1, CACHE_BYTES).outcome.requests;
+        self.share(policy, phase).count as f64 * 100.0 / requests as f64
     }
 
     fn checks(&self) -> Vec<Check> {
@@ -288,7 +279,7 @@ impl Figures {
     /// A million requests with flushes between them.
     fn figure_5c(&self) -> Vec<Check> {
         let over_transit = |policy: &str| {
-            let ns = |policy| Self::service_ns_of(&self.long, policy);
+            let ns = |policy| any(&self.long, policy).outcome.service_ns(1);
             let what = format!("time of {policy} over transit, a million writes with flushes");
             Check::at_least("5c", what, 1.0, ns(policy) / ns("transit"), "")
         };
@@ -333,10 +324,7 @@ impl Figures {
     fn table_1_checks(&self) -> Vec<Check> {
         let spread_pct = |policy: &str| {
             let all = CACHES.map(|bytes| self.ran(policy, 1, bytes).outcome.service_ns(1));
-            let (least, most) = all
-                .iter()
-                .fold((f64::MAX, 0.0_f64), |(least, most), &ns| (least.min(ns), most.max(ns)));
-            (most / least - 1.0) * 100.0
+            (spread(all) - 1.0) * 100.0
         };
         let papers =
             [("pmbd", 3.6), ("pmbd70", 3.4), ("lru", 3.2), ("coactive", 5.3), ("transit", 3.5)];
@@ -358,7 +346,7 @@ impl Figures {
     fn figure_6(&self) -> Vec<Check> {
         let share = |policy: &str, phase, name: &str, paper: f64, reason| {
             let what = format!("{name} of {policy}, share of the time");
-            Check::of("6a", what, paper, self.share_pct(policy, phase), "%", reason)
+            Check::of("6a", what, paper, self.share(policy, phase).time_pct, "%", reason)
         };
         let cached_pct = 100.0
             - self.writes_pct("transit", Phase::Bypass)
@@ -381,21 +369,13 @@ impl Figures {
 
     /// Reads, and what a write takes that finds no free slot.
     fn figures_6b_6d(&self) -> Vec<Check> {
-        let reads = CACHED.map(|policy| Self::service_ns_of(&self.reading, policy));
-        let (least, most) = reads
-            .iter()
-            .fold((f64::MAX, 0.0_f64), |(least, most), &ns| (least.min(ns), most.max(ns)));
+        let reads = CACHED.map(|policy| any(&self.reading, policy).outcome.service_ns(1));
         let what = "time of a read, slowest cache over fastest".into();
-        let mut checks = vec![Check::of("6b", what, 1.0, most / least, "x", READ_HITS)];
-        let mean_ns = |policy: &str, phase| {
-            let Ran { case, outcome } = self.ran(policy, 1, CACHE_BYTES);
-            let shares = shares(outcome, case.jobs);
-            shares.iter().find(|share| share.phase == phase).map_or(0.0, |share| share.mean_ns)
-        };
-        let bypass_ns = mean_ns("transit-no-eager", Phase::Bypass);
+        let mut checks = vec![Check::of("6b", what, 1.0, spread(reads), "x", READ_HITS)];
+        let bypass_ns = self.share("transit-no-eager", Phase::Bypass).mean_ns;
         checks.extend(["pmbd", "lru", "coactive"].map(|policy| {
             let what = format!("time of a stalled write of {policy} over a bypass");
-            let ratio = mean_ns(policy, Phase::StalledWrite) / bypass_ns;
+            let ratio = self.share(policy, Phase::StalledWrite).mean_ns / bypass_ns;
             Check::at_least("6d", what, 1.0, ratio, ONE_WRITE)
         }));
         checks
@@ -414,29 +394,39 @@ impl Figures {
     }
 
     fn figure_5e_table(&self) -> Table {
-        let jobs = JOBS.map(|jobs| jobs.to_string());
-        let mut headers = vec!["policy"];
-        headers.extend(jobs.iter().map(String::as_str));
-        let mut table = Table::new("caiti-5e", "", &headers);
-        for policy in POLICIES.split(',') {
+        let row = |policy| {
             let rate = |jobs| self.ran(policy, jobs, CACHE_BYTES).outcome.ops_per_s();
-            let cells = JOBS.map(|jobs| format!("{:.0}", rate(jobs) / 1e3));
-            table.push(std::iter::once(policy.to_owned()).chain(cells).collect());
-        }
-        table
+            (policy, JOBS.map(|jobs| format!("{:.0}", rate(jobs) / 1e3)).into())
+        };
+        grid(("caiti-5e", ""), ("policy", &JOBS), POLICIES.split(',').map(row))
     }
 
     fn table_1(&self) -> Table {
-        let sizes = CACHES.map(size);
-        let mut headers = vec!["policy"];
-        headers.extend(sizes.iter().map(String::as_str));
-        let mut table = Table::new("caiti-table-1", "", &headers);
-        for policy in CACHED {
+        let row = |policy| {
             let time = |bytes| micros(self.ran(policy, 1, bytes).outcome.service_ns(1));
-            table.push(std::iter::once(policy.to_owned()).chain(CACHES.map(time)).collect());
-        }
-        table
+            (policy, CACHES.map(time).into())
+        };
+        grid(("caiti-table-1", ""), ("policy", &CACHES.map(size)), CACHED.map(row))
     }
+}
+
+/// The run of `policy` whose case `is_it`.
+fn find<'a>(runs: &'a [Ran], policy: &str, is_it: impl Fn(&Case) -> bool) -> &'a Ran {
+    let found = runs.iter().find(|Ran { case, .. }| case.policy.name() == policy && is_it(case));
+    found.expect("all figures have run")
+}
+
+/// The run of `policy` among `runs` that have one case for each.
+fn any<'a>(runs: &'a [Ran], policy: &str) -> &'a Ran {
+    find(runs, policy, |_| true)
+}
+
+/// The largest of `numbers` over the smallest.
+fn spread(numbers: impl IntoIterator<Item = f64>) -> f64 {
+    let (least, most) = numbers
+        .into_iter()
+        .fold((f64::MAX, 0.0_f64), |(least, most), number| (least.min(number), most.max(number)));
+    most / least
 }
 
 impl Check {

@@ -29,18 +29,18 @@ pub(crate) fn update(
     name: &str,
     make: impl FnOnce(&str) -> Result<String, Error>,
 ) -> Result<(), Error> {
-    let io = |source| Error::Io { path: path.to_path_buf(), source };
     let [begin, end] = markers(name);
     let page = match std::fs::read_to_string(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             format!("{HEAD}\n{begin}\n{end}\n")
         }
-        page => page.map_err(io)?,
+        page => page.map_err(Error::io(path))?,
     };
     let (before, old, after) = around(&page, &begin, &end)
         .ok_or_else(|| Error::Usage(format!("{}: expected {begin} and {end}", path.display())))?;
     let section = make(old)?;
-    std::fs::write(path, format!("{before}{begin}\n{section}{end}{after}")).map_err(io)
+    let page = format!("{before}{begin}\n{section}{end}{after}");
+    std::fs::write(path, page).map_err(Error::io(path))
 }
 
 /// What stands before, in and behind the section.

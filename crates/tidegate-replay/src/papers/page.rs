@@ -24,8 +24,8 @@ const UNITS: [(&str, &str); 6] = [
 /// # Errors
 /// The page cannot be read, or the new one not be written.
 pub(crate) fn write(path: &Path, dir: &Path) -> Result<(), Error> {
-    let io = |source| Error::Io { path: path.to_path_buf(), source };
-    report::write(dir, &report(&std::fs::read_to_string(path).map_err(io)?))
+    let page = std::fs::read_to_string(path).map_err(Error::io(path))?;
+    report::write(dir, &report(&page))
 }
 
 fn report(page: &str) -> Report {

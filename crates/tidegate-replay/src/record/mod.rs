@@ -90,7 +90,7 @@ impl RecordArgs {
         }
         let status = status?;
         let written = summary.written.take();
-        written.map_or(Ok(()), |source| Err(Error::Io { path: output.clone(), source }))?;
+        written.map_or(Ok(()), |error| Err(Error::io(&output)(error)))?;
         if !self.quiet {
             summary.print(&output);
         }

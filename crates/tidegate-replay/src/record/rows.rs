@@ -51,10 +51,9 @@ impl Sink {
 impl Rows {
     /// Writes to a new file at `path`, compressed if its name ends in `.zst`.
     pub(super) fn create(path: &Path) -> Result<Self, Error> {
-        let io_error = |source| Error::Io { path: path.into(), source };
-        let file = File::create(path).map_err(io_error)?;
+        let file = File::create(path).map_err(Error::io(path))?;
         let sink = if path.extension().is_some_and(|it| it == "zst") {
-            Sink::Compressed(Box::new(zstd::Encoder::new(file, LEVEL).map_err(io_error)?))
+            Sink::Compressed(Box::new(zstd::Encoder::new(file, LEVEL).map_err(Error::io(path))?))
         } else {
             Sink::Plain(Box::new(BufWriter::with_capacity(BUFFER_BYTES, file)))
         };

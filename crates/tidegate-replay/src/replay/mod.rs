@@ -161,7 +161,7 @@ impl ReplayArgs {
             if is_stdout {
                 return print(&json);
             }
-            std::fs::write(path, json).map_err(|source| Error::Io { path: path.into(), source })?;
+            std::fs::write(path, json).map_err(Error::io(path))?;
         }
         print(&output::text(self, &replayed))
     }
@@ -334,7 +334,7 @@ fn move_bar(bar: &ProgressBar, merged: &Merged) {
 fn print(text: &str) -> Result<(), Error> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::Io { path: "standard output".into(), source: error })
+            Err(Error::io(Path::new("standard output"))(error))
         }
         _ => Ok(()),
     }

@@ -68,10 +68,6 @@ impl Drop for Folder {
     }
 }
 
-fn io_error(path: &Path) -> impl FnOnce(io::Error) -> Error + '_ {
-    |source| Error::Io { path: path.into(), source }
-}
-
 impl Real {
     /// Makes a folder in `parent` for a trace with this profile.
     ///
@@ -80,9 +76,9 @@ impl Real {
     /// can be made there.
     pub(super) fn create(parent: &Path, profile: &Profile) -> Result<Self, Error> {
         let found = rustix::fs::statvfs(parent).map_err(io::Error::from);
-        check_space(parent, profile, &found.map_err(io_error(parent))?)?;
+        check_space(parent, profile, &found.map_err(Error::io(parent))?)?;
         let path = parent.join(format!("tidegate-replay-{}", std::process::id()));
-        std::fs::create_dir(&path).map_err(io_error(&path))?;
+        std::fs::create_dir(&path).map_err(Error::io(&path))?;
         Ok(Self {
             folder: Folder(path),
             open: FxHashMap::default(),
@@ -112,7 +108,7 @@ impl Real {
         };
         self.operations += 1;
         let path = file_of(op).map_or_else(|| self.folder.0.clone(), |file| self.path(file));
-        result.map_err(io_error(&path))
+        result.map_err(Error::io(&path))
     }
 
     /// What came out.

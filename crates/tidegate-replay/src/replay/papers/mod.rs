@@ -9,8 +9,6 @@ mod claims;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 
 use tidegate::pmem::MediaModel;
 use tidegate_bench::table::Table;
@@ -19,6 +17,8 @@ use super::amount::Amount;
 use super::{ReplayArgs, Replayed, Row};
 use crate::error::Error;
 use crate::papers;
+use crate::parallel;
+use crate::report::grid;
 use crate::time::{DRAM_BYTES_PER_S, SsdModel};
 use crate::trace::BadLines;
 
@@ -136,25 +136,7 @@ fn name_of(trace: &Path) -> String {
 /// What came of `tasks`, in their order; each CPU plays one at a time.
 fn play_all(args: &ReplayArgs, tasks: &[Task]) -> Result<Vec<Played>, Error> {
     let ssd: SsdModel = "paper".parse().map_err(Error::Usage)?;
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let play = || {
-        loop {
-            let at = next.fetch_add(1, Relaxed);
-            let Some(task) = tasks.get(at) else { return };
-            let played = task.play(args, &ssd);
-            found.lock().unwrap_or_else(PoisonError::into_inner).push((at, played));
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..cpus.min(tasks.len()) {
-            scope.spawn(play);
-        }
-        play();
-    });
-    let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    found.sort_by_key(|(at, _)| *at);
-    found.into_iter().map(|(_, played)| played).collect()
+    parallel::map(tasks, |task| task.play(args, &ssd)).into_iter().collect()
 }
 
 impl Played {
@@ -327,14 +309,12 @@ fn bad_lines_cell(bad: &BadLines) -> String {
 }
 
 fn by_scheme(played: &[Played], title: &str, of: Measure, digits: usize) -> Table {
-    let headers: Vec<_> = std::iter::once("trace").chain(SCHEMES).collect();
-    let mut table = Table::new("papers-schemes", title, &headers);
-    for it in played {
+    let row = |it: &Played| {
         let cell =
             |scheme| it.row(scheme).map_or(String::new(), |row| format!("{:.digits$}", of(row)));
-        table.push(std::iter::once(it.name.clone()).chain(SCHEMES.map(cell)).collect());
-    }
-    table
+        (it.name.clone(), SCHEMES.map(cell).into())
+    };
+    grid(("papers-schemes", title), ("trace", &SCHEMES), played.iter().map(row))
 }
 
 /// Figures 10 to 12 for each trace with syncs: seconds, and pages written.
@@ -342,23 +322,19 @@ fn sweeps(played: &[Played]) -> Vec<Table> {
     let cell = |row: Option<&Row>| {
         row.map_or(String::new(), |row| format!("{:.2} s, {}", row.seconds, row.ssd_pages_written))
     };
-    let headers: Vec<_> = std::iter::once("memory").chain(SCHEMES).collect();
     let table = |it: &Played| {
         let title = format!(
             "{}: seconds and pages written to flash,\nby persistent memory (figures 10, 11) and by \
              DRAM (figure 12), in percent of the workload",
             it.name
         );
-        let mut table = Table::new("papers-sweep", title, &headers);
-        let sizes = PMEM_PCTS.map(|pct| ("PMem", DRAM_PCT, pct));
-        for (what, dram, pmem) in
-            sizes.into_iter().chain(DRAM_PCTS.map(|pct| ("DRAM", pct, PMEM_PCT)))
-        {
-            let pct = if what == "PMem" { pmem } else { dram };
-            let cells = SCHEMES.map(|scheme| cell(it.row_at(scheme, dram, pmem)));
-            table.push(std::iter::once(format!("{what} {pct} %")).chain(cells).collect());
-        }
-        table
+        let row = |name: String, dram, pmem| {
+            (name, SCHEMES.map(|scheme| cell(it.row_at(scheme, dram, pmem))).into())
+        };
+        let by_pmem = PMEM_PCTS.map(|pct| row(format!("PMem {pct} %"), DRAM_PCT, pct));
+        let by_dram = DRAM_PCTS.map(|pct| row(format!("DRAM {pct} %"), pct, PMEM_PCT));
+        let rows = by_pmem.into_iter().chain(by_dram);
+        grid(("papers-sweep", &title), ("memory", &SCHEMES), rows)
     };
     played.iter().filter(|it| it.has_syncs()).map(table).collect()
 }
