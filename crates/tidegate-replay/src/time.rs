@@ -12,7 +12,7 @@ use std::str::FromStr;
 use tidegate::pmem::MediaModel;
 
 use crate::scheme::devices::{Devices, Source};
-use crate::scheme::page::{ALL_LINES, LINE_BYTES, PAGE_BYTES, PageId, runs_of};
+use crate::scheme::page::{ALL_LINES, LINE_BYTES, PAGE_BYTES, PageId, bytes_of, runs_of};
 
 /// What a call into the kernel and the look-up of a page take.
 const OPERATION_NS: f64 = 500.0;
@@ -229,7 +229,7 @@ impl Meter {
 
 /// What a copy of `lines` of a page from or to DRAM takes that moves `bytes_per_s`.
 fn copy_ns(lines: u64, bytes_per_s: u64) -> f64 {
-    let bytes = u64::from(lines.count_ones()) * LINE_BYTES;
+    let bytes = bytes_of(lines);
     DRAM_LATENCY_NS + float(bytes) / float(bytes_per_s) * NS_PER_S
 }
 
@@ -261,14 +261,14 @@ impl Devices for Meter {
     }
 
     fn pmem_read(&mut self, _page: PageId, lines: u64) {
-        let bytes = u64::from(lines.count_ones()) * LINE_BYTES;
+        let bytes = bytes_of(lines);
         let limits = [self.pmem.thread_read_bytes_per_s, self.pmem.read_bytes_per_s];
         self.ns += f64::from(self.pmem.read_latency_ns).max(DRAM_LATENCY_NS);
         self.ns += float(bytes) / self.slowest(limits) * NS_PER_S;
     }
 
     fn pmem_store(&mut self, _page: PageId, lines: u64) {
-        self.totals.pmem_data_bytes += u64::from(lines.count_ones()) * LINE_BYTES;
+        self.totals.pmem_data_bytes += bytes_of(lines);
         for (_, count) in runs_of(lines) {
             self.store(u64::from(count) * LINE_BYTES);
         }

@@ -148,8 +148,8 @@ impl Costs {
     /// # Errors
     /// The file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
-        let text = serde_json::to_string_pretty(self).expect("numbers and text are JSON");
-        std::fs::write(path, text + "\n").map_err(Error::io(path))
+        let text = serde_json::to_string_pretty(self).map_err(std::io::Error::from);
+        text.and_then(|text| std::fs::write(path, text + "\n")).map_err(Error::io(path))
     }
 
     /// A line for each cost, for people.

@@ -19,6 +19,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tidegate::glob::Filter;
 use tidegate_record::rings::Rings;
@@ -74,6 +75,7 @@ impl RecordArgs {
         let output = self.output.clone().unwrap_or_else(|| default_output(&program.file));
         let rows = Rows::create(&output)?;
         let memory = Memory::new()?;
+        let begun = Instant::now();
         let recorder =
             Recorder::start(Arc::clone(&memory.rings), self.filter(), rows).map_err(|error| {
                 Error::Start(format!("cannot start the recorder's thread: {error}"))
@@ -92,7 +94,7 @@ impl RecordArgs {
         let written = summary.written.take();
         written.map_or(Ok(()), |error| Err(Error::io(&output)(error)))?;
         if !self.quiet {
-            summary.print(&output);
+            summary.print(&output, begun.elapsed());
         }
         Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
     }

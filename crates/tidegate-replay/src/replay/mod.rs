@@ -46,7 +46,7 @@ const EVENTS_A_MOVE: u64 = 1 << 16;
 const KEPT_A_MOVE: usize = 1 << 12;
 
 /// What `tidegate replay` is asked for.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct ReplayArgs {
     /// Traces; several are played together, each from its own start on
     #[arg(required = true, value_name = "TRACE")]

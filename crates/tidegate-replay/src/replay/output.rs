@@ -142,7 +142,7 @@ pub(super) fn warn_of_bad_lines(replayed: &Replayed) {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "one digit is shown")]
-fn mib(bytes: u64) -> f64 {
+pub(super) fn mib(bytes: u64) -> f64 {
     bytes as f64 / MIB
 }
 

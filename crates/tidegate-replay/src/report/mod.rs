@@ -80,8 +80,8 @@ pub(crate) fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> 
     seen
 }
 
-/// A table with a column for each of `columns` behind the one `first`, and a row for each of `rows`:
-/// its name and its cells.
+/// A table with a column for each of `columns` behind the one `first`, and a row for each of
+/// `rows`: its name and its cells.
 pub(crate) fn grid(
     (name, title): (&'static str, &str),
     (first, columns): (&str, &[impl ToString]),

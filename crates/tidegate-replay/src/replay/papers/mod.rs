@@ -14,6 +14,7 @@ use tidegate::pmem::MediaModel;
 use tidegate_bench::table::Table;
 
 use super::amount::Amount;
+use super::output::mib;
 use super::{ReplayArgs, Replayed, Row};
 use crate::error::Error;
 use crate::papers;
@@ -67,7 +68,6 @@ impl Task {
     fn play(&self, args: &ReplayArgs, ssd: &SsdModel) -> Result<Played, Error> {
         let of = |schemes: &[&'static str], atomic, has_sweeps| ReplayArgs {
             traces: self.traces.clone(),
-            format: args.format,
             schemes: schemes.to_vec(),
             dram: Amount::Pct(DRAM_PCT),
             pmem: Amount::Pct(PMEM_PCT),
@@ -77,11 +77,8 @@ impl Task {
             atomic,
             ssd: ssd.clone(),
             pmem_media: MediaModel::dram(),
-            costs: None,
             dram_bytes_per_s: DRAM_BYTES_PER_S,
-            json: None,
-            report: None,
-            papers: None,
+            ..args.clone()
         };
         let replayed = of(&SCHEMES, false, !self.is_group()).replay()?;
         let atomic = of(&["afcm"], true, false).replay()?.rows.pop();
@@ -212,7 +209,7 @@ fn section(played: &[Played], groups: &[Played]) -> String {
         tables.push(papers::table("papers-checks", claims::PARTLY_TITLE, &claims));
     }
     tables.push(workloads(played));
-    tables.extend(by_figure(played));
+    tables.extend(FIGURES.map(|(title, of, digits)| by_scheme(played, title, of, digits)));
     if !groups.is_empty() {
         tables.push(by_scheme(groups, "Execution time in seconds (figure 7b)", seconds, 3));
     }
@@ -257,31 +254,18 @@ paper's own traces would give.
 
 ";
 
-fn by_figure(played: &[Played]) -> impl Iterator<Item = Table> {
-    let figures: [(&str, Measure, usize); 5] = [
-        ("Execution time in seconds (figure 7a)", seconds, 3),
-        ("Pages written to flash (figure 7c)", written, 0),
-        ("Data stored in persistent memory, in MiB (figure 8)", data_mib, 2),
-        ("Metadata stored in persistent memory, in MiB (figure 8)", metadata_mib, 2),
-        ("Most DRAM for the index, in KiB (figure 9)", index_kib, 1),
-    ];
-    figures.into_iter().map(|(title, of, digits)| by_scheme(played, title, of, digits))
-}
-
 #[expect(clippy::cast_precision_loss, reason = "numbers for people")]
-fn data_mib(row: &Row) -> f64 {
-    row.pmem_data_bytes as f64 / 1_048_576.0
-}
-
-#[expect(clippy::cast_precision_loss, reason = "numbers for people")]
-fn metadata_mib(row: &Row) -> f64 {
-    row.pmem_metadata_bytes as f64 / 1_048_576.0
-}
-
-#[expect(clippy::cast_precision_loss, reason = "numbers for people")]
-fn index_kib(row: &Row) -> f64 {
-    row.index_bytes as f64 / 1024.0
-}
+const FIGURES: [(&str, Measure, usize); 5] = [
+    ("Execution time in seconds (figure 7a)", seconds, 3),
+    ("Pages written to flash (figure 7c)", written, 0),
+    ("Data stored in persistent memory, in MiB (figure 8)", |row| mib(row.pmem_data_bytes), 2),
+    (
+        "Metadata stored in persistent memory, in MiB (figure 8)",
+        |row| mib(row.pmem_metadata_bytes),
+        2,
+    ),
+    ("Most DRAM for the index, in KiB (figure 9)", |row| row.index_bytes as f64 / 1024.0, 1),
+];
 
 fn workloads(played: &[Played]) -> Table {
     let headers = ["trace", "pages", "synced %", "dirty bytes", "all dirty %", "bad lines"];
