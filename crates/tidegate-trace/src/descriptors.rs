@@ -121,7 +121,7 @@ impl Descriptors {
             Makes::Folder => self.files.set_folder(file),
             Makes::Anew if was_known => self.files.resize(file, 0, out)?,
             Makes::Empty => self.files.resize(file, 0, out)?,
-            Makes::New | Makes::Anew => self.files.set_len(file, 0),
+            Makes::New | Makes::Anew => self.files.set_len(file, Some(0)),
         }
         Ok(Open { append, sync, ..Open::at_start(file) })
     }

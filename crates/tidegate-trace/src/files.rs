@@ -65,17 +65,10 @@ impl Files {
         self.states.get(&file)?.len_bytes
     }
 
-    /// The trace shows that `file` has this length.
-    pub(super) fn set_len(&mut self, file: FileId, len_bytes: u64) {
+    /// The trace shows that `file` has this length; none: that it has another one than before.
+    pub(super) fn set_len(&mut self, file: FileId, len_bytes: Option<u64>) {
         if let Some(state) = self.states.get_mut(&file) {
-            state.len_bytes = Some(len_bytes);
-        }
-    }
-
-    /// The length of `file` has changed to what the trace does not show.
-    pub(super) fn forget_len(&mut self, file: FileId) {
-        if let Some(state) = self.states.get_mut(&file) {
-            state.len_bytes = None;
+            state.len_bytes = len_bytes;
         }
     }
 
@@ -89,7 +82,7 @@ impl Files {
     /// Gives `file` a length, and drops what lies behind it.
     pub(super) fn resize(&mut self, file: FileId, len: u64, out: &mut Out) -> Result<(), Bad> {
         let len_bytes = file_length(len)?;
-        self.set_len(file, len_bytes);
+        self.set_len(file, Some(len_bytes));
         out.push(Op::Resize { file, len_bytes });
         Ok(())
     }

@@ -128,7 +128,7 @@ impl Processes {
             if all.head.len() < HEAD_BYTES {
                 all.head.extend_from_slice(lines.head()?);
             }
-            if let Some(Line::Text(text)) = lines.next()? {
+            if let Some(Ok(text)) = lines.next()? {
                 all.next.push(Reverse((time_us(text).unwrap_or(0), index)));
             }
             progress.total_bytes += path.metadata()?.len();
@@ -151,13 +151,10 @@ impl Processes {
             };
             self.line.clear();
             write!(self.line, "{pid} ")?;
-            let is_whole = matches!(line, Line::Text(_));
-            if let Line::Text(text) = line {
-                self.line.extend_from_slice(text);
-            }
+            let text = line.map(|text| self.line.extend_from_slice(text));
             let next_us = opened.peek()?.and_then(time_us);
             self.next.push(Reverse((next_us.unwrap_or(last_us), index)));
-            return Ok(Some(if is_whole { Line::Text(&self.line) } else { Line::TooLong }));
+            return Ok(Some(text.map(|()| &*self.line)));
         }
         Ok(None)
     }

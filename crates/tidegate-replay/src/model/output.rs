@@ -44,10 +44,8 @@ struct PhaseRow<'a> {
     threads: u32,
     cores: u32,
     cache_bytes: u64,
-    phase: Phase,
-    count: u64,
-    share_pct: f64,
-    writes_pct: f64,
+    #[serde(flatten)]
+    share: Share,
 }
 
 #[derive(Serialize)]
@@ -111,20 +109,29 @@ fn phases_of(ran: &Ran) -> impl Iterator<Item = PhaseRow<'_>> {
         threads: case.jobs,
         cores: case.cores,
         cache_bytes: case.cache_bytes,
-        phase: share.phase,
-        count: share.count,
-        share_pct: share.time_pct,
-        writes_pct: share.count as f64 * 100.0 / outcome.requests.max(1) as f64,
+        share,
     })
 }
 
 /// What a phase of the DRAM tier had of the time of the jobs.
+#[derive(Debug, Serialize)]
 pub(super) struct Share {
     pub(super) phase: Phase,
-    pub(super) count: u64,
+    count: u64,
+    #[serde(rename = "share_pct")]
     pub(super) time_pct: f64,
+    /// How often there was one, by 100 writes.
+    pub(super) writes_pct: f64,
     /// What one takes, in nanoseconds.
+    #[serde(skip)]
     pub(super) mean_ns: f64,
+}
+
+impl Share {
+    /// A phase that a run did not have.
+    pub(super) const fn none(phase: Phase) -> Self {
+        Self { phase, count: 0, time_pct: 0.0, writes_pct: 0.0, mean_ns: 0.0 }
+    }
 }
 
 /// The phases of a run of `jobs` jobs. Evictions run beside the jobs, so they have no share.
@@ -137,7 +144,9 @@ pub(super) fn shares(outcome: &Outcome, jobs: u32) -> Vec<Share> {
         let time_ns = if phase == Phase::Eviction { 0 } else { ns.saturating_sub(ns_before) };
         let count = count - count_before;
         let mean_ns = ns.saturating_sub(ns_before) as f64 / count.max(1) as f64;
-        Share { phase, count, time_pct: time_ns as f64 * 100.0 / all_ns, mean_ns }
+        let time_pct = time_ns as f64 * 100.0 / all_ns;
+        let writes_pct = count as f64 * 100.0 / outcome.requests.max(1) as f64;
+        Share { phase, count, time_pct, writes_pct, mean_ns }
     };
     Phase::ALL.into_iter().map(share).filter(|share| share.count > 0).collect()
 }
@@ -219,8 +228,7 @@ fn breakdown(results: &[&Ran], of: &str) -> Table {
         let mut cells = SHOWN.map(|(phase, _)| format!("{:.1}", time_pct(phase))).to_vec();
         let inside: f64 = shares.iter().map(|share| share.time_pct).sum();
         cells.push(format!("{:.1}", (100.0 - inside).max(0.0)));
-        let requests = ran.outcome.requests.max(1) as f64;
-        let entries = |phase| of(phase).map_or(0.0, |share| share.count as f64 * 100.0 / requests);
+        let entries = |phase| of(phase).map_or(0.0, |share| share.writes_pct);
         cells.extend([Phase::StalledWrite, Phase::Bypass].map(|it| format!("{:.2}", entries(it))));
         (ran.case.policy.name(), cells)
     };

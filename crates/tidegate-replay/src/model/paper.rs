@@ -170,13 +170,7 @@ impl Figures {
     /// What a phase had of the time of one job.
     fn share(&self, policy: &str, phase: Phase) -> Share {
         let shares = shares(&self.ran(policy, 1, CACHE_BYTES).outcome, 1);
-        let none = Share { phase, count: 0, time_pct: 0.0, mean_ns: 0.0 };
-        shares.into_iter().find(|share| share.phase == phase).unwrap_or(none)
-    }
-
-    fn writes_pct(&self, policy: &str, phase: Phase) -> f64 {
-        let requests = self.ran(policy, 1, CACHE_BYTES).outcome.requests;
-        self.share(policy, phase).count as f64 * 100.0 / requests as f64
+        shares.into_iter().find(|share| share.phase == phase).unwrap_or(Share::none(phase))
     }
 
     fn checks(&self) -> Vec<Check> {
@@ -349,10 +343,10 @@ impl Figures {
             Check::of("6a", what, paper, self.share(policy, phase).time_pct, "%", reason)
         };
         let cached_pct = 100.0
-            - self.writes_pct("transit", Phase::Bypass)
-            - self.writes_pct("transit", Phase::StalledWrite);
+            - self.share("transit", Phase::Bypass).writes_pct
+            - self.share("transit", Phase::StalledWrite).writes_pct;
         let no_bypass = self.service_ns("transit-no-bypass") / self.service_ns("transit");
-        let bypasses = self.writes_pct("transit-no-eager", Phase::Bypass);
+        let bypasses = self.share("transit-no-eager", Phase::Bypass).writes_pct;
         let more = "writes without eager eviction that bypass";
         vec![
             share("transit", Phase::CacheWrite, "copies", 11.5, "an input"),

@@ -344,9 +344,7 @@ fn by_pmem(usr2: &Played) -> Vec<Check> {
         (("11", "usr2, 20 %: sccm's time over afcm's"), 1.84, of(20.0, seconds)),
         (("11", "usr2, 20 %: sccm's pages to flash over afcm's"), 2.19, of(20.0, written)),
     ];
-    rows.into_iter()
-        .filter_map(|(claim, paper, ours)| about(claim, (paper, ours), "times", MADE))
-        .collect()
+    times_of_made(rows)
 }
 
 /// Figure 12.
@@ -362,9 +360,13 @@ fn by_dram(usr1: &Played) -> Vec<Check> {
         (("12", "usr1: dram's time with 10 % over that with 50 %"), 1.28, from_10_to_50("dram")),
         (("12", "usr1: afcm's time with 10 % over that with 50 %"), 3.0, from_10_to_50("afcm")),
     ];
-    rows.into_iter()
-        .filter_map(|(claim, paper, ours)| about(claim, (paper, ours), "times", MADE))
-        .collect()
+    times_of_made(rows)
+}
+
+/// Rows for factors of the paper's text, on a workload that was made.
+fn times_of_made(rows: [(Claim, f64, Option<f64>); 4]) -> Vec<Check> {
+    let row = |(claim, paper, ours)| about(claim, (paper, ours), "times", MADE);
+    rows.into_iter().filter_map(row).collect()
 }
 
 /// The hole of `TCoW`'s literal form.

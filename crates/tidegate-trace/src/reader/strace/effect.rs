@@ -233,7 +233,7 @@ impl Effect<'_> {
         open.position = Some(position);
         let is_end = self.call.argument(1) == b"0" && self.call.argument(2) == b"SEEK_END";
         if let (true, Some(file)) = (is_end, open.file) {
-            self.descriptors.files.set_len(file, position);
+            self.descriptors.files.set_len(file, Some(position));
         }
         Ok(())
     }
@@ -302,7 +302,7 @@ impl Effect<'_> {
             let end = offset.checked_add(number(self.call.argument(3), "length")?);
             self.descriptors.files.reaches(file, end.ok_or(Bad::Range)?);
         } else if !has_flag(mode, b"FALLOC_FL_KEEP_SIZE") {
-            self.descriptors.files.forget_len(file);
+            self.descriptors.files.set_len(file, None);
         }
         Ok(())
     }
@@ -353,7 +353,7 @@ impl Effect<'_> {
             self.descriptors.get(key).ok().and_then(|open| open.file)
         };
         if let Some(file) = file {
-            self.descriptors.files.set_len(file, len_bytes);
+            self.descriptors.files.set_len(file, Some(len_bytes));
         }
         Ok(())
     }
