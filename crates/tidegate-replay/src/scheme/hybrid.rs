@@ -7,8 +7,10 @@
 //! What lies below, a [`Durable`] place, is AFCM's persistent memory ([`slots`](super::slots)),
 //! flash alone ([`dram`](super::dram)), or a shipped engine ([`shipped`](super::shipped)).
 
+use std::ops::Range;
+
 use super::devices::Devices;
-use super::page::{PAGE_BYTES, PageId, lines_of, pages_of, part_of};
+use super::page::{PAGE_BYTES, PageId, lines_of, parts_of};
 use super::page_cache::PageCache;
 use super::{Requests, Scheme};
 use crate::error::Error;
@@ -62,46 +64,51 @@ pub(super) struct Hybrid<D> {
     dram: PageCache,
     durable: D,
     requests: Requests,
-    cut: Vec<u32>,
 }
 
 impl<D: Durable> Hybrid<D> {
     /// An empty cache.
     pub(super) fn new(dram: PageCache, durable: D) -> Self {
-        Self { dram, durable, requests: Requests::default(), cut: Vec::new() }
+        Self { dram, durable, requests: Requests::default() }
     }
 
-    fn read(&mut self, id: PageId, lines: u64, devices: &mut dyn Devices) -> Result<(), Error> {
+    fn read(
+        &mut self,
+        id: PageId,
+        bytes: &Range<u64>,
+        devices: &mut dyn Devices,
+    ) -> Result<(), Error> {
         self.requests.reads += 1;
+        self.dram.note_extent(id, bytes);
         if self.dram.touch(id).is_some() {
             self.requests.read_hits += 1;
         } else {
             self.take_in(id, devices)?;
             self.requests.read_hits += u64::from(self.durable.load(id, devices)?);
         }
-        devices.dram_copy(id, lines);
+        devices.dram_copy(id, lines_of(bytes));
         Ok(())
     }
 
     fn write(
         &mut self,
         id: PageId,
-        lines: u64,
-        needs_rest: bool,
+        bytes: &Range<u64>,
         devices: &mut dyn Devices,
     ) -> Result<(), Error> {
         self.requests.writes += 1;
+        let has_rest = self.dram.note_extent(id, bytes);
         let slot = if let Some(slot) = self.dram.touch(id) {
             slot
         } else {
             let slot = self.take_in(id, devices)?;
-            if needs_rest {
+            if has_rest && bytes.end - bytes.start < PAGE_BYTES {
                 self.durable.load(id, devices)?;
             }
             slot
         };
-        devices.dram_copy(id, lines);
-        self.dram.dirty(slot, lines);
+        devices.dram_copy(id, lines_of(bytes));
+        self.dram.dirty(slot, lines_of(bytes));
         Ok(())
     }
 
@@ -134,12 +141,11 @@ impl<D: Durable> Hybrid<D> {
         len_bytes: u64,
         devices: &mut dyn Devices,
     ) -> Result<(), Error> {
-        let mut cut = std::mem::take(&mut self.cut);
+        let mut cut = Vec::new();
         self.dram.cut(file, len_bytes, &mut cut);
-        for slot in cut.drain(..) {
+        for slot in cut {
             self.drop_page(slot, devices);
         }
-        self.cut = cut;
         self.durable.cut(file, len_bytes.div_ceil(PAGE_BYTES), devices)
     }
 }
@@ -148,23 +154,12 @@ impl<D: Durable> Scheme for Hybrid<D> {
     fn play(&mut self, op: &Op, devices: &mut dyn Devices) -> Result<(), Error> {
         match *op {
             Op::Read { file, offset_bytes, len_bytes } => {
-                for page in pages_of(offset_bytes, len_bytes) {
-                    let id = PageId { file, page };
-                    let bytes = part_of(page, offset_bytes, len_bytes);
-                    self.dram.note_extent(id, &bytes);
-                    self.read(id, lines_of(&bytes), devices)?;
-                }
-                Ok(())
+                let mut parts = parts_of(file, offset_bytes, len_bytes);
+                parts.try_for_each(|(id, bytes)| self.read(id, &bytes, devices))
             }
             Op::Write { file, offset_bytes, len_bytes } => {
-                for page in pages_of(offset_bytes, len_bytes) {
-                    let id = PageId { file, page };
-                    let bytes = part_of(page, offset_bytes, len_bytes);
-                    let has_rest = self.dram.note_extent(id, &bytes);
-                    let needs_rest = has_rest && bytes.end - bytes.start < PAGE_BYTES;
-                    self.write(id, lines_of(&bytes), needs_rest, devices)?;
-                }
-                Ok(())
+                let mut parts = parts_of(file, offset_bytes, len_bytes);
+                parts.try_for_each(|(id, bytes)| self.write(id, &bytes, devices))
             }
             Op::Sync { file } => {
                 self.requests.syncs += 1;

@@ -33,6 +33,11 @@ pub fn part_of(page: u64, offset: u64, len: u64) -> Range<u64> {
     offset.saturating_sub(start).min(PAGE_BYTES)..end.saturating_sub(start).min(PAGE_BYTES)
 }
 
+/// The pages of `file` that hold `len` bytes at `offset`, and which bytes of each.
+pub fn parts_of(file: FileId, offset: u64, len: u64) -> impl Iterator<Item = (PageId, Range<u64>)> {
+    pages_of(offset, len).map(move |page| (PageId { file, page }, part_of(page, offset, len)))
+}
+
 /// A bit for each line that holds one of `bytes` of a page.
 pub fn lines_of(bytes: &Range<u64>) -> u64 {
     let (first, end) = (bytes.start / LINE_BYTES, bytes.end.div_ceil(LINE_BYTES));

@@ -123,11 +123,8 @@ impl Cache {
 
 impl Engine for Cache {
     fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool, Error> {
-        let read = read_page(&self.device, &self.works, page, context)?;
-        if let Some((_, lines)) = self.stored.get(&page).filter(|_| read.is_loaded) {
-            context.devices.pmem_read(context.numbers.id(page), *lines);
-        }
-        Ok(read.is_hit)
+        let stored = self.stored.get(&page).map(|(_, lines)| *lines);
+        read_page(&self.device, &self.works, (page, stored), context)
     }
 
     fn call<T: Send + 'static>(

@@ -143,11 +143,8 @@ impl Log {
 
 impl Engine for Log {
     fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool, Error> {
-        let read = read_page(&self.device, &self.works, page, context)?;
-        if read.is_loaded {
-            context.devices.pmem_read(context.numbers.id(page), self.lines_of(page));
-        }
-        Ok(read.is_hit)
+        let stored = Some(self.lines_of(page));
+        read_page(&self.device, &self.works, (page, stored), context)
     }
 
     fn call<T: Send + 'static>(

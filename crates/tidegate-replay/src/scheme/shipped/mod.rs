@@ -70,29 +70,25 @@ fn data_of(bytes: &Range<u64>) -> &'static [u8] {
     &DATA[..usize::try_from(bytes.end - bytes.start).unwrap_or_default()]
 }
 
-/// Where the data of a page that was read came from.
-struct PageRead {
-    /// Memory had all of it.
-    is_hit: bool,
-    /// Memory had some of it.
-    is_loaded: bool,
-}
-
-/// Reads `page` of an engine before a backing, which tells `works` what it does.
+/// Reads `page` of an engine before a backing, which tells `works` what it does. `stored` are the
+/// lines that memory has. True: memory had all of the page.
 fn read_page<E: PartialEq>(
     device: &dyn BlockDevice,
     works: &Receiver<Work<E>>,
-    page: u64,
+    (page, stored): (u64, Option<u64>),
     context: &mut Context<'_>,
-) -> Result<PageRead, Error> {
-    let mut buf = [0; PAGE];
-    device.read(page * PAGE_BYTES, &mut buf).map_err(failed("the engine of"))?;
+) -> Result<bool, Error> {
+    device.read(page * PAGE_BYTES, &mut [0; PAGE]).map_err(failed("the engine of"))?;
     let works: Vec<_> = works.try_iter().collect();
+    let id = context.numbers.id(page);
     let is_hit = !works.contains(&Work::BackingRead { page });
     if !is_hit {
-        context.devices.ssd_read(context.numbers.id(page));
+        context.devices.ssd_read(id);
     }
-    Ok(PageRead { is_hit, is_loaded: works.contains(&Work::Loaded) })
+    if let Some(lines) = stored.filter(|_| works.contains(&Work::Loaded)) {
+        context.devices.pmem_read(id, lines);
+    }
+    Ok(is_hit)
 }
 
 /// The scheme over the engine that `create` makes: none with less memory than the engine needs.

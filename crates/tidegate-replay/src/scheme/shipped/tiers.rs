@@ -123,11 +123,6 @@ fn whole_ns(ns: f64) -> u64 {
     ns.max(0.0).round() as u64
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a duration")]
-fn float_ns(ns: u64) -> f64 {
-    ns as f64
-}
-
 /// DRAM that a tier needs beside its data.
 fn index_bytes_of(tier: &dyn DramTier) -> u64 {
     let summary = tier.summary();
@@ -175,7 +170,9 @@ impl Engine for Tier {
         };
         let (result, took_ns) = self.session.call(call).map_err(failed(TIER))?;
         self.report(context);
-        self.ended_ns = begun_ns + float_ns(took_ns.saturating_sub(since_ns));
+        #[expect(clippy::cast_precision_loss, reason = "a duration")]
+        let own_ns = took_ns.saturating_sub(since_ns) as f64;
+        self.ended_ns = begun_ns + own_ns;
         context.devices.set_now_ns(self.ended_ns);
         result.map_err(failed("the engine of"))
     }
