@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+/// What came of a part of them.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
 /// Why `tidegate replay`, `tidegate model` or `tidegate record` gave up.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::papers::markdown::{Block, blocks};
 use crate::papers::took::{self, Took};
 use crate::papers::{self, Check};
@@ -42,7 +42,7 @@ impl PapersArgs {
     ///
     /// # Errors
     /// A file cannot be read, is no report of `tidegate bench`, or the page cannot be written.
-    pub fn run(&self) -> Result<(), Error> {
+    pub fn run(&self) -> Result<()> {
         let reports = self.reports.iter().map(|path| Report::read(path));
         let reports = reports.collect::<Result<Vec<_>, _>>()?;
         if !reports.is_empty() {
@@ -85,7 +85,7 @@ struct Row {
 }
 
 impl Report {
-    fn read(path: &Path) -> Result<Self, Error> {
+    fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
         serde_json::from_str(&text).map_err(|error| {
             let path = path.display();

@@ -5,7 +5,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::bad::Bad;
+use super::bad::{Bad, Result};
 use super::event::{FileId, Op};
 use super::fields::{has_flag, range};
 use super::files::Files;
@@ -113,7 +113,7 @@ impl Descriptors {
         path: &[u8],
         Opening { makes, append, sync }: Opening,
         out: &mut Out,
-    ) -> Result<Open, Bad> {
+    ) -> Result<Open> {
         let was_known = self.files.known(path).is_some();
         let file = self.files.named(path)?;
         match makes {
@@ -133,7 +133,7 @@ impl Descriptors {
         open: Open,
         close_on_exec: bool,
         out: &mut Out,
-    ) -> Result<(), Bad> {
+    ) -> Result<()> {
         self.close((table, number), out);
         if self.count >= MAX_DESCRIPTORS {
             return Err(Bad::Tables);
@@ -182,7 +182,7 @@ impl Descriptors {
         (from, to): (i64, i64),
         close_on_exec: bool,
         out: &mut Out,
-    ) -> Result<(), Bad> {
+    ) -> Result<()> {
         let open = self.find(table, from)?.open;
         if from == to {
             return Ok(());
@@ -199,7 +199,7 @@ impl Descriptors {
     }
 
     /// Gives table `to` the descriptors of table `from` that it does not have.
-    pub(super) fn inherit(&mut self, from: u32, to: u32) -> Result<(), Bad> {
+    pub(super) fn inherit(&mut self, from: u32, to: u32) -> Result<()> {
         let mut inherited = self.tables.get(&from).cloned().unwrap_or_default();
         let own = self.tables.entry(to).or_default();
         inherited.retain(|number, _| !own.contains_key(number));
@@ -233,16 +233,16 @@ impl Descriptors {
         }
     }
 
-    fn find(&self, table: u32, number: i64) -> Result<Descriptor, Bad> {
+    fn find(&self, table: u32, number: i64) -> Result<Descriptor> {
         let found = self.tables.get(&table).and_then(|table| table.get(&number));
         found.copied().ok_or(Bad::Descriptor(number))
     }
 
-    pub(super) fn get(&self, (table, number): (u32, i64)) -> Result<&Open, Bad> {
+    pub(super) fn get(&self, (table, number): (u32, i64)) -> Result<&Open> {
         Ok(&self.open[self.find(table, number)?.open].0)
     }
 
-    pub(super) fn get_mut(&mut self, (table, number): (u32, i64)) -> Result<&mut Open, Bad> {
+    pub(super) fn get_mut(&mut self, (table, number): (u32, i64)) -> Result<&mut Open> {
         let found = self.find(table, number)?;
         Ok(&mut self.open[found.open].0)
     }
@@ -261,7 +261,7 @@ impl Descriptors {
         descriptor: (u32, i64),
         way: Way,
         offset: Option<u64>,
-    ) -> Result<Option<(FileId, u64)>, Bad> {
+    ) -> Result<Option<(FileId, u64)>> {
         let open = self.get(descriptor)?;
         let Some(file) = open.file else { return Ok(None) };
         let start = if open.append && way == Way::Write {
@@ -280,7 +280,7 @@ impl Descriptors {
         offset: Option<u64>,
         len: u64,
         out: &mut Out,
-    ) -> Result<(), Bad> {
+    ) -> Result<()> {
         let Some((file, start)) = self.start(descriptor, way, offset)? else { return Ok(()) };
         let (start, len) = range(start, len)?;
         match way {
@@ -301,7 +301,7 @@ impl Descriptors {
     }
 
     /// What was written through a descriptor is made durable.
-    pub(super) fn sync(&mut self, descriptor: (u32, i64), out: &mut Out) -> Result<(), Bad> {
+    pub(super) fn sync(&mut self, descriptor: (u32, i64), out: &mut Out) -> Result<()> {
         if let Some(file) = self.get(descriptor)?.file {
             out.push(Op::Sync { file });
         }

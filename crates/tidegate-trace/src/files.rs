@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::bad::Bad;
+use super::bad::Result;
 use super::event::{FileId, Op};
 use super::fields::file_length;
 use super::names::Names;
@@ -33,7 +33,7 @@ impl Files {
     }
 
     /// The file named `name`.
-    pub(super) fn named(&mut self, name: &[u8]) -> Result<FileId, Bad> {
+    pub(super) fn named(&mut self, name: &[u8]) -> Result<FileId> {
         if let Some(file) = self.names.find(name) {
             return Ok(file);
         }
@@ -43,7 +43,7 @@ impl Files {
     }
 
     /// A file that has no name yet.
-    pub(super) fn unnamed(&mut self) -> Result<FileId, Bad> {
+    pub(super) fn unnamed(&mut self) -> Result<FileId> {
         let file = self.names.number()?;
         self.states.insert(file, State { len_bytes: Some(0), ..State::default() });
         Ok(file)
@@ -80,7 +80,7 @@ impl Files {
     }
 
     /// Gives `file` a length, and drops what lies behind it.
-    pub(super) fn resize(&mut self, file: FileId, len: u64, out: &mut Out) -> Result<(), Bad> {
+    pub(super) fn resize(&mut self, file: FileId, len: u64, out: &mut Out) -> Result<()> {
         let len_bytes = file_length(len)?;
         self.set_len(file, Some(len_bytes));
         out.push(Op::Resize { file, len_bytes });
@@ -88,7 +88,7 @@ impl Files {
     }
 
     /// Renames a file or a folder. A file that had the new name is replaced.
-    pub(super) fn rename(&mut self, from: &[u8], to: &[u8], out: &mut Out) -> Result<(), Bad> {
+    pub(super) fn rename(&mut self, from: &[u8], to: &[u8], out: &mut Out) -> Result<()> {
         if from == to {
             return Ok(());
         }
@@ -110,7 +110,7 @@ impl Files {
         if is_folder { self.rename_below(from, to) } else { Ok(()) }
     }
 
-    fn rename_below(&mut self, from: &[u8], to: &[u8]) -> Result<(), Bad> {
+    fn rename_below(&mut self, from: &[u8], to: &[u8]) -> Result<()> {
         for name in self.names.below(from, self.separator) {
             if let Some(file) = self.names.remove(&name) {
                 let moved = [to, &name[from.len()..]].concat();
@@ -121,7 +121,7 @@ impl Files {
     }
 
     /// Swaps the names of two files, `RENAME_EXCHANGE`.
-    pub(super) fn exchange(&mut self, one: &[u8], other: &[u8]) -> Result<(), Bad> {
+    pub(super) fn exchange(&mut self, one: &[u8], other: &[u8]) -> Result<()> {
         let files = (self.named(one)?, self.named(other)?);
         self.names.insert(one, files.1)?;
         self.names.insert(other, files.0)?;
@@ -129,13 +129,13 @@ impl Files {
     }
 
     /// Gives the file named `name` another name.
-    pub(super) fn link(&mut self, name: &[u8], new: &[u8]) -> Result<(), Bad> {
+    pub(super) fn link(&mut self, name: &[u8], new: &[u8]) -> Result<()> {
         let file = self.named(name)?;
         self.name(file, new)
     }
 
     /// Gives `file` a name, or one more.
-    pub(super) fn name(&mut self, file: FileId, new: &[u8]) -> Result<(), Bad> {
+    pub(super) fn name(&mut self, file: FileId, new: &[u8]) -> Result<()> {
         if self.names.get(new).is_none() {
             self.names.insert(new, file)?;
             self.states.entry(file).or_default().names += 1;

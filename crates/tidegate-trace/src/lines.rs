@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Read};
 use std::ops::Range;
 
-use super::bad::Bad;
+use super::bad::{Bad, Result};
 
 /// The longest line that is read; a longer one is bad. A call with two paths, all of whose bytes
 /// are escaped, is shorter.
@@ -11,7 +11,7 @@ pub(super) const MAX_LINE_BYTES: usize = 64 << 10;
 const FIRST_BUFFER_BYTES: usize = 16 << 10;
 
 /// What stands between two ends of lines, without them; an error if it is too long to be read.
-pub(super) type Line<'a> = Result<&'a [u8], Bad>;
+pub(super) type Line<'a> = Result<&'a [u8]>;
 
 /// The lines of `input`. The buffer grows to [`MAX_LINE_BYTES`] and no further.
 pub(super) struct Lines<R> {
@@ -59,7 +59,7 @@ impl<R: Read> Lines<R> {
     }
 
     /// Where the next line is in the buffer.
-    fn find(&mut self) -> io::Result<Option<Result<Range<usize>, Bad>>> {
+    fn find(&mut self) -> io::Result<Option<Result<Range<usize>>>> {
         let mut seen = 0;
         loop {
             let unseen = &self.buffer[self.start + seen..self.end];

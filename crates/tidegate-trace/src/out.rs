@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::bad::Bad;
+use super::bad::Result;
 use super::event::{Event, FileId, Op};
 use super::fields::range;
 
@@ -32,7 +32,7 @@ impl Out {
     }
 
     /// A read; one of no bytes is none.
-    pub(super) fn read(&mut self, file: FileId, offset: u64, len: u64) -> Result<(), Bad> {
+    pub(super) fn read(&mut self, file: FileId, offset: u64, len: u64) -> Result<()> {
         let (offset_bytes, len_bytes) = range(offset, len)?;
         if len_bytes > 0 {
             self.push(Op::Read { file, offset_bytes, len_bytes });
@@ -41,7 +41,7 @@ impl Out {
     }
 
     /// A write; one of no bytes is none.
-    pub(super) fn write(&mut self, file: FileId, offset: u64, len: u64) -> Result<(), Bad> {
+    pub(super) fn write(&mut self, file: FileId, offset: u64, len: u64) -> Result<()> {
         let (offset_bytes, len_bytes) = range(offset, len)?;
         if len_bytes > 0 {
             self.push(Op::Write { file, offset_bytes, len_bytes });

@@ -29,7 +29,7 @@ use tidegate_bench::workload::{Stop, Workload};
 
 use super::case::{Case, Length};
 use super::costs::Costs;
-use crate::error::Error;
+use crate::error::{Error, Result};
 
 const BLOCK_BYTES: u64 = 4096;
 /// Memory that no cache of a CPU holds.
@@ -44,7 +44,7 @@ const STRIDE: u64 = 6151;
 ///
 /// # Errors
 /// The memory for it cannot be had.
-pub(super) fn measure(pmem: Option<&Path>) -> Result<Costs, Error> {
+pub(super) fn measure(pmem: Option<&Path>) -> Result<Costs> {
     measure_all(pmem)
         .map_err(|error| Error::Usage(format!("this machine cannot be measured: {error}")))
 }

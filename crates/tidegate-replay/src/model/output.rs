@@ -14,7 +14,7 @@ use tidegate_bench::table::Table;
 use super::case::Outcome;
 use super::costs::Costs;
 use super::plan::Ran;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::report::{distinct, grid};
 
 /// One line of `rows` in the JSON output: those of `tidegate bench`, and the machine.
@@ -59,7 +59,7 @@ struct Results<'a> {
 ///
 /// # Errors
 /// The file cannot be written.
-pub(super) fn publish(results: &[Ran], costs: &Costs, json: Option<&Path>) -> Result<(), Error> {
+pub(super) fn publish(results: &[Ran], costs: &Costs, json: Option<&Path>) -> Result<()> {
     if json == Some(Path::new("-")) {
         println!("{}", text(results, costs));
         return Ok(());

@@ -15,7 +15,7 @@ use super::case::{Case, Length};
 use super::costs::Costs;
 use super::output::{Share, micros, shares, size};
 use super::plan::{self, Ran};
-use crate::error::Error;
+use crate::error::Result;
 use crate::papers::{self, Check};
 use crate::report::grid;
 
@@ -53,7 +53,7 @@ const INSENSITIVE_PCT: f64 = 5.3;
 ///
 /// # Errors
 /// The file cannot be read or written, or has one of the markers alone.
-pub(super) fn update(path: &Path, seed: u64) -> Result<(), Error> {
+pub(super) fn update(path: &Path, seed: u64) -> Result<()> {
     papers::update(path, "model", |_| {
         let section = Figures::run(seed)?.section();
         print!("{section}");
@@ -126,7 +126,7 @@ fn reads(seed: u64) -> Vec<Case> {
 }
 
 impl Figures {
-    fn run(seed: u64) -> Result<Self, Error> {
+    fn run(seed: u64) -> Result<Self> {
         let policies = || POLICIES.split(',');
         let mut cases: Vec<_> = CACHES
             .iter()

@@ -6,7 +6,7 @@ use tidegate::device::DeviceError;
 
 use super::case::{Case, Outcome};
 use super::costs::Costs;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::parallel;
 
 /// A case and what came of it.
@@ -20,7 +20,7 @@ pub(super) struct Ran {
 ///
 /// # Errors
 /// The first error of a case.
-pub(super) fn run(cases: &[Case], costs: &Costs) -> Result<Vec<Ran>, Error> {
+pub(super) fn run(cases: &[Case], costs: &Costs) -> Result<Vec<Ran>> {
     let media = costs.media()?;
     let bar = ProgressBar::new(cases.len() as u64).with_style(style());
     let run = |case: &Case| {

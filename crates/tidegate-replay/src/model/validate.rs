@@ -15,7 +15,7 @@ use tidegate_bench::workload::Stop;
 use super::calibrate;
 use super::case::{Case, Length};
 use super::plan;
-use crate::error::Error;
+use crate::error::{Error, Result};
 
 const POLICIES: &str = "btt,transit,transit-no-eager,transit-no-bypass,pmbd,pmbd70,lru,coactive";
 const THREADS: [u32; 2] = [1, 2];
@@ -30,7 +30,7 @@ const TOLERANCE_PCT: f64 = 20.0;
 ///
 /// # Errors
 /// The memory for it cannot be had.
-pub(super) fn run(seed: u64) -> Result<(), Error> {
+pub(super) fn run(seed: u64) -> Result<()> {
     let costs = calibrate::measure(None)?;
     println!("{}\n", costs.lines());
     let cases = cases(seed);

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use tidegate_bench::table::Table;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 
 const HEAD: &str = "# The papers' results, made again\n";
 
@@ -27,8 +27,8 @@ fn markers(name: &str) -> [String; 2] {
 pub(crate) fn update(
     path: &Path,
     name: &str,
-    make: impl FnOnce(&str) -> Result<String, Error>,
-) -> Result<(), Error> {
+    make: impl FnOnce(&str) -> Result<String>,
+) -> Result<()> {
     let [begin, end] = markers(name);
     let page = match std::fs::read_to_string(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::markdown::{Block, blocks};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::report::{self, Axis, Line, Lines, Plot, Report, Section, Table};
 
 /// First headers of tables whose numbers are drawn: a line a row, or a line a column.
@@ -23,7 +23,7 @@ const UNITS: [(&str, &str); 6] = [
 ///
 /// # Errors
 /// The page cannot be read, or the new one not be written.
-pub(crate) fn write(path: &Path, dir: &Path) -> Result<(), Error> {
+pub(crate) fn write(path: &Path, dir: &Path) -> Result<()> {
     let page = std::fs::read_to_string(path).map_err(Error::io(path))?;
     report::write(dir, &report(&page))
 }

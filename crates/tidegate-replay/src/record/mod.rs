@@ -25,7 +25,7 @@ use tidegate::glob::Filter;
 use tidegate_record::rings::Rings;
 use tidegate_run::{Launch, Library, Plan, Program};
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use recorder::Recorder;
 use rows::Rows;
 
@@ -66,7 +66,7 @@ impl RecordArgs {
     ///
     /// # Errors
     /// The program cannot be started, or the trace cannot be written.
-    pub fn run(&self) -> Result<ExitCode, Error> {
+    pub fn run(&self) -> Result<ExitCode> {
         let name =
             self.command.first().ok_or_else(|| Error::Usage("no program is given".into()))?;
         let program = Program::find(name, std::env::var_os("PATH").as_deref(), &[])
@@ -107,7 +107,7 @@ impl RecordArgs {
     }
 }
 
-fn run_to_its_end(plan: Plan<'_>, file: &Path) -> Result<i32, Error> {
+fn run_to_its_end(plan: Plan<'_>, file: &Path) -> Result<i32> {
     let failed =
         |what: &str, error| Error::Start(format!("cannot {what} {}: {error}", file.display()));
     let launch = Launch::start(plan).map_err(|error| failed("run", error))?;
@@ -133,7 +133,7 @@ struct Memory {
 }
 
 impl Memory {
-    fn new() -> Result<Self, Error> {
+    fn new() -> Result<Self> {
         let shared = Path::new(SHARED_MEMORY);
         let folder = if shared.is_dir() { shared.into() } else { std::env::temp_dir() };
         let path = folder.join(format!("tidegate-record-{}", std::process::id()));

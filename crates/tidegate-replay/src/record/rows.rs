@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 
 /// The first line of a trace.
 const HEADER: &str = "ts_us,tid,op,file,offset,len\n";
@@ -50,7 +50,7 @@ impl Sink {
 
 impl Rows {
     /// Writes to a new file at `path`, compressed if its name ends in `.zst`.
-    pub(super) fn create(path: &Path) -> Result<Self, Error> {
+    pub(super) fn create(path: &Path) -> Result<Self> {
         let file = File::create(path).map_err(Error::io(path))?;
         let sink = if path.extension().is_some_and(|it| it == "zst") {
             Sink::Compressed(Box::new(zstd::Encoder::new(file, LEVEL).map_err(Error::io(path))?))

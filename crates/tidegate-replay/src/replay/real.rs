@@ -19,7 +19,7 @@ use rustc_hash::FxHashMap;
 use rustix::fs::StatVfs;
 use serde::Serialize;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::profile::Profile;
 use crate::scheme::page::PAGE_BYTES;
 use crate::trace::{FileId, Op};
@@ -74,7 +74,7 @@ impl Real {
     /// # Errors
     /// [`Error::Usage`] if the trace needs more space than is free there, [`Error::Io`] if nothing
     /// can be made there.
-    pub(super) fn create(parent: &Path, profile: &Profile) -> Result<Self, Error> {
+    pub(super) fn create(parent: &Path, profile: &Profile) -> Result<Self> {
         let found = rustix::fs::statvfs(parent).map_err(io::Error::from);
         check_space(parent, profile, &found.map_err(Error::io(parent))?)?;
         let path = parent.join(format!("tidegate-replay-{}", std::process::id()));
@@ -95,7 +95,7 @@ impl Real {
     ///
     /// # Errors
     /// [`Error::Io`] with the file's path.
-    pub(super) fn play(&mut self, op: &Op) -> Result<(), Error> {
+    pub(super) fn play(&mut self, op: &Op) -> Result<()> {
         let result = match *op {
             Op::Read { file, offset_bytes, len_bytes } => self.read(file, offset_bytes, len_bytes),
             Op::Write { file, offset_bytes, len_bytes } => {
@@ -250,7 +250,7 @@ fn filled_buffer() -> Vec<u8> {
 }
 
 /// Refuses a trace that could fill the file system.
-fn check_space(parent: &Path, profile: &Profile, found: &StatVfs) -> Result<(), Error> {
+fn check_space(parent: &Path, profile: &Profile, found: &StatVfs) -> Result<()> {
     let needed = profile.footprint_pages.saturating_mul(PAGE_BYTES);
     let free = found.f_bavail.saturating_mul(found.f_frsize);
     if needed <= free {

@@ -14,7 +14,7 @@ use tidegate_bench::look::Looks;
 use tidegate_bench::page;
 pub use tidegate_bench::table::Table;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 
 #[cfg(test)]
 mod tests;
@@ -51,7 +51,7 @@ pub struct Section {
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn write(dir: &Path, report: &Report) -> Result<(), Error> {
+pub fn write(dir: &Path, report: &Report) -> Result<()> {
     fs::create_dir_all(dir).map_err(Error::io(dir))?;
     let path = dir.join("index.html");
     fs::write(&path, page(report)).map_err(Error::io(&path))

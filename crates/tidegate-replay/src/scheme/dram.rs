@@ -5,7 +5,7 @@ use super::devices::{Devices, Source};
 use super::hybrid::{Durable, Hybrid};
 use super::page_cache::PageCache;
 use super::{Scheme, Sizes};
-use crate::error::Error;
+use crate::error::Result;
 
 /// Makes the scheme.
 pub(super) fn dram(sizes: &Sizes) -> Box<dyn Scheme> {
@@ -19,12 +19,7 @@ struct Flash {
 }
 
 impl Durable for Flash {
-    fn make_way(
-        &mut self,
-        slot: u32,
-        dram: &PageCache,
-        devices: &mut dyn Devices,
-    ) -> Result<(), Error> {
+    fn make_way(&mut self, slot: u32, dram: &PageCache, devices: &mut dyn Devices) -> Result<()> {
         if dram.dirty_lines(slot) != 0 {
             devices.ssd_write(dram.id(slot), Source::Dram);
         }
@@ -40,7 +35,7 @@ impl Durable for Flash {
         self.is_pending = true;
     }
 
-    fn end_sync(&mut self, devices: &mut dyn Devices) -> Result<(), Error> {
+    fn end_sync(&mut self, devices: &mut dyn Devices) -> Result<()> {
         if std::mem::take(&mut self.is_pending) {
             devices.ssd_flush();
         }

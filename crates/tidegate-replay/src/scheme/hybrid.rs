@@ -13,7 +13,7 @@ use super::devices::Devices;
 use super::page::{PAGE_BYTES, PageId, lines_of, parts_of};
 use super::page_cache::PageCache;
 use super::{Requests, Scheme};
-use crate::error::Error;
+use crate::error::Result;
 use crate::trace::{FileId, Op};
 
 /// Where a sync puts what is dirty. Slots are those of the pages in DRAM.
@@ -22,18 +22,13 @@ use crate::trace::{FileId, Op};
 /// Those of methods are a shipped engine's.
 pub(super) trait Durable {
     /// Loads `id` into DRAM. True: memory had all of it.
-    fn load(&mut self, id: PageId, devices: &mut dyn Devices) -> Result<bool, Error> {
+    fn load(&mut self, id: PageId, devices: &mut dyn Devices) -> Result<bool> {
         devices.ssd_read(id);
         Ok(false)
     }
 
     /// DRAM needs the space of `slot`: keeps what is dirty of its page.
-    fn make_way(
-        &mut self,
-        slot: u32,
-        dram: &PageCache,
-        devices: &mut dyn Devices,
-    ) -> Result<(), Error>;
+    fn make_way(&mut self, slot: u32, dram: &PageCache, devices: &mut dyn Devices) -> Result<()>;
 
     /// DRAM gives the page of `slot` up.
     fn leave(&mut self, slot: u32, dram: &PageCache, devices: &mut dyn Devices);
@@ -43,15 +38,15 @@ pub(super) trait Durable {
     fn sync_page(&mut self, slot: u32, dram: &mut PageCache, devices: &mut dyn Devices);
 
     /// All dirty pages of a file are there.
-    fn end_file(&mut self, _devices: &mut dyn Devices) -> Result<(), Error> {
+    fn end_file(&mut self, _devices: &mut dyn Devices) -> Result<()> {
         Ok(())
     }
 
     /// All of the sync is there.
-    fn end_sync(&mut self, devices: &mut dyn Devices) -> Result<(), Error>;
+    fn end_sync(&mut self, devices: &mut dyn Devices) -> Result<()>;
 
     /// `file` has lost its pages from `end` on.
-    fn cut(&mut self, _file: FileId, _end: u64, _devices: &mut dyn Devices) -> Result<(), Error> {
+    fn cut(&mut self, _file: FileId, _end: u64, _devices: &mut dyn Devices) -> Result<()> {
         Ok(())
     }
 
@@ -72,12 +67,7 @@ impl<D: Durable> Hybrid<D> {
         Self { dram, durable, requests: Requests::default() }
     }
 
-    fn read(
-        &mut self,
-        id: PageId,
-        bytes: &Range<u64>,
-        devices: &mut dyn Devices,
-    ) -> Result<(), Error> {
+    fn read(&mut self, id: PageId, bytes: &Range<u64>, devices: &mut dyn Devices) -> Result<()> {
         self.requests.reads += 1;
         self.dram.note_extent(id, bytes);
         if self.dram.touch(id).is_some() {
@@ -90,12 +80,7 @@ impl<D: Durable> Hybrid<D> {
         Ok(())
     }
 
-    fn write(
-        &mut self,
-        id: PageId,
-        bytes: &Range<u64>,
-        devices: &mut dyn Devices,
-    ) -> Result<(), Error> {
+    fn write(&mut self, id: PageId, bytes: &Range<u64>, devices: &mut dyn Devices) -> Result<()> {
         self.requests.writes += 1;
         let has_rest = self.dram.note_extent(id, bytes);
         let slot = if let Some(slot) = self.dram.touch(id) {
@@ -113,7 +98,7 @@ impl<D: Durable> Hybrid<D> {
     }
 
     /// Gives `id` a slot.
-    fn take_in(&mut self, id: PageId, devices: &mut dyn Devices) -> Result<u32, Error> {
+    fn take_in(&mut self, id: PageId, devices: &mut dyn Devices) -> Result<u32> {
         if let Some(victim) = self.dram.victim() {
             self.durable.make_way(victim, &self.dram, devices)?;
             self.drop_page(victim, devices);
@@ -126,7 +111,7 @@ impl<D: Durable> Hybrid<D> {
         self.dram.remove(slot);
     }
 
-    fn sync_file(&mut self, file: FileId, devices: &mut dyn Devices) -> Result<(), Error> {
+    fn sync_file(&mut self, file: FileId, devices: &mut dyn Devices) -> Result<()> {
         while let Some(slot) = self.dram.first_dirty(file) {
             self.requests.synced_pages += 1;
             self.durable.sync_page(slot, &mut self.dram, devices);
@@ -135,12 +120,7 @@ impl<D: Durable> Hybrid<D> {
         self.durable.end_file(devices)
     }
 
-    fn cut(
-        &mut self,
-        file: FileId,
-        len_bytes: u64,
-        devices: &mut dyn Devices,
-    ) -> Result<(), Error> {
+    fn cut(&mut self, file: FileId, len_bytes: u64, devices: &mut dyn Devices) -> Result<()> {
         let mut cut = Vec::new();
         self.dram.cut(file, len_bytes, &mut cut);
         for slot in cut {
@@ -151,7 +131,7 @@ impl<D: Durable> Hybrid<D> {
 }
 
 impl<D: Durable> Scheme for Hybrid<D> {
-    fn play(&mut self, op: &Op, devices: &mut dyn Devices) -> Result<(), Error> {
+    fn play(&mut self, op: &Op, devices: &mut dyn Devices) -> Result<()> {
         match *op {
             Op::Read { file, offset_bytes, len_bytes } => {
                 let mut parts = parts_of(file, offset_bytes, len_bytes);

@@ -24,7 +24,7 @@ mod tests;
 use tidegate::dram::Policy;
 use tidegate::pmem::MediaModel;
 
-use crate::error::Error;
+use crate::error::Result;
 use crate::trace::Op;
 pub use devices::{Devices, Source};
 pub use page::PageId;
@@ -73,7 +73,7 @@ pub trait Scheme {
     ///
     /// # Errors
     /// The shipped engine that runs inside gave one.
-    fn play(&mut self, op: &Op, devices: &mut dyn Devices) -> Result<(), Error>;
+    fn play(&mut self, op: &Op, devices: &mut dyn Devices) -> Result<()>;
 
     /// What was asked for so far.
     fn requests(&self) -> Requests;
@@ -115,7 +115,7 @@ pub struct SchemeEntry {
     /// It stores data: it takes as much memory of this machine as it has persistent memory.
     pub holds_data: bool,
     /// Makes the scheme.
-    pub create: fn(&Sizes) -> Result<Box<dyn Scheme>, Error>,
+    pub create: fn(&Sizes) -> Result<Box<dyn Scheme>>,
 }
 
 const DRAM: SchemeEntry = SchemeEntry {

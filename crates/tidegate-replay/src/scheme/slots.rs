@@ -31,7 +31,7 @@ use super::hybrid::{Durable, Hybrid};
 use super::page::{ALL_LINES, LINE_BYTES, PAGE_BYTES, bits};
 use super::page_cache::PageCache;
 use super::{Scheme, Sizes, tcow};
-use crate::error::Error;
+use crate::error::Result;
 
 /// Lines of a slot that holds lines.
 pub const FINE_LINES: u32 = 56;
@@ -484,12 +484,7 @@ impl Durable for Pmem {
         }
     }
 
-    fn make_way(
-        &mut self,
-        slot: u32,
-        dram: &PageCache,
-        devices: &mut dyn Devices,
-    ) -> Result<(), Error> {
+    fn make_way(&mut self, slot: u32, dram: &PageCache, devices: &mut dyn Devices) -> Result<()> {
         let is_held = self.holds(slot);
         if is_held || dram.dirty_lines(slot) != 0 {
             devices.ssd_write(dram.id(slot), Source::Dram);
@@ -509,7 +504,7 @@ impl Durable for Pmem {
         devices.dram_forget(page);
     }
 
-    fn end_sync(&mut self, devices: &mut dyn Devices) -> Result<(), Error> {
+    fn end_sync(&mut self, devices: &mut dyn Devices) -> Result<()> {
         self.release_replaced(devices);
         Ok(())
     }

@@ -1,12 +1,12 @@
 //! Block requests of virtual disks of Alibaba Cloud: `device_id,opcode,offset,length,timestamp_us`.
 
 use super::calls::{Row, is_write};
-use crate::bad::Bad;
+use crate::bad::Result;
 use crate::fields::{number, range, split};
 
 const HEADER: &[u8] = b"device_id,opcode,offset,length,timestamp";
 
-pub(super) fn parse(line: &[u8]) -> Result<Row<'_>, Bad> {
+pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {
     if line == HEADER || line.strip_suffix(b"_us") == Some(HEADER) {
         return Ok(Row::HEADER);
     }

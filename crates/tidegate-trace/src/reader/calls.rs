@@ -1,7 +1,7 @@
 //! What lines say in all formats but strace's, and the events of that.
 
 use super::Reader;
-use crate::bad::Bad;
+use crate::bad::{Bad, Result};
 use crate::descriptors::{Descriptors, Open, Opening, Way};
 use crate::event::Op;
 use crate::files::Files;
@@ -9,7 +9,7 @@ use crate::names::Names;
 use crate::out::Out;
 
 /// Makes fields of a line and keeps nothing.
-pub(super) type Parse = fn(&[u8]) -> Result<Row<'_>, Bad>;
+pub(super) type Parse = fn(&[u8]) -> Result<Row<'_>>;
 
 /// A line.
 pub(super) struct Row<'a> {
@@ -36,7 +36,7 @@ impl<'a> Row<'a> {
 }
 
 /// Whether `kind` is the format's word for a write; it has one for a read, and no others.
-pub(super) fn is_write(kind: &[u8], read: &[u8], write: &[u8]) -> Result<bool, Bad> {
+pub(super) fn is_write(kind: &[u8], read: &[u8], write: &[u8]) -> Result<bool> {
     if kind == write || kind == read { Ok(kind == write) } else { Err(Bad::Operation) }
 }
 
@@ -98,7 +98,7 @@ impl Calls {
 }
 
 impl Reader for Calls {
-    fn line(&mut self, line: &[u8], out: &mut Out) -> Result<(), Bad> {
+    fn line(&mut self, line: &[u8], out: &mut Out) -> Result<()> {
         let Row { time_us, stream, call } = (self.parse)(line)?;
         let descriptors = &mut self.descriptors;
         let stream = match stream {

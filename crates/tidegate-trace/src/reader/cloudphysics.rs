@@ -2,13 +2,13 @@
 //! `version,time,op,size,lbn` with seconds, the SCSI operation in hex, bytes, and a sector.
 
 use super::calls::{Call, Row, Stream};
-use crate::bad::Bad;
+use crate::bad::{Bad, Result};
 use crate::fields::{number, range, sectors, split};
 
 const HEADER: &[u8] = b"version,time,op,size,lbn";
 const DISK: &[u8] = b"disk";
 
-pub(super) fn parse(line: &[u8]) -> Result<Row<'_>, Bad> {
+pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {
     if line == HEADER {
         return Ok(Row::HEADER);
     }

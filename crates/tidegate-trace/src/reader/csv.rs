@@ -5,12 +5,12 @@
 //! durable, and `fallocate` changes no data: neither is an event.
 
 use super::calls::{Call, Row, Stream};
-use crate::bad::Bad;
+use crate::bad::{Bad, Result};
 use crate::fields::{cut, cut_last, file_length, number, range, stream};
 
 const HEADER: &[u8] = b"ts_us,tid,op,file,offset,len";
 
-pub(super) fn parse(line: &[u8]) -> Result<Row<'_>, Bad> {
+pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {
     if line == HEADER {
         return Ok(Row::HEADER);
     }
@@ -22,7 +22,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Row<'_>, Bad> {
 }
 
 /// What is done to the file whose name `rest` begins with; the name may hold commas.
-fn call<'a>(op: &[u8], rest: &'a [u8]) -> Result<Call<'a>, Bad> {
+fn call<'a>(op: &[u8], rest: &'a [u8]) -> Result<Call<'a>> {
     let (first, last) = cut_last(rest, b',')?;
     let (file, offset) = cut_last(first, b',')?;
     let numbers = || Ok((number(offset, "offset")?, number(last, "length")?));

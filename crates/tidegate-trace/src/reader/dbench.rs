@@ -5,7 +5,7 @@
 //! files begin each line with seconds; without them all events have the time 0.
 
 use super::calls::{Call, Row, Stream};
-use crate::bad::Bad;
+use crate::bad::{Bad, Result};
 use crate::descriptors::{Makes, Opening, Way};
 use crate::fields::{cut, number, range, seconds_us};
 
@@ -31,7 +31,7 @@ const OTHERS: [&[u8]; 12] = [
     b"UnlockX",
 ];
 
-pub(super) fn parse(line: &[u8]) -> Result<Row<'_>, Bad> {
+pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {
     let (time_us, line) = match line.first() {
         Some(b'0'..=b'9') => {
             let (seconds, rest) = cut(line, b' ')?;
@@ -51,7 +51,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Row<'_>, Bad> {
     Ok(Row { time_us, stream: Stream::Number(0), call })
 }
 
-fn call<'a>(op: &[u8], arguments: &[&'a [u8]]) -> Result<Call<'a>, Bad> {
+fn call<'a>(op: &[u8], arguments: &[&'a [u8]]) -> Result<Call<'a>> {
     Ok(match (op, arguments) {
         (b"NTCreateX", [path, options, disposition, handle_text]) => {
             let options = hex(options, "options")?;
@@ -85,22 +85,22 @@ fn call<'a>(op: &[u8], arguments: &[&'a [u8]]) -> Result<Call<'a>, Bad> {
     })
 }
 
-fn transfer<'a>(way: Way, it: &[u8], offset: &[u8], len: &[u8]) -> Result<Call<'a>, Bad> {
+fn transfer<'a>(way: Way, it: &[u8], offset: &[u8], len: &[u8]) -> Result<Call<'a>> {
     let (offset, len) = range(number(offset, "offset")?, number(len, "length")?)?;
     Ok(Call::Transfer { way, descriptor: handle(it)?, offset: Some(offset), len })
 }
 
-fn handle(text: &[u8]) -> Result<i64, Bad> {
+fn handle(text: &[u8]) -> Result<i64> {
     i64::try_from(number(text, "handle")?).map_err(|_| Bad::Number("handle"))
 }
 
-fn hex(text: &[u8], what: &'static str) -> Result<u64, Bad> {
+fn hex(text: &[u8], what: &'static str) -> Result<u64> {
     let digits = text.strip_prefix(b"0x").and_then(|digits| std::str::from_utf8(digits).ok());
     digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()).ok_or(Bad::Number(what))
 }
 
 /// Puts the words of `text` into `fields`, those in quotes without them; returns how many.
-fn words<'a>(mut text: &'a [u8], fields: &mut [&'a [u8]]) -> Result<usize, Bad> {
+fn words<'a>(mut text: &'a [u8], fields: &mut [&'a [u8]]) -> Result<usize> {
     let mut count = 0;
     loop {
         text = text.trim_ascii_start();

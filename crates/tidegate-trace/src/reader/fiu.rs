@@ -3,10 +3,10 @@
 //! `seq ts_ns OPEN|CLOSE|FSYNC|FDATASYNC inode inode_size`.
 
 use super::calls::{Call, Row, Stream};
-use crate::bad::Bad;
+use crate::bad::{Bad, Result};
 use crate::fields::{number, range, split};
 
-pub(super) fn parse(line: &[u8]) -> Result<Row<'_>, Bad> {
+pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {
     let ([seq, time, op, inode, inode_size], request) = match split::<8>(line, b' ') {
         Ok([head @ .., offset, size, found]) => (head, Some((offset, size, found))),
         Err(_) => (split::<5>(line, b' ')?, None),

@@ -9,7 +9,7 @@
 //! `write`, `pread` and `pwrite` is how many bytes; a negative one is a failure.
 
 use super::calls::{Call, Row, Stream};
-use crate::bad::Bad;
+use crate::bad::{Bad, Result};
 use crate::descriptors::{Opening, Way};
 use crate::fields::{cut, cut_last, number, range, signed, stream, unquoted};
 use crate::storage::is_storage;
@@ -17,7 +17,7 @@ use crate::storage::is_storage;
 /// The path of what was opened by calls that are not shown.
 const STAND_IN: &[u8] = b"/data/data";
 
-pub(super) fn parse(line: &[u8]) -> Result<Row<'_>, Bad> {
+pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {
     let (thread, rest) = cut(line, b' ')?;
     let (time, rest) = cut(rest, b' ')?;
     let (op, rest) = cut(rest, b' ')?;
@@ -28,7 +28,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Row<'_>, Bad> {
     Ok(Row { time_us: number(time, "time")?, stream: Stream::Number(stream(thread)?), call })
 }
 
-fn call<'a>(op: &[u8], arguments: &'a [u8], result: i64) -> Result<Call<'a>, Bad> {
+fn call<'a>(op: &[u8], arguments: &'a [u8], result: i64) -> Result<Call<'a>> {
     Ok(match op {
         b"open" => {
             let (path, flags) = cut_last(arguments, b' ')?;
@@ -58,12 +58,7 @@ fn way(op: &[u8]) -> Way {
     if op.ends_with(b"read") { Way::Read } else { Way::Write }
 }
 
-fn transfer<'a>(
-    way: Way,
-    descriptor: i64,
-    offset: Option<u64>,
-    result: i64,
-) -> Result<Call<'a>, Bad> {
+fn transfer<'a>(way: Way, descriptor: i64, offset: Option<u64>, result: i64) -> Result<Call<'a>> {
     let (_, len) = range(offset.unwrap_or(0), u64::try_from(result).unwrap_or(0))?;
     Ok(Call::Transfer { way, descriptor, offset, len })
 }

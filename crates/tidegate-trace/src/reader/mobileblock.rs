@@ -5,13 +5,13 @@
 //! it to the device. Both are events: the trace does not say which belong together.
 
 use super::calls::{Row, Stream, is_write};
-use crate::bad::Bad;
+use crate::bad::Result;
 use crate::fields::{cut_last, number, seconds_us, sectors, unquoted};
 
 /// Parts the time of installation from that of use.
 const MARK: &[u8] = b"preconditioning_ended";
 
-pub(super) fn parse(line: &[u8]) -> Result<Row<'_>, Bad> {
+pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {
     if line.ends_with(b",device,rw_flag,sector,size,timestamp") || unquoted(line) == MARK {
         return Ok(Row::HEADER);
     }

@@ -16,7 +16,7 @@ mod mqsim;
 mod msr;
 mod strace;
 
-use super::bad::Bad;
+use super::bad::Result;
 use super::format::Format;
 use super::out::Out;
 use calls::{Calls, Parse};
@@ -27,7 +27,7 @@ const HEAD_LINES: usize = 50;
 /// A reader of one trace, with what it keeps from line to line.
 pub(super) trait Reader: Send {
     /// Puts the events of `line` into `out`. A bad line gives none.
-    fn line(&mut self, line: &[u8], out: &mut Out) -> Result<(), Bad>;
+    fn line(&mut self, line: &[u8], out: &mut Out) -> Result<()>;
 }
 
 /// What understands the lines of `format`; none for strace, whose calls may take several lines.

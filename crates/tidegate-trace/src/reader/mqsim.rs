@@ -2,10 +2,10 @@
 //! the type 0 for a write and 1 for a read.
 
 use super::calls::{Row, is_write};
-use crate::bad::Bad;
+use crate::bad::Result;
 use crate::fields::{number, sectors, split};
 
-pub(super) fn parse(line: &[u8]) -> Result<Row<'_>, Bad> {
+pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {
     let [arrival, device, first, count, kind] = split(line, b' ')?;
     number(device, "device")?;
     let is_write = is_write(kind, b"1", b"0")?;

@@ -2,10 +2,10 @@
 //! `filetime,host,disk,Read|Write,offset,size,response`, times in units of 100 ns.
 
 use super::calls::{Row, is_write};
-use crate::bad::Bad;
+use crate::bad::Result;
 use crate::fields::{number, range, split};
 
-pub(super) fn parse(line: &[u8]) -> Result<Row<'_>, Bad> {
+pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {
     let [time, host, disk, kind, offset, size, response] = split(line, b',')?;
     number(disk, "disk")?;
     number(response, "response time")?;

@@ -16,7 +16,7 @@ use tidegate_bench::table::Table;
 use super::amount::Amount;
 use super::output::mib;
 use super::{ReplayArgs, Replayed, Row};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::papers;
 use crate::parallel;
 use crate::report::grid;
@@ -65,7 +65,7 @@ impl Task {
     }
 
     /// Plays the traces; a group with the default sizes alone.
-    fn play(&self, args: &ReplayArgs, ssd: &SsdModel) -> Result<Played, Error> {
+    fn play(&self, args: &ReplayArgs, ssd: &SsdModel) -> Result<Played> {
         let of = |schemes: &[&'static str], atomic, has_sweeps| ReplayArgs {
             traces: self.traces.clone(),
             schemes: schemes.to_vec(),
@@ -101,7 +101,7 @@ struct Played {
 ///
 /// # Errors
 /// A trace or the file cannot be read, the file not be written, or it has one marker alone.
-pub(super) fn update(args: &ReplayArgs, path: &Path) -> Result<(), Error> {
+pub(super) fn update(args: &ReplayArgs, path: &Path) -> Result<()> {
     papers::update(path, "replay", |_| {
         let played = play_all(args, &tasks(&args.traces))?;
         let (groups, traces): (Vec<_>, Vec<_>) = played.into_iter().partition(|it| it.is_group);
@@ -131,7 +131,7 @@ fn name_of(trace: &Path) -> String {
 }
 
 /// What came of `tasks`, in their order; each CPU plays one at a time.
-fn play_all(args: &ReplayArgs, tasks: &[Task]) -> Result<Vec<Played>, Error> {
+fn play_all(args: &ReplayArgs, tasks: &[Task]) -> Result<Vec<Played>> {
     let ssd: SsdModel = "paper".parse().map_err(Error::Usage)?;
     parallel::map(tasks, |task| task.play(args, &ssd)).into_iter().collect()
 }

@@ -21,7 +21,7 @@ use tidegate::tier::Tier;
 use super::cache_watch::{CacheWork, Watch};
 use super::work::{Backing, Teller, Work};
 use super::{BLOCK_BYTES, Context, DEVICE_PAGES, Engine, failed, read_page};
-use crate::error::Error;
+use crate::error::Result;
 use crate::scheme::Sizes;
 use crate::scheme::page::{ALL_LINES, LINE_BYTES, PAGE_BYTES};
 
@@ -54,7 +54,7 @@ pub(in crate::scheme) struct Cache {
 }
 
 impl Cache {
-    pub(in crate::scheme) fn new(sizes: &Sizes) -> Result<Option<Self>, Error> {
+    pub(in crate::scheme) fn new(sizes: &Sizes) -> Result<Option<Self>> {
         // More than every page twice is of no use; headers take a page in 64.
         let useful = sizes.footprint_pages.saturating_mul(3 * PAGE_BYTES).saturating_add(1 << 20);
         let region = Region::anonymous(sizes.pmem_bytes.min(useful).max(PAGE_BYTES))
@@ -122,7 +122,7 @@ impl Cache {
 }
 
 impl Engine for Cache {
-    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool, Error> {
+    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool> {
         let stored = self.stored.get(&page).map(|(_, lines)| *lines);
         read_page(&self.device, &self.works, (page, stored), context)
     }
@@ -131,13 +131,13 @@ impl Engine for Cache {
         &mut self,
         context: &mut Context<'_>,
         request: impl FnOnce(&dyn BlockDevice) -> DeviceResult<T> + Send + 'static,
-    ) -> Result<T, Error> {
+    ) -> Result<T> {
         let result = request(&self.device).map_err(failed("the engine of"))?;
         self.report(context);
         Ok(result)
     }
 
-    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<(), Error> {
+    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<()> {
         let has: Vec<u64> = pages.filter(|page| self.stored.contains_key(page)).collect();
         has.into_iter().try_for_each(|page| {
             self.call(context, move |device| device.discard(page * PAGE_BYTES, PAGE_BYTES))

@@ -18,7 +18,7 @@ use tidegate::pool::PoolError;
 use super::log_watch::{LogWork, Watch};
 use super::work::{Backing, Teller, Work};
 use super::{BLOCK_BYTES, Context, DEVICE_PAGES, Engine, PAGE, failed, read_page};
-use crate::error::Error;
+use crate::error::Result;
 use crate::scheme::Sizes;
 use crate::scheme::page::{LINE_BYTES, PAGE_BYTES, lines_of, pages_of, part_of};
 
@@ -49,7 +49,7 @@ pub(in crate::scheme) struct Log {
 }
 
 impl Log {
-    pub(in crate::scheme) fn new(sizes: &Sizes) -> Result<Option<Self>, Error> {
+    pub(in crate::scheme) fn new(sizes: &Sizes) -> Result<Option<Self>> {
         let region =
             Region::anonymous(sizes.pmem_bytes.max(PAGE_BYTES)).map_err(failed("memory for"))?;
         let superblock = match log::create(&region, &LogOptions::default()) {
@@ -142,7 +142,7 @@ impl Log {
 }
 
 impl Engine for Log {
-    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool, Error> {
+    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool> {
         let stored = Some(self.lines_of(page));
         read_page(&self.device, &self.works, (page, stored), context)
     }
@@ -151,13 +151,13 @@ impl Engine for Log {
         &mut self,
         context: &mut Context<'_>,
         request: impl FnOnce(&dyn BlockDevice) -> DeviceResult<T> + Send + 'static,
-    ) -> Result<T, Error> {
+    ) -> Result<T> {
         let result = request(&self.device).map_err(failed("the engine of"))?;
         self.report(context);
         Ok(result)
     }
 
-    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<(), Error> {
+    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<()> {
         let has: Vec<u64> = pages.filter(|page| self.stored.contains_key(page)).collect();
         has.chunk_by(|one, next| one + 1 == *next).try_for_each(|run| {
             let (offset, len) = (run[0] * PAGE_BYTES, run.len() as u64 * PAGE_BYTES);

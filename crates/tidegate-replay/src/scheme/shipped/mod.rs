@@ -43,7 +43,7 @@ use super::hybrid::{Durable, Hybrid};
 use super::page::{LINE_BYTES, PAGE_BYTES, PageId};
 use super::page_cache::PageCache;
 use super::{Scheme, Sizes, dram};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::trace::FileId;
 use numbers::Numbers;
 use still::{OnMachine, Still};
@@ -77,7 +77,7 @@ fn read_page<E: PartialEq>(
     works: &Receiver<Work<E>>,
     (page, stored): (u64, Option<u64>),
     context: &mut Context<'_>,
-) -> Result<bool, Error> {
+) -> Result<bool> {
     device.read(page * PAGE_BYTES, &mut [0; PAGE]).map_err(failed("the engine of"))?;
     let works: Vec<_> = works.try_iter().collect();
     let id = context.numbers.id(page);
@@ -94,8 +94,8 @@ fn read_page<E: PartialEq>(
 /// The scheme over the engine that `create` makes: none with less memory than the engine needs.
 pub(super) fn scheme_over<E: Engine + 'static>(
     sizes: &Sizes,
-    create: impl FnOnce(&Sizes) -> Result<Option<E>, Error>,
-) -> Result<Box<dyn Scheme>, Error> {
+    create: impl FnOnce(&Sizes) -> Result<Option<E>>,
+) -> Result<Box<dyn Scheme>> {
     scheme_on(Rc::new(Still), sizes, create)
 }
 
@@ -103,8 +103,8 @@ pub(super) fn scheme_over<E: Engine + 'static>(
 fn scheme_on<E: Engine + 'static>(
     machine: Rc<dyn Machine>,
     sizes: &Sizes,
-    create: impl FnOnce(&Sizes) -> Result<Option<E>, Error>,
-) -> Result<Box<dyn Scheme>, Error> {
+    create: impl FnOnce(&Sizes) -> Result<Option<E>>,
+) -> Result<Box<dyn Scheme>> {
     let entered = enter(Rc::clone(&machine));
     let engine = create(sizes);
     drop(entered);
@@ -129,28 +129,28 @@ pub(super) trait Engine {
     const BLOCK_BYTES: u64 = BLOCK_BYTES as u64;
 
     /// Reads `page`. True where memory had all of it.
-    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool, Error>;
+    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool>;
 
     /// Does `request` with the engine's device, and tells the devices below what that did.
     fn call<T: Send + 'static>(
         &mut self,
         context: &mut Context<'_>,
         request: impl FnOnce(&dyn BlockDevice) -> DeviceResult<T> + Send + 'static,
-    ) -> Result<T, Error>;
+    ) -> Result<T>;
 
     /// Writes `bytes` of the device, at most [`WRITE_BYTES_MAX`].
-    fn write(&mut self, bytes: Range<u64>, context: &mut Context<'_>) -> Result<(), Error> {
+    fn write(&mut self, bytes: Range<u64>, context: &mut Context<'_>) -> Result<()> {
         let data = data_of(&bytes);
         self.call(context, move |device| device.write(bytes.start, data, WriteFlags::default()))
     }
 
     /// Makes durable what was written.
-    fn flush(&mut self, context: &mut Context<'_>) -> Result<(), Error> {
+    fn flush(&mut self, context: &mut Context<'_>) -> Result<()> {
         self.call(context, |device| device.flush())
     }
 
     /// Discards what the engine has of `pages`.
-    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<(), Error>;
+    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<()>;
 
     /// The pages in DRAM above the engine give `page` up.
     fn page_leaves(&mut self, page: u64, context: &mut Context<'_>) {
@@ -192,17 +192,12 @@ impl<E: Engine> Shipped<E> {
 }
 
 impl<E: Engine> Durable for Shipped<E> {
-    fn load(&mut self, id: PageId, devices: &mut dyn Devices) -> Result<bool, Error> {
+    fn load(&mut self, id: PageId, devices: &mut dyn Devices) -> Result<bool> {
         let page = self.numbers.number(id);
         self.engine.read(page, &mut Context { numbers: &self.numbers, devices })
     }
 
-    fn make_way(
-        &mut self,
-        slot: u32,
-        dram: &PageCache,
-        devices: &mut dyn Devices,
-    ) -> Result<(), Error> {
+    fn make_way(&mut self, slot: u32, dram: &PageCache, devices: &mut dyn Devices) -> Result<()> {
         if dram.dirty_lines(slot) == 0 {
             return Ok(());
         }
@@ -220,17 +215,17 @@ impl<E: Engine> Durable for Shipped<E> {
         self.dirty.push(bytes);
     }
 
-    fn end_file(&mut self, devices: &mut dyn Devices) -> Result<(), Error> {
+    fn end_file(&mut self, devices: &mut dyn Devices) -> Result<()> {
         let mut context = Context { numbers: &self.numbers, devices };
         let dirty = joined(std::mem::take(&mut self.dirty));
         dirty.into_iter().try_for_each(|bytes| self.engine.write(bytes, &mut context))
     }
 
-    fn end_sync(&mut self, devices: &mut dyn Devices) -> Result<(), Error> {
+    fn end_sync(&mut self, devices: &mut dyn Devices) -> Result<()> {
         self.engine.flush(&mut Context { numbers: &self.numbers, devices })
     }
 
-    fn cut(&mut self, file: FileId, end: u64, devices: &mut dyn Devices) -> Result<(), Error> {
+    fn cut(&mut self, file: FileId, end: u64, devices: &mut dyn Devices) -> Result<()> {
         let Some(given) = self.given.get_mut(&file) else { return Ok(()) };
         let numbers = &mut self.numbers;
         let lost = given.split_off(&end).into_iter().map(|page| {

@@ -19,7 +19,7 @@ use tidegate::dram::{self, DramTier, Policy};
 use tidegate::pmem::Observer;
 
 use super::{Context, DEVICE_PAGES, Engine, PAGE, Shipped, failed};
-use crate::error::Error;
+use crate::error::Result;
 use crate::model::below::{Below, Engine as EngineBelow};
 use crate::model::costs::Costs;
 use crate::model::machine::{Deadlock, ModelledMemory, Session, spend};
@@ -45,7 +45,7 @@ pub fn tier_pages(dram_pages: u64) -> u64 {
 }
 
 /// The scheme of a tier with `policy`.
-pub(in crate::scheme) fn tier(sizes: &Sizes, policy: Policy) -> Result<Box<dyn Scheme>, Error> {
+pub(in crate::scheme) fn tier(sizes: &Sizes, policy: Policy) -> Result<Box<dyn Scheme>> {
     let tier_pages = match policy {
         Policy::None => 0,
         _ => tier_pages(sizes.dram_pages),
@@ -84,7 +84,7 @@ struct Tier {
 }
 
 impl Tier {
-    fn new(policy: Policy, bytes: u64, sizes: &Sizes) -> Result<Self, Error> {
+    fn new(policy: Policy, bytes: u64, sizes: &Sizes) -> Result<Self> {
         let dram_copy_bytes_per_s = sizes.dram_bytes_per_s;
         let costs = Costs { dram_copy_bytes_per_s, ..Costs::optane() };
         let (work, works) = channel();
@@ -147,7 +147,7 @@ impl Drop for Tier {
 impl Engine for Tier {
     const BLOCK_BYTES: u64 = PAGE_BYTES;
 
-    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool, Error> {
+    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool> {
         self.call(context, move |tier| {
             let mut buf = [0; PAGE];
             tier.read(page * PAGE_BYTES, &mut buf)
@@ -160,7 +160,7 @@ impl Engine for Tier {
         &mut self,
         context: &mut Context<'_>,
         request: impl FnOnce(&dyn BlockDevice) -> DeviceResult<T> + Send + 'static,
-    ) -> Result<T, Error> {
+    ) -> Result<T> {
         let Some(tier) = self.device.clone() else { return Err(failed(TIER)(Deadlock::default())) };
         let begun_ns = context.devices.now_ns();
         let since_ns = whole_ns(begun_ns - self.ended_ns);
@@ -177,7 +177,7 @@ impl Engine for Tier {
         result.map_err(failed("the engine of"))
     }
 
-    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<(), Error> {
+    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<()> {
         let len = (pages.end - pages.start) * PAGE_BYTES;
         self.call(context, move |tier| tier.discard(pages.start * PAGE_BYTES, len))
     }

@@ -3,7 +3,7 @@
 use super::call::{Call, Descriptor, integer, member, pair};
 use super::path::{joined, unescaped, unquoted};
 use super::processes::Processes;
-use crate::bad::Bad;
+use crate::bad::{Bad, Result};
 use crate::descriptors::{Descriptors, Open, Opening, Way};
 use crate::event::Op;
 use crate::fields::{has_flag, number};
@@ -41,12 +41,7 @@ impl State {
         self.processes.knows(pid)
     }
 
-    pub(super) fn fork(
-        &mut self,
-        pids: (u32, u32),
-        is_thread: bool,
-        out: &mut Out,
-    ) -> Result<(), Bad> {
+    pub(super) fn fork(&mut self, pids: (u32, u32), is_thread: bool, out: &mut Out) -> Result<()> {
         self.processes.fork(pids, is_thread, &mut self.descriptors, out)
     }
 
@@ -55,7 +50,7 @@ impl State {
     }
 
     /// Does what `call` of `pid` did.
-    pub(super) fn apply(&mut self, pid: u32, call: &Call<'_>, out: &mut Out) -> Result<(), Bad> {
+    pub(super) fn apply(&mut self, pid: u32, call: &Call<'_>, out: &mut Out) -> Result<()> {
         let Self { processes, descriptors } = self;
         let table = processes.get(pid)?.table;
         let Some(result) = call.result() else { return Ok(()) };
@@ -65,7 +60,7 @@ impl State {
 
 impl Effect<'_> {
     /// Calls that are not named here change no data of files.
-    fn apply(mut self) -> Result<(), Bad> {
+    fn apply(mut self) -> Result<()> {
         match self.call.name {
             b"open" | b"creat" => self.open((None, 0)),
             b"openat" | b"openat2" => self.open((Some(0), 1)),
@@ -113,7 +108,7 @@ impl Effect<'_> {
 
     /// The table of the process and the number of the descriptor in argument `at`. One that no
     /// call made is taken for what `-y` shows behind it; its position is not known.
-    fn descriptor(&mut self, at: usize) -> Result<(u32, i64), Bad> {
+    fn descriptor(&mut self, at: usize) -> Result<(u32, i64)> {
         let Descriptor { number, shown } = Descriptor::parse(self.call.argument(at))?;
         let key = (self.table, number.ok_or(Bad::Number("descriptor"))?);
         if let Some(shown) = shown
@@ -131,7 +126,7 @@ impl Effect<'_> {
     }
 
     /// The path in an argument, from its folder or the working folder.
-    fn path(&mut self, (folder, at): PathAt) -> Result<Vec<u8>, Bad> {
+    fn path(&mut self, (folder, at): PathAt) -> Result<Vec<u8>> {
         let path = unquoted(self.call.argument(at))?;
         if path.starts_with(b"/") {
             return Ok(joined(b"", &path));
@@ -147,7 +142,7 @@ impl Effect<'_> {
         }
     }
 
-    fn open(&mut self, path: PathAt) -> Result<(), Bad> {
+    fn open(&mut self, path: PathAt) -> Result<()> {
         let flags = match (self.call.name, self.call.argument(path.1 + 1)) {
             (b"creat", _) => b"O_WRONLY|O_CREAT|O_TRUNC",
             (b"openat2", how) => member(how, b"flags").ok_or(Bad::Shape)?,
@@ -171,14 +166,14 @@ impl Effect<'_> {
         self.descriptors.open(key, open, has(b"O_CLOEXEC"), self.out)
     }
 
-    fn close(&mut self) -> Result<(), Bad> {
+    fn close(&mut self) -> Result<()> {
         let number = Descriptor::parse(self.call.argument(0))?.number;
         let key = (self.table, number.ok_or(Bad::Number("descriptor"))?);
         self.descriptors.close(key, self.out);
         Ok(())
     }
 
-    fn close_range(&mut self) -> Result<(), Bad> {
+    fn close_range(&mut self) -> Result<()> {
         let (first, _) = integer(self.call.argument(0)).ok_or(Bad::Number("descriptor"))?;
         // The last is `~0U` where all are meant.
         let last = integer(self.call.argument(1)).map_or(i64::MAX, |(last, _)| last);
@@ -188,7 +183,7 @@ impl Effect<'_> {
         Ok(())
     }
 
-    fn duplicate(&mut self, on_exec: bool) -> Result<(), Bad> {
+    fn duplicate(&mut self, on_exec: bool) -> Result<()> {
         let (table, from) = self.descriptor(0)?;
         match self.descriptors.duplicate(table, (from, self.result), on_exec, self.out) {
             // Two descriptors that are not known: what comes through them is told as bad.
@@ -200,7 +195,7 @@ impl Effect<'_> {
         }
     }
 
-    fn control(&mut self) -> Result<(), Bad> {
+    fn control(&mut self) -> Result<()> {
         match self.call.argument(1) {
             b"F_DUPFD" => self.duplicate(false),
             b"F_DUPFD_CLOEXEC" => self.duplicate(true),
@@ -221,7 +216,7 @@ impl Effect<'_> {
         }
     }
 
-    fn seek(&mut self) -> Result<(), Bad> {
+    fn seek(&mut self) -> Result<()> {
         let key = self.descriptor(0)?;
         let position = if self.call.name == b"_llseek" {
             let text = self.call.argument(3).strip_prefix(b"[").ok_or(Bad::Shape)?;
@@ -240,7 +235,7 @@ impl Effect<'_> {
 
     /// A call that reads or writes as many bytes as it returns, at the offset in argument
     /// `offset` or at the position of the descriptor.
-    fn transfer(&mut self, way: Way, offset: Option<usize>) -> Result<(), Bad> {
+    fn transfer(&mut self, way: Way, offset: Option<usize>) -> Result<()> {
         let key = self.descriptor(0)?;
         let offset = match offset.map(|at| self.call.argument(at)) {
             None | Some(b"-1") => None,
@@ -262,7 +257,7 @@ impl Effect<'_> {
         &mut self,
         (from, from_offset): (usize, usize),
         (to, to_offset): (usize, Option<usize>),
-    ) -> Result<(), Bad> {
+    ) -> Result<()> {
         let keys = (self.descriptor(from)?, self.descriptor(to)?);
         let (read_at, written_at) = (
             pointed(self.call.argument(from_offset))?,
@@ -275,12 +270,12 @@ impl Effect<'_> {
         self.descriptors.transfer(keys.1, Way::Write, written_at, len, self.out)
     }
 
-    fn sync(&mut self) -> Result<(), Bad> {
+    fn sync(&mut self) -> Result<()> {
         let key = self.descriptor(0)?;
         self.descriptors.sync(key, self.out)
     }
 
-    fn truncate(&mut self) -> Result<(), Bad> {
+    fn truncate(&mut self) -> Result<()> {
         let len = number(self.call.argument(1), "length")?;
         let file = if self.call.name.starts_with(b"f") {
             let key = self.descriptor(0)?;
@@ -293,7 +288,7 @@ impl Effect<'_> {
     }
 
     /// Space changes no data, but may make the file longer.
-    fn allocate(&mut self) -> Result<(), Bad> {
+    fn allocate(&mut self) -> Result<()> {
         let key = self.descriptor(0)?;
         let Some(file) = self.descriptors.get(key)?.file else { return Ok(()) };
         let mode = self.call.argument(1);
@@ -307,7 +302,7 @@ impl Effect<'_> {
         Ok(())
     }
 
-    fn rename(&mut self, from: PathAt, to: PathAt) -> Result<(), Bad> {
+    fn rename(&mut self, from: PathAt, to: PathAt) -> Result<()> {
         let (from, to) = (self.path(from)?, self.path(to)?);
         if has_flag(self.call.argument(4), b"RENAME_EXCHANGE") {
             return self.descriptors.files.exchange(&from, &to);
@@ -315,13 +310,13 @@ impl Effect<'_> {
         self.descriptors.files.rename(&from, &to, self.out)
     }
 
-    fn unlink(&mut self, path: PathAt) -> Result<(), Bad> {
+    fn unlink(&mut self, path: PathAt) -> Result<()> {
         let path = self.path(path)?;
         self.descriptors.files.unlink(&path, self.out);
         Ok(())
     }
 
-    fn link(&mut self, from: PathAt, to: PathAt) -> Result<(), Bad> {
+    fn link(&mut self, from: PathAt, to: PathAt) -> Result<()> {
         let (from, to) = (self.path(from)?, self.path(to)?);
         let number = from.strip_prefix(b"/proc/self/fd/").and_then(integer);
         match number {
@@ -336,7 +331,7 @@ impl Effect<'_> {
 
     /// A call that shows how long a file is, by its descriptor or by a path. Only files that the
     /// trace has shown are of interest.
-    fn show_length(&mut self, path: Option<PathAt>) -> Result<(), Bad> {
+    fn show_length(&mut self, path: Option<PathAt>) -> Result<()> {
         let shown = |at: usize| {
             let structure = self.call.argument(at);
             let is_file = memchr::memmem::find(structure, b"S_IFREG").is_some();
@@ -358,13 +353,13 @@ impl Effect<'_> {
         Ok(())
     }
 
-    fn forked(&mut self) -> Result<(), Bad> {
+    fn forked(&mut self) -> Result<()> {
         let child = u32::try_from(self.result).map_err(|_| Bad::Number("process"))?;
         let is_thread = self.call.mentions(b"CLONE_FILES");
         self.processes.fork((self.pid, child), is_thread, self.descriptors, self.out)
     }
 
-    fn change_folder(&mut self) -> Result<(), Bad> {
+    fn change_folder(&mut self) -> Result<()> {
         let folder = if self.call.name == b"chdir" {
             self.path((None, 0))?.into()
         } else {
@@ -376,7 +371,7 @@ impl Effect<'_> {
         Ok(())
     }
 
-    fn pair(&mut self) -> Result<(), Bad> {
+    fn pair(&mut self) -> Result<()> {
         let at = if self.call.name == b"socketpair" { 3 } else { 0 };
         let (one, other) = pair(self.call.argument(at)).ok_or(Bad::Shape)?;
         self.other(one)?;
@@ -384,13 +379,13 @@ impl Effect<'_> {
     }
 
     /// Descriptor `number` is no storage.
-    fn other(&mut self, number: i64) -> Result<(), Bad> {
+    fn other(&mut self, number: i64) -> Result<()> {
         self.descriptors.open((self.table, number), Open::default(), false, self.out)
     }
 }
 
 /// The number that a pointer points to; none for a null pointer.
-fn pointed(text: &[u8]) -> Result<Option<u64>, Bad> {
+fn pointed(text: &[u8]) -> Result<Option<u64>> {
     if text == b"NULL" {
         return Ok(None);
     }

@@ -16,7 +16,7 @@ mod processes;
 use std::collections::HashMap;
 
 use super::Reader;
-use crate::bad::Bad;
+use crate::bad::{Bad, Result};
 use crate::lines::MAX_LINE_BYTES;
 use crate::out::Out;
 use call::Call;
@@ -33,7 +33,7 @@ pub(super) struct Strace {
 }
 
 /// Checks the form of a line.
-pub(super) fn parse(line: &[u8]) -> Result<(), Bad> {
+pub(super) fn parse(line: &[u8]) -> Result<()> {
     match entry(line)?.what {
         What::Call(text) => Call::parse(text).map(drop),
         What::Unfinished(text) if !text.contains(&b'(') => Err(Bad::Shape),
@@ -48,7 +48,7 @@ impl Strace {
 
     /// A process that runs before its parent's `fork` has returned: if only one can be the parent,
     /// it is.
-    fn adopt(&mut self, pid: u32, out: &mut Out) -> Result<(), Bad> {
+    fn adopt(&mut self, pid: u32, out: &mut Out) -> Result<()> {
         let is_fork = |text: &[u8]| {
             [&b"clone"[..], b"fork", b"vfork"].iter().any(|name| text.starts_with(name))
         };
@@ -62,7 +62,7 @@ impl Strace {
         }
     }
 
-    fn begin(&mut self, pid: u32, text: &[u8]) -> Result<(), Bad> {
+    fn begin(&mut self, pid: u32, text: &[u8]) -> Result<()> {
         if self.unfinished.len() >= MAX_UNFINISHED {
             return Err(Bad::Tables);
         }
@@ -70,7 +70,7 @@ impl Strace {
         Ok(())
     }
 
-    fn resume(&mut self, pid: u32, rest: &[u8], out: &mut Out) -> Result<(), Bad> {
+    fn resume(&mut self, pid: u32, rest: &[u8], out: &mut Out) -> Result<()> {
         let mut whole = self.unfinished.remove(&pid).ok_or(Bad::Resumed)?;
         if whole.len() + rest.len() > 2 * MAX_LINE_BYTES {
             return Err(Bad::Line);
@@ -81,7 +81,7 @@ impl Strace {
 }
 
 impl Reader for Strace {
-    fn line(&mut self, line: &[u8], out: &mut Out) -> Result<(), Bad> {
+    fn line(&mut self, line: &[u8], out: &mut Out) -> Result<()> {
         let entry = entry(line)?;
         let pid = entry.pid.unwrap_or(0);
         if !self.unfinished.is_empty() && !self.state.knows(pid) {
