@@ -148,10 +148,13 @@ impl Descriptors {
             self.open.push((open, 1));
             self.open.len() - 1
         };
-        self.count += 1;
-        let table = self.tables.entry(table).or_default();
-        table.insert(number, Descriptor { open, close_on_exec });
+        self.insert((table, number), Descriptor { open, close_on_exec });
         Ok(())
+    }
+
+    fn insert(&mut self, (table, number): (u32, i64), descriptor: Descriptor) {
+        self.count += 1;
+        self.tables.entry(table).or_default().insert(number, descriptor);
     }
 
     /// Closes a descriptor. One that is not known is left alone: nothing depends on it.
@@ -191,10 +194,8 @@ impl Descriptors {
             return Err(Bad::Tables);
         }
         self.open[open].1 += 1;
-        self.count += 1;
         self.close((table, to), out);
-        let table = self.tables.entry(table).or_default();
-        table.insert(to, Descriptor { open, close_on_exec });
+        self.insert((table, to), Descriptor { open, close_on_exec });
         Ok(())
     }
 

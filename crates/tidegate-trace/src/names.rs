@@ -24,10 +24,12 @@ pub(super) struct Names {
 impl Names {
     /// The file named `name`; a new one if none has that name.
     pub(super) fn id(&mut self, name: &[u8]) -> Result<FileId> {
-        match self.find(name) {
-            Some(id) => Ok(id),
-            None => self.create(name),
+        if let Some(id) = self.find(name) {
+            return Ok(id);
         }
+        let id = self.number()?;
+        self.insert(name, id)?;
+        Ok(id)
     }
 
     /// The file named `name`, which is likely to be looked up again at once.
@@ -48,12 +50,6 @@ impl Names {
     /// The file named `name`, if the trace has shown it.
     pub(super) fn get(&self, name: &[u8]) -> Option<FileId> {
         self.ids.get(name).copied()
-    }
-
-    fn create(&mut self, name: &[u8]) -> Result<FileId> {
-        let id = self.number()?;
-        self.insert(name, id)?;
-        Ok(id)
     }
 
     /// A number for a file.

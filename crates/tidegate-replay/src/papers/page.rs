@@ -29,24 +29,25 @@ pub(crate) fn write(path: &Path, dir: &Path) -> Result<()> {
 }
 
 fn report(page: &str) -> Report {
-    let mut sections: Vec<Section> = Vec::new();
-    let mut asked = String::new();
+    // What stands before all headings is a section, too, at first.
+    let mut sections = vec![Section::default()];
     let mut text = String::new();
     for block in blocks(page) {
         match block {
             Block::Heading(title) => {
-                flush(&mut sections, &mut text, &mut asked);
+                flush(&mut sections, &mut text);
                 sections.push(Section { title, ..Section::default() });
             }
             Block::Text(line) => text.push_str(&(line.replace("**", "") + "\n")),
             Block::Table(headers, rows) => {
                 let title = take_last_line(&mut text);
-                flush(&mut sections, &mut text, &mut asked);
+                flush(&mut sections, &mut text);
                 sections.push(section(title, &headers, rows));
             }
         }
     }
-    flush(&mut sections, &mut text, &mut asked);
+    flush(&mut sections, &mut text);
+    let asked = sections.remove(0).text;
     Report {
         title: "The papers' results, made again".to_owned(),
         asked,
@@ -56,14 +57,13 @@ fn report(page: &str) -> Report {
     }
 }
 
-/// Puts `text` below the last heading, or before all of them.
-fn flush(sections: &mut Vec<Section>, text: &mut String, asked: &mut String) {
+/// Puts `text` into the last of `sections`, or behind it if that has a table.
+fn flush(sections: &mut Vec<Section>, text: &mut String) {
     let text = std::mem::take(text);
     match sections.last_mut() {
-        None => asked.push_str(&text),
         Some(section) if section.table.is_none() => section.text.push_str(&text),
-        Some(_) if text.is_empty() => {}
-        Some(_) => sections.push(Section { text, ..Section::default() }),
+        _ if text.is_empty() => {}
+        _ => sections.push(Section { text, ..Section::default() }),
     }
 }
 

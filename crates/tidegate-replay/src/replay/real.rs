@@ -107,7 +107,8 @@ impl Real {
             Op::Remove { file } => self.remove(file),
         };
         self.operations += 1;
-        let path = file_of(op).map_or_else(|| self.folder.0.clone(), |file| self.path(file));
+        let mut op = *op;
+        let path = op.file_mut().map_or_else(|| self.folder.0.clone(), |file| self.path(*file));
         result.map_err(Error::io(&path))
     }
 
@@ -214,18 +215,6 @@ impl Real {
             _ => self.time += begun.elapsed(),
         }
         Ok(())
-    }
-}
-
-/// The file of an operation; none if it is of all files.
-fn file_of(op: &Op) -> Option<FileId> {
-    match *op {
-        Op::Read { file, .. }
-        | Op::Write { file, .. }
-        | Op::Sync { file }
-        | Op::Resize { file, .. }
-        | Op::Remove { file } => Some(file),
-        Op::SyncAll => None,
     }
 }
 

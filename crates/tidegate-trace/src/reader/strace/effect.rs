@@ -7,60 +7,27 @@ use crate::bad::{Bad, Result};
 use crate::descriptors::{Descriptors, Open, Opening, Way};
 use crate::event::Op;
 use crate::fields::{has_flag, number};
-use crate::files::Files;
 use crate::out::Out;
 use crate::storage::is_storage;
-
-/// All processes and what they have open.
-pub(super) struct State {
-    processes: Processes,
-    descriptors: Descriptors,
-}
 
 /// A path in an argument, and the argument with the folder that it begins in, if there is one.
 type PathAt = (Option<usize>, usize);
 
 /// A call that succeeded, and what it changes.
-struct Effect<'a> {
-    pid: u32,
+pub(super) struct Effect<'a> {
+    pub(super) pid: u32,
     /// The table of its descriptors.
-    table: u32,
-    call: &'a Call<'a>,
-    result: i64,
-    processes: &'a mut Processes,
-    descriptors: &'a mut Descriptors,
-    out: &'a mut Out,
-}
-
-impl State {
-    pub(super) fn new() -> Self {
-        Self { processes: Processes::default(), descriptors: Descriptors::new(Files::new(b'/')) }
-    }
-
-    pub(super) fn knows(&self, pid: u32) -> bool {
-        self.processes.knows(pid)
-    }
-
-    pub(super) fn fork(&mut self, pids: (u32, u32), is_thread: bool, out: &mut Out) -> Result<()> {
-        self.processes.fork(pids, is_thread, &mut self.descriptors, out)
-    }
-
-    pub(super) fn exit(&mut self, pid: u32, out: &mut Out) {
-        self.processes.exit(pid, &mut self.descriptors, out);
-    }
-
-    /// Does what `call` of `pid` did.
-    pub(super) fn apply(&mut self, pid: u32, call: &Call<'_>, out: &mut Out) -> Result<()> {
-        let Self { processes, descriptors } = self;
-        let table = processes.get(pid)?.table;
-        let Some(result) = call.result() else { return Ok(()) };
-        Effect { pid, table, call, result, processes, descriptors, out }.apply()
-    }
+    pub(super) table: u32,
+    pub(super) call: &'a Call<'a>,
+    pub(super) result: i64,
+    pub(super) processes: &'a mut Processes,
+    pub(super) descriptors: &'a mut Descriptors,
+    pub(super) out: &'a mut Out,
 }
 
 impl Effect<'_> {
-    /// Calls that are not named here change no data of files.
-    fn apply(mut self) -> Result<()> {
+    /// Does what the call did. Calls that are not named here change no data of files.
+    pub(super) fn apply(mut self) -> Result<()> {
         match self.call.name {
             b"open" | b"creat" => self.open((None, 0)),
             b"openat" | b"openat2" => self.open((Some(0), 1)),

@@ -17,17 +17,22 @@ use std::collections::HashMap;
 
 use super::Reader;
 use crate::bad::{Bad, Result};
+use crate::descriptors::Descriptors;
+use crate::files::Files;
 use crate::lines::MAX_LINE_BYTES;
 use crate::out::Out;
 use call::Call;
-use effect::State;
+use effect::Effect;
 use entry::{What, entry};
+use processes::Processes;
 
 /// How many calls may be under way at a time.
 const MAX_UNFINISHED: usize = 1 << 12;
 
 pub(super) struct Strace {
-    state: State,
+    processes: Processes,
+    /// What all processes have open.
+    descriptors: Descriptors,
     /// Beginnings of calls, by process.
     unfinished: HashMap<u32, Vec<u8>>,
 }
@@ -43,7 +48,8 @@ pub(super) fn parse(line: &[u8]) -> Result<()> {
 
 impl Strace {
     pub(super) fn new() -> Self {
-        Self { state: State::new(), unfinished: HashMap::new() }
+        let descriptors = Descriptors::new(Files::new(b'/'));
+        Self { processes: Processes::default(), descriptors, unfinished: HashMap::new() }
     }
 
     /// A process that runs before its parent's `fork` has returned: if only one can be the parent,
@@ -56,7 +62,7 @@ impl Strace {
         match (parents.next(), parents.next()) {
             (Some((parent, text)), None) => {
                 let is_thread = memchr::memmem::find(text, b"CLONE_FILES").is_some();
-                self.state.fork((*parent, pid), is_thread, out)
+                self.processes.fork((*parent, pid), is_thread, &mut self.descriptors, out)
             }
             _ => Ok(()),
         }
@@ -76,7 +82,16 @@ impl Strace {
             return Err(Bad::Line);
         }
         whole.extend_from_slice(rest);
-        self.state.apply(pid, &Call::parse(&whole)?, out)
+        self.apply(pid, &whole, out)
+    }
+
+    /// Does what the call in `text` of `pid` did.
+    fn apply(&mut self, pid: u32, text: &[u8], out: &mut Out) -> Result<()> {
+        let call = Call::parse(text)?;
+        let Self { processes, descriptors, .. } = self;
+        let table = processes.get(pid)?.table;
+        let Some(result) = call.result() else { return Ok(()) };
+        Effect { pid, table, call: &call, result, processes, descriptors, out }.apply()
     }
 }
 
@@ -84,17 +99,17 @@ impl Reader for Strace {
     fn line(&mut self, line: &[u8], out: &mut Out) -> Result<()> {
         let entry = entry(line)?;
         let pid = entry.pid.unwrap_or(0);
-        if !self.unfinished.is_empty() && !self.state.knows(pid) {
+        if !self.unfinished.is_empty() && !self.processes.knows(pid) {
             self.adopt(pid, out)?;
         }
         out.at(entry.time_us, pid);
         match entry.what {
-            What::Call(text) => self.state.apply(pid, &Call::parse(text)?, out),
+            What::Call(text) => self.apply(pid, text, out),
             What::Unfinished(text) => self.begin(pid, text),
             What::Resumed(rest) => self.resume(pid, rest, out),
             What::Exit => {
                 self.unfinished.remove(&pid);
-                self.state.exit(pid, out);
+                self.processes.exit(pid, &mut self.descriptors, out);
                 Ok(())
             }
             What::Notice => Ok(()),
