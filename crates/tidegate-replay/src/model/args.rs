@@ -174,18 +174,14 @@ impl ModelArgs {
 
     fn case(&self, policy: Policy, cores: u32, jobs: u32, cache_bytes: u64) -> Case {
         let case = Case {
-            policy,
             cores,
             jobs,
             depths: self.iodepth.clone(),
             cache_bytes,
             block_bytes: self.block_bytes,
-            device_bytes: self.size,
-            warm_up: 0,
-            length: Length::Requests(0),
             flush_every: self.flush_every,
-            reads: false,
             seed: self.seed,
+            ..Case::new(policy, self.size)
         };
         let case = case.overrun(LEAST_REQUESTS);
         match self.seconds {

@@ -97,6 +97,25 @@ impl Outcome {
 }
 
 impl Case {
+    /// One job on one core that writes pages to a device of `device_bytes`, the first of which
+    /// counts.
+    pub fn new(policy: Policy, device_bytes: u64) -> Self {
+        Self {
+            policy,
+            cores: 1,
+            jobs: 1,
+            depths: vec![1],
+            cache_bytes: 0,
+            block_bytes: 4096,
+            device_bytes,
+            warm_up: 0,
+            length: Length::Requests(0),
+            flush_every: 0,
+            reads: false,
+            seed: 1,
+        }
+    }
+
     /// The case on a cache that is overrun: its warm-up writes twice as many blocks as there are
     /// slots, for some are written back while it fills. What counts fills them once more, and
     /// several times under `pmbd`, whose drains come all at about the same time: so they are in it

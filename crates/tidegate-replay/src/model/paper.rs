@@ -77,18 +77,12 @@ struct Figures {
 
 fn case(policy: &str, jobs: u32, cache_bytes: u64, seed: u64) -> Case {
     let case = Case {
-        policy: policy.parse().unwrap_or(Policy::Btt),
         cores: CORES,
         jobs,
         depths: DEPTHS.to_vec(),
         cache_bytes,
-        block_bytes: 4096,
-        device_bytes: 64 << 30,
-        warm_up: 0,
-        length: Length::Requests(0),
-        flush_every: 0,
-        reads: false,
         seed,
+        ..Case::new(policy.parse().unwrap_or(Policy::Btt), 64 << 30)
     };
     case.overrun(100_000)
 }

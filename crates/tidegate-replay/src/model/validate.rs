@@ -71,18 +71,13 @@ fn cases(seed: u64) -> Vec<Case> {
     let cores = u32::try_from(cores).unwrap_or(u32::MAX);
     let policies = || POLICIES.split(',').map(|name| name.parse().expect("a known policy"));
     let case = |policy, jobs| Case {
-        policy,
         cores,
         jobs,
-        depths: vec![1],
         cache_bytes: CACHE_BYTES,
-        block_bytes: 4096,
-        device_bytes: DEVICE_BYTES,
         warm_up: CACHE_BYTES / 4096 * 9 / 8,
         length: Length::seconds(RUN.as_secs_f64()),
-        flush_every: 0,
-        reads: false,
         seed,
+        ..Case::new(policy, DEVICE_BYTES)
     };
     THREADS.iter().flat_map(|&jobs| policies().map(move |policy| case(policy, jobs))).collect()
 }
