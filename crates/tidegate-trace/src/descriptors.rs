@@ -9,7 +9,7 @@ use super::bad::{Bad, Result};
 use super::event::{FileId, Op};
 use super::fields::{has_flag, range};
 use super::files::Files;
-use super::out::Out;
+use super::out::{Out, Way};
 
 /// How many descriptors are kept at a time, those of all processes.
 const MAX_DESCRIPTORS: usize = 1 << 20;
@@ -76,13 +76,6 @@ impl Opening {
         };
         Self { makes, append: has(b"O_APPEND"), sync: has(b"O_SYNC") || has(b"O_DSYNC") }
     }
-}
-
-/// Whether bytes go to a file or come from it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    Read,
-    Write,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -284,16 +277,12 @@ impl Descriptors {
     ) -> Result<()> {
         let Some((file, start)) = self.start(descriptor, way, offset)? else { return Ok(()) };
         let (start, len) = range(start, len)?;
-        match way {
-            Way::Read => out.read(file, start, len)?,
-            Way::Write if len > 0 => {
-                out.write(file, start, len)?;
-                self.files.reaches(file, start + len);
-                if self.get(descriptor)?.sync {
-                    out.push(Op::Sync { file });
-                }
+        out.transfer(way, file, start, len)?;
+        if way == Way::Write && len > 0 {
+            self.files.reaches(file, start + len);
+            if self.get(descriptor)?.sync {
+                out.push(Op::Sync { file });
             }
-            Way::Write => {}
         }
         if offset.is_none() {
             self.get_mut(descriptor)?.position = Some(start + len);

@@ -104,6 +104,9 @@ impl Pmem {
     }
 }
 
+/// Makes a scheme.
+pub type Create = fn(&Sizes) -> Result<Box<dyn Scheme>>;
+
 /// A scheme that users can choose.
 pub struct SchemeEntry {
     /// The name on the command line.
@@ -115,7 +118,7 @@ pub struct SchemeEntry {
     /// It stores data: it takes as much memory of this machine as it has persistent memory.
     pub holds_data: bool,
     /// Makes the scheme.
-    pub create: fn(&Sizes) -> Result<Box<dyn Scheme>>,
+    pub create: Create,
 }
 
 const DRAM: SchemeEntry = SchemeEntry {
@@ -146,12 +149,10 @@ const BTT: SchemeEntry = SchemeEntry {
     create: |sizes| tier(sizes, Policy::None),
     ..DRAM
 };
-const TRANSIT: SchemeEntry = SchemeEntry {
-    name: "transit",
-    offer: Some(tiers::OFFER),
-    create: |sizes| tier(sizes, Policy::Transit),
-    ..BTT
-};
+/// The scheme `name` of a DRAM tier.
+const fn tiered(name: &'static str, create: Create) -> SchemeEntry {
+    SchemeEntry { name, offer: Some(tiers::OFFER), create, ..BTT }
+}
 
 /// All schemes.
 pub static SCHEMES: &[SchemeEntry] = &[
@@ -167,21 +168,13 @@ pub static SCHEMES: &[SchemeEntry] = &[
         ..CACHE
     },
     BTT,
-    TRANSIT,
-    SchemeEntry {
-        name: "transit-no-eager",
-        create: |sizes| tier(sizes, Policy::TransitNoEager),
-        ..TRANSIT
-    },
-    SchemeEntry {
-        name: "transit-no-bypass",
-        create: |sizes| tier(sizes, Policy::TransitNoBypass),
-        ..TRANSIT
-    },
-    SchemeEntry { name: "pmbd", create: |sizes| tier(sizes, Policy::Pmbd), ..TRANSIT },
-    SchemeEntry { name: "pmbd70", create: |sizes| tier(sizes, Policy::Pmbd70), ..TRANSIT },
-    SchemeEntry { name: "lru", create: |sizes| tier(sizes, Policy::Lru), ..TRANSIT },
-    SchemeEntry { name: "coactive", create: |sizes| tier(sizes, Policy::Coactive), ..TRANSIT },
+    tiered("transit", |sizes| tier(sizes, Policy::Transit)),
+    tiered("transit-no-eager", |sizes| tier(sizes, Policy::TransitNoEager)),
+    tiered("transit-no-bypass", |sizes| tier(sizes, Policy::TransitNoBypass)),
+    tiered("pmbd", |sizes| tier(sizes, Policy::Pmbd)),
+    tiered("pmbd70", |sizes| tier(sizes, Policy::Pmbd70)),
+    tiered("lru", |sizes| tier(sizes, Policy::Lru)),
+    tiered("coactive", |sizes| tier(sizes, Policy::Coactive)),
 ];
 
 /// The scheme called `name`.

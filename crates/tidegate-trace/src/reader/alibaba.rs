@@ -1,6 +1,6 @@
 //! Block requests of virtual disks of Alibaba Cloud: `device_id,opcode,offset,length,timestamp_us`.
 
-use super::calls::{Row, is_write};
+use super::calls::{Row, way};
 use crate::bad::Result;
 use crate::fields::{number, range, split};
 
@@ -12,7 +12,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {
     }
     let [device, kind, offset, len, time] = split(line, b',')?;
     number(device, "device")?;
-    let is_write = is_write(kind, b"R", b"W")?;
+    let way = way(kind, b"R", b"W")?;
     let range = range(number(offset, "offset")?, number(len, "length")?)?;
-    Ok(Row::request(number(time, "time")?, device, is_write, range))
+    Ok(Row::request(number(time, "time")?, device, way, range))
 }

@@ -2,11 +2,11 @@
 
 use super::Reader;
 use crate::bad::{Bad, Result};
-use crate::descriptors::{Descriptors, Open, Opening, Way};
+use crate::descriptors::{Descriptors, Open, Opening};
 use crate::event::Op;
 use crate::files::Files;
 use crate::names::Names;
-use crate::out::Out;
+use crate::out::{Out, Way};
 
 /// Makes fields of a line and keeps nothing.
 pub(super) type Parse = fn(&[u8]) -> Result<Row<'_>>;
@@ -24,20 +24,18 @@ impl<'a> Row<'a> {
         Self { time_us: 0, stream: Stream::Number(0), call: Call::Nothing };
 
     /// A request of a block device, of which no more is known than that; `range` in bytes.
-    pub(super) fn request(
-        time_us: u64,
-        device: &'a [u8],
-        is_write: bool,
-        range: (u64, u64),
-    ) -> Self {
-        let call = if is_write { Call::Write(device, range) } else { Call::Read(device, range) };
-        Self { time_us, stream: Stream::Device(device), call }
+    pub(super) fn request(time_us: u64, device: &'a [u8], way: Way, range: (u64, u64)) -> Self {
+        Self { time_us, stream: Stream::Device(device), call: Call::Access(way, device, range) }
     }
 }
 
-/// Whether `kind` is the format's word for a write; it has one for a read, and no others.
-pub(super) fn is_write(kind: &[u8], read: &[u8], write: &[u8]) -> Result<bool> {
-    if kind == write || kind == read { Ok(kind == write) } else { Err(Bad::Operation) }
+/// What `kind` means, where the format has a word for a read and one for a write.
+pub(super) fn way(kind: &[u8], read: &[u8], write: &[u8]) -> Result<Way> {
+    match kind {
+        _ if kind == read => Ok(Way::Read),
+        _ if kind == write => Ok(Way::Write),
+        _ => Err(Bad::Operation),
+    }
 }
 
 /// The stream that a call is of.
@@ -55,8 +53,7 @@ pub(super) enum Call<'a> {
     /// It failed, or reads and changes no data.
     Nothing,
     /// Offset and length in bytes.
-    Read(&'a [u8], (u64, u64)),
-    Write(&'a [u8], (u64, u64)),
+    Access(Way, &'a [u8], (u64, u64)),
     Sync(&'a [u8]),
     SyncAll,
     Resize(&'a [u8], u64),
@@ -109,11 +106,8 @@ impl Reader for Calls {
         out.at(time_us, stream);
         match call {
             Call::Nothing => {}
-            Call::Read(name, (offset, len)) => {
-                out.read(descriptors.files.named(name)?, offset, len)?;
-            }
-            Call::Write(name, (offset, len)) => {
-                out.write(descriptors.files.named(name)?, offset, len)?;
+            Call::Access(way, name, (offset, len)) => {
+                out.transfer(way, descriptors.files.named(name)?, offset, len)?;
             }
             Call::Sync(name) => out.push(Op::Sync { file: descriptors.files.named(name)? }),
             Call::SyncAll => out.push(Op::SyncAll),

@@ -4,6 +4,7 @@
 use super::calls::{Call, Row, Stream};
 use crate::bad::{Bad, Result};
 use crate::fields::{number, range, sectors, split};
+use crate::out::Way;
 
 const HEADER: &[u8] = b"version,time,op,size,lbn";
 const DISK: &[u8] = b"disk";
@@ -19,8 +20,8 @@ pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {
     let range = range(offset, number(size, "length")?)?;
     // The commands of 6, 10, 12 and 16 bytes.
     let call = match op {
-        b"08" | b"8" | b"28" | b"a8" | b"88" => Call::Read(DISK, range),
-        b"0a" | b"a" | b"2a" | b"aa" | b"8a" => Call::Write(DISK, range),
+        b"08" | b"8" | b"28" | b"a8" | b"88" => Call::Access(Way::Read, DISK, range),
+        b"0a" | b"a" | b"2a" | b"aa" | b"8a" => Call::Access(Way::Write, DISK, range),
         b"35" | b"91" => Call::Sync(DISK),
         _ => return Err(Bad::Operation),
     };

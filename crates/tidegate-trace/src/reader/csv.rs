@@ -7,6 +7,7 @@
 use super::calls::{Call, Row, Stream};
 use crate::bad::{Bad, Result};
 use crate::fields::{cut, cut_last, file_length, number, range, stream};
+use crate::out::Way;
 
 const HEADER: &[u8] = b"ts_us,tid,op,file,offset,len";
 
@@ -28,8 +29,8 @@ fn call<'a>(op: &[u8], rest: &'a [u8]) -> Result<Call<'a>> {
     let numbers = || Ok((number(offset, "offset")?, number(last, "length")?));
     let ranged = || numbers().and_then(|(offset, len)| range(offset, len));
     let call = match op {
-        b"read" => Call::Read(file, ranged()?),
-        b"write" => Call::Write(file, ranged()?),
+        b"read" => Call::Access(Way::Read, file, ranged()?),
+        b"write" => Call::Access(Way::Write, file, ranged()?),
         b"fsync" | b"fdatasync" => Call::Sync(file),
         b"sync" | b"syncfs" => Call::SyncAll,
         b"sync_file_range" | b"fallocate" => Call::Nothing,

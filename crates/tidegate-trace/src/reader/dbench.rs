@@ -6,8 +6,9 @@
 
 use super::calls::{Call, Row, Stream};
 use crate::bad::{Bad, Result};
-use crate::descriptors::{Makes, Opening, Way};
+use crate::descriptors::{Makes, Opening};
 use crate::fields::{cut, number, range, seconds_us};
+use crate::out::Way;
 
 const OK: &[u8] = b"NT_STATUS_OK";
 const MOST_FIELDS: usize = 8;

@@ -5,6 +5,7 @@
 use super::calls::{Call, Row, Stream};
 use crate::bad::{Bad, Result};
 use crate::fields::{number, range, split};
+use crate::out::Way;
 
 pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {
     let ([seq, time, op, inode, inode_size], request) = match split::<8>(line, b' ') {
@@ -22,8 +23,8 @@ pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {
         Some(_) => return Err(Bad::Shape),
     };
     let call = match (op, range) {
-        (b"READ", Some(range)) => Call::Read(inode, range),
-        (b"WRITE", Some(range)) => Call::Write(inode, range),
+        (b"READ", Some(range)) => Call::Access(Way::Read, inode, range),
+        (b"WRITE", Some(range)) => Call::Access(Way::Write, inode, range),
         (b"OPEN" | b"CLOSE", None) => Call::Nothing,
         (b"FSYNC" | b"FDATASYNC", None) => Call::Sync(inode),
         _ => return Err(Bad::Operation),

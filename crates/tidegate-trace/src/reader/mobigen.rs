@@ -10,8 +10,9 @@
 
 use super::calls::{Call, Row, Stream};
 use crate::bad::{Bad, Result};
-use crate::descriptors::{Opening, Way};
+use crate::descriptors::Opening;
 use crate::fields::{cut, cut_last, number, range, signed, stream, unquoted};
+use crate::out::Way;
 use crate::storage::is_storage;
 
 /// The path of what was opened by calls that are not shown.

@@ -4,7 +4,7 @@
 //! A request that a process hands to the kernel often has a second line, of the worker that hands
 //! it to the device. Both are events: the trace does not say which belong together.
 
-use super::calls::{Row, Stream, is_write};
+use super::calls::{Row, Stream, way};
 use crate::bad::Result;
 use crate::fields::{cut_last, number, seconds_us, sectors, unquoted};
 
@@ -21,8 +21,8 @@ pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {
     let (rest, kind) = cut_last(rest, b',')?;
     let (process, device) = cut_last(rest, b',')?;
     number(device, "device")?;
-    let is_write = is_write(kind, b"R", b"W")?;
+    let way = way(kind, b"R", b"W")?;
     let range = sectors(number(first, "sector")?, number(count, "number of sectors")?)?;
-    let row = Row::request(seconds_us(time)?, device, is_write, range);
+    let row = Row::request(seconds_us(time)?, device, way, range);
     Ok(Row { stream: Stream::Process(process), ..row })
 }

@@ -4,10 +4,10 @@ use super::call::{Call, Descriptor, integer, member, pair};
 use super::path::{joined, unescaped, unquoted};
 use super::processes::Processes;
 use crate::bad::{Bad, Result};
-use crate::descriptors::{Descriptors, Open, Opening, Way};
+use crate::descriptors::{Descriptors, Open, Opening};
 use crate::event::Op;
 use crate::fields::{has_flag, number};
-use crate::out::Out;
+use crate::out::{Out, Way};
 use crate::storage::is_storage;
 
 /// A path in an argument, and the argument with the folder that it begins in, if there is one.
