@@ -223,7 +223,9 @@ impl Ring<'_> {
         let fits = used.saturating_add(cells) <= CELLS;
         if fits {
             event.time_ns = now_ns();
-            self.store(head, event.words(bytes));
+            for (at, word) in event.words(bytes).into_iter().enumerate() {
+                self.cell(head, at).store(word, Relaxed);
+            }
             self.store_text(head.wrapping_add(1), parts);
             self.word(HEAD).store(head.wrapping_add(cells), Release);
         }
@@ -232,12 +234,6 @@ impl Ring<'_> {
             self.rings.tell(FILLED);
         }
         fits
-    }
-
-    fn store(&self, cell: u64, words: [u64; WORDS]) {
-        for (at, word) in words.into_iter().enumerate() {
-            self.cell(cell, at).store(word, Relaxed);
-        }
     }
 
     fn store_text(&self, first: u64, parts: &[&[u8]]) {

@@ -30,7 +30,7 @@ const NS_PER_S: f64 = 1e9;
 ///
 /// Written as text: the name of a preset, then any number of `,KEY=NUMBER` with the names of the
 /// fields: `nvme,read_ns=60000,parallel=64`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct SsdModel {
     /// The text that made it.
     pub name: String,
@@ -63,35 +63,26 @@ const PRESETS: [Preset; 5] = [
 ];
 
 impl SsdModel {
-    fn preset(name: &str) -> Option<Self> {
-        let (name, fields) = PRESETS.iter().find(|preset| preset.0 == name)?;
-        let [read_ns, write_ns, flush_ns, read_bytes_per_s, write_bytes_per_s, parallel] = *fields;
-        Some(Self {
-            name: (*name).to_owned(),
-            read_ns,
-            write_ns,
-            flush_ns,
-            read_bytes_per_s,
-            write_bytes_per_s,
-            parallel,
-        })
+    /// The fields by their names, and the least that each can be.
+    fn fields(&mut self) -> [(&'static str, &mut u64, u64); 6] {
+        [
+            ("read_ns", &mut self.read_ns, 0),
+            ("write_ns", &mut self.write_ns, 0),
+            ("flush_ns", &mut self.flush_ns, 0),
+            ("read_bytes_per_s", &mut self.read_bytes_per_s, 1),
+            ("write_bytes_per_s", &mut self.write_bytes_per_s, 1),
+            ("parallel", &mut self.parallel, 1),
+        ]
     }
 
     fn set(&mut self, setting: &str) -> Result<(), String> {
-        let expected = "expected KEY=NUMBER, KEY one of read_ns, write_ns, flush_ns, \
-                        read_bytes_per_s, write_bytes_per_s, parallel";
-        let wrong = || format!("SSD setting `{setting}`: {expected}");
+        let fields = self.fields();
+        let keys = fields.each_ref().map(|(key, ..)| *key).join(", ");
+        let wrong = || format!("SSD setting `{setting}`: expected KEY=NUMBER, KEY one of {keys}");
         let (key, value) = setting.split_once('=').ok_or_else(wrong)?;
         let value: u64 = value.parse().map_err(|_| wrong())?;
-        let (field, least) = match key {
-            "read_ns" => (&mut self.read_ns, 0),
-            "write_ns" => (&mut self.write_ns, 0),
-            "flush_ns" => (&mut self.flush_ns, 0),
-            "read_bytes_per_s" => (&mut self.read_bytes_per_s, 1),
-            "write_bytes_per_s" => (&mut self.write_bytes_per_s, 1),
-            "parallel" => (&mut self.parallel, 1),
-            _ => return Err(wrong()),
-        };
+        let found = fields.into_iter().find(|field| field.0 == key);
+        let (_, field, least) = found.ok_or_else(wrong)?;
         if value < least {
             return Err(format!("SSD setting `{setting}`: expected at least {least}"));
         }
@@ -121,12 +112,16 @@ impl FromStr for SsdModel {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = text.split(',');
         let preset = parts.next().unwrap_or_default();
-        let mut model = Self::preset(preset).ok_or_else(|| {
+        let found = PRESETS.iter().find(|(name, _)| *name == preset);
+        let (_, values) = found.ok_or_else(|| {
             let names = PRESETS.map(|preset| preset.0).join(", ");
             format!("unknown SSD `{preset}`: expected one of {names}")
         })?;
+        let mut model = Self { name: text.to_owned(), ..Self::default() };
+        for ((_, field, _), value) in model.fields().into_iter().zip(values) {
+            *field = *value;
+        }
         parts.try_for_each(|setting| model.set(setting))?;
-        text.clone_into(&mut model.name);
         Ok(model)
     }
 }

@@ -96,7 +96,9 @@ pub(super) struct Descriptors {
 }
 
 impl Descriptors {
-    pub(super) fn new(files: Files) -> Self {
+    /// None; `separator` parts the names of folders in a path.
+    pub(super) fn new(separator: u8) -> Self {
+        let files = Files::new(separator);
         Self { tables: FxHashMap::default(), open: Vec::new(), free: Vec::new(), count: 0, files }
     }
 

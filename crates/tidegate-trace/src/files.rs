@@ -158,10 +158,7 @@ impl Files {
     }
 
     fn drop_name(&mut self, file: FileId, out: &mut Out) {
-        if let Some(state) = self.states.get_mut(&file) {
-            state.names = state.names.saturating_sub(1);
-        }
-        self.drop_unused(file, out);
+        self.release(file, |state| &mut state.names, out);
     }
 
     /// A descriptor of `file` was made.
@@ -171,15 +168,15 @@ impl Files {
 
     /// The last use of a descriptor of `file` is over.
     pub(super) fn closed(&mut self, file: FileId, out: &mut Out) {
-        if let Some(state) = self.states.get_mut(&file) {
-            state.descriptors = state.descriptors.saturating_sub(1);
-        }
-        self.drop_unused(file, out);
+        self.release(file, |state| &mut state.descriptors, out);
     }
 
-    fn drop_unused(&mut self, file: FileId, out: &mut Out) {
-        let is_unused = |state: &State| state.names == 0 && state.descriptors == 0;
-        if self.states.get(&file).is_some_and(is_unused) {
+    /// One of what `count` counts is gone, and with the last of all the file.
+    fn release(&mut self, file: FileId, count: fn(&mut State) -> &mut u32, out: &mut Out) {
+        let Some(state) = self.states.get_mut(&file) else { return };
+        let count = count(state);
+        *count = count.saturating_sub(1);
+        if state.names == 0 && state.descriptors == 0 {
             self.states.remove(&file);
             out.push(Op::Remove { file });
         }

@@ -115,27 +115,21 @@ struct Process {
 
 impl Processes {
     fn open(files: Vec<(u32, PathBuf)>, progress: &mut Progress) -> io::Result<Self> {
-        let mut all = Self {
-            files: Vec::new(),
-            next: BinaryHeap::new(),
-            progress: Progress::default(),
-            head: Vec::new(),
-            line: Vec::new(),
-        };
+        let (mut processes, mut next, mut head) = (Vec::new(), BinaryHeap::new(), Vec::new());
         for (index, (pid, path)) in files.into_iter().enumerate() {
             // The first line tells when the file is read; its bytes count when it is.
             let mut lines = Lines::new(Progress::default().open(&path)?);
-            if all.head.len() < HEAD_BYTES {
-                all.head.extend_from_slice(lines.head()?);
+            if head.len() < HEAD_BYTES {
+                head.extend_from_slice(lines.head()?);
             }
             if let Some(Ok(text)) = lines.next()? {
-                all.next.push(Reverse((time_us(text).unwrap_or(0), index)));
+                next.push(Reverse((time_us(text).unwrap_or(0), index)));
             }
             progress.total_bytes += path.metadata()?.len();
-            all.files.push(Process { pid, path, lines: None });
+            processes.push(Process { pid, path, lines: None });
         }
-        all.progress = progress.clone();
-        Ok(all)
+        let progress = progress.clone();
+        Ok(Self { files: processes, next, progress, head, line: Vec::new() })
     }
 
     fn next(&mut self) -> io::Result<Option<Line<'_>>> {

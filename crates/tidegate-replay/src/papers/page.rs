@@ -111,22 +111,17 @@ struct Shown {
     part: usize,
 }
 
-impl Shown {
-    /// All of each cell of the table `title`; none where its numbers have not one unit.
-    fn whole(title: &str) -> Option<Self> {
-        let (_, unit) = UNITS.iter().find(|(part, _)| title.contains(part))?;
-        Some(Self { title: title.trim_end_matches('.').to_owned(), unit, part: 0 })
-    }
-
-    /// Seconds and pages, of the table `title`.
-    fn seconds_and_pages(title: &str) -> [Self; 2] {
+/// What is shown of the table `title` whose first header is `first`: seconds and pages by memory,
+/// or all of each cell where its numbers have one unit.
+fn shown(title: &str, first: &str) -> Vec<Shown> {
+    if first == "memory" {
         let (name, _) = title.split_once(':').unwrap_or((title, ""));
-        [("seconds", 0), ("pages written", 1)].map(|(unit, part)| Self {
-            title: format!("{name}: {unit}"),
-            unit,
-            part,
-        })
+        let part = |(unit, part)| Shown { title: format!("{name}: {unit}"), unit, part };
+        return [("seconds", 0), ("pages written", 1)].map(part).into();
     }
+    let unit = UNITS.iter().find(|(part, _)| title.contains(part));
+    let Some((_, unit)) = unit else { return Vec::new() };
+    vec![Shown { title: title.trim_end_matches('.').to_owned(), unit, part: 0 }]
 }
 
 /// The plots of the table `title`: one, or two where a cell has seconds and pages.
@@ -137,12 +132,8 @@ fn plots(title: &str, headers: &[String], rows: &[Vec<String>]) -> Vec<Plot> {
         return Vec::new();
     }
     let columns = by_row.then(|| columns_of(title));
-    let shown: Vec<Shown> = if first == "memory" {
-        Shown::seconds_and_pages(title).into()
-    } else {
-        Shown::whole(title).into_iter().collect()
-    };
-    shown.into_iter().filter_map(|shown| plot(headers, rows, columns, shown)).collect()
+    let shown = shown(title, first).into_iter();
+    shown.filter_map(|shown| plot(headers, rows, columns, shown)).collect()
 }
 
 /// What the columns of the table `title` differ in: what stands behind the last "by" of the title.

@@ -4,7 +4,6 @@ use super::Reader;
 use crate::bad::{Bad, Result};
 use crate::descriptors::{Descriptors, Open, Opening};
 use crate::event::Op;
-use crate::files::Files;
 use crate::names::Names;
 use crate::out::{Out, Way};
 
@@ -89,8 +88,7 @@ pub(super) struct Calls {
 impl Calls {
     /// `separator` parts the names of folders in a path.
     pub(super) fn new(parse: Parse, separator: u8) -> Self {
-        let descriptors = Descriptors::new(Files::new(separator));
-        Self { parse, descriptors, processes: Names::default() }
+        Self { parse, descriptors: Descriptors::new(separator), processes: Names::default() }
     }
 }
 

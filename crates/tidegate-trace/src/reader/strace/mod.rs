@@ -18,7 +18,6 @@ use std::collections::HashMap;
 use super::Reader;
 use crate::bad::{Bad, Result};
 use crate::descriptors::Descriptors;
-use crate::files::Files;
 use crate::lines::MAX_LINE_BYTES;
 use crate::out::Out;
 use call::Call;
@@ -48,7 +47,7 @@ pub(super) fn parse(line: &[u8]) -> Result<()> {
 
 impl Strace {
     pub(super) fn new() -> Self {
-        let descriptors = Descriptors::new(Files::new(b'/'));
+        let descriptors = Descriptors::new(b'/');
         Self { processes: Processes::default(), descriptors, unfinished: HashMap::new() }
     }
 
