@@ -273,7 +273,10 @@ impl Tally {
             return false;
         }
         let Some(begun_ns) = self.begun_ns else {
-            self.warm(now_ns);
+            if self.answered >= self.case.warm_up {
+                self.begun_ns = Some(now_ns);
+                self.phases_before = self.tier.as_ref().map(|tier| tier.phases());
+            }
             return true;
         };
         // The first batch that counts is issued when the job is answered for the first time.
@@ -310,13 +313,6 @@ impl Tally {
 
     fn is_over(&self) -> bool {
         self.ended_ns > 0
-    }
-
-    fn warm(&mut self, now_ns: u64) {
-        if self.answered >= self.case.warm_up {
-            self.begun_ns = Some(now_ns);
-            self.phases_before = self.tier.as_ref().map(|tier| tier.phases());
-        }
     }
 
     fn count(&mut self, now_ns: u64, request: u64, issued_ns: &mut [u64]) {

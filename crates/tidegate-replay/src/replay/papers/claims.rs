@@ -12,9 +12,7 @@ pub(super) const PARTLY_TITLE: &str = "The paper's claims, on its six workloads:
      Facebook, Twitter and TPC-C (PostgreSQL), as far as these were given";
 
 fn mean(values: &[f64]) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "few values")]
-    let count = values.len().max(1) as f64;
-    values.iter().sum::<f64>() / count
+    values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
 fn largest(values: &[f64]) -> f64 {
@@ -53,11 +51,8 @@ impl Synced<'_> {
 
     /// A row for our own aim.
     fn aim(&self, what: &'static str, of: Measure, reason: &'static str) -> Check {
-        let is_no_worse = |it: &&&Played| it.row("tidegate").map(of) <= it.row("afcm").map(of);
-        let no_worse = self.0.iter().filter(is_no_worse).count();
-        let ours = format!("{no_worse} of {}", self.0.len());
-        let holds = no_worse == self.0.len();
-        check(("-", what), ("all (our aim)".to_owned(), ours), holds, reason)
+        let is_no_worse = |it: &Played| it.row("tidegate").map(of) <= it.row("afcm").map(of);
+        Check { paper: "all (our aim)".to_owned(), ..self.all(("-", what), is_no_worse, reason) }
     }
 
     fn share_check(&self) -> Check {
@@ -370,7 +365,6 @@ const OWN_STORED: &str = "pages that DRAM gives up unsynced are stored too, whic
                           costs a header of 64 bytes, and blocks of 512 bytes are stored whole";
 
 fn index_pct(it: &Played) -> Option<f64> {
-    #[expect(clippy::cast_precision_loss, reason = "a percentage for people")]
     let of = |bytes: u64, pages: u64| bytes as f64 * 100.0 / (pages as f64 * 4096.0);
     Some(of(it.row("afcm")?.index_bytes, it.replayed.profile.footprint_pages))
 }

@@ -5,6 +5,8 @@
 //! paper's groups of workloads together; storage is the model `paper`, and persistent memory is as
 //! fast as DRAM, for the paper's was DRAM. Each CPU plays a trace at a time.
 
+#![allow(clippy::cast_precision_loss, reason = "ratios for people")]
+
 mod claims;
 
 use std::fmt::Write as _;
@@ -103,7 +105,9 @@ struct Played {
 /// A trace or the file cannot be read, the file not be written, or it has one marker alone.
 pub(super) fn update(args: &ReplayArgs, path: &Path) -> Result<()> {
     papers::update(path, "replay", |_| {
-        let played = play_all(args, &tasks(&args.traces))?;
+        let ssd: SsdModel = "paper".parse().map_err(Error::Usage)?;
+        let played = parallel::map(&tasks(&args.traces), |task| task.play(args, &ssd));
+        let played: Vec<_> = played.into_iter().collect::<Result<_>>()?;
         let (groups, traces): (Vec<_>, Vec<_>) = played.into_iter().partition(|it| it.is_group);
         Ok(section(&traces, &groups))
     })
@@ -128,12 +132,6 @@ fn name_of(trace: &Path) -> String {
     let name =
         name.split_once(".csv").or_else(|| name.split_once(".txt")).map_or(&*name, |it| it.0);
     name.trim_start_matches("mobigen.out.").trim_end_matches(".trace").to_owned()
-}
-
-/// What came of `tasks`, in their order; each CPU plays one at a time.
-fn play_all(args: &ReplayArgs, tasks: &[Task]) -> Result<Vec<Played>> {
-    let ssd: SsdModel = "paper".parse().map_err(Error::Usage)?;
-    parallel::map(tasks, |task| task.play(args, &ssd)).into_iter().collect()
 }
 
 impl Played {
@@ -177,12 +175,10 @@ const fn seconds(row: &Row) -> f64 {
     row.seconds
 }
 
-#[expect(clippy::cast_precision_loss, reason = "ratios for people")]
 const fn written(row: &Row) -> f64 {
     row.ssd_pages_written as f64
 }
 
-#[expect(clippy::cast_precision_loss, reason = "ratios for people")]
 const fn traffic(row: &Row) -> f64 {
     row.pmem_traffic_bytes() as f64
 }
@@ -254,7 +250,6 @@ paper's own traces would give.
 
 ";
 
-#[expect(clippy::cast_precision_loss, reason = "numbers for people")]
 const FIGURES: [(&str, Measure, usize); 5] = [
     ("Execution time in seconds (figure 7a)", seconds, 3),
     ("Pages written to flash (figure 7c)", written, 0),
