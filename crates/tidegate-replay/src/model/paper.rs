@@ -226,6 +226,7 @@ impl Figures {
             let what = format!("requests of {policy} up to 5 µs, %");
             Check::at_least(figure, what, 0.0, between_pct(policy, 0, CACHED_NS), NO_HITS)
         };
+        let before = "time before a request reaches transit";
         let before_pct = Costs::caiti().request_ns as f64 * 100.0 / self.service_ns("transit");
         vec![
             quick("2c", "btt"),
@@ -234,14 +235,7 @@ impl Figures {
             spikes("2d, 3a", "pmbd", ""),
             spikes("2e, 3b", "lru", "an eviction is one write to the table: 16 µs"),
             quick("5b", "transit"),
-            Check::of(
-                "7",
-                "time before a request reaches transit".into(),
-                54.0,
-                before_pct,
-                "%",
-                "an input: all software around a request counts as before it",
-            ),
+            Check::of("7", before.into(), 54.0, before_pct, "%", ALL_BEFORE),
         ]
     }
 
@@ -285,23 +279,13 @@ impl Figures {
             rate("transit") / others.into_iter().fold(0.0, f64::max)
         };
         let of_job = |policy, jobs| self.ran(policy, jobs, CACHE_BYTES).outcome.service_ns(jobs);
-        let mut checks = vec![Check::of(
-            "5d",
-            "p99.99 of pmbd over transit, depth 1024".into(),
-            14.0,
-            tail("pmbd") / tail("transit"),
-            "x",
-            TAIL,
-        )];
+        let what = "p99.99 of pmbd over transit, depth 1024".into();
+        let ratio = tail("pmbd") / tail("transit");
+        let mut checks = vec![Check::of("5d", what, 14.0, ratio, "x", TAIL)];
         checks.extend(JOBS.map(|jobs| {
             let what = format!("rate of transit over the best other cache or btt, {jobs} jobs");
-            Check::at_least(
-                "5e",
-                what,
-                1.0,
-                over_best(jobs),
-                if jobs < 32 { SYNCERS } else { FULL },
-            )
+            let reason = if jobs < 32 { SYNCERS } else { FULL };
+            Check::at_least("5e", what, 1.0, over_best(jobs), reason)
         }));
         let what = "time of a coactive request with 2 jobs over 1".into();
         let ours = of_job("coactive", 2) / of_job("coactive", 1);
@@ -466,6 +450,7 @@ time ([how](decisions/model-by-coroutines.md)) and writes this section. The cost
 in; what caches do there came out. Ratios are of the time that a request takes its job, as in the
 paper's table 1: a depth of D is D requests back to back. \"Same\" is within 15 %.
 ";
+const ALL_BEFORE: &str = "an input: all software around a request counts as before it";
 const OWN_BTT: &str = "our table fences twice a write and keeps no list of readers: less to gain";
 const SYNCERS: &str = "ours has up to 16 syncers, which keep up on idle cores; the paper's has one";
 const IDLE: &str = "a job that never rests keeps the device busy: ours writes nothing back ahead";

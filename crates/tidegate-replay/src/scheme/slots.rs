@@ -209,15 +209,10 @@ impl Pmem {
         true
     }
 
-    /// Stores `lines` of the page of `slot`, which has no slot of its own. False: there is no
+    /// Stores the dirty lines of `slot`, whose page has no slot of its own. False: there is no
     /// space.
-    fn store_lines(
-        &mut self,
-        slot: u32,
-        lines: u64,
-        dram: &mut PageCache,
-        devices: &mut dyn Devices,
-    ) -> bool {
+    fn store_lines(&mut self, slot: u32, dram: &mut PageCache, devices: &mut dyn Devices) -> bool {
+        let lines = dram.dirty_lines(slot);
         let stored = if let Held::Fine(old) = &self.held[slot as usize] { old.stored } else { 0 };
         let new = if self.replaced.is_some() { lines } else { lines & !stored };
         self.begin_page(slot, devices);
@@ -246,11 +241,10 @@ impl Pmem {
 
     /// Stores the entries of `places`, and then the bitmaps that make them count.
     fn describe(places: impl Iterator<Item = u32>, devices: &mut dyn Devices) {
-        let mut numbers: Vec<u32> = places.map(|place| place / PLACES_A_SLOT).collect();
+        let mut numbers = slots_with(places);
         if numbers.is_empty() {
             return;
         }
-        numbers.sort_unstable();
         for same in numbers.chunk_by(|one, other| one == other) {
             devices.pmem_metadata(same.len() as u64 * WORD_BYTES);
         }
@@ -363,8 +357,7 @@ impl Pmem {
 
     /// Releases `places`, each slot's by one store of its bitmap.
     fn free_places(&mut self, places: &[u32], devices: &mut dyn Devices) {
-        let mut numbers: Vec<u32> = places.iter().map(|place| place / PLACES_A_SLOT).collect();
-        numbers.sort_unstable();
+        let mut numbers = slots_with(places.iter().copied());
         numbers.dedup();
         for place in places {
             self.free_place(*place);
@@ -469,9 +462,7 @@ impl Durable for Pmem {
                 devices.pmem_fence();
                 true
             }
-            Held::Nothing | Held::Fine(_) if is_fine => {
-                self.store_lines(slot, lines, dram, devices)
-            }
+            Held::Nothing | Held::Fine(_) if is_fine => self.store_lines(slot, dram, devices),
             _ => self.store_page(slot, dram, devices),
         };
         self.busy = NOWHERE;
@@ -522,10 +513,16 @@ fn store_words(count: usize, devices: &mut dyn Devices) {
     devices.pmem_fence();
 }
 
+/// The slot of each of `places`, in order.
+fn slots_with(places: impl Iterator<Item = u32>) -> Vec<u32> {
+    let mut numbers: Vec<u32> = places.map(|place| place / PLACES_A_SLOT).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
 /// The slot in which most of `lines` are.
 fn slot_with_most(lines: &Lines) -> u32 {
-    let mut numbers: Vec<u32> = lines.each(ALL_LINES).map(|it| it / PLACES_A_SLOT).collect();
-    numbers.sort_unstable();
+    let numbers = slots_with(lines.each(ALL_LINES));
     let most = numbers.chunk_by(|one, other| one == other).max_by_key(|same| same.len());
     most.map_or(0, |same| same[0])
 }

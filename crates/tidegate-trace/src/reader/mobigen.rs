@@ -42,11 +42,10 @@ fn call<'a>(op: &[u8], arguments: &'a [u8], result: i64) -> Result<Call<'a>> {
             }
         }
         b"close" => Call::Close(signed(arguments, "descriptor")?),
-        b"read" | b"write" => transfer(way(op), signed(arguments, "descriptor")?, None, result)?,
+        b"read" | b"write" => transfer(op, arguments, None, result)?,
         b"pread" | b"pwrite" => {
             let (descriptor, offset) = cut(arguments, b' ')?;
-            let offset = number(offset, "offset")?;
-            transfer(way(op), signed(descriptor, "descriptor")?, Some(offset), result)?
+            transfer(op, descriptor, Some(number(offset, "offset")?), result)?
         }
         b"fsync" | b"fdatasync" => Call::SyncDescriptor(signed(arguments, "descriptor")?),
         b"unlink" => Call::Unlink(unquoted(arguments)),
@@ -55,11 +54,14 @@ fn call<'a>(op: &[u8], arguments: &'a [u8], result: i64) -> Result<Call<'a>> {
     })
 }
 
-fn way(op: &[u8]) -> Way {
-    if op.ends_with(b"read") { Way::Read } else { Way::Write }
-}
-
-fn transfer<'a>(way: Way, descriptor: i64, offset: Option<u64>, result: i64) -> Result<Call<'a>> {
+fn transfer<'a>(
+    op: &[u8],
+    descriptor: &[u8],
+    offset: Option<u64>,
+    result: i64,
+) -> Result<Call<'a>> {
+    let way = if op.ends_with(b"read") { Way::Read } else { Way::Write };
+    let descriptor = signed(descriptor, "descriptor")?;
     let (_, len) = range(offset.unwrap_or(0), u64::try_from(result).unwrap_or(0))?;
     Ok(Call::Transfer { way, descriptor, offset, len })
 }

@@ -65,7 +65,7 @@ impl Cache {
             created => created.map_err(failed(CACHE))?,
         };
         let (work, works) = channel();
-        let backing = Backing::of(DEVICE_PAGES * PAGE_BYTES, &work);
+        let backing = Backing::of(&work);
         let watch = Watch::new(places, salt, work);
         let most_split = watch.most_split();
         let region = Arc::new(region.observed(Arc::new(watch)));

@@ -17,7 +17,7 @@ use tidegate::pool::PoolError;
 
 use super::log_watch::{LogWork, Watch};
 use super::work::{Backing, Teller, Work};
-use super::{BLOCK_BYTES, Context, DEVICE_PAGES, Engine, PAGE, failed, read_page};
+use super::{BLOCK_BYTES, Context, Engine, PAGE, failed, read_page};
 use crate::error::Result;
 use crate::scheme::Sizes;
 use crate::scheme::page::{LINE_BYTES, PAGE_BYTES, lines_of, pages_of, part_of};
@@ -59,7 +59,7 @@ impl Log {
             created => created.map_err(failed(LOG))?,
         };
         let (work, works) = channel();
-        let backing = Backing::of(DEVICE_PAGES * PAGE_BYTES, &work);
+        let backing = Backing::of(&work);
         let watch = Watch::new(&superblock, work);
         let region = Arc::new(region.observed(Arc::new(watch)));
         let pool = LogPool::open(region).map_err(failed(LOG))?;
