@@ -218,8 +218,8 @@ impl Descriptors {
         out: &mut Out,
     ) {
         let Some(descriptors) = self.tables.get_mut(&table) else { return };
-        let is_closed = |(number, it): (&i64, &mut Descriptor)| which(*number, it.close_on_exec);
-        let mut closed: Vec<_> = descriptors.extract_if(|n, it| is_closed((n, it))).collect();
+        let is_closed = |number: &i64, it: &mut Descriptor| which(*number, it.close_on_exec);
+        let mut closed: Vec<_> = descriptors.extract_if(is_closed).collect();
         if descriptors.is_empty() {
             self.tables.remove(&table);
         }

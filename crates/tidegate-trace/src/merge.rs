@@ -74,12 +74,11 @@ impl Merged {
         })
     }
 
-    fn renumbered(&mut self, of: usize, event: Event) -> Event {
-        let mut op = event.op;
-        if let Some(file) = op.file_mut() {
+    fn renumbered(&mut self, of: usize, mut event: Event) -> Event {
+        if let Some(file) = event.op.file_mut() {
             *file = self.file(of, *file);
         }
-        Event { time_us: event.time_us, stream: self.stream((of, event.stream)), op }
+        Event { stream: self.stream((of, event.stream)), ..event }
     }
 }
 

@@ -92,10 +92,7 @@ fn measure(case: &Case, media: &MediaModel) -> Result<Vec<f64>, DeviceError> {
         Policy::Tier(policy) => Some(dram::open(policy, case.cache_bytes, Arc::clone(&btt) as _)?),
         _ => None,
     };
-    let device: &dyn BlockDevice = match &tier {
-        Some(tier) => &**tier,
-        None => &*btt,
-    };
+    let device: &dyn BlockDevice = tier.as_deref().map_or(&*btt, |tier| tier);
     writes(Stop::Requests(case.warm_up / u64::from(case.jobs)), case.seed).run(device)?;
     (0..REPETITIONS)
         .map(|repetition| {

@@ -136,8 +136,8 @@ impl Real {
             self.open.clear();
         }
         let mut options = File::options();
-        let opened = options.read(true).write(true).create(true).truncate(false);
-        self.open.insert(file, opened.open(self.path(file))?);
+        options.read(true).write(true).create(true).truncate(false);
+        self.open.insert(file, options.open(self.path(file))?);
         Ok(())
     }
 
