@@ -19,7 +19,7 @@ use crate::trace::{FileId, Op};
 /// Where a sync puts what is dirty. Slots are those of the pages in DRAM.
 ///
 /// # Errors
-/// Those of methods are a shipped engine's.
+/// A method fails where a shipped engine does.
 pub(super) trait Durable {
     /// Loads `id` into DRAM. True: memory had all of it.
     fn load(&mut self, id: PageId, devices: &mut dyn Devices) -> Result<bool> {
@@ -92,8 +92,9 @@ impl<D: Durable> Hybrid<D> {
             }
             slot
         };
-        devices.dram_copy(id, lines_of(bytes));
-        self.dram.dirty(slot, lines_of(bytes));
+        let lines = lines_of(bytes);
+        devices.dram_copy(id, lines);
+        self.dram.dirty(slot, lines);
         Ok(())
     }
 
