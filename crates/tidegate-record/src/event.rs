@@ -194,7 +194,7 @@ impl Event {
         let event = Self {
             time_ns,
             kind: Kind::of(head & 0xff)?,
-            flags: low_byte(head >> 8),
+            flags: u8::try_from(head >> 8 & 0xff).unwrap_or(0),
             thread: high_half(head),
             file: high_half(numbers << 32),
             process: high_half(numbers),
@@ -202,10 +202,6 @@ impl Event {
         };
         Some((event, usize::try_from(head >> 16 & 0xffff).ok()?))
     }
-}
-
-fn low_byte(word: u64) -> u8 {
-    word.to_le_bytes()[0]
 }
 
 fn high_half(word: u64) -> u32 {

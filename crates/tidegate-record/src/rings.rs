@@ -69,14 +69,6 @@ pub struct Told {
     pub text: Box<[u8]>,
 }
 
-/// What came of an attempt to append.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Attempt {
-    Done,
-    /// Another writer appends, or there is no space.
-    Elsewhere,
-}
-
 impl Rings {
     /// Makes the rings in a new file at `path`, which only this user may open.
     ///
@@ -135,9 +127,7 @@ impl Rings {
 
     fn append_to_any(&self, event: Event, parts: &[&[u8]], bytes: usize) -> bool {
         let first = u64::try_from(rustix::thread::sched_getcpu()).unwrap_or(0);
-        (0..RINGS).any(|next| {
-            self.ring((first + next) % RINGS).append(event, parts, bytes) == Attempt::Done
-        })
+        (0..RINGS).any(|next| self.ring((first + next) % RINGS).append(event, parts, bytes))
     }
 
     /// Closes the rings if there is no recorder to empty them.
@@ -221,10 +211,11 @@ impl Ring<'_> {
         self.word(offset + 8 * u64::try_from(word % WORDS).unwrap_or(0))
     }
 
-    fn append(&self, mut event: Event, parts: &[&[u8]], bytes: usize) -> Attempt {
+    /// False: another writer appends, or there is no space.
+    fn append(&self, mut event: Event, parts: &[&[u8]], bytes: usize) -> bool {
         let owner = self.word(OWNER);
         if owner.compare_exchange(0, u64::from(event.thread), Acquire, Relaxed).is_err() {
-            return Attempt::Elsewhere;
+            return false;
         }
         let (head, tail) = (self.word(HEAD).load(Relaxed), self.word(TAIL).load(Acquire));
         let used = head.wrapping_sub(tail);
@@ -232,24 +223,17 @@ impl Ring<'_> {
         let fits = used.saturating_add(cells) <= CELLS;
         if fits {
             event.time_ns = now_ns();
-            self.store(head, event.words(bytes));
+            for (at, word) in event.words(bytes).into_iter().enumerate() {
+                self.cell(head, at).store(word, Relaxed);
+            }
             self.store_text(head.wrapping_add(1), parts);
             self.word(HEAD).store(head.wrapping_add(cells), Release);
         }
         owner.store(0, Release);
-        if !fits {
-            return Attempt::Elsewhere;
-        }
-        if used < CELLS / 2 && used + cells >= CELLS / 2 {
+        if fits && used < CELLS / 2 && used + cells >= CELLS / 2 {
             self.rings.tell(FILLED);
         }
-        Attempt::Done
-    }
-
-    fn store(&self, cell: u64, words: [u64; WORDS]) {
-        for (at, word) in words.into_iter().enumerate() {
-            self.cell(cell, at).store(word, Relaxed);
-        }
+        fits
     }
 
     fn store_text(&self, first: u64, parts: &[&[u8]]) {

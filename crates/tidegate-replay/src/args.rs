@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use crate::error::Error;
+use crate::error::Result;
 use crate::measured::PapersArgs;
 use crate::model::args::ModelArgs;
 use crate::record::RecordArgs;
@@ -39,7 +39,7 @@ impl Command {
     ///
     /// # Errors
     /// As the command's own.
-    pub fn run(&mut self) -> Result<ExitCode, Error> {
+    pub fn run(&mut self) -> Result<ExitCode> {
         match self {
             Self::Model(args) => args.run().map(|()| ExitCode::SUCCESS),
             Self::Replay(args) => args.run().map(|()| ExitCode::SUCCESS),

@@ -1,6 +1,9 @@
 //! What may go wrong when a trace is recorded or replayed, or a machine modelled.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// What came of a part of them.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why `tidegate replay`, `tidegate model` or `tidegate record` gave up.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +29,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// What the kernel said of the file `path`.
+    pub(crate) fn io(path: &Path) -> impl Fn(std::io::Error) -> Self {
+        move |source| Self::Io { path: path.into(), source }
+    }
+
     /// True where the command line was wrong: exit status 2 instead of 1.
     #[must_use]
     pub const fn is_usage(&self) -> bool {

@@ -15,6 +15,7 @@ pub mod error;
 pub mod measured;
 pub mod model;
 mod papers;
+mod parallel;
 pub mod profile;
 pub mod record;
 pub mod replay;

@@ -2,17 +2,16 @@
 //! the JSON of `tidegate bench`.
 //!
 //! The text between the markers is this command's. Every number of ours in it is of those files;
-//! what the papers say stands in `FIGURES` and in `caiti`. A figure whose measurement no file has
+//! what the papers say stands in `figures` and in `caiti`. A figure whose measurement no file has
 //! says so in its row.
 
 mod caiti;
 
-use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::papers::markdown::{Block, blocks};
 use crate::papers::took::{self, Took};
 use crate::papers::{self, Check};
@@ -43,7 +42,7 @@ impl PapersArgs {
     ///
     /// # Errors
     /// A file cannot be read, is no report of `tidegate bench`, or the page cannot be written.
-    pub fn run(&self) -> Result<(), Error> {
+    pub fn run(&self) -> Result<()> {
         let reports = self.reports.iter().map(|path| Report::read(path));
         let reports = reports.collect::<Result<Vec<_>, _>>()?;
         if !reports.is_empty() {
@@ -86,9 +85,8 @@ struct Row {
 }
 
 impl Report {
-    fn read(path: &Path) -> Result<Self, Error> {
-        let io = |source| Error::Io { path: path.to_path_buf(), source };
-        let text = std::fs::read_to_string(path).map_err(io)?;
+    fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
         serde_json::from_str(&text).map_err(|error| {
             let path = path.display();
             Error::Usage(format!("{path}: {error}; expected what `tidegate bench --json` writes"))
@@ -191,7 +189,7 @@ impl Claim {
 /// A figure and what is compared in it.
 struct Figure {
     name: &'static str,
-    what: Cow<'static, str>,
+    what: String,
     claim: Claim,
     unit: &'static str,
     ours: Ours,
@@ -200,193 +198,160 @@ struct Figure {
 
 const KIB: u64 = 1 << 10;
 
-const fn figure(
+fn figure(
     name: &'static str,
-    what: &'static str,
+    what: impl Into<String>,
     (claim, unit): (Claim, &'static str),
     ours: Ours,
     reason: &'static str,
 ) -> Figure {
-    Figure { name, what: Cow::Borrowed(what), claim, unit, ours, reason }
+    Figure { name, what: what.into(), claim, unit, ours, reason }
 }
 
-/// All figures but those of Caiti, which `caiti` has.
-const FIGURES: [Figure; 21] = [
-    figure(
-        "NVCache 3",
-        "SQLite with a rollback journal, each insert synced: run over the disk alone",
-        (Claim::AtLeast(1.9), "x"),
-        Ours::Ratio(("run", "run-sqlite-delete", 0), ("plain", "run-sqlite-delete", 0)),
-        DISK,
-    ),
-    figure(
-        "NVCache 3",
-        "SQLite with a write-ahead log: run over the disk alone",
-        (Claim::AtLeast(1.9), "x"),
-        Ours::Ratio(("run", "run-sqlite-wal", 0), ("plain", "run-sqlite-wal", 0)),
-        DISK,
-    ),
-    figure(
-        "NVCache 3",
-        "RocksDB, fillrandom, each write synced: run over the disk alone",
-        (Claim::AtLeast(1.9), "x"),
-        Ours::Ratio(("run", "run-rocksdb-fillrandom", 0), ("plain", "run-rocksdb-fillrandom", 0)),
-        DISK,
-    ),
-    figure(
-        "NVCache 3",
-        "reads of clean pages: run over the disk alone",
-        (Claim::Is(1.0), "x"),
-        Ours::Ratio(("run", "run-read-clean", 0), ("plain", "run-read-clean", 0)),
-        "reads of a second or less from the kernel's page cache: the runs differ by as much",
-    ),
-    figure(
-        "NVCache 4",
-        "random synced writes of 4 KiB: run over the disk alone (22 min over 42 s)",
-        (Claim::AtLeast(31.0), "x"),
-        Ours::Ratio(("run", "run-write-fdatasync", 0), ("plain", "run-write-fdatasync", 0)),
-        "the disk here syncs faster than the paper's SATA SSD, so less is gained",
-    ),
-    figure(
-        "NVCache 5",
-        "the same before the log is full, over after it is full (556 over 78 MiB/s)",
-        (Claim::Is(7.1), "x"),
-        Ours::Ratio(("run", "run-write-fdatasync", 0), ("run", "run-full-random", 0)),
-        "what is left then is the disk's speed: that of a disk here, of a SATA SSD there",
-    ),
-    figure(
-        "NVCache 6",
-        "rate of a full log, cleaned in batches of 1000 over batches of 1 write (78 over 21 MiB/s)",
-        (Claim::AtLeast(3.7), "x"),
-        Ours::Ratio(("batch-1000", "log-batch", 0), ("batch-1", "log-batch", 0)),
-        "a sync costs less here than on the paper's disk",
-    ),
-    figure(
-        "NVCache 6",
-        "the same, batches of 5000 over batches of 100: little difference",
-        (Claim::Is(1.0), "x"),
-        Ours::Ratio(("batch-5000", "log-batch", 0), ("batch-100", "log-batch", 0)),
-        "the disk here takes more at once, so larger batches still gain",
-    ),
-    figure(
-        "NVCache 7",
-        "no read cache but the kernel's: reads of pages with pending writes over clean ones",
-        (Claim::MoreThan(1.0 - TOLERANCE, "no influence"), "x"),
-        Ours::Ratio(("run", "run-read-dirty", 0), ("run", "run-read-clean", 0)),
-        "a read looks up what the log has of the file",
-    ),
-    figure(
-        "study 1",
-        "writes of 4 KiB: persistent memory over the disk, without a cache",
-        (Claim::AtLeast(1.0), "x"),
-        Ours::Ratio(("btt", "study-50pct-1st", 4 * KIB), ("backing", "study-50pct-1st", 4 * KIB)),
-        MODELLED,
-    ),
-    figure(
-        "study 1",
-        "writes of 1 MiB: persistent memory over the disk, without a cache",
-        (Claim::AtLeast(1.0), "x"),
-        Ours::Ratio(
-            ("btt", "study-50pct-1st", 1024 * KIB),
-            ("backing", "study-50pct-1st", 1024 * KIB),
+/// The rate of the first of two policies in the first of two cases over that of the others.
+fn ratio(policies: [&'static str; 2], cases: [&'static str; 2], bytes: u64) -> Ours {
+    Ours::Ratio((policies[0], cases[0], bytes), (policies[1], cases[1], bytes))
+}
+
+/// How much slower the first of two policies is in the first of two cases than the others.
+fn slower(policies: [&'static str; 2], cases: [&'static str; 2], bytes: u64) -> Ours {
+    Ours::SlowerPct((policies[0], cases[0], bytes), (policies[1], cases[1], bytes))
+}
+
+/// All figures, in the order of the papers.
+fn figures() -> Vec<Figure> {
+    [nvcache(), study(), caiti::figures()].into_iter().flatten().collect()
+}
+
+fn nvcache() -> Vec<Figure> {
+    let synced = [
+        ("SQLite with a rollback journal, each insert synced", "run-sqlite-delete"),
+        ("SQLite with a write-ahead log", "run-sqlite-wal"),
+        ("RocksDB, fillrandom, each write synced", "run-rocksdb-fillrandom"),
+    ];
+    let over_disk = |(what, case)| {
+        let what = format!("{what}: run over the disk alone");
+        let ours = ratio(["run", "plain"], [case; 2], 0);
+        figure("NVCache 3", what, (Claim::AtLeast(1.9), "x"), ours, DISK)
+    };
+    let mut figures: Vec<_> = synced.map(over_disk).into();
+    figures.extend([
+        figure(
+            "NVCache 3",
+            "reads of clean pages: run over the disk alone",
+            (Claim::Is(1.0), "x"),
+            ratio(["run", "plain"], ["run-read-clean"; 2], 0),
+            "reads of a second or less from the kernel's page cache: the runs differ by as much",
         ),
-        MODELLED,
-    ),
-    figure(
-        "study 3",
-        "file below the cache, writes and lines of 4 KiB: 1st access slower than the 2nd",
-        (Claim::Cost(40.0), "%"),
-        Ours::SlowerPct(
-            ("cache", "study-50pct-1st", 4 * KIB),
-            ("cache", "study-50pct-2nd", 4 * KIB),
+        figure(
+            "NVCache 4",
+            "random synced writes of 4 KiB: run over the disk alone (22 min over 42 s)",
+            (Claim::AtLeast(31.0), "x"),
+            ratio(["run", "plain"], ["run-write-fdatasync"; 2], 0),
+            "the disk here syncs faster than the paper's SATA SSD, so less is gained",
         ),
-        HEADER,
-    ),
-    figure(
-        "study 3",
-        "file below the cache, writes and lines of 16 KiB: 1st access slower than the 2nd",
-        (Claim::Cost(25.0), "%"),
-        Ours::SlowerPct(
-            ("cache-16k", "study-50pct-1st", 16 * KIB),
-            ("cache-16k", "study-50pct-2nd", 16 * KIB),
+        figure(
+            "NVCache 5",
+            "the same before the log is full, over after it is full (556 over 78 MiB/s)",
+            (Claim::Is(7.1), "x"),
+            ratio(["run"; 2], ["run-write-fdatasync", "run-full-random"], 0),
+            "what is left then is the disk's speed: that of a disk here, of a SATA SSD there",
         ),
-        HEADER,
-    ),
-    figure(
-        "study 3",
-        "file below the cache, writes and lines of 64 KiB: 1st access slower than the 2nd",
-        (Claim::Cost(14.0), "%"),
-        Ours::SlowerPct(
-            ("cache-64k", "study-50pct-1st", 64 * KIB),
-            ("cache-64k", "study-50pct-2nd", 64 * KIB),
+        figure(
+            "NVCache 6",
+            "rate of a full log, cleaned in batches of 1000 over batches of 1 write (78 over 21 \
+             MiB/s)",
+            (Claim::AtLeast(3.7), "x"),
+            ratio(["batch-1000", "batch-1"], ["log-batch"; 2], 0),
+            "a sync costs less here than on the paper's disk",
         ),
-        HEADER,
-    ),
-    figure(
-        "study 3",
-        "file of 125 % of the cache, 4 KiB: 2nd access slower than with a file of 50 %",
-        (Claim::MoreThan(50.0, "drastically"), "%"),
-        Ours::SlowerPct(
-            ("cache", "study-125pct-2nd", 4 * KIB),
-            ("cache", "study-50pct-2nd", 4 * KIB),
+        figure(
+            "NVCache 6",
+            "the same, batches of 5000 over batches of 100: little difference",
+            (Claim::Is(1.0), "x"),
+            ratio(["batch-5000", "batch-100"], ["log-batch"; 2], 0),
+            "the disk here takes more at once, so larger batches still gain",
         ),
-        "counted as drastic above 50 %: each write evicts a dirty page",
-    ),
-    figure(
-        "study 4",
-        "writes of 16 KiB, file of 125 %: 2nd access slower than with a file of 50 %",
-        (Claim::MoreThan(50.0, "as figure 3"), "%"),
-        Ours::SlowerPct(
-            ("cache", "study-125pct-2nd", 16 * KIB),
-            ("cache", "study-50pct-2nd", 16 * KIB),
+        figure(
+            "NVCache 7",
+            "no read cache but the kernel's: reads of pages with pending writes over clean ones",
+            (Claim::MoreThan(1.0 - TOLERANCE, "no influence"), "x"),
+            ratio(["run"; 2], ["run-read-dirty", "run-read-clean"], 0),
+            "a read looks up what the log has of the file",
         ),
-        "counted as drastic above 50 %: each write evicts dirty pages",
-    ),
-    figure(
-        "study 4",
-        "writes of 512 KiB: 1st access of a file of 125 % over that of 50 %",
-        (Claim::MoreThan(1.0, "slightly above 1"), "x"),
-        Ours::Ratio(
-            ("cache", "study-125pct-1st", 512 * KIB),
-            ("cache", "study-50pct-1st", 512 * KIB),
+    ]);
+    figures
+}
+
+/// The study's accesses: of a file of a half of the cache, and of one that is larger.
+const SMALL_1ST: &str = "study-50pct-1st";
+const SMALL_2ND: &str = "study-50pct-2nd";
+const LARGE_1ST: &str = "study-125pct-1st";
+const LARGE_2ND: &str = "study-125pct-2nd";
+
+fn study() -> Vec<Figure> {
+    let without_cache = |(size, kib)| {
+        let what = format!("writes of {size}: persistent memory over the disk, without a cache");
+        let ours = ratio(["btt", "backing"], [SMALL_1ST; 2], kib * KIB);
+        figure("study 1", what, (Claim::AtLeast(1.0), "x"), ours, MODELLED)
+    };
+    let first_access = |(policy, kib, pct)| {
+        let what = format!(
+            "file below the cache, writes and lines of {kib} KiB: 1st access slower than the 2nd"
+        );
+        let ours = slower([policy; 2], [SMALL_1ST, SMALL_2ND], kib * KIB);
+        figure("study 3", what, (Claim::Cost(pct), "%"), ours, HEADER)
+    };
+    let cpu = |(access, case, pct)| {
+        let what = format!(
+            "CPU of the cache of all, {access} access (ours: of a write, all but copy and fences)"
+        );
+        let ours = slower(["cache", "copy"], [case; 2], 4 * KIB);
+        figure("study table 1", what, (Claim::Cost(pct), "%"), ours, NO_LAYERS)
+    };
+    let stored = |(of, case, written_bytes, ratio)| {
+        let what = format!("bytes stored for each written, {of}");
+        let ours = Ours::Stored(("cache", case, 4 * KIB), written_bytes);
+        figure("study 3.3.2", what, (Claim::Cost(ratio), "x"), ours, HEADER)
+    };
+    let mut figures: Vec<_> = [("4 KiB", 4), ("1 MiB", 1024)].map(without_cache).into();
+    figures.extend(
+        [("cache", 4, 40.0), ("cache-16k", 16, 25.0), ("cache-64k", 64, 14.0)].map(first_access),
+    );
+    figures.extend([
+        figure(
+            "study 3",
+            "file of 125 % of the cache, 4 KiB: 2nd access slower than with a file of 50 %",
+            (Claim::MoreThan(50.0, "drastically"), "%"),
+            slower(["cache"; 2], [LARGE_2ND, SMALL_2ND], 4 * KIB),
+            "counted as drastic above 50 %: each write evicts a dirty page",
         ),
-        "Open CAS goes round a cache that has not 128 free lines; ours evicts and keeps its promise",
-    ),
-    figure(
-        "study table 1",
-        "CPU of the cache of all, 1st access (ours: of a write, all but copy and fences)",
-        (Claim::Cost(45.0), "%"),
-        Ours::SlowerPct(
-            ("cache", "study-50pct-1st", 4 * KIB),
-            ("copy", "study-50pct-1st", 4 * KIB),
+        figure(
+            "study 4",
+            "writes of 16 KiB, file of 125 %: 2nd access slower than with a file of 50 %",
+            (Claim::MoreThan(50.0, "as figure 3"), "%"),
+            slower(["cache"; 2], [LARGE_2ND, SMALL_2ND], 16 * KIB),
+            "counted as drastic above 50 %: each write evicts dirty pages",
         ),
-        NO_LAYERS,
-    ),
-    figure(
-        "study table 1",
-        "CPU of the cache of all, 2nd access (ours: of a write, all but copy and fences)",
-        (Claim::Cost(38.0), "%"),
-        Ours::SlowerPct(
-            ("cache", "study-50pct-2nd", 4 * KIB),
-            ("copy", "study-50pct-2nd", 4 * KIB),
+        figure(
+            "study 4",
+            "writes of 512 KiB: 1st access of a file of 125 % over that of 50 %",
+            (Claim::MoreThan(1.0, "slightly above 1"), "x"),
+            ratio(["cache"; 2], [LARGE_1ST, SMALL_1ST], 512 * KIB),
+            "Open CAS goes round a cache that has not 128 free lines; ours evicts and keeps its \
+             promise",
         ),
-        NO_LAYERS,
-    ),
-    figure(
-        "study 3.3.2",
-        "bytes stored for each written, 1st access, 4 KiB, a file of 50 %",
-        (Claim::Cost(2.0), "x"),
-        Ours::Stored(("cache", "study-50pct-1st", 4 * KIB), STUDY_BYTES / 2),
-        HEADER,
-    ),
-    figure(
-        "study 3.3.2",
-        "bytes stored for each written, 2nd access, 4 KiB, a file of 125 %",
-        (Claim::Cost(3.0), "x"),
-        Ours::Stored(("cache", "study-125pct-2nd", 4 * KIB), STUDY_BYTES / 4 * 5),
-        HEADER,
-    ),
-];
+    ]);
+    figures.extend([("1st", SMALL_1ST, 45.0), ("2nd", SMALL_2ND, 38.0)].map(cpu));
+    figures.extend(
+        [
+            ("1st access, 4 KiB, a file of 50 %", SMALL_1ST, STUDY_BYTES / 2, 2.0),
+            ("2nd access, 4 KiB, a file of 125 %", LARGE_2ND, STUDY_BYTES / 4 * 5, 3.0),
+        ]
+        .map(stored),
+    );
+    figures
+}
 
 /// Bytes of the study's cache: a quarter of the `--size` of [`COMMANDS`].
 const STUDY_BYTES: u64 = 64 << 20;
@@ -478,7 +443,7 @@ fn text_of(machine: &Machine) -> String {
 }
 
 fn checks(reports: &[Report]) -> Vec<Check> {
-    FIGURES.iter().chain(&caiti::figures()).map(|figure| check(figure, reports)).collect()
+    figures().iter().map(|figure| check(figure, reports)).collect()
 }
 
 fn check(figure: &Figure, reports: &[Report]) -> Check {
@@ -488,7 +453,7 @@ fn check(figure: &Figure, reports: &[Report]) -> Check {
         Some(ours) => (format!("{ours:.2} {unit}"), claim.verdict(ours)),
     };
     let reason = if ["same", "holds"].contains(&verdict) { &"" } else { reason };
-    let (what, paper) = (what.to_string(), claim.text(unit));
+    let (what, paper) = (what.clone(), claim.text(unit));
     Check { figure: name, what, paper, ours, verdict: verdict.into(), reason: (*reason).into() }
 }
 
@@ -583,7 +548,7 @@ mod tests {
 
     #[test]
     fn what_may_differ_has_a_reason() {
-        for figure in FIGURES.iter().chain(&caiti::figures()) {
+        for figure in figures() {
             assert!(!figure.reason.is_empty(), "{}", figure.what);
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use crate::scheme::page::{LINE_BYTES, PAGE_BYTES, lines_of, pages_of, part_of};
+use crate::scheme::page::{LINE_BYTES, PAGE_BYTES, bits, lines_of, pages_of, part_of};
 use crate::trace::{Event, FileId, Op};
 
 /// What is dirty of a page.
@@ -82,9 +82,9 @@ impl File {
             self.dirty.push((key, at));
         }
         *dirty |= mask;
-        for number in bits(mask) {
-            let bytes = part(key * CHUNK_PAGES + number as u64);
-            let page = self.page(at, number);
+        for number in bits(mask.into()) {
+            let bytes = part(key * CHUNK_PAGES + u64::from(number));
+            let page = self.page(at, number as usize);
             page.lines |= lines_of(&bytes);
             page.bytes += bytes.end - bytes.start;
         }
@@ -94,20 +94,8 @@ impl File {
     fn clean(&mut self, at: usize, mask: u16, mut see: impl FnMut(Page)) {
         let cleaned = self.chunks[at].dirty & mask;
         self.chunks[at].dirty &= !mask;
-        bits(cleaned).for_each(|number| see(std::mem::take(self.page(at, number))));
+        bits(cleaned.into()).for_each(|number| see(std::mem::take(self.page(at, number as usize))));
     }
-}
-
-/// The numbers of the pages in `mask`.
-fn bits(mask: u16) -> impl Iterator<Item = usize> {
-    let mut rest = mask;
-    std::iter::from_fn(move || {
-        (rest != 0).then(|| {
-            let number = rest.trailing_zeros();
-            rest &= rest - 1;
-            number as usize
-        })
-    })
 }
 
 /// The chunks with `pages`: the number of each, and a mask of the pages in it.

@@ -12,7 +12,7 @@ use std::str::FromStr;
 use tidegate::pmem::MediaModel;
 
 use crate::scheme::devices::{Devices, Source};
-use crate::scheme::page::{ALL_LINES, LINE_BYTES, PAGE_BYTES, PageId, runs_of};
+use crate::scheme::page::{ALL_LINES, LINE_BYTES, PAGE_BYTES, PageId, bytes_of, runs_of};
 
 /// What a call into the kernel and the look-up of a page take.
 const OPERATION_NS: f64 = 500.0;
@@ -30,7 +30,7 @@ const NS_PER_S: f64 = 1e9;
 ///
 /// Written as text: the name of a preset, then any number of `,KEY=NUMBER` with the names of the
 /// fields: `nvme,read_ns=60000,parallel=64`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct SsdModel {
     /// The text that made it.
     pub name: String,
@@ -63,35 +63,26 @@ const PRESETS: [Preset; 5] = [
 ];
 
 impl SsdModel {
-    fn preset(name: &str) -> Option<Self> {
-        let (name, fields) = PRESETS.iter().find(|preset| preset.0 == name)?;
-        let [read_ns, write_ns, flush_ns, read_bytes_per_s, write_bytes_per_s, parallel] = *fields;
-        Some(Self {
-            name: (*name).to_owned(),
-            read_ns,
-            write_ns,
-            flush_ns,
-            read_bytes_per_s,
-            write_bytes_per_s,
-            parallel,
-        })
+    /// The fields by their names, and the least that each can be.
+    fn fields(&mut self) -> [(&'static str, &mut u64, u64); 6] {
+        [
+            ("read_ns", &mut self.read_ns, 0),
+            ("write_ns", &mut self.write_ns, 0),
+            ("flush_ns", &mut self.flush_ns, 0),
+            ("read_bytes_per_s", &mut self.read_bytes_per_s, 1),
+            ("write_bytes_per_s", &mut self.write_bytes_per_s, 1),
+            ("parallel", &mut self.parallel, 1),
+        ]
     }
 
     fn set(&mut self, setting: &str) -> Result<(), String> {
-        let expected = "expected KEY=NUMBER, KEY one of read_ns, write_ns, flush_ns, \
-                        read_bytes_per_s, write_bytes_per_s, parallel";
-        let wrong = || format!("SSD setting `{setting}`: {expected}");
+        let fields = self.fields();
+        let keys = fields.each_ref().map(|(key, ..)| *key).join(", ");
+        let wrong = || format!("SSD setting `{setting}`: expected KEY=NUMBER, KEY one of {keys}");
         let (key, value) = setting.split_once('=').ok_or_else(wrong)?;
         let value: u64 = value.parse().map_err(|_| wrong())?;
-        let (field, least) = match key {
-            "read_ns" => (&mut self.read_ns, 0),
-            "write_ns" => (&mut self.write_ns, 0),
-            "flush_ns" => (&mut self.flush_ns, 0),
-            "read_bytes_per_s" => (&mut self.read_bytes_per_s, 1),
-            "write_bytes_per_s" => (&mut self.write_bytes_per_s, 1),
-            "parallel" => (&mut self.parallel, 1),
-            _ => return Err(wrong()),
-        };
+        let found = fields.into_iter().find(|field| field.0 == key);
+        let (_, field, least) = found.ok_or_else(wrong)?;
         if value < least {
             return Err(format!("SSD setting `{setting}`: expected at least {least}"));
         }
@@ -121,12 +112,16 @@ impl FromStr for SsdModel {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = text.split(',');
         let preset = parts.next().unwrap_or_default();
-        let mut model = Self::preset(preset).ok_or_else(|| {
+        let found = PRESETS.iter().find(|(name, _)| *name == preset);
+        let (_, values) = found.ok_or_else(|| {
             let names = PRESETS.map(|preset| preset.0).join(", ");
             format!("unknown SSD `{preset}`: expected one of {names}")
         })?;
+        let mut model = Self { name: text.to_owned(), ..Self::default() };
+        for ((_, field, _), value) in model.fields().into_iter().zip(values) {
+            *field = *value;
+        }
         parts.try_for_each(|setting| model.set(setting))?;
-        text.clone_into(&mut model.name);
         Ok(model)
     }
 }
@@ -229,7 +224,7 @@ impl Meter {
 
 /// What a copy of `lines` of a page from or to DRAM takes that moves `bytes_per_s`.
 fn copy_ns(lines: u64, bytes_per_s: u64) -> f64 {
-    let bytes = u64::from(lines.count_ones()) * LINE_BYTES;
+    let bytes = bytes_of(lines);
     DRAM_LATENCY_NS + float(bytes) / float(bytes_per_s) * NS_PER_S
 }
 
@@ -261,14 +256,14 @@ impl Devices for Meter {
     }
 
     fn pmem_read(&mut self, _page: PageId, lines: u64) {
-        let bytes = u64::from(lines.count_ones()) * LINE_BYTES;
+        let bytes = bytes_of(lines);
         let limits = [self.pmem.thread_read_bytes_per_s, self.pmem.read_bytes_per_s];
         self.ns += f64::from(self.pmem.read_latency_ns).max(DRAM_LATENCY_NS);
         self.ns += float(bytes) / self.slowest(limits) * NS_PER_S;
     }
 
     fn pmem_store(&mut self, _page: PageId, lines: u64) {
-        self.totals.pmem_data_bytes += u64::from(lines.count_ones()) * LINE_BYTES;
+        self.totals.pmem_data_bytes += bytes_of(lines);
         for (_, count) in runs_of(lines) {
             self.store(u64::from(count) * LINE_BYTES);
         }

@@ -33,6 +33,9 @@ impl BadLines {
     }
 }
 
+/// What came of a part of a line.
+pub(super) type Result<T, E = Bad> = std::result::Result<T, E>;
+
 /// Why a line is bad.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Bad {

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::bad::Bad;
 use super::fields::{cut, number};
 use super::lines::Line;
 
@@ -28,10 +29,7 @@ struct Kept {
 impl ByTime {
     /// A line without a time keeps its place behind the line above it.
     pub(super) fn push(&mut self, line: Line<'_>) -> io::Result<()> {
-        let (text, is_whole) = match line {
-            Line::Text(text) => (text, true),
-            Line::TooLong => (&[][..], false),
-        };
+        let (text, is_whole) = (line.unwrap_or_default(), line.is_ok());
         let kept_bytes = self.text.len() + self.lines.len() * size_of::<Kept>();
         if kept_bytes + text.len() > MAX_BYTES {
             return Err(io::Error::other(
@@ -55,7 +53,7 @@ impl ByTime {
         let line = self.lines.get(self.read)?;
         self.read += 1;
         let text = &self.text[line.start..line.start + line.len];
-        Some(if line.is_whole { Line::Text(text) } else { Line::TooLong })
+        Some(if line.is_whole { Ok(text) } else { Err(Bad::Line) })
     }
 
     /// The number in the file of the line that was read last.

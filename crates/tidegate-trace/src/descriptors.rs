@@ -5,11 +5,11 @@
 
 use rustc_hash::FxHashMap;
 
-use super::bad::Bad;
+use super::bad::{Bad, Result};
 use super::event::{FileId, Op};
-use super::fields::range;
+use super::fields::{has_flag, range};
 use super::files::Files;
-use super::out::Out;
+use super::out::{Out, Way};
 
 /// How many descriptors are kept at a time, those of all processes.
 const MAX_DESCRIPTORS: usize = 1 << 20;
@@ -36,11 +36,46 @@ impl Open {
     }
 }
 
-/// Whether bytes go to a file or come from it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    Read,
-    Write,
+/// What opening a file does to it, and how it is written.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Opening {
+    pub(super) makes: Makes,
+    /// Every write goes to the end of the file.
+    pub(super) append: bool,
+    /// Every write is followed by a sync.
+    pub(super) sync: bool,
+}
+
+/// What opening makes of a file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Makes {
+    #[default]
+    Nothing,
+    /// It is a folder.
+    Folder,
+    /// What it had is gone.
+    Empty,
+    /// A file that was not there: it has no bytes.
+    New,
+    /// As [`New`](Self::New), also where the trace has shown the file: that one is gone.
+    Anew,
+}
+
+impl Opening {
+    /// By the flags of `open`, joined by bars.
+    pub(super) fn of_flags(flags: &[u8]) -> Self {
+        let has = |flag: &[u8]| has_flag(flags, flag);
+        let makes = if has(b"O_DIRECTORY") {
+            Makes::Folder
+        } else if has(b"O_TRUNC") {
+            Makes::Empty
+        } else if has(b"O_CREAT") && has(b"O_EXCL") {
+            Makes::New
+        } else {
+            Makes::Nothing
+        };
+        Self { makes, append: has(b"O_APPEND"), sync: has(b"O_SYNC") || has(b"O_DSYNC") }
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -61,8 +96,29 @@ pub(super) struct Descriptors {
 }
 
 impl Descriptors {
-    pub(super) fn new(files: Files) -> Self {
+    /// None; `separator` parts the names of folders in a path.
+    pub(super) fn new(separator: u8) -> Self {
+        let files = Files::new(separator);
         Self { tables: FxHashMap::default(), open: Vec::new(), free: Vec::new(), count: 0, files }
+    }
+
+    /// What opening the file at `path` returns a descriptor of.
+    pub(super) fn open_named(
+        &mut self,
+        path: &[u8],
+        Opening { makes, append, sync }: Opening,
+        out: &mut Out,
+    ) -> Result<Open> {
+        let was_known = self.files.known(path).is_some();
+        let file = self.files.named(path)?;
+        match makes {
+            Makes::Nothing => {}
+            Makes::Folder => self.files.set_folder(file),
+            Makes::Anew if was_known => self.files.resize(file, 0, out)?,
+            Makes::Empty => self.files.resize(file, 0, out)?,
+            Makes::New | Makes::Anew => self.files.set_len(file, Some(0)),
+        }
+        Ok(Open { append, sync, ..Open::at_start(file) })
     }
 
     /// Descriptor `number` of `table` is now `open`; what it was before is closed.
@@ -72,7 +128,7 @@ impl Descriptors {
         open: Open,
         close_on_exec: bool,
         out: &mut Out,
-    ) -> Result<(), Bad> {
+    ) -> Result<()> {
         self.close((table, number), out);
         if self.count >= MAX_DESCRIPTORS {
             return Err(Bad::Tables);
@@ -87,10 +143,13 @@ impl Descriptors {
             self.open.push((open, 1));
             self.open.len() - 1
         };
-        self.count += 1;
-        let table = self.tables.entry(table).or_default();
-        table.insert(number, Descriptor { open, close_on_exec });
+        self.insert((table, number), Descriptor { open, close_on_exec });
         Ok(())
+    }
+
+    fn insert(&mut self, (table, number): (u32, i64), descriptor: Descriptor) {
+        self.count += 1;
+        self.tables.entry(table).or_default().insert(number, descriptor);
     }
 
     /// Closes a descriptor. One that is not known is left alone: nothing depends on it.
@@ -121,7 +180,7 @@ impl Descriptors {
         (from, to): (i64, i64),
         close_on_exec: bool,
         out: &mut Out,
-    ) -> Result<(), Bad> {
+    ) -> Result<()> {
         let open = self.find(table, from)?.open;
         if from == to {
             return Ok(());
@@ -130,15 +189,13 @@ impl Descriptors {
             return Err(Bad::Tables);
         }
         self.open[open].1 += 1;
-        self.count += 1;
         self.close((table, to), out);
-        let table = self.tables.entry(table).or_default();
-        table.insert(to, Descriptor { open, close_on_exec });
+        self.insert((table, to), Descriptor { open, close_on_exec });
         Ok(())
     }
 
     /// Gives table `to` the descriptors of table `from` that it does not have.
-    pub(super) fn inherit(&mut self, from: u32, to: u32) -> Result<(), Bad> {
+    pub(super) fn inherit(&mut self, from: u32, to: u32) -> Result<()> {
         let mut inherited = self.tables.get(&from).cloned().unwrap_or_default();
         let own = self.tables.entry(to).or_default();
         inherited.retain(|number, _| !own.contains_key(number));
@@ -161,8 +218,8 @@ impl Descriptors {
         out: &mut Out,
     ) {
         let Some(descriptors) = self.tables.get_mut(&table) else { return };
-        let is_closed = |(number, it): (&i64, &mut Descriptor)| which(*number, it.close_on_exec);
-        let mut closed: Vec<_> = descriptors.extract_if(|n, it| is_closed((n, it))).collect();
+        let is_closed = |number: &i64, it: &mut Descriptor| which(*number, it.close_on_exec);
+        let mut closed: Vec<_> = descriptors.extract_if(is_closed).collect();
         if descriptors.is_empty() {
             self.tables.remove(&table);
         }
@@ -172,16 +229,16 @@ impl Descriptors {
         }
     }
 
-    fn find(&self, table: u32, number: i64) -> Result<Descriptor, Bad> {
+    fn find(&self, table: u32, number: i64) -> Result<Descriptor> {
         let found = self.tables.get(&table).and_then(|table| table.get(&number));
         found.copied().ok_or(Bad::Descriptor(number))
     }
 
-    pub(super) fn get(&self, (table, number): (u32, i64)) -> Result<&Open, Bad> {
+    pub(super) fn get(&self, (table, number): (u32, i64)) -> Result<&Open> {
         Ok(&self.open[self.find(table, number)?.open].0)
     }
 
-    pub(super) fn get_mut(&mut self, (table, number): (u32, i64)) -> Result<&mut Open, Bad> {
+    pub(super) fn get_mut(&mut self, (table, number): (u32, i64)) -> Result<&mut Open> {
         let found = self.find(table, number)?;
         Ok(&mut self.open[found.open].0)
     }
@@ -200,7 +257,7 @@ impl Descriptors {
         descriptor: (u32, i64),
         way: Way,
         offset: Option<u64>,
-    ) -> Result<Option<(FileId, u64)>, Bad> {
+    ) -> Result<Option<(FileId, u64)>> {
         let open = self.get(descriptor)?;
         let Some(file) = open.file else { return Ok(None) };
         let start = if open.append && way == Way::Write {
@@ -219,19 +276,15 @@ impl Descriptors {
         offset: Option<u64>,
         len: u64,
         out: &mut Out,
-    ) -> Result<(), Bad> {
+    ) -> Result<()> {
         let Some((file, start)) = self.start(descriptor, way, offset)? else { return Ok(()) };
         let (start, len) = range(start, len)?;
-        match way {
-            Way::Read => out.read(file, start, len)?,
-            Way::Write if len > 0 => {
-                out.write(file, start, len)?;
-                self.files.reaches(file, start + len);
-                if self.get(descriptor)?.sync {
-                    out.push(Op::Sync { file });
-                }
+        out.transfer(way, file, start, len)?;
+        if way == Way::Write && len > 0 {
+            self.files.reaches(file, start + len);
+            if self.get(descriptor)?.sync {
+                out.push(Op::Sync { file });
             }
-            Way::Write => {}
         }
         if offset.is_none() {
             self.get_mut(descriptor)?.position = Some(start + len);
@@ -240,7 +293,7 @@ impl Descriptors {
     }
 
     /// What was written through a descriptor is made durable.
-    pub(super) fn sync(&mut self, descriptor: (u32, i64), out: &mut Out) -> Result<(), Bad> {
+    pub(super) fn sync(&mut self, descriptor: (u32, i64), out: &mut Out) -> Result<()> {
         if let Some(file) = self.get(descriptor)?.file {
             out.push(Op::Sync { file });
         }

@@ -58,3 +58,17 @@ pub enum Op {
         file: FileId,
     },
 }
+
+impl Op {
+    /// The file that it is of; none for all files.
+    pub fn file_mut(&mut self) -> Option<&mut FileId> {
+        match self {
+            Self::Read { file, .. }
+            | Self::Write { file, .. }
+            | Self::Sync { file }
+            | Self::Resize { file, .. }
+            | Self::Remove { file } => Some(file),
+            Self::SyncAll => None,
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! Fields of a line: numbers, times, and the parts between separators.
 
-use super::bad::Bad;
+use super::bad::{Bad, Result};
 
 /// The last offset that a file or device can have.
 const MAX_OFFSET: u64 = i64::MAX.unsigned_abs();
@@ -12,7 +12,7 @@ const SECTOR_BYTES: u64 = 512;
 const DIGITS_THAT_FIT: usize = 19;
 
 /// The decimal number that `text` is; `what` names it in the reason of a bad line.
-pub(super) fn number(text: &[u8], what: &'static str) -> Result<u64, Bad> {
+pub(super) fn number(text: &[u8], what: &'static str) -> Result<u64> {
     decimal(text).ok_or(Bad::Number(what))
 }
 
@@ -28,7 +28,7 @@ fn decimal(text: &[u8]) -> Option<u64> {
 }
 
 /// A number that may have a sign.
-pub(super) fn signed(text: &[u8], what: &'static str) -> Result<i64, Bad> {
+pub(super) fn signed(text: &[u8], what: &'static str) -> Result<i64> {
     let (magnitude, negative) = match text.strip_prefix(b"-") {
         Some(rest) => (rest, true),
         None => (text, false),
@@ -38,12 +38,12 @@ pub(super) fn signed(text: &[u8], what: &'static str) -> Result<i64, Bad> {
 }
 
 /// A number of a stream: thread or process.
-pub(super) fn stream(text: &[u8]) -> Result<u32, Bad> {
+pub(super) fn stream(text: &[u8]) -> Result<u32> {
     u32::try_from(number(text, "thread")?).map_err(|_| Bad::Number("thread"))
 }
 
 /// Seconds with a fraction, as microseconds, rounded.
-pub(super) fn seconds_us(text: &[u8]) -> Result<u64, Bad> {
+pub(super) fn seconds_us(text: &[u8]) -> Result<u64> {
     let dot = text.iter().position(|&byte| byte == b'.').unwrap_or(text.len());
     let (whole, fraction) = text.split_at(dot);
     let whole = decimal(whole).and_then(|whole| whole.checked_mul(1_000_000));
@@ -64,7 +64,7 @@ fn fraction_us(digits: &[u8]) -> Option<u64> {
 }
 
 /// A range of bytes of a file, within what is possible.
-pub(super) fn range(offset_bytes: u64, len_bytes: u64) -> Result<(u64, u64), Bad> {
+pub(super) fn range(offset_bytes: u64, len_bytes: u64) -> Result<(u64, u64)> {
     if len_bytes > MAX_REQUEST_BYTES {
         return Err(Bad::Length);
     }
@@ -75,18 +75,18 @@ pub(super) fn range(offset_bytes: u64, len_bytes: u64) -> Result<(u64, u64), Bad
 }
 
 /// The range in bytes of `count` sectors from `first` on.
-pub(super) fn sectors(first: u64, count: u64) -> Result<(u64, u64), Bad> {
+pub(super) fn sectors(first: u64, count: u64) -> Result<(u64, u64)> {
     let offset = first.checked_mul(SECTOR_BYTES).ok_or(Bad::Range)?;
     range(offset, count.checked_mul(SECTOR_BYTES).ok_or(Bad::Length)?)
 }
 
 /// A length of a file.
-pub(super) fn file_length(len_bytes: u64) -> Result<u64, Bad> {
+pub(super) fn file_length(len_bytes: u64) -> Result<u64> {
     if len_bytes <= MAX_OFFSET { Ok(len_bytes) } else { Err(Bad::Range) }
 }
 
 /// The parts of `line` between single bytes `separator`, as many as `N`: no more, no less.
-pub(super) fn split<const N: usize>(line: &[u8], separator: u8) -> Result<[&[u8]; N], Bad> {
+pub(super) fn split<const N: usize>(line: &[u8], separator: u8) -> Result<[&[u8]; N]> {
     let mut fields = [&[][..]; N];
     let mut parts = line.split(|&byte| byte == separator);
     for field in &mut fields {
@@ -96,15 +96,26 @@ pub(super) fn split<const N: usize>(line: &[u8], separator: u8) -> Result<[&[u8]
 }
 
 /// The part of `line` before the first `separator`, and what follows it.
-pub(super) fn cut(line: &[u8], separator: u8) -> Result<(&[u8], &[u8]), Bad> {
+pub(super) fn cut(line: &[u8], separator: u8) -> Result<(&[u8], &[u8])> {
     let at = memchr::memchr(separator, line).ok_or(Bad::Shape)?;
     Ok((&line[..at], &line[at + 1..]))
 }
 
 /// The part of `line` before the last `separator`, and what follows it.
-pub(super) fn cut_last(line: &[u8], separator: u8) -> Result<(&[u8], &[u8]), Bad> {
+pub(super) fn cut_last(line: &[u8], separator: u8) -> Result<(&[u8], &[u8])> {
     let at = memchr::memrchr(separator, line).ok_or(Bad::Shape)?;
     Ok((&line[..at], &line[at + 1..]))
+}
+
+/// `text` without its quotes; it may have none, or only one.
+pub(super) fn unquoted(text: &[u8]) -> &[u8] {
+    let text = text.strip_prefix(b"\"").unwrap_or(text);
+    text.strip_suffix(b"\"").unwrap_or(text)
+}
+
+/// True if `flags`, joined by bars, have `flag`.
+pub(super) fn has_flag(flags: &[u8], flag: &[u8]) -> bool {
+    flags.split(|&byte| byte == b'|').any(|it| it == flag)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::bad::Bad;
+use super::bad::Result;
 use super::event::{FileId, Op};
 use super::fields::file_length;
 use super::names::Names;
@@ -33,7 +33,7 @@ impl Files {
     }
 
     /// The file named `name`.
-    pub(super) fn named(&mut self, name: &[u8]) -> Result<FileId, Bad> {
+    pub(super) fn named(&mut self, name: &[u8]) -> Result<FileId> {
         if let Some(file) = self.names.find(name) {
             return Ok(file);
         }
@@ -43,7 +43,7 @@ impl Files {
     }
 
     /// A file that has no name yet.
-    pub(super) fn unnamed(&mut self) -> Result<FileId, Bad> {
+    pub(super) fn unnamed(&mut self) -> Result<FileId> {
         let file = self.names.number()?;
         self.states.insert(file, State { len_bytes: Some(0), ..State::default() });
         Ok(file)
@@ -65,17 +65,10 @@ impl Files {
         self.states.get(&file)?.len_bytes
     }
 
-    /// The trace shows that `file` has this length.
-    pub(super) fn set_len(&mut self, file: FileId, len_bytes: u64) {
+    /// The trace shows that `file` has this length; none: that it has another one than before.
+    pub(super) fn set_len(&mut self, file: FileId, len_bytes: Option<u64>) {
         if let Some(state) = self.states.get_mut(&file) {
-            state.len_bytes = Some(len_bytes);
-        }
-    }
-
-    /// The length of `file` has changed to what the trace does not show.
-    pub(super) fn forget_len(&mut self, file: FileId) {
-        if let Some(state) = self.states.get_mut(&file) {
-            state.len_bytes = None;
+            state.len_bytes = len_bytes;
         }
     }
 
@@ -87,15 +80,15 @@ impl Files {
     }
 
     /// Gives `file` a length, and drops what lies behind it.
-    pub(super) fn resize(&mut self, file: FileId, len: u64, out: &mut Out) -> Result<(), Bad> {
+    pub(super) fn resize(&mut self, file: FileId, len: u64, out: &mut Out) -> Result<()> {
         let len_bytes = file_length(len)?;
-        self.set_len(file, len_bytes);
+        self.set_len(file, Some(len_bytes));
         out.push(Op::Resize { file, len_bytes });
         Ok(())
     }
 
     /// Renames a file or a folder. A file that had the new name is replaced.
-    pub(super) fn rename(&mut self, from: &[u8], to: &[u8], out: &mut Out) -> Result<(), Bad> {
+    pub(super) fn rename(&mut self, from: &[u8], to: &[u8], out: &mut Out) -> Result<()> {
         if from == to {
             return Ok(());
         }
@@ -117,7 +110,7 @@ impl Files {
         if is_folder { self.rename_below(from, to) } else { Ok(()) }
     }
 
-    fn rename_below(&mut self, from: &[u8], to: &[u8]) -> Result<(), Bad> {
+    fn rename_below(&mut self, from: &[u8], to: &[u8]) -> Result<()> {
         for name in self.names.below(from, self.separator) {
             if let Some(file) = self.names.remove(&name) {
                 let moved = [to, &name[from.len()..]].concat();
@@ -128,7 +121,7 @@ impl Files {
     }
 
     /// Swaps the names of two files, `RENAME_EXCHANGE`.
-    pub(super) fn exchange(&mut self, one: &[u8], other: &[u8]) -> Result<(), Bad> {
+    pub(super) fn exchange(&mut self, one: &[u8], other: &[u8]) -> Result<()> {
         let files = (self.named(one)?, self.named(other)?);
         self.names.insert(one, files.1)?;
         self.names.insert(other, files.0)?;
@@ -136,13 +129,13 @@ impl Files {
     }
 
     /// Gives the file named `name` another name.
-    pub(super) fn link(&mut self, name: &[u8], new: &[u8]) -> Result<(), Bad> {
+    pub(super) fn link(&mut self, name: &[u8], new: &[u8]) -> Result<()> {
         let file = self.named(name)?;
         self.name(file, new)
     }
 
     /// Gives `file` a name, or one more.
-    pub(super) fn name(&mut self, file: FileId, new: &[u8]) -> Result<(), Bad> {
+    pub(super) fn name(&mut self, file: FileId, new: &[u8]) -> Result<()> {
         if self.names.get(new).is_none() {
             self.names.insert(new, file)?;
             self.states.entry(file).or_default().names += 1;
@@ -165,10 +158,7 @@ impl Files {
     }
 
     fn drop_name(&mut self, file: FileId, out: &mut Out) {
-        if let Some(state) = self.states.get_mut(&file) {
-            state.names = state.names.saturating_sub(1);
-        }
-        self.drop_unused(file, out);
+        self.release(file, |state| &mut state.names, out);
     }
 
     /// A descriptor of `file` was made.
@@ -178,15 +168,15 @@ impl Files {
 
     /// The last use of a descriptor of `file` is over.
     pub(super) fn closed(&mut self, file: FileId, out: &mut Out) {
-        if let Some(state) = self.states.get_mut(&file) {
-            state.descriptors = state.descriptors.saturating_sub(1);
-        }
-        self.drop_unused(file, out);
+        self.release(file, |state| &mut state.descriptors, out);
     }
 
-    fn drop_unused(&mut self, file: FileId, out: &mut Out) {
-        let is_unused = |state: &State| state.names == 0 && state.descriptors == 0;
-        if self.states.get(&file).is_some_and(is_unused) {
+    /// One of what `count` counts is gone, and with the last of all the file.
+    fn release(&mut self, file: FileId, count: fn(&mut State) -> &mut u32, out: &mut Out) {
+        let Some(state) = self.states.get_mut(&file) else { return };
+        let count = count(state);
+        *count = count.saturating_sub(1);
+        if state.names == 0 && state.descriptors == 0 {
             self.states.remove(&file);
             out.push(Op::Remove { file });
         }

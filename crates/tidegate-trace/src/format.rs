@@ -61,12 +61,8 @@ impl Format {
     /// Its lines are calls on files, not requests of a disk.
     #[must_use]
     pub const fn is_of_files(self) -> bool {
-        match self {
-            Self::Mobigen | Self::Csv | Self::Dbench | Self::Fiu | Self::Strace => true,
-            Self::Mqsim | Self::Cloudphysics | Self::Mobileblock | Self::Msr | Self::Alibaba => {
-                false
-            }
-        }
+        use Format::{Alibaba, Cloudphysics, Mobileblock, Mqsim, Msr};
+        !matches!(self, Mqsim | Cloudphysics | Mobileblock | Msr | Alibaba)
     }
 
     /// The names of all, for messages.

@@ -31,8 +31,7 @@ impl Progress {
 
     /// The file at `path`, decompressed.
     pub(super) fn open(&self, path: &Path) -> io::Result<Input> {
-        let file = File::open(path)?;
-        decompressed(Counted { inner: file, read_bytes: Arc::clone(&self.read_bytes) })
+        self.read(File::open(path)?)
     }
 
     /// What `bytes` gives, decompressed; the total is not known.

@@ -1,20 +1,17 @@
 //! Lines of an input, of any length, in bounded memory.
 
 use std::io::{self, ErrorKind, Read};
+use std::ops::Range;
+
+use super::bad::{Bad, Result};
 
 /// The longest line that is read; a longer one is bad. A call with two paths, all of whose bytes
 /// are escaped, is shorter.
 pub(super) const MAX_LINE_BYTES: usize = 64 << 10;
 const FIRST_BUFFER_BYTES: usize = 16 << 10;
 
-/// What stands between two ends of lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Line<'a> {
-    /// A line, without its end.
-    Text(&'a [u8]),
-    /// A line that is too long to be read.
-    TooLong,
-}
+/// What stands between two ends of lines, without them; an error if it is too long to be read.
+pub(super) type Line<'a> = Result<&'a [u8]>;
 
 /// The lines of `input`. The buffer grows to [`MAX_LINE_BYTES`] and no further.
 pub(super) struct Lines<R> {
@@ -25,13 +22,6 @@ pub(super) struct Lines<R> {
     ended: bool,
 }
 
-/// Where the next line is in the buffer.
-enum Next {
-    Text(usize, usize),
-    TooLong,
-    End,
-}
-
 impl<R: Read> Lines<R> {
     pub(super) fn new(input: R) -> Self {
         Self { input, buffer: vec![0; FIRST_BUFFER_BYTES], start: 0, end: 0, ended: false }
@@ -40,11 +30,8 @@ impl<R: Read> Lines<R> {
     /// The next line; none at the end of the input. A last line needs no line feed, and a carriage
     /// return before the line feed is dropped.
     pub(super) fn next(&mut self) -> io::Result<Option<Line<'_>>> {
-        Ok(match self.find()? {
-            Next::Text(start, end) => Some(Line::Text(self.text(start, end))),
-            Next::TooLong => Some(Line::TooLong),
-            Next::End => None,
-        })
+        let found = self.find()?;
+        Ok(found.map(|found| found.map(|place| self.text(place))))
     }
 
     /// The first bytes of the input, as many as the buffer takes at first, without reading on.
@@ -66,44 +53,46 @@ impl<R: Read> Lines<R> {
         Ok(Some(&self.buffer[self.start..self.end]).filter(|bytes| !bytes.is_empty()))
     }
 
-    fn text(&self, start: usize, end: usize) -> &[u8] {
-        let line = &self.buffer[start..end];
+    fn text(&self, place: Range<usize>) -> &[u8] {
+        let line = &self.buffer[place];
         line.strip_suffix(b"\r").unwrap_or(line)
     }
 
-    fn find(&mut self) -> io::Result<Next> {
+    /// Where the next line is in the buffer.
+    fn find(&mut self) -> io::Result<Option<Result<Range<usize>>>> {
         let mut seen = 0;
         loop {
             let unseen = &self.buffer[self.start + seen..self.end];
             if let Some(at) = memchr::memchr(b'\n', unseen) {
                 let (start, end) = (self.start, self.start + seen + at);
                 self.start = end + 1;
-                return Ok(Next::Text(start, end));
+                return Ok(Some(Ok(start..end)));
             }
             seen = self.end - self.start;
             if self.ended {
                 let start = std::mem::replace(&mut self.start, self.end);
-                return Ok(if seen == 0 { Next::End } else { Next::Text(start, self.end) });
+                return Ok((seen > 0).then_some(Ok(start..self.end)));
             }
             if seen == MAX_LINE_BYTES {
-                return self.skip_line();
+                self.skip_line()?;
+                return Ok(Some(Err(Bad::Line)));
             }
             self.fill()?;
         }
     }
 
     /// Drops the line that fills the buffer, up to its end.
-    fn skip_line(&mut self) -> io::Result<Next> {
+    fn skip_line(&mut self) -> io::Result<()> {
         loop {
             (self.start, self.end) = (0, 0);
             self.fill()?;
             if let Some(at) = memchr::memchr(b'\n', &self.buffer[..self.end]) {
                 self.start = at + 1;
-                return Ok(Next::TooLong);
+                return Ok(());
             }
             if self.ended {
                 self.start = self.end;
-                return Ok(Next::TooLong);
+                return Ok(());
             }
         }
     }
@@ -146,8 +135,8 @@ mod tests {
         let mut found = Vec::new();
         while let Some(line) = lines.next().unwrap() {
             found.push(match line {
-                Line::Text(text) => Some(String::from_utf8(text.to_vec()).unwrap()),
-                Line::TooLong => None,
+                Ok(text) => Some(String::from_utf8(text.to_vec()).unwrap()),
+                Err(_) => None,
             });
         }
         found

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::event::{Event, FileId, Op};
+use super::event::{Event, FileId};
 use super::whole::Trace;
 use crate::error::Error;
 
@@ -74,17 +74,11 @@ impl Merged {
         })
     }
 
-    fn renumbered(&mut self, of: usize, event: Event) -> Event {
-        let mut op = event.op;
-        match &mut op {
-            Op::Read { file, .. }
-            | Op::Write { file, .. }
-            | Op::Sync { file }
-            | Op::Resize { file, .. }
-            | Op::Remove { file } => *file = self.file(of, *file),
-            Op::SyncAll => {}
+    fn renumbered(&mut self, of: usize, mut event: Event) -> Event {
+        if let Some(file) = event.op.file_mut() {
+            *file = self.file(of, *file);
         }
-        Event { time_us: event.time_us, stream: self.stream((of, event.stream)), op }
+        Event { stream: self.stream((of, event.stream)), ..event }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::bad::Bad;
+use super::bad::{Bad, Result};
 use super::event::FileId;
 
 /// How many names are kept at a time.
@@ -23,11 +23,13 @@ pub(super) struct Names {
 
 impl Names {
     /// The file named `name`; a new one if none has that name.
-    pub(super) fn id(&mut self, name: &[u8]) -> Result<FileId, Bad> {
-        match self.find(name) {
-            Some(id) => Ok(id),
-            None => self.create(name),
+    pub(super) fn id(&mut self, name: &[u8]) -> Result<FileId> {
+        if let Some(id) = self.find(name) {
+            return Ok(id);
         }
+        let id = self.number()?;
+        self.insert(name, id)?;
+        Ok(id)
     }
 
     /// The file named `name`, which is likely to be looked up again at once.
@@ -50,21 +52,15 @@ impl Names {
         self.ids.get(name).copied()
     }
 
-    fn create(&mut self, name: &[u8]) -> Result<FileId, Bad> {
-        let id = self.number()?;
-        self.insert(name, id)?;
-        Ok(id)
-    }
-
     /// A number for a file.
-    pub(super) fn number(&mut self) -> Result<FileId, Bad> {
+    pub(super) fn number(&mut self) -> Result<FileId> {
         let id = FileId(self.next);
         self.next = self.next.checked_add(1).ok_or(Bad::Tables)?;
         Ok(id)
     }
 
     /// Gives `id` the name `name`; returns the file that had it.
-    pub(super) fn insert(&mut self, name: &[u8], id: FileId) -> Result<Option<FileId>, Bad> {
+    pub(super) fn insert(&mut self, name: &[u8], id: FileId) -> Result<Option<FileId>> {
         if self.ids.len() >= MAX_NAMES || self.bytes + name.len() > MAX_NAMES_BYTES {
             return Err(Bad::Tables);
         }

@@ -2,9 +2,16 @@
 
 use std::collections::VecDeque;
 
-use super::bad::Bad;
+use super::bad::Result;
 use super::event::{Event, FileId, Op};
 use super::fields::range;
+
+/// Whether bytes go to a file or come from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Read,
+    Write,
+}
 
 /// The events of the lines that were read, in order. A line may give none, one, or several.
 #[derive(Debug, Default)]
@@ -31,20 +38,13 @@ impl Out {
         self.queue.push_back(Event { time_us: self.last_us, stream: self.stream, op });
     }
 
-    /// A read; one of no bytes is none.
-    pub(super) fn read(&mut self, file: FileId, offset: u64, len: u64) -> Result<(), Bad> {
+    /// A read or a write; one of no bytes is none.
+    pub(super) fn transfer(&mut self, way: Way, file: FileId, offset: u64, len: u64) -> Result<()> {
         let (offset_bytes, len_bytes) = range(offset, len)?;
-        if len_bytes > 0 {
-            self.push(Op::Read { file, offset_bytes, len_bytes });
-        }
-        Ok(())
-    }
-
-    /// A write; one of no bytes is none.
-    pub(super) fn write(&mut self, file: FileId, offset: u64, len: u64) -> Result<(), Bad> {
-        let (offset_bytes, len_bytes) = range(offset, len)?;
-        if len_bytes > 0 {
-            self.push(Op::Write { file, offset_bytes, len_bytes });
+        match way {
+            _ if len_bytes == 0 => {}
+            Way::Read => self.push(Op::Read { file, offset_bytes, len_bytes }),
+            Way::Write => self.push(Op::Write { file, offset_bytes, len_bytes }),
         }
         Ok(())
     }

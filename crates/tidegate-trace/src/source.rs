@@ -115,27 +115,21 @@ struct Process {
 
 impl Processes {
     fn open(files: Vec<(u32, PathBuf)>, progress: &mut Progress) -> io::Result<Self> {
-        let mut all = Self {
-            files: Vec::new(),
-            next: BinaryHeap::new(),
-            progress: Progress::default(),
-            head: Vec::new(),
-            line: Vec::new(),
-        };
+        let (mut processes, mut next, mut head) = (Vec::new(), BinaryHeap::new(), Vec::new());
         for (index, (pid, path)) in files.into_iter().enumerate() {
             // The first line tells when the file is read; its bytes count when it is.
             let mut lines = Lines::new(Progress::default().open(&path)?);
-            if all.head.len() < HEAD_BYTES {
-                all.head.extend_from_slice(lines.head()?);
+            if head.len() < HEAD_BYTES {
+                head.extend_from_slice(lines.head()?);
             }
-            if let Some(Line::Text(text)) = lines.next()? {
-                all.next.push(Reverse((time_us(text).unwrap_or(0), index)));
+            if let Some(Ok(text)) = lines.next()? {
+                next.push(Reverse((time_us(text).unwrap_or(0), index)));
             }
             progress.total_bytes += path.metadata()?.len();
-            all.files.push(Process { pid, path, lines: None });
+            processes.push(Process { pid, path, lines: None });
         }
-        all.progress = progress.clone();
-        Ok(all)
+        let progress = progress.clone();
+        Ok(Self { files: processes, next, progress, head, line: Vec::new() })
     }
 
     fn next(&mut self) -> io::Result<Option<Line<'_>>> {
@@ -151,13 +145,10 @@ impl Processes {
             };
             self.line.clear();
             write!(self.line, "{pid} ")?;
-            let is_whole = matches!(line, Line::Text(_));
-            if let Line::Text(text) = line {
-                self.line.extend_from_slice(text);
-            }
+            let text = line.map(|text| self.line.extend_from_slice(text));
             let next_us = opened.peek()?.and_then(time_us);
             self.next.push(Reverse((next_us.unwrap_or(last_us), index)));
-            return Ok(Some(if is_whole { Line::Text(&self.line) } else { Line::TooLong }));
+            return Ok(Some(text.map(|()| &*self.line)));
         }
         Ok(None)
     }

@@ -3,11 +3,10 @@
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use super::bad::{Bad, BadLines};
+use super::bad::BadLines;
 use super::event::Event;
 use super::format::Format;
 use super::input::Progress;
-use super::lines::Line;
 use super::out::Out;
 use super::reader::{Reader, detect, reader};
 use super::source::Source;
@@ -115,9 +114,9 @@ impl Trace {
         let Some(line) = self.source.next()? else { return Ok(false) };
         self.line += 1;
         let result = match line {
-            Line::Text(text) if text.trim_ascii().is_empty() => return Ok(true),
-            Line::Text(text) => self.reader.line(text, &mut self.out),
-            Line::TooLong => Err(Bad::Line),
+            Ok(text) if text.trim_ascii().is_empty() => return Ok(true),
+            Ok(text) => self.reader.line(text, &mut self.out),
+            Err(why) => Err(why),
         };
         self.bad.lines += 1;
         if let Err(why) = result {

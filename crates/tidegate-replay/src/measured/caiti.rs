@@ -3,7 +3,7 @@
 //! `LevelDB` is `RocksDB` here. The numbers are those of the paper's text; where the text has none,
 //! the row has its words.
 
-use super::{Claim, Figure, Ours, TOLERANCE};
+use super::{Claim, Figure, Ours, TOLERANCE, figure, ratio, slower};
 
 /// What Caiti, the policy `transit`, is compared with: a policy of the bench, and its name in the
 /// paper.
@@ -52,22 +52,17 @@ fn figure_8() -> Vec<Figure> {
 }
 
 fn figure_9() -> Vec<Figure> {
-    let tail = Figure {
-        name: "Caiti 9a",
-        what: format!("{LEVELDB}, fillrandom of 4 KiB: shortest p99.99 of the others over Caiti's")
-            .into(),
-        claim: Claim::MoreThan(1.0, "above 1"),
-        unit: "x",
-        ours: Ours::OverBestTail(("transit", "program-rocksdb-fillrandom-4096", 0), &POLICIES),
-        reason: SERVED,
-    };
-    let load = |((policy, name), ratio): (Other, f64)| Figure {
-        name: "Caiti 9",
-        what: format!("{LEVELDB}, YCSB's load: rate of Caiti over {name}").into(),
-        claim: Claim::Is(ratio),
-        unit: "x",
-        ours: Ours::Ratio(("transit", "program-ycsb-load", 0), (policy, "program-ycsb-load", 0)),
-        reason: SERVED,
+    let tail = figure(
+        "Caiti 9a",
+        format!("{LEVELDB}, fillrandom of 4 KiB: shortest p99.99 of the others over Caiti's"),
+        (Claim::MoreThan(1.0, "above 1"), "x"),
+        Ours::OverBestTail(("transit", "program-rocksdb-fillrandom-4096", 0), &POLICIES),
+        SERVED,
+    );
+    let load = |((policy, name), paper): (Other, f64)| {
+        let what = format!("{LEVELDB}, YCSB's load: rate of Caiti over {name}");
+        let ours = ratio(["transit", policy], ["program-ycsb-load"; 2], 0);
+        figure("Caiti 9", what, (Claim::Is(paper), "x"), ours, SERVED)
     };
     let mixed = |(name, case)| {
         let what = format!("{LEVELDB}, YCSB's {name}");
@@ -111,14 +106,9 @@ fn less(
     (name, what, reason): Of<'_>,
     ((policy, other), pct): (Other, f64),
 ) -> Figure {
-    Figure {
-        name,
-        what: format!("{what}: less time with Caiti than with {other}").into(),
-        claim: Claim::Is(pct),
-        unit: "%",
-        ours: Ours::SlowerPct((policy, case, 0), ("transit", case, 0)),
-        reason,
-    }
+    let what = format!("{what}: less time with Caiti than with {other}");
+    let ours = slower([policy, "transit"], [case; 2], 0);
+    figure(name, what, (Claim::Is(pct), "%"), ours, reason)
 }
 
 /// A row of a case in which the paper finds Caiti's rate comparable to that of `others`.
@@ -129,14 +119,9 @@ fn comparable(
 ) -> Figure {
     let others_are =
         if others.contains(&"btt") { "BTT and the other caches" } else { "the others" };
-    Figure {
-        name,
-        what: format!("{what}: rate of Caiti over the highest of {others_are}").into(),
-        claim: Claim::MoreThan(1.0 - TOLERANCE, words),
-        unit: "x",
-        ours: Ours::OverBest(("transit", case, 0), others),
-        reason,
-    }
+    let what = format!("{what}: rate of Caiti over the highest of {others_are}");
+    let ours = Ours::OverBest(("transit", case, 0), others);
+    figure(name, what, (Claim::MoreThan(1.0 - TOLERANCE, words), "x"), ours, reason)
 }
 
 #[cfg(test)]

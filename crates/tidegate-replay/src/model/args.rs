@@ -9,7 +9,7 @@ use tidegate_bench::policy::Policy;
 use super::case::{Case, Length};
 use super::costs::Costs;
 use super::{calibrate, disk, output, page, paper, plan, validate};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::report;
 
 /// Most cores and jobs of a machine: those of the largest ones that there are.
@@ -95,7 +95,7 @@ impl ModelArgs {
     ///
     /// # Errors
     /// [`Error::Usage`] for arguments that make no sense; files that cannot be written.
-    pub fn run(&self) -> Result<(), Error> {
+    pub fn run(&self) -> Result<()> {
         if let Some(path) = &self.calibrate {
             return self.calibrate(path);
         }
@@ -115,7 +115,7 @@ impl ModelArgs {
     }
 
     /// Measures this machine, and writes what it costs to `path`.
-    fn calibrate(&self, path: &Path) -> Result<(), Error> {
+    fn calibrate(&self, path: &Path) -> Result<()> {
         let mut costs = calibrate::measure(self.pmem.as_deref())?;
         if let Some(dir) = &self.disk {
             costs.ssd = disk::measure(dir)?.name;
@@ -125,7 +125,7 @@ impl ModelArgs {
         Ok(())
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<()> {
         let usage = |message: String| Err(Error::Usage(message));
         let in_range = |number: &u32| (1..=MOST_CORES).contains(number);
         if !self.cores.iter().chain(&self.jobs).all(in_range) {
@@ -174,18 +174,14 @@ impl ModelArgs {
 
     fn case(&self, policy: Policy, cores: u32, jobs: u32, cache_bytes: u64) -> Case {
         let case = Case {
-            policy,
             cores,
             jobs,
             depths: self.iodepth.clone(),
             cache_bytes,
             block_bytes: self.block_bytes,
-            device_bytes: self.size,
-            warm_up: 0,
-            length: Length::Requests(0),
             flush_every: self.flush_every,
-            reads: false,
             seed: self.seed,
+            ..Case::new(policy, self.size)
         };
         let case = case.overrun(LEAST_REQUESTS);
         match self.seconds {

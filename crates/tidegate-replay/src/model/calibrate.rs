@@ -29,7 +29,7 @@ use tidegate_bench::workload::{Stop, Workload};
 
 use super::case::{Case, Length};
 use super::costs::Costs;
-use crate::error::Error;
+use crate::error::{Error, Result};
 
 const BLOCK_BYTES: u64 = 4096;
 /// Memory that no cache of a CPU holds.
@@ -44,7 +44,7 @@ const STRIDE: u64 = 6151;
 ///
 /// # Errors
 /// The memory for it cannot be had.
-pub(super) fn measure(pmem: Option<&Path>) -> Result<Costs, Error> {
+pub(super) fn measure(pmem: Option<&Path>) -> Result<Costs> {
     measure_all(pmem)
         .map_err(|error| Error::Usage(format!("this machine cannot be measured: {error}")))
 }
@@ -274,20 +274,8 @@ fn btt_write_ns(costs: &Costs) -> Result<f64, DeviceError> {
     let btt = open_btt(LARGE_BYTES, &options)?;
     let device_bytes = btt.geometry().size_bytes();
     writes(1, device_bytes, Stop::Requests(1), 1).fill(&btt)?;
-    let case = Case {
-        policy: bench::Policy::Btt,
-        cores: 1,
-        jobs: 1,
-        depths: vec![1],
-        cache_bytes: 0,
-        block_bytes: BLOCK_BYTES as u32,
-        device_bytes,
-        warm_up: 100,
-        length: Length::Requests(2000),
-        flush_every: 0,
-        reads: false,
-        seed: 1,
-    };
+    let case = Case::new(bench::Policy::Btt, device_bytes);
+    let case = Case { warm_up: 100, length: Length::Requests(2000), ..case };
     Ok(service_ns(&btt, RUNS)? - case.run(costs, &media)?.service_ns(1))
 }
 

@@ -4,7 +4,7 @@
 //! from the issue of the first. Since devices are synchronous, the depth changes nothing but that:
 //! one run has the latencies of all depths.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hdrhistogram::Histogram;
 use tidegate::device::{BlockDevice, DeviceError, DeviceErrorKind, WriteFlags};
@@ -15,7 +15,7 @@ use tidegate_bench::policy::Policy;
 
 use super::below::{Below, Engine};
 use super::costs::Costs;
-use super::machine::{self, ModelledMemory};
+use super::machine::{self, ModelledMemory, lock};
 
 /// How often a run of `pmbd` fills the cache.
 const PMBD_TURNS: u64 = 4;
@@ -97,6 +97,25 @@ impl Outcome {
 }
 
 impl Case {
+    /// One job on one core that writes pages to a device of `device_bytes`, the first of which
+    /// counts.
+    pub fn new(policy: Policy, device_bytes: u64) -> Self {
+        Self {
+            policy,
+            cores: 1,
+            jobs: 1,
+            depths: vec![1],
+            cache_bytes: 0,
+            block_bytes: 4096,
+            device_bytes,
+            warm_up: 0,
+            length: Length::Requests(0),
+            flush_every: 0,
+            reads: false,
+            seed: 1,
+        }
+    }
+
     /// The case on a cache that is overrun: its warm-up writes twice as many blocks as there are
     /// slots, for some are written back while it fills. What counts fills them once more, and
     /// several times under `pmbd`, whose drains come all at about the same time: so they are in it
@@ -119,18 +138,14 @@ impl Case {
     /// # Panics
     /// The machine does not come to its end: a bug of a tier.
     pub fn run(&self, costs: &Costs, media: &MediaModel) -> Result<Outcome, DeviceError> {
-        let (case, costs, media) = (self.clone(), costs.clone(), media.clone());
+        let case = self.clone();
+        let (cores, request_ns, btt_ns) = (self.cores, costs.request_ns, costs.btt_ns);
+        let main = move || case.main(request_ns, btt_ns);
         std::thread::scope(|scope| {
-            let run = scope.spawn(move || case.run_here(&costs, media));
-            run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            let run = scope.spawn(|| machine::run(costs, media.clone(), cores, main));
+            let result = run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            result.unwrap_or_else(|deadlock| panic!("{deadlock}"))
         })
-    }
-
-    fn run_here(self, costs: &Costs, media: MediaModel) -> Result<Outcome, DeviceError> {
-        let (request_ns, btt_ns) = (costs.request_ns, costs.btt_ns);
-        let cores = self.cores;
-        let main = move || self.main(request_ns, btt_ns);
-        machine::run(costs, media, cores, main).unwrap_or_else(|deadlock| panic!("{deadlock}"))
     }
 
     /// The first thread of the machine.
@@ -158,7 +173,8 @@ impl Case {
         below.end();
         drop((device, tier));
         let tally = Arc::into_inner(tally).expect("all jobs have ended");
-        tally.into_inner().unwrap_or_else(PoisonError::into_inner).outcome()
+        let tally = tally.into_inner().unwrap_or_else(PoisonError::into_inner);
+        tally.error.map_or(Ok(tally.outcome), Err)
     }
 
     fn open_tier(&self, below: &Arc<Below>) -> Result<Option<Arc<dyn DramTier>>, DeviceError> {
@@ -215,11 +231,6 @@ impl Job {
     }
 }
 
-fn lock(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
-    // It is held only between two switches of the machine's threads: it is always free.
-    tally.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// What the jobs of a run have done.
 struct Tally {
     case: Case,
@@ -227,30 +238,24 @@ struct Tally {
     answered: u64,
     begun_ns: Option<u64>,
     ended_ns: u64,
-    counted: u64,
-    latencies: Vec<Histogram<u64>>,
-    flushes: Histogram<u64>,
     phases_before: Option<Phases>,
-    phases_after: Option<Phases>,
+    /// So far.
+    outcome: Outcome,
     error: Option<DeviceError>,
 }
 
 impl Tally {
     fn new(case: Case, tier: Option<Arc<dyn DramTier>>) -> Self {
         let histogram = || Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("constant bounds");
-        Self {
+        let outcome = Outcome {
+            elapsed_ns: 0,
+            requests: 0,
             latencies: case.depths.iter().map(|_| histogram()).collect(),
             flushes: histogram(),
-            case,
-            tier,
-            answered: 0,
-            begun_ns: None,
-            ended_ns: 0,
-            counted: 0,
-            phases_before: None,
-            phases_after: None,
-            error: None,
-        }
+            phases: None,
+        };
+        let (begun_ns, phases_before, error) = (None, None, None);
+        Self { case, tier, answered: 0, begun_ns, ended_ns: 0, phases_before, outcome, error }
     }
 
     /// A job's request number `request` was answered; `issued_ns` has when its present batch was
@@ -268,7 +273,10 @@ impl Tally {
             return false;
         }
         let Some(begun_ns) = self.begun_ns else {
-            self.warm(now_ns);
+            if self.answered >= self.case.warm_up {
+                self.begun_ns = Some(now_ns);
+                self.phases_before = self.tier.as_ref().map(|tier| tier.phases());
+            }
             return true;
         };
         // The first batch that counts is issued when the job is answered for the first time.
@@ -278,12 +286,14 @@ impl Tally {
         }
         self.count(now_ns, request, issued_ns);
         let is_done = match self.case.length {
-            Length::Requests(requests) => self.counted >= requests,
+            Length::Requests(requests) => self.outcome.requests >= requests,
             Length::Nanoseconds(ns) => now_ns >= begun_ns + ns,
         };
         if is_done {
             self.ended_ns = now_ns;
-            self.phases_after = self.tier.take().map(|tier| tier.phases());
+            self.outcome.elapsed_ns = now_ns - begun_ns;
+            let after = self.tier.take().map(|tier| tier.phases());
+            self.outcome.phases = self.phases_before.take().zip(after);
         }
         !is_done
     }
@@ -292,7 +302,7 @@ impl Tally {
     fn flushed(&mut self, result: Result<(), DeviceError>, ns: u64) {
         self.error = self.error.take().or(result.err());
         if self.begun_ns.is_some() && !self.is_over() {
-            self.flushes.saturating_record(ns);
+            self.outcome.flushes.saturating_record(ns);
         }
     }
 
@@ -305,34 +315,14 @@ impl Tally {
         self.ended_ns > 0
     }
 
-    fn warm(&mut self, now_ns: u64) {
-        if self.answered >= self.case.warm_up {
-            self.begun_ns = Some(now_ns);
-            self.phases_before = self.tier.as_ref().map(|tier| tier.phases());
-        }
-    }
-
     fn count(&mut self, now_ns: u64, request: u64, issued_ns: &mut [u64]) {
-        self.counted += 1;
-        let depths = self.case.depths.iter().zip(issued_ns).zip(&mut self.latencies);
+        self.outcome.requests += 1;
+        let depths = self.case.depths.iter().zip(issued_ns).zip(&mut self.outcome.latencies);
         for ((&depth, issued_ns), latencies) in depths {
             latencies.saturating_record(now_ns - *issued_ns);
             if request.is_multiple_of(depth.into()) {
                 *issued_ns = now_ns;
             }
-        }
-    }
-
-    fn outcome(self) -> Result<Outcome, DeviceError> {
-        match self.error {
-            Some(error) => Err(error),
-            None => Ok(Outcome {
-                elapsed_ns: self.ended_ns - self.begun_ns.unwrap_or(0),
-                requests: self.counted,
-                latencies: self.latencies,
-                flushes: self.flushes,
-                phases: self.phases_before.zip(self.phases_after),
-            }),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use tidegate::pmem::MediaModel;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::time::SsdModel;
 
 /// Times of a machine, in nanoseconds unless the name says otherwise.
@@ -122,7 +122,7 @@ impl Costs {
     ///
     /// # Errors
     /// There is no such preset or file, or it does not hold costs.
-    pub fn load(name: &str) -> Result<Self, Error> {
+    pub fn load(name: &str) -> Result<Self> {
         let costs = match name {
             "caiti" => Self::caiti(),
             "caiti-own" => Self::caiti_own(),
@@ -133,9 +133,8 @@ impl Costs {
         Ok(costs)
     }
 
-    fn read(path: &Path) -> Result<Self, Error> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| Error::Io { path: path.to_path_buf(), source })?;
+    fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
         serde_json::from_str(&text).map_err(|error| {
             let (shown, presets) = (path.display(), Self::PRESETS.join(", "));
             Error::Usage(format!(
@@ -148,10 +147,9 @@ impl Costs {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn write(&self, path: &Path) -> Result<(), Error> {
-        let io = |source| Error::Io { path: path.to_path_buf(), source };
-        let text = serde_json::to_string_pretty(self).map_err(|error| io(error.into()))?;
-        std::fs::write(path, text + "\n").map_err(io)
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self).map_err(std::io::Error::from);
+        text.and_then(|text| std::fs::write(path, text + "\n")).map_err(Error::io(path))
     }
 
     /// A line for each cost, for people.
@@ -165,7 +163,7 @@ impl Costs {
     ///
     /// # Errors
     /// [`media`](Self::media) names none.
-    pub fn media(&self) -> Result<MediaModel, Error> {
+    pub fn media(&self) -> Result<MediaModel> {
         self.media
             .parse()
             .map_err(|error| Error::Usage(format!("costs {}: media: {error}", self.name)))
@@ -176,7 +174,7 @@ impl Costs {
     ///
     /// # Errors
     /// As for [`media`](Self::media).
-    pub fn whole_media(&self) -> Result<MediaModel, Error> {
+    pub fn whole_media(&self) -> Result<MediaModel> {
         let media = self.media()?;
         let rate = media.thread_write_bytes_per_s.unwrap_or(u64::MAX).min(self.stream_bytes_per_s);
         let fence_ns = u32::try_from(self.fence_ns).unwrap_or(u32::MAX).max(media.write_latency_ns);
@@ -188,11 +186,11 @@ impl Costs {
     ///
     /// # Errors
     /// [`ssd`](Self::ssd) names none.
-    pub fn ssd(&self) -> Result<SsdModel, Error> {
+    pub fn ssd(&self) -> Result<SsdModel> {
         self.ssd.parse().map_err(|error| Error::Usage(format!("costs {}: ssd: {error}", self.name)))
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<()> {
         self.media()?;
         self.ssd()?;
         let rates = [self.dram_copy_bytes_per_s, self.stream_bytes_per_s];

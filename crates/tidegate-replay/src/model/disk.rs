@@ -8,7 +8,7 @@ use tidegate::device::{BlockDevice, DeviceError};
 use tidegate_bench::pattern::Pattern;
 use tidegate_bench::workload::{Outcome, Stop, Workload};
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::time::SsdModel;
 
 /// The file. A disk answers what it wrote a moment ago out of its cache: larger is slower, too.
@@ -27,7 +27,7 @@ const DEPTH: u32 = 32;
 ///
 /// # Errors
 /// No file can be made there, or it cannot be used around the page cache.
-pub(super) fn measure(dir: &Path) -> Result<SsdModel, Error> {
+pub(super) fn measure(dir: &Path) -> Result<SsdModel> {
     let failed = |error: &dyn std::fmt::Display| {
         Error::Usage(format!("--disk {}: cannot be measured: {error}", dir.display()))
     };

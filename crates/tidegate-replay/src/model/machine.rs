@@ -103,26 +103,8 @@ pub(super) fn run<T: Send + 'static>(
     cpus: u32,
     main: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Deadlock> {
-    let machine = Rc::new(Modelled::new(costs, media, cpus));
-    let result = Arc::new(Mutex::new(None));
-    let for_main = Arc::clone(&result);
-    let keep = move || {
-        let value = main();
-        *lock(&for_main) = Some(value);
-    };
-    let _left = Left;
-    PRESENT.replace(Some(Rc::clone(&machine)));
-    let _entered = enter(Rc::clone(&machine) as Rc<dyn Machine>);
-    machine.spawn(Box::new(keep));
-    let mut coroutines = Vec::new();
-    machine.play(&mut coroutines, || false);
-    if coroutines.iter().any(Option::is_some) {
-        // What is left of them cannot be unwound: its locks are held.
-        std::mem::forget(coroutines);
-        return Err(Deadlock { at_ns: machine.state.borrow().schedule.now_ns() });
-    }
-    let value = lock(&result).take();
-    Ok(value.expect("the first thread has ended"))
+    let (value, _) = Session::new(costs, media, cpus).call(main)?;
+    Ok(value)
 }
 
 /// Forgets the machine at the end of a run.
@@ -280,7 +262,7 @@ fn serve(desk: &Mutex<Desk>) {
 }
 
 /// It is held only between two switches of the machine's threads: it is always free.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

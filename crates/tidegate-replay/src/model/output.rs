@@ -14,8 +14,8 @@ use tidegate_bench::table::Table;
 use super::case::Outcome;
 use super::costs::Costs;
 use super::plan::Ran;
-use crate::error::Error;
-use crate::report::distinct;
+use crate::error::{Error, Result};
+use crate::report::{distinct, grid};
 
 /// One line of `rows` in the JSON output: those of `tidegate bench`, and the machine.
 #[derive(Debug, Serialize)]
@@ -44,10 +44,8 @@ struct PhaseRow<'a> {
     threads: u32,
     cores: u32,
     cache_bytes: u64,
-    phase: Phase,
-    count: u64,
-    share_pct: f64,
-    writes_pct: f64,
+    #[serde(flatten)]
+    share: Share,
 }
 
 #[derive(Serialize)]
@@ -61,7 +59,7 @@ struct Results<'a> {
 ///
 /// # Errors
 /// The file cannot be written.
-pub(super) fn publish(results: &[Ran], costs: &Costs, json: Option<&Path>) -> Result<(), Error> {
+pub(super) fn publish(results: &[Ran], costs: &Costs, json: Option<&Path>) -> Result<()> {
     if json == Some(Path::new("-")) {
         println!("{}", text(results, costs));
         return Ok(());
@@ -72,8 +70,7 @@ pub(super) fn publish(results: &[Ran], costs: &Costs, json: Option<&Path>) -> Re
     }
     match json {
         None => Ok(()),
-        Some(path) => std::fs::write(path, text(results, costs) + "\n")
-            .map_err(|source| Error::Io { path: path.to_path_buf(), source }),
+        Some(path) => std::fs::write(path, text(results, costs) + "\n").map_err(Error::io(path)),
     }
 }
 
@@ -112,20 +109,29 @@ fn phases_of(ran: &Ran) -> impl Iterator<Item = PhaseRow<'_>> {
         threads: case.jobs,
         cores: case.cores,
         cache_bytes: case.cache_bytes,
-        phase: share.phase,
-        count: share.count,
-        share_pct: share.time_pct,
-        writes_pct: share.count as f64 * 100.0 / outcome.requests.max(1) as f64,
+        share,
     })
 }
 
 /// What a phase of the DRAM tier had of the time of the jobs.
+#[derive(Debug, Serialize)]
 pub(super) struct Share {
     pub(super) phase: Phase,
-    pub(super) count: u64,
+    count: u64,
+    #[serde(rename = "share_pct")]
     pub(super) time_pct: f64,
+    /// How often there was one, by 100 writes.
+    pub(super) writes_pct: f64,
     /// What one takes, in nanoseconds.
+    #[serde(skip)]
     pub(super) mean_ns: f64,
+}
+
+impl Share {
+    /// A phase that a run did not have.
+    pub(super) const fn none(phase: Phase) -> Self {
+        Self { phase, count: 0, time_pct: 0.0, writes_pct: 0.0, mean_ns: 0.0 }
+    }
 }
 
 /// The phases of a run of `jobs` jobs. Evictions run beside the jobs, so they have no share.
@@ -138,7 +144,9 @@ pub(super) fn shares(outcome: &Outcome, jobs: u32) -> Vec<Share> {
         let time_ns = if phase == Phase::Eviction { 0 } else { ns.saturating_sub(ns_before) };
         let count = count - count_before;
         let mean_ns = ns.saturating_sub(ns_before) as f64 / count.max(1) as f64;
-        Share { phase, count, time_pct: time_ns as f64 * 100.0 / all_ns, mean_ns }
+        let time_pct = time_ns as f64 * 100.0 / all_ns;
+        let writes_pct = count as f64 * 100.0 / outcome.requests.max(1) as f64;
+        Share { phase, count, time_pct, writes_pct, mean_ns }
     };
     Phase::ALL.iter().copied().map(share).filter(|share| share.count > 0).collect()
 }
@@ -173,62 +181,31 @@ fn machine_tables(here: &[&Ran], cores: u32, cache_bytes: u64) -> Vec<Table> {
         bytes => format!("{cores} cores, cache of {}", size(bytes)),
     };
     let jobs = distinct(here.iter().map(|ran| ran.case.jobs));
-    let by_jobs =
-        grid("jobs", format!("Thousands of writes a second by jobs; {on}"), here, &jobs, {
-            |ran| format!("{:.0}", ran.outcome.ops_per_s() / 1e3)
-        });
+    let rate = |policy: &'static str| {
+        let of = |jobs: &u32| {
+            let is_it = |ran: &&&Ran| ran.case.policy.name() == policy && ran.case.jobs == *jobs;
+            let ran = here.iter().find(is_it);
+            ran.map_or_else(String::new, |ran| format!("{:.0}", ran.outcome.ops_per_s() / 1e3))
+        };
+        (policy, jobs.iter().map(of).collect())
+    };
+    let title = format!("Thousands of writes a second by jobs; {on}");
+    let policies = distinct(here.iter().map(|ran| ran.case.policy.name()));
+    let by_jobs = grid(("jobs", &title), ("policy", &jobs), policies.into_iter().map(rate));
     let fewest = jobs.first().copied().unwrap_or(1);
     let with_fewest: Vec<_> = here.iter().copied().filter(|ran| ran.case.jobs == fewest).collect();
     let depth_table = |name, what: &str, cell: fn(&Histogram<u64>) -> String| {
         let title = format!("{what} by depth, µs; {fewest} jobs, {on}");
-        by_depth(name, title, &with_fewest, cell)
+        let depths = with_fewest.first().map_or(&[][..], |ran| &ran.case.depths);
+        let row =
+            |ran: &&Ran| (ran.case.policy.name(), ran.outcome.latencies.iter().map(cell).collect());
+        grid((name, &title), ("policy", depths), with_fewest.iter().map(row))
     };
     let mean = depth_table("mean", "Mean latency", |it| micros(it.mean()));
     let tail = depth_table("tail", "99.99th percentile of latency", |it| {
         micros(it.value_at_quantile(0.9999) as f64)
     });
     vec![by_jobs, mean, tail, breakdown(&with_fewest, &format!("{fewest} jobs, {on}"))]
-}
-
-/// A row for each policy and a column for each number of jobs.
-fn grid(
-    name: &'static str,
-    title: String,
-    results: &[&Ran],
-    jobs: &[u32],
-    cell: impl Fn(&Ran) -> String,
-) -> Table {
-    let numbers: Vec<_> = jobs.iter().map(ToString::to_string).collect();
-    let mut headers = vec!["policy"];
-    headers.extend(numbers.iter().map(String::as_str));
-    let mut table = Table::new(name, title, &headers);
-    for policy in distinct(results.iter().map(|ran| ran.case.policy.name())) {
-        let of = |jobs: &u32| {
-            let mut matching = results.iter().filter(|ran| ran.case.policy.name() == policy);
-            matching.find(|ran| ran.case.jobs == *jobs).map_or_else(String::new, |ran| cell(ran))
-        };
-        let cells = jobs.iter().map(of);
-        table.push(std::iter::once(policy.to_owned()).chain(cells).collect());
-    }
-    table
-}
-
-fn by_depth(
-    name: &'static str,
-    title: String,
-    results: &[&Ran],
-    cell: impl Fn(&Histogram<u64>) -> String,
-) -> Table {
-    let depths = results.first().map_or(&[][..], |ran| &ran.case.depths);
-    let numbers: Vec<_> = depths.iter().map(ToString::to_string).collect();
-    let mut headers = vec!["policy"];
-    headers.extend(numbers.iter().map(String::as_str));
-    let mut table = Table::new(name, title, &headers);
-    for ran in results {
-        let policy = std::iter::once(ran.case.policy.name().to_owned());
-        table.push(policy.chain(ran.outcome.latencies.iter().map(&cell)).collect());
-    }
-    table
 }
 
 const SHOWN: [(Phase, &str); 6] = [
@@ -241,25 +218,22 @@ const SHOWN: [(Phase, &str); 6] = [
 ];
 
 fn breakdown(results: &[&Ran], of: &str) -> Table {
-    let mut headers = vec!["policy"];
-    headers.extend(SHOWN.map(|(_, name)| name));
-    headers.extend(["outside", "stalls", "bypasses"]);
+    let columns: Vec<_> =
+        SHOWN.iter().map(|(_, name)| *name).chain(["outside", "stalls", "bypasses"]).collect();
     let title = format!("Where the time of jobs goes, %; stalls and bypasses by 100 writes; {of}");
-    let mut table = Table::new("breakdown", title, &headers);
-    for ran in results.iter().filter(|ran| ran.outcome.phases.is_some()) {
+    let row = |ran: &&Ran| {
         let shares = shares(&ran.outcome, ran.case.jobs);
         let of = |phase| shares.iter().find(|share| share.phase == phase);
         let time_pct = |phase| of(phase).map_or(0.0, |share| share.time_pct);
-        let mut cells = vec![ran.case.policy.name().to_owned()];
-        cells.extend(SHOWN.map(|(phase, _)| format!("{:.1}", time_pct(phase))));
+        let mut cells = SHOWN.map(|(phase, _)| format!("{:.1}", time_pct(phase))).to_vec();
         let inside: f64 = shares.iter().map(|share| share.time_pct).sum();
         cells.push(format!("{:.1}", (100.0 - inside).max(0.0)));
-        let requests = ran.outcome.requests.max(1) as f64;
-        let entries = |phase| of(phase).map_or(0.0, |share| share.count as f64 * 100.0 / requests);
+        let entries = |phase| of(phase).map_or(0.0, |share| share.writes_pct);
         cells.extend([Phase::StalledWrite, Phase::Bypass].map(|it| format!("{:.2}", entries(it))));
-        table.push(cells);
-    }
-    table
+        (ran.case.policy.name(), cells)
+    };
+    let with_phases = results.iter().filter(|ran| ran.outcome.phases.is_some());
+    grid(("breakdown", &title), ("policy", &columns), with_phases.map(row))
 }
 
 pub(super) fn micros(ns: f64) -> String {

@@ -55,6 +55,7 @@ fn machines(results: &[Ran]) -> Vec<Section> {
 
 fn by_jobs(here: &[&Ran]) -> Plot {
     let jobs = distinct(here.iter().map(|ran| ran.case.jobs));
+    let policies = distinct(here.iter().map(|ran| ran.case.policy.name()));
     let line = |policy: &'static str| {
         let at = |jobs: &u32| {
             let is_it = |ran: &&&Ran| ran.case.policy.name() == policy && ran.case.jobs == *jobs;
@@ -68,7 +69,7 @@ fn by_jobs(here: &[&Ran]) -> Plot {
         x: Axis::Columns(jobs.iter().map(ToString::to_string).collect()),
         y_label: "thousands of writes a second".to_owned(),
         y: Axis::Linear,
-        lines: policies(here).into_iter().map(line).collect(),
+        lines: policies.into_iter().map(line).collect(),
     })
 }
 
@@ -89,8 +90,4 @@ fn by_depth(here: &[&Ran]) -> Plot {
         y: Axis::Log,
         lines: here.iter().map(line).collect(),
     })
-}
-
-fn policies(here: &[&Ran]) -> Vec<&'static str> {
-    distinct(here.iter().map(|ran| ran.case.policy.name()))
 }

@@ -13,10 +13,11 @@ use tidegate_bench::table::Table;
 
 use super::case::{Case, Length};
 use super::costs::Costs;
-use super::output::{micros, shares, size};
+use super::output::{Share, micros, shares, size};
 use super::plan::{self, Ran};
-use crate::error::Error;
+use crate::error::Result;
 use crate::papers::{self, Check};
+use crate::report::grid;
 
 const CORES: u32 = 36;
 const JOBS: [u32; 6] = [1, 2, 4, 8, 16, 32];
@@ -52,7 +53,7 @@ const INSENSITIVE_PCT: f64 = 5.3;
 ///
 /// # Errors
 /// The file cannot be read or written, or has one of the markers alone.
-pub(super) fn update(path: &Path, seed: u64) -> Result<(), Error> {
+pub(super) fn update(path: &Path, seed: u64) -> Result<()> {
     papers::update(path, "model", |_| {
         let section = Figures::run(seed)?.section();
         print!("{section}");
@@ -76,18 +77,12 @@ struct Figures {
 
 fn case(policy: &str, jobs: u32, cache_bytes: u64, seed: u64) -> Case {
     let case = Case {
-        policy: policy.parse().unwrap_or(Policy::Btt),
         cores: CORES,
         jobs,
         depths: DEPTHS.to_vec(),
         cache_bytes,
-        block_bytes: 4096,
-        device_bytes: 64 << 30,
-        warm_up: 0,
-        length: Length::Requests(0),
-        flush_every: 0,
-        reads: false,
         seed,
+        ..Case::new(policy.parse().unwrap_or(Policy::Btt), 64 << 30)
     };
     case.overrun(100_000)
 }
@@ -125,7 +120,7 @@ fn reads(seed: u64) -> Vec<Case> {
 }
 
 impl Figures {
-    fn run(seed: u64) -> Result<Self, Error> {
+    fn run(seed: u64) -> Result<Self> {
         let policies = || POLICIES.split(',');
         let mut cases: Vec<_> = CACHES
             .iter()
@@ -147,22 +142,13 @@ impl Figures {
     }
 
     fn ran(&self, policy: &str, jobs: u32, cache_bytes: u64) -> &Ran {
-        let found = self.paper.iter().find(|Ran { case, .. }| {
-            case.policy.name() == policy && (case.jobs, case.cache_bytes) == (jobs, cache_bytes)
-        });
-        found.expect("all figures have run")
+        let is_it = |case: &Case| (case.jobs, case.cache_bytes) == (jobs, cache_bytes);
+        find(&self.paper, policy, is_it)
     }
 
     /// The run with a flush after `writes` writes.
     fn flushing(&self, policy: &str, writes: u64) -> &Ran {
-        let is_it = |ran: &&Ran| ran.case.policy.name() == policy && ran.case.flush_every == writes;
-        self.flushing.iter().find(is_it).expect("all figures have run")
-    }
-
-    /// What a request of `policy` takes in `ran`, in nanoseconds, flushes included.
-    fn service_ns_of(ran: &[Ran], policy: &str) -> f64 {
-        let found = ran.iter().find(|ran| ran.case.policy.name() == policy);
-        found.expect("all figures have run").outcome.service_ns(1)
+        find(&self.flushing, policy, |case| case.flush_every == writes)
     }
 
     /// What a request of one job takes, in nanoseconds.
@@ -175,17 +161,10 @@ impl Figures {
         self.service_ns(policy) / self.service_ns("transit")
     }
 
-    fn share_pct(&self, policy: &str, phase: Phase) -> f64 {
-        let Ran { case, outcome } = self.ran(policy, 1, CACHE_BYTES);
-        let shares = shares(outcome, case.jobs);
-        shares.iter().find(|share| share.phase == phase).map_or(0.0, |share| share.time_pct)
-    }
-
-    fn writes_pct(&self, policy: &str, phase: Phase) -> f64 {
-        let Ran { case, outcome } = self.ran(policy, 1, CACHE_BYTES);
-        let shares = shares(outcome, case.jobs);
-        let count = shares.iter().find(|share| share.phase == phase).map_or(0, |it| it.count);
-        count as f64 * 100.0 / outcome.requests as f64
+    /// What a phase had of the time of one job.
+    fn share(&self, policy: &str, phase: Phase) -> Share {
+        let shares = shares(&self.ran(policy, 1, CACHE_BYTES).outcome, 1);
+        shares.into_iter().find(|share| share.phase == phase).unwrap_or(Share::none(phase))
     }
 
     fn checks(&self) -> Vec<Check> {
@@ -247,6 +226,7 @@ impl Figures {
             let what = format!("requests of {policy} up to 5 µs, %");
             Check::at_least(figure, what, 0.0, between_pct(policy, 0, CACHED_NS), NO_HITS)
         };
+        let before = "time before a request reaches transit";
         let before_pct = Costs::caiti().request_ns as f64 * 100.0 / self.service_ns("transit");
         vec![
             quick("2c", "btt"),
@@ -255,14 +235,7 @@ impl Figures {
             spikes("2d, 3a", "pmbd", ""),
             spikes("2e, 3b", "lru", "an eviction is one write to the table: 16 µs"),
             quick("5b", "transit"),
-            Check::of(
-                "7",
-                "time before a request reaches transit".into(),
-                54.0,
-                before_pct,
-                "%",
-                "an input: all software around a request counts as before it",
-            ),
+            Check::of("7", before.into(), 54.0, before_pct, "%", ALL_BEFORE),
         ]
     }
 
@@ -288,7 +261,7 @@ impl Figures {
     /// A million requests with flushes between them.
     fn figure_5c(&self) -> Vec<Check> {
         let over_transit = |policy: &str| {
-            let ns = |policy| Self::service_ns_of(&self.long, policy);
+            let ns = |policy| any(&self.long, policy).outcome.service_ns(1);
             let what = format!("time of {policy} over transit, a million writes with flushes");
             Check::at_least("5c", what, 1.0, ns(policy) / ns("transit"), "")
         };
@@ -306,23 +279,13 @@ impl Figures {
             rate("transit") / others.into_iter().fold(0.0, f64::max)
         };
         let of_job = |policy, jobs| self.ran(policy, jobs, CACHE_BYTES).outcome.service_ns(jobs);
-        let mut checks = vec![Check::of(
-            "5d",
-            "p99.99 of pmbd over transit, depth 1024".into(),
-            14.0,
-            tail("pmbd") / tail("transit"),
-            "x",
-            TAIL,
-        )];
+        let what = "p99.99 of pmbd over transit, depth 1024".into();
+        let ratio = tail("pmbd") / tail("transit");
+        let mut checks = vec![Check::of("5d", what, 14.0, ratio, "x", TAIL)];
         checks.extend(JOBS.map(|jobs| {
             let what = format!("rate of transit over the best other cache or btt, {jobs} jobs");
-            Check::at_least(
-                "5e",
-                what,
-                1.0,
-                over_best(jobs),
-                if jobs < 32 { SYNCERS } else { FULL },
-            )
+            let reason = if jobs < 32 { SYNCERS } else { FULL };
+            Check::at_least("5e", what, 1.0, over_best(jobs), reason)
         }));
         let what = "time of a coactive request with 2 jobs over 1".into();
         let ours = of_job("coactive", 2) / of_job("coactive", 1);
@@ -333,10 +296,7 @@ impl Figures {
     fn table_1_checks(&self) -> Vec<Check> {
         let spread_pct = |policy: &str| {
             let all = CACHES.map(|bytes| self.ran(policy, 1, bytes).outcome.service_ns(1));
-            let (least, most) = all
-                .iter()
-                .fold((f64::MAX, 0.0_f64), |(least, most), &ns| (least.min(ns), most.max(ns)));
-            (most / least - 1.0) * 100.0
+            (spread(all) - 1.0) * 100.0
         };
         let papers =
             [("pmbd", 3.6), ("pmbd70", 3.4), ("lru", 3.2), ("coactive", 5.3), ("transit", 3.5)];
@@ -358,13 +318,13 @@ impl Figures {
     fn figure_6(&self) -> Vec<Check> {
         let share = |policy: &str, phase, name: &str, paper: f64, reason| {
             let what = format!("{name} of {policy}, share of the time");
-            Check::of("6a", what, paper, self.share_pct(policy, phase), "%", reason)
+            Check::of("6a", what, paper, self.share(policy, phase).time_pct, "%", reason)
         };
         let cached_pct = 100.0
-            - self.writes_pct("transit", Phase::Bypass)
-            - self.writes_pct("transit", Phase::StalledWrite);
+            - self.share("transit", Phase::Bypass).writes_pct
+            - self.share("transit", Phase::StalledWrite).writes_pct;
         let no_bypass = self.service_ns("transit-no-bypass") / self.service_ns("transit");
-        let bypasses = self.writes_pct("transit-no-eager", Phase::Bypass);
+        let bypasses = self.share("transit-no-eager", Phase::Bypass).writes_pct;
         let more = "writes without eager eviction that bypass";
         vec![
             share("transit", Phase::CacheWrite, "copies", 11.5, "an input"),
@@ -381,21 +341,13 @@ impl Figures {
 
     /// Reads, and what a write takes that finds no free slot.
     fn figures_6b_6d(&self) -> Vec<Check> {
-        let reads = CACHED.map(|policy| Self::service_ns_of(&self.reading, policy));
-        let (least, most) = reads
-            .iter()
-            .fold((f64::MAX, 0.0_f64), |(least, most), &ns| (least.min(ns), most.max(ns)));
+        let reads = CACHED.map(|policy| any(&self.reading, policy).outcome.service_ns(1));
         let what = "time of a read, slowest cache over fastest".into();
-        let mut checks = vec![Check::of("6b", what, 1.0, most / least, "x", READ_HITS)];
-        let mean_ns = |policy: &str, phase| {
-            let Ran { case, outcome } = self.ran(policy, 1, CACHE_BYTES);
-            let shares = shares(outcome, case.jobs);
-            shares.iter().find(|share| share.phase == phase).map_or(0.0, |share| share.mean_ns)
-        };
-        let bypass_ns = mean_ns("transit-no-eager", Phase::Bypass);
+        let mut checks = vec![Check::of("6b", what, 1.0, spread(reads), "x", READ_HITS)];
+        let bypass_ns = self.share("transit-no-eager", Phase::Bypass).mean_ns;
         checks.extend(["pmbd", "lru", "coactive"].map(|policy| {
             let what = format!("time of a stalled write of {policy} over a bypass");
-            let ratio = mean_ns(policy, Phase::StalledWrite) / bypass_ns;
+            let ratio = self.share(policy, Phase::StalledWrite).mean_ns / bypass_ns;
             Check::at_least("6d", what, 1.0, ratio, ONE_WRITE)
         }));
         checks
@@ -414,29 +366,39 @@ impl Figures {
     }
 
     fn figure_5e_table(&self) -> Table {
-        let jobs = JOBS.map(|jobs| jobs.to_string());
-        let mut headers = vec!["policy"];
-        headers.extend(jobs.iter().map(String::as_str));
-        let mut table = Table::new("caiti-5e", "", &headers);
-        for policy in POLICIES.split(',') {
+        let row = |policy| {
             let rate = |jobs| self.ran(policy, jobs, CACHE_BYTES).outcome.ops_per_s();
-            let cells = JOBS.map(|jobs| format!("{:.0}", rate(jobs) / 1e3));
-            table.push(std::iter::once(policy.to_owned()).chain(cells).collect());
-        }
-        table
+            (policy, JOBS.map(|jobs| format!("{:.0}", rate(jobs) / 1e3)).into())
+        };
+        grid(("caiti-5e", ""), ("policy", &JOBS), POLICIES.split(',').map(row))
     }
 
     fn table_1(&self) -> Table {
-        let sizes = CACHES.map(size);
-        let mut headers = vec!["policy"];
-        headers.extend(sizes.iter().map(String::as_str));
-        let mut table = Table::new("caiti-table-1", "", &headers);
-        for policy in CACHED {
+        let row = |policy| {
             let time = |bytes| micros(self.ran(policy, 1, bytes).outcome.service_ns(1));
-            table.push(std::iter::once(policy.to_owned()).chain(CACHES.map(time)).collect());
-        }
-        table
+            (policy, CACHES.map(time).into())
+        };
+        grid(("caiti-table-1", ""), ("policy", &CACHES.map(size)), CACHED.map(row))
     }
+}
+
+/// The run of `policy` whose case `is_it`.
+fn find<'a>(runs: &'a [Ran], policy: &str, is_it: impl Fn(&Case) -> bool) -> &'a Ran {
+    let found = runs.iter().find(|Ran { case, .. }| case.policy.name() == policy && is_it(case));
+    found.expect("all figures have run")
+}
+
+/// The run of `policy` among `runs` that have one case for each.
+fn any<'a>(runs: &'a [Ran], policy: &str) -> &'a Ran {
+    find(runs, policy, |_| true)
+}
+
+/// The largest of `numbers` over the smallest.
+fn spread(numbers: impl IntoIterator<Item = f64>) -> f64 {
+    let (least, most) = numbers
+        .into_iter()
+        .fold((f64::MAX, 0.0_f64), |(least, most), number| (least.min(number), most.max(number)));
+    most / least
 }
 
 impl Check {
@@ -488,6 +450,7 @@ time ([how](decisions/model-by-coroutines.md)) and writes this section. The cost
 in; what caches do there came out. Ratios are of the time that a request takes its job, as in the
 paper's table 1: a depth of D is D requests back to back. \"Same\" is within 15 %.
 ";
+const ALL_BEFORE: &str = "an input: all software around a request counts as before it";
 const OWN_BTT: &str = "our table fences twice a write and keeps no list of readers: less to gain";
 const SYNCERS: &str = "ours has up to 16 syncers, which keep up on idle cores; the paper's has one";
 const IDLE: &str = "a job that never rests keeps the device busy: ours writes nothing back ahead";

@@ -21,7 +21,7 @@ use std::collections::{BTreeSet, BinaryHeap};
 pub(super) type ThreadId = usize;
 
 /// What scheduling costs, and how long a thread keeps its CPU.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 #[allow(clippy::struct_field_names, reason = "the unit of a number is part of its name")]
 pub(super) struct Rules {
     /// A CPU changes from one thread to another.
@@ -32,14 +32,16 @@ pub(super) struct Rules {
     pub(super) granularity_ns: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum State {
     OnCpu,
     Ready,
+    #[default]
     Waiting,
     Ended,
 }
 
+#[derive(Default)]
 struct Thread {
     state: State,
     cpu: u32,
@@ -63,6 +65,7 @@ struct Event {
 }
 
 /// All threads and CPUs of a machine.
+#[derive(Default)]
 pub(super) struct Schedule {
     rules: Rules,
     now_ns: u64,
@@ -78,17 +81,7 @@ pub(super) struct Schedule {
 
 impl Schedule {
     pub(super) fn new(cpus: u32, rules: Rules) -> Self {
-        Self {
-            rules,
-            now_ns: 0,
-            order: 0,
-            threads: Vec::new(),
-            events: BinaryHeap::new(),
-            ready: BTreeSet::new(),
-            idle_cpus: (0..cpus).collect(),
-            floor_ns: 0,
-            running: None,
-        }
+        Self { rules, idle_cpus: (0..cpus).collect(), ..Self::default() }
     }
 
     pub(super) fn now_ns(&self) -> u64 {
@@ -128,16 +121,7 @@ impl Schedule {
 
     /// Adds a thread, which is waiting.
     pub(super) fn add(&mut self) -> ThreadId {
-        self.threads.push(Thread {
-            state: State::Waiting,
-            cpu: 0,
-            cpu_ns: 0,
-            runtime_ns: 0,
-            slice_from_ns: 0,
-            is_preempted: false,
-            wakes: 0,
-            timed_out: false,
-        });
+        self.threads.push(Thread::default());
         self.threads.len() - 1
     }
 

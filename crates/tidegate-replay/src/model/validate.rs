@@ -15,7 +15,7 @@ use tidegate_bench::workload::Stop;
 use super::calibrate;
 use super::case::{Case, Length};
 use super::plan;
-use crate::error::Error;
+use crate::error::{Error, Result};
 
 const POLICIES: &str = "btt,transit,transit-no-eager,transit-no-bypass,pmbd,pmbd70,lru,coactive";
 const THREADS: [u32; 2] = [1, 2];
@@ -30,7 +30,7 @@ const TOLERANCE_PCT: f64 = 20.0;
 ///
 /// # Errors
 /// The memory for it cannot be had.
-pub(super) fn run(seed: u64) -> Result<(), Error> {
+pub(super) fn run(seed: u64) -> Result<()> {
     let costs = calibrate::measure(None)?;
     println!("{}\n", costs.lines());
     let cases = cases(seed);
@@ -71,18 +71,13 @@ fn cases(seed: u64) -> Vec<Case> {
     let cores = u32::try_from(cores).unwrap_or(u32::MAX);
     let policies = || POLICIES.split(',').map(|name| name.parse().expect("a known policy"));
     let case = |policy, jobs| Case {
-        policy,
         cores,
         jobs,
-        depths: vec![1],
         cache_bytes: CACHE_BYTES,
-        block_bytes: 4096,
-        device_bytes: DEVICE_BYTES,
         warm_up: CACHE_BYTES / 4096 * 9 / 8,
         length: Length::seconds(RUN.as_secs_f64()),
-        flush_every: 0,
-        reads: false,
         seed,
+        ..Case::new(policy, DEVICE_BYTES)
     };
     THREADS.iter().flat_map(|&jobs| policies().map(move |policy| case(policy, jobs))).collect()
 }
@@ -97,10 +92,7 @@ fn measure(case: &Case, media: &MediaModel) -> Result<Vec<f64>, DeviceError> {
         Policy::Tier(policy) => Some(dram::open(policy, case.cache_bytes, Arc::clone(&btt) as _)?),
         _ => None,
     };
-    let device: &dyn BlockDevice = match &tier {
-        Some(tier) => &**tier,
-        None => &*btt,
-    };
+    let device: &dyn BlockDevice = tier.as_deref().map_or(&*btt, |tier| tier);
     writes(Stop::Requests(case.warm_up / u64::from(case.jobs)), case.seed).run(device)?;
     (0..REPETITIONS)
         .map(|repetition| {

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use tidegate_bench::table::Table;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 
 const HEAD: &str = "# The papers' results, made again\n";
 
@@ -27,20 +27,20 @@ fn markers(name: &str) -> [String; 2] {
 pub(crate) fn update(
     path: &Path,
     name: &str,
-    make: impl FnOnce(&str) -> Result<String, Error>,
-) -> Result<(), Error> {
-    let io = |source| Error::Io { path: path.to_path_buf(), source };
+    make: impl FnOnce(&str) -> Result<String>,
+) -> Result<()> {
     let [begin, end] = markers(name);
     let page = match std::fs::read_to_string(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             format!("{HEAD}\n{begin}\n{end}\n")
         }
-        page => page.map_err(io)?,
+        page => page.map_err(Error::io(path))?,
     };
     let (before, old, after) = around(&page, &begin, &end)
         .ok_or_else(|| Error::Usage(format!("{}: expected {begin} and {end}", path.display())))?;
     let section = make(old)?;
-    std::fs::write(path, format!("{before}{begin}\n{section}{end}{after}")).map_err(io)
+    let page = format!("{before}{begin}\n{section}{end}{after}");
+    std::fs::write(path, page).map_err(Error::io(path))
 }
 
 /// What stands before, in and behind the section.

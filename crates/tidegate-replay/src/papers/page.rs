@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::markdown::{Block, blocks};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::report::{self, Axis, Line, Lines, Plot, Report, Section, Table};
 
 /// First headers of tables whose numbers are drawn: a line a row, or a line a column.
@@ -23,30 +23,31 @@ const UNITS: [(&str, &str); 6] = [
 ///
 /// # Errors
 /// The page cannot be read, or the new one not be written.
-pub(crate) fn write(path: &Path, dir: &Path) -> Result<(), Error> {
-    let io = |source| Error::Io { path: path.to_path_buf(), source };
-    report::write(dir, &report(&std::fs::read_to_string(path).map_err(io)?))
+pub(crate) fn write(path: &Path, dir: &Path) -> Result<()> {
+    let page = std::fs::read_to_string(path).map_err(Error::io(path))?;
+    report::write(dir, &report(&page))
 }
 
 fn report(page: &str) -> Report {
-    let mut sections: Vec<Section> = Vec::new();
-    let mut asked = String::new();
+    // What stands before all headings is a section, too, at first.
+    let mut sections = vec![Section::default()];
     let mut text = String::new();
     for block in blocks(page) {
         match block {
             Block::Heading(title) => {
-                flush(&mut sections, &mut text, &mut asked);
+                flush(&mut sections, &mut text);
                 sections.push(Section { title, ..Section::default() });
             }
             Block::Text(line) => text.push_str(&(line.replace("**", "") + "\n")),
             Block::Table(headers, rows) => {
                 let title = take_last_line(&mut text);
-                flush(&mut sections, &mut text, &mut asked);
+                flush(&mut sections, &mut text);
                 sections.push(section(title, &headers, rows));
             }
         }
     }
-    flush(&mut sections, &mut text, &mut asked);
+    flush(&mut sections, &mut text);
+    let asked = sections.remove(0).text;
     Report {
         title: "The papers' results, made again".to_owned(),
         asked,
@@ -56,14 +57,13 @@ fn report(page: &str) -> Report {
     }
 }
 
-/// Puts `text` below the last heading, or before all of them.
-fn flush(sections: &mut Vec<Section>, text: &mut String, asked: &mut String) {
+/// Puts `text` into the last of `sections`, or behind it if that has a table.
+fn flush(sections: &mut Vec<Section>, text: &mut String) {
     let text = std::mem::take(text);
     match sections.last_mut() {
-        None => asked.push_str(&text),
         Some(section) if section.table.is_none() => section.text.push_str(&text),
-        Some(_) if text.is_empty() => {}
-        Some(_) => sections.push(Section { text, ..Section::default() }),
+        _ if text.is_empty() => {}
+        _ => sections.push(Section { text, ..Section::default() }),
     }
 }
 
@@ -111,22 +111,17 @@ struct Shown {
     part: usize,
 }
 
-impl Shown {
-    /// All of each cell of the table `title`; none where its numbers have not one unit.
-    fn whole(title: &str) -> Option<Self> {
-        let (_, unit) = UNITS.iter().find(|(part, _)| title.contains(part))?;
-        Some(Self { title: title.trim_end_matches('.').to_owned(), unit, part: 0 })
-    }
-
-    /// Seconds and pages, of the table `title`.
-    fn seconds_and_pages(title: &str) -> [Self; 2] {
+/// What is shown of the table `title` whose first header is `first`: seconds and pages by memory,
+/// or all of each cell where its numbers have one unit.
+fn shown(title: &str, first: &str) -> Vec<Shown> {
+    if first == "memory" {
         let (name, _) = title.split_once(':').unwrap_or((title, ""));
-        [("seconds", 0), ("pages written", 1)].map(|(unit, part)| Self {
-            title: format!("{name}: {unit}"),
-            unit,
-            part,
-        })
+        let part = |(unit, part)| Shown { title: format!("{name}: {unit}"), unit, part };
+        return [("seconds", 0), ("pages written", 1)].map(part).into();
     }
+    let unit = UNITS.iter().find(|(part, _)| title.contains(part));
+    let Some((_, unit)) = unit else { return Vec::new() };
+    vec![Shown { title: title.trim_end_matches('.').to_owned(), unit, part: 0 }]
 }
 
 /// The plots of the table `title`: one, or two where a cell has seconds and pages.
@@ -137,12 +132,8 @@ fn plots(title: &str, headers: &[String], rows: &[Vec<String>]) -> Vec<Plot> {
         return Vec::new();
     }
     let columns = by_row.then(|| columns_of(title));
-    let shown: Vec<Shown> = if first == "memory" {
-        Shown::seconds_and_pages(title).into()
-    } else {
-        Shown::whole(title).into_iter().collect()
-    };
-    shown.into_iter().filter_map(|shown| plot(headers, rows, columns, shown)).collect()
+    let shown = shown(title, first).into_iter();
+    shown.filter_map(|shown| plot(headers, rows, columns, shown)).collect()
 }
 
 /// What the columns of the table `title` differ in: what stands behind the last "by" of the title.

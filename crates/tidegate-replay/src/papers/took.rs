@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::str::FromStr;
 
-use crate::error::Error;
+use crate::error::Result;
 
 /// Most seconds that all of it is meant to take.
 const MOST_S: u64 = 3600;
@@ -35,7 +35,7 @@ impl FromStr for Took {
 ///
 /// # Errors
 /// The page cannot be read or written, or has no section for that.
-pub(crate) fn update(path: &Path, parts: &[Took]) -> Result<(), Error> {
+pub(crate) fn update(path: &Path, parts: &[Took]) -> Result<()> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     super::update(path, "took", |_| Ok(section(parts, cpus)))
 }

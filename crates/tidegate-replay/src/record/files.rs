@@ -50,6 +50,7 @@ struct Numbered {
 }
 
 /// All files.
+#[derive(Default)]
 pub(super) struct Files {
     filter: Filter,
     numbers: FxHashMap<u32, Numbered>,
@@ -86,15 +87,7 @@ impl Out<'_> {
 
 impl Files {
     pub(super) fn new(filter: Filter) -> Self {
-        Self {
-            filter,
-            numbers: FxHashMap::default(),
-            known: FxHashMap::default(),
-            names: FxHashMap::default(),
-            programs: FxHashMap::default(),
-            unlinked: Vec::new(),
-            aside: 0,
-        }
+        Self { filter, ..Self::default() }
     }
 
     /// A process runs another program, or has ended: what it had open is closed. What another

@@ -19,12 +19,13 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tidegate::glob::Filter;
 use tidegate_record::rings::Rings;
 use tidegate_run::{Launch, Library, Plan, Program};
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use recorder::Recorder;
 use rows::Rows;
 
@@ -65,7 +66,7 @@ impl RecordArgs {
     ///
     /// # Errors
     /// The program cannot be started, or the trace cannot be written.
-    pub fn run(&self) -> Result<ExitCode, Error> {
+    pub fn run(&self) -> Result<ExitCode> {
         let name =
             self.command.first().ok_or_else(|| Error::Usage("no program is given".into()))?;
         let program = Program::find(name, std::env::var_os("PATH").as_deref(), &[])
@@ -74,6 +75,7 @@ impl RecordArgs {
         let output = self.output.clone().unwrap_or_else(|| default_output(&program.file));
         let rows = Rows::create(&output)?;
         let memory = Memory::new()?;
+        let begun = Instant::now();
         let recorder =
             Recorder::start(Arc::clone(&memory.rings), self.filter(), rows).map_err(|error| {
                 Error::Start(format!("cannot start the recorder's thread: {error}"))
@@ -90,9 +92,9 @@ impl RecordArgs {
         }
         let status = status?;
         let written = summary.written.take();
-        written.map_or(Ok(()), |source| Err(Error::Io { path: output.clone(), source }))?;
+        written.map_or(Ok(()), |error| Err(Error::io(&output)(error)))?;
         if !self.quiet {
-            summary.print(&output);
+            summary.print(&output, begun.elapsed());
         }
         Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
     }
@@ -105,7 +107,7 @@ impl RecordArgs {
     }
 }
 
-fn run_to_its_end(plan: Plan<'_>, file: &Path) -> Result<i32, Error> {
+fn run_to_its_end(plan: Plan<'_>, file: &Path) -> Result<i32> {
     let failed =
         |what: &str, error| Error::Start(format!("cannot {what} {}: {error}", file.display()));
     let launch = Launch::start(plan).map_err(|error| failed("run", error))?;
@@ -131,7 +133,7 @@ struct Memory {
 }
 
 impl Memory {
-    fn new() -> Result<Self, Error> {
+    fn new() -> Result<Self> {
         let shared = Path::new(SHARED_MEMORY);
         let folder = if shared.is_dir() { shared.into() } else { std::env::temp_dir() };
         let path = folder.join(format!("tidegate-record-{}", std::process::id()));

@@ -73,7 +73,7 @@ impl Trace {
             files: Files::new(filter),
             programs: Programs::default(),
             rows,
-            summary: Summary::new(),
+            summary: Summary::default(),
         }
     }
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 
 /// The first line of a trace.
 const HEADER: &str = "ts_us,tid,op,file,offset,len\n";
@@ -50,11 +50,10 @@ impl Sink {
 
 impl Rows {
     /// Writes to a new file at `path`, compressed if its name ends in `.zst`.
-    pub(super) fn create(path: &Path) -> Result<Self, Error> {
-        let io_error = |source| Error::Io { path: path.into(), source };
-        let file = File::create(path).map_err(io_error)?;
+    pub(super) fn create(path: &Path) -> Result<Self> {
+        let file = File::create(path).map_err(Error::io(path))?;
         let sink = if path.extension().is_some_and(|it| it == "zst") {
-            Sink::Compressed(Box::new(zstd::Encoder::new(file, LEVEL).map_err(io_error)?))
+            Sink::Compressed(Box::new(zstd::Encoder::new(file, LEVEL).map_err(Error::io(path))?))
         } else {
             Sink::Plain(Box::new(BufWriter::with_capacity(BUFFER_BYTES, file)))
         };
@@ -71,19 +70,20 @@ impl Rows {
 
     /// A row of an operation with two numbers.
     pub(super) fn push(&mut self, at: At, op: &str, name: &[u8], [offset, len]: [u64; 2]) {
-        let At { time_us, thread } = at;
-        let mut row = format!("{time_us},{thread},{op},").into_bytes();
-        escape(name, &mut row);
-        row.extend_from_slice(format!(",{offset},{len}\n").as_bytes());
-        self.write(&row);
+        self.push_row(at, op, name, format!(",{offset},{len}").as_bytes());
     }
 
     /// A row of a new name.
-    pub(super) fn push_rename(&mut self, At { time_us, thread }: At, name: &[u8], new: &[u8]) {
-        let mut row = format!("{time_us},{thread},rename,").into_bytes();
+    pub(super) fn push_rename(&mut self, at: At, name: &[u8], new: &[u8]) {
+        let mut rest = b",0,".to_vec();
+        escape(new, &mut rest);
+        self.push_row(at, "rename", name, &rest);
+    }
+
+    fn push_row(&mut self, At { time_us, thread }: At, op: &str, name: &[u8], rest: &[u8]) {
+        let mut row = format!("{time_us},{thread},{op},").into_bytes();
         escape(name, &mut row);
-        row.extend_from_slice(b",0,");
-        escape(new, &mut row);
+        row.extend_from_slice(rest);
         row.push(b'\n');
         self.write(&row);
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tidegate_record::event::Unseen;
 
@@ -42,9 +42,8 @@ operations! {
 }
 
 /// Numbers of what was recorded, and what was not.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Summary {
-    begun: Instant,
     operations: BTreeMap<Operation, u64>,
     read_bytes: u64,
     written_bytes: u64,
@@ -65,23 +64,6 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    pub(super) fn new() -> Self {
-        Self {
-            begun: Instant::now(),
-            operations: BTreeMap::new(),
-            read_bytes: 0,
-            written_bytes: 0,
-            files: 0,
-            programs: 0,
-            unseen: BTreeMap::new(),
-            failed_syncs: 0,
-            lost: 0,
-            unknown: 0,
-            unwatched: Vec::new(),
-            written: None,
-        }
-    }
-
     /// Counts an operation; the second number is the length of reads and writes.
     pub(super) fn add(&mut self, operation: Operation, [_, len]: [u64; 2]) {
         *self.operations.entry(operation).or_insert(0) += 1;
@@ -100,9 +82,9 @@ impl Summary {
         self.unwatched.push(format!("{} {cause}", program.display()));
     }
 
-    /// Prints it on standard error; the trace is at `path`.
-    pub(super) fn print(&self, path: &Path) {
-        for line in self.lines(path, self.begun.elapsed()) {
+    /// Prints it on standard error; the trace is at `path`, and took `elapsed` to record.
+    pub(super) fn print(&self, path: &Path, elapsed: Duration) {
+        for line in self.lines(path, elapsed) {
             eprintln!("tidegate: {line}");
         }
     }

@@ -74,7 +74,7 @@ fn offer(row: &Row, replayed: &Replayed) -> String {
     let tier = Size { bytes: tier_pages(row.dram_pages) * PAGE_BYTES };
     let is_run = replayed.is_of_files && row.scheme == "log";
     let offer = if is_run { RUN } else { offer_of(row).unwrap_or_default() };
-    let offer = offer.replace("SIZE", &tier.to_string());
+    let offer = offer.replace("NAME", row.scheme).replace("SIZE", &tier.to_string());
     if row.pmem_bytes == 0 {
         return offer;
     }

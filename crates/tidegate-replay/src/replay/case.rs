@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::error::Error;
+use crate::error::Result;
 use crate::scheme::{Requests, Scheme, SchemeEntry, Sizes};
 use crate::time::{Meter, SsdModel, Totals};
 use crate::trace::Op;
@@ -71,7 +71,7 @@ impl Case {
     ///
     /// # Errors
     /// The scheme cannot be made.
-    pub fn new(entry: &'static SchemeEntry, sizes: Sizes, ssd: &SsdModel) -> Result<Self, Error> {
+    pub fn new(entry: &'static SchemeEntry, sizes: Sizes, ssd: &SsdModel) -> Result<Self> {
         let meter = Meter::new(ssd.clone(), sizes.pmem_media.clone(), sizes.dram_bytes_per_s);
         let scheme = (entry.create)(&sizes)?;
         Ok(Self { entry, sizes, scheme, meter, ends: Vec::new() })
@@ -81,7 +81,7 @@ impl Case {
     ///
     /// # Errors
     /// As for [`Scheme::play`].
-    pub fn play(&mut self, op: &Op) -> Result<(), Error> {
+    pub fn play(&mut self, op: &Op) -> Result<()> {
         self.scheme.play(op, &mut self.meter)?;
         self.meter.end_operation();
         Ok(())

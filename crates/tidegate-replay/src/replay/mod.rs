@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use indicatif::{ProgressBar, ProgressStyle};
 use tidegate::pmem::MediaModel;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::model::costs::Costs;
 use crate::profile::Profile;
 use crate::report;
@@ -46,7 +46,7 @@ const EVENTS_A_MOVE: u64 = 1 << 16;
 const KEPT_A_MOVE: usize = 1 << 12;
 
 /// What `tidegate replay` is asked for.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct ReplayArgs {
     /// Traces; several are played together, each from its own start on
     #[arg(required = true, value_name = "TRACE")]
@@ -141,7 +141,7 @@ impl ReplayArgs {
     ///
     /// # Errors
     /// A trace cannot be read or understood, or a file cannot be written.
-    pub fn run(&mut self) -> Result<(), Error> {
+    pub fn run(&mut self) -> Result<()> {
         if let Some(path) = &self.papers {
             return papers::update(self, path);
         }
@@ -161,7 +161,7 @@ impl ReplayArgs {
             if is_stdout {
                 return print(&json);
             }
-            std::fs::write(path, json).map_err(|source| Error::Io { path: path.into(), source })?;
+            std::fs::write(path, json).map_err(Error::io(path))?;
         }
         print(&output::text(self, &replayed))
     }
@@ -170,7 +170,7 @@ impl ReplayArgs {
     ///
     /// # Errors
     /// A trace cannot be read or understood.
-    pub fn replay(&self) -> Result<Replayed, Error> {
+    pub fn replay(&self) -> Result<Replayed> {
         let mut profile = Profile::default();
         let mut kept = Some(Vec::new());
         let merged = self.each_event("looking", |event| {
@@ -199,7 +199,7 @@ impl ReplayArgs {
         cases: Vec<(Sizes, &'static SchemeEntry)>,
         kept: Option<&[Op]>,
         operations: u64,
-    ) -> Result<Vec<Row>, Error> {
+    ) -> Result<Vec<Row>> {
         let cases = cases.into_iter().map(|(sizes, entry)| Case::new(entry, sizes, &self.ssd));
         let mut cases = cases.collect::<Result<Vec<_>, _>>()?;
         let (mut played, mut parts) = (0, 0);
@@ -219,7 +219,7 @@ impl ReplayArgs {
         Ok(cases.iter().map(Case::row).collect())
     }
 
-    fn on_real_files(&self, folder: &Path, profile: &Profile) -> Result<real::Row, Error> {
+    fn on_real_files(&self, folder: &Path, profile: &Profile) -> Result<real::Row> {
         let mut files = Real::create(folder, profile)?;
         self.each_event("doing", |event| files.play(&event.op))?;
         Ok(files.row())
@@ -257,8 +257,8 @@ impl ReplayArgs {
     fn each_event(
         &self,
         what: &'static str,
-        mut see: impl FnMut(&Event) -> Result<(), Error>,
-    ) -> Result<Merged, Error> {
+        mut see: impl FnMut(&Event) -> Result<()>,
+    ) -> Result<Merged> {
         let traces: Vec<_> =
             self.traces.iter().map(|path| open(path, self.format)).collect::<Result<_, _>>()?;
         let bar = progress_bar(what, "{msg} {wide_bar} {bytes}/{total_bytes} {eta}");
@@ -301,10 +301,7 @@ fn memory_bytes(sizes: &Sizes, entry: &SchemeEntry) -> u64 {
 }
 
 /// Shows kept operations to `play`, beside a progress bar.
-fn each_kept(
-    operations: &[Op],
-    mut play: impl FnMut(&Op) -> Result<(), Error>,
-) -> Result<(), Error> {
+fn each_kept(operations: &[Op], mut play: impl FnMut(&Op) -> Result<()>) -> Result<()> {
     let bar = progress_bar("replaying", "{msg} {wide_bar} {human_pos}/{human_len} {eta}");
     bar.set_length(operations.len() as u64);
     for part in operations.chunks(KEPT_A_MOVE) {
@@ -331,10 +328,10 @@ fn move_bar(bar: &ProgressBar, merged: &Merged) {
     bar.set_position(read);
 }
 
-fn print(text: &str) -> Result<(), Error> {
+fn print(text: &str) -> Result<()> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::Io { path: "standard output".into(), source: error })
+            Err(Error::io(Path::new("standard output"))(error))
         }
         _ => Ok(()),
     }

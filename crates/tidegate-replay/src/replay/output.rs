@@ -6,7 +6,7 @@ use serde::Serialize;
 use tidegate_bench::table::Table;
 
 use super::{ReplayArgs, Replayed, Row, advice, real};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::scheme::page::PAGE_BYTES;
 
 const MIB: f64 = 1_048_576.0;
@@ -34,7 +34,7 @@ struct Json<'a> {
 ///
 /// # Errors
 /// It cannot be made.
-pub(super) fn json(args: &ReplayArgs, replayed: &Replayed) -> Result<String, Error> {
+pub(super) fn json(args: &ReplayArgs, replayed: &Replayed) -> Result<String> {
     let Replayed { profile, rows, real, bad_lines, .. } = replayed;
     let json = Json {
         traces: args.traces.iter().map(|path| path.display().to_string()).collect(),
@@ -142,7 +142,7 @@ pub(super) fn warn_of_bad_lines(replayed: &Replayed) {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "one digit is shown")]
-fn mib(bytes: u64) -> f64 {
+pub(super) fn mib(bytes: u64) -> f64 {
     bytes as f64 / MIB
 }
 

@@ -1,12 +1,11 @@
 //! What a replay found, as a page that a person can send to a colleague.
 
+use super::output::mib;
 use super::{ReplayArgs, Replayed, Row, advice, output};
 use crate::report::{Axis, Bar, Bars, Line, Lines, Plot, Report, Section, command_line, distinct};
 use crate::scheme::page::PAGE_BYTES;
 use crate::scheme::{Pmem, scheme};
 use tidegate::size::Size;
-
-const MIB: f64 = 1_048_576.0;
 
 /// What is drawn of a row: title, unit, and its number.
 type Measure = (&'static str, &'static str, fn(&Row) -> f64);
@@ -15,13 +14,8 @@ type Measure = (&'static str, &'static str, fn(&Row) -> f64);
 const MEASURES: [Measure; 3] = [
     ("Time", "seconds", |row| row.seconds),
     ("Written to storage", "pages of 4 KiB", |row| row.ssd_pages_written as f64),
-    ("Written to persistent memory", "MiB", |row| pmem_mib(row)),
+    ("Written to persistent memory", "MiB", |row| mib(row.pmem_traffic_bytes())),
 ];
-
-#[expect(clippy::cast_precision_loss, reason = "numbers of a plot")]
-fn pmem_mib(row: &Row) -> f64 {
-    row.pmem_traffic_bytes() as f64 / MIB
-}
 
 /// The page.
 pub(super) fn page(args: &ReplayArgs, replayed: &Replayed) -> Report {
@@ -81,10 +75,9 @@ fn one_size(here: &[&Row], dram_pages: u64, pmem_bytes: u64) -> Section {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "numbers of a plot")]
 fn pmem_traffic(rows: &[&Row]) -> Plot {
     let bar = |row: &&Row| {
-        let part = |name: &str, bytes: u64| (name.to_owned(), bytes as f64 / MIB);
+        let part = |name: &str, bytes: u64| (name.to_owned(), mib(bytes));
         let parts =
             vec![part("data", row.pmem_data_bytes), part("metadata", row.pmem_metadata_bytes)];
         Bar { name: row.scheme.to_owned(), parts }

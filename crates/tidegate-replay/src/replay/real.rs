@@ -19,7 +19,7 @@ use rustc_hash::FxHashMap;
 use rustix::fs::StatVfs;
 use serde::Serialize;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::profile::Profile;
 use crate::scheme::page::PAGE_BYTES;
 use crate::trace::{FileId, Op};
@@ -68,21 +68,17 @@ impl Drop for Folder {
     }
 }
 
-fn io_error(path: &Path) -> impl FnOnce(io::Error) -> Error + '_ {
-    |source| Error::Io { path: path.into(), source }
-}
-
 impl Real {
     /// Makes a folder in `parent` for a trace with this profile.
     ///
     /// # Errors
     /// [`Error::Usage`] if the trace needs more space than is free there, [`Error::Io`] if nothing
     /// can be made there.
-    pub(super) fn create(parent: &Path, profile: &Profile) -> Result<Self, Error> {
+    pub(super) fn create(parent: &Path, profile: &Profile) -> Result<Self> {
         let found = rustix::fs::statvfs(parent).map_err(io::Error::from);
-        check_space(parent, profile, &found.map_err(io_error(parent))?)?;
+        check_space(parent, profile, &found.map_err(Error::io(parent))?)?;
         let path = parent.join(format!("tidegate-replay-{}", std::process::id()));
-        std::fs::create_dir(&path).map_err(io_error(&path))?;
+        std::fs::create_dir(&path).map_err(Error::io(&path))?;
         Ok(Self {
             folder: Folder(path),
             open: FxHashMap::default(),
@@ -99,7 +95,7 @@ impl Real {
     ///
     /// # Errors
     /// [`Error::Io`] with the file's path.
-    pub(super) fn play(&mut self, op: &Op) -> Result<(), Error> {
+    pub(super) fn play(&mut self, op: &Op) -> Result<()> {
         let result = match *op {
             Op::Read { file, offset_bytes, len_bytes } => self.read(file, offset_bytes, len_bytes),
             Op::Write { file, offset_bytes, len_bytes } => {
@@ -111,8 +107,9 @@ impl Real {
             Op::Remove { file } => self.remove(file),
         };
         self.operations += 1;
-        let path = file_of(op).map_or_else(|| self.folder.0.clone(), |file| self.path(file));
-        result.map_err(io_error(&path))
+        let mut op = *op;
+        let path = op.file_mut().map_or_else(|| self.folder.0.clone(), |file| self.path(*file));
+        result.map_err(Error::io(&path))
     }
 
     /// What came out.
@@ -139,8 +136,8 @@ impl Real {
             self.open.clear();
         }
         let mut options = File::options();
-        let opened = options.read(true).write(true).create(true).truncate(false);
-        self.open.insert(file, opened.open(self.path(file))?);
+        options.read(true).write(true).create(true).truncate(false);
+        self.open.insert(file, options.open(self.path(file))?);
         Ok(())
     }
 
@@ -149,14 +146,13 @@ impl Real {
         &mut self,
         file: FileId,
         call: impl FnOnce(&File, &mut [u8]) -> io::Result<()>,
-    ) -> io::Result<Duration> {
+    ) -> io::Result<()> {
         self.open(file)?;
-        let Some(opened) = self.open.get(&file) else { return Ok(Duration::ZERO) };
+        let Some(opened) = self.open.get(&file) else { return Ok(()) };
         let begun = Instant::now();
         call(opened, &mut self.buffer)?;
-        let taken = begun.elapsed();
-        self.time += taken;
-        Ok(taken)
+        self.time += begun.elapsed();
+        Ok(())
     }
 
     /// A file that is read where it was never written existed before the trace: a hole stands for
@@ -174,8 +170,7 @@ impl Real {
                 opened.read_exact_at(&mut buffer[..part], at)?;
             }
             Ok(())
-        })?;
-        Ok(())
+        })
     }
 
     fn write(&mut self, file: FileId, offset: u64, len: u64) -> io::Result<()> {
@@ -183,13 +178,13 @@ impl Real {
         *known = offset.saturating_add(len).max(*known);
         self.timed(file, |opened, buffer| {
             parts(offset, len).try_for_each(|(at, part)| opened.write_all_at(&buffer[..part], at))
-        })?;
-        Ok(())
+        })
     }
 
     fn sync(&mut self, file: FileId) -> io::Result<()> {
-        let taken = self.timed(file, |opened, _| opened.sync_data())?;
-        self.sync_time += taken;
+        let before = self.time;
+        self.timed(file, |opened, _| opened.sync_data())?;
+        self.sync_time += self.time.saturating_sub(before);
         self.syncs += 1;
         Ok(())
     }
@@ -207,8 +202,7 @@ impl Real {
 
     fn resize(&mut self, file: FileId, len_bytes: u64) -> io::Result<()> {
         self.len_bytes.insert(file, len_bytes);
-        self.timed(file, |opened, _| opened.set_len(len_bytes))?;
-        Ok(())
+        self.timed(file, |opened, _| opened.set_len(len_bytes))
     }
 
     fn remove(&mut self, file: FileId) -> io::Result<()> {
@@ -221,18 +215,6 @@ impl Real {
             _ => self.time += begun.elapsed(),
         }
         Ok(())
-    }
-}
-
-/// The file of an operation; none if it is of all files.
-fn file_of(op: &Op) -> Option<FileId> {
-    match *op {
-        Op::Read { file, .. }
-        | Op::Write { file, .. }
-        | Op::Sync { file }
-        | Op::Resize { file, .. }
-        | Op::Remove { file } => Some(file),
-        Op::SyncAll => None,
     }
 }
 
@@ -257,7 +239,7 @@ fn filled_buffer() -> Vec<u8> {
 }
 
 /// Refuses a trace that could fill the file system.
-fn check_space(parent: &Path, profile: &Profile, found: &StatVfs) -> Result<(), Error> {
+fn check_space(parent: &Path, profile: &Profile, found: &StatVfs) -> Result<()> {
     let needed = profile.footprint_pages.saturating_mul(PAGE_BYTES);
     let free = found.f_bavail.saturating_mul(found.f_frsize);
     if needed <= free {

@@ -14,7 +14,7 @@ use tidegate_bench::look::Looks;
 use tidegate_bench::page;
 pub use tidegate_bench::table::Table;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 
 #[cfg(test)]
 mod tests;
@@ -51,14 +51,10 @@ pub struct Section {
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn write(dir: &Path, report: &Report) -> Result<(), Error> {
-    let io = |path: &Path| {
-        let path = path.to_owned();
-        |source| Error::Io { path, source }
-    };
-    fs::create_dir_all(dir).map_err(io(dir))?;
+pub fn write(dir: &Path, report: &Report) -> Result<()> {
+    fs::create_dir_all(dir).map_err(Error::io(dir))?;
     let path = dir.join("index.html");
-    fs::write(&path, page(report)).map_err(io(&path))
+    fs::write(&path, page(report)).map_err(Error::io(&path))
 }
 
 /// The command of this process, as a person types it.
@@ -82,6 +78,23 @@ pub(crate) fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> 
         }
     }
     seen
+}
+
+/// A table with a column for each of `columns` behind the one `first`, and a row for each of
+/// `rows`: its name and its cells.
+pub(crate) fn grid(
+    (name, title): (&'static str, &str),
+    (first, columns): (&str, &[impl ToString]),
+    rows: impl IntoIterator<Item = (impl ToString, Vec<String>)>,
+) -> Table {
+    let columns: Vec<String> = columns.iter().map(ToString::to_string).collect();
+    let headers: Vec<&str> =
+        std::iter::once(first).chain(columns.iter().map(String::as_str)).collect();
+    let mut table = Table::new(name, title, &headers);
+    for (name, cells) in rows {
+        table.push(std::iter::once(name.to_string()).chain(cells).collect());
+    }
+    table
 }
 
 fn page(report: &Report) -> String {

@@ -4,19 +4,13 @@
 use super::devices::{Devices, Source};
 use super::hybrid::{Durable, Hybrid};
 use super::page_cache::PageCache;
-use super::{Pmem, SchemeEntry, Sizes};
+use super::{Scheme, Sizes};
+use crate::error::Result;
 
-/// The entry of the scheme.
-pub const ENTRY: SchemeEntry = SchemeEntry {
-    name: "dram",
-    about: "pages in DRAM; syncs go to flash",
-    pmem: Pmem::None,
-    offer: Some("no persistent memory"),
-    holds_data: false,
-    create: |sizes: &Sizes| {
-        Ok(Box::new(Hybrid::new(PageCache::new(sizes.dram_pages), Flash { is_pending: false })))
-    },
-};
+/// Makes the scheme.
+pub(super) fn dram(sizes: &Sizes) -> Box<dyn Scheme> {
+    Box::new(Hybrid::new(PageCache::new(sizes.dram_pages), Flash { is_pending: false }))
+}
 
 /// Flash as the durable place.
 struct Flash {
@@ -25,22 +19,28 @@ struct Flash {
 }
 
 impl Durable for Flash {
+    fn make_way(&mut self, slot: u32, dram: &PageCache, devices: &mut dyn Devices) -> Result<()> {
+        if dram.dirty_lines(slot) != 0 {
+            devices.ssd_write(dram.id(slot), Source::Dram);
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, slot: u32, dram: &PageCache, devices: &mut dyn Devices) {
+        devices.dram_forget(dram.id(slot));
+    }
+
     fn sync_page(&mut self, slot: u32, dram: &mut PageCache, devices: &mut dyn Devices) {
         devices.ssd_write(dram.id(slot), Source::Dram);
         self.is_pending = true;
     }
 
-    fn end_sync(&mut self, devices: &mut dyn Devices) {
+    fn end_sync(&mut self, devices: &mut dyn Devices) -> Result<()> {
         if std::mem::take(&mut self.is_pending) {
             devices.ssd_flush();
         }
+        Ok(())
     }
-
-    fn holds(&self, _slot: u32) -> bool {
-        false
-    }
-
-    fn release(&mut self, _slot: u32, _devices: &mut dyn Devices) {}
 
     fn index_bytes_peak(&self) -> u64 {
         0

@@ -1,165 +1,162 @@
-//! AFCM's hybrid cache: pages in DRAM answer reads and take writes; a sync copies what is dirty to
-//! a durable place.
+//! Pages in DRAM answer reads and take writes; a sync makes what is dirty durable below them.
 //!
-//! - A page that DRAM gives up is written to flash where that does not have all of it, and leaves
-//!   persistent memory: that keeps no page that DRAM does not have.
-//! - A page that persistent memory gives up is written to flash out of DRAM, where it stays, clean,
-//!   in its place in the order.
 //! - Pages of a file that is removed or cut off are dropped, dirty or not.
-//! - A write of a part of a page that DRAM does not have reads the page from flash first, where the
-//!   trace has shown that the file is that long.
+//! - A write of a part of a page that DRAM does not have loads the page first, where the trace has
+//!   shown that the file is that long.
+//!
+//! What lies below, a [`Durable`] place, is AFCM's persistent memory ([`slots`](super::slots)),
+//! flash alone ([`dram`](super::dram)), or a shipped engine ([`shipped`](super::shipped)).
 
-use super::devices::{Devices, Source};
-use super::page::{PAGE_BYTES, PageId, lines_of, pages_of, part_of};
+use std::ops::Range;
+
+use super::devices::Devices;
+use super::page::{PAGE_BYTES, PageId, lines_of, parts_of};
 use super::page_cache::PageCache;
 use super::{Requests, Scheme};
-use crate::error::Error;
+use crate::error::Result;
 use crate::trace::{FileId, Op};
 
-/// Where a sync puts what is dirty.
-pub trait Durable {
-    /// A sync begins.
-    fn begin_sync(&mut self, _devices: &mut dyn Devices) {}
+/// Where a sync puts what is dirty. Slots are those of the pages in DRAM.
+///
+/// # Errors
+/// A method fails where a shipped engine does.
+pub(super) trait Durable {
+    /// Loads `id` into DRAM. True: memory had all of it.
+    fn load(&mut self, id: PageId, devices: &mut dyn Devices) -> Result<bool> {
+        devices.ssd_read(id);
+        Ok(false)
+    }
 
-    /// Makes the dirty lines of `slot` durable. Where that needs space, other pages are written to
-    /// flash out of DRAM and become clean there.
+    /// DRAM needs the space of `slot`: keeps what is dirty of its page.
+    fn make_way(&mut self, slot: u32, dram: &PageCache, devices: &mut dyn Devices) -> Result<()>;
+
+    /// DRAM gives the page of `slot` up.
+    fn leave(&mut self, slot: u32, dram: &PageCache, devices: &mut dyn Devices);
+
+    /// Makes the dirty lines of `slot` durable, at the latest when the pages of its file end. Where
+    /// that needs space, other pages are written to flash out of DRAM and become clean there.
     fn sync_page(&mut self, slot: u32, dram: &mut PageCache, devices: &mut dyn Devices);
 
+    /// All dirty pages of a file are there.
+    fn end_file(&mut self, _devices: &mut dyn Devices) -> Result<()> {
+        Ok(())
+    }
+
     /// All of the sync is there.
-    fn end_sync(&mut self, devices: &mut dyn Devices);
+    fn end_sync(&mut self, devices: &mut dyn Devices) -> Result<()>;
 
-    /// The page of `slot` is kept here, and flash does not have all of it.
-    fn holds(&self, slot: u32) -> bool;
-
-    /// Gives the page of `slot` up, if it is kept.
-    fn release(&mut self, slot: u32, devices: &mut dyn Devices);
+    /// `file` has lost its pages from `end` on.
+    fn cut(&mut self, _file: FileId, _end: u64, _devices: &mut dyn Devices) -> Result<()> {
+        Ok(())
+    }
 
     /// Most bytes of DRAM so far that said what lies where.
     fn index_bytes_peak(&self) -> u64;
 }
 
 /// Pages in DRAM over a durable place.
-pub struct Hybrid<D> {
+pub(super) struct Hybrid<D> {
     dram: PageCache,
     durable: D,
     requests: Requests,
-    cut: Vec<u32>,
 }
 
 impl<D: Durable> Hybrid<D> {
     /// An empty cache.
-    pub fn new(dram: PageCache, durable: D) -> Self {
-        Self { dram, durable, requests: Requests::default(), cut: Vec::new() }
+    pub(super) fn new(dram: PageCache, durable: D) -> Self {
+        Self { dram, durable, requests: Requests::default() }
     }
 
-    fn read(&mut self, id: PageId, lines: u64, devices: &mut dyn Devices) {
+    fn read(&mut self, id: PageId, bytes: &Range<u64>, devices: &mut dyn Devices) -> Result<()> {
         self.requests.reads += 1;
+        self.dram.note_extent(id, bytes);
         if self.dram.touch(id).is_some() {
             self.requests.read_hits += 1;
         } else {
-            self.bring_in(id, devices);
-            devices.ssd_read(id);
+            self.take_in(id, devices)?;
+            self.requests.read_hits += u64::from(self.durable.load(id, devices)?);
         }
-        devices.dram_copy(id, lines);
+        devices.dram_copy(id, lines_of(bytes));
+        Ok(())
     }
 
-    fn write(&mut self, id: PageId, lines: u64, needs_rest: bool, devices: &mut dyn Devices) {
+    fn write(&mut self, id: PageId, bytes: &Range<u64>, devices: &mut dyn Devices) -> Result<()> {
         self.requests.writes += 1;
-        let slot = self.dram.touch(id).unwrap_or_else(|| {
-            let slot = self.bring_in(id, devices);
-            if needs_rest {
-                devices.ssd_read(id);
+        let has_rest = self.dram.note_extent(id, bytes);
+        let slot = if let Some(slot) = self.dram.touch(id) {
+            slot
+        } else {
+            let slot = self.take_in(id, devices)?;
+            if has_rest && bytes.end - bytes.start < PAGE_BYTES {
+                self.durable.load(id, devices)?;
             }
             slot
-        });
+        };
+        let lines = lines_of(bytes);
         devices.dram_copy(id, lines);
         self.dram.dirty(slot, lines);
+        Ok(())
     }
 
     /// Gives `id` a slot.
-    fn bring_in(&mut self, id: PageId, devices: &mut dyn Devices) -> u32 {
+    fn take_in(&mut self, id: PageId, devices: &mut dyn Devices) -> Result<u32> {
         if let Some(victim) = self.dram.victim() {
-            let page = self.dram.id(victim);
-            if self.dram.dirty_lines(victim) != 0 || self.durable.holds(victim) {
-                devices.ssd_write(page, Source::Dram);
-            }
-            if self.durable.holds(victim) {
-                devices.ssd_flush();
-            }
+            self.durable.make_way(victim, &self.dram, devices)?;
             self.drop_page(victim, devices);
         }
-        self.dram.insert(id)
+        Ok(self.dram.insert(id))
     }
 
     fn drop_page(&mut self, slot: u32, devices: &mut dyn Devices) {
-        if self.durable.holds(slot) {
-            self.durable.release(slot, devices);
-            devices.pmem_forget(self.dram.id(slot));
-        }
-        devices.dram_forget(self.dram.id(slot));
+        self.durable.leave(slot, &self.dram, devices);
         self.dram.remove(slot);
     }
 
-    fn sync(&mut self, file: FileId, devices: &mut dyn Devices) {
+    fn sync_file(&mut self, file: FileId, devices: &mut dyn Devices) -> Result<()> {
         while let Some(slot) = self.dram.first_dirty(file) {
             self.requests.synced_pages += 1;
             self.durable.sync_page(slot, &mut self.dram, devices);
             self.dram.clean(slot);
         }
+        self.durable.end_file(devices)
     }
 
-    fn sync_all(&mut self, devices: &mut dyn Devices) {
-        while let Some(file) = self.dram.first_dirty_file() {
-            self.sync(file, devices);
-        }
-    }
-
-    fn cut(&mut self, file: FileId, len_bytes: u64, devices: &mut dyn Devices) {
-        let mut cut = std::mem::take(&mut self.cut);
+    fn cut(&mut self, file: FileId, len_bytes: u64, devices: &mut dyn Devices) -> Result<()> {
+        let mut cut = Vec::new();
         self.dram.cut(file, len_bytes, &mut cut);
-        for slot in cut.drain(..) {
+        for slot in cut {
             self.drop_page(slot, devices);
         }
-        self.cut = cut;
+        self.durable.cut(file, len_bytes.div_ceil(PAGE_BYTES), devices)
     }
 }
 
 impl<D: Durable> Scheme for Hybrid<D> {
-    fn play(&mut self, op: &Op, devices: &mut dyn Devices) -> Result<(), Error> {
+    fn play(&mut self, op: &Op, devices: &mut dyn Devices) -> Result<()> {
         match *op {
             Op::Read { file, offset_bytes, len_bytes } => {
-                for page in pages_of(offset_bytes, len_bytes) {
-                    let (id, bytes) =
-                        (PageId { file, page }, part_of(page, offset_bytes, len_bytes));
-                    self.dram.note_extent(id, &bytes);
-                    self.read(id, lines_of(&bytes), devices);
-                }
+                let mut parts = parts_of(file, offset_bytes, len_bytes);
+                parts.try_for_each(|(id, bytes)| self.read(id, &bytes, devices))
             }
             Op::Write { file, offset_bytes, len_bytes } => {
-                for page in pages_of(offset_bytes, len_bytes) {
-                    let (id, bytes) =
-                        (PageId { file, page }, part_of(page, offset_bytes, len_bytes));
-                    let has_rest = self.dram.note_extent(id, &bytes);
-                    let needs_rest = has_rest && bytes.end - bytes.start < PAGE_BYTES;
-                    self.write(id, lines_of(&bytes), needs_rest, devices);
-                }
+                let mut parts = parts_of(file, offset_bytes, len_bytes);
+                parts.try_for_each(|(id, bytes)| self.write(id, &bytes, devices))
             }
             Op::Sync { file } => {
                 self.requests.syncs += 1;
-                self.durable.begin_sync(devices);
-                self.sync(file, devices);
-                self.durable.end_sync(devices);
+                self.sync_file(file, devices)?;
+                self.durable.end_sync(devices)
             }
             Op::SyncAll => {
                 self.requests.syncs += 1;
-                self.durable.begin_sync(devices);
-                self.sync_all(devices);
-                self.durable.end_sync(devices);
+                while let Some(file) = self.dram.first_dirty_file() {
+                    self.sync_file(file, devices)?;
+                }
+                self.durable.end_sync(devices)
             }
             Op::Resize { file, len_bytes } => self.cut(file, len_bytes, devices),
             Op::Remove { file } => self.cut(file, 0, devices),
         }
-        Ok(())
     }
 
     fn requests(&self) -> Requests {

@@ -8,29 +8,31 @@
 //! use ([`page_cache`]); a sync copies what is dirty of a file to persistent memory ([`hybrid`]),
 //! which keeps no page that DRAM does not have. The others run engines of Tidegate ([`shipped`]).
 
-pub mod afcm;
 pub mod devices;
 pub mod dram;
-pub mod hybrid;
-#[cfg(test)]
-mod model;
+mod hybrid;
+
 pub mod page;
 pub mod page_cache;
 mod page_table;
-pub mod sccm;
-pub mod sfcm;
 pub mod shipped;
 pub mod slots;
 pub mod tcow;
 #[cfg(test)]
 mod tests;
 
+use tidegate::dram::Policy;
 use tidegate::pmem::MediaModel;
 
-use crate::error::Error;
+use crate::error::Result;
 use crate::trace::Op;
 pub use devices::{Devices, Source};
 pub use page::PageId;
+use shipped::cache::{self, Cache};
+use shipped::log::Log;
+use shipped::scheme_over;
+use shipped::tiers::{self, tier};
+use slots::{Kind, cheaper, hybrid};
 
 /// How much memory a scheme has, and of which kind.
 #[derive(Debug, Clone, PartialEq)]
@@ -71,7 +73,7 @@ pub trait Scheme {
     ///
     /// # Errors
     /// The shipped engine that runs inside gave one.
-    fn play(&mut self, op: &Op, devices: &mut dyn Devices) -> Result<(), Error>;
+    fn play(&mut self, op: &Op, devices: &mut dyn Devices) -> Result<()>;
 
     /// What was asked for so far.
     fn requests(&self) -> Requests;
@@ -102,12 +104,13 @@ impl Pmem {
     }
 }
 
+/// Makes a scheme.
+pub type Create = fn(&Sizes) -> Result<Box<dyn Scheme>>;
+
 /// A scheme that users can choose.
 pub struct SchemeEntry {
     /// The name on the command line.
     pub name: &'static str,
-    /// What it is, in a few words.
-    pub about: &'static str,
     /// How much persistent memory it has.
     pub pmem: Pmem,
     /// What users choose to have it; none where Tidegate does not offer it.
@@ -115,25 +118,63 @@ pub struct SchemeEntry {
     /// It stores data: it takes as much memory of this machine as it has persistent memory.
     pub holds_data: bool,
     /// Makes the scheme.
-    pub create: fn(&Sizes) -> Result<Box<dyn Scheme>, Error>,
+    pub create: Create,
+}
+
+const DRAM: SchemeEntry = SchemeEntry {
+    name: "dram",
+    pmem: Pmem::None,
+    offer: Some("no persistent memory"),
+    holds_data: false,
+    create: |sizes| Ok(dram::dram(sizes)),
+};
+const AFCM: SchemeEntry = SchemeEntry {
+    name: "afcm",
+    pmem: Pmem::Chosen,
+    offer: None,
+    create: |sizes| Ok(hybrid(sizes, true, cheaper)),
+    ..DRAM
+};
+const CACHE: SchemeEntry = SchemeEntry {
+    name: "tidegate",
+    pmem: Pmem::Chosen,
+    offer: Some(cache::OFFER),
+    holds_data: true,
+    create: |sizes| scheme_over(sizes, Cache::new),
+};
+const BTT: SchemeEntry = SchemeEntry {
+    name: "btt",
+    pmem: Pmem::AllData,
+    offer: Some("a block translation table (`tidegate create --engine btt`) for all data"),
+    create: |sizes| tier(sizes, Policy::None),
+    ..DRAM
+};
+/// The scheme `name` of a DRAM tier.
+const fn tiered(name: &'static str, create: Create) -> SchemeEntry {
+    SchemeEntry { name, offer: Some(tiers::OFFER), create, ..BTT }
 }
 
 /// All schemes.
 pub static SCHEMES: &[SchemeEntry] = &[
-    dram::ENTRY,
-    sccm::ENTRY,
-    sfcm::ENTRY,
-    afcm::ENTRY,
-    shipped::cache::ENTRY,
-    shipped::log::ENTRY,
-    shipped::tiers::BTT,
-    shipped::tiers::TRANSIT,
-    shipped::tiers::TRANSIT_NO_EAGER,
-    shipped::tiers::TRANSIT_NO_BYPASS,
-    shipped::tiers::PMBD,
-    shipped::tiers::PMBD70,
-    shipped::tiers::LRU,
-    shipped::tiers::COACTIVE,
+    DRAM,
+    SchemeEntry { name: "sccm", create: |it| Ok(hybrid(it, true, |_| Kind::Coarse)), ..AFCM },
+    SchemeEntry { name: "sfcm", create: |it| Ok(hybrid(it, false, |_| Kind::Fine)), ..AFCM },
+    AFCM,
+    CACHE,
+    SchemeEntry {
+        name: "log",
+        offer: Some("a log (`tidegate create --engine log`)"),
+        create: |sizes| scheme_over(sizes, Log::new),
+        ..CACHE
+    },
+    BTT,
+    tiered("transit", |sizes| tier(sizes, Policy::Transit)),
+    tiered("transit-no-eager", |sizes| tier(sizes, Policy::TransitNoEager)),
+    tiered("transit-no-bypass", |sizes| tier(sizes, Policy::TransitNoBypass)),
+    tiered("pmbd", |sizes| tier(sizes, Policy::Pmbd)),
+    tiered("pmbd70", |sizes| tier(sizes, Policy::Pmbd70)),
+    tiered("lru", |sizes| tier(sizes, Policy::Lru)),
+    tiered("coactive", |sizes| tier(sizes, Policy::Coactive)),
 ];
 
 /// The scheme called `name`.

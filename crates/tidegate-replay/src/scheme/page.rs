@@ -33,6 +33,11 @@ pub fn part_of(page: u64, offset: u64, len: u64) -> Range<u64> {
     offset.saturating_sub(start).min(PAGE_BYTES)..end.saturating_sub(start).min(PAGE_BYTES)
 }
 
+/// The pages of `file` that hold `len` bytes at `offset`, and which bytes of each.
+pub fn parts_of(file: FileId, offset: u64, len: u64) -> impl Iterator<Item = (PageId, Range<u64>)> {
+    pages_of(offset, len).map(move |page| (PageId { file, page }, part_of(page, offset, len)))
+}
+
 /// A bit for each line that holds one of `bytes` of a page.
 pub fn lines_of(bytes: &Range<u64>) -> u64 {
     let (first, end) = (bytes.start / LINE_BYTES, bytes.end.div_ceil(LINE_BYTES));
@@ -43,6 +48,18 @@ pub fn lines_of(bytes: &Range<u64>) -> u64 {
 /// Bytes of as many lines as `lines` has.
 pub fn bytes_of(lines: u64) -> u64 {
     u64::from(lines.count_ones()) * LINE_BYTES
+}
+
+/// The numbers of the bits that are set in `mask`.
+pub fn bits(mask: u64) -> impl Iterator<Item = u32> {
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        (rest != 0).then(|| {
+            let bit = rest.trailing_zeros();
+            rest &= rest - 1;
+            bit
+        })
+    })
 }
 
 /// The runs of neighbouring lines in `lines`: the first of each, and how many.

@@ -1,6 +1,13 @@
 //! Persistent memory in slots of 4 KiB, each of which holds a page or 56 cache lines of any pages,
-//! as AFCM lays them out (sections 3.2.1 and 3.2.2). `sccm`, `sfcm` and `afcm` differ in what they
-//! choose for a page.
+//! as AFCM lays them out (sections 3.2.1 and 3.2.2).
+//!
+//! The schemes differ in what a sync copies of a page: `sccm`, the paper's conventional one, all of
+//! it to a slot; `sfcm` its dirty lines to slots of 56 lines; `afcm` what costs less space.
+//!
+//! - A page that DRAM gives up is written to flash where that does not have all of it, and leaves
+//!   persistent memory: that keeps no page that DRAM does not have.
+//! - A page that persistent memory gives up is written to flash out of DRAM, where it stays, clean,
+//!   in its place in the order.
 //!
 //! A slot of lines begins with 512 bytes that say which lines it holds: a bitmap, a bitmap of
 //! versions, and 8 bytes a line. What slots of pages hold is in global metadata pages: 8 bytes a
@@ -21,9 +28,10 @@ use tidegate::tier::list::{Links, List};
 
 use super::devices::{Devices, Source};
 use super::hybrid::{Durable, Hybrid};
-use super::page::{ALL_LINES, PAGE_BYTES};
+use super::page::{ALL_LINES, LINE_BYTES, PAGE_BYTES, bits};
 use super::page_cache::PageCache;
 use super::{Scheme, Sizes, tcow};
+use crate::error::Result;
 
 /// Lines of a slot that holds lines.
 pub const FINE_LINES: u32 = 56;
@@ -50,6 +58,16 @@ pub enum Kind {
     Coarse,
     /// Its dirty lines, in slots with those of other pages.
     Fine,
+}
+
+/// What `afcm` chooses for a page with these dirty lines, by the paper's equations 1 and 2: fine
+/// where the lines that are not stored are more than the share of metadata of those that are.
+pub(super) fn cheaper(dirty: u64) -> Kind {
+    let dirty = dirty.count_ones();
+    let benefit = u64::from(64 - dirty) * LINE_BYTES;
+    // Both sides times the lines of a slot.
+    let is_fine = benefit * u64::from(FINE_LINES) > u64::from(dirty) * FINE_METADATA_BYTES;
+    if is_fine { Kind::Fine } else { Kind::Coarse }
 }
 
 /// The scheme that stores a page as `kind_of` says of its dirty lines; `has_map` where that may be
@@ -94,17 +112,6 @@ impl Lines {
     }
 }
 
-fn bits(lines: u64) -> impl Iterator<Item = u32> {
-    let mut rest = lines;
-    std::iter::from_fn(move || {
-        (rest != 0).then(|| {
-            let bit = rest.trailing_zeros();
-            rest &= rest - 1;
-            bit
-        })
-    })
-}
-
 /// A slot of persistent memory.
 #[derive(Clone)]
 struct Slot {
@@ -147,13 +154,6 @@ struct Replaced {
     pages: u64,
 }
 
-/// Where a page is kept that is synced.
-enum Kept {
-    Pmem,
-    /// There is no space for it.
-    Nowhere,
-}
-
 impl Pmem {
     fn new(count: u32, dram_slots: u32, is_atomic: bool, kind_of: fn(u64) -> Kind) -> Self {
         Self {
@@ -186,18 +186,18 @@ impl Pmem {
         }
     }
 
-    /// Stores the page of `slot` whole.
-    fn store_page(&mut self, slot: u32, dram: &mut PageCache, devices: &mut dyn Devices) -> Kept {
+    /// Stores the page of `slot` whole. False: there is no space for it.
+    fn store_page(&mut self, slot: u32, dram: &mut PageCache, devices: &mut dyn Devices) -> bool {
         let page = dram.id(slot);
         if let Held::Coarse(_) = self.held[slot as usize]
             && self.replaced.is_none()
         {
             devices.pmem_store(page, ALL_LINES);
             devices.pmem_fence();
-            return Kept::Pmem;
+            return true;
         }
         self.begin_page(slot, devices);
-        let Some(number) = self.take_slot(dram, devices) else { return Kept::Nowhere };
+        let Some(number) = self.take_slot(dram, devices) else { return false };
         devices.pmem_store(page, ALL_LINES);
         devices.pmem_fence();
         devices.pmem_metadata(WORD_BYTES);
@@ -206,22 +206,18 @@ impl Pmem {
         let old = std::mem::replace(&mut self.held[slot as usize], Held::Coarse(number));
         self.give_up_old(old, devices);
         self.end_page(devices);
-        Kept::Pmem
+        true
     }
 
-    /// Stores `lines` of the page of `slot`, which has no slot of its own.
-    fn store_lines(
-        &mut self,
-        slot: u32,
-        lines: u64,
-        dram: &mut PageCache,
-        devices: &mut dyn Devices,
-    ) -> Kept {
+    /// Stores the dirty lines of `slot`, whose page has no slot of its own. False: there is no
+    /// space.
+    fn store_lines(&mut self, slot: u32, dram: &mut PageCache, devices: &mut dyn Devices) -> bool {
+        let lines = dram.dirty_lines(slot);
         let stored = if let Held::Fine(old) = &self.held[slot as usize] { old.stored } else { 0 };
         let new = if self.replaced.is_some() { lines } else { lines & !stored };
         self.begin_page(slot, devices);
         if !self.make_space(new.count_ones(), dram, devices) {
-            return Kept::Nowhere;
+            return false;
         }
         let mut held = match std::mem::replace(&mut self.held[slot as usize], Held::Nothing) {
             Held::Fine(held) => held,
@@ -240,16 +236,15 @@ impl Pmem {
         Self::describe(held.each(new), devices);
         self.held[slot as usize] = Held::Fine(held);
         self.end_page(devices);
-        Kept::Pmem
+        true
     }
 
     /// Stores the entries of `places`, and then the bitmaps that make them count.
     fn describe(places: impl Iterator<Item = u32>, devices: &mut dyn Devices) {
-        let mut numbers: Vec<u32> = places.map(|place| place / PLACES_A_SLOT).collect();
+        let mut numbers = slots_with(places);
         if numbers.is_empty() {
             return;
         }
-        numbers.sort_unstable();
         for same in numbers.chunk_by(|one, other| one == other) {
             devices.pmem_metadata(same.len() as u64 * WORD_BYTES);
         }
@@ -362,8 +357,7 @@ impl Pmem {
 
     /// Releases `places`, each slot's by one store of its bitmap.
     fn free_places(&mut self, places: &[u32], devices: &mut dyn Devices) {
-        let mut numbers: Vec<u32> = places.iter().map(|place| place / PLACES_A_SLOT).collect();
-        numbers.sort_unstable();
+        let mut numbers = slots_with(places.iter().copied());
         numbers.dedup();
         for place in places {
             self.free_place(*place);
@@ -439,6 +433,19 @@ impl Pmem {
             Held::Fine(lines) => INDEX_PAGE_BYTES + lines.extents() * INDEX_EXTENT_BYTES,
         }
     }
+
+    /// The page of `slot` is kept here, and flash does not have all of it.
+    fn holds(&self, slot: u32) -> bool {
+        self.held.get(slot as usize).is_some_and(|held| !matches!(held, Held::Nothing))
+    }
+
+    /// Gives the page of `slot` up.
+    fn release(&mut self, slot: u32, devices: &mut dyn Devices) {
+        self.index_bytes -= self.index_bytes_of(slot);
+        let held = std::mem::replace(&mut self.held[slot as usize], Held::Nothing);
+        self.order.remove(slot, 0);
+        self.release_held(&held, devices);
+    }
 }
 
 impl Durable for Pmem {
@@ -449,39 +456,48 @@ impl Durable for Pmem {
         self.order.remove(slot, page.page);
         self.busy = slot;
         let is_fine = (self.kind_of)(lines) == Kind::Fine;
-        let kept = match &self.held[slot as usize] {
+        let is_kept = match &self.held[slot as usize] {
             Held::Coarse(_) if is_fine && self.replaced.is_none() => {
                 devices.pmem_store(page, lines);
                 devices.pmem_fence();
-                Kept::Pmem
+                true
             }
-            Held::Nothing | Held::Fine(_) if is_fine => {
-                self.store_lines(slot, lines, dram, devices)
-            }
+            Held::Nothing | Held::Fine(_) if is_fine => self.store_lines(slot, dram, devices),
             _ => self.store_page(slot, dram, devices),
         };
         self.busy = NOWHERE;
         self.index_bytes += self.index_bytes_of(slot);
         self.index_bytes_peak = self.index_bytes_peak.max(self.index_bytes);
-        match kept {
-            Kept::Pmem => self.order.insert(slot, page.page),
-            Kept::Nowhere => self.evict(slot, dram, devices),
+        if is_kept {
+            self.order.insert(slot, page.page);
+        } else {
+            self.evict(slot, dram, devices);
         }
     }
 
-    fn end_sync(&mut self, devices: &mut dyn Devices) {
+    fn make_way(&mut self, slot: u32, dram: &PageCache, devices: &mut dyn Devices) -> Result<()> {
+        let is_held = self.holds(slot);
+        if is_held || dram.dirty_lines(slot) != 0 {
+            devices.ssd_write(dram.id(slot), Source::Dram);
+        }
+        if is_held {
+            devices.ssd_flush();
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, slot: u32, dram: &PageCache, devices: &mut dyn Devices) {
+        let page = dram.id(slot);
+        if self.holds(slot) {
+            self.release(slot, devices);
+            devices.pmem_forget(page);
+        }
+        devices.dram_forget(page);
+    }
+
+    fn end_sync(&mut self, devices: &mut dyn Devices) -> Result<()> {
         self.release_replaced(devices);
-    }
-
-    fn holds(&self, slot: u32) -> bool {
-        self.held.get(slot as usize).is_some_and(|held| !matches!(held, Held::Nothing))
-    }
-
-    fn release(&mut self, slot: u32, devices: &mut dyn Devices) {
-        self.index_bytes -= self.index_bytes_of(slot);
-        let held = std::mem::replace(&mut self.held[slot as usize], Held::Nothing);
-        self.order.remove(slot, 0);
-        self.release_held(&held, devices);
+        Ok(())
     }
 
     fn index_bytes_peak(&self) -> u64 {
@@ -497,10 +513,16 @@ fn store_words(count: usize, devices: &mut dyn Devices) {
     devices.pmem_fence();
 }
 
+/// The slot of each of `places`, in order.
+fn slots_with(places: impl Iterator<Item = u32>) -> Vec<u32> {
+    let mut numbers: Vec<u32> = places.map(|place| place / PLACES_A_SLOT).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
 /// The slot in which most of `lines` are.
 fn slot_with_most(lines: &Lines) -> u32 {
-    let mut numbers: Vec<u32> = lines.each(ALL_LINES).map(|it| it / PLACES_A_SLOT).collect();
-    numbers.sort_unstable();
+    let numbers = slots_with(lines.each(ALL_LINES));
     let most = numbers.chunk_by(|one, other| one == other).max_by_key(|same| same.len());
     most.map_or(0, |same| same[0])
 }
@@ -515,4 +537,19 @@ fn slots_of(sizes: &Sizes, has_map: bool) -> u32 {
     // What cannot be used: every page whole and as lines, and as an older version of them.
     let useful = sizes.footprint_pages.saturating_mul(3).saturating_add(2 * tcow::ENTRIES);
     u32::try_from(slots.min(useful).min(MAX_SLOTS)).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn up_to_55_dirty_lines_are_fine() {
+        let of = |count: u32| cheaper((1 << count) - 1);
+        assert_eq!(
+            [of(1), of(55), of(56), of(63)],
+            [Kind::Fine, Kind::Fine, Kind::Coarse, Kind::Coarse]
+        );
+        assert_eq!(cheaper(u64::MAX), Kind::Coarse);
+    }
 }

@@ -1,12 +1,14 @@
 //! Schemes held to traces that were worked out by hand, and to a model of what they may not lose.
 
+mod model;
+
 use proptest::prelude::*;
 use tidegate::pmem::MediaModel;
 
-use super::model::{Model, Planted};
 use super::{Pmem, Requests, SCHEMES, Scheme, SchemeEntry, Sizes, scheme};
 use crate::time::{DRAM_BYTES_PER_S, Meter};
 use crate::trace::{FileId, Op};
+use model::{Model, Planted};
 
 const FILE: FileId = FileId(0);
 const KIB: u64 = 1024;

@@ -4,12 +4,11 @@
 //! `ReadX` and `WriteX` have handle, offset, how much was asked for, and how much was done. Newer
 //! files begin each line with seconds; without them all events have the time 0.
 
-use super::Reader;
-use crate::bad::Bad;
-use crate::descriptors::{Descriptors, Open, Way};
+use super::calls::{Call, Row, Stream};
+use crate::bad::{Bad, Result};
+use crate::descriptors::{Makes, Opening};
 use crate::fields::{cut, number, range, seconds_us};
-use crate::files::Files;
-use crate::out::Out;
+use crate::out::Way;
 
 const OK: &[u8] = b"NT_STATUS_OK";
 const MOST_FIELDS: usize = 8;
@@ -33,28 +32,7 @@ const OTHERS: [&[u8]; 12] = [
     b"UnlockX",
 ];
 
-pub(super) struct Dbench {
-    descriptors: Descriptors,
-}
-
-/// A line.
-pub(super) struct Row<'a> {
-    time_us: u64,
-    call: Call<'a>,
-}
-
-enum Call<'a> {
-    Create { path: &'a [u8], options: u64, disposition: u64, handle: i64 },
-    Close(i64),
-    Transfer { way: Way, handle: i64, offset: u64, len: u64 },
-    Flush(i64),
-    Rename(&'a [u8], &'a [u8]),
-    Unlink(&'a [u8]),
-    DeleteTree(&'a [u8]),
-    Nothing,
-}
-
-pub(super) fn parse(line: &[u8]) -> Result<Row<'_>, Bad> {
+pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {
     let (time_us, line) = match line.first() {
         Some(b'0'..=b'9') => {
             let (seconds, rest) = cut(line, b' ')?;
@@ -70,51 +48,60 @@ pub(super) fn parse(line: &[u8]) -> Result<Row<'_>, Bad> {
         return Err(Bad::Shape);
     }
     let call = call(op, arguments)?;
-    Ok(Row { time_us, call: if *status == OK { call } else { Call::Nothing } })
+    let call = if *status == OK { call } else { Call::Nothing };
+    Ok(Row { time_us, stream: Stream::Number(0), call })
 }
 
-fn call<'a>(op: &[u8], arguments: &[&'a [u8]]) -> Result<Call<'a>, Bad> {
+fn call<'a>(op: &[u8], arguments: &[&'a [u8]]) -> Result<Call<'a>> {
     Ok(match (op, arguments) {
         (b"NTCreateX", [path, options, disposition, handle_text]) => {
             let options = hex(options, "options")?;
             if options & DELETE_ON_CLOSE != 0 {
                 return Err(Bad::Operation);
             }
-            let disposition = hex(disposition, "disposition")?;
-            Call::Create { path, options, disposition, handle: handle(handle_text)? }
+            let makes = match hex(disposition, "disposition")? {
+                _ if options & FOLDER != 0 => Makes::Folder,
+                // Supersede, overwrite, overwrite or create.
+                0 | 4 | 5 => Makes::Empty,
+                // Create: a file that the trace has shown is gone without its knowledge.
+                2 => Makes::Anew,
+                _ => Makes::Nothing,
+            };
+            let opening = Opening { makes, ..Opening::default() };
+            Call::Open { path, opening, descriptor: handle(handle_text)?, is_assumed: false }
         }
         (b"Close", [it]) => Call::Close(handle(it)?),
         (b"ReadX", [it, offset, _, len]) => transfer(Way::Read, it, offset, len)?,
         (b"WriteX", [it, offset, _, len]) => transfer(Way::Write, it, offset, len)?,
-        (b"Flush", [it]) => Call::Flush(handle(it)?),
+        (b"Flush", [it]) => Call::SyncDescriptor(handle(it)?),
         (b"Rename", [from, to]) => Call::Rename(from, to),
         // A pattern: which files it names is the server's knowledge.
         (b"Unlink", [path, _]) if path.iter().any(|byte| b"*?".contains(byte)) => {
             return Err(Bad::Operation);
         }
         (b"Unlink", [path, _]) => Call::Unlink(path),
-        (b"Deltree", [path]) => Call::DeleteTree(path),
+        (b"Deltree", [path]) => Call::RemoveTree(path),
         (op, _) if OTHERS.contains(&op) => Call::Nothing,
         _ => return Err(Bad::Operation),
     })
 }
 
-fn transfer<'a>(way: Way, it: &[u8], offset: &[u8], len: &[u8]) -> Result<Call<'a>, Bad> {
+fn transfer<'a>(way: Way, it: &[u8], offset: &[u8], len: &[u8]) -> Result<Call<'a>> {
     let (offset, len) = range(number(offset, "offset")?, number(len, "length")?)?;
-    Ok(Call::Transfer { way, handle: handle(it)?, offset, len })
+    Ok(Call::Transfer { way, descriptor: handle(it)?, offset: Some(offset), len })
 }
 
-fn handle(text: &[u8]) -> Result<i64, Bad> {
+fn handle(text: &[u8]) -> Result<i64> {
     i64::try_from(number(text, "handle")?).map_err(|_| Bad::Number("handle"))
 }
 
-fn hex(text: &[u8], what: &'static str) -> Result<u64, Bad> {
+fn hex(text: &[u8], what: &'static str) -> Result<u64> {
     let digits = text.strip_prefix(b"0x").and_then(|digits| std::str::from_utf8(digits).ok());
     digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()).ok_or(Bad::Number(what))
 }
 
 /// Puts the words of `text` into `fields`, those in quotes without them; returns how many.
-fn words<'a>(mut text: &'a [u8], fields: &mut [&'a [u8]]) -> Result<usize, Bad> {
+fn words<'a>(mut text: &'a [u8], fields: &mut [&'a [u8]]) -> Result<usize> {
     let mut count = 0;
     loop {
         text = text.trim_ascii_start();
@@ -127,54 +114,5 @@ fn words<'a>(mut text: &'a [u8], fields: &mut [&'a [u8]]) -> Result<usize, Bad> 
             None => text.split_at(text.iter().position(|&it| it == b' ').unwrap_or(text.len())),
         };
         count += 1;
-    }
-}
-
-impl Dbench {
-    pub(super) fn new() -> Self {
-        Self { descriptors: Descriptors::new(Files::new(b'\\')) }
-    }
-
-    fn create(&mut self, row: (&[u8], u64, u64, i64), out: &mut Out) -> Result<(), Bad> {
-        let (path, options, disposition, handle) = row;
-        let files = &mut self.descriptors.files;
-        let was_known = files.known(path).is_some();
-        let file = files.named(path)?;
-        if options & FOLDER != 0 {
-            files.set_folder(file);
-        } else {
-            match disposition {
-                // Supersede, overwrite, overwrite or create.
-                0 | 4 | 5 => files.resize(file, 0, out)?,
-                // Create: a file that the trace has shown is gone without its knowledge.
-                2 if was_known => files.resize(file, 0, out)?,
-                2 => files.set_len(file, 0),
-                _ => {}
-            }
-        }
-        self.descriptors.open((0, handle), Open::at_start(file), false, out)
-    }
-}
-
-impl Reader for Dbench {
-    fn line(&mut self, line: &[u8], out: &mut Out) -> Result<(), Bad> {
-        let row = parse(line)?;
-        out.at(row.time_us, 0);
-        let files = &mut self.descriptors.files;
-        match row.call {
-            Call::Create { path, options, disposition, handle } => {
-                self.create((path, options, disposition, handle), out)?;
-            }
-            Call::Close(handle) => self.descriptors.close((0, handle), out),
-            Call::Transfer { way, handle, offset, len } => {
-                self.descriptors.transfer((0, handle), way, Some(offset), len, out)?;
-            }
-            Call::Flush(handle) => self.descriptors.sync((0, handle), out)?,
-            Call::Rename(from, to) => files.rename(from, to, out)?,
-            Call::Unlink(path) => files.unlink(path, out),
-            Call::DeleteTree(path) => files.remove_tree(path, out),
-            Call::Nothing => {}
-        }
-        Ok(())
     }
 }

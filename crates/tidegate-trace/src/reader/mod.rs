@@ -1,10 +1,11 @@
 //! Readers: a file for each format, which knows its lines and nothing else does.
 //!
-//! A reader's `parse` makes fields of a line and keeps nothing; its `line` makes events of them.
-//! The format of a file is found out by trying every `parse` on its first lines.
+//! The `parse` of a format makes fields of a line and keeps nothing; `calls` makes events of them.
+//! Only `strace` has a reader of its own. The format of a file is found out by trying every `parse`
+//! on its first lines.
 
 mod alibaba;
-mod block;
+mod calls;
 mod cloudphysics;
 mod csv;
 mod dbench;
@@ -15,9 +16,10 @@ mod mqsim;
 mod msr;
 mod strace;
 
-use super::bad::Bad;
+use super::bad::Result;
 use super::format::Format;
 use super::out::Out;
+use calls::{Calls, Parse};
 
 /// How many lines tell the format.
 const HEAD_LINES: usize = 50;
@@ -25,39 +27,37 @@ const HEAD_LINES: usize = 50;
 /// A reader of one trace, with what it keeps from line to line.
 pub(super) trait Reader: Send {
     /// Puts the events of `line` into `out`. A bad line gives none.
-    fn line(&mut self, line: &[u8], out: &mut Out) -> Result<(), Bad>;
+    fn line(&mut self, line: &[u8], out: &mut Out) -> Result<()>;
+}
+
+/// What understands the lines of `format`; none for strace, whose calls may take several lines.
+fn parser(format: Format) -> Option<Parse> {
+    Some(match format {
+        Format::Mobigen => mobigen::parse,
+        Format::Csv => csv::parse,
+        Format::Dbench => dbench::parse,
+        Format::Mqsim => mqsim::parse,
+        Format::Cloudphysics => cloudphysics::parse,
+        Format::Mobileblock => mobileblock::parse,
+        Format::Fiu => fiu::parse,
+        Format::Msr => msr::parse,
+        Format::Alibaba => alibaba::parse,
+        Format::Strace => return None,
+    })
 }
 
 /// A reader of `format`.
 pub(super) fn reader(format: Format) -> Box<dyn Reader> {
-    match format {
-        Format::Mobigen => Box::new(mobigen::Mobigen::new()),
-        Format::Csv => Box::new(csv::Csv::new()),
-        Format::Dbench => Box::new(dbench::Dbench::new()),
-        Format::Mqsim => Box::new(mqsim::Mqsim::default()),
-        Format::Cloudphysics => Box::new(cloudphysics::Cloudphysics),
-        Format::Mobileblock => Box::new(mobileblock::Mobileblock::default()),
-        Format::Fiu => Box::new(fiu::Fiu::default()),
-        Format::Msr => Box::new(msr::Msr::default()),
-        Format::Alibaba => Box::new(alibaba::Alibaba::default()),
-        Format::Strace => Box::new(strace::Strace::new()),
+    let separator = if format == Format::Dbench { b'\\' } else { b'/' };
+    match parser(format) {
+        Some(parse) => Box::new(Calls::new(parse, separator)),
+        None => Box::new(strace::Strace::new()),
     }
 }
 
 /// True where `line` has the form of `format`.
 fn has_form(format: Format, line: &[u8]) -> bool {
-    match format {
-        Format::Mobigen => mobigen::parse(line).is_ok(),
-        Format::Csv => csv::parse(line).is_ok(),
-        Format::Dbench => dbench::parse(line).is_ok(),
-        Format::Mqsim => mqsim::parse(line).is_ok(),
-        Format::Cloudphysics => cloudphysics::parse(line).is_ok(),
-        Format::Mobileblock => mobileblock::parse(line).is_ok(),
-        Format::Fiu => fiu::parse(line).is_ok(),
-        Format::Msr => msr::parse(line).is_ok(),
-        Format::Alibaba => alibaba::parse(line).is_ok(),
-        Format::Strace => strace::parse(line).is_ok(),
-    }
+    parser(format).map_or_else(|| strace::parse(line).is_ok(), |parse| parse(line).is_ok())
 }
 
 /// The format whose form more than half of the first lines of `head` have, more than of any other.

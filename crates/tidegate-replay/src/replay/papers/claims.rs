@@ -12,9 +12,7 @@ pub(super) const PARTLY_TITLE: &str = "The paper's claims, on its six workloads:
      Facebook, Twitter and TPC-C (PostgreSQL), as far as these were given";
 
 fn mean(values: &[f64]) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "few values")]
-    let count = values.len().max(1) as f64;
-    values.iter().sum::<f64>() / count
+    values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
 fn largest(values: &[f64]) -> f64 {
@@ -40,7 +38,7 @@ impl Synced<'_> {
     }
 
     /// A row for a claim about all workloads: on how many of them it holds.
-    fn all(&self, claim: Claim, holds: fn(&Played) -> bool, reason: &'static str) -> Check {
+    fn all(&self, claim: Claim, holds: impl Fn(&Played) -> bool, reason: &'static str) -> Check {
         let count = self.0.iter().filter(|it| holds(it)).count();
         let ours = format!("{count} of {}", self.0.len());
         check(claim, ("all".to_owned(), ours), count == self.0.len(), reason)
@@ -53,11 +51,8 @@ impl Synced<'_> {
 
     /// A row for our own aim.
     fn aim(&self, what: &'static str, of: Measure, reason: &'static str) -> Check {
-        let is_no_worse = |it: &&&Played| it.row("tidegate").map(of) <= it.row("afcm").map(of);
-        let no_worse = self.0.iter().filter(is_no_worse).count();
-        let ours = format!("{no_worse} of {}", self.0.len());
-        let holds = no_worse == self.0.len();
-        check(("-", what), ("all (our aim)".to_owned(), ours), holds, reason)
+        let is_no_worse = |it: &Played| it.row("tidegate").map(of) <= it.row("afcm").map(of);
+        Check { paper: "all (our aim)".to_owned(), ..self.all(("-", what), is_no_worse, reason) }
     }
 
     fn share_check(&self) -> Check {
@@ -178,11 +173,7 @@ impl Synced<'_> {
             at_least(WRITES, (63.0, fewer), "%", why_less),
             at_least(THAN_SCCM, (13.4, than_sccm), "%", why_less),
             at_least(THAN_SFCM, (10.6, than_sfcm), "%", WORDS),
-            at_most(
-                INDEX,
-                (2.0, largest(&self.index_pcts())),
-                "72 bytes a page, 32 an extent more",
-            ),
+            at_most(INDEX, (2.0, largest(&self.index_pcts())), EXTENTS),
             at_most(ATOMIC, (0.14, self.atomic_pct()), "old versions take space until a sync ends"),
         ]
     }
@@ -273,9 +264,9 @@ fn afcm_is_fastest(it: &Played) -> bool {
     FOUR.iter().all(is_slower)
 }
 
-fn is_ordered(it: &Played, schemes: [&str; 3], of: fn(&Row) -> u64) -> bool {
-    let numbers = schemes.map(|scheme| it.row(scheme).map(of));
-    numbers.is_sorted()
+/// No number of one of `schemes` is larger than that of the next one.
+fn is_ordered(it: &Played, schemes: &[&str], of: fn(&Row) -> u64) -> bool {
+    schemes.iter().map(|scheme| it.row(scheme).map(of)).is_sorted()
 }
 
 /// Figures 8 and 9.
@@ -286,38 +277,22 @@ fn stores(six: &Synced<'_>) -> Vec<Check> {
     const INDEX: Claim = ("9", "sccm needs least DRAM for its index, sfcm most");
     let pcts = six.index_pcts();
     let (least, most) = (pcts.iter().copied().fold(f64::INFINITY, f64::min), largest(&pcts));
+    let ordered = |claim, orders: &[&[&str]], of: fn(&Row) -> u64, reason| {
+        let holds = |it: &Played| orders.iter().all(|order| is_ordered(it, order, of));
+        six.all(claim, holds, reason)
+    };
+    let over_afcm: [&[&str]; 2] = [&["afcm", "sccm"], &["afcm", "sfcm"]];
+    let below_sfcm: [&[&str]; 2] = [&["sccm", "sfcm"], &["afcm", "sfcm"]];
     vec![
-        six.all(
-            DATA,
-            |it| is_ordered(it, ["sfcm", "afcm", "sccm"], |row| row.pmem_data_bytes),
-            "a page that is written to flash for space is stored again by its next sync",
-        ),
-        six.all(
-            METADATA,
-            |it| {
-                is_ordered(it, ["sccm", "sccm", "sfcm"], |row| row.pmem_metadata_bytes)
-                    && is_ordered(it, ["afcm", "afcm", "sfcm"], |row| row.pmem_metadata_bytes)
-            },
-            WORDS,
-        ),
-        six.all(
-            LEAST,
-            |it| {
-                let bytes = |scheme| it.row(scheme).map(Row::pmem_traffic_bytes);
-                bytes("afcm") <= bytes("sccm") && bytes("afcm") <= bytes("sfcm")
-            },
-            "fewer pages stay, so more are stored anew",
-        ),
-        six.all(
-            INDEX,
-            |it| is_ordered(it, ["sccm", "afcm", "sfcm"], |row| row.index_bytes),
-            "afcm keeps more pages than the others in as much persistent memory",
-        ),
+        ordered(DATA, &[&["sfcm", "afcm", "sccm"]], |row| row.pmem_data_bytes, AGAIN),
+        ordered(METADATA, &below_sfcm, |row| row.pmem_metadata_bytes, WORDS),
+        ordered(LEAST, &over_afcm, Row::pmem_traffic_bytes, ANEW),
+        ordered(INDEX, &[&["sccm", "afcm", "sfcm"]], |row| row.index_bytes, KEEPS),
         check(
             ("9", "DRAM for the index of afcm, of the workload"),
             ("0.04 to 2 %".to_owned(), format!("{least:.2} to {most:.2} %")),
             least >= 0.04 * 0.85 && most <= 2.0 * 1.15,
-            "72 bytes a page, 32 an extent more",
+            EXTENTS,
         ),
     ]
 }
@@ -344,9 +319,7 @@ fn by_pmem(usr2: &Played) -> Vec<Check> {
         (("11", "usr2, 20 %: sccm's time over afcm's"), 1.84, of(20.0, seconds)),
         (("11", "usr2, 20 %: sccm's pages to flash over afcm's"), 2.19, of(20.0, written)),
     ];
-    rows.into_iter()
-        .filter_map(|(claim, paper, ours)| about(claim, (paper, ours), "times", MADE))
-        .collect()
+    times_of_made(rows)
 }
 
 /// Figure 12.
@@ -362,9 +335,13 @@ fn by_dram(usr1: &Played) -> Vec<Check> {
         (("12", "usr1: dram's time with 10 % over that with 50 %"), 1.28, from_10_to_50("dram")),
         (("12", "usr1: afcm's time with 10 % over that with 50 %"), 3.0, from_10_to_50("afcm")),
     ];
-    rows.into_iter()
-        .filter_map(|(claim, paper, ours)| about(claim, (paper, ours), "times", MADE))
-        .collect()
+    times_of_made(rows)
+}
+
+/// Rows for factors of the paper's text, on a workload that was made.
+fn times_of_made(rows: [(Claim, f64, Option<f64>); 4]) -> Vec<Check> {
+    let row = |(claim, paper, ours)| about(claim, (paper, ours), "times", MADE);
+    rows.into_iter().filter_map(row).collect()
 }
 
 /// The hole of `TCoW`'s literal form.
@@ -388,7 +365,6 @@ const OWN_STORED: &str = "pages that DRAM gives up unsynced are stored too, whic
                           costs a header of 64 bytes, and blocks of 512 bytes are stored whole";
 
 fn index_pct(it: &Played) -> Option<f64> {
-    #[expect(clippy::cast_precision_loss, reason = "a percentage for people")]
     let of = |bytes: u64, pages: u64| bytes as f64 * 100.0 / (pages as f64 * 4096.0);
     Some(of(it.row("afcm")?.index_bytes, it.replayed.profile.footprint_pages))
 }
@@ -396,6 +372,10 @@ fn index_pct(it: &Played) -> Option<f64> {
 /// Why numbers of the made workloads differ.
 const MADE: &str = "a made workload: sizes, popularity and reads of the paper's are not known";
 const SIX: &str = "Facebook, Twitter and TPC-C, half of the mean, gain next to nothing here";
+const AGAIN: &str = "a page that is written to flash for space is stored again by its next sync";
+const ANEW: &str = "fewer pages stay, so more are stored anew";
+const KEEPS: &str = "afcm keeps more pages than the others in as much persistent memory";
+const EXTENTS: &str = "72 bytes a page, 32 an extent more";
 const WORDS: &str = "stores of words are counted, not 512 of 56";
 const REUSE: &str = "with this reuse pages that leave persistent memory early cost fewer writes";
 const CPU: &str = "a step through the index is 25 ns here; the paper does not say what it took";

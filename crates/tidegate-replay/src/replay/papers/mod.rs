@@ -5,20 +5,23 @@
 //! paper's groups of workloads together; storage is the model `paper`, and persistent memory is as
 //! fast as DRAM, for the paper's was DRAM. Each CPU plays a trace at a time.
 
+#![allow(clippy::cast_precision_loss, reason = "ratios for people")]
+
 mod claims;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 
 use tidegate::pmem::MediaModel;
 use tidegate_bench::table::Table;
 
 use super::amount::Amount;
+use super::output::mib;
 use super::{ReplayArgs, Replayed, Row};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::papers;
+use crate::parallel;
+use crate::report::grid;
 use crate::time::{DRAM_BYTES_PER_S, SsdModel};
 use crate::trace::BadLines;
 
@@ -64,10 +67,9 @@ impl Task {
     }
 
     /// Plays the traces; a group with the default sizes alone.
-    fn play(&self, args: &ReplayArgs, ssd: &SsdModel) -> Result<Played, Error> {
+    fn play(&self, args: &ReplayArgs, ssd: &SsdModel) -> Result<Played> {
         let of = |schemes: &[&'static str], atomic, has_sweeps| ReplayArgs {
             traces: self.traces.clone(),
-            format: args.format,
             schemes: schemes.to_vec(),
             dram: Amount::Pct(DRAM_PCT),
             pmem: Amount::Pct(PMEM_PCT),
@@ -77,11 +79,8 @@ impl Task {
             atomic,
             ssd: ssd.clone(),
             pmem_media: MediaModel::dram(),
-            costs: None,
             dram_bytes_per_s: DRAM_BYTES_PER_S,
-            json: None,
-            report: None,
-            papers: None,
+            ..args.clone()
         };
         let replayed = of(&SCHEMES, false, !self.is_group()).replay()?;
         let atomic = of(&["afcm"], true, false).replay()?.rows.pop();
@@ -104,9 +103,11 @@ struct Played {
 ///
 /// # Errors
 /// A trace or the file cannot be read, the file not be written, or it has one marker alone.
-pub(super) fn update(args: &ReplayArgs, path: &Path) -> Result<(), Error> {
+pub(super) fn update(args: &ReplayArgs, path: &Path) -> Result<()> {
     papers::update(path, "replay", |_| {
-        let played = play_all(args, &tasks(&args.traces))?;
+        let ssd: SsdModel = "paper".parse().map_err(Error::Usage)?;
+        let played = parallel::map(&tasks(&args.traces), |task| task.play(args, &ssd));
+        let played: Vec<_> = played.into_iter().collect::<Result<_>>()?;
         let (groups, traces): (Vec<_>, Vec<_>) = played.into_iter().partition(|it| it.is_group);
         Ok(section(&traces, &groups))
     })
@@ -131,30 +132,6 @@ fn name_of(trace: &Path) -> String {
     let name =
         name.split_once(".csv").or_else(|| name.split_once(".txt")).map_or(&*name, |it| it.0);
     name.trim_start_matches("mobigen.out.").trim_end_matches(".trace").to_owned()
-}
-
-/// What came of `tasks`, in their order; each CPU plays one at a time.
-fn play_all(args: &ReplayArgs, tasks: &[Task]) -> Result<Vec<Played>, Error> {
-    let ssd: SsdModel = "paper".parse().map_err(Error::Usage)?;
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let play = || {
-        loop {
-            let at = next.fetch_add(1, Relaxed);
-            let Some(task) = tasks.get(at) else { return };
-            let played = task.play(args, &ssd);
-            found.lock().unwrap_or_else(PoisonError::into_inner).push((at, played));
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..cpus.min(tasks.len()) {
-            scope.spawn(play);
-        }
-        play();
-    });
-    let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    found.sort_by_key(|(at, _)| *at);
-    found.into_iter().map(|(_, played)| played).collect()
 }
 
 impl Played {
@@ -198,12 +175,10 @@ const fn seconds(row: &Row) -> f64 {
     row.seconds
 }
 
-#[expect(clippy::cast_precision_loss, reason = "ratios for people")]
 const fn written(row: &Row) -> f64 {
     row.ssd_pages_written as f64
 }
 
-#[expect(clippy::cast_precision_loss, reason = "ratios for people")]
 const fn traffic(row: &Row) -> f64 {
     row.pmem_traffic_bytes() as f64
 }
@@ -230,7 +205,7 @@ fn section(played: &[Played], groups: &[Played]) -> String {
         tables.push(papers::table("papers-checks", claims::PARTLY_TITLE, &claims));
     }
     tables.push(workloads(played));
-    tables.extend(by_figure(played));
+    tables.extend(FIGURES.map(|(title, of, digits)| by_scheme(played, title, of, digits)));
     if !groups.is_empty() {
         tables.push(by_scheme(groups, "Execution time in seconds (figure 7b)", seconds, 3));
     }
@@ -275,31 +250,17 @@ paper's own traces would give.
 
 ";
 
-fn by_figure(played: &[Played]) -> impl Iterator<Item = Table> {
-    let figures: [(&str, Measure, usize); 5] = [
-        ("Execution time in seconds (figure 7a)", seconds, 3),
-        ("Pages written to flash (figure 7c)", written, 0),
-        ("Data stored in persistent memory, in MiB (figure 8)", data_mib, 2),
-        ("Metadata stored in persistent memory, in MiB (figure 8)", metadata_mib, 2),
-        ("Most DRAM for the index, in KiB (figure 9)", index_kib, 1),
-    ];
-    figures.into_iter().map(|(title, of, digits)| by_scheme(played, title, of, digits))
-}
-
-#[expect(clippy::cast_precision_loss, reason = "numbers for people")]
-fn data_mib(row: &Row) -> f64 {
-    row.pmem_data_bytes as f64 / 1_048_576.0
-}
-
-#[expect(clippy::cast_precision_loss, reason = "numbers for people")]
-fn metadata_mib(row: &Row) -> f64 {
-    row.pmem_metadata_bytes as f64 / 1_048_576.0
-}
-
-#[expect(clippy::cast_precision_loss, reason = "numbers for people")]
-fn index_kib(row: &Row) -> f64 {
-    row.index_bytes as f64 / 1024.0
-}
+const FIGURES: [(&str, Measure, usize); 5] = [
+    ("Execution time in seconds (figure 7a)", seconds, 3),
+    ("Pages written to flash (figure 7c)", written, 0),
+    ("Data stored in persistent memory, in MiB (figure 8)", |row| mib(row.pmem_data_bytes), 2),
+    (
+        "Metadata stored in persistent memory, in MiB (figure 8)",
+        |row| mib(row.pmem_metadata_bytes),
+        2,
+    ),
+    ("Most DRAM for the index, in KiB (figure 9)", |row| row.index_bytes as f64 / 1024.0, 1),
+];
 
 fn workloads(played: &[Played]) -> Table {
     let headers = ["trace", "pages", "synced %", "dirty bytes", "all dirty %", "bad lines"];
@@ -327,14 +288,12 @@ fn bad_lines_cell(bad: &BadLines) -> String {
 }
 
 fn by_scheme(played: &[Played], title: &str, of: Measure, digits: usize) -> Table {
-    let headers: Vec<_> = std::iter::once("trace").chain(SCHEMES).collect();
-    let mut table = Table::new("papers-schemes", title, &headers);
-    for it in played {
+    let row = |it: &Played| {
         let cell =
             |scheme| it.row(scheme).map_or(String::new(), |row| format!("{:.digits$}", of(row)));
-        table.push(std::iter::once(it.name.clone()).chain(SCHEMES.map(cell)).collect());
-    }
-    table
+        (it.name.clone(), SCHEMES.map(cell).into())
+    };
+    grid(("papers-schemes", title), ("trace", &SCHEMES), played.iter().map(row))
 }
 
 /// Figures 10 to 12 for each trace with syncs: seconds, and pages written.
@@ -342,23 +301,19 @@ fn sweeps(played: &[Played]) -> Vec<Table> {
     let cell = |row: Option<&Row>| {
         row.map_or(String::new(), |row| format!("{:.2} s, {}", row.seconds, row.ssd_pages_written))
     };
-    let headers: Vec<_> = std::iter::once("memory").chain(SCHEMES).collect();
     let table = |it: &Played| {
         let title = format!(
             "{}: seconds and pages written to flash,\nby persistent memory (figures 10, 11) and by \
              DRAM (figure 12), in percent of the workload",
             it.name
         );
-        let mut table = Table::new("papers-sweep", title, &headers);
-        let sizes = PMEM_PCTS.map(|pct| ("PMem", DRAM_PCT, pct));
-        for (what, dram, pmem) in
-            sizes.into_iter().chain(DRAM_PCTS.map(|pct| ("DRAM", pct, PMEM_PCT)))
-        {
-            let pct = if what == "PMem" { pmem } else { dram };
-            let cells = SCHEMES.map(|scheme| cell(it.row_at(scheme, dram, pmem)));
-            table.push(std::iter::once(format!("{what} {pct} %")).chain(cells).collect());
-        }
-        table
+        let row = |name: String, dram, pmem| {
+            (name, SCHEMES.map(|scheme| cell(it.row_at(scheme, dram, pmem))).into())
+        };
+        let by_pmem = PMEM_PCTS.map(|pct| row(format!("PMem {pct} %"), DRAM_PCT, pct));
+        let by_dram = DRAM_PCTS.map(|pct| row(format!("DRAM {pct} %"), pct, PMEM_PCT));
+        let rows = by_pmem.into_iter().chain(by_dram);
+        grid(("papers-sweep", &title), ("memory", &SCHEMES), rows)
     };
     played.iter().filter(|it| it.has_syncs()).map(table).collect()
 }

@@ -13,32 +13,23 @@ use tidegate::cache::mode::Mode;
 use tidegate::cache::{
     self, Binding, CacheDevice, CacheDeviceOptions, CacheError, CacheHeader, CacheOptions,
 };
-use tidegate::device::{BlockDevice, WriteFlags};
+use tidegate::device::{BlockDevice, Result as DeviceResult};
 use tidegate::pmem::Region;
 use tidegate::pool::PoolError;
-use tidegate::tier::{SettingError, Tier};
+use tidegate::tier::Tier;
 
 use super::cache_watch::{CacheWork, Watch};
 use super::work::{Backing, Teller, Work};
-use super::{
-    BLOCK_BYTES, Context, DEVICE_PAGES, Engine, Failure, data_of, failed, read_page, scheme_over,
-};
-use crate::error::Error;
+use super::{BLOCK_BYTES, Context, DEVICE_PAGES, Engine, failed, read_page};
+use crate::error::Result;
+use crate::scheme::Sizes;
 use crate::scheme::page::{ALL_LINES, LINE_BYTES, PAGE_BYTES};
-use crate::scheme::{Pmem, SchemeEntry, Sizes};
 
-/// The entry of the scheme.
-pub const ENTRY: SchemeEntry = SchemeEntry {
-    name: "tidegate",
-    about: "the shipped cache: whole pages, or records of their dirty blocks",
-    pmem: Pmem::Chosen,
-    offer: Some(
-        "a cache (`tidegate create --engine cache --block-size 512`, `tidegate serve --mode wo`)",
-    ),
-    holds_data: true,
-    create: |sizes: &Sizes| scheme_over(sizes, Cache::new),
-};
-
+/// What users choose to have it.
+pub(in crate::scheme) const OFFER: &str =
+    "a cache (`tidegate create --engine cache --block-size 512`, `tidegate serve --mode wo`)";
+/// What failed, in messages.
+const CACHE: &str = "the cache for";
 /// The mode that is played, and offered.
 const MODE: Mode = Mode::WriteOnly;
 /// DRAM of the shipped index, by slot (`cache::index`).
@@ -48,29 +39,8 @@ const INDEX_SLOT_BYTES: u64 = 32;
 const ENTRIES_OF_SPLIT: u64 = 8;
 const SPLITS_LEAST: u64 = 8;
 
-impl From<tidegate::device::DeviceError> for Failure {
-    fn from(error: tidegate::device::DeviceError) -> Self {
-        Self::Other(failed(&error))
-    }
-}
-
-impl From<CacheError> for Failure {
-    fn from(error: CacheError) -> Self {
-        match error {
-            CacheError::Pool(PoolError::TooSmall { .. }) => Self::TooSmall,
-            error => Self::Other(Error::Usage(format!("the cache for a replay: {error}"))),
-        }
-    }
-}
-
-impl From<SettingError> for Failure {
-    fn from(error: SettingError) -> Self {
-        Self::Other(Error::Usage(format!("the cache for a replay: {error}")))
-    }
-}
-
 /// The shipped cache.
-pub(super) struct Cache {
+pub(in crate::scheme) struct Cache {
     device: CacheDevice,
     works: Receiver<Work<CacheWork>>,
     teller: Teller,
@@ -84,14 +54,18 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    pub(super) fn new(sizes: &Sizes) -> Result<Self, Failure> {
+    pub(in crate::scheme) fn new(sizes: &Sizes) -> Result<Option<Self>> {
         // More than every page twice is of no use; headers take a page in 64.
         let useful = sizes.footprint_pages.saturating_mul(3 * PAGE_BYTES).saturating_add(1 << 20);
-        let region = Region::anonymous(sizes.pmem_bytes.min(useful).max(PAGE_BYTES))?;
+        let region = Region::anonymous(sizes.pmem_bytes.min(useful).max(PAGE_BYTES))
+            .map_err(failed("memory for"))?;
         let options = CacheOptions { block_bytes: BLOCK_BYTES, ..CacheOptions::default() };
-        let CacheHeader { places, salt, .. } = cache::create(&region, &options)?;
+        let CacheHeader { places, salt, .. } = match cache::create(&region, &options) {
+            Err(CacheError::Pool(PoolError::TooSmall { .. })) => return Ok(None),
+            created => created.map_err(failed(CACHE))?,
+        };
         let (work, works) = channel();
-        let backing = Backing::of(DEVICE_PAGES * PAGE_BYTES, &work);
+        let backing = Backing::of(&work);
         let watch = Watch::new(places, salt, work);
         let most_split = watch.most_split();
         let region = Arc::new(region.observed(Arc::new(watch)));
@@ -99,13 +73,13 @@ impl Cache {
         let atomic_flush = sizes.atomic;
         let options =
             CacheDeviceOptions { no_thread: true, atomic_flush, ..CacheDeviceOptions::default() };
-        let device = CacheDevice::open(region, backing, binding, options)?;
-        device.set_mode(MODE)?;
+        let device = CacheDevice::open(region, backing, binding, options).map_err(failed(CACHE))?;
+        device.set_mode(MODE).map_err(failed(CACHE))?;
         // A trace does not say what is written: all writes here have one content.
-        device.set("by-content", "off")?;
+        device.set("by-content", "off").map_err(failed(CACHE))?;
         // To make the pool is not part of the trace.
         while works.try_recv().is_ok() {}
-        Ok(Self {
+        Ok(Some(Self {
             device,
             works,
             teller: Teller::default(),
@@ -113,7 +87,7 @@ impl Cache {
             stored: FxHashMap::default(),
             index_bytes: u64::from(places.slots()) * INDEX_SLOT_BYTES,
             most_split,
-        })
+        }))
     }
 
     /// Tells the devices what the cache did.
@@ -148,34 +122,26 @@ impl Cache {
 }
 
 impl Engine for Cache {
-    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool, Error> {
-        let read = read_page(&self.device, &self.works, page, context)?;
-        if let Some((_, lines)) = self.stored.get(&page).filter(|_| read.is_loaded) {
-            context.devices.pmem_read(context.numbers.id(page), *lines);
-        }
-        Ok(read.is_hit)
+    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool> {
+        let stored = self.stored.get(&page).map(|(_, lines)| *lines);
+        read_page(&self.device, &self.works, (page, stored), context)
     }
 
-    fn write(&mut self, bytes: Range<u64>, context: &mut Context<'_>) -> Result<(), Error> {
-        let done = self.device.write(bytes.start, data_of(&bytes), WriteFlags::default());
-        done.map_err(|error| failed(&error))?;
+    fn call<T: Send + 'static>(
+        &mut self,
+        context: &mut Context<'_>,
+        request: impl FnOnce(&dyn BlockDevice) -> DeviceResult<T> + Send + 'static,
+    ) -> Result<T> {
+        let result = request(&self.device).map_err(failed("the engine of"))?;
         self.report(context);
-        Ok(())
+        Ok(result)
     }
 
-    fn flush(&mut self, context: &mut Context<'_>) -> Result<(), Error> {
-        self.device.flush().map_err(|error| failed(&error))?;
-        self.report(context);
-        Ok(())
-    }
-
-    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<(), Error> {
-        for page in pages.filter(|page| self.stored.contains_key(page)).collect::<Vec<_>>() {
-            let done = self.device.discard(page * PAGE_BYTES, PAGE_BYTES);
-            done.map_err(|error| failed(&error))?;
-        }
-        self.report(context);
-        Ok(())
+    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<()> {
+        let has: Vec<u64> = pages.filter(|page| self.stored.contains_key(page)).collect();
+        has.into_iter().try_for_each(|page| {
+            self.call(context, move |device| device.discard(page * PAGE_BYTES, PAGE_BYTES))
+        })
     }
 
     fn index_bytes_peak(&self) -> u64 {
@@ -193,12 +159,11 @@ mod tests {
 
     #[test]
     fn the_cache_that_is_offered_is_the_one_that_is_played() {
-        let offer = ENTRY.offer.expect("users can have it");
         let options = [
             "--engine cache ".to_owned(),
             format!("--block-size {BLOCK_BYTES}`"),
             format!("--mode {}`", MODE.name()),
         ];
-        assert!(options.iter().all(|option| offer.contains(option)), "{offer}");
+        assert!(options.iter().all(|option| OFFER.contains(option)), "{OFFER}");
     }
 }

@@ -9,32 +9,21 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use rustc_hash::FxHashMap;
-use tidegate::device::{BlockDevice, WriteFlags};
-use tidegate::log::device::{Binding, LogDevice, LogDeviceError, LogDeviceOptions};
+use tidegate::device::{BlockDevice, Result as DeviceResult};
+use tidegate::log::device::{Binding, LogDevice, LogDeviceOptions};
 use tidegate::log::{self, LogError, LogOptions, LogPool};
 use tidegate::pmem::Region;
 use tidegate::pool::PoolError;
 
 use super::log_watch::{LogWork, Watch};
 use super::work::{Backing, Teller, Work};
-use super::{
-    BLOCK_BYTES, Context, DEVICE_PAGES, Engine, Failure, PAGE, data_of, failed, read_page,
-    scheme_over,
-};
-use crate::error::Error;
+use super::{BLOCK_BYTES, Context, Engine, PAGE, failed, read_page};
+use crate::error::Result;
+use crate::scheme::Sizes;
 use crate::scheme::page::{LINE_BYTES, PAGE_BYTES, lines_of, pages_of, part_of};
-use crate::scheme::{Pmem, SchemeEntry, Sizes};
 
-/// The entry of the scheme.
-pub const ENTRY: SchemeEntry = SchemeEntry {
-    name: "log",
-    about: "the shipped log: a record of the dirty blocks for each write, destaged in batches",
-    pmem: Pmem::Chosen,
-    offer: Some("a log (`tidegate create --engine log`)"),
-    holds_data: true,
-    create: |sizes: &Sizes| scheme_over(sizes, Log::new),
-};
-
+/// What failed, in messages.
+const LOG: &str = "the log for";
 /// Blocks of a page.
 const BLOCKS: usize = PAGE / BLOCK_BYTES as usize;
 const LINES_A_BLOCK: u64 = BLOCK_BYTES as u64 / LINE_BYTES;
@@ -42,28 +31,11 @@ const LINES_A_BLOCK: u64 = BLOCK_BYTES as u64 / LINE_BYTES;
 /// between half and seven eighths full (`log::device::index`).
 const INDEX_BLOCK_BYTES: u64 = 25;
 
-impl From<LogError> for Failure {
-    fn from(error: LogError) -> Self {
-        match error {
-            LogError::TooSmall { .. } | LogError::Pool(PoolError::TooSmall { .. }) => {
-                Self::TooSmall
-            }
-            error => Self::Other(Error::Usage(format!("the log for a replay: {error}"))),
-        }
-    }
-}
-
-impl From<LogDeviceError> for Failure {
-    fn from(error: LogDeviceError) -> Self {
-        Self::Other(Error::Usage(format!("the log for a replay: {error}")))
-    }
-}
-
 /// By block of a page: the position of the record that has it; none where no record does.
 type Positions = [Option<u64>; BLOCKS];
 
 /// The shipped log.
-struct Log {
+pub(in crate::scheme) struct Log {
     device: LogDevice,
     works: Receiver<Work<LogWork>>,
     teller: Teller,
@@ -77,18 +49,26 @@ struct Log {
 }
 
 impl Log {
-    fn new(sizes: &Sizes) -> Result<Self, Failure> {
-        let region = Region::anonymous(sizes.pmem_bytes.max(PAGE_BYTES))?;
-        let superblock = log::create(&region, &LogOptions::default())?;
+    pub(in crate::scheme) fn new(sizes: &Sizes) -> Result<Option<Self>> {
+        let region =
+            Region::anonymous(sizes.pmem_bytes.max(PAGE_BYTES)).map_err(failed("memory for"))?;
+        let superblock = match log::create(&region, &LogOptions::default()) {
+            Err(LogError::TooSmall { .. } | LogError::Pool(PoolError::TooSmall { .. })) => {
+                return Ok(None);
+            }
+            created => created.map_err(failed(LOG))?,
+        };
         let (work, works) = channel();
-        let backing = Backing::of(DEVICE_PAGES * PAGE_BYTES, &work);
+        let backing = Backing::of(&work);
         let watch = Watch::new(&superblock, work);
-        let pool = LogPool::open(Arc::new(region.observed(Arc::new(watch))))?;
+        let region = Arc::new(region.observed(Arc::new(watch)));
+        let pool = LogPool::open(region).map_err(failed(LOG))?;
         let options = LogDeviceOptions { no_thread: true, ..LogDeviceOptions::default() };
-        let device = LogDevice::open(pool, backing, Binding::unnamed(1), options)?;
+        let device =
+            LogDevice::open(pool, backing, Binding::unnamed(1), options).map_err(failed(LOG))?;
         // To make the pool is not part of the trace.
         while works.try_recv().is_ok() {}
-        Ok(Self {
+        Ok(Some(Self {
             device,
             works,
             teller: Teller::default(),
@@ -97,7 +77,7 @@ impl Log {
             tail: 0,
             blocks: 0,
             blocks_peak: 0,
-        })
+        }))
     }
 
     /// Tells the devices what the log did.
@@ -162,35 +142,27 @@ impl Log {
 }
 
 impl Engine for Log {
-    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool, Error> {
-        let read = read_page(&self.device, &self.works, page, context)?;
-        if read.is_loaded {
-            context.devices.pmem_read(context.numbers.id(page), self.lines_of(page));
-        }
-        Ok(read.is_hit)
+    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool> {
+        let stored = Some(self.lines_of(page));
+        read_page(&self.device, &self.works, (page, stored), context)
     }
 
-    fn write(&mut self, bytes: Range<u64>, context: &mut Context<'_>) -> Result<(), Error> {
-        let done = self.device.write(bytes.start, data_of(&bytes), WriteFlags::default());
-        done.map_err(|error| failed(&error))?;
+    fn call<T: Send + 'static>(
+        &mut self,
+        context: &mut Context<'_>,
+        request: impl FnOnce(&dyn BlockDevice) -> DeviceResult<T> + Send + 'static,
+    ) -> Result<T> {
+        let result = request(&self.device).map_err(failed("the engine of"))?;
         self.report(context);
-        Ok(())
+        Ok(result)
     }
 
-    fn flush(&mut self, context: &mut Context<'_>) -> Result<(), Error> {
-        self.device.flush().map_err(|error| failed(&error))?;
-        self.report(context);
-        Ok(())
-    }
-
-    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<(), Error> {
+    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<()> {
         let has: Vec<u64> = pages.filter(|page| self.stored.contains_key(page)).collect();
-        for run in has.chunk_by(|one, next| one + 1 == *next) {
-            let len = run.len() as u64 * PAGE_BYTES;
-            self.device.discard(run[0] * PAGE_BYTES, len).map_err(|error| failed(&error))?;
-        }
-        self.report(context);
-        Ok(())
+        has.chunk_by(|one, next| one + 1 == *next).try_for_each(|run| {
+            let (offset, len) = (run[0] * PAGE_BYTES, run.len() as u64 * PAGE_BYTES);
+            self.call(context, move |device| device.discard(offset, len))
+        })
     }
 
     fn index_bytes_peak(&self) -> u64 {

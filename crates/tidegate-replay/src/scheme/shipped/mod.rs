@@ -29,21 +29,22 @@ pub mod tiers;
 mod work;
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::mpsc::Receiver;
 
 use rustc_hash::FxHashMap;
-use tidegate::device::{BlockDevice, DeviceError};
+use tidegate::device::{BlockDevice, Result as DeviceResult, WriteFlags};
 use tidegate::machine::{Machine, enter};
-use tidegate::pmem::PmemError;
 
 use super::devices::Devices;
-use super::page::{LINE_BYTES, PAGE_BYTES, PageId, lines_of, pages_of, part_of};
+use super::hybrid::{Durable, Hybrid};
+use super::page::{LINE_BYTES, PAGE_BYTES, PageId};
 use super::page_cache::PageCache;
-use super::{Requests, Scheme, Sizes, dram};
-use crate::error::Error;
-use crate::trace::{FileId, Op};
+use super::{Scheme, Sizes, dram};
+use crate::error::{Error, Result};
+use crate::trace::FileId;
 use numbers::Numbers;
 use still::{OnMachine, Still};
 use work::Work;
@@ -59,21 +60,9 @@ const WRITE_BYTES_MAX: usize = 1 << 20;
 /// What is written: the content does not matter, but zeroes might.
 static DATA: [u8; WRITE_BYTES_MAX] = [0xa5; WRITE_BYTES_MAX];
 
-/// Why an engine cannot be made.
-enum Failure {
-    /// There is less memory than the engine needs.
-    TooSmall,
-    Other(Error),
-}
-
-impl From<PmemError> for Failure {
-    fn from(error: PmemError) -> Self {
-        Self::Other(Error::Usage(format!("memory for a replay: {error}")))
-    }
-}
-
-fn failed(error: &DeviceError) -> Error {
-    Error::Usage(format!("the engine of a replay: {error}"))
+/// A failure of `what` a replay needs.
+fn failed<E: Display>(what: &'static str) -> impl Fn(E) -> Error {
+    move |error| Error::Usage(format!("{what} a replay: {error}"))
 }
 
 /// What a write of `bytes` of a device writes.
@@ -81,36 +70,32 @@ fn data_of(bytes: &Range<u64>) -> &'static [u8] {
     &DATA[..usize::try_from(bytes.end - bytes.start).unwrap_or_default()]
 }
 
-/// Where the data of a page that was read came from.
-struct PageRead {
-    /// Memory had all of it.
-    is_hit: bool,
-    /// Memory had some of it.
-    is_loaded: bool,
-}
-
-/// Reads `page` of an engine before a backing, which tells `works` what it does.
+/// Reads `page` of an engine before a backing, which tells `works` what it does. `stored` are the
+/// lines that memory has. True: memory had all of the page.
 fn read_page<E: PartialEq>(
     device: &dyn BlockDevice,
     works: &Receiver<Work<E>>,
-    page: u64,
+    (page, stored): (u64, Option<u64>),
     context: &mut Context<'_>,
-) -> Result<PageRead, Error> {
-    let mut buf = [0; PAGE];
-    device.read(page * PAGE_BYTES, &mut buf).map_err(|error| failed(&error))?;
+) -> Result<bool> {
+    device.read(page * PAGE_BYTES, &mut [0; PAGE]).map_err(failed("the engine of"))?;
     let works: Vec<_> = works.try_iter().collect();
+    let id = context.numbers.id(page);
     let is_hit = !works.contains(&Work::BackingRead { page });
     if !is_hit {
-        context.devices.ssd_read(context.numbers.id(page));
+        context.devices.ssd_read(id);
     }
-    Ok(PageRead { is_hit, is_loaded: works.contains(&Work::Loaded) })
+    if let Some(lines) = stored.filter(|_| works.contains(&Work::Loaded)) {
+        context.devices.pmem_read(id, lines);
+    }
+    Ok(is_hit)
 }
 
-/// The scheme over the engine that `create` made. With less memory than that needs there is none.
-fn scheme_over<E: Engine + 'static>(
+/// The scheme over the engine that `create` makes: none with less memory than the engine needs.
+pub(super) fn scheme_over<E: Engine + 'static>(
     sizes: &Sizes,
-    create: impl FnOnce(&Sizes) -> Result<E, Failure>,
-) -> Result<Box<dyn Scheme>, Error> {
+    create: impl FnOnce(&Sizes) -> Result<Option<E>>,
+) -> Result<Box<dyn Scheme>> {
     scheme_on(Rc::new(Still), sizes, create)
 }
 
@@ -118,43 +103,54 @@ fn scheme_over<E: Engine + 'static>(
 fn scheme_on<E: Engine + 'static>(
     machine: Rc<dyn Machine>,
     sizes: &Sizes,
-    create: impl FnOnce(&Sizes) -> Result<E, Failure>,
-) -> Result<Box<dyn Scheme>, Error> {
+    create: impl FnOnce(&Sizes) -> Result<Option<E>>,
+) -> Result<Box<dyn Scheme>> {
     let entered = enter(Rc::clone(&machine));
     let engine = create(sizes);
     drop(entered);
-    match engine {
-        Ok(engine) => {
-            let scheme = Buffered::new(sizes.dram_pages, engine);
+    match engine? {
+        None => Ok(dram::dram(sizes)),
+        Some(engine) => {
+            let scheme = Shipped::scheme(sizes.dram_pages, engine);
             Ok(Box::new(OnMachine { scheme, machine }))
         }
-        Err(Failure::TooSmall) => (dram::ENTRY.create)(sizes),
-        Err(Failure::Other(error)) => Err(error),
     }
 }
 
 /// The devices that an engine's work is told to, and whose pages the engine's are.
-struct Context<'a> {
+pub(super) struct Context<'a> {
     numbers: &'a Numbers,
     devices: &'a mut dyn Devices,
 }
 
 /// A shipped engine with what it stands on. Pages are those of its device.
-trait Engine {
+pub(super) trait Engine {
     /// What a write covers is a multiple of this: [`BLOCK_BYTES`], or a page.
     const BLOCK_BYTES: u64 = BLOCK_BYTES as u64;
 
     /// Reads `page`. True where memory had all of it.
-    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool, Error>;
+    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool>;
+
+    /// Does `request` with the engine's device, and tells the devices below what that did.
+    fn call<T: Send + 'static>(
+        &mut self,
+        context: &mut Context<'_>,
+        request: impl FnOnce(&dyn BlockDevice) -> DeviceResult<T> + Send + 'static,
+    ) -> Result<T>;
 
     /// Writes `bytes` of the device, at most [`WRITE_BYTES_MAX`].
-    fn write(&mut self, bytes: Range<u64>, context: &mut Context<'_>) -> Result<(), Error>;
+    fn write(&mut self, bytes: Range<u64>, context: &mut Context<'_>) -> Result<()> {
+        let data = data_of(&bytes);
+        self.call(context, move |device| device.write(bytes.start, data, WriteFlags::default()))
+    }
 
     /// Makes durable what was written.
-    fn flush(&mut self, context: &mut Context<'_>) -> Result<(), Error>;
+    fn flush(&mut self, context: &mut Context<'_>) -> Result<()> {
+        self.call(context, |device| device.flush())
+    }
 
     /// Discards what the engine has of `pages`.
-    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<(), Error>;
+    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<()>;
 
     /// The pages in DRAM above the engine give `page` up.
     fn page_leaves(&mut self, page: u64, context: &mut Context<'_>) {
@@ -165,103 +161,27 @@ trait Engine {
     fn index_bytes_peak(&self) -> u64;
 }
 
-/// Pages in DRAM over an engine.
-struct Buffered<E> {
-    dram: PageCache,
+/// An engine below pages in DRAM.
+struct Shipped<E> {
     engine: E,
     numbers: Numbers,
     /// Pages that the engine was given and that were not discarded, by file.
     given: FxHashMap<FileId, BTreeSet<u64>>,
-    requests: Requests,
-    cut: Vec<u32>,
+    /// What of the device a sync writes.
+    dirty: Vec<Range<u64>>,
 }
 
-impl<E: Engine> Buffered<E> {
-    fn new(dram_pages: u64, engine: E) -> Self {
-        Self {
-            dram: PageCache::new(dram_pages),
-            engine,
-            numbers: Numbers::default(),
-            given: FxHashMap::default(),
-            requests: Requests::default(),
-            cut: Vec::new(),
-        }
+impl<E: Engine> Shipped<E> {
+    /// The scheme over `engine`.
+    fn scheme(dram_pages: u64, engine: E) -> Hybrid<Self> {
+        let (numbers, given) = (Numbers::default(), FxHashMap::default());
+        let shipped = Self { engine, numbers, given, dirty: Vec::new() };
+        Hybrid::new(PageCache::new(dram_pages), shipped)
     }
 
-    fn read(&mut self, id: PageId, lines: u64, devices: &mut dyn Devices) -> Result<(), Error> {
-        self.requests.reads += 1;
-        if self.dram.touch(id).is_some() {
-            self.requests.read_hits += 1;
-        } else {
-            self.bring_in(id, devices)?;
-            self.requests.read_hits += u64::from(self.load(id, devices)?);
-        }
-        devices.dram_copy(id, lines);
-        Ok(())
-    }
-
-    fn write(
-        &mut self,
-        id: PageId,
-        lines: u64,
-        needs_rest: bool,
-        devices: &mut dyn Devices,
-    ) -> Result<(), Error> {
-        self.requests.writes += 1;
-        let slot = if let Some(slot) = self.dram.touch(id) {
-            slot
-        } else {
-            let slot = self.bring_in(id, devices)?;
-            if needs_rest {
-                self.load(id, devices)?;
-            }
-            slot
-        };
-        devices.dram_copy(id, lines);
-        self.dram.dirty(slot, lines);
-        Ok(())
-    }
-
-    /// Gives `id` a slot in DRAM.
-    fn bring_in(&mut self, id: PageId, devices: &mut dyn Devices) -> Result<u32, Error> {
-        if let Some(victim) = self.dram.victim() {
-            let dirty = self.dram.dirty_lines(victim);
-            if dirty != 0 {
-                let bytes = self.bytes_on_device(self.dram.id(victim), dirty);
-                let mut context = Context { numbers: &self.numbers, devices };
-                self.engine.write(bytes, &mut context)?;
-            }
-            self.drop_page(victim, devices);
-        }
-        Ok(self.dram.insert(id))
-    }
-
-    fn drop_page(&mut self, slot: u32, devices: &mut dyn Devices) {
-        let page = self.numbers.number(self.dram.id(slot));
-        self.engine.page_leaves(page, &mut Context { numbers: &self.numbers, devices });
-        self.dram.remove(slot);
-    }
-
-    /// Reads `id` from the engine. True: memory had all of it.
-    fn load(&mut self, id: PageId, devices: &mut dyn Devices) -> Result<bool, Error> {
-        let page = self.numbers.number(id);
-        self.engine.read(page, &mut Context { numbers: &self.numbers, devices })
-    }
-
-    fn sync(&mut self, file: FileId, devices: &mut dyn Devices) -> Result<(), Error> {
-        let mut dirty = Vec::new();
-        while let Some(slot) = self.dram.first_dirty(file) {
-            self.requests.synced_pages += 1;
-            dirty.push(self.bytes_on_device(self.dram.id(slot), self.dram.dirty_lines(slot)));
-            self.dram.clean(slot);
-        }
-        dirty.sort_unstable_by_key(|bytes| bytes.start);
-        let mut context = Context { numbers: &self.numbers, devices };
-        joined(&dirty).into_iter().try_for_each(|bytes| self.engine.write(bytes, &mut context))
-    }
-
-    /// The blocks of the device from the first to the last of `lines`.
-    fn bytes_on_device(&mut self, id: PageId, lines: u64) -> Range<u64> {
+    /// The blocks of the device from the first to the last dirty line of `slot`.
+    fn dirty_bytes(&mut self, slot: u32, dram: &PageCache) -> Range<u64> {
+        let (id, lines) = (dram.id(slot), dram.dirty_lines(slot));
         self.given.entry(id.file).or_default().insert(id.page);
         let page = self.numbers.number(id) * PAGE_BYTES;
         let first = u64::from(lines.trailing_zeros()) * LINE_BYTES;
@@ -269,40 +189,62 @@ impl<E: Engine> Buffered<E> {
         let block_bytes = E::BLOCK_BYTES;
         page + first - first % block_bytes..page + end.next_multiple_of(block_bytes)
     }
+}
 
-    fn end_sync(&mut self, devices: &mut dyn Devices) -> Result<(), Error> {
+impl<E: Engine> Durable for Shipped<E> {
+    fn load(&mut self, id: PageId, devices: &mut dyn Devices) -> Result<bool> {
+        let page = self.numbers.number(id);
+        self.engine.read(page, &mut Context { numbers: &self.numbers, devices })
+    }
+
+    fn make_way(&mut self, slot: u32, dram: &PageCache, devices: &mut dyn Devices) -> Result<()> {
+        if dram.dirty_lines(slot) == 0 {
+            return Ok(());
+        }
+        let bytes = self.dirty_bytes(slot, dram);
+        self.engine.write(bytes, &mut Context { numbers: &self.numbers, devices })
+    }
+
+    fn leave(&mut self, slot: u32, dram: &PageCache, devices: &mut dyn Devices) {
+        let page = self.numbers.number(dram.id(slot));
+        self.engine.page_leaves(page, &mut Context { numbers: &self.numbers, devices });
+    }
+
+    fn sync_page(&mut self, slot: u32, dram: &mut PageCache, _devices: &mut dyn Devices) {
+        let bytes = self.dirty_bytes(slot, dram);
+        self.dirty.push(bytes);
+    }
+
+    fn end_file(&mut self, devices: &mut dyn Devices) -> Result<()> {
+        let mut context = Context { numbers: &self.numbers, devices };
+        let dirty = joined(std::mem::take(&mut self.dirty));
+        dirty.into_iter().try_for_each(|bytes| self.engine.write(bytes, &mut context))
+    }
+
+    fn end_sync(&mut self, devices: &mut dyn Devices) -> Result<()> {
         self.engine.flush(&mut Context { numbers: &self.numbers, devices })
     }
 
-    /// Drops the pages of `file` behind `len_bytes`.
-    fn cut(
-        &mut self,
-        file: FileId,
-        len_bytes: u64,
-        devices: &mut dyn Devices,
-    ) -> Result<(), Error> {
-        let mut cut = std::mem::take(&mut self.cut);
-        self.dram.cut(file, len_bytes, &mut cut);
-        for slot in cut.drain(..) {
-            self.drop_page(slot, devices);
-        }
-        self.cut = cut;
-        let end = len_bytes.div_ceil(PAGE_BYTES);
+    fn cut(&mut self, file: FileId, end: u64, devices: &mut dyn Devices) -> Result<()> {
         let Some(given) = self.given.get_mut(&file) else { return Ok(()) };
         let numbers = &mut self.numbers;
         let lost = given.split_off(&end).into_iter().map(|page| {
             let number = numbers.number(PageId { file, page });
             number..number + 1
         });
-        let mut lost: Vec<Range<u64>> = lost.collect();
-        lost.sort_unstable_by_key(|pages| pages.start);
+        let lost = joined(lost.collect());
         let mut context = Context { numbers: &self.numbers, devices };
-        joined(&lost).into_iter().try_for_each(|pages| self.engine.discard(pages, &mut context))
+        lost.into_iter().try_for_each(|pages| self.engine.discard(pages, &mut context))
+    }
+
+    fn index_bytes_peak(&self) -> u64 {
+        self.engine.index_bytes_peak()
     }
 }
 
-/// `ranges`, which are in order, with neighbours joined as long as one request takes them.
-fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+/// `ranges` in order, with neighbours joined as long as one request takes them.
+fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
     let mut joined: Vec<Range<u64>> = Vec::new();
     for range in ranges {
         match joined.last_mut() {
@@ -311,55 +253,8 @@ fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
             {
                 last.end = range.end;
             }
-            _ => joined.push(range.clone()),
+            _ => joined.push(range),
         }
     }
     joined
-}
-
-impl<E: Engine> Scheme for Buffered<E> {
-    fn play(&mut self, op: &Op, devices: &mut dyn Devices) -> Result<(), Error> {
-        match *op {
-            Op::Read { file, offset_bytes, len_bytes } => {
-                for page in pages_of(offset_bytes, len_bytes) {
-                    let id = PageId { file, page };
-                    let bytes = part_of(page, offset_bytes, len_bytes);
-                    self.dram.note_extent(id, &bytes);
-                    self.read(id, lines_of(&bytes), devices)?;
-                }
-            }
-            Op::Write { file, offset_bytes, len_bytes } => {
-                for page in pages_of(offset_bytes, len_bytes) {
-                    let id = PageId { file, page };
-                    let bytes = part_of(page, offset_bytes, len_bytes);
-                    let has_rest = self.dram.note_extent(id, &bytes);
-                    let needs_rest = has_rest && bytes.end - bytes.start < PAGE_BYTES;
-                    self.write(id, lines_of(&bytes), needs_rest, devices)?;
-                }
-            }
-            Op::Sync { file } => {
-                self.requests.syncs += 1;
-                self.sync(file, devices)?;
-                self.end_sync(devices)?;
-            }
-            Op::SyncAll => {
-                self.requests.syncs += 1;
-                while let Some(file) = self.dram.first_dirty_file() {
-                    self.sync(file, devices)?;
-                }
-                self.end_sync(devices)?;
-            }
-            Op::Resize { file, len_bytes } => self.cut(file, len_bytes, devices)?,
-            Op::Remove { file } => self.cut(file, 0, devices)?,
-        }
-        Ok(())
-    }
-
-    fn requests(&self) -> Requests {
-        self.requests
-    }
-
-    fn index_bytes_peak(&self) -> u64 {
-        self.engine.index_bytes_peak()
-    }
 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use tidegate::machine::{Machine, enter};
 
-use crate::error::Error;
+use crate::error::Result;
 use crate::scheme::devices::Devices;
 use crate::scheme::{Requests, Scheme};
 use crate::trace::Op;
@@ -72,7 +72,7 @@ pub(super) struct OnMachine<S> {
 }
 
 impl<S: Scheme> Scheme for OnMachine<S> {
-    fn play(&mut self, op: &Op, devices: &mut dyn Devices) -> Result<(), Error> {
+    fn play(&mut self, op: &Op, devices: &mut dyn Devices) -> Result<()> {
         let _entered = enter(Rc::clone(&self.machine));
         self.scheme.play(op, devices)
     }

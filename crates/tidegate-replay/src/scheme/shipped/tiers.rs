@@ -18,14 +18,16 @@ use tidegate::device::{
 use tidegate::dram::{self, DramTier, Policy};
 use tidegate::pmem::Observer;
 
-use super::{Buffered, Context, DEVICE_PAGES, Engine, PAGE, data_of, failed};
-use crate::error::Error;
+use super::{Context, DEVICE_PAGES, Engine, PAGE, Shipped, failed};
+use crate::error::Result;
 use crate::model::below::{Below, Engine as EngineBelow};
 use crate::model::costs::Costs;
 use crate::model::machine::{Deadlock, ModelledMemory, Session, spend};
 use crate::scheme::page::{ALL_LINES, PAGE_BYTES, pages_of};
-use crate::scheme::{Pmem, Scheme, SchemeEntry, Sizes};
+use crate::scheme::{Scheme, Sizes};
 
+/// What failed, in messages.
+const TIER: &str = "the DRAM tier of";
 /// CPUs of the machine: the program has one.
 const CPUS: u32 = 4;
 /// Of the DRAM, a tier has one part in so many.
@@ -33,96 +35,24 @@ const TIER_SHARE: u64 = 8;
 /// No tier has fewer pages.
 const TIER_PAGES_MIN: u64 = 8;
 
-/// The scheme `btt`: no tier.
-pub const BTT: SchemeEntry = SchemeEntry {
-    name: "btt",
-    about: "all data in the shipped block translation table",
-    pmem: Pmem::AllData,
-    offer: Some("a block translation table (`tidegate create --engine btt`) for all data"),
-    holds_data: false,
-    create: |sizes| scheme_over(sizes, Policy::None),
-};
-
-/// The scheme `transit`.
-pub const TRANSIT: SchemeEntry = SchemeEntry {
-    name: "transit",
-    about: "btt under the DRAM tier that writes back at once",
-    offer: Some("a block translation table for all data, served with `--dram transit:SIZE`"),
-    create: |sizes| scheme_over(sizes, Policy::Transit),
-    ..BTT
-};
-
-/// The scheme `transit-no-eager`.
-pub const TRANSIT_NO_EAGER: SchemeEntry = SchemeEntry {
-    name: "transit-no-eager",
-    about: "transit without eager eviction: only a flush writes back",
-    offer: Some(
-        "a block translation table for all data, served with `--dram transit-no-eager:SIZE`",
-    ),
-    create: |sizes| scheme_over(sizes, Policy::TransitNoEager),
-    ..BTT
-};
-
-/// The scheme `transit-no-bypass`.
-pub const TRANSIT_NO_BYPASS: SchemeEntry = SchemeEntry {
-    name: "transit-no-bypass",
-    about: "transit without the bypass: a write to a full tier waits",
-    offer: Some(
-        "a block translation table for all data, served with `--dram transit-no-bypass:SIZE`",
-    ),
-    create: |sizes| scheme_over(sizes, Policy::TransitNoBypass),
-    ..BTT
-};
-
-/// The scheme `pmbd`.
-pub const PMBD: SchemeEntry = SchemeEntry {
-    name: "pmbd",
-    about: "btt under the DRAM tier that writes back when it is full",
-    offer: Some("a block translation table for all data, served with `--dram pmbd:SIZE`"),
-    create: |sizes| scheme_over(sizes, Policy::Pmbd),
-    ..BTT
-};
-
-/// The scheme `pmbd70`.
-pub const PMBD70: SchemeEntry = SchemeEntry {
-    name: "pmbd70",
-    about: "btt under the DRAM tier that writes back from 70 % on",
-    offer: Some("a block translation table for all data, served with `--dram pmbd70:SIZE`"),
-    create: |sizes| scheme_over(sizes, Policy::Pmbd70),
-    ..BTT
-};
-
-/// The scheme `lru`.
-pub const LRU: SchemeEntry = SchemeEntry {
-    name: "lru",
-    about: "btt under the DRAM tier that writes the block back that was used least recently, when it is full",
-    offer: Some("a block translation table for all data, served with `--dram lru:SIZE`"),
-    create: |sizes| scheme_over(sizes, Policy::Lru),
-    ..BTT
-};
-
-/// The scheme `coactive`.
-pub const COACTIVE: SchemeEntry = SchemeEntry {
-    name: "coactive",
-    about: "btt under the DRAM tier that writes cold blocks back when the device rests",
-    offer: Some("a block translation table for all data, served with `--dram coactive:SIZE`"),
-    create: |sizes| scheme_over(sizes, Policy::Coactive),
-    ..BTT
-};
+/// What users choose to have one: `NAME` is the scheme, `SIZE` what the tier has.
+pub(in crate::scheme) const OFFER: &str =
+    "a block translation table for all data, served with `--dram NAME:SIZE`";
 
 /// Pages of a DRAM tier, where there are `dram_pages` pages of DRAM.
 pub fn tier_pages(dram_pages: u64) -> u64 {
     (dram_pages / TIER_SHARE).max(TIER_PAGES_MIN)
 }
 
-fn scheme_over(sizes: &Sizes, policy: Policy) -> Result<Box<dyn Scheme>, Error> {
+/// The scheme of a tier with `policy`.
+pub(in crate::scheme) fn tier(sizes: &Sizes, policy: Policy) -> Result<Box<dyn Scheme>> {
     let tier_pages = match policy {
         Policy::None => 0,
         _ => tier_pages(sizes.dram_pages),
     };
     let page_cache_pages = sizes.dram_pages.saturating_sub(tier_pages).max(1);
     let tier = Tier::new(policy, tier_pages * PAGE_BYTES, sizes)?;
-    Ok(Box::new(Buffered::new(page_cache_pages, tier)))
+    Ok(Box::new(Shipped::scheme(page_cache_pages, tier)))
 }
 
 /// What the table below a tier did, in its order.
@@ -154,7 +84,7 @@ struct Tier {
 }
 
 impl Tier {
-    fn new(policy: Policy, bytes: u64, sizes: &Sizes) -> Result<Self, Error> {
+    fn new(policy: Policy, bytes: u64, sizes: &Sizes) -> Result<Self> {
         let dram_copy_bytes_per_s = sizes.dram_bytes_per_s;
         let costs = Costs { dram_copy_bytes_per_s, ..Costs::optane() };
         let (work, works) = channel();
@@ -162,36 +92,16 @@ impl Tier {
         let observer = Arc::clone(&watch) as Arc<dyn Observer>;
         let page_bytes = u32::try_from(PAGE_BYTES).unwrap_or(u32::MAX);
         let table = Below::open(EngineBelow::Btt, page_bytes, DEVICE_PAGES, costs.btt_ns, observer)
-            .map_err(|error| failed(&error))?;
+            .map_err(failed("the engine of"))?;
         watch.forget();
         let below = Arc::new(Watched { table: Arc::clone(&table), watch, work });
         let mut session = Session::new(&costs, sizes.pmem_media.clone(), CPUS);
         let (tier, _) = session
             .call(move || dram::open(policy, bytes, below as Arc<dyn BlockDevice>))
-            .map_err(stuck)?;
-        let tier = tier.map_err(|error| failed(&error))?;
+            .map_err(failed(TIER))?;
+        let tier = tier.map_err(failed("the engine of"))?;
         let index_bytes = index_bytes_of(tier.as_ref());
         Ok(Self { session, device: Some(tier), table, works, ended_ns: 0.0, index_bytes })
-    }
-
-    /// Does `request` on the machine, where the program's time since the last one passes first.
-    fn call<T: Send + 'static>(
-        &mut self,
-        context: &mut Context<'_>,
-        request: impl FnOnce(&dyn DramTier) -> DeviceResult<T> + Send + 'static,
-    ) -> Result<T, Error> {
-        let Some(tier) = self.device.clone() else { return Err(stuck(Deadlock::default())) };
-        let begun_ns = context.devices.now_ns();
-        let since_ns = whole_ns(begun_ns - self.ended_ns);
-        let call = move || {
-            spend(since_ns);
-            request(tier.as_ref())
-        };
-        let (result, took_ns) = self.session.call(call).map_err(stuck)?;
-        self.report(context);
-        self.ended_ns = begun_ns + float_ns(took_ns.saturating_sub(since_ns));
-        context.devices.set_now_ns(self.ended_ns);
-        result.map_err(|error| failed(&error))
     }
 
     /// Tells the devices what the table did. What that took, the machine knows.
@@ -208,18 +118,9 @@ impl Tier {
     }
 }
 
-fn stuck(deadlock: Deadlock) -> Error {
-    Error::Usage(format!("the DRAM tier of a replay: {deadlock}"))
-}
-
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time ahead")]
 fn whole_ns(ns: f64) -> u64 {
     ns.max(0.0).round() as u64
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a duration")]
-fn float_ns(ns: u64) -> f64 {
-    ns as f64
 }
 
 /// DRAM that a tier needs beside its data.
@@ -246,7 +147,7 @@ impl Drop for Tier {
 impl Engine for Tier {
     const BLOCK_BYTES: u64 = PAGE_BYTES;
 
-    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool, Error> {
+    fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool> {
         self.call(context, move |tier| {
             let mut buf = [0; PAGE];
             tier.read(page * PAGE_BYTES, &mut buf)
@@ -254,16 +155,29 @@ impl Engine for Tier {
         Ok(true)
     }
 
-    fn write(&mut self, bytes: Range<u64>, context: &mut Context<'_>) -> Result<(), Error> {
-        let data = data_of(&bytes);
-        self.call(context, move |tier| tier.write(bytes.start, data, WriteFlags::default()))
+    /// On the machine, where the program's time since the last request passes first.
+    fn call<T: Send + 'static>(
+        &mut self,
+        context: &mut Context<'_>,
+        request: impl FnOnce(&dyn BlockDevice) -> DeviceResult<T> + Send + 'static,
+    ) -> Result<T> {
+        let Some(tier) = self.device.clone() else { return Err(failed(TIER)(Deadlock::default())) };
+        let begun_ns = context.devices.now_ns();
+        let since_ns = whole_ns(begun_ns - self.ended_ns);
+        let call = move || {
+            spend(since_ns);
+            request(&*tier)
+        };
+        let (result, took_ns) = self.session.call(call).map_err(failed(TIER))?;
+        self.report(context);
+        #[expect(clippy::cast_precision_loss, reason = "a duration")]
+        let own_ns = took_ns.saturating_sub(since_ns) as f64;
+        self.ended_ns = begun_ns + own_ns;
+        context.devices.set_now_ns(self.ended_ns);
+        result.map_err(failed("the engine of"))
     }
 
-    fn flush(&mut self, context: &mut Context<'_>) -> Result<(), Error> {
-        self.call(context, |tier| tier.flush())
-    }
-
-    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<(), Error> {
+    fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<()> {
         let len = (pages.end - pages.start) * PAGE_BYTES;
         self.call(context, move |tier| tier.discard(pages.start * PAGE_BYTES, len))
     }

@@ -6,7 +6,7 @@ use std::sync::mpsc::Sender;
 
 use tidegate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
 
-use super::Context;
+use super::{BLOCK_BYTES, Context, DEVICE_PAGES};
 use crate::scheme::devices::Source;
 use crate::scheme::page::PAGE_BYTES;
 
@@ -64,14 +64,13 @@ impl Teller {
 
 /// A backing of blocks of 512 bytes that keeps nothing and tells of what it is asked for.
 pub(super) struct Backing<E> {
-    blocks: u64,
     work: Sender<Work<E>>,
 }
 
 impl<E: Send + 'static> Backing<E> {
-    /// A backing of `bytes` bytes that sends to `work`.
-    pub(super) fn of(bytes: u64, work: &Sender<Work<E>>) -> Arc<dyn BlockDevice> {
-        Arc::new(Self { blocks: bytes / 512, work: work.clone() })
+    /// A backing that sends to `work`.
+    pub(super) fn of(work: &Sender<Work<E>>) -> Arc<dyn BlockDevice> {
+        Arc::new(Self { work: work.clone() })
     }
 
     fn send_pages(&self, offset: u64, len: u64, work: impl Fn(u64) -> Work<E>) {
@@ -85,8 +84,8 @@ impl<E: Send + 'static> Backing<E> {
 impl<E: Send + 'static> BlockDevice for Backing<E> {
     fn geometry(&self) -> Geometry {
         Geometry {
-            block_bytes: 512,
-            blocks: self.blocks,
+            block_bytes: BLOCK_BYTES,
+            blocks: DEVICE_PAGES * PAGE_BYTES / u64::from(BLOCK_BYTES),
             preferred_bytes: 4096,
             read_only: false,
             atomic_block: false,

@@ -1,6 +1,6 @@
 //! A call: its name, arguments and result.
 
-use crate::bad::Bad;
+use crate::bad::{Bad, Result};
 
 /// More than a call on files has.
 const MOST_ARGUMENTS: usize = 8;
@@ -16,7 +16,7 @@ pub(super) struct Call<'a> {
 
 impl<'a> Call<'a> {
     /// The call in `text`: `name(argument, ...) = result`.
-    pub(super) fn parse(text: &'a [u8]) -> Result<Self, Bad> {
+    pub(super) fn parse(text: &'a [u8]) -> Result<Self> {
         let open = memchr::memchr(b'(', text).ok_or(Bad::Shape)?;
         let (name, rest) = (&text[..open], &text[open + 1..]);
         let is_name =
@@ -67,7 +67,7 @@ pub(super) struct Descriptor<'a> {
 }
 
 impl<'a> Descriptor<'a> {
-    pub(super) fn parse(text: &'a [u8]) -> Result<Self, Bad> {
+    pub(super) fn parse(text: &'a [u8]) -> Result<Self> {
         let (number, rest) = match text.strip_prefix(b"AT_FDCWD") {
             Some(rest) => (None, rest),
             None => {
@@ -98,11 +98,6 @@ pub(super) fn pair(text: &[u8]) -> Option<(i64, i64)> {
     Some((first, integer(second)?.0))
 }
 
-/// True if `flags`, joined by bars, have `flag`.
-pub(super) fn has_flag(flags: &[u8], flag: &[u8]) -> bool {
-    flags.split(|&byte| byte == b'|').any(|it| it == flag)
-}
-
 /// What stands behind `name=` in a structure, up to the next comma or brace.
 pub(super) fn member<'a>(structure: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let start = memchr::memmem::find(structure, name)? + name.len();
@@ -113,7 +108,7 @@ pub(super) fn member<'a>(structure: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
 
 /// Splits the arguments that `text` begins with; returns what follows their closing parenthesis.
 /// Arguments that `into` does not take are skipped.
-fn split<'a>(text: &'a [u8], into: &mut [&'a [u8]]) -> Result<&'a [u8], Bad> {
+fn split<'a>(text: &'a [u8], into: &mut [&'a [u8]]) -> Result<&'a [u8]> {
     let (mut at, mut start, mut count, mut depth) = (0, 0, 0, 0u32);
     while let Some(&byte) = text.get(at) {
         match byte {
@@ -175,6 +170,7 @@ fn skip_shown(text: &[u8], mut at: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fields::has_flag;
 
     #[test]
     fn strings_and_what_y_shows_may_hold_all_that_parts_arguments() {

@@ -1,6 +1,6 @@
 //! The forms of a line: process, time, and what it tells.
 
-use crate::bad::Bad;
+use crate::bad::{Bad, Result};
 use crate::fields::{cut, seconds_us, stream};
 
 /// A line.
@@ -32,7 +32,7 @@ const RESUMED: &[u8] = b" resumed>";
 
 /// The parts of `line`, which has the time in seconds, and the number of the process before it or
 /// not: `[pid 12] 1.000000 read(...`, `12 1.000000 read(...`, `1.000000 read(...`.
-pub(super) fn entry(line: &[u8]) -> Result<Entry<'_>, Bad> {
+pub(super) fn entry(line: &[u8]) -> Result<Entry<'_>> {
     if line.starts_with(b"strace: ") || line.starts_with(b"Process ") {
         return Ok(Entry { pid: None, time_us: 0, what: What::Notice });
     }
@@ -44,7 +44,7 @@ pub(super) fn entry(line: &[u8]) -> Result<Entry<'_>, Bad> {
     Ok(Entry { pid, time_us: seconds_us(time)?, what: what(rest.trim_ascii())? })
 }
 
-fn pid(line: &[u8]) -> Result<(Option<u32>, &[u8]), Bad> {
+fn pid(line: &[u8]) -> Result<(Option<u32>, &[u8])> {
     let (first, rest) = match line.strip_prefix(b"[pid ") {
         Some(bracket) => cut(bracket, b']')?,
         None => cut(line, b' ')?,
@@ -55,7 +55,7 @@ fn pid(line: &[u8]) -> Result<(Option<u32>, &[u8]), Bad> {
     Ok((Some(stream(first.trim_ascii())?), rest.trim_ascii_start()))
 }
 
-fn what(text: &[u8]) -> Result<What<'_>, Bad> {
+fn what(text: &[u8]) -> Result<What<'_>> {
     if text.starts_with(b"+++ exited") || text.starts_with(b"+++ killed") {
         return Ok(What::Exit);
     }

@@ -16,24 +16,28 @@ mod processes;
 use std::collections::HashMap;
 
 use super::Reader;
-use crate::bad::Bad;
+use crate::bad::{Bad, Result};
+use crate::descriptors::Descriptors;
 use crate::lines::MAX_LINE_BYTES;
 use crate::out::Out;
 use call::Call;
-use effect::State;
+use effect::Effect;
 use entry::{What, entry};
+use processes::Processes;
 
 /// How many calls may be under way at a time.
 const MAX_UNFINISHED: usize = 1 << 12;
 
 pub(super) struct Strace {
-    state: State,
+    processes: Processes,
+    /// What all processes have open.
+    descriptors: Descriptors,
     /// Beginnings of calls, by process.
     unfinished: HashMap<u32, Vec<u8>>,
 }
 
 /// Checks the form of a line.
-pub(super) fn parse(line: &[u8]) -> Result<(), Bad> {
+pub(super) fn parse(line: &[u8]) -> Result<()> {
     match entry(line)?.what {
         What::Call(text) => Call::parse(text).map(drop),
         What::Unfinished(text) if !text.contains(&b'(') => Err(Bad::Shape),
@@ -43,12 +47,13 @@ pub(super) fn parse(line: &[u8]) -> Result<(), Bad> {
 
 impl Strace {
     pub(super) fn new() -> Self {
-        Self { state: State::new(), unfinished: HashMap::new() }
+        let descriptors = Descriptors::new(b'/');
+        Self { processes: Processes::default(), descriptors, unfinished: HashMap::new() }
     }
 
     /// A process that runs before its parent's `fork` has returned: if only one can be the parent,
     /// it is.
-    fn adopt(&mut self, pid: u32, out: &mut Out) -> Result<(), Bad> {
+    fn adopt(&mut self, pid: u32, out: &mut Out) -> Result<()> {
         let is_fork = |text: &[u8]| {
             [&b"clone"[..], b"fork", b"vfork"].iter().any(|name| text.starts_with(name))
         };
@@ -56,13 +61,13 @@ impl Strace {
         match (parents.next(), parents.next()) {
             (Some((parent, text)), None) => {
                 let is_thread = memchr::memmem::find(text, b"CLONE_FILES").is_some();
-                self.state.fork((*parent, pid), is_thread, out)
+                self.processes.fork((*parent, pid), is_thread, &mut self.descriptors, out)
             }
             _ => Ok(()),
         }
     }
 
-    fn begin(&mut self, pid: u32, text: &[u8]) -> Result<(), Bad> {
+    fn begin(&mut self, pid: u32, text: &[u8]) -> Result<()> {
         if self.unfinished.len() >= MAX_UNFINISHED {
             return Err(Bad::Tables);
         }
@@ -70,31 +75,40 @@ impl Strace {
         Ok(())
     }
 
-    fn resume(&mut self, pid: u32, rest: &[u8], out: &mut Out) -> Result<(), Bad> {
+    fn resume(&mut self, pid: u32, rest: &[u8], out: &mut Out) -> Result<()> {
         let mut whole = self.unfinished.remove(&pid).ok_or(Bad::Resumed)?;
         if whole.len() + rest.len() > 2 * MAX_LINE_BYTES {
             return Err(Bad::Line);
         }
         whole.extend_from_slice(rest);
-        self.state.apply(pid, &Call::parse(&whole)?, out)
+        self.apply(pid, &whole, out)
+    }
+
+    /// Does what the call in `text` of `pid` did.
+    fn apply(&mut self, pid: u32, text: &[u8], out: &mut Out) -> Result<()> {
+        let call = Call::parse(text)?;
+        let Self { processes, descriptors, .. } = self;
+        let table = processes.get(pid)?.table;
+        let Some(result) = call.result() else { return Ok(()) };
+        Effect { pid, table, call: &call, result, processes, descriptors, out }.apply()
     }
 }
 
 impl Reader for Strace {
-    fn line(&mut self, line: &[u8], out: &mut Out) -> Result<(), Bad> {
+    fn line(&mut self, line: &[u8], out: &mut Out) -> Result<()> {
         let entry = entry(line)?;
         let pid = entry.pid.unwrap_or(0);
-        if !self.unfinished.is_empty() && !self.state.knows(pid) {
+        if !self.unfinished.is_empty() && !self.processes.knows(pid) {
             self.adopt(pid, out)?;
         }
         out.at(entry.time_us, pid);
         match entry.what {
-            What::Call(text) => self.state.apply(pid, &Call::parse(text)?, out),
+            What::Call(text) => self.apply(pid, text, out),
             What::Unfinished(text) => self.begin(pid, text),
             What::Resumed(rest) => self.resume(pid, rest, out),
             What::Exit => {
                 self.unfinished.remove(&pid);
-                self.state.exit(pid, out);
+                self.processes.exit(pid, &mut self.descriptors, out);
                 Ok(())
             }
             What::Notice => Ok(()),

@@ -1,18 +1,18 @@
 //! Paths: strings of strace as bytes, and where they lead from.
 
-use crate::bad::Bad;
+use crate::bad::{Bad, Result};
 
 /// The longest path that the kernel takes.
 const MAX_PATH_BYTES: usize = 4096;
 
 /// The path that the string `text` stands for.
-pub(super) fn unquoted(text: &[u8]) -> Result<Vec<u8>, Bad> {
+pub(super) fn unquoted(text: &[u8]) -> Result<Vec<u8>> {
     let inner = text.strip_prefix(b"\"").and_then(|text| text.strip_suffix(b"\""));
     unescaped(inner.ok_or(Bad::Shape)?)
 }
 
 /// `text` without strace's escapes: those of C, octal and hexadecimal ones.
-pub(super) fn unescaped(text: &[u8]) -> Result<Vec<u8>, Bad> {
+pub(super) fn unescaped(text: &[u8]) -> Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some((&byte, after)) = rest.split_first() {

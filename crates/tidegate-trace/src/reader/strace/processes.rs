@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::bad::Bad;
+use crate::bad::{Bad, Result};
 use crate::descriptors::Descriptors;
 use crate::out::Out;
 
@@ -30,7 +30,7 @@ pub(super) struct Processes {
 
 impl Processes {
     /// The process `pid`, with nothing open if the trace has not shown it.
-    pub(super) fn get(&mut self, pid: u32) -> Result<&mut Process, Bad> {
+    pub(super) fn get(&mut self, pid: u32) -> Result<&mut Process> {
         if !self.by_pid.contains_key(&pid) {
             let table = self.new_table()?;
             self.insert(pid, Process { table, folder: Box::default(), adopted: false })?;
@@ -42,12 +42,12 @@ impl Processes {
         self.by_pid.contains_key(&pid)
     }
 
-    fn new_table(&mut self) -> Result<u32, Bad> {
+    fn new_table(&mut self) -> Result<u32> {
         self.next_table = self.next_table.checked_add(1).ok_or(Bad::Tables)?;
         Ok(self.next_table)
     }
 
-    fn insert(&mut self, pid: u32, process: Process) -> Result<(), Bad> {
+    fn insert(&mut self, pid: u32, process: Process) -> Result<()> {
         if self.by_pid.len() >= MAX_PROCESSES {
             return Err(Bad::Tables);
         }
@@ -63,7 +63,7 @@ impl Processes {
         is_thread: bool,
         descriptors: &mut Descriptors,
         out: &mut Out,
-    ) -> Result<(), Bad> {
+    ) -> Result<()> {
         let Process { table, folder, .. } = self.get(parent)?.clone();
         if let Some(known) = self.by_pid.get_mut(&child) {
             if known.adopted {

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::devices::{Devices, Source};
-use super::page::{ALL_LINES, LINE_BYTES, PageId, lines_of, pages_of, part_of};
+use crate::scheme::devices::{Devices, Source};
+use crate::scheme::page::{ALL_LINES, LINE_BYTES, PageId, lines_of, pages_of, part_of};
 use crate::trace::{FileId, Op};
 
 type Versions = HashMap<PageId, [u32; 64]>;
