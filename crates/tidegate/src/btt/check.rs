@@ -187,8 +187,7 @@ impl Report {
 /// [`BttError::NotFound`] or [`BttError::InfoLost`] where neither copy of the first arena's info
 /// block can be used. Damage is not an error but a finding.
 pub fn check(region: &Region, progress: OnProgress<'_>) -> Result<Report, BttError> {
-    let mut report = Report::default();
-    let (_, arenas) = find_arenas(region, &mut report)?;
+    let (_, arenas, mut report) = find_arenas(region)?;
     let total = arenas.iter().map(|found| u64::from(found.info.external_nlba.get())).sum();
     let mut done = 0;
     for (number, found) in arenas.iter().enumerate() {
@@ -203,21 +202,18 @@ pub fn check(region: &Region, progress: OnProgress<'_>) -> Result<Report, BttErr
 
 /// An info block of the first arena is left, if only the second copy.
 pub(super) fn is_traceable(region: &Region) -> bool {
-    find_arenas(region, &mut Report::default()).is_ok()
+    find_arenas(region).is_ok()
 }
 
-/// Walks the arenas by whichever info block of each is whole.
-pub(super) fn find_arenas<'a>(
-    region: &'a Region,
-    report: &mut Report,
-) -> Result<(Version, Vec<FoundArena<'a>>), BttError> {
+/// Walks the arenas by whichever info block of each is whole; reports what is wrong with the others.
+pub(super) fn find_arenas(
+    region: &Region,
+) -> Result<(Version, Vec<FoundArena<'_>>, Report), BttError> {
     for version in [Version::V1_1, Version::V2_0] {
-        let mut found = Report::default();
-        let arenas = walk(region, version, &mut found);
+        let mut report = Report::default();
+        let arenas = walk(region, version, &mut report);
         if !arenas.is_empty() {
-            report.findings = found.findings;
-            report.faults = found.faults;
-            return Ok((version, arenas));
+            return Ok((version, arenas, report));
         }
     }
     match probe(region)? {
@@ -269,32 +265,20 @@ fn read_copies(
         Ok(info) => Some(base + info.info2off.get()),
         Err(_) => find_second(space_bytes, base, size_bytes, &whole),
     };
+    let mut look = |copy, offset_bytes, this: &Result<Info, String>, other_copy_whole| {
+        if let Err(reason) = this.clone() {
+            let damaged =
+                Finding::InfoDamaged { arena, copy, offset_bytes, reason, other_copy_whole };
+            report.add(damaged);
+        }
+    };
     let Some(second_offset) = found else {
-        let reason = first.err().unwrap_or_default();
-        report.add(Finding::InfoDamaged {
-            arena,
-            copy: 1,
-            offset_bytes: base,
-            reason,
-            other_copy_whole: false,
-        });
+        look(1, base, &first, false);
         return None;
     };
     let second = whole(second_offset);
-    for (copy, offset, this, other) in
-        [(1, base, &first, &second), (2, second_offset, &second, &first)]
-    {
-        if let Err(reason) = this {
-            let (reason, other_copy_whole) = (reason.clone(), other.is_ok());
-            report.add(Finding::InfoDamaged {
-                arena,
-                copy,
-                offset_bytes: offset,
-                reason,
-                other_copy_whole,
-            });
-        }
-    }
+    look(1, base, &first, second.is_ok());
+    look(2, second_offset, &second, first.is_ok());
     if let (Ok(first), Ok(second)) = (&first, &second)
         && first != second
     {

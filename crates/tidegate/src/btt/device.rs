@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::arena::Arena;
-use super::check::{Report, find_arenas};
+use super::check::find_arenas;
 use super::info::{FoundArena, discover};
 use super::layout::{FLAG_ERROR, FlogSlots, Version};
 use super::recover::open_arena;
@@ -345,8 +345,7 @@ fn find(
         Ok((version, arenas)) => Ok((version, arenas, Vec::new())),
         Err(error) if !region.read_only() => Err(error),
         Err(error) => {
-            let mut report = Report::default();
-            let (version, arenas) = find_arenas(region, &mut report).map_err(|_| error)?;
+            let (version, arenas, report) = find_arenas(region).map_err(|_| error)?;
             Ok((version, arenas, report.findings.iter().map(ToString::to_string).collect()))
         }
     }

@@ -59,7 +59,7 @@ impl Engine for BttEngine {
             )));
         }
         let version = version_of(options.get(VERSION.name).map_or("1.1", String::as_str))?;
-        Ok(Box::new(BttPlan(BttOptions { lba_bytes, version, ..BttOptions::default() })))
+        Ok(Box::new(BttOptions { lba_bytes, version, ..BttOptions::default() }))
     }
 
     fn recognizes(&self, region: &Region) -> Result<bool> {
@@ -104,19 +104,17 @@ fn version_of(text: &str) -> Result<Version> {
     }
 }
 
-struct BttPlan(BttOptions);
-
-impl Plan for BttPlan {
+impl Plan for BttOptions {
     fn smallest_bytes(&self) -> u64 {
-        smallest_bytes(&self.0)
+        smallest_bytes(self)
     }
 
     fn largest_fit_bytes(&self, bytes: u64) -> u64 {
-        largest_fit_bytes(&self.0, bytes)
+        largest_fit_bytes(self, bytes)
     }
 
     fn create(&self, region: &Region) -> Result<()> {
-        create(region, &self.0).map(drop).map_err(EngineError::pool)
+        create(region, self).map(drop).map_err(EngineError::pool)
     }
 }
 

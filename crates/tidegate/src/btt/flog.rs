@@ -5,7 +5,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::layout::{FLOG_GROUP_BYTES, FlogSlot, FlogSlots, next_seq};
 use crate::pmem::{PmemError, Region};
 
-type Result<T> = std::result::Result<T, PmemError>;
+type Result<T, E = PmemError> = std::result::Result<T, E>;
 
 /// The flog of one arena.
 #[derive(Debug, Clone, Copy)]
@@ -97,11 +97,23 @@ impl<'a> Flog<'a> {
     }
 }
 
+/// The slots of a lane that has `block` free and knows of no write: an entry that maps the block to
+/// itself.
+pub(super) fn unused_group(slots: FlogSlots, lba: u32, block: u32) -> Group {
+    let mut group = Group::default();
+    group[0] = FlogSlot::new(lba, block, block, 1);
+    if slots == FlogSlots::ZeroTwo {
+        // Which slots are in use is recognized by the second entry.
+        group[2] = FlogSlot::new(lba, block, block, 2);
+    }
+    group
+}
+
 /// The newest entry of a lane's slots.
 ///
 /// # Errors
 /// What in them contradicts the format.
-pub(super) fn newest_of(group: &Group, slots: FlogSlots) -> std::result::Result<Newest, String> {
+pub(super) fn newest_of(group: &Group, slots: FlogSlots) -> Result<Newest, String> {
     let (used, padding) = match slots {
         FlogSlots::ZeroOne => ([0, 1], [2, 3]),
         FlogSlots::ZeroTwo => ([0, 2], [1, 3]),

@@ -409,17 +409,9 @@ impl ArenaPlan {
 /// Sizes of the arenas that the kernel makes in `space_bytes`: 512 GiB each, the last one what
 /// remains, and a rest below 16 MiB unused.
 pub(super) fn arena_sizes(space_bytes: u64, arena_bytes_min: u64) -> Vec<u64> {
-    let mut sizes = Vec::new();
-    let mut remaining = space_bytes;
-    while remaining > 0 {
-        let size = remaining.min(ARENA_BYTES_MAX);
-        if size < arena_bytes_min {
-            break;
-        }
-        sizes.push(size);
-        remaining -= size;
-    }
-    sizes
+    let arenas = 0..space_bytes.div_ceil(ARENA_BYTES_MAX);
+    let sizes = arenas.map(|number| (space_bytes - number * ARENA_BYTES_MAX).min(ARENA_BYTES_MAX));
+    sizes.filter(|&size_bytes| size_bytes >= arena_bytes_min).collect()
 }
 
 #[cfg(test)]

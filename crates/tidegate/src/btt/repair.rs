@@ -4,9 +4,10 @@ use zerocopy::IntoBytes;
 
 use super::BttError;
 use super::check::{Report, check, find_arenas};
+use super::flog::unused_group;
 use super::info::{FoundArena, read_info};
 use super::layout::MapEntry;
-use super::survey::{LaneState, Remedy, Survey, unused_group};
+use super::survey::{LaneState, Remedy, Survey};
 use crate::pmem::Region;
 use crate::tier::OnProgress;
 
@@ -21,7 +22,7 @@ use crate::tier::OnProgress;
 /// # Errors
 /// As for [`check`], and [`BttError::Pmem`] where the memory cannot be written.
 pub fn repair(region: &Region, progress: OnProgress<'_>) -> Result<Report, BttError> {
-    let (_, arenas) = find_arenas(region, &mut Report::default())?;
+    let (_, arenas, _) = find_arenas(region)?;
     let mut done = Report::default();
     for (number, found) in arenas.iter().enumerate() {
         repair_info(found, &mut done)?;

@@ -10,7 +10,7 @@
 use super::bitmap::Bitmap;
 use super::flog::{Flog, Group, Newest, newest_of};
 use super::info::FoundArena;
-use super::layout::{FlogSlot, FlogSlots, MapEntry, MapState, strip_flags};
+use super::layout::{FlogSlot, MapEntry, MapState, strip_flags};
 use super::map::Map;
 use crate::pmem::PmemError;
 
@@ -25,11 +25,13 @@ pub(super) struct Items<T> {
     pub(super) count: u64,
 }
 
-impl<T> Items<T> {
-    fn new() -> Self {
+impl<T> Default for Items<T> {
+    fn default() -> Self {
         Self { first: Vec::new(), count: 0 }
     }
+}
 
+impl<T> Items<T> {
     fn push(&mut self, item: T) {
         self.count += 1;
         if self.first.len() < NAMED_MAX {
@@ -39,6 +41,7 @@ impl<T> Items<T> {
 }
 
 /// What a map says of its arena.
+#[derive(Default)]
 pub(super) struct MapSurvey {
     /// Blocks that belong to an lba.
     pub(super) owned: Bitmap,
@@ -59,19 +62,6 @@ pub(super) struct MapSurvey {
 }
 
 impl MapSurvey {
-    fn new(blocks: u32) -> Self {
-        Self {
-            owned: Bitmap::new(blocks),
-            shared: None,
-            wild: Items::new(),
-            unreadable: Items::new(),
-            odd: Items::new(),
-            lost: Items::new(),
-            written: 0,
-            zero: 0,
-        }
-    }
-
     fn add(&mut self, map: &Map<'_>, lba: u32, entry: MapEntry) {
         match entry.state() {
             MapState::Normal => self.written += 1,
@@ -175,7 +165,7 @@ impl<'a> Survey<'a> {
         let table = found.map();
         let flog = found.flog()?;
         let (lbas, lanes) = (found.info.external_nlba.get(), found.info.nfree.get());
-        let mut map = MapSurvey::new(table.blocks);
+        let mut map = MapSurvey { owned: Bitmap::new(table.blocks), ..MapSurvey::default() };
         table.for_each(lbas, |lba, entry| match entry {
             Ok(entry) => {
                 map.add(&table, lba, entry);
@@ -335,7 +325,7 @@ impl<'a> Look<'a> {
 
     /// The blocks that neither an lba nor a lane of `held` has.
     fn ownerless(&self, held: &Bitmap) -> Items<u32> {
-        let mut blocks = Items::new();
+        let mut blocks = Items::default();
         (0..self.table.blocks)
             .filter(|&block| !self.map.owned.get(block) && !held.get(block))
             .for_each(|block| blocks.push(block));
@@ -472,16 +462,5 @@ fn with_bit_flipped(group: &Group, bit: usize) -> Group {
         _ => &mut slot.seq,
     };
     field.set(field.get() ^ 1 << (bit % 32));
-    group
-}
-
-/// The slots of a lane that has `block` free and knows of no write.
-pub(super) fn unused_group(slots: FlogSlots, lba: u32, block: u32) -> Group {
-    let mut group = Group::default();
-    group[0] = FlogSlot::new(lba, block, block, 1);
-    if slots == FlogSlots::ZeroTwo {
-        // Which slots are in use is recognized by the second entry.
-        group[2] = FlogSlot::new(lba, block, block, 2);
-    }
     group
 }
