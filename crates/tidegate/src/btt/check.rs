@@ -205,7 +205,7 @@ pub(super) fn is_traceable(region: &Region) -> bool {
     find_arenas(region).is_ok()
 }
 
-/// Walks the arenas by whichever info block of each is whole; reports what is wrong with the others.
+/// Walks the arenas by whichever info block of each is whole; reports what is wrong with others.
 pub(super) fn find_arenas(
     region: &Region,
 ) -> Result<(Version, Vec<FoundArena<'_>>, Report), BttError> {

@@ -58,7 +58,10 @@ impl Engine for BttEngine {
                  {asked}; leave --block-size out or say {block_bytes}"
             )));
         }
-        let version = version_of(options.get(VERSION.name).map_or("1.1", String::as_str))?;
+        let version = options.get(VERSION.name).map_or("1.1", String::as_str);
+        let version = version.parse::<Version>().map_err(|_| {
+            EngineError::Usage(format!("--btt-version is {version}; expected 1.1 or 2.0"))
+        })?;
         Ok(Box::new(BttOptions { lba_bytes, version, ..BttOptions::default() }))
     }
 
@@ -93,14 +96,6 @@ impl Engine for BttEngine {
         let report = look(&region, progress).map_err(EngineError::pool)?;
         let (faults, lines) = (report.faults, report_lines(&report));
         Ok(Checked { faults, report: json!(report), lines })
-    }
-}
-
-fn version_of(text: &str) -> Result<Version> {
-    match text {
-        "1.1" => Ok(Version::V1_1),
-        "2.0" => Ok(Version::V2_0),
-        _ => Err(EngineError::Usage(format!("--btt-version is {text}; expected 1.1 or 2.0"))),
     }
 }
 

@@ -42,13 +42,17 @@ pub(super) fn data_bytes(lba_bytes: u32) -> u32 {
 }
 
 /// Version of the format; it decides where the first arena starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, strum::Display, strum::EnumString,
+)]
 pub enum Version {
     /// 1.1: the first arena starts 4 KiB into the namespace.
     #[serde(rename = "1.1")]
+    #[strum(serialize = "1.1")]
     V1_1,
     /// 2.0: the first arena starts at 0.
     #[serde(rename = "2.0")]
+    #[strum(serialize = "2.0")]
     V2_0,
 }
 
@@ -66,13 +70,6 @@ impl Version {
             Self::V1_1 => (1, 1),
             Self::V2_0 => (2, 0),
         }
-    }
-}
-
-impl std::fmt::Display for Version {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (major, minor) = self.numbers();
-        write!(f, "{major}.{minor}")
     }
 }
 
