@@ -13,8 +13,8 @@
 //! Entry points: [`TierSpec`] parses `POLICY:SIZE`, [`open`] makes the tier and [`describe`] says
 //! what it would make, [`driven`] makes one for a simulator, [`DramTier`] is what it can do beside
 //! being a device. The policies: `transit` (the Caiti paper), `staging` (what that paper compares
-//! against), and none. Shared by them: `slots` (the buffers), `free_set` (free slots), [`phases`]
-//! (where the time goes).
+//! against), and none. Shared by them: `slots` (the buffers), `free_set` (free slots), `read` (hits
+//! and runs of misses), [`phases`] (where the time goes).
 
 pub mod driven;
 mod free_set;
