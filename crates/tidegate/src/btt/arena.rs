@@ -1,31 +1,44 @@
 //! One arena at run time: its parts, the read of a block, zeroing. The write is in `write`.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use super::BttError;
 use super::bitmap::Bitmap;
 use super::flog::Flog;
 use super::lane::Lanes;
-use super::layout::{MAP_ENTRY_BYTES, MapEntry, MapState};
+use super::layout::{FlogSlots, MAP_ENTRY_BYTES, MapEntry, MapState};
 use super::map::Map;
 use crate::pmem::{PmemError, Region};
 use crate::tier::version_locks::VersionLocks;
+
+type Result<T> = std::result::Result<T, BttError>;
 
 /// Reads that met a writer this often take the lba's lock.
 const OPTIMISTIC_READS: u32 = 8;
 
 /// An open arena.
 pub(super) struct Arena {
+    /// The memory that holds it.
+    pub(super) region: Arc<Region>,
     /// Number of the arena, from 0.
     pub(super) number: usize,
     /// Number of its lbas.
     pub(super) lbas: u32,
+    /// Number of its blocks, the lanes' free ones included.
+    pub(super) blocks: u32,
     /// Where its data blocks start in the region, in bytes.
     pub(super) data_base: u64,
     /// Size of a data block on the medium, in bytes.
     pub(super) block_bytes: u64,
     /// Size of a block's metadata in bytes, right behind its data.
     pub(super) metadata_bytes: usize,
-    pub(super) map: Map,
-    pub(super) flog: Flog,
+    /// Where its map starts in the region, in bytes.
+    pub(super) map_base: u64,
+    /// Where its flog starts in the region, in bytes.
+    pub(super) flog_base: u64,
+    /// Which slots of the flog hold entries.
+    pub(super) flog_slots: FlogSlots,
     pub(super) lanes: Lanes,
     /// Locks by lba, of which readers take the versions only. Their invariants:
     /// 1. A thread that changes the map entry of an lba holds the lock of that lba, and no holder
@@ -48,37 +61,35 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// Reads one block: the last write that returned before this read began, or one that overlaps
-    /// it; never a mixture.
-    pub(super) fn read_block(
-        &self,
-        region: &Region,
-        lba: u32,
-        data: &mut [u8],
-        metadata: &mut [u8],
-    ) -> Result<(), BttError> {
-        for _ in 0..OPTIMISTIC_READS {
-            let version = self.lba_locks.version(lba);
-            let result = self.copy_block(region, lba, data, metadata);
-            if self.lba_locks.unchanged(lba, version) {
-                return self.note_lost_block(region, lba, result);
-            }
-            region.relax();
-        }
-        let guard = self.lba_locks.lock(lba, || region.relax());
-        let result = self.copy_block(region, lba, data, metadata);
-        drop(guard);
-        self.note_lost_block(region, lba, result)
+    #[inline]
+    pub(super) fn map(&self) -> Map<'_> {
+        Map { region: &self.region, base: self.map_base, blocks: self.blocks }
     }
 
-    fn copy_block(
-        &self,
-        region: &Region,
-        lba: u32,
-        data: &mut [u8],
-        metadata: &mut [u8],
-    ) -> Result<(), BttError> {
-        let (entry, block) = self.look_up(region, lba)?;
+    #[inline]
+    pub(super) fn flog(&self) -> Flog<'_> {
+        Flog { region: &self.region, base: self.flog_base, slots: self.flog_slots }
+    }
+
+    /// Reads one block: the last write that returned before this read began, or one that overlaps
+    /// it; never a mixture.
+    pub(super) fn read_block(&self, lba: u32, data: &mut [u8], metadata: &mut [u8]) -> Result<()> {
+        for _ in 0..OPTIMISTIC_READS {
+            let version = self.lba_locks.version(lba);
+            let result = self.copy_block(lba, data, metadata);
+            if self.lba_locks.unchanged(lba, version) {
+                return self.note_lost_block(lba, result);
+            }
+            self.region.relax();
+        }
+        let guard = self.lba_locks.lock(lba, || self.region.relax());
+        let result = self.copy_block(lba, data, metadata);
+        drop(guard);
+        self.note_lost_block(lba, result)
+    }
+
+    fn copy_block(&self, lba: u32, data: &mut [u8], metadata: &mut [u8]) -> Result<()> {
+        let (entry, block) = self.look_up(lba)?;
         match entry.state() {
             MapState::Unwritten | MapState::Zero => {
                 data.fill(0);
@@ -91,9 +102,9 @@ impl Arena {
             }
             MapState::Normal => {
                 let offset = self.block_offset(block);
-                region.read(offset, data)?;
+                self.region.read(offset, data)?;
                 if !metadata.is_empty() {
-                    region.read(offset + data.len() as u64, metadata)?;
+                    self.region.read(offset + data.len() as u64, metadata)?;
                 }
                 Ok(())
             }
@@ -102,21 +113,16 @@ impl Arena {
 
     /// A block whose memory failed is marked in the map, as the kernel does, until it is written
     /// again.
-    fn note_lost_block(
-        &self,
-        region: &Region,
-        lba: u32,
-        result: Result<(), BttError>,
-    ) -> Result<(), BttError> {
+    fn note_lost_block(&self, lba: u32, result: Result<()>) -> Result<()> {
         if let Err(BttError::Pmem(PmemError::Poisoned { .. })) = &result
-            && !region.read_only()
+            && !self.region.read_only()
         {
-            let _guard = self.lba_locks.lock(lba, || region.relax());
-            let (entry, block) = self.map.load_block(region, lba)?;
+            let _guard = self.lba_locks.lock(lba, || self.region.relax());
+            let (entry, block) = self.map().load_block(lba)?;
             if entry.state() == MapState::Normal {
-                self.map.store(region, lba, MapEntry::error(block))?;
-                self.map.write_back(region, lba)?;
-                region.fence()?;
+                self.map().store(lba, MapEntry::error(block))?;
+                self.map().write_back(lba)?;
+                self.region.fence()?;
             }
         }
         result
@@ -128,35 +134,31 @@ impl Arena {
     /// stays with its lba. A flog entry of an earlier write of that lba does not undo it, since
     /// replay compares blocks without flags and finds the write's own block there. A block that was
     /// never written gets the flag too: the kernel would read what lies in its place on the medium.
-    pub(super) fn zero_blocks(
-        &self,
-        region: &Region,
-        lbas: std::ops::Range<u32>,
-    ) -> Result<(), BttError> {
-        let entries = (self.map.entry_offset(lbas.start), lbas.len() as u64 * MAP_ENTRY_BYTES);
+    pub(super) fn zero_blocks(&self, lbas: Range<u32>) -> Result<()> {
+        let map = self.map();
+        let (start, len) = (map.entry_offset(lbas.start), lbas.len() as u64 * MAP_ENTRY_BYTES);
         for lba in lbas {
-            let _guard = self.lba_locks.lock(lba, || region.relax());
-            let (_, block) = self.map.load_block(region, lba)?;
-            self.map.store(region, lba, MapEntry::zero(block))?;
+            let _guard = self.lba_locks.lock(lba, || self.region.relax());
+            let (_, block) = map.load_block(lba)?;
+            map.store(lba, MapEntry::zero(block))?;
         }
-        region.persist(entries.0, entries.1)?;
-        Ok(())
+        Ok(self.region.persist(start, len)?)
     }
 
     /// Whether `lba` holds data, that is, was written and not discarded since.
-    pub(super) fn is_written(&self, region: &Region, lba: u32) -> Result<bool, BttError> {
-        let (entry, _) = self.look_up(region, lba)?;
+    pub(super) fn is_written(&self, lba: u32) -> Result<bool> {
+        let (entry, _) = self.look_up(lba)?;
         Ok(matches!(entry.state(), MapState::Normal | MapState::Error))
     }
 
-    fn look_up(&self, region: &Region, lba: u32) -> Result<(MapEntry, u32), BttError> {
+    fn look_up(&self, lba: u32) -> Result<(MapEntry, u32)> {
         if !self.overlay.is_empty()
             && let Ok(index) = self.overlay.binary_search_by_key(&lba, |&(lba, _)| lba)
         {
             let block = self.overlay[index].1;
             return Ok((MapEntry::normal(block), block));
         }
-        self.map.load_block(region, lba)
+        self.map().load_block(lba)
     }
 
     fn is_suspect(&self, block: u32) -> bool {

@@ -1,6 +1,7 @@
 //! A set of blocks, a bit each.
 
 /// A set of numbers below a bound.
+#[derive(Default)]
 pub(super) struct Bitmap(Vec<u64>);
 
 impl Bitmap {

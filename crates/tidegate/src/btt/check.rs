@@ -187,13 +187,12 @@ impl Report {
 /// [`BttError::NotFound`] or [`BttError::InfoLost`] where neither copy of the first arena's info
 /// block can be used. Damage is not an error but a finding.
 pub fn check(region: &Region, progress: OnProgress<'_>) -> Result<Report, BttError> {
-    let mut report = Report::default();
-    let (_, arenas) = find_arenas(region, &mut report)?;
+    let (_, arenas, mut report) = find_arenas(region)?;
     let total = arenas.iter().map(|found| u64::from(found.info.external_nlba.get())).sum();
     let mut done = 0;
     for (number, found) in arenas.iter().enumerate() {
         let mut tick = |lba| progress(Progress { done: done + u64::from(lba), total });
-        ArenaCheck { region, number, found, report: &mut report }.run(&mut tick)?;
+        ArenaCheck { number, found, report: &mut report }.run(&mut tick)?;
         done += u64::from(found.info.external_nlba.get());
     }
     progress(Progress { done, total });
@@ -203,21 +202,18 @@ pub fn check(region: &Region, progress: OnProgress<'_>) -> Result<Report, BttErr
 
 /// An info block of the first arena is left, if only the second copy.
 pub(super) fn is_traceable(region: &Region) -> bool {
-    find_arenas(region, &mut Report::default()).is_ok()
+    find_arenas(region).is_ok()
 }
 
-/// Walks the arenas by whichever info block of each is whole.
+/// Walks the arenas by whichever info block of each is whole; reports what is wrong with others.
 pub(super) fn find_arenas(
     region: &Region,
-    report: &mut Report,
-) -> Result<(Version, Vec<FoundArena>), BttError> {
+) -> Result<(Version, Vec<FoundArena<'_>>, Report), BttError> {
     for version in [Version::V1_1, Version::V2_0] {
-        let mut found = Report::default();
-        let arenas = walk(region, version, &mut found);
+        let mut report = Report::default();
+        let arenas = walk(region, version, &mut report);
         if !arenas.is_empty() {
-            report.findings = found.findings;
-            report.faults = found.faults;
-            return Ok((version, arenas));
+            return Ok((version, arenas, report));
         }
     }
     match probe(region)? {
@@ -232,12 +228,12 @@ pub(super) fn find_arenas(
     }
 }
 
-fn walk(region: &Region, version: Version, report: &mut Report) -> Vec<FoundArena> {
+fn walk<'a>(region: &'a Region, version: Version, report: &mut Report) -> Vec<FoundArena<'a>> {
     let mut arenas = Vec::new();
     let mut base = version.base();
     let mut size_bytes = None;
     while let Some(info) = read_copies(region, version, arenas.len(), base, size_bytes, report) {
-        arenas.push(FoundArena { base, info });
+        arenas.push(FoundArena { region, base, info });
         match info.nextoff.get() {
             0 => break,
             next => {
@@ -269,32 +265,20 @@ fn read_copies(
         Ok(info) => Some(base + info.info2off.get()),
         Err(_) => find_second(space_bytes, base, size_bytes, &whole),
     };
+    let mut look = |copy, offset_bytes, this: &Result<Info, String>, other_copy_whole| {
+        if let Err(reason) = this.clone() {
+            let damaged =
+                Finding::InfoDamaged { arena, copy, offset_bytes, reason, other_copy_whole };
+            report.add(damaged);
+        }
+    };
     let Some(second_offset) = found else {
-        let reason = first.err().unwrap_or_default();
-        report.add(Finding::InfoDamaged {
-            arena,
-            copy: 1,
-            offset_bytes: base,
-            reason,
-            other_copy_whole: false,
-        });
+        look(1, base, &first, false);
         return None;
     };
     let second = whole(second_offset);
-    for (copy, offset, this, other) in
-        [(1, base, &first, &second), (2, second_offset, &second, &first)]
-    {
-        if let Err(reason) = this {
-            let (reason, other_copy_whole) = (reason.clone(), other.is_ok());
-            report.add(Finding::InfoDamaged {
-                arena,
-                copy,
-                offset_bytes: offset,
-                reason,
-                other_copy_whole,
-            });
-        }
-    }
+    look(1, base, &first, second.is_ok());
+    look(2, second_offset, &second, first.is_ok());
     if let (Ok(first), Ok(second)) = (&first, &second)
         && first != second
     {
@@ -322,32 +306,29 @@ fn find_second(
 }
 
 struct ArenaCheck<'a> {
-    region: &'a Region,
     number: usize,
-    found: &'a FoundArena,
+    found: &'a FoundArena<'a>,
     report: &'a mut Report,
 }
 
 impl ArenaCheck<'_> {
-    fn run(&mut self, tick: &mut dyn FnMut(u32)) -> Result<Survey, BttError> {
+    fn run(&mut self, tick: &mut dyn FnMut(u32)) -> Result<(), BttError> {
         let arena = self.number;
         if self.found.info.flags.get() & FLAG_ERROR != 0 {
             self.report.add(Finding::ArenaFailed { arena });
         }
-        let data = Data { region: self.region, found: self.found };
-        let report = &mut *self.report;
-        let survey = Survey::new(self.region, self.found, |lba, entry| {
+        let (found, report) = (self.found, &mut *self.report);
+        let survey = Survey::new(found, |lba, entry| {
             if lba.is_multiple_of(PROGRESS_LBAS) {
                 tick(lba);
             }
-            let dropped = entry.state() == MapState::Zero && !data.is_zero(entry.block(lba));
+            let dropped = entry.state() == MapState::Zero && !is_zero(found, entry.block(lba));
             report.dropped_blocks += u64::from(dropped);
         })?;
         self.report_map(&survey.map);
         self.report_lanes(&survey);
         self.report_owners(&survey);
-        self.report_padding()?;
-        Ok(survey)
+        self.report_padding()
     }
 
     fn report_map(&mut self, map: &MapSurvey) {
@@ -364,7 +345,7 @@ impl ArenaCheck<'_> {
         self.add_all(&map.lost, |&lba| Finding::LbaLost { arena, lba });
     }
 
-    fn report_lanes(&mut self, survey: &Survey) {
+    fn report_lanes(&mut self, survey: &Survey<'_>) {
         let arena = self.number;
         for (lane, state) in (0..).zip(&survey.lanes) {
             match state {
@@ -381,7 +362,7 @@ impl ArenaCheck<'_> {
         }
     }
 
-    fn report_owners(&mut self, survey: &Survey) {
+    fn report_owners(&mut self, survey: &Survey<'_>) {
         let arena = self.number;
         let repaired: Vec<u32> =
             survey.lanes.iter().filter_map(LaneState::repaired_block).collect();
@@ -392,10 +373,9 @@ impl ArenaCheck<'_> {
         let Some(blocks) = &survey.map.shared else { return };
         let mut names: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         let lbas = self.found.info.external_nlba.get();
-        self.found.map().for_each(self.region, lbas, |lba, entry| {
-            if let Some(block) =
-                entry.ok().map(|entry| entry.block(lba)).filter(|&it| blocks.get(it))
-            {
+        self.found.map().for_each(lbas, |lba, entry| {
+            let block = entry.ok().map(|entry| entry.block(lba));
+            if let Some(block) = block.filter(|&block| blocks.get(block)) {
                 name(&mut names, block, format!("lba {lba}"));
             }
         });
@@ -415,7 +395,7 @@ impl ArenaCheck<'_> {
             // Others may leave more there than what rounding asks for, and use it.
             let mut rest = vec![0; usize::try_from(end - start).unwrap_or(usize::MAX).min(4096)];
             let offset_bytes = self.found.base + start;
-            match self.region.read(offset_bytes, &mut rest) {
+            match self.found.region.read(offset_bytes, &mut rest) {
                 Ok(()) if rest.iter().all(|&byte| byte == 0) => {}
                 Ok(()) => {
                     let arena = self.number;
@@ -466,29 +446,17 @@ fn remedy_words(remedy: &Remedy) -> String {
     }
 }
 
-/// The data blocks of an arena.
-struct Data<'a> {
-    region: &'a Region,
-    found: &'a FoundArena,
-}
-
-impl Data<'_> {
-    /// A block that is there and has no byte but zeroes.
-    fn is_zero(&self, block: u32) -> bool {
-        let info = &self.found.info;
-        let block_bytes = u64::from(info.internal_lbasize.get());
-        let offset = self.found.base + info.dataoff.get() + u64::from(block) * block_bytes;
-        let mut bytes = [0; 64];
-        let mut is_zero = true;
-        for at in (0..data_bytes(info.external_lbasize.get()).into()).step_by(bytes.len()) {
-            is_zero = self.region.read(offset + at, &mut bytes).is_err()
-                || bytes.iter().all(|&byte| byte == 0);
-            if !is_zero {
-                break;
-            }
-        }
-        // To release is to use less memory; nothing depends on it.
-        let _ = self.region.release(offset, block_bytes);
-        is_zero
-    }
+/// Data block `block` is there and has no byte but zeroes.
+fn is_zero(found: &FoundArena<'_>, block: u32) -> bool {
+    let FoundArena { region, base, info } = found;
+    let block_bytes = u64::from(info.internal_lbasize.get());
+    let offset = base + info.dataoff.get() + u64::from(block) * block_bytes;
+    let mut bytes = [0; 64];
+    let data_bytes = u64::from(data_bytes(info.external_lbasize.get()));
+    let is_zero = (0..data_bytes).step_by(bytes.len()).all(|at| {
+        region.read(offset + at, &mut bytes).is_err() || bytes.iter().all(|&byte| byte == 0)
+    });
+    // To release is to use less memory; nothing depends on it.
+    let _ = region.release(offset, block_bytes);
+    is_zero
 }

@@ -2,6 +2,7 @@
 
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::flog::unused_group;
 use super::layout::{
     ARENA_BYTES_MIN, ArenaPlan, FLOG_GROUP_BYTES, FlogSlot, FlogSlots, Info, LANES, LBA_SIZES,
     MAP_ENTRY_BYTES, PAGE_BYTES, SIGNATURE, Version, arena_sizes,
@@ -98,23 +99,18 @@ pub(super) fn create_arenas(
 }
 
 fn validate(region: &Region, options: &BttOptions) -> Result<Vec<ArenaPlan>, BttError> {
-    if !LBA_SIZES.contains(&options.lba_bytes) {
-        let lba_bytes = options.lba_bytes;
-        return Err(BttError::Options(format!(
-            "lba size {lba_bytes} is not one of {LBA_SIZES:?} bytes"
-        )));
+    let BttOptions { lba_bytes, lanes, version, .. } = *options;
+    if !LBA_SIZES.contains(&lba_bytes) {
+        let fault = format!("lba size {lba_bytes} is not one of {LBA_SIZES:?} bytes");
+        return Err(BttError::Options(fault));
     }
-    if options.lanes == 0 || options.lanes > LANES {
-        return Err(BttError::Options(format!(
-            "{} lanes are not between 1 and {LANES}",
-            options.lanes
-        )));
+    if lanes == 0 || lanes > LANES {
+        return Err(BttError::Options(format!("{lanes} lanes are not between 1 and {LANES}")));
     }
     options.plans(region.len_bytes()).ok_or_else(|| {
         let (found, smallest) = (region.len_bytes(), smallest_bytes(options));
         BttError::Options(format!(
-            "a BTT does not fit {found} bytes: version {} needs at least {smallest} bytes ({} MiB will do)",
-            options.version,
+            "a BTT does not fit {found} bytes: version {version} needs at least {smallest} bytes ({} MiB will do)",
             smallest.div_ceil(1 << 20)
         ))
     })
@@ -142,7 +138,14 @@ fn write_arena(
     region.zero_streaming(base + plan.map_offset, map_bytes)?;
     region.zero_streaming(base + plan.flog_offset, plan.info2_offset - plan.flog_offset)?;
     for lane in 0..options.lanes {
-        write_flog_group(region, options, plan, base, lane)?;
+        // One entry that maps the lane's free block to itself: nothing to replay.
+        let group = unused_group(options.flog_slots, lane % plan.lbas, plan.lbas + lane);
+        let start = base + plan.flog_offset + u64::from(lane) * FLOG_GROUP_BYTES;
+        for (slot, offset) in group.iter().zip((start..).step_by(size_of::<FlogSlot>())) {
+            if !slot.is_padding() {
+                region.write_streaming(offset, slot.as_bytes())?;
+            }
+        }
     }
     let info = info_block(options, plan, next_arena);
     // The map and flog are durable before either copy is, and the second copy before the first.
@@ -151,25 +154,6 @@ fn write_arena(
     region.fence()?;
     region.write_streaming(base, info.as_bytes())?;
     region.fence()?;
-    Ok(())
-}
-
-/// A lane starts with one entry that maps its free block to itself: nothing to replay. The old
-/// padding scheme is recognised by its second entry, so it gets one from the start.
-fn write_flog_group(
-    region: &Region,
-    options: &BttOptions,
-    plan: &ArenaPlan,
-    base: u64,
-    lane: u32,
-) -> Result<(), BttError> {
-    let free_block = plan.lbas + lane;
-    let group = base + plan.flog_offset + u64::from(lane) * FLOG_GROUP_BYTES;
-    let entries = if options.flog_slots == FlogSlots::ZeroTwo { 2 } else { 1 };
-    for (which, seq) in (0..entries).zip(1..) {
-        let slot = FlogSlot::new(lane % plan.lbas, free_block, free_block, seq);
-        region.write_streaming(group + options.flog_slots.offset(which), slot.as_bytes())?;
-    }
     Ok(())
 }
 

@@ -4,8 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::arena::Arena;
-use super::check::{Report, find_arenas};
-use super::flog::Flog;
+use super::check::find_arenas;
 use super::info::{FoundArena, discover};
 use super::layout::{FLAG_ERROR, FlogSlots, Version};
 use super::recover::open_arena;
@@ -121,7 +120,7 @@ impl Btt {
             completed_lanes.push(recovered.completed_lanes);
             damage.extend(recovered.damage);
         }
-        let slots: Vec<_> = arenas.iter().map(|arena| arena.flog.slots).collect();
+        let slots: Vec<_> = arenas.iter().map(|arena| arena.flog_slots).collect();
         let summary = Summary {
             recovered_lanes: completed_lanes.iter().sum(),
             damage,
@@ -140,10 +139,7 @@ impl Btt {
         let (version, found, damage) = find(region)?;
         let slots = found
             .iter()
-            .map(|found| {
-                let base = found.base + found.info.logoff.get();
-                Ok(Flog::open(region, base, found.info.nfree.get())?.slots)
-            })
+            .map(|found| Ok(found.flog()?.slots))
             .collect::<std::result::Result<Vec<_>, BttError>>()?;
         Ok(Summary { damage, ..describe(version, &found, &slots) })
     }
@@ -174,7 +170,7 @@ impl Btt {
         metadata: &mut [u8],
     ) -> Result<()> {
         let (arena, lba) = self.locate_one(block, data.len(), metadata.len())?;
-        Ok(arena.read_block(&self.region, lba, data, metadata)?)
+        Ok(arena.read_block(lba, data, metadata)?)
     }
 
     /// Writes block `block` and its metadata, atomically together; durable on return.
@@ -184,7 +180,7 @@ impl Btt {
     pub fn write_with_metadata(&self, block: u64, data: &[u8], metadata: &[u8]) -> Result<()> {
         let (arena, lba) = self.locate_one(block, data.len(), metadata.len())?;
         self.writable()?;
-        Ok(arena.write_blocks(&self.region, lba, data, data.len(), metadata)?)
+        Ok(arena.write_blocks(lba, data, data.len(), metadata)?)
     }
 
     fn locate_one(
@@ -253,7 +249,7 @@ impl BlockDevice for Btt {
         let blocks = self.blocks_of(offset, buf.len() as u64);
         for (block, data) in blocks.zip(buf.chunks_exact_mut(self.geometry.block_bytes as usize)) {
             let (arena, lba) = self.locate(block);
-            arena.read_block(&self.region, lba, data, &mut [])?;
+            arena.read_block(lba, data, &mut [])?;
         }
         Ok(())
     }
@@ -268,7 +264,7 @@ impl BlockDevice for Btt {
         for (arena, lbas) in self.runs(offset, data.len() as u64) {
             let (run, behind) = rest.split_at(lbas.len() * block_bytes);
             let metadata = &NO_METADATA[..arena.metadata_bytes];
-            arena.write_blocks(&self.region, lbas.start, run, block_bytes, metadata)?;
+            arena.write_blocks(lbas.start, run, block_bytes, metadata)?;
             rest = behind;
         }
         Ok(())
@@ -295,7 +291,7 @@ impl BlockDevice for Btt {
         let _running = self.requests.begin(RequestKind::Zero, len);
         if self.geometry.fast_zero {
             for (arena, lbas) in self.runs(offset, len) {
-                arena.zero_blocks(&self.region, lbas)?;
+                arena.zero_blocks(lbas)?;
             }
             return Ok(());
         }
@@ -319,7 +315,7 @@ impl BlockDevice for Btt {
         let mut extents: Vec<Extent> = Vec::new();
         for block in self.blocks_of(offset, len) {
             let (arena, lba) = self.locate(block);
-            let hole = !arena.is_written(&self.region, lba)?;
+            let hole = !arena.is_written(lba)?;
             let count = extents.len();
             match extents.last_mut() {
                 Some(last) if last.hole == hole => last.len += block_bytes,
@@ -342,13 +338,14 @@ impl BlockDevice for Btt {
 
 /// The arenas of `region`, and what is wrong with their info blocks. For reading, an arena is found
 /// by either copy of its info block, and those before a lost one are better than none.
-fn find(region: &Region) -> std::result::Result<(Version, Vec<FoundArena>, Vec<String>), BttError> {
+fn find(
+    region: &Region,
+) -> std::result::Result<(Version, Vec<FoundArena<'_>>, Vec<String>), BttError> {
     match discover(region) {
         Ok((version, arenas)) => Ok((version, arenas, Vec::new())),
         Err(error) if !region.read_only() => Err(error),
         Err(error) => {
-            let mut report = Report::default();
-            let (version, arenas) = find_arenas(region, &mut report).map_err(|_| error)?;
+            let (version, arenas, report) = find_arenas(region).map_err(|_| error)?;
             Ok((version, arenas, report.findings.iter().map(ToString::to_string).collect()))
         }
     }
@@ -368,7 +365,7 @@ fn geometry(summary: &Summary, read_only: bool) -> Geometry {
     }
 }
 
-fn describe(version: Version, found: &[FoundArena], slots: &[FlogSlots]) -> Summary {
+fn describe(version: Version, found: &[FoundArena<'_>], slots: &[FlogSlots]) -> Summary {
     let first = &found[0].info;
     let lba_bytes = first.external_lbasize.get();
     let arenas = found
@@ -389,7 +386,7 @@ fn describe(version: Version, found: &[FoundArena], slots: &[FlogSlots]) -> Summ
     }
 }
 
-fn describe_arena(found: &FoundArena, flog_slots: FlogSlots) -> ArenaSummary {
+fn describe_arena(found: &FoundArena<'_>, flog_slots: FlogSlots) -> ArenaSummary {
     let layout::Info { flags, external_nlba, internal_nlba, internal_lbasize, nfree, .. } =
         found.info;
     ArenaSummary {

@@ -58,8 +58,11 @@ impl Engine for BttEngine {
                  {asked}; leave --block-size out or say {block_bytes}"
             )));
         }
-        let version = version_of(options.get(VERSION.name).map_or("1.1", String::as_str))?;
-        Ok(Box::new(BttPlan(BttOptions { lba_bytes, version, ..BttOptions::default() })))
+        let version = options.get(VERSION.name).map_or("1.1", String::as_str);
+        let version = version.parse::<Version>().map_err(|_| {
+            EngineError::Usage(format!("--btt-version is {version}; expected 1.1 or 2.0"))
+        })?;
+        Ok(Box::new(BttOptions { lba_bytes, version, ..BttOptions::default() }))
     }
 
     fn recognizes(&self, region: &Region) -> Result<bool> {
@@ -96,27 +99,17 @@ impl Engine for BttEngine {
     }
 }
 
-fn version_of(text: &str) -> Result<Version> {
-    match text {
-        "1.1" => Ok(Version::V1_1),
-        "2.0" => Ok(Version::V2_0),
-        _ => Err(EngineError::Usage(format!("--btt-version is {text}; expected 1.1 or 2.0"))),
-    }
-}
-
-struct BttPlan(BttOptions);
-
-impl Plan for BttPlan {
+impl Plan for BttOptions {
     fn smallest_bytes(&self) -> u64 {
-        smallest_bytes(&self.0)
+        smallest_bytes(self)
     }
 
     fn largest_fit_bytes(&self, bytes: u64) -> u64 {
-        largest_fit_bytes(&self.0, bytes)
+        largest_fit_bytes(self, bytes)
     }
 
     fn create(&self, region: &Region) -> Result<()> {
-        create(region, &self.0).map(drop).map_err(EngineError::pool)
+        create(region, self).map(drop).map_err(EngineError::pool)
     }
 }
 

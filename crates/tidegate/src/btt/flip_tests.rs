@@ -80,7 +80,7 @@ impl Pool {
             region.store_u32(map + 2 * 4, before.0).unwrap();
             let slots = Flog::open(&region, flog, LANES).unwrap();
             unfinished_lane = (0..LANES).find(|&lane| {
-                let group = slots.group(&region, lane).unwrap();
+                let group = slots.group(lane).unwrap();
                 let newest = newest_of(&group, slots.slots).unwrap().entry;
                 newest.lba.get() == 2 && newest.old_map.get() == before.block(2)
             });

@@ -5,13 +5,15 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::layout::{FLOG_GROUP_BYTES, FlogSlot, FlogSlots, next_seq};
 use crate::pmem::{PmemError, Region};
 
+type Result<T, E = PmemError> = std::result::Result<T, E>;
+
 /// The flog of one arena.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Flog {
+pub(super) struct Flog<'a> {
+    /// The memory that holds it.
+    pub(super) region: &'a Region,
     /// Where it starts in the region, in bytes.
     pub(super) base: u64,
-    /// Number of lanes.
-    pub(super) lanes: u32,
     /// Which slots of a group hold entries.
     pub(super) slots: FlogSlots,
 }
@@ -26,16 +28,16 @@ pub(super) struct Newest {
     pub(super) entry: FlogSlot,
 }
 
-impl Flog {
-    /// The flog at `base`. Which slots hold entries is what most lanes say.
+impl<'a> Flog<'a> {
+    /// The flog of `lanes` lanes at `base`. Which slots hold entries is what most lanes say.
     ///
     /// # Errors
     /// The range is outside the region. Lanes that cannot be read are left out.
-    pub(super) fn open(region: &Region, base: u64, lanes: u32) -> Result<Self, PmemError> {
-        let flog = Self { base, lanes, slots: FlogSlots::ZeroOne };
+    pub(super) fn open(region: &'a Region, base: u64, lanes: u32) -> Result<Self> {
+        let flog = Self { region, base, slots: FlogSlots::ZeroOne };
         let (mut zero_one, mut zero_two) = (0, 0);
         for lane in 0..lanes {
-            match flog.group(region, lane) {
+            match flog.group(lane) {
                 Ok([_, first, second, _]) => {
                     zero_one += u32::from(!first.is_padding());
                     zero_two += u32::from(!second.is_padding());
@@ -52,35 +54,25 @@ impl Flog {
 
     /// Stores the first half (lba, old map entry) of the slot that the lane's next entry goes to.
     /// The slot stays what it was, the lane's older entry, until [`commit`](Self::commit).
-    pub(super) fn prepare(
-        &self,
-        region: &Region,
-        lane: u32,
-        which: usize,
-        entry: &FlogSlot,
-    ) -> Result<(), PmemError> {
-        let offset = self.slot_offset(lane, which);
-        region.store_u64(offset, entry.first_half())?;
-        region.write_back(offset, 8)
+    pub(super) fn prepare(&self, lane: u32, which: usize, entry: &FlogSlot) -> Result<()> {
+        self.store_half(self.slot_offset(lane, which), entry.first_half())
     }
 
     /// Stores the second half (new map entry, sequence number), which makes the entry the lane's
     /// newest.
-    pub(super) fn commit(
-        &self,
-        region: &Region,
-        lane: u32,
-        which: usize,
-        entry: &FlogSlot,
-    ) -> Result<(), PmemError> {
-        let offset = self.slot_offset(lane, which) + 8;
-        region.store_u64(offset, entry.second_half())?;
-        region.write_back(offset, 8)
+    pub(super) fn commit(&self, lane: u32, which: usize, entry: &FlogSlot) -> Result<()> {
+        self.store_half(self.slot_offset(lane, which) + 8, entry.second_half())
+    }
+
+    /// Stores half a slot and writes it back; the caller's next fence makes it durable.
+    fn store_half(&self, offset: u64, half: u64) -> Result<()> {
+        self.region.store_u64(offset, half)?;
+        self.region.write_back(offset, 8)
     }
 
     /// Writes the group of `lane` back, whichever of its slots was stored.
-    pub(super) fn write_back(&self, region: &Region, lane: u32) -> Result<(), PmemError> {
-        region.write_back(self.group_offset(lane), FLOG_GROUP_BYTES)
+    pub(super) fn write_back(&self, lane: u32) -> Result<()> {
+        self.region.write_back(self.group_offset(lane), FLOG_GROUP_BYTES)
     }
 
     fn slot_offset(&self, lane: u32, which: usize) -> u64 {
@@ -88,26 +80,33 @@ impl Flog {
     }
 
     /// Replaces all of a lane's slots; durable on return.
-    pub(super) fn replace(
-        &self,
-        region: &Region,
-        lane: u32,
-        group: &Group,
-    ) -> Result<(), PmemError> {
-        region.write_streaming(self.group_offset(lane), group.as_bytes())?;
-        region.fence()
+    pub(super) fn replace(&self, lane: u32, group: &Group) -> Result<()> {
+        self.region.write_streaming(self.group_offset(lane), group.as_bytes())?;
+        self.region.fence()
     }
 
     /// The slots of `lane` as they are.
-    pub(super) fn group(&self, region: &Region, lane: u32) -> Result<Group, PmemError> {
+    pub(super) fn group(&self, lane: u32) -> Result<Group> {
         let mut group = Group::new_zeroed();
-        region.read(self.group_offset(lane), group.as_mut_bytes())?;
+        self.region.read(self.group_offset(lane), group.as_mut_bytes())?;
         Ok(group)
     }
 
     fn group_offset(&self, lane: u32) -> u64 {
         self.base + u64::from(lane) * FLOG_GROUP_BYTES
     }
+}
+
+/// The slots of a lane that has `block` free and knows of no write: an entry that maps the block to
+/// itself.
+pub(super) fn unused_group(slots: FlogSlots, lba: u32, block: u32) -> Group {
+    let mut group = Group::default();
+    group[0] = FlogSlot::new(lba, block, block, 1);
+    if slots == FlogSlots::ZeroTwo {
+        // Which slots are in use is recognized by the second entry.
+        group[2] = FlogSlot::new(lba, block, block, 2);
+    }
+    group
 }
 
 /// The newest entry of a lane's slots.

@@ -3,21 +3,32 @@
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::BttError;
+use super::flog::Flog;
 use super::layout::{ARENA_BYTES_MIN, Info, PAGE_BYTES, SIGNATURE, Version};
 use super::map::Map;
 use crate::pmem::{PmemError, Region};
 
 /// An arena found on the medium: where it starts and what its info block says.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct FoundArena {
+pub(super) struct FoundArena<'a> {
+    pub(super) region: &'a Region,
     pub(super) base: u64,
     pub(super) info: Info,
 }
 
-impl FoundArena {
+impl<'a> FoundArena<'a> {
     /// Its map.
-    pub(super) fn map(&self) -> Map {
-        Map { base: self.base + self.info.mapoff.get(), blocks: self.info.internal_nlba.get() }
+    pub(super) fn map(&self) -> Map<'a> {
+        let base = self.base + self.info.mapoff.get();
+        Map { region: self.region, base, blocks: self.info.internal_nlba.get() }
+    }
+
+    /// Its flog.
+    ///
+    /// # Errors
+    /// As for [`Flog::open`].
+    pub(super) fn flog(&self) -> Result<Flog<'a>, PmemError> {
+        Flog::open(self.region, self.base + self.info.logoff.get(), self.info.nfree.get())
     }
 }
 
@@ -72,9 +83,9 @@ pub(super) fn read_uncut(
 }
 
 /// The arenas of a region, in the order of their lbas.
-pub(super) fn discover(region: &Region) -> Result<(Version, Vec<FoundArena>), BttError> {
+pub(super) fn discover(region: &Region) -> Result<(Version, Vec<FoundArena<'_>>), BttError> {
     let version = probe(region)?.ok_or(BttError::NotFound)?;
-    let mut arenas: Vec<FoundArena> = Vec::new();
+    let mut arenas: Vec<FoundArena<'_>> = Vec::new();
     let mut base = version.base();
     loop {
         let info = read_uncut(region, version, arenas.len(), base)?;
@@ -87,7 +98,7 @@ pub(super) fn discover(region: &Region) -> Result<(Version, Vec<FoundArena>), Bt
                 format!("its uuid or lba size ({found}) is not the first arena's ({expected})");
             return Err(damaged(reason));
         }
-        arenas.push(FoundArena { base, info });
+        arenas.push(FoundArena { region, base, info });
         match info.nextoff.get() {
             0 => return Ok((version, arenas)),
             next => base += next,

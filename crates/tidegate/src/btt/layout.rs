@@ -42,13 +42,17 @@ pub(super) fn data_bytes(lba_bytes: u32) -> u32 {
 }
 
 /// Version of the format; it decides where the first arena starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, strum::Display, strum::EnumString,
+)]
 pub enum Version {
     /// 1.1: the first arena starts 4 KiB into the namespace.
     #[serde(rename = "1.1")]
+    #[strum(serialize = "1.1")]
     V1_1,
     /// 2.0: the first arena starts at 0.
     #[serde(rename = "2.0")]
+    #[strum(serialize = "2.0")]
     V2_0,
 }
 
@@ -66,13 +70,6 @@ impl Version {
             Self::V1_1 => (1, 1),
             Self::V2_0 => (2, 0),
         }
-    }
-}
-
-impl std::fmt::Display for Version {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (major, minor) = self.numbers();
-        write!(f, "{major}.{minor}")
     }
 }
 
@@ -409,17 +406,9 @@ impl ArenaPlan {
 /// Sizes of the arenas that the kernel makes in `space_bytes`: 512 GiB each, the last one what
 /// remains, and a rest below 16 MiB unused.
 pub(super) fn arena_sizes(space_bytes: u64, arena_bytes_min: u64) -> Vec<u64> {
-    let mut sizes = Vec::new();
-    let mut remaining = space_bytes;
-    while remaining > 0 {
-        let size = remaining.min(ARENA_BYTES_MAX);
-        if size < arena_bytes_min {
-            break;
-        }
-        sizes.push(size);
-        remaining -= size;
-    }
-    sizes
+    let arenas = 0..space_bytes.div_ceil(ARENA_BYTES_MAX);
+    let sizes = arenas.map(|number| (space_bytes - number * ARENA_BYTES_MAX).min(ARENA_BYTES_MAX));
+    sizes.filter(|&size_bytes| size_bytes >= arena_bytes_min).collect()
 }
 
 #[cfg(test)]

@@ -13,29 +13,30 @@ const RELEASE_ENTRIES: u32 = 512 << 10;
 
 /// The map of one arena.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Map {
+pub(super) struct Map<'a> {
+    /// The memory that holds it.
+    pub(super) region: &'a Region,
     /// Where it starts in the region, in bytes.
     pub(super) base: u64,
     /// Number of blocks in the arena: every entry must point below it.
     pub(super) blocks: u32,
 }
 
-impl Map {
+impl Map<'_> {
     /// Where the entry of `lba` is, in bytes from the region's start.
     pub(super) fn entry_offset(&self, lba: u32) -> u64 {
         self.base + u64::from(lba) * MAP_ENTRY_BYTES
     }
 
     /// The entry of `lba`, as it is.
-    pub(super) fn load(&self, region: &Region, lba: u32) -> Result<MapEntry, PmemError> {
-        region.load_u32(self.entry_offset(lba)).map(MapEntry)
+    pub(super) fn load(&self, lba: u32) -> Result<MapEntry, PmemError> {
+        self.region.load_u32(self.entry_offset(lba)).map(MapEntry)
     }
 
     /// Shows the entries of the `lbas` lbas to `see`, in order. The memory that takes does not grow
     /// with the map. An entry that is changed meanwhile is shown as it was or as it is.
     pub(super) fn for_each(
         &self,
-        region: &Region,
         lbas: u32,
         mut see: impl FnMut(u32, Result<MapEntry, PmemError>),
     ) {
@@ -43,12 +44,12 @@ impl Map {
         for first in (0..lbas).step_by(CHUNK_ENTRIES as usize) {
             let count = CHUNK_ENTRIES.min(lbas - first);
             let entries = &mut chunk[..count as usize];
-            match region.read(self.entry_offset(first), entries.as_flattened_mut()) {
+            match self.region.read(self.entry_offset(first), entries.as_flattened_mut()) {
                 Ok(()) => (first..)
                     .zip(&*entries)
                     .for_each(|(lba, &entry)| see(lba, Ok(MapEntry(u32::from_le_bytes(entry))))),
                 Err(_) => {
-                    (first..first + count).for_each(|lba| see(lba, self.load(region, lba)));
+                    (first..first + count).for_each(|lba| see(lba, self.load(lba)));
                 }
             }
             let end = first + count;
@@ -56,18 +57,14 @@ impl Map {
                 let start = (end - 1) / RELEASE_ENTRIES * RELEASE_ENTRIES;
                 let len = u64::from(end - start) * MAP_ENTRY_BYTES;
                 // To release is to use less memory; nothing depends on it.
-                let _ = region.release(self.entry_offset(start), len);
+                let _ = self.region.release(self.entry_offset(start), len);
             }
         }
     }
 
     /// The entry of `lba` and the block it points at.
-    pub(super) fn load_block(
-        &self,
-        region: &Region,
-        lba: u32,
-    ) -> Result<(MapEntry, u32), BttError> {
-        let entry = self.load(region, lba)?;
+    pub(super) fn load_block(&self, lba: u32) -> Result<(MapEntry, u32), BttError> {
+        let entry = self.load(lba)?;
         let block = entry.block(lba);
         if block >= self.blocks {
             return Err(BttError::MapDamaged { lba, block, blocks: self.blocks });
@@ -76,17 +73,12 @@ impl Map {
     }
 
     /// Changes the entry of `lba`, in the cache only.
-    pub(super) fn store(
-        &self,
-        region: &Region,
-        lba: u32,
-        entry: MapEntry,
-    ) -> Result<(), PmemError> {
-        region.store_u32(self.entry_offset(lba), entry.0)
+    pub(super) fn store(&self, lba: u32, entry: MapEntry) -> Result<(), PmemError> {
+        self.region.store_u32(self.entry_offset(lba), entry.0)
     }
 
     /// Writes the line of `lba`'s entry back; the caller's next fence makes it durable.
-    pub(super) fn write_back(&self, region: &Region, lba: u32) -> Result<(), PmemError> {
-        region.write_back(self.entry_offset(lba), MAP_ENTRY_BYTES)
+    pub(super) fn write_back(&self, lba: u32) -> Result<(), PmemError> {
+        self.region.write_back(self.entry_offset(lba), MAP_ENTRY_BYTES)
     }
 }

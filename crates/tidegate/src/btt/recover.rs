@@ -7,12 +7,13 @@
 //! a block has two owners, a write to one destroys the other. Such an arena is opened for reading,
 //! which needs no flog, or where the caller insists.
 
+use std::sync::Arc;
+
 use super::BttError;
 use super::arena::Arena;
-use super::flog::Flog;
 use super::info::FoundArena;
 use super::lane::{Lane, Lanes};
-use super::layout::{FlogSlot, MapEntry};
+use super::layout::MapEntry;
 use super::map::Map;
 use super::survey::{Claim, LaneState, Remedy, Survey, Unfinished};
 use crate::pmem::Region;
@@ -32,12 +33,12 @@ pub(super) struct Recovered {
 /// Opens the arena and completes what was cut off. With `force` an arena is opened for writing also
 /// where that may destroy blocks, and blocks of several owners are read.
 pub(super) fn open_arena(
-    region: &Region,
+    region: &Arc<Region>,
     number: usize,
-    found: &FoundArena,
+    found: &FoundArena<'_>,
     force: bool,
 ) -> Result<Recovered, BttError> {
-    let survey = Survey::new(region, found, |_, _| ())?;
+    let survey = Survey::new(found, |_, _| ())?;
     let writable = !region.read_only();
     if let Some((first, faults)) = survey.obstacle().filter(|_| writable && !force) {
         return Err(BttError::Unwritable { arena: number, faults, first });
@@ -53,19 +54,22 @@ pub(super) fn open_arena(
     overlay.sort_unstable();
     let completed_lanes = u32::try_from(overlay.len()).expect("at most one entry a lane");
     if writable {
-        write_back_seen(region, &survey, &map, info.external_nlba.get())?;
-        complete(region, &map, &std::mem::take(&mut overlay))?;
+        write_back_seen(&survey, &map, info.external_nlba.get())?;
+        complete(&map, &std::mem::take(&mut overlay))?;
     }
     let damage = damage_of(number, &survey);
     let lanes = (0..).zip(&survey.lanes).map(|(lane, state)| open_lane(lane, state)).collect();
     let arena = Arena {
+        region: Arc::clone(region),
         number,
         lbas: info.external_nlba.get(),
+        blocks: map.blocks,
         data_base: found.base + info.dataoff.get(),
         block_bytes: info.internal_lbasize.get().into(),
         metadata_bytes: metadata_bytes(info.external_lbasize.get()),
-        map,
-        flog: survey.flog,
+        map_base: map.base,
+        flog_base: survey.flog.base,
+        flog_slots: survey.flog.slots,
         lanes: Lanes::new(lanes),
         lba_locks: VersionLocks::new(LOCKS_LOG2),
         overlay,
@@ -92,7 +96,7 @@ fn open_lane(number: u32, state: &LaneState) -> Lane {
 }
 
 /// What readers should know of an arena that is served all the same.
-fn damage_of(arena: usize, survey: &Survey) -> Vec<String> {
+fn damage_of(arena: usize, survey: &Survey<'_>) -> Vec<String> {
     let Some((first, faults)) = survey.obstacle() else { return Vec::new() };
     let mut damage = vec![format!(
         "arena {arena}: {first}; {faults} faults in all, `tidegate check` names them"
@@ -118,36 +122,24 @@ fn metadata_bytes(lba_bytes: u32) -> usize {
 /// a mere kill of the process the newest flog entry and the map entry of its write may be in the
 /// cache only, and neither a completed map entry nor the lane's next write may become durable
 /// before them.
-fn write_back_seen(region: &Region, survey: &Survey, map: &Map, lbas: u32) -> Result<(), BttError> {
+fn write_back_seen(survey: &Survey<'_>, map: &Map<'_>, lbas: u32) -> Result<(), BttError> {
     for (lane, state) in (0..).zip(&survey.lanes) {
         let LaneState::Sound(claim) = state else { continue };
-        write_back_lane(region, &survey.flog, lane, map, lbas, &claim.newest.entry)?;
+        survey.flog.write_back(lane)?;
+        let lba = claim.newest.entry.lba.get();
+        if lba < lbas {
+            map.write_back(lba)?;
+        }
     }
-    Ok(region.fence()?)
-}
-
-fn write_back_lane(
-    region: &Region,
-    flog: &Flog,
-    lane: u32,
-    map: &Map,
-    lbas: u32,
-    newest: &FlogSlot,
-) -> Result<(), BttError> {
-    flog.write_back(region, lane)?;
-    if newest.lba.get() < lbas {
-        map.write_back(region, newest.lba.get())?;
-    }
-    Ok(())
+    Ok(map.region.fence()?)
 }
 
 /// Stores the missing map entries and makes them durable, before any lane can reuse a block they
 /// free.
-fn complete(region: &Region, map: &Map, missing: &[(u32, u32)]) -> Result<(), BttError> {
+fn complete(map: &Map<'_>, missing: &[(u32, u32)]) -> Result<(), BttError> {
     for &(lba, new_block) in missing {
-        map.store(region, lba, MapEntry::normal(new_block))?;
-        map.write_back(region, lba)?;
+        map.store(lba, MapEntry::normal(new_block))?;
+        map.write_back(lba)?;
     }
-    region.fence()?;
-    Ok(())
+    Ok(map.region.fence()?)
 }

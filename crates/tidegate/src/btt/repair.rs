@@ -4,9 +4,10 @@ use zerocopy::IntoBytes;
 
 use super::BttError;
 use super::check::{Report, check, find_arenas};
+use super::flog::unused_group;
 use super::info::{FoundArena, read_info};
 use super::layout::MapEntry;
-use super::survey::{LaneState, Remedy, Survey, unused_group};
+use super::survey::{LaneState, Remedy, Survey};
 use crate::pmem::Region;
 use crate::tier::OnProgress;
 
@@ -21,12 +22,12 @@ use crate::tier::OnProgress;
 /// # Errors
 /// As for [`check`], and [`BttError::Pmem`] where the memory cannot be written.
 pub fn repair(region: &Region, progress: OnProgress<'_>) -> Result<Report, BttError> {
-    let (_, arenas) = find_arenas(region, &mut Report::default())?;
+    let (_, arenas, _) = find_arenas(region)?;
     let mut done = Report::default();
     for (number, found) in arenas.iter().enumerate() {
-        repair_info(region, found, &mut done)?;
-        repair_lanes(region, number, found, &mut done)?;
-        repair_map(region, found, &mut done)?;
+        repair_info(found, &mut done)?;
+        repair_lanes(number, found, &mut done)?;
+        repair_map(found, &mut done)?;
     }
     let Report { repaired_info_blocks, repaired_lanes, repaired_map_entries, unproven, .. } = done;
     let report = check(region, progress)?;
@@ -34,7 +35,8 @@ pub fn repair(region: &Region, progress: OnProgress<'_>) -> Result<Report, BttEr
 }
 
 /// Second copy first: at every moment at least one copy is whole, since the other is not touched.
-fn repair_info(region: &Region, found: &FoundArena, done: &mut Report) -> Result<(), BttError> {
+fn repair_info(found: &FoundArena<'_>, done: &mut Report) -> Result<(), BttError> {
+    let region = found.region;
     for offset in [found.base + found.info.info2off.get(), found.base] {
         if read_info(region, offset).ok().as_ref() != Some(&found.info) {
             region.write_streaming(offset, found.info.as_bytes())?;
@@ -45,13 +47,8 @@ fn repair_info(region: &Region, found: &FoundArena, done: &mut Report) -> Result
     Ok(())
 }
 
-fn repair_lanes(
-    region: &Region,
-    arena: usize,
-    found: &FoundArena,
-    done: &mut Report,
-) -> Result<(), BttError> {
-    let survey = Survey::new(region, found, |_, _| ())?;
+fn repair_lanes(arena: usize, found: &FoundArena<'_>, done: &mut Report) -> Result<(), BttError> {
+    let survey = Survey::new(found, |_, _| ())?;
     for (lane, state) in (0..).zip(&survey.lanes) {
         let LaneState::Damaged { remedy, .. } = state else { continue };
         let group = match remedy {
@@ -68,7 +65,7 @@ fn repair_lanes(
                 continue;
             }
         };
-        survey.flog.replace(region, lane, &group)?;
+        survey.flog.replace(lane, &group)?;
         done.repaired_lanes += 1;
     }
     Ok(())
@@ -76,8 +73,8 @@ fn repair_lanes(
 
 /// An entry that points outside gets the one block that is left; one that says never written, and
 /// names a block, loses that. Both only where all else is right.
-fn repair_map(region: &Region, found: &FoundArena, done: &mut Report) -> Result<(), BttError> {
-    let Survey { map, lanes, ownerless, .. } = Survey::new(region, found, |_, _| ())?;
+fn repair_map(found: &FoundArena<'_>, done: &mut Report) -> Result<(), BttError> {
+    let Survey { map, lanes, ownerless, .. } = Survey::new(found, |_, _| ())?;
     let lanes_are_sound = lanes.iter().all(|lane| matches!(lane, LaneState::Sound(_)));
     if map.shared.is_some() || map.unreadable.count > 0 || !lanes_are_sound {
         return Ok(());
@@ -85,13 +82,13 @@ fn repair_map(region: &Region, found: &FoundArena, done: &mut Report) -> Result<
     let table = found.map();
     let mut restored = Vec::new();
     if let ([(lba, _)], [block]) = (&map.wild.first[..], &ownerless.first[..]) {
-        restored.push((*lba, table.load(region, *lba)?.with_block(*block)));
+        restored.push((*lba, table.load(*lba)?.with_block(*block)));
     }
     restored.extend(map.odd.first.iter().map(|&lba| (lba, MapEntry(0))));
     for (lba, entry) in restored {
-        table.store(region, lba, entry)?;
-        table.write_back(region, lba)?;
+        table.store(lba, entry)?;
+        table.write_back(lba)?;
         done.repaired_map_entries += 1;
     }
-    Ok(region.fence()?)
+    Ok(found.region.fence()?)
 }

@@ -10,9 +10,9 @@
 use super::bitmap::Bitmap;
 use super::flog::{Flog, Group, Newest, newest_of};
 use super::info::FoundArena;
-use super::layout::{FlogSlot, FlogSlots, MapEntry, MapState, strip_flags};
+use super::layout::{FlogSlot, MapEntry, MapState, strip_flags};
 use super::map::Map;
-use crate::pmem::{PmemError, Region};
+use crate::pmem::PmemError;
 
 /// Items of one kind that a survey names; the rest are counted.
 pub(super) const NAMED_MAX: usize = 1000;
@@ -25,11 +25,13 @@ pub(super) struct Items<T> {
     pub(super) count: u64,
 }
 
-impl<T> Items<T> {
-    fn new() -> Self {
+impl<T> Default for Items<T> {
+    fn default() -> Self {
         Self { first: Vec::new(), count: 0 }
     }
+}
 
+impl<T> Items<T> {
     fn push(&mut self, item: T) {
         self.count += 1;
         if self.first.len() < NAMED_MAX {
@@ -39,6 +41,7 @@ impl<T> Items<T> {
 }
 
 /// What a map says of its arena.
+#[derive(Default)]
 pub(super) struct MapSurvey {
     /// Blocks that belong to an lba.
     pub(super) owned: Bitmap,
@@ -59,20 +62,7 @@ pub(super) struct MapSurvey {
 }
 
 impl MapSurvey {
-    fn new(blocks: u32) -> Self {
-        Self {
-            owned: Bitmap::new(blocks),
-            shared: None,
-            wild: Items::new(),
-            unreadable: Items::new(),
-            odd: Items::new(),
-            lost: Items::new(),
-            written: 0,
-            zero: 0,
-        }
-    }
-
-    fn add(&mut self, map: &Map, lba: u32, entry: MapEntry) {
+    fn add(&mut self, map: &Map<'_>, lba: u32, entry: MapEntry) {
         match entry.state() {
             MapState::Normal => self.written += 1,
             MapState::Error => self.lost.push(lba),
@@ -149,8 +139,8 @@ pub(super) enum Remedy {
 }
 
 /// What an arena's map and flog say together.
-pub(super) struct Survey {
-    pub(super) flog: Flog,
+pub(super) struct Survey<'a> {
+    pub(super) flog: Flog<'a>,
     pub(super) map: MapSurvey,
     /// By number.
     pub(super) lanes: Vec<LaneState>,
@@ -162,30 +152,28 @@ pub(super) struct Survey {
     pub(super) disputed: Vec<u32>,
 }
 
-impl Survey {
+impl<'a> Survey<'a> {
     /// Looks at the whole map and flog of `found`; shows each map entry that can be read to
     /// `visit`.
     ///
     /// # Errors
     /// The region is shorter than the arena.
     pub(super) fn new(
-        region: &Region,
-        found: &FoundArena,
+        found: &FoundArena<'a>,
         mut visit: impl FnMut(u32, MapEntry),
     ) -> Result<Self, PmemError> {
-        let (info, table) = (&found.info, found.map());
-        let flog = Flog::open(region, found.base + info.logoff.get(), info.nfree.get())?;
-        let mut map = MapSurvey::new(table.blocks);
-        table.for_each(region, info.external_nlba.get(), |lba, entry| match entry {
+        let table = found.map();
+        let flog = found.flog()?;
+        let (lbas, lanes) = (found.info.external_nlba.get(), found.info.nfree.get());
+        let mut map = MapSurvey { owned: Bitmap::new(table.blocks), ..MapSurvey::default() };
+        table.for_each(lbas, |lba, entry| match entry {
             Ok(entry) => {
                 map.add(&table, lba, entry);
                 visit(lba, entry);
             }
             Err(error) => map.unreadable.push((lba, error)),
         });
-        let lbas = info.external_nlba.get();
-        let look = Look { region, flog, table, lbas, map };
-        Ok(look.at_lanes())
+        Ok(Look { flog, table, lbas, lanes, map }.at_lanes())
     }
 
     /// The first reason why a write here might destroy another block, and how many there are.
@@ -218,10 +206,10 @@ impl Survey {
 
 /// A survey on its way.
 struct Look<'a> {
-    region: &'a Region,
-    flog: Flog,
-    table: Map,
+    flog: Flog<'a>,
+    table: Map<'a>,
     lbas: u32,
+    lanes: u32,
     map: MapSurvey,
 }
 
@@ -237,8 +225,8 @@ struct Suspect {
     claim: Option<Claim>,
 }
 
-impl Look<'_> {
-    fn at_lanes(self) -> Survey {
+impl<'a> Look<'a> {
+    fn at_lanes(self) -> Survey<'a> {
         let mut held = Bitmap::new(self.table.blocks);
         let (claims, suspects) = self.judge(&mut held);
         let ownerless = self.ownerless(&held);
@@ -265,9 +253,9 @@ impl Look<'_> {
     fn judge(&self, held: &mut Bitmap) -> (Vec<Option<Claim>>, Vec<Suspect>) {
         let mut seen = Bitmap::new(self.table.blocks);
         let mut twice = Bitmap::new(self.table.blocks);
-        let read: Vec<_> = (0..self.flog.lanes)
+        let read: Vec<_> = (0..self.lanes)
             .map(|lane| {
-                let group = self.flog.group(self.region, lane).map_err(|error| error.to_string());
+                let group = self.flog.group(lane).map_err(|error| error.to_string());
                 let claim = group.as_ref().map_err(Clone::clone).and_then(|it| self.claim(it));
                 if let Some(block) = claim.as_ref().ok().map(|claim| claim.block)
                     && seen.set(block)
@@ -329,7 +317,7 @@ impl Look<'_> {
                  but the arena has {lbas} lbas and {blocks} blocks"
             ));
         }
-        let current = self.table.load(self.region, lba);
+        let current = self.table.load(lba);
         let current =
             current.map_err(|error| format!("the map entry of its lba {lba}: {error}"))?;
         Ok((current.block(lba) == old_block).then_some(Unfinished { lba, new_block }))
@@ -337,7 +325,7 @@ impl Look<'_> {
 
     /// The blocks that neither an lba nor a lane of `held` has.
     fn ownerless(&self, held: &Bitmap) -> Items<u32> {
-        let mut blocks = Items::new();
+        let mut blocks = Items::default();
         (0..self.table.blocks)
             .filter(|&block| !self.map.owned.get(block) && !held.get(block))
             .for_each(|block| blocks.push(block));
@@ -390,8 +378,8 @@ impl Look<'_> {
             return None;
         }
         let near = left.iter().any(|block| (block ^ taken).is_power_of_two());
-        let by_number = taken < self.lbas
-            && self.table.load(self.region, taken).is_ok_and(|entry| entry == MapEntry(0));
+        let by_number =
+            taken < self.lbas && self.table.load(taken).is_ok_and(|entry| entry == MapEntry(0));
         (near && !by_number).then_some(taken)
     }
 
@@ -414,7 +402,7 @@ impl Look<'_> {
     fn stale_blocks(&self, suspect: &Suspect, outcomes: &[Outcome]) -> Vec<u32> {
         let claims = outcomes.iter().map(|(_, claim)| claim).chain(&suspect.claim);
         let lbas = claims.filter_map(|claim| Some(claim.unfinished?.lba));
-        lbas.filter_map(|lba| Some(self.table.load(self.region, lba).ok()?.block(lba))).collect()
+        lbas.filter_map(|lba| Some(self.table.load(lba).ok()?.block(lba))).collect()
     }
 }
 
@@ -474,16 +462,5 @@ fn with_bit_flipped(group: &Group, bit: usize) -> Group {
         _ => &mut slot.seq,
     };
     field.set(field.get() ^ 1 << (bit % 32));
-    group
-}
-
-/// The slots of a lane that has `block` free and knows of no write.
-pub(super) fn unused_group(slots: FlogSlots, lba: u32, block: u32) -> Group {
-    let mut group = Group::default();
-    group[0] = FlogSlot::new(lba, block, block, 1);
-    if slots == FlogSlots::ZeroTwo {
-        // Which slots are in use is recognized by the second entry.
-        group[2] = FlogSlot::new(lba, block, block, 2);
-    }
     group
 }

@@ -340,7 +340,7 @@ fn p6_an_unfinished_write_is_completed_and_a_read_only_open_changes_nothing() {
     let map_3 = 4096 + arena.mapoff.get() + 12;
     let flog = super::flog::Flog::open(&region, 4096 + arena.logoff.get(), 8).unwrap();
     let newest: FlogSlot = (0..8)
-        .map(|lane| newest_of(&flog.group(&region, lane).unwrap(), flog.slots).unwrap().entry)
+        .map(|lane| newest_of(&flog.group(lane).unwrap(), flog.slots).unwrap().entry)
         .find(|entry| entry.lba.get() == 3 && entry.old_map != entry.new_map)
         .unwrap();
     // As libpmemblk leaves it: flag bits in the flog; and the map as it was before the write.

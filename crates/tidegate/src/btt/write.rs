@@ -7,7 +7,7 @@ use super::BttError;
 use super::arena::Arena;
 use super::lane::LaneGuard;
 use super::layout::{FlogSlot, MapEntry, MapState};
-use crate::pmem::{PmemError, Region};
+use crate::pmem::PmemError;
 use crate::tier::version_locks::VersionGuard;
 
 /// Most blocks that are written between two fences.
@@ -50,7 +50,6 @@ impl Arena {
     /// memory fails is retired and the group tried again with other lanes.
     pub(super) fn write_blocks(
         &self,
-        region: &Region,
         mut lba: u32,
         mut data: &[u8],
         data_bytes: usize,
@@ -58,8 +57,8 @@ impl Arena {
     ) -> Result<(), BttError> {
         while !data.is_empty() {
             let mut group = Group::new();
-            self.gather(region, lba, data.chunks_exact(data_bytes), &mut group)?;
-            match self.write_group(region, &mut group, metadata) {
+            self.gather(lba, data.chunks_exact(data_bytes), &mut group)?;
+            match self.write_group(&mut group, metadata) {
                 Ok(()) => {
                     data = &data[group.len() * data_bytes..];
                     lba += u32::try_from(group.len()).expect("a group is small");
@@ -75,12 +74,11 @@ impl Arena {
     /// once and the lbas are in different buckets.
     fn gather<'a>(
         &'a self,
-        region: &Region,
         first: u32,
         blocks: impl Iterator<Item = &'a [u8]>,
         group: &mut Group<'a>,
     ) -> Result<(), BttError> {
-        let mut free = self.lanes.free_from(region.thread_ordinal());
+        let mut free = self.lanes.free_from(self.region.thread_ordinal());
         for (lba, data) in (first..).zip(blocks.take(GROUP_MAX)) {
             if group.iter().any(|member| self.lba_locks.same_bucket(member.lba, lba)) {
                 break;
@@ -90,7 +88,7 @@ impl Arena {
                 None if !group.is_empty() => break,
                 None => self
                     .lanes
-                    .wait_for_one(region.thread_ordinal(), || region.relax())
+                    .wait_for_one(self.region.thread_ordinal(), || self.region.relax())
                     .ok_or(BttError::NoLanes { arena: self.number })?,
             };
             group.push(Member {
@@ -127,20 +125,15 @@ impl Arena {
     ///   entry is there.
     /// - The lock's version grows after the map entry changed and before the lane, and with it the
     ///   old block, is free for the next write (invariant 6; see `Arena::lba_locks`).
-    fn write_group<'a>(
-        &'a self,
-        region: &Region,
-        group: &mut Group<'a>,
-        metadata: &[u8],
-    ) -> Result<(), GroupError> {
-        self.lock_group(region, group);
+    fn write_group<'a>(&'a self, group: &mut Group<'a>, metadata: &[u8]) -> Result<(), GroupError> {
+        self.lock_group(group);
         for member in group.iter_mut() {
-            self.prepare(region, member)?;
+            self.prepare(member)?;
         }
         for member in group.iter_mut() {
-            self.store(region, member, metadata)?;
+            self.store(member, metadata)?;
         }
-        let committed = self.commit_group(region, group);
+        let committed = self.commit_group(group);
         if committed.is_err() {
             // The entries may or may not be valid on the medium: these lanes must not touch their
             // blocks again.
@@ -152,23 +145,23 @@ impl Arena {
     /// Locks the lbas in the order of their locks, so that two groups never wait for each other.
     ///
     /// This comes before the data: a locked instruction behind non-temporal stores waits for them.
-    fn lock_group<'a>(&'a self, region: &Region, group: &mut Group<'a>) {
+    fn lock_group<'a>(&'a self, group: &mut Group<'a>) {
         group.sort_unstable_by_key(|member| self.lba_locks.rank(member.lba));
         for member in group {
-            member.lock = Some(self.lba_locks.lock(member.lba, || region.relax()));
+            member.lock = Some(self.lba_locks.lock(member.lba, || self.region.relax()));
         }
     }
 
     /// The first half of the flog entry, and the map entry that it replaces on its way.
-    fn prepare(&self, region: &Region, member: &mut Member<'_>) -> Result<(), GroupError> {
-        let (old_entry, old_block) = self.map.load_block(region, member.lba)?;
+    fn prepare(&self, member: &mut Member<'_>) -> Result<(), GroupError> {
+        let (old_entry, old_block) = self.map().load_block(member.lba)?;
         if let Some(stale_lba) = self.unfenced_in_bucket(member) {
-            self.map.write_back(region, stale_lba)?;
+            self.map().write_back(stale_lba)?;
         }
         member.entry = member.lane.entry(member.lba, logged_old_map(old_entry, old_block));
         member.old_block = old_block;
         let which = member.lane.which();
-        let prepared = self.flog.prepare(region, member.lane.number, which, &member.entry);
+        let prepared = self.flog().prepare(member.lane.number, which, &member.entry);
         retire_if_poisoned(&mut member.lane, prepared)
     }
 
@@ -180,32 +173,27 @@ impl Arena {
     }
 
     /// The data to the lane's free block, and the lane's previous map entry on its way.
-    fn store(
-        &self,
-        region: &Region,
-        member: &mut Member<'_>,
-        metadata: &[u8],
-    ) -> Result<(), GroupError> {
+    fn store(&self, member: &mut Member<'_>, metadata: &[u8]) -> Result<(), GroupError> {
         let offset = self.block_offset(member.lane.free_block());
-        let mut stored = region.write_streaming(offset, member.data);
+        let mut stored = self.region.write_streaming(offset, member.data);
         if stored.is_ok() && !metadata.is_empty() {
-            stored = region.write_streaming(offset + member.data.len() as u64, metadata);
+            stored = self.region.write_streaming(offset + member.data.len() as u64, metadata);
         }
         if let Some(lba) = member.lane.unfenced_lba() {
-            self.map.write_back(region, lba)?;
+            self.map().write_back(lba)?;
         }
         retire_if_poisoned(&mut member.lane, stored)
     }
 
     /// Fence 1, the second halves of the flog entries, fence 2, and the map entries.
-    fn commit_group(&self, region: &Region, group: &mut Group<'_>) -> Result<(), PmemError> {
-        region.fence()?;
+    fn commit_group(&self, group: &mut Group<'_>) -> Result<(), PmemError> {
+        self.region.fence()?;
         for Member { lane, entry, .. } in group.iter() {
-            self.flog.commit(region, lane.number, lane.which(), entry)?;
+            self.flog().commit(lane.number, lane.which(), entry)?;
         }
-        region.fence()?;
+        self.region.fence()?;
         for Member { lock, lane, lba, old_block, entry, .. } in group.iter_mut() {
-            self.map.store(region, *lba, MapEntry::normal(entry.new_map.get()))?;
+            self.map().store(*lba, MapEntry::normal(entry.new_map.get()))?;
             lane.advance(*lba, *old_block);
             if let Some(lock) = lock {
                 lock.set_holder(lane.number);

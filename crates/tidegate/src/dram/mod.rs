@@ -13,13 +13,14 @@
 //! Entry points: [`TierSpec`] parses `POLICY:SIZE`, [`open`] makes the tier and [`describe`] says
 //! what it would make, [`driven`] makes one for a simulator, [`DramTier`] is what it can do beside
 //! being a device. The policies: `transit` (the Caiti paper), `staging` (what that paper compares
-//! against), and none. Shared by them: `slots` (the buffers), `free_set` (free slots), [`phases`]
-//! (where the time goes).
+//! against), and none. Shared by them: `slots` (the buffers), `free_set` (free slots), `read` (hits
+//! and runs of misses), [`phases`] (where the time goes).
 
 pub mod driven;
 mod free_set;
 mod passthrough;
 pub mod phases;
+mod read;
 mod slots;
 mod spec;
 mod staging;
@@ -34,6 +35,9 @@ use crate::device::null::NullDevice;
 use crate::device::{BlockDevice, DeviceError, DeviceErrorKind, Geometry, Result};
 use crate::tier::Tier;
 use crate::tier::ledger::Ledger;
+
+use passthrough::Passthrough;
+use transit::Transit;
 
 pub use phases::Phases;
 pub use spec::{Policy, SpecError, TierSpec};
@@ -108,15 +112,7 @@ pub struct TierSummary {
 /// [`DeviceErrorKind::Unsupported`] where the device's blocks are of a size that no cache slot has,
 /// or `bytes` hold fewer slots than the policy works with or more than it can number.
 pub fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<Arc<dyn DramTier>> {
-    match policy {
-        Policy::None => Ok(Arc::new(passthrough::Passthrough::new(below))),
-        Policy::Transit | Policy::TransitNoEager | Policy::TransitNoBypass => {
-            Ok(Arc::new(transit::Transit::open(policy, bytes, below)?))
-        }
-        Policy::Pmbd | Policy::Pmbd70 | Policy::Lru | Policy::Coactive => {
-            staging::open(policy, bytes, below)
-        }
-    }
+    (maker(policy)?.open)(policy, bytes, below)
 }
 
 /// What [`open`] would make over a device of this geometry, without taking the memory or starting a
@@ -126,14 +122,40 @@ pub fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<A
 /// As for [`open`].
 pub fn describe(policy: Policy, bytes: u64, geometry: Geometry) -> Result<TierSummary> {
     let below = Arc::new(NullDevice::like(geometry));
+    (maker(policy)?.describe)(policy, bytes, below)
+}
+
+type Below = Arc<dyn BlockDevice>;
+
+/// A type of tier, as its policies need it: how a tier is opened, and how described.
+trait Make: DramTier + Sized {
+    /// As [`open`].
+    fn open(policy: Policy, bytes: u64, below: Below) -> Result<Self>;
+
+    /// What [`open`](Self::open) would make.
+    fn describe(policy: Policy, bytes: u64, below: Below) -> Result<TierSummary>;
+}
+
+/// The functions of [`Make`] for one type.
+struct Maker {
+    open: fn(Policy, u64, Below) -> Result<Arc<dyn DramTier>>,
+    describe: fn(Policy, u64, Below) -> Result<TierSummary>,
+}
+
+impl Maker {
+    fn of<T: Make + 'static>() -> Self {
+        let open = |policy, bytes, below| Ok(Arc::new(T::open(policy, bytes, below)?) as Arc<_>);
+        Self { open, describe: T::describe }
+    }
+}
+
+fn maker(policy: Policy) -> Result<Maker> {
     match policy {
-        Policy::None => Ok(passthrough::Passthrough::new(below).summary()),
+        Policy::None => Ok(Maker::of::<Passthrough>()),
         Policy::Transit | Policy::TransitNoEager | Policy::TransitNoBypass => {
-            transit::Transit::describe(policy, bytes, below)
+            Ok(Maker::of::<Transit>())
         }
-        Policy::Pmbd | Policy::Pmbd70 | Policy::Lru | Policy::Coactive => {
-            staging::describe(policy, bytes, below)
-        }
+        Policy::Pmbd | Policy::Pmbd70 | Policy::Lru | Policy::Coactive => staging::maker(policy),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::tier::{collect, state_of};
-use super::{DramTier, Phases, Policy, TierSummary};
+use super::{DramTier, Make, Phases, Policy, TierSummary};
 use crate::device::{
     AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
     ZeroFlags,
@@ -16,9 +16,13 @@ pub(super) struct Passthrough {
     below: Arc<dyn BlockDevice>,
 }
 
-impl Passthrough {
-    pub(super) fn new(below: Arc<dyn BlockDevice>) -> Self {
-        Self { below }
+impl Make for Passthrough {
+    fn open(_policy: Policy, _bytes: u64, below: Arc<dyn BlockDevice>) -> Result<Self> {
+        Ok(Self { below })
+    }
+
+    fn describe(_policy: Policy, _bytes: u64, below: Arc<dyn BlockDevice>) -> Result<TierSummary> {
+        Ok(Self { below }.summary())
     }
 }
 

@@ -139,19 +139,14 @@ struct Tally {
 impl Recorder {
     /// Begins an operation of the calling thread, in [`Phase::Other`]: one request.
     pub(super) fn begin(&self) -> Operation<'_> {
-        let sampled = draw();
-        self.begin_in(Phase::Other, sampled)
+        self.begin_single(Phase::Other)
     }
 
     /// Begins work of the calling thread that is one phase: a background write-back, or a request
     /// with nothing around it.
     pub(super) fn begin_single(&self, phase: Phase) -> Operation<'_> {
-        self.begin_in(phase, draw())
-    }
-
-    fn begin_in(&self, phase: Phase, sampled: bool) -> Operation<'_> {
         let (shard, is_exclusive) = self.shards.mine();
-        let shard = shard.get_or_init(Box::default);
+        let (shard, sampled) = (shard.get_or_init(Box::default), draw());
         let mut operation = Operation { shard, is_exclusive, phase, since_ns: None, sampled };
         operation.start(phase);
         operation

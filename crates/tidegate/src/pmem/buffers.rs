@@ -5,9 +5,9 @@
 //! a copy of what a cache holds. Nothing here outlives the process or is shared with another, so
 //! here a lock a buffer is enough to give its bytes out as slices.
 
-use std::ops::{Deref, DerefMut};
-
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{
+    MappedRwLockReadGuard, MappedRwLockWriteGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
 
 use super::PmemError;
 use super::cpu::{self, Cpu};
@@ -82,16 +82,27 @@ impl Buffers {
     ///
     /// # Panics
     /// There is no such buffer.
+    #[inline]
     pub fn read(&self, number: u32) -> ReadBuffer<'_> {
-        ReadBuffer { buffers: self, number, _lock: self.locks[number as usize].read() }
+        let (at, len) = (self.at(number), self.buffer_bytes as usize);
+        let lock = self.locks[number as usize].read();
+        // SAFETY: a part of the mapping that is this buffer's alone, initialized by the kernel; its
+        // lock is held for as long as the slice lives, so that no thread changes it.
+        RwLockReadGuard::map(lock, |()| unsafe { std::slice::from_raw_parts(at, len) })
     }
 
     /// Buffer `number`, once no other thread uses it.
     ///
     /// # Panics
     /// There is no such buffer.
+    #[inline]
     pub fn write(&self, number: u32) -> WriteBuffer<'_> {
-        WriteBuffer { buffers: self, number, _lock: self.locks[number as usize].write() }
+        let (at, len) = (self.at(number), self.buffer_bytes as usize);
+        let lock = self.locks[number as usize].write();
+        // SAFETY: a part of the mapping that is this buffer's alone, initialized by the kernel; its
+        // lock is held exclusively for as long as the slice lives, and the guard gives it out once
+        // at a time.
+        RwLockWriteGuard::map(lock, |()| unsafe { std::slice::from_raw_parts_mut(at, len) })
     }
 
     /// Where buffer `number`, which has a lock, begins.
@@ -101,52 +112,10 @@ impl Buffers {
 }
 
 /// A buffer that does not change.
-pub struct ReadBuffer<'a> {
-    buffers: &'a Buffers,
-    number: u32,
-    _lock: RwLockReadGuard<'a, ()>,
-}
+pub type ReadBuffer<'a> = MappedRwLockReadGuard<'a, [u8]>;
 
 /// A buffer that no other thread uses.
-pub struct WriteBuffer<'a> {
-    buffers: &'a Buffers,
-    number: u32,
-    _lock: RwLockWriteGuard<'a, ()>,
-}
-
-impl Deref for ReadBuffer<'_> {
-    type Target = [u8];
-
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        let at = self.buffers.at(self.number);
-        // SAFETY: a part of the mapping that is this buffer's alone, initialized by the kernel; its
-        // lock is held for as long as the slice lives, so that no thread changes it.
-        unsafe { std::slice::from_raw_parts(at, self.buffers.buffer_bytes as usize) }
-    }
-}
-
-impl Deref for WriteBuffer<'_> {
-    type Target = [u8];
-
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        let at = self.buffers.at(self.number);
-        // SAFETY: as for a `ReadBuffer`; it changes only through this exclusive guard.
-        unsafe { std::slice::from_raw_parts(at, self.buffers.buffer_bytes as usize) }
-    }
-}
-
-impl DerefMut for WriteBuffer<'_> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut [u8] {
-        let at = self.buffers.at(self.number);
-        // SAFETY: a part of the mapping that is this buffer's alone, initialized by the kernel; its
-        // lock is held exclusively for as long as the slice lives, and this guard gives it out once
-        // at a time.
-        unsafe { std::slice::from_raw_parts_mut(at, self.buffers.buffer_bytes as usize) }
-    }
-}
+pub type WriteBuffer<'a> = MappedRwLockWriteGuard<'a, [u8]>;
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,6 @@
 //! Counters of what a region was asked to do: the cost model that unit tests hold the engines to.
 
-use std::ops::{Add, Sub};
+use std::ops::Sub;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sync::shard::{Shards, add};
@@ -11,30 +11,31 @@ use crate::sync::shard::{Shards, add};
 /// counts of an engine are the same in every domain. Word loads are not counted: they must cost a
 /// load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
-pub struct Counters {
+pub struct Counters<N = u64> {
     /// Calls that stored anything, cached or streaming.
-    pub stores: u64,
+    pub stores: N,
     /// Bytes stored through the cache.
-    pub bytes_stored: u64,
+    pub bytes_stored: N,
     /// Bytes stored around the cache.
-    pub bytes_streamed: u64,
+    pub bytes_streamed: N,
     /// Cache lines of 64 bytes that callers asked to write back.
-    pub lines_written_back: u64,
+    pub lines_written_back: N,
     /// Fences.
-    pub fences: u64,
+    pub fences: N,
     /// Bytes read by [`Region::read`](super::Region::read).
-    pub bytes_read: u64,
+    pub bytes_read: N,
 }
 
 impl Counters {
-    fn map2(self, other: Self, op: fn(u64, u64) -> u64) -> Self {
+    /// Each counter combined with its counterpart by `op`.
+    fn combined<N>(self, other: &Counters<N>, op: impl Fn(u64, &N) -> u64) -> Self {
         Self {
-            stores: op(self.stores, other.stores),
-            bytes_stored: op(self.bytes_stored, other.bytes_stored),
-            bytes_streamed: op(self.bytes_streamed, other.bytes_streamed),
-            lines_written_back: op(self.lines_written_back, other.lines_written_back),
-            fences: op(self.fences, other.fences),
-            bytes_read: op(self.bytes_read, other.bytes_read),
+            stores: op(self.stores, &other.stores),
+            bytes_stored: op(self.bytes_stored, &other.bytes_stored),
+            bytes_streamed: op(self.bytes_streamed, &other.bytes_streamed),
+            lines_written_back: op(self.lines_written_back, &other.lines_written_back),
+            fences: op(self.fences, &other.fences),
+            bytes_read: op(self.bytes_read, &other.bytes_read),
         }
     }
 }
@@ -44,42 +45,12 @@ impl Sub for Counters {
 
     /// What happened between two snapshots: the later minus the earlier.
     fn sub(self, earlier: Self) -> Self {
-        self.map2(earlier, u64::wrapping_sub)
-    }
-}
-
-impl Add for Counters {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        self.map2(other, u64::wrapping_add)
+        self.combined(&earlier, |later, earlier| later.wrapping_sub(*earlier))
     }
 }
 
 /// One thread's share of the counters.
-#[derive(Default)]
-struct Shard {
-    stores: AtomicU64,
-    bytes_stored: AtomicU64,
-    bytes_streamed: AtomicU64,
-    lines_written_back: AtomicU64,
-    fences: AtomicU64,
-    bytes_read: AtomicU64,
-}
-
-impl Shard {
-    fn snapshot(&self) -> Counters {
-        let get = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
-        Counters {
-            stores: get(&self.stores),
-            bytes_stored: get(&self.bytes_stored),
-            bytes_streamed: get(&self.bytes_streamed),
-            lines_written_back: get(&self.lines_written_back),
-            fences: get(&self.fences),
-            bytes_read: get(&self.bytes_read),
-        }
-    }
-}
+type Shard = Counters<AtomicU64>;
 
 /// The counters of a region, a shard per thread.
 pub(super) struct Counting(Shards<Shard>);
@@ -122,7 +93,8 @@ impl Counting {
     }
 
     pub(super) fn snapshot(&self) -> Counters {
-        self.0.iter().map(Shard::snapshot).fold(Counters::default(), Add::add)
+        let add = |sum: u64, cell: &AtomicU64| sum.wrapping_add(cell.load(Ordering::Relaxed));
+        self.0.iter().fold(Counters::default(), |sum, shard| sum.combined(shard, add))
     }
 }
 

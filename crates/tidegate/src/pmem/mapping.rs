@@ -26,6 +26,7 @@ use super::{Domain, PmemError};
 
 type Result<T> = std::result::Result<T, PmemError>;
 
+const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// What a devdax device aligns its mappings to where it does not say.
 const DEVDAX_ALIGN_BYTES: u64 = 2 << 20;
@@ -184,12 +185,10 @@ impl Mapping {
         if len_bytes == 0 {
             return Err(PmemError::Empty { path });
         }
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
         let limit_bytes = limit_bytes.max(len_bytes);
-        let mapped_len = to_usize(limit_bytes);
+        let (at, len) = (std::ptr::null_mut(), to_usize(limit_bytes));
         // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let mapped =
-            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped_len, prot, flags) };
+        let mapped = unsafe { rustix::mm::mmap_anonymous(at, len, READ_WRITE, flags) };
         let base = mapped.map_err(|errno| os("map", &path)(errno.into()))?;
         Ok(Self::new(base, (len_bytes, limit_bytes), Kind::Anonymous, page_bytes(), None))
     }
@@ -327,10 +326,9 @@ impl Mapping {
             _ => MapFlags::SHARED,
         };
         let (at, flags) = (self.at(from).cast(), shared | MapFlags::FIXED);
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: pages of this mapping, which is reached through raw pointers as memory that
         // others change at any time; they stay mapped.
-        unsafe { rustix::mm::mmap(at, len, prot, flags, file, from) }?;
+        unsafe { rustix::mm::mmap(at, len, READ_WRITE, flags, file, from) }?;
         Ok(())
     }
 
@@ -389,12 +387,11 @@ impl Mapping {
         if len == 0 {
             return Ok(());
         }
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
         let at = self.at(from).cast();
         // SAFETY: pages of this mapping, which is reached through raw pointers as memory that
         // others change at any time; it stays mapped.
-        unsafe { rustix::mm::mmap_anonymous(at, len, protection, flags) }?;
+        unsafe { rustix::mm::mmap_anonymous(at, len, READ_WRITE, flags) }?;
         Ok(())
     }
 
@@ -439,9 +436,9 @@ fn page_bytes() -> u64 {
     rustix::param::page_size() as u64
 }
 
-fn os(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PmemError {
-    let path = path.to_path_buf();
-    move |source| PmemError::Os { action, path, source }
+/// The error of the operating system when it was asked to `action` the file at `path`.
+pub(super) fn os(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PmemError {
+    move |source| PmemError::Os { action, path: path.to_path_buf(), source }
 }
 
 /// As [`os`]; says so where the file is missing only behind a symbolic link.
@@ -530,7 +527,7 @@ fn map(
     read_only: bool,
     flags: MapFlags,
 ) -> io::Result<*mut std::ffi::c_void> {
-    let prot = if read_only { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
+    let prot = if read_only { ProtFlags::READ } else { READ_WRITE };
     let len = to_usize(len_bytes);
     // SAFETY: a fresh mapping, at an address of the kernel's choice if the proposed one is taken.
     let base = unsafe { rustix::mm::mmap(address_for(len_bytes), len, prot, flags, file, 0) };

@@ -83,11 +83,9 @@ impl MediaModel {
             name: "cxl".into(),
             read_latency_ns: 290,
             write_latency_ns: 290,
-            thread_read_bytes_per_s: None,
-            thread_write_bytes_per_s: None,
             read_bytes_per_s: Some(20_000_000_000),
             write_bytes_per_s: Some(20_000_000_000),
-            granularity_bytes: 64,
+            ..Self::dram()
         }
     }
 

@@ -22,7 +22,7 @@ use crc_fast::{CrcAlgorithm, Digest, checksum};
 use super::counters::Counting;
 use super::cpu::{self, Cpu, LINE, StreamWithCrc};
 use super::delay::{Delay, Start};
-use super::mapping::{Kind, Mapping};
+use super::mapping::{Kind, Mapping, os};
 use super::poison::{self, PoisonWatch};
 use super::writeback::DirtyPages;
 use super::{Counters, Domain, LINE_BYTES, MediaModel, Observer, PmemError};
@@ -136,13 +136,10 @@ impl Region {
         let domain = possible(options.domain.unwrap_or(mapping.kind().domain()));
         let (start, len, page_bytes) = mapping.pages();
         let watch = || {
-            PoisonWatch::new(start, len, page_bytes).ok_or_else(|| PmemError::Os {
-                action: "watch for memory errors in",
-                path: name.clone(),
-                source: std::io::Error::other(format!(
-                    "{} regions are open, the most there can be",
-                    poison::MOST_REGIONS
-                )),
+            PoisonWatch::new(start, len, page_bytes).ok_or_else(|| {
+                let most = poison::MOST_REGIONS;
+                let full = format!("{most} regions are open, the most there can be");
+                os("watch for memory errors in", &name)(std::io::Error::other(full))
             })
         };
         let poison = if options.guest { None } else { Some(watch()?) };
@@ -210,11 +207,7 @@ impl Region {
     /// [`PmemError::OutOfRange`]; [`PmemError::Os`]: no space left, for one.
     pub fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         self.at(offset, len)?;
-        self.mapping.allocate(offset, len).map_err(|source| PmemError::Os {
-            action: "allocate space for",
-            path: self.name.clone(),
-            source,
-        })
+        self.mapping.allocate(offset, len).map_err(os("allocate space for", &self.name))
     }
 
     /// Makes the region `len_bytes` bytes long: the file under it grows, its new space is allocated
@@ -233,11 +226,7 @@ impl Region {
         if len_bytes > limit_bytes {
             return Err(PmemError::Limit { path: self.name.clone(), len_bytes, limit_bytes });
         }
-        self.mapping.grow(len_bytes).map_err(|source| PmemError::Os {
-            action: "allocate space for",
-            path: self.name.clone(),
-            source,
-        })
+        self.mapping.grow(len_bytes).map_err(os("allocate space for", &self.name))
     }
 
     /// Makes the region `len_bytes` bytes long and releases the space of the file behind them.
@@ -255,11 +244,7 @@ impl Region {
         if len_bytes == 0 {
             return Err(PmemError::Empty { path: self.name.clone() });
         }
-        self.mapping.shrink(len_bytes).map_err(|source| PmemError::Os {
-            action: "release space of",
-            path: self.name.clone(),
-            source,
-        })
+        self.mapping.shrink(len_bytes).map_err(os("release space of", &self.name))
     }
 
     /// What a store needs to become durable here.
@@ -350,9 +335,7 @@ impl Region {
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         let len = buf.len() as u64;
         let from = self.at(offset, len)?;
-        if let Some(observer) = &self.observer {
-            observer.load(offset, len);
-        }
+        self.observe(|observer| observer.load(offset, len));
         let start = self.delay.as_ref().map(Delay::start);
         // SAFETY: `at` checked the range; the buffer is exclusive and cannot overlap the mapping.
         unsafe { self.cpu.copy(buf.as_mut_ptr(), from, buf.len()) };
@@ -372,9 +355,7 @@ impl Region {
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         let len = data.len() as u64;
         let to = self.at_mut(offset, len)?;
-        if let Some(observer) = &self.observer {
-            observer.store(offset, data, false);
-        }
+        self.observe(|observer| observer.store(offset, data, false));
         // SAFETY: `at_mut` checked the range; the data cannot overlap the mapping.
         unsafe { self.cpu.copy(to, data.as_ptr(), data.len()) };
         self.counting.stored(len);
@@ -394,9 +375,7 @@ impl Region {
     pub fn write_streaming(&self, offset: u64, data: &[u8]) -> Result<()> {
         let len = data.len() as u64;
         let to = self.at_mut(offset, len)?;
-        if let Some(observer) = &self.observer {
-            observer.store(offset, data, true);
-        }
+        self.observe(|observer| observer.store(offset, data, true));
         let start = self.delay.as_ref().map(Delay::start);
         // SAFETY: `at_mut` checked the range; the data cannot overlap the mapping.
         unsafe { self.cpu.stream(to, data.as_ptr(), data.len(), self.domain == Domain::Adr) };
@@ -526,9 +505,7 @@ impl Region {
     #[inline]
     pub fn load_u32(&self, offset: u64) -> Result<u32> {
         let at = self.word::<AtomicU32>(offset)?;
-        if let Some(observer) = &self.observer {
-            observer.load(offset, 4);
-        }
+        self.observe(|observer| observer.load(offset, 4));
         // SAFETY: in range and aligned, as `word` checked.
         let value = unsafe { &*at }.load(Ordering::Acquire);
         self.check_whole(offset, 4)?;
@@ -542,9 +519,7 @@ impl Region {
     #[inline]
     pub fn load_u64(&self, offset: u64) -> Result<u64> {
         let at = self.word::<AtomicU64>(offset)?;
-        if let Some(observer) = &self.observer {
-            observer.load(offset, 8);
-        }
+        self.observe(|observer| observer.load(offset, 8));
         // SAFETY: in range and aligned, as `word` checked.
         let value = unsafe { &*at }.load(Ordering::Acquire);
         self.check_whole(offset, 8)?;
@@ -559,9 +534,7 @@ impl Region {
     #[inline]
     pub fn store_u32(&self, offset: u64, value: u32) -> Result<()> {
         let at = self.word_mut::<AtomicU32>(offset)?;
-        if let Some(observer) = &self.observer {
-            observer.store(offset, &value.to_le_bytes(), false);
-        }
+        self.observe(|observer| observer.store(offset, &value.to_le_bytes(), false));
         // SAFETY: in range and aligned, as `word_mut` checked.
         unsafe { &*at }.store(value.to_le(), Ordering::Release);
         self.counting.stored(4);
@@ -576,9 +549,7 @@ impl Region {
     #[inline]
     pub fn store_u64(&self, offset: u64, value: u64) -> Result<()> {
         let at = self.word_mut::<AtomicU64>(offset)?;
-        if let Some(observer) = &self.observer {
-            observer.store(offset, &value.to_le_bytes(), false);
-        }
+        self.observe(|observer| observer.store(offset, &value.to_le_bytes(), false));
         // SAFETY: in range and aligned, as `word_mut` checked.
         unsafe { &*at }.store(value.to_le(), Ordering::Release);
         self.counting.stored(8);
@@ -593,9 +564,7 @@ impl Region {
     #[inline]
     pub fn write_back(&self, offset: u64, len: u64) -> Result<()> {
         let at = self.at_mut(offset, len)?;
-        if let Some(observer) = &self.observer {
-            observer.write_back(offset, len);
-        }
+        self.observe(|observer| observer.write_back(offset, len));
         let lines = lines_of(offset, len);
         let start = self.delay.as_ref().map(Delay::start);
         if self.domain == Domain::Adr {
@@ -614,9 +583,7 @@ impl Region {
     /// [`PmemError::WritebackFailed`] in the msync domain; then for good.
     #[inline]
     pub fn fence(&self) -> Result<()> {
-        if let Some(observer) = &self.observer {
-            observer.fence();
-        }
+        self.observe(|observer| observer.fence());
         cpu::fence();
         self.counting.fenced();
         if let Some(delay) = &self.delay {
@@ -651,6 +618,14 @@ impl Region {
         match &self.observer {
             Some(observer) => observer.thread_ordinal(),
             None => crate::sync::shard::seat(),
+        }
+    }
+
+    /// Tells the observer, if there is one.
+    #[inline]
+    fn observe(&self, tell: impl FnOnce(&dyn Observer)) {
+        if let Some(observer) = &self.observer {
+            tell(&**observer);
         }
     }
 

@@ -111,10 +111,6 @@ impl Replacement for Coactive {
         self.clean.first().or_else(|| self.cold.first()).or_else(|| self.hot.first())
     }
 
-    fn begin_reclaim(&mut self, _view: View<'_>) -> u32 {
-        1
-    }
-
     fn wants_background(&self, _view: View<'_>) -> bool {
         !self.cold.is_empty()
     }

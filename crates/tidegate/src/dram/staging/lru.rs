@@ -14,8 +14,6 @@ pub(super) struct Lru {
 impl Replacement for Lru {
     const KEEPS_CLEAN: bool = true;
     const SETS: u32 = 1;
-    const WORKERS: u32 = 0;
-    const WHEN_IDLE: bool = false;
 
     fn new(slots: u32) -> Self {
         Self { links: Links::new(slots), used: List::EMPTY }
@@ -36,10 +34,6 @@ impl Replacement for Lru {
 
     fn victim(&self, view: View<'_>) -> Option<u32> {
         self.used.iter(&self.links).find(|&slot| view.is_at_rest(slot))
-    }
-
-    fn begin_reclaim(&mut self, _view: View<'_>) -> u32 {
-        1
     }
 
     fn bytes(&self) -> usize {

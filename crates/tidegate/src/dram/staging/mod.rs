@@ -38,53 +38,25 @@ mod table;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-use std::sync::Arc;
-
-use super::{DramTier, Policy, TierSummary};
-use crate::device::{BlockDevice, DeviceError, DeviceErrorKind, Result};
+use super::{Maker, Policy};
+use crate::device::{DeviceError, DeviceErrorKind, Result};
 use runtime::Staging;
 
-/// Opens a staging cache of at most `bytes` bytes over `below`.
+/// Makes the caches of a staging policy.
 ///
 /// # Errors
-/// As for [`super::open`]; or `policy` is no staging policy.
-pub(super) fn open(
-    policy: Policy,
-    bytes: u64,
-    below: Arc<dyn BlockDevice>,
-) -> Result<Arc<dyn DramTier>> {
+/// `policy` is none.
+pub(super) fn maker(policy: Policy) -> Result<Maker> {
     match policy {
-        Policy::Pmbd => Ok(Arc::new(Staging::<pmbd::Pmbd>::open(policy, bytes, below)?)),
-        Policy::Pmbd70 => Ok(Arc::new(Staging::<pmbd70::Pmbd70>::open(policy, bytes, below)?)),
-        Policy::Lru => Ok(Arc::new(Staging::<lru::Lru>::open(policy, bytes, below)?)),
-        Policy::Coactive => {
-            Ok(Arc::new(Staging::<coactive::Coactive>::open(policy, bytes, below)?))
+        Policy::Pmbd => Ok(Maker::of::<Staging<pmbd::Pmbd>>()),
+        Policy::Pmbd70 => Ok(Maker::of::<Staging<pmbd70::Pmbd70>>()),
+        Policy::Lru => Ok(Maker::of::<Staging<lru::Lru>>()),
+        Policy::Coactive => Ok(Maker::of::<Staging<coactive::Coactive>>()),
+        other => {
+            let context = format!(
+                "DRAM policy {other} is no staging policy; expected pmbd, pmbd70, lru or coactive"
+            );
+            Err(DeviceError::new(DeviceErrorKind::Unsupported, context))
         }
-        other => Err(no_staging(other)),
     }
-}
-
-/// What [`open`] would make.
-///
-/// # Errors
-/// As for [`open`].
-pub(super) fn describe(
-    policy: Policy,
-    bytes: u64,
-    below: Arc<dyn BlockDevice>,
-) -> Result<TierSummary> {
-    match policy {
-        Policy::Pmbd => Staging::<pmbd::Pmbd>::describe(policy, bytes, below),
-        Policy::Pmbd70 => Staging::<pmbd70::Pmbd70>::describe(policy, bytes, below),
-        Policy::Lru => Staging::<lru::Lru>::describe(policy, bytes, below),
-        Policy::Coactive => Staging::<coactive::Coactive>::describe(policy, bytes, below),
-        other => Err(no_staging(other)),
-    }
-}
-
-fn no_staging(policy: Policy) -> DeviceError {
-    let context = format!(
-        "DRAM policy {policy} is no staging policy; expected pmbd, pmbd70, lru or coactive"
-    );
-    DeviceError::new(DeviceErrorKind::Unsupported, context)
 }

@@ -15,18 +15,11 @@ pub(super) struct Pmbd {
 }
 
 impl Replacement for Pmbd {
-    const KEEPS_CLEAN: bool = false;
     const SETS: u32 = SUB_BUFFERS;
-    const WORKERS: u32 = 0;
-    const WHEN_IDLE: bool = false;
 
     fn new(_slots: u32) -> Self {
         Self { draining: false }
     }
-
-    fn dirtied(&mut self, _slot: u32, _view: View<'_>) {}
-
-    fn leaves(&mut self, _slot: u32) {}
 
     fn victim(&self, view: View<'_>) -> Option<u32> {
         view.oldest_dirty()
@@ -42,9 +35,5 @@ impl Replacement for Pmbd {
 
     fn end_reclaim(&mut self) {
         self.draining = false;
-    }
-
-    fn bytes(&self) -> usize {
-        0
     }
 }

@@ -20,10 +20,8 @@ pub(super) struct Pmbd70 {
 }
 
 impl Replacement for Pmbd70 {
-    const KEEPS_CLEAN: bool = false;
     const SETS: u32 = SUB_BUFFERS;
     const WORKERS: u32 = SUB_BUFFERS;
-    const WHEN_IDLE: bool = false;
 
     fn new(slots: u32) -> Self {
         let share = |percent: u64| (u64::from(slots) * percent).div_ceil(100);
@@ -35,10 +33,6 @@ impl Replacement for Pmbd70 {
             low: watermark(LOW_WATERMARK_PCT),
         }
     }
-
-    fn dirtied(&mut self, _slot: u32, _view: View<'_>) {}
-
-    fn leaves(&mut self, _slot: u32) {}
 
     fn victim(&self, view: View<'_>) -> Option<u32> {
         self.on_demand.victim(view)
@@ -65,9 +59,5 @@ impl Replacement for Pmbd70 {
 
     fn end_background(&mut self) {
         self.syncing = false;
-    }
-
-    fn bytes(&self) -> usize {
-        self.on_demand.bytes()
     }
 }

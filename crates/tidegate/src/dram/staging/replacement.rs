@@ -12,23 +12,23 @@ use crate::tier::list::{Links, List};
 pub(super) trait Replacement: Send + 'static {
     /// A block that was written back stays as a clean copy, except where the write-back was for its
     /// slot.
-    const KEEPS_CLEAN: bool;
+    const KEEPS_CLEAN: bool = false;
     /// Most sets of a cache: 1 where the policy orders all blocks of it.
     const SETS: u32;
     /// Most workers.
-    const WORKERS: u32;
+    const WORKERS: u32 = 0;
     /// Background work waits until the device below is idle.
-    const WHEN_IDLE: bool;
+    const WHEN_IDLE: bool = false;
 
     /// The policy of a set of `slots` slots.
     fn new(slots: u32) -> Self;
 
     /// Listed from now on: `slot` holds a whole dirty block.
-    fn dirtied(&mut self, slot: u32, view: View<'_>);
+    fn dirtied(&mut self, _slot: u32, _view: View<'_>) {}
 
     /// No longer listed: its block is about to be changed in place, cannot be written back, or is
     /// given up.
-    fn leaves(&mut self, slot: u32);
+    fn leaves(&mut self, _slot: u32) {}
 
     /// A read hit `slot`, which is listed.
     fn touched(&mut self, _slot: u32) {}
@@ -44,7 +44,9 @@ pub(super) trait Replacement: Send + 'static {
 
     /// A write found the set full: the number of blocks that it has to write back. 0: another
     /// thread frees slots already.
-    fn begin_reclaim(&mut self, view: View<'_>) -> u32;
+    fn begin_reclaim(&mut self, _view: View<'_>) -> u32 {
+        1
+    }
 
     /// The write that was told to free slots is done with it.
     fn end_reclaim(&mut self) {}
@@ -64,7 +66,9 @@ pub(super) trait Replacement: Send + 'static {
     fn end_background(&mut self) {}
 
     /// Bytes of memory beside `size_of::<Self>()`.
-    fn bytes(&self) -> usize;
+    fn bytes(&self) -> usize {
+        0
+    }
 }
 
 /// What a policy may know of its set.

@@ -1,8 +1,7 @@
 //! Reads and writes, block by block.
 
-use std::ops::Range;
-
 use super::super::phases::{Operation, Phase};
+use super::super::read::read_blocks;
 use super::core::{Core, SetGuard};
 use super::drain::Batch;
 use super::replacement::Replacement;
@@ -115,21 +114,11 @@ impl<R: Replacement> Core<R> {
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.geometry.check(offset, buf.len() as u64)?;
         let mut operation = self.recorder.begin();
-        let block_bytes = self.block_bytes();
-        let mut missed = 0..0;
-        for at in (0..buf.len()).step_by(block_bytes) {
-            let block = at..at + block_bytes;
-            if self.read_hit(&mut operation, offset + at as u64, &mut buf[block.clone()])? {
-                continue;
-            }
-            if missed.end == at {
-                missed.end = block.end;
-            } else {
-                self.read_below(&mut operation, offset, buf, missed)?;
-                missed = block;
-            }
-        }
-        self.read_below(&mut operation, offset, buf, missed)
+        let hit = |operation: &mut Operation<'_>, offset, block: &mut [u8]| {
+            self.read_hit(operation, offset, block)
+        };
+        let below = |offset, buf: &mut [u8]| self.below.request(|below| below.read(offset, buf));
+        read_blocks(&mut operation, (offset, buf), self.block_bytes(), hit, below)
     }
 
     /// Copies one block out of the cache. False: it is not there.
@@ -157,21 +146,5 @@ impl<R: Replacement> Core<R> {
                 }
             }
         }
-    }
-
-    /// Reads the bytes `range` of `buf`, which begins at `offset`, from below.
-    fn read_below(
-        &self,
-        operation: &mut Operation<'_>,
-        offset: u64,
-        buf: &mut [u8],
-        range: Range<usize>,
-    ) -> Result<()> {
-        if range.is_empty() {
-            return Ok(());
-        }
-        operation.enter(Phase::ReadMiss);
-        let offset = offset + range.start as u64;
-        self.below.request(|below| below.read(offset, &mut buf[range]))
     }
 }

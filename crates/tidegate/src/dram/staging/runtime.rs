@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::slots::Slots;
 use super::super::tier::{collect, is_read_below, state_of};
-use super::super::{DramTier, Phases, Policy, TierSummary, no_thread};
+use super::super::{DramTier, Make, Phases, Policy, TierSummary, no_thread};
 use super::background::Stager;
 use super::core::{Below, Core};
 use super::replacement::Replacement;
@@ -22,12 +22,9 @@ pub(super) struct Staging<R: Replacement> {
     workers: Workers,
 }
 
-impl<R: Replacement> Staging<R> {
-    /// A cache of at most `bytes` bytes over `below`; `policy` is the name of `R`.
-    ///
-    /// # Errors
-    /// As for [`super::super::open`]; or a thread cannot be started.
-    pub(super) fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<Self> {
+impl<R: Replacement> Make for Staging<R> {
+    /// `policy` is the name of `R`.
+    fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<Self> {
         let slots = Slots::new(bytes, below.geometry().block_bytes)?;
         let core = Arc::new(Core::new(policy, slots, below));
         let works = (0..core.workers()).map(|_| Stager::new(Arc::clone(&core)));
@@ -36,15 +33,7 @@ impl<R: Replacement> Staging<R> {
         Ok(Self { core, workers })
     }
 
-    /// What [`open`](Self::open) would make.
-    ///
-    /// # Errors
-    /// As for [`super::super::open`].
-    pub(super) fn describe(
-        policy: Policy,
-        bytes: u64,
-        below: Arc<dyn BlockDevice>,
-    ) -> Result<TierSummary> {
+    fn describe(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<TierSummary> {
         let slots = Slots::reserve(bytes, below.geometry().block_bytes)?;
         let core = Core::<R>::new(policy, slots, below);
         Ok(core.summary(core.workers()))

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::super::phases::Phase;
 use super::super::suite::{BLOCK_BYTES, SLOTS, TestDevice, read, tier_of, write};
-use super::super::{DramTier, Policy};
+use super::super::{DramTier, Make, Policy};
 use super::coactive::Coactive;
 use super::lru::Lru;
 use super::pmbd::Pmbd;
@@ -35,7 +35,7 @@ fn metadata_is_less_than_in_the_paper() {
     for (policy, papers_bytes) in POLICIES.into_iter().zip([84.0, 84.0, 84.0, 102.0]) {
         for blocks in [16_384_u64, 16_385, 131_072] {
             let below = Arc::new(MemoryDevice::new(512, 64).unwrap());
-            let tier = super::open(policy, blocks * 512, below).unwrap();
+            let tier = super::super::open(policy, blocks * 512, below).unwrap();
             let bytes = tier.summary().metadata_bytes_per_slot;
             assert!((40.0..=64.0).contains(&bytes) && bytes < papers_bytes, "{policy}: {bytes}");
         }
@@ -55,7 +55,7 @@ fn tiers_open_by_their_policy() {
         assert_eq!((summary.policy, summary.slots), (policy, SLOTS));
         assert_eq!((summary.sets, summary.threads), (sets, threads), "{policy}");
     }
-    let none = super::open(Policy::Transit, 4096, TestDevice::new(1)).err().unwrap();
+    let none = super::maker(Policy::Transit).err().unwrap();
     assert_eq!(none.kind(), DeviceErrorKind::Unsupported);
 }
 

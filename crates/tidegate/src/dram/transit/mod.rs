@@ -55,7 +55,7 @@ use super::free_set::{self, FreeSet};
 use super::phases::{Phase, Recorder, draw};
 use super::slots::{self, Slots};
 use super::tier::{collect, is_read_below, state_of};
-use super::{DramTier, Phases, Policy, TierSummary, no_thread};
+use super::{DramTier, Make, Phases, Policy, TierSummary, no_thread};
 use crate::device::{
     AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
     ZeroFlags, is_memory_speed, start_on_pool,
@@ -115,15 +115,19 @@ struct Core {
     progress: Progress,
 }
 
-impl Transit {
-    /// A cache of `bytes` bytes over `below`, by one of the three transit policies.
-    ///
-    /// # Errors
-    /// As for [`super::open`]; or a thread cannot be started.
-    pub(super) fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<Self> {
-        Self::with_evictors(policy, bytes, below, evictors(policy))
+impl Make for Transit {
+    /// By one of the three transit policies.
+    fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<Self> {
+        Self::start(policy, bytes, below, evictors(policy), None)
     }
 
+    fn describe(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<TierSummary> {
+        let slots = Slots::reserve(bytes, below.geometry().block_bytes)?;
+        Ok(Core::new(policy, slots, below, 0, None).summary(evictors(policy)))
+    }
+}
+
+impl Transit {
     /// A cache without threads: requests that wait call `relax`, and a scheduler runs
     /// [`unpaced_evictor`](Self::unpaced_evictor).
     ///
@@ -145,28 +149,6 @@ impl Transit {
     /// Changes the write mode by one step, towards bypassing or towards cached.
     pub(super) fn step_write_mode(&self, bypass: bool) {
         self.core.switch_mode(|_| bypass);
-    }
-
-    /// What [`open`](Self::open) would make.
-    ///
-    /// # Errors
-    /// As for [`super::open`].
-    pub(super) fn describe(
-        policy: Policy,
-        bytes: u64,
-        below: Arc<dyn BlockDevice>,
-    ) -> Result<TierSummary> {
-        let slots = Slots::reserve(bytes, below.geometry().block_bytes)?;
-        Ok(Core::new(policy, slots, below, 0, None).summary(evictors(policy)))
-    }
-
-    fn with_evictors(
-        policy: Policy,
-        bytes: u64,
-        below: Arc<dyn BlockDevice>,
-        evictors: u32,
-    ) -> Result<Self> {
-        Self::start(policy, bytes, below, evictors, None)
     }
 
     fn start(

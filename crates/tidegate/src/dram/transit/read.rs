@@ -1,6 +1,7 @@
 //! The read of a request: hits from the slots, runs of misses from below.
 
 use super::super::phases::Operation;
+use super::super::read::read_blocks;
 use super::set::{ReadStep, Set};
 use super::{Core, Phase, Result};
 
@@ -8,18 +9,11 @@ impl Core {
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.geometry.check(offset, buf.len() as u64)?;
         let mut operation = self.recorder.begin();
-        let (first, block_bytes) = (self.lba_of(offset), self.block_bytes());
-        // Where the present run of misses starts.
-        let mut missed = 0;
-        for index in 0..buf.len() / block_bytes {
-            let at = index * block_bytes;
-            let block = &mut buf[at..at + block_bytes];
-            if self.read_cached(&mut operation, first + index as u64, block)? {
-                self.read_below(&mut operation, offset, &mut buf[..at], missed)?;
-                missed = at + block_bytes;
-            }
-        }
-        self.read_below(&mut operation, offset, buf, missed)
+        let hit = |operation: &mut Operation<'_>, offset, block: &mut [u8]| {
+            self.read_cached(operation, self.lba_of(offset), block)
+        };
+        let below = |offset, buf: &mut [u8]| self.below.read(offset, buf);
+        read_blocks(&mut operation, (offset, buf), self.block_bytes(), hit, below)
     }
 
     /// Copies `lba` out of the cache. False where it is not there.
@@ -52,20 +46,5 @@ impl Core {
                 }
             }
         }
-    }
-
-    /// Reads the bytes of `buf` from `start` on from below.
-    fn read_below(
-        &self,
-        operation: &mut Operation<'_>,
-        offset: u64,
-        buf: &mut [u8],
-        start: usize,
-    ) -> Result<()> {
-        if start == buf.len() {
-            return Ok(());
-        }
-        operation.enter(Phase::ReadMiss);
-        self.below.read(offset + start as u64, &mut buf[start..])
     }
 }

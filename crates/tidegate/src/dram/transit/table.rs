@@ -7,10 +7,13 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+use strum::FromRepr;
+
 use super::super::slots::NO_SLOT;
 
 /// What a slot is doing (the Caiti paper, section 4.2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromRepr)]
+#[repr(u8)]
 pub(super) enum State {
     /// In the free set.
     Free,
@@ -23,7 +26,8 @@ pub(super) enum State {
 }
 
 /// Which list of its set a slot is linked in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromRepr)]
+#[repr(u8)]
 pub(super) enum Home {
     /// Valid and next to be written back: the write-back queue.
     Queue,
@@ -178,12 +182,8 @@ impl Table {
     }
 
     pub(super) fn state(&self, slot: u32) -> State {
-        match self.header(slot).state.load(Ordering::Relaxed) {
-            0 => State::Free,
-            1 => State::Pending,
-            2 => State::Valid,
-            _ => State::Evicting,
-        }
+        let state = self.header(slot).state.load(Ordering::Relaxed);
+        State::from_repr(state).expect("a state that was stored")
     }
 
     pub(super) fn set_state(&self, slot: u32, state: State) {
@@ -191,11 +191,8 @@ impl Table {
     }
 
     pub(super) fn home(&self, slot: u32) -> Home {
-        match self.header(slot).home.load(Ordering::Relaxed) {
-            0 => Home::Queue,
-            1 => Home::Waiting,
-            _ => Home::Failed,
-        }
+        let home = self.header(slot).home.load(Ordering::Relaxed);
+        Home::from_repr(home).expect("a home that was stored")
     }
 
     pub(super) fn set_home(&self, slot: u32, home: Home) {

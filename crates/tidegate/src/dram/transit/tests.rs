@@ -12,7 +12,7 @@ use crate::tier::clock::now_ns;
 
 fn transit(policy: Policy, device: &Arc<TestDevice>, evictors: u32) -> Transit {
     let bytes = SLOTS * BLOCK_BYTES as u64;
-    Transit::with_evictors(policy, bytes, device.clone(), evictors).unwrap()
+    Transit::start(policy, bytes, device.clone(), evictors, None).unwrap()
 }
 
 #[test]

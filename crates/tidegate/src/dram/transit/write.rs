@@ -69,12 +69,7 @@ impl Core {
         let measured_from_ns = self.draw().then(now_ns);
         self.below.write(offset, data, flags)?;
         drop((operation, entered));
-        if let Some(from_ns) = measured_from_ns {
-            let blocks = (data.len() / self.block_bytes()).max(1) as u64;
-            let now_ns = now_ns();
-            self.costs.sample_bypass(now_ns.saturating_sub(from_ns) / blocks, now_ns);
-            self.adapt_mode();
-        }
+        self.sample_bypass(measured_from_ns, (data.len() / self.block_bytes()).max(1) as u64);
         if flags.fua { self.ledger.report() } else { Ok(()) }
     }
 
@@ -223,12 +218,17 @@ impl Core {
         let blocks = lbas.end - lbas.start;
         let len = usize::try_from(blocks).expect("inside the data") * self.block_bytes();
         self.below.write(at, &data[start..start + len], WriteFlags::default())?;
+        self.sample_bypass(measured_from_ns, blocks);
+        Ok(())
+    }
+
+    /// `blocks` blocks went below: samples what one costs, where the time was taken.
+    fn sample_bypass(&self, measured_from_ns: Option<u64>, blocks: u64) {
         if let Some(from_ns) = measured_from_ns {
             let now_ns = now_ns();
             self.costs.sample_bypass(now_ns.saturating_sub(from_ns) / blocks, now_ns);
             self.adapt_mode();
         }
-        Ok(())
     }
 
     /// Returns when a slot may be free: frees one itself where it can, else waits for the evictions

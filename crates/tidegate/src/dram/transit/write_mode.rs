@@ -22,6 +22,7 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use parking_lot::Mutex;
+use strum::FromRepr;
 
 use super::costs::Worth;
 use super::in_flight::{Entered, InFlight};
@@ -31,7 +32,7 @@ use super::{Core, Policy};
 const FREE_SHARE: u32 = 8;
 
 /// Where a write of a block that is not cached goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromRepr)]
 #[repr(u8)]
 pub(super) enum WriteMode {
     /// Into the cache, where a slot is free.
@@ -61,11 +62,7 @@ impl ModeSwitch {
     }
 
     pub(super) fn mode(&self) -> WriteMode {
-        match self.mode.load(Ordering::SeqCst) {
-            0 => WriteMode::Cached,
-            1 => WriteMode::Switching,
-            _ => WriteMode::Bypassing,
-        }
+        WriteMode::from_repr(self.mode.load(Ordering::SeqCst)).expect("a mode that was stored")
     }
 
     /// Begins a bypass without a lock, where the mode allows it.

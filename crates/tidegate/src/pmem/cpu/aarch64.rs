@@ -55,19 +55,11 @@ impl WriteBack {
     }
 }
 
-pub(super) fn best_write_back() -> WriteBack {
-    WriteBack::available().next().unwrap_or(WriteBack::Cvac)
-}
-
 /// The copies that this CPU has, best first.
 pub(super) fn available_copies() -> impl Iterator<Item = Copies> {
     let cvap = Copies { name: "NEON and dc cvap", copy, stream_lines: stream_lines_cvap };
     let cvac = Copies { name: "NEON and dc cvac", copy, stream_lines: stream_lines_cvac };
     WriteBack::available().map(move |kind| if kind == WriteBack::Cvap { cvap } else { cvac })
-}
-
-pub(super) fn best_copies() -> Copies {
-    available_copies().next().expect("dc cvac is always there")
 }
 
 /// No instructions that fold lines of a CRC.

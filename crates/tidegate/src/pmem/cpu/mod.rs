@@ -72,8 +72,8 @@ impl Cpu {
     /// machine each question goes to the host.
     pub(super) fn detect() -> Self {
         static FASTEST: LazyLock<Cpu> = LazyLock::new(|| Cpu {
-            write_back: arch::best_write_back(),
-            copies: arch::best_copies(),
+            write_back: WriteBack::available().next().expect("each CPU has one"),
+            copies: arch::available_copies().next().expect("each CPU has some"),
             stream_with_crc: arch::stream_with_crc(),
         });
         *FASTEST

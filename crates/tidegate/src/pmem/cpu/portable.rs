@@ -25,24 +25,14 @@ impl WriteBack {
     #[inline]
     pub(super) unsafe fn line(self, _at: *const u8) {}
 
-    #[cfg(test)]
     pub(super) fn available() -> impl Iterator<Item = Self> {
         std::iter::once(Self)
     }
 }
 
-pub(super) fn best_write_back() -> WriteBack {
-    WriteBack
-}
-
 /// The only copies.
-pub(super) fn available_copies() -> [Copies; 1] {
-    [Copies { name: "portable", copy, stream_lines: copy }]
-}
-
-pub(super) fn best_copies() -> Copies {
-    let [copies] = available_copies();
-    copies
+pub(super) fn available_copies() -> impl Iterator<Item = Copies> {
+    std::iter::once(Copies { name: "portable", copy, stream_lines: copy })
 }
 
 /// No instructions that fold lines of a CRC.

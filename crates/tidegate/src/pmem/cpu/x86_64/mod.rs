@@ -69,19 +69,11 @@ impl WriteBack {
     }
 }
 
-pub(super) fn best_write_back() -> WriteBack {
-    WriteBack::available().next().unwrap_or(WriteBack::Clflush)
-}
-
 /// The copies that this CPU has, fastest first.
 pub(super) fn available_copies() -> impl Iterator<Item = Copies> {
     let avx512 = is_x86_feature_detected!("avx512f").then(copies::<avx512::Avx512>);
     let avx2 = is_x86_feature_detected!("avx2").then(copies::<avx2::Avx2>);
     avx512.into_iter().chain(avx2).chain([copies::<sse2::Sse2>()])
-}
-
-pub(super) fn best_copies() -> Copies {
-    available_copies().next().unwrap_or_else(copies::<sse2::Sse2>)
 }
 
 /// Waits until what this thread streamed or wrote back has reached the memory controller.
