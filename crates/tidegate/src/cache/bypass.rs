@@ -11,10 +11,9 @@ use std::ops::Range;
 use super::index::Found;
 use super::layout::{PAGE, PAGE_BYTES};
 use super::span::{bytes_at, bytes_of, is_whole, pages_in, pieces};
-use super::store::Note;
 use super::tier::Counter;
 use super::traffic::{Passage, Traffic};
-use super::{Ask, Core, Mode, Origin};
+use super::{Ask, Core, Origin};
 use crate::device::{Result, WriteFlags, ZeroFlags};
 
 /// Pages that are written around the cache at once.
@@ -50,8 +49,17 @@ impl<'a> Content<'a> {
         pieces(self.bytes.clone(), PIECE_PAGES).map(|piece| self.part(piece))
     }
 
-    fn pages(&self) -> Range<u64> {
+    pub(super) fn pages(&self) -> Range<u64> {
         pages_in(&self.bytes)
+    }
+
+    pub(super) fn len_bytes(&self) -> u64 {
+        self.bytes.end - self.bytes.start
+    }
+
+    /// Zeroes for more pages than go to slots: the backing is asked.
+    pub(super) fn is_many_zeroes(&self) -> bool {
+        self.data.is_none() && self.len_bytes() > PIECE_PAGES * PAGE_BYTES
     }
 }
 
@@ -60,7 +68,7 @@ impl Core {
     /// writes them into the cache: the backing never has a part of a group.
     pub(super) fn bypass(&self, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
         if self.groups.is_some() {
-            return self.write_back(content, ask, &mut |_| ());
+            return self.write_whole_pages(content, ask, &mut |_| ());
         }
         for piece in content.pieces() {
             if !self.backing_takes(&piece.bytes) {
@@ -162,7 +170,7 @@ impl Core {
 
     fn write_piece_through(&self, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
         let mut stored: Vec<Found> = Vec::new();
-        self.write_back(content, ask, &mut |found| stored.push(found))?;
+        self.write_whole_pages(content, ask, &mut |found| stored.push(found))?;
         let buckets = Traffic::buckets(content.pages());
         let passages: Vec<Passage> = buckets.into_iter().map(|it| self.traffic.begin(it)).collect();
         let written = self.write_standing(content, ask, stored);
@@ -172,14 +180,6 @@ impl Core {
             self.written.lock().extend(written);
         }
         Ok(())
-    }
-
-    /// Writes `content` to slots, and makes no records; zeroes are for whole pages.
-    fn write_back(&self, content: &Content<'_>, ask: Ask<'_>, note: Note<'_>) -> Result<()> {
-        match content.data {
-            Some(data) => self.write_whole_pages(content.bytes.start, data, ask, note),
-            None => self.zero_pages(content.pages(), ask, note),
-        }
     }
 
     /// Writes those of `stored` to the backing that are still the newest versions: a later write
@@ -257,9 +257,4 @@ impl Core {
     pub(super) fn has_all(&self, pages: &Range<u64>) -> bool {
         pages.clone().all(|page| self.find(page).is_some())
     }
-}
-
-impl Mode {
-    /// Most pages whose zeroes go to slots; for more the backing is asked.
-    pub(super) const ZERO_PAGES_MAX: u64 = PIECE_PAGES;
 }

@@ -132,6 +132,7 @@ use crate::tier::version_locks::{VersionGuard, VersionLocks};
 use admission::Admission;
 use background::Background;
 use by_cost::ByCost;
+use bypass::Content;
 use choices::Choices;
 use classes::IoClasses;
 use clean::{Cleaners, Scratch};
@@ -479,7 +480,8 @@ impl Core {
         let _under_way = self.by_cost.begin();
         let (from, behaviour) = self.sort(queue, (offset, data.len() as u64), true);
         let tally = Tally::default();
-        self.write_by_cost(behaviour, offset, data, Ask { fua, from, tally: &tally })?;
+        let content = Content::of(offset, data);
+        self.write_by_cost(behaviour, &content, Ask { fua, from, tally: &tally })?;
         self.counters.count_write(from.class, &tally, &pages_of(offset, data.len() as u64));
         Ok(())
     }
@@ -491,12 +493,11 @@ impl Core {
         let (from, behaviour) = self.sort(queue, (offset, len), true);
         let tally = Tally::default();
         let ask = Ask { fua, from, tally: &tally };
-        pieces(offset..offset + len, u64::MAX).try_for_each(|piece| {
-            if span::is_whole(&piece) {
-                return behaviour.zero(self, &span::pages_in(&piece), ask);
-            }
-            let len = usize::try_from(piece.end - piece.start).unwrap_or_default();
-            behaviour.write(self, piece.start, &[0; PAGE][..len], ask)
+        let zeroes = [0; PAGE];
+        pieces(offset..offset + len, u64::MAX).try_for_each(|bytes| {
+            let part_len = usize::try_from(bytes.end - bytes.start).unwrap_or(PAGE);
+            let data = (!span::is_whole(&bytes)).then(|| &zeroes[..part_len]);
+            behaviour.write(self, &Content { bytes, data }, ask)
         })?;
         self.counters.count_write(from.class, &tally, &pages_of(offset, len));
         Ok(())
@@ -512,9 +513,9 @@ impl Core {
         // Not counted: a discard is no write, as in Open CAS.
         let ask = Ask { fua: false, from, tally: &Tally::default() };
         let mut whole = pieces(offset..offset + len, u64::MAX).filter(span::is_whole);
-        whole.try_for_each(|piece| match self.groups {
-            Some(_) => self.zero_cached(span::pages_in(&piece), ask),
-            None => behaviour.zero(self, &span::pages_in(&piece), ask),
+        whole.try_for_each(|bytes| match self.groups {
+            Some(_) => self.zero_cached(span::pages_in(&bytes), ask),
+            None => behaviour.write(self, &Content { bytes, data: None }, ask),
         })
     }
 

@@ -174,9 +174,6 @@ impl Core {
 
     /// [`attempt`](crate::device::BlockDevice::attempt) of a read: done where all of it is cached.
     pub(super) fn attempt_read(&self, offset: u64, buf: &mut [u8], class: u8) -> Attempt {
-        if let Err(error) = self.geometry.check(offset, buf.len() as u64) {
-            return Attempt::Done(Err(error));
-        }
         let running = self.requests.begin(RequestKind::Read, buf.len() as u64);
         for part in parts(offset, buf.len()) {
             match self.read_hit(&part, &mut buf[part.at.clone()], class) {

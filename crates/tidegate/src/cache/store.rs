@@ -3,12 +3,13 @@
 
 use std::io::IoSlice;
 
+use super::bypass::Content;
 use super::index::{Found, Stored, Taken};
 use super::layout::{
     ALL_LINES, ALL_PART_HEADERS, HEADER_BYTES, PAGE, SlotHeader, is_part, part_of, split_header,
     stored_bytes, whole_slot,
 };
-use super::merge::{Base, Content, Demand, Entry, Merged};
+use super::merge::{Base, Demand, Entry, Merged, Payload};
 use super::span::pages_of;
 use super::tier::Counter;
 use super::{Ask, Core, Few, fill};
@@ -71,16 +72,10 @@ impl Member<'_> {
 pub(super) type Note<'a> = &'a mut dyn FnMut(Found);
 
 impl Core {
-    /// Stores `data` at `offset`, dirty. Durable on return, or with atomic flush and unless
-    /// `ask.fua`, when its group is committed.
-    pub(super) fn write_bytes(
-        &self,
-        offset: u64,
-        data: &[u8],
-        ask: Ask<'_>,
-        note: Note<'_>,
-    ) -> Result<()> {
-        self.store_all(&Entry::all(offset, data, ask.from.class), self.demand(ask), note)
+    /// Stores `content`, dirty. Durable on return, or with atomic flush and unless `ask.fua`, when
+    /// its group is committed.
+    pub(super) fn write_content(&self, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
+        self.store_content(content, self.demand(ask), &mut |_| ())
     }
 
     /// How a client's write is to be stored.
@@ -88,19 +83,30 @@ impl Core {
         Demand { ask, whole_pages: !self.makes_records(), by_content: true }
     }
 
-    /// As [`write_bytes`](Self::write_bytes), and the slots hold whole pages afterwards.
+    /// As [`write_content`](Self::write_content), and the slots hold whole pages afterwards.
     pub(super) fn write_whole_pages(
         &self,
-        offset: u64,
-        data: &[u8],
+        content: &Content<'_>,
         ask: Ask<'_>,
         note: Note<'_>,
     ) -> Result<()> {
-        let demand = Demand { ask, whole_pages: true, by_content: false };
-        self.store_all(&Entry::all(offset, data, ask.from.class), demand, note)
+        self.store_content(content, Demand { ask, whole_pages: true, by_content: false }, note)
     }
 
-    /// Makes pages zero, dirty. Durable as for [`write_bytes`](Self::write_bytes).
+    fn store_content(
+        &self,
+        content: &Content<'_>,
+        demand: Demand<'_>,
+        note: Note<'_>,
+    ) -> Result<()> {
+        let Some(data) = content.data else {
+            return self.zero_pages(content.pages(), demand.ask, note);
+        };
+        let entries = Entry::all(content.bytes.start, data, demand.ask.from.class);
+        self.store_all(&entries, demand, note)
+    }
+
+    /// Makes pages zero, dirty. Durable as for [`write_content`](Self::write_content).
     pub(super) fn zero_pages(
         &self,
         pages: impl Iterator<Item = u64>,
@@ -142,9 +148,6 @@ impl Core {
 
     /// [`attempt`](crate::device::BlockDevice::attempt) of a write: done where there are slots.
     pub(super) fn attempt_write(&self, offset: u64, data: &[u8], ask: Ask<'_>) -> Attempt {
-        if let Err(error) = self.geometry.check_write(offset, data.len() as u64) {
-            return Attempt::Done(Err(error));
-        }
         if data.len() > BATCH_PAGES_MAX * PAGE {
             return Attempt::WouldBlock;
         }
@@ -235,7 +238,7 @@ impl Core {
         reserve: u32,
     ) -> (Few<Member<'a>>, usize) {
         let take = |entry: &Entry<'a>| {
-            let Content { data, lines, over } = merged.data_of(entry);
+            let Payload { data, lines, over } = merged.data_of(entry);
             let taken = self.shard(entry.page).take_for(lines.count_ones(), reserve)?;
             let Entry { page, dirty, class, .. } = *entry;
             Some(Member { page, data, lines, over, dirty, class, taken })
