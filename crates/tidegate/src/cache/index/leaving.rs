@@ -23,7 +23,7 @@ impl Shard {
         free.extend(std::iter::from_fn(|| self.pop_free()));
         free.sort_unstable();
         for own in free.into_iter().rev() {
-            self.free(self.number_of(own));
+            self.free(self.slots.number_of(own));
         }
         let dead = std::mem::take(&mut self.stock.dead);
         let left_dead = std::mem::take(&mut self.left_dead);
@@ -60,7 +60,7 @@ impl Shard {
     pub(in super::super) fn take_left_dead(&mut self, n: usize) -> Vec<LeftDead> {
         let taken = self.left_dead.split_off(self.left_dead.len().saturating_sub(n));
         let left_dead =
-            |own: u32| LeftDead { slot: self.number_of(own), page: self.slots[own].page() };
+            |own: u32| LeftDead { slot: self.slots.number_of(own), page: self.slots[own].page() };
         let taken: Vec<_> = taken.into_iter().map(left_dead).collect();
         self.stock.held.extend(taken.iter().map(|it| it.page));
         taken
@@ -88,7 +88,7 @@ impl Shard {
         self.slots.resize(count);
         self.set_usable(count);
         for own in added.rev() {
-            self.free(self.number_of(own));
+            self.free(self.slots.number_of(own));
         }
         self.reorder_all(&order);
     }
