@@ -169,16 +169,19 @@ impl Choices {
         self.classes.to_string().trim_end().replace('\n', ";")
     }
 
+    /// The position of the policy that is chosen by `setting`, among those whose names it may be.
+    fn chosen(&self, setting: usize) -> usize {
+        usize::try_from(self.own.get(setting)).unwrap_or_default()
+    }
+
     /// The policy of eviction.
     pub(super) fn replacement(&self) -> &'static ReplacementEntry {
-        let at = usize::try_from(self.own.get(EVICTION)).unwrap_or_default();
-        REPLACEMENTS.get(at).unwrap_or(&REPLACEMENTS[0])
+        &REPLACEMENTS[self.chosen(EVICTION)]
     }
 
     /// The policy of promotion and its settings.
     fn promotion(&self) -> (&'static PromotionEntry, &Settings) {
-        let at = usize::try_from(self.own.get(PROMOTION)).unwrap_or_default();
-        let at = at.min(PROMOTIONS.len() - 1);
+        let at = self.chosen(PROMOTION);
         (&PROMOTIONS[at], &self.promotions[at])
     }
 
@@ -217,8 +220,7 @@ impl Choices {
 
     /// The policy of cleaning and its settings.
     fn cleaning(&self) -> (&'static CleaningEntry, &Settings) {
-        let at = usize::try_from(self.own.get(CLEANING)).unwrap_or_default();
-        let at = at.min(CLEANINGS.len() - 1);
+        let at = self.chosen(CLEANING);
         (&CLEANINGS[at], &self.cleanings[at])
     }
 }
