@@ -598,25 +598,24 @@ impl Shard {
     }
 
     /// Up to `n` slots of which no part is in use. Their pages are held until
-    /// [`unite`](Self::unite).
+    /// [`free_spent`](Self::free_spent).
     pub(super) fn take_spent(&mut self, n: usize) -> Vec<Spent> {
         let spent = self.slots.take_spent(n);
+        self.hold_pages_of(spent)
+    }
+
+    fn hold_pages_of(&mut self, spent: Vec<Spent>) -> Vec<Spent> {
         self.stock.held.extend(spent.iter().flat_map(|it| it.pages.iter().copied()));
         spent
     }
 
-    /// The number of the slot of `spent` through all shards.
-    pub(super) fn slot_of(&self, spent: &Spent) -> u32 {
-        self.slots.number_of(spent.slot)
-    }
-
     /// The header of the slot of `spent` is durably void.
-    pub(super) fn unite(&mut self, spent: &Spent) {
+    pub(super) fn free_spent(&mut self, spent: &Spent) {
         for page in &spent.pages {
             self.drop_hold(Some(*page));
         }
-        self.slots.unite(spent.slot);
-        self.free(self.slots.number_of(spent.slot));
+        self.slots.unite(self.slots.own(spent.slot));
+        self.free(spent.slot);
     }
 
     /// The memory failed while the header of the slot of `spent` was voided.

@@ -122,7 +122,7 @@ use crate::device::{
     AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
     ZeroFlags,
 };
-use crate::pmem::Region;
+use crate::pmem::{PmemError, Region};
 use crate::stats::{RequestKind, Requests};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::tier::background::{Waker, Work, Workers};
@@ -159,6 +159,9 @@ const LOCKS_LOG2: u32 = 14;
 /// What a request has one of for each page: on the stack where these are few, so that small
 /// requests allocate no memory.
 type Few<T> = SmallVec<[T; 4]>;
+
+/// Of stores to the memory.
+type PmemResult = std::result::Result<(), PmemError>;
 
 /// How a [`CacheDevice`] is to work.
 #[derive(Debug, Clone, Copy, Default)]

@@ -12,7 +12,7 @@ use super::layout::{
 use super::merge::{Base, Demand, Entry, Merged, Payload};
 use super::span::pages_of;
 use super::tier::Counter;
-use super::{Ask, Core, Few, fill};
+use super::{Ask, Core, Few, PmemResult, fill};
 use crate::device::{Attempt, Result};
 use crate::stats::RequestKind;
 use crate::sync::{Ordering, fence};
@@ -326,11 +326,7 @@ impl Core {
     /// A slot that is split gets its header in the same batch as its first part: without the one
     /// the other is not looked at, and the parts beside it are void by then. No other batch has a
     /// part of it before this one is fenced.
-    fn make_durable(
-        &self,
-        members: &[Member<'_>],
-        group: u64,
-    ) -> std::result::Result<(), crate::pmem::PmemError> {
+    fn make_durable(&self, members: &[Member<'_>], group: u64) -> PmemResult {
         self.clear_parts(members)?;
         let lane = self.lanes.take(&self.region);
         let store = |it: &Member<'_>| {
@@ -366,10 +362,7 @@ impl Core {
 
     /// Makes the headers of all parts void of slots that are to be split, durably: the header that
     /// splits the slot would else make an older one count, or other data that looks like one.
-    fn clear_parts(
-        &self,
-        members: &[Member<'_>],
-    ) -> std::result::Result<(), crate::pmem::PmemError> {
+    fn clear_parts(&self, members: &[Member<'_>]) -> PmemResult {
         let mut has_cleared = false;
         for taken in members.iter().map(|it| it.taken).filter(|it| it.splits) {
             let headers = self.places.header(part_of(whole_slot(taken.slot), 0));

@@ -126,11 +126,12 @@ fn run_of(unit: u32, units: u32) -> u8 {
     u8::try_from(bits & u32::from(ALL_UNITS)).unwrap_or(ALL_UNITS)
 }
 
-/// A slot that is about to be whole again.
+/// A slot that is about to be free, or to leave: its header is to be voided, or that which splits
+/// it.
 pub(in super::super) struct Spent {
-    /// Its number in the shard.
-    pub(super) slot: u32,
-    /// The pages of which its dead parts hold older versions.
+    /// The slot, numbered through all shards.
+    pub(in super::super) slot: u32,
+    /// The pages of which it holds older versions, or its dead parts do.
     pub(super) pages: SmallVec<[u64; UNITS as usize]>,
 }
 
@@ -546,12 +547,18 @@ impl Slots {
         let slot = &mut self.splits[at as usize];
         (slot.free, slot.dead) = (0, 0);
         self.set_open(at, 0);
-        Spent { slot: whole, pages: pages.into_iter().map(|(page, _)| page).collect() }
+        Spent {
+            slot: self.number_of(whole),
+            pages: pages.into_iter().map(|(page, _)| page).collect(),
+        }
     }
 
-    /// Slot `whole`, of which the parts were withdrawn, is whole again.
+    /// Slot `whole` is whole again where it was split: its parts were withdrawn.
     pub(super) fn unite(&mut self, whole: u32) {
-        self.unused.extend(u32::try_from(self.whole[whole as usize].version));
+        let slot = self.whole[whole as usize];
+        if slot.is_split() {
+            self.unused.extend(u32::try_from(slot.version));
+        }
     }
 
     /// At opening: frees all parts that hold nothing.
