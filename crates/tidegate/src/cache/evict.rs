@@ -342,7 +342,7 @@ impl Core {
     pub(super) fn wait_for_slot(&self, number: usize) -> Result<()> {
         if self.groups.is_some() && self.shards.lock(number).keeps_slots() {
             // The group may hold all that are left.
-            self.counters.add(Counter::EarlyGroupCommits, 1);
+            self.counters.add(Counter::GroupsCommittedEarly, 1);
             self.commit_groups()?;
         }
         if !self.waker.is_running() {

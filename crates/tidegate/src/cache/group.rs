@@ -136,7 +136,7 @@ impl Core {
         }
         self.store_commit_word(group)?;
         writes.fetch_and(UNDER_WAY, Ordering::SeqCst);
-        self.counters.add(Counter::GroupCommits, 1);
+        self.counters.add(Counter::GroupsCommitted, 1);
         self.release_members(group);
         groups.committed.store(group, Ordering::SeqCst);
         Ok(())
@@ -174,7 +174,7 @@ impl Core {
         if self.groups.is_none() || !pages.any(|page| self.shard(page).is_pinned()) {
             return Ok(());
         }
-        self.counters.add(Counter::EarlyGroupCommits, 1);
+        self.counters.add(Counter::GroupsCommittedEarly, 1);
         self.commit_groups()
     }
 }

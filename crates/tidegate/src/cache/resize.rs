@@ -263,7 +263,7 @@ impl Core {
             }
             if self.groups.is_some() {
                 // Pages may wait for a commit, and slots that they replaced.
-                self.counters.add(Counter::EarlyGroupCommits, 1);
+                self.counters.add(Counter::GroupsCommittedEarly, 1);
                 self.commit_groups()?;
             }
             // A writer fills the slot, or other writes to the backing keep the page busy.

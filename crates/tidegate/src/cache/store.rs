@@ -138,7 +138,7 @@ impl Core {
                     base = Some(self.read_base(page, demand.ask.from.class)?);
                 }
                 Some(Lack::Commit) => {
-                    self.counters.add(Counter::EarlyGroupCommits, 1);
+                    self.counters.add(Counter::GroupsCommittedEarly, 1);
                     self.commit_groups()?;
                 }
             }
@@ -266,13 +266,13 @@ impl Core {
             return Ok(0);
         }
         if let Err(error) = self.make_durable(members, group) {
-            self.counters.add(Counter::CacheWriteErrors, 1);
+            self.counters.add(Counter::WriteErrors, 1);
             self.fallback.count();
             self.note_lost_slot();
             self.take_back(members);
             return Err(error.into());
         }
-        self.counters.add_each(Counter::CacheWrites, members.iter().map(|it| it.class));
+        self.counters.add_each(Counter::BlockWrites, members.iter().map(|it| it.class));
         let replaced = members.iter().filter(|it| self.publish(it, group)).count();
         drop(locks);
         Ok(replaced)
