@@ -267,10 +267,7 @@ impl Core {
         let mut dead = Vec::new();
         let is_removable = |found: &&Found| {
             let mut shard = self.shard(found.page);
-            let is_clean = shard.find(found.page).is_some_and(|now| {
-                now.slot == found.slot && now.version == found.version && !now.dirty
-            });
-            let is_removable = is_clean && !shard.is_held(found.page);
+            let is_removable = shard.can_leave(found) && !shard.is_held(found.page);
             if is_removable {
                 shard.take_older_of(found.page, &mut dead);
             }

@@ -145,6 +145,11 @@ pub(super) struct Base {
 }
 
 impl Found {
+    /// It is the same version of the page, in the same slot.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        (self.page, self.slot, self.version) == (other.page, other.slot, other.version)
+    }
+
     /// The page over which the record lies.
     pub(super) fn under(&self) -> Option<Self> {
         let Base { slot, version, dirty, zero, verified, .. } = self.base?;
@@ -449,11 +454,6 @@ impl Shard {
         self.orders.admission(class, pages, self.available() <= reserve)
     }
 
-    /// Slots that `class` may use.
-    pub(super) fn class_share(&self, class: u8) -> u32 {
-        self.orders.share(class)
-    }
-
     /// The next pages of `class` to evict that take `slots` slots together, as far as there are, in
     /// the order of pages.
     pub(super) fn victims_of(&mut self, class: u8, slots: u32) -> Vec<Found> {
@@ -487,7 +487,7 @@ impl Shard {
 
     /// `found` is still the newest version of its page.
     pub(super) fn stands(&self, found: &Found) -> bool {
-        self.find(found.page).is_some_and(|it| it.slot == found.slot && it.version == found.version)
+        self.find(found.page).is_some_and(|now| now.is_same(found))
     }
 
     /// Slots that can be taken.
@@ -558,7 +558,7 @@ impl Shard {
     fn take_part(&mut self, units: u32) -> Option<Taken> {
         let (own, dead_page) = self.slots.take(units, self.usable)?;
         if let Some(page) = dead_page {
-            self.hold(page);
+            self.stock.held.push(page);
         }
         Some(Taken { units, ..self.taken(own, dead_page) })
     }
@@ -621,7 +621,7 @@ impl Shard {
     /// The memory failed while the header of the slot of `spent` was voided.
     pub(super) fn leave_spent(&mut self, spent: &Spent) {
         self.stuck.extend(&spent.pages);
-        self.lose_slots(1);
+        self.lost_slots += 1;
     }
 
     /// Adds those of the next `n` pages to evict to `out` that make free slots, and has all of
@@ -650,7 +650,7 @@ impl Shard {
             Some(own) => {
                 let page = self.slot(own).page();
                 // Until the slot's new header is durable, the old one may come back.
-                self.hold(page);
+                self.stock.held.push(page);
                 (own, Some(page))
             }
             None => (self.pop_free()?, None),
@@ -884,10 +884,6 @@ impl Shard {
         }
     }
 
-    fn hold(&mut self, page: u64) {
-        self.stock.held.push(page);
-    }
-
     /// `page` may not be removed now.
     pub(super) fn is_held(&self, page: u64) -> bool {
         self.stock.held.contains(&page) || self.is_stuck(page)
@@ -919,12 +915,7 @@ impl Shard {
     pub(super) fn lose(&mut self, slot: u32) {
         let own = self.slots.own(slot);
         let is_first = self.slots.part(own).is_none() || self.slots.lose(own);
-        self.lose_slots(u32::from(is_first));
-    }
-
-    /// `count` slots stay taken.
-    pub(super) fn lose_slots(&mut self, count: u32) {
-        self.lost_slots += count;
+        self.lost_slots += u32::from(is_first);
     }
 
     /// Some slots cannot become free, for the memory failed.

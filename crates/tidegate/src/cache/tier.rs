@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64 as StdAtomicU64;
 
 use serde_json::json;
-use strum::{EnumMessage, VariantArray};
+use strum::{EnumMessage, IntoStaticStr, VariantArray};
 
 use super::index::Usage;
 use super::layout::PAGE_BYTES;
@@ -55,9 +55,7 @@ const FALLBACK: Metric = Metric::gauge(
 
 /// What is counted. The name of each is that of its metric, and what is said of it here is the help
 /// of the metric, without the full stop.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, strum::EnumMessage, strum::IntoStaticStr, strum::VariantArray,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumMessage, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case", prefix = "cache_")]
 pub(super) enum Counter {
     /// Reads of which all pages were cached.
