@@ -9,14 +9,13 @@ use std::ops::Range;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::bypass::Content;
 use super::evict::batch_pages;
 use super::mode::Behaviour;
 use super::policy::cutoff::{Cutoff, Streams};
 use super::policy::promotion::{Promotion, PromotionEntry};
 use super::policy::settings::Settings;
 use super::policy::{Occupancy, Request};
-use super::span::{bytes_at, bytes_of, pages_in};
+use super::span::{Content, bytes_at, bytes_of, pages_in};
 use super::tier::Counter;
 use super::{Ask, Core, Few, Origin};
 use crate::device::{Attempt, Result};

@@ -18,13 +18,12 @@ use std::sync::atomic::AtomicU64 as StdAtomicU64;
 
 use parking_lot::Mutex;
 
-use super::bypass::Content;
 use super::layout::PAGE;
 use super::mode::Behaviour;
 use super::policy::cost::{
     Costs, Decision, Kind, Place, SIZES, Sample, WHOLE, size_class, size_of_class,
 };
-use super::span::{bytes_at, is_whole, pages_in, pages_of};
+use super::span::{Content, bytes_at, is_whole, pages_in, pages_of};
 use super::tier::Counter;
 use super::{Ask, Core, Few, Origin};
 use crate::device::{Attempt, Result};

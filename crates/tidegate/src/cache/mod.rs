@@ -132,7 +132,6 @@ use crate::tier::version_locks::{VersionGuard, VersionLocks};
 use admission::Admission;
 use background::Background;
 use by_cost::ByCost;
-use bypass::Content;
 use choices::Choices;
 use classes::IoClasses;
 use clean::{Cleaners, Scratch};
@@ -148,7 +147,7 @@ use mode::Mode;
 use pace::Pace;
 use queue::Queue;
 use resize::Resizing;
-use span::{pages_of, pieces};
+use span::{Content, pages_of, pieces};
 use tally::Tally;
 use tier::{Counter, Counters};
 use traffic::Traffic;
@@ -437,7 +436,9 @@ impl Core {
         let epoch = self.traffic.flush_begins();
         // Pages whose flush failed stay dirty, and are cleaned like all others.
         let flushed = self.backing.flush().inspect_err(|_| {
-            self.traffic.flush_failed();
+            // The backing may have lost what was read of it before: none of that may be kept,
+            // though a later flush succeeds.
+            self.traffic.keep_nothing_read();
             self.counters.add(Counter::CoreWriteErrors, 1);
         });
         flushed.map_err(Failed::Below)?;

@@ -3,14 +3,13 @@
 
 use std::io::IoSlice;
 
-use super::bypass::Content;
 use super::index::{Found, Stored, Taken};
 use super::layout::{
     ALL_LINES, ALL_PART_HEADERS, HEADER_BYTES, PAGE, SlotHeader, is_part, part_of, split_header,
     stored_bytes, whole_slot,
 };
 use super::merge::{Base, Demand, Entry, Merged, Payload};
-use super::span::pages_of;
+use super::span::{Content, pages_of};
 use super::tier::Counter;
 use super::{Ask, Core, Few, PmemResult, fill};
 use crate::device::{Attempt, Result};

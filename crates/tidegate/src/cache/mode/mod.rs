@@ -20,7 +20,7 @@ mod wt;
 
 use strum::VariantArray;
 
-use super::bypass::Content;
+use super::span::Content;
 use super::{Ask, Core, Origin};
 use crate::device::Result;
 

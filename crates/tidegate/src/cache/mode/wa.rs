@@ -3,7 +3,7 @@
 use super::Behaviour;
 use super::wi::WriteInvalidate;
 use super::wt::WriteThrough;
-use crate::cache::bypass::Content;
+use crate::cache::span::Content;
 use crate::cache::{Ask, Core};
 use crate::device::Result;
 

@@ -1,7 +1,7 @@
 //! Write-back: a write is durable in the cache with one fence; the backing gets it later.
 
 use super::Behaviour;
-use crate::cache::bypass::Content;
+use crate::cache::span::Content;
 use crate::cache::{Ask, Core};
 use crate::device::Result;
 

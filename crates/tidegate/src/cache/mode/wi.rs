@@ -1,7 +1,7 @@
 //! Write-invalidate: a write goes to the backing, and the cache gives its copies up.
 
 use super::Behaviour;
-use crate::cache::bypass::Content;
+use crate::cache::span::Content;
 use crate::cache::{Ask, Core};
 use crate::device::Result;
 

@@ -2,7 +2,7 @@
 
 use super::Behaviour;
 use super::wb::WriteBack;
-use crate::cache::bypass::Content;
+use crate::cache::span::Content;
 use crate::cache::{Ask, Core};
 use crate::device::Result;
 

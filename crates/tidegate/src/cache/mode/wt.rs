@@ -4,7 +4,7 @@
 //! backing again, whole.
 
 use super::Behaviour;
-use crate::cache::bypass::Content;
+use crate::cache::span::Content;
 use crate::cache::{Ask, Core};
 use crate::device::Result;
 
