@@ -9,14 +9,13 @@ use std::ops::Range;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::bypass::Content;
 use super::evict::batch_pages;
 use super::mode::Behaviour;
 use super::policy::cutoff::{Cutoff, Streams};
 use super::policy::promotion::{Promotion, PromotionEntry};
 use super::policy::settings::Settings;
 use super::policy::{Occupancy, Request};
-use super::span::{bytes_at, bytes_of, pages_in};
+use super::span::{Content, bytes_at, bytes_of, pages_in};
 use super::tier::Counter;
 use super::{Ask, Core, Few, Origin};
 use crate::device::{Attempt, Result};
@@ -184,7 +183,7 @@ impl Core {
     /// [`attempt`](crate::device::BlockDevice::attempt) of a write: one that misses a page has to
     /// be admitted first.
     pub(super) fn attempt_admitted_write(&self, offset: u64, data: &[u8], ask: Ask<'_>) -> Attempt {
-        if !self.is_choosy() || self.geometry.check_write(offset, data.len() as u64).is_err() {
+        if !self.is_choosy() {
             return self.attempt_write(offset, data, ask);
         }
         let bytes = bytes_at(offset, data.len());
@@ -207,22 +206,20 @@ impl Core {
         done
     }
 
-    /// Writes `data` at `offset` as `behaviour` does, but for what is not admitted: pages
-    /// that are not cached are written around the cache then.
+    /// Writes `content` as `behaviour` does, but for what is not admitted: pages that are not
+    /// cached are written around the cache then.
     pub(super) fn write_admitted(
         &self,
         behaviour: &dyn Behaviour,
-        offset: u64,
-        data: &[u8],
+        content: &Content<'_>,
         ask: Ask<'_>,
     ) -> Result<()> {
-        let bytes = bytes_at(offset, data.len());
-        let pages = pages_in(&bytes);
         if !behaviour.caches_writes() || !self.is_choosy() {
-            return behaviour.write(self, offset, data, ask);
+            return behaviour.write(self, content, ask);
         }
-        if self.admits(&bytes, true, ask.from)? {
-            behaviour.write(self, offset, data, ask)?;
+        let (bytes, pages) = (&content.bytes, content.pages());
+        if self.admits(bytes, true, ask.from)? {
+            behaviour.write(self, content, ask)?;
             self.note_cached(pages);
             return Ok(());
         }
@@ -234,12 +231,11 @@ impl Core {
                 from..(from + 1..pages.end).find(|page| !continues(page)).unwrap_or(pages.end);
             let of_run = bytes_of(&run);
             let part = bytes.start.max(of_run.start)..bytes.end.min(of_run.end);
-            let content = Content::of(offset, data).part(part);
-            match content.data {
-                Some(data) if is_cached => {
-                    behaviour.write(self, content.bytes.start, data, ask)?;
-                }
-                _ => self.bypass(&content, ask)?,
+            let content = content.part(part);
+            if is_cached {
+                behaviour.write(self, &content, ask)?;
+            } else {
+                self.bypass(&content, ask)?;
             }
             from = run.end;
         }

@@ -18,13 +18,12 @@ use std::sync::atomic::AtomicU64 as StdAtomicU64;
 
 use parking_lot::Mutex;
 
-use super::bypass::Content;
 use super::layout::PAGE;
 use super::mode::Behaviour;
 use super::policy::cost::{
     Costs, Decision, Kind, Place, SIZES, Sample, WHOLE, size_class, size_of_class,
 };
-use super::span::{bytes_at, is_whole, pages_in, pages_of};
+use super::span::{Content, bytes_at, is_whole, pages_in, pages_of};
 use super::tier::Counter;
 use super::{Ask, Core, Few, Origin};
 use crate::device::{Attempt, Result};
@@ -40,7 +39,7 @@ pub(super) const CHOICES: [&str; 2] = ["off", "auto"];
 const AUTO: u64 = 1;
 
 /// Smaller writes are always cached.
-const LARGE: usize = 64 << 10;
+const LARGE: u64 = 64 << 10;
 /// In a share: one request more goes to the backing.
 const PROBE: u32 = 1 << 31;
 
@@ -119,8 +118,8 @@ impl ByCost {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    fn class(&self, kind: Kind, len: usize) -> &Class {
-        &self.classes[kind as usize][size_class(len as u64)]
+    fn class(&self, kind: Kind, len: u64) -> &Class {
+        &self.classes[kind as usize][size_class(len)]
     }
 
     /// A request begins.
@@ -143,8 +142,7 @@ impl ByCost {
     /// is taken back.
     pub(super) fn give_back_read(&self, len: u64) {
         if self.is_on() {
-            let _ =
-                self.picks_or_was_picked(Kind::Read, usize::try_from(len).unwrap_or(usize::MAX));
+            let _ = self.picks_or_was_picked(Kind::Read, len);
         }
     }
 
@@ -154,7 +152,7 @@ impl ByCost {
     }
 
     /// A request of this kind and size is the backing's.
-    fn picks(&self, kind: Kind, len: usize) -> bool {
+    fn picks(&self, kind: Kind, len: u64) -> bool {
         let class = self.class(kind, len);
         let share = class.share.load(Ordering::Relaxed);
         if share == 0 {
@@ -171,7 +169,7 @@ impl ByCost {
     }
 
     /// Whether the cache serves a request that an attempt may have picked already and handed back.
-    fn picks_or_was_picked(&self, kind: Kind, len: usize) -> bool {
+    fn picks_or_was_picked(&self, kind: Kind, len: u64) -> bool {
         let handed_back = &self.class(kind, len).handed_back;
         let take = |count: u32| count.checked_sub(1);
         let was_picked = handed_back.load(Ordering::Relaxed) > 0
@@ -213,8 +211,11 @@ impl Core {
         buf: &mut [u8],
         from: Origin,
     ) -> Attempt {
-        let may_be = self.by_cost.is_on() && self.may_read_around(offset, buf.len());
-        if may_be && self.hands_back(Kind::Read, buf.len()) {
+        if let Err(error) = self.geometry.check(offset, buf.len() as u64) {
+            return Attempt::Done(Err(error));
+        }
+        let may_be = self.by_cost.is_on() && may_read_around(offset, buf.len());
+        if may_be && self.hands_back(Kind::Read, buf.len() as u64) {
             return Attempt::WouldBlock;
         }
         self.attempt_noted_read(offset, buf, from)
@@ -223,22 +224,25 @@ impl Core {
     /// [`attempt`](crate::device::BlockDevice::attempt) of a write in a mode that writes back: one
     /// that is the backing's is handed back.
     pub(super) fn attempt_write_by_cost(&self, offset: u64, data: &[u8], ask: Ask<'_>) -> Attempt {
-        if !self.may_go_around(offset, data.len()) {
+        if let Err(error) = self.geometry.check_write(offset, data.len() as u64) {
+            return Attempt::Done(Err(error));
+        }
+        if !self.may_go_around(&bytes_at(offset, data.len())) {
             return self.attempt_admitted_write(offset, data, ask);
         }
-        if self.hands_back(Kind::Write, data.len()) {
+        if self.hands_back(Kind::Write, data.len() as u64) {
             return Attempt::WouldBlock;
         }
         let began_ns = now_ns();
         let done = self.attempt_admitted_write(offset, data, ask);
         if matches!(done, Attempt::Done(Ok(()))) {
             let took_ns = now_ns().saturating_sub(began_ns);
-            self.see_cost(Place::Memory, Kind::Write, data.len(), took_ns, 1);
+            self.see_cost(Place::Memory, Kind::Write, data.len() as u64, took_ns, 1);
         }
         done
     }
 
-    fn hands_back(&self, kind: Kind, len: usize) -> bool {
+    fn hands_back(&self, kind: Kind, len: u64) -> bool {
         let picks = self.by_cost.picks(kind, len);
         if picks {
             self.by_cost.class(kind, len).handed_back.fetch_add(1, Ordering::Relaxed);
@@ -247,11 +251,10 @@ impl Core {
     }
 
     /// A request took `took_ns` at `place`, and stands for `weight` of its kind and size.
-    fn see_cost(&self, place: Place, kind: Kind, len: usize, took_ns: u64, weight: u32) {
+    fn see_cost(&self, place: Place, kind: Kind, len_bytes: u64, took_ns: u64, weight: u32) {
         let at_backing = self.pace.foreground_requests();
         let all = u32::try_from(self.by_cost.count_under_way()).unwrap_or(u32::MAX);
         let depths = [all.saturating_sub(at_backing), at_backing];
-        let len_bytes = len as u64;
         self.by_cost.see(&Sample { place, kind, len_bytes, took_ns, depths, weight });
     }
 
@@ -261,7 +264,7 @@ impl Core {
             && let Some(took_ns) = running.sampled_ns()
         {
             let weight = u32::try_from(SAMPLE_ONE_IN).unwrap_or(u32::MAX);
-            self.see_cost(Place::Memory, Kind::Read, len, took_ns, weight);
+            self.see_cost(Place::Memory, Kind::Read, len as u64, took_ns, weight);
         }
     }
 
@@ -280,7 +283,7 @@ impl Core {
     pub(super) fn note_backing_read(&self, len: usize, began_ns: u64) {
         if self.by_cost.is_on() {
             let took_ns = now_ns().saturating_sub(began_ns);
-            self.see_cost(Place::Backing, Kind::Read, len, took_ns, 1);
+            self.see_cost(Place::Backing, Kind::Read, len as u64, took_ns, 1);
         }
     }
 
@@ -312,8 +315,8 @@ impl Core {
     /// Reads clean pages at `offset` from the backing, where that is quicker. False: the cache is
     /// to be read.
     fn reads_around(&self, offset: u64, buf: &mut [u8], class: u8) -> bool {
-        let may_be = self.may_read_around(offset, buf.len());
-        if !may_be || !self.by_cost.picks_or_was_picked(Kind::Read, buf.len()) {
+        let may_be = may_read_around(offset, buf.len());
+        if !may_be || !self.by_cost.picks_or_was_picked(Kind::Read, buf.len() as u64) {
             return false;
         }
         let pages = pages_of(offset, buf.len() as u64);
@@ -326,12 +329,6 @@ impl Core {
         self.counters.add_of(class, Counter::PassThroughReads, 1);
         self.counters.add(Counter::ReadsByCost, 1);
         true
-    }
-
-    /// A read of `len` bytes at `offset` is of whole pages of the device.
-    fn may_read_around(&self, offset: u64, len: usize) -> bool {
-        let is_inside = len > 0 && self.geometry.check(offset, len as u64).is_ok();
-        is_inside && is_whole(&bytes_at(offset, len))
     }
 
     /// The versions of `pages`, where all of them are cached, clean and whole, for a request of
@@ -348,46 +345,47 @@ impl Core {
         pages.map(see).collect()
     }
 
-    /// A write of `len` bytes at `offset` may go around the cache by cost: by its ends, it misses.
-    fn may_go_around(&self, offset: u64, len: usize) -> bool {
-        let may_be = self.by_cost.is_on() && len >= LARGE && self.groups.is_none();
-        if !may_be || self.geometry.check_write(offset, len as u64).is_err() {
+    /// A write of `bytes` may go around the cache by cost: by its ends, it misses.
+    fn may_go_around(&self, bytes: &Range<u64>) -> bool {
+        let is_large = self.by_cost.is_on() && bytes.end - bytes.start >= LARGE;
+        if !is_large || self.groups.is_some() || !is_whole(bytes) {
             return false;
         }
-        let bytes = bytes_at(offset, len);
-        if !is_whole(&bytes) {
-            return false;
-        }
-        let pages = pages_in(&bytes);
+        let pages = pages_in(bytes);
         [pages.start, pages.end - 1].iter().all(|page| self.find(*page).is_none())
     }
 
-    /// Writes `data` at `offset` as `behaviour` does, or around the cache where that is quicker,
+    /// Writes `content` as `behaviour` does, or around the cache where that is quicker,
     /// and measures what it takes.
     pub(super) fn write_by_cost(
         &self,
         behaviour: &dyn Behaviour,
-        offset: u64,
-        data: &[u8],
+        content: &Content<'_>,
         ask: Ask<'_>,
     ) -> Result<()> {
-        let write = || self.write_admitted(behaviour, offset, data, ask);
-        if !behaviour.writes_back() || !self.may_go_around(offset, data.len()) {
+        let write = || self.write_admitted(behaviour, content, ask);
+        if !behaviour.writes_back() || !self.may_go_around(&content.bytes) {
             return write();
         }
-        let goes_around = self.by_cost.picks_or_was_picked(Kind::Write, data.len());
+        let len = content.len_bytes();
+        let goes_around = self.by_cost.picks_or_was_picked(Kind::Write, len);
         let began_ns = now_ns();
         let (place, written) = if goes_around {
             self.counters.add(Counter::WritesByCost, 1);
-            let written = self.bypass(&Content::of(offset, data), Ask { fua: true, ..ask });
+            let written = self.bypass(content, Ask { fua: true, ..ask });
             (Place::Backing, written)
         } else {
             (Place::Memory, write())
         };
         if written.is_ok() {
             let took_ns = now_ns().saturating_sub(began_ns);
-            self.see_cost(place, Kind::Write, data.len(), took_ns, 1);
+            self.see_cost(place, Kind::Write, len, took_ns, 1);
         }
         written
     }
+}
+
+/// A read of `len` bytes at `offset` is of whole pages.
+fn may_read_around(offset: u64, len: usize) -> bool {
+    len > 0 && is_whole(&bytes_at(offset, len))
 }

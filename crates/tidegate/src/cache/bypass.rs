@@ -10,57 +10,18 @@ use std::ops::Range;
 
 use super::index::Found;
 use super::layout::{PAGE, PAGE_BYTES};
-use super::span::{bytes_at, bytes_of, is_whole, pages_in, pieces};
-use super::store::Note;
+use super::span::{Content, PIECE_PAGES, bytes_of, is_whole};
 use super::tier::Counter;
 use super::traffic::{Passage, Traffic};
-use super::{Ask, Core, Mode, Origin};
+use super::{Ask, Core, Origin};
 use crate::device::{Result, WriteFlags, ZeroFlags};
-
-/// Pages that are written around the cache at once.
-const PIECE_PAGES: u64 = 256;
-
-/// What is written to some bytes of the backing.
-pub(super) struct Content<'a> {
-    pub(super) bytes: Range<u64>,
-    /// None: zeroes.
-    pub(super) data: Option<&'a [u8]>,
-}
-
-impl<'a> Content<'a> {
-    /// `data` at `offset`.
-    pub(super) fn of(offset: u64, data: &'a [u8]) -> Self {
-        Self { bytes: bytes_at(offset, data.len()), data: Some(data) }
-    }
-
-    /// Zeroes for `pages`.
-    pub(super) fn zeroes(pages: &Range<u64>) -> Self {
-        Self { bytes: bytes_of(pages), data: None }
-    }
-
-    /// What of it is for `bytes`.
-    pub(super) fn part(&self, bytes: Range<u64>) -> Self {
-        let at = |byte: u64| usize::try_from(byte - self.bytes.start).unwrap_or(usize::MAX);
-        let data = self.data.map(|data| &data[at(bytes.start)..at(bytes.end)]);
-        Self { bytes, data }
-    }
-
-    /// In pieces that are written at once.
-    fn pieces(&self) -> impl Iterator<Item = Self> {
-        pieces(self.bytes.clone(), PIECE_PAGES).map(|piece| self.part(piece))
-    }
-
-    fn pages(&self) -> Range<u64> {
-        pages_in(&self.bytes)
-    }
-}
 
 impl Core {
     /// Writes `content` to the backing, and removes its pages from the cache. With atomic flush it
     /// writes them into the cache: the backing never has a part of a group.
     pub(super) fn bypass(&self, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
         if self.groups.is_some() {
-            return self.write_back(content, ask, &mut |_| ());
+            return self.write_whole_pages(content, ask, &mut |_| ());
         }
         for piece in content.pieces() {
             if !self.backing_takes(&piece.bytes) {
@@ -162,7 +123,7 @@ impl Core {
 
     fn write_piece_through(&self, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
         let mut stored: Vec<Found> = Vec::new();
-        self.write_back(content, ask, &mut |found| stored.push(found))?;
+        self.write_whole_pages(content, ask, &mut |found| stored.push(found))?;
         let buckets = Traffic::buckets(content.pages());
         let passages: Vec<Passage> = buckets.into_iter().map(|it| self.traffic.begin(it)).collect();
         let written = self.write_standing(content, ask, stored);
@@ -172,14 +133,6 @@ impl Core {
             self.written.lock().extend(written);
         }
         Ok(())
-    }
-
-    /// Writes `content` to slots, and makes no records; zeroes are for whole pages.
-    fn write_back(&self, content: &Content<'_>, ask: Ask<'_>, note: Note<'_>) -> Result<()> {
-        match content.data {
-            Some(data) => self.write_whole_pages(content.bytes.start, data, ask, note),
-            None => self.zero_pages(content.pages(), ask, note),
-        }
     }
 
     /// Writes those of `stored` to the backing that are still the newest versions: a later write
@@ -257,9 +210,4 @@ impl Core {
     pub(super) fn has_all(&self, pages: &Range<u64>) -> bool {
         pages.clone().all(|page| self.find(page).is_some())
     }
-}
-
-impl Mode {
-    /// Most pages whose zeroes go to slots; for more the backing is asked.
-    pub(super) const ZERO_PAGES_MAX: u64 = PIECE_PAGES;
 }

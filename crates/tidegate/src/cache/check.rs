@@ -223,13 +223,8 @@ fn check_slots(
         Ok(())
     })?;
     report.doubtful_lanes = doubtful_lanes.len() as u64;
-    report_lost_headers(bad_headers, report);
-    Ok(())
-}
-
-/// Headers that no crash leaves: it interrupts the newest batch of each lane, and opening the pool
-/// makes what it left void.
-fn report_lost_headers(bad_headers: u64, report: &mut Report) {
+    // A crash interrupts the newest batch of each lane, and opening the pool makes what it left
+    // void.
     let most = OVERWRITTEN_MAX as u64;
     if bad_headers > most {
         report.fault(format!(
@@ -237,6 +232,7 @@ fn report_lost_headers(bad_headers: u64, report: &mut Report) {
              at most {most}: the pages of the others are lost"
         ));
     }
+    Ok(())
 }
 
 /// Data of a lane's last batch that is not what its checksum says: damage where one bit makes the
@@ -250,7 +246,7 @@ fn report_last(slot: u32, found: &SlotHeader, data: Data, report: &mut Report) {
     report.fault(format!(
         "slot {slot}: the data of {} differs by one bit from its checksum: it was changed, or \
          never finished, which nothing tells; opening the pool frees the slot",
-        page_of(found)
+        name_of(found.page, found.dirty)
     ));
 }
 
@@ -262,10 +258,6 @@ fn report_damaged(slot: u32, page: u64, is_dirty: bool, report: &mut Report) {
     }
     let name = name_of(page, is_dirty);
     report.fault(format!("slot {slot}: the data of {name} does not match its checksum"));
-}
-
-fn page_of(found: &SlotHeader) -> String {
-    name_of(found.page, found.dirty)
 }
 
 fn name_of(page: u64, is_dirty: bool) -> String {
@@ -396,7 +388,7 @@ fn report_changed(
             if found.group <= report.committed_group
                 && (newest.is_newer_than(&found) || scan.is_whole(slot, &found)?) =>
         {
-            page_of(&found)
+            name_of(found.page, found.dirty)
         }
         Some((bit, Decoded::Free { .. })) if bit < 64 => "no page".to_owned(),
         _ => return Ok(false),

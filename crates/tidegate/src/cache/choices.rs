@@ -18,7 +18,7 @@ use super::policy::classes::Classes;
 use super::policy::cleaning::{CLEANING_NAMES, CLEANINGS, CleaningEntry, Part};
 use super::policy::cutoff;
 use super::policy::promotion::{PROMOTION_NAMES, PROMOTIONS, PromotionEntry};
-use super::policy::settings::{Kind, Settings, Spec, Unit};
+use super::policy::settings::{Settings, Spec, Unit};
 use super::policy::{REPLACEMENT_NAMES, REPLACEMENTS, ReplacementEntry};
 use super::{CacheDeviceOptions, Core};
 use crate::sync::Ordering;
@@ -39,54 +39,21 @@ const RECORD: u64 = 1;
 
 /// The engine's own settings.
 const SPECS: &[Spec] = &[
-    Spec {
-        key: "eviction",
-        kind: Kind::Choice(&REPLACEMENT_NAMES),
-        default: 0,
-        help: "which pages a full cache gives up first",
-    },
-    Spec {
-        key: "cleaning",
-        kind: Kind::Choice(&CLEANING_NAMES),
-        default: 0,
-        help: "which dirty pages are written to the backing ahead of need",
-    },
-    Spec {
-        key: "cleaning-rate",
-        kind: Kind::Number(Unit::Bytes, 0, 1 << 40),
-        default: 0,
-        help: "most bytes that are cleaned in a second ahead of need, or 0 for no limit",
-    },
-    Spec {
-        key: "promotion",
-        kind: Kind::Choice(&PROMOTION_NAMES),
-        default: 0,
-        help: "which pages that miss are cached",
-    },
-    Spec {
-        key: "pt-error-threshold",
-        kind: Kind::Number(Unit::Count, 0, 1_000_000),
-        default: 0,
-        help: "errors of the memory from which on all passes through, or 0 for no number",
-    },
-    Spec {
-        key: "granularity",
-        kind: Kind::Choice(&GRANULARITIES),
-        default: RECORD,
-        help: "what a write of a part of a page that is not cached stores",
-    },
-    Spec {
-        key: "by-content",
-        kind: Kind::Choice(&BY_CONTENT_CHOICES),
-        default: 0,
-        help: "whether a write stores only what it changes; auto measures what that saves",
-    },
-    Spec {
-        key: "cost",
-        kind: Kind::Choice(&COST_CHOICES),
-        default: 0,
-        help: "whether the backing serves what it is quicker at; auto measures both devices",
-    },
+    Spec::choice("eviction", &REPLACEMENT_NAMES, 0)
+        .about("which pages a full cache gives up first"),
+    Spec::choice("cleaning", &CLEANING_NAMES, 0)
+        .about("which dirty pages are written to the backing ahead of need"),
+    Spec::number("cleaning-rate", Unit::Bytes, 0..=1 << 40, 0)
+        .about("most bytes that are cleaned in a second ahead of need, or 0 for no limit"),
+    Spec::choice("promotion", &PROMOTION_NAMES, 0).about("which pages that miss are cached"),
+    Spec::number("pt-error-threshold", Unit::Count, 0..=1_000_000, 0)
+        .about("errors of the memory from which on all passes through, or 0 for no number"),
+    Spec::choice("granularity", &GRANULARITIES, RECORD)
+        .about("what a write of a part of a page that is not cached stores"),
+    Spec::choice("by-content", &BY_CONTENT_CHOICES, 0)
+        .about("whether a write stores only what it changes; auto measures what that saves"),
+    Spec::choice("cost", &COST_CHOICES, 0)
+        .about("whether the backing serves what it is quicker at; auto measures both devices"),
 ];
 
 /// The setting that holds the table of IO classes: its lines, with semicolons between them.
@@ -202,16 +169,19 @@ impl Choices {
         self.classes.to_string().trim_end().replace('\n', ";")
     }
 
+    /// The position of the policy that is chosen by `setting`, among those whose names it may be.
+    fn chosen(&self, setting: usize) -> usize {
+        usize::try_from(self.own.get(setting)).unwrap_or_default()
+    }
+
     /// The policy of eviction.
     pub(super) fn replacement(&self) -> &'static ReplacementEntry {
-        let at = usize::try_from(self.own.get(EVICTION)).unwrap_or_default();
-        REPLACEMENTS.get(at).unwrap_or(&REPLACEMENTS[0])
+        &REPLACEMENTS[self.chosen(EVICTION)]
     }
 
     /// The policy of promotion and its settings.
     fn promotion(&self) -> (&'static PromotionEntry, &Settings) {
-        let at = usize::try_from(self.own.get(PROMOTION)).unwrap_or_default();
-        let at = at.min(PROMOTIONS.len() - 1);
+        let at = self.chosen(PROMOTION);
         (&PROMOTIONS[at], &self.promotions[at])
     }
 
@@ -250,8 +220,7 @@ impl Choices {
 
     /// The policy of cleaning and its settings.
     fn cleaning(&self) -> (&'static CleaningEntry, &Settings) {
-        let at = usize::try_from(self.own.get(CLEANING)).unwrap_or_default();
-        let at = at.min(CLEANINGS.len() - 1);
+        let at = self.chosen(CLEANING);
         (&CLEANINGS[at], &self.cleanings[at])
     }
 }

@@ -129,7 +129,7 @@ impl Core {
     /// has them, and cleans them before where it `cleans`.
     fn evict_of_class(&self, number: usize, pages: u32, class: u8, cleans: bool) -> Result<()> {
         let mut shard = self.shards.lock(number);
-        let most = pages.max(batch_pages(shard.slot_count()).min(shard.class_share(class) / 8));
+        let most = pages.max(batch_pages(shard.slot_count()).min(shard.orders().share(class) / 8));
         let coldest = shard.victims_of(class, most);
         drop(shard);
         let (dirty, clean): (Vec<_>, Vec<_>) = coldest.into_iter().partition(|found| found.dirty);

@@ -31,6 +31,9 @@ use crate::sync::Ordering;
 use crate::tier::clock::now_ns;
 use crate::tier::ledger::Failed;
 
+/// Of a batch, which the backing or the pool may have failed.
+type Cleaned<T> = std::result::Result<T, Failed>;
+
 /// Threads that clean: while the batch of one is at the backing, the other copies the next one.
 pub(super) const CLEANERS: u32 = 2;
 /// Most bytes of one request to the backing.
@@ -161,11 +164,7 @@ impl Core {
         self.apart_from_flushes(|| self.try_to_clean(pages, scratch))
     }
 
-    fn try_to_clean(
-        &self,
-        mut pages: Vec<Found>,
-        scratch: &mut Scratch,
-    ) -> std::result::Result<usize, Failed> {
+    fn try_to_clean(&self, mut pages: Vec<Found>, scratch: &mut Scratch) -> Cleaned<usize> {
         pages.sort_unstable_by_key(|found| found.page);
         let _passages = self.begin_passages(&mut pages);
         let (runs, damage) = self.load(&mut pages, scratch)?;
@@ -202,7 +201,7 @@ impl Core {
         &self,
         pages: &mut Vec<Found>,
         scratch: &mut Scratch,
-    ) -> std::result::Result<(Vec<Run>, Option<DeviceError>), Failed> {
+    ) -> Cleaned<(Vec<Run>, Option<DeviceError>)> {
         self.read_bases(pages, &mut scratch.bases).map_err(Failed::Below)?;
         scratch.data.resize(pages.len() * PAGE, 0);
         let mut bases = scratch.bases.chunks(PAGE);
@@ -283,12 +282,7 @@ impl Core {
     }
 
     /// Writes `runs`, which are of `pages`, and flushes the backing, in turn with other batches.
-    fn write_batch(
-        &self,
-        runs: &[Run],
-        data: &[u8],
-        pages: &[Found],
-    ) -> std::result::Result<(), Failed> {
+    fn write_batch(&self, runs: &[Run], data: &[u8], pages: &[Found]) -> Cleaned<()> {
         let _turn = self.lock_turn();
         let began_ns = now_ns();
         self.write_runs(runs, data).map_err(Failed::Below)?;

@@ -151,7 +151,7 @@ impl Core {
     ) {
         let saved_bytes = saved_bytes(done, &look.changed);
         if saved_bytes > 0 {
-            self.counters.add(Counter::SavedBytes, saved_bytes);
+            self.counters.add(Counter::UnchangedBytes, saved_bytes);
         }
         if let Some(sample) = look.sample {
             let store_ns = now_ns().saturating_sub(began_ns);

@@ -40,7 +40,7 @@ fn read_page(device: &dyn BlockDevice, page: u64) -> Vec<u8> {
 }
 
 fn saved_bytes(device: &CacheDevice) -> u64 {
-    device.core.counters.get(tier::Counter::SavedBytes)
+    device.core.counters.get(tier::Counter::UnchangedBytes)
 }
 
 #[test]

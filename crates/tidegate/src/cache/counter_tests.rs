@@ -215,12 +215,12 @@ fn pages_that_are_kept_are_written_to_the_cache_and_unchanged_ones_are_not() {
     let device = open_over(pool_of(64, 4096), Counting::new(), NO_THREAD);
     device.set("by-content", "on").unwrap();
     device.read(0, &mut [0; 3 * PAGE]).unwrap();
-    assert_eq!(count(&device, Counter::CacheWrites), 0);
+    assert_eq!(count(&device, Counter::BlockWrites), 0);
     work(&device);
-    assert_eq!(count(&device, Counter::CacheWrites), 3);
+    assert_eq!(count(&device, Counter::BlockWrites), 3);
     write_pages(&device, 0, 1);
     write_pages(&device, 0, 1);
-    assert_eq!((count(&device, Counter::CacheWrites), counts(&device, WRITES)), (4, [2, 0, 0, 0]));
+    assert_eq!((count(&device, Counter::BlockWrites), counts(&device, WRITES)), (4, [2, 0, 0, 0]));
 }
 
 #[test]
@@ -281,5 +281,59 @@ fn counters_of_io_classes_add_up_too() {
     ] {
         assert!(sum(name, false) > 0, "{name}");
         assert_eq!(sum(name, true), sum(name, false), "{name}");
+    }
+}
+
+/// The names of metrics are a contract with scripts, and people read what is said of them.
+#[test]
+fn the_metrics_of_counters_are_named_and_explained() {
+    let device = super::tests::open(&pool_of(64, 4096), &super::tests::memory());
+    let mut collector = Collector::default();
+    device.metrics(&mut collector);
+    let found: Vec<_> = collector.finish().into_iter().map(|it| it.metric).collect();
+    for (name, help) in [
+        ("cache_read_hits", "Reads of which all pages were cached"),
+        ("cache_read_partial_misses", "Reads of which a part was cached"),
+        ("cache_read_full_misses", "Reads of which nothing was cached"),
+        ("cache_write_hits", "Writes of which all pages were cached"),
+        ("cache_write_partial_misses", "Writes of which a part was cached"),
+        ("cache_write_full_misses", "Writes of which nothing was cached"),
+        ("cache_pass_through_reads", "Reads around the cache"),
+        ("cache_pass_through_writes", "Writes around the cache"),
+        ("cache_block_reads", "Pages read from the cache"),
+        ("cache_block_writes", "Pages written to the cache"),
+        ("cache_core_reads", "Pages read from the backing"),
+        ("cache_core_writes", "Pages written to the backing"),
+        ("cache_evictions", "Clean pages that made place for others"),
+        ("cache_full_waits", "Waits of a write for a free slot"),
+        ("cache_cut_off", "Requests of long streams that were not cached"),
+        ("cache_not_promoted", "Requests that promotion did not cache"),
+        (
+            "cache_class_full",
+            "Requests that went around the cache because their IO class may not use more of it",
+        ),
+        (
+            "cache_reads_by_cost",
+            "Reads of cached pages that the backing served because the memory was slower",
+        ),
+        (
+            "cache_writes_by_cost",
+            "Large writes that went to the backing because the memory was slower",
+        ),
+        (
+            "cache_unchanged_bytes",
+            "Bytes that writes did not store, for the memory had them already",
+        ),
+        ("cache_groups_committed", "Groups of writes that were committed"),
+        (
+            "cache_groups_committed_early",
+            "Groups that filled the cache, and were committed before a flush",
+        ),
+        ("cache_write_errors", "Batches of pages that the memory failed"),
+        ("cache_core_read_errors", "Reads that the backing failed"),
+        ("cache_core_write_errors", "Writes and flushes that the backing failed"),
+    ] {
+        let is_it = |it: &crate::stats::Metric| (&*it.name, &*it.help) == (name, help);
+        assert!(found.iter().any(is_it), "{name}: {help}");
     }
 }

@@ -6,13 +6,12 @@
 
 use std::collections::BTreeSet;
 
-use super::Core;
-use super::index::Found;
+use super::index::{Found, Spent};
 use super::layout::is_part;
 use super::policy::classes::CLASSES;
 use super::tier::Counter;
+use super::{Core, PmemResult, Scratch};
 use crate::device::{DeviceError, DeviceErrorKind, Result};
-use crate::pmem::PmemError;
 
 /// Most pages that leave the cache at once.
 const BATCH_PAGES: u32 = 64;
@@ -78,7 +77,7 @@ impl Core {
     ///
     /// # Errors
     /// The backing did not take the dirty pages, or the memory failed.
-    pub(super) fn reclaim(&self, number: usize, scratch: &mut super::Scratch) -> Result<usize> {
+    pub(super) fn reclaim(&self, number: usize, scratch: &mut Scratch) -> Result<usize> {
         let united = self.unite_spent(number)?;
         if united > 0 {
             return Ok(united);
@@ -94,7 +93,7 @@ impl Core {
 
     /// Follows the order of shard `number`, at most once around, until pages leave the cache: those
     /// that wait for a commit cannot.
-    fn reclaim_coldest(&self, number: usize, scratch: &mut super::Scratch) -> Result<usize> {
+    fn reclaim_coldest(&self, number: usize, scratch: &mut Scratch) -> Result<usize> {
         let mut left = self.shards.lock(number).usage().live;
         while left > 0 {
             let Coldest { pages, is_clean, looked_at } =
@@ -143,7 +142,7 @@ impl Core {
     ///
     /// # Errors
     /// As for [`reclaim`](Self::reclaim).
-    pub(super) fn reclaim_where_needed(&self, scratch: &mut super::Scratch) -> Result<usize> {
+    pub(super) fn reclaim_where_needed(&self, scratch: &mut Scratch) -> Result<usize> {
         let needy = self.needy_shards();
         let share = self.cleaners.batch_pages() / needy.len().max(1);
         let mut departing = Departing { core: self, of: Vec::new() };
@@ -179,7 +178,7 @@ impl Core {
         Ok(freed)
     }
 
-    fn clean_and_evict(&self, dirty: &[Found], scratch: &mut super::Scratch) -> Result<usize> {
+    fn clean_and_evict(&self, dirty: &[Found], scratch: &mut Scratch) -> Result<usize> {
         let mut batch = dirty.to_vec();
         self.add_clusters(&mut batch, dirty.len());
         self.clean(batch, scratch)?;
@@ -188,7 +187,7 @@ impl Core {
     }
 
     /// Makes free slots of the coldest pages of each IO class in shard `number`.
-    fn reclaim_of_each_class(&self, number: usize, scratch: &mut super::Scratch) -> Result<usize> {
+    fn reclaim_of_each_class(&self, number: usize, scratch: &mut Scratch) -> Result<usize> {
         let mut coldest = Vec::new();
         self.shards.lock(number).victims_of_each(PAGES_OF_CLASS, &mut coldest);
         let (dirty, clean): (Vec<_>, Vec<_>) = coldest.into_iter().partition(|found| found.dirty);
@@ -231,29 +230,29 @@ impl Core {
     /// Makes slots of shard `number` whole again of which no part holds a page: one store voids the
     /// headers of all parts, dead ones too. Returns how many.
     pub(super) fn unite_spent(&self, number: usize) -> Result<usize> {
-        let (spent, slots) = {
-            let mut shard = self.shards.lock(number);
-            let spent = shard.take_spent(UNITED_AT_ONCE);
-            let slots: Vec<u32> = spent.iter().map(|it| shard.slot_of(it)).collect();
-            (spent, slots)
-        };
+        let spent = self.shards.lock(number).take_spent(UNITED_AT_ONCE);
+        // Before any of them is written over: what lies in a part must not be taken for its header.
+        self.void_spent(number, &spent)
+    }
+
+    /// Voids the headers of `spent`, slots of shard `number`, which then are free or have left.
+    /// Returns how many.
+    pub(super) fn void_spent(&self, number: usize, spent: &[Spent]) -> Result<usize> {
         if spent.is_empty() {
             return Ok(0);
         }
-        // Before any of them is written over: what lies in a part must not be taken for its header.
-        let void = slots.iter().try_for_each(|slot| self.void(*slot));
+        let void = spent.iter().try_for_each(|it| self.void(it.slot));
         let void = void.and_then(|()| self.region.fence());
         let mut shard = self.shards.lock(number);
         if let Err(error) = void {
-            for it in &spent {
+            self.note_lost_slot();
+            for it in spent {
                 shard.leave_spent(it);
             }
-            drop(shard);
-            self.note_lost_slot();
             return Err(error.into());
         }
-        for it in &spent {
-            shard.unite(it);
+        for it in spent {
+            shard.free_spent(it);
         }
         shard.notify();
         Ok(spent.len())
@@ -268,10 +267,7 @@ impl Core {
         let mut dead = Vec::new();
         let is_removable = |found: &&Found| {
             let mut shard = self.shard(found.page);
-            let is_clean = shard.find(found.page).is_some_and(|now| {
-                now.slot == found.slot && now.version == found.version && !now.dirty
-            });
-            let is_removable = is_clean && !shard.is_held(found.page);
+            let is_removable = shard.can_leave(found) && !shard.is_held(found.page);
             if is_removable {
                 shard.take_older_of(found.page, &mut dead);
             }
@@ -294,7 +290,7 @@ impl Core {
     }
 
     /// Voids the headers of `dead`, older versions, and then those of `removed`.
-    fn void_pages(&self, dead: &[u32], removed: &[&Found]) -> std::result::Result<(), PmemError> {
+    fn void_pages(&self, dead: &[u32], removed: &[&Found]) -> PmemResult {
         if !dead.is_empty() {
             dead.iter().try_for_each(|slot| self.void(*slot))?;
             // Invariant 3: an older version must be gone before the newest one goes.
@@ -330,7 +326,7 @@ impl Core {
     }
 
     /// Voids the header of `slot`, durably with the next fence: one atomic store of its checksums.
-    pub(super) fn void(&self, slot: u32) -> std::result::Result<(), PmemError> {
+    pub(super) fn void(&self, slot: u32) -> PmemResult {
         let at = self.places.header(slot);
         self.region.store_u64(at, 0)?;
         self.region.write_back(at, 8)
@@ -343,7 +339,7 @@ impl Core {
     pub(super) fn wait_for_slot(&self, number: usize) -> Result<()> {
         if self.groups.is_some() && self.shards.lock(number).keeps_slots() {
             // The group may hold all that are left.
-            self.counters.add(Counter::EarlyGroupCommits, 1);
+            self.counters.add(Counter::GroupsCommittedEarly, 1);
             self.commit_groups()?;
         }
         if !self.waker.is_running() {

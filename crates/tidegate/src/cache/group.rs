@@ -17,11 +17,10 @@
 use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
 
-use super::Core;
 use super::layout::{commit_offset, commit_word, parity};
 use super::tier::Counter;
+use super::{Core, PmemResult};
 use crate::device::Result;
-use crate::pmem::PmemError;
 use crate::sync::{AtomicU64, Ordering};
 
 /// One write more: a word counts those so far in its upper half, those under way in its lower.
@@ -137,14 +136,14 @@ impl Core {
         }
         self.store_commit_word(group)?;
         writes.fetch_and(UNDER_WAY, Ordering::SeqCst);
-        self.counters.add(Counter::GroupCommits, 1);
+        self.counters.add(Counter::GroupsCommitted, 1);
         self.release_members(group);
         groups.committed.store(group, Ordering::SeqCst);
         Ok(())
     }
 
     /// Stores the commit word of `group`, durably: its members were fenced by their writers.
-    fn store_commit_word(&self, group: u64) -> std::result::Result<(), PmemError> {
+    fn store_commit_word(&self, group: u64) -> PmemResult {
         let at = self.data_offset + commit_offset(group);
         for (offset, half) in [0, 8].into_iter().zip(commit_word(self.salt, group)) {
             self.region.store_u64(at + offset, half)?;
@@ -175,7 +174,7 @@ impl Core {
         if self.groups.is_none() || !pages.any(|page| self.shard(page).is_pinned()) {
             return Ok(());
         }
-        self.counters.add(Counter::EarlyGroupCommits, 1);
+        self.counters.add(Counter::GroupsCommittedEarly, 1);
         self.commit_groups()
     }
 }

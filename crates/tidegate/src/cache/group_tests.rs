@@ -29,7 +29,7 @@ fn crash(device: CacheDevice, region: &Arc<Region>, backing: &Arc<MemoryDevice>)
 }
 
 fn early_commits(device: &CacheDevice) -> u64 {
-    device.core.counters.get(Counter::EarlyGroupCommits)
+    device.core.counters.get(Counter::GroupsCommittedEarly)
 }
 
 #[test]

@@ -37,13 +37,12 @@ use smallvec::SmallVec;
 use super::cleaner::Cleaner;
 use super::cluster::Sharding;
 use super::layout::{
-    PAGES_MAX, PART_UNITS_MAX, UNITS, can_split, parity, part_number, part_of, units_of, whole_slot,
+    PAGES_MAX, PART_UNITS_MAX, UNITS, can_split, parity, part_of, units_of, whole_slot,
 };
 use super::orders::Orders;
 use super::policy::classes::{Admission, Classes};
-use super::policy::cleaning::{DirtySlots, Load};
+use super::policy::cleaning::Load;
 use super::policy::{MAX_SLOTS, ReplacementEntry};
-use super::table::Table;
 use slots::Slots;
 pub(super) use slots::Spent;
 
@@ -146,6 +145,11 @@ pub(super) struct Base {
 }
 
 impl Found {
+    /// It is the same version of the page, in the same slot.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        (self.page, self.slot, self.version) == (other.page, other.slot, other.version)
+    }
+
     /// The page over which the record lies.
     pub(super) fn under(&self) -> Option<Self> {
         let Base { slot, version, dirty, zero, verified, .. } = self.base?;
@@ -266,8 +270,6 @@ struct Stock {
 /// The pages and slots of one shard.
 pub(super) struct Shard {
     stock: Stock,
-    number: u32,
-    sharding: Sharding,
     slots: Slots,
     /// Slots from this number on leave.
     usable: u32,
@@ -275,8 +277,7 @@ pub(super) struct Shard {
     left: Vec<u32>,
     /// Leaving slots that are dead.
     left_dead: Vec<u32>,
-    table: Table,
-    /// By dense numbers, as those of `table` and `cleaner` are.
+    /// By dense numbers, as those of `cleaner` are.
     orders: Orders,
     cleaner: Cleaner,
     /// The groups that are not yet committed, by their parity.
@@ -319,13 +320,10 @@ impl Shard {
         };
         Self {
             stock,
-            number,
-            sharding,
-            slots: Slots::new((0..own).map(free).collect()),
+            slots: Slots::new(number, sharding, (0..own).map(free).collect()),
             usable: own,
             left: Vec::new(),
             left_dead: Vec::new(),
-            table: Table::new(own),
             orders: Orders::new(replacement, own),
             cleaner: Cleaner::none(),
             groups: Default::default(),
@@ -335,22 +333,6 @@ impl Shard {
             departing: 0,
             stuck: BTreeSet::new(),
             lost_slots: 0,
-        }
-    }
-
-    fn number_of(&self, own: u32) -> u32 {
-        match self.slots.part(own) {
-            None => own * self.sharding.count + self.number,
-            Some((it, unit)) => part_of(self.number_of(it.slot), unit),
-        }
-    }
-
-    /// The number of `slot` in this shard. Of a part of a slot that is not split any more there is
-    /// none, and this stands for no slot.
-    fn own(&self, slot: u32) -> u32 {
-        match part_number(slot) {
-            None => slot / self.sharding.count,
-            Some(part) => self.slots.part_of(part.slot / self.sharding.count, part.unit),
         }
     }
 
@@ -381,7 +363,7 @@ impl Shard {
         let slot = self.slots[own];
         Found {
             page: slot.page(),
-            slot: self.number_of(own),
+            slot: self.slots.number_of(own),
             version: slot.version,
             dirty: slot.is(DIRTY),
             zero: slot.is(ZERO),
@@ -402,7 +384,7 @@ impl Shard {
         let base = if is_lost { own } else { *self.bases.get(&own)? };
         let slot = self.slots[base];
         Some(Base {
-            slot: self.number_of(base),
+            slot: self.slots.number_of(base),
             version: slot.version,
             dirty: slot.is(DIRTY),
             zero: slot.is(ZERO),
@@ -411,48 +393,54 @@ impl Shard {
         })
     }
 
-    fn own_of(&self, page: u64) -> Option<u32> {
-        self.slots.own_of(&self.table, page)
-    }
-
     /// The newest version of `page`.
     pub(super) fn find(&self, page: u64) -> Option<Found> {
-        self.own_of(page).map(|own| self.found(own))
+        self.slots.own_of(page).map(|own| self.found(own))
     }
 
     /// A request of `class` used `found`, which is of this class from now on: a read, or a write
     /// that changed nothing.
     pub(super) fn touch(&mut self, found: &Found, class: u8, is_write: bool) {
-        let own = self.own(found.slot);
+        let own = self.slots.own(found.slot);
         let (before, class) = (self.slot(own).class(), self.orders.known(class));
         let dense = self.slots.dense(own);
         if before == class {
             return self.orders.of(class).touch(dense, is_write);
         }
         self.orders.of(before).remove(dense, found.page);
-        self.count(own, false);
-        self.slot(own).set_class(class);
-        self.count(own, true);
+        self.change(own, |slot| slot.set_class(class));
         self.orders.of(class).insert(dense, found.page);
     }
 
     /// The IO class of the page in the slot of `found`.
     pub(super) fn class_of(&self, found: &Found) -> u8 {
-        self.slots.get(self.own(found.slot)).map_or(0, |slot| slot.class())
+        self.slots.get(self.slots.own(found.slot)).map_or(0, |slot| slot.class())
     }
 
-    /// Slot `own` begins to count as its class's, or ceases to.
+    /// The live slot `own` begins to count, for its class too, or ceases to.
     fn count(&mut self, own: u32, begins: bool) {
-        let (slot, units) = (self.slots[own], self.units(own).into());
-        let usage = &mut self.orders.usage[usize::from(slot.class())];
+        let (slot, units) = (self.slots[own], u64::from(self.units(own)));
         let dirty_units = if slot.is(DIRTY) { units } else { 0 };
-        if begins {
-            usage.live_units += units;
-            usage.dirty_units += dirty_units;
-        } else {
-            usage.live_units -= units;
-            usage.dirty_units -= dirty_units;
+        let (usage, of_class) =
+            (&mut self.usage, &mut self.orders.usage[usize::from(slot.class())]);
+        for (count, change) in [
+            (&mut usage.live, 1),
+            (&mut usage.records, slot.is(RECORD).into()),
+            (&mut usage.parts, (units < UNITS.into()).into()),
+            (&mut usage.dirty, slot.is(DIRTY).into()),
+            (&mut usage.dirty_units, dirty_units),
+            (&mut of_class.live_units, units),
+            (&mut of_class.dirty_units, dirty_units),
+        ] {
+            if begins { *count += change } else { *count -= change }
         }
+    }
+
+    /// Changes the live slot `own`, which counts as what it is then.
+    fn change(&mut self, own: u32, change: impl FnOnce(&mut Slot)) {
+        self.count(own, false);
+        change(self.slot(own));
+        self.count(own, true);
     }
 
     /// The orders of eviction, by IO class.
@@ -464,11 +452,6 @@ impl Shard {
     /// `reserve` slots.
     pub(super) fn admission(&self, class: u8, pages: u32, reserve: u32) -> Admission {
         self.orders.admission(class, pages, self.available() <= reserve)
-    }
-
-    /// Slots that `class` may use.
-    pub(super) fn class_share(&self, class: u8) -> u32 {
-        self.orders.share(class)
     }
 
     /// The next pages of `class` to evict that take `slots` slots together, as far as there are, in
@@ -496,17 +479,15 @@ impl Shard {
         let order = self.order_of_all();
         self.orders.set_classes(classes);
         for own in &order {
-            self.count(*own, false);
             let class = self.orders.known(self.slots[*own].class());
-            self.slot(*own).set_class(class);
-            self.count(*own, true);
+            self.change(*own, |slot| slot.set_class(class));
         }
         self.insert_all(&order);
     }
 
     /// `found` is still the newest version of its page.
     pub(super) fn stands(&self, found: &Found) -> bool {
-        self.find(found.page).is_some_and(|it| it.slot == found.slot && it.version == found.version)
+        self.find(found.page).is_some_and(|now| now.is_same(found))
     }
 
     /// Slots that can be taken.
@@ -577,7 +558,7 @@ impl Shard {
     fn take_part(&mut self, units: u32) -> Option<Taken> {
         let (own, dead_page) = self.slots.take(units, self.usable)?;
         if let Some(page) = dead_page {
-            self.hold(page);
+            self.stock.held.push(page);
         }
         Some(Taken { units, ..self.taken(own, dead_page) })
     }
@@ -586,7 +567,7 @@ impl Shard {
     fn taken(&mut self, own: u32, dead_page: Option<u64>) -> Taken {
         let version = self.stock.next_version;
         self.stock.next_version += 1;
-        Taken { slot: self.number_of(own), version, dead_page, units: 0, splits: false }
+        Taken { slot: self.slots.number_of(own), version, dead_page, units: 0, splits: false }
     }
 
     /// Slot `whole` is split, none of its units free; returns its first part.
@@ -611,37 +592,36 @@ impl Shard {
         let capacity = self.slots.capacity();
         self.orders.resize(self.slots.whole_count(), capacity);
         self.insert_all(order);
-        self.table = self.slots.new_table();
+        self.slots.rebuild_table();
         let cleaner = self.cleaner.for_slots(capacity);
         self.set_cleaner(cleaner);
     }
 
     /// Up to `n` slots of which no part is in use. Their pages are held until
-    /// [`unite`](Self::unite).
+    /// [`free_spent`](Self::free_spent).
     pub(super) fn take_spent(&mut self, n: usize) -> Vec<Spent> {
         let spent = self.slots.take_spent(n);
+        self.hold_pages_of(spent)
+    }
+
+    fn hold_pages_of(&mut self, spent: Vec<Spent>) -> Vec<Spent> {
         self.stock.held.extend(spent.iter().flat_map(|it| it.pages.iter().copied()));
         spent
     }
 
-    /// The number of the slot of `spent` through all shards.
-    pub(super) fn slot_of(&self, spent: &Spent) -> u32 {
-        self.number_of(spent.slot)
-    }
-
     /// The header of the slot of `spent` is durably void.
-    pub(super) fn unite(&mut self, spent: &Spent) {
+    pub(super) fn free_spent(&mut self, spent: &Spent) {
         for page in &spent.pages {
             self.drop_hold(Some(*page));
         }
-        self.slots.unite(spent.slot);
-        self.free(self.number_of(spent.slot));
+        self.slots.unite(self.slots.own(spent.slot));
+        self.free(spent.slot);
     }
 
     /// The memory failed while the header of the slot of `spent` was voided.
     pub(super) fn leave_spent(&mut self, spent: &Spent) {
         self.stuck.extend(&spent.pages);
-        self.lose_slots(1);
+        self.lost_slots += 1;
     }
 
     /// Adds those of the next `n` pages to evict to `out` that make free slots, and has all of
@@ -670,7 +650,7 @@ impl Shard {
             Some(own) => {
                 let page = self.slot(own).page();
                 // Until the slot's new header is durable, the old one may come back.
-                self.hold(page);
+                self.stock.held.push(page);
                 (own, Some(page))
             }
             None => (self.pop_free()?, None),
@@ -693,9 +673,9 @@ impl Shard {
     pub(super) fn publish(&mut self, page: u64, taken: &Taken, stored: Stored) -> bool {
         self.drop_hold(taken.dead_page);
         let own = if taken.splits {
-            self.split_whole(whole_slot(taken.slot) / self.sharding.count)
+            self.split_whole(self.slots.own(whole_slot(taken.slot)))
         } else {
-            self.own(taken.slot)
+            self.slots.own(taken.slot)
         };
         if taken.units > 0 {
             self.slots.fill(own, taken.units, self.usable);
@@ -704,7 +684,7 @@ impl Shard {
         let class = self.orders.known(class);
         let flags = flag(dirty, DIRTY) | flag(zero, ZERO) | flag(record, RECORD);
         let word = page << PAGE_SHIFT | LIVE | flags | u64::from(class) << CLASS_SHIFT;
-        let Some(old) = self.place(own, Slot { word, version: taken.version }) else {
+        let Some(old) = self.slots.place(own, Slot { word, version: taken.version }) else {
             self.enter(own);
             self.insert(own);
             self.join_group(own, None, group);
@@ -822,7 +802,7 @@ impl Shard {
     }
 
     fn stop_waiting(&mut self, page: u64, parity: usize) {
-        let Some(own) = self.own_of(page) else { return };
+        let Some(own) = self.slots.own_of(page) else { return };
         let slot = self.slot(own);
         slot.word &= !WAITS[parity];
         if slot.word & WAITS_ANY == 0 {
@@ -833,7 +813,7 @@ impl Shard {
 
     /// `page` has a member of a group that is not yet committed.
     pub(super) fn waits(&self, page: u64) -> bool {
-        self.own_of(page).is_some_and(|own| self.slots[own].is(WAITS_ANY))
+        self.slots.own_of(page).is_some_and(|own| self.slots[own].is(WAITS_ANY))
     }
 
     /// Groups that are not yet committed hold so many slots that writers may find none.
@@ -842,35 +822,14 @@ impl Shard {
         pinned * 8 >= u64::from(self.slot_count()) * 7
     }
 
-    /// Makes `own` the slot of the page in `slot`; returns the page's slot before.
-    fn place(&mut self, own: u32, slot: Slot) -> Option<u32> {
-        let old = self.slots.place(&mut self.table, own, slot.page());
-        *self.slot(own) = slot;
-        old
-    }
-
     /// The live slot `own` counts from now on.
     fn enter(&mut self, own: u32) {
-        let slot = self.slots[own];
-        self.usage.live += 1;
-        let units = self.units(own);
-        self.usage.records += u64::from(slot.is(RECORD));
-        self.usage.parts += u64::from(units < UNITS);
-        self.usage.dirty += u64::from(slot.is(DIRTY));
-        self.usage.dirty_units += if slot.is(DIRTY) { units.into() } else { 0 };
         self.count(own, true);
         self.note_dirty(own);
     }
 
     /// Slot `own` is live no more, and does not count.
     fn leave(&mut self, own: u32) {
-        let slot = self.slots[own];
-        let units = self.units(own);
-        self.usage.live -= 1;
-        self.usage.records -= u64::from(slot.is(RECORD));
-        self.usage.parts -= u64::from(units < UNITS);
-        self.usage.dirty -= u64::from(slot.is(DIRTY));
-        self.usage.dirty_units -= if slot.is(DIRTY) { units.into() } else { 0 };
         self.count(own, false);
         self.note_left(own);
         // At once: a look through all slots must not take it for the page's.
@@ -925,10 +884,6 @@ impl Shard {
         }
     }
 
-    fn hold(&mut self, page: u64) {
-        self.stock.held.push(page);
-    }
-
     /// `page` may not be removed now.
     pub(super) fn is_held(&self, page: u64) -> bool {
         self.stock.held.contains(&page) || self.is_stuck(page)
@@ -958,14 +913,9 @@ impl Shard {
 
     /// `slot` stays taken, and where it is a part no other one of its slot is taken any more.
     pub(super) fn lose(&mut self, slot: u32) {
-        let own = self.own(slot);
+        let own = self.slots.own(slot);
         let is_first = self.slots.part(own).is_none() || self.slots.lose(own);
-        self.lose_slots(u32::from(is_first));
-    }
-
-    /// `count` slots stay taken.
-    pub(super) fn lose_slots(&mut self, count: u32) {
-        self.lost_slots += count;
+        self.lost_slots += u32::from(is_first);
     }
 
     /// Some slots cannot become free, for the memory failed.
@@ -981,7 +931,7 @@ impl Shard {
         let stuck = self.stuck.iter().filter_map(|page| self.find(*page));
         let slots_of = |found: Found| {
             let slots = [Some(found.slot), found.base.map(|base| base.slot)];
-            slots.into_iter().flatten().filter(|slot| !self.slots.is_lost(self.own(*slot)))
+            slots.into_iter().flatten().filter(|slot| !self.slots.is_lost(self.slots.own(*slot)))
         };
         let slots: BTreeSet<u32> = stuck.flat_map(slots_of).map(whole_slot).collect();
         self.lost_slots as usize + slots.len() >= self.slot_count() as usize
@@ -991,9 +941,9 @@ impl Shard {
     /// page over which a record lies. The page is clean, so the backing has what is under the
     /// record.
     pub(super) fn take_older_of(&mut self, page: u64, out: &mut Vec<u32>) {
-        if let Some(under) = self.own_of(page).and_then(|own| self.bases.remove(&own)) {
+        if let Some(under) = self.slots.own_of(page).and_then(|own| self.bases.remove(&own)) {
             self.forget_base(under);
-            out.push(self.number_of(under));
+            out.push(self.slots.number_of(under));
         }
         let mut older = SmallVec::<[u32; 8]>::new();
         let mut stays = |own: &mut u32| {
@@ -1006,13 +956,12 @@ impl Shard {
         self.stock.dead.retain(&mut stays);
         self.left_dead.retain_mut(stays);
         self.slots.take_dead_of(page, |own| older.push(own), self.usable);
-        out.extend(older.into_iter().map(|own| self.number_of(own)));
+        out.extend(older.into_iter().map(|own| self.slots.number_of(own)));
     }
 
     /// Removes `found`, whose header is durably void; the slot is the caller's.
     pub(super) fn remove(&mut self, found: &Found) {
-        let own = self.slots.remove(&mut self.table, found.page);
-        if let Some(own) = own {
+        if let Some(own) = self.slots.remove(found.page) {
             let (class, dense) = (self.slot(own).class(), self.slots.dense(own));
             self.orders.of(class).remove(dense, found.page);
             self.leave(own);
@@ -1021,7 +970,7 @@ impl Shard {
 
     /// `slot`, whose header is durably void, is free.
     pub(super) fn free(&mut self, slot: u32) {
-        let (own, version) = (self.own(slot), self.stock.first_free);
+        let (own, version) = (self.slots.own(slot), self.stock.first_free);
         if self.slots.part(own).is_some() {
             return self.slots.free(own, self.usable);
         }
@@ -1035,30 +984,26 @@ impl Shard {
 
     /// The backing has flushed the bytes of `found`, which may be replaced by now.
     pub(super) fn cleaned(&mut self, found: &Found) {
-        let own = self.own(found.slot);
+        let own = self.slots.own(found.slot);
         if self.stands(found) && self.slots[own].is(DIRTY) {
-            self.count(own, false);
-            self.slot(own).word &= !DIRTY;
+            self.change(own, |slot| slot.word &= !DIRTY);
             self.zeroed.remove(&own);
-            self.count(own, true);
             if let Some(under) = self.bases.get(&own) {
                 self.slots[*under].word &= !DIRTY;
             }
-            self.usage.dirty -= 1;
-            self.usage.dirty_units -= u64::from(self.units(own));
             self.cleaner.cleaned(self.slots.dense(own), found.page);
         }
     }
 
     /// `found` is the newest version of its page, dirty, and waits for no commit.
     pub(super) fn can_be_cleaned(&self, found: &Found) -> bool {
-        self.stands(found) && self.slots[self.own(found.slot)].can_be_cleaned()
+        self.stands(found) && self.slots[self.slots.own(found.slot)].can_be_cleaned()
     }
 
     /// The data of `found` is as its checksum says.
     pub(super) fn verified(&mut self, found: &Found) {
         if self.stands(found) {
-            let own = self.own(found.slot);
+            let own = self.slots.own(found.slot);
             self.slot(own).word &= !UNVERIFIED;
         }
     }
@@ -1085,25 +1030,16 @@ impl Shard {
     /// Adds up to `n` dirty pages that can be cleaned to `out`, from the slot with the number
     /// `from` in this shard on, and returns where to go on, also where the shard gets another size.
     pub(super) fn dirty_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
-        let mut slots = Vec::new();
-        let next = self.dirty_slots().from(from, n, &mut slots);
-        self.add_found(slots, out);
+        let (found, next) = self.slots.from(from, n, Slot::can_be_cleaned);
+        out.extend(found.into_iter().map(|own| self.found(own)));
         next
     }
 
     /// Adds up to `n` clean pages to `out`, from the slot with the number `from` in this shard on,
     /// and returns where to go on, also where the shard gets another size.
     pub(super) fn clean_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
-        let most = out.len().saturating_add(n);
-        let mut next = from;
-        while out.len() < most
-            && let Some(own) = self.slots.number_from(next)
-        {
-            if self.slots[own].is(LIVE) && !self.slots[own].is(DIRTY) {
-                out.push(self.found(own));
-            }
-            next = own + 1;
-        }
+        let (found, next) = self.slots.from(from, n, |it| it.is(LIVE) && !it.is(DIRTY));
+        out.extend(found.into_iter().map(|own| self.found(own)));
         next
     }
 
@@ -1111,13 +1047,8 @@ impl Shard {
     /// its page.
     pub(super) fn can_leave(&self, found: &Found) -> bool {
         self.stands(found)
-            && !self.slots[self.own(found.slot)].is(DIRTY)
+            && !self.slots[self.slots.own(found.slot)].is(DIRTY)
             && !self.is_stuck(found.page)
-    }
-
-    fn dirty_slots(&self) -> Dirty<'_> {
-        let Self { number, sharding, slots, table, .. } = self;
-        Dirty { number: *number, sharding: *sharding, slots, table }
     }
 
     /// Adds the pages that the policy of cleaning names to `out`. Returns after how many
@@ -1130,17 +1061,15 @@ impl Shard {
     ) -> u64 {
         let (dirty_slots, slots) = (self.usage.cleanable(), self.slot_count().into());
         let load = Load { now_ns, last_request_ns, dirty_slots, slots };
-        let Self { number, sharding, slots, table, cleaner, .. } = self;
-        let dirty = Dirty { number: *number, sharding: *sharding, slots, table };
         let mut named = Vec::new();
-        let rest_ns = cleaner.next(&load, &dirty, &mut named);
+        let rest_ns = self.cleaner.next(&load, &self.slots, &mut named);
         self.add_found(named, out);
         rest_ns
     }
 
     /// `found` could not be cleaned, if it is still dirty.
     pub(super) fn put_off(&mut self, found: &Found) {
-        let own = self.own(found.slot);
+        let own = self.slots.own(found.slot);
         if self.stands(found) && self.slots[own].is(DIRTY) {
             self.cleaner.put_off(self.slots.dense(own));
         }
@@ -1176,7 +1105,7 @@ impl Shard {
 
     /// Reads where `page` is looked for, and nothing else.
     pub(super) fn look_up_ahead(&self, page: u64) -> u32 {
-        self.table.look_up_ahead(page)
+        self.slots.look_up_ahead(page)
     }
 
     /// At opening: `slot` holds a header of `page`. Returns the version that it replaces, or
@@ -1195,35 +1124,36 @@ impl Shard {
             | flag(found.zero, ZERO)
             | flag(found.record, RECORD)
             | flag(!found.verified, UNVERIFIED);
-        let own = self.own(found.slot);
-        self.place(own, Slot { word: found.page << PAGE_SHIFT | flags, version: found.version });
+        let own = self.slots.own(found.slot);
+        self.slots
+            .place(own, Slot { word: found.page << PAGE_SHIFT | flags, version: found.version });
         self.enter(own);
         known
     }
 
     /// At opening: `slot` is split. None of its parts is taken before all headers were seen.
     pub(super) fn recover_split(&mut self, slot: u32) {
-        let first = self.split_whole(slot / self.sharding.count);
+        let first = self.split_whole(self.slots.own(slot));
         self.slots.fill(first, 0, 0);
     }
 
     /// At opening: the part `slot` has a header, of a record of `lines` lines.
     pub(super) fn recover_part(&mut self, slot: u32, lines: u32) {
-        let own = self.own(slot);
+        let own = self.slots.own(slot);
         self.slots.fill(own, units_of(lines), 0);
     }
 
     /// At opening: the record in the slot of `found` lies over the page in slot `under`, or over
     /// one that is damaged.
     pub(super) fn recover_base(&mut self, found: &Found, under: Option<&Found>) {
-        let own = self.own(found.slot);
+        let own = self.slots.own(found.slot);
         let Some(under) = under else {
             self.slot(own).word |= LOST_BASE;
             return;
         };
         let flags = flag(under.dirty, DIRTY) | flag(under.zero, ZERO) | UNVERIFIED;
         let word = under.page << PAGE_SHIFT | flags;
-        let base = self.own(under.slot);
+        let base = self.slots.own(under.slot);
         *self.slot(base) = Slot { word, version: under.version };
         self.lay_over(own, base);
     }
@@ -1235,7 +1165,7 @@ impl Shard {
         (self.stock.first_free, self.stock.free) = (NONE, 0);
         for own in (0..self.slot_count()).rev() {
             if !self.slots[own].is(LIVE | BASE) {
-                self.free(self.number_of(own));
+                self.free(self.slots.number_of(own));
             }
         }
         self.slots.free_unused_parts(self.usable);
@@ -1270,7 +1200,7 @@ impl Shard {
     /// Bytes of memory but for those of the replacement policy.
     #[cfg(all(test, not(loom)))]
     pub(super) fn bytes(&self) -> usize {
-        self.slots.bytes() + self.table.bytes()
+        self.slots.bytes()
     }
 }
 
@@ -1283,37 +1213,4 @@ fn each_once(victims: &mut Vec<Found>) {
 /// `flag` where it is so.
 fn flag(is: bool, flag: u64) -> u64 {
     if is { flag } else { 0 }
-}
-
-/// The slots of a shard that can be cleaned, by their dense numbers.
-struct Dirty<'a> {
-    number: u32,
-    sharding: Sharding,
-    slots: &'a Slots,
-    table: &'a Table,
-}
-
-impl DirtySlots for Dirty<'_> {
-    fn of_page(&self, page: u64) -> Option<u32> {
-        if self.sharding.shard_of(page) != self.number as usize {
-            return None;
-        }
-        let own = self.slots.own_of(self.table, page)?;
-        self.slots[own].can_be_cleaned().then(|| self.slots.dense(own))
-    }
-
-    /// By numbers that stay where the shard gets another size, as its parts' dense ones do not.
-    fn from(&self, from: u32, n: usize, out: &mut Vec<u32>) -> u32 {
-        let most = out.len().saturating_add(n);
-        let mut next = from;
-        while out.len() < most
-            && let Some(own) = self.slots.number_from(next)
-        {
-            if self.slots[own].can_be_cleaned() {
-                out.push(self.slots.dense(own));
-            }
-            next = own + 1;
-        }
-        next
-    }
 }

@@ -158,12 +158,8 @@ impl Places {
         if let Some(part) = part_number(slot) {
             return self.data(part.slot) + u64::from(part.unit) * HEADER_BYTES;
         }
-        if slot >= self.chunk_slots {
-            let (stripe, within) = self.stripe_of(slot);
-            return stripe + within * HEADER_BYTES;
-        }
-        let (chunk, within) = self.chunk_of(slot);
-        chunk + CHUNK_HEAD_PAGES * PAGE_BYTES + within * HEADER_BYTES
+        let Located { headers, within, .. } = self.locate(slot);
+        headers + within * HEADER_BYTES
     }
 
     /// The data of `slot` in the region.
@@ -171,15 +167,8 @@ impl Places {
         if let Some(part) = part_number(slot) {
             return self.data(part.slot) + PART_HEADERS_BYTES + u64::from(part.unit) * UNIT_BYTES;
         }
-        if slot >= self.chunk_slots {
-            let (stripe, within) = self.stripe_of(slot);
-            return stripe + (1 + within) * PAGE_BYTES;
-        }
-        let (chunk, within) = self.chunk_of(slot);
-        let first = slot - slot % CHUNK_SLOTS;
-        let in_chunk = u64::from(CHUNK_SLOTS.min(self.chunk_slots - first));
-        let header_pages = in_chunk.div_ceil(HEADERS_A_PAGE);
-        chunk + (CHUNK_HEAD_PAGES + header_pages + within) * PAGE_BYTES
+        let Located { headers, header_pages, within } = self.locate(slot);
+        headers + (header_pages + within) * PAGE_BYTES
     }
 
     /// The slots from `first` to `end`, in runs of at most 64 whose headers lie side by side: the
@@ -200,15 +189,33 @@ impl Places {
         std::iter::successors(run_of(first), move |(first, count)| run_of(first + count))
     }
 
-    fn chunk_of(&self, slot: u32) -> (u64, u64) {
-        let (chunk, within) = (slot / CHUNK_SLOTS, slot % CHUNK_SLOTS);
-        (self.base + u64::from(chunk) * CHUNK_BYTES, u64::from(within))
+    /// The chunk or the stripe of `slot`.
+    #[inline]
+    fn locate(&self, slot: u32) -> Located {
+        if let Some(own) = slot.checked_sub(self.chunk_slots) {
+            let (stripe, within) = (u64::from(own) / STRIPE_SLOTS, u64::from(own) % STRIPE_SLOTS);
+            return Located {
+                headers: self.stripes + stripe * STRIPE_BYTES,
+                header_pages: 1,
+                within,
+            };
+        }
+        let (chunk, within) = (u64::from(slot / CHUNK_SLOTS), slot % CHUNK_SLOTS);
+        let in_chunk = u64::from(CHUNK_SLOTS.min(self.chunk_slots - (slot - within)));
+        let headers = self.base + chunk * CHUNK_BYTES + CHUNK_HEAD_BYTES;
+        let header_pages = in_chunk.div_ceil(HEADERS_A_PAGE);
+        Located { headers, header_pages, within: within.into() }
     }
+}
 
-    fn stripe_of(&self, slot: u32) -> (u64, u64) {
-        let own = u64::from(slot - self.chunk_slots);
-        (self.stripes + own / STRIPE_SLOTS * STRIPE_BYTES, own % STRIPE_SLOTS)
-    }
+/// Slots whose headers lie side by side, and behind them their data; and one of them.
+struct Located {
+    /// Where the headers begin.
+    headers: u64,
+    /// Pages that they take.
+    header_pages: u64,
+    /// The number of the slot among these.
+    within: u64,
 }
 
 /// `slots`, or as many as a pool can have.

@@ -76,7 +76,7 @@ pub(super) struct Base {
 }
 
 /// What is stored of an entry.
-pub(super) struct Content<'a> {
+pub(super) struct Payload<'a> {
     /// The bytes; none for zeroes.
     pub(super) data: Option<&'a [u8]>,
     /// Which lines of the page they are.
@@ -102,12 +102,12 @@ impl Merged {
     }
 
     /// What is stored of `entry`.
-    pub(super) fn data_of<'a>(&'a self, entry: &Entry<'a>) -> Content<'a> {
+    pub(super) fn data_of<'a>(&'a self, entry: &Entry<'a>) -> Payload<'a> {
         match self.pages.iter().find(|(page, ..)| *page == entry.page) {
             Some((_, Record { lines, bytes }, over)) => {
-                Content { data: Some(bytes), lines: *lines, over: *over }
+                Payload { data: Some(bytes), lines: *lines, over: *over }
             }
-            None => Content { data: entry.data, lines: ALL_LINES, over: 0 },
+            None => Payload { data: entry.data, lines: ALL_LINES, over: 0 },
         }
     }
 }

@@ -122,7 +122,7 @@ use crate::device::{
     AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
     ZeroFlags,
 };
-use crate::pmem::Region;
+use crate::pmem::{PmemError, Region};
 use crate::stats::{RequestKind, Requests};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::tier::background::{Waker, Work, Workers};
@@ -147,7 +147,7 @@ use mode::Mode;
 use pace::Pace;
 use queue::Queue;
 use resize::Resizing;
-use span::{pages_of, pieces};
+use span::{Content, pages_of, pieces};
 use tally::Tally;
 use tier::{Counter, Counters};
 use traffic::Traffic;
@@ -158,6 +158,9 @@ const LOCKS_LOG2: u32 = 14;
 /// What a request has one of for each page: on the stack where these are few, so that small
 /// requests allocate no memory.
 type Few<T> = SmallVec<[T; 4]>;
+
+/// Of stores to the memory.
+type PmemResult = std::result::Result<(), PmemError>;
 
 /// How a [`CacheDevice`] is to work.
 #[derive(Debug, Clone, Copy, Default)]
@@ -433,7 +436,9 @@ impl Core {
         let epoch = self.traffic.flush_begins();
         // Pages whose flush failed stay dirty, and are cleaned like all others.
         let flushed = self.backing.flush().inspect_err(|_| {
-            self.traffic.flush_failed();
+            // The backing may have lost what was read of it before: none of that may be kept,
+            // though a later flush succeeds.
+            self.traffic.keep_nothing_read();
             self.counters.add(Counter::CoreWriteErrors, 1);
         });
         flushed.map_err(Failed::Below)?;
@@ -479,7 +484,8 @@ impl Core {
         let _under_way = self.by_cost.begin();
         let (from, behaviour) = self.sort(queue, (offset, data.len() as u64), true);
         let tally = Tally::default();
-        self.write_by_cost(behaviour, offset, data, Ask { fua, from, tally: &tally })?;
+        let content = Content::of(offset, data);
+        self.write_by_cost(behaviour, &content, Ask { fua, from, tally: &tally })?;
         self.counters.count_write(from.class, &tally, &pages_of(offset, data.len() as u64));
         Ok(())
     }
@@ -491,12 +497,11 @@ impl Core {
         let (from, behaviour) = self.sort(queue, (offset, len), true);
         let tally = Tally::default();
         let ask = Ask { fua, from, tally: &tally };
-        pieces(offset..offset + len, u64::MAX).try_for_each(|piece| {
-            if span::is_whole(&piece) {
-                return behaviour.zero(self, &span::pages_in(&piece), ask);
-            }
-            let len = usize::try_from(piece.end - piece.start).unwrap_or_default();
-            behaviour.write(self, piece.start, &[0; PAGE][..len], ask)
+        let zeroes = [0; PAGE];
+        pieces(offset..offset + len, u64::MAX).try_for_each(|bytes| {
+            let part_len = usize::try_from(bytes.end - bytes.start).unwrap_or(PAGE);
+            let data = (!span::is_whole(&bytes)).then(|| &zeroes[..part_len]);
+            behaviour.write(self, &Content { bytes, data }, ask)
         })?;
         self.counters.count_write(from.class, &tally, &pages_of(offset, len));
         Ok(())
@@ -512,9 +517,9 @@ impl Core {
         // Not counted: a discard is no write, as in Open CAS.
         let ask = Ask { fua: false, from, tally: &Tally::default() };
         let mut whole = pieces(offset..offset + len, u64::MAX).filter(span::is_whole);
-        whole.try_for_each(|piece| match self.groups {
-            Some(_) => self.zero_cached(span::pages_in(&piece), ask),
-            None => behaviour.zero(self, &span::pages_in(&piece), ask),
+        whole.try_for_each(|bytes| match self.groups {
+            Some(_) => self.zero_cached(span::pages_in(&bytes), ask),
+            None => behaviour.write(self, &Content { bytes, data: None }, ask),
         })
     }
 

@@ -102,7 +102,12 @@ impl Core {
     /// to the client.
     pub(super) fn keep_read(&self, run: &[Missing], buf: &[u8], class: u8) {
         let first = run.first().map_or(0, |missing| missing.page);
-        self.offer_fills(run.iter().zip(buf.chunks(PAGE)), class);
+        for (missing, data) in run.iter().zip(buf.chunks(PAGE)) {
+            if self.fills.offer(|| missing.fill(data, class)) {
+                self.waker.wake_resting();
+            }
+            self.wake_where_due(missing.page);
+        }
         self.offer_clusters(&(first..first + run.len() as u64), class);
     }
 
@@ -136,15 +141,6 @@ impl Core {
         Ok(())
     }
 
-    fn offer_fills<'a>(&self, read: impl Iterator<Item = (&'a Missing, &'a [u8])>, class: u8) {
-        for (missing, data) in read {
-            if self.fills.offer(|| missing.fill(data, class)) {
-                self.waker.wake_resting();
-            }
-            self.wake_where_due(missing.page);
-        }
-    }
-
     /// The neighbours from `first` on that the cache does not have all of, at most `most`.
     fn missing_run(&self, first: u64, most: usize) -> Vec<Missing> {
         let pages = first..first + most.min(RUN_PAGES_MAX) as u64;
@@ -174,9 +170,6 @@ impl Core {
 
     /// [`attempt`](crate::device::BlockDevice::attempt) of a read: done where all of it is cached.
     pub(super) fn attempt_read(&self, offset: u64, buf: &mut [u8], class: u8) -> Attempt {
-        if let Err(error) = self.geometry.check(offset, buf.len() as u64) {
-            return Attempt::Done(Err(error));
-        }
         let running = self.requests.begin(RequestKind::Read, buf.len() as u64);
         for part in parts(offset, buf.len()) {
             match self.read_hit(&part, &mut buf[part.at.clone()], class) {
@@ -229,8 +222,7 @@ impl Core {
     /// holder may have voided the header of a page that leaves the cache.
     fn still_damaged(&self, found: &Found) -> Result<Option<Found>> {
         let _lock = self.lock_pages(std::iter::once(found.page));
-        let is_same = |now: &Found| now.slot == found.slot && now.version == found.version;
-        match self.find(found.page).filter(is_same) {
+        match self.find(found.page).filter(|now| now.is_same(found)) {
             Some(now) if self.is_damaged(&now)? => Ok(Some(now)),
             _ => Ok(None),
         }

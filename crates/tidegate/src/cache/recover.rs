@@ -237,6 +237,37 @@ impl<'a> Scan<'a> {
         }
         Ok(if is_one_bit_off(data, found.data_check) { Data::OneBitOff } else { Data::Other })
     }
+
+    /// Voids the headers of `slots`, durably.
+    fn void_all(&self, slots: &[u32]) -> Result<()> {
+        for slot in slots {
+            self.clear_word(self.header.places.header(*slot))?;
+        }
+        if slots.is_empty() { Ok(()) } else { Ok(self.region.fence()?) }
+    }
+
+    /// Takes the verdicts of `slots`, whose headers are durably void, away, durably.
+    ///
+    /// Versions of void headers are not known here, so one may be given out again. The verdict of
+    /// the version before would then hold for a header that was stored in part: a page whose bytes
+    /// the backing lacks would count as clean. A slot gets a new header only after this fence.
+    fn clear_verdicts<'b>(&self, slots: impl Iterator<Item = &'b u32>) -> Result<()> {
+        let mut has_cleared = false;
+        for slot in slots {
+            let at = self.header.places.header(*slot) + VERDICT_OFFSET;
+            if self.region.load_u64(at)? != 0 {
+                self.clear_word(at)?;
+                has_cleared = true;
+            }
+        }
+        if has_cleared { Ok(self.region.fence()?) } else { Ok(()) }
+    }
+
+    /// Makes the word at `offset` zero, durably with the next fence.
+    fn clear_word(&self, offset: u64) -> Result<()> {
+        self.region.store_u64(offset, 0)?;
+        Ok(self.region.write_back(offset, 8)?)
+    }
 }
 
 /// The newest batch of each lane: its number and its slots.
@@ -295,7 +326,8 @@ struct Recovery {
     last_page: u64,
     /// The last group of which the members count.
     committed_group: u64,
-    uncommitted: u64,
+    /// What to tell of it, as far as it was counted.
+    found: Recovered,
     /// Slots that hold an older version of a page.
     older: Vec<Found>,
     /// By the slot of a record: the version of the page over which it lies.
@@ -307,14 +339,8 @@ struct Recovery {
     /// Slots that are split, of which the headers may not be durable yet; and whether one bit of
     /// them was changed.
     split: Vec<(u32, bool)>,
-    unfinished: u64,
     /// Of the newest batches, those that hold data which is not what its checksum says.
     doubtful_lanes: BTreeSet<u16>,
-    /// Slots of those whose data differs by one bit, and the first page of which there is one.
-    changed: u64,
-    first_changed_offset: Option<u64>,
-    /// Clean pages that mean nothing.
-    forgotten: u64,
     /// A slot with a page of another shard.
     misplaced: Option<u32>,
 }
@@ -357,14 +383,15 @@ pub(super) fn open(
     choices.override_by(&options);
     let replacement = choices.replacement();
     let threads = if options.no_thread { 1 } else { threads() };
-    let mut recovery = Recovery::scan(&region, &header, replacement, threads)?;
-    recovery.check_batches(&region, &header)?;
+    let scan = Scan::new(&region, &header);
+    let mut recovery = Recovery::read(&scan, replacement, threads)?;
+    recovery.check_batches(&scan)?;
     recovery.forget_other_backing(&header, &binding, options.adopt_foreign)?;
-    if options.backing_changed || recovery.differs(&region, &header, &*backing)? {
+    if options.backing_changed || recovery.differs(&scan, &*backing)? {
         recovery.forget_changed_backing(options.adopt_foreign)?;
     }
     recovery.check_fit(geometry.size_bytes() / PAGE_BYTES)?;
-    let found = recovery.finish(&region, &header, replacement, threads)?;
+    let found = recovery.finish(&scan, replacement, threads)?;
     if header.version < VERSION {
         header.is_whole = false;
     }
@@ -469,15 +496,14 @@ fn geometry_over(
 
 impl Recovery {
     /// Reads all headers by `threads` threads. Each has shards of its own, and so slots of its own.
-    fn scan(
-        region: &Region,
-        header: &CacheHeader,
+    fn read(
+        scan: &Scan<'_>,
         replacement: &'static ReplacementEntry,
         threads: usize,
     ) -> Result<Self> {
-        let (slots, sharding) = (header.places.slots(), header.sharding());
+        let (slots, sharding) = (scan.header.places.slots(), scan.header.sharding());
         let count = sharding.count;
-        let committed_group = header.committed_group(region)?;
+        let committed_group = scan.header.committed_group(scan.region)?;
         let step = threads.clamp(1, count as usize);
         let read = |part: usize| {
             let numbers = (0..count).skip(part).step_by(step);
@@ -485,7 +511,7 @@ impl Recovery {
                 numbers.map(|number| Shard::new(number, sharding, slots, replacement)).collect();
             let shards = Shards { of, sharding, step };
             let mut recovery = Self { shards, committed_group, ..Self::default() };
-            Scan::new(region, header).each_of(part, step, |scanned| {
+            scan.each_of(part, step, |scanned| {
                 recovery.look_up_ahead(scanned);
                 for one in scanned {
                     recovery.see(one);
@@ -516,13 +542,13 @@ impl Recovery {
             whole.newest_version = whole.newest_version.max(part.newest_version);
             whole.last_page = whole.last_page.max(part.last_page);
             whole.committed_group = part.committed_group;
-            whole.uncommitted += part.uncommitted;
+            whole.found.uncommitted += part.found.uncommitted;
             whole.older.extend(part.older);
             whole.over.extend(part.over);
             whole.void.extend(part.void);
             whole.voided.extend(part.voided);
             whole.split.extend(part.split);
-            whole.unfinished += part.unfinished;
+            whole.found.unfinished += part.found.unfinished;
             shards.push(part.shards.of.into_iter());
         }
         let step = shards.len();
@@ -560,7 +586,7 @@ impl Recovery {
                 self.newest_version = self.newest_version.max(header.version);
                 self.last_page = self.last_page.max(header.page);
                 if header.group > self.committed_group {
-                    self.uncommitted += 1;
+                    self.found.uncommitted += 1;
                     self.void.push(slot);
                     return;
                 }
@@ -577,7 +603,7 @@ impl Recovery {
 
     /// The header or the data of `slot` is unfinished.
     fn give_up(&mut self, slot: u32) {
-        self.unfinished += 1;
+        self.found.unfinished += 1;
         self.void.push(slot);
     }
 
@@ -597,8 +623,8 @@ impl Recovery {
     }
 
     /// Looks at the data of the newest batches, and makes what counts of them durable.
-    fn check_batches(&mut self, region: &Region, header: &CacheHeader) -> Result<()> {
-        let scan = Scan::new(region, header);
+    fn check_batches(&mut self, scan: &Scan<'_>) -> Result<()> {
+        let Scan { region, header } = *scan;
         // A member of a group was fenced before the group's commit, and counts only after it.
         let members = self.newest.members().filter(|(_, found)| found.group == 0);
         let members: Vec<_> = members.copied().collect();
@@ -624,8 +650,8 @@ impl Recovery {
     fn note_doubt(&mut self, found: &SlotHeader, data: Data) {
         self.doubtful_lanes.insert(found.lane);
         if data == Data::OneBitOff {
-            self.changed += 1;
-            self.first_changed_offset.get_or_insert(found.page * PAGE_BYTES);
+            self.found.changed += 1;
+            self.found.first_changed_offset.get_or_insert(found.page * PAGE_BYTES);
         }
     }
 
@@ -680,13 +706,8 @@ impl Recovery {
 
     /// Some clean pages are not what the backing has, which another program changed then. A backing
     /// that cannot be read says nothing, and none that keeps nothing.
-    fn differs(
-        &self,
-        region: &Region,
-        header: &CacheHeader,
-        backing: &dyn BlockDevice,
-    ) -> Result<bool> {
-        let (scan, geometry) = (Scan::new(region, header), backing.geometry());
+    fn differs(&self, scan: &Scan<'_>, backing: &dyn BlockDevice) -> Result<bool> {
+        let geometry = backing.geometry();
         let pages = if geometry.keeps_data { geometry.size_bytes() / PAGE_BYTES } else { 0 };
         for found in self.samples().into_iter().filter(|found| found.page < pages) {
             let Some(held) = scan.page(&found)? else { continue };
@@ -711,7 +732,7 @@ impl Recovery {
             for found in all_of(shard).iter().filter(|found| !found.dirty) {
                 shard.remove(found);
                 self.void.push(found.slot);
-                self.forgotten += 1;
+                self.found.forgotten += 1;
             }
         }
     }
@@ -767,11 +788,11 @@ impl Recovery {
     /// Makes durable what counts, and then voids what does not.
     fn finish(
         &mut self,
-        region: &Region,
-        header: &CacheHeader,
+        scan: &Scan<'_>,
         replacement: &'static ReplacementEntry,
         threads: usize,
     ) -> Result<Recovered> {
+        let Scan { region, header } = *scan;
         for (slot, _) in self.split.iter().filter(|(_, is_changed)| *is_changed) {
             let bytes = split_header(header.salt, *slot);
             region.write(header.places.header(*slot), &bytes)?;
@@ -789,12 +810,12 @@ impl Recovery {
         self.find_bases();
         let older: Vec<u32> = self.older.iter().map(|it| it.slot).collect();
         // Older versions go before pages that leave the cache.
-        void_all(region, header, &older)?;
-        void_all(region, header, &self.void)?;
+        scan.void_all(&older)?;
+        scan.void_all(&self.void)?;
         let split = self.split.iter().map(|(slot, _)| slot);
         let voided = self.voided.iter().chain(&older).chain(&self.void).chain(split);
-        clear_verdicts(region, header, voided)?;
-        let older = older.len() as u64;
+        scan.clear_verdicts(voided)?;
+        self.found.older = older.len() as u64;
         let newest_version = self.newest_version;
         let shards = &mut self.shards.of;
         let at_once = shards.len().div_ceil(threads);
@@ -810,57 +831,13 @@ impl Recovery {
             }
             recovered(first);
         });
-        let usage = self.shards.of.iter().map(Shard::usage);
-        let (pages, dirty_pages) =
-            usage.fold((0, 0), |(pages, dirty), it| (pages + it.live, dirty + it.dirty));
-        let (unfinished, uncommitted) = (self.unfinished, self.uncommitted);
-        Ok(Recovered {
-            pages,
-            dirty_pages,
-            unfinished,
-            older,
-            uncommitted,
-            forgotten: self.forgotten,
-            doubtful_lanes: self.doubtful_lanes.len() as u64,
-            changed: self.changed,
-            first_changed_offset: self.first_changed_offset,
-        })
-    }
-}
-
-/// Voids the headers of `slots`, durably.
-fn void_all(region: &Region, header: &CacheHeader, slots: &[u32]) -> Result<()> {
-    if slots.is_empty() {
-        return Ok(());
-    }
-    for slot in slots {
-        let at = header.places.header(*slot);
-        region.store_u64(at, 0)?;
-        region.write_back(at, 8)?;
-    }
-    Ok(region.fence()?)
-}
-
-/// Takes the verdicts of `slots`, whose headers are durably void, away, durably.
-///
-/// Versions of void headers are not known here, so one may be given out again. The verdict of the
-/// version before would then hold for a header that was stored in part: a page whose bytes the
-/// backing lacks would count as clean. A slot gets a new header only after this fence.
-fn clear_verdicts<'a>(
-    region: &Region,
-    header: &CacheHeader,
-    slots: impl Iterator<Item = &'a u32>,
-) -> Result<()> {
-    let mut has_cleared = false;
-    for slot in slots {
-        let at = header.places.header(*slot) + VERDICT_OFFSET;
-        if region.load_u64(at)? != 0 {
-            region.store_u64(at, 0)?;
-            region.write_back(at, 8)?;
-            has_cleared = true;
+        for usage in self.shards.of.iter().map(Shard::usage) {
+            self.found.pages += usage.live;
+            self.found.dirty_pages += usage.dirty;
         }
+        self.found.doubtful_lanes = self.doubtful_lanes.len() as u64;
+        Ok(self.found)
     }
-    if has_cleared { Ok(region.fence()?) } else { Ok(()) }
 }
 
 /// The pages that `shard` holds.
@@ -908,7 +885,8 @@ mod tests {
         drop(device);
         let header = CacheHeader::read(&region).unwrap();
         let found_by = |threads| {
-            let mut found = Recovery::scan(&region, &header, &REPLACEMENTS[0], threads).unwrap();
+            let mut found =
+                Recovery::read(&Scan::new(&region, &header), &REPLACEMENTS[0], threads).unwrap();
             let pages: Vec<_> = (0..PAGES).map(|page| found.shard(page).find(page)).collect();
             let mut older: Vec<_> = found.older.iter().map(|it| it.slot).collect();
             older.sort_unstable();

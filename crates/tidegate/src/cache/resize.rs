@@ -263,7 +263,7 @@ impl Core {
             }
             if self.groups.is_some() {
                 // Pages may wait for a commit, and slots that they replaced.
-                self.counters.add(Counter::EarlyGroupCommits, 1);
+                self.counters.add(Counter::GroupsCommittedEarly, 1);
                 self.commit_groups()?;
             }
             // A writer fills the slot, or other writes to the backing keep the page busy.
@@ -300,21 +300,8 @@ impl Core {
     fn void_left_dead(&self, number: usize) -> Result<()> {
         loop {
             let dead = self.shards.lock(number).take_left_dead(BATCH_SLOTS);
-            if dead.is_empty() {
+            if self.void_spent(number, &dead)? == 0 {
                 return Ok(());
-            }
-            let void = dead.iter().try_for_each(|it| self.void(it.slot));
-            let void = void.and_then(|()| self.region.fence());
-            let mut shard = self.shards.lock(number);
-            if let Err(error) = void {
-                self.note_lost_slot();
-                for it in &dead {
-                    shard.left_dead_stuck(it);
-                }
-                return Err(error.into());
-            }
-            for it in &dead {
-                shard.left_dead_void(it);
             }
         }
     }

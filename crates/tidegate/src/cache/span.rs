@@ -76,6 +76,53 @@ pub(super) fn pieces(bytes: Range<u64>, pages_max: u64) -> impl Iterator<Item = 
     })
 }
 
+/// Most pages of a write that go to the backing at once.
+pub(super) const PIECE_PAGES: u64 = 256;
+
+/// What is written to some bytes of the backing.
+pub(super) struct Content<'a> {
+    pub(super) bytes: Range<u64>,
+    /// None: zeroes.
+    pub(super) data: Option<&'a [u8]>,
+}
+
+impl<'a> Content<'a> {
+    /// `data` at `offset`.
+    pub(super) fn of(offset: u64, data: &'a [u8]) -> Self {
+        Self { bytes: bytes_at(offset, data.len()), data: Some(data) }
+    }
+
+    /// Zeroes for `pages`.
+    pub(super) fn zeroes(pages: &Range<u64>) -> Self {
+        Self { bytes: bytes_of(pages), data: None }
+    }
+
+    /// What of it is for `bytes`.
+    pub(super) fn part(&self, bytes: Range<u64>) -> Self {
+        let at = |byte: u64| usize::try_from(byte - self.bytes.start).unwrap_or(usize::MAX);
+        let data = self.data.map(|data| &data[at(bytes.start)..at(bytes.end)]);
+        Self { bytes, data }
+    }
+
+    /// In pieces that are written at once.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = Self> {
+        pieces(self.bytes.clone(), PIECE_PAGES).map(|piece| self.part(piece))
+    }
+
+    pub(super) fn pages(&self) -> Range<u64> {
+        pages_in(&self.bytes)
+    }
+
+    pub(super) fn len_bytes(&self) -> u64 {
+        self.bytes.end - self.bytes.start
+    }
+
+    /// Zeroes for more pages than go to slots: the backing is asked.
+    pub(super) fn is_many_zeroes(&self) -> bool {
+        self.data.is_none() && self.len_bytes() > PIECE_PAGES * PAGE_BYTES
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;

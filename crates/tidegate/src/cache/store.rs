@@ -8,10 +8,10 @@ use super::layout::{
     ALL_LINES, ALL_PART_HEADERS, HEADER_BYTES, PAGE, SlotHeader, is_part, part_of, split_header,
     stored_bytes, whole_slot,
 };
-use super::merge::{Base, Content, Demand, Entry, Merged};
-use super::span::pages_of;
+use super::merge::{Base, Demand, Entry, Merged, Payload};
+use super::span::{Content, pages_of};
 use super::tier::Counter;
-use super::{Ask, Core, Few, fill};
+use super::{Ask, Core, Few, PmemResult, fill};
 use crate::device::{Attempt, Result};
 use crate::stats::RequestKind;
 use crate::sync::{Ordering, fence};
@@ -71,16 +71,10 @@ impl Member<'_> {
 pub(super) type Note<'a> = &'a mut dyn FnMut(Found);
 
 impl Core {
-    /// Stores `data` at `offset`, dirty. Durable on return, or with atomic flush and unless
-    /// `ask.fua`, when its group is committed.
-    pub(super) fn write_bytes(
-        &self,
-        offset: u64,
-        data: &[u8],
-        ask: Ask<'_>,
-        note: Note<'_>,
-    ) -> Result<()> {
-        self.store_all(&Entry::all(offset, data, ask.from.class), self.demand(ask), note)
+    /// Stores `content`, dirty. Durable on return, or with atomic flush and unless `ask.fua`, when
+    /// its group is committed.
+    pub(super) fn write_content(&self, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
+        self.store_content(content, self.demand(ask), &mut |_| ())
     }
 
     /// How a client's write is to be stored.
@@ -88,19 +82,30 @@ impl Core {
         Demand { ask, whole_pages: !self.makes_records(), by_content: true }
     }
 
-    /// As [`write_bytes`](Self::write_bytes), and the slots hold whole pages afterwards.
+    /// As [`write_content`](Self::write_content), and the slots hold whole pages afterwards.
     pub(super) fn write_whole_pages(
         &self,
-        offset: u64,
-        data: &[u8],
+        content: &Content<'_>,
         ask: Ask<'_>,
         note: Note<'_>,
     ) -> Result<()> {
-        let demand = Demand { ask, whole_pages: true, by_content: false };
-        self.store_all(&Entry::all(offset, data, ask.from.class), demand, note)
+        self.store_content(content, Demand { ask, whole_pages: true, by_content: false }, note)
     }
 
-    /// Makes pages zero, dirty. Durable as for [`write_bytes`](Self::write_bytes).
+    fn store_content(
+        &self,
+        content: &Content<'_>,
+        demand: Demand<'_>,
+        note: Note<'_>,
+    ) -> Result<()> {
+        let Some(data) = content.data else {
+            return self.zero_pages(content.pages(), demand.ask, note);
+        };
+        let entries = Entry::all(content.bytes.start, data, demand.ask.from.class);
+        self.store_all(&entries, demand, note)
+    }
+
+    /// Makes pages zero, dirty. Durable as for [`write_content`](Self::write_content).
     pub(super) fn zero_pages(
         &self,
         pages: impl Iterator<Item = u64>,
@@ -132,7 +137,7 @@ impl Core {
                     base = Some(self.read_base(page, demand.ask.from.class)?);
                 }
                 Some(Lack::Commit) => {
-                    self.counters.add(Counter::EarlyGroupCommits, 1);
+                    self.counters.add(Counter::GroupsCommittedEarly, 1);
                     self.commit_groups()?;
                 }
             }
@@ -142,9 +147,6 @@ impl Core {
 
     /// [`attempt`](crate::device::BlockDevice::attempt) of a write: done where there are slots.
     pub(super) fn attempt_write(&self, offset: u64, data: &[u8], ask: Ask<'_>) -> Attempt {
-        if let Err(error) = self.geometry.check_write(offset, data.len() as u64) {
-            return Attempt::Done(Err(error));
-        }
         if data.len() > BATCH_PAGES_MAX * PAGE {
             return Attempt::WouldBlock;
         }
@@ -235,7 +237,7 @@ impl Core {
         reserve: u32,
     ) -> (Few<Member<'a>>, usize) {
         let take = |entry: &Entry<'a>| {
-            let Content { data, lines, over } = merged.data_of(entry);
+            let Payload { data, lines, over } = merged.data_of(entry);
             let taken = self.shard(entry.page).take_for(lines.count_ones(), reserve)?;
             let Entry { page, dirty, class, .. } = *entry;
             Some(Member { page, data, lines, over, dirty, class, taken })
@@ -263,13 +265,13 @@ impl Core {
             return Ok(0);
         }
         if let Err(error) = self.make_durable(members, group) {
-            self.counters.add(Counter::CacheWriteErrors, 1);
+            self.counters.add(Counter::WriteErrors, 1);
             self.fallback.count();
             self.note_lost_slot();
             self.take_back(members);
             return Err(error.into());
         }
-        self.counters.add_each(Counter::CacheWrites, members.iter().map(|it| it.class));
+        self.counters.add_each(Counter::BlockWrites, members.iter().map(|it| it.class));
         let replaced = members.iter().filter(|it| self.publish(it, group)).count();
         drop(locks);
         Ok(replaced)
@@ -323,11 +325,7 @@ impl Core {
     /// A slot that is split gets its header in the same batch as its first part: without the one
     /// the other is not looked at, and the parts beside it are void by then. No other batch has a
     /// part of it before this one is fenced.
-    fn make_durable(
-        &self,
-        members: &[Member<'_>],
-        group: u64,
-    ) -> std::result::Result<(), crate::pmem::PmemError> {
+    fn make_durable(&self, members: &[Member<'_>], group: u64) -> PmemResult {
         self.clear_parts(members)?;
         let lane = self.lanes.take(&self.region);
         let store = |it: &Member<'_>| {
@@ -363,10 +361,7 @@ impl Core {
 
     /// Makes the headers of all parts void of slots that are to be split, durably: the header that
     /// splits the slot would else make an older one count, or other data that looks like one.
-    fn clear_parts(
-        &self,
-        members: &[Member<'_>],
-    ) -> std::result::Result<(), crate::pmem::PmemError> {
+    fn clear_parts(&self, members: &[Member<'_>]) -> PmemResult {
         let mut has_cleared = false;
         for taken in members.iter().map(|it| it.taken).filter(|it| it.splits) {
             let headers = self.places.header(part_of(whole_slot(taken.slot), 0));

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64 as StdAtomicU64;
 
 use serde_json::json;
+use strum::{EnumMessage, IntoStaticStr, VariantArray};
 
 use super::index::Usage;
 use super::layout::PAGE_BYTES;
@@ -52,92 +53,75 @@ const FALLBACK: Metric = Metric::gauge(
     "1 while all passes through after errors of the memory",
 );
 
-/// What is counted; the order is that of [`METRICS`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What is counted. The name of each is that of its metric, and what is said of it here is the help
+/// of the metric, without the full stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumMessage, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case", prefix = "cache_")]
 pub(super) enum Counter {
+    /// Reads of which all pages were cached.
     ReadHits,
+    /// Reads of which a part was cached.
     ReadPartialMisses,
+    /// Reads of which nothing was cached.
     ReadFullMisses,
+    /// Writes of which all pages were cached.
     WriteHits,
+    /// Writes of which a part was cached.
     WritePartialMisses,
+    /// Writes of which nothing was cached.
     WriteFullMisses,
+    /// Reads around the cache.
     PassThroughReads,
+    /// Writes around the cache.
     PassThroughWrites,
-    CacheReads,
-    CacheWrites,
+    /// Pages read from the cache.
+    BlockReads,
+    /// Pages written to the cache.
+    BlockWrites,
+    /// Pages read from the backing.
     CoreReads,
+    /// Pages written to the backing.
     CoreWrites,
+    /// Clean pages that made place for others.
     Evictions,
+    /// Waits of a write for a free slot.
     FullWaits,
+    /// Requests of long streams that were not cached.
     CutOff,
+    /// Requests that promotion did not cache.
     NotPromoted,
+    /// Requests that went around the cache because their IO class may not use more of it.
     ClassFull,
+    /// Reads of cached pages that the backing served because the memory was slower.
     ReadsByCost,
+    /// Large writes that went to the backing because the memory was slower.
     WritesByCost,
-    SavedBytes,
-    GroupCommits,
-    EarlyGroupCommits,
-    CacheWriteErrors,
+    /// Bytes that writes did not store, for the memory had them already.
+    UnchangedBytes,
+    /// Groups of writes that were committed.
+    GroupsCommitted,
+    /// Groups that filled the cache, and were committed before a flush.
+    GroupsCommittedEarly,
+    /// Batches of pages that the memory failed.
+    WriteErrors,
+    /// Reads that the backing failed.
     CoreReadErrors,
+    /// Writes and flushes that the backing failed.
     CoreWriteErrors,
 }
 
-const COUNTERS: usize = Counter::CoreWriteErrors as usize + 1;
+const COUNTERS: usize = Counter::VARIANTS.len();
 
-const METRICS: [Metric; COUNTERS] = [
-    Metric::counter("cache_read_hits", Unit::Count, "Reads of which all pages were cached"),
-    Metric::counter("cache_read_partial_misses", Unit::Count, "Reads of which a part was cached"),
-    Metric::counter("cache_read_full_misses", Unit::Count, "Reads of which nothing was cached"),
-    Metric::counter("cache_write_hits", Unit::Count, "Writes of which all pages were cached"),
-    Metric::counter("cache_write_partial_misses", Unit::Count, "Writes of which a part was cached"),
-    Metric::counter("cache_write_full_misses", Unit::Count, "Writes of which nothing was cached"),
-    Metric::counter("cache_pass_through_reads", Unit::Count, "Reads around the cache"),
-    Metric::counter("cache_pass_through_writes", Unit::Count, "Writes around the cache"),
-    Metric::counter("cache_block_reads", Unit::Count, "Pages read from the cache"),
-    Metric::counter("cache_block_writes", Unit::Count, "Pages written to the cache"),
-    Metric::counter("cache_core_reads", Unit::Count, "Pages read from the backing"),
-    Metric::counter("cache_core_writes", Unit::Count, "Pages written to the backing"),
-    Metric::counter("cache_evictions", Unit::Count, "Clean pages that made place for others"),
-    Metric::counter("cache_full_waits", Unit::Count, "Waits of a write for a free slot"),
-    Metric::counter("cache_cut_off", Unit::Count, "Requests of long streams that were not cached"),
-    Metric::counter("cache_not_promoted", Unit::Count, "Requests that promotion did not cache"),
-    Metric::counter(
-        "cache_class_full",
-        Unit::Count,
-        "Requests that went around the cache because their IO class may not use more of it",
-    ),
-    Metric::counter(
-        "cache_reads_by_cost",
-        Unit::Count,
-        "Reads of cached pages that the backing served because the memory was slower",
-    ),
-    Metric::counter(
-        "cache_writes_by_cost",
-        Unit::Count,
-        "Large writes that went to the backing because the memory was slower",
-    ),
-    Metric::counter(
-        "cache_unchanged_bytes",
-        Unit::Bytes,
-        "Bytes that writes did not store, for the memory had them already",
-    ),
-    Metric::counter("cache_groups_committed", Unit::Count, "Groups of writes that were committed"),
-    Metric::counter(
-        "cache_groups_committed_early",
-        Unit::Count,
-        "Groups that filled the cache, and were committed before a flush",
-    ),
-    Metric::counter("cache_write_errors", Unit::Count, "Batches of pages that the memory failed"),
-    Metric::counter("cache_core_read_errors", Unit::Count, "Reads that the backing failed"),
-    Metric::counter(
-        "cache_core_write_errors",
-        Unit::Count,
-        "Writes and flushes that the backing failed",
-    ),
-];
+impl Counter {
+    fn metric(self) -> Metric {
+        let unit = if self == Self::UnchangedBytes { Unit::Bytes } else { Unit::Count };
+        let help = self.get_documentation().unwrap_or_default().trim_end_matches('.');
+        Metric::counter(self.into(), unit, help)
+    }
+}
 
-/// Of [`METRICS`] the first so many are counted for each IO class too: requests, and pages read and
-/// written for them.
+/// Of all [`Counter`]s the first so many are counted for each IO class too: requests, and pages
+/// read and written for them.
 const CLASS_COUNTERS: usize = Counter::CoreWrites as usize + 1;
 
 /// Requests of which all pages were cached, a part, nothing.
@@ -232,17 +216,18 @@ impl Counters {
     /// What was counted for IO class `class`.
     fn collect_class(&self, class: u8, collector: &mut Collector) {
         let Some(threads) = self.classes.get() else { return };
-        for (at, metric) in METRICS[..CLASS_COUNTERS].iter().enumerate() {
-            let of =
-                |it: &ThreadClassCounters| it.0[usize::from(class)][at].load(Ordering::Relaxed);
-            collector.add(metric, threads.iter().map(of).fold(0, u64::wrapping_add));
+        for counter in &Counter::VARIANTS[..CLASS_COUNTERS] {
+            let of = |it: &ThreadClassCounters| {
+                it.0[usize::from(class)][*counter as usize].load(Ordering::Relaxed)
+            };
+            collector.add(&counter.metric(), threads.iter().map(of).fold(0, u64::wrapping_add));
         }
     }
 
     /// A read found `hits` of its `pages` cached.
     pub(super) fn count_read(&self, class: u8, hits: u64, pages: u64) {
         self.count_request(class, READS, hits, pages);
-        self.add_of(class, Counter::CacheReads, hits);
+        self.add_of(class, Counter::BlockReads, hits);
     }
 
     /// A write of `pages` has ended, and did what `tally` says.
@@ -279,8 +264,8 @@ impl Counters {
                 *sum = sum.wrapping_add(count.load(Ordering::Relaxed));
             }
         }
-        for (metric, sum) in METRICS.iter().zip(sums) {
-            collector.add(metric, sum);
+        for (counter, sum) in Counter::VARIANTS.iter().zip(sums) {
+            collector.add(&counter.metric(), sum);
         }
     }
 }
@@ -353,8 +338,8 @@ impl Core {
     /// What there is to say of atomic flush, where it is on.
     fn atomic_flush_line(&self, waiting: u64) -> Option<Line> {
         self.groups.as_ref()?;
-        let groups = self.counters.get(Counter::GroupCommits);
-        let early = self.counters.get(Counter::EarlyGroupCommits);
+        let groups = self.counters.get(Counter::GroupsCommitted);
+        let early = self.counters.get(Counter::GroupsCommittedEarly);
         let open = Size { bytes: Self::bytes_of(waiting) };
         let said = format!("{groups} groups committed, {early} of them early; {open} uncommitted");
         Some(line("atomic flush", said))

@@ -193,12 +193,6 @@ impl Traffic {
         self.epoch.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// A flush failed: the backing may have lost what was read of it before, so none of that may be
-    /// kept, though a later flush succeeds.
-    pub(super) fn flush_failed(&self) {
-        self.keep_nothing_read();
-    }
-
     /// Nothing that was read of the backing before may be kept.
     pub(super) fn keep_nothing_read(&self) {
         for word in &self.words {

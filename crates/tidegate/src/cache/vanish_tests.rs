@@ -738,7 +738,7 @@ impl Scene {
     }
 
     fn early_commits(&self) -> u64 {
-        self.device.core.counters.get(Counter::EarlyGroupCommits)
+        self.device.core.counters.get(Counter::GroupsCommittedEarly)
     }
 
     fn reopen(&mut self) {

@@ -5,14 +5,9 @@
 //! is of its new size, [`Shard::resize`] forgets them. Until then [`Shard::set_usable`] takes them
 //! back.
 
-use super::{BASE, Found, LIVE, Shard};
+use smallvec::SmallVec;
 
-/// A dead slot that leaves: its header is to be voided.
-pub(in super::super) struct LeftDead {
-    /// The slot, numbered through all shards.
-    pub(in super::super) slot: u32,
-    page: u64,
-}
+use super::{BASE, Found, LIVE, Shard, Spent};
 
 impl Shard {
     /// Slots from number `usable` on leave, and those before it do not.
@@ -23,7 +18,7 @@ impl Shard {
         free.extend(std::iter::from_fn(|| self.pop_free()));
         free.sort_unstable();
         for own in free.into_iter().rev() {
-            self.free(self.number_of(own));
+            self.free(self.slots.number_of(own));
         }
         let dead = std::mem::take(&mut self.stock.dead);
         let left_dead = std::mem::take(&mut self.left_dead);
@@ -56,26 +51,15 @@ impl Shard {
     }
 
     /// Up to `n` leaving slots that are dead. Their pages are held until
-    /// [`left_dead_void`](Self::left_dead_void).
-    pub(in super::super) fn take_left_dead(&mut self, n: usize) -> Vec<LeftDead> {
+    /// [`free_spent`](Self::free_spent).
+    pub(in super::super) fn take_left_dead(&mut self, n: usize) -> Vec<Spent> {
         let taken = self.left_dead.split_off(self.left_dead.len().saturating_sub(n));
-        let left_dead =
-            |own: u32| LeftDead { slot: self.number_of(own), page: self.slots[own].page() };
-        let taken: Vec<_> = taken.into_iter().map(left_dead).collect();
-        self.stock.held.extend(taken.iter().map(|it| it.page));
-        taken
-    }
-
-    /// The header of `dead` is durably void.
-    pub(in super::super) fn left_dead_void(&mut self, dead: &LeftDead) {
-        self.drop_hold(Some(dead.page));
-        self.free(dead.slot);
-    }
-
-    /// The memory failed while the header of `dead` was voided: its page is stuck.
-    pub(in super::super) fn left_dead_stuck(&mut self, dead: &LeftDead) {
-        self.stick(dead.page);
-        self.lose_slots(1);
+        let spent = |own: u32| Spent {
+            slot: self.slots.number_of(own),
+            pages: SmallVec::from_slice(&[self.slots[own].page()]),
+        };
+        let taken = taken.into_iter().map(spent).collect();
+        self.hold_pages_of(taken)
     }
 
     /// The shard has `count` slots from now on, all of them usable. Those that it had from this
@@ -88,7 +72,7 @@ impl Shard {
         self.slots.resize(count);
         self.set_usable(count);
         for own in added.rev() {
-            self.free(self.number_of(own));
+            self.free(self.slots.number_of(own));
         }
         self.reorder_all(&order);
     }

@@ -10,7 +10,9 @@ use std::ops::{Index, IndexMut};
 
 use smallvec::SmallVec;
 
-use super::super::layout::UNITS;
+use super::super::cluster::Sharding;
+use super::super::layout::{UNITS, part_number, part_of};
+use super::super::policy::cleaning::DirtySlots;
 use super::super::table::Table;
 use super::{BASE, LIVE, LOST_BASE, NONE, Slot};
 
@@ -124,17 +126,21 @@ fn run_of(unit: u32, units: u32) -> u8 {
     u8::try_from(bits & u32::from(ALL_UNITS)).unwrap_or(ALL_UNITS)
 }
 
-/// A slot that is about to be whole again.
+/// A slot that is about to be free, or to leave: its header is to be voided, or that which splits
+/// it.
 pub(in super::super) struct Spent {
-    /// Its number in the shard.
-    pub(super) slot: u32,
-    /// The pages of which its dead parts hold older versions.
+    /// The slot, numbered through all shards.
+    pub(in super::super) slot: u32,
+    /// The pages of which it holds older versions, or its dead parts do.
     pub(super) pages: SmallVec<[u64; UNITS as usize]>,
 }
 
-/// The slots and parts of one shard.
-#[derive(Default)]
+/// The slots and parts of one shard, and which of them its pages are in.
 pub(super) struct Slots {
+    /// The number of the shard.
+    number: u32,
+    sharding: Sharding,
+    table: Table,
     whole: Vec<Slot>,
     parts: Vec<Slot>,
     splits: Vec<SplitSlot>,
@@ -190,13 +196,49 @@ fn part_own(at: u32, index: u32) -> u32 {
     PART | (at * PARTS_STRIDE + index)
 }
 
+/// The page in the entry with the dense number `dense`.
+#[inline]
+fn page_at(whole: &[Slot], parts: &[Slot], dense: u32) -> u64 {
+    let at = dense as usize;
+    at.checked_sub(whole.len()).map_or_else(|| whole[at], |part| parts[part]).page()
+}
+
 fn len_of<T>(all: &[T]) -> u32 {
     u32::try_from(all.len()).unwrap_or(u32::MAX)
 }
 
 impl Slots {
-    pub(super) fn new(whole: Vec<Slot>) -> Self {
-        Self { whole, ..Self::default() }
+    /// Those of shard `number` among all that `sharding` has: `whole`, of which none holds a page.
+    pub(super) fn new(number: u32, sharding: Sharding, whole: Vec<Slot>) -> Self {
+        Self {
+            number,
+            sharding,
+            table: Table::new(len_of(&whole)),
+            whole,
+            parts: Vec::new(),
+            splits: Vec::new(),
+            unused: Vec::new(),
+            open: Default::default(),
+            spent: Vec::new(),
+            dead: BTreeSet::new(),
+        }
+    }
+
+    /// The number of slot or part `own` through all shards.
+    pub(super) fn number_of(&self, own: u32) -> u32 {
+        match self.part(own) {
+            None => own * self.sharding.count + self.number,
+            Some((it, unit)) => part_of(self.number_of(it.slot), unit),
+        }
+    }
+
+    /// The number of `slot` in this shard. Of a part of a slot that is not split any more there is
+    /// none, and this stands for no slot.
+    pub(super) fn own(&self, slot: u32) -> u32 {
+        match part_number(slot) {
+            None => slot / self.sharding.count,
+            Some(part) => self.part_of(part.slot / self.sharding.count, part.unit),
+        }
     }
 
     /// Number of slots.
@@ -237,34 +279,41 @@ impl Slots {
         (0..self.whole_count()).chain((0..parts).map(|part| PART | part))
     }
 
-    /// The slot or part of `page` in `table`.
-    pub(super) fn own_of(&self, table: &Table, page: u64) -> Option<u32> {
-        table.find(page, |dense| self.page_at(dense)).map(|dense| self.of_dense(dense))
+    /// The slot or part of `page`.
+    pub(super) fn own_of(&self, page: u64) -> Option<u32> {
+        let found = self.table.find(page, |dense| page_at(&self.whole, &self.parts, dense));
+        found.map(|dense| self.of_dense(dense))
     }
 
-    /// Has `table` name `own` for `page`; returns the slot or part that it named before.
-    pub(super) fn place(&self, table: &mut Table, own: u32, page: u64) -> Option<u32> {
-        let old = table.insert(page, self.dense(own), |dense| self.page_at(dense));
+    /// Puts `slot` into `own`, which its page is in from now on; returns where that was before.
+    pub(super) fn place(&mut self, own: u32, slot: Slot) -> Option<u32> {
+        let (dense, Self { table, whole, parts, .. }) = (self.dense(own), &mut *self);
+        let old = table.insert(slot.page(), dense, |dense| page_at(whole, parts, dense));
+        self[own] = slot;
         old.map(|dense| self.of_dense(dense))
     }
 
-    /// Has `table` forget `page`; returns its slot or part.
-    pub(super) fn remove(&self, table: &mut Table, page: u64) -> Option<u32> {
-        table.remove(page, |dense| self.page_at(dense)).map(|dense| self.of_dense(dense))
+    /// Forgets where `page` is, which it returns.
+    pub(super) fn remove(&mut self, page: u64) -> Option<u32> {
+        let Self { table, whole, parts, .. } = self;
+        let found = table.remove(page, |dense| page_at(whole, parts, dense));
+        found.map(|dense| self.of_dense(dense))
     }
 
-    /// A table that names all that is live.
-    pub(super) fn new_table(&self) -> Table {
-        let mut table = Table::new(self.capacity());
-        for own in self.numbers().filter(|own| self[*own].is(LIVE)) {
-            table.insert(self[own].page(), self.dense(own), |dense| self.page_at(dense));
+    /// There are other entries: makes the table anew, of all that is live.
+    pub(super) fn rebuild_table(&mut self) {
+        self.table = Table::new(self.capacity());
+        for own in 0..self.capacity() {
+            let slot = self[self.of_dense(own)];
+            if slot.is(LIVE) {
+                self.place(self.of_dense(own), slot);
+            }
         }
-        table
     }
 
-    #[inline]
-    fn page_at(&self, dense: u32) -> u64 {
-        self[self.of_dense(dense)].page()
+    /// Reads where `page` is looked for, and nothing else.
+    pub(super) fn look_up_ahead(&self, page: u64) -> u32 {
+        self.table.look_up_ahead(page)
     }
 
     pub(super) fn get(&self, own: u32) -> Option<&Slot> {
@@ -436,10 +485,24 @@ impl Slots {
         self.part(own).is_some_and(|(slot, _)| slot.lost != 0)
     }
 
-    /// The first number of a slot or part from `own` on.
-    pub(super) fn number_from(&self, own: u32) -> Option<u32> {
-        let own = if own >= self.whole_count() { own.max(PART) } else { own };
-        self.get(own).map(|_| own)
+    /// Up to `n` slots and parts that are `wanted`, from number `from` on, and where to go on. By
+    /// numbers that stay where the shard gets another size, as the dense ones of parts do not.
+    pub(super) fn from(
+        &self,
+        from: u32,
+        n: usize,
+        wanted: impl Fn(Slot) -> bool,
+    ) -> (Vec<u32>, u32) {
+        let (mut found, mut next) = (Vec::new(), from);
+        while found.len() < n {
+            let own = if next >= self.whole_count() { next.max(PART) } else { next };
+            let Some(slot) = self.get(own) else { break };
+            if wanted(*slot) {
+                found.push(own);
+            }
+            next = own + 1;
+        }
+        (found, next)
     }
 
     /// Live parts of the slot of part `own`.
@@ -484,12 +547,18 @@ impl Slots {
         let slot = &mut self.splits[at as usize];
         (slot.free, slot.dead) = (0, 0);
         self.set_open(at, 0);
-        Spent { slot: whole, pages: pages.into_iter().map(|(page, _)| page).collect() }
+        Spent {
+            slot: self.number_of(whole),
+            pages: pages.into_iter().map(|(page, _)| page).collect(),
+        }
     }
 
-    /// Slot `whole`, of which the parts were withdrawn, is whole again.
+    /// Slot `whole` is whole again where it was split: its parts were withdrawn.
     pub(super) fn unite(&mut self, whole: u32) {
-        self.unused.extend(u32::try_from(self.whole[whole as usize].version));
+        let slot = self.whole[whole as usize];
+        if slot.is_split() {
+            self.unused.extend(u32::try_from(slot.version));
+        }
     }
 
     /// At opening: frees all parts that hold nothing.
@@ -511,6 +580,22 @@ impl Slots {
     /// Bytes of memory.
     #[cfg(all(test, not(loom)))]
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.whole) + size_of_val(&*self.parts)
+        size_of_val(&*self.whole) + size_of_val(&*self.parts) + self.table.bytes()
+    }
+}
+
+impl DirtySlots for Slots {
+    fn of_page(&self, page: u64) -> Option<u32> {
+        if self.sharding.shard_of(page) != self.number as usize {
+            return None;
+        }
+        let own = self.own_of(page)?;
+        self[own].can_be_cleaned().then(|| self.dense(own))
+    }
+
+    fn from(&self, from: u32, n: usize, out: &mut Vec<u32>) -> u32 {
+        let (found, next) = self.from(from, n, Slot::can_be_cleaned);
+        out.extend(found.into_iter().map(|own| self.dense(own)));
+        next
     }
 }

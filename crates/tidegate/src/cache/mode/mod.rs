@@ -1,4 +1,4 @@
-//! The modes of Open CAS, one file each: what a write, a read and a write of zeroes do.
+//! The modes of Open CAS, one file each: what a write, of zeroes too, and a read do.
 //!
 //! | mode | write | read |
 //! |---|---|---|
@@ -18,10 +18,9 @@ mod wi;
 mod wo;
 mod wt;
 
-use std::ops::Range;
-
 use strum::VariantArray;
 
+use super::span::Content;
 use super::{Ask, Core, Origin};
 use crate::device::Result;
 
@@ -64,16 +63,13 @@ pub enum Mode {
 
 /// What one mode does. Requests are whole blocks and inside the device.
 pub(super) trait Behaviour {
-    /// Writes `data` at `offset`; where `ask` says so it is durable on return.
-    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask<'_>) -> Result<()>;
+    /// Writes `content`; where `ask` says so it is durable on return. Zeroes are for whole pages.
+    fn write(&self, core: &Core, content: &Content<'_>, ask: Ask<'_>) -> Result<()>;
 
     /// Reads at `offset`, for a request that comes `from` there.
     fn read(&self, core: &Core, offset: u64, buf: &mut [u8], from: Origin) -> Result<()> {
         core.read_bytes(offset, buf, self.keeps_misses(), from)
     }
-
-    /// Makes `pages` read as zeroes; where `ask` says so that is durable on return.
-    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask<'_>) -> Result<()>;
 
     /// A read of cached pages needs the cache alone.
     fn reads_hits(&self) -> bool {

@@ -1,9 +1,8 @@
 //! Pass-through: writes and reads go to the backing; dirty pages of an earlier mode before them.
 
-use std::ops::Range;
-
 use super::Behaviour;
 use super::wi::WriteInvalidate;
+use crate::cache::span::Content;
 use crate::cache::span::pages_of;
 use crate::cache::tier::Counter;
 use crate::cache::{Ask, Core, Origin};
@@ -12,8 +11,8 @@ use crate::device::Result;
 pub(super) struct PassThrough;
 
 impl Behaviour for PassThrough {
-    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask<'_>) -> Result<()> {
-        WriteInvalidate.write(core, offset, data, ask)
+    fn write(&self, core: &Core, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
+        WriteInvalidate.write(core, content, ask)
     }
 
     fn read(&self, core: &Core, offset: u64, buf: &mut [u8], from: Origin) -> Result<()> {
@@ -26,10 +25,6 @@ impl Behaviour for PassThrough {
         core.read_below(offset, buf, from.class)?;
         core.counters.add_of(from.class, Counter::PassThroughReads, 1);
         Ok(())
-    }
-
-    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask<'_>) -> Result<()> {
-        WriteInvalidate.zero(core, pages, ask)
     }
 
     fn reads_hits(&self) -> bool {

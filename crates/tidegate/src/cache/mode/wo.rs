@@ -1,21 +1,16 @@
 //! Write-only: writes as write-back; what a read finds in the backing alone is not kept.
 
-use std::ops::Range;
-
 use super::Behaviour;
 use super::wb::WriteBack;
+use crate::cache::span::Content;
 use crate::cache::{Ask, Core};
 use crate::device::Result;
 
 pub(super) struct WriteOnly;
 
 impl Behaviour for WriteOnly {
-    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask<'_>) -> Result<()> {
-        WriteBack.write(core, offset, data, ask)
-    }
-
-    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask<'_>) -> Result<()> {
-        WriteBack.zero(core, pages, ask)
+    fn write(&self, core: &Core, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
+        WriteBack.write(core, content, ask)
     }
 
     fn keeps_misses(&self) -> bool {

@@ -3,31 +3,24 @@
 //! The cache has it first: a crash in between leaves the page dirty there, so it is written to the
 //! backing again, whole.
 
-use std::ops::Range;
-
 use super::Behaviour;
-use super::wi::WriteInvalidate;
-use crate::cache::bypass::Content;
-use crate::cache::{Ask, Core, Mode};
+use crate::cache::span::Content;
+use crate::cache::{Ask, Core};
 use crate::device::Result;
 
 pub(super) struct WriteThrough;
 
 impl Behaviour for WriteThrough {
-    fn write(&self, core: &Core, offset: u64, data: &[u8], ask: Ask<'_>) -> Result<()> {
-        core.write_through(&Content::of(offset, data), ask)
+    fn write(&self, core: &Core, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
+        if !content.is_many_zeroes() {
+            return core.write_through(content, ask);
+        }
+        core.bypass(content, ask)?;
+        // Durable before it is acknowledged, as all writes of this mode.
+        core.flush_backing_recorded()
     }
 
     fn caches_writes(&self) -> bool {
         true
-    }
-
-    fn zero(&self, core: &Core, pages: &Range<u64>, ask: Ask<'_>) -> Result<()> {
-        if pages.end - pages.start <= Mode::ZERO_PAGES_MAX {
-            return core.write_through(&Content::zeroes(pages), ask);
-        }
-        WriteInvalidate.zero(core, pages, ask)?;
-        // Durable before it is acknowledged, as all writes of this mode.
-        core.flush_backing_recorded()
     }
 }

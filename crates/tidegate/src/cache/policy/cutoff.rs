@@ -13,7 +13,7 @@
 use std::ops::DerefMut;
 
 use super::Request;
-use super::settings::{Kind, Settings, Spec, Unit};
+use super::settings::{Settings, Spec, Unit};
 use crate::tier::list::{Links, List};
 
 const POLICY: usize = 0;
@@ -28,30 +28,14 @@ const FULL: u64 = 1;
 /// The settings; ranges and defaults are those of Open CAS, whose default of `cutoff` is `full`:
 /// what is written around a cache is durable only when the backing is flushed.
 pub const SPECS: &[Spec] = &[
-    Spec {
-        key: "cutoff",
-        kind: Kind::Choice(&["never", "full", "always"]),
-        default: NEVER,
-        help: "when long streams go around the cache: never, while it is full, or always",
-    },
-    Spec {
-        key: "cutoff.threshold",
-        kind: Kind::Number(Unit::Bytes, 1, 4_194_181 << 10),
-        default: 1 << 20,
-        help: "length of a stream, with the request that is decided on",
-    },
-    Spec {
-        key: "cutoff.promotion",
-        kind: Kind::Number(Unit::Count, 1, 65_535),
-        default: 8,
-        help: "requests of a stream on one queue before other queues can continue it",
-    },
-    Spec {
-        key: "cutoff.promote-on-threshold",
-        kind: Kind::Choice(&["no", "yes"]),
-        default: 0,
-        help: "other queues can also continue a stream that has reached the threshold",
-    },
+    Spec::choice("cutoff", &["never", "full", "always"], NEVER)
+        .about("when long streams go around the cache: never, while it is full, or always"),
+    Spec::number("cutoff.threshold", Unit::Bytes, 1..=4_194_181 << 10, 1 << 20)
+        .about("length of a stream, with the request that is decided on"),
+    Spec::number("cutoff.promotion", Unit::Count, 1..=65_535, 8)
+        .about("requests of a stream on one queue before other queues can continue it"),
+    Spec::choice("cutoff.promote-on-threshold", &["no", "yes"], 0)
+        .about("other queues can also continue a stream that has reached the threshold"),
 ];
 
 /// Streams of a queue, as in Open CAS.

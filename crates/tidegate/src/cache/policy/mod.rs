@@ -110,14 +110,8 @@ pub static REPLACEMENTS: [ReplacementEntry; 4] = [
 ];
 
 /// The names of [`REPLACEMENTS`].
-pub static REPLACEMENT_NAMES: [&str; REPLACEMENTS.len()] = {
-    let (mut names, mut at) = ([""; REPLACEMENTS.len()], 0);
-    while at < names.len() {
-        names[at] = REPLACEMENTS[at].name;
-        at += 1;
-    }
-    names
-};
+pub static REPLACEMENT_NAMES: [&str; REPLACEMENTS.len()] =
+    [REPLACEMENTS[0].name, REPLACEMENTS[1].name, REPLACEMENTS[2].name, REPLACEMENTS[3].name];
 
 /// The replacement policy called `name`.
 pub fn replacement(name: &str) -> Option<&'static ReplacementEntry> {

@@ -1,6 +1,7 @@
 //! The table of what users set of a policy: name, unit, range and default, and the present values.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use crate::size::{Size, parse_bytes};
 use crate::tier::{Setting, SettingError};
@@ -17,6 +18,29 @@ pub struct Spec {
     pub default: u64,
     /// What it does, in a few words.
     pub help: &'static str,
+}
+
+impl Spec {
+    /// A number of `unit` in `range`.
+    pub const fn number(
+        key: &'static str,
+        unit: Unit,
+        range: RangeInclusive<u64>,
+        default: u64,
+    ) -> Self {
+        Self { key, kind: Kind::Number(unit, *range.start(), *range.end()), default, help: "" }
+    }
+
+    /// One of `words`.
+    pub const fn choice(key: &'static str, words: &'static [&'static str], default: u64) -> Self {
+        Self { key, kind: Kind::Choice(words), default, help: "" }
+    }
+
+    /// With `help`.
+    #[must_use]
+    pub const fn about(self, help: &'static str) -> Self {
+        Self { help, ..self }
+    }
 }
 
 /// What a setting may be.

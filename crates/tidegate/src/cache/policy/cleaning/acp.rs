@@ -6,7 +6,7 @@
 //! bucket is cleaned from its first page to its last one, a batch at a time.
 
 use super::{Cleaning, DirtySlots, Load, MILLISECOND_NS};
-use crate::cache::policy::settings::{Kind, Settings, Spec, Unit};
+use crate::cache::policy::settings::{Settings, Spec, Unit};
 use crate::tier::list::{Links, List};
 
 const WAKE_UP: usize = 0;
@@ -14,18 +14,10 @@ const MAX_BUFFERS: usize = 1;
 
 /// The settings; ranges and defaults are those of Open CAS.
 pub const SPECS: &[Spec] = &[
-    Spec {
-        key: "acp.wake-up-ms",
-        kind: Kind::Number(Unit::Milliseconds, 0, 10_000),
-        default: 10,
-        help: "rest between two batches",
-    },
-    Spec {
-        key: "acp.flush-max-buffers",
-        kind: Kind::Number(Unit::Count, 1, 10_000),
-        default: 128,
-        help: "slots cleaned at a time",
-    },
+    Spec::number("acp.wake-up-ms", Unit::Milliseconds, 0..=10_000, 10)
+        .about("rest between two batches"),
+    Spec::number("acp.flush-max-buffers", Unit::Count, 1..=10_000, 128)
+        .about("slots cleaned at a time"),
 ];
 
 /// Pages of a chunk: 100 MiB, as in Open CAS.

@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 
 use super::{Cleaning, DirtySlots, Load, MILLISECOND_NS, SECOND_NS};
-use crate::cache::policy::settings::{Kind, Settings, Spec, Unit};
+use crate::cache::policy::settings::{Settings, Spec, Unit};
 use crate::tier::list::{Links, List};
 
 const WAKE_UP: usize = 0;
@@ -24,42 +24,18 @@ const INERTIA: usize = 5;
 
 /// The settings; ranges and defaults are those of Open CAS.
 pub const SPECS: &[Spec] = &[
-    Spec {
-        key: "alru.wake-up-s",
-        kind: Kind::Number(Unit::Seconds, 0, 3600),
-        default: 20,
-        help: "rest between two looks for stale slots",
-    },
-    Spec {
-        key: "alru.staleness-time-s",
-        kind: Kind::Number(Unit::Seconds, 1, 3600),
-        default: 120,
-        help: "time since the last write from which a slot is stale",
-    },
-    Spec {
-        key: "alru.flush-max-buffers",
-        kind: Kind::Number(Unit::Count, 1, 10_000),
-        default: 100,
-        help: "slots cleaned at a time",
-    },
-    Spec {
-        key: "alru.activity-threshold-ms",
-        kind: Kind::Number(Unit::Milliseconds, 0, 1_000_000),
-        default: 10_000,
-        help: "time without requests from which the cache is idle",
-    },
-    Spec {
-        key: "alru.dirty-ratio-threshold-pct",
-        kind: Kind::Number(Unit::Percent, 0, 100),
-        default: 100,
-        help: "share of dirty slots above which they are cleaned at any time",
-    },
-    Spec {
-        key: "alru.dirty-ratio-inertia",
-        kind: Kind::Number(Unit::Bytes, 0, 4 << 40),
-        default: 128 << 20,
-        help: "dirty bytes below that share at which this ends",
-    },
+    Spec::number("alru.wake-up-s", Unit::Seconds, 0..=3600, 20)
+        .about("rest between two looks for stale slots"),
+    Spec::number("alru.staleness-time-s", Unit::Seconds, 1..=3600, 120)
+        .about("time since the last write from which a slot is stale"),
+    Spec::number("alru.flush-max-buffers", Unit::Count, 1..=10_000, 100)
+        .about("slots cleaned at a time"),
+    Spec::number("alru.activity-threshold-ms", Unit::Milliseconds, 0..=1_000_000, 10_000)
+        .about("time without requests from which the cache is idle"),
+    Spec::number("alru.dirty-ratio-threshold-pct", Unit::Percent, 0..=100, 100)
+        .about("share of dirty slots above which they are cleaned at any time"),
+    Spec::number("alru.dirty-ratio-inertia", Unit::Bytes, 0..=4 << 40, 128 << 20)
+        .about("dirty bytes below that share at which this ends"),
 ];
 
 /// Bytes of a slot.

@@ -142,14 +142,8 @@ pub static CLEANINGS: [CleaningEntry; 4] = [
 ];
 
 /// The names of [`CLEANINGS`].
-pub static CLEANING_NAMES: [&str; CLEANINGS.len()] = {
-    let (mut names, mut at) = ([""; CLEANINGS.len()], 0);
-    while at < names.len() {
-        names[at] = CLEANINGS[at].name;
-        at += 1;
-    }
-    names
-};
+pub static CLEANING_NAMES: [&str; CLEANINGS.len()] =
+    [CLEANINGS[0].name, CLEANINGS[1].name, CLEANINGS[2].name, CLEANINGS[3].name];
 
 /// The cleaning policy called `name`.
 pub fn cleaning(name: &str) -> Option<&'static CleaningEntry> {

@@ -3,17 +3,13 @@
 //! backing each time, and the clean part takes a burst of writes.
 
 use super::{Cleaning, DirtySlots, Load, NEVER_NS};
-use crate::cache::policy::settings::{Kind, Settings, Spec, Unit};
+use crate::cache::policy::settings::{Settings, Spec, Unit};
 
 const CLEAN_FROM: usize = 0;
 
 /// The settings.
-pub const SPECS: &[Spec] = &[Spec {
-    key: "clean-from-pct",
-    kind: Kind::Number(Unit::Percent, 0, 100),
-    default: 50,
-    help: "which part of the cache may be dirty before it is cleaned by `watermark`",
-}];
+pub const SPECS: &[Spec] = &[Spec::number("clean-from-pct", Unit::Percent, 0..=100, 50)
+    .about("which part of the cache may be dirty before it is cleaned by `watermark`")];
 
 /// Slots cleaned at a time.
 const SLOTS_AT_ONCE: usize = 512;

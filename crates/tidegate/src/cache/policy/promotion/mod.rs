@@ -57,14 +57,7 @@ pub static PROMOTIONS: [PromotionEntry; 2] = [
 ];
 
 /// The names of [`PROMOTIONS`].
-pub static PROMOTION_NAMES: [&str; PROMOTIONS.len()] = {
-    let (mut names, mut at) = ([""; PROMOTIONS.len()], 0);
-    while at < names.len() {
-        names[at] = PROMOTIONS[at].name;
-        at += 1;
-    }
-    names
-};
+pub static PROMOTION_NAMES: [&str; PROMOTIONS.len()] = [PROMOTIONS[0].name, PROMOTIONS[1].name];
 
 /// The promotion policy called `name`.
 pub fn promotion(name: &str) -> Option<&'static PromotionEntry> {

@@ -12,25 +12,17 @@ use std::ops::Range;
 use super::Promotion;
 use crate::cache::policy::Occupancy;
 use crate::cache::policy::recent::{Counted, MAX_COUNT, RecentPages};
-use crate::cache::policy::settings::{Kind, Settings, Spec, Unit};
+use crate::cache::policy::settings::{Settings, Spec, Unit};
 
 const THRESHOLD: usize = 0;
 const TRIGGER: usize = 1;
 
 /// The settings; ranges and defaults are those of Open CAS.
 pub const SPECS: &[Spec] = &[
-    Spec {
-        key: "nhit.threshold",
-        kind: Kind::Number(Unit::Count, 2, 1000),
-        default: 3,
-        help: "misses of a page, with the one that caches it",
-    },
-    Spec {
-        key: "nhit.trigger-pct",
-        kind: Kind::Number(Unit::Percent, 0, 100),
-        default: 80,
-        help: "share of the cache in use from which misses are counted",
-    },
+    Spec::number("nhit.threshold", Unit::Count, 2..=1000, 3)
+        .about("misses of a page, with the one that caches it"),
+    Spec::number("nhit.trigger-pct", Unit::Percent, 0..=100, 80)
+        .about("share of the cache in use from which misses are counted"),
 ];
 
 // A count has to be able to reach every threshold.
