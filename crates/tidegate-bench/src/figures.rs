@@ -197,7 +197,8 @@ fn figure(
     columns: impl Into<Vec<Column>>,
     value: fn(&Sample) -> f64,
 ) -> Figure {
-    let (policies, columns) = (Policy::ALL.map(Policy::name).into(), columns.into());
+    let policies = Policy::all().into_iter().map(Policy::name).collect();
+    let columns = columns.into();
     Figure { name, title, axis, policies, columns, value, scale: 1.0, style: Style::Lines }
 }
 

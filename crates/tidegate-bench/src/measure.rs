@@ -13,8 +13,9 @@ use crate::table::{Table, number_cell};
 use crate::workload::{Latencies, Outcome};
 
 /// Kind of request measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, strum::IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Op {
     /// Writes.
     Write,
@@ -27,11 +28,7 @@ pub enum Op {
 impl Op {
     /// The name in rows and tables.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Write => "write",
-            Self::Read => "read",
-            Self::Flush => "flush",
-        }
+        self.into()
     }
 }
 

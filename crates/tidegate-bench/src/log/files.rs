@@ -264,7 +264,7 @@ impl Bench<'_> {
         if let (APPEND, Some((_, limit)), Some((tail, _))) = (case.name, before, after) {
             let records = sample.ops + warm_up_requests(case.requests);
             let each = tail.saturating_sub(limit) as f64 / records as f64;
-            self.found.add(Measure::LogBytes, runner.name(), each);
+            self.found.add(Measure::LOG_BYTES, runner.name(), each);
         }
         Ok(sample)
     }

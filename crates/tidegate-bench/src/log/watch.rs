@@ -35,9 +35,9 @@ pub(super) fn launch(bench: &mut Bench<'_>) -> Result<()> {
             let under = time(bench.bed.command(runner, pool(bench.args), &program))?;
             more_ms += (under.as_secs_f64() - plain.as_secs_f64()) * 1e3 / f64::from(STARTS);
         }
-        bench.found.add(Measure::Launch, runner.name(), more_ms);
+        bench.found.add(Measure::LAUNCH, runner.name(), more_ms);
         let cpu_pct = rest(bench, runner)?;
-        bench.found.add(Measure::IdleCpu, runner.name(), cpu_pct);
+        bench.found.add(Measure::IDLE_CPU, runner.name(), cpu_pct);
         Ok(())
     })
 }
@@ -134,7 +134,7 @@ pub(super) fn hot_set(bench: &mut Bench<'_>) -> Result<()> {
     let name = |runner: Runner| format!("{}: hot set", runner.name());
     bench.in_turns(Part::Hot, &runners, name, |bench, runner| {
         let times = rewrite(bench, runner, bytes)?;
-        bench.found.add(Measure::HotSet, runner.name(), times);
+        bench.found.add(Measure::HOT_SET, runner.name(), times);
         Ok(())
     })
 }
