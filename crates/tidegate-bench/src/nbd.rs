@@ -403,8 +403,8 @@ pub(crate) fn create_cache(path: &Path, bytes: u64) -> Result<()> {
 /// Creates a pool with a BTT in it.
 pub(crate) fn create_pool(path: &Path, bytes: u64) -> Result<()> {
     let region = create_region(path, &MediaModel::default(), bytes)?;
-    tidegate::btt::create(&region, &BttOptions::default())?;
-    Ok(())
+    let made = tidegate::btt::create(&region, &BttOptions::default());
+    made.map(drop).map_err(BenchError::device("btt"))
 }
 
 fn random_file(dir: &TempDir, bytes: u64) -> Result<PathBuf> {

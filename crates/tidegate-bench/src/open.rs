@@ -190,7 +190,7 @@ impl ChildCommand {
 }
 
 impl Engine {
-    fn failed(self) -> impl FnOnce(DeviceError) -> BenchError {
+    fn failed<E: Into<DeviceError>>(self) -> impl FnOnce(E) -> BenchError {
         BenchError::device(name_of(self))
     }
 
@@ -205,7 +205,7 @@ impl Engine {
         let options = RegionOptions { domain: Some(Domain::Adr), ..RegionOptions::default() };
         let region = Arc::new(Region::open(pool, &options)?);
         match self {
-            Self::Btt => Ok(Box::new(Btt::open(region)?)),
+            Self::Btt => Ok(Box::new(Btt::open(region).map_err(self.failed())?)),
             Self::Cache => {
                 // The device behind is as large as the pool: slots are a little fewer.
                 let pages = region.len_bytes() / u64::from(PAGE_BYTES);

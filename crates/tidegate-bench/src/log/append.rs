@@ -64,8 +64,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
                 let sample = Sample::new(&outcome.write, elapsed_s, Some(traffic));
                 let case = format!("{CASE}-{block_bytes}");
                 let key = Key::new(policy, case, Op::Write, block_bytes.into());
-                bench.add(Key { threads, iodepth: bench.args.iodepth, ..key }, sample);
-                Ok(())
+                Ok(Some((Key { threads, iodepth: bench.args.iodepth, ..key }, sample)))
             })?;
         }
     }

@@ -370,20 +370,22 @@ impl Bench<'_> {
         }
     }
 
-    /// Has all `subjects` take turns, repetition by repetition.
+    /// Has all `subjects` take turns, repetition by repetition; a turn may find a sample.
     fn in_turns<S: Copy>(
         &mut self,
         part: Part,
         subjects: &[S],
         name: impl Fn(S) -> String,
-        mut turn: impl FnMut(&mut Self, S) -> Result<()>,
+        mut turn: impl FnMut(&mut Self, S) -> Result<Option<(Key, Sample)>>,
     ) -> Result<()> {
         let (cost, of) = (self.args.plan(part).cost, self.args.repetitions);
         for repetition in 1..=of {
             for &subject in subjects {
                 let what = format!("{}, run {repetition} of {of}", name(subject));
                 self.progress.step(&what, cost);
-                turn(self, subject)?;
+                if let Some((key, sample)) = turn(self, subject)? {
+                    self.collector.add(key, sample);
+                }
             }
         }
         Ok(())
@@ -401,10 +403,6 @@ impl Bench<'_> {
     fn tidegates(&self) -> Vec<Runner> {
         let all = self.args.policies.iter().copied();
         all.filter(|runner| *runner != Runner::Plain).collect()
-    }
-
-    fn add(&mut self, key: Key, sample: Sample) {
-        self.collector.add(key, sample);
     }
 }
 

@@ -42,8 +42,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
         let name = |way: Way| format!("{} pattern {pattern}", way.policy());
         bench.in_turns(Part::Names, &ways, name, |bench, way| {
             let sample = run(bench, way, &driver, pattern)?;
-            bench.add(Key::new(way.policy(), case_of(pattern), Op::Write, block_bytes), sample);
-            Ok(())
+            Ok(Some((Key::new(way.policy(), case_of(pattern), Op::Write, block_bytes), sample)))
         })?;
     }
     Ok(())

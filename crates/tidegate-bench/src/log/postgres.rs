@@ -57,9 +57,9 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
         for threads in CLIENTS {
             let sample = cluster.pgbench(bench.args.seconds, threads)?;
             let key = Key::new(way.policy(), CASE, Op::Write, 0);
-            bench.add(Key { threads, ..key }, sample);
+            bench.collector.add(Key { threads, ..key }, sample);
         }
-        cluster.stop(server)
+        cluster.stop(server).map(|()| None)
     })
 }
 

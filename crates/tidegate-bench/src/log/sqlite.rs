@@ -35,8 +35,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
         let name = |way: Way| format!("{} sqlite, journal_mode {mode}", way.policy());
         bench.in_turns(Part::Sqlite, &ways, name, |bench, way| {
             let sample = insert(bench, way, &driver, mode)?;
-            bench.add(Key::new(way.policy(), case_of(mode), Op::Write, ROW_BYTES), sample);
-            Ok(())
+            Ok(Some((Key::new(way.policy(), case_of(mode), Op::Write, ROW_BYTES), sample)))
         })?;
     }
     Ok(())

@@ -104,12 +104,14 @@ impl Found<'_> {
         let against_peer =
             of(throughput).map(|(writes_per_s, case)| (writes_per_s / of_peer, case));
         let to_peer = format!("durable 4 KiB writes/s, 1 thread / {name}");
+        let p50_us = of(|sample| sample.p50_ns as f64 / 1e3);
+        let p999_us = of(|sample| sample.p999_ns as f64 / 1e3);
         let append_ns = self.value(APPEND, |sample| sample.p50_ns as f64);
         // What is not of the records, such as a definition, is in the number.
         let log_bytes = self.amount(Measure::LOG_BYTES).map(|(bytes, name)| (bytes.floor(), name));
         vec![
-            at_most("durable 4 KiB write, 1 thread: p50, µs", 0.5, [of(p50_us)]),
-            at_most("durable 4 KiB write, 1 thread: p99.9, µs", 10.0, [of(p999_us)]),
+            at_most("durable 4 KiB write, 1 thread: p50, µs", 0.5, [p50_us]),
+            at_most("durable 4 KiB write, 1 thread: p99.9, µs", 10.0, [p999_us]),
             at_least(&to_peer, 3.0, [against_peer]),
             at_least("durable 4 KiB writes/s, 2 threads / 1", 1.7, [self.scaling(FDATASYNC)]),
             at_most("durable append of 128 bytes: p50, ns", 300.0, [append_ns]),
@@ -221,14 +223,6 @@ impl Found<'_> {
 
 fn short(case: &str) -> String {
     case.trim_start_matches(RUN_PREFIX).to_owned()
-}
-
-fn p50_us(sample: &Sample) -> f64 {
-    sample.p50_ns as f64 / 1e3
-}
-
-fn p999_us(sample: &Sample) -> f64 {
-    sample.p999_ns as f64 / 1e3
 }
 
 #[cfg(test)]

@@ -53,8 +53,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
             let command = bench.bed.command(runner, pool(bench.args), &path);
             let elapsed_s = input.run(bench, command, program)?;
             let key = Key::new(runner.name(), case_of(program), Op::Write, input.bytes);
-            bench.add(key, Sample::single(elapsed_s));
-            Ok(())
+            Ok(Some((key, Sample::single(elapsed_s))))
         })?;
     }
     std::fs::remove_dir_all(&input.dir).map_err(BenchError::os("remove", &input.dir))

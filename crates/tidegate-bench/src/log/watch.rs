@@ -38,7 +38,7 @@ pub(super) fn launch(bench: &mut Bench<'_>) -> Result<()> {
         bench.found.add(Measure::LAUNCH, runner.name(), more_ms);
         let cpu_pct = rest(bench, runner)?;
         bench.found.add(Measure::IDLE_CPU, runner.name(), cpu_pct);
-        Ok(())
+        Ok(None)
     })
 }
 
@@ -135,7 +135,7 @@ pub(super) fn hot_set(bench: &mut Bench<'_>) -> Result<()> {
     bench.in_turns(Part::Hot, &runners, name, |bench, runner| {
         let times = rewrite(bench, runner, bytes)?;
         bench.found.add(Measure::HOT_SET, runner.name(), times);
-        Ok(())
+        Ok(None)
     })
 }
 
