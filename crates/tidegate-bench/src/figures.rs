@@ -145,8 +145,7 @@ fn cell(spread: Spread) -> String {
         median if median < 100.0 => 1,
         _ => 0,
     };
-    let Spread { median, min, max } = spread;
-    format!("{median:.digits$} ({min:.digits$}-{max:.digits$})")
+    format!("{:.digits$} ({})", spread.median, spread.range(digits))
 }
 
 /// All figures of the Caiti paper but those over time and of the breakdown.

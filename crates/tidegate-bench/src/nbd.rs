@@ -10,7 +10,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
 use strum::VariantArray;
@@ -20,7 +20,7 @@ use tidegate::cache::{self, CacheOptions};
 use tidegate::pmem::MediaModel;
 
 use crate::block::{create_region, pool_bytes, scratch};
-use crate::child::{Child, find_program, output_of, this_program};
+use crate::child::{Child, find_program, output_of, seconds_of, this_program};
 use crate::common::CommonArgs;
 use crate::error::{BenchError, Result, require};
 use crate::fio;
@@ -231,9 +231,7 @@ impl Bench<'_> {
             COPY_IN => command.arg(&self.source).arg(&server.uri),
             _ => command.arg(&server.uri).arg("null:"),
         };
-        let begun = Instant::now();
-        output_of(command)?;
-        Ok(begun.elapsed().as_secs_f64())
+        seconds_of(command)
     }
 
     fn random(&mut self, servers: &[Server]) -> Result<()> {

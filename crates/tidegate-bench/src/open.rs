@@ -111,7 +111,10 @@ impl OpenArgs {
         require(self.repetitions > 0, "--repetitions 0: expected at least 1")?;
         let dir = scratch(&self.dir)?;
         let pool = dir.path().join("pool");
-        self.engine.create(&pool, self.size)?;
+        match self.engine {
+            Engine::Btt => create_pool(&pool, self.size)?,
+            Engine::Cache => create_cache(&pool, self.size)?,
+        }
         let mut samples = Vec::new();
         let mut opening = Opening { peak_memory_bytes: 0, first_hits_s: Vec::new() };
         for repetition in 1..=self.repetitions {
@@ -192,13 +195,6 @@ impl ChildCommand {
 impl Engine {
     fn failed<E: Into<DeviceError>>(self) -> impl FnOnce(E) -> BenchError {
         BenchError::device(name_of(self))
-    }
-
-    fn create(self, pool: &Path, bytes: u64) -> Result<()> {
-        match self {
-            Self::Btt => create_pool(pool, bytes),
-            Self::Cache => create_cache(pool, bytes),
-        }
     }
 
     fn open(self, pool: &Path) -> Result<Box<dyn BlockDevice>> {
