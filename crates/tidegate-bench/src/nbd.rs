@@ -146,7 +146,7 @@ pub fn measure(args: &NbdArgs, progress: &mut Progress, copies: bool) -> Result<
     require(!has_zero, "--threads and --iodepth: expected at least 1")?;
     let dir = scratch(&args.common.dir)?;
     let (source, collector) = (random_file(&dir, args.common.size)?, Collector::default());
-    let mut bench = Bench { args, source, dir, progress, collector };
+    let mut bench = Bench { args, dir, source, progress, collector };
     let servers: Vec<_> =
         args.policies.iter().map(|&policy| bench.start(policy)).collect::<Result<_>>()?;
     bench.fill(&servers)?;
