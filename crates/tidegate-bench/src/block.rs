@@ -166,7 +166,7 @@ pub fn measure(args: &BlockArgs, progress: &mut Progress) -> Result<(Vec<Series>
         trace: args.trace.as_deref(),
     };
     for &policy in &args.policies {
-        open(policy, args, &mut run.subjects)?;
+        run.subjects.extend(open(policy, args)?);
     }
     run.fill(progress)?;
     for cell in plan::cells(args) {
@@ -301,17 +301,12 @@ fn describe(subject: &Subject, cell: &Cell) -> String {
 }
 
 /// Makes the subjects of `policy`.
-fn open(policy: Policy, args: &BlockArgs, subjects: &mut Vec<Subject>) -> Result<()> {
-    match policy {
-        Policy::Copy => {
-            subjects.push(open_copy(args, COPY_ONE_FENCE)?);
-            subjects.push(open_copy(args, COPY_TWO_FENCES)?);
-        }
-        Policy::Raw => subjects.push(open_raw(args)?),
-        Policy::Btt | Policy::Tier(_) => subjects.push(open_btt(policy, args)?),
-        Policy::Libpmemblk => subjects.push(open_libpmemblk(args)?),
-    }
-    Ok(())
+fn open(policy: Policy, args: &BlockArgs) -> Result<Vec<Subject>> {
+    Ok(match policy {
+        Policy::Copy => vec![open_copy(args, COPY_ONE_FENCE)?, open_copy(args, COPY_TWO_FENCES)?],
+        Policy::Raw | Policy::Btt | Policy::Tier(_) => vec![open_engine(policy, args)?],
+        Policy::Libpmemblk => vec![open_libpmemblk(args)?],
+    })
 }
 
 fn open_copy(args: &BlockArgs, case: &'static str) -> Result<Subject> {
@@ -322,31 +317,25 @@ fn open_copy(args: &BlockArgs, case: &'static str) -> Result<Subject> {
     Ok(Subject { copy_case: Some(case), ..subject })
 }
 
-fn open_raw(args: &BlockArgs) -> Result<Subject> {
+fn open_engine(policy: Policy, args: &BlockArgs) -> Result<Subject> {
     let bytes = pool_bytes(args.common.size);
     let region = unnamed_region(&args.common.dir, &args.common.media, bytes)?;
-    let failed = |error: tidegate::pool::PoolError| BenchError::Device {
-        policy: "raw".to_owned(),
-        source: error.into(),
+    let block_bytes = args.block_size.min(4096);
+    let device: Arc<dyn BlockDevice> = if policy == Policy::Raw {
+        let options = RawOptions { block_bytes, ..RawOptions::default() };
+        raw::create(&region, &options).map_err(BenchError::device("raw"))?;
+        Arc::new(RawDevice::open(Arc::clone(&region)).map_err(BenchError::device("raw"))?)
+    } else {
+        Arc::new(new_btt(&region, block_bytes)?)
     };
-    let options = RawOptions { block_bytes: args.block_size.min(4096), ..RawOptions::default() };
-    raw::create(&region, &options).map_err(failed)?;
-    let device = RawDevice::open(Arc::clone(&region)).map_err(failed)?;
-    Ok(Subject::new(Policy::Raw, Arc::new(device), Some(region)))
-}
-
-fn open_btt(policy: Policy, args: &BlockArgs) -> Result<Subject> {
-    let bytes = pool_bytes(args.common.size);
-    let region = unnamed_region(&args.common.dir, &args.common.media, bytes)?;
-    let device = new_btt(&region, args.block_size.min(4096))?;
-    Ok(Subject::new(policy, Arc::new(device), Some(region)))
+    Ok(Subject::new(policy, device, Some(region)))
 }
 
 /// Makes a BTT with blocks of `lba_bytes` in `region`, and opens it.
 pub(crate) fn new_btt(region: &Arc<Region>, lba_bytes: u32) -> Result<Btt> {
     let options = BttOptions { lba_bytes, ..BttOptions::default() };
-    tidegate::btt::create(region, &options)?;
-    Ok(Btt::open(Arc::clone(region))?)
+    tidegate::btt::create(region, &options).map_err(BenchError::device("btt"))?;
+    Btt::open(Arc::clone(region)).map_err(BenchError::device("btt"))
 }
 
 /// Makes a log in `region`, and opens it as users get it: a device before `backing`.

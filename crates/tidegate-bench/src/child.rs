@@ -122,6 +122,13 @@ pub(crate) fn output_of(mut command: Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// Runs `command` to its end and returns the seconds that it took.
+pub(crate) fn seconds_of(command: Command) -> Result<f64> {
+    let begun = Instant::now();
+    output_of(command)?;
+    Ok(begun.elapsed().as_secs_f64())
+}
+
 /// The path of the running program.
 pub(crate) fn this_program() -> Result<PathBuf> {
     std::env::current_exe().map_err(BenchError::os("find", "/proc/self/exe"))

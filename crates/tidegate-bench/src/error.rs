@@ -3,7 +3,6 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-use tidegate::btt::BttError;
 use tidegate::cache::CacheError;
 use tidegate::device::DeviceError;
 use tidegate::pmem::PmemError;
@@ -62,12 +61,6 @@ pub enum BenchError {
     },
 }
 
-impl From<BttError> for BenchError {
-    fn from(error: BttError) -> Self {
-        Self::Device { policy: "btt".to_owned(), source: error.into() }
-    }
-}
-
 impl BenchError {
     /// The request was wrong (exit status 2), rather than that measuring failed (exit status 1).
     pub fn is_usage(&self) -> bool {
@@ -80,9 +73,11 @@ impl BenchError {
         causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
     }
 
-    pub(crate) fn device(policy: impl Into<String>) -> impl FnOnce(DeviceError) -> Self {
+    pub(crate) fn device<E: Into<DeviceError>>(
+        policy: impl Into<String>,
+    ) -> impl FnOnce(E) -> Self {
         let policy = policy.into();
-        move |source| Self::Device { policy, source }
+        move |error| Self::Device { policy, source: error.into() }
     }
 
     pub(crate) fn os(

@@ -145,16 +145,7 @@ fn cell(spread: Spread) -> String {
         median if median < 100.0 => 1,
         _ => 0,
     };
-    let Spread { median, min, max } = spread;
-    format!("{median:.digits$} ({min:.digits$}-{max:.digits$})")
-}
-
-fn mean_us(sample: &Sample) -> f64 {
-    sample.mean_ns / 1e3
-}
-
-fn mean_ms(sample: &Sample) -> f64 {
-    sample.mean_ns / 1e6
+    format!("{:.digits$} ({})", spread.median, spread.range(digits))
 }
 
 /// All figures of the Caiti paper but those over time and of the breakdown.
@@ -173,6 +164,8 @@ pub(crate) fn figures() -> Vec<Figure> {
         Column::new("write in bursts".to_owned(), BURST_CASE.to_owned(), Op::Write, 1, 1),
         Column::new("read miss".to_owned(), READ_CASE.to_owned(), Op::Read, 1, 1),
     ];
+    let mean_us = |sample: &Sample| sample.mean_ns / 1e3;
+    let mean_ms = |sample: &Sample| sample.mean_ns / 1e6;
     let kops_per_s = |sample: &Sample| sample.ops_per_s / 1e3;
     let p9999_us = |sample: &Sample| sample.p9999_ns as f64 / 1e3;
     let mean = figure("tier-depth", "Mean write latency, µs (5a)", "depth", depths(), mean_us);
@@ -197,7 +190,8 @@ fn figure(
     columns: impl Into<Vec<Column>>,
     value: fn(&Sample) -> f64,
 ) -> Figure {
-    let (policies, columns) = (Policy::ALL.map(Policy::name).into(), columns.into());
+    let policies = Policy::all().into_iter().map(Policy::name).collect();
+    let columns = columns.into();
     Figure { name, title, axis, policies, columns, value, scale: 1.0, style: Style::Lines }
 }
 

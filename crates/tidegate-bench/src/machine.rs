@@ -57,12 +57,9 @@ impl Machine {
 
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{}, {} CPUs, Linux {}, load {}",
-            self.cpu, self.cores, self.kernel, self.load_average
-        )?;
-        writeln!(f, "{}; domain {}, media model {}", self.medium, self.domain, self.media)?;
+        let Self { cpu, cores, kernel, medium, domain, media, load_average, .. } = self;
+        writeln!(f, "{cpu}, {cores} CPUs, Linux {kernel}, load {load_average}")?;
+        writeln!(f, "{medium}; domain {domain}, media model {media}")?;
         let length =
             if self.seconds > 0.0 { format!(" of {} s", self.seconds) } else { String::new() };
         let Self { repetitions, clock_overhead_ns, .. } = self;

@@ -10,11 +10,12 @@ use serde::{Deserialize, Serialize};
 use tidegate::pmem::Region;
 
 use crate::table::{Table, number_cell};
-use crate::workload::{Latencies, Outcome};
+use crate::workload::{Latencies, Outcome, nanoseconds};
 
 /// Kind of request measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, strum::IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Op {
     /// Writes.
     Write,
@@ -27,11 +28,7 @@ pub enum Op {
 impl Op {
     /// The name in rows and tables.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Write => "write",
-            Self::Read => "read",
-            Self::Flush => "flush",
-        }
+        self.into()
     }
 }
 
@@ -157,8 +154,7 @@ impl Sample {
 
     /// The sample of a single operation that took `elapsed_s` seconds.
     pub fn single(elapsed_s: f64) -> Self {
-        let elapsed_ns = std::time::Duration::from_secs_f64(elapsed_s).as_nanos();
-        let ns = u64::try_from(elapsed_ns).unwrap_or(u64::MAX);
+        let ns = nanoseconds(std::time::Duration::from_secs_f64(elapsed_s));
         Self {
             ops: 1,
             ops_per_s: 1.0 / elapsed_s,
@@ -276,7 +272,6 @@ impl Series {
 
     /// The row of the JSON output.
     pub fn row(&self) -> Row {
-        let whole = |value: fn(&Sample) -> u64| self.median_u64(value);
         let traffic = |value: fn(&Traffic) -> u64| {
             let seen = self.samples.iter().all(|sample| sample.traffic.is_some());
             seen.then(|| self.median_u64(|sample| sample.traffic.as_ref().map_or(0, value)))
@@ -285,10 +280,10 @@ impl Series {
             key: self.key.clone(),
             ops_per_s: self.spread(|sample| sample.ops_per_s).median,
             mean_ns: self.spread(|sample| sample.mean_ns).median,
-            p50_ns: whole(|sample| sample.p50_ns),
-            p99_ns: whole(|sample| sample.p99_ns),
-            p999_ns: whole(|sample| sample.p999_ns),
-            p9999_ns: whole(|sample| sample.p9999_ns),
+            p50_ns: self.median_u64(|sample| sample.p50_ns),
+            p99_ns: self.median_u64(|sample| sample.p99_ns),
+            p999_ns: self.median_u64(|sample| sample.p999_ns),
+            p9999_ns: self.median_u64(|sample| sample.p9999_ns),
             max_ns: self.samples.iter().map(|sample| sample.max_ns).max().unwrap_or(0),
             pmem_data_bytes: traffic(|traffic| traffic.data_bytes),
             pmem_metadata_bytes: traffic(|traffic| traffic.metadata_bytes),

@@ -10,16 +10,17 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
+use strum::VariantArray;
 use tempfile::TempDir;
 use tidegate::btt::BttOptions;
 use tidegate::cache::{self, CacheOptions};
 use tidegate::pmem::MediaModel;
 
 use crate::block::{create_region, pool_bytes, scratch};
-use crate::child::{Child, find_program, output_of, this_program};
+use crate::child::{Child, find_program, output_of, seconds_of, this_program};
 use crate::common::CommonArgs;
 use crate::error::{BenchError, Result, require};
 use crate::fio;
@@ -40,7 +41,8 @@ pub(crate) const COPY_OUT: &str = "nbdcopy-out";
 const BLOCK_BYTES: u64 = 4096;
 
 /// A server to measure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "lowercase")]
 pub enum Policy {
     /// `tidegate serve` on a BTT.
     Btt,
@@ -49,33 +51,19 @@ pub enum Policy {
     /// `tidegate serve` on a log, before a device that keeps nothing.
     Log,
     /// nbdkit's memory plugin.
+    #[strum(serialize = "peer:nbdkit-memory")]
     NbdkitMemory,
     /// nbdkit's file plugin on a file beside the pool.
+    #[strum(serialize = "peer:nbdkit-file")]
     NbdkitFile,
     /// qemu-nbd on a raw file beside the pool.
+    #[strum(serialize = "peer:qemu-nbd")]
     QemuNbd,
 }
 
-/// All servers, in the order in which messages list them.
-const SERVERS: [Policy; 6] = [
-    Policy::Btt,
-    Policy::Cache,
-    Policy::Log,
-    Policy::NbdkitMemory,
-    Policy::NbdkitFile,
-    Policy::QemuNbd,
-];
-
 impl Policy {
     fn name(self) -> &'static str {
-        match self {
-            Self::Btt => "btt",
-            Self::Cache => "cache",
-            Self::Log => "log",
-            Self::NbdkitMemory => "peer:nbdkit-memory",
-            Self::NbdkitFile => "peer:nbdkit-file",
-            Self::QemuNbd => "peer:qemu-nbd",
-        }
+        self.into()
     }
 }
 
@@ -83,7 +71,7 @@ impl FromStr for Policy {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        by_name("server", &SERVERS, Self::name, text)
+        by_name("server", Self::VARIANTS, Self::name, text)
     }
 }
 
@@ -124,14 +112,6 @@ struct Server {
     _process: Child,
 }
 
-/// What fio does to each server in turn.
-#[derive(Clone, Copy)]
-struct Group {
-    op: Op,
-    threads: usize,
-    iodepth: u32,
-}
-
 /// Time that [`measure`] should take.
 pub fn planned(args: &NbdArgs) -> Duration {
     let servers = u32::try_from(args.policies.len()).unwrap_or(u32::MAX);
@@ -165,16 +145,16 @@ pub fn measure(args: &NbdArgs, progress: &mut Progress, copies: bool) -> Result<
     let has_zero = args.threads.contains(&0) || args.iodepth.contains(&0);
     require(!has_zero, "--threads and --iodepth: expected at least 1")?;
     let dir = scratch(&args.common.dir)?;
-    let bench = Bench { args, source: random_file(&dir, args.common.size)?, dir };
+    let (source, collector) = (random_file(&dir, args.common.size)?, Collector::default());
+    let mut bench = Bench { args, dir, source, progress, collector };
     let servers: Vec<_> =
         args.policies.iter().map(|&policy| bench.start(policy)).collect::<Result<_>>()?;
-    let mut collector = Collector::default();
-    bench.fill(&servers, progress)?;
+    bench.fill(&servers)?;
     if copies {
-        bench.copies(&servers, progress, &mut collector)?;
+        bench.copies(&servers)?;
     }
-    bench.random(&servers, progress, &mut collector)?;
-    Ok(collector.into_series())
+    bench.random(&servers)?;
+    Ok(bench.collector.into_series())
 }
 
 /// Whether all programs are there that [`measure`] will need: better known before other
@@ -197,11 +177,13 @@ pub fn find_programs(args: &NbdArgs) -> Result<()> {
     Ok(())
 }
 
-fn groups(args: &NbdArgs) -> Vec<Group> {
+/// What fio does to each server in turn, as keys without a policy.
+fn groups(args: &NbdArgs) -> Vec<Key> {
     let mut groups = Vec::new();
     for op in [Op::Write, Op::Read] {
         for &iodepth in &args.iodepth {
-            groups.extend(args.threads.iter().map(|&threads| Group { op, threads, iodepth }));
+            let key = |&threads| Key { threads, iodepth, ..Key::new("", RANDOM, op, BLOCK_BYTES) };
+            groups.extend(args.threads.iter().map(key));
         }
     }
     groups
@@ -212,25 +194,22 @@ struct Bench<'a> {
     dir: TempDir,
     /// Random bytes to fill the servers with.
     source: PathBuf,
+    progress: &'a mut Progress,
+    collector: Collector,
 }
 
 impl Bench<'_> {
     /// nbdcopy in and out, repetition by repetition.
-    fn copies(
-        &self,
-        servers: &[Server],
-        progress: &mut Progress,
-        into: &mut Collector,
-    ) -> Result<()> {
+    fn copies(&mut self, servers: &[Server]) -> Result<()> {
         let cost = copy_cost(self.args);
         for repetition in 1..=self.args.common.repetitions {
             for (case, op) in [(COPY_IN, Op::Write), (COPY_OUT, Op::Read)] {
                 for server in servers {
                     let name = server.policy.name();
-                    progress.step(&format!("{name} {case}, run {repetition}"), cost);
+                    self.progress.step(&format!("{name} {case}, run {repetition}"), cost);
                     let elapsed_s = self.copy(server, case)?;
                     let key = Key::new(name, case, op, self.args.common.size);
-                    into.add(key, Sample::single(elapsed_s));
+                    self.collector.add(key, Sample::single(elapsed_s));
                 }
             }
         }
@@ -238,9 +217,9 @@ impl Bench<'_> {
     }
 
     /// nbdcopy in, once, which does not count.
-    fn fill(&self, servers: &[Server], progress: &mut Progress) -> Result<()> {
+    fn fill(&mut self, servers: &[Server]) -> Result<()> {
         for server in servers {
-            progress.step(&format!("{}: fill", server.policy.name()), copy_cost(self.args));
+            self.progress.step(&format!("{}: fill", server.policy.name()), copy_cost(self.args));
             self.copy(server, COPY_IN)?;
         }
         Ok(())
@@ -252,35 +231,28 @@ impl Bench<'_> {
             COPY_IN => command.arg(&self.source).arg(&server.uri),
             _ => command.arg(&server.uri).arg("null:"),
         };
-        let begun = Instant::now();
-        output_of(command)?;
-        Ok(begun.elapsed().as_secs_f64())
+        seconds_of(command)
     }
 
-    fn random(
-        &self,
-        servers: &[Server],
-        progress: &mut Progress,
-        into: &mut Collector,
-    ) -> Result<()> {
+    fn random(&mut self, servers: &[Server]) -> Result<()> {
         for group in groups(self.args) {
+            let Key { op, threads, iodepth, .. } = group;
             for repetition in 1..=self.args.common.repetitions {
                 for server in servers {
-                    let Group { op, threads, iodepth } = group;
                     let (name, kind) = (server.policy.name(), op.name());
                     let what =
                         format!("{name} {kind}, {threads} jobs, depth {iodepth}, run {repetition}");
-                    progress.step(&what, step_cost(self.args));
-                    let key = Key::new(name, RANDOM, op, BLOCK_BYTES);
-                    into.add(Key { threads, iodepth, ..key }, self.fio(server, group)?);
+                    self.progress.step(&what, step_cost(self.args));
+                    let key = Key { policy: name.to_owned(), ..group.clone() };
+                    let sample = self.fio(server, &key)?;
+                    self.collector.add(key, sample);
                 }
             }
         }
         Ok(())
     }
 
-    fn fio(&self, server: &Server, group: Group) -> Result<Sample> {
-        let Group { op, threads, iodepth } = group;
+    fn fio(&self, server: &Server, &Key { op, threads, iodepth, .. }: &Key) -> Result<Sample> {
         let runtime_ms = (self.args.common.seconds() * 1e3).round();
         let mut command = fio::command("nbd", op, self.dir.path())?;
         command.args(["--ioengine=nbd", "--time_based", "--norandommap", "--randrepeat=0"]);
@@ -429,8 +401,8 @@ pub(crate) fn create_cache(path: &Path, bytes: u64) -> Result<()> {
 /// Creates a pool with a BTT in it.
 pub(crate) fn create_pool(path: &Path, bytes: u64) -> Result<()> {
     let region = create_region(path, &MediaModel::default(), bytes)?;
-    tidegate::btt::create(&region, &BttOptions::default())?;
-    Ok(())
+    let made = tidegate::btt::create(&region, &BttOptions::default());
+    made.map(drop).map_err(BenchError::device("btt"))
 }
 
 fn random_file(dir: &TempDir, bytes: u64) -> Result<PathBuf> {

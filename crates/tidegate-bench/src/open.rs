@@ -49,13 +49,6 @@ pub struct Opening {
     pub first_hits_s: Vec<f64>,
 }
 
-/// One opening.
-struct Opened {
-    elapsed_s: f64,
-    peak_memory_bytes: u64,
-    first_hit_s: f64,
-}
-
 /// The engine of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Engine {
@@ -118,16 +111,19 @@ impl OpenArgs {
         require(self.repetitions > 0, "--repetitions 0: expected at least 1")?;
         let dir = scratch(&self.dir)?;
         let pool = dir.path().join("pool");
-        self.engine.create(&pool, self.size)?;
+        match self.engine {
+            Engine::Btt => create_pool(&pool, self.size)?,
+            Engine::Cache => create_cache(&pool, self.size)?,
+        }
         let mut samples = Vec::new();
         let mut opening = Opening { peak_memory_bytes: 0, first_hits_s: Vec::new() };
         for repetition in 1..=self.repetitions {
             progress.step(&format!("crash and open, run {repetition}"), self.step_cost());
             self.crash(&pool, repetition)?;
-            let opened = open_in_child(self.engine, &pool)?;
-            samples.push(Sample::single(opened.elapsed_s));
-            opening.peak_memory_bytes = opened.peak_memory_bytes.max(opening.peak_memory_bytes);
-            opening.first_hits_s.push(opened.first_hit_s);
+            let [elapsed_ns, peak_memory_bytes, first_hit_ns] = open_in_child(self.engine, &pool)?;
+            samples.push(Sample::single(Duration::from_nanos(elapsed_ns).as_secs_f64()));
+            opening.peak_memory_bytes = peak_memory_bytes.max(opening.peak_memory_bytes);
+            opening.first_hits_s.push(Duration::from_nanos(first_hit_ns).as_secs_f64());
         }
         let key = Key::new(name_of(self.engine), CASE, Op::Read, self.size);
         Ok((Series { key, samples }, opening))
@@ -143,18 +139,17 @@ impl OpenArgs {
     }
 }
 
-fn open_in_child(engine: Engine, pool: &Path) -> Result<Opened> {
+/// Opens the pool in a program of its own: the nanoseconds that it takes, the peak memory of the
+/// program in bytes, and the nanoseconds until the first hit.
+fn open_in_child(engine: Engine, pool: &Path) -> Result<[u64; 3]> {
     let args = ["open-child".to_owned(), name_of(engine), pool.display().to_string()];
     let program = this_program()?;
     let line = Child::start(&program, args)?.wait_for_line("opened")?;
     let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
-    let &[elapsed_ns, peak_memory_bytes, first_hit_ns] = numbers.as_slice() else {
+    numbers.try_into().map_err(|_| {
         let found = format!("printed \"{line}\", expected three numbers");
-        return Err(BenchError::program(&program.display().to_string(), found));
-    };
-    let seconds = |ns| Duration::from_nanos(ns).as_secs_f64();
-    let (elapsed_s, first_hit_s) = (seconds(elapsed_ns), seconds(first_hit_ns));
-    Ok(Opened { elapsed_s, peak_memory_bytes, first_hit_s })
+        BenchError::program(&program.display().to_string(), found)
+    })
 }
 
 /// The parts played by programs of their own.
@@ -198,33 +193,24 @@ impl ChildCommand {
 }
 
 impl Engine {
-    fn failed(self) -> impl FnOnce(DeviceError) -> BenchError {
+    fn failed<E: Into<DeviceError>>(self) -> impl FnOnce(E) -> BenchError {
         BenchError::device(name_of(self))
-    }
-
-    fn create(self, pool: &Path, bytes: u64) -> Result<()> {
-        match self {
-            Self::Btt => create_pool(pool, bytes),
-            Self::Cache => create_cache(pool, bytes),
-        }
     }
 
     fn open(self, pool: &Path) -> Result<Box<dyn BlockDevice>> {
         let options = RegionOptions { domain: Some(Domain::Adr), ..RegionOptions::default() };
         let region = Arc::new(Region::open(pool, &options)?);
         match self {
-            Self::Btt => Ok(Box::new(Btt::open(region)?)),
-            Self::Cache => self.open_cache(region),
+            Self::Btt => Ok(Box::new(Btt::open(region).map_err(self.failed())?)),
+            Self::Cache => {
+                // The device behind is as large as the pool: slots are a little fewer.
+                let pages = region.len_bytes() / u64::from(PAGE_BYTES);
+                let backing = NullDevice::new(PAGE_BYTES, pages).map_err(self.failed())?;
+                let binding = Binding { identity: 1, name: "null".to_owned(), pages };
+                let options = CacheDeviceOptions::default();
+                Ok(Box::new(CacheDevice::open(region, Arc::new(backing), binding, options)?))
+            }
         }
-    }
-
-    /// Opens a cache before a device as large as its pool: its slots are a little fewer.
-    fn open_cache(self, region: Arc<Region>) -> Result<Box<dyn BlockDevice>> {
-        let pages = region.len_bytes() / u64::from(PAGE_BYTES);
-        let backing = NullDevice::new(PAGE_BYTES, pages).map_err(self.failed())?;
-        let binding = Binding { identity: 1, name: "null".to_owned(), pages };
-        let options = CacheDeviceOptions::default();
-        Ok(Box::new(CacheDevice::open(region, Arc::new(backing), binding, options)?))
     }
 }
 

@@ -22,19 +22,12 @@ pub enum Policy {
 
 impl Policy {
     /// All that can be compared, in the order of tables and messages.
-    pub(crate) const ALL: [Self; 11] = [
-        Self::Raw,
-        Self::Btt,
-        Self::Tier(dram::Policy::Transit),
-        Self::Tier(dram::Policy::TransitNoEager),
-        Self::Tier(dram::Policy::TransitNoBypass),
-        Self::Tier(dram::Policy::Pmbd),
-        Self::Tier(dram::Policy::Pmbd70),
-        Self::Tier(dram::Policy::Lru),
-        Self::Tier(dram::Policy::Coactive),
-        Self::Copy,
-        Self::Libpmemblk,
-    ];
+    pub(crate) fn all() -> Vec<Self> {
+        let tiers = dram::Policy::ALL.iter().filter(|policy| **policy != dram::Policy::None);
+        let tiers = tiers.map(|policy| Self::Tier(*policy));
+        let engines = [Self::Raw, Self::Btt].into_iter();
+        engines.chain(tiers).chain([Self::Copy, Self::Libpmemblk]).collect()
+    }
 
     /// The name on the command line and in rows.
     pub fn name(self) -> &'static str {
@@ -57,7 +50,7 @@ impl FromStr for Policy {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        by_name("policy", &Self::ALL, Self::name, text)
+        by_name("policy", &Self::all(), Self::name, text)
     }
 }
 

@@ -17,13 +17,8 @@ impl Progress {
     /// The start of a plan that should take `planned`.
     pub fn new(planned: Duration) -> Self {
         let terminal = std::io::stderr().is_terminal();
-        Self {
-            planned,
-            done: Duration::ZERO,
-            current: Duration::ZERO,
-            begun: Instant::now(),
-            terminal,
-        }
+        let [done, current] = [Duration::ZERO; 2];
+        Self { planned, done, current, begun: Instant::now(), terminal }
     }
 
     /// The step before is over and `what` begins, planned to take `cost`.

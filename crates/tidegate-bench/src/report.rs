@@ -62,13 +62,6 @@ struct Repetitions<'a> {
     ops_per_s: Vec<f64>,
 }
 
-impl<'a> Repetitions<'a> {
-    fn of(series: &'a Series) -> Self {
-        let ops_per_s = series.samples.iter().map(|sample| sample.ops_per_s).collect();
-        Self { key: &series.key, ops_per_s }
-    }
-}
-
 impl Report {
     /// A report of measurements and nothing else.
     pub(crate) fn of(machine: Machine, series: Vec<Series>) -> Self {
@@ -82,43 +75,36 @@ impl Report {
     /// # Panics
     /// Never: the object is made of strings and numbers.
     pub fn json(&self) -> String {
+        let repetitions = self.series.iter().map(|Series { key, samples }| {
+            let ops_per_s = samples.iter().map(throughput).collect();
+            Repetitions { key, ops_per_s }
+        });
+        let amounts = [&self.log.amounts, &self.cache.amounts, &self.cache.shares_of_backing];
         let object = Json {
             machine: &self.machine,
             rows: self.series.iter().map(Series::row).collect(),
-            repetitions: self.series.iter().map(Repetitions::of).collect(),
+            repetitions: repetitions.collect(),
             targets: self.verdicts(),
             open: self.open.as_ref(),
             phases: self.tiers.breakdowns.iter().flat_map(Breakdown::rows).collect(),
             timelines: self.tiers.timelines.iter().chain(&self.log.timelines).collect(),
             idle: &self.tiers.idle,
-            amounts: self.amounts().collect(),
+            amounts: amounts.into_iter().flat_map(|amounts| &amounts.0).collect(),
         };
         serde_json::to_string_pretty(&object).expect("strings and numbers are JSON") + "\n"
     }
 
-    fn amounts(&self) -> impl Iterator<Item = &Amount> {
-        let of_cache = self.cache.amounts.0.iter().chain(&self.cache.shares_of_backing.0);
-        self.log.amounts.0.iter().chain(of_cache)
-    }
-
     /// Whether the targets that this run measured are met.
     pub fn verdicts(&self) -> Vec<Verdict> {
-        let found = [self.device_verdicts(), self.cache_verdicts(), self.run_verdicts()];
-        found.concat()
-    }
-
-    fn cache_verdicts(&self) -> Vec<Verdict> {
-        cache::verdicts(&self.series, &self.cache)
+        let cache = cache::verdicts(&self.series, &self.cache);
+        let run = log::targets::verdicts(&self.series, &self.log);
+        [self.device_verdicts(), cache, run].concat()
     }
 
     fn device_verdicts(&self) -> Vec<Verdict> {
         let mut found = verdicts(&self.series, self.open.as_ref());
         found.extend(tier_targets::verdicts(&self.series, &self.tiers));
         found
-    }
-
-    fn run_verdicts(&self) -> Vec<Verdict> {
-        log::targets::verdicts(&self.series, &self.log)
     }
 
     /// All tables that have rows, in the order of the documentation. Of the paper's figures, the
@@ -251,6 +237,7 @@ impl Report {
         let (write, read) = (Op::Write, Op::Read);
         let (modes, cleaning) = (cache::choices::MODES, cache::choices::CLEANING);
         let mut tables = vec![cache::tables::cases(&self.series)];
+        let targets = cache::verdicts(&self.series, &self.cache);
         let figures = cache::study::figures();
         tables.extend(figures.iter().map(|figure| figure.table(&self.series)));
         tables.extend([
@@ -269,7 +256,7 @@ impl Report {
             self.times("cache-open", "Opening a cache after a crash", of(&["cache-open"]), "btt"),
             self.cache.amounts.table("cache-amounts", "Caches: other numbers"),
             self.cache.backing_work.table("cache-backing-work", "Work of the backing"),
-            target_table("cache-targets", "Cache: targets", self.cache_verdicts()),
+            target_table("cache-targets", "Cache: targets", targets),
         ]);
         tables
     }
@@ -279,6 +266,7 @@ impl Report {
         let table = |name, title, prefixes, base| self.latencies(name, title, of(prefixes), base);
         let times = |name, title, prefix, base| self.times(name, title, of(&[prefix]), base);
         let (plain, no_sync) = ("plain", "plain-nosync");
+        let targets = log::targets::verdicts(&self.series, &self.log);
         let batches = "A full log, by the batch of its cleaner";
         let databases = ["run-sqlite", "run-rocksdb", "run-postgres"];
         vec![
@@ -295,7 +283,7 @@ impl Report {
             table("run-apps", "Programs by their own benchmarks", &["run-app-"], no_sync),
             times("run-recovery", "Recovery of a full log", "run-recovery", "in-order"),
             self.log.table(),
-            target_table("run-targets", "Programs under run: targets", self.run_verdicts()),
+            target_table("run-targets", "Programs under run: targets", targets),
         ]
     }
 }

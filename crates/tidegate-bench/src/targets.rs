@@ -36,22 +36,6 @@ pub(crate) enum Bound {
     AtMost(f64),
 }
 
-impl Bound {
-    pub(crate) fn holds(self, value: f64) -> bool {
-        match self {
-            Self::AtLeast(bound) => value >= bound,
-            Self::AtMost(bound) => value <= bound,
-        }
-    }
-
-    pub(crate) fn text(self) -> String {
-        match self {
-            Self::AtLeast(bound) => format!("at least {bound}"),
-            Self::AtMost(bound) => format!("at most {bound}"),
-        }
-    }
-}
-
 struct Target {
     name: String,
     measure: Measure,
@@ -76,7 +60,11 @@ pub(crate) type Number = (f64, String);
 
 impl Verdict {
     pub(crate) fn new(target: String, bound: Bound, measured: f64) -> Self {
-        Self { target, wanted: bound.text(), measured, met: bound.holds(measured) }
+        let (wanted, met) = match bound {
+            Bound::AtLeast(bound) => (format!("at least {bound}"), measured >= bound),
+            Bound::AtMost(bound) => (format!("at most {bound}"), measured <= bound),
+        };
+        Self { target, wanted, measured, met }
     }
 }
 
@@ -142,14 +130,6 @@ fn targets() -> Vec<Target> {
     targets
 }
 
-fn p50(sample: &Sample) -> f64 {
-    sample.p50_ns as f64
-}
-
-fn p999(sample: &Sample) -> f64 {
-    sample.p999_ns as f64
-}
-
 fn block_targets() -> Vec<Target> {
     use Bound::{AtLeast, AtMost};
     let pick = |policy, op, threads| Pick { policy, case: POOL_UNIFORM, op, threads, iodepth: 1 };
@@ -159,6 +139,8 @@ fn block_targets() -> Vec<Target> {
         Target { name, measure: Measure::Ratio { of, to, value }, bound }
     };
     let floor = Pick { case: COPY_TWO_FENCES, ..pick("copy", Op::Write, 1) };
+    let p50 = |sample: &Sample| sample.p50_ns as f64;
+    let p999 = |sample: &Sample| sample.p999_ns as f64;
     let p50_over_floor = Measure::Ratio { of: pick("btt", Op::Write, 1), to: floor, value: p50 };
     vec![
         against_peer("btt write, 1 thread: throughput", Op::Write, 1, throughput, AtLeast(1.8)),

@@ -62,22 +62,6 @@ impl Gain {
     }
 }
 
-fn mean(sample: &Sample) -> f64 {
-    1.0 / sample.mean_ns
-}
-
-fn p50(sample: &Sample) -> f64 {
-    1.0 / sample.p50_ns as f64
-}
-
-fn p9999(sample: &Sample) -> f64 {
-    1.0 / sample.p9999_ns as f64
-}
-
-fn longest(sample: &Sample) -> f64 {
-    1.0 / sample.max_ns as f64
-}
-
 fn gains() -> Vec<Gain> {
     let gain =
         |name, against, places, merit, at_least| Gain { name, against, places, merit, at_least };
@@ -85,6 +69,10 @@ fn gains() -> Vec<Gain> {
     let burst = || vec![place(BURST_CASE.to_owned(), Op::Write, 1, 1)];
     let read = || vec![place(READ_CASE.to_owned(), Op::Read, 1, 1)];
     let flush = |duty_pct| vec![place(duty_case(duty_pct), Op::Flush, 1, 1)];
+    let mean = |sample: &Sample| 1.0 / sample.mean_ns;
+    let p50 = |sample: &Sample| 1.0 / sample.p50_ns as f64;
+    let p9999 = |sample: &Sample| 1.0 / sample.p9999_ns as f64;
+    let longest = |sample: &Sample| 1.0 / sample.max_ns as f64;
     let write_time = &["pmbd", "lru"];
     vec![
         gain("overrun: writes/s of transit / btt", &["btt"], sustained(), throughput, 1.4),

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::workload::nanoseconds;
+
 /// Requests that were answered in one interval.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Tick {
@@ -39,8 +41,7 @@ pub struct TimelineRow {
 impl Timeline {
     /// Notes a request answered `at` after the start; nothing where intervals have no length.
     pub(crate) fn note(&mut self, tick: Duration, at: Duration, latency_ns: u64) {
-        let tick_ns = u64::try_from(tick.as_nanos()).unwrap_or(u64::MAX);
-        let at_ns = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX);
+        let (tick_ns, at_ns) = (nanoseconds(tick), nanoseconds(at));
         let Some(index) = at_ns.checked_div(tick_ns).and_then(|n| usize::try_from(n).ok()) else {
             return;
         };

@@ -188,11 +188,8 @@ impl Workload {
         let mut buffer = Buffer::random(self.block_bytes, self.seed);
         for block in 0..self.blocks() {
             buffer.stamp(block);
-            device.write(
-                block * u64::from(self.block_bytes),
-                buffer.bytes(),
-                WriteFlags::default(),
-            )?;
+            let offset = block * u64::from(self.block_bytes);
+            device.write(offset, buffer.bytes(), WriteFlags::default())?;
         }
         device.flush()
     }
@@ -332,7 +329,7 @@ impl<'a> Client<'a> {
     }
 }
 
-fn nanoseconds(duration: Duration) -> u64 {
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 

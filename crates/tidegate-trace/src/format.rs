@@ -1,7 +1,10 @@
 //! The formats of traces.
 
+use strum::VariantArray;
+
 /// A format that a trace may have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "lowercase")]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Format {
     /// Calls of an Android app: Mobibench's `MobiGen`. All threads share the descriptors.
@@ -28,34 +31,12 @@ pub enum Format {
 
 impl Format {
     /// All of them.
-    pub const ALL: [Self; 10] = [
-        Self::Mobigen,
-        Self::Csv,
-        Self::Dbench,
-        Self::Mqsim,
-        Self::Cloudphysics,
-        Self::Mobileblock,
-        Self::Fiu,
-        Self::Msr,
-        Self::Alibaba,
-        Self::Strace,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Its name on the command line.
     #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Mobigen => "mobigen",
-            Self::Csv => "csv",
-            Self::Dbench => "dbench",
-            Self::Mqsim => "mqsim",
-            Self::Cloudphysics => "cloudphysics",
-            Self::Mobileblock => "mobileblock",
-            Self::Fiu => "fiu",
-            Self::Msr => "msr",
-            Self::Alibaba => "alibaba",
-            Self::Strace => "strace",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 
     /// Its lines are calls on files, not requests of a disk.
@@ -67,6 +48,6 @@ impl Format {
 
     /// The names of all, for messages.
     pub(super) fn names() -> String {
-        Self::ALL.map(Self::name).join(", ")
+        Self::ALL.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ")
     }
 }

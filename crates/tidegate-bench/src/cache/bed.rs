@@ -98,32 +98,29 @@ impl Pool {
         Ok(Self { region })
     }
 
-    /// An empty cache before `backing`, with lines of `line_bytes` and these settings.
-    fn cache_as(
+    /// An empty cache before `backing`, with lines of `line_bytes` and these settings, as a subject
+    /// and as it is.
+    fn cache(
         &self,
+        policy: &'static str,
         line_bytes: u32,
         settings: &[(&str, &str)],
         backing: Arc<dyn BlockDevice>,
-    ) -> Result<Arc<CacheDevice>> {
+    ) -> Result<(Subject, Arc<CacheDevice>)> {
         cache::create(&self.region, &CacheOptions { line_bytes, ..CacheOptions::default() })?;
         let pages = backing.geometry().size_bytes() / u64::from(PAGE_BYTES);
         let binding = Binding { identity: 1, name: "bench".to_owned(), pages };
         let options = CacheDeviceOptions::default();
         let region = Arc::clone(&self.region);
-        let device = CacheDevice::open(region, backing, binding, options)?;
+        let device = Arc::new(CacheDevice::open(region, backing, binding, options)?);
         // What is written differs in one line from what was: the figures are of whole pages.
         set_all(&device, &[("by-content", "off"), ("cost", "off")])?;
         set_all(&device, settings)?;
-        Ok(Arc::new(device))
+        Ok((self.subject_of(policy, Arc::clone(&device) as _), device))
     }
 
     fn subject_of(&self, policy: &'static str, device: Arc<dyn BlockDevice>) -> Subject {
         Subject { policy, device, region: Some(Arc::clone(&self.region)) }
-    }
-
-    /// An empty cache before `backing`, as users get it.
-    pub(super) fn cache(&self, backing: Arc<dyn BlockDevice>) -> Result<Arc<CacheDevice>> {
-        self.cache_as(PAGE_BYTES, &[], backing)
     }
 
     /// An empty cache like `variant`, as a subject.
@@ -132,8 +129,8 @@ impl Pool {
         variant: &Variant,
         backing: Arc<dyn BlockDevice>,
     ) -> Result<Subject> {
-        let device = self.cache_as(variant.line_bytes, &[("cost", variant.cost)], backing)?;
-        Ok(self.subject_of(variant.policy, device))
+        let Variant { policy, line_bytes, cost } = *variant;
+        Ok(self.cache(policy, line_bytes, &[("cost", cost)], backing)?.0)
     }
 
     /// An empty cache with `settings`, as a subject and as it is.
@@ -143,8 +140,7 @@ impl Pool {
         settings: &[(&str, &str)],
         backing: Arc<dyn BlockDevice>,
     ) -> Result<(Subject, Arc<CacheDevice>)> {
-        let cache = self.cache_as(PAGE_BYTES, settings, backing)?;
-        Ok((self.subject_of(policy, Arc::clone(&cache) as _), cache))
+        self.cache(policy, PAGE_BYTES, settings, backing)
     }
 
     /// An empty log before `backing`, as users get it.
@@ -158,7 +154,7 @@ impl Pool {
         policy: &'static str,
         backing: Arc<dyn BlockDevice>,
     ) -> Result<Subject> {
-        Ok(self.subject_of(policy, self.cache(backing)?))
+        Ok(self.cache(policy, PAGE_BYTES, &[], backing)?.0)
     }
 }
 

@@ -52,7 +52,7 @@ impl Found<'_> {
             let latency = format!("{name}, 1 thread: p50 / bare copy with two fences");
             [
                 at_most(&traffic, bytes, [self.amplification(name)]),
-                at_most(&latency, time, [self.write_ratio(name, "copy", p50)]),
+                at_most(&latency, time, [self.ratio(Op::Write, name, "copy", p50)]),
             ]
         };
         let scaling = [Kind::Miss, Kind::Hit].map(|kind| self.scaling(kind.name()));
@@ -131,19 +131,19 @@ impl Found<'_> {
         });
         let filled = cases.map(|case| {
             let case = format!("{FILL}{}", case.trim_start_matches("cache-full"));
-            self.write_ratio(&case, BEFORE_NULL, throughput)
+            self.ratio(Op::Write, &case, BEFORE_NULL, throughput)
         });
         let stall_ms = cases.map(|case| {
             let longest = self.writes(CACHE, case)?.row().max_ns;
             Some((longest as f64 / 1e6, case.to_owned()))
         });
-        let (ocf, over_ocf) = match self.write_ratio(FULL_FILE, OCF, throughput) {
+        let (ocf, over_ocf) = match self.ratio(Op::Write, FULL_FILE, OCF, throughput) {
             Some(ratio) => ("OCF", Some(ratio)),
             None => ("OCF elsewhere", self.over_ocf_elsewhere()),
         };
         let to_ocf = format!("full, before a file: writes/s / {ocf}");
-        let to_batches = cases.map(|case| self.write_ratio(case, BATCHES, throughput));
-        let reads = [self.reads()];
+        let to_batches = cases.map(|case| self.ratio(Op::Write, case, BATCHES, throughput));
+        let reads = [self.ratio(Op::Read, READ, BACKING, p50)];
         vec![
             at_least(&to_ocf, 2.0, [over_ocf]),
             at_most("full: p99, ms", 1.0, p99_ms),
@@ -159,15 +159,10 @@ impl Found<'_> {
         Some((writes_per_s / OCF_FULL_WRITES_PER_S, FULL_FILE.to_owned()))
     }
 
-    fn write_ratio(&self, case: &str, base: &str, value: fn(&Sample) -> f64) -> Option<Number> {
-        let ratio = self.writes(CACHE, case)?.ratio(self.writes(base, case)?, value)?;
+    fn ratio(&self, op: Op, case: &str, base: &str, value: fn(&Sample) -> f64) -> Option<Number> {
+        let find = |policy| find(self.0, policy, case, op, (1, 1));
+        let ratio = find(CACHE)?.ratio(find(base)?, value)?;
         Some((ratio.median, case.to_owned()))
-    }
-
-    fn reads(&self) -> Option<Number> {
-        let find = |policy| find(self.0, policy, READ, Op::Read, (1, 1));
-        let ratio = find(CACHE)?.ratio(find(BACKING)?, p50)?;
-        Some((ratio.median, READ.to_owned()))
     }
 
     fn opening(&self) -> Option<Verdict> {

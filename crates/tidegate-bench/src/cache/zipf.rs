@@ -1,7 +1,6 @@
 //! The hit ratio of reads by popularity, beside an exact simulation of the policy that evicts.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use tidegate::cache::CacheDevice;
 use tidegate::cache::policy::{Replacement, ReplacementEntry, replacement};
@@ -35,10 +34,10 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
         let seed = u64::from(repetition);
         let backing = null(size * BACKING_SIZES)?;
         let pages = backing.geometry().blocks;
-        let cache = pool.cache(backing)?;
+        let (subject, cache) = pool.with_settings(CACHE, &[], backing)?;
         let slots = slots_of(&cache);
         let reads = Reads { pages, slots, seed };
-        let ratio_pct = reads.of_cache(&cache)?;
+        let ratio_pct = reads.of_cache(&subject, &cache)?;
         bench.found.amounts.add(MEASURE, "%", CACHE, ratio_pct);
         let simulated_pct = reads.simulated(policy_of(&cache)?);
         bench.found.amounts.add(MEASURE, "%", SIMULATION, simulated_pct);
@@ -59,8 +58,7 @@ impl Reads {
     }
 
     /// The share of the counted reads that hit, in percent.
-    fn of_cache(&self, cache: &Arc<CacheDevice>) -> Result<f64> {
-        let subject = Subject::plain(CACHE, Arc::clone(cache) as _);
+    fn of_cache(&self, subject: &Subject, cache: &CacheDevice) -> Result<f64> {
         let part = |seed| {
             let bytes = self.pages * u64::from(PAGE_BYTES);
             let workload = writes(PATTERN, bytes, Stop::Requests(self.count()));

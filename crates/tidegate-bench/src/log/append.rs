@@ -64,8 +64,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
                 let sample = Sample::new(&outcome.write, elapsed_s, Some(traffic));
                 let case = format!("{CASE}-{block_bytes}");
                 let key = Key::new(policy, case, Op::Write, block_bytes.into());
-                bench.add(Key { threads, iodepth: bench.args.iodepth, ..key }, sample);
-                Ok(())
+                Ok(Some((Key { threads, iodepth: bench.args.iodepth, ..key }, sample)))
             })?;
         }
     }
@@ -133,17 +132,14 @@ impl BareAppend {
     fn new(region: Arc<Region>) -> Self {
         Self { region, next: AtomicU64::new(0) }
     }
-
-    /// The position of the next record of `bytes`, a multiple of 64 as the region's size.
-    fn next_position(&self, bytes: u64) -> u64 {
-        self.next.fetch_add(bytes, Ordering::Relaxed) % (self.region.len_bytes() - bytes)
-    }
 }
 
 impl Append for BareAppend {
     fn append(&self, offset: u64, data: &[u8]) -> device::Result<()> {
         let len = data.len() as u64;
-        let at = self.next_position(HEADER_BYTES + len.next_multiple_of(64));
+        // A multiple of 64, as the region's size.
+        let bytes = HEADER_BYTES + len.next_multiple_of(64);
+        let at = self.next.fetch_add(bytes, Ordering::Relaxed) % (self.region.len_bytes() - bytes);
         let checksum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, data);
         let mut header = [0; HEADER];
         for (field, number) in header.chunks_exact_mut(8).zip([at, offset, len, checksum]) {

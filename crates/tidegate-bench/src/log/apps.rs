@@ -67,8 +67,7 @@ fn compare(bench: &mut Bench<'_>, driver: &Path, app: &str) -> Result<()> {
     let name = |way: Way| format!("{} {app}", way.policy());
     bench.in_turns(Part::Apps, &ways, name, |bench, way| {
         let sample = run(bench, way, driver, app)?;
-        bench.add(Key::new(way.policy(), case_of(app), Op::Write, 0), sample);
-        Ok(())
+        Ok(Some((Key::new(way.policy(), case_of(app), Op::Write, 0), sample)))
     })
 }
 

@@ -55,8 +55,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
         let after = Duration::from_secs_f64(bench.args.seconds * LONGER);
         let outcome = write(&device, file_bytes, Stop::After(after))?;
         let sample = Sample::new(&outcome.write, outcome.elapsed.as_secs_f64(), None);
-        bench.add(Key::new(policy, CASE, Op::Write, BLOCK_BYTES.into()), sample);
-        Ok(())
+        Ok(Some((Key::new(policy, CASE, Op::Write, BLOCK_BYTES.into()), sample)))
     })?;
     std::fs::remove_file(&path).map_err(BenchError::os("remove", path))
 }

@@ -166,12 +166,11 @@ pub(super) fn writes(bench: &mut Bench<'_>) -> Result<()> {
                         // It crashes now and then, which is no reason to measure nothing else.
                         let why = error.with_causes();
                         eprintln!("{}: this run is left out: {why}", nvcache::POLICY);
-                        return Ok(());
+                        return Ok(None);
                     }
                 },
             };
-            bench.add(case.key(policy(writer)), sample);
-            Ok(())
+            Ok(Some((case.key(policy(writer)), sample)))
         })?;
     }
     Ok(())
@@ -203,8 +202,7 @@ pub(super) fn full(bench: &mut Bench<'_>) -> Result<()> {
             let name = |policy| describe(&case, policy);
             bench.in_turns(Part::Full, &[DISK], name, |bench, policy| {
                 let sample = bench.disk_itself(&case)?;
-                bench.add(Key { iodepth: DISK_DEPTH, ..case.key(policy) }, sample);
-                Ok(())
+                Ok(Some((Key { iodepth: DISK_DEPTH, ..case.key(policy) }, sample)))
             })?;
         }
     }
@@ -251,8 +249,7 @@ impl Bench<'_> {
         self.in_turns(part, &runners, name, |bench, runner| {
             let sync = if runner == Runner::Plain { plain_sync } else { case.sync };
             let sample = bench.drive(runner, &Case { sync, ..*case })?;
-            bench.add(case.key(runner.name()), sample);
-            Ok(())
+            Ok(Some((case.key(runner.name()), sample)))
         })
     }
 
@@ -264,7 +261,7 @@ impl Bench<'_> {
         if let (APPEND, Some((_, limit)), Some((tail, _))) = (case.name, before, after) {
             let records = sample.ops + warm_up_requests(case.requests);
             let each = tail.saturating_sub(limit) as f64 / records as f64;
-            self.found.add(Measure::LogBytes, runner.name(), each);
+            self.found.add(Measure::LOG_BYTES, runner.name(), each);
         }
         Ok(sample)
     }

@@ -305,13 +305,12 @@ pub struct Failure {
 }
 
 impl LogReport {
-    fn add(&mut self, measure: Measure, policy: &str, value: f64) {
-        let (name, unit) = measure.name_and_unit();
+    fn add(&mut self, Measure(name, unit): Measure, policy: &str, value: f64) {
         self.amounts.add(name, unit, policy, value);
     }
 
-    fn find(&self, measure: Measure, policy: &str) -> Option<Spread> {
-        self.amounts.find(measure.name_and_unit().0, policy)
+    fn find(&self, Measure(name, _): Measure, policy: &str) -> Option<Spread> {
+        self.amounts.find(name, policy)
     }
 
     /// All parts were measured.
@@ -329,24 +328,15 @@ impl LogReport {
     }
 }
 
-/// What amounts there are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Measure {
-    LogBytes,
-    Launch,
-    IdleCpu,
-    HotSet,
-}
+/// What an amount is of, and its unit.
+#[derive(Debug, Clone, Copy)]
+struct Measure(&'static str, &'static str);
 
 impl Measure {
-    fn name_and_unit(self) -> (&'static str, &'static str) {
-        match self {
-            Self::LogBytes => ("log of an append of 128 bytes", "bytes"),
-            Self::Launch => ("start and end, more than plain", "ms"),
-            Self::IdleCpu => ("CPU at rest, program and supervisor", "%"),
-            Self::HotSet => ("hot set rewritten 100 times: on the disk / its size", "times"),
-        }
-    }
+    const LOG_BYTES: Self = Self("log of an append of 128 bytes", "bytes");
+    const LAUNCH: Self = Self("start and end, more than plain", "ms");
+    const IDLE_CPU: Self = Self("CPU at rest, program and supervisor", "%");
+    const HOT_SET: Self = Self("hot set rewritten 100 times: on the disk / its size", "times");
 }
 
 /// A run through the parts.
@@ -380,20 +370,22 @@ impl Bench<'_> {
         }
     }
 
-    /// Has all `subjects` take turns, repetition by repetition.
+    /// Has all `subjects` take turns, repetition by repetition; a turn may find a sample.
     fn in_turns<S: Copy>(
         &mut self,
         part: Part,
         subjects: &[S],
         name: impl Fn(S) -> String,
-        mut turn: impl FnMut(&mut Self, S) -> Result<()>,
+        mut turn: impl FnMut(&mut Self, S) -> Result<Option<(Key, Sample)>>,
     ) -> Result<()> {
         let (cost, of) = (self.args.plan(part).cost, self.args.repetitions);
         for repetition in 1..=of {
             for &subject in subjects {
                 let what = format!("{}, run {repetition} of {of}", name(subject));
                 self.progress.step(&what, cost);
-                turn(self, subject)?;
+                if let Some((key, sample)) = turn(self, subject)? {
+                    self.collector.add(key, sample);
+                }
             }
         }
         Ok(())
@@ -411,10 +403,6 @@ impl Bench<'_> {
     fn tidegates(&self) -> Vec<Runner> {
         let all = self.args.policies.iter().copied();
         all.filter(|runner| *runner != Runner::Plain).collect()
-    }
-
-    fn add(&mut self, key: Key, sample: Sample) {
-        self.collector.add(key, sample);
     }
 }
 
@@ -476,12 +464,12 @@ mod tests {
     fn amounts_collect_under_their_names() {
         let mut report = LogReport::default();
         for value in [1.0, 3.0, 2.0] {
-            report.add(Measure::Launch, "run", value);
+            report.add(Measure::LAUNCH, "run", value);
         }
-        report.add(Measure::HotSet, "run", 1.5);
+        report.add(Measure::HOT_SET, "run", 1.5);
         report.whole().unwrap();
-        assert_eq!(report.find(Measure::Launch, "run").map(|spread| spread.median), Some(2.0));
-        assert_eq!(report.find(Measure::Launch, "plain"), None);
+        assert_eq!(report.find(Measure::LAUNCH, "run").map(|spread| spread.median), Some(2.0));
+        assert_eq!(report.find(Measure::LAUNCH, "plain"), None);
         let text = report.table().to_string();
         assert!(text.contains("1.00-3.00") && text.contains("times"), "{text}");
     }

@@ -1,13 +1,11 @@
 //! What programs do with files and their syncs: deliveries of mail, replaced files, installed
 //! packages, redo logs, transactions under a record lock, lines of logs.
 
-use std::path::Path;
-
 use super::bed::Way;
 use super::files::pool;
 use super::{Bench, Part, RUN_PREFIX};
 use crate::error::Result;
-use crate::measure::{Key, Op, Sample};
+use crate::measure::{Key, Op};
 use crate::programs::parse_sample;
 use crate::source::{CC, Source};
 
@@ -41,18 +39,13 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     for (pattern, block_bytes) in PATTERNS {
         let name = |way: Way| format!("{} pattern {pattern}", way.policy());
         bench.in_turns(Part::Names, &ways, name, |bench, way| {
-            let sample = run(bench, way, &driver, pattern)?;
-            bench.add(Key::new(way.policy(), case_of(pattern), Op::Write, block_bytes), sample);
-            Ok(())
+            let directory = bench.bed.empty_directory()?;
+            let output = bench.run_driver(way, &driver, directory.path(), pattern)?;
+            let sample = parse_sample(DRIVER.name, output.trim())?;
+            Ok(Some((Key::new(way.policy(), case_of(pattern), Op::Write, block_bytes), sample)))
         })?;
     }
     Ok(())
-}
-
-fn run(bench: &Bench<'_>, way: Way, driver: &Path, pattern: &str) -> Result<Sample> {
-    let directory = bench.bed.empty_directory()?;
-    let output = bench.run_driver(way, driver, directory.path(), pattern)?;
-    parse_sample(DRIVER.name, output.trim())
 }
 
 #[cfg(test)]

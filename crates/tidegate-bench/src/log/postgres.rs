@@ -53,13 +53,15 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     let name = |way: Way| format!("{} {}", way.policy(), CASE.trim_start_matches(RUN_PREFIX));
     bench.in_turns(Part::Postgres, &ways, name, |bench, way| {
         bench.bed.sync_disk()?;
-        let server = cluster.start(bench, way)?;
+        let pool = pool(bench.args);
+        let words = under(&cluster.tidegate, way.runner, &bench.bed.pool(pool), pool.bytes);
+        let server = cluster.server(&words, way.syncs)?;
         for threads in CLIENTS {
             let sample = cluster.pgbench(bench.args.seconds, threads)?;
             let key = Key::new(way.policy(), CASE, Op::Write, 0);
-            bench.add(Key { threads, ..key }, sample);
+            bench.collector.add(Key { threads, ..key }, sample);
         }
-        cluster.stop(server)
+        cluster.stop(server).map(|()| None)
     })
 }
 
@@ -96,12 +98,6 @@ impl Cluster {
         let scale = SCALE.to_string();
         self.client("pgbench", &["-q", "-i", "-s", &scale, "postgres"])?;
         self.stop(server)
-    }
-
-    fn start(&self, bench: &Bench<'_>, way: Way) -> Result<Child> {
-        let pool = pool(bench.args);
-        let words = under(&self.tidegate, way.runner, &bench.bed.pool(pool), pool.bytes);
-        self.server(&words, way.syncs)
     }
 
     /// A server behind `words` that is ready.

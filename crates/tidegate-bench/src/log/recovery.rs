@@ -55,8 +55,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
             bench.bed.sync_disk()?;
             write_and_sync(&other, bytes)?
         };
-        bench.add(Key::new(policy, CASE, Op::Write, bytes), Sample::single(elapsed_s));
-        Ok(())
+        Ok(Some((Key::new(policy, CASE, Op::Write, bytes), Sample::single(elapsed_s))))
     })
 }
 

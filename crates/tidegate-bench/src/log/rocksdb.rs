@@ -25,8 +25,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     let name = |way: Way| format!("{} {}", way.policy(), CASE.trim_start_matches(RUN_PREFIX));
     bench.in_turns(Part::Rocksdb, &ways, name, |bench, way| {
         let sample = fill(bench, way)?;
-        bench.add(Key::new(way.policy(), CASE, Op::Write, VALUE_BYTES), sample);
-        Ok(())
+        Ok(Some((Key::new(way.policy(), CASE, Op::Write, VALUE_BYTES), sample)))
     })
 }
 

@@ -1,12 +1,10 @@
 //! `SQLite`, one insert a transaction, in all journal modes.
 
-use std::path::Path;
-
 use super::bed::Way;
 use super::files::pool;
 use super::{Bench, Part, RUN_PREFIX};
 use crate::error::Result;
-use crate::measure::{Key, Op, Sample};
+use crate::measure::{Key, Op};
 use crate::programs::parse_sample;
 use crate::source::{CC, Source};
 
@@ -34,18 +32,14 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     for mode in MODES {
         let name = |way: Way| format!("{} sqlite, journal_mode {mode}", way.policy());
         bench.in_turns(Part::Sqlite, &ways, name, |bench, way| {
-            let sample = insert(bench, way, &driver, mode)?;
-            bench.add(Key::new(way.policy(), case_of(mode), Op::Write, ROW_BYTES), sample);
-            Ok(())
+            let directory = bench.bed.empty_directory()?;
+            let database = directory.path().join("rows.db");
+            let output = bench.run_driver(way, &driver, &database, mode)?;
+            let sample = parse_sample(DRIVER.name, output.trim())?;
+            Ok(Some((Key::new(way.policy(), case_of(mode), Op::Write, ROW_BYTES), sample)))
         })?;
     }
     Ok(())
-}
-
-fn insert(bench: &Bench<'_>, way: Way, driver: &Path, mode: &str) -> Result<Sample> {
-    let directory = bench.bed.empty_directory()?;
-    let database = directory.path().join("rows.db");
-    parse_sample(DRIVER.name, bench.run_driver(way, driver, &database, mode)?.trim())
 }
 
 #[cfg(test)]

@@ -93,7 +93,7 @@ fn run(bench: &mut Bench<'_>, policy: &str, runner: Runner, case: &Case) -> Resu
     std::fs::remove_file(&file).map_err(BenchError::os("remove", file))?;
     let printed = |error| BenchError::program(DRIVER, format!("printed no result: {error}"));
     let Measured { sample, timeline } = serde_json::from_str(&output).map_err(printed)?;
-    bench.add(case.key(policy), sample);
+    bench.collector.add(case.key(policy), sample);
     let (policy, case) = (policy.to_owned(), case.name.to_owned());
     bench.found.timelines.extend(timeline.map(|row| TimelineRow { policy, case, ..row }));
     Ok(())

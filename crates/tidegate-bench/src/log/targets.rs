@@ -104,12 +104,14 @@ impl Found<'_> {
         let against_peer =
             of(throughput).map(|(writes_per_s, case)| (writes_per_s / of_peer, case));
         let to_peer = format!("durable 4 KiB writes/s, 1 thread / {name}");
+        let p50_us = of(|sample| sample.p50_ns as f64 / 1e3);
+        let p999_us = of(|sample| sample.p999_ns as f64 / 1e3);
         let append_ns = self.value(APPEND, |sample| sample.p50_ns as f64);
         // What is not of the records, such as a definition, is in the number.
-        let log_bytes = self.amount(Measure::LogBytes).map(|(bytes, name)| (bytes.floor(), name));
+        let log_bytes = self.amount(Measure::LOG_BYTES).map(|(bytes, name)| (bytes.floor(), name));
         vec![
-            at_most("durable 4 KiB write, 1 thread: p50, µs", 0.5, [of(p50_us)]),
-            at_most("durable 4 KiB write, 1 thread: p99.9, µs", 10.0, [of(p999_us)]),
+            at_most("durable 4 KiB write, 1 thread: p50, µs", 0.5, [p50_us]),
+            at_most("durable 4 KiB write, 1 thread: p99.9, µs", 10.0, [p999_us]),
             at_least(&to_peer, 3.0, [against_peer]),
             at_least("durable 4 KiB writes/s, 2 threads / 1", 1.7, [self.scaling(FDATASYNC)]),
             at_most("durable append of 128 bytes: p50, ns", 300.0, [append_ns]),
@@ -123,7 +125,7 @@ impl Found<'_> {
         let over_disk = self.speed([RUN, DISK], random);
         let stalls_ms = [in_order, random].map(|case| self.stall_ms(RUN, case));
         let read = |kind| [self.time([RUN, PLAIN], read_case(kind))];
-        let rewrites = self.amount(Measure::HotSet);
+        let rewrites = self.amount(Measure::HOT_SET);
         vec![
             at_least("log full, in order: writes/s / plain with one sync", 1.0, [over_plain]),
             at_least("log full, random: writes/s / the disk itself at depth 32", 1.0, [over_disk]),
@@ -131,8 +133,8 @@ impl Found<'_> {
             at_most("read of a clean page: time / plain", 1.3, read(Kind::ReadClean)),
             at_most("read of a dirty page: time / plain", 1.3, read(Kind::ReadDirty)),
             at_most("read of a read-only file: time / plain", 1.0, read(Kind::ReadOnly)),
-            at_most("true: ms more than plain", 4.0, [self.amount(Measure::Launch)]),
-            at_most("at rest: CPU, %", 0.1, [self.amount(Measure::IdleCpu)]),
+            at_most("true: ms more than plain", 4.0, [self.amount(Measure::LAUNCH)]),
+            at_most("at rest: CPU, %", 0.1, [self.amount(Measure::IDLE_CPU)]),
             at_most("hot set rewritten 100 times: times on the disk", 2.0, [rewrites]),
         ]
     }
@@ -223,14 +225,6 @@ fn short(case: &str) -> String {
     case.trim_start_matches(RUN_PREFIX).to_owned()
 }
 
-fn p50_us(sample: &Sample) -> f64 {
-    sample.p50_ns as f64 / 1e3
-}
-
-fn p999_us(sample: &Sample) -> f64 {
-    sample.p999_ns as f64 / 1e3
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -285,8 +279,8 @@ mod tests {
     #[test]
     fn two_threads_are_compared_with_one_and_amounts_with_their_bounds() {
         let mut log = LogReport::default();
-        log.add(Measure::HotSet, "run", 2.5);
-        log.add(Measure::LogBytes, "run", 192.01);
+        log.add(Measure::HOT_SET, "run", 2.5);
+        log.add(Measure::LOG_BYTES, "run", 192.01);
         let measured = [series("run", FDATASYNC, 1, 1e6), series("run", FDATASYNC, 2, 1.9e6)];
         let verdicts = verdicts(&measured, &log);
         let met = |part: &str| {

@@ -2,12 +2,10 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Instant;
 
 use super::files::pool;
 use super::{Bench, Part, RUN_PREFIX, Runner};
-use crate::child::{find_program, output_of};
+use crate::child::{find_program, seconds_of};
 use crate::error::{BenchError, Result};
 use crate::measure::{Key, Op, Sample};
 use crate::programs::call;
@@ -50,11 +48,12 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
         let runners = bench.args.policies.clone();
         let name = |runner: Runner| format!("{} {program}, no syncs", runner.name());
         bench.in_turns(Part::Unsynced, &runners, name, |bench, runner| {
-            let command = bench.bed.command(runner, pool(bench.args), &path);
-            let elapsed_s = input.run(bench, command, program)?;
+            let output = bench.bed.empty_directory()?;
+            let mut command = bench.bed.command(runner, pool(bench.args), &path);
+            command.args(input.words(program)).current_dir(output.path());
+            let sample = Sample::single(seconds_of(command)?);
             let key = Key::new(runner.name(), case_of(program), Op::Write, input.bytes);
-            bench.add(key, Sample::single(elapsed_s));
-            Ok(())
+            Ok(Some((key, sample)))
         })?;
     }
     std::fs::remove_dir_all(&input.dir).map_err(BenchError::os("remove", &input.dir))
@@ -87,15 +86,6 @@ impl Input {
         let [archive, at] = [dir.join("tree.tar"), dir.clone()].map(|it| it.display().to_string());
         call("tar", "tar", &["-C", &at, "-cf", &archive, "tree"])?;
         Ok(Self { dir, units, bytes: files * FILE_BYTES as u64 })
-    }
-
-    /// Seconds that the command of a program takes whose files go to a new directory.
-    fn run(&self, bench: &Bench<'_>, mut command: Command, program: &str) -> Result<f64> {
-        let output = bench.bed.empty_directory()?;
-        command.args(self.words(program)).current_dir(output.path());
-        let begun = Instant::now();
-        output_of(command)?;
-        Ok(begun.elapsed().as_secs_f64())
     }
 
     fn words(&self, program: &str) -> Vec<OsString> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::bed::disk_bytes;
 use super::files::pool;
 use super::{Bench, Measure, Part, Runner};
-use crate::child::{find_program, output_of};
+use crate::child::{find_program, output_of, seconds_of};
 use crate::error::{BenchError, Result};
 
 /// Starts whose times make one.
@@ -31,21 +31,15 @@ pub(super) fn launch(bench: &mut Bench<'_>) -> Result<()> {
     bench.in_turns(Part::Launch, &runners, name, |bench, runner| {
         let mut more_ms = 0.0;
         for _ in 0..STARTS {
-            let plain = time(bench.bed.command(Runner::Plain, pool(bench.args), &program))?;
-            let under = time(bench.bed.command(runner, pool(bench.args), &program))?;
-            more_ms += (under.as_secs_f64() - plain.as_secs_f64()) * 1e3 / f64::from(STARTS);
+            let of = |runner| bench.bed.command(runner, pool(bench.args), &program);
+            let (plain_s, under_s) = (seconds_of(of(Runner::Plain))?, seconds_of(of(runner))?);
+            more_ms += (under_s - plain_s) * 1e3 / f64::from(STARTS);
         }
-        bench.found.add(Measure::Launch, runner.name(), more_ms);
+        bench.found.add(Measure::LAUNCH, runner.name(), more_ms);
         let cpu_pct = rest(bench, runner)?;
-        bench.found.add(Measure::IdleCpu, runner.name(), cpu_pct);
-        Ok(())
+        bench.found.add(Measure::IDLE_CPU, runner.name(), cpu_pct);
+        Ok(None)
     })
-}
-
-fn time(command: Command) -> Result<Duration> {
-    let begun = Instant::now();
-    output_of(command)?;
-    Ok(begun.elapsed())
 }
 
 /// The share of a CPU that a program which has written something and waits takes, with all that
@@ -134,8 +128,8 @@ pub(super) fn hot_set(bench: &mut Bench<'_>) -> Result<()> {
     let name = |runner: Runner| format!("{}: hot set", runner.name());
     bench.in_turns(Part::Hot, &runners, name, |bench, runner| {
         let times = rewrite(bench, runner, bytes)?;
-        bench.found.add(Measure::HotSet, runner.name(), times);
-        Ok(())
+        bench.found.add(Measure::HOT_SET, runner.name(), times);
+        Ok(None)
     })
 }
 

@@ -34,18 +34,6 @@ const LIBRARY: &str = "libpmemblk.so.1";
 /// Tells libpmem that stores need no `msync` although the file is not on DAX.
 const FORCE: &str = "PMEM_IS_PMEM_FORCE";
 
-type Create = unsafe extern "C" fn(*const c_char, usize, usize, libc_mode_t) -> *mut c_void;
-type Close = unsafe extern "C" fn(*mut c_void);
-type Blocks = unsafe extern "C" fn(*mut c_void) -> usize;
-type Read = unsafe extern "C" fn(*mut c_void, *mut c_void, c_longlong) -> c_int;
-type Write = unsafe extern "C" fn(*mut c_void, *const c_void, c_longlong) -> c_int;
-type SetZero = unsafe extern "C" fn(*mut c_void, c_longlong) -> c_int;
-type ErrorMessage = unsafe extern "C" fn() -> *const c_char;
-
-/// `mode_t` of Linux.
-#[allow(non_camel_case_types, reason = "the name it has in C")]
-type libc_mode_t = u32;
-
 /// Sees to it that libpmem will use streaming stores: starts the running program again with
 /// `PMEM_IS_PMEM_FORCE=1` unless it is set. Call it first thing; where it returns `Ok` the variable
 /// is set.
@@ -85,13 +73,13 @@ unsafe impl Sync for PmemBlk {}
 
 /// The functions, and the library that must outlive them.
 struct Api {
-    create: Create,
-    close: Close,
-    blocks: Blocks,
-    read: Read,
-    write: Write,
-    set_zero: SetZero,
-    error_message: ErrorMessage,
+    create: unsafe extern "C" fn(*const c_char, usize, usize, mode: u32) -> *mut c_void,
+    close: unsafe extern "C" fn(*mut c_void),
+    blocks: unsafe extern "C" fn(*mut c_void) -> usize,
+    read: unsafe extern "C" fn(*mut c_void, *mut c_void, c_longlong) -> c_int,
+    write: unsafe extern "C" fn(*mut c_void, *const c_void, c_longlong) -> c_int,
+    set_zero: unsafe extern "C" fn(*mut c_void, c_longlong) -> c_int,
+    error_message: unsafe extern "C" fn() -> *const c_char,
     _library: Library,
 }
 
@@ -102,13 +90,13 @@ impl Api {
         // CPU's features.
         let library = unsafe { Library::new(name) }.map_err(missing)?;
         Ok(Self {
-            create: symbol::<Create>(&library, "pmemblk_create")?,
-            close: symbol::<Close>(&library, "pmemblk_close")?,
-            blocks: symbol::<Blocks>(&library, "pmemblk_nblock")?,
-            read: symbol::<Read>(&library, "pmemblk_read")?,
-            write: symbol::<Write>(&library, "pmemblk_write")?,
-            set_zero: symbol::<SetZero>(&library, "pmemblk_set_zero")?,
-            error_message: symbol::<ErrorMessage>(&library, "pmemblk_errormsg")?,
+            create: symbol(&library, "pmemblk_create")?,
+            close: symbol(&library, "pmemblk_close")?,
+            blocks: symbol(&library, "pmemblk_nblock")?,
+            read: symbol(&library, "pmemblk_read")?,
+            write: symbol(&library, "pmemblk_write")?,
+            set_zero: symbol(&library, "pmemblk_set_zero")?,
+            error_message: symbol(&library, "pmemblk_errormsg")?,
             _library: library,
         })
     }

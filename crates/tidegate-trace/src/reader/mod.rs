@@ -71,8 +71,8 @@ pub(super) fn detect(head: &[u8]) -> Option<Format> {
     let trimmed = lines.into_iter().map(<[u8]>::trim_ascii).filter(|line| !line.is_empty());
     let lines: Vec<&[u8]> = trimmed.take(HEAD_LINES).collect();
     let score = |format: Format| lines.iter().filter(|line| has_form(format, line)).count();
-    let mut scores = Format::ALL.map(|format| (score(format), format));
+    let mut scores: Vec<_> = Format::ALL.iter().map(|it| (score(*it), *it)).collect();
     scores.sort_unstable_by_key(|(score, _)| std::cmp::Reverse(*score));
-    let [(best, format), (second, _), ..] = scores;
+    let &[(best, format), (second, _), ..] = scores.as_slice() else { return None };
     (best * 2 > lines.len() && best > second).then_some(format)
 }
