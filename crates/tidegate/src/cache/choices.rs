@@ -275,7 +275,7 @@ impl Core {
             self.begin_cleaning(now);
         } else if before.cleaning().1 != now.cleaning().1 {
             for number in 0..self.shards.count() {
-                self.shards.lock(number).cleaner_mut().set_settings(now.cleaning().1);
+                self.shards.lock(number).cleaner.set_settings(now.cleaning().1);
             }
         }
         self.makes_records.store(now.makes_records(), Ordering::Relaxed);

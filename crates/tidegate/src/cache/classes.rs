@@ -129,7 +129,7 @@ impl Core {
     /// has them, and cleans them before where it `cleans`.
     fn evict_of_class(&self, number: usize, pages: u32, class: u8, cleans: bool) -> Result<()> {
         let mut shard = self.shards.lock(number);
-        let most = pages.max(batch_pages(shard.slot_count()).min(shard.orders().share(class) / 8));
+        let most = pages.max(batch_pages(shard.slot_count()).min(shard.orders.share(class) / 8));
         let coldest = shard.victims_of(class, most);
         drop(shard);
         let (dirty, clean): (Vec<_>, Vec<_>) = coldest.into_iter().partition(|found| found.dirty);
@@ -148,6 +148,7 @@ impl Core {
     /// A page that was read may be kept: its class has a slot for it.
     pub(super) fn has_space_for(&self, fill: &Fill) -> bool {
         !self.classes.is_used.load(Ordering::Relaxed)
-            || self.class_admission(self.shard_of(fill.page), 1, fill.class) == Admission::Insert
+            || self.class_admission(self.shard_of(fill.missing.page), 1, fill.class)
+                == Admission::Insert
     }
 }

@@ -76,17 +76,10 @@ impl Comparing {
 #[derive(Default)]
 pub(super) struct Look {
     /// By entry: the lines that change. None: not known, or all of it is to be stored.
-    changed: Few<Option<u64>>,
+    /// Fewer than entries where nothing is known.
+    pub(super) changed: Few<Option<u64>>,
     /// What it cost, where it was measured.
     sample: Option<Sample>,
-}
-
-impl Look {
-    /// By entry: the lines that it changes, where only these are to be stored; fewer than entries
-    /// where nothing is known.
-    pub(super) fn changed(&self) -> &[Option<u64>] {
-        &self.changed
-    }
 }
 
 impl Core {

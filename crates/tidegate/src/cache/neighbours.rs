@@ -94,7 +94,7 @@ impl Core {
             let page = &mut lack.data[at..at + PAGE];
             // A record that is damaged, or replaced meanwhile, is met again by the next read.
             if self.put_record(missing, page).is_ok_and(|is_whole| is_whole) {
-                fills.push(missing.fill(page, lack.class));
+                fills.push(Fill { missing: *missing, data: (*page).into(), class: lack.class });
             }
         }
     }

@@ -118,7 +118,7 @@ impl Core {
         let mut pages = Vec::new();
         let mut shard = self.shards.lock(number);
         let rest_ns = shard.next_to_clean(began_ns, last_request_ns, &mut pages);
-        let joins = shard.cleaner().entry.joins;
+        let joins = shard.cleaner.entry.joins;
         drop(shard);
         if joins {
             self.add_neighbours(&mut pages);
@@ -126,7 +126,7 @@ impl Core {
         self.add_clusters(&mut pages, usize::MAX);
         let cleaned = self.clean_ahead(&mut pages, scratch);
         let now = now_ns();
-        self.shards.lock(number).cleaner_mut().ask_at_ns = now.saturating_add(rest_ns);
+        self.shards.lock(number).cleaner.ask_at_ns = now.saturating_add(rest_ns);
         let cleaned = cleaned?;
         let bytes = cleaned as u64 * PAGE_BYTES;
         self.pace.batch_ended(bytes, began_ns, now, is_busy || self.pace.is_busy());
@@ -172,13 +172,13 @@ impl Core {
 
     /// When a policy is to be asked next; none where no time will come.
     pub(super) fn next_cleaning_ns(&self) -> Option<u64> {
-        if self.cleaners.is_one_ahead() {
+        if self.cleaners.ahead.is_locked() {
             // That thread asks again.
             return None;
         }
         let asks = (0..self.shards.count()).map(|it| {
             let shard = self.shards.lock(it);
-            if shard.wants_cleaning(0) { 0 } else { shard.cleaner().ask_at_ns }
+            if shard.wants_cleaning(0) { 0 } else { shard.cleaner.ask_at_ns }
         });
         let first_ns = asks.min()?.max(self.pace.free_at_ns());
         (first_ns < u64::MAX).then_some(first_ns)

@@ -182,7 +182,7 @@ impl Core {
             return Ok(Batch { stored: 0, lack: Some(Lack::Commit) });
         }
         let look = self.look(entries, demand);
-        let merged = self.merge(entries, base, demand, look.changed())?;
+        let merged = self.merge(entries, base, demand, &look.changed)?;
         let mergeable = &entries[..merged.lacks_base.unwrap_or(entries.len())];
         let (members, stored) = self.take_slots(mergeable, &merged, 0);
         let began_ns = Self::begin_measured(&look);
@@ -213,12 +213,12 @@ impl Core {
     /// Stores those of `fills` that may still be kept, in slots that nobody waits for: clean, but
     /// for pages of which the cache has dirty records.
     pub(super) fn store_clean(&self, fills: &[fill::Fill]) -> Result<()> {
-        let locks = self.lock_pages(fills.iter().map(|fill| fill.page));
+        let locks = self.lock_pages(fills.iter().map(|fill| fill.missing.page));
         // A purge forbids to keep them and then looks at the locks: one of both is seen.
         fence(Ordering::SeqCst);
         let kept = fills.iter().filter_map(|fill| {
             let dirty = self.is_kept_dirty(fill).filter(|_| self.has_space_for(fill))?;
-            Some(Entry::whole(fill.page, Some(&fill.data), dirty, fill.class))
+            Some(Entry::whole(fill.missing.page, Some(&fill.data), dirty, fill.class))
         });
         let entries: Vec<_> = kept.collect();
         // One below the reserve, so that the worker evicts for the next ones.

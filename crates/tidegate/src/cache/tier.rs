@@ -131,13 +131,8 @@ const WRITES: [Counter; 3] =
     [Counter::WriteHits, Counter::WritePartialMisses, Counter::WriteFullMisses];
 
 /// Counters of one thread, or of several that share a shard: on no line that others write.
+#[derive(Default)]
 struct ThreadCounters([StdAtomicU64; COUNTERS]);
-
-impl Default for ThreadCounters {
-    fn default() -> Self {
-        Self([const { StdAtomicU64::new(0) }; COUNTERS])
-    }
-}
 
 /// Counters of one thread, or of several that share a shard, for each IO class.
 struct ThreadClassCounters([[StdAtomicU64; CLASS_COUNTERS]; CLASSES]);
@@ -232,11 +227,12 @@ impl Counters {
 
     /// A write of `pages` has ended, and did what `tally` says.
     pub(super) fn count_write(&self, class: u8, tally: &Tally, pages: &Range<u64>) {
-        if tally.went_around() {
+        // All of it went around the cache.
+        if tally.cached.get() == 0 {
             let is_empty = pages.is_empty();
             return self.add_of(class, Counter::PassThroughWrites, u64::from(!is_empty));
         }
-        self.count_request(class, WRITES, tally.hits(), pages.end - pages.start);
+        self.count_request(class, WRITES, tally.hits.get(), pages.end - pages.start);
     }
 
     /// The backing was read, `pages` pages for IO class `class`, or that failed.
@@ -296,7 +292,7 @@ impl Core {
         let mut usage = [ClassUsage::default(); CLASSES];
         for number in 0..self.shards.count() {
             let shard = self.shards.lock(number);
-            for (sum, part) in usage.iter_mut().zip(&shard.orders().usage) {
+            for (sum, part) in usage.iter_mut().zip(&shard.orders.usage) {
                 sum.live_units += part.live_units;
                 sum.dirty_units += part.dirty_units;
             }
