@@ -386,9 +386,13 @@ pub(super) fn open(
     let scan = Scan::new(&region, &header);
     let mut recovery = Recovery::read(&scan, replacement, threads)?;
     recovery.check_batches(&scan)?;
-    recovery.forget_other_backing(&header, &binding, options.adopt_foreign)?;
+    let adopts = options.adopt_foreign;
+    if let Some(other) = header.binding.as_ref().filter(|it| it.identity != binding.identity) {
+        let refusal = |dirty| CacheError::OtherBacking { name: other.name.clone(), dirty };
+        recovery.forget_clean(adopts, refusal)?;
+    }
     if options.backing_changed || recovery.differs(&scan, &*backing)? {
-        recovery.forget_changed_backing(options.adopt_foreign)?;
+        recovery.forget_clean(adopts, |dirty| CacheError::ChangedBacking { dirty })?;
     }
     recovery.check_fit(geometry.size_bytes() / PAGE_BYTES)?;
     let found = recovery.finish(&scan, replacement, threads)?;
@@ -607,17 +611,13 @@ impl Recovery {
         self.void.push(slot);
     }
 
-    fn shard(&mut self, page: u64) -> &mut Shard {
-        self.shards.of_page(page)
-    }
-
     fn add(&mut self, found: Found) {
         let sharding = self.shards.sharding;
         if sharding.shard_of(found.page) != (whole_slot(found.slot) % sharding.count) as usize {
             self.misplaced = Some(found.slot);
             return;
         }
-        if let Some(older) = self.shard(found.page).recover(found) {
+        if let Some(older) = self.shards.of_page(found.page).recover(found) {
             self.older.push(older);
         }
     }
@@ -660,48 +660,14 @@ impl Recovery {
     fn remove_unfinished(&mut self, found: &Found) {
         self.give_up(found.slot);
         self.older.retain(|older| older.slot != found.slot);
-        if self.shard(found.page).stands(found) {
-            self.shard(found.page).remove(found);
+        if self.shards.of_page(found.page).stands(found) {
+            self.shards.of_page(found.page).remove(found);
             let of_page = self.older.extract_if(.., |older| older.page == found.page);
             let of_page: Vec<_> = of_page.collect();
             for older in of_page {
                 self.add(older);
             }
         }
-    }
-
-    /// Dirty pages of another backing are for this one where `adopts`; clean ones mean nothing.
-    fn forget_other_backing(
-        &mut self,
-        header: &CacheHeader,
-        binding: &Binding,
-        adopts: bool,
-    ) -> Result<()> {
-        let Some(other) = header.binding.as_ref().filter(|it| it.identity != binding.identity)
-        else {
-            return Ok(());
-        };
-        let dirty = self.dirty();
-        if dirty > 0 && !adopts {
-            return Err(CacheError::OtherBacking { name: other.name.clone(), dirty });
-        }
-        self.forget_clean();
-        Ok(())
-    }
-
-    /// Another program wrote to the backing: dirty pages are for it where `adopts`; clean ones mean
-    /// nothing.
-    fn forget_changed_backing(&mut self, adopts: bool) -> Result<()> {
-        let dirty = self.dirty();
-        if dirty > 0 && !adopts {
-            return Err(CacheError::ChangedBacking { dirty });
-        }
-        self.forget_clean();
-        Ok(())
-    }
-
-    fn dirty(&self) -> u64 {
-        self.shards.of.iter().map(|shard| shard.usage().dirty).sum()
     }
 
     /// Some clean pages are not what the backing has, which another program changed then. A backing
@@ -726,8 +692,18 @@ impl Recovery {
         self.shards.of.iter().flat_map(|shard| shard.clean_samples(share)).collect()
     }
 
-    /// Gives up all clean pages.
-    fn forget_clean(&mut self) {
+    /// The backing is another one, or another program wrote to it: dirty pages are for it where it
+    /// `adopts` them, else there is the error `refusal` of their number; clean ones mean nothing,
+    /// and are given up.
+    fn forget_clean(
+        &mut self,
+        adopts: bool,
+        refusal: impl FnOnce(u64) -> CacheError,
+    ) -> Result<()> {
+        let dirty = self.shards.of.iter().map(|shard| shard.usage().dirty).sum();
+        if dirty > 0 && !adopts {
+            return Err(refusal(dirty));
+        }
         for shard in &mut self.shards.of {
             for found in all_of(shard).iter().filter(|found| !found.dirty) {
                 shard.remove(found);
@@ -735,6 +711,7 @@ impl Recovery {
                 self.found.forgotten += 1;
             }
         }
+        Ok(())
     }
 
     /// Pages behind the end of a backing that became smaller.
@@ -777,10 +754,10 @@ impl Recovery {
         });
         for (found, under) in bases.into_values() {
             if under.is_none() && !found.dirty {
-                self.shard(found.page).remove(&found);
+                self.shards.of_page(found.page).remove(&found);
                 self.void.push(found.slot);
             } else {
-                self.shard(found.page).recover_base(&found, under.as_ref());
+                self.shards.of_page(found.page).recover_base(&found, under.as_ref());
             }
         }
     }
@@ -847,7 +824,7 @@ fn all_of(shard: &Shard) -> Vec<Found> {
     all
 }
 
-fn found_in(slot: u32, header: &SlotHeader) -> Found {
+pub(super) fn found_in(slot: u32, header: &SlotHeader) -> Found {
     let SlotHeader { page, version, dirty, zero, .. } = *header;
     let (record, base) = (header.is_record(), None);
     Found { page, slot, version, dirty, zero, record, base, verified: false }
@@ -887,7 +864,8 @@ mod tests {
         let found_by = |threads| {
             let mut found =
                 Recovery::read(&Scan::new(&region, &header), &REPLACEMENTS[0], threads).unwrap();
-            let pages: Vec<_> = (0..PAGES).map(|page| found.shard(page).find(page)).collect();
+            let pages: Vec<_> =
+                (0..PAGES).map(|page| found.shards.of_page(page).find(page)).collect();
             let mut older: Vec<_> = found.older.iter().map(|it| it.slot).collect();
             older.sort_unstable();
             let (newest, version) = (found.newest.numbers(), found.newest_version);
