@@ -73,7 +73,7 @@ impl Core {
             self.shards.lock(number).set_classes(table.clone());
         }
         self.counters.set_has_classes(table.is_some());
-        self.admission.set_has_classes(table.is_some());
+        self.admission.change(|it| it.has_classes = table.is_some());
         self.classes.is_used.store(table.is_some(), Ordering::Relaxed);
         *self.classes.table.write() = table.unwrap_or_default();
     }

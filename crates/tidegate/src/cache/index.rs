@@ -256,6 +256,7 @@ struct OpenGroup {
 
 /// The slots that a shard can give out: what each write changes, apart from what writes only read.
 /// So two threads that write to a shard in turn pass these lines from CPU to CPU, and few others.
+#[derive(Default)]
 #[repr(align(64))]
 struct Stock {
     next_version: u64,
@@ -315,8 +316,7 @@ impl Shard {
             next_version: 1,
             first_free: u64::from(own).checked_sub(1).unwrap_or(NONE),
             free: own,
-            dead: SmallVec::new(),
-            held: SmallVec::new(),
+            ..Stock::default()
         };
         Self {
             stock,

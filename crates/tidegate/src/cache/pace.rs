@@ -20,6 +20,7 @@ const JOINED_PAGES_MAX: usize = 512;
 const SECOND_NS: u128 = 1_000_000_000;
 
 /// How fast the cache is cleaned ahead of need.
+#[derive(Default)]
 pub(super) struct Pace {
     /// Most bytes a second; 0: no limit.
     rate_bytes: AtomicU64,
@@ -46,14 +47,7 @@ impl Drop for Foreground {
 impl Pace {
     /// Without a limit.
     pub(super) fn new(yields: bool) -> Self {
-        Self {
-            rate_bytes: AtomicU64::new(0),
-            foreground: Arc::default(),
-            yields,
-            free_at_ns: AtomicU64::new(0),
-            hears: AtomicBool::new(false),
-            last_request_ns: AtomicU64::new(0),
-        }
+        Self { yields, ..Self::default() }
     }
 
     pub(super) fn set_rate(&self, bytes: u64) {

@@ -410,11 +410,7 @@ pub(super) fn open(
     }
     header.restore(&region)?;
     let core = core_of(region, backing, geometry, header, recovery, choices, options);
-    core.begin_cleaning(&core.choices.lock());
-    let classes = core.choices.lock().classes.clone();
-    if !classes.is_default() {
-        core.set_classes(&classes);
-    }
+    core.begin();
     // What an earlier process wrote around the cache may wait for a flush. Where this one fails,
     // the next flush tries again, and nothing is kept of what is read before.
     let _ = core.flush_backing();
@@ -446,9 +442,9 @@ fn core_of(
         mode: AtomicU32::new(header.mode.code()),
         backing,
         geometry,
-        makes_records: AtomicBool::new(choices.makes_records()),
-        comparing: choices.comparing(),
-        by_cost: choices.by_cost(options.backing_share_pct),
+        makes_records: AtomicBool::default(),
+        comparing: super::Comparing::default(),
+        by_cost: super::ByCost::new(options.backing_share_pct),
         lanes: Lanes::new(&recovery.newest.numbers()),
         shards: SetLocks::new(recovery.shards.of.into_iter(), None),
         sharding: header.sharding(),
@@ -459,7 +455,7 @@ fn core_of(
         fills: super::Fills::default(),
         written: Mutex::default(),
         pace: Pace::new(!options.no_thread),
-        fallback: choices.fallback(),
+        fallback: super::Fallback::default(),
         admission: choices.admission(header.places.slots()),
         choices: Mutex::new(choices),
         classes: IoClasses::default(),

@@ -131,8 +131,7 @@ const WRITES: [Counter; 3] =
     [Counter::WriteHits, Counter::WritePartialMisses, Counter::WriteFullMisses];
 
 /// Counters of one thread, or of several that share a shard: on no line that others write.
-#[derive(Default)]
-struct ThreadCounters([StdAtomicU64; COUNTERS]);
+type ThreadCounters = [StdAtomicU64; COUNTERS];
 
 /// Counters of one thread, or of several that share a shard, for each IO class.
 struct ThreadClassCounters([[StdAtomicU64; CLASS_COUNTERS]; CLASSES]);
@@ -156,18 +155,18 @@ pub(super) struct Counters {
 impl Counters {
     pub(super) fn add(&self, counter: Counter, count: u64) {
         let (mine, is_exclusive) = self.all.mine();
-        shard::add(&mine.0[counter as usize], count, is_exclusive);
+        shard::add(&mine[counter as usize], count, is_exclusive);
     }
 
     /// The sum of all threads; those that run may have counted more.
     pub(super) fn get(&self, counter: Counter) -> u64 {
-        let of = |thread: &ThreadCounters| thread.0[counter as usize].load(Ordering::Relaxed);
+        let of = |thread: &ThreadCounters| thread[counter as usize].load(Ordering::Relaxed);
         self.all.iter().map(of).fold(0, u64::wrapping_add)
     }
 
     /// How many writes of the calling thread the cache took, at no cost to others.
     pub(super) fn own_cached_writes(&self) -> u64 {
-        let mine = &self.all.mine().0.0;
+        let mine = self.all.mine().0;
         let count = |counter: Counter| mine[counter as usize].load(Ordering::Relaxed);
         WRITES.map(count).into_iter().fold(0, u64::wrapping_add)
     }
@@ -256,7 +255,7 @@ impl Counters {
     fn collect(&self, collector: &mut Collector) {
         let mut sums = [0_u64; COUNTERS];
         for thread in self.all.iter() {
-            for (sum, count) in sums.iter_mut().zip(&thread.0) {
+            for (sum, count) in sums.iter_mut().zip(thread) {
                 *sum = sum.wrapping_add(count.load(Ordering::Relaxed));
             }
         }
