@@ -1132,8 +1132,8 @@ impl Shard {
     }
 
     /// At opening, when all headers were seen: all slots that hold no page are free, versions go on
-    /// behind `newest`, and `replacement` orders pages, the oldest version first.
-    pub(super) fn recovered(&mut self, newest: u64, replacement: &'static ReplacementEntry) {
+    /// behind `newest`, and the pages get their order, the oldest version first.
+    pub(super) fn recovered(&mut self, newest: u64) {
         self.stock.next_version = newest + 1;
         (self.stock.first_free, self.stock.free) = (NONE, 0);
         for own in (0..self.slot_count()).rev() {
@@ -1145,7 +1145,6 @@ impl Shard {
         let is_live = |own: &u32| self.slots[*own].is(LIVE);
         let mut live: Vec<u32> = self.slots.numbers().filter(is_live).collect();
         live.sort_unstable_by_key(|own| self.slots[*own].version);
-        self.orders.set_replacement(replacement);
         self.insert_all(&live);
     }
 

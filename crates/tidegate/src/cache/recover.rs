@@ -90,9 +90,10 @@ pub(super) enum Data {
 }
 
 /// The slots of a pool, as one pass over its headers finds them.
+#[derive(Clone, Copy)]
 pub(super) struct Scan<'a> {
-    region: &'a Region,
-    header: &'a CacheHeader,
+    pub(super) region: &'a Region,
+    pub(super) header: &'a CacheHeader,
 }
 
 /// A slot and what its header says.
@@ -104,11 +105,7 @@ pub(super) struct Scanned {
     pub(super) is_changed_split: bool,
 }
 
-impl<'a> Scan<'a> {
-    pub(super) fn new(region: &'a Region, header: &'a CacheHeader) -> Self {
-        Self { region, header }
-    }
-
+impl Scan<'_> {
     /// Shows every slot to `see`, and keeps none in memory.
     pub(super) fn each(&self, mut see: impl FnMut(Scanned) -> Result<()>) -> Result<()> {
         let mut read_once = ReadOnce::new(self.region);
@@ -191,11 +188,6 @@ impl<'a> Scan<'a> {
             see(first, bytes.as_chunks().0)?;
         }
         Ok(())
-    }
-
-    /// Where the data of `slot` lies.
-    pub(super) fn data_offset(&self, slot: u32) -> u64 {
-        self.header.places.data(slot)
     }
 
     /// What the header of `slot`, which is none, says with one bit changed, and that bit.
@@ -383,7 +375,7 @@ pub(super) fn open(
     choices.override_by(&options);
     let replacement = choices.replacement();
     let threads = if options.no_thread { 1 } else { threads() };
-    let scan = Scan::new(&region, &header);
+    let scan = Scan { region: &region, header: &header };
     let mut recovery = Recovery::read(&scan, replacement, threads)?;
     recovery.check_batches(&scan)?;
     let adopts = options.adopt_foreign;
@@ -395,7 +387,7 @@ pub(super) fn open(
         recovery.forget_clean(adopts, |dirty| CacheError::ChangedBacking { dirty })?;
     }
     recovery.check_fit(geometry.size_bytes() / PAGE_BYTES)?;
-    let found = recovery.finish(&scan, replacement, threads)?;
+    let found = recovery.finish(&scan, threads)?;
     if header.version < VERSION {
         header.is_whole = false;
     }
@@ -759,12 +751,7 @@ impl Recovery {
     }
 
     /// Makes durable what counts, and then voids what does not.
-    fn finish(
-        &mut self,
-        scan: &Scan<'_>,
-        replacement: &'static ReplacementEntry,
-        threads: usize,
-    ) -> Result<Recovered> {
+    fn finish(&mut self, scan: &Scan<'_>, threads: usize) -> Result<Recovered> {
         let Scan { region, header } = *scan;
         for (slot, _) in self.split.iter().filter(|(_, is_changed)| *is_changed) {
             let bytes = split_header(header.salt, *slot);
@@ -795,7 +782,7 @@ impl Recovery {
         std::thread::scope(|scope| {
             let recovered = |part: &mut [Shard]| {
                 for shard in part {
-                    shard.recovered(newest_version, replacement);
+                    shard.recovered(newest_version);
                 }
             };
             let (first, others) = shards.split_at_mut(at_once);
@@ -858,8 +845,12 @@ mod tests {
         drop(device);
         let header = CacheHeader::read(&region).unwrap();
         let found_by = |threads| {
-            let mut found =
-                Recovery::read(&Scan::new(&region, &header), &REPLACEMENTS[0], threads).unwrap();
+            let mut found = Recovery::read(
+                &Scan { region: &region, header: &header },
+                &REPLACEMENTS[0],
+                threads,
+            )
+            .unwrap();
             let pages: Vec<_> =
                 (0..PAGES).map(|page| found.shards.of_page(page).find(page)).collect();
             let mut older: Vec<_> = found.older.iter().map(|it| it.slot).collect();
