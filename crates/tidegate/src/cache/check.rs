@@ -267,7 +267,7 @@ impl Check<'_> {
             Some((_, Decoded::Header(found)))
                 if found.group <= self.report.committed_group
                     && (self.newest.is_newer_than(&found)
-                        || self.scan.is_whole(slot, &found)?) =>
+                        || self.scan.compare(slot, &found)? == Data::Whole) =>
             {
                 name_of(found.page, found.dirty)
             }

@@ -10,7 +10,6 @@ use super::cleaner::Cleaner;
 use super::content::CHOICES as BY_CONTENT_CHOICES;
 use super::error::CacheError;
 use super::header::CacheHeader;
-use super::index::Shard;
 use super::layout::{PAGE_BYTES, SETTINGS_BYTES_MAX};
 use super::mode::Mode;
 use super::policy::classes::Classes;
@@ -261,17 +260,12 @@ impl Core {
 
     fn apply(&self, before: &Choices, now: &Choices) {
         if before.own.get(EVICTION) != now.own.get(EVICTION) {
-            // One shard at a time: requests wait for one list of pages at most.
-            for number in 0..self.shards.count() {
-                self.shards.lock(number).set_replacement(now.replacement());
-            }
+            self.each_shard(|shard| shard.set_replacement(now.replacement()));
         }
         if before.own.get(CLEANING) != now.own.get(CLEANING) {
             self.begin_cleaning(now);
         } else if before.cleaning().1 != now.cleaning().1 {
-            for number in 0..self.shards.count() {
-                self.shards.lock(number).cleaner.set_settings(now.cleaning().1);
-            }
+            self.each_shard(|shard| shard.cleaner.set_settings(now.cleaning().1));
         }
         self.makes_records.store(now.makes_records(), Ordering::Relaxed);
         if before.own.get(BY_CONTENT) != now.own.get(BY_CONTENT) {
@@ -302,23 +296,15 @@ impl Core {
 
     /// Has the policy of `choices` clean from now on.
     fn begin_cleaning(&self, choices: &Choices) {
-        let (entry, _) = choices.cleaning();
+        let (entry, settings) = choices.cleaning();
         self.pace.hears.store(entry.hears, Ordering::Relaxed);
         self.pace.set_rate(choices.own.get(CLEANING_RATE));
-        for number in 0..self.shards.count() {
-            self.clean_shard_by(choices, &mut self.shards.lock(number));
-        }
-    }
-
-    /// Has the policy of `choices` clean `shard` from now on.
-    fn clean_shard_by(&self, choices: &Choices, shard: &mut Shard) {
-        let (entry, settings) = choices.cleaning();
-        let part = Part {
-            slots: shard.capacity(),
-            pages: self.geometry.size_bytes() / PAGE_BYTES,
-            parts: u32::try_from(self.shards.count()).unwrap_or(1),
-        };
-        shard.set_cleaner(Cleaner::new(entry, part, settings));
+        let pages = self.geometry.size_bytes() / PAGE_BYTES;
+        let parts = u32::try_from(self.shards.count()).unwrap_or(1);
+        self.each_shard(|shard| {
+            let part = Part { slots: shard.capacity(), pages, parts };
+            shard.set_cleaner(Cleaner::new(entry, part, settings));
+        });
     }
 
     /// Promotion begins anew, for as many slots as there are now.

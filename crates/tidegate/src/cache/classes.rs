@@ -68,10 +68,7 @@ impl Core {
     /// Has `classes` decide from now on.
     pub(super) fn set_classes(&self, classes: &Classes) {
         let table = (!classes.is_default()).then(|| Arc::new(classes.clone()));
-        // One shard at a time: requests wait for one list of pages at most.
-        for number in 0..self.shards.count() {
-            self.shards.lock(number).set_classes(table.clone());
-        }
+        self.each_shard(|shard| shard.set_classes(table.clone()));
         self.counters.set_has_classes(table.is_some());
         self.admission.change(|it| it.has_classes = table.is_some());
         self.classes.is_used.store(table.is_some(), Ordering::Relaxed);

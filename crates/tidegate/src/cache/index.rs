@@ -1043,7 +1043,7 @@ impl Shard {
         let (dirty_slots, slots) = (self.usage.cleanable(), self.slot_count().into());
         let load = Load { now_ns, last_request_ns, dirty_slots, slots };
         let mut named = Vec::new();
-        let rest_ns = self.cleaner.next(&load, &self.slots, &mut named);
+        let rest_ns = self.cleaner.policy.next(&load, &self.slots, &mut named);
         self.add_found(named, out);
         rest_ns
     }

@@ -211,11 +211,6 @@ impl Scan<'_> {
         Ok((header.data_check == data_check(&data)).then_some(data))
     }
 
-    /// The data of `slot` is what its header says.
-    pub(super) fn is_whole(&self, slot: u32, found: &SlotHeader) -> Result<bool> {
-        Ok(self.compare(slot, found)? == Data::Whole)
-    }
-
     /// Compares the data of `slot` with the checksum in its header.
     pub(super) fn compare(&self, slot: u32, found: &SlotHeader) -> Result<Data> {
         if found.zero {

@@ -289,13 +289,12 @@ impl Core {
     /// What the IO classes use, where there are any but class 0: by class.
     fn class_usage(&self) -> Vec<(Class, ClassUsage)> {
         let mut usage = [ClassUsage::default(); CLASSES];
-        for number in 0..self.shards.count() {
-            let shard = self.shards.lock(number);
+        self.each_shard(|shard| {
             for (sum, part) in usage.iter_mut().zip(&shard.orders.usage) {
                 sum.live_units += part.live_units;
                 sum.dirty_units += part.dirty_units;
             }
-        }
+        });
         let table = self.classes.table();
         let classes = table.iter().flat_map(|table| table.iter());
         classes.map(|class| (class.clone(), usage[usize::from(class.id)])).collect()
