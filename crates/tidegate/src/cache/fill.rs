@@ -6,9 +6,11 @@ use std::collections::VecDeque;
 use parking_lot::Mutex;
 
 use super::Core;
-use super::read::Missing;
+use super::index::Found;
+use super::traffic::Seen;
 use crate::device::Result;
 use crate::sync::{AtomicU32, Ordering};
+use crate::tier::version_locks::Version;
 
 /// Most pages that wait; more are not kept.
 const WAITING_MAX: usize = 256;
@@ -18,6 +20,18 @@ const WAITING_MANY: usize = WAITING_MAX / 4;
 pub(super) const BATCH_PAGES: usize = 64;
 /// Most clusters that wait; more are not read.
 const CLUSTERS_MAX: usize = 64;
+
+/// A page that the cache did not have when it was looked for, or not all of it.
+#[derive(Clone, Copy)]
+pub(super) struct Missing {
+    pub(super) page: u64,
+    /// The record that the cache has of it.
+    pub(super) record: Option<Found>,
+    /// The page's version before it was looked for in the cache.
+    pub(super) version: Version,
+    /// The writes to the backing at that moment.
+    pub(super) seen: Seen,
+}
 
 /// A page as it was read from the backing.
 pub(super) struct Fill {

@@ -4,10 +4,9 @@
 use std::ops::Range;
 
 use super::Core;
-use super::fill::{BATCH_PAGES, Fill, WantedCluster};
+use super::fill::{BATCH_PAGES, Fill, Missing, WantedCluster};
 use super::index::Found;
 use super::layout::{PAGE, PAGE_BYTES};
-use super::read::Missing;
 use crate::device::{Operation, Request, Result};
 
 /// Most pages of the clusters that are read at once.

@@ -1,32 +1,18 @@
 //! Reads: pages from their slots, the rest from the backing.
 
-use super::fill::Fill;
+use super::fill::{Fill, Missing};
 use super::index::Found;
 use super::layout::{Decoded, HEADER, PAGE, PAGE_BYTES, SlotHeader, data_check};
 use super::record::Copied;
 use super::span::{Part, bytes_at, bytes_of, is_whole, pages_of, parts};
-use super::traffic::Seen;
 use super::{Core, Origin};
 use crate::device::{Attempt, DeviceError, DeviceErrorKind, Result};
 use crate::pmem::PmemError;
 use crate::stats::RequestKind;
 use crate::sync::Ordering;
-use crate::tier::version_locks::Version;
 
 /// Most pages that are read from the backing at once.
 const RUN_PAGES_MAX: usize = 256;
-
-/// A page that the cache did not have when it was looked for, or not all of it.
-#[derive(Clone, Copy)]
-pub(super) struct Missing {
-    pub(super) page: u64,
-    /// The record that the cache has of it.
-    record: Option<Found>,
-    /// The page's version before it was looked for in the cache.
-    pub(super) version: Version,
-    /// The writes to the backing at that moment.
-    pub(super) seen: Seen,
-}
 
 impl Core {
     /// Reads at `offset`. What the backing had is kept afterwards where `promotes`.
