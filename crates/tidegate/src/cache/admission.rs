@@ -31,14 +31,14 @@ pub(super) struct Admission {
     deciding: Mutex<Deciding>,
 }
 
-struct Deciding {
-    promotion: Box<dyn Promotion>,
-    cutoff: Cutoff,
+pub(super) struct Deciding {
+    pub(super) promotion: Box<dyn Promotion>,
+    pub(super) cutoff: Cutoff,
     /// By queue: the streams of those that had a request.
     streams: Vec<Option<Streams>>,
     long_streams: Streams,
     /// There are IO classes.
-    has_classes: bool,
+    pub(super) has_classes: bool,
 }
 
 impl Deciding {
@@ -76,7 +76,8 @@ impl Admission {
         Self { is_open: AtomicBool::new(is_open), deciding: Mutex::new(deciding) }
     }
 
-    fn change(&self, change: impl FnOnce(&mut Deciding)) {
+    /// Changes what decides.
+    pub(super) fn change(&self, change: impl FnOnce(&mut Deciding)) {
         let mut deciding = self.deciding.lock();
         change(&mut deciding);
         self.is_open.store(is_open(&deciding), Ordering::Relaxed);
@@ -85,18 +86,6 @@ impl Admission {
     /// Begins anew with another policy of promotion.
     pub(super) fn set_promotion(&self, entry: &PromotionEntry, settings: &Settings, slots: u32) {
         self.change(|it| it.promotion = promotion_of(entry, settings, slots));
-    }
-
-    pub(super) fn set_promotion_settings(&self, settings: &Settings) {
-        self.change(|it| it.promotion.set_settings(settings));
-    }
-
-    pub(super) fn set_cutoff_settings(&self, settings: &Settings) {
-        self.change(|it| it.cutoff.settings.clone_from(settings));
-    }
-
-    pub(super) fn set_has_classes(&self, has_classes: bool) {
-        self.change(|it| it.has_classes = has_classes);
     }
 
     /// The policies, where they look at requests.

@@ -78,7 +78,7 @@ impl Core {
         let done = match need {
             Need::FreeSlots => self.reclaim_where_needed(&mut scratch)? > 0,
             Need::Cleaning => {
-                let Some(_ahead) = self.cleaners.try_lock_ahead() else {
+                let Some(_ahead) = self.cleaners.ahead.try_lock() else {
                     return Ok(Progress::Blocked);
                 };
                 self.clean_by_policy(number, &mut scratch)?
@@ -93,7 +93,7 @@ impl Core {
 
     /// A shard that needs work, one without free slots first.
     fn next_need(&self, now_ns: u64) -> Option<(usize, Need)> {
-        let may_clean = !self.cleaners.is_one_ahead() && self.pace.is_free(now_ns);
+        let may_clean = !self.cleaners.ahead.is_locked() && self.pace.is_free(now_ns);
         let need_of = |it| {
             let shard = self.shards.lock(it);
             Some((it, self.need_of(&shard, may_clean.then_some(now_ns))?))

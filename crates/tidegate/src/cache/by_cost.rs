@@ -44,6 +44,7 @@ const LARGE: u64 = 64 << 10;
 const PROBE: u32 = 1 << 31;
 
 /// What goes to the backing.
+#[derive(Default)]
 pub(super) struct ByCost {
     is_on: AtomicBool,
     /// The share of the backing is this one, whatever is measured.
@@ -86,23 +87,14 @@ impl UnderWay<'_> {
 }
 
 impl ByCost {
-    /// As the setting has it at position `choice` of [`CHOICES`]; or on, with a share of
-    /// `fixed_pct` percent for the backing.
-    pub(super) fn new(choice: u64, fixed_pct: Option<u32>) -> Self {
+    /// Off until [`set`](Self::set); then with a share of `fixed_pct` percent for the backing.
+    pub(super) fn new(fixed_pct: Option<u32>) -> Self {
         let fixed = fixed_pct.map(|pct| pct.min(100) * WHOLE / 100);
-        let by_cost = Self {
-            is_on: AtomicBool::new(false),
-            fixed,
-            policy: Mutex::default(),
-            classes: Default::default(),
-            turns: Shards::default(),
-            under_way: Shards::default(),
-        };
-        by_cost.set(choice);
-        by_cost
+        Self { fixed, ..Self::default() }
     }
 
-    /// Begins anew as `choice` says.
+    /// Begins anew as the setting has it at position `choice` of [`CHOICES`]; or on, where the
+    /// share is fixed.
     pub(super) fn set(&self, choice: u64) {
         let mut policy = self.policy.lock();
         *policy = Costs::default();

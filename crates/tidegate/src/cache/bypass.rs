@@ -180,7 +180,7 @@ impl Core {
             let cached = piece.clone().filter(|page| !missing.iter().any(|run| run.contains(page)));
             self.zero_pages(cached, ask, &mut |_| ())?;
             for run in &missing {
-                self.bypass(&Content::zeroes(run), ask)?;
+                self.bypass(&Content { bytes: bytes_of(run), data: None }, ask)?;
             }
             first = piece.end;
         }

@@ -120,7 +120,7 @@ impl Report {
 /// The pool's headers are damaged, or the memory failed.
 pub fn summary(region: &Region, header: &CacheHeader) -> Result<Report, CacheError> {
     let mut report = Report::of(header.committed_group(region)?);
-    Scan::new(region, header).each(|scanned| {
+    Scan { region, header }.each(|scanned| {
         count(&mut report, &scanned);
         Ok(())
     })?;
@@ -152,7 +152,7 @@ fn count(report: &mut Report, scanned: &Scanned) {
 /// As for [`summary`].
 pub fn check(region: &Region) -> Result<Report, CacheError> {
     let header = CacheHeader::read(region)?;
-    let scan = Scan::new(region, &header);
+    let scan = Scan { region, header: &header };
     let (mut report, mut newest) = (Report::of(header.committed_group(region)?), Newest::default());
     scan.each(|scanned| {
         count(&mut report, &scanned);
@@ -161,12 +161,11 @@ pub fn check(region: &Region) -> Result<Report, CacheError> {
         }
         Ok(())
     })?;
-    let mut mismatched = Mismatched::default();
-    check_slots(&scan, region, &newest, &mut mismatched, &mut report)?;
-    let parts = report.pages.div_ceil(VERSIONS_AT_ONCE).max(1);
-    for part in 0..parts {
-        check_versions(&scan, (part, parts), &mismatched, &mut report)?;
-    }
+    let mut check = Check { scan, newest, mismatched: Mismatched::default(), report };
+    check.check_slots()?;
+    let parts = check.report.pages.div_ceil(VERSIONS_AT_ONCE).max(1);
+    (0..parts).try_for_each(|part| check.check_versions(part, parts))?;
+    let mut report = check.report;
     for setting in Choices::parse(&header.settings).1 {
         report.fault(format!("this program does not know the setting `{setting}`"));
     }
@@ -177,62 +176,112 @@ pub fn check(region: &Region) -> Result<Report, CacheError> {
     Ok(report)
 }
 
-/// Compares the data of each slot with its header, and looks what headers were that are none.
-fn check_slots(
-    scan: &Scan<'_>,
-    region: &Region,
-    newest: &Newest,
-    mismatched: &mut Mismatched,
-    report: &mut Report,
-) -> Result<(), CacheError> {
-    let of_newest: BTreeSet<u32> = newest.members().map(|(slot, _)| *slot).collect();
-    let (mut doubtful_lanes, mut bad_headers) = (BTreeSet::new(), 0_u64);
-    let mut read_once = ReadOnce::new(region);
-    scan.each(|Scanned { slot, decoded, is_changed_split }| {
-        match decoded {
-            Decoded::Split if is_changed_split => {
-                report.fault(format!(
-                    "slot {slot}: one bit of its header changed, which says that it has parts; \
-                     opening the pool restores it"
-                ));
-                report.changed_slots.push(slot);
-            }
-            Decoded::Free { .. } | Decoded::Split => {}
-            Decoded::Bad if report_changed(scan, newest, slot, report)? => {}
-            Decoded::Bad => bad_headers += 1,
-            Decoded::Header(found) => {
-                // A group's members are fenced before its commit, and count only after it.
-                let is_last = found.group == 0 && of_newest.contains(&slot);
-                let is_uncommitted = found.group > report.committed_group;
-                match scan.compare(slot, &found)? {
-                    Data::Whole => {}
-                    data if is_last => {
-                        doubtful_lanes.insert(found.lane);
-                        mismatched.add(slot, false);
-                        report_last(slot, &found, data, report);
+/// A verification, and what it found so far.
+struct Check<'a> {
+    scan: Scan<'a>,
+    newest: Newest,
+    mismatched: Mismatched,
+    report: Report,
+}
+
+impl Check<'_> {
+    /// Compares the data of each slot with its header, and looks what headers were that are none.
+    fn check_slots(&mut self) -> Result<(), CacheError> {
+        let scan = self.scan;
+        let of_newest: BTreeSet<u32> = self.newest.members().map(|(slot, _)| *slot).collect();
+        let (mut doubtful_lanes, mut bad_headers) = (BTreeSet::new(), 0_u64);
+        let mut read_once = ReadOnce::new(scan.region);
+        scan.each(|Scanned { slot, decoded, is_changed_split }| {
+            match decoded {
+                Decoded::Split if is_changed_split => {
+                    self.report.fault(format!(
+                        "slot {slot}: one bit of its header changed, which says that it has \
+                         parts; opening the pool restores it"
+                    ));
+                    self.report.changed_slots.push(slot);
+                }
+                Decoded::Free { .. } | Decoded::Split => {}
+                Decoded::Bad if self.report_changed(slot)? => {}
+                Decoded::Bad => bad_headers += 1,
+                Decoded::Header(found) => {
+                    // A group's members are fenced before its commit, and count only after it.
+                    let is_last = found.group == 0 && of_newest.contains(&slot);
+                    let is_uncommitted = found.group > self.report.committed_group;
+                    match scan.compare(slot, &found)? {
+                        Data::Whole => {}
+                        data if is_last => {
+                            doubtful_lanes.insert(found.lane);
+                            self.mismatched.add(slot, false);
+                            report_last(slot, &found, data, &mut self.report);
+                        }
+                        _ if is_uncommitted => self.report.unfinished_slots += 1,
+                        _ if self.mismatched.add(slot, true) => {}
+                        _ => report_damaged(slot, found.page, found.dirty, &mut self.report),
                     }
-                    _ if is_uncommitted => report.unfinished_slots += 1,
-                    _ if mismatched.add(slot, true) => {}
-                    _ => report_damaged(slot, found.page, found.dirty, report),
                 }
             }
-        }
-        if !is_part(slot) {
-            read_once.has_read(scan.data_offset(slot), PAGE_BYTES);
+            if !is_part(slot) {
+                read_once.has_read(scan.header.places.data(slot), PAGE_BYTES);
+            }
+            Ok(())
+        })?;
+        self.report.doubtful_lanes = doubtful_lanes.len() as u64;
+        // A crash interrupts the newest batch of each lane, and opening the pool makes what it left
+        // void.
+        let most = OVERWRITTEN_MAX as u64;
+        if bad_headers > most {
+            self.report.fault(format!(
+                "{bad_headers} slots have headers that are none, and writes that never finished \
+                 leave at most {most}: the pages of the others are lost"
+            ));
         }
         Ok(())
-    })?;
-    report.doubtful_lanes = doubtful_lanes.len() as u64;
-    // A crash interrupts the newest batch of each lane, and opening the pool makes what it left
-    // void.
-    let most = OVERWRITTEN_MAX as u64;
-    if bad_headers > most {
-        report.fault(format!(
-            "{bad_headers} slots have headers that are none, and writes that never finished leave \
-             at most {most}: the pages of the others are lost"
-        ));
     }
-    Ok(())
+
+    /// Compares the versions of pages with each other: of one part of all pages, so that memory
+    /// does not grow with the pool.
+    fn check_versions(&mut self, part: u64, parts: u64) -> Result<(), CacheError> {
+        let mut versions = Vec::new();
+        self.scan.each(|Scanned { slot, decoded, .. }| {
+            if let Decoded::Header(found) = decoded
+                && part_of(found.page, parts) == part
+            {
+                let SlotHeader { page, version, over, dirty: is_dirty, .. } = found;
+                let is_committed = found.group <= self.report.committed_group;
+                versions.push(Stored { page, version, slot, is_dirty, is_committed, over });
+            }
+            Ok(())
+        })?;
+        versions.sort_unstable();
+        for of_page in versions.chunk_by(|one, other| one.page == other.page) {
+            check_page(of_page, &mut self.report);
+            check_mismatched(of_page, &self.mismatched, &mut self.report);
+        }
+        Ok(())
+    }
+
+    /// Tells a header of which one bit changed from that of a write that never finished: a later
+    /// batch of the lane, or data that is whole, shows that the write was finished.
+    fn report_changed(&mut self, slot: u32) -> Result<bool, CacheError> {
+        let what = match self.scan.changed(slot)? {
+            Some((_, Decoded::Header(found)))
+                if found.group <= self.report.committed_group
+                    && (self.newest.is_newer_than(&found)
+                        || self.scan.compare(slot, &found)? == Data::Whole) =>
+            {
+                name_of(found.page, found.dirty)
+            }
+            Some((bit, Decoded::Free { .. })) if bit < 64 => "no page".to_owned(),
+            _ => return Ok(false),
+        };
+        self.report.unfinished_slots -= 1;
+        self.report.fault(format!(
+            "slot {slot}: one bit of its header changed, which was that of {what}; opening the \
+             pool frees the slot"
+        ));
+        self.report.changed_slots.push(slot);
+        Ok(true)
+    }
 }
 
 /// Data of a lane's last batch that is not what its checksum says: damage where one bit makes the
@@ -310,33 +359,6 @@ fn part_of(page: u64, parts: u64) -> u64 {
     (page.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) % parts
 }
 
-/// Compares the versions of pages with each other: of one part of all pages, so that memory does
-/// not grow with the pool.
-fn check_versions(
-    scan: &Scan<'_>,
-    (part, parts): (u64, u64),
-    mismatched: &Mismatched,
-    report: &mut Report,
-) -> Result<(), CacheError> {
-    let mut versions = Vec::new();
-    scan.each(|Scanned { slot, decoded, .. }| {
-        if let Decoded::Header(found) = decoded
-            && part_of(found.page, parts) == part
-        {
-            let SlotHeader { page, version, over, dirty: is_dirty, .. } = found;
-            let is_committed = found.group <= report.committed_group;
-            versions.push(Stored { page, version, slot, is_dirty, is_committed, over });
-        }
-        Ok(())
-    })?;
-    versions.sort_unstable();
-    for of_page in versions.chunk_by(|one, other| one.page == other.page) {
-        check_page(of_page, report);
-        check_mismatched(of_page, mismatched, report);
-    }
-    Ok(())
-}
-
 /// All versions of one page, in order: each may be there once, and under the newest, if that is a
 /// dirty record, the page over which it lies must be.
 fn check_page(versions: &[Stored], report: &mut Report) {
@@ -375,39 +397,13 @@ fn check_mismatched(versions: &[Stored], mismatched: &Mismatched, report: &mut R
     }
 }
 
-/// Tells a header of which one bit changed from that of a write that never finished: a later batch
-/// of the lane, or data that is whole, shows that the write was finished.
-fn report_changed(
-    scan: &Scan<'_>,
-    newest: &Newest,
-    slot: u32,
-    report: &mut Report,
-) -> Result<bool, CacheError> {
-    let what = match scan.changed(slot)? {
-        Some((_, Decoded::Header(found)))
-            if found.group <= report.committed_group
-                && (newest.is_newer_than(&found) || scan.is_whole(slot, &found)?) =>
-        {
-            name_of(found.page, found.dirty)
-        }
-        Some((bit, Decoded::Free { .. })) if bit < 64 => "no page".to_owned(),
-        _ => return Ok(false),
-    };
-    report.unfinished_slots -= 1;
-    report.fault(format!(
-        "slot {slot}: one bit of its header changed, which was that of {what}; opening the pool frees the slot"
-    ));
-    report.changed_slots.push(slot);
-    Ok(true)
-}
-
 /// Changes back the one bit of each header that [`check`] found to be changed; the number of them.
 ///
 /// # Errors
 /// The memory failed.
 pub(super) fn repair_changed(region: &Region, slots: &[u32]) -> Result<usize, CacheError> {
     let header = CacheHeader::read(region)?;
-    let scan = Scan::new(region, &header);
+    let scan = Scan { region, header: &header };
     let mut repaired = 0;
     for &slot in slots {
         let Some((bit, _)) = scan.changed(slot)? else { continue };

@@ -4,14 +4,12 @@
 //! The header has a line `KEY=VALUE` for each setting that is not at its default.
 
 use super::admission::Admission;
-use super::by_cost::{ByCost, CHOICES as COST_CHOICES};
+use super::by_cost::CHOICES as COST_CHOICES;
 use super::classes::mode_against_groups;
 use super::cleaner::Cleaner;
-use super::content::{CHOICES as BY_CONTENT_CHOICES, Comparing};
+use super::content::CHOICES as BY_CONTENT_CHOICES;
 use super::error::CacheError;
-use super::fallback::Fallback;
 use super::header::CacheHeader;
-use super::index::Shard;
 use super::layout::{PAGE_BYTES, SETTINGS_BYTES_MAX};
 use super::mode::Mode;
 use super::policy::classes::Classes;
@@ -186,30 +184,13 @@ impl Choices {
     }
 
     /// Writes of parts of pages become records.
-    pub(super) fn makes_records(&self) -> bool {
+    fn makes_records(&self) -> bool {
         self.own.get(GRANULARITY) == RECORD
-    }
-
-    /// Which writes are compared with what is cached.
-    pub(super) fn comparing(&self) -> Comparing {
-        Comparing::new(self.own.get(BY_CONTENT))
-    }
-
-    /// What goes to the backing by cost; `fixed_pct` in place of what is measured.
-    pub(super) fn by_cost(&self, fixed_pct: Option<u32>) -> ByCost {
-        ByCost::new(self.own.get(COST), fixed_pct)
     }
 
     /// The granularity, by its name.
     pub(super) fn granularity(&self) -> &'static str {
         GRANULARITIES[usize::from(self.makes_records())]
-    }
-
-    /// The state of errors so far: none.
-    pub(super) fn fallback(&self) -> Fallback {
-        let fallback = Fallback::default();
-        fallback.set_threshold(self.own.get(FALLBACK));
-        fallback
     }
 
     /// The policies of admission for a cache of `slots` slots.
@@ -264,19 +245,27 @@ impl Core {
         })
     }
 
+    /// Has all of a cache that was opened work as its choices say.
+    pub(super) fn begin(&self) {
+        let choices = self.choices.lock();
+        self.makes_records.store(choices.makes_records(), Ordering::Relaxed);
+        self.comparing.set(choices.own.get(BY_CONTENT));
+        self.by_cost.set(choices.own.get(COST));
+        self.fallback.set_threshold(choices.own.get(FALLBACK));
+        self.begin_cleaning(&choices);
+        if !choices.classes.is_default() {
+            self.set_classes(&choices.classes);
+        }
+    }
+
     fn apply(&self, before: &Choices, now: &Choices) {
         if before.own.get(EVICTION) != now.own.get(EVICTION) {
-            // One shard at a time: requests wait for one list of pages at most.
-            for number in 0..self.shards.count() {
-                self.shards.lock(number).set_replacement(now.replacement());
-            }
+            self.each_shard(|shard| shard.set_replacement(now.replacement()));
         }
         if before.own.get(CLEANING) != now.own.get(CLEANING) {
             self.begin_cleaning(now);
         } else if before.cleaning().1 != now.cleaning().1 {
-            for number in 0..self.shards.count() {
-                self.shards.lock(number).cleaner_mut().set_settings(now.cleaning().1);
-            }
+            self.each_shard(|shard| shard.cleaner.set_settings(now.cleaning().1));
         }
         self.makes_records.store(now.makes_records(), Ordering::Relaxed);
         if before.own.get(BY_CONTENT) != now.own.get(BY_CONTENT) {
@@ -298,32 +287,24 @@ impl Core {
         if before.own.get(PROMOTION) != now.own.get(PROMOTION) {
             self.restart_promotion(now);
         } else if before.promotion().1 != settings {
-            self.admission.set_promotion_settings(settings);
+            self.admission.change(|it| it.promotion.set_settings(settings));
         }
         if before.cutoff != now.cutoff {
-            self.admission.set_cutoff_settings(&now.cutoff);
+            self.admission.change(|it| it.cutoff.settings.clone_from(&now.cutoff));
         }
     }
 
     /// Has the policy of `choices` clean from now on.
-    pub(super) fn begin_cleaning(&self, choices: &Choices) {
-        let (entry, _) = choices.cleaning();
+    fn begin_cleaning(&self, choices: &Choices) {
+        let (entry, settings) = choices.cleaning();
         self.pace.hears.store(entry.hears, Ordering::Relaxed);
         self.pace.set_rate(choices.own.get(CLEANING_RATE));
-        for number in 0..self.shards.count() {
-            self.clean_shard_by(choices, &mut self.shards.lock(number));
-        }
-    }
-
-    /// Has the policy of `choices` clean `shard` from now on.
-    fn clean_shard_by(&self, choices: &Choices, shard: &mut Shard) {
-        let (entry, settings) = choices.cleaning();
-        let part = Part {
-            slots: shard.capacity(),
-            pages: self.geometry.size_bytes() / PAGE_BYTES,
-            parts: u32::try_from(self.shards.count()).unwrap_or(1),
-        };
-        shard.set_cleaner(Cleaner::new(entry, part, settings));
+        let pages = self.geometry.size_bytes() / PAGE_BYTES;
+        let parts = u32::try_from(self.shards.count()).unwrap_or(1);
+        self.each_shard(|shard| {
+            let part = Part { slots: shard.capacity(), pages, parts };
+            shard.set_cleaner(Cleaner::new(entry, part, settings));
+        });
     }
 
     /// Promotion begins anew, for as many slots as there are now.

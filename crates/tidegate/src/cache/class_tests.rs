@@ -35,7 +35,7 @@ fn value(device: &CacheDevice) -> String {
 /// Slots that the classes use, and how many of them are dirty.
 fn usage(device: &CacheDevice, class: usize) -> (u64, u64) {
     let shards = 0..device.core.shards.count();
-    let of = shards.map(|it| device.core.shards.lock(it).orders().usage[class]);
+    let of = shards.map(|it| device.core.shards.lock(it).orders.usage[class]);
     of.fold((0, 0), |sum, one| (sum.0 + one.live(), sum.1 + one.dirty()))
 }
 

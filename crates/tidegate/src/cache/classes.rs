@@ -68,12 +68,9 @@ impl Core {
     /// Has `classes` decide from now on.
     pub(super) fn set_classes(&self, classes: &Classes) {
         let table = (!classes.is_default()).then(|| Arc::new(classes.clone()));
-        // One shard at a time: requests wait for one list of pages at most.
-        for number in 0..self.shards.count() {
-            self.shards.lock(number).set_classes(table.clone());
-        }
+        self.each_shard(|shard| shard.set_classes(table.clone()));
         self.counters.set_has_classes(table.is_some());
-        self.admission.set_has_classes(table.is_some());
+        self.admission.change(|it| it.has_classes = table.is_some());
         self.classes.is_used.store(table.is_some(), Ordering::Relaxed);
         *self.classes.table.write() = table.unwrap_or_default();
     }
@@ -129,7 +126,7 @@ impl Core {
     /// has them, and cleans them before where it `cleans`.
     fn evict_of_class(&self, number: usize, pages: u32, class: u8, cleans: bool) -> Result<()> {
         let mut shard = self.shards.lock(number);
-        let most = pages.max(batch_pages(shard.slot_count()).min(shard.orders().share(class) / 8));
+        let most = pages.max(batch_pages(shard.slot_count()).min(shard.orders.share(class) / 8));
         let coldest = shard.victims_of(class, most);
         drop(shard);
         let (dirty, clean): (Vec<_>, Vec<_>) = coldest.into_iter().partition(|found| found.dirty);
@@ -148,6 +145,7 @@ impl Core {
     /// A page that was read may be kept: its class has a slot for it.
     pub(super) fn has_space_for(&self, fill: &Fill) -> bool {
         !self.classes.is_used.load(Ordering::Relaxed)
-            || self.class_admission(self.shard_of(fill.page), 1, fill.class) == Admission::Insert
+            || self.class_admission(self.shard_of(fill.missing.page), 1, fill.class)
+                == Admission::Insert
     }
 }

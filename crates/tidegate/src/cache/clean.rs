@@ -55,7 +55,7 @@ pub(super) struct Cleaners {
     /// long, and a writer would wait for both.
     turn: Mutex<()>,
     /// Held while pages are cleaned ahead of need, which one thread does.
-    ahead: Mutex<()>,
+    pub(super) ahead: Mutex<()>,
     batch: Mutex<BatchSize>,
 }
 
@@ -63,16 +63,6 @@ impl Cleaners {
     /// The memory for a batch, where not all threads that clean are at it.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Scratch>> {
         self.scratches.iter().find_map(Mutex::try_lock)
-    }
-
-    /// The right to clean ahead of need, unless another thread has it.
-    pub(super) fn try_lock_ahead(&self) -> Option<MutexGuard<'_, ()>> {
-        self.ahead.try_lock()
-    }
-
-    /// A thread cleans ahead of need.
-    pub(super) fn is_one_ahead(&self) -> bool {
-        self.ahead.is_locked()
     }
 
     /// Most pages of the next batch.

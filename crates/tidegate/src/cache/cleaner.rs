@@ -1,13 +1,13 @@
 //! The policy by which a shard is cleaned ahead of need.
 
-use super::policy::cleaning::{CLEANINGS, Cleaning, CleaningEntry, DirtySlots, Load, Part};
+use super::policy::cleaning::{CLEANINGS, Cleaning, CleaningEntry, Part};
 use super::policy::settings::Settings;
 use crate::tier::clock::now_ns;
 
 /// The policy of a shard.
 pub(super) struct Cleaner {
     pub(super) entry: &'static CleaningEntry,
-    policy: Box<dyn Cleaning>,
+    pub(super) policy: Box<dyn Cleaning>,
     settings: Settings,
     part: Part,
     /// When to ask it again.
@@ -65,9 +65,5 @@ impl Cleaner {
         self.policy.set_settings(settings);
         self.settings.clone_from(settings);
         self.ask_at_ns = 0;
-    }
-
-    pub(super) fn next(&mut self, load: &Load, dirty: &dyn DirtySlots, out: &mut Vec<u32>) -> u64 {
-        self.policy.next(load, dirty, out)
     }
 }

@@ -37,7 +37,7 @@ const ALWAYS: u32 = 3;
 /// met at one point alone.
 const MEASURED_ONE_IN: u64 = 61;
 
-/// Which writes are compared.
+/// Which writes are compared: none until a choice is [`set`](Self::set).
 #[derive(Default)]
 pub(super) struct Comparing {
     state: AtomicU32,
@@ -45,14 +45,7 @@ pub(super) struct Comparing {
 }
 
 impl Comparing {
-    /// As the setting has it at position `choice` of [`CHOICES`].
-    pub(super) fn new(choice: u64) -> Self {
-        let comparing = Self::default();
-        comparing.set(choice);
-        comparing
-    }
-
-    /// Begins anew as `choice` says.
+    /// Begins anew as the setting has it at position `choice` of [`CHOICES`].
     pub(super) fn set(&self, choice: u64) {
         let mut policy = self.policy.lock();
         *policy = ByContent::default();
@@ -76,17 +69,10 @@ impl Comparing {
 #[derive(Default)]
 pub(super) struct Look {
     /// By entry: the lines that change. None: not known, or all of it is to be stored.
-    changed: Few<Option<u64>>,
+    /// Fewer than entries where nothing is known.
+    pub(super) changed: Few<Option<u64>>,
     /// What it cost, where it was measured.
     sample: Option<Sample>,
-}
-
-impl Look {
-    /// By entry: the lines that it changes, where only these are to be stored; fewer than entries
-    /// where nothing is known.
-    pub(super) fn changed(&self) -> &[Option<u64>] {
-        &self.changed
-    }
 }
 
 impl Core {

@@ -58,7 +58,7 @@ impl Departing<'_> {
     /// Adds `pages` of shard `number`.
     fn add(&mut self, number: usize, pages: &[Found]) {
         let count = u32::try_from(pages.len()).unwrap_or(u32::MAX);
-        self.core.shards.lock(number).begin_departing(count);
+        self.core.shards.lock(number).departing += count;
         self.of.push((number, count));
     }
 }
@@ -66,7 +66,7 @@ impl Departing<'_> {
 impl Drop for Departing<'_> {
     fn drop(&mut self) {
         for (number, count) in &self.of {
-            self.core.shards.lock(*number).end_departing(*count);
+            self.core.shards.lock(*number).departing -= *count;
         }
     }
 }

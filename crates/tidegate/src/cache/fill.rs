@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use parking_lot::Mutex;
 
 use super::Core;
+use super::index::Found;
 use super::traffic::Seen;
 use crate::device::Result;
 use crate::sync::{AtomicU32, Ordering};
@@ -20,13 +21,21 @@ pub(super) const BATCH_PAGES: usize = 64;
 /// Most clusters that wait; more are not read.
 const CLUSTERS_MAX: usize = 64;
 
-/// A page as it was read from the backing.
-pub(super) struct Fill {
+/// A page that the cache did not have when it was looked for, or not all of it.
+#[derive(Clone, Copy)]
+pub(super) struct Missing {
     pub(super) page: u64,
+    /// The record that the cache has of it.
+    pub(super) record: Option<Found>,
     /// The page's version before it was looked for in the cache.
     pub(super) version: Version,
     /// The writes to the backing at that moment.
     pub(super) seen: Seen,
+}
+
+/// A page as it was read from the backing.
+pub(super) struct Fill {
+    pub(super) missing: Missing,
     pub(super) data: Box<[u8]>,
     /// The IO class of the request that read it.
     pub(super) class: u8,
@@ -105,8 +114,8 @@ impl Fills {
         let mut fills: Vec<_> = queues.pages.drain(..count).collect();
         self.publish(&queues);
         drop(queues);
-        fills.sort_by_key(|fill| fill.page);
-        fills.dedup_by_key(|fill| fill.page);
+        fills.sort_by_key(|fill| fill.missing.page);
+        fills.dedup_by_key(|fill| fill.missing.page);
         fills
     }
 
@@ -154,7 +163,7 @@ impl Core {
     /// Stores those of `fills`, different pages, that may be kept.
     pub(super) fn keep_fills(&self, fills: &[Fill]) -> Result<()> {
         self.store_clean(fills)?;
-        let pages = fills.iter().map(|fill| fill.page);
+        let pages = fills.iter().map(|fill| fill.missing.page);
         self.note_cached(pages.filter(|page| self.find(*page).is_some()));
         Ok(())
     }
@@ -166,12 +175,12 @@ impl Core {
     /// the same one. It may become clean meanwhile; a page that is called dirty then is only
     /// written once more.
     pub(super) fn is_kept_dirty(&self, fill: &Fill) -> Option<bool> {
-        let stands = self.locks.unchanged(fill.page, fill.version)
-            && self.traffic.may_fill(fill.page, fill.seen);
-        let shard = self.shard(fill.page);
-        match shard.find(fill.page).filter(|_| stands) {
+        let Missing { page, version, seen, .. } = fill.missing;
+        let stands = self.locks.unchanged(page, version) && self.traffic.may_fill(page, seen);
+        let shard = self.shard(page);
+        match shard.find(page).filter(|_| stands) {
             Some(found) => {
-                let is_kept = found.record && found.base.is_none() && !shard.waits(fill.page);
+                let is_kept = found.record && found.base.is_none() && !shard.waits(page);
                 is_kept.then_some(found.dirty)
             }
             None => stands.then_some(false),

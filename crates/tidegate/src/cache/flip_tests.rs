@@ -45,7 +45,7 @@ fn last_stored(region: &Region, header: &CacheHeader) -> (u32, SlotHeader) {
         }
         Ok(())
     };
-    Scan::new(region, header).each(see).unwrap();
+    Scan { region, header }.each(see).unwrap();
     let members: Vec<_> = newest.members().copied().collect();
     assert_eq!(members.len(), 1, "one thread wrote by one lane");
     members[0]
@@ -128,7 +128,7 @@ fn check_names_each_page_of_whose_data_a_bit_changed() {
         }
         Ok(())
     };
-    Scan::new(&region, &header).each(see).unwrap();
+    Scan { region: &region, header: &header }.each(see).unwrap();
     let page_in: HashMap<u32, u64> =
         newest.iter().map(|(page, (_, slot))| (*slot, *page)).collect();
     let mut bytes = bytes_of(&region);
@@ -199,7 +199,7 @@ fn an_older_version_that_is_written_over_is_no_fault_and_the_newest_is() {
         }
         Ok(())
     };
-    Scan::new(&region, &header).each(see).unwrap();
+    Scan { region: &region, header: &header }.each(see).unwrap();
     let (page, _, older) = *stored.iter().find(|it| newest[&it.0] > it.1).unwrap();
     let newer = stored.iter().find(|it| it.0 == page && it.2 != older).unwrap().2;
     let overwrite = |region: &Region, slot| {

@@ -256,6 +256,7 @@ struct OpenGroup {
 
 /// The slots that a shard can give out: what each write changes, apart from what writes only read.
 /// So two threads that write to a shard in turn pass these lines from CPU to CPU, and few others.
+#[derive(Default)]
 #[repr(align(64))]
 struct Stock {
     next_version: u64,
@@ -277,9 +278,9 @@ pub(super) struct Shard {
     left: Vec<u32>,
     /// Leaving slots that are dead.
     left_dead: Vec<u32>,
-    /// By dense numbers, as those of `cleaner` are.
-    orders: Orders,
-    cleaner: Cleaner,
+    /// The orders of eviction, by IO class. By dense numbers, as those of `cleaner` are.
+    pub(super) orders: Orders,
+    pub(super) cleaner: Cleaner,
     /// The groups that are not yet committed, by their parity.
     groups: [OpenGroup; 2],
     /// By the slot of a record: the slot of the page over which it lies.
@@ -288,7 +289,7 @@ pub(super) struct Shard {
     zeroed: BTreeSet<u32>,
     usage: Usage,
     /// Pages that are being cleaned, to leave the cache afterwards.
-    departing: u32,
+    pub(super) departing: u32,
     /// Pages that are stuck.
     stuck: BTreeSet<u64>,
     /// Slots that stay taken, for the memory failed.
@@ -315,8 +316,7 @@ impl Shard {
             next_version: 1,
             first_free: u64::from(own).checked_sub(1).unwrap_or(NONE),
             free: own,
-            dead: SmallVec::new(),
-            held: SmallVec::new(),
+            ..Stock::default()
         };
         Self {
             stock,
@@ -353,10 +353,6 @@ impl Shard {
         let is_clean = |(_, slot): &(u32, Slot)| slot.is(LIVE) && !slot.is(DIRTY | RECORD);
         let first = |part| self.slots.whole(end(part), end(part + 1)).find(is_clean);
         (0..parts).filter_map(first).map(|(own, _)| self.found(own)).collect()
-    }
-
-    fn slot(&mut self, own: u32) -> &mut Slot {
-        &mut self.slots[own]
     }
 
     fn found(&self, own: u32) -> Found {
@@ -402,7 +398,7 @@ impl Shard {
     /// that changed nothing.
     pub(super) fn touch(&mut self, found: &Found, class: u8, is_write: bool) {
         let own = self.slots.own(found.slot);
-        let (before, class) = (self.slot(own).class(), self.orders.known(class));
+        let (before, class) = (self.slots[own].class(), self.orders.known(class));
         let dense = self.slots.dense(own);
         if before == class {
             return self.orders.of(class).touch(dense, is_write);
@@ -439,13 +435,8 @@ impl Shard {
     /// Changes the live slot `own`, which counts as what it is then.
     fn change(&mut self, own: u32, change: impl FnOnce(&mut Slot)) {
         self.count(own, false);
-        change(self.slot(own));
+        change(&mut self.slots[own]);
         self.count(own, true);
-    }
-
-    /// The orders of eviction, by IO class.
-    pub(super) fn orders(&self) -> &Orders {
-        &self.orders
     }
 
     /// What a request of `class` that misses `pages` pages may do here, where eviction keeps
@@ -500,16 +491,6 @@ impl Shard {
     pub(super) fn needs_slots(&self, reserve: u32) -> bool {
         let available = self.available();
         available == 0 && reserve > 0 || available.saturating_add(self.departing) < reserve
-    }
-
-    /// `pages` pages are to be cleaned and to leave the cache, from now on.
-    pub(super) fn begin_departing(&mut self, pages: u32) {
-        self.departing += pages;
-    }
-
-    /// They left, or could not.
-    pub(super) fn end_departing(&mut self, pages: u32) {
-        self.departing -= pages;
     }
 
     /// Number of slots, but for those that leave.
@@ -648,7 +629,7 @@ impl Shard {
     pub(super) fn take(&mut self) -> Option<Taken> {
         let (own, dead_page) = match self.stock.dead.pop() {
             Some(own) => {
-                let page = self.slot(own).page();
+                let page = self.slots[own].page();
                 // Until the slot's new header is durable, the old one may come back.
                 self.stock.held.push(page);
                 (own, Some(page))
@@ -660,7 +641,7 @@ impl Shard {
 
     fn pop_free(&mut self) -> Option<u32> {
         let own = u32::try_from(self.stock.first_free).ok()?;
-        self.stock.first_free = self.slot(own).version;
+        self.stock.first_free = self.slots[own].version;
         self.stock.free -= 1;
         Some(own)
     }
@@ -710,7 +691,7 @@ impl Shard {
 
     /// The record in slot `own` lies over the page in slot `under`.
     fn lay_over(&mut self, own: u32, under: u32) {
-        let slot = self.slot(under);
+        let slot = self.slots[under];
         self.usage.bases += u64::from(!slot.is(BASE));
         self.slots[under].word = self.slots[under].word & !LIVE | BASE;
         self.bases.insert(own, under);
@@ -728,7 +709,7 @@ impl Shard {
     }
 
     fn forget_base(&mut self, under: u32) {
-        self.slot(under).word &= !BASE;
+        self.slots[under].word &= !BASE;
         self.usage.bases -= 1;
     }
 
@@ -765,18 +746,18 @@ impl Shard {
     /// The page of slot `own`, the version before of which has the flags `before`, waits for
     /// `group` unless 0, and for what it waited for before.
     fn wait_for_group(&mut self, own: u32, before: u64, group: u64) {
-        self.slot(own).word |= before & WAITS_ANY;
+        self.slots[own].word |= before & WAITS_ANY;
         if group == 0 {
             return;
         }
-        let (parity, page) = (parity(group), self.slot(own).page());
+        let (parity, page) = (parity(group), self.slots[own].page());
         if before & WAITS_ANY == 0 {
             self.usage.waiting += 1;
         }
         if before & WAITS[parity] == 0 {
             self.groups[parity].pages.push(page);
         }
-        self.slot(own).word |= WAITS[parity] | MEMBER;
+        self.slots[own].word |= WAITS[parity] | MEMBER;
     }
 
     /// `group` is committed: up to `n` of the slots that its members replaced are dead, and when
@@ -803,7 +784,7 @@ impl Shard {
 
     fn stop_waiting(&mut self, page: u64, parity: usize) {
         let Some(own) = self.slots.own_of(page) else { return };
-        let slot = self.slot(own);
+        let slot = &mut self.slots[own];
         slot.word &= !WAITS[parity];
         if slot.word & WAITS_ANY == 0 {
             slot.word &= !MEMBER;
@@ -833,7 +814,7 @@ impl Shard {
         self.count(own, false);
         self.note_left(own);
         // At once: a look through all slots must not take it for the page's.
-        self.slot(own).word &= !LIVE;
+        self.slots[own].word &= !LIVE;
     }
 
     /// Slot `own` is live in place of `old`, which has the same page. Where both come under the
@@ -846,7 +827,7 @@ impl Shard {
         }
         self.note_dirty(own);
         self.note_left(old);
-        self.slot(old).word &= !LIVE;
+        self.slots[old].word &= !LIVE;
     }
 
     /// How many units slot or part `own` has.
@@ -962,7 +943,7 @@ impl Shard {
     /// Removes `found`, whose header is durably void; the slot is the caller's.
     pub(super) fn remove(&mut self, found: &Found) {
         if let Some(own) = self.slots.remove(found.page) {
-            let (class, dense) = (self.slot(own).class(), self.slots.dense(own));
+            let (class, dense) = (self.slots[own].class(), self.slots.dense(own));
             self.orders.of(class).remove(dense, found.page);
             self.leave(own);
         }
@@ -974,7 +955,7 @@ impl Shard {
         if self.slots.part(own).is_some() {
             return self.slots.free(own, self.usable);
         }
-        *self.slot(own) = Slot { word: 0, version };
+        self.slots[own] = Slot { word: 0, version };
         if own >= self.usable {
             return self.left.push(own);
         }
@@ -1004,7 +985,7 @@ impl Shard {
     pub(super) fn verified(&mut self, found: &Found) {
         if self.stands(found) {
             let own = self.slots.own(found.slot);
-            self.slot(own).word &= !UNVERIFIED;
+            self.slots[own].word &= !UNVERIFIED;
         }
     }
 
@@ -1062,7 +1043,7 @@ impl Shard {
         let (dirty_slots, slots) = (self.usage.cleanable(), self.slot_count().into());
         let load = Load { now_ns, last_request_ns, dirty_slots, slots };
         let mut named = Vec::new();
-        let rest_ns = self.cleaner.next(&load, &self.slots, &mut named);
+        let rest_ns = self.cleaner.policy.next(&load, &self.slots, &mut named);
         self.add_found(named, out);
         rest_ns
     }
@@ -1093,14 +1074,6 @@ impl Shard {
     /// The policy is to be asked at `now_ns`.
     pub(super) fn wants_cleaning(&self, now_ns: u64) -> bool {
         self.cleaner.is_due(now_ns, self.usage.cleanable(), self.slot_count().into())
-    }
-
-    pub(super) fn cleaner(&self) -> &Cleaner {
-        &self.cleaner
-    }
-
-    pub(super) fn cleaner_mut(&mut self) -> &mut Cleaner {
-        &mut self.cleaner
     }
 
     /// Reads where `page` is looked for, and nothing else.
@@ -1148,19 +1121,19 @@ impl Shard {
     pub(super) fn recover_base(&mut self, found: &Found, under: Option<&Found>) {
         let own = self.slots.own(found.slot);
         let Some(under) = under else {
-            self.slot(own).word |= LOST_BASE;
+            self.slots[own].word |= LOST_BASE;
             return;
         };
         let flags = flag(under.dirty, DIRTY) | flag(under.zero, ZERO) | UNVERIFIED;
         let word = under.page << PAGE_SHIFT | flags;
         let base = self.slots.own(under.slot);
-        *self.slot(base) = Slot { word, version: under.version };
+        self.slots[base] = Slot { word, version: under.version };
         self.lay_over(own, base);
     }
 
     /// At opening, when all headers were seen: all slots that hold no page are free, versions go on
-    /// behind `newest`, and `replacement` orders pages, the oldest version first.
-    pub(super) fn recovered(&mut self, newest: u64, replacement: &'static ReplacementEntry) {
+    /// behind `newest`, and the pages get their order, the oldest version first.
+    pub(super) fn recovered(&mut self, newest: u64) {
         self.stock.next_version = newest + 1;
         (self.stock.first_free, self.stock.free) = (NONE, 0);
         for own in (0..self.slot_count()).rev() {
@@ -1172,7 +1145,6 @@ impl Shard {
         let is_live = |own: &u32| self.slots[*own].is(LIVE);
         let mut live: Vec<u32> = self.slots.numbers().filter(is_live).collect();
         live.sort_unstable_by_key(|own| self.slots[*own].version);
-        self.orders.set_replacement(replacement);
         self.insert_all(&live);
     }
 

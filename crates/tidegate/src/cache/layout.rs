@@ -343,7 +343,7 @@ const _: () = {
 pub const VERDICT_OFFSET: u64 = 56;
 
 /// What a slot's header says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SlotHeader {
     /// The page of the backing that the slot holds, below 2^48.
     pub page: u64,

@@ -413,6 +413,11 @@ impl Core {
         pages.into_iter().map(|page| self.locks.lock(page, || self.region.relax())).collect()
     }
 
+    /// Shows the shards to `see`, one at a time: requests wait for one of them at most.
+    fn each_shard(&self, mut see: impl FnMut(&mut Shard)) {
+        (0..self.shards.count()).for_each(|number| see(&mut self.shards.lock(number)));
+    }
+
     fn usage(&self) -> Usage {
         let all = (0..self.shards.count()).map(|number| self.shards.lock(number).usage());
         all.fold(Usage::default(), Usage::plus)

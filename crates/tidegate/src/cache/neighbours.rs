@@ -4,10 +4,9 @@
 use std::ops::Range;
 
 use super::Core;
-use super::fill::{BATCH_PAGES, Fill, WantedCluster};
+use super::fill::{BATCH_PAGES, Fill, Missing, WantedCluster};
 use super::index::Found;
 use super::layout::{PAGE, PAGE_BYTES};
-use super::read::Missing;
 use crate::device::{Operation, Request, Result};
 
 /// Most pages of the clusters that are read at once.
@@ -94,7 +93,7 @@ impl Core {
             let page = &mut lack.data[at..at + PAGE];
             // A record that is damaged, or replaced meanwhile, is met again by the next read.
             if self.put_record(missing, page).is_ok_and(|is_whole| is_whole) {
-                fills.push(missing.fill(page, lack.class));
+                fills.push(Fill { missing: *missing, data: (*page).into(), class: lack.class });
             }
         }
     }

@@ -64,22 +64,18 @@ impl Orders {
     /// Has `classes` decide from now on, each without a page; none: all pages are of class 0.
     pub(super) fn set_classes(&mut self, classes: Option<Arc<Classes>>) {
         self.classes = classes;
-        self.clear();
+        self.of.clear();
     }
 
     /// Has `replacement` order from now on, each class without a page.
     pub(super) fn set_replacement(&mut self, replacement: &'static ReplacementEntry) {
         self.replacement = replacement;
-        self.clear();
+        self.of.clear();
     }
 
     /// For `slots` slots from now on, and orders of `capacity` entries, each class without a page.
     pub(super) fn resize(&mut self, slots: u32, capacity: u32) {
         (self.slots, self.capacity) = (slots, capacity);
-        self.clear();
-    }
-
-    fn clear(&mut self) {
         self.of.clear();
     }
 

@@ -20,6 +20,7 @@ const JOINED_PAGES_MAX: usize = 512;
 const SECOND_NS: u128 = 1_000_000_000;
 
 /// How fast the cache is cleaned ahead of need.
+#[derive(Default)]
 pub(super) struct Pace {
     /// Most bytes a second; 0: no limit.
     rate_bytes: AtomicU64,
@@ -46,14 +47,7 @@ impl Drop for Foreground {
 impl Pace {
     /// Without a limit.
     pub(super) fn new(yields: bool) -> Self {
-        Self {
-            rate_bytes: AtomicU64::new(0),
-            foreground: Arc::default(),
-            yields,
-            free_at_ns: AtomicU64::new(0),
-            hears: AtomicBool::new(false),
-            last_request_ns: AtomicU64::new(0),
-        }
+        Self { yields, ..Self::default() }
     }
 
     pub(super) fn set_rate(&self, bytes: u64) {
@@ -118,7 +112,7 @@ impl Core {
         let mut pages = Vec::new();
         let mut shard = self.shards.lock(number);
         let rest_ns = shard.next_to_clean(began_ns, last_request_ns, &mut pages);
-        let joins = shard.cleaner().entry.joins;
+        let joins = shard.cleaner.entry.joins;
         drop(shard);
         if joins {
             self.add_neighbours(&mut pages);
@@ -126,7 +120,7 @@ impl Core {
         self.add_clusters(&mut pages, usize::MAX);
         let cleaned = self.clean_ahead(&mut pages, scratch);
         let now = now_ns();
-        self.shards.lock(number).cleaner_mut().ask_at_ns = now.saturating_add(rest_ns);
+        self.shards.lock(number).cleaner.ask_at_ns = now.saturating_add(rest_ns);
         let cleaned = cleaned?;
         let bytes = cleaned as u64 * PAGE_BYTES;
         self.pace.batch_ended(bytes, began_ns, now, is_busy || self.pace.is_busy());
@@ -172,13 +166,13 @@ impl Core {
 
     /// When a policy is to be asked next; none where no time will come.
     pub(super) fn next_cleaning_ns(&self) -> Option<u64> {
-        if self.cleaners.is_one_ahead() {
+        if self.cleaners.ahead.is_locked() {
             // That thread asks again.
             return None;
         }
         let asks = (0..self.shards.count()).map(|it| {
             let shard = self.shards.lock(it);
-            if shard.wants_cleaning(0) { 0 } else { shard.cleaner().ask_at_ns }
+            if shard.wants_cleaning(0) { 0 } else { shard.cleaner.ask_at_ns }
         });
         let first_ns = asks.min()?.max(self.pace.free_at_ns());
         (first_ns < u64::MAX).then_some(first_ns)

@@ -1,35 +1,18 @@
 //! Reads: pages from their slots, the rest from the backing.
 
+use super::fill::{Fill, Missing};
 use super::index::Found;
 use super::layout::{Decoded, HEADER, PAGE, PAGE_BYTES, SlotHeader, data_check};
 use super::record::Copied;
 use super::span::{Part, bytes_at, bytes_of, is_whole, pages_of, parts};
-use super::{Core, Origin, fill};
+use super::{Core, Origin};
 use crate::device::{Attempt, DeviceError, DeviceErrorKind, Result};
 use crate::pmem::PmemError;
 use crate::stats::RequestKind;
 use crate::sync::Ordering;
-use crate::tier::version_locks::Version;
 
 /// Most pages that are read from the backing at once.
 const RUN_PAGES_MAX: usize = 256;
-
-/// A page that the cache did not have when it was looked for, or not all of it.
-pub(super) struct Missing {
-    pub(super) page: u64,
-    /// The record that the cache has of it.
-    record: Option<Found>,
-    version: Version,
-    seen: super::traffic::Seen,
-}
-
-impl Missing {
-    /// The page with `data`, to be kept for `class`.
-    pub(super) fn fill(&self, data: &[u8], class: u8) -> fill::Fill {
-        let Self { page, version, seen, .. } = *self;
-        fill::Fill { page, version, seen, data: data.into(), class }
-    }
-}
 
 impl Core {
     /// Reads at `offset`. What the backing had is kept afterwards where `promotes`.
@@ -103,7 +86,8 @@ impl Core {
     pub(super) fn keep_read(&self, run: &[Missing], buf: &[u8], class: u8) {
         let first = run.first().map_or(0, |missing| missing.page);
         for (missing, data) in run.iter().zip(buf.chunks(PAGE)) {
-            if self.fills.offer(|| missing.fill(data, class)) {
+            let fill = || Fill { missing: *missing, data: data.into(), class };
+            if self.fills.offer(fill) {
                 self.waker.wake_resting();
             }
             self.wake_where_due(missing.page);

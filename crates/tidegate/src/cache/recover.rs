@@ -90,9 +90,10 @@ pub(super) enum Data {
 }
 
 /// The slots of a pool, as one pass over its headers finds them.
+#[derive(Clone, Copy)]
 pub(super) struct Scan<'a> {
-    region: &'a Region,
-    header: &'a CacheHeader,
+    pub(super) region: &'a Region,
+    pub(super) header: &'a CacheHeader,
 }
 
 /// A slot and what its header says.
@@ -104,11 +105,7 @@ pub(super) struct Scanned {
     pub(super) is_changed_split: bool,
 }
 
-impl<'a> Scan<'a> {
-    pub(super) fn new(region: &'a Region, header: &'a CacheHeader) -> Self {
-        Self { region, header }
-    }
-
+impl Scan<'_> {
     /// Shows every slot to `see`, and keeps none in memory.
     pub(super) fn each(&self, mut see: impl FnMut(Scanned) -> Result<()>) -> Result<()> {
         let mut read_once = ReadOnce::new(self.region);
@@ -193,11 +190,6 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// Where the data of `slot` lies.
-    pub(super) fn data_offset(&self, slot: u32) -> u64 {
-        self.header.places.data(slot)
-    }
-
     /// What the header of `slot`, which is none, says with one bit changed, and that bit.
     pub(super) fn changed(&self, slot: u32) -> Result<Option<(usize, Decoded)>> {
         let mut bytes = [0; HEADER];
@@ -217,11 +209,6 @@ impl<'a> Scan<'a> {
         self.region.read(self.header.places.data(found.slot), &mut data)?;
         let Decoded::Header(header) = decoded else { return Ok(None) };
         Ok((header.data_check == data_check(&data)).then_some(data))
-    }
-
-    /// The data of `slot` is what its header says.
-    pub(super) fn is_whole(&self, slot: u32, found: &SlotHeader) -> Result<bool> {
-        Ok(self.compare(slot, found)? == Data::Whole)
     }
 
     /// Compares the data of `slot` with the checksum in its header.
@@ -383,15 +370,19 @@ pub(super) fn open(
     choices.override_by(&options);
     let replacement = choices.replacement();
     let threads = if options.no_thread { 1 } else { threads() };
-    let scan = Scan::new(&region, &header);
+    let scan = Scan { region: &region, header: &header };
     let mut recovery = Recovery::read(&scan, replacement, threads)?;
     recovery.check_batches(&scan)?;
-    recovery.forget_other_backing(&header, &binding, options.adopt_foreign)?;
+    let adopts = options.adopt_foreign;
+    if let Some(other) = header.binding.as_ref().filter(|it| it.identity != binding.identity) {
+        let refusal = |dirty| CacheError::OtherBacking { name: other.name.clone(), dirty };
+        recovery.forget_clean(adopts, refusal)?;
+    }
     if options.backing_changed || recovery.differs(&scan, &*backing)? {
-        recovery.forget_changed_backing(options.adopt_foreign)?;
+        recovery.forget_clean(adopts, |dirty| CacheError::ChangedBacking { dirty })?;
     }
     recovery.check_fit(geometry.size_bytes() / PAGE_BYTES)?;
-    let found = recovery.finish(&scan, replacement, threads)?;
+    let found = recovery.finish(&scan, threads)?;
     if header.version < VERSION {
         header.is_whole = false;
     }
@@ -406,11 +397,7 @@ pub(super) fn open(
     }
     header.restore(&region)?;
     let core = core_of(region, backing, geometry, header, recovery, choices, options);
-    core.begin_cleaning(&core.choices.lock());
-    let classes = core.choices.lock().classes.clone();
-    if !classes.is_default() {
-        core.set_classes(&classes);
-    }
+    core.begin();
     // What an earlier process wrote around the cache may wait for a flush. Where this one fails,
     // the next flush tries again, and nothing is kept of what is read before.
     let _ = core.flush_backing();
@@ -442,9 +429,9 @@ fn core_of(
         mode: AtomicU32::new(header.mode.code()),
         backing,
         geometry,
-        makes_records: AtomicBool::new(choices.makes_records()),
-        comparing: choices.comparing(),
-        by_cost: choices.by_cost(options.backing_share_pct),
+        makes_records: AtomicBool::default(),
+        comparing: super::Comparing::default(),
+        by_cost: super::ByCost::new(options.backing_share_pct),
         lanes: Lanes::new(&recovery.newest.numbers()),
         shards: SetLocks::new(recovery.shards.of.into_iter(), None),
         sharding: header.sharding(),
@@ -455,7 +442,7 @@ fn core_of(
         fills: super::Fills::default(),
         written: Mutex::default(),
         pace: Pace::new(!options.no_thread),
-        fallback: choices.fallback(),
+        fallback: super::Fallback::default(),
         admission: choices.admission(header.places.slots()),
         choices: Mutex::new(choices),
         classes: IoClasses::default(),
@@ -607,17 +594,13 @@ impl Recovery {
         self.void.push(slot);
     }
 
-    fn shard(&mut self, page: u64) -> &mut Shard {
-        self.shards.of_page(page)
-    }
-
     fn add(&mut self, found: Found) {
         let sharding = self.shards.sharding;
         if sharding.shard_of(found.page) != (whole_slot(found.slot) % sharding.count) as usize {
             self.misplaced = Some(found.slot);
             return;
         }
-        if let Some(older) = self.shard(found.page).recover(found) {
+        if let Some(older) = self.shards.of_page(found.page).recover(found) {
             self.older.push(older);
         }
     }
@@ -660,48 +643,14 @@ impl Recovery {
     fn remove_unfinished(&mut self, found: &Found) {
         self.give_up(found.slot);
         self.older.retain(|older| older.slot != found.slot);
-        if self.shard(found.page).stands(found) {
-            self.shard(found.page).remove(found);
+        if self.shards.of_page(found.page).stands(found) {
+            self.shards.of_page(found.page).remove(found);
             let of_page = self.older.extract_if(.., |older| older.page == found.page);
             let of_page: Vec<_> = of_page.collect();
             for older in of_page {
                 self.add(older);
             }
         }
-    }
-
-    /// Dirty pages of another backing are for this one where `adopts`; clean ones mean nothing.
-    fn forget_other_backing(
-        &mut self,
-        header: &CacheHeader,
-        binding: &Binding,
-        adopts: bool,
-    ) -> Result<()> {
-        let Some(other) = header.binding.as_ref().filter(|it| it.identity != binding.identity)
-        else {
-            return Ok(());
-        };
-        let dirty = self.dirty();
-        if dirty > 0 && !adopts {
-            return Err(CacheError::OtherBacking { name: other.name.clone(), dirty });
-        }
-        self.forget_clean();
-        Ok(())
-    }
-
-    /// Another program wrote to the backing: dirty pages are for it where `adopts`; clean ones mean
-    /// nothing.
-    fn forget_changed_backing(&mut self, adopts: bool) -> Result<()> {
-        let dirty = self.dirty();
-        if dirty > 0 && !adopts {
-            return Err(CacheError::ChangedBacking { dirty });
-        }
-        self.forget_clean();
-        Ok(())
-    }
-
-    fn dirty(&self) -> u64 {
-        self.shards.of.iter().map(|shard| shard.usage().dirty).sum()
     }
 
     /// Some clean pages are not what the backing has, which another program changed then. A backing
@@ -726,8 +675,18 @@ impl Recovery {
         self.shards.of.iter().flat_map(|shard| shard.clean_samples(share)).collect()
     }
 
-    /// Gives up all clean pages.
-    fn forget_clean(&mut self) {
+    /// The backing is another one, or another program wrote to it: dirty pages are for it where it
+    /// `adopts` them, else there is the error `refusal` of their number; clean ones mean nothing,
+    /// and are given up.
+    fn forget_clean(
+        &mut self,
+        adopts: bool,
+        refusal: impl FnOnce(u64) -> CacheError,
+    ) -> Result<()> {
+        let dirty = self.shards.of.iter().map(|shard| shard.usage().dirty).sum();
+        if dirty > 0 && !adopts {
+            return Err(refusal(dirty));
+        }
         for shard in &mut self.shards.of {
             for found in all_of(shard).iter().filter(|found| !found.dirty) {
                 shard.remove(found);
@@ -735,6 +694,7 @@ impl Recovery {
                 self.found.forgotten += 1;
             }
         }
+        Ok(())
     }
 
     /// Pages behind the end of a backing that became smaller.
@@ -777,21 +737,16 @@ impl Recovery {
         });
         for (found, under) in bases.into_values() {
             if under.is_none() && !found.dirty {
-                self.shard(found.page).remove(&found);
+                self.shards.of_page(found.page).remove(&found);
                 self.void.push(found.slot);
             } else {
-                self.shard(found.page).recover_base(&found, under.as_ref());
+                self.shards.of_page(found.page).recover_base(&found, under.as_ref());
             }
         }
     }
 
     /// Makes durable what counts, and then voids what does not.
-    fn finish(
-        &mut self,
-        scan: &Scan<'_>,
-        replacement: &'static ReplacementEntry,
-        threads: usize,
-    ) -> Result<Recovered> {
+    fn finish(&mut self, scan: &Scan<'_>, threads: usize) -> Result<Recovered> {
         let Scan { region, header } = *scan;
         for (slot, _) in self.split.iter().filter(|(_, is_changed)| *is_changed) {
             let bytes = split_header(header.salt, *slot);
@@ -822,7 +777,7 @@ impl Recovery {
         std::thread::scope(|scope| {
             let recovered = |part: &mut [Shard]| {
                 for shard in part {
-                    shard.recovered(newest_version, replacement);
+                    shard.recovered(newest_version);
                 }
             };
             let (first, others) = shards.split_at_mut(at_once);
@@ -847,7 +802,7 @@ fn all_of(shard: &Shard) -> Vec<Found> {
     all
 }
 
-fn found_in(slot: u32, header: &SlotHeader) -> Found {
+pub(super) fn found_in(slot: u32, header: &SlotHeader) -> Found {
     let SlotHeader { page, version, dirty, zero, .. } = *header;
     let (record, base) = (header.is_record(), None);
     Found { page, slot, version, dirty, zero, record, base, verified: false }
@@ -885,9 +840,14 @@ mod tests {
         drop(device);
         let header = CacheHeader::read(&region).unwrap();
         let found_by = |threads| {
-            let mut found =
-                Recovery::read(&Scan::new(&region, &header), &REPLACEMENTS[0], threads).unwrap();
-            let pages: Vec<_> = (0..PAGES).map(|page| found.shard(page).find(page)).collect();
+            let mut found = Recovery::read(
+                &Scan { region: &region, header: &header },
+                &REPLACEMENTS[0],
+                threads,
+            )
+            .unwrap();
+            let pages: Vec<_> =
+                (0..PAGES).map(|page| found.shards.of_page(page).find(page)).collect();
             let mut older: Vec<_> = found.older.iter().map(|it| it.slot).collect();
             older.sort_unstable();
             let (newest, version) = (found.newest.numbers(), found.newest_version);

@@ -199,11 +199,11 @@ impl Core {
 
     /// Returns when all slots that are not in `places` have left; where that fails, all are back.
     fn shrink_to(&self, places: &Places) -> Result<()> {
-        self.each_shard(places, Shard::set_usable);
+        self.each_resized(places, Shard::set_usable);
         let vacated = self.vacate();
         if vacated.is_err() {
             let before = self.header.lock().places;
-            self.each_shard(&before, Shard::set_usable);
+            self.each_resized(&before, Shard::set_usable);
             self.notify_all();
         }
         vacated
@@ -223,14 +223,14 @@ impl Core {
     fn resize_shards(&self) {
         let (places, choices) = (self.header.lock().places, self.choices.lock());
         // One shard at a time: requests wait for one list of pages at most.
-        self.each_shard(&places, Shard::resize);
+        self.each_resized(&places, Shard::resize);
         self.notify_all();
         self.restart_promotion(&choices);
         self.waker.wake_another();
     }
 
     /// Shows each shard and the number of slots that it has in `places` to `change`.
-    fn each_shard(&self, places: &Places, mut change: impl FnMut(&mut Shard, u32)) {
+    fn each_resized(&self, places: &Places, mut change: impl FnMut(&mut Shard, u32)) {
         let shards = u32::try_from(self.shards.count()).unwrap_or(1);
         for number in 0..shards {
             let mut shard = self.shards.lock(number as usize);

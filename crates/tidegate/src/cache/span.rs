@@ -92,11 +92,6 @@ impl<'a> Content<'a> {
         Self { bytes: bytes_at(offset, data.len()), data: Some(data) }
     }
 
-    /// Zeroes for `pages`.
-    pub(super) fn zeroes(pages: &Range<u64>) -> Self {
-        Self { bytes: bytes_of(pages), data: None }
-    }
-
     /// What of it is for `bytes`.
     pub(super) fn part(&self, bytes: Range<u64>) -> Self {
         let at = |byte: u64| usize::try_from(byte - self.bytes.start).unwrap_or(usize::MAX);

@@ -5,10 +5,11 @@ use std::io::IoSlice;
 
 use super::index::{Found, Stored, Taken};
 use super::layout::{
-    ALL_LINES, ALL_PART_HEADERS, HEADER_BYTES, PAGE, SlotHeader, is_part, part_of, split_header,
-    stored_bytes, whole_slot,
+    ALL_PART_HEADERS, HEADER_BYTES, PAGE, SlotHeader, is_part, part_of, split_header, stored_bytes,
+    whole_slot,
 };
 use super::merge::{Base, Demand, Entry, Merged, Payload};
+use super::recover::found_in;
 use super::span::{Content, pages_of};
 use super::tier::Counter;
 use super::{Ask, Core, Few, PmemResult, fill};
@@ -39,14 +40,10 @@ struct Batch {
 
 /// A page, or a record of one, with its slot.
 struct Member<'a> {
-    page: u64,
+    /// Without what is known only when it is stored: lane, batch, group, and the data's checksum.
+    header: SlotHeader,
     /// Its bytes; none for zeroes.
     data: Option<&'a [u8]>,
-    /// Which lines of the page they are.
-    lines: u64,
-    /// The version of the page over which a record lies; 0: the backing's bytes.
-    over: u64,
-    dirty: bool,
     class: u8,
     taken: Taken,
 }
@@ -59,11 +56,7 @@ impl Member<'_> {
 
     /// What was stored.
     fn found(&self) -> Found {
-        let Taken { slot, version, .. } = self.taken;
-        let (page, zero) = (self.page, self.data.is_none());
-        let record = self.lines != ALL_LINES;
-        let base = None;
-        Found { page, slot, version, dirty: self.dirty, zero, record, base, verified: true }
+        Found { verified: true, ..found_in(self.taken.slot, &self.header) }
     }
 }
 
@@ -182,7 +175,7 @@ impl Core {
             return Ok(Batch { stored: 0, lack: Some(Lack::Commit) });
         }
         let look = self.look(entries, demand);
-        let merged = self.merge(entries, base, demand, look.changed())?;
+        let merged = self.merge(entries, base, demand, &look.changed)?;
         let mergeable = &entries[..merged.lacks_base.unwrap_or(entries.len())];
         let (members, stored) = self.take_slots(mergeable, &merged, 0);
         let began_ns = Self::begin_measured(&look);
@@ -195,7 +188,7 @@ impl Core {
         for it in &members {
             note(it.found());
         }
-        self.bound_group(members.iter().map(|it| it.page))?;
+        self.bound_group(members.iter().map(|it| it.header.page))?;
         let lack = entries.get(stored).map(|entry| match merged.lacks_base {
             Some(at) if at == stored => Lack::Base(entry.page),
             _ => Lack::Slot(entry.page),
@@ -213,12 +206,12 @@ impl Core {
     /// Stores those of `fills` that may still be kept, in slots that nobody waits for: clean, but
     /// for pages of which the cache has dirty records.
     pub(super) fn store_clean(&self, fills: &[fill::Fill]) -> Result<()> {
-        let locks = self.lock_pages(fills.iter().map(|fill| fill.page));
+        let locks = self.lock_pages(fills.iter().map(|fill| fill.missing.page));
         // A purge forbids to keep them and then looks at the locks: one of both is seen.
         fence(Ordering::SeqCst);
         let kept = fills.iter().filter_map(|fill| {
             let dirty = self.is_kept_dirty(fill).filter(|_| self.has_space_for(fill))?;
-            Some(Entry::whole(fill.page, Some(&fill.data), dirty, fill.class))
+            Some(Entry::whole(fill.missing.page, Some(&fill.data), dirty, fill.class))
         });
         let entries: Vec<_> = kept.collect();
         // One below the reserve, so that the worker evicts for the next ones.
@@ -239,8 +232,11 @@ impl Core {
         let take = |entry: &Entry<'a>| {
             let Payload { data, lines, over } = merged.data_of(entry);
             let taken = self.shard(entry.page).take_for(lines.count_ones(), reserve)?;
-            let Entry { page, dirty, class, .. } = *entry;
-            Some(Member { page, data, lines, over, dirty, class, taken })
+            let (Entry { page, dirty, class, .. }, version) = (*entry, taken.version);
+            let zero = data.is_none();
+            let rest = SlotHeader::default();
+            let header = SlotHeader { page, version, lines, over, zero, dirty, ..rest };
+            Some(Member { header, data, class, taken })
         };
         let (mut members, mut done) = (Few::new(), 0);
         for entry in entries {
@@ -285,10 +281,11 @@ impl Core {
         let is_fenced = self.region.fence().is_ok();
         for ((it, taken), is_void) in members.iter().zip(taken).zip(are_void) {
             let data = self.places.data(taken.slot);
-            let len = if is_part(taken.slot) { stored_bytes(it.lines) } else { PAGE };
+            let len = if is_part(taken.slot) { stored_bytes(it.header.lines) } else { PAGE };
             let is_whole = self.region.read(data, &mut [0; PAGE][..len]).is_ok();
-            let mut shard = self.shard(it.page);
-            shard.take_back(it.page, &taken, is_void && is_fenced, is_whole);
+            let page = it.header.page;
+            let mut shard = self.shard(page);
+            shard.take_back(page, &taken, is_void && is_fenced, is_whole);
             shard.notify();
         }
     }
@@ -296,9 +293,10 @@ impl Core {
     /// Makes `member` visible, which is durable; the caller holds the lock of its page. Returns
     /// whether the page had a version before, which is dead or retained from now on.
     fn publish(&self, member: &Member<'_>, group: u64) -> bool {
-        let Member { page, dirty, class, ref taken, .. } = *member;
-        let (zero, record) = (member.data.is_none(), member.lines != ALL_LINES);
-        let stored = Stored { dirty, zero, record, over: member.over > 0, group, class };
+        let Member { header, class, ref taken, .. } = *member;
+        let SlotHeader { page, over, zero, dirty, .. } = header;
+        let (record, over) = (header.is_record(), over > 0);
+        let stored = Stored { dirty, zero, record, over, group, class };
         let mut shard = self.shard(page);
         // Before the slot of the version before is dead, and with the shard's lock: a reader that
         // found that slot read the page's version before this, and finds another one when it has
@@ -334,18 +332,8 @@ impl Core {
                 let bytes = split_header(self.salt, whole);
                 self.region.write_streaming(self.places.header(whole), &bytes)?;
             }
-            let mut header = SlotHeader {
-                page: it.page,
-                version: it.taken.version,
-                lane: lane.number,
-                batch: lane.batch,
-                group,
-                lines: it.lines,
-                over: it.over,
-                zero: it.data.is_none(),
-                dirty: it.dirty,
-                data_check: 0,
-            };
+            let (lane, batch) = (lane.number, lane.batch);
+            let mut header = SlotHeader { lane, batch, group, ..it.header };
             if let Some(data) = it.data {
                 let at = self.places.data(it.taken.slot);
                 let parts = [IoSlice::new(data)];

@@ -6,6 +6,7 @@
 //! caller.
 
 /// Slots by page.
+#[derive(Default)]
 pub(super) struct Table {
     /// A slot plus one, and a tag above it; 0: none.
     cells: Box<[u32]>,

@@ -5,8 +5,9 @@ use std::cell::Cell;
 /// The pages of one write so far.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    cached: Cell<u64>,
-    hits: Cell<u64>,
+    pub(super) cached: Cell<u64>,
+    /// Pages that were cached before.
+    pub(super) hits: Cell<u64>,
 }
 
 impl Tally {
@@ -15,15 +16,5 @@ impl Tally {
     pub(super) fn add(&self, cached: u64, hits: u64) {
         self.cached.set(self.cached.get() + cached);
         self.hits.set(self.hits.get() + hits);
-    }
-
-    /// All of the write went around the cache.
-    pub(super) fn went_around(&self) -> bool {
-        self.cached.get() == 0
-    }
-
-    /// Pages that were cached before.
-    pub(super) fn hits(&self) -> u64 {
-        self.hits.get()
     }
 }

@@ -131,13 +131,7 @@ const WRITES: [Counter; 3] =
     [Counter::WriteHits, Counter::WritePartialMisses, Counter::WriteFullMisses];
 
 /// Counters of one thread, or of several that share a shard: on no line that others write.
-struct ThreadCounters([StdAtomicU64; COUNTERS]);
-
-impl Default for ThreadCounters {
-    fn default() -> Self {
-        Self([const { StdAtomicU64::new(0) }; COUNTERS])
-    }
-}
+type ThreadCounters = [StdAtomicU64; COUNTERS];
 
 /// Counters of one thread, or of several that share a shard, for each IO class.
 struct ThreadClassCounters([[StdAtomicU64; CLASS_COUNTERS]; CLASSES]);
@@ -161,18 +155,18 @@ pub(super) struct Counters {
 impl Counters {
     pub(super) fn add(&self, counter: Counter, count: u64) {
         let (mine, is_exclusive) = self.all.mine();
-        shard::add(&mine.0[counter as usize], count, is_exclusive);
+        shard::add(&mine[counter as usize], count, is_exclusive);
     }
 
     /// The sum of all threads; those that run may have counted more.
     pub(super) fn get(&self, counter: Counter) -> u64 {
-        let of = |thread: &ThreadCounters| thread.0[counter as usize].load(Ordering::Relaxed);
+        let of = |thread: &ThreadCounters| thread[counter as usize].load(Ordering::Relaxed);
         self.all.iter().map(of).fold(0, u64::wrapping_add)
     }
 
     /// How many writes of the calling thread the cache took, at no cost to others.
     pub(super) fn own_cached_writes(&self) -> u64 {
-        let mine = &self.all.mine().0.0;
+        let mine = self.all.mine().0;
         let count = |counter: Counter| mine[counter as usize].load(Ordering::Relaxed);
         WRITES.map(count).into_iter().fold(0, u64::wrapping_add)
     }
@@ -232,11 +226,12 @@ impl Counters {
 
     /// A write of `pages` has ended, and did what `tally` says.
     pub(super) fn count_write(&self, class: u8, tally: &Tally, pages: &Range<u64>) {
-        if tally.went_around() {
+        // All of it went around the cache.
+        if tally.cached.get() == 0 {
             let is_empty = pages.is_empty();
             return self.add_of(class, Counter::PassThroughWrites, u64::from(!is_empty));
         }
-        self.count_request(class, WRITES, tally.hits(), pages.end - pages.start);
+        self.count_request(class, WRITES, tally.hits.get(), pages.end - pages.start);
     }
 
     /// The backing was read, `pages` pages for IO class `class`, or that failed.
@@ -260,7 +255,7 @@ impl Counters {
     fn collect(&self, collector: &mut Collector) {
         let mut sums = [0_u64; COUNTERS];
         for thread in self.all.iter() {
-            for (sum, count) in sums.iter_mut().zip(&thread.0) {
+            for (sum, count) in sums.iter_mut().zip(thread) {
                 *sum = sum.wrapping_add(count.load(Ordering::Relaxed));
             }
         }
@@ -294,13 +289,12 @@ impl Core {
     /// What the IO classes use, where there are any but class 0: by class.
     fn class_usage(&self) -> Vec<(Class, ClassUsage)> {
         let mut usage = [ClassUsage::default(); CLASSES];
-        for number in 0..self.shards.count() {
-            let shard = self.shards.lock(number);
-            for (sum, part) in usage.iter_mut().zip(&shard.orders().usage) {
+        self.each_shard(|shard| {
+            for (sum, part) in usage.iter_mut().zip(&shard.orders.usage) {
                 sum.live_units += part.live_units;
                 sum.dirty_units += part.dirty_units;
             }
-        }
+        });
         let table = self.classes.table();
         let classes = table.iter().flat_map(|table| table.iter());
         classes.map(|class| (class.clone(), usage[usize::from(class.id)])).collect()

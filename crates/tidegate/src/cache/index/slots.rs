@@ -28,6 +28,7 @@ const SPLITS_LEAST: u32 = 8;
 const SPLIT: u64 = BASE | LOST_BASE;
 
 /// A slot that is split. Of the bits by unit that of its first one stands for a part.
+#[derive(Default)]
 pub(super) struct SplitSlot {
     /// Its number in the shard.
     pub(super) slot: u32,
@@ -52,17 +53,7 @@ pub(super) struct SplitSlot {
 impl SplitSlot {
     /// Slot `slot`, all of it one part.
     fn new(slot: u32) -> Self {
-        let mut new = Self {
-            slot,
-            units: [0; PARTS_STRIDE as usize],
-            free: 0,
-            dead: 0,
-            offered: 0,
-            lost: 0,
-            open_for: 0,
-            open_at: 0,
-            is_listed: false,
-        };
+        let mut new = Self { slot, ..Self::default() };
         new.set_units(0, UNITS);
         new
     }
@@ -136,6 +127,7 @@ pub(in super::super) struct Spent {
 }
 
 /// The slots and parts of one shard, and which of them its pages are in.
+#[derive(Default)]
 pub(super) struct Slots {
     /// The number of the shard.
     number: u32,
@@ -210,18 +202,7 @@ fn len_of<T>(all: &[T]) -> u32 {
 impl Slots {
     /// Those of shard `number` among all that `sharding` has: `whole`, of which none holds a page.
     pub(super) fn new(number: u32, sharding: Sharding, whole: Vec<Slot>) -> Self {
-        Self {
-            number,
-            sharding,
-            table: Table::new(len_of(&whole)),
-            whole,
-            parts: Vec::new(),
-            splits: Vec::new(),
-            unused: Vec::new(),
-            open: Default::default(),
-            spent: Vec::new(),
-            dead: BTreeSet::new(),
-        }
+        Self { number, sharding, table: Table::new(len_of(&whole)), whole, ..Self::default() }
     }
 
     /// The number of slot or part `own` through all shards.

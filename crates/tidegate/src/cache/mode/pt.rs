@@ -2,8 +2,7 @@
 
 use super::Behaviour;
 use super::wi::WriteInvalidate;
-use crate::cache::span::Content;
-use crate::cache::span::pages_of;
+use crate::cache::span::{Content, pages_of};
 use crate::cache::tier::Counter;
 use crate::cache::{Ask, Core, Origin};
 use crate::device::Result;
