@@ -79,7 +79,7 @@ pub use stats::{BUCKETS, Counter, Stats};
 pub use story::{Change, CoverState};
 pub use table::{FileKey, FileRef};
 
-use control::Start;
+use control::{SPACE_AT, SUPERVISOR_LOCK_AT, Start};
 use touched::Touched;
 
 use crate::pmem::{Kind, LockFailure, Locked, Region, RegionOptions, SharedMemory};
@@ -290,7 +290,7 @@ impl Log {
     /// A process cleans the log.
     #[inline]
     pub fn supervisor_alive(&self) -> bool {
-        self.control.supervisor_is_locked()
+        self.control.memory().is_held(SUPERVISOR_LOCK_AT)
     }
 
     /// Takes the right to clean the log, for as long as the guard and
@@ -299,21 +299,21 @@ impl Log {
     /// # Errors
     /// [`LockFailure::TimedOut`]: another thread has it.
     pub fn supervise(&self, timeout: Duration) -> Result<Supervision<'_>, LockFailure> {
-        self.control.lock_supervisor(timeout).map(Supervision)
+        self.control.memory().lock(SUPERVISOR_LOCK_AT, timeout).map(Supervision)
     }
 
     /// A number that changes whenever free space in the log was made. To be read before an append
     /// that may find it full.
     pub fn space_changes(&self) -> u32 {
-        self.control.space_changes()
+        self.control.announced(SPACE_AT)
     }
 
     /// Waits until free space was made after [`space_changes`](Self::space_changes) returned
     /// `seen`, `timeout` at most; wakes the cleaner first.
     pub fn wait_for_space(&self, seen: u32, timeout: Duration) {
         self.control.blocked_writer().store(1, std::sync::atomic::Ordering::Release);
-        self.control.announce_work();
-        self.control.wait_for_space(seen, timeout);
+        self.wake_cleaner();
+        self.control.wait(SPACE_AT, seen, Some(timeout));
     }
 
     /// Counters and latencies.

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use super::Log;
 use super::append::FileGuard;
-use super::control::TIMEOUT;
+use super::control::{KEPT_AT, TIMEOUT};
 use super::error::{AppendError, LockError};
 use super::file_systems::{FileSystemRef, Words, words};
 use super::names::Make;
@@ -112,14 +112,14 @@ impl Log {
     /// The supervisor holds a descriptor of the file system from now on.
     pub fn note_held(&self, file_system: FileSystemRef) {
         self.names_of(file_system).held.store(HELD, Ordering::SeqCst);
-        self.control.announce_kept();
+        self.control.announce(KEPT_AT);
     }
 
     /// The supervisor cannot hold the file system, or cannot find its files by their handles: it is
     /// not asked any more.
     pub fn refuse_held(&self, file_system: FileSystemRef) {
         self.names_of(file_system).held.store(REFUSED, Ordering::SeqCst);
-        self.control.announce_kept();
+        self.control.announce(KEPT_AT);
     }
 
     /// The supervisor [cannot hold](Self::refuse_held) the file system.

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use super::Log;
 use super::append::{FileGuard, Ticket};
+use super::control::KEPT_AT;
 use super::error::AppendError;
 use super::layout::RECORD_ALIGN_BYTES;
 use super::record::Definition;
@@ -189,7 +190,7 @@ impl Log {
         let entry = table::entry(&self.control, file.index);
         if is_kept {
             entry.flags().fetch_or(flag::KEPT, Ordering::SeqCst);
-            self.control.announce_kept();
+            self.control.announce(KEPT_AT);
         } else {
             entry.flags().fetch_and(!flag::KEPT, Ordering::SeqCst);
         }
@@ -233,7 +234,7 @@ impl Log {
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let until_ns = now_ns().saturating_add(timeout_ns);
         loop {
-            let seen = self.control.kept();
+            let seen = self.control.announced(KEPT_AT);
             if is_done() {
                 return true;
             }
@@ -241,7 +242,7 @@ impl Log {
             if left.is_zero() || !self.supervisor_alive() {
                 return false;
             }
-            self.control.wait_for_kept(seen, left);
+            self.control.wait(KEPT_AT, seen, Some(left));
         }
     }
 }

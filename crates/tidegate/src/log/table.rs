@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::control::{
     BUCKETS_AT, Control, ENTRIES_AT, ENTRY_BYTES, FILES_MAX, REAL_SYNCS_AT, SLOTS, TABLE_AT,
-    TABLE_LOCK_AT, TIMEOUT,
+    TABLE_LOCK_AT, TIMEOUT, words,
 };
 use super::error::{LockError, LogError};
 use crate::pmem::{LockFailure, Locked};
@@ -67,16 +67,12 @@ pub(super) struct Entry<'a> {
     at: u64,
 }
 
-macro_rules! words {
-    ($($(#[$doc:meta])* $name:ident at $offset:expr;)*) => {
-        $($(#[$doc])* pub(super) fn $name(&self) -> &'a AtomicU64 {
-            self.control.memory().word(self.at + $offset)
-        })*
-    };
-}
-
 impl<'a> Entry<'a> {
-    words! {
+    fn word(&self, offset: u64) -> &'a AtomicU64 {
+        self.control.memory().word(self.at + offset)
+    }
+
+    words! { &'a AtomicU64 = word:
         /// 0: never used.
         generation at 64;
         device at 72;
@@ -254,7 +250,7 @@ fn add(control: &Control, key: &FileKey) -> Result<FileRef, LogError> {
     let index = used.load(Ordering::Relaxed);
     if index < FILES_MAX {
         let fresh = entry(control, narrow(index));
-        control.init_lock(fresh.at);
+        control.memory().init_lock(fresh.at);
         // A name in the chains only after the lock was made: a crash in between leaves the entry
         // unused.
         used.store(index + 1, Ordering::Relaxed);
