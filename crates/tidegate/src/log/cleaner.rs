@@ -281,12 +281,7 @@ impl Log {
 
     /// What the kernel calls the file of an entry.
     pub fn key_of(&self, file: FileRef) -> FileKey {
-        let entry = table::entry(&self.control, file.index);
-        FileKey {
-            device: entry.device().load(Ordering::Relaxed),
-            inode: entry.inode().load(Ordering::Relaxed),
-            identity: entry.identity().load(Ordering::Relaxed),
-        }
+        table::entry(&self.control, file.index).key()
     }
 
     /// The entry of the file with this id in the log.
