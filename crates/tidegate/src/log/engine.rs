@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::check::{Records, check_records};
+use super::check::check_records;
 use super::device::{Binding, LogDevice, LogDeviceError, LogDeviceOptions, has_records_of};
 use super::layout::{CODE, RING_OFFSET};
 use super::positions::PositionFault;
@@ -206,30 +206,32 @@ impl Summary {
 
 /// What a check found; the keys are a contract with scripts.
 #[derive(Debug, Default, Serialize)]
-struct Report {
-    records: u64,
+pub(super) struct Report {
+    pub(super) records: u64,
     /// Bytes of files that the records hold.
-    data_bytes: u64,
-    files: u64,
-    torn_records: u64,
-    unreadable_bytes: u64,
+    pub(super) data_bytes: u64,
+    pub(super) files: u64,
+    /// Records that nothing tells to have been acknowledged, and that are not whole.
+    pub(super) torn_records: u64,
+    pub(super) unreadable_bytes: u64,
     /// Number of faults.
-    faults: u64,
+    pub(super) faults: u64,
     /// A line each.
-    findings: Vec<String>,
+    pub(super) findings: Vec<String>,
     /// Superblocks that repair wrote anew.
-    repaired_superblocks: usize,
+    pub(super) repaired_superblocks: usize,
     /// Headers of the log that repair wrote anew.
-    repaired_headers: usize,
+    pub(super) repaired_headers: usize,
     /// Faults of tail, limit and session that repair repaired.
-    repaired_positions: usize,
+    pub(super) repaired_positions: usize,
     /// Headers of records that repair wrote anew.
-    repaired_records: usize,
-    /// From this position on nothing tells whether a record is missing; 0: of no record.
-    doubtful_from: Option<u64>,
+    pub(super) repaired_records: usize,
+    /// From this position on nothing tells whether a record is missing; 0: of no record. None:
+    /// there is none, or the log was closed, and needs none.
+    pub(super) doubtful_from: Option<u64>,
     /// What to do about the faults; none where there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    advice: Option<&'static str>,
+    pub(super) advice: Option<&'static str>,
 }
 
 /// What to do about damage that is left.
@@ -244,12 +246,8 @@ fn advice(is_repaired: bool) -> &'static str {
 
 fn check(region: &Arc<Region>, repair: bool) -> Result<Report> {
     let found = Superblock::read(region).map_err(EngineError::pool)?;
-    let mut findings = found.findings();
-    let before = findings.len();
-    if repair {
-        findings = found.repair(region).map_err(EngineError::pool)?;
-    }
-    let repaired_superblocks = before - findings.len();
+    let (mut findings, repaired_superblocks) =
+        found.check(region, repair).map_err(EngineError::pool)?;
     let pool = LogPool::open_damaged(Arc::clone(region)).map_err(EngineError::pool)?;
     let mut header = pool.header_fault().map_err(EngineError::pool)?;
     let repaired_headers = usize::from(repair && header.is_some());
@@ -269,44 +267,26 @@ fn check(region: &Arc<Region>, repair: bool) -> Result<Report> {
         Report { faults: findings.len() as u64, findings, ..Report::default() }
     } else {
         let pool = LogPool::open(Arc::clone(region)).map_err(EngineError::pool)?;
-        report_of(check_records(&pool, repair).map_err(EngineError::pool)?, findings)
+        let mut report = check_records(&pool, repair).map_err(EngineError::pool)?;
+        report.faults += findings.len() as u64;
+        findings.append(&mut report.findings);
+        Report { findings, ..report }
     };
     let advice = (report.faults > 0).then(|| advice(repair));
     Ok(Report { repaired_superblocks, repaired_headers, repaired_positions, advice, ..report })
 }
 
-fn report_of(records: Records, mut findings: Vec<String>) -> Report {
-    let faults = findings.len() as u64 + records.faults;
-    findings.extend(records.findings);
-    Report {
-        records: records.whole,
-        data_bytes: records.data_bytes,
-        files: records.files,
-        torn_records: records.torn,
-        repaired_records: records.repaired,
-        unreadable_bytes: records.unreadable_bytes,
-        doubtful_from: records.doubtful_from,
-        faults,
-        findings,
-        ..Report::default()
-    }
-}
-
 impl Report {
     fn lines(&self) -> Vec<String> {
         let mut lines = self.findings.clone();
-        if self.repaired_superblocks > 0 {
-            lines.push(format!("restored superblocks: {}", self.repaired_superblocks));
-        }
-        if self.repaired_headers > 0 {
-            lines.push(format!("restored headers of the log: {}", self.repaired_headers));
-        }
-        if self.repaired_positions > 0 {
-            lines.push(format!("restored positions of the log: {}", self.repaired_positions));
-        }
-        if self.repaired_records > 0 {
-            lines.push(format!("restored headers of records: {}", self.repaired_records));
-        }
+        let restored = [
+            ("superblocks", self.repaired_superblocks),
+            ("headers of the log", self.repaired_headers),
+            ("positions of the log", self.repaired_positions),
+            ("headers of records", self.repaired_records),
+        ];
+        let restored = restored.iter().filter(|(_, number)| *number > 0);
+        lines.extend(restored.map(|(what, number)| format!("restored {what}: {number}")));
         lines.push(format!(
             "{} about {} with {} of data; {} never finished, which recovery passes over",
             counted(self.records, "whole record"),
