@@ -104,7 +104,6 @@ pub(super) use words;
 pub(super) struct Start {
     pub(super) pool: u64,
     pub(super) tail: u64,
-    pub(super) head: u64,
     pub(super) limit: u64,
     pub(super) allocated_bytes: u64,
     pub(super) lap_bytes: u64,
@@ -121,10 +120,10 @@ impl Control {
             memory.init_lock(lock);
         }
         let this = Self { memory };
-        this.head().store(start.head, Ordering::Relaxed);
+        this.head().store(start.limit, Ordering::Relaxed);
         this.finished().store(start.finished, Ordering::Relaxed);
         // A log that starts without a finished position has holes below its head.
-        let holes_end = if start.finished == 0 { start.head } else { 0 };
+        let holes_end = if start.finished == 0 { start.limit } else { 0 };
         this.holes_end().store(holes_end, Ordering::Relaxed);
         this.tail().store(start.tail, Ordering::Relaxed);
         this.goal().store(start.tail, Ordering::Relaxed);

@@ -125,14 +125,12 @@ impl Log {
         let start = Start {
             pool: pool.salt(),
             tail: position,
-            head: position,
             limit: position,
             allocated_bytes,
             lap_bytes: pool.ring_bytes(),
             finished: position,
         };
-        let control = Control::init(memory, start);
-        Ok(Self::of(pool, control))
+        Ok(Self::of(pool, Control::init(memory, start)))
     }
 
     /// Starts to use a log with the records that are in it; new ones begin at the limit. All of the
@@ -158,7 +156,6 @@ impl Log {
         let start = Start {
             pool: pool.salt(),
             tail,
-            head: limit,
             limit,
             allocated_bytes: pool.ring_bytes(),
             lap_bytes: pool.ring_bytes(),
@@ -174,9 +171,7 @@ impl Log {
     /// [`LogError`]: there is no such log.
     pub fn attach(pool: &Path, control: &Path) -> Result<Self, LogError> {
         let options = RegionOptions { guest: true, ..RegionOptions::default() };
-        let pool = LogPool::open(Arc::new(Region::open(pool, &options)?))?;
-        let control = Control::open(control, pool.salt())?;
-        Ok(Self::of(pool, control))
+        Self::resume(LogPool::open(Arc::new(Region::open(pool, &options)?))?, control)
     }
 
     /// Takes over a log whose supervisor died: its control memory at `control` lives, and processes
@@ -318,6 +313,6 @@ impl Log {
 
     /// Counters and latencies.
     pub fn stats(&self) -> Stats<'_> {
-        Stats::new(&self.control)
+        Stats { control: &self.control }
     }
 }

@@ -34,13 +34,6 @@ pub(in crate::log) struct Reserved {
     pub(in crate::log) end: u64,
 }
 
-impl Reserved {
-    /// The rest of a lap lies between `from` and the record.
-    pub(in crate::log) fn has_gap(&self) -> bool {
-        self.from != self.position
-    }
-}
-
 impl Log {
     /// Reserves free space for a record of `bytes` bytes. `slot_record` says so before it is
     /// reserved: see `finished`.

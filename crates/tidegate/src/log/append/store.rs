@@ -70,7 +70,8 @@ impl Log {
         parts: &[IoSlice<'_>],
     ) -> Result<Header, AppendError> {
         let position = reserved.position;
-        if reserved.has_gap() {
+        if reserved.from != position {
+            // The rest of a lap lies before the record.
             self.seal(&gap(reserved.from, position, draft.finished))?;
         }
         // Before the record is whole: a killed writer's record is found by the next holder, which
