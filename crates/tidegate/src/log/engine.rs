@@ -101,10 +101,6 @@ impl Plan for LogPlan {
         POOL_BYTES_MIN
     }
 
-    fn largest_fit_bytes(&self, bytes: u64) -> u64 {
-        bytes - bytes % PAGE_BYTES
-    }
-
     fn create(&self, region: &Region) -> Result<()> {
         create(region, &LogOptions::default()).map(drop).map_err(EngineError::pool)
     }
