@@ -177,19 +177,16 @@ impl BlockDevice for Gate {
 
     fn start(self: Arc<Self>, mut request: AsyncRequest) {
         if !is_change(Op::of(&request.operation())) {
-            Arc::clone(&self.inner).start(request);
-            return;
+            return Arc::clone(&self.inner).start(request);
         }
         let shard = shard_of(request.context());
         loop {
             if self.enter(shard) {
-                self.start_entered(request, shard);
-                return;
+                return self.start_entered(request, shard);
             }
             let mut waiting = self.waiting.lock();
             if waiting.holders > 0 {
-                waiting.started.push(request);
-                return;
+                return waiting.started.push(request);
             }
         }
     }

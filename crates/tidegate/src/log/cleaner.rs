@@ -372,11 +372,7 @@ impl Log {
     /// Ids of the files of which the kernel may have dropped what the log has, since a write-back
     /// failed that others were told of; each is handed out once.
     pub fn take_dropped(&self) -> Vec<u64> {
-        let dropped = table::all(&self.control).filter(|(_, entry)| {
-            let flags = entry.flags();
-            flags.load(Ordering::Relaxed) & flag::DROPPED != 0
-                && flags.fetch_and(!flag::DROPPED, Ordering::SeqCst) & flag::DROPPED != 0
-        });
+        let dropped = table::all(&self.control).filter(|(_, it)| it.take_flag(flag::DROPPED));
         dropped.map(|(_, entry)| entry.id().load(Ordering::Acquire)).collect()
     }
 }

@@ -232,11 +232,7 @@ impl FileGuard<'_> {
         data_only: bool,
     ) -> Result<bool, AppendError> {
         let entry = &self.entry;
-        let is_undisturbed = self.is_logged()
-            && self.unlogged() == unlogged
-            && !self.is_pinned()
-            && !self.log.is_suspended();
-        if !is_undisturbed {
+        if !self.is_undisturbed_since(unlogged) {
             return Ok(false);
         }
         let mut ticket = self.begin()?;

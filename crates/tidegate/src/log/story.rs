@@ -173,11 +173,7 @@ impl Log {
         if self.control.want_kept().swap(0, std::sync::atomic::Ordering::SeqCst) == 0 {
             return Vec::new();
         }
-        let wanted = table::all(&self.control).filter(|(_, entry)| {
-            entry.flags().load(Ordering::Relaxed) & flag::WANT_KEPT != 0
-                && entry.flags().fetch_and(!flag::WANT_KEPT, Ordering::SeqCst) & flag::WANT_KEPT
-                    != 0
-        });
+        let wanted = table::all(&self.control).filter(|(_, it)| it.take_flag(flag::WANT_KEPT));
         wanted.map(|(file, _)| file).collect()
     }
 
@@ -248,6 +244,15 @@ impl Log {
 }
 
 impl FileGuard<'_> {
+    /// The story goes on, and nothing has changed around the log since
+    /// [`unlogged`](Self::unlogged) was as given, or may now.
+    pub(super) fn is_undisturbed_since(&self, unlogged: u64) -> bool {
+        self.is_logged()
+            && self.unlogged() == unlogged
+            && self.pins() == 0
+            && !self.log.is_suspended()
+    }
+
     /// All of the file is in the log or on the disk.
     pub fn is_covered(&self) -> bool {
         is_covered(self.log, &self.entry)
@@ -292,11 +297,7 @@ impl FileGuard<'_> {
         definition: &Definition<'_>,
     ) -> Result<bool, AppendError> {
         let entry = &self.entry;
-        let undisturbed = self.is_logged()
-            && entry.unlogged().load(Ordering::SeqCst) == state.unlogged
-            && entry.pins().load(Ordering::SeqCst) == 0
-            && !self.log.is_suspended();
-        if !undisturbed {
+        if !self.is_undisturbed_since(state.unlogged) {
             return Ok(false);
         }
         let size_bytes = state.size.min(self.durable_size());

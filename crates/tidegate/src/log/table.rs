@@ -71,6 +71,13 @@ pub(super) struct Entry<'a> {
 const ID_AT: u64 = 96;
 
 impl<'a> Entry<'a> {
+    /// Clears a bit of [`flag`]: whether it was set.
+    pub(super) fn take_flag(&self, bit: u64) -> bool {
+        let flags = self.flags();
+        flags.load(Ordering::Relaxed) & bit != 0
+            && flags.fetch_and(!bit, Ordering::SeqCst) & bit != 0
+    }
+
     pub(super) fn key(&self) -> FileKey {
         FileKey {
             device: self.device().load(Ordering::Relaxed),

@@ -180,11 +180,9 @@ fn losses(scanner: &Scanner<'_>, headers: &[Header]) -> Vec<DeviceLoss> {
 pub fn has_records_of(pool: &LogPool, binding: &Binding) -> Result<bool> {
     let headers: Vec<Header> = Scanner::new(pool, pool.tail()?, pool.limit()?).collect();
     let defined = definitions(pool, &headers)?;
-    let is_data = |header: &Header| header.kind != RecordKind::Define;
-    let is_of_it = |header: &Header| {
-        defined.get(&header.file).is_some_and(|it| it.identity == binding.identity)
-    };
-    Ok(headers.iter().any(|header| is_data(header) && is_of_it(header)))
+    let is_of_it = |it: &Defined| it.identity == binding.identity;
+    let mut data = headers.iter().filter(|header| header.kind != RecordKind::Define);
+    Ok(data.any(|header| defined.get(&header.file).is_some_and(is_of_it)))
 }
 
 /// The last definition of each id.
