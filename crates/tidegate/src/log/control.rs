@@ -88,8 +88,8 @@ pub struct Control {
     memory: SharedMemory,
 }
 
-/// Words at fixed places, each with the function that returns it: `$type` is what `$word` makes of a
-/// place.
+/// Words at fixed places, each with the function that returns it: `$type` is what `$word` makes of
+/// a place.
 macro_rules! words {
     ($type:ty = $word:ident: $($(#[$doc:meta])* $name:ident at $offset:expr;)*) => {
         $($(#[$doc])* #[inline] pub(super) fn $name(&self) -> $type {

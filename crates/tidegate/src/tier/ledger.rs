@@ -85,8 +85,8 @@ impl Ledger {
         error
     }
 
-    /// A write-back failed with `error`, which is counted, and named by requests that it blocks; the
-    /// next flush reports it if it `is_to_report`.
+    /// A write-back failed with `error`, which is counted, and named by requests that it blocks;
+    /// the next flush reports it if it `is_to_report`.
     fn count(&self, lba: Option<u64>, error: &DeviceError, is_to_report: bool) {
         let failure = Failure { lba, kind: error.kind(), message: error.with_causes() };
         let mut entries = self.entries.lock();
