@@ -6,18 +6,80 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::engine::Report;
+use serde::Serialize;
+
 use super::layout::PATH_BYTES_MAX;
 use super::names::{HEAD_BYTES_MAX, Make, NameRecord};
 use super::record::{Definition, FileHandle, Header, RecordKind};
 use super::recover::Failure;
 use super::{Damage, DeviceLoss, LogError, LogPool, Scanner};
 use crate::size::Size;
+use crate::tier::counted;
 
 /// Findings that are kept; the rest are counted.
 const KEPT_MAX: usize = 1000;
 
 type Result<T> = std::result::Result<T, LogError>;
+
+/// What a check found; the keys are a contract with scripts.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Report {
+    pub(super) records: u64,
+    /// Bytes of files that the records hold.
+    pub(super) data_bytes: u64,
+    pub(super) files: u64,
+    /// Records that nothing tells to have been acknowledged, and that are not whole.
+    pub(super) torn_records: u64,
+    pub(super) unreadable_bytes: u64,
+    /// Number of faults.
+    pub(super) faults: u64,
+    /// A line each.
+    pub(super) findings: Vec<String>,
+    /// Superblocks that repair wrote anew.
+    pub(super) repaired_superblocks: usize,
+    /// Headers of the log that repair wrote anew.
+    pub(super) repaired_headers: usize,
+    /// Faults of tail, limit and session that repair repaired.
+    pub(super) repaired_positions: usize,
+    /// Headers of records that repair wrote anew.
+    pub(super) repaired_records: usize,
+    /// From this position on nothing tells whether a record is missing; 0: of no record. None:
+    /// there is none, or the log was closed, and needs none.
+    pub(super) doubtful_from: Option<u64>,
+    /// What to do about the faults; none where there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) advice: Option<&'static str>,
+}
+
+impl Report {
+    /// A line for each thing worth knowing.
+    pub(super) fn lines(&self) -> Vec<String> {
+        let mut lines = self.findings.clone();
+        let restored = [
+            ("superblocks", self.repaired_superblocks),
+            ("headers of the log", self.repaired_headers),
+            ("positions of the log", self.repaired_positions),
+            ("headers of records", self.repaired_records),
+        ];
+        let restored = restored.iter().filter(|(_, number)| *number > 0);
+        lines.extend(restored.map(|(what, number)| format!("restored {what}: {number}")));
+        lines.push(format!(
+            "{} about {} with {} of data; {} never finished, which recovery passes over",
+            counted(self.records, "whole record"),
+            counted(self.files, "file"),
+            counted(self.data_bytes, "byte"),
+            self.torn_records
+        ));
+        lines.extend(self.doubtful_from.map(|position| match position {
+            0 => "no record tells which ones before it were acknowledged: one that is gone is not missed".into(),
+            position => format!(
+                "nothing tells whether records from position {position} on were acknowledged, the last ones: one of \
+                 these that is gone is not missed"
+            ),
+        }));
+        lines
+    }
+}
 
 /// What is known of an id.
 #[derive(Debug, Default)]

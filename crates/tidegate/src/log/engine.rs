@@ -8,11 +8,11 @@ use serde::Serialize;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::check::check_records;
+use super::check::{Report, check_records};
 use super::device::{Binding, LogDevice, LogDeviceError, LogDeviceOptions, has_records_of};
 use super::layout::{CODE, RING_OFFSET};
 use super::positions::PositionFault;
-use super::{LogOptions, LogPool, RING_BYTES_MIN, Scanner, create};
+use super::{LogError, LogOptions, LogPool, RING_BYTES_MIN, Scanner, create};
 use crate::pmem::Region;
 use crate::pool::Superblock;
 use crate::size::Size;
@@ -49,7 +49,7 @@ impl Engine for LogEngine {
     }
 
     fn describe(&self, region: &Arc<Region>) -> Result<Description> {
-        let summary = Summary::of(region)?;
+        let summary = Summary::of(region).map_err(EngineError::pool)?;
         Ok(Description {
             size_bytes: summary.ring_bytes,
             blocks: None,
@@ -84,7 +84,7 @@ impl Engine for LogEngine {
 
     /// Verifies each record.
     fn check(&self, region: Region, repair: bool, _progress: OnProgress<'_>) -> Result<Checked> {
-        let report = check(&Arc::new(region), repair)?;
+        let report = check(&Arc::new(region), repair).map_err(EngineError::pool)?;
         let (faults, lines) = (report.faults, report.lines());
         Ok(Checked { faults, report: json!(report), lines })
     }
@@ -162,10 +162,9 @@ struct Summary {
 }
 
 impl Summary {
-    fn of(region: &Arc<Region>) -> Result<Self> {
-        let pool = LogPool::open(Arc::clone(region)).map_err(EngineError::pool)?;
-        let positions = pool.tail().and_then(|tail| Ok((tail, pool.limit()?, pool.session()?)));
-        let (tail, limit, session) = positions.map_err(EngineError::pool)?;
+    fn of(region: &Arc<Region>) -> std::result::Result<Self, LogError> {
+        let pool = LogPool::open(Arc::clone(region))?;
+        let (tail, limit, session) = (pool.tail()?, pool.limit()?, pool.session()?);
         let mut scanner = Scanner::new(&pool, tail, limit).reading_once();
         let (mut records, mut head) = (0, tail);
         for header in &mut scanner {
@@ -200,36 +199,6 @@ impl Summary {
     }
 }
 
-/// What a check found; the keys are a contract with scripts.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct Report {
-    pub(super) records: u64,
-    /// Bytes of files that the records hold.
-    pub(super) data_bytes: u64,
-    pub(super) files: u64,
-    /// Records that nothing tells to have been acknowledged, and that are not whole.
-    pub(super) torn_records: u64,
-    pub(super) unreadable_bytes: u64,
-    /// Number of faults.
-    pub(super) faults: u64,
-    /// A line each.
-    pub(super) findings: Vec<String>,
-    /// Superblocks that repair wrote anew.
-    pub(super) repaired_superblocks: usize,
-    /// Headers of the log that repair wrote anew.
-    pub(super) repaired_headers: usize,
-    /// Faults of tail, limit and session that repair repaired.
-    pub(super) repaired_positions: usize,
-    /// Headers of records that repair wrote anew.
-    pub(super) repaired_records: usize,
-    /// From this position on nothing tells whether a record is missing; 0: of no record. None:
-    /// there is none, or the log was closed, and needs none.
-    pub(super) doubtful_from: Option<u64>,
-    /// What to do about the faults; none where there are none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) advice: Option<&'static str>,
-}
-
 /// What to do about damage that is left.
 fn advice(is_repaired: bool) -> &'static str {
     if is_repaired {
@@ -240,63 +209,30 @@ fn advice(is_repaired: bool) -> &'static str {
     }
 }
 
-fn check(region: &Arc<Region>, repair: bool) -> Result<Report> {
-    let found = Superblock::read(region).map_err(EngineError::pool)?;
-    let (mut findings, repaired_superblocks) =
-        found.check(region, repair).map_err(EngineError::pool)?;
-    let pool = LogPool::open_damaged(Arc::clone(region)).map_err(EngineError::pool)?;
-    let mut header = pool.header_fault().map_err(EngineError::pool)?;
+fn check(region: &Arc<Region>, repair: bool) -> std::result::Result<Report, LogError> {
+    let found = Superblock::read(region)?;
+    let (mut findings, repaired_superblocks) = found.check(region, repair)?;
+    let pool = LogPool::open_damaged(Arc::clone(region))?;
+    let mut header = pool.header_fault()?;
     let repaired_headers = usize::from(repair && header.is_some());
     if repaired_headers > 0 {
-        pool.restore_header().map_err(EngineError::pool)?;
-        header = pool.header_fault().map_err(EngineError::pool)?;
+        pool.restore_header()?;
+        header = pool.header_fault()?;
     }
     findings.extend(header.map(|fault| fault.to_string()));
-    let mut repaired_positions = 0;
-    if repair {
-        repaired_positions = pool.restore_positions().map_err(EngineError::pool)?;
-    }
-    let faults = pool.position_faults().map_err(EngineError::pool)?;
+    let repaired_positions = if repair { pool.restore_positions()? } else { 0 };
+    let faults = pool.position_faults()?;
     let is_lost = faults.iter().any(|fault| matches!(fault, PositionFault::Both { .. }));
     findings.extend(faults.iter().map(ToString::to_string));
     let report = if is_lost {
         Report { faults: findings.len() as u64, findings, ..Report::default() }
     } else {
-        let pool = LogPool::open(Arc::clone(region)).map_err(EngineError::pool)?;
-        let mut report = check_records(&pool, repair).map_err(EngineError::pool)?;
+        let pool = LogPool::open(Arc::clone(region))?;
+        let mut report = check_records(&pool, repair)?;
         report.faults += findings.len() as u64;
         findings.append(&mut report.findings);
         Report { findings, ..report }
     };
     let advice = (report.faults > 0).then(|| advice(repair));
     Ok(Report { repaired_superblocks, repaired_headers, repaired_positions, advice, ..report })
-}
-
-impl Report {
-    fn lines(&self) -> Vec<String> {
-        let mut lines = self.findings.clone();
-        let restored = [
-            ("superblocks", self.repaired_superblocks),
-            ("headers of the log", self.repaired_headers),
-            ("positions of the log", self.repaired_positions),
-            ("headers of records", self.repaired_records),
-        ];
-        let restored = restored.iter().filter(|(_, number)| *number > 0);
-        lines.extend(restored.map(|(what, number)| format!("restored {what}: {number}")));
-        lines.push(format!(
-            "{} about {} with {} of data; {} never finished, which recovery passes over",
-            counted(self.records, "whole record"),
-            counted(self.files, "file"),
-            counted(self.data_bytes, "byte"),
-            self.torn_records
-        ));
-        lines.extend(self.doubtful_from.map(|position| match position {
-            0 => "no record tells which ones before it were acknowledged: one that is gone is not missed".into(),
-            position => format!(
-                "nothing tells whether records from position {position} on were acknowledged, the last ones: one of \
-                 these that is gone is not missed"
-            ),
-        }));
-        lines
-    }
 }
