@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::timer::{SPIN, Timer};
-use super::{AsyncRequest, BlockDevice, Extent, Geometry, Operation, Request, Result};
+use super::{AsyncRequest, BlockDevice, Operation, Request, Result};
 
 /// What requests cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -96,15 +96,7 @@ fn wait_until(end: Option<Instant>) {
 }
 
 impl BlockDevice for Delay {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    operations_through_run!();
-
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        self.inner.status(offset, len, most)
-    }
+    operations_through_run!(over inner);
 
     fn submit(&self, batch: &mut [Request<'_>]) {
         let end = Instant::now().checked_add(self.delays.of_batch(batch));

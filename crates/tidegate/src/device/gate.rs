@@ -15,9 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crossbeam_utils::CachePadded;
 use parking_lot::{Condvar, Mutex};
 
-use super::{
-    AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Op, Operation, Request, Result,
-};
+use super::{AsyncRequest, Attempt, BlockDevice, Context, Op, Operation, Request, Result};
 
 const SHARDS: usize = 16;
 
@@ -155,15 +153,7 @@ fn shard_of(context: Context) -> usize {
 }
 
 impl BlockDevice for Gate {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    operations_through_run!();
-
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        self.inner.status(offset, len, most)
-    }
+    operations_through_run!(over inner);
 
     fn submit(&self, batch: &mut [Request<'_>]) {
         if batch.iter().any(|request| is_change(Op::of(request.operation()))) {
@@ -187,19 +177,16 @@ impl BlockDevice for Gate {
 
     fn start(self: Arc<Self>, mut request: AsyncRequest) {
         if !is_change(Op::of(&request.operation())) {
-            Arc::clone(&self.inner).start(request);
-            return;
+            return Arc::clone(&self.inner).start(request);
         }
         let shard = shard_of(request.context());
         loop {
             if self.enter(shard) {
-                self.start_entered(request, shard);
-                return;
+                return self.start_entered(request, shard);
             }
             let mut waiting = self.waiting.lock();
             if waiting.holders > 0 {
-                waiting.started.push(request);
-                return;
+                return waiting.started.push(request);
             }
         }
     }

@@ -23,7 +23,25 @@
 //! methods, and [`BlockDevice::submit`] for many requests at once.
 
 /// The operations of a [`BlockDevice`] that passes all of them to its `run`.
+///
+/// `over` a field: the device is a layer over the one in that field, which has its geometry.
 macro_rules! operations_through_run {
+    (over $inner:ident) => {
+        fn geometry(&self) -> $crate::device::Geometry {
+            self.$inner.geometry()
+        }
+
+        fn status(
+            &self,
+            offset: u64,
+            len: u64,
+            most: usize,
+        ) -> $crate::device::Result<Vec<$crate::device::Extent>> {
+            self.$inner.status(offset, len, most)
+        }
+
+        operations_through_run!();
+    };
     () => {
         fn read(&self, offset: u64, buf: &mut [u8]) -> $crate::device::Result<()> {
             self.run($crate::device::Operation::Read { offset, buf })

@@ -116,7 +116,8 @@ impl Operation<'_> {
 }
 
 /// The kind of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Op {
     /// A read.
     Read,
@@ -147,14 +148,7 @@ impl Op {
 
     /// The name in traces: one word.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Flush => "flush",
-            Self::Discard => "discard",
-            Self::WriteZeroes => "write_zeroes",
-            Self::Status => "status",
-        }
+        self.into()
     }
 }
 

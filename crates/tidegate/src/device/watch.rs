@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use super::spell::{Said, Spell};
 use super::{
-    AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry,
-    Op, Operation, Request, Result,
+    AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Op, Operation,
+    Request, Result,
 };
 
 /// Takes a line for the operator, without its end.
@@ -79,15 +79,7 @@ fn is_of_the_device(error: &DeviceError) -> bool {
 }
 
 impl BlockDevice for Watch {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    operations_through_run!();
-
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        self.inner.status(offset, len, most)
-    }
+    operations_through_run!(over inner);
 
     fn submit(&self, batch: &mut [Request<'_>]) {
         self.inner.submit(batch);

@@ -6,35 +6,79 @@
 
 use std::collections::{HashMap, HashSet};
 
+use serde::Serialize;
+
 use super::layout::PATH_BYTES_MAX;
 use super::names::{HEAD_BYTES_MAX, Make, NameRecord};
 use super::record::{Definition, FileHandle, Header, RecordKind};
 use super::recover::Failure;
 use super::{Damage, DeviceLoss, LogError, LogPool, Scanner};
 use crate::size::Size;
+use crate::tier::counted;
 
 /// Findings that are kept; the rest are counted.
 const KEPT_MAX: usize = 1000;
 
 type Result<T> = std::result::Result<T, LogError>;
 
-/// What the records of a log are.
-#[derive(Debug, Default)]
-pub(super) struct Records {
-    pub(super) whole: u64,
-    /// Bytes of files or of a device that they hold.
+/// What a check found; the keys are a contract with scripts.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Report {
+    pub(super) records: u64,
+    /// Bytes of files that the records hold.
     pub(super) data_bytes: u64,
     pub(super) files: u64,
     /// Records that nothing tells to have been acknowledged, and that are not whole.
-    pub(super) torn: u64,
+    pub(super) torn_records: u64,
     pub(super) unreadable_bytes: u64,
-    /// Headers that were written anew.
-    pub(super) repaired: usize,
-    /// From this position on nobody can know whether a record is missing; none: there is none, or
-    /// the log was closed, and needs none.
-    pub(super) doubtful_from: Option<u64>,
-    pub(super) findings: Vec<String>,
+    /// Number of faults.
     pub(super) faults: u64,
+    /// A line each.
+    pub(super) findings: Vec<String>,
+    /// Superblocks that repair wrote anew.
+    pub(super) repaired_superblocks: usize,
+    /// Headers of the log that repair wrote anew.
+    pub(super) repaired_headers: usize,
+    /// Faults of tail, limit and session that repair repaired.
+    pub(super) repaired_positions: usize,
+    /// Headers of records that repair wrote anew.
+    pub(super) repaired_records: usize,
+    /// From this position on nothing tells whether a record is missing; 0: of no record. None:
+    /// there is none, or the log was closed, and needs none.
+    pub(super) doubtful_from: Option<u64>,
+    /// What to do about the faults; none where there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) advice: Option<&'static str>,
+}
+
+impl Report {
+    /// A line for each thing worth knowing.
+    pub(super) fn lines(&self) -> Vec<String> {
+        let mut lines = self.findings.clone();
+        let restored = [
+            ("superblocks", self.repaired_superblocks),
+            ("headers of the log", self.repaired_headers),
+            ("positions of the log", self.repaired_positions),
+            ("headers of records", self.repaired_records),
+        ];
+        let restored = restored.iter().filter(|(_, number)| *number > 0);
+        lines.extend(restored.map(|(what, number)| format!("restored {what}: {number}")));
+        lines.push(format!(
+            "{} about {} with {} of data; {} never finished, which recovery passes over",
+            counted(self.records, "whole record"),
+            counted(self.files, "file"),
+            counted(self.data_bytes, "byte"),
+            self.torn_records
+        ));
+        lines.extend(self.doubtful_from.map(|position| match position {
+            0 => "no record tells which ones before it were acknowledged: one that is gone is not missed".into(),
+            position => format!(
+                "nothing tells whether records from position {position} on were acknowledged, the last ones: one of \
+                 these that is gone is not missed"
+            ),
+        }));
+        lines
+    }
 }
 
 /// What is known of an id.
@@ -50,7 +94,7 @@ struct File {
 struct Look<'a> {
     pool: &'a LogPool,
     repair: bool,
-    found: Records,
+    found: Report,
     files: HashMap<u64, File>,
     newest: HashMap<u64, u64>,
     is_of_device: bool,
@@ -60,9 +104,9 @@ struct Look<'a> {
 ///
 /// # Errors
 /// [`LogError::Pmem`].
-pub(super) fn check_records(pool: &LogPool, repair: bool) -> Result<Records> {
+pub(super) fn check_records(pool: &LogPool, repair: bool) -> Result<Report> {
     let (files, newest) = (HashMap::new(), HashMap::new());
-    let found = Records::default();
+    let found = Report::default();
     let mut look = Look { pool, repair, found, files, newest, is_of_device: false };
     let mut scanner = Scanner::new(pool, pool.tail()?, pool.limit()?).reading_once();
     let mut end = 0;
@@ -71,7 +115,7 @@ pub(super) fn check_records(pool: &LogPool, repair: bool) -> Result<Records> {
         end = header.position + header.record_bytes();
     }
     look.judge_torn(&scanner)?;
-    let finished = scanner.finished();
+    let finished = scanner.losses.finished();
     look.found.doubtful_from = (end > finished && !pool.is_closed()?).then_some(finished);
     look.found.unreadable_bytes = scanner.unreadable_bytes();
     if scanner.unreadable_bytes() > 0 {
@@ -91,12 +135,12 @@ impl Look<'_> {
 
     /// A whole record.
     fn see(&mut self, header: &Header) -> Result<()> {
-        self.found.whole += 1;
+        self.found.records += 1;
         let position = header.position;
         if self.pool.is_changed(header)? {
             if self.repair {
                 self.pool.restore_record(header)?;
-                self.found.repaired += 1;
+                self.found.repaired_records += 1;
             } else {
                 self.fault(|| {
                     format!(
@@ -171,13 +215,13 @@ impl Look<'_> {
 
     /// Which of the records that are not whole were acknowledged.
     fn judge_torn(&mut self, scanner: &Scanner<'_>) -> Result<()> {
-        let mut torn: Vec<Torn> = scanner.damaged().map(|it| Torn::new(it, true)).collect();
-        torn.extend(scanner.doubtful().map(|it| Torn::new(it, false)));
+        let mut torn: Vec<Torn> = scanner.losses.damaged().map(|it| Torn::new(it, true)).collect();
+        torn.extend(scanner.losses.doubtful().map(|it| Torn::new(it, false)));
         if !torn.is_empty() {
             self.look_around(&mut torn)?;
         }
         let is_of_device = self.is_of_device;
-        for lost in scanner.missing() {
+        for lost in scanner.losses.missing() {
             let (position, bytes) = (lost.start, lost.end - lost.start);
             self.fault(|| {
                 if is_of_device {
@@ -200,7 +244,7 @@ impl Look<'_> {
                     )
                 });
             } else {
-                self.found.torn += 1;
+                self.found.torn_records += 1;
             }
         }
         Ok(())
@@ -227,7 +271,7 @@ impl Look<'_> {
         Ok(())
     }
 
-    fn finish(mut self) -> Records {
+    fn finish(mut self) -> Report {
         let newest = &self.newest;
         let counts = self.files.iter().filter(|(id, file)| {
             let is_newest = newest.get(&file.identity) == Some(id);

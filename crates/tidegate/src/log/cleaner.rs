@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use super::append::{FileGuard, Interrupted, release};
-use super::control::SLOTS;
+use super::control::{SLOTS, SPACE_AT, WORK_AT};
 use super::error::{LockError, LogError};
 use super::layout::RECORD_ALIGN_BYTES;
 use super::owner::{owner, process_of};
@@ -101,7 +101,7 @@ impl Log {
     pub fn show_space(&self, position: u64) {
         let position = position - position % RECORD_ALIGN_BYTES;
         if self.control.tail().fetch_max(position, Ordering::SeqCst) < position {
-            self.control.announce_space();
+            self.announce_space();
         }
     }
 
@@ -118,7 +118,7 @@ impl Log {
             let (region, at) = (self.pool.region(), self.pool.region_offset(from));
             region.allocate(at, bytes)?;
             self.control.allocated_bytes().store(from + bytes, Ordering::Release);
-            self.control.announce_space();
+            self.announce_space();
         }
         Ok(ring_bytes - from - bytes)
     }
@@ -146,7 +146,7 @@ impl Log {
     /// refused, then.
     pub fn stop_allocating(&self) {
         self.control.lap_bytes().store(self.allocated_bytes(), Ordering::Release);
-        self.control.announce_space();
+        self.announce_space();
     }
 
     /// The ring has no more space than it had when [`stop_allocating`](Self::stop_allocating) was
@@ -158,22 +158,28 @@ impl Log {
     /// Sleeps until the head reaches `position`, or [`wake_cleaner`](Self::wake_cleaner) was called
     /// after [`work`](Self::work) returned `seen`; at most `timeout`. May return early.
     pub fn wait_for_work(&self, seen: u32, position: u64, timeout: Option<Duration>) {
-        self.control.wait_for_work(seen, position, timeout);
+        self.control.wake_at().store(position, Ordering::SeqCst);
+        // Writers move the head and then look where to wake: one of both sees the other.
+        if self.head() < position {
+            self.control.wait(WORK_AT, seen, timeout);
+        }
+        self.control.wake_at().store(u64::MAX, Ordering::Release);
     }
 
     /// A number that changes when the cleaner is woken.
     pub fn work(&self) -> u32 {
-        self.control.work()
+        self.control.announced(WORK_AT)
     }
 
     /// Wakes the cleaner.
     pub fn wake_cleaner(&self) {
-        self.control.announce_work();
+        self.control.wake_at().store(u64::MAX, Ordering::Release);
+        self.control.announce(WORK_AT);
     }
 
     /// Wakes all writers that wait for free space, to look at what has changed.
     pub(super) fn announce_space(&self) {
-        self.control.announce_space();
+        self.control.announce(SPACE_AT);
     }
 
     /// A writer has found no free space since [`take_blocked_writer`](Self::take_blocked_writer).
@@ -275,12 +281,7 @@ impl Log {
 
     /// What the kernel calls the file of an entry.
     pub fn key_of(&self, file: FileRef) -> FileKey {
-        let entry = table::entry(&self.control, file.index);
-        FileKey {
-            device: entry.device().load(Ordering::Relaxed),
-            inode: entry.inode().load(Ordering::Relaxed),
-            identity: entry.identity().load(Ordering::Relaxed),
-        }
+        table::entry(&self.control, file.index).key()
     }
 
     /// The entry of the file with this id in the log.
@@ -371,11 +372,7 @@ impl Log {
     /// Ids of the files of which the kernel may have dropped what the log has, since a write-back
     /// failed that others were told of; each is handed out once.
     pub fn take_dropped(&self) -> Vec<u64> {
-        let dropped = table::all(&self.control).filter(|(_, entry)| {
-            let flags = entry.flags();
-            flags.load(Ordering::Relaxed) & flag::DROPPED != 0
-                && flags.fetch_and(!flag::DROPPED, Ordering::SeqCst) & flag::DROPPED != 0
-        });
+        let dropped = table::all(&self.control).filter(|(_, it)| it.take_flag(flag::DROPPED));
         dropped.map(|(_, entry)| entry.id().load(Ordering::Acquire)).collect()
     }
 }

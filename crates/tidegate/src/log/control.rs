@@ -8,61 +8,28 @@
 //!    the kernel too.
 //! 3. It is as trusted as its owner: numbers read from it are checked before they index anything.
 //!
-//! Map: the places of all words are constants here; `append` moves head and limit, `cleaner` goal
+//! Map: the places of all words are here; `append` moves head and limit, `cleaner` goal
 //! and tail, `table` keeps the files, `stats` counts.
 
 use std::path::Path;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use super::error::LogError;
-use crate::pmem::{LOCK_BYTES, LockFailure, Locked, SharedMemory};
+use crate::pmem::{LOCK_BYTES, SharedMemory};
 use crate::sync::{AtomicU64, Ordering};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TIDECTL7");
-const MAGIC_AT: u64 = 0;
-const POOL_AT: u64 = 8;
-const HEAD_AT: u64 = 64;
-/// In the line of the head, which a writer has when it asks for this.
-const FINISHED_AT: u64 = 72;
-/// Holes that nothing will ever fill end before this position.
-const HOLES_END_AT: u64 = 80;
-const TAIL_AT: u64 = 128;
-const GOAL_AT: u64 = 192;
-const LIMIT_AT: u64 = 256;
-const ALLOCATED_AT: u64 = 320;
-const LAP_AT: u64 = 328;
-/// Processes that could not announce themselves.
-const UNANNOUNCED_AT: u64 = 712;
-/// Processes that cannot be watched: while there is one, no file is covered.
-const SUSPENDED_AT: u64 = 704;
 /// A half word that changes when the supervisor holds a descriptor of another file.
-const KEPT_AT: u64 = 720;
-/// A half word: some file waits for that.
-const WANT_KEPT_AT: u64 = 724;
-/// How many stories of files have begun since the log is in use.
-const STORIES_AT: u64 = 728;
-/// When the first record of names was appended that is not on its way to be retired, in nanoseconds
-/// of the monotonic clock; 0: there is none.
-const NAMED_NS_AT: u64 = 736;
-/// A half word: the supervisor is asked to hold a descriptor of some file system.
-const WANT_HELD_AT: u64 = 744;
-/// The most that the clock of times of files was ahead of one that nobody sets, in nanoseconds.
-const CLOCK_AHEAD_NS_AT: u64 = 752;
+pub(super) const KEPT_AT: u64 = 720;
 /// A bit for each slot that was ever taken.
 const SLOTS_USED_AT: u64 = 832;
-/// The lanes that were ever used, from the first on.
-const LANES_USED_AT: u64 = 760;
-/// The position up to which a caller waits for the log to be retired.
-const WANTED_AT: u64 = 640;
 /// Half words that processes wait on: free space in the log, work for the cleaner.
-const SPACE_AT: u64 = 448;
-const WORK_AT: u64 = 512;
-/// Not zero: a writer waits for free space.
-const BLOCKED_WRITER_AT: u64 = 516;
-/// The head at which the cleaner wants to be woken.
-const WAKE_AT: u64 = 576;
-const SUPERVISOR_LOCK_AT: u64 = 1024;
-const LIMIT_LOCK_AT: u64 = 1152;
+pub(super) const SPACE_AT: u64 = 448;
+pub(super) const WORK_AT: u64 = 512;
+/// The lock that the supervisor holds as long as it lives.
+pub(super) const SUPERVISOR_LOCK_AT: u64 = 1024;
+pub(super) const LIMIT_LOCK_AT: u64 = 1152;
 pub(super) const TABLE_LOCK_AT: u64 = 1216;
 pub(super) const REAL_SYNCS_LOCK_AT: u64 = 1280;
 /// Words of the table beside its entries.
@@ -109,6 +76,7 @@ const _: () = {
     assert!(SLOTS_AT + SLOTS * SLOT_BYTES <= KEEPERS_AT);
     assert!(FILE_SYSTEMS_AT + FILE_SYSTEMS * FILE_SYSTEM_BYTES <= PROGRAMS_AT);
     assert!(PROGRAMS_AT + PROGRAMS * 8 <= STATS_AT - 64);
+    assert!(LOCK_BYTES <= 64);
     assert!(SLOTS_USED_AT + SLOTS.div_ceil(64) * 8 <= SUPERVISOR_LOCK_AT);
 };
 
@@ -120,12 +88,22 @@ pub struct Control {
     memory: SharedMemory,
 }
 
+/// Words at fixed places, each with the function that returns it: `$type` is what `$word` makes of
+/// a place.
+macro_rules! words {
+    ($type:ty = $word:ident: $($(#[$doc:meta])* $name:ident at $offset:expr;)*) => {
+        $($(#[$doc])* #[inline] pub(super) fn $name(&self) -> $type {
+            self.$word($offset)
+        })*
+    };
+}
+pub(super) use words;
+
 /// Where a log's volatile numbers start.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Start {
     pub(super) pool: u64,
     pub(super) tail: u64,
-    pub(super) head: u64,
     pub(super) limit: u64,
     pub(super) allocated_bytes: u64,
     pub(super) lap_bytes: u64,
@@ -141,206 +119,111 @@ impl Control {
         for lock in locks.into_iter().chain(names_locks) {
             memory.init_lock(lock);
         }
-        memory.word(HEAD_AT).store(start.head, Ordering::Relaxed);
-        memory.word(FINISHED_AT).store(start.finished, Ordering::Relaxed);
+        let this = Self { memory };
+        this.head().store(start.limit, Ordering::Relaxed);
+        this.finished().store(start.finished, Ordering::Relaxed);
         // A log that starts without a finished position has holes below its head.
-        let holes_end = if start.finished == 0 { start.head } else { 0 };
-        memory.word(HOLES_END_AT).store(holes_end, Ordering::Relaxed);
-        for word in [TAIL_AT, GOAL_AT] {
-            memory.word(word).store(start.tail, Ordering::Relaxed);
-        }
-        memory.word(LIMIT_AT).store(start.limit, Ordering::Relaxed);
-        memory.word(ALLOCATED_AT).store(start.allocated_bytes, Ordering::Relaxed);
-        memory.word(LAP_AT).store(start.lap_bytes, Ordering::Relaxed);
-        memory.word(WAKE_AT).store(u64::MAX, Ordering::Relaxed);
-        memory.word(POOL_AT).store(start.pool, Ordering::Relaxed);
+        let holes_end = if start.finished == 0 { start.limit } else { 0 };
+        this.holes_end().store(holes_end, Ordering::Relaxed);
+        this.tail().store(start.tail, Ordering::Relaxed);
+        this.goal().store(start.tail, Ordering::Relaxed);
+        this.limit().store(start.limit, Ordering::Relaxed);
+        this.allocated_bytes().store(start.allocated_bytes, Ordering::Relaxed);
+        this.lap_bytes().store(start.lap_bytes, Ordering::Relaxed);
+        this.wake_at().store(u64::MAX, Ordering::Relaxed);
+        this.pool().store(start.pool, Ordering::Relaxed);
         // Last: a process that finds it finds all.
-        memory.word(MAGIC_AT).store(MAGIC, Ordering::Release);
-        Self { memory }
+        this.magic().store(MAGIC, Ordering::Release);
+        this
     }
 
     /// Joins the control memory at `path`, that of the pool whose salt is `pool`.
     pub(super) fn open(path: &Path, pool: u64) -> Result<Self, LogError> {
-        let memory = SharedMemory::open(path)?;
-        let fits = memory.len_bytes() >= CONTROL_BYTES
-            && memory.word(MAGIC_AT).load(Ordering::Acquire) == MAGIC
-            && memory.word(POOL_AT).load(Ordering::Relaxed) == pool;
-        if fits { Ok(Self { memory }) } else { Err(LogError::ForeignControl) }
+        let this = Self { memory: SharedMemory::open(path)? };
+        let fits = this.memory.len_bytes() >= CONTROL_BYTES
+            && this.magic().load(Ordering::Acquire) == MAGIC
+            && this.pool().load(Ordering::Relaxed) == pool;
+        if fits { Ok(this) } else { Err(LogError::ForeignControl) }
     }
 
     pub(super) fn memory(&self) -> &SharedMemory {
         &self.memory
     }
 
-    pub(super) fn head(&self) -> &AtomicU64 {
-        self.memory.word(HEAD_AT)
+    fn word(&self, at: u64) -> &AtomicU64 {
+        self.memory.word(at)
     }
 
-    /// All records below this position are finished: see `append::finished`.
-    pub(super) fn finished(&self) -> &AtomicU64 {
-        self.memory.word(FINISHED_AT)
+    fn half(&self, at: u64) -> &AtomicU32 {
+        self.memory.half(at)
     }
 
-    /// Below this position space may have been reserved that no record fills.
-    pub(super) fn holes_end(&self) -> &AtomicU64 {
-        self.memory.word(HOLES_END_AT)
+    words! { &AtomicU64 = word:
+        magic at 0;
+        /// The salt of the pool.
+        pool at 8;
+        head at 64;
+        /// All records below this position are finished: see `append::finished`. In the line of
+        /// the head, which a writer has when it asks for this.
+        finished at 72;
+        /// Below this position space may have been reserved that no record will ever fill.
+        holes_end at 80;
+        tail at 128;
+        goal at 192;
+        limit at 256;
+        /// Bytes of the ring, from its start, that have space in the file under the pool.
+        allocated_bytes at 320;
+        /// Bytes of the ring, from its start, that records may use: all, unless space was refused.
+        lap_bytes at 328;
+        /// The head at which the cleaner wants to be woken; the largest number: it does not sleep,
+        /// or was woken.
+        wake_at at 576;
+        /// The position up to which a caller waits for the log to be retired.
+        wanted at 640;
+        /// Processes that cannot be watched: while there is one, no file is covered.
+        suspended at 704;
+        /// Processes that could not tell the supervisor that they are there.
+        unannounced at 712;
+        /// How many stories of files have begun since the log is in use.
+        stories at 728;
+        /// When the first record of names was appended that is not on its way to be retired, in
+        /// nanoseconds of the monotonic clock; 0: there is none.
+        named_ns at 736;
+        /// The most that the clock of times of files was ahead of one that nobody sets, in
+        /// nanoseconds.
+        clock_ahead_ns at 752;
+        /// The lanes that were ever used, from the first on.
+        lanes_used at 760;
+    }
+
+    words! { &AtomicU32 = half:
+        /// Not zero: a writer found no free space since this was cleared.
+        blocked_writer at 516;
+        /// Not zero: a file waits for the supervisor to hold a descriptor of it.
+        want_kept at 724;
+        /// Not zero: the supervisor is asked to hold a descriptor of some file system.
+        want_held at 744;
+    }
+
+    /// Changes the half word at `at`, and wakes those that [wait](Self::wait) for that.
+    pub(super) fn announce(&self, at: u64) {
+        self.half(at).fetch_add(1, std::sync::atomic::Ordering::Release);
+        self.memory.wake(at, i32::MAX);
+    }
+
+    /// A number that changes with each [`announce`](Self::announce).
+    pub(super) fn announced(&self, at: u64) -> u32 {
+        self.half(at).load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    /// Sleeps until that number is not `seen` any more, `timeout` at most.
+    pub(super) fn wait(&self, at: u64, seen: u32, timeout: Option<Duration>) {
+        self.memory.wait(at, seen, timeout);
     }
 
     /// Slots that were ever taken: those with numbers from `64 * index` on, a bit each.
     pub(super) fn slots_used(&self, index: u64) -> &AtomicU64 {
         self.memory.word(SLOTS_USED_AT + index * 8)
-    }
-
-    pub(super) fn tail(&self) -> &AtomicU64 {
-        self.memory.word(TAIL_AT)
-    }
-
-    pub(super) fn goal(&self) -> &AtomicU64 {
-        self.memory.word(GOAL_AT)
-    }
-
-    pub(super) fn limit(&self) -> &AtomicU64 {
-        self.memory.word(LIMIT_AT)
-    }
-
-    /// Bytes of the ring, from its start, that have space in the file under the pool.
-    pub(super) fn allocated_bytes(&self) -> &AtomicU64 {
-        self.memory.word(ALLOCATED_AT)
-    }
-
-    /// Bytes of the ring, from its start, that records may use: all, unless space was refused.
-    pub(super) fn lap_bytes(&self) -> &AtomicU64 {
-        self.memory.word(LAP_AT)
-    }
-
-    /// Processes that could not tell the supervisor that they are there.
-    pub(super) fn unannounced(&self) -> &AtomicU64 {
-        self.memory.word(UNANNOUNCED_AT)
-    }
-
-    pub(super) fn suspended(&self) -> &AtomicU64 {
-        self.memory.word(SUSPENDED_AT)
-    }
-
-    /// How many stories of files have begun.
-    pub(super) fn stories(&self) -> &AtomicU64 {
-        self.memory.word(STORIES_AT)
-    }
-
-    /// Not zero: a file waits for the supervisor to hold a descriptor of it.
-    pub(super) fn want_kept(&self) -> &std::sync::atomic::AtomicU32 {
-        self.memory.half(WANT_KEPT_AT)
-    }
-
-    /// See [`Log::names_age`](super::Log::names_age).
-    pub(super) fn named_ns(&self) -> &AtomicU64 {
-        self.memory.word(NAMED_NS_AT)
-    }
-
-    /// The number of the last lane that was ever used, plus 1.
-    pub(super) fn lanes_used(&self) -> &AtomicU64 {
-        self.memory.word(LANES_USED_AT)
-    }
-
-    /// See [`Log::note_clock`](super::Log::note_clock).
-    pub(super) fn clock_ahead_ns(&self) -> &AtomicU64 {
-        self.memory.word(CLOCK_AHEAD_NS_AT)
-    }
-
-    /// Not zero: a descriptor of a file system is wanted.
-    pub(super) fn want_held(&self) -> &std::sync::atomic::AtomicU32 {
-        self.memory.half(WANT_HELD_AT)
-    }
-
-    /// The supervisor holds a descriptor of one more file: wakes those that wait for one.
-    pub(super) fn announce_kept(&self) {
-        self.memory.half(KEPT_AT).fetch_add(1, std::sync::atomic::Ordering::Release);
-        self.memory.wake(KEPT_AT, i32::MAX);
-    }
-
-    /// A number that changes with each [`announce_kept`](Self::announce_kept).
-    pub(super) fn kept(&self) -> u32 {
-        self.memory.half(KEPT_AT).load(std::sync::atomic::Ordering::Acquire)
-    }
-
-    /// Sleeps until that number is not `seen` any more, `timeout` at most.
-    pub(super) fn wait_for_kept(&self, seen: u32, timeout: Duration) {
-        self.memory.wait(KEPT_AT, seen, Some(timeout));
-    }
-
-    pub(super) fn wanted(&self) -> &AtomicU64 {
-        self.memory.word(WANTED_AT)
-    }
-
-    pub(super) fn try_lock_limit(&self) -> Result<Locked<'_>, LockFailure> {
-        self.memory.try_lock(LIMIT_LOCK_AT)
-    }
-
-    pub(super) fn lock_limit(&self) -> Result<Locked<'_>, LockFailure> {
-        self.memory.lock(LIMIT_LOCK_AT, TIMEOUT)
-    }
-
-    /// The lock that the supervisor holds as long as it lives.
-    pub(super) fn lock_supervisor(&self, timeout: Duration) -> Result<Locked<'_>, LockFailure> {
-        self.memory.lock(SUPERVISOR_LOCK_AT, timeout)
-    }
-
-    /// A living process holds it.
-    #[inline]
-    pub(super) fn supervisor_is_locked(&self) -> bool {
-        self.memory.is_held(SUPERVISOR_LOCK_AT)
-    }
-
-    /// There is free space in the log, or may be: wakes all writers that wait for it.
-    pub(super) fn announce_space(&self) {
-        self.memory.half(SPACE_AT).fetch_add(1, std::sync::atomic::Ordering::Release);
-        self.memory.wake(SPACE_AT, i32::MAX);
-    }
-
-    /// A number that changes whenever free space is announced.
-    pub(super) fn space_changes(&self) -> u32 {
-        self.memory.half(SPACE_AT).load(std::sync::atomic::Ordering::Acquire)
-    }
-
-    /// Sleeps until free space is announced after [`space_changes`](Self::space_changes) returned
-    /// `seen`.
-    pub(super) fn wait_for_space(&self, seen: u32, timeout: Duration) {
-        self.memory.wait(SPACE_AT, seen, Some(timeout));
-    }
-
-    /// Wakes the cleaner.
-    pub(super) fn announce_work(&self) {
-        self.wake_at().store(u64::MAX, Ordering::Release);
-        self.memory.half(WORK_AT).fetch_add(1, std::sync::atomic::Ordering::Release);
-        self.memory.wake(WORK_AT, i32::MAX);
-    }
-
-    /// The head at which the cleaner wants to be woken; the largest number: it does not sleep, or
-    /// was woken.
-    #[inline]
-    pub(super) fn wake_at(&self) -> &AtomicU64 {
-        self.memory.word(WAKE_AT)
-    }
-
-    /// A number that changes whenever work is announced.
-    pub(super) fn work(&self) -> u32 {
-        self.memory.half(WORK_AT).load(std::sync::atomic::Ordering::Acquire)
-    }
-
-    /// Sleeps until work is announced after [`work`](Self::work) returned `seen`, or the head
-    /// reaches `position`.
-    pub(super) fn wait_for_work(&self, seen: u32, position: u64, timeout: Option<Duration>) {
-        self.wake_at().store(position, Ordering::SeqCst);
-        // Writers move the head and then look where to wake: one of both sees the other.
-        if self.head().load(Ordering::SeqCst) < position {
-            self.memory.wait(WORK_AT, seen, timeout);
-        }
-        self.wake_at().store(u64::MAX, Ordering::Release);
-    }
-
-    /// Not zero: a writer found no free space since this was cleared.
-    pub(super) fn blocked_writer(&self) -> &std::sync::atomic::AtomicU32 {
-        self.memory.half(BLOCKED_WRITER_AT)
     }
 
     /// Slot `number`, below [`SLOTS`].
@@ -359,12 +242,6 @@ impl Control {
     #[inline]
     pub(super) fn slot_counter(&self, number: u64, which: u64) -> &AtomicU64 {
         self.memory.word(SLOTS_AT + number * SLOT_BYTES + 32 + which * 8)
-    }
-
-    /// Makes the lock at `offset`.
-    pub(super) fn init_lock(&self, offset: u64) {
-        const { assert!(LOCK_BYTES <= 64) };
-        self.memory.init_lock(offset);
     }
 }
 

@@ -8,11 +8,11 @@ use serde::Serialize;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::check::{Records, check_records};
+use super::check::{Report, check_records};
 use super::device::{Binding, LogDevice, LogDeviceError, LogDeviceOptions, has_records_of};
 use super::layout::{CODE, RING_OFFSET};
 use super::positions::PositionFault;
-use super::{LogOptions, LogPool, RING_BYTES_MIN, Scanner, create};
+use super::{LogError, LogOptions, LogPool, RING_BYTES_MIN, Scanner, create};
 use crate::pmem::Region;
 use crate::pool::Superblock;
 use crate::size::Size;
@@ -49,7 +49,7 @@ impl Engine for LogEngine {
     }
 
     fn describe(&self, region: &Arc<Region>) -> Result<Description> {
-        let summary = Summary::of(region)?;
+        let summary = Summary::of(region).map_err(EngineError::pool)?;
         Ok(Description {
             size_bytes: summary.ring_bytes,
             blocks: None,
@@ -84,7 +84,7 @@ impl Engine for LogEngine {
 
     /// Verifies each record.
     fn check(&self, region: Region, repair: bool, _progress: OnProgress<'_>) -> Result<Checked> {
-        let report = check(&Arc::new(region), repair)?;
+        let report = check(&Arc::new(region), repair).map_err(EngineError::pool)?;
         let (faults, lines) = (report.faults, report.lines());
         Ok(Checked { faults, report: json!(report), lines })
     }
@@ -99,10 +99,6 @@ struct LogPlan;
 impl Plan for LogPlan {
     fn smallest_bytes(&self) -> u64 {
         POOL_BYTES_MIN
-    }
-
-    fn largest_fit_bytes(&self, bytes: u64) -> u64 {
-        bytes - bytes % PAGE_BYTES
     }
 
     fn create(&self, region: &Region) -> Result<()> {
@@ -166,10 +162,9 @@ struct Summary {
 }
 
 impl Summary {
-    fn of(region: &Arc<Region>) -> Result<Self> {
-        let pool = LogPool::open(Arc::clone(region)).map_err(EngineError::pool)?;
-        let positions = pool.tail().and_then(|tail| Ok((tail, pool.limit()?, pool.session()?)));
-        let (tail, limit, session) = positions.map_err(EngineError::pool)?;
+    fn of(region: &Arc<Region>) -> std::result::Result<Self, LogError> {
+        let pool = LogPool::open(Arc::clone(region))?;
+        let (tail, limit, session) = (pool.tail()?, pool.limit()?, pool.session()?);
         let mut scanner = Scanner::new(&pool, tail, limit).reading_once();
         let (mut records, mut head) = (0, tail);
         for header in &mut scanner {
@@ -204,34 +199,6 @@ impl Summary {
     }
 }
 
-/// What a check found; the keys are a contract with scripts.
-#[derive(Debug, Default, Serialize)]
-struct Report {
-    records: u64,
-    /// Bytes of files that the records hold.
-    data_bytes: u64,
-    files: u64,
-    torn_records: u64,
-    unreadable_bytes: u64,
-    /// Number of faults.
-    faults: u64,
-    /// A line each.
-    findings: Vec<String>,
-    /// Superblocks that repair wrote anew.
-    repaired_superblocks: usize,
-    /// Headers of the log that repair wrote anew.
-    repaired_headers: usize,
-    /// Faults of tail, limit and session that repair repaired.
-    repaired_positions: usize,
-    /// Headers of records that repair wrote anew.
-    repaired_records: usize,
-    /// From this position on nothing tells whether a record is missing; 0: of no record.
-    doubtful_from: Option<u64>,
-    /// What to do about the faults; none where there are none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    advice: Option<&'static str>,
-}
-
 /// What to do about damage that is left.
 fn advice(is_repaired: bool) -> &'static str {
     if is_repaired {
@@ -242,85 +209,30 @@ fn advice(is_repaired: bool) -> &'static str {
     }
 }
 
-fn check(region: &Arc<Region>, repair: bool) -> Result<Report> {
-    let found = Superblock::read(region).map_err(EngineError::pool)?;
-    let mut findings = found.findings();
-    let before = findings.len();
-    if repair {
-        findings = found.repair(region).map_err(EngineError::pool)?;
-    }
-    let repaired_superblocks = before - findings.len();
-    let pool = LogPool::open_damaged(Arc::clone(region)).map_err(EngineError::pool)?;
-    let mut header = pool.header_fault().map_err(EngineError::pool)?;
+fn check(region: &Arc<Region>, repair: bool) -> std::result::Result<Report, LogError> {
+    let found = Superblock::read(region)?;
+    let (mut findings, repaired_superblocks) = found.check(region, repair)?;
+    let pool = LogPool::open_damaged(Arc::clone(region))?;
+    let mut header = pool.header_fault()?;
     let repaired_headers = usize::from(repair && header.is_some());
     if repaired_headers > 0 {
-        pool.restore_header().map_err(EngineError::pool)?;
-        header = pool.header_fault().map_err(EngineError::pool)?;
+        pool.restore_header()?;
+        header = pool.header_fault()?;
     }
     findings.extend(header.map(|fault| fault.to_string()));
-    let mut repaired_positions = 0;
-    if repair {
-        repaired_positions = pool.restore_positions().map_err(EngineError::pool)?;
-    }
-    let faults = pool.position_faults().map_err(EngineError::pool)?;
+    let repaired_positions = if repair { pool.restore_positions()? } else { 0 };
+    let faults = pool.position_faults()?;
     let is_lost = faults.iter().any(|fault| matches!(fault, PositionFault::Both { .. }));
     findings.extend(faults.iter().map(ToString::to_string));
     let report = if is_lost {
         Report { faults: findings.len() as u64, findings, ..Report::default() }
     } else {
-        let pool = LogPool::open(Arc::clone(region)).map_err(EngineError::pool)?;
-        report_of(check_records(&pool, repair).map_err(EngineError::pool)?, findings)
+        let pool = LogPool::open(Arc::clone(region))?;
+        let mut report = check_records(&pool, repair)?;
+        report.faults += findings.len() as u64;
+        findings.append(&mut report.findings);
+        Report { findings, ..report }
     };
     let advice = (report.faults > 0).then(|| advice(repair));
     Ok(Report { repaired_superblocks, repaired_headers, repaired_positions, advice, ..report })
-}
-
-fn report_of(records: Records, mut findings: Vec<String>) -> Report {
-    let faults = findings.len() as u64 + records.faults;
-    findings.extend(records.findings);
-    Report {
-        records: records.whole,
-        data_bytes: records.data_bytes,
-        files: records.files,
-        torn_records: records.torn,
-        repaired_records: records.repaired,
-        unreadable_bytes: records.unreadable_bytes,
-        doubtful_from: records.doubtful_from,
-        faults,
-        findings,
-        ..Report::default()
-    }
-}
-
-impl Report {
-    fn lines(&self) -> Vec<String> {
-        let mut lines = self.findings.clone();
-        if self.repaired_superblocks > 0 {
-            lines.push(format!("restored superblocks: {}", self.repaired_superblocks));
-        }
-        if self.repaired_headers > 0 {
-            lines.push(format!("restored headers of the log: {}", self.repaired_headers));
-        }
-        if self.repaired_positions > 0 {
-            lines.push(format!("restored positions of the log: {}", self.repaired_positions));
-        }
-        if self.repaired_records > 0 {
-            lines.push(format!("restored headers of records: {}", self.repaired_records));
-        }
-        lines.push(format!(
-            "{} about {} with {} of data; {} never finished, which recovery passes over",
-            counted(self.records, "whole record"),
-            counted(self.files, "file"),
-            counted(self.data_bytes, "byte"),
-            self.torn_records
-        ));
-        lines.extend(self.doubtful_from.map(|position| match position {
-            0 => "no record tells which ones before it were acknowledged: one that is gone is not missed".into(),
-            position => format!(
-                "nothing tells whether records from position {position} on were acknowledged, the last ones: one of \
-                 these that is gone is not missed"
-            ),
-        }));
-        lines
-    }
 }

@@ -79,7 +79,7 @@ pub use stats::{BUCKETS, Counter, Stats};
 pub use story::{Change, CoverState};
 pub use table::{FileKey, FileRef};
 
-use control::Start;
+use control::{SPACE_AT, SUPERVISOR_LOCK_AT, Start};
 use touched::Touched;
 
 use crate::pmem::{Kind, LockFailure, Locked, Region, RegionOptions, SharedMemory};
@@ -125,14 +125,12 @@ impl Log {
         let start = Start {
             pool: pool.salt(),
             tail: position,
-            head: position,
             limit: position,
             allocated_bytes,
             lap_bytes: pool.ring_bytes(),
             finished: position,
         };
-        let control = Control::init(memory, start);
-        Ok(Self::of(pool, control))
+        Ok(Self::of(pool, Control::init(memory, start)))
     }
 
     /// Starts to use a log with the records that are in it; new ones begin at the limit. All of the
@@ -158,7 +156,6 @@ impl Log {
         let start = Start {
             pool: pool.salt(),
             tail,
-            head: limit,
             limit,
             allocated_bytes: pool.ring_bytes(),
             lap_bytes: pool.ring_bytes(),
@@ -174,9 +171,7 @@ impl Log {
     /// [`LogError`]: there is no such log.
     pub fn attach(pool: &Path, control: &Path) -> Result<Self, LogError> {
         let options = RegionOptions { guest: true, ..RegionOptions::default() };
-        let pool = LogPool::open(Arc::new(Region::open(pool, &options)?))?;
-        let control = Control::open(control, pool.salt())?;
-        Ok(Self::of(pool, control))
+        Self::resume(LogPool::open(Arc::new(Region::open(pool, &options)?))?, control)
     }
 
     /// Takes over a log whose supervisor died: its control memory at `control` lives, and processes
@@ -290,7 +285,7 @@ impl Log {
     /// A process cleans the log.
     #[inline]
     pub fn supervisor_alive(&self) -> bool {
-        self.control.supervisor_is_locked()
+        self.control.memory().is_held(SUPERVISOR_LOCK_AT)
     }
 
     /// Takes the right to clean the log, for as long as the guard and
@@ -299,25 +294,25 @@ impl Log {
     /// # Errors
     /// [`LockFailure::TimedOut`]: another thread has it.
     pub fn supervise(&self, timeout: Duration) -> Result<Supervision<'_>, LockFailure> {
-        self.control.lock_supervisor(timeout).map(Supervision)
+        self.control.memory().lock(SUPERVISOR_LOCK_AT, timeout).map(Supervision)
     }
 
     /// A number that changes whenever free space in the log was made. To be read before an append
     /// that may find it full.
     pub fn space_changes(&self) -> u32 {
-        self.control.space_changes()
+        self.control.announced(SPACE_AT)
     }
 
     /// Waits until free space was made after [`space_changes`](Self::space_changes) returned
     /// `seen`, `timeout` at most; wakes the cleaner first.
     pub fn wait_for_space(&self, seen: u32, timeout: Duration) {
         self.control.blocked_writer().store(1, std::sync::atomic::Ordering::Release);
-        self.control.announce_work();
-        self.control.wait_for_space(seen, timeout);
+        self.wake_cleaner();
+        self.control.wait(SPACE_AT, seen, Some(timeout));
     }
 
     /// Counters and latencies.
     pub fn stats(&self) -> Stats<'_> {
-        Stats::new(&self.control)
+        Stats { control: &self.control }
     }
 }

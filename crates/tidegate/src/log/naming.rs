@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use super::Log;
 use super::append::FileGuard;
-use super::control::TIMEOUT;
+use super::control::{KEPT_AT, TIMEOUT};
 use super::error::{AppendError, LockError};
 use super::file_systems::{FileSystemRef, Words, words};
 use super::names::Make;
@@ -112,14 +112,14 @@ impl Log {
     /// The supervisor holds a descriptor of the file system from now on.
     pub fn note_held(&self, file_system: FileSystemRef) {
         self.names_of(file_system).held.store(HELD, Ordering::SeqCst);
-        self.control.announce_kept();
+        self.control.announce(KEPT_AT);
     }
 
     /// The supervisor cannot hold the file system, or cannot find its files by their handles: it is
     /// not asked any more.
     pub fn refuse_held(&self, file_system: FileSystemRef) {
         self.names_of(file_system).held.store(REFUSED, Ordering::SeqCst);
-        self.control.announce_kept();
+        self.control.announce(KEPT_AT);
     }
 
     /// The supervisor [cannot hold](Self::refuse_held) the file system.
@@ -231,12 +231,8 @@ impl FileGuard<'_> {
         unlogged: u64,
         data_only: bool,
     ) -> Result<bool, AppendError> {
-        let entry = self.entry();
-        let is_undisturbed = self.is_logged()
-            && self.unlogged() == unlogged
-            && !self.is_pinned()
-            && !self.log().is_suspended();
-        if !is_undisturbed {
+        let entry = &self.entry;
+        if !self.is_undisturbed_since(unlogged) {
             return Ok(false);
         }
         let mut ticket = self.begin()?;
@@ -262,14 +258,14 @@ impl FileGuard<'_> {
     /// The kernel has made a change of the file's names that was recorded. `journaled` is what the
     /// count of changes in the file system was before it did.
     pub fn note_named(&self, journaled: u64) {
-        self.entry().journaled_changes().fetch_max(journaled, Ordering::SeqCst);
+        self.entry.journaled_changes().fetch_max(journaled, Ordering::SeqCst);
         self.set(flag::NAMED | flag::RENAMED | flag::MOVED);
     }
 
     /// The kernel has made a change of the file's attributes, which was recorded. `journaled` is as
     /// for [`note_named`](Self::note_named).
     pub fn note_attributes(&self, journaled: u64) {
-        self.entry().journaled_changes().fetch_max(journaled, Ordering::SeqCst);
+        self.entry.journaled_changes().fetch_max(journaled, Ordering::SeqCst);
         self.set(flag::NAMED);
     }
 
@@ -286,7 +282,7 @@ impl FileGuard<'_> {
 
     /// Where the last record ends that has the file's creation or a change of its names.
     pub fn named_until(&self) -> u64 {
-        self.entry().names_end().load(Ordering::SeqCst)
+        self.entry.names_end().load(Ordering::SeqCst)
     }
 
     /// A sync has answered for the file's names: a real one, or one of the log while nothing was
@@ -298,7 +294,7 @@ impl FileGuard<'_> {
     /// The log has the file's creation, or changes of its names, that are not retired: a change of
     /// its names or attributes that is not recorded makes it leave first.
     pub fn has_names(&self) -> bool {
-        self.log().has_names(self.file())
+        self.log.has_names(self.file())
     }
 }
 

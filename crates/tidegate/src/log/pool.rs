@@ -447,7 +447,7 @@ impl LogPool {
     /// # Errors
     /// [`LogError::NoteSpace`]: there is no space left; [`LogError::Pmem`].
     pub(super) fn append_note(&self, kind: RecordKind, offset: u64, payload: &[u8]) -> Result<()> {
-        self.append_behind_limit(kind, (offset, 0), payload)
+        self.append_behind_limit(Header { offset, ..Header::of(kind) }, payload)
     }
 
     /// Appends, in the same way, that nothing was acknowledged of what the log has no record of
@@ -456,15 +456,10 @@ impl LogPool {
     /// # Errors
     /// As for [`append_note`](Self::append_note).
     pub(super) fn append_gap(&self, from: u64) -> Result<()> {
-        self.append_behind_limit(RecordKind::Gap, (0, from), &[])
+        self.append_behind_limit(Header { aux: from, ..Header::of(RecordKind::Gap) }, &[])
     }
 
-    fn append_behind_limit(
-        &self,
-        kind: RecordKind,
-        (offset, aux): (u64, u64),
-        payload: &[u8],
-    ) -> Result<()> {
+    fn append_behind_limit(&self, draft: Header, payload: &[u8]) -> Result<()> {
         let (tail, limit) = (self.tail()?, self.limit()?);
         let payload_bytes = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         let bytes = record_bytes(payload_bytes.into());
@@ -474,18 +469,8 @@ impl LogPool {
         if position + bytes - tail > self.ring_bytes {
             return Err(LogError::NoteSpace);
         }
-        let header = Header {
-            position,
-            kind,
-            file: 0,
-            offset,
-            len: 0,
-            aux,
-            payload_bytes,
-            payload_checksum: payload_checksum(&[IoSlice::new(payload)]),
-            grows: false,
-            finished: 0,
-        };
+        let payload_checksum = payload_checksum(&[IoSlice::new(payload)]);
+        let header = Header { position, payload_bytes, payload_checksum, ..draft };
         let to = self.region_offset(position);
         self.region.allocate(to, bytes)?;
         self.set_limit(position + bytes)?;

@@ -22,7 +22,7 @@ use super::layout::{
 ///
 /// A file's *story* begins at a definition without [`Definition::covered`] and ends at an `End`.
 /// Recovery applies a story only if a definition in it is covered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::FromRepr)]
 #[repr(u16)]
 pub enum RecordKind {
     /// The payload was written at `offset`.
@@ -54,26 +54,6 @@ pub enum RecordKind {
     /// What the log has no record of between `aux` and this record was never acknowledged: the rest
     /// of a lap, or what a crash cut off.
     Gap = 16,
-}
-
-impl RecordKind {
-    fn from_code(code: u16) -> Option<Self> {
-        Some(match code {
-            1 => Self::Write,
-            2 => Self::Zero,
-            3 => Self::SetSize,
-            4 => Self::Define,
-            8 => Self::End,
-            9 => Self::Void,
-            11 => Self::Mark,
-            12 => Self::Make,
-            13 => Self::Name,
-            14 => Self::Decided,
-            15 => Self::Done,
-            16 => Self::Gap,
-            _ => return None,
-        })
-    }
 }
 
 /// A record's header, as the log's users see it.
@@ -146,6 +126,22 @@ fn changed_bit(bytes: &RecordHeaderBytes, salt: u64) -> Option<usize> {
 }
 
 impl Header {
+    /// One of this kind that says nothing more.
+    pub(super) const fn of(kind: RecordKind) -> Self {
+        Self {
+            position: 0,
+            kind,
+            file: 0,
+            offset: 0,
+            len: 0,
+            aux: 0,
+            payload_bytes: 0,
+            payload_checksum: 0,
+            grows: false,
+            finished: 0,
+        }
+    }
+
     /// The header's bytes, with its checksum.
     pub(super) fn encode(&self, salt: u64) -> RecordHeaderBytes {
         let mut bytes = RecordHeaderBytes {
@@ -176,7 +172,7 @@ impl Header {
         }
         Some(Self {
             position,
-            kind: RecordKind::from_code(bytes.kind.get())?,
+            kind: RecordKind::from_repr(bytes.kind.get())?,
             file: bytes.file.get(),
             offset: bytes.offset.get(),
             len: bytes.len.get(),
@@ -286,10 +282,11 @@ impl PayloadDigest {
 pub type FileSystemId = [u8; 16];
 
 /// A file's handle on its file system, as `name_to_handle_at` gives it: it outlives a reboot.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileHandle {
     kind: i32,
     len: u8,
+    /// Behind the handle zeroes.
     bytes: [u8; HANDLE_BYTES_MAX],
 }
 
@@ -314,14 +311,6 @@ impl FileHandle {
         &self.bytes[..usize::from(self.len)]
     }
 }
-
-impl PartialEq for FileHandle {
-    fn eq(&self, other: &Self) -> bool {
-        (self.kind, self.bytes()) == (other.kind, other.bytes())
-    }
-}
-
-impl Eq for FileHandle {}
 
 /// What a [`RecordKind::Define`] says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -478,7 +467,7 @@ mod tests {
 
     #[test]
     fn kinds_have_the_codes_of_the_format_and_no_others() {
-        let known = |code| RecordKind::from_code(code).map(|kind| kind as u16);
+        let known = |code| RecordKind::from_repr(code).map(|kind| kind as u16);
         for code in 0..=u16::MAX {
             let expected = matches!(code, 1..=4 | 8 | 9 | 11..=16).then_some(code);
             assert_eq!(known(code), expected);

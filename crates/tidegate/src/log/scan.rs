@@ -6,8 +6,6 @@
 //! a lap, or what a writer reserved and never finished. Which holes are losses the finished
 //! positions of later records tell ([`Losses`]).
 
-use std::ops::Range;
-
 use super::layout::RECORD_ALIGN_BYTES;
 use super::losses::Losses;
 use super::pool::LogPool;
@@ -26,7 +24,7 @@ pub struct Scanner<'a> {
     unreadable_bytes: u64,
     /// Where the last record ends whose header was found.
     known_end: u64,
-    losses: Losses,
+    pub(super) losses: Losses,
     read_once: Option<ReadOnce<'a>>,
     /// What is before this position was read.
     read_until: u64,
@@ -62,9 +60,8 @@ impl<'a> Scanner<'a> {
     /// This scanner, of a ring of which only the first `lap_bytes` have space in the file: a look
     /// behind them could allocate it.
     #[must_use]
-    pub(super) fn in_laps_of(mut self, lap_bytes: u64) -> Self {
-        self.lap_bytes = lap_bytes;
-        self
+    pub(super) fn in_laps_of(self, lap_bytes: u64) -> Self {
+        Self { lap_bytes, ..self }
     }
 
     /// This scanner, with little memory: for a caller that does not read the records again soon.
@@ -81,26 +78,6 @@ impl<'a> Scanner<'a> {
     /// Records so far whose header is there and whose payload is not.
     pub fn torn(&self) -> u64 {
         self.torn
-    }
-
-    /// All records below this position were finished once, so far as was looked; 0: none says so.
-    pub fn finished(&self) -> u64 {
-        self.losses.finished()
-    }
-
-    /// Where acknowledged records were of which not even a header is left.
-    pub fn missing(&self) -> impl Iterator<Item = Range<u64>> {
-        self.losses.missing()
-    }
-
-    /// Acknowledged records whose payload is not what it was; none where payloads are not checked.
-    pub fn damaged(&self) -> impl Iterator<Item = &Header> {
-        self.losses.damaged()
-    }
-
-    /// Torn records of which nobody can know whether they were acknowledged.
-    pub fn doubtful(&self) -> impl Iterator<Item = &Header> {
-        self.losses.doubtful()
     }
 
     /// The first position of which nobody can know whether a record was acknowledged there.

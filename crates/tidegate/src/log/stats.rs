@@ -94,14 +94,10 @@ const _: () = assert!(SLOTS > 0);
 
 /// The counters of a log.
 pub struct Stats<'a> {
-    control: &'a Control,
+    pub(super) control: &'a Control,
 }
 
-impl<'a> Stats<'a> {
-    pub(super) fn new(control: &'a Control) -> Self {
-        Self { control }
-    }
-
+impl Stats<'_> {
     fn shard() -> u64 {
         STATS_AT + (owner().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60) % SHARDS * SHARD_BYTES
     }
@@ -178,15 +174,8 @@ mod tests {
         use crate::log::control::Start;
         use crate::pmem::SharedMemory;
         let memory = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
-        let start = Start {
-            pool: 1,
-            tail: 0,
-            head: 0,
-            limit: 0,
-            allocated_bytes: 0,
-            lap_bytes: 0,
-            finished: 0,
-        };
+        let start =
+            Start { pool: 1, tail: 0, limit: 0, allocated_bytes: 0, lap_bytes: 0, finished: 0 };
         Control::init(memory, start)
     }
 
@@ -194,7 +183,7 @@ mod tests {
     #[test]
     fn a_latency_beyond_the_last_bucket_falls_into_that() {
         let control = control();
-        let stats = Stats::new(&control);
+        let stats = Stats { control: &control };
         for latency_ns in [0, 7, 8, u64::MAX] {
             stats.record_latency(latency_ns);
         }
@@ -206,7 +195,7 @@ mod tests {
     #[test]
     fn writes_that_slots_have_counted_are_in_the_totals() {
         let control = control();
-        let stats = Stats::new(&control);
+        let stats = Stats { control: &control };
         stats.add_write(0, 100);
         stats.add_write(SLOTS - 1, 28);
         stats.add(Counter::Writes, 1);

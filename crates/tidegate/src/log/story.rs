@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use super::Log;
 use super::append::{FileGuard, Ticket};
+use super::control::KEPT_AT;
 use super::error::AppendError;
 use super::layout::RECORD_ALIGN_BYTES;
 use super::record::Definition;
@@ -172,11 +173,7 @@ impl Log {
         if self.control.want_kept().swap(0, std::sync::atomic::Ordering::SeqCst) == 0 {
             return Vec::new();
         }
-        let wanted = table::all(&self.control).filter(|(_, entry)| {
-            entry.flags().load(Ordering::Relaxed) & flag::WANT_KEPT != 0
-                && entry.flags().fetch_and(!flag::WANT_KEPT, Ordering::SeqCst) & flag::WANT_KEPT
-                    != 0
-        });
+        let wanted = table::all(&self.control).filter(|(_, it)| it.take_flag(flag::WANT_KEPT));
         wanted.map(|(file, _)| file).collect()
     }
 
@@ -189,7 +186,7 @@ impl Log {
         let entry = table::entry(&self.control, file.index);
         if is_kept {
             entry.flags().fetch_or(flag::KEPT, Ordering::SeqCst);
-            self.control.announce_kept();
+            self.control.announce(KEPT_AT);
         } else {
             entry.flags().fetch_and(!flag::KEPT, Ordering::SeqCst);
         }
@@ -233,7 +230,7 @@ impl Log {
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let until_ns = now_ns().saturating_add(timeout_ns);
         loop {
-            let seen = self.control.kept();
+            let seen = self.control.announced(KEPT_AT);
             if is_done() {
                 return true;
             }
@@ -241,15 +238,24 @@ impl Log {
             if left.is_zero() || !self.supervisor_alive() {
                 return false;
             }
-            self.control.wait_for_kept(seen, left);
+            self.control.wait(KEPT_AT, seen, Some(left));
         }
     }
 }
 
 impl FileGuard<'_> {
+    /// The story goes on, and nothing has changed around the log since
+    /// [`unlogged`](Self::unlogged) was as given, or may now.
+    pub(super) fn is_undisturbed_since(&self, unlogged: u64) -> bool {
+        self.is_logged()
+            && self.unlogged() == unlogged
+            && self.pins() == 0
+            && !self.log.is_suspended()
+    }
+
     /// All of the file is in the log or on the disk.
     pub fn is_covered(&self) -> bool {
-        is_covered(self.log(), self.entry())
+        is_covered(self.log, &self.entry)
     }
 
     /// The file's changes are logged: its story has begun.
@@ -267,16 +273,16 @@ impl FileGuard<'_> {
         let starts = Definition { starts: true, covered: false, size_bytes: 0, ..*definition };
         self.begin()?.define(&starts)?;
         self.clear(flag::OF_STORY);
-        self.entry().marked_at().store(0, Ordering::Relaxed);
+        self.entry.marked_at().store(0, Ordering::Relaxed);
         // Not known yet; a truncation before the file is covered makes it less.
-        self.entry().durable_size().store(u64::MAX, Ordering::Relaxed);
-        self.entry().unsynced_bytes().store(0, Ordering::Relaxed);
-        self.entry().size().store(size, Ordering::Relaxed);
-        let story = self.entry().defined_at().load(Ordering::Relaxed);
-        self.entry().story().store(story, Ordering::Relaxed);
+        self.entry.durable_size().store(u64::MAX, Ordering::Relaxed);
+        self.entry.unsynced_bytes().store(0, Ordering::Relaxed);
+        self.entry.size().store(size, Ordering::Relaxed);
+        let story = self.entry.defined_at().load(Ordering::Relaxed);
+        self.entry.story().store(story, Ordering::Relaxed);
         self.own_synced(self.own_changes());
         self.set(flag::LOGGED);
-        self.log().control.stories().fetch_add(1, Ordering::SeqCst);
+        self.log.control.stories().fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 
@@ -290,12 +296,8 @@ impl FileGuard<'_> {
         state: &CoverState,
         definition: &Definition<'_>,
     ) -> Result<bool, AppendError> {
-        let entry = self.entry();
-        let undisturbed = self.is_logged()
-            && entry.unlogged().load(Ordering::SeqCst) == state.unlogged
-            && entry.pins().load(Ordering::SeqCst) == 0
-            && !self.log().is_suspended();
-        if !undisturbed {
+        let entry = &self.entry;
+        if !self.is_undisturbed_since(state.unlogged) {
             return Ok(false);
         }
         let size_bytes = state.size.min(self.durable_size());
@@ -350,12 +352,12 @@ impl FileGuard<'_> {
 
     /// Bytes of the file that are known to be on the disk or promised.
     pub fn durable_size(&self) -> u64 {
-        self.entry().durable_size().load(Ordering::Relaxed)
+        self.entry.durable_size().load(Ordering::Relaxed)
     }
 
     /// The position up to which the file's growth is promised.
     pub fn marked_until(&self) -> u64 {
-        self.entry().marked_at().load(Ordering::Relaxed)
+        self.entry.marked_at().load(Ordering::Relaxed)
     }
 
     /// A write that ends at byte `end` does more than to overwrite what is known to be on the disk.
@@ -367,12 +369,12 @@ impl FileGuard<'_> {
     /// Notes a change that was logged, after the kernel has made it.
     #[inline]
     pub fn note_change(&self, change: Change) {
-        let unsynced_bytes = self.entry().unsynced_bytes();
+        let unsynced_bytes = self.entry.unsynced_bytes();
         let bytes = unsynced_bytes.load(Ordering::Relaxed) + change.bytes;
         unsynced_bytes.store(bytes, Ordering::Relaxed);
-        self.entry().size().store(change.size, Ordering::Relaxed);
+        self.entry.size().store(change.size, Ordering::Relaxed);
         if let Some(changes) = change.journaled {
-            self.entry().journaled_changes().store(changes, Ordering::Relaxed);
+            self.entry.journaled_changes().store(changes, Ordering::Relaxed);
         }
         if change.grew {
             self.set(flag::WRITTEN | flag::GREW);
@@ -388,7 +390,7 @@ impl FileGuard<'_> {
         if grew {
             self.clear(flag::DENSE);
         } else {
-            self.entry().durable_size().fetch_min(size, Ordering::Relaxed);
+            self.entry.durable_size().fetch_min(size, Ordering::Relaxed);
             self.set(flag::CUT);
         }
     }
@@ -419,56 +421,56 @@ impl FileGuard<'_> {
     /// The count of changes of the file's names and attributes, for
     /// [`own_synced`](Self::own_synced).
     pub fn own_changes(&self) -> u64 {
-        self.entry().own_changes().load(Ordering::SeqCst)
+        self.entry.own_changes().load(Ordering::SeqCst)
     }
 
     /// Names or attributes of the file were changed since its last real sync.
     pub fn has_own_changes(&self) -> bool {
-        self.own_changes() != self.entry().own_synced().load(Ordering::SeqCst)
+        self.own_changes() != self.entry.own_synced().load(Ordering::SeqCst)
     }
 
     /// A real sync of all of the file has succeeded, or is about to be made for its story, that
     /// begins after [`own_changes`](Self::own_changes) was `seen`.
     pub fn own_synced(&self, seen: u64) {
-        self.entry().own_synced().fetch_max(seen, Ordering::SeqCst);
+        self.entry.own_synced().fetch_max(seen, Ordering::SeqCst);
     }
 
     /// Where the last record ends that changes the file's bytes or size.
     pub fn last_change(&self) -> u64 {
-        self.entry().changed_end().load(Ordering::Relaxed)
+        self.entry.changed_end().load(Ordering::Relaxed)
     }
 
     /// Position of the definition that the file's story begins with.
     pub fn story(&self) -> u64 {
-        self.entry().story().load(Ordering::Relaxed)
+        self.entry.story().load(Ordering::Relaxed)
     }
 
     /// The size in bytes of a file whose story has begun, as [`note_change`](Self::note_change) was
     /// told last.
     pub fn size(&self) -> u64 {
-        self.entry().size().load(Ordering::Relaxed)
+        self.entry.size().load(Ordering::Relaxed)
     }
 
     /// The file is `size` bytes long, and no plain write is in flight.
     pub fn note_length(&self, size: u64) {
-        self.entry().size().store(size, Ordering::Relaxed);
+        self.entry.size().store(size, Ordering::Relaxed);
     }
 
     /// What the count of changes in the file system was before the last [change](Change::journaled)
     /// that is known to be in the journal.
     pub fn journaled_changes(&self) -> u64 {
-        self.entry().journaled_changes().load(Ordering::Relaxed)
+        self.entry.journaled_changes().load(Ordering::Relaxed)
     }
 
     /// Notes that a change of the file is in the journal, and what the count of changes in the file
     /// system was before it.
     pub fn note_journaled(&self, changes: u64) {
-        self.entry().journaled_changes().fetch_max(changes, Ordering::SeqCst);
+        self.entry.journaled_changes().fetch_max(changes, Ordering::SeqCst);
     }
 
     /// Bytes that were logged of the file since its last sync.
     pub fn unsynced_bytes(&self) -> u64 {
-        self.entry().unsynced_bytes().load(Ordering::Relaxed)
+        self.entry.unsynced_bytes().load(Ordering::Relaxed)
     }
 
     /// Promises all of the file as it is now, of `size` bytes: by a mark, if it has grown.
@@ -479,10 +481,10 @@ impl FileGuard<'_> {
         if self.has_grown() {
             let position = self.begin()?.mark(size)?;
             let end = position + RECORD_ALIGN_BYTES;
-            self.entry().marked_at().store(end, Ordering::Relaxed);
-            self.entry().durable_size().store(size, Ordering::Relaxed);
+            self.entry.marked_at().store(end, Ordering::Relaxed);
+            self.entry.durable_size().store(size, Ordering::Relaxed);
         }
-        self.log().note_sync_skipped(self.file());
+        self.log.note_sync_skipped(self.file());
         self.clear(flag::GREW | flag::WRITTEN);
         Ok(())
     }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::control::{
     BUCKETS_AT, Control, ENTRIES_AT, ENTRY_BYTES, FILES_MAX, REAL_SYNCS_AT, SLOTS, TABLE_AT,
-    TABLE_LOCK_AT, TIMEOUT,
+    TABLE_LOCK_AT, TIMEOUT, words,
 };
 use super::error::{LockError, LogError};
 use crate::pmem::{LockFailure, Locked};
@@ -67,23 +67,37 @@ pub(super) struct Entry<'a> {
     at: u64,
 }
 
-macro_rules! words {
-    ($($(#[$doc:meta])* $name:ident at $offset:expr;)*) => {
-        $($(#[$doc])* pub(super) fn $name(&self) -> &'a AtomicU64 {
-            self.control.memory().word(self.at + $offset)
-        })*
-    };
-}
+/// Where an entry's words begin that say nothing of a file that is new in the table.
+const ID_AT: u64 = 96;
 
 impl<'a> Entry<'a> {
-    words! {
+    /// Clears a bit of [`flag`]: whether it was set.
+    pub(super) fn take_flag(&self, bit: u64) -> bool {
+        let flags = self.flags();
+        flags.load(Ordering::Relaxed) & bit != 0
+            && flags.fetch_and(!bit, Ordering::SeqCst) & bit != 0
+    }
+
+    pub(super) fn key(&self) -> FileKey {
+        FileKey {
+            device: self.device().load(Ordering::Relaxed),
+            inode: self.inode().load(Ordering::Relaxed),
+            identity: self.identity().load(Ordering::Relaxed),
+        }
+    }
+
+    fn word(&self, offset: u64) -> &'a AtomicU64 {
+        self.control.memory().word(self.at + offset)
+    }
+
+    words! { &'a AtomicU64 = word:
         /// 0: never used.
         generation at 64;
         device at 72;
         inode at 80;
         identity at 88;
         /// Position of the file's first definition, 0: none. Records name the file by it.
-        id at 96;
+        id at ID_AT;
         /// Position of the file's last definition.
         defined_at at 104;
         /// Where the file's last record ends.
@@ -179,8 +193,8 @@ pub(super) fn bucket_number(device: u64, inode: u64) -> u64 {
     (mixed >> 48) % BUCKETS
 }
 
-fn bucket<'a>(control: &'a Control, key: &FileKey) -> &'a AtomicU64 {
-    control.memory().word(BUCKETS_AT + bucket_number(key.device, key.inode) * 8)
+fn bucket(control: &Control, device: u64, inode: u64) -> &AtomicU64 {
+    control.memory().word(BUCKETS_AT + bucket_number(device, inode) * 8)
 }
 
 fn narrow(index: u64) -> u32 {
@@ -205,43 +219,37 @@ pub(super) fn find_only(control: &Control, key: &FileKey) -> Result<Option<FileR
 
 /// No entry is missed that was there before the call.
 pub(super) fn may_have(control: &Control, device: u64, inode: u64) -> bool {
-    let key = FileKey { device, inode, identity: 0 };
-    bucket(control, &key).load(Ordering::SeqCst) != 0
+    bucket(control, device, inode).load(Ordering::SeqCst) != 0
+}
+
+/// The entries that a file with these numbers may have, with their indexes.
+fn chain(control: &Control, device: u64, inode: u64) -> impl Iterator<Item = (u64, Entry<'_>)> {
+    let behind = move |link: &AtomicU64| {
+        let index = link.load(Ordering::Relaxed).checked_sub(1)?;
+        (index < FILES_MAX).then(|| (index, entry(control, narrow(index))))
+    };
+    let first = behind(bucket(control, device, inode));
+    let chain = std::iter::successors(first, move |(_, entry)| behind(entry.next()));
+    // No longer than any can be, in a table that was damaged.
+    (0..FILES_MAX).zip(chain).map(|(_, found)| found)
 }
 
 fn find(control: &Control, key: &FileKey) -> Option<FileRef> {
-    let mut next = bucket(control, key).load(Ordering::Relaxed);
-    for _ in 0..FILES_MAX {
-        let index = next.checked_sub(1).filter(|index| *index < FILES_MAX)?;
-        let found = entry(control, narrow(index));
-        if is(&found, key) {
-            return Some(reference(&found, index));
-        }
-        next = found.next().load(Ordering::Relaxed);
-    }
-    None
+    let mut chain = chain(control, key.device, key.inode);
+    let found = chain.find(|(_, found)| found.key() == *key);
+    found.map(|(index, found)| reference(&found, index))
 }
 
 /// A file with these numbers whose changes are logged.
 pub(super) fn find_logged(control: &Control, device: u64, inode: u64) -> Option<FileRef> {
     let _lock = control.memory().lock(TABLE_LOCK_AT, TIMEOUT).ok()?;
-    let mut next = bucket(control, &FileKey { device, inode, identity: 0 }).load(Ordering::Relaxed);
-    for _ in 0..FILES_MAX {
-        let index = next.checked_sub(1).filter(|index| *index < FILES_MAX)?;
-        let found = entry(control, narrow(index));
-        let key = FileKey { device, inode, identity: found.identity().load(Ordering::Relaxed) };
-        if is(&found, &key) && found.flags().load(Ordering::SeqCst) & flag::LOGGED != 0 {
-            return Some(reference(&found, index));
-        }
-        next = found.next().load(Ordering::Relaxed);
-    }
-    None
-}
-
-fn is(entry: &Entry<'_>, key: &FileKey) -> bool {
-    entry.identity().load(Ordering::Relaxed) == key.identity
-        && entry.inode().load(Ordering::Relaxed) == key.inode
-        && entry.device().load(Ordering::Relaxed) == key.device
+    let is_it = |(_, found): &(u64, Entry<'_>)| {
+        let key = found.key();
+        let is_logged = found.flags().load(Ordering::SeqCst) & flag::LOGGED != 0;
+        (key.device, key.inode) == (device, inode) && is_logged
+    };
+    let found = chain(control, device, inode).find(is_it);
+    found.map(|(index, found)| reference(&found, index))
 }
 
 fn reference(entry: &Entry<'_>, index: u64) -> FileRef {
@@ -254,7 +262,7 @@ fn add(control: &Control, key: &FileKey) -> Result<FileRef, LogError> {
     let index = used.load(Ordering::Relaxed);
     if index < FILES_MAX {
         let fresh = entry(control, narrow(index));
-        control.init_lock(fresh.at);
+        control.memory().init_lock(fresh.at);
         // A name in the chains only after the lock was made: a crash in between leaves the entry
         // unused.
         used.store(index + 1, Ordering::Relaxed);
@@ -266,21 +274,9 @@ fn add(control: &Control, key: &FileKey) -> Result<FileRef, LogError> {
 
 /// Gives an entry, which is in no chain, to the file with this key.
 fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> FileRef {
-    for word in [entry.id(), entry.defined_at(), entry.last_end(), entry.flags()] {
-        word.store(0, Ordering::Relaxed);
-    }
-    for word in [entry.unlogged(), entry.synced(), entry.pins()] {
-        word.store(0, Ordering::Relaxed);
-    }
-    for word in [entry.marked_at(), entry.durable_size(), entry.journaled_changes()] {
-        word.store(0, Ordering::Relaxed);
-    }
-    for word in [entry.size(), entry.story(), entry.own_changes(), entry.own_synced()] {
-        word.store(0, Ordering::Relaxed);
-    }
-    let ends = [entry.changed_end(), entry.retired_end(), entry.names_end()];
-    for word in ends.into_iter().chain([entry.unsynced_bytes()]) {
-        word.store(0, Ordering::Relaxed);
+    // All words behind the key.
+    for offset in (ID_AT..ENTRY_BYTES).step_by(8) {
+        entry.word(offset).store(0, Ordering::Relaxed);
     }
     entry.device().store(key.device, Ordering::Relaxed);
     entry.inode().store(key.inode, Ordering::Relaxed);
@@ -288,7 +284,7 @@ fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> File
     // The generation before the chain: a process with an old reference finds it stale.
     let generation = entry.generation().load(Ordering::Relaxed) % u64::from(u32::MAX) + 1;
     entry.generation().store(generation, Ordering::SeqCst);
-    let bucket = bucket(control, key);
+    let bucket = bucket(control, key.device, key.inode);
     entry.next().store(bucket.load(Ordering::Relaxed), Ordering::Relaxed);
     // In one order with the lanes: see `lanes`.
     store_before_loads(bucket, index + 1);
@@ -300,7 +296,7 @@ fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> File
 /// removed, since the kernel gives out the same few numbers again. A file that comes back, as after
 /// an unmount, is plain then. The entries themselves are given away like all others.
 fn forget_dead(control: &Control, key: &FileKey) {
-    let mut link = bucket(control, key);
+    let mut link = bucket(control, key.device, key.inode);
     for _ in 0..FILES_MAX {
         let next = link.load(Ordering::Relaxed);
         let Some(index) = next.checked_sub(1).filter(|index| *index < FILES_MAX) else { return };
@@ -314,21 +310,16 @@ fn forget_dead(control: &Control, key: &FileKey) {
 }
 
 fn is_dead(control: &Control, entry: &Entry<'_>, successor: &FileKey) -> bool {
+    let key = entry.key();
     entry.last_end().load(Ordering::SeqCst) <= control.tail().load(Ordering::SeqCst)
-        && entry.inode().load(Ordering::Relaxed) == successor.inode
-        && entry.device().load(Ordering::Relaxed) == successor.device
-        && entry.identity().load(Ordering::Relaxed) != successor.identity
+        && (key.device, key.inode) == (successor.device, successor.inode)
+        && key.identity != successor.identity
 }
 
 /// Entries that a search for this key may have to look at.
 #[cfg(all(test, not(loom)))]
 pub(super) fn chain_len(control: &Control, key: &FileKey) -> usize {
-    let mut next = bucket(control, key).load(Ordering::Relaxed);
-    let mut len = 0;
-    while let Some(index) = next.checked_sub(1) {
-        (len, next) = (len + 1, entry(control, narrow(index)).next().load(Ordering::Relaxed));
-    }
-    len
+    chain(control, key.device, key.inode).count()
 }
 
 /// Takes an entry out of its chain whose file needs it no more.
@@ -367,13 +358,9 @@ fn is_interrupted(control: &Control, entry: &Entry<'_>, index: u64) -> bool {
 }
 
 fn unchain(control: &Control, gone: &Entry<'_>, index: u64) {
-    let key = FileKey {
-        device: gone.device().load(Ordering::Relaxed),
-        inode: gone.inode().load(Ordering::Relaxed),
-        identity: gone.identity().load(Ordering::Relaxed),
-    };
+    let key = gone.key();
     let after = gone.next().load(Ordering::Relaxed);
-    let mut link = bucket(control, &key);
+    let mut link = bucket(control, key.device, key.inode);
     for _ in 0..FILES_MAX {
         let next = link.load(Ordering::Relaxed);
         if next == index + 1 {

@@ -221,7 +221,7 @@ fn what_a_dead_writer_reserved_is_a_hole() {
 fn missing(log: &Log) -> Vec<(u64, u64)> {
     let mut scanner = Scanner::new(log.pool(), log.tail(), log.head());
     scanner.by_ref().for_each(drop);
-    scanner.missing().map(|it| (it.start, it.end)).collect()
+    scanner.losses.missing().map(|it| (it.start, it.end)).collect()
 }
 
 #[test]

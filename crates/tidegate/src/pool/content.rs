@@ -4,16 +4,19 @@
 use crate::pmem::{PmemError, Region};
 
 /// What the first bytes of a region look like.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 #[non_exhaustive]
 pub enum Content {
     /// Nothing: the first bytes are zero.
     Zeroes,
     /// A file system, partition table, image or pool of another kind; its name in a sentence.
+    #[strum(to_string = "{0}")]
     Known(&'static str),
     /// Text.
     Text,
     /// Bytes that say nothing.
+    #[strum(to_string = "unknown bytes")]
     Other,
 }
 
@@ -21,17 +24,6 @@ impl Content {
     /// Data of another program, by its signature.
     pub fn is_foreign(self) -> bool {
         matches!(self, Self::Known(_))
-    }
-}
-
-impl std::fmt::Display for Content {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Zeroes => "zeroes",
-            Self::Known(name) => name,
-            Self::Text => "text",
-            Self::Other => "unknown bytes",
-        })
     }
 }
 

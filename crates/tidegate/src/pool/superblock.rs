@@ -141,18 +141,21 @@ impl Found {
         first.into_iter().chain(second).collect()
     }
 
-    /// Writes the superblock anew where a copy of it is damaged, and returns what is wrong after
-    /// that.
+    /// What is wrong with the copies, a line each, and how many repair has put right: with `repair`
+    /// the superblock is written anew where a copy of it is damaged.
     ///
     /// # Errors
     /// As for [`Superblock::write`] and [`Superblock::read`].
-    pub fn repair(&self, region: &Region) -> Result<Vec<String>> {
-        if self.is_whole() {
-            return Ok(Vec::new());
+    pub fn check(&self, region: &Region, repair: bool) -> Result<(Vec<String>, usize)> {
+        let before = self.findings();
+        if !repair || self.is_whole() {
+            return Ok((before, 0));
         }
         let mut superblock = self.superblock;
         superblock.write(region)?;
-        Ok(Superblock::read(region)?.findings())
+        let left = Superblock::read(region)?.findings();
+        let repaired = before.len() - left.len();
+        Ok((left, repaired))
     }
 }
 

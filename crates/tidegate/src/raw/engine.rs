@@ -61,12 +61,8 @@ impl Engine for RawEngine {
     /// Reads the superblock, which is all of the metadata.
     fn check(&self, region: Region, repair: bool, _progress: OnProgress<'_>) -> Result<Checked> {
         let found = Superblock::read(&region).map_err(EngineError::pool)?;
-        let mut findings = found.findings();
-        let before = findings.len();
-        if repair {
-            findings = found.repair(&region).map_err(EngineError::pool)?;
-        }
-        let (faults, repaired) = (findings.len() as u64, before - findings.len());
+        let (mut findings, repaired) = found.check(&region, repair).map_err(EngineError::pool)?;
+        let faults = findings.len() as u64;
         let report =
             json!({ "faults": faults, "findings": findings, "repaired_superblocks": repaired });
         if repaired > 0 {
@@ -81,10 +77,6 @@ struct RawPlan(RawOptions);
 impl Plan for RawPlan {
     fn smallest_bytes(&self) -> u64 {
         POOL_BYTES_MIN
-    }
-
-    fn largest_fit_bytes(&self, bytes: u64) -> u64 {
-        bytes - bytes % PAGE_BYTES
     }
 
     fn create(&self, region: &Region) -> Result<()> {

@@ -161,14 +161,6 @@ impl Waker {
         self.running.load(Ordering::SeqCst)
     }
 
-    /// Sleeps after a step that began at `alarms`.
-    fn sleep(&self, alarms: u64, wake_at_ns: Option<u64>, work: &impl Work) {
-        match wake_at_ns {
-            Some(wake_at_ns) => self.sleep_until(alarms, wake_at_ns),
-            None => self.sleep_idle(work, None),
-        }
-    }
-
     fn sleep_idle(&self, work: &impl Work, wake_at_ns: Option<u64>) {
         let mut gate = self.gate.lock();
         gate.awake -= 1;
@@ -318,7 +310,8 @@ fn run(mut work: impl Work, waker: &Waker) {
         let alarms = waker.alarms();
         match work.step() {
             Step::Again => {}
-            Step::Sleep { wake_at_ns } => waker.sleep(alarms, wake_at_ns, &work),
+            Step::Sleep { wake_at_ns: Some(at_ns) } => waker.sleep_until(alarms, at_ns),
+            Step::Sleep { wake_at_ns: None } => waker.sleep_idle(&work, None),
             Step::Doze { wake_at_ns } => waker.sleep_idle(&work, Some(wake_at_ns)),
             Step::Stop => return,
         }

@@ -200,8 +200,11 @@ pub trait Plan {
     /// The smallest pool that it can be, in bytes.
     fn smallest_bytes(&self) -> u64;
 
-    /// The largest pool of at most `bytes` that has no bytes that the engine could not use.
-    fn largest_fit_bytes(&self, bytes: u64) -> u64;
+    /// The largest pool of at most `bytes` that has no bytes that the engine could not use:
+    /// one of whole pages, unless the engine says otherwise.
+    fn largest_fit_bytes(&self, bytes: u64) -> u64 {
+        bytes - bytes % 4096
+    }
 
     /// Makes the pool of all of `region`; what was there is lost.
     ///

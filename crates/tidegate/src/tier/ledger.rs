@@ -72,35 +72,29 @@ impl Ledger {
     /// A write-back failed with `error`: that of block `lba`, or of several blocks. The data stays
     /// dirty, and the next flush reports it.
     pub(crate) fn record(&self, lba: Option<u64>, error: &DeviceError) {
-        let failure = Failure { lba, kind: error.kind(), message: error.with_causes() };
-        let mut entries = self.entries.lock();
-        entries.unreported += 1;
-        entries.first.get_or_insert_with(|| failure.clone());
-        entries.last = Some(failure);
-        self.failures.fetch_add(1, Ordering::Release);
+        self.count(lba, error, true);
     }
 
     /// A write-back failed, of a tier that keeps durably what it acknowledges. The next flush
     /// reports it, unless the device below failed and what it may have lost, `is_at_risk`, was not
     /// acknowledged.
     pub(crate) fn write_back_failed(&self, failed: Failed, is_at_risk: bool) -> DeviceError {
-        match failed {
-            Failed::Below(error) if !is_at_risk => {
-                self.note(&error);
-                error
-            }
-            Failed::Below(error) | Failed::Own(error) => {
-                self.record(None, &error);
-                error
-            }
-        }
+        let is_to_report = is_at_risk || matches!(failed, Failed::Own(_));
+        let error = DeviceError::from(failed);
+        self.count(None, &error, is_to_report);
+        error
     }
 
-    /// A write-back failed with `error`, which is counted, and named by requests that it blocks; no
-    /// flush reports it.
-    fn note(&self, error: &DeviceError) {
-        let failure = Failure { lba: None, kind: error.kind(), message: error.with_causes() };
-        self.entries.lock().last = Some(failure);
+    /// A write-back failed with `error`, which is counted, and named by requests that it blocks;
+    /// the next flush reports it if it `is_to_report`.
+    fn count(&self, lba: Option<u64>, error: &DeviceError, is_to_report: bool) {
+        let failure = Failure { lba, kind: error.kind(), message: error.with_causes() };
+        let mut entries = self.entries.lock();
+        if is_to_report {
+            entries.unreported += 1;
+            entries.first.get_or_insert_with(|| failure.clone());
+        }
+        entries.last = Some(failure);
         self.failures.fetch_add(1, Ordering::Release);
     }
 

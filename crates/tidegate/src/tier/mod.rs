@@ -105,8 +105,9 @@ pub struct Purged {
 }
 
 /// Which place of the stack a tier has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Level {
     /// A volatile cache.
     Dram,
@@ -117,10 +118,7 @@ pub enum Level {
 impl Level {
     /// The name in labels of metrics.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Dram => "dram",
-            Self::Pmem => "pmem",
-        }
+        self.into()
     }
 }
 

@@ -13,34 +13,19 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use parking_lot::Mutex;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 
 use super::gate::{Failure, Turn};
 use super::uring::{Flights, Force, Stop};
 use super::{Backing, Transfer};
-use crate::device::wake::{Wake, join_from_outside};
+use crate::device::wake::Inbox;
 use crate::device::{AsyncRequest, Operation, OwnedOperation};
 
 /// The thread and the way to it.
 pub(super) struct Engine {
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<AsyncRequest>>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// What the thread has to look at.
-struct Inbox {
-    state: Mutex<State>,
-    wake: Arc<Wake>,
-}
-
-#[derive(Default)]
-struct State {
-    requests: Vec<AsyncRequest>,
-    is_stopping: bool,
-    /// The ring failed: requests run on the pool of threads.
-    is_broken: bool,
 }
 
 impl Engine {
@@ -49,8 +34,7 @@ impl Engine {
     /// # Errors
     /// The system has no ring, no descriptor or no thread.
     pub(super) fn start(backing: &Arc<Backing>, transfer: Transfer) -> rustix::io::Result<Self> {
-        let wake = Arc::new(Wake::new()?);
-        let inbox = Arc::new(Inbox { state: Mutex::default(), wake: Arc::clone(&wake) });
+        let inbox = Arc::new(Inbox::new()?);
         let runner = Runner {
             backing: Arc::clone(backing),
             transfer,
@@ -61,30 +45,20 @@ impl Engine {
         let name = "device-ring".to_owned();
         let spawned = std::thread::Builder::new().name(name).spawn(move || runner.run());
         let thread = spawned.map_err(|error| super::errno_of(&error))?;
-        backing.gate.wake_after_flushes(wake);
+        backing.gate.wake_after_flushes(Arc::clone(&inbox.wake));
         Ok(Self { inbox, thread: Some(thread) })
     }
 
     /// Gives `request`, which is checked and not empty, to the thread. Returns it if that is of no
     /// more use.
     pub(super) fn submit(&self, request: AsyncRequest) -> Option<AsyncRequest> {
-        let mut state = self.inbox.state.lock();
-        if state.is_broken {
-            return Some(request);
-        }
-        state.requests.push(request);
-        if state.requests.len() == 1 {
-            self.inbox.wake.wake();
-        }
-        None
+        self.inbox.add(request)
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.inbox.state.lock().is_stopping = true;
-        self.inbox.wake.wake();
-        join_from_outside(self.thread.take());
+        self.inbox.stop(self.thread.take());
     }
 }
 
@@ -98,7 +72,7 @@ struct Flush {
 struct Runner {
     backing: Arc<Backing>,
     transfer: Transfer,
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<AsyncRequest>>,
     flights: Flights,
     /// Requests that wait at the gate.
     flushes: Vec<Flush>,
@@ -127,10 +101,7 @@ impl Runner {
 
     /// Takes the new requests in. True where the device has ended.
     fn take_new(&mut self) -> bool {
-        self.inbox.wake.reset();
-        let mut state = self.inbox.state.lock();
-        let (requests, is_stopping) = (std::mem::take(&mut state.requests), state.is_stopping);
-        drop(state);
+        let (requests, is_stopping) = self.inbox.take();
         for mut request in requests {
             match request.operation() {
                 Operation::Flush => self.queue_flush(request),
@@ -202,10 +173,8 @@ impl Runner {
 
     /// The ring failed. What the kernel still holds is given up with it.
     fn give_up(mut self, errno: Errno) {
-        let mut state = self.inbox.state.lock();
-        state.is_broken = true;
-        let new = std::mem::take(&mut state.requests);
-        drop(state);
+        // New requests run on the pool of threads.
+        let new = self.inbox.close();
         let waiting = self.flushes.drain(..).map(|flush| flush.request);
         let requests: Vec<_> =
             self.flights.abandon().into_iter().chain(waiting).chain(new).collect();

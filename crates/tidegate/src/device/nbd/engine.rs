@@ -17,7 +17,6 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -32,7 +31,7 @@ use super::flushes::Clock;
 use super::protocol::{Request, cmd};
 use crate::device::AsyncRequest;
 use crate::device::error::with_causes;
-use crate::device::wake::{Wake, join_from_outside};
+use crate::device::wake::Inbox;
 
 /// The pause before the second attempt to connect.
 const PAUSE_FIRST: Duration = Duration::from_millis(10);
@@ -61,22 +60,10 @@ impl Server {
 
 /// The thread and the way to it.
 pub(super) struct Engine {
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<Started>>,
     timeout: Duration,
     clock: Clock,
     thread: Option<JoinHandle<()>>,
-}
-
-/// What the thread has to look at.
-struct Inbox {
-    state: Mutex<State>,
-    wake: Wake,
-}
-
-#[derive(Default)]
-struct State {
-    requests: Vec<Started>,
-    is_stopping: bool,
 }
 
 impl Engine {
@@ -85,8 +72,7 @@ impl Engine {
     /// # Errors
     /// The system has no descriptor or no thread.
     pub(super) fn start(name: &str, server: Server, socket: OwnedFd) -> Result<Self, NbdError> {
-        let wake = Wake::new().map_err(NbdError::os("make an event"))?;
-        let inbox = Arc::new(Inbox { state: Mutex::default(), wake });
+        let inbox = Arc::new(Inbox::new().map_err(NbdError::os("make an event"))?);
         let exchange = Exchange::new(name, server.rules.clone());
         let (timeout, clock) = (server.timeout, exchange.clock());
         let runner = Runner {
@@ -107,19 +93,14 @@ impl Engine {
     pub(super) fn submit(&self, request: AsyncRequest) {
         let moment = self.clock.now();
         let deadline = Instant::now() + self.timeout;
-        let mut state = self.inbox.state.lock();
-        state.requests.push(Started { request, deadline, moment });
-        if state.requests.len() == 1 {
-            self.inbox.wake.wake();
-        }
+        // It is never closed.
+        let _ = self.inbox.add(Started { request, deadline, moment });
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.inbox.state.lock().is_stopping = true;
-        self.inbox.wake.wake();
-        join_from_outside(self.thread.take());
+        self.inbox.stop(self.thread.take());
     }
 }
 
@@ -134,7 +115,7 @@ enum Link {
 struct Runner {
     server: Server,
     exchange: Exchange,
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<Started>>,
     link: Link,
     /// What requests wait for, for those that fail.
     reason: String,
@@ -161,10 +142,7 @@ impl Runner {
 
     /// Takes the new requests in. True where the device has ended.
     fn take_new(&mut self) -> bool {
-        self.inbox.wake.reset();
-        let mut state = self.inbox.state.lock();
-        let (requests, is_stopping) = (std::mem::take(&mut state.requests), state.is_stopping);
-        drop(state);
+        let (requests, is_stopping) = self.inbox.take();
         for started in requests {
             self.exchange.add(started);
         }
@@ -236,7 +214,7 @@ impl Runner {
         let until = [self.exchange.deadline(), until].into_iter().flatten().min();
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
-        let wake = PollFd::new(&self.inbox.wake, PollFlags::IN);
+        let wake = PollFd::new(&*self.inbox.wake, PollFlags::IN);
         let polled = match &self.link {
             Link::Up(socket) => {
                 let mut fds = [wake, PollFd::new(socket, events)];

@@ -17,9 +17,9 @@ use crate::sync::Ordering;
 
 /// A file, locked.
 pub struct FileGuard<'a> {
-    pub(super) log: &'a Log,
+    pub(in crate::log) log: &'a Log,
     pub(super) file: FileRef,
-    pub(super) entry: Entry<'a>,
+    pub(in crate::log) entry: Entry<'a>,
     _locked: Locked<'a>,
 }
 
@@ -71,16 +71,8 @@ impl FileGuard<'_> {
         self.clear(flag::ORPHANED);
     }
 
-    pub(in crate::log) fn log(&self) -> &Log {
-        self.log
-    }
-
     pub(in crate::log) fn clear(&self, bits: u64) {
         self.entry.flags().fetch_and(!bits, Ordering::SeqCst);
-    }
-
-    pub(in crate::log) fn entry(&self) -> &Entry<'_> {
-        &self.entry
     }
 
     /// The file's entry.

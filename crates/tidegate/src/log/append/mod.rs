@@ -90,21 +90,16 @@ impl Log {
         (0..SLOTS).find_map(|step| {
             let number = (first + step) % SLOTS;
             let slot = self.control.slot(number);
-            let free = slot.owner.load(Ordering::Relaxed) == 0;
-            let taken = free
-                && slot
-                    .owner
-                    .compare_exchange(0, owner, Ordering::SeqCst, Ordering::Relaxed)
-                    .is_ok();
+            let take =
+                || slot.owner.compare_exchange(0, owner, Ordering::SeqCst, Ordering::Relaxed);
+            let taken = slot.owner.load(Ordering::Relaxed) == 0 && take().is_ok();
             if taken {
                 self.note_used(number);
             }
             taken.then_some((number, slot))
         })
     }
-}
 
-impl Log {
     /// The slot with this number may have a record from now on.
     #[inline]
     fn note_used(&self, number: u64) {

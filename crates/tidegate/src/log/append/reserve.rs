@@ -2,7 +2,7 @@
 //! record may fill the log.
 
 use super::super::Log;
-use super::super::control::RESERVING;
+use super::super::control::{LIMIT_LOCK_AT, RESERVING, TIMEOUT};
 use super::super::error::AppendError;
 use super::super::layout::RECORD_ALIGN_BYTES;
 use crate::pmem::{LockFailure, Locked};
@@ -32,13 +32,6 @@ pub(in crate::log) struct Reserved {
     /// begins a lap.
     pub(in crate::log) position: u64,
     pub(in crate::log) end: u64,
-}
-
-impl Reserved {
-    /// The rest of a lap lies between `from` and the record.
-    pub(in crate::log) fn has_gap(&self) -> bool {
-        self.from != self.position
-    }
 }
 
 impl Log {
@@ -138,12 +131,12 @@ impl Log {
     /// Held for the time of a store and a fence: seldom worth sleeping for.
     fn lock_limit(&self) -> Result<Locked<'_>, AppendError> {
         for _ in 0..LOOKS {
-            match self.control.try_lock_limit() {
+            match self.control.memory().try_lock(LIMIT_LOCK_AT) {
                 Err(LockFailure::TimedOut) => self.pool.region().relax(),
                 outcome => return outcome.map_err(|_| AppendError::Full),
             }
         }
-        self.control.lock_limit().map_err(|_| AppendError::Full)
+        self.control.memory().lock(LIMIT_LOCK_AT, TIMEOUT).map_err(|_| AppendError::Full)
     }
 
     /// Bytes of the ring that a record may help to fill.

@@ -19,18 +19,8 @@ const SMALL_BYTES: usize = 512;
 
 /// The record before `position`, which begins a lap: what lies between it and `from` holds nothing.
 fn gap(from: u64, position: u64, finished: u64) -> Header {
-    Header {
-        position: position - RECORD_ALIGN_BYTES,
-        kind: RecordKind::Gap,
-        file: 0,
-        offset: 0,
-        len: 0,
-        aux: from,
-        payload_bytes: 0,
-        payload_checksum: 0,
-        grows: false,
-        finished,
-    }
+    let position = position - RECORD_ALIGN_BYTES;
+    Header { position, aux: from, finished, ..Header::of(RecordKind::Gap) }
 }
 
 impl Log {
@@ -80,7 +70,8 @@ impl Log {
         parts: &[IoSlice<'_>],
     ) -> Result<Header, AppendError> {
         let position = reserved.position;
-        if reserved.has_gap() {
+        if reserved.from != position {
+            // The rest of a lap lies before the record.
             self.seal(&gap(reserved.from, position, draft.finished))?;
         }
         // Before the record is whole: a killed writer's record is found by the next holder, which

@@ -10,15 +10,6 @@ use super::super::stats::Counter;
 use super::{Share, Ticket};
 use crate::sync::Ordering;
 
-/// What a record says beside its payload.
-#[derive(Default)]
-struct Numbers {
-    offset: u64,
-    len: u64,
-    aux: u64,
-    grows: bool,
-}
-
 impl Ticket<'_> {
     /// Says which file the records are about.
     ///
@@ -37,9 +28,9 @@ impl Ticket<'_> {
         let fixed = definition.encode();
         let parts = definition.parts(&fixed);
         let id = self.entry.id().load(Ordering::Relaxed);
-        let numbers = Numbers { aux: marked_until, ..Numbers::default() };
+        let draft = Header { file: id, aux: marked_until, ..Header::of(RecordKind::Define) };
         // The first definition names the file by the position that it gets.
-        let position = self.append(RecordKind::Define, id, &numbers, &parts, Share::Definitions)?;
+        let position = self.append(draft, &parts, Share::Definitions)?;
         if id == 0 {
             self.entry.id().store(position, Ordering::Relaxed);
         }
@@ -61,8 +52,8 @@ impl Ticket<'_> {
         parts: &[IoSlice<'_>],
         grows: bool,
     ) -> Result<u64, AppendError> {
-        let numbers = Numbers { offset, grows, ..Numbers::default() };
-        self.about(RecordKind::Write, &numbers, parts, Share::Data)
+        let draft = Header { offset, grows, ..Header::of(RecordKind::Write) };
+        self.about(draft, parts, Share::Data)
     }
 
     /// Counts a write of so many bytes.
@@ -76,8 +67,8 @@ impl Ticket<'_> {
     /// # Errors
     /// [`AppendError`].
     pub fn set_size(&mut self, size: u64, grows: bool) -> Result<u64, AppendError> {
-        let numbers = Numbers { offset: size, grows, ..Numbers::default() };
-        self.about(RecordKind::SetSize, &numbers, &[], Share::Data)
+        let draft = Header { offset: size, grows, ..Header::of(RecordKind::SetSize) };
+        self.about(draft, &[], Share::Data)
     }
 
     /// Appends that `len` bytes at `offset` become zero.
@@ -85,8 +76,8 @@ impl Ticket<'_> {
     /// # Errors
     /// [`AppendError`].
     pub fn zero(&mut self, offset: u64, len: u64) -> Result<u64, AppendError> {
-        let numbers = Numbers { offset, len, ..Numbers::default() };
-        self.about(RecordKind::Zero, &numbers, &[], Share::Data)
+        let draft = Header { offset, len, ..Header::of(RecordKind::Zero) };
+        self.about(draft, &[], Share::Data)
     }
 
     /// Appends that all earlier records of the file are promised, and a size of `size` bytes: the
@@ -95,8 +86,8 @@ impl Ticket<'_> {
     /// # Errors
     /// [`AppendError`].
     pub(in crate::log) fn mark(&mut self, size: u64) -> Result<u64, AppendError> {
-        let numbers = Numbers { offset: size, ..Numbers::default() };
-        self.about(RecordKind::Mark, &numbers, &[], Share::Definitions)
+        let draft = Header { offset: size, ..Header::of(RecordKind::Mark) };
+        self.about(draft, &[], Share::Definitions)
     }
 
     /// Appends that the story ends: all earlier records of the file are durable in the file, or are
@@ -105,7 +96,7 @@ impl Ticket<'_> {
     /// # Errors
     /// [`AppendError`].
     pub(in crate::log) fn end(&mut self) -> Result<(), AppendError> {
-        let position = self.about(RecordKind::End, &Numbers::default(), &[], Share::Reserve)?;
+        let position = self.about(Header::of(RecordKind::End), &[], Share::Reserve)?;
         self.entry.changed_end().store(0, Ordering::Relaxed);
         self.entry.names_end().store(0, Ordering::SeqCst);
         self.entry.retired_end().store(position + RECORD_ALIGN_BYTES, Ordering::Relaxed);
@@ -117,8 +108,8 @@ impl Ticket<'_> {
     /// # Errors
     /// [`AppendError`].
     pub fn void(&mut self, position: u64) -> Result<u64, AppendError> {
-        let numbers = Numbers { aux: position, ..Numbers::default() };
-        self.about(RecordKind::Void, &numbers, &[], Share::Reserve)
+        let draft = Header { aux: position, ..Header::of(RecordKind::Void) };
+        self.about(draft, &[], Share::Reserve)
     }
 
     /// Appends that the names of the file are about to change: the record's position. The names'
@@ -132,8 +123,8 @@ impl Ticket<'_> {
         if !record.is_sound() {
             return Err(AppendError::Unsound);
         }
-        let numbers = Numbers::default();
-        record.with_parts(|parts| self.about(RecordKind::Name, &numbers, parts, Share::Data))
+        let draft = Header::of(RecordKind::Name);
+        record.with_parts(|parts| self.about(draft, parts, Share::Data))
     }
 
     /// Appends all of the file, which is `content` and what `make` says: the record's position.
@@ -147,49 +138,34 @@ impl Ticket<'_> {
         }
         let fixed = make.encode();
         let parts = make.parts(&fixed, content);
-        self.about(RecordKind::Make, &Numbers::default(), &parts, Share::Data)
+        self.about(Header::of(RecordKind::Make), &parts, Share::Data)
     }
 
+    /// Appends what `draft` says of the file.
     fn about(
         &mut self,
-        kind: RecordKind,
-        numbers: &Numbers,
+        draft: Header,
         parts: &[IoSlice<'_>],
         space: Share,
     ) -> Result<u64, AppendError> {
-        let id = self.entry.id().load(Ordering::Relaxed);
-        debug_assert!(id != 0, "a record of a file that was never defined");
-        self.append(kind, id, numbers, parts, space)
+        let file = self.entry.id().load(Ordering::Relaxed);
+        debug_assert!(file != 0, "a record of a file that was never defined");
+        self.append(Header { file, ..draft }, parts, space)
     }
 
     fn append(
         &mut self,
-        kind: RecordKind,
-        file: u64,
-        numbers: &Numbers,
+        draft: Header,
         parts: &[IoSlice<'_>],
         space: Share,
     ) -> Result<u64, AppendError> {
-        let &Numbers { offset, len, aux, grows } = numbers;
-        let draft = Header {
-            position: 0,
-            kind,
-            file,
-            offset,
-            len,
-            aux,
-            payload_bytes: 0,
-            payload_checksum: 0,
-            grows,
-            finished: 0,
-        };
         let header = self.log.put(self.slot, draft, parts, space)?;
         let end = header.position + header.record_bytes();
         self.entry.last_end().store(end, Ordering::Release);
-        if matches!(kind, RecordKind::Write | RecordKind::Zero | RecordKind::SetSize) {
+        if matches!(header.kind, RecordKind::Write | RecordKind::Zero | RecordKind::SetSize) {
             self.entry.changed_end().store(end, Ordering::Relaxed);
         }
-        if matches!(kind, RecordKind::Make | RecordKind::Name) {
+        if matches!(header.kind, RecordKind::Make | RecordKind::Name) {
             self.entry.names_end().store(end, Ordering::SeqCst);
             self.log.note_names();
         }

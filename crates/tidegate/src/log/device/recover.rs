@@ -133,11 +133,11 @@ fn find(
         return Err(LogDeviceError::Lost { losses: lost });
     }
     // What is passed over now is not to be found again.
-    let is_all_told = lost.is_empty() && scanner.finished() > 0;
+    let is_all_told = lost.is_empty() && scanner.losses.finished() > 0;
     let doubtful_from = if is_all_told { scanner.doubtful_from() } else { pool.tail()? };
     // A process that was killed may have stored the last ones without making them durable: later
     // records will call them finished.
-    pool.persist_records(scanner.finished()..doubtful_from)?;
+    pool.persist_records(scanner.losses.finished()..doubtful_from)?;
     let defined = definitions(pool, &headers)?;
     let data = headers.iter().filter(|header| header.kind != RecordKind::Define);
     let adopted = data
@@ -149,7 +149,7 @@ fn find(
     let definition = adopted.or(named.max_by_key(|it| it.position)).cloned();
     let own = definition.as_ref().map(|it| it.id);
     let recovered =
-        Recovered { torn: scanner.doubtful().count() as u64, lost, ..Recovered::default() };
+        Recovered { torn: scanner.losses.doubtful().count() as u64, lost, ..Recovered::default() };
     let mut found = Found { index: Index::new(), definition, recovered, doubtful_from };
     for header in data {
         if Some(header.file) != own {
@@ -162,12 +162,12 @@ fn find(
 
 /// What was acknowledged and is lost, and what comes back without it.
 fn losses(scanner: &Scanner<'_>, headers: &[Header]) -> Vec<DeviceLoss> {
-    let records = scanner.damaged().map(|header| {
+    let records = scanner.losses.damaged().map(|header| {
         let damage = Damage::of(header);
         let older = headers.iter().rev().find(|it| damage.comes_after(it));
         DeviceLoss::Record { damage, older: older.map(|it| it.position) }
     });
-    let missing = scanner.missing();
+    let missing = scanner.losses.missing();
     let bytes =
         missing.map(|it| DeviceLoss::Bytes { position: it.start, bytes: it.end - it.start });
     records.chain(bytes).collect()
@@ -180,11 +180,9 @@ fn losses(scanner: &Scanner<'_>, headers: &[Header]) -> Vec<DeviceLoss> {
 pub fn has_records_of(pool: &LogPool, binding: &Binding) -> Result<bool> {
     let headers: Vec<Header> = Scanner::new(pool, pool.tail()?, pool.limit()?).collect();
     let defined = definitions(pool, &headers)?;
-    let is_data = |header: &Header| header.kind != RecordKind::Define;
-    let is_of_it = |header: &Header| {
-        defined.get(&header.file).is_some_and(|it| it.identity == binding.identity)
-    };
-    Ok(headers.iter().any(|header| is_data(header) && is_of_it(header)))
+    let is_of_it = |it: &Defined| it.identity == binding.identity;
+    let mut data = headers.iter().filter(|header| header.kind != RecordKind::Define);
+    Ok(data.any(|header| defined.get(&header.file).is_some_and(is_of_it)))
 }
 
 /// The last definition of each id.

@@ -54,7 +54,7 @@ pub enum Source {
 }
 
 /// What recovery will do.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Decisions<S, F> {
     /// What each of these names becomes.
     pub names: BTreeMap<S, Option<F>>,
@@ -73,25 +73,13 @@ struct Name<F> {
 }
 
 /// What the log says of names, in the order of its records.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct NameStories<S, F> {
     names: BTreeMap<S, Name<F>>,
     /// How many names files have at the end of the log.
     links: BTreeMap<F, u64>,
     /// The files that the log can make again, and the name of each when it was made.
     made: BTreeMap<F, S>,
-}
-
-impl<S, F> Default for Decisions<S, F> {
-    fn default() -> Self {
-        Self { names: BTreeMap::new(), files: BTreeMap::new() }
-    }
-}
-
-impl<S, F> Default for NameStories<S, F> {
-    fn default() -> Self {
-        Self { names: BTreeMap::new(), links: BTreeMap::new(), made: BTreeMap::new() }
-    }
 }
 
 impl<S: Ord + Clone, F: Ord + Clone> NameStories<S, F> {

@@ -173,13 +173,9 @@ struct Story {
 impl Story {
     /// Forgets all that was told before.
     fn drop_records(&mut self) {
-        self.is_covered = false;
-        self.steps.clear();
-        self.names.clear();
-        self.broken_make = None;
-        self.marked_until = 0;
-        self.torn.clear();
-        self.damaged = None;
+        let Self { identity, defined, is_superseded, .. } = *self;
+        let paths = std::mem::take(&mut self.paths);
+        *self = Self { identity, defined, paths, is_superseded, ..Self::default() };
     }
 
     /// A whole record follows.

@@ -94,7 +94,8 @@ pub fn plan_pool(pool: &LogPool) -> Result<(Plan, u64), LogError> {
     let checked = parallel::map(checkers, &chunks, |chunk| {
         chunk.iter().map(|header| pool.is_whole(header).ok()).collect::<Vec<_>>()
     });
-    let mut planner = Planner::with_losses(scanner.finished(), scanner.missing().collect());
+    let mut planner =
+        Planner::with_losses(scanner.losses.finished(), scanner.losses.missing().collect());
     let mut payload = Vec::new();
     for (header, is_whole) in headers.iter().zip(checked.into_iter().flatten()) {
         planner.add(header, payload_of(pool, header, is_whole, &mut payload));
