@@ -94,19 +94,13 @@ impl Listener {
     /// [`ServeError::InUse`], [`ServeError::Io`], or [`ServeError::Address`] where the address
     /// stands for sockets of which there is not exactly one.
     pub(crate) fn bind(address: &ListenAddress) -> Result<Self, ServeError> {
-        match address {
-            ListenAddress::Unix(path) => Self::bind_unix(path),
-            ListenAddress::Tcp { host, port } => Self::bind_tcp(host, *port),
-            ListenAddress::Inherited => {
-                let mut listeners = inherited()?;
-                match (listeners.pop(), listeners.len()) {
-                    (Some(one), 0) => Ok(one),
-                    (_, more) => Err(ServeError::Address(format!(
-                        "cannot listen at systemd: {} sockets were passed, 1 is expected",
-                        more + 1
-                    ))),
-                }
-            }
+        let mut listeners = Self::bind_all(std::slice::from_ref(address))?;
+        match (listeners.pop(), listeners.len()) {
+            (Some(one), 0) => Ok(one),
+            (_, more) => Err(ServeError::Address(format!(
+                "cannot listen at systemd: {} sockets were passed, 1 is expected",
+                more + 1
+            ))),
         }
     }
 
@@ -118,8 +112,9 @@ impl Listener {
         let mut listeners = Vec::new();
         for address in addresses {
             match address {
+                ListenAddress::Unix(path) => listeners.push(Self::bind_unix(path)?),
+                ListenAddress::Tcp { host, port } => listeners.push(Self::bind_tcp(host, *port)?),
                 ListenAddress::Inherited => listeners.extend(inherited()?),
-                address => listeners.push(Self::bind(address)?),
             }
         }
         Ok(listeners)
