@@ -284,8 +284,8 @@ fn stores(six: &Synced<'_>) -> Vec<Check> {
     let over_afcm: [&[&str]; 2] = [&["afcm", "sccm"], &["afcm", "sfcm"]];
     let below_sfcm: [&[&str]; 2] = [&["sccm", "sfcm"], &["afcm", "sfcm"]];
     vec![
-        ordered(DATA, &[&["sfcm", "afcm", "sccm"]], |row| row.pmem_data_bytes, AGAIN),
-        ordered(METADATA, &below_sfcm, |row| row.pmem_metadata_bytes, WORDS),
+        ordered(DATA, &[&["sfcm", "afcm", "sccm"]], |row| row.totals.pmem_data_bytes, AGAIN),
+        ordered(METADATA, &below_sfcm, |row| row.totals.pmem_metadata_bytes, WORDS),
         ordered(LEAST, &over_afcm, Row::pmem_traffic_bytes, ANEW),
         ordered(INDEX, &[&["sccm", "afcm", "sfcm"]], |row| row.index_bytes, KEEPS),
         check(
