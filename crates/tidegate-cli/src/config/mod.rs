@@ -19,7 +19,7 @@ use document::{Document, Table};
 /// # Errors
 /// It cannot be read, or something is wrong in it: the first fault, and how many more there are.
 pub(crate) fn read(path: &Path) -> Result<ServePlan> {
-    match parse(path, &text_of(path)?) {
+    match check(path)? {
         Ok(plan) => Ok(plan),
         Err(faults) => match &faults[..] {
             [first] => bail!("{first}"),
@@ -38,11 +38,8 @@ pub(crate) fn read(path: &Path) -> Result<ServePlan> {
 /// # Errors
 /// It cannot be read.
 pub(crate) fn check(path: &Path) -> Result<Result<ServePlan, Vec<String>>> {
-    Ok(parse(path, &text_of(path)?))
-}
-
-fn text_of(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    let text = std::fs::read_to_string(path);
+    Ok(parse(path, &text.with_context(|| format!("cannot read {}", path.display()))?))
 }
 
 fn parse(path: &Path, text: &str) -> Result<ServePlan, Vec<String>> {
