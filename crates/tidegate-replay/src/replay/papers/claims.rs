@@ -78,14 +78,8 @@ fn check(
     reason: &'static str,
 ) -> Check {
     let (verdict, reason) = if holds { ("holds", "") } else { ("differs", reason) };
-    Check {
-        figure,
-        what: what.to_owned(),
-        paper,
-        ours,
-        verdict: verdict.into(),
-        reason: reason.into(),
-    }
+    let what = what.to_owned();
+    Check { figure, what, paper, ours, verdict: verdict.into(), reason: reason.into() }
 }
 
 /// A row for a number that the paper has, with `unit` behind it; it holds from 85 % of that on.
