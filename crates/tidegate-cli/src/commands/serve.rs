@@ -261,12 +261,8 @@ fn name_if_several(served: &[Served], one: &Served) -> io::Result<()> {
 
 /// It is on all networks of the machine.
 fn is_everywhere(address: &ListenAddress) -> bool {
-    match address {
-        ListenAddress::Unix(_) | ListenAddress::Inherited => false,
-        ListenAddress::Tcp { host, .. } => {
-            host.parse().is_ok_and(|address: IpAddr| address.is_unspecified())
-        }
-    }
+    let ListenAddress::Tcp { host, .. } = address else { return false };
+    host.parse().is_ok_and(|address: IpAddr| address.is_unspecified())
 }
 
 /// The address as NBD clients write it, where it is known.

@@ -90,7 +90,7 @@ fn no_address_twice(document: &Document<'_>, addresses: &[(ListenAddress, usize)
 }
 
 fn tls(document: &Document<'_>, mut table: Table<'_>) -> Option<TlsFiles> {
-    let offset = table.offset();
+    let offset = table.offset;
     let args = TlsArgs {
         tls: table.with("when", |text| TlsWhen::from_str(text, false)),
         tls_cert: table.path("cert"),
@@ -108,7 +108,7 @@ fn tls(document: &Document<'_>, mut table: Table<'_>) -> Option<TlsFiles> {
 fn devices(document: &Document<'_>, tables: Vec<Table<'_>>) -> Vec<DevicePlan> {
     let mut devices: Vec<DevicePlan> = Vec::new();
     for table in tables {
-        let offset = table.offset();
+        let offset = table.offset;
         let Some(device) = device(document, table) else { continue };
         for earlier in &devices {
             let fault = |what| document.fault(offset, what);
@@ -126,7 +126,7 @@ fn devices(document: &Document<'_>, tables: Vec<Table<'_>>) -> Vec<DevicePlan> {
 }
 
 fn device(document: &Document<'_>, mut table: Table<'_>) -> Option<DevicePlan> {
-    let offset = table.offset();
+    let offset = table.offset;
     let has_pool = table.has("pool");
     let pool = table.path("pool");
     let export = table.text("export").unwrap_or_default();
