@@ -158,14 +158,10 @@ impl Listener {
     pub(crate) fn accept(&self) -> rustix::io::Result<(OwnedFd, String)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (socket, peer) = rustix::net::acceptfrom_with(&self.socket, flags)?;
-        match (&self.address, peer) {
-            (ListenAddress::Tcp { .. }, peer) => {
-                rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
-                let peer = peer.and_then(|peer| std::net::SocketAddr::try_from(peer).ok());
-                Ok((socket, peer.map_or_else(|| "tcp".into(), |peer| format!("tcp:{peer}"))))
-            }
-            (ListenAddress::Unix(_) | ListenAddress::Inherited, _) => Ok((socket, "unix".into())),
-        }
+        let ListenAddress::Tcp { .. } = self.address else { return Ok((socket, "unix".into())) };
+        rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
+        let peer = peer.and_then(|peer| std::net::SocketAddr::try_from(peer).ok());
+        Ok((socket, peer.map_or_else(|| "tcp".into(), |peer| format!("tcp:{peer}"))))
     }
 
     /// Removes the file of its unix socket, unless another server has put its own in its place: no

@@ -396,7 +396,12 @@ impl<'a> Connection<'a> {
 
     /// How long to wait at most.
     fn time_left(&mut self, now: Instant, wants_output: bool) -> Result<Option<Timespec>, Fault> {
-        let stalled = self.stall_deadline(now, wants_output);
+        let due = self.due(wants_output);
+        if due.is_none() {
+            self.pace.rest();
+        }
+        // When the client counts as stalled.
+        let stalled = due.and_then(|due| self.pace.deadline(now, due, &self.service.limits));
         let left = |at: Instant| at.saturating_duration_since(now);
         let deadline = self.deadline.into_iter().chain(stalled).min().map(left);
         if deadline == Some(Duration::ZERO) {
@@ -406,15 +411,6 @@ impl<'a> Connection<'a> {
         let look = stalled.map(|_| self.service.limits.stall_timeout_under_pressure);
         let timeout = deadline.into_iter().chain(look).min();
         Ok(timeout.and_then(|left| Timespec::try_from(left).ok()))
-    }
-
-    /// When the client counts as stalled, if it has answers to take or the data of a write to send.
-    fn stall_deadline(&mut self, now: Instant, wants_output: bool) -> Option<Instant> {
-        let Some(due) = self.due(wants_output) else {
-            self.pace.rest();
-            return None;
-        };
-        self.pace.deadline(now, due, &self.service.limits)
     }
 
     /// What the client has to take or to send; none: nothing.
