@@ -76,7 +76,10 @@ fn socket_of(pool: &Path) -> Result<PathBuf> {
 pub(crate) fn listen(served: &Served) -> Result<Vec<ControlServer>> {
     let start = |path: PathBuf| {
         let served = served.clone();
-        ControlServer::start(&[path], move |request| answer(&request, &served))
+        ControlServer::start(&[path], move |request| {
+            let failed = |error| Reply::Failed { message: format!("{error:#}") };
+            answer(&request, &served).unwrap_or_else(failed)
+        })
     };
     let mut servers = Vec::new();
     if let Some(socket) = &served.plan.args.control {
@@ -137,14 +140,25 @@ fn in_front_end(collector: &mut Collector, collect: impl FnOnce(&mut Collector))
     });
 }
 
-fn answer(request: &Request, served: &Served) -> Reply {
-    match request {
-        Request::Stat => Reply::Stat { stat: Box::new(served.stack.stat(front_end(served))) },
-        Request::Reset => Reply::Stat { stat: Box::new(served.stack.reset(front_end(served))) },
-        Request::Set { settings } => set(&served.stack, settings),
-        Request::Purge => purge(&served.stack),
-        Request::Snapshot { file } => snapshot(served, file),
-    }
+fn answer(request: &Request, served: &Served) -> Result<Reply> {
+    let Served { stack, .. } = served;
+    Ok(match request {
+        Request::Stat => Reply::Stat { stat: Box::new(stack.stat(front_end(served))) },
+        Request::Reset => Reply::Stat { stat: Box::new(stack.reset(front_end(served))) },
+        Request::Set { settings } => {
+            set(stack, settings)?;
+            Reply::Set
+        }
+        Request::Purge => {
+            let Purged { freed_bytes, left_bytes } = stack.purge()?;
+            Reply::Purged { freed_bytes, left_bytes }
+        }
+        Request::Snapshot { file } => {
+            let Made { bytes, held, backing } = served.copy_to(file)?;
+            let held_ns = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);
+            Reply::Snapshot { bytes, held_ns, backing }
+        }
+    })
 }
 
 /// Adds what the front end counted.
@@ -158,34 +172,17 @@ fn front_end(served: &Served) -> impl FnOnce(&mut Collector) {
     }
 }
 
-fn purge(stack: &Stack) -> Reply {
-    match stack.purge() {
-        Ok(Purged { freed_bytes, left_bytes }) => Reply::Purged { freed_bytes, left_bytes },
-        Err(error) => Reply::Failed { message: format!("{:#}", anyhow::Error::from(error)) },
-    }
-}
-
-fn snapshot(served: &Served, file: &Path) -> Reply {
-    match served.copy_to(file) {
-        Ok(Made { bytes, held, backing }) => {
-            let held_ns = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);
-            Reply::Snapshot { bytes, held_ns, backing }
-        }
-        Err(error) => Reply::Failed { message: format!("{error:#}") },
-    }
-}
-
-fn set(stack: &Stack, settings: &[(String, String)]) -> Reply {
+fn set(stack: &Stack, settings: &[(String, String)]) -> Result<()> {
     for (number, (key, value)) in settings.iter().enumerate() {
         if let Err(error) = stack.set(key, value) {
             let kept = match number {
                 0 => String::new(),
                 number => format!("; the first {number} of the settings stay changed"),
             };
-            return Reply::Failed { message: format!("{error}{kept}") };
+            bail!("{error}{kept}");
         }
     }
-    Reply::Set
+    Ok(())
 }
 
 fn collect(table: &[Counted], found: &Statistics, collector: &mut Collector) {

@@ -6,13 +6,12 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::thread::JoinHandle;
 
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::inotify::{CreateFlags, Reader, WatchFlags, add_watch, init};
 use tidegate::device::watch::Notices;
-use tidegate_serve::nbd::StopHandle;
+use tidegate_serve::{StopHandle, Worker};
 
 /// A file, and the listener that is told of its removal.
 pub(crate) struct Watched {
@@ -34,35 +33,14 @@ impl Watched {
     }
 }
 
-/// A thread that watches files until this is dropped.
-pub(crate) struct RemovalWatch {
-    stop: StopHandle,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl RemovalWatch {
-    /// Watches `files`.
-    ///
-    /// # Errors
-    /// The system has no watch or no thread left.
-    pub(crate) fn start(files: Vec<Watched>) -> Result<Self> {
-        let changes = watch_links(&files).context("the kernel takes no watch for files")?;
-        let stop = StopHandle::new()?;
-        let stopped = stop.clone();
-        let run = move || tell_removals(files, &changes, &stopped);
-        let thread = std::thread::Builder::new().name("removal-watch".into()).spawn(run)?;
-        Ok(Self { stop, thread: Some(thread) })
-    }
-}
-
-impl Drop for RemovalWatch {
-    fn drop(&mut self) {
-        self.stop.stop();
-        if let Some(thread) = self.thread.take() {
-            // A panic of it was printed when it happened.
-            let _ = thread.join();
-        }
-    }
+/// A thread that watches `files` until it is dropped.
+///
+/// # Errors
+/// The system has no watch or no thread left.
+pub(crate) fn watch(files: Vec<Watched>) -> Result<Worker> {
+    let changes = watch_links(&files).context("the kernel takes no watch for files")?;
+    let run = move |stop: &StopHandle| tell_removals(files, &changes, stop);
+    Ok(Worker::start("removal-watch", StopHandle::new()?, run)?)
 }
 
 /// A descriptor that can be read when the number of links of one of `files` has changed.

@@ -73,7 +73,7 @@ fn measure(path: &Path, name: &str) -> Result<(), Box<dyn Error>> {
     let (first, second) = (looked - started, played - looked);
     #[expect(clippy::cast_precision_loss, reason = "numbers for people")]
     let millions = |count: u64, seconds: f64| count as f64 / seconds / 1e6;
-    let (operations, touched) = (profile.operations, row.reads + row.writes);
+    let (operations, touched) = (profile.operations, row.requests.reads + row.requests.writes);
     println!(
         "{}: {operations} operations, {touched} pages: read and looked at {:.2}, played {:.2} \
          ({:.2} pages), both {:.2} operations ({:.2} pages)",

@@ -9,6 +9,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::Serialize;
 use tidegate::pmem::MediaModel;
 
 use crate::scheme::devices::{Devices, Source};
@@ -157,12 +158,12 @@ struct Batch {
 }
 
 /// Sums over a trace.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Totals {
-    /// Pages read from flash.
-    pub ssd_pages_read: u64,
     /// Pages written to flash.
     pub ssd_pages_written: u64,
+    /// Pages read from flash.
+    pub ssd_pages_read: u64,
     /// Bytes of data stored in persistent memory.
     pub pmem_data_bytes: u64,
     /// Bytes stored there that say what is where.
@@ -239,8 +240,6 @@ impl Devices for Meter {
         self.ns += if is_whole { self.page_copy_ns } else { copy_ns(lines, self.dram_bytes_per_s) };
     }
 
-    fn dram_forget(&mut self, _page: PageId) {}
-
     fn ssd_read(&mut self, _page: PageId) {
         self.batch.reads += 1;
         self.totals.ssd_pages_read += 1;
@@ -277,8 +276,6 @@ impl Devices for Meter {
     fn pmem_fence(&mut self) {
         self.ns += f64::from(self.pmem.write_latency_ns).max(DRAM_FENCE_NS);
     }
-
-    fn pmem_forget(&mut self, _page: PageId) {}
 
     fn index_steps(&mut self, steps: u32) {
         self.ns += f64::from(steps) * INDEX_STEP_NS;

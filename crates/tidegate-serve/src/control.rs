@@ -100,9 +100,7 @@ pub fn parse(line: &[u8]) -> Result<Request, String> {
 }
 
 /// A thread that answers clients until this is dropped.
-pub struct ControlServer {
-    server: SerialServer,
-}
+pub struct ControlServer(SerialServer);
 
 impl ControlServer {
     /// Listens at the unix sockets `paths`, and answers each request with what `answer` returns.
@@ -116,13 +114,13 @@ impl ControlServer {
         let listeners = paths.iter().map(|path| Listener::bind(&ListenAddress::Unix(path.clone())));
         let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
         let converse = move |client| converse(client, &answer);
-        Ok(Self { server: SerialServer::start("control", listeners, converse)? })
+        Ok(Self(SerialServer::start("control", listeners, converse)?))
     }
 
     /// Ends the server, and does not wait for a request that is under way: that ends by itself, or
     /// with the process. Dropping it waits.
     pub fn abandon(self) {
-        self.server.abandon();
+        self.0.abandon();
     }
 }
 

@@ -27,4 +27,4 @@ pub use error::ServeError;
 pub use listen::ListenAddress;
 pub use log::LogSink;
 pub use statistics::{Statistics, StatisticsSource};
-pub use stop::StopHandle;
+pub use stop::{StopHandle, Worker};

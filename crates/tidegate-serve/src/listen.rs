@@ -94,19 +94,13 @@ impl Listener {
     /// [`ServeError::InUse`], [`ServeError::Io`], or [`ServeError::Address`] where the address
     /// stands for sockets of which there is not exactly one.
     pub(crate) fn bind(address: &ListenAddress) -> Result<Self, ServeError> {
-        match address {
-            ListenAddress::Unix(path) => Self::bind_unix(path),
-            ListenAddress::Tcp { host, port } => Self::bind_tcp(host, *port),
-            ListenAddress::Inherited => {
-                let mut listeners = inherited()?;
-                match (listeners.pop(), listeners.len()) {
-                    (Some(one), 0) => Ok(one),
-                    (_, more) => Err(ServeError::Address(format!(
-                        "cannot listen at systemd: {} sockets were passed, 1 is expected",
-                        more + 1
-                    ))),
-                }
-            }
+        let mut listeners = Self::bind_all(std::slice::from_ref(address))?;
+        match (listeners.pop(), listeners.len()) {
+            (Some(one), 0) => Ok(one),
+            (_, more) => Err(ServeError::Address(format!(
+                "cannot listen at systemd: {} sockets were passed, 1 is expected",
+                more + 1
+            ))),
         }
     }
 
@@ -118,8 +112,9 @@ impl Listener {
         let mut listeners = Vec::new();
         for address in addresses {
             match address {
+                ListenAddress::Unix(path) => listeners.push(Self::bind_unix(path)?),
+                ListenAddress::Tcp { host, port } => listeners.push(Self::bind_tcp(host, *port)?),
                 ListenAddress::Inherited => listeners.extend(inherited()?),
-                address => listeners.push(Self::bind(address)?),
             }
         }
         Ok(listeners)
@@ -163,14 +158,10 @@ impl Listener {
     pub(crate) fn accept(&self) -> rustix::io::Result<(OwnedFd, String)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (socket, peer) = rustix::net::acceptfrom_with(&self.socket, flags)?;
-        match (&self.address, peer) {
-            (ListenAddress::Tcp { .. }, peer) => {
-                rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
-                let peer = peer.and_then(|peer| std::net::SocketAddr::try_from(peer).ok());
-                Ok((socket, peer.map_or_else(|| "tcp".into(), |peer| format!("tcp:{peer}"))))
-            }
-            (ListenAddress::Unix(_) | ListenAddress::Inherited, _) => Ok((socket, "unix".into())),
-        }
+        let ListenAddress::Tcp { .. } = self.address else { return Ok((socket, "unix".into())) };
+        rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
+        let peer = peer.and_then(|peer| std::net::SocketAddr::try_from(peer).ok());
+        Ok((socket, peer.map_or_else(|| "tcp".into(), |peer| format!("tcp:{peer}"))))
     }
 
     /// Removes the file of its unix socket, unless another server has put its own in its place: no

@@ -7,7 +7,6 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -18,7 +17,7 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::net::SendFlags;
 
 use crate::listen::Listener;
-use crate::{ServeError, StopHandle};
+use crate::{ServeError, StopHandle, Worker};
 
 /// How long a conversation may take.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,8 +27,7 @@ const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// A thread that answers clients until this is dropped.
 pub(crate) struct SerialServer {
-    stop: StopHandle,
-    thread: Option<JoinHandle<()>>,
+    worker: Worker,
     desk: Arc<Desk>,
 }
 
@@ -50,14 +48,12 @@ impl SerialServer {
         listeners: Vec<Listener>,
         converse: impl Fn(Peer) -> io::Result<()> + Send + 'static,
     ) -> Result<Self, ServeError> {
-        let stop = StopHandle::new()?;
-        let stopped = stop.clone();
         let desk = Arc::new(Desk { listeners, conversation: Mutex::default() });
         let served = Arc::clone(&desk);
-        let run = move || serve(&served, &stopped, &converse);
-        let thread = std::thread::Builder::new().name(name.into()).spawn(run);
-        let thread = thread.map_err(|error| ServeError::io("cannot start a thread", error))?;
-        Ok(Self { stop, thread: Some(thread), desk })
+        let run = move |stop: &StopHandle| serve(&served, stop, &converse);
+        let worker = Worker::start(name, StopHandle::new()?, run);
+        let worker = worker.map_err(|error| ServeError::io("cannot start a thread", error))?;
+        Ok(Self { worker, desk })
     }
 
     /// Ends the server, and does not wait for a conversation that is under way: it ends by itself,
@@ -66,23 +62,12 @@ impl SerialServer {
         let desk = Arc::clone(&self.desk);
         let idle = desk.conversation.try_lock();
         if idle.is_none() {
-            self.stop.stop();
-            drop(self.thread.take());
+            self.worker.abandon();
             desk.listeners.iter().for_each(Listener::remove_file);
         }
         // The thread begins no conversation before it has ended.
         drop(self);
         drop(idle);
-    }
-}
-
-impl Drop for SerialServer {
-    fn drop(&mut self) {
-        self.stop.stop();
-        if let Some(thread) = self.thread.take() {
-            // A panic of it was printed when it happened.
-            let _ = thread.join();
-        }
     }
 }
 

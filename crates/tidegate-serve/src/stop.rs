@@ -1,6 +1,8 @@
-//! How any thread stops a server.
+//! How any thread stops a server, and threads that are stopped with what they work for.
 
+use std::io;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use rustix::fd::{AsFd, BorrowedFd};
 use tidegate::device::wake::Wake;
@@ -32,5 +34,43 @@ impl AsFd for StopHandle {
     /// Readable once the server is to stop.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// A thread that works until this is dropped.
+pub struct Worker {
+    stop: StopHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Starts a thread `name` that does `work`, which returns soon after `stop` says so.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub fn start(
+        name: &str,
+        stop: StopHandle,
+        work: impl FnOnce(&StopHandle) + Send + 'static,
+    ) -> io::Result<Self> {
+        let stopped = stop.clone();
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&stopped))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+
+    /// Has the thread end, and does not wait for it.
+    pub(crate) fn abandon(&mut self) {
+        self.stop.stop();
+        self.thread = None;
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            // A panic of it was printed when it happened.
+            let _ = thread.join();
+        }
     }
 }

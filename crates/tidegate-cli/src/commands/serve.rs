@@ -15,6 +15,7 @@ use tidegate::device::watch::{Notices, Watch};
 use tidegate::pmem::RegionOptions;
 use tidegate::size::Size;
 use tidegate::stack::{REGISTRY, Stack, StackOptions};
+use tidegate_serve::Worker;
 use tidegate_serve::control::ControlServer;
 use tidegate_serve::metrics::MetricsServer;
 use tidegate_serve::nbd::{
@@ -27,7 +28,7 @@ use crate::notify::notify;
 use crate::output::{field, line, print_lines};
 use crate::plan::{DevicePlan, ServePlan, TlsFiles};
 use crate::pool::map_to_resize;
-use crate::removed::{RemovalWatch, Watched};
+use crate::removed::{self, Watched};
 use crate::served::Served;
 use crate::{config, control, signals};
 
@@ -161,7 +162,7 @@ fn served(plan: DevicePlan, stack: Arc<Stack>, gate: Arc<Gate>, server: &Server)
 
 /// Has a line say when the file of a pool or of a backing is removed. A server that cannot watch
 /// them serves all the same.
-fn watch_files(served: &[Served]) -> Option<RemovalWatch> {
+fn watch_files(served: &[Served]) -> Option<Worker> {
     let files = served.iter().flat_map(|one| {
         let pool = format!("the pool {}", one.plan.pool.display());
         let pool = one.file.try_clone().ok().map(|file| (pool, file));
@@ -171,7 +172,7 @@ fn watch_files(served: &[Served]) -> Option<RemovalWatch> {
         let watched = |(name, file)| Watched::new(name, file, notices(&one.plan));
         [pool, backing].into_iter().flatten().filter_map(watched).collect::<Vec<_>>()
     });
-    match RemovalWatch::start(files.collect()) {
+    match removed::watch(files.collect()) {
         Ok(watch) => Some(watch),
         Err(error) => {
             say(Level::Warning, format_args!("nothing will tell if a pool is removed: {error:#}"));
@@ -260,12 +261,8 @@ fn name_if_several(served: &[Served], one: &Served) -> io::Result<()> {
 
 /// It is on all networks of the machine.
 fn is_everywhere(address: &ListenAddress) -> bool {
-    match address {
-        ListenAddress::Unix(_) | ListenAddress::Inherited => false,
-        ListenAddress::Tcp { host, .. } => {
-            host.parse().is_ok_and(|address: IpAddr| address.is_unspecified())
-        }
-    }
+    let ListenAddress::Tcp { host, .. } = address else { return false };
+    host.parse().is_ok_and(|address: IpAddr| address.is_unspecified())
 }
 
 /// The address as NBD clients write it, where it is known.

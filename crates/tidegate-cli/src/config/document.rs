@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::fmt::Display;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -21,7 +20,8 @@ pub(super) struct Table<'a> {
     document: &'a Document<'a>,
     /// As the file writes it.
     name: &'static str,
-    span: Range<usize>,
+    /// Where it begins.
+    pub(super) offset: usize,
     entries: DeTable<'a>,
     known: Vec<&'static str>,
 }
@@ -38,7 +38,8 @@ impl<'a> Document<'a> {
         for error in errors {
             self.fault(error.span().unwrap_or_default().start, error.message());
         }
-        Table::new(self, "the file", 0..0, root.into_inner())
+        let entries = root.into_inner();
+        Table { document: self, name: "the file", offset: 0, entries, known: Vec::new() }
     }
 
     /// Notes what is wrong at `offset`.
@@ -64,20 +65,6 @@ impl<'a> Document<'a> {
 }
 
 impl<'a> Table<'a> {
-    fn new(
-        document: &'a Document<'a>,
-        name: &'static str,
-        span: Range<usize>,
-        entries: DeTable<'a>,
-    ) -> Self {
-        Self { document, name, span, entries, known: Vec::new() }
-    }
-
-    /// Where it begins.
-    pub(super) fn offset(&self) -> usize {
-        self.span.start
-    }
-
     /// It has `key`, which was not taken yet.
     pub(super) fn has(&self, key: &str) -> bool {
         self.entries.contains_key(key)
@@ -177,10 +164,12 @@ impl<'a> Table<'a> {
         what: &str,
         value: Spanned<DeValue<'a>>,
     ) -> Option<Table<'a>> {
-        let span = value.span();
+        let (document, offset) = (self.document, value.span().start);
         match value.into_inner() {
-            DeValue::Table(entries) => Some(Table::new(self.document, key, span, entries)),
-            other => self.expected(span.start, key, what, &other),
+            DeValue::Table(entries) => {
+                Some(Table { document, name: key, offset, entries, known: Vec::new() })
+            }
+            other => self.expected(offset, key, what, &other),
         }
     }
 

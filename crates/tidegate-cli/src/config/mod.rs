@@ -19,7 +19,7 @@ use document::{Document, Table};
 /// # Errors
 /// It cannot be read, or something is wrong in it: the first fault, and how many more there are.
 pub(crate) fn read(path: &Path) -> Result<ServePlan> {
-    match parse(path, &text_of(path)?) {
+    match check(path)? {
         Ok(plan) => Ok(plan),
         Err(faults) => match &faults[..] {
             [first] => bail!("{first}"),
@@ -38,11 +38,8 @@ pub(crate) fn read(path: &Path) -> Result<ServePlan> {
 /// # Errors
 /// It cannot be read.
 pub(crate) fn check(path: &Path) -> Result<Result<ServePlan, Vec<String>>> {
-    Ok(parse(path, &text_of(path)?))
-}
-
-fn text_of(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    let text = std::fs::read_to_string(path);
+    Ok(parse(path, &text.with_context(|| format!("cannot read {}", path.display()))?))
 }
 
 fn parse(path: &Path, text: &str) -> Result<ServePlan, Vec<String>> {
@@ -93,7 +90,7 @@ fn no_address_twice(document: &Document<'_>, addresses: &[(ListenAddress, usize)
 }
 
 fn tls(document: &Document<'_>, mut table: Table<'_>) -> Option<TlsFiles> {
-    let offset = table.offset();
+    let offset = table.offset;
     let args = TlsArgs {
         tls: table.with("when", |text| TlsWhen::from_str(text, false)),
         tls_cert: table.path("cert"),
@@ -111,7 +108,7 @@ fn tls(document: &Document<'_>, mut table: Table<'_>) -> Option<TlsFiles> {
 fn devices(document: &Document<'_>, tables: Vec<Table<'_>>) -> Vec<DevicePlan> {
     let mut devices: Vec<DevicePlan> = Vec::new();
     for table in tables {
-        let offset = table.offset();
+        let offset = table.offset;
         let Some(device) = device(document, table) else { continue };
         for earlier in &devices {
             let fault = |what| document.fault(offset, what);
@@ -129,7 +126,7 @@ fn devices(document: &Document<'_>, tables: Vec<Table<'_>>) -> Vec<DevicePlan> {
 }
 
 fn device(document: &Document<'_>, mut table: Table<'_>) -> Option<DevicePlan> {
-    let offset = table.offset();
+    let offset = table.offset;
     let has_pool = table.has("pool");
     let pool = table.path("pool");
     let export = table.text("export").unwrap_or_default();

@@ -209,7 +209,7 @@ impl Job {
         loop {
             machine::spend(self.request_ns);
             let offset = self.picker.next_block() * self.block.len() as u64;
-            let result = if self.reads && lock(&self.tally).counts() {
+            let result = if self.reads && lock(&self.tally).begun_ns.is_some() {
                 self.device.read(offset, &mut self.block)
             } else {
                 self.device.write(offset, &self.block, WriteFlags::default())
@@ -236,6 +236,7 @@ struct Tally {
     case: Case,
     tier: Option<Arc<dyn DramTier>>,
     answered: u64,
+    /// Requests count from then on.
     begun_ns: Option<u64>,
     ended_ns: u64,
     phases_before: Option<Phases>,
@@ -304,11 +305,6 @@ impl Tally {
         if self.begun_ns.is_some() && !self.is_over() {
             self.outcome.flushes.saturating_record(ns);
         }
-    }
-
-    /// Requests count from now on.
-    fn counts(&self) -> bool {
-        self.begun_ns.is_some()
     }
 
     fn is_over(&self) -> bool {

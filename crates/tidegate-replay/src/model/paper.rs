@@ -432,14 +432,9 @@ impl Check {
         reason: &'static str,
     ) -> Self {
         let holds = ours > paper;
-        Self {
-            figure,
-            what,
-            paper: format!("above {paper}"),
-            ours: format!("{ours:.2}"),
-            verdict: if holds { "holds" } else { "does not hold" }.into(),
-            reason: if holds { "" } else { reason }.into(),
-        }
+        let (verdict, reason) = if holds { ("holds", "") } else { ("does not hold", reason) };
+        let (paper, ours) = (format!("above {paper}"), format!("{ours:.2}"));
+        Self { figure, what, paper, ours, verdict: verdict.into(), reason: reason.into() }
     }
 }
 

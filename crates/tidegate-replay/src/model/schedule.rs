@@ -138,7 +138,7 @@ impl Schedule {
             self.now_ns = end_ns;
             return true;
         }
-        self.step_at(running, end_ns);
+        self.push(end_ns, running, None);
         self.running = None;
         false
     }
@@ -242,7 +242,7 @@ impl Schedule {
         (it.state, it.cpu, it.slice_from_ns) = (State::OnCpu, cpu, at_ns);
         it.is_preempted = false;
         self.floor_ns = self.floor_ns.max(it.runtime_ns);
-        self.step_at(thread, at_ns);
+        self.push(at_ns, thread, None);
     }
 
     fn queue(&mut self, thread: ThreadId) {
@@ -261,10 +261,7 @@ impl Schedule {
         }
     }
 
-    fn step_at(&mut self, thread: ThreadId, at_ns: u64) {
-        self.push(at_ns, thread, None);
-    }
-
+    /// At `at_ns` a step of `thread` is done, or the wait `timer_of` ends.
     fn push(&mut self, at_ns: u64, thread: ThreadId, timer_of: Option<u64>) {
         self.order += 1;
         self.events.push(Reverse(Event { at_ns, order: self.order, thread, timer_of }));

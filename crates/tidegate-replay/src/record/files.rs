@@ -78,11 +78,6 @@ impl Out<'_> {
         self.rows.push(self.at, operation.name(), name, numbers);
         self.summary.add(operation, numbers);
     }
-
-    fn rename(&mut self, name: &[u8], new: &[u8]) {
-        self.rows.push_rename(self.at, name, new);
-        self.summary.add(Operation::Rename, [0, 0]);
-    }
 }
 
 impl Files {
@@ -247,7 +242,8 @@ impl Files {
             return;
         }
         if file.is_shown {
-            out.rename(&old, new);
+            out.rows.push_rename(out.at, &old, new);
+            out.summary.add(Operation::Rename, [0, 0]);
         }
         self.names.remove(&old);
         self.names.insert(new.into(), identity);

@@ -53,11 +53,12 @@ pub(super) fn advice(args: &ReplayArgs, replayed: &Replayed) -> String {
 /// Adds to the rows with all data on persistent memory what the first reads of pages take where
 /// data stays.
 fn charge_first_reads(rows: &mut [Row], first_read_pages: u64) {
-    let Some(staying) = rows.iter().find(|row| !moves_data(row) && row.ssd_pages_read > 0) else {
+    let Some(staying) = rows.iter().find(|row| !moves_data(row) && row.totals.ssd_pages_read > 0)
+    else {
         return;
     };
     #[expect(clippy::cast_precision_loss, reason = "a share needs no more than 53 bits")]
-    let share = (first_read_pages as f64 / staying.ssd_pages_read as f64).min(1.0);
+    let share = (first_read_pages as f64 / staying.totals.ssd_pages_read as f64).min(1.0);
     let charges: Vec<f64> = staying.part_read_seconds.iter().map(|read| read * share).collect();
     for row in rows.iter_mut().filter(|row| moves_data(row)) {
         row.seconds += charges.iter().sum::<f64>();
@@ -116,11 +117,12 @@ fn share_of_time(plain: &Row, recorded_seconds: f64) -> String {
 }
 
 fn flash_life(best: &Row, plain: &Row) -> String {
-    if plain.ssd_pages_written == 0 {
+    if plain.totals.ssd_pages_written == 0 {
         return String::new();
     }
     #[expect(clippy::cast_precision_loss, reason = "a percentage is shown")]
-    let saved_pct = 100.0 - best.ssd_pages_written as f64 * 100.0 / plain.ssd_pages_written as f64;
+    let saved_pct = 100.0
+        - best.totals.ssd_pages_written as f64 * 100.0 / plain.totals.ssd_pages_written as f64;
     if saved_pct >= 0.0 {
         format!(", {saved_pct:.0} % fewer writes to flash")
     } else {
@@ -160,20 +162,15 @@ fn certainty(rows: &[&Row], best: &Row, plain: &Row) -> String {
 mod tests {
     use super::*;
     use crate::profile::Profile;
+    use crate::scheme::Requests;
+    use crate::time::Totals;
     fn row(scheme: &'static str, pmem_bytes: u64, written: u64, part_seconds: [f64; 5]) -> Row {
         Row {
             scheme,
             dram_pages: 10,
             pmem_bytes,
-            reads: 0,
-            read_hits: 0,
-            writes: 0,
-            syncs: 0,
-            synced_pages: 0,
-            ssd_pages_written: written,
-            ssd_pages_read: 0,
-            pmem_data_bytes: 0,
-            pmem_metadata_bytes: 0,
+            requests: Requests::default(),
+            totals: Totals { ssd_pages_written: written, ..Totals::default() },
             index_bytes: 0,
             seconds: part_seconds.iter().sum(),
             part_seconds: part_seconds.to_vec(),
@@ -251,7 +248,7 @@ mod tests {
     fn a_move_to_persistent_memory_gains_nothing_by_the_first_reads_of_pages() {
         let read_s = vec![0.5; 5];
         let staying = |scheme, pmem_bytes, seconds| Row {
-            ssd_pages_read: 100,
+            totals: Totals { ssd_pages_read: 100, ..Totals::default() },
             part_read_seconds: read_s.clone(),
             ..row(scheme, pmem_bytes, 0, seconds)
         };

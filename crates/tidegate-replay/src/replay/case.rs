@@ -19,24 +19,12 @@ pub struct Row {
     pub dram_pages: u64,
     /// Bytes of persistent memory that it had.
     pub pmem_bytes: u64,
-    /// Pages that reads covered.
-    pub reads: u64,
-    /// Those that memory had.
-    pub read_hits: u64,
-    /// Pages that writes covered, whole or in part.
-    pub writes: u64,
-    /// Syncs.
-    pub syncs: u64,
-    /// Pages that were dirty at a sync of theirs.
-    pub synced_pages: u64,
-    /// Pages written to flash.
-    pub ssd_pages_written: u64,
-    /// Pages read from flash.
-    pub ssd_pages_read: u64,
-    /// Bytes of data stored in persistent memory.
-    pub pmem_data_bytes: u64,
-    /// Bytes stored there that say what is where.
-    pub pmem_metadata_bytes: u64,
+    /// What programs asked for.
+    #[serde(flatten)]
+    pub requests: Requests,
+    /// What the devices did.
+    #[serde(flatten)]
+    pub totals: Totals,
     /// Most bytes of DRAM that said what lies where in persistent memory.
     pub index_bytes: u64,
     /// What all operations took, one after the other.
@@ -52,7 +40,7 @@ pub struct Row {
 impl Row {
     /// Bytes stored in persistent memory.
     pub(crate) const fn pmem_traffic_bytes(&self) -> u64 {
-        self.pmem_data_bytes + self.pmem_metadata_bytes
+        self.totals.pmem_data_bytes + self.totals.pmem_metadata_bytes
     }
 }
 
@@ -94,22 +82,12 @@ impl Case {
 
     /// What came out.
     pub fn row(&self) -> Row {
-        let Requests { reads, read_hits, writes, syncs, synced_pages } = self.scheme.requests();
-        let Totals { ssd_pages_read, ssd_pages_written, pmem_data_bytes, pmem_metadata_bytes } =
-            self.meter.totals;
         Row {
             scheme: self.entry.name,
             dram_pages: self.sizes.dram_pages,
             pmem_bytes: self.sizes.pmem_bytes,
-            reads,
-            read_hits,
-            writes,
-            syncs,
-            synced_pages,
-            ssd_pages_written,
-            ssd_pages_read,
-            pmem_data_bytes,
-            pmem_metadata_bytes,
+            requests: self.scheme.requests(),
+            totals: self.meter.totals,
             index_bytes: self.scheme.index_bytes_peak(),
             seconds: self.meter.seconds(),
             part_seconds: self.parts(0),

@@ -155,10 +155,9 @@ impl ReplayArgs {
         if let Some(dir) = &self.report {
             report::write(dir, &page::page(self, &replayed))?;
         }
-        let is_stdout = self.json.as_deref() == Some(Path::new("-"));
         if let Some(path) = self.json.as_deref() {
             let json = output::json(self, &replayed)?;
-            if is_stdout {
+            if path == Path::new("-") {
                 return print(&json);
             }
             std::fs::write(path, json).map_err(Error::io(path))?;

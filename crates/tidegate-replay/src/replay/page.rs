@@ -13,7 +13,7 @@ type Measure = (&'static str, &'static str, fn(&Row) -> f64);
 #[expect(clippy::cast_precision_loss, reason = "numbers of a plot")]
 const MEASURES: [Measure; 3] = [
     ("Time", "seconds", |row| row.seconds),
-    ("Written to storage", "pages of 4 KiB", |row| row.ssd_pages_written as f64),
+    ("Written to storage", "pages of 4 KiB", |row| row.totals.ssd_pages_written as f64),
     ("Written to persistent memory", "MiB", |row| mib(row.pmem_traffic_bytes())),
 ];
 
@@ -78,8 +78,10 @@ fn one_size(here: &[&Row], dram_pages: u64, pmem_bytes: u64) -> Section {
 fn pmem_traffic(rows: &[&Row]) -> Plot {
     let bar = |row: &&Row| {
         let part = |name: &str, bytes: u64| (name.to_owned(), mib(bytes));
-        let parts =
-            vec![part("data", row.pmem_data_bytes), part("metadata", row.pmem_metadata_bytes)];
+        let parts = vec![
+            part("data", row.totals.pmem_data_bytes),
+            part("metadata", row.totals.pmem_metadata_bytes),
+        ];
         Bar { name: row.scheme.to_owned(), parts }
     };
     let (title, label, _) = MEASURES[2];

@@ -18,7 +18,7 @@ pub trait Devices {
     fn dram_copy(&mut self, page: PageId, lines: u64);
 
     /// DRAM gave the page up.
-    fn dram_forget(&mut self, page: PageId);
+    fn dram_forget(&mut self, _page: PageId) {}
 
     /// The page is read from flash into DRAM. Those of one event are under way together.
     fn ssd_read(&mut self, page: PageId);
@@ -42,7 +42,7 @@ pub trait Devices {
     fn pmem_fence(&mut self);
 
     /// Persistent memory does not have the page any more.
-    fn pmem_forget(&mut self, page: PageId);
+    fn pmem_forget(&mut self, _page: PageId) {}
 
     /// An index was searched or changed, entry by entry.
     fn index_steps(&mut self, steps: u32);

@@ -21,6 +21,7 @@ pub mod tcow;
 #[cfg(test)]
 mod tests;
 
+use serde::Serialize;
 use tidegate::dram::Policy;
 use tidegate::pmem::MediaModel;
 
@@ -53,7 +54,7 @@ pub struct Sizes {
 }
 
 /// What programs asked for, and what became of it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Requests {
     /// Pages that reads covered.
     pub reads: u64,

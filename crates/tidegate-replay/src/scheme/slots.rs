@@ -200,9 +200,7 @@ impl Pmem {
         let Some(number) = self.take_slot(dram, devices) else { return false };
         devices.pmem_store(page, ALL_LINES);
         devices.pmem_fence();
-        devices.pmem_metadata(WORD_BYTES);
-        devices.pmem_metadata(WORD_BYTES);
-        devices.pmem_fence();
+        store_words(2, devices);
         let old = std::mem::replace(&mut self.held[slot as usize], Held::Coarse(number));
         self.give_up_old(old, devices);
         self.end_page(devices);

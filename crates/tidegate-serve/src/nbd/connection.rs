@@ -40,12 +40,6 @@ const NO_MEMORY: &str = "there is no memory for the data of a request, which fai
 const MEMORY_AGAIN: &str = "there is memory for the data of requests";
 const NO_MEMORY_ADVICE: &str = "give the server more, or less to its clients (--request-memory)";
 
-/// Where a connection is in its life.
-enum Phase {
-    Handshake(Box<Handshake>),
-    Transmission(Box<Session>),
-}
-
 /// Why a connection ended before its time.
 pub(super) enum Fault {
     /// The client has closed its side without a goodbye, or took too long to stop.
@@ -71,7 +65,9 @@ pub(super) struct Connection<'a> {
     member: &'a Member,
     input: Input,
     output: Output,
-    phase: Phase,
+    handshake: Handshake,
+    /// The transmission phase; none before the handshake is over.
+    session: Option<Box<Session>>,
     /// The handshake must be over by then; when stopping, everything.
     deadline: Option<Instant>,
     /// How fast the client takes its answers, or sends data where no answer waits.
@@ -117,7 +113,8 @@ impl<'a> Connection<'a> {
             member,
             input,
             output,
-            phase: Phase::Handshake(Box::new(handshake)),
+            handshake,
+            session: None,
             deadline: now.checked_add(service.limits.handshake_timeout),
             pace: Pace::default(),
             work: Work::new(now),
@@ -136,7 +133,7 @@ impl<'a> Connection<'a> {
         self.output.push(&greeting());
         let result = self.run();
         self.finish_requests();
-        if let Phase::Transmission(session) = &mut self.phase {
+        if let Some(session) = &mut self.session {
             session.publish_counts();
         }
         result
@@ -146,7 +143,8 @@ impl<'a> Connection<'a> {
         loop {
             self.notice_stop()?;
             self.notice_eviction()?;
-            let collected = self.collect();
+            let session = self.session.as_mut();
+            let collected = session.is_some_and(|session| session.collect(&mut self.output));
             let progress = self.advance()?;
             let wants_input = matches!(progress, Progress::NeedInput) && !self.closing;
             let sent = self.send()?;
@@ -212,21 +210,14 @@ impl<'a> Connection<'a> {
         Ok(false)
     }
 
-    fn collect(&mut self) -> bool {
-        match &mut self.phase {
-            Phase::Transmission(session) => session.collect(&mut self.output),
-            Phase::Handshake(_) => false,
-        }
-    }
-
     /// Handles what was received.
     fn advance(&mut self) -> Result<Progress, Fault> {
         if self.closing {
             return Ok(Progress::Blocked);
         }
-        let progress = match &mut self.phase {
-            Phase::Handshake(_) => self.shake_hands()?,
-            Phase::Transmission(session) => {
+        let progress = match &mut self.session {
+            None => self.shake_hands()?,
+            Some(session) => {
                 let progress = session.run(&mut self.input, &mut self.output);
                 let Service { log, memory, .. } = self.service;
                 match session.take_memory_result() {
@@ -248,9 +239,9 @@ impl<'a> Connection<'a> {
 
     /// Handles one message of the handshake that has an answer; those without are soon over.
     fn shake_hands(&mut self) -> Result<Progress, Fault> {
-        while let (Phase::Handshake(handshake), true) = (&mut self.phase, self.output.is_empty()) {
+        while self.session.is_none() && self.output.is_empty() {
             let mut reply = Vec::new();
-            let (used, step) = handshake.advance(self.input.unread(), &mut reply);
+            let (used, step) = self.handshake.advance(self.input.unread(), &mut reply);
             self.input.consume(used);
             self.output.push(&reply);
             match step {
@@ -272,7 +263,7 @@ impl<'a> Connection<'a> {
         let lease = Lease::new(Arc::clone(&self.service.budget), client);
         let share = &self.service.share;
         let session = Session::new(negotiated, limits, share, self.id, mailbox, lease);
-        self.phase = Phase::Transmission(Box::new(session));
+        self.session = Some(Box::new(session));
     }
 
     /// The answer leaves in plain text, everything after it in TLS. What a client sends before it
@@ -294,18 +285,14 @@ impl<'a> Connection<'a> {
             }
         }
         self.transport.start_tls(tls, self.service.share.tls_buffer_bytes);
-        if let Phase::Handshake(handshake) = &mut self.phase {
-            handshake.tls_started();
-        }
+        self.handshake.tls_started();
         Ok(())
     }
 
     /// Receives once; false if nothing was there, or there is no free space for it.
     fn receive(&mut self) -> Result<bool, Fault> {
-        let payload: &mut [u8] = match &mut self.phase {
-            Phase::Transmission(session) => session.payload_space(),
-            Phase::Handshake(_) => &mut [],
-        };
+        let session = self.session.as_mut();
+        let payload = session.map_or(&mut [][..], |session| session.payload_space());
         let (payload_bytes, space) = (payload.len(), self.input.free_space());
         if payload.is_empty() && space.is_empty() {
             return Ok(false);
@@ -317,7 +304,7 @@ impl<'a> Connection<'a> {
             Err(error) => return Err(error.into()),
         };
         let to_payload = received.min(payload_bytes);
-        if let Phase::Transmission(session) = &mut self.phase {
+        if let Some(session) = &mut self.session {
             session.payload_received(to_payload);
         }
         if self.output.is_empty() {
@@ -330,7 +317,7 @@ impl<'a> Connection<'a> {
 
     /// Sends what waits, as far as the socket takes it; true if it took anything.
     fn send(&mut self) -> Result<bool, Fault> {
-        if let (false, Phase::Transmission(session)) = (self.output.is_empty(), &mut self.phase) {
+        if let (false, Some(session)) = (self.output.is_empty(), &mut self.session) {
             // Before the replies leave: a client that has its reply finds it counted.
             session.publish_counts();
             self.member.note_work();
@@ -345,17 +332,15 @@ impl<'a> Connection<'a> {
                     any = true;
                     self.pace.moved(sent);
                     self.work.moved(sent);
-                    let pool = match &mut self.phase {
-                        Phase::Transmission(session) => session.pool(),
-                        Phase::Handshake(_) => &mut no_pool,
-                    };
+                    let session = self.session.as_mut();
+                    let pool = session.map_or(&mut no_pool, |session| session.pool());
                     self.output.sent(sent, pool);
                 }
                 Err(error) if is_transient(&error) => break,
                 Err(error) => return Err(error.into()),
             }
         }
-        if let (true, Phase::Transmission(session)) = (any, &mut self.phase) {
+        if let (true, Some(session)) = (any, &mut self.session) {
             session.give_memory_back(&self.output);
         }
         if any && self.output.is_empty() {
@@ -373,10 +358,7 @@ impl<'a> Connection<'a> {
     }
 
     fn is_idle(&self) -> bool {
-        match &self.phase {
-            Phase::Transmission(session) => session.is_idle(),
-            Phase::Handshake(_) => true,
-        }
+        self.session.as_ref().is_none_or(|session| session.is_idle())
     }
 
     /// Waits for the socket, for the mailbox, or for the deadline, which is an error.
@@ -414,7 +396,12 @@ impl<'a> Connection<'a> {
 
     /// How long to wait at most.
     fn time_left(&mut self, now: Instant, wants_output: bool) -> Result<Option<Timespec>, Fault> {
-        let stalled = self.stall_deadline(now, wants_output);
+        let due = self.due(wants_output);
+        if due.is_none() {
+            self.pace.rest();
+        }
+        // When the client counts as stalled.
+        let stalled = due.and_then(|due| self.pace.deadline(now, due, &self.service.limits));
         let left = |at: Instant| at.saturating_duration_since(now);
         let deadline = self.deadline.into_iter().chain(stalled).min().map(left);
         if deadline == Some(Duration::ZERO) {
@@ -426,33 +413,21 @@ impl<'a> Connection<'a> {
         Ok(timeout.and_then(|left| Timespec::try_from(left).ok()))
     }
 
-    /// When the client counts as stalled, if it has answers to take or the data of a write to send.
-    fn stall_deadline(&mut self, now: Instant, wants_output: bool) -> Option<Instant> {
-        let Some(due) = self.due(wants_output) else {
-            self.pace.rest();
-            return None;
-        };
-        self.pace.deadline(now, due, &self.service.limits)
-    }
-
     /// What the client has to take or to send; none: nothing.
     fn due(&self, wants_output: bool) -> Option<Due> {
-        let (missing_bytes, is_pressed) = match &self.phase {
-            Phase::Transmission(session) => {
-                (session.missing_bytes(), session.holds_wanted_memory())
-            }
-            Phase::Handshake(_) => (None, false),
-        };
+        let session = self.session.as_ref();
+        let missing_bytes = session.and_then(|session| session.missing_bytes());
         let waiting_bytes = self.output.buffered_bytes() + self.output.owned_bytes();
         let bytes = if wants_output { waiting_bytes } else { missing_bytes? };
+        let is_pressed = session.is_some_and(|session| session.holds_wanted_memory());
         Some(Due { bytes, is_pressed })
     }
 
     fn lateness(&self, wants_output: bool) -> String {
-        match (&self.phase, self.stopping) {
+        match (&self.session, self.stopping) {
             (_, true) => "did not read its replies while the server stopped".into(),
-            (Phase::Handshake(_), _) => "did not finish the handshake in time".into(),
-            (Phase::Transmission(_), _) => {
+            (None, _) => "did not finish the handshake in time".into(),
+            (Some(_), _) => {
                 let due = self.due(wants_output).unwrap_or(Due { bytes: 0, is_pressed: false });
                 self.pace.lateness(due, &self.service.limits)
             }
@@ -461,7 +436,7 @@ impl<'a> Connection<'a> {
 
     /// Waits for the requests of a client that is gone.
     fn finish_requests(&mut self) {
-        let Phase::Transmission(session) = &mut self.phase else { return };
+        let Some(session) = &mut self.session else { return };
         while !session.is_idle() {
             let mut dropped = Output::default();
             if !session.collect(&mut dropped) {

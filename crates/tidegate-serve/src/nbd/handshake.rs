@@ -177,7 +177,11 @@ impl Handshake {
             _ if self.needs_tls() => Err((rep::ERR_TLS_REQD, "this server requires TLS")),
             opt::LIST => self.list(data, reply),
             opt::INFO | opt::GO => self.info_or_go(option, data, reply),
-            opt::STRUCTURED_REPLY => self.structured_reply(data),
+            opt::STRUCTURED_REPLY => {
+                expect_no_data(data, "STRUCTURED_REPLY has no data")?;
+                self.structured = true;
+                Ok(Step::Again)
+            }
             opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
                 self.meta_context(option, data, reply)
             }
@@ -267,12 +271,6 @@ impl Handshake {
                 push_info(reply, option, info::DESCRIPTION, export.description.as_bytes());
             }
         }
-    }
-
-    fn structured_reply(&mut self, data: &[u8]) -> Handled {
-        expect_no_data(data, "STRUCTURED_REPLY has no data")?;
-        self.structured = true;
-        Ok(Step::Again)
     }
 
     fn meta_context(&mut self, option: u32, data: &[u8], reply: &mut Vec<u8>) -> Handled {

@@ -233,15 +233,6 @@ impl Session {
         None
     }
 
-    /// Refuses a request for which the system has no memory; `skip_bytes` of data follow it.
-    fn refuse_for_memory(&mut self, command: &Command, skip_bytes: u32) {
-        self.memory_result = Some(MemoryResult::Lacked);
-        self.tally.failed(command.kind);
-        let message = "the server has no memory for the data of the request";
-        let refusal = Refusal { error: errno::NOMEM, message };
-        self.refused = Some(Refused { cookie: command.cookie, refusal, skip_bytes });
-    }
-
     /// Drops data of a refused request; answers when that was all.
     fn finish_refused(
         &mut self,
@@ -313,27 +304,45 @@ impl Session {
             return false;
         }
         let Some(buffer) = self.take_payload(command, 0) else { return true };
-        let mut read = OwnedOperation::Read { offset: command.offset, buffer };
-        let at_once = self.share.attempt_bytes + 1..=ATTEMPT_BYTES;
-        if at_once.contains(&command.data_bytes())
-            && let Some(result) = self.queue.attempt(&mut read.borrow())
-        {
-            self.answer(command, read, result, output);
-        } else {
-            self.submit(command, read, Then::Complete);
-        }
+        let read = OwnedOperation::Read { offset: command.offset, buffer };
+        // A shorter one was attempted before.
+        let is_attempted = command.data_bytes() > self.share.attempt_bytes;
+        self.attempt_or_start(command, read, is_attempted, output);
         true
+    }
+
+    /// Runs an operation with data at once, if it is short, `may_attempt`, and has to wait for
+    /// nothing; else starts it.
+    fn attempt_or_start(
+        &mut self,
+        command: &Command,
+        mut operation: OwnedOperation,
+        may_attempt: bool,
+        output: &mut Output,
+    ) {
+        if may_attempt
+            && command.data_bytes() <= ATTEMPT_BYTES
+            && let Some(result) = self.queue.attempt(&mut operation.borrow())
+        {
+            return self.answer(command, operation, result, output);
+        }
+        self.submit(command, operation, Then::Complete);
     }
 
     /// A payload for the request; none: the system has no memory for it. Then the request, which
     /// `skip_bytes` of data follow, is refused.
     fn take_payload(&mut self, command: &Command, skip_bytes: u32) -> Option<IoBuffer> {
         let payload = self.pool.take(command.data_bytes());
-        match &payload {
-            Some(_) => self.memory_result = self.memory_result.or(Some(MemoryResult::Had)),
-            None => self.refuse_for_memory(command, skip_bytes),
+        if payload.is_some() {
+            self.memory_result = self.memory_result.or(Some(MemoryResult::Had));
+            return payload;
         }
-        payload
+        self.memory_result = Some(MemoryResult::Lacked);
+        self.tally.failed(command.kind);
+        let message = "the server has no memory for the data of the request";
+        let refusal = Refusal { error: errno::NOMEM, message };
+        self.refused = Some(Refused { cookie: command.cookie, refusal, skip_bytes });
+        None
     }
 
     /// Does a command that carries no data, or starts it where it has to wait. A trim that is done
@@ -414,27 +423,12 @@ impl Session {
         if !whole {
             return Some(Progress::NeedInput);
         }
-        if let Some(Incoming { command, flags, payload, .. }) = self.incoming.take() {
+        if let Some(Incoming { command, flags, payload: buffer, .. }) = self.incoming.take() {
             self.payload_bytes -= memory_of(&command);
-            self.write_payload(&command, flags, payload, output);
+            let write = OwnedOperation::Write { offset: command.offset, buffer, flags };
+            self.attempt_or_start(&command, write, true, output);
         }
         None
-    }
-
-    fn write_payload(
-        &mut self,
-        command: &Command,
-        flags: WriteFlags,
-        buffer: IoBuffer,
-        output: &mut Output,
-    ) {
-        let mut write = OwnedOperation::Write { offset: command.offset, buffer, flags };
-        if command.data_bytes() <= ATTEMPT_BYTES
-            && let Some(result) = self.queue.attempt(&mut write.borrow())
-        {
-            return self.answer(command, write, result, output);
-        }
-        self.submit(command, write, Then::Complete);
     }
 
     /// The request may start beside others. One always may: the longest must be possible.
@@ -481,19 +475,14 @@ impl Session {
         let mut complete = std::mem::take(&mut self.done);
         self.queue.collect(&mut complete);
         let any = !complete.is_empty();
-        for done in complete.drain(..) {
-            self.finish(done, output);
+        for Done { tag: command, result, operation } in complete.drain(..) {
+            self.payload_bytes -= memory_of(&command);
+            self.answer(&command, operation, result, output);
         }
         complete.shrink_to(DONE_KEPT);
         self.done = complete;
         self.give_memory_back(output);
         any
-    }
-
-    fn finish(&mut self, done: Done<Command>, output: &mut Output) {
-        let Done { tag: command, result, operation } = done;
-        self.payload_bytes -= memory_of(&command);
-        self.answer(&command, operation, result, output);
     }
 
     /// Answers a request that is done.

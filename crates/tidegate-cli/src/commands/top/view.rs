@@ -117,7 +117,7 @@ impl View<'_> {
         if let Some(below) = self.now.tiers.get(at + 1) {
             return self.rate(below.level.name(), "written_bytes");
         }
-        if self.has(level, "log_retired_bytes") {
+        if value(self.now, level, "log_retired_bytes").is_some() {
             return self.rate(level, "log_retired_bytes");
         }
         let before = self.before.tiers.get(at).map_or(0, |it| it.pending_bytes);
@@ -151,21 +151,19 @@ impl View<'_> {
                 Some(Value::Latencies(before)) => before.clone(),
                 _ => Latencies::default(),
             };
+            let is_reset = now.count < before.count;
             rows.push(Row {
                 tier: label(level, value_of("tier")),
                 operation,
                 per_second: self.rate(level, counter),
-                latencies: between(&before, now),
+                // All of the later one where the counters were reset in between.
+                latencies: if is_reset { now.clone() } else { now.since(&before) },
             });
         }
         if order == Order::Slowest {
             rows.sort_by_key(|row| std::cmp::Reverse(row.latencies.quantile_ns(990_000)));
         }
         rows
-    }
-
-    fn has(&self, level: &str, name: &str) -> bool {
-        value(self.now, level, name).is_some()
     }
 
     fn count(&self, level: &str, name: &str) -> u64 {
@@ -220,12 +218,6 @@ fn whole(stat: &Stat, level: &str, name: &str) -> u64 {
         Some(Value::Whole(number)) => *number,
         _ => 0,
     }
-}
-
-/// The latencies between two snapshots; all of the later one where the counters were reset in
-/// between.
-fn between(before: &Latencies, now: &Latencies) -> Latencies {
-    if now.count < before.count { now.clone() } else { now.since(before) }
 }
 
 /// Level and name of a tier, in [`LABEL_COLUMNS`].

@@ -62,10 +62,6 @@ struct Task {
 }
 
 impl Task {
-    fn is_group(&self) -> bool {
-        self.traces.len() > 1
-    }
-
     /// Plays the traces; a group with the default sizes alone.
     fn play(&self, args: &ReplayArgs, ssd: &SsdModel) -> Result<Played> {
         let of = |schemes: &[&'static str], atomic, has_sweeps| ReplayArgs {
@@ -82,17 +78,16 @@ impl Task {
             dram_bytes_per_s: DRAM_BYTES_PER_S,
             ..args.clone()
         };
-        let replayed = of(&SCHEMES, false, !self.is_group()).replay()?;
+        let replayed = of(&SCHEMES, false, self.traces.len() == 1).replay()?;
         let atomic = of(&["afcm"], true, false).replay()?.rows.pop();
         let atomic = atomic.ok_or_else(|| Error::Usage("no row of afcm".to_owned()))?;
-        Ok(Played { name: self.name.clone(), is_group: self.is_group(), replayed, atomic })
+        Ok(Played { name: self.name.clone(), replayed, atomic })
     }
 }
 
 /// A trace, or a group of traces, and what came of it.
 struct Played {
     name: String,
-    is_group: bool,
     replayed: Replayed,
     /// The row of `afcm` with atomic syncs.
     atomic: Row,
@@ -107,13 +102,13 @@ pub(super) fn update(args: &ReplayArgs, path: &Path) -> Result<()> {
     papers::update(path, "replay", |_| {
         let ssd: SsdModel = "paper".parse().map_err(Error::Usage)?;
         let played = parallel::map(&tasks(&args.traces), |task| task.play(args, &ssd));
-        let played: Vec<_> = played.into_iter().collect::<Result<_>>()?;
-        let (groups, traces): (Vec<_>, Vec<_>) = played.into_iter().partition(|it| it.is_group);
+        let mut traces = played.into_iter().collect::<Result<Vec<_>>>()?;
+        let groups = traces.split_off(args.traces.len());
         Ok(section(&traces, &groups))
     })
 }
 
-/// Each trace by itself, and the paper's groups of which all members are there.
+/// Each trace by itself, and behind them the paper's groups of which all members are there.
 fn tasks(traces: &[PathBuf]) -> Vec<Task> {
     let single = |path: &PathBuf| Task { name: name_of(path), traces: vec![path.clone()] };
     let mut tasks: Vec<Task> = traces.iter().map(single).collect();
@@ -167,7 +162,7 @@ impl Played {
 
     /// Programs sync in this trace: without, no scheme of the paper uses persistent memory.
     fn has_syncs(&self) -> bool {
-        self.row("dram").is_some_and(|row| row.synced_pages > 0)
+        self.row("dram").is_some_and(|row| row.requests.synced_pages > 0)
     }
 }
 
@@ -176,7 +171,7 @@ const fn seconds(row: &Row) -> f64 {
 }
 
 const fn written(row: &Row) -> f64 {
-    row.ssd_pages_written as f64
+    row.totals.ssd_pages_written as f64
 }
 
 const fn traffic(row: &Row) -> f64 {
@@ -253,10 +248,14 @@ paper's own traces would give.
 const FIGURES: [(&str, Measure, usize); 5] = [
     ("Execution time in seconds (figure 7a)", seconds, 3),
     ("Pages written to flash (figure 7c)", written, 0),
-    ("Data stored in persistent memory, in MiB (figure 8)", |row| mib(row.pmem_data_bytes), 2),
+    (
+        "Data stored in persistent memory, in MiB (figure 8)",
+        |row| mib(row.totals.pmem_data_bytes),
+        2,
+    ),
     (
         "Metadata stored in persistent memory, in MiB (figure 8)",
-        |row| mib(row.pmem_metadata_bytes),
+        |row| mib(row.totals.pmem_metadata_bytes),
         2,
     ),
     ("Most DRAM for the index, in KiB (figure 9)", |row| row.index_bytes as f64 / 1024.0, 1),
@@ -299,7 +298,9 @@ fn by_scheme(played: &[Played], title: &str, of: Measure, digits: usize) -> Tabl
 /// Figures 10 to 12 for each trace with syncs: seconds, and pages written.
 fn sweeps(played: &[Played]) -> Vec<Table> {
     let cell = |row: Option<&Row>| {
-        row.map_or(String::new(), |row| format!("{:.2} s, {}", row.seconds, row.ssd_pages_written))
+        row.map_or(String::new(), |row| {
+            format!("{:.2} s, {}", row.seconds, row.totals.ssd_pages_written)
+        })
     };
     let table = |it: &Played| {
         let title = format!(
