@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use tidegate::pmem::Region;
 
 use crate::table::{Table, number_cell};
-use crate::workload::{Latencies, Outcome, nanoseconds};
+use crate::timeline::nanoseconds;
+use crate::workload::{Latencies, Outcome};
 
 /// Kind of request measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, strum::IntoStaticStr)]

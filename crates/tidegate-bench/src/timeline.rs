@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::workload::nanoseconds;
-
 /// Requests that were answered in one interval.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Tick {
@@ -36,6 +34,10 @@ pub struct TimelineRow {
     pub max_ns: Vec<u64>,
     /// Mean of each interval, 0 for none.
     pub mean_ns: Vec<u64>,
+}
+
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Timeline {

@@ -21,7 +21,7 @@ use hdrhistogram::Histogram;
 use tidegate::device::{BlockDevice, DeviceError, WriteFlags};
 
 use crate::pattern::{Pattern, Picker, Rng};
-use crate::timeline::Timeline;
+use crate::timeline::{Timeline, nanoseconds};
 
 /// Latencies above this many nanoseconds (100 s) count as this many.
 const LATENCY_MAX_NS: u64 = 100_000_000_000;
@@ -327,10 +327,6 @@ impl<'a> Client<'a> {
         self.buffer.stamp(self.requests);
         self.device.write(offset, self.buffer.bytes(), WriteFlags::default())
     }
-}
-
-pub(crate) fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn spin_until(when: Instant) -> Instant {

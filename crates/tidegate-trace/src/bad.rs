@@ -1,6 +1,8 @@
 //! Lines that give no events because they cannot be understood.
 
-use super::lines::MAX_LINE_BYTES;
+/// The longest line that is read; a longer one is bad. A call with two paths, all of whose bytes
+/// are escaped, is shorter.
+pub(super) const MAX_LINE_BYTES: usize = 64 << 10;
 
 /// How many bad lines are kept with their reason.
 const KEPT: usize = 10;

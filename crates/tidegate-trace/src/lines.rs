@@ -3,11 +3,8 @@
 use std::io::{self, ErrorKind, Read};
 use std::ops::Range;
 
-use super::bad::{Bad, Result};
+use super::bad::{Bad, MAX_LINE_BYTES, Result};
 
-/// The longest line that is read; a longer one is bad. A call with two paths, all of whose bytes
-/// are escaped, is shorter.
-pub(super) const MAX_LINE_BYTES: usize = 64 << 10;
 const FIRST_BUFFER_BYTES: usize = 16 << 10;
 
 /// What stands between two ends of lines, without them; an error if it is too long to be read.

@@ -16,9 +16,9 @@ mod processes;
 use std::collections::HashMap;
 
 use super::Reader;
+use crate::bad::MAX_LINE_BYTES;
 use crate::bad::{Bad, Result};
 use crate::descriptors::Descriptors;
-use crate::lines::MAX_LINE_BYTES;
 use crate::out::Out;
 use call::Call;
 use effect::Effect;
