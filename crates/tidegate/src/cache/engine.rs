@@ -174,10 +174,6 @@ impl Plan for CachePlan {
         POOL_BYTES_MIN
     }
 
-    fn largest_fit_bytes(&self, bytes: u64) -> u64 {
-        bytes - bytes % PAGE_BYTES
-    }
-
     fn create(&self, region: &Region) -> Result<()> {
         create(region, &self.0).map(drop).map_err(EngineError::pool)
     }

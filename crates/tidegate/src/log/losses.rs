@@ -180,18 +180,7 @@ mod tests {
     use super::*;
 
     fn record(position: u64, finished: u64) -> Header {
-        Header {
-            position,
-            kind: RecordKind::Write,
-            file: 1,
-            offset: 0,
-            len: 0,
-            aux: 0,
-            payload_bytes: 0,
-            payload_checksum: 0,
-            grows: false,
-            finished,
-        }
+        Header { position, file: 1, finished, ..Header::of(RecordKind::Write) }
     }
 
     /// First and last positions of what is missing.

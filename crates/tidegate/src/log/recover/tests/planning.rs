@@ -15,18 +15,7 @@ struct Log {
 impl Log {
     fn header(&mut self, kind: RecordKind, file: u64) -> Header {
         self.position += 64;
-        Header {
-            position: self.position,
-            kind,
-            file,
-            offset: 0,
-            len: 0,
-            aux: 0,
-            payload_bytes: 0,
-            payload_checksum: 0,
-            grows: false,
-            finished: 0,
-        }
+        Header { position: self.position, file, ..Header::of(kind) }
     }
 
     fn put(&mut self, header: &Header) -> u64 {
