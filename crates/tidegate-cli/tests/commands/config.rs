@@ -1,6 +1,7 @@
 //! `serve --config` and `config check`: one server with many devices, and what is said of a file
 //! that is wrong.
 
+use std::io::{BufRead as _, Read as _};
 use std::path::PathBuf;
 use std::process::Stdio;
 
@@ -201,11 +202,14 @@ fn each_line_of_a_json_log_is_an_object() {
     let scene = Scene::new(TWO);
     let mut command = tidegate();
     command.args(["serve", "--config", &scene.path("config.toml")]).stderr(Stdio::piped());
-    let stderr = std::fs::File::create(scene.path("stderr")).unwrap();
-    let server = Server::spawn(command.stderr(stderr));
+    let mut server = Server::spawn(&mut command);
+    let mut stderr = server.stderr();
+    let mut text = String::new();
     rustix::process::kill_process(server.pid(), Signal::USR1).unwrap();
+    // Signals that are pending at the same time are handled in any order.
+    stderr.read_line(&mut text).unwrap();
     assert!(server.stop(Signal::TERM).0.success());
-    let text = std::fs::read_to_string(scene.path("stderr")).unwrap();
+    stderr.read_to_string(&mut text).unwrap();
     let lines: Vec<serde_json::Value> =
         text.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
     assert_eq!(lines.len(), 2, "{text}");

@@ -12,7 +12,7 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -151,6 +151,11 @@ impl Server {
         let mut line = String::new();
         let read = self.stdout.read_line(&mut line).expect("the server prints text");
         (read > 0).then(|| line.trim_end().to_owned())
+    }
+
+    /// Its standard error, which the command is to pipe.
+    pub fn stderr(&mut self) -> BufReader<ChildStderr> {
+        BufReader::new(self.child.stderr.take().expect("its standard error is piped"))
     }
 
     /// Process of the server.
