@@ -125,6 +125,12 @@ pub(super) struct Operation<'a> {
     sampled: bool,
 }
 
+/// Work that is one phase, which the thread that began it leaves to another.
+pub(super) struct Detached {
+    phase: Phase,
+    since_ns: Option<u64>,
+}
+
 #[derive(Default)]
 struct Shard {
     tallies: [Tally; PHASES],
@@ -150,6 +156,21 @@ impl Recorder {
         let mut operation = Operation { shard, is_exclusive, phase, since_ns: None, sampled };
         operation.start(phase);
         operation
+    }
+
+    /// Begins work that is one phase, for any thread to [`end`](Self::end).
+    pub(super) fn begin_detached(&self, phase: Phase) -> Detached {
+        let since_ns = self.begin_single(phase).since_ns.take();
+        Detached { phase, since_ns }
+    }
+
+    /// Ends such work.
+    pub(super) fn end(&self, Detached { phase, since_ns }: Detached) {
+        if let Some(since_ns) = since_ns {
+            let (shard, is_exclusive) = self.shards.mine();
+            let tally = &shard.get_or_init(Box::default).tallies[phase as usize];
+            tally.samples.record(now_ns().saturating_sub(since_ns), is_exclusive);
+        }
     }
 
     /// The breakdown so far.

@@ -7,12 +7,13 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 
 use parking_lot::{Condvar, Mutex};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
+use super::phases::Phase;
 use super::{DramTier, Policy};
 use crate::device::conformance::{self, Promises};
 use crate::device::delay::{Delay, Delays};
@@ -412,25 +413,31 @@ pub(super) fn conforms(factory: &Factory) {
     conformance::check_started(&(factory(Arc::new(slow)) as _), Promises::default());
 }
 
+/// Starts a read of `blocks` from `lba` on. What it reads is sent.
+pub(super) fn start_read<D: BlockDevice + ?Sized + 'static>(
+    tier: &Arc<D>,
+    lba: u64,
+    blocks: usize,
+) -> Receiver<Result<Vec<u8>>> {
+    let (told, ended) = channel();
+    let (offset, buffer) = (lba * BLOCK_BYTES as u64, IoBuffer::new(blocks * BLOCK_BYTES));
+    let read = OwnedOperation::Read { offset, buffer };
+    let completion = move |operation: OwnedOperation, result: Result<()>| {
+        let bytes = operation.into_buffer().unwrap().data().to_vec();
+        told.send(result.map(|()| bytes)).unwrap();
+    };
+    Arc::clone(tier).start(AsyncRequest::new(read, Context::default(), completion));
+    ended
+}
+
 /// More reads that find nothing in the tier than there are threads wait in the device below
 /// together. A read of what the tier holds in part is made with a thread, and sees it.
 pub(super) fn misses_wait_without_a_thread(factory: &Factory) {
     let memory = MemoryDevice::new(BLOCK_BYTES as u32, 128).unwrap();
     let below = Arc::new(Fault::new(Arc::new(memory), 1));
     let tier = factory(below.clone());
-    let start = |lba: u64, blocks: usize| {
-        let (told, ended) = channel();
-        let (offset, buffer) = (lba * BLOCK_BYTES as u64, IoBuffer::new(blocks * BLOCK_BYTES));
-        let read = OwnedOperation::Read { offset, buffer };
-        let completion = move |operation: OwnedOperation, result: Result<()>| {
-            let bytes = operation.into_buffer().unwrap().data().to_vec();
-            told.send(result.map(|()| bytes)).unwrap();
-        };
-        Arc::clone(&tier).start(AsyncRequest::new(read, Context::default(), completion));
-        ended
-    };
     below.add(Rule::new(&[], When::Always, Effect::Hang));
-    let reads: Vec<_> = (0..100).map(|lba| start(lba, 1)).collect();
+    let reads: Vec<_> = (0..100).map(|lba| start_read(&tier, lba, 1)).collect();
     below.wait_until_hung(100);
     assert!(reads.iter().all(|read| read.try_recv().is_err()));
     below.heal();
@@ -438,8 +445,13 @@ pub(super) fn misses_wait_without_a_thread(factory: &Factory) {
     for read in reads {
         assert_eq!(read.recv().unwrap().unwrap(), [0; BLOCK_BYTES]);
     }
+    let phases = tier.phases();
+    let misses = phases.get(Phase::ReadMiss).unwrap();
+    assert_eq!(misses.count, 100);
+    let sampled: u64 = misses.histogram.iter().map(|bucket| bucket.samples).sum();
+    assert!(sampled > 0, "they are sampled as others are");
     write(&*tier, 101, 7, false).unwrap();
-    let both = start(100, 2).recv().unwrap().unwrap();
+    let both = start_read(&tier, 100, 2).recv().unwrap().unwrap();
     let expected = [[0; BLOCK_BYTES], block_of(7)].concat();
     assert_eq!(both, expected);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 
-use super::super::phases::Recorder;
+use super::super::phases::{Phase, Recorder};
 use super::super::slots::{self, Slots};
 use super::super::{NAME, Policy, TierSummary};
 use super::calls::Calls;
@@ -126,6 +126,18 @@ impl<R: Replacement> Core<R> {
         self.lock(self.set_of(lba)).set().contains(lba)
     }
 
+    /// Starts `request`, a read of blocks that are not cached, on the device below.
+    pub(super) fn start_below(self: &Arc<Self>, request: AsyncRequest) {
+        let core = Arc::clone(self);
+        let miss = core.recorder.begin_detached(Phase::ReadMiss);
+        core.below.begun.fetch_add(1, Ordering::Relaxed);
+        Arc::clone(&self.below.device).start(request.forward(move |request, result| {
+            core.below.ended.fetch_add(1, Ordering::Relaxed);
+            core.recorder.end(miss);
+            request.complete(result);
+        }));
+    }
+
     pub(super) fn lba_of(&self, offset: u64) -> u64 {
         offset / u64::from(self.geometry.block_bytes)
     }
@@ -226,26 +238,12 @@ impl Below {
         result
     }
 
-    /// Starts `request` on the device below the cache with this `core`.
-    pub(super) fn start<R: Replacement>(core: &Arc<Core<R>>, request: AsyncRequest) {
-        let device = Arc::clone(&core.below.device);
-        if !core.below.is_watched {
-            return device.start(request);
-        }
-        core.below.begun.fetch_add(1, Ordering::Relaxed);
-        let core = Arc::clone(core);
-        device.start(request.forward(move |request, result| {
-            core.below.ended.fetch_add(1, Ordering::Relaxed);
-            request.complete(result);
-        }));
-    }
-
     /// Runs a request of a worker.
     pub(super) fn background<T>(&self, run: impl FnOnce(&dyn BlockDevice) -> T) -> T {
         run(&*self.device)
     }
 
-    /// What requests did so far; constant where no worker watches.
+    /// What requests did so far, where a worker watches.
     pub(super) fn activity(&self) -> Activity {
         let ended = self.ended.load(Ordering::Relaxed);
         Activity { begun: self.begun.load(Ordering::Relaxed), ended }

@@ -6,7 +6,7 @@ use super::super::slots::Slots;
 use super::super::tier::{collect, is_read_below, state_of};
 use super::super::{DramTier, Make, Phases, Policy, TierSummary, no_thread};
 use super::background::Stager;
-use super::core::{Below, Core};
+use super::core::Core;
 use super::replacement::Replacement;
 use crate::device::{
     AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
@@ -83,7 +83,7 @@ impl<R: Replacement> BlockDevice for Staging<R> {
     fn start(self: Arc<Self>, request: AsyncRequest) {
         let core = &self.core;
         if is_read_below(request.owned(), &core.geometry, |lba| core.is_cached(lba)) {
-            Below::start(core, request);
+            core.start_below(request);
         } else {
             start_on_pool(self, request);
         }

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::super::phases::Phase;
-use super::super::suite::{BLOCK_BYTES, SLOTS, TestDevice, read, tier_of, write};
+use super::super::suite::{BLOCK_BYTES, SLOTS, TestDevice, read, start_read, tier_of, write};
 use super::super::{DramTier, Make, Policy};
 use super::coactive::Coactive;
+use super::core::Activity;
 use super::lru::Lru;
 use super::pmbd::Pmbd;
 use super::pmbd70::Pmbd70;
 use super::replacement::Replacement;
 use super::runtime::Staging;
+use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
 use crate::device::{BlockDevice, DeviceErrorKind, ZeroFlags};
 use crate::tier::Tier;
@@ -152,6 +154,25 @@ fn coactive_cleans_cold_blocks_when_the_device_is_idle() {
     device.hold([]);
     tier.drain().unwrap();
     assert_eq!((device.durable(5), device.writes()), (1, 2));
+}
+
+/// A read that is under way, or has ended since the last look, keeps the device below from being
+/// idle.
+#[test]
+fn started_reads_are_activity_until_they_end() {
+    let memory = MemoryDevice::new(512, BLOCKS).unwrap();
+    let device = Arc::new(Fault::new(Arc::new(memory), 1));
+    let bytes = SLOTS * BLOCK_BYTES as u64;
+    let tier = Staging::<Coactive>::open(Policy::Coactive, bytes, device.clone()).unwrap();
+    let tier = Arc::new(tier);
+    device.add(Rule::new(&[], When::Always, Effect::Hang));
+    let read = start_read(&tier, 0, 1);
+    device.wait_until_hung(1);
+    assert_eq!(tier.core.below.activity(), Activity { begun: 1, ended: 0 });
+    device.heal();
+    device.release();
+    assert!(read.recv().unwrap().is_ok());
+    assert_eq!(tier.core.below.activity(), Activity { begun: 1, ended: 1 });
 }
 
 #[test]

@@ -304,11 +304,15 @@ impl BlockDevice for Transit {
     /// A read that finds nothing here is the device below's.
     fn start(self: Arc<Self>, request: AsyncRequest) {
         let is_cached = |lba| self.core.is_cached(lba);
-        if is_read_below(request.owned(), &self.core.geometry, is_cached) {
-            Arc::clone(&self.core.below).start(request);
-        } else {
-            start_on_pool(self, request);
+        if !is_read_below(request.owned(), &self.core.geometry, is_cached) {
+            return start_on_pool(self, request);
         }
+        let (core, below) = (Arc::clone(&self.core), Arc::clone(&self.core.below));
+        let miss = core.recorder.begin_detached(Phase::ReadMiss);
+        below.start(request.forward(move |request, result| {
+            core.recorder.end(miss);
+            request.complete(result);
+        }));
     }
 }
 
