@@ -103,7 +103,9 @@ pub(super) fn run<T: Send + 'static>(
     cpus: u32,
     main: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Deadlock> {
-    let (value, _) = Session::new(costs, media, cpus).call(main)?;
+    let mut session = Session::new(costs, media, cpus);
+    let (value, _) = session.call(main)?;
+    session.end()?;
     Ok(value)
 }
 
@@ -212,17 +214,24 @@ impl Session {
         Ok((value, now_ns - begun_ns))
     }
 
+    /// Runs all threads to their ends.
+    fn end(&mut self) -> Result<(), Deadlock> {
+        lock(&self.desk).is_closed = true;
+        self.play();
+        if self.coroutines.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        Err(Deadlock { at_ns: self.machine.state.borrow().schedule.now_ns() })
+    }
+
     /// Runs the machine until its first thread is idle or has ended.
     fn play(&mut self) {
         let _left = Left;
         PRESENT.replace(Some(Rc::clone(&self.machine)));
         let _entered = enter(Rc::clone(&self.machine) as Rc<dyn Machine>);
-        lock(&self.desk).is_idle = false;
-        {
-            let schedule = &mut self.machine.state.borrow_mut().schedule;
-            if schedule.is_waiting(FIRST) {
-                schedule.wake(FIRST, 0);
-            }
+        // One that waits for another thread is that one's to wake.
+        if std::mem::take(&mut lock(&self.desk).is_idle) {
+            self.machine.state.borrow_mut().schedule.wake(FIRST, 0);
         }
         let desk = Arc::clone(&self.desk);
         self.machine.play(&mut self.coroutines, || lock(&desk).is_idle);
@@ -231,9 +240,9 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        lock(&self.desk).is_closed = true;
         if !std::thread::panicking() {
-            self.play();
+            // Threads that are left at the end of a session are nobody's.
+            let _ = self.end();
         }
         // Threads that wait for each other cannot be unwound: their locks are held.
         if self.coroutines.iter().any(Option::is_some) {

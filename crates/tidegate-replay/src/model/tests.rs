@@ -174,8 +174,18 @@ fn evictors_on_idle_cores_keep_slots_free() {
 /// A thread that waits for what no other one does is found, and not waited for.
 #[test]
 fn a_lost_wake_up_is_a_deadlock() {
-    let stuck = machine::run(&costs(), MediaModel::dram(), 2, machine::wait_for_ever);
-    assert!(stuck.is_err());
+    let run = |main: fn()| machine::run(&costs(), MediaModel::dram(), 2, main);
+    assert_eq!(run(|| machine::spawn(|| machine::spend(1)).join()), Ok(()));
+    assert!(run(machine::wait_for_ever).is_err());
+    let forgotten = || {
+        machine::spawn(machine::wait_for_ever);
+    };
+    assert!(run(forgotten).is_err(), "nobody joins it");
+    let joined = || {
+        machine::spawn(machine::wait_for_ever).join();
+        panic!("a thread that has not ended is joined");
+    };
+    assert!(run(joined).is_err());
 }
 
 #[test]
