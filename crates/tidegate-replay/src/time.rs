@@ -31,7 +31,7 @@ const NS_PER_S: f64 = 1e9;
 ///
 /// Written as text: the name of a preset, then any number of `,KEY=NUMBER` with the names of the
 /// fields: `nvme,read_ns=60000,parallel=64`.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SsdModel {
     /// The text that made it.
     pub name: String,
@@ -114,14 +114,20 @@ impl FromStr for SsdModel {
         let mut parts = text.split(',');
         let preset = parts.next().unwrap_or_default();
         let found = PRESETS.iter().find(|(name, _)| *name == preset);
-        let (_, values) = found.ok_or_else(|| {
+        let &(_, values) = found.ok_or_else(|| {
             let names = PRESETS.map(|preset| preset.0).join(", ");
             format!("unknown SSD `{preset}`: expected one of {names}")
         })?;
-        let mut model = Self { name: text.to_owned(), ..Self::default() };
-        for ((_, field, _), value) in model.fields().into_iter().zip(values) {
-            *field = *value;
-        }
+        let [read_ns, write_ns, flush_ns, read_bytes_per_s, write_bytes_per_s, parallel] = values;
+        let mut model = Self {
+            name: text.to_owned(),
+            read_ns,
+            write_ns,
+            flush_ns,
+            read_bytes_per_s,
+            write_bytes_per_s,
+            parallel,
+        };
         parts.try_for_each(|setting| model.set(setting))?;
         Ok(model)
     }

@@ -162,7 +162,9 @@ impl Bed {
     /// An empty directory for a run, once all that was written is on the disk. It goes with the
     /// result.
     pub(super) fn empty_directory(&self) -> Result<TempDir> {
-        let directory = scratch(self.files())?;
+        // A short name: sockets of programs are in it, and their paths have 107 bytes.
+        let directory = tempfile::Builder::new().prefix("d").tempdir_in(self.files());
+        let directory = directory.map_err(BenchError::os("create a directory in", self.files()))?;
         open_to_all(directory.path())?;
         self.sync_disk()?;
         Ok(directory)

@@ -5,13 +5,12 @@
 //!
 //! `dram`, `sccm`, `sfcm` and `afcm` are those of the AFCM paper (Chen, Lu, Chen, Shu: Efficient
 //! and Consistent NVMM Cache for SSD-Based File System). DRAM has pages in the order of their last
-//! use ([`page_cache`]); a sync copies what is dirty of a file to persistent memory ([`hybrid`]),
+//! use ([`page_cache`]); a sync copies what is dirty of a file to persistent memory ([`slots`]),
 //! which keeps no page that DRAM does not have. The others run engines of Tidegate ([`shipped`]).
 
 pub mod devices;
 pub mod dram;
 mod hybrid;
-
 pub mod page;
 pub mod page_cache;
 mod page_table;

@@ -306,8 +306,8 @@ impl Session {
         let Some(buffer) = self.take_payload(command, 0) else { return true };
         let read = OwnedOperation::Read { offset: command.offset, buffer };
         // A shorter one was attempted before.
-        let is_attempted = command.data_bytes() > self.share.attempt_bytes;
-        self.attempt_or_start(command, read, is_attempted, output);
+        let may_attempt = command.data_bytes() > self.share.attempt_bytes;
+        self.attempt_or_start(command, read, may_attempt, output);
         true
     }
 

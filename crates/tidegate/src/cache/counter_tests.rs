@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64 as StdAtomicU64;
 use std::sync::mpsc::channel;
 
+use strum::VariantArray as _;
+
 use super::layout::PAGE_BYTES;
 use super::mode::Mode;
 use super::tests::{NO_THREAD, SHARDED, binding, pool_of, pool_of_lines, work};
@@ -13,7 +15,7 @@ use super::*;
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
 use crate::device::{DeviceErrorKind, IoBuffer, Op, OwnedOperation};
-use crate::stats::{Collector, Value};
+use crate::stats::{Collector, Metric, Unit, Value};
 use crate::tier::Tier;
 
 const BACKING_PAGES: u64 = 2000;
@@ -291,7 +293,7 @@ fn the_metrics_of_counters_are_named_and_explained() {
     let mut collector = Collector::default();
     device.metrics(&mut collector);
     let found: Vec<_> = collector.finish().into_iter().map(|it| it.metric).collect();
-    for (name, help) in [
+    let expected = [
         ("cache_read_hits", "Reads of which all pages were cached"),
         ("cache_read_partial_misses", "Reads of which a part was cached"),
         ("cache_read_full_misses", "Reads of which nothing was cached"),
@@ -332,8 +334,11 @@ fn the_metrics_of_counters_are_named_and_explained() {
         ("cache_write_errors", "Batches of pages that the memory failed"),
         ("cache_core_read_errors", "Reads that the backing failed"),
         ("cache_core_write_errors", "Writes and flushes that the backing failed"),
-    ] {
-        let is_it = |it: &crate::stats::Metric| (&*it.name, &*it.help) == (name, help);
+    ];
+    assert_eq!(expected.len(), Counter::VARIANTS.len());
+    for (name, help) in expected {
+        let unit = if name.ends_with("_bytes") { Unit::Bytes } else { Unit::Count };
+        let is_it = |it: &Metric| (&*it.name, &*it.help, it.unit) == (name, help, unit);
         assert!(found.iter().any(is_it), "{name}: {help}");
     }
 }

@@ -152,7 +152,8 @@ impl Core {
         is_missing.then_some(Missing { page, record, version, seen })
     }
 
-    /// [`attempt`](crate::device::BlockDevice::attempt) of a read: done where all of it is cached.
+    /// [`attempt`](crate::device::BlockDevice::attempt) of a read of whole blocks of the device,
+    /// which the caller has checked: done where all of it is cached.
     pub(super) fn attempt_read(&self, offset: u64, buf: &mut [u8], class: u8) -> Attempt {
         let running = self.requests.begin(RequestKind::Read, buf.len() as u64);
         for part in parts(offset, buf.len()) {

@@ -138,7 +138,8 @@ impl Core {
         Ok(())
     }
 
-    /// [`attempt`](crate::device::BlockDevice::attempt) of a write: done where there are slots.
+    /// [`attempt`](crate::device::BlockDevice::attempt) of a write of whole blocks of the device,
+    /// which the caller has checked: done where there are slots.
     pub(super) fn attempt_write(&self, offset: u64, data: &[u8], ask: Ask<'_>) -> Attempt {
         if data.len() > BATCH_PAGES_MAX * PAGE {
             return Attempt::WouldBlock;

@@ -25,7 +25,7 @@ type Result<T> = std::result::Result<T, LogError>;
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Report {
     pub(super) records: u64,
-    /// Bytes of files that the records hold.
+    /// Bytes of files or of a device that the records hold.
     pub(super) data_bytes: u64,
     pub(super) files: u64,
     /// Records that nothing tells to have been acknowledged, and that are not whole.

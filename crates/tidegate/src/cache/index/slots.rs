@@ -132,6 +132,7 @@ pub(super) struct Slots {
     /// The number of the shard.
     number: u32,
     sharding: Sharding,
+    /// By dense numbers: made anew where there are other entries.
     table: Table,
     whole: Vec<Slot>,
     parts: Vec<Slot>,

@@ -43,13 +43,13 @@ pub enum Condition {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::EnumString)]
 #[strum(serialize_all = "snake_case")]
 pub enum Field {
-    /// Its length in bytes.
+    /// `request_size`: its length in bytes.
     RequestSize,
-    /// Its first byte in sectors of 512 bytes.
+    /// `lba`: its first byte in sectors of 512 bytes.
     Lba,
-    /// Its first byte.
+    /// `offset`: its first byte.
     Offset,
-    /// The queue that it came by.
+    /// `queue`: the queue that it came by.
     Queue,
 }
 
