@@ -271,7 +271,7 @@ fn serve(desk: &Mutex<Desk>) {
 }
 
 /// It is held only between two switches of the machine's threads: it is always free.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

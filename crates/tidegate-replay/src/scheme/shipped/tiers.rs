@@ -7,9 +7,8 @@
 //! waits for what is left. A tier has an eighth of the DRAM; pages above it have the rest.
 
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 
 use tidegate::device::{
     Attempt, BlockDevice, Context as Waiting, Geometry, Operation, Result as DeviceResult,
@@ -22,7 +21,7 @@ use super::{Context, DEVICE_PAGES, Engine, PAGE, Shipped, failed};
 use crate::error::Result;
 use crate::model::below::{Below, Engine as EngineBelow};
 use crate::model::costs::Costs;
-use crate::model::machine::{Deadlock, ModelledMemory, Session, spend};
+use crate::model::machine::{Deadlock, ModelledMemory, Session, lock, spend};
 use crate::scheme::page::{ALL_LINES, PAGE_BYTES, pages_of};
 use crate::scheme::{Scheme, Sizes};
 
@@ -190,28 +189,40 @@ impl Engine for Tier {
     }
 }
 
-/// Counts what the table stores beside its blocks, and its fences.
+/// Counts what the table stores beside its blocks, and its fences, by the thread of the machine: a
+/// write is told of with its own fences, whatever other threads do meanwhile.
 #[derive(Default)]
-struct Watch {
-    metadata_bytes: AtomicU64,
-    fences: AtomicU64,
+struct Watch(Mutex<Vec<Counts>>);
+
+#[derive(Default, Clone)]
+struct Counts {
+    metadata_bytes: u64,
+    fences: u64,
 }
 
 impl Watch {
     fn forget(&self) {
-        self.metadata_bytes.store(0, Ordering::Relaxed);
-        self.fences.store(0, Ordering::Relaxed);
+        lock(&self.0).clear();
+    }
+
+    /// Changes the counts of the calling thread.
+    fn with_mine<T>(&self, change: impl FnOnce(&mut Counts) -> T) -> T {
+        let (mut all, mine) = (lock(&self.0), ModelledMemory.thread_ordinal());
+        if all.len() <= mine {
+            all.resize(mine + 1, Counts::default());
+        }
+        change(&mut all[mine])
     }
 
     /// Tells of what was counted. After a write, which ends with a fence: what a discard stores
     /// needs none, and goes with the next write.
     fn send(&self, work: &Sender<Work>) {
-        let bytes = self.metadata_bytes.swap(0, Ordering::Relaxed);
+        let Counts { metadata_bytes: bytes, fences } = self.with_mine(std::mem::take);
         if bytes > 0 {
             // The receiver is gone while the tier is dropped.
             let _ = work.send(Work::Metadata { bytes });
         }
-        for _ in 0..self.fences.swap(0, Ordering::Relaxed) {
+        for _ in 0..fences {
             let _ = work.send(Work::Fence);
         }
     }
@@ -220,7 +231,7 @@ impl Watch {
 impl Observer for Watch {
     fn store(&self, offset: u64, data: &[u8], non_temporal: bool) {
         if data.len() < PAGE {
-            self.metadata_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+            self.with_mine(|mine| mine.metadata_bytes += data.len() as u64);
         }
         ModelledMemory.store(offset, data, non_temporal);
     }
@@ -230,7 +241,7 @@ impl Observer for Watch {
     }
 
     fn fence(&self) {
-        self.fences.fetch_add(1, Ordering::Relaxed);
+        self.with_mine(|mine| mine.fences += 1);
         ModelledMemory.fence();
     }
 
