@@ -264,11 +264,15 @@ struct Block {
     committed: Vec<Tag>,
     /// An acknowledged write of it is only in the backing, which has not flushed it.
     is_volatile: bool,
+    /// What the last acknowledged write left, and what failed ones after it may have left: a
+    /// backing that has one of these has not lost the acknowledged one.
+    standing: Vec<Tag>,
 }
 
 impl Block {
     fn zero() -> Self {
-        Self { may_be: vec![0], older: Vec::new(), committed: vec![0], is_volatile: false }
+        let (older, is_volatile) = (Vec::new(), false);
+        Self { may_be: vec![0], older, committed: vec![0], is_volatile, standing: vec![0] }
     }
 }
 
@@ -336,6 +340,10 @@ impl Model {
             }
             block.may_be = if is_done { Vec::new() } else { old };
             add_tags(&mut block.may_be, &[tag]);
+            if is_done {
+                block.standing.clear();
+            }
+            add_tags(&mut block.standing, &[tag]);
         }
     }
 
@@ -391,12 +399,15 @@ impl Model {
         }
     }
 
-    /// The backing lost `lost`, which it had not flushed.
-    fn lost(&mut self, lost: &[Range<u64>]) {
-        for bytes in lost {
-            let blocks = self.range(bytes.start, bytes.end - bytes.start);
-            self.must_tell |= self.blocks[blocks].iter().any(|block| block.is_volatile);
-        }
+    /// The backing lost `lost`, which it had not flushed, and has `left` now.
+    fn lost(&mut self, lost: &[Range<u64>], left: &[u8]) {
+        let is_lost = |at: usize| {
+            let (block, from) = (&self.blocks[at], at * self.block_bytes);
+            let tag = tag_of(at as u64, &left[from..from + self.block_bytes]);
+            block.is_volatile && tag.is_none_or(|tag| !block.standing.contains(&tag))
+        };
+        let mut blocks = lost.iter().flat_map(|it| self.range(it.start, it.end - it.start));
+        self.must_tell |= blocks.any(is_lost);
         for block in &mut self.blocks {
             let Block { may_be, older, .. } = block;
             add_tags(may_be, older);
@@ -765,7 +776,7 @@ impl Scene {
                 // Nothing goes around the cache.
                 assert!(!self.model.must_tell);
             } else {
-                self.model.lost(&lost);
+                self.model.lost(&lost, &self.drive.durable());
             }
         }
         self.fault.heal();
