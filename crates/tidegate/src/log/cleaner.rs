@@ -284,12 +284,6 @@ impl Log {
         table::entry(&self.control, file.index).key()
     }
 
-    /// The entry of the file with this id in the log.
-    pub fn file_with_id(&self, id: u64) -> Option<FileRef> {
-        table::all(&self.control)
-            .find_map(|(file, entry)| (entry.id().load(Ordering::Acquire) == id).then_some(file))
-    }
-
     /// The entries of the files with these ids, of those that have one: one walk through the table
     /// for all of them.
     pub fn files_with_ids(&self, ids: impl IntoIterator<Item = u64>) -> HashMap<u64, FileRef> {
