@@ -168,8 +168,7 @@ impl Recorder {
     pub(super) fn end(&self, Detached { phase, since_ns }: Detached) {
         if let Some(since_ns) = since_ns {
             let (shard, is_exclusive) = self.shards.mine();
-            let tally = &shard.get_or_init(Box::default).tallies[phase as usize];
-            tally.samples.record(now_ns().saturating_sub(since_ns), is_exclusive);
+            shard.get_or_init(Box::default).record(phase, since_ns, is_exclusive);
         }
     }
 
@@ -209,6 +208,14 @@ impl Recorder {
     }
 }
 
+impl Shard {
+    /// Records the time in `phase` since `since_ns`.
+    fn record(&self, phase: Phase, since_ns: u64, is_exclusive: bool) {
+        let spent_ns = now_ns().saturating_sub(since_ns);
+        self.tallies[phase as usize].samples.record(spent_ns, is_exclusive);
+    }
+}
+
 impl Operation<'_> {
     /// Leaves the present phase for `phase`.
     pub(super) fn enter(&mut self, phase: Phase) {
@@ -231,9 +238,7 @@ impl Operation<'_> {
 
     fn stop(&mut self) {
         if let Some(since_ns) = self.since_ns {
-            let spent_ns = now_ns().saturating_sub(since_ns);
-            let tally = &self.shard.tallies[self.phase as usize];
-            tally.samples.record(spent_ns, self.is_exclusive);
+            self.shard.record(self.phase, since_ns, self.is_exclusive);
         }
     }
 }

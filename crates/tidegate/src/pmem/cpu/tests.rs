@@ -66,6 +66,8 @@ fn check_one(
 fn known_cpus_can_write_back() {
     let known = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
     assert_eq!(Cpu::can_write_back(), known);
+    let fastest = arch::WriteBack::available().next();
+    assert_eq!(fastest, Some(Cpu::detect().write_back));
 }
 
 #[test]
