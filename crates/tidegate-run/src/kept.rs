@@ -25,7 +25,10 @@ use tidegate::log::{Definition, FileRef, LockError, Log};
 
 use super::backlog::{Backlog, Known};
 use super::locate::{self, Located};
+use super::registry::{Claim, Registry};
 
+/// How long the lock of a file that is to stay plain is waited for.
+const KEEP_OUT_TIMEOUT: Duration = Duration::from_millis(10);
 /// Files kept at once, at most.
 const FILES_MAX: usize = 1000;
 
@@ -38,12 +41,17 @@ pub(crate) struct Kept {
     pub(crate) file: File,
     /// A path that it had, for people.
     pub(crate) path: PathBuf,
+    /// No other pool has the file in its log.
+    _claim: Claim,
 }
 
 impl Kept {
-    fn open(entry: FileRef, known: &Known) -> io::Result<Self> {
+    fn open(registry: &Registry, entry: FileRef, known: &Known) -> io::Result<Self> {
         match locate::open(known)? {
-            Located::Open(file) => Ok(Self { entry, file, path: known.path.clone() }),
+            Located::Open(file) => {
+                let claim = registry.claim(&file)?;
+                Ok(Self { entry, file, path: known.path.clone(), _claim: claim })
+            }
             Located::Removed | Located::Unknown => Err(io::ErrorKind::NotFound.into()),
         }
     }
@@ -54,6 +62,7 @@ impl Kept {
 pub(crate) struct KeptFiles {
     files: HashMap<u64, Kept>,
     files_max: usize,
+    registry: Registry,
 }
 
 impl Default for KeptFiles {
@@ -61,7 +70,7 @@ impl Default for KeptFiles {
     fn default() -> Self {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let files_max = usize::try_from(limit / 4).unwrap_or(usize::MAX).min(FILES_MAX);
-        Self { files: HashMap::new(), files_max }
+        Self { files: HashMap::new(), files_max, registry: Registry::default() }
     }
 }
 
@@ -86,7 +95,14 @@ impl KeptFiles {
         let wanted = log.take_wanted_kept().into_iter();
         let wanted = wanted.take(self.files_max.saturating_sub(self.files.len()));
         // The program waits for a moment only, and makes a real sync where this fails.
-        wanted.filter_map(|entry| self.keep(log, entry).ok().flatten()).collect()
+        let keep = |entry| match self.keep(log, entry) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                keep_out(log, entry);
+                None
+            }
+            kept => kept.ok().flatten(),
+        };
+        wanted.filter_map(keep).collect()
     }
 
     /// Adds files that were [opened](Self::open_wanted).
@@ -101,7 +117,8 @@ impl KeptFiles {
         if !self.files.get(&id).is_some_and(|kept| kept.entry == entry) {
             let payload = log.definition_of(entry).ok_or(io::ErrorKind::NotFound)?;
             let definition = Definition::decode(&payload).ok_or(io::ErrorKind::InvalidData)?;
-            opened = Some((id, Kept::open(entry, &Known::of(&definition, 0))?));
+            let known = Known::of(&definition, 0);
+            opened = Some((id, Kept::open(&self.registry, entry, &known)?));
         }
         log.note_kept(entry, true);
         Ok(opened)
@@ -114,7 +131,7 @@ impl KeptFiles {
     pub(crate) fn adopt(&mut self, log: &Log, entry: FileRef, known: &Known) -> io::Result<()> {
         let id = log.id_of(entry);
         if let Entry::Vacant(free) = self.files.entry(id) {
-            free.insert(Kept::open(entry, known)?);
+            free.insert(Kept::open(&self.registry, entry, known)?);
             log.note_kept(entry, true);
         }
         Ok(())
@@ -181,6 +198,14 @@ impl KeptFiles {
     }
 }
 
+/// The file is in the log of another pool: it stays plain as long as this log is in use. A file
+/// that is locked for so long asks again at its next sync.
+fn keep_out(log: &Log, entry: FileRef) {
+    if let Ok(guard) = log.lock_within(entry, KEEP_OUT_TIMEOUT) {
+        guard.mark_unlogged(true);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::trial::Trial;
@@ -224,6 +249,22 @@ mod tests {
         trial.lock(&two).end_story().unwrap();
         files.release_ended(&trial.log);
         assert!(files.files.is_empty() && !trial.log.is_kept(ended));
+    }
+
+    #[test]
+    fn a_file_in_the_log_of_another_pool_stays_plain() {
+        let trial = Trial::new();
+        let (mut files, mut others) = (KeptFiles::default(), KeptFiles::default());
+        let file = trial.file("file", b"");
+        let entry = kept(&trial, &mut others, &file, "file");
+        trial.log.note_kept(entry, false);
+        trial.log.want_kept(entry);
+        files.keep_wanted(&trial.log);
+        assert!(!trial.log.is_kept(entry) && trial.lock(&file).is_pinned());
+        drop(others);
+        trial.log.want_kept(entry);
+        files.keep_wanted(&trial.log);
+        assert!(trial.log.is_kept(entry), "it was given back");
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod policy;
 mod preload;
 mod program;
 mod ranges;
+mod registry;
 mod repair;
 mod report;
 mod rewrite;
