@@ -22,6 +22,14 @@ use crate::query;
 pub(crate) use crate::query::Seen;
 use crate::raw::{self, Errno};
 
+/// How far the clock that files are dated by may be behind another one.
+const TICK_NS: u64 = 20_000_000;
+
+fn timestamp_ns(seconds: i64, rest: i64) -> u64 {
+    let seconds = u64::try_from(seconds).unwrap_or(0);
+    seconds.saturating_mul(raw::NS_PER_S).saturating_add(rest.unsigned_abs())
+}
+
 impl Seen {
     pub(crate) fn of(fd: c_int) -> Result<Self, Errno> {
         query::statx(fd)
@@ -34,6 +42,12 @@ impl Seen {
     /// It was created less than `age_ns` ago.
     pub(crate) fn is_younger_than(&self, age_ns: u64) -> bool {
         raw::wall_clock_ns().saturating_sub(self.created_ns) < age_ns
+    }
+
+    /// It was modified later than it is now.
+    pub(crate) fn is_of_the_future(&self) -> bool {
+        let modified_ns = timestamp_ns(self.stat.st_mtime, self.stat.st_mtime_nsec);
+        modified_ns > raw::wall_clock_ns().saturating_add(TICK_NS)
     }
 
     pub(crate) fn is_directory(&self) -> bool {

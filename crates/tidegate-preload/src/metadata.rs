@@ -156,9 +156,10 @@ impl Named {
         Remade::find(log, numbers, (directory, path, flags))
     }
 
-    /// The file leaves the log, if the log has names of it.
-    fn leave(self, log: &'static Log, file: FileRef) {
-        if log.has_names(file)
+    /// The file leaves the log, if the log has names of it, or if the call sets its times: recovery
+    /// would take a later one for that of a change from outside.
+    fn leave(self, log: &'static Log, file: FileRef, sets: Sets) {
+        if (sets == Sets::Times || log.has_names(file))
             && let Some((device, inode)) = self.numbers()
         {
             let path = match self {
@@ -186,10 +187,19 @@ impl Named {
     }
 }
 
-/// Runs a call that changes names or attributes of the files that it names so.
+/// What a call sets of a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sets {
+    /// Its times of access and modification.
+    Times,
+    /// Anything else.
+    Others,
+}
+
+/// Runs a call that changes names or attributes of the files that it names so, but for times.
 pub(crate) fn counted_of<R, const N: usize>(names: [Named; N], call: impl FnOnce() -> R) -> R {
     match process::log() {
-        Some(log) => of_named(log, names, call).0,
+        Some(log) => of_named(log, names, Sets::Others, call).0,
         None => call(),
     }
 }
@@ -198,6 +208,7 @@ pub(crate) fn counted_of<R, const N: usize>(names: [Named; N], call: impl FnOnce
 fn of_named<R, const N: usize>(
     log: &'static Log,
     names: [Named; N],
+    sets: Sets,
     call: impl FnOnce() -> R,
 ) -> (R, Numbers) {
     if !log.has_stories() {
@@ -208,7 +219,7 @@ fn of_named<R, const N: usize>(
     let before = names.map(|name| name.logged(log));
     for (name, file) in names.into_iter().zip(before) {
         if let Some(file) = file {
-            name.leave(log, file);
+            name.leave(log, file, sets);
             log.note_own_change(file);
         }
     }
@@ -223,21 +234,23 @@ fn of_named<R, const N: usize>(
     result
 }
 
-/// As [`counted_of`], for attributes of one file: those of a new one will be in the record that
-/// makes it, those of one that was made in a second record.
-pub(crate) fn counted_attributes<R>(name: Named, call: impl FnOnce() -> R) -> R {
-    let Some(log) = process::log().filter(|_| new_files::has_some()) else {
-        return counted_of([name], call);
-    };
+/// As [`counted_of`], for attributes of one file, which the call sets: those of a new one will be
+/// in the record that makes it, those of one that was made in a second record.
+pub(crate) fn counted_attributes<R>(name: Named, sets: Sets, call: impl FnOnce() -> R) -> R {
+    let Some(log) = process::log() else { return call() };
+    if !new_files::has_some() {
+        return of_named(log, [name], sets, call).0;
+    }
     let errno = raw::errno();
     let before = name.numbers();
     let remade = before.and_then(|numbers| name.remade(log, numbers));
     raw::set_errno(errno);
     match remade {
         Some(remade) => {
-            remade.change(call).unwrap_or_else(|call| counted_own(log, name, before, call))
+            let own = |call| counted_own(log, name, sets, before, call);
+            remade.change(call).unwrap_or_else(own)
         }
-        None => counted_own(log, name, before, call),
+        None => counted_own(log, name, sets, before, call),
     }
 }
 
@@ -245,10 +258,11 @@ pub(crate) fn counted_attributes<R>(name: Named, call: impl FnOnce() -> R) -> R 
 fn counted_own<R>(
     log: &'static Log,
     name: Named,
+    sets: Sets,
     before: Option<(u64, u64)>,
     call: impl FnOnce() -> R,
 ) -> R {
-    let (result, numbers) = of_named(log, [name], call);
+    let (result, numbers) = of_named(log, [name], sets, call);
     let errno = raw::errno();
     // The path may lead to another file by now.
     let of_file = before.filter(|before| name.numbers() == Some(*before));

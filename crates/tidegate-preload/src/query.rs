@@ -86,6 +86,13 @@ fn statx_of(fd: c_int, wanted: c_uint) -> Result<libc::statx, Errno> {
     Ok(unsafe { found.assume_init() })
 }
 
+/// The size of an open file in bytes. Asks for its times, too: where the kernel gives times finer
+/// than a tick (Linux 6.13), the next write of whatever process gets a later one.
+pub(crate) fn size_and_times(fd: c_int) -> Result<u64, Errno> {
+    let wanted = libc::STATX_SIZE | libc::STATX_MTIME | libc::STATX_CTIME;
+    statx_of(fd, wanted).map(|found| found.stx_size)
+}
+
 /// All that is asked of an open file at once.
 pub(crate) fn statx(fd: c_int) -> Result<Seen, Errno> {
     const MOUNT: c_uint = 0x4000;

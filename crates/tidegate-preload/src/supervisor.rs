@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::{path, process, query};
+use crate::{covered, path, process, query};
 
 /// Bytes of the longest message that is sent, and of what is looked at of an answer.
 const MESSAGE_BYTES: usize = 128;
-/// How long files leave the log where no supervisor does it.
+/// How long the log is retired where the supervisor cannot be asked to.
 const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A message on the stack.
@@ -147,7 +147,7 @@ pub(crate) fn suspend(process: u32, cause: Option<&str>, program: &CStr) {
     // The supervisor cannot be reached, and so cannot take this back.
     if let Some(log) = process::log() {
         log.suspend_for_good();
-        log.checkpoint(CHECKPOINT_TIMEOUT);
+        covered::retire_all(log, CHECKPOINT_TIMEOUT);
     }
 }
 

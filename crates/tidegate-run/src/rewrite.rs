@@ -6,7 +6,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 
-use tidegate::log::{FileRef, Header, LockError, Log, RecordKind, copy_to_file};
+use tidegate::log::{
+    Definition, FileGuard, FileRef, Header, LockError, Log, RecordKind, Ticket, copy_to_file,
+};
 
 use super::locate::open_for_writing;
 
@@ -28,6 +30,8 @@ pub(crate) fn rewrite(log: &Log, entry: FileRef, kept: &File) -> io::Result<()> 
         return Ok(());
     }
     let file = open_for_writing(kept)?;
+    // Held until the file is written.
+    let _ticket = announce(log, &guard)?;
     // Never longer than it is: what is behind the end was cut off.
     let mut newest = Newest::below(file.metadata()?.len());
     let mut buffer = vec![0; COPY_BYTES];
@@ -43,6 +47,24 @@ pub(crate) fn rewrite(log: &Log, entry: FileRef, kept: &File) -> io::Result<()> 
         }
     }
     Ok(())
+}
+
+/// Appends that the file is about to be written, by a record of no bytes: so recovery does not take
+/// the file's new time for one from outside.
+///
+/// Where the log has no space for that, recovery may, after a crash before the next heartbeat: it
+/// then names the file, and leaves it as it is. The log gets space by what the caller is about to
+/// do.
+fn announce<'g>(log: &Log, guard: &'g FileGuard<'_>) -> io::Result<Ticket<'g>> {
+    let mut ticket = guard.begin().map_err(io::Error::other)?;
+    let payload = log.definition_of(guard.file());
+    let definition = payload.as_deref().and_then(Definition::decode);
+    let is_defined = !ticket.needs_define()
+        || definition.is_some_and(|it| guard.define_again(&mut ticket, &it).is_ok());
+    if is_defined {
+        let _ = ticket.write(0, &[], false);
+    }
+    Ok(ticket)
 }
 
 /// Where in the log the data of a record is, and its length.

@@ -15,7 +15,7 @@ use super::cause::Cause;
 
 /// Why a sync is real: how it is counted, its key for scripts, and what is said of a file with such
 /// syncs. A sync may have none of these reasons.
-const REASONS: [(Counter, &str, &str); 14] = [
+const REASONS: [(Counter, &str, &str); 15] = [
     (Counter::SyncsNotYet, "not_yet", "not yet in the log"),
     (Counter::SyncsPending, "pending", "changes of names or attributes in the file system"),
     (Counter::SyncsOwn, "own", "changes of the file's own names or attributes"),
@@ -24,6 +24,7 @@ const REASONS: [(Counter, &str, &str); 14] = [
     (Counter::SyncsSuspended, "suspended", "a process ran that cannot be watched"),
     (Counter::SyncsByGain, "by_gain", "costs more to log than to sync"),
     (Counter::SyncsInterrupted, "interrupted", "a process was killed while it changed it"),
+    (Counter::SyncsOutside, "outside", "a process outside changed its size"),
     (Counter::SyncsRefused, "refused", "could not be logged"),
     (Counter::SyncsExcluded, "excluded", "kept out by --include or --exclude"),
     (Counter::SyncsNewPending, "new_pending", "new, while other changes of names were pending"),

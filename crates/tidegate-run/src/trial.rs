@@ -83,7 +83,8 @@ impl Trial {
         };
         let at = NameAt { parent, name: name.as_bytes() };
         let make = Make { at, parent_changed: time, attributes };
-        let made = guard.make((&make, content), &definition(file, &path), guard.unlogged(), false);
+        let made =
+            guard.make((&make, content), &definition(file, &path), guard.unlogged(), false, true);
         assert_eq!(made, Ok(true));
     }
 

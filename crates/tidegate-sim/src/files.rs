@@ -288,7 +288,7 @@ impl FileSystem for Mounted {
 
     fn state(&self, file: &usize) -> io::Result<FileState> {
         let size_bytes = self.call()?.bytes(*file).len() as u64;
-        Ok(FileState { size_bytes, block_bytes: PAGE_BYTES as u64, changed_ns: 0 })
+        Ok(FileState { size_bytes, block_bytes: PAGE_BYTES as u64, changed_ns: 0, modified_ns: 0 })
     }
 
     fn written(&self, file: &usize, _size_bytes: u64) -> io::Result<Ranges> {

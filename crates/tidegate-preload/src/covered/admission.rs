@@ -121,7 +121,9 @@ impl Open {
         let is_quiet = self.log.wait_for_plain(device, inode, LOCK_TIMEOUT)
             && self.log.wait_for_kept(file, LOCK_TIMEOUT);
         let guard = self.lock(story.entry).ok().filter(|guard| is_quiet && is_of(guard, story))?;
-        let size = self.size()?;
+        // Recovery would take a time to come for that of a change from outside.
+        let seen = Seen::of(self.fd).ok().filter(|seen| !seen.is_of_the_future())?;
+        let size = seen.size();
         guard.note_length(size);
         let (unlogged, synced_from) = (story.unlogged, self.log.head());
         // Asked once all of it is on the disk.

@@ -28,24 +28,79 @@ use crate::{metadata, plain, query, raw};
 /// How long a lock is waited for to pin a file, each of [`TRIES`] times.
 const PIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Appends the end of a story by `end`, and waits for free space where there is none.
-fn ended(log: &Log, end: impl Fn() -> Result<(), AppendError>) {
+/// Ends a story by `end`, and waits for free space in the log where there is none; without a
+/// supervisor, makes it. With all records retired the story `is_over`, too. False: neither was
+/// possible.
+fn ended(log: &Log, end: impl Fn() -> Result<(), AppendError>, is_over: impl Fn() -> bool) -> bool {
     log.stats().add(Counter::Leaves, 1);
     for _ in 0..TRIES {
         let space = log.space_changes();
         match end() {
-            Err(AppendError::Full) if log.supervisor_alive() => {
+            Ok(()) => return true,
+            Err(AppendError::Full | AppendError::NoSlot) if log.supervisor_alive() => {
                 log.wait_for_space(space, SPACE_TIMEOUT);
             }
-            _ => return,
+            // Memory that fails in the log need not do so where its tail is.
+            Err(_) if log.supervisor_alive() => _ = log.checkpoint(SPACE_TIMEOUT),
+            Err(_) if retire_alone(log) => {}
+            // Another thread does it, or a supervisor has come.
+            Err(_) => log.wait_for_space(space, LOCK_TIMEOUT),
+        }
+        if is_over() {
+            return true;
+        }
+    }
+    false
+}
+
+/// Ends the story of a locked file. Where that is not possible the story goes on, and the file is
+/// marked: its syncs are real, and it leaves before anything else of it is logged. After a power
+/// cut recovery finds times that the log does not know, and leaves the file as it is.
+fn end(log: &Log, guard: &FileGuard<'_>) {
+    if !ended(log, || guard.end_story(), || guard.end_retired()) {
+        guard.mark_unlogged(false);
+    }
+}
+
+/// As [`end`], of a file whose lock cannot be had.
+fn end_without_lock(log: &Log, file: FileRef) {
+    let is_over = || log.end_retired_without_lock(file);
+    if !ended(log, || log.end_without_lock(file), is_over) {
+        log.mark_unlogged(file);
+    }
+}
+
+/// Retires what the log has, where no supervisor does. Whether it has less than before.
+fn retire_alone(log: &Log) -> bool {
+    let is_dead = |process, thread| !query::is_alive(process, thread);
+    // Of a write-back that fails the descriptors hear that are open.
+    log.retire_alone(is_dead, || {
+        raw::sync();
+        Ok(())
+    })
+}
+
+/// Has all that the log has by now retired, by the supervisor or without one. Gives up after
+/// `timeout`: recovery then tells by their times which files were changed later, and leaves them as
+/// they are.
+pub(crate) fn retire_all(log: &Log, timeout: Duration) {
+    let until = log.head();
+    let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+    let end_ns = raw::now_ns().saturating_add(timeout_ns);
+    while log.tail() < until && raw::now_ns() < end_ns {
+        let space = log.space_changes();
+        if log.supervisor_alive() {
+            log.checkpoint(SPACE_TIMEOUT);
+        } else if !retire_alone(log) {
+            log.wait_for_space(space, LOCK_TIMEOUT);
         }
     }
 }
 
 impl Open {
-    /// Makes the file durable by the kernel, if it is not, and ends its story if it has one. False:
-    /// the disk fails. Then the story goes on, for the log alone has what it promises, and the
-    /// file's syncs are real.
+    /// Makes the file durable by the kernel, if it is not, and [ends](end) its story if it has one.
+    /// False: the disk fails. Then the story goes on, for the log alone has what it promises, and
+    /// the file's syncs are real.
     #[must_use]
     pub(crate) fn leave(&self, guard: &FileGuard<'_>) -> bool {
         if !guard.is_logged() {
@@ -56,8 +111,14 @@ impl Open {
             guard.mark_unlogged(false);
             return false;
         }
-        ended(self.log, || guard.end_story());
+        end(self.log, guard);
         true
+    }
+
+    /// Ends the story of a file that the disk does not take, and which no record can put right: no
+    /// more is promised of it.
+    pub(super) fn end_unsynced(&self, guard: &FileGuard<'_>) {
+        end(self.log, guard);
     }
 
     /// Makes a change without the entry's lock, whose holder is stopped or is this thread. Where
@@ -74,7 +135,7 @@ impl Open {
                 // A stale entry has no story.
                 let _ = self.log.note_failure(entry.file);
             }
-            ended(self.log, || self.log.end_without_lock(entry.file));
+            end_without_lock(self.log, entry.file);
         }
         // Before and after: no story that begins in between is covered without this change.
         self.log.mark_unlogged(entry.file);
@@ -147,7 +208,7 @@ impl Open {
         };
         if !self.leave(&guard) {
             // What is about to change it cannot be refused.
-            ended(self.log, || guard.end_story());
+            end(self.log, &guard);
         }
         Some((entry, guard))
     }
@@ -253,14 +314,14 @@ fn leave_made_durable<'l>(
     let Some(_holding) = Holding::new() else { return };
     let Ok(guard) = log.lock_within(file, PIN_TIMEOUT) else {
         make_durable();
-        ended(log, || log.end_without_lock(file));
+        end_without_lock(log, file);
         return;
     };
     if guard.is_logged() {
         if guard.needs_sync() {
             make_durable();
         }
-        ended(log, || guard.end_story());
+        end(log, &guard);
     }
     then(&guard);
 }
@@ -269,7 +330,7 @@ fn leave_made_durable<'l>(
 #[cold]
 pub(super) fn leave_locked(log: &Log, guard: &FileGuard<'_>) {
     raw::sync();
-    ended(log, || guard.end_story());
+    end(log, guard);
 }
 
 /// A file whose names are about to change, or its attributes, in a way that no record says.
@@ -338,6 +399,51 @@ mod tests {
             std::mem::forget((guard, names));
         };
         std::thread::scope(|scope| scope.spawn(die).join().unwrap());
+    }
+
+    /// Takes all of the log's space, also that of ends.
+    fn fill(guard: &FileGuard<'_>) {
+        while guard.begin().unwrap().void(0).is_ok() {}
+        assert_eq!(guard.end_story(), Err(AppendError::Full));
+    }
+
+    #[test]
+    fn a_file_that_leaves_a_full_log_without_a_supervisor_has_it_retired() {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.covered(&file, 0);
+        let guard = open.lock(open.entry().unwrap()).unwrap();
+        fill(&guard);
+        let full = world.log.head();
+        assert!(open.leave(&guard) && !guard.is_logged());
+        assert!(world.log.tail() >= full, "recovery has nothing of the file");
+    }
+
+    #[test]
+    fn a_file_whose_end_nobody_makes_space_for_is_logged_no_more() {
+        let world = World::new();
+        let (file, other) = (world.file("file"), world.file("other"));
+        let (open, held) = (world.covered(&file, 0), world.covered(&other, 0));
+        let from = world.log.head();
+        // A thread that is stopped in the middle of a write holds the tail.
+        let stopped = held.lock(held.entry().unwrap()).unwrap();
+        let ticket = stopped.begin().unwrap();
+        let guard = open.lock(open.entry().unwrap()).unwrap();
+        fill(&guard);
+        assert!(open.leave(&guard) && guard.is_disturbed() && !guard.is_covered());
+        assert!(world.log.tail() < from);
+        drop(ticket);
+        assert!(open.leave(&guard) && !guard.is_logged());
+    }
+
+    #[test]
+    fn all_is_retired_without_a_supervisor() {
+        let world = World::new();
+        let file = world.file("file");
+        world.covered(&file, 0);
+        let until = world.log.head();
+        retire_all(world.log, Duration::from_secs(60));
+        assert!(world.log.tail() >= until);
     }
 
     #[test]

@@ -26,7 +26,7 @@ use tidegate::log::{Attributes, Counter, Definition, FileSystemRef, Log, Make, N
 use super::leave::leave_half_named;
 use super::sync::commits_all;
 use super::{LOCK_TIMEOUT, Locked, Open, Sync};
-use crate::descriptors::{DIRECT, Entry, WRITE_ONLY};
+use crate::descriptors::{DIRECT, Entry, PINNED, WRITE_ONLY};
 use crate::extended::Extended;
 use crate::files::{self, Identified, Seen};
 use crate::new_files::{self, NewFile};
@@ -213,7 +213,9 @@ impl Open {
         }
         let data_only = matches!(purpose, Purpose::Answer(Sync::Data));
         let made = (&make, content.bytes());
-        let is_made = guard.make(made, &story.definition, story.unlogged, data_only);
+        // What a stream writes behind the record is in none.
+        let is_last = !self.known.has(PINNED);
+        let is_made = guard.make(made, &story.definition, story.unlogged, data_only, is_last);
         is_made.ok().filter(|is_made| *is_made)?;
         if let Some(journaled) = new.journaled(file_system) {
             guard.note_journaled(journaled);

@@ -35,7 +35,9 @@ use tidegate::durable;
 use tidegate::log::{AppendError, FileGuard, FileSystemRef, LockError, Log};
 
 pub(crate) use descriptor::{find_out, is_to_be_pinned, note, note_standard};
-pub(crate) use leave::{Gone, leave_closed, leave_gone, leave_numbers, leave_unrecorded};
+pub(crate) use leave::{
+    Gone, leave_closed, leave_gone, leave_numbers, leave_unrecorded, retire_all,
+};
 pub(crate) use making::answers_directory;
 pub(crate) use naming::{Changed, change_name};
 pub(crate) use place::Place;

@@ -65,8 +65,7 @@ impl Open {
     ///
     /// A process that shares the description may have moved its position since, and a process
     /// outside the tree may have made the file longer since. So each of the two is believed where
-    /// it confirms the record. Otherwise they are believed of a write that appends, where both say
-    /// the same: a process outside was first.
+    /// it confirms the record, and only there: before a process outside the file leaves.
     #[inline]
     fn start_of_last(&self, place: Place, recorded: u64, bytes: u64) -> Option<u64> {
         let appends = self.known.has(descriptors::APPEND);
@@ -82,7 +81,7 @@ impl Open {
             return None;
         }
         let by_end = self.end().ok()?.checked_sub(bytes);
-        by_end.filter(|_| by_end == Some(recorded) || by_end == by_position)
+        by_end.filter(|by_end| *by_end == recorded)
     }
 
     /// Makes the log say what the kernel did instead of what it was asked for; where that cannot be
@@ -114,7 +113,7 @@ impl Open {
         drop(ticket);
         if !is_corrected && !self.leave(guard) && !voided {
             // The record is wrong, and the disk does not take the file: no more is promised of it.
-            let _ = guard.end_story();
+            self.end_unsynced(guard);
         }
     }
 

@@ -91,12 +91,14 @@ impl Remade {
         if is_recorded {
             guard.note_attributes(changes);
             metadata::take_off_all(log, numbers);
+            drop(ticket);
         } else {
+            // It would keep the log from being retired.
+            drop(ticket);
             log.note_own_change(entry.file);
             // Where the disk fails, the next sync says so.
             let _ = self.open.leave(&guard);
         }
-        drop(ticket);
         drop(guard);
         raw::set_errno(errno);
         Ok(result)
@@ -123,7 +125,7 @@ impl Remade {
         let make = self.open.look(&seen, parent, extended.bytes())?;
         let definition = self.identified.definition(&self.path);
         let made = (&make, content.bytes());
-        let is_made = guard.make(made, &definition, guard.unlogged(), false);
+        let is_made = guard.make(made, &definition, guard.unlogged(), false, true);
         is_made.ok().filter(|is_made| *is_made).map(drop)
     }
 }

@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn a_write_to_a_place_is_logged_and_its_sync_is_answered() {
         let found = written(FLAGS, Place::At(0), |_, _| ());
-        assert_eq!(found, ("0".into(), false, 1));
+        assert_eq!(found, ("0 mark:4".into(), false, 1));
         let found = written(FLAGS, Place::At(2), |_, _| ());
         assert_eq!(found, ("2+ mark:6".into(), false, 1), "growth is promised at once");
     }

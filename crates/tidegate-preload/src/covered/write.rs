@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidegate::log::{Change, Counter, FileGuard, Ticket};
 
 use super::{Locked, Open, Place, Refused, SPACE_TIMEOUT, Sync, negated};
-use crate::descriptors::{self, DIRECT};
+use crate::descriptors::{self, APPEND, DIRECT};
 use crate::path::{self, PathBuffer};
 use crate::{files, metadata, plain, process, query, raw};
 
@@ -100,7 +100,8 @@ impl Open {
                 return kernel();
             }
             let space = self.log.space_changes();
-            let logged = if self.log.is_suspended() || guard.is_pinned() {
+            let must_leave = self.log.is_suspended() || guard.is_pinned() || guard.is_disturbed();
+            let logged = if must_leave {
                 Err(Refused::Never)
             } else {
                 self.write_logged(&guard, request, bytes, &kernel)
@@ -165,6 +166,9 @@ impl Open {
             return Err(Refused::Never);
         }
         let (grew, size) = (guard.grows(end), guard.size());
+        if self.is_resized_outside(request.place, (start, end), size) {
+            return Err(Refused::Never);
+        }
         if grew && guard.was_cut() && self.log.is_pending(guard.file_system) {
             // Recovery could not tell this growth from the bytes before the cut, and would show it
             // without what is pending.
@@ -190,6 +194,16 @@ impl Open {
         }
         ticket.count(bytes);
         Ok(result)
+    }
+
+    /// A process outside has changed the size of the locked file, which the log takes for `size`.
+    /// An overwrite does not ask: its sync [does](tidegate::log::FileGuard::is_unconfirmed).
+    #[inline]
+    fn is_resized_outside(&self, place: Place, (start, end): (u64, u64), size: u64) -> bool {
+        if place == Place::End || self.known.has(APPEND) {
+            return start != size;
+        }
+        end > size && query::size(self.fd) != Ok(size)
     }
 
     /// Whether an overwrite is to be [`watched`](Self::watched): something is pending that came
@@ -365,7 +379,7 @@ mod tests {
         assert_eq!(recorded(appends, current, write_then_move), by_log("4+"));
         assert_eq!(recorded(appends, current, move_then_write), by_log("4+"));
         assert_eq!(recorded(appends, current, append_first), by_log("4+"));
-        assert_eq!(recorded(appends, current, append_second), by_log("4+ void 10+"));
+        assert_eq!(recorded(appends, current, append_second), by_disk("4+"));
         assert_eq!(recorded(appends, current, append_both), by_disk("4+"));
         assert_eq!(recorded(appends, current, write_less_and_move), by_log("4+ void 4+"));
         assert_eq!(recorded(appends, Place::At(0), append_first), by_disk("4+"));

@@ -39,6 +39,9 @@ use reap::Unrepaired;
 /// so it is clean at most twice as long after its last append.
 const QUIET: Duration = Duration::from_millis(2500);
 
+/// How often the log notes what the kernel has done, while it is in use.
+const BEAT: Duration = Duration::from_millis(100);
+
 /// How old a record of names becomes before it is retired with all others: within a second of its
 /// append, if the disk takes half of that.
 const NAMES_AGE: Duration = Duration::from_millis(500);
@@ -80,6 +83,8 @@ struct Worker {
     swept_at: Instant,
     /// A head, and since when it is known to be the log's.
     quiet_since: (u64, Instant),
+    /// When the log's heart has beaten last, and up to where the kernel had done all then.
+    beaten: (Instant, u64),
     speed: DiskSpeed,
 }
 
@@ -123,6 +128,7 @@ impl Worker {
             is_blocked: false,
             swept_at: Instant::now(),
             quiet_since: (log.head(), Instant::now()),
+            beaten: (Instant::now(), 0),
             speed: DiskSpeed::default(),
         }
     }
@@ -153,6 +159,7 @@ impl Worker {
             return Step::Stop;
         }
         self.repair_unrepaired();
+        self.beat();
         self.sweep();
         self.tell_suspension();
         let has_blocked_writer = self.log.take_blocked_writer();
@@ -195,6 +202,18 @@ impl Worker {
             }
         }
         true
+    }
+
+    /// Notes in the pool, now and then, what the kernel has done: recovery tells by it which files
+    /// were changed from outside.
+    fn beat(&mut self) {
+        let (beaten_at, done) = self.beaten;
+        if done == self.log.head() || beaten_at.elapsed() < BEAT {
+            return;
+        }
+        // Where the memory fails, recovery relies on what the records say.
+        let done = self.log.beat().unwrap_or(done);
+        self.beaten = (Instant::now(), done);
     }
 
     /// Closes files that need not be kept any more, now and then: a removed file takes its space
@@ -268,6 +287,7 @@ impl Worker {
         let is_in_use = head > tail || !self.kept.is_empty() || !self.held.is_empty();
         let timeout = match (self.unrepaired.is_empty(), is_in_use) {
             (false, _) => Some(PAUSE_LEAST),
+            (true, true) if self.beaten.1 != head => Some(BEAT),
             (true, true) => Some(QUIET),
             (true, false) => None,
         };

@@ -11,11 +11,13 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 use super::append::{FileGuard, Interrupted, release};
 use super::control::{SLOTS, SPACE_AT, WORK_AT};
 use super::error::{LockError, LogError};
 use super::layout::RECORD_ALIGN_BYTES;
-use super::owner::{owner, process_of};
+use super::owner::{owner, process_of, thread_of};
 use super::pool::NO_BOOT;
 use super::record::RecordKind;
 use super::table::{self, FileKey, FileRef, flag};
@@ -27,14 +29,21 @@ impl Log {
     /// How far the log may be retired, once the files that its records name are synced: see
     /// `append` for the order.
     pub fn safe_position(&self) -> u64 {
+        self.safe_position_beside(|_, _| false)
+    }
+
+    /// As [`safe_position`](Self::safe_position), whatever the operations are that threads were
+    /// killed in, of which `is_dead` knows by the numbers of process and thread.
+    fn safe_position_beside(&self, is_dead: impl Fn(u32, u32) -> bool) -> u64 {
         let control = &self.control;
         let head = control.head().load(Ordering::SeqCst);
         store_before_loads(control.goal(), head);
         let bounds = (0..SLOTS).filter_map(|number| {
             let slot = control.slot(number);
-            let taken = slot.owner.load(Ordering::SeqCst) != 0;
+            let owner = slot.owner.load(Ordering::SeqCst);
             // Without a bound its holder has reserved nothing, and will see this goal.
-            taken.then(|| slot.bound.load(Ordering::SeqCst)).filter(|bound| *bound != 0)
+            let bound = (owner != 0).then(|| slot.bound.load(Ordering::SeqCst));
+            bound.filter(|bound| *bound != 0 && !is_dead(process_of(owner), thread_of(owner)))
         });
         let safe = bounds.fold(head, u64::min);
         self.with_definitions(safe).max(control.tail().load(Ordering::Relaxed))
@@ -76,6 +85,36 @@ impl Log {
     pub fn records(&self, start: u64, end: u64) -> Scanner<'_> {
         let lap_bytes = self.control.lap_bytes().load(Ordering::Acquire);
         Scanner::of_finished(&self.pool, start, end).in_laps_of(lap_bytes)
+    }
+
+    /// Retires all that can be retired, where no supervisor does. `sync` makes all files durable as
+    /// the kernel has them, also where threads were killed in the middle of an operation, of which
+    /// `is_dead` knows by the numbers of process and thread: nobody was told of those. Returns
+    /// whether the tail has moved.
+    ///
+    /// Not where a write-back has failed: the log alone has what the disk does not.
+    pub fn retire_alone(
+        &self,
+        is_dead: impl Fn(u32, u32) -> bool,
+        sync: impl FnOnce() -> Result<(), Errno>,
+    ) -> bool {
+        let Ok(_supervision) = self.supervise(Duration::ZERO) else { return false };
+        let tail = self.tail();
+        let position = self.safe_position_beside(&is_dead);
+        let is_durable = position > tail && sync().is_ok() && !self.has_dropped();
+        if !is_durable || self.retire_to(position).is_err() {
+            return false;
+        }
+        let dead = self.in_the_middle().filter(|it| is_dead(it.process, it.thread()));
+        dead.for_each(|it| self.complete(&it));
+        true
+    }
+
+    /// The kernel may have dropped what the log has of some file.
+    fn has_dropped(&self) -> bool {
+        let mut entries = table::all(&self.control);
+        let bits = flag::FAILED | flag::DROPPED;
+        entries.any(|(_, entry)| entry.flags().load(Ordering::SeqCst) & bits != 0)
     }
 
     /// Moves the tail: all operations of records below `position` are durable in their files.

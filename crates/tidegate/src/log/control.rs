@@ -272,6 +272,13 @@ impl SlotWords<'_> {
         if word & RESERVING == 0 { word & !FINISHED } else { 0 }
     }
 
+    /// The position from which on the holder may have a record whose operation the kernel has not
+    /// done.
+    pub(super) fn in_the_middle_from(&self) -> Option<u64> {
+        let word = self.record.load(Ordering::Acquire);
+        (word != 0).then_some(word & !(RESERVING | FINISHED))
+    }
+
     /// The position from which on the holder may have space with a record that is not finished.
     pub(super) fn unfinished_from(&self) -> Option<u64> {
         let word = self.record.load(Ordering::Acquire);

@@ -9,7 +9,8 @@
 //! | 8192 | the tail: the position before which nothing counts any more, a [`position_word`] |
 //! | 8256 | the limit: no record ends after this position, a [`position_word`] |
 //! | 8320 | [`SessionBytes`] |
-//! | 12288, 12352, 12416 | the second copies of these three |
+//! | 8384 | [`HeartbeatBytes`] |
+//! | 12288, 12352, 12416, 12480 | the second copies of these four |
 //! | 16384 | the ring |
 
 use std::mem::offset_of;
@@ -28,7 +29,9 @@ pub const TAIL_OFFSET: u64 = 8192;
 pub const LIMIT_OFFSET: u64 = 8256;
 /// Where [`SessionBytes`] lie.
 pub const SESSION_OFFSET: u64 = 8320;
-/// How far behind tail, limit and session their second copies lie.
+/// Where [`HeartbeatBytes`] lie.
+pub const HEARTBEAT_OFFSET: u64 = 8384;
+/// How far behind tail, limit, session and heartbeat their second copies lie.
 pub const COPY_DISTANCE: u64 = 4096;
 /// Where the ring begins.
 pub const RING_OFFSET: u64 = 16384;
@@ -105,6 +108,24 @@ pub struct SessionBytes {
     pub checksum: U64,
 }
 
+/// What the session of the log knew when. Releases before it leave zeroes here.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct HeartbeatBytes {
+    /// CRC-64/NVME of what follows.
+    pub checksum: U64,
+    /// When this was written: nanoseconds since 1970, by the clock of times of files.
+    pub wall_ns: U64,
+    /// The kernel had done the operations of all records below this position by then.
+    pub done: U64,
+    /// The most that the clock was set back in this session, in nanoseconds.
+    pub set_back_ns: U64,
+    /// When the first recovery of this session's records began to write to files; 0: none has.
+    pub recovery_ns: U64,
+}
+
 /// The header of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -118,7 +139,8 @@ pub struct RecordHeaderBytes {
     pub file: U64,
     /// Byte of the file; or the file's new size.
     pub offset: U64,
-    /// Bytes of the file that the operation covers.
+    /// Of a Zero: bytes that the operation covers. Of all others when the record was made, in
+    /// nanoseconds since 1970; 0: that is not said.
     pub len: U64,
     /// Position of a voided record.
     pub aux: U64,
@@ -248,6 +270,8 @@ const _: () = {
     assert!(offset_of!(LogHeaderBytes, salt) == 16);
     assert!(offset_of!(LogHeaderBytes, ring_bytes) == 24);
     assert!(size_of::<SessionBytes>() == 24);
+    assert!(size_of::<HeartbeatBytes>() == 40);
+    assert!(offset_of!(HeartbeatBytes, recovery_ns) == 32);
     assert!(size_of::<RecordHeaderBytes>() == 64);
     assert!(offset_of!(RecordHeaderBytes, position) == 8);
     assert!(offset_of!(RecordHeaderBytes, file) == 16);

@@ -22,6 +22,7 @@ mod error;
 mod file_systems;
 #[cfg(all(test, not(loom)))]
 mod flip_tests;
+mod heartbeat;
 mod keepers;
 mod lanes;
 pub mod layout;
@@ -59,6 +60,7 @@ pub use copy::{can_write_in_place, copy_to_file, write_in_place};
 pub use engine::LogEngine;
 pub use error::{AppendError, LockError, LogError};
 pub use file_systems::{ChangeNumbers, FileSystemRef};
+pub use heartbeat::Heartbeat;
 pub use lanes::{InFlight, PlainCall};
 pub use layout::CODE;
 pub use losses::{Damage, DeviceLoss};
@@ -122,6 +124,8 @@ impl Log {
             pool.set_limit(position)?;
             pool.set_tail(position)?;
         }
+        // Behind the tail: what a recovery that was interrupted has noted serves until then.
+        pool.set_heartbeat(Heartbeat { done: position, ..Heartbeat::default() })?;
         let start = Start {
             pool: pool.salt(),
             tail: position,

@@ -220,7 +220,8 @@ impl FileGuard<'_> {
     /// lock is held, and nothing of the file was changed since `make` and `content` were looked
     /// at, which was after the file was locked and no plain write of it was in flight. `unlogged`
     /// is [what it was](Self::unlogged) when the story began. With `data_only` the record answers
-    /// an `fdatasync`. False: the file was changed around the log.
+    /// an `fdatasync`. No write that has no record follows where it `is_last`. False: the file was
+    /// changed around the log.
     ///
     /// # Errors
     /// [`AppendError`]: the file is not covered.
@@ -230,6 +231,7 @@ impl FileGuard<'_> {
         definition: &Definition<'_>,
         unlogged: u64,
         data_only: bool,
+        is_last: bool,
     ) -> Result<bool, AppendError> {
         let entry = &self.entry;
         if !self.is_undisturbed_since(unlogged) {
@@ -239,7 +241,7 @@ impl FileGuard<'_> {
         if ticket.needs_define() {
             self.define_again(&mut ticket, definition)?;
         }
-        ticket.make(make, content)?;
+        ticket.make(make, content, is_last)?;
         let (size, end) = (content.len() as u64, entry.names_end().load(Ordering::Relaxed));
         entry.changed_end().store(end, Ordering::Relaxed);
         entry.marked_at().store(end, Ordering::Relaxed);
@@ -328,7 +330,10 @@ mod tests {
         let guard = log.lock(file).unwrap();
         guard.begin_story(&definition(1), 3).unwrap();
         let unlogged = guard.unlogged();
-        assert_eq!(guard.make((&make(), b"abc"), &definition(1), unlogged, data_only), Ok(true));
+        assert_eq!(
+            guard.make((&make(), b"abc"), &definition(1), unlogged, data_only, true),
+            Ok(true)
+        );
         file
     }
 
@@ -400,13 +405,13 @@ mod tests {
         let file = log.entry_for(&key(1)).unwrap();
         let guard = log.lock(file).unwrap();
         let make = make();
-        assert_eq!(guard.make((&make, b""), &definition(1), 0, false), Ok(false), "no story");
+        assert_eq!(guard.make((&make, b""), &definition(1), 0, false, true), Ok(false), "no story");
         guard.begin_story(&definition(1), 0).unwrap();
         let unlogged = guard.unlogged();
         guard.mark_unlogged(false);
-        assert_eq!(guard.make((&make, b""), &definition(1), unlogged, false), Ok(false));
+        assert_eq!(guard.make((&make, b""), &definition(1), unlogged, false, true), Ok(false));
         let unsound = Make { at: at(b"a/b"), ..make };
-        let result = guard.make((&unsound, b""), &definition(1), guard.unlogged(), false);
+        let result = guard.make((&unsound, b""), &definition(1), guard.unlogged(), false, true);
         assert_eq!(result, Err(AppendError::Unsound));
         assert!(!log.has_names(file));
     }

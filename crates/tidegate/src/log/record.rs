@@ -69,6 +69,9 @@ pub struct Header {
     pub offset: u64,
     /// Bytes of the file that a [`RecordKind::Zero`] covers.
     pub len: u64,
+    /// When the record was made, in nanoseconds since 1970. 0: that is not said, as of a
+    /// [`RecordKind::Zero`].
+    pub wall_ns: u64,
     /// See [`RecordKind`].
     pub aux: u64,
     /// Bytes of the payload.
@@ -134,6 +137,7 @@ impl Header {
             file: 0,
             offset: 0,
             len: 0,
+            wall_ns: 0,
             aux: 0,
             payload_bytes: 0,
             payload_checksum: 0,
@@ -149,7 +153,7 @@ impl Header {
             position: U64::new(self.position),
             file: U64::new(self.file),
             offset: U64::new(self.offset),
-            len: U64::new(self.len),
+            len: U64::new(if self.kind == RecordKind::Zero { self.len } else { self.wall_ns }),
             aux: U64::new(self.aux),
             payload_bytes: U32::new(self.payload_bytes),
             payload_checksum: U32::new(self.payload_checksum),
@@ -170,12 +174,16 @@ impl Header {
         if header_checksum(&salted) != bytes.checksum.get() {
             return None;
         }
+        let kind = RecordKind::from_repr(bytes.kind.get())?;
+        let (len, wall_ns) =
+            if kind == RecordKind::Zero { (bytes.len.get(), 0) } else { (0, bytes.len.get()) };
         Some(Self {
             position,
-            kind: RecordKind::from_repr(bytes.kind.get())?,
+            kind,
             file: bytes.file.get(),
             offset: bytes.offset.get(),
-            len: bytes.len.get(),
+            len,
+            wall_ns,
             aux: bytes.aux.get(),
             payload_bytes: bytes.payload_bytes.get(),
             payload_checksum: bytes.payload_checksum.get(),
@@ -405,7 +413,8 @@ mod tests {
             kind: RecordKind::Write,
             file: 3,
             offset: 77,
-            len: 5,
+            len: 0,
+            wall_ns: 5,
             aux: 9,
             payload_bytes: 4,
             payload_checksum: payload_checksum(&[IoSlice::new(b"data")]),

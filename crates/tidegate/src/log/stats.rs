@@ -77,6 +77,8 @@ pub enum Counter {
     SyncsNewRefused = 29,
     /// Real syncs by which files left the log since a process was killed while it changed them.
     SyncsInterrupted = 30,
+    /// Real syncs by which files left the log since a process outside changed their size.
+    SyncsOutside = 31,
 }
 
 const COUNTERS: u64 = 32;

@@ -31,6 +31,10 @@ use super::table::{self, Entry, FileRef, flag};
 use crate::sync::Ordering;
 use crate::tier::clock::now_ns;
 
+/// How often syncs of one file say that the kernel has done its changes, at most: it takes as long
+/// as some syncs that the log answers.
+const CONFIRM_NS: u64 = 250_000;
+
 /// What a real sync has shown of a file that is to be covered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CoverState {
@@ -150,6 +154,16 @@ impl Log {
         }
         entry.flags().fetch_and(!flag::OF_STORY, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// As [`FileGuard::end_retired`], of a file whose lock cannot be had.
+    pub fn end_retired_without_lock(&self, file: FileRef) -> bool {
+        let entry = table::entry(&self.control, file.index);
+        let is_over = entry.last_end().load(Ordering::SeqCst) <= self.tail();
+        if is_over {
+            entry.flags().fetch_and(!flag::OF_STORY, Ordering::SeqCst);
+        }
+        is_over
     }
 
     /// A sync of a covered file was answered by what the log has.
@@ -350,6 +364,22 @@ impl FileGuard<'_> {
         Ok(())
     }
 
+    /// Ends a story of which the log has no record any more, since all are retired. False: it has
+    /// some.
+    pub fn end_retired(&self) -> bool {
+        let is_over = !self.is_live();
+        if is_over {
+            self.clear(flag::OF_STORY);
+        }
+        is_over
+    }
+
+    /// The file was covered, and was or may be changed without a record since: it is to leave
+    /// before the log has another one.
+    pub fn is_disturbed(&self) -> bool {
+        self.has(flag::COVERED) && self.unlogged() != self.entry.synced().load(Ordering::SeqCst)
+    }
+
     /// Bytes of the file that are known to be on the disk or promised.
     pub fn durable_size(&self) -> u64 {
         self.entry.durable_size().load(Ordering::Relaxed)
@@ -487,6 +517,32 @@ impl FileGuard<'_> {
         self.log.note_sync_skipped(self.file());
         self.clear(flag::GREW | flag::WRITTEN);
         Ok(())
+    }
+
+    /// The file was changed since its last sync, and the story has not said for
+    /// [`CONFIRM_NS`] that the kernel has done so: it is to be [confirmed](Self::confirm).
+    #[inline]
+    pub fn is_unconfirmed(&self) -> bool {
+        self.unsynced_bytes() > 0
+            && now_ns().saturating_sub(self.entry.confirmed_ns().load(Ordering::Relaxed))
+                >= CONFIRM_NS
+    }
+
+    /// Appends that the kernel has done all of the file's changes: recovery takes later times of
+    /// the file for those of processes outside. Only while nothing of the file has
+    /// [grown](Self::has_grown), which a mark would promise.
+    ///
+    /// # Errors
+    /// [`AppendError`]: a change from outside is noticed from the next heartbeat on.
+    pub fn confirm(&self) -> Result<(), AppendError> {
+        self.begin()?.mark(self.size())?;
+        self.note_confirmed();
+        Ok(())
+    }
+
+    /// A record that was made now says that the kernel has done all of the file's changes.
+    pub fn note_confirmed(&self) {
+        self.entry.confirmed_ns().store(now_ns(), Ordering::Relaxed);
     }
 
     /// A write begins behind the file's end: what lies between is a hole.

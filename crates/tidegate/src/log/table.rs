@@ -135,6 +135,9 @@ impl<'a> Entry<'a> {
         own_synced at 232;
         /// Where the last record ends that has the file's creation or a change of its names.
         names_end at 240;
+        /// When the story said last that the kernel has done all changes, on the clock that only
+        /// goes forwards.
+        confirmed_ns at 248;
     }
 }
 

@@ -746,3 +746,27 @@ fn files_are_found_by_their_ids_many_at_once() {
     }
     assert_eq!(log.id_of(without_id), 0);
 }
+
+#[test]
+fn a_log_without_a_supervisor_is_retired_by_a_process_that_needs_it() {
+    let log = log();
+    write(&log, 1, 0, b"data").unwrap();
+    let (head, tail) = (log.head(), log.tail());
+    let retired = |is_dead: bool| log.retire_alone(|_, _| is_dead, || Ok(()));
+    assert!(!log.retire_alone(|_, _| false, || Err(rustix::io::Errno::IO)), "not on the disk");
+    let file = log.entry_for(&key(1)).unwrap();
+    log.note_failure(file).unwrap();
+    assert!(!retired(false), "the kernel may have dropped it");
+    log.lock(file).unwrap().take_failure();
+    log.take_dropped();
+    let supervision = log.supervise(Duration::ZERO).unwrap();
+    assert!(!std::thread::scope(|scope| scope.spawn(|| retired(false)).join().unwrap()));
+    drop(supervision);
+    let guard = log.lock(file).unwrap();
+    let ticket = guard.begin().unwrap();
+    assert!(!retired(false) && log.tail() == tail, "an operation is in the middle");
+    std::mem::forget(ticket);
+    assert!(retired(true) && log.tail() == head && log.in_the_middle().count() == 0);
+    assert!(!retired(true), "there is nothing left");
+    assert!(guard.end_retired());
+}

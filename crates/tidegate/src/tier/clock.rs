@@ -1,5 +1,5 @@
 //! The one place where tiers read clocks: to measure themselves and to rest, never to decide what
-//! is correct.
+//! is correct. The wall clock dates what the log says: recovery tells changes from outside by that.
 //!
 //! Invariant: no lock, and nothing that is made at the first call. The preload library asks for the
 //! time inside the programs of others, whose signal handlers may leave it by `longjmp`.
@@ -25,6 +25,22 @@ fn system_now_ns() -> u64 {
 /// Nanoseconds of a clock that all processes of the machine have in common.
 pub(crate) fn monotonic_ns() -> u64 {
     of_clock_ns(ClockId::Monotonic)
+}
+
+/// Nanoseconds since 1970, by the clock of times of files. No time that the kernel has given a file
+/// is later.
+pub(crate) fn wall_ns() -> u64 {
+    modelled().map_or_else(|| of_clock_ns(ClockId::Realtime), |machine| machine.now_ns())
+}
+
+/// As [`wall_ns`], a tick earlier at most.
+pub(crate) fn wall_coarse_ns() -> u64 {
+    modelled().map_or_else(|| of_clock_ns(ClockId::RealtimeCoarse), |machine| machine.now_ns())
+}
+
+/// How far the wall clock is ahead of one that nobody sets, in nanoseconds.
+pub(crate) fn wall_ahead_ns() -> u64 {
+    of_clock_ns(ClockId::Realtime).saturating_sub(of_clock_ns(ClockId::Boottime))
 }
 
 #[cfg(all(test, not(loom)))]

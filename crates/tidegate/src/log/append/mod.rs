@@ -43,6 +43,8 @@ pub struct Ticket<'a> {
     entry: Entry<'a>,
     number: u64,
     slot: SlotWords<'a>,
+    /// The records say when they were made.
+    is_dated: bool,
 }
 
 /// An operation that a process was killed in.
@@ -79,7 +81,7 @@ impl Log {
         let (number, slot) = self.take_slot().ok_or(AppendError::NoSlot)?;
         slot.file.store(u64::from(file.index) + 1, Ordering::Relaxed);
         let entry = table::entry(&self.control, file.index);
-        Ok(Ticket { log: self, entry, number, slot })
+        Ok(Ticket { log: self, entry, number, slot, is_dated: false })
     }
 
     /// Takes a free slot: near the thread's last one, so that threads seldom meet.
@@ -117,7 +119,8 @@ impl FileGuard<'_> {
     /// [`AppendError::NoSlot`].
     pub fn begin(&self) -> Result<Ticket<'_>, AppendError> {
         let log = self.log;
-        let ticket = log.claim(self.file)?;
+        let mut ticket = log.claim(self.file)?;
+        ticket.is_dated = true;
         let slot = ticket.slot;
         // See the module's text for why these are in this order and how strong they are.
         let head = log.control.head().load(Ordering::SeqCst);

@@ -3,6 +3,7 @@
 use std::io::IoSlice;
 
 use super::super::error::AppendError;
+use super::super::heartbeat::time_of;
 use super::super::layout::RECORD_ALIGN_BYTES;
 use super::super::names::{Make, NameRecord};
 use super::super::record::{Definition, Header, RecordKind};
@@ -127,17 +128,21 @@ impl Ticket<'_> {
         record.with_parts(|parts| self.about(draft, parts, Share::Data))
     }
 
-    /// Appends all of the file, which is `content` and what `make` says: the record's position.
+    /// Appends all of the file, which is `content` and what `make` says: the record's position. A
+    /// record that is not `is_last` of the program's writes to the file does not say when it was
+    /// made: more of them may follow without a record.
     pub(in crate::log) fn make(
         &mut self,
         make: &Make<'_>,
         content: &[u8],
+        is_last: bool,
     ) -> Result<u64, AppendError> {
         if !make.is_sound() {
             return Err(AppendError::Unsound);
         }
         let fixed = make.encode();
         let parts = make.parts(&fixed, content);
+        self.is_dated = is_last;
         self.about(Header::of(RecordKind::Make), &parts, Share::Data)
     }
 
@@ -159,6 +164,8 @@ impl Ticket<'_> {
         parts: &[IoSlice<'_>],
         space: Share,
     ) -> Result<u64, AppendError> {
+        let wall_ns = if self.is_dated { time_of(draft.kind) } else { 0 };
+        let draft = Header { wall_ns, ..draft };
         let header = self.log.put(self.slot, draft, parts, space)?;
         let end = header.position + header.record_bytes();
         self.entry.last_end().store(end, Ordering::Release);

@@ -94,6 +94,8 @@ pub struct FileState {
     pub block_bytes: u64,
     /// When the file was last changed (`st_ctime`), in nanoseconds since 1970.
     pub changed_ns: i128,
+    /// When its bytes or size were last changed (`st_mtime`), in nanoseconds since 1970.
+    pub modified_ns: i128,
 }
 
 /// How to recover.
@@ -240,7 +242,7 @@ impl<F: FileSystem> Context<'_, F> {
             let records = plan.undefined_records;
             outcome.stops_at(Failure::Undefined { records }, self.options);
         }
-        let looks = parallel::map(self.options.workers, &plan.files, |file| self.look(file));
+        let looks = parallel::map(self.options.workers, &plan.files, |file| self.look(plan, file));
         let mut due = Vec::with_capacity(looks.len());
         for (file, look) in plan.files.iter().zip(looks) {
             match look {
@@ -267,7 +269,9 @@ impl<F: FileSystem> Context<'_, F> {
             outcome.failures.push(Failure::Log(error));
             return None;
         };
+        // By the log's own time where it has one: the clock of this boot may be behind.
         let booted_ns = self.options.booted_ns.filter(|_| !self.options.salvage);
+        let booted_ns = booted_ns.map(|booted_ns| plan.dates.ended_ns().unwrap_or(booted_ns));
         let naming = Naming { plan: plan.names(), system, notes, booted_ns };
         match naming.decide() {
             Ok((decisions, taken)) => {
@@ -348,7 +352,7 @@ impl<F: FileSystem> Context<'_, F> {
     }
 
     /// Whether the file is there.
-    fn look(&self, file: &FilePlan) -> Result<bool, Failure> {
+    fn look(&self, plan: &Plan, file: &FilePlan) -> Result<bool, Failure> {
         let Some(opened) = self.files.open(file)? else {
             // It may be one that was to be made again.
             let lost = file.damaged.filter(|_| file.has_lost_make);
@@ -357,12 +361,21 @@ impl<F: FileSystem> Context<'_, F> {
         };
         let state = self.files.state(&opened);
         let state = state.map_err(|error| Failure::io(file, "look at the file", error))?;
-        if self.options.booted_ns.is_some_and(|booted_ns| state.changed_ns > booted_ns) {
+        if self.was_changed(plan, file, &state) {
             return Err(Failure::Changed { path: file.name() });
         }
         match file.damaged {
             Some(damage) => Err(Failure::Damaged { path: file.name(), damage }),
             None => Ok(true),
+        }
+    }
+
+    /// A process outside has changed the file since the log's last record of it, or since the
+    /// machine was started where the log does not say when its records were made.
+    fn was_changed(&self, plan: &Plan, file: &FilePlan, state: &FileState) -> bool {
+        match file.modified_until_ns {
+            Some(until_ns) => plan.dates.is_from_outside(state.modified_ns, until_ns),
+            None => self.options.booted_ns.is_some_and(|booted_ns| state.changed_ns > booted_ns),
         }
     }
 

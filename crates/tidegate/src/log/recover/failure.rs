@@ -37,9 +37,9 @@ pub enum Failure {
         /// The file's path.
         path: String,
     },
-    /// Something changed the file since the machine was started.
+    /// A process outside changed the file since the log's last record of it.
     #[error(
-        "{path}: the file was changed after the boot and before its recovery, which would undo that"
+        "{path}: the file was changed after the log's last record of it, which recovery would undo"
     )]
     Changed {
         /// The file's path.

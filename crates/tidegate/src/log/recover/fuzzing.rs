@@ -77,6 +77,7 @@ fn put_records(pool: &LogPool, mut bytes: &[u8]) -> u64 {
             file: number(file, start),
             offset: number(offset, start),
             len: number(len, start),
+            wall_ns: number(len, start),
             aux: number(aux, start),
             payload_bytes: u32::try_from(payload.len()).unwrap_or(0),
             payload_checksum: payload_checksum(&[IoSlice::new(payload)]),

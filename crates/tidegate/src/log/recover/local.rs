@@ -145,8 +145,10 @@ impl FileSystem for LocalFiles {
         let metadata = file.metadata()?;
         let changed_ns =
             i128::from(metadata.ctime()) * 1_000_000_000 + i128::from(metadata.ctime_nsec());
+        let modified_ns =
+            i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
         let block_bytes = rustix::fs::fstatvfs(file)?.f_frsize;
-        Ok(FileState { size_bytes: metadata.size(), block_bytes, changed_ns })
+        Ok(FileState { size_bytes: metadata.size(), block_bytes, changed_ns, modified_ns })
     }
 
     fn written(&self, file: &File, size_bytes: u64) -> io::Result<Ranges> {

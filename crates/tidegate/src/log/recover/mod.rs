@@ -15,6 +15,7 @@
 
 mod apply;
 mod carry_out;
+mod dates;
 mod decide;
 mod extents;
 mod failure;

@@ -48,6 +48,14 @@ pub struct MadeFile {
     pub parent_changed: Timestamp,
 }
 
+impl MadeFile {
+    /// When it was last modified, in nanoseconds since 1970; 0 before that.
+    pub(super) fn modified_ns(&self) -> u64 {
+        let Timestamp { s, ns } = self.times.1;
+        u64::try_from(s).unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(ns.into())
+    }
+}
+
 /// A record of names, with the handles and names in it copied out.
 #[derive(Debug, Clone)]
 pub(super) enum NameStep {

@@ -11,10 +11,11 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
+use super::dates::{Dates, StoryDates};
 use super::finding::{Finding, Findings};
 use super::named::{MadeFile, NameStep, NamedFile, NamedPlan};
 use crate::log::names::{Make, NameRecord};
-use crate::log::{Damage, Definition, FileHandle, FileSystemId, Header, RecordKind};
+use crate::log::{Damage, Definition, FileHandle, FileSystemId, Header, Heartbeat, RecordKind};
 
 /// No file is longer.
 const FILE_BYTES_MAX: u64 = i64::MAX.cast_unsigned();
@@ -71,6 +72,9 @@ pub struct FilePlan {
     pub made: Option<MadeFile>,
     /// The log has had all of the file, and the record of that is damaged.
     pub has_lost_make: bool,
+    /// The latest time of modification, in nanoseconds since 1970, that the file can have without a
+    /// change from outside; none, where the log does not say.
+    pub modified_until_ns: Option<u64>,
 }
 
 impl FilePlan {
@@ -101,6 +105,7 @@ pub struct Plan {
     pub(super) names: NamedPlan,
     pub(super) missing: Vec<Range<u64>>,
     pub(super) findings: Findings,
+    pub(super) dates: Dates,
 }
 
 impl Plan {
@@ -168,6 +173,7 @@ struct Story {
     /// Records that are not whole, which nothing of the story has followed so far.
     torn: Vec<Damage>,
     damaged: Option<Damage>,
+    dates: StoryDates,
 }
 
 impl Story {
@@ -211,6 +217,7 @@ pub struct Planner {
     findings: Findings,
     finished: u64,
     missing: Vec<Range<u64>>,
+    dates: Dates,
 }
 
 impl Planner {
@@ -225,12 +232,27 @@ impl Planner {
         Self { finished, missing, ..Self::default() }
     }
 
+    /// This planner, of a log whose session has left this heartbeat.
+    #[must_use]
+    pub fn with_heartbeat(mut self, heartbeat: Option<Heartbeat>) -> Self {
+        self.dates = Dates::new(heartbeat);
+        self
+    }
+
     /// Takes the next record.
     pub fn add(&mut self, header: &Header, payload: Payload<'_>) {
         let Payload::Whole(payload) = payload else {
             let is_damaged = payload == Payload::Unreadable || header.position < self.finished;
             return self.story(header.file).note_broken(header, is_damaged);
         };
+        self.add_whole(header, payload);
+        self.dates.add(header);
+        if header.file != 0 {
+            self.story(header.file).dates.add(header);
+        }
+    }
+
+    fn add_whole(&mut self, header: &Header, payload: &[u8]) {
         match header.kind {
             RecordKind::Define => self.define(header, payload),
             RecordKind::Write | RecordKind::SetSize => self.step(header),
@@ -338,8 +360,8 @@ impl Planner {
 
     /// What all the records say.
     pub fn finish(self) -> Plan {
-        let Self { device, names, missing, findings, .. } = self;
-        let mut plan = Plan { device, names, missing, findings, ..Plan::default() };
+        let Self { device, names, missing, findings, dates, .. } = self;
+        let mut plan = Plan { device, names, missing, findings, dates, ..Plan::default() };
         let mut named = Vec::new();
         for (id, mut story) in self.stories {
             story.steps.retain(|step| !self.voided.contains(&step.position));
@@ -351,8 +373,9 @@ impl Planner {
                 continue;
             }
             let has_lost_make = story.broken_make.is_some() && story.damaged.is_some();
-            let Story { identity, paths, steps, names, marked_until, damaged, .. } = story;
+            let Story { identity, paths, steps, names, marked_until, damaged, dates, .. } = story;
             let made = names.iter().rev().find_map(|(_, step)| step.made().cloned());
+            let modified_until_ns = plan.dates.modified_until(&dates, made.as_ref());
             let file = NamedFile { file_system, device, handle };
             let names = names.into_iter().filter(|(position, _)| !self.voided.contains(position));
             named.extend(names.map(|(position, step)| (position, identity, file.clone(), step)));
@@ -371,6 +394,7 @@ impl Planner {
                 damaged,
                 made,
                 has_lost_make,
+                modified_until_ns,
             });
         }
         named.sort_unstable_by_key(|(position, ..)| *position);

@@ -67,7 +67,11 @@ pub fn recover_pool<F: FileSystem>(
     if let Some(name) = plan.device() {
         return Err(LogError::OfDevice { backing: String::from_utf8_lossy(name).into_owned() });
     }
-    let mut begin = || pool.set_session(NO_BOOT).map_err(io::Error::other);
+    let mut begin = || {
+        // First: a later recovery tells by it which changes may be of this one.
+        pool.note_recovery().map_err(io::Error::other)?;
+        pool.set_session(NO_BOOT).map_err(io::Error::other)
+    };
     let plan_of_pool = (&plan, unreadable_bytes);
     let outcome =
         apply_noting(plan_of_pool, (pool, Some(pool)), files, options, progress, &mut begin);
@@ -95,7 +99,8 @@ pub fn plan_pool(pool: &LogPool) -> Result<(Plan, u64), LogError> {
         chunk.iter().map(|header| pool.is_whole(header).ok()).collect::<Vec<_>>()
     });
     let mut planner =
-        Planner::with_losses(scanner.losses.finished(), scanner.losses.missing().collect());
+        Planner::with_losses(scanner.losses.finished(), scanner.losses.missing().collect())
+            .with_heartbeat(pool.heartbeat()?);
     let mut payload = Vec::new();
     for (header, is_whole) in headers.iter().zip(checked.into_iter().flatten()) {
         planner.add(header, payload_of(pool, header, is_whole, &mut payload));

@@ -1,5 +1,6 @@
 //! Recovery against models, on files in memory and on those of this machine.
 
+mod dates;
 mod names;
 mod planning;
 mod pool;
@@ -26,6 +27,7 @@ pub(super) fn file_of(operations: &[Operation], marked: u64) -> FilePlan {
         damaged: None,
         made: None,
         has_lost_make: false,
+        modified_until_ns: None,
     }
 }
 

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::log::recover::{
     ApplyOptions, Failure, LocalFiles, Outcome, file_system_id, handle_of, identity_of, plan_pool,
@@ -137,21 +138,30 @@ fn files_get_what_was_promised_and_not_more() {
 }
 
 #[test]
-fn a_file_that_was_changed_since_the_boot_stops_recovery_before_any_is_touched() {
+fn a_file_that_was_changed_from_outside_stops_recovery_before_any_is_touched() {
     let bed = Bed::new();
-    bed.covered("changed", 8, |guard| write(guard, 0, "logged", false));
-    let stopped = bed.recover_with(ApplyOptions { booted_ns: Some(0), ..OPTIONS });
+    bed.covered("changed", 8, |guard| {
+        write(guard, 0, "logged", false);
+        guard.confirm().expect("the log has free space");
+    });
+    let file = File::options().write(true).open(bed.path("changed")).expect("it is there");
+    let modified = file.metadata().and_then(|metadata| metadata.modified()).expect("it has times");
+    file.set_modified(modified + Duration::from_secs(60)).expect("times can be set");
+    let stopped = bed.recover_with(OPTIONS);
     assert!(
         matches!(&stopped.failures[..], [Failure::Changed { path }] if path.ends_with("changed"))
     );
     assert_eq!(bed.content("changed"), "........");
     assert_eq!(bed.pool().session().expect("memory can be read"), None);
-    let salvaged = bed.recover_with(ApplyOptions { booted_ns: Some(0), salvage: true, ..OPTIONS });
+    let salvaged = bed.recover_with(ApplyOptions { salvage: true, ..OPTIONS });
     assert_eq!((salvaged.is_complete(), salvaged.findings.total()), (true, 1));
-    let later = i128::from(i64::MAX) * 1_000_000_000;
-    let options = ApplyOptions { booted_ns: Some(later), ..OPTIONS };
+    file.set_modified(modified).expect("times can be set");
+    // The clock of this boot says nothing.
+    let options = ApplyOptions { booted_ns: Some(0), ..OPTIONS };
     assert!(bed.recover_with(options).is_complete());
     assert_eq!(bed.content("changed"), "logged..");
+    // It has its own, later time now.
+    assert!(bed.recover_with(OPTIONS).is_complete());
 }
 
 #[test]

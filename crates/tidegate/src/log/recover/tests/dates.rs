@@ -1,0 +1,338 @@
+//! Histories of a session, its clock and processes outside: no time that the session has left is
+//! taken for one from outside, and one from outside is noticed once the clock of files moves on.
+
+use zerocopy::IntoBytes;
+
+use crate::log::recover::dates::LATE_NS;
+use crate::log::recover::{FilePlan, Payload, Planner};
+use crate::log::{Definition, FileHandle, Header, Heartbeat, RecordKind};
+
+const MS: u64 = 1_000_000;
+/// The clock of files goes on so often.
+const TICK_NS: u64 = 4 * MS;
+/// How often the heart beats while something is not known to be done.
+const BEAT_NS: u64 = 100 * MS;
+const FILES: usize = 3;
+const EPOCH_NS: u64 = 1_700_000_000_000_000_000;
+
+/// A mistake in what the session does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mistake {
+    None,
+    /// The heart takes all that is in the log for done.
+    AllDone,
+    /// It looks at the clock long before it looks at the slots.
+    ClockFirst,
+    /// A clock that is set back is not noticed.
+    StepsUnseen,
+    /// The kernel makes a change that no record says, as the supervisor does when it writes once
+    /// more.
+    Unannounced,
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
+
+#[derive(Default)]
+struct File {
+    /// The record of an operation that the kernel has not done.
+    in_the_middle: Option<u64>,
+    /// Times that the session has given it.
+    own: Vec<u64>,
+    /// When a record said last that all is done; none since the last own operation.
+    confirmed_ns: Option<u64>,
+    /// When a process outside has changed it last, and the time that it got.
+    outside: Option<(u64, u64)>,
+}
+
+struct Session {
+    random: Random,
+    mistake: Mistake,
+    planner: Planner,
+    position: u64,
+    /// Nanoseconds since the session began, which no clock shows.
+    now_ns: u64,
+    wall_ahead_ns: u64,
+    most_ahead_ns: u64,
+    beat: Heartbeat,
+    beaten_ns: u64,
+    /// When the last record was made, or the heart has beaten last.
+    last_word_ns: u64,
+    is_supervised: bool,
+    files: Vec<File>,
+    headers: Vec<(Header, Vec<u8>)>,
+}
+
+impl Session {
+    fn new(seed: u64, mistake: Mistake) -> Self {
+        let mut this = Self {
+            random: Random(seed),
+            mistake,
+            planner: Planner::new(),
+            position: 1 << 20,
+            now_ns: 0,
+            wall_ahead_ns: EPOCH_NS,
+            most_ahead_ns: EPOCH_NS,
+            beat: Heartbeat::default(),
+            beaten_ns: 0,
+            last_word_ns: 0,
+            is_supervised: true,
+            files: (0..FILES).map(|_| File::default()).collect(),
+            headers: Vec::new(),
+        };
+        for number in 0..FILES {
+            this.define(number);
+        }
+        this
+    }
+
+    fn wall_ns(&self) -> u64 {
+        self.now_ns + self.wall_ahead_ns
+    }
+
+    /// The time that the kernel gives a file now.
+    fn file_time_ns(&self) -> u64 {
+        self.now_ns - self.now_ns % TICK_NS + self.wall_ahead_ns
+    }
+
+    fn put(&mut self, kind: RecordKind, number: usize, payload: Vec<u8>) -> u64 {
+        self.position += 64;
+        self.last_word_ns = self.now_ns;
+        let is_coarse = matches!(kind, RecordKind::Write | RecordKind::SetSize);
+        let wall_ns = if is_coarse { self.file_time_ns() } else { self.wall_ns() };
+        let (position, file) = (self.position, number as u64 + 1);
+        self.headers.push((Header { position, file, wall_ns, ..Header::of(kind) }, payload));
+        position
+    }
+
+    fn define(&mut self, number: usize) {
+        let identity = number as u64 + 1;
+        let handle = FileHandle::new(1, &identity.to_le_bytes()).unwrap();
+        for covered in [false, true] {
+            let definition = Definition {
+                identity,
+                file_system: [7; 16],
+                handle,
+                covered,
+                starts: !covered,
+                size_bytes: 0,
+                device: 1,
+                inode: identity,
+                path: b"/a",
+            };
+            let payload = [definition.encode().as_bytes(), handle.bytes(), b"/a"].concat();
+            self.put(RecordKind::Define, number, payload);
+        }
+    }
+
+    /// Lets time pass; the heart beats meanwhile.
+    fn pass(&mut self, ns: u64) {
+        let until_ns = self.now_ns + ns;
+        let is_beating = |it: &Self| it.is_supervised && it.beat.done <= it.position;
+        while is_beating(self) && self.beaten_ns + BEAT_NS <= until_ns {
+            self.now_ns = self.now_ns.max(self.beaten_ns + BEAT_NS);
+            self.beat();
+        }
+        self.now_ns = until_ns;
+    }
+
+    fn beat(&mut self) {
+        (self.beaten_ns, self.last_word_ns) = (self.now_ns, self.now_ns);
+        let head = self.position + 64;
+        let middle = self.files.iter().filter_map(|file| file.in_the_middle);
+        let done =
+            if self.mistake == Mistake::AllDone { head } else { middle.fold(head, u64::min) };
+        let early_ns = if self.mistake == Mistake::ClockFirst { 50 * MS } else { 0 };
+        let back_ns = self.most_ahead_ns - self.wall_ahead_ns;
+        let back_ns = if self.mistake == Mistake::StepsUnseen { 0 } else { back_ns };
+        let set_back_ns = self.beat.set_back_ns.max(back_ns);
+        let wall_ns = self.wall_ns() - early_ns;
+        self.beat = Heartbeat { wall_ns, done, set_back_ns, recovery_ns: 0 };
+    }
+
+    /// The kernel does an operation of the session.
+    fn change(&mut self, number: usize) {
+        let time = self.file_time_ns();
+        let file = &mut self.files[number];
+        file.own.push(time);
+        (file.confirmed_ns, file.outside) = (None, None);
+        file.in_the_middle = None;
+    }
+
+    fn step(&mut self) {
+        let number = usize::try_from(self.random.below(FILES as u64)).unwrap();
+        let is_in_the_middle = self.files[number].in_the_middle.is_some();
+        match self.random.below(20) {
+            0..6 if is_in_the_middle => self.change(number),
+            0..4 if !is_in_the_middle => {
+                let position = self.put(RecordKind::Write, number, Vec::new());
+                self.files[number].in_the_middle = Some(position);
+                self.files[number].confirmed_ns = None;
+                if !self.is_supervised {
+                    // Nothing but a heartbeat tells of one that takes longer.
+                    let ns = self.random.below(LATE_NS - 2 * TICK_NS);
+                    self.now_ns += ns;
+                    self.change(number);
+                }
+            }
+            4..9 if !is_in_the_middle => {
+                self.put(RecordKind::Mark, number, Vec::new());
+                self.files[number].confirmed_ns = Some(self.now_ns);
+            }
+            9 if self.mistake == Mistake::Unannounced && !is_in_the_middle => self.change(number),
+            10 => self.set_clock(),
+            11 if self.files.iter().all(|file| file.in_the_middle.is_none()) => {
+                self.is_supervised = false;
+            }
+            12..15 => {
+                let of_file = (self.now_ns, self.file_time_ns());
+                self.files[number].outside = Some(of_file);
+            }
+            _ => {
+                let most_ns =
+                    [MS, 20 * MS, 3000 * MS][usize::try_from(self.random.below(3)).unwrap()];
+                let ns = self.random.below(most_ns);
+                self.pass(ns);
+            }
+        }
+    }
+
+    /// Sets the clock while the supervisor lives and nothing is in the middle. The heart beats
+    /// before the next operation: the bound of one that comes first is that of the former clock.
+    fn set_clock(&mut self) {
+        let is_quiet = self.files.iter().all(|file| file.in_the_middle.is_none());
+        if !self.is_supervised || !is_quiet || self.random.below(4) > 0 {
+            return;
+        }
+        let by_ns = self.random.below(3_600_000 * MS);
+        let is_back = self.random.below(2) == 0;
+        self.wall_ahead_ns =
+            if is_back { self.wall_ahead_ns - by_ns } else { self.wall_ahead_ns + by_ns };
+        self.most_ahead_ns = self.most_ahead_ns.max(self.wall_ahead_ns);
+        self.beat();
+    }
+
+    /// Dies after some time without a word; what is in the middle may be done then.
+    fn die(&mut self) {
+        let ns = self.random.below(BEAT_NS);
+        self.pass(ns);
+        for number in 0..FILES {
+            if self.files[number].in_the_middle.is_some() && self.random.below(2) == 0 {
+                self.change(number);
+            }
+        }
+        // Processes outside go on.
+        for number in 0..FILES {
+            let ns = self.random.below(3000 * MS);
+            self.now_ns += ns;
+            if self.random.below(3) == 0 {
+                self.files[number].outside = Some((self.now_ns, self.file_time_ns()));
+            }
+        }
+    }
+
+    /// What is wrong with what recovery makes of the times.
+    fn judge(mut self) -> Option<String> {
+        let mut planner = std::mem::take(&mut self.planner).with_heartbeat(Some(self.beat));
+        for (header, payload) in &self.headers {
+            planner.add(header, Payload::Whole(payload));
+        }
+        let plan = planner.finish();
+        let plan_of = |number: usize| -> Option<&FilePlan> {
+            plan.files().iter().find(|file| file.identity == number as u64 + 1)
+        };
+        for (number, file) in self.files.iter().enumerate() {
+            let Some(found) = plan_of(number) else { continue };
+            let until_ns = found.modified_until_ns.expect("all records are dated");
+            let is_refused = |time: u64| plan.dates.is_from_outside(time.into(), until_ns);
+            if file.outside.is_none()
+                && let Some(time) = file.own.iter().find(|time| is_refused(**time))
+            {
+                return Some(format!(
+                    "file {number}: own time {time} is refused, after {until_ns}"
+                ));
+            }
+            let Some((at_ns, time)) = file.outside.filter(|_| self.beat.set_back_ns == 0) else {
+                continue;
+            };
+            let known_ns = file.confirmed_ns.unwrap_or(self.last_word_ns + LATE_NS);
+            if at_ns >= known_ns + TICK_NS && !is_refused(time) {
+                return Some(format!("file {number}: {time} from outside is overwritten"));
+            }
+        }
+        None
+    }
+}
+
+/// Plays a history: what is wrong with its end.
+fn played(seed: u64, mistake: Mistake) -> Option<String> {
+    let mut session = Session::new(seed, mistake);
+    for _ in 0..=session.random.below(60) {
+        session.step();
+    }
+    session.die();
+    session.judge()
+}
+
+fn first_wrong(histories: u64, mistake: Mistake) -> Option<(u64, String)> {
+    let seed = |number: u64| (number + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (0..histories).find_map(|number| Some((number, played(seed(number), mistake)?)))
+}
+
+#[test]
+fn own_times_are_told_from_those_from_outside() {
+    assert_eq!(first_wrong(20_000, Mistake::None), None);
+}
+
+#[test]
+fn each_mistake_of_the_session_is_noticed() {
+    for mistake in
+        [Mistake::AllDone, Mistake::ClockFirst, Mistake::StepsUnseen, Mistake::Unannounced]
+    {
+        assert!(first_wrong(20_000, mistake).is_some(), "{mistake:?}");
+    }
+}
+
+/// A log of one file: its last record, made then, is of this kind.
+fn until(kind: RecordKind, wall_ns: u64, beat: Option<Heartbeat>) -> Option<u64> {
+    let mut session = Session::new(1, Mistake::None);
+    session.put(RecordKind::Write, 0, Vec::new());
+    session.put(kind, 0, Vec::new());
+    session.headers.last_mut().unwrap().0.wall_ns = wall_ns;
+    let mut planner = Planner::new().with_heartbeat(beat);
+    session
+        .headers
+        .iter()
+        .for_each(|(header, payload)| planner.add(header, Payload::Whole(payload)));
+    planner.finish().files()[0].modified_until_ns
+}
+
+#[test]
+fn a_story_whose_last_record_has_no_date_says_nothing_of_times() {
+    assert_eq!(until(RecordKind::Mark, 0, None), None, "of a former release");
+    let later_ns = EPOCH_NS + 1000 * MS;
+    assert_eq!(until(RecordKind::Mark, later_ns, None), Some(later_ns));
+    assert_eq!(until(RecordKind::Write, later_ns, None), Some(later_ns + LATE_NS));
+    let beat = Heartbeat { wall_ns: later_ns + MS, done: u64::MAX, ..Heartbeat::default() };
+    assert_eq!(until(RecordKind::Write, later_ns, Some(beat)), Some(later_ns + MS));
+}
+
+#[test]
+fn what_an_interrupted_recovery_has_left_is_not_from_outside() {
+    let beat = |recovery_ns| Heartbeat { recovery_ns, wall_ns: 1, ..Heartbeat::default() };
+    let is_from_outside = |recovery_ns, time: i128| {
+        let plan = Planner::new().with_heartbeat(Some(beat(recovery_ns))).finish();
+        plan.dates.is_from_outside(time, 100 * MS)
+    };
+    let ms = i128::from(MS);
+    assert!(is_from_outside(0, 101 * ms) && !is_from_outside(0, 100 * ms));
+    assert!(is_from_outside(500 * MS, 400 * ms) && !is_from_outside(500 * MS, 495 * ms));
+}
