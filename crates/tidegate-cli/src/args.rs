@@ -495,8 +495,8 @@ pub(crate) struct RecoverArgs {
     /// Replay every record, also where the files are known to have it
     #[arg(long)]
     pub(crate) replay: bool,
-    /// Pass over records that are damaged, and files that were changed after the boot and before
-    /// this recovery
+    /// Pass over records that are damaged, and files that other programs have changed after the
+    /// log's last record of them
     #[arg(long, conflicts_with = "discard")]
     pub(crate) salvage: bool,
 }

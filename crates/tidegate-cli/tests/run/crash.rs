@@ -208,7 +208,7 @@ fn acknowledged_writes_survive_kill_9_of_the_whole_tree() {
 }
 
 /// Returns when it is gone: what it had is free then.
-fn kill_supervisor(pool: &Path, workers: &Workers) {
+pub(crate) fn kill_supervisor(pool: &Path, workers: &Workers) {
     let supervisor = process_tree::supervisor_of(pool, workers.launcher());
     let handle = pidfd_open(supervisor, PidfdFlags::empty()).expect("it is alive");
     pidfd_send_signal(&handle, Signal::KILL).expect("it is alive");

@@ -35,5 +35,6 @@ mod stores;
 mod support;
 mod traced;
 mod tree;
+mod unknown;
 mod usage;
 mod utilities;

@@ -292,10 +292,10 @@ fn the_next_run_recovers_by_itself() {
     );
 }
 
-/// Recovery refuses what was changed since the boot. By its clock, which was set in whole seconds,
-/// a boot may have begun a little before the last change of the boot before.
+/// Recovery refuses what was changed after the log's last record. By its clock, a boot may have
+/// begun long before the last change of the boot before.
 #[test]
-fn a_clock_that_is_behind_by_less_than_a_second_stops_no_recovery() {
+fn a_clock_that_is_behind_stops_no_recovery() {
     let mut disk = Disk::new();
     let names = [String::from("fitting.1"), String::from("versions.3")];
     let mut workers = Workers::start(&disk.pool(), &disk.mount_point(), &names);
@@ -304,17 +304,10 @@ fn a_clock_that_is_behind_by_less_than_a_second_stops_no_recovery() {
     // Another inode, as after a boot: nothing in shared memory is of it.
     let pool = disk.path("pool-of-before");
     std::fs::copy(disk.pool(), &pool).unwrap();
-    let recover_in_boot_before_change = |seconds: &str| {
-        let mut boot = python();
-        boot.arg(source("rebooted.py")).arg(seconds).arg(disk.mount_point());
-        boot.arg(env!("CARGO_BIN_EXE_tidegate")).arg("recover").arg(&pool);
-        boot.output().unwrap()
-    };
-    let refused = recover_in_boot_before_change("1.5");
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(said.contains("the file was changed after the boot"), "{said}");
-    let recovered = recover_in_boot_before_change("0.5");
-    assert!(recovered.status.success(), "{}", String::from_utf8_lossy(&recovered.stderr));
+    let mut boot = python();
+    boot.arg(source("rebooted.py")).arg("1000").arg(disk.mount_point());
+    boot.arg(env!("CARGO_BIN_EXE_tidegate")).arg("recover").arg(&pool);
+    print!("{}", succeed(&mut boot));
     verify(&disk.mount_point(), &acks);
 }
 
