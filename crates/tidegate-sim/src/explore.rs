@@ -617,7 +617,9 @@ fn work_in_background(
         context::next_operation(thread, None);
         match work.step() {
             background::Step::Again => {}
-            background::Step::Sleep { .. } | background::Step::Doze { .. } => recorder.relax(),
+            background::Step::Sleep { .. }
+            | background::Step::Doze { .. }
+            | background::Step::Yield { .. } => recorder.relax(),
             background::Step::Stop => return,
         }
     }

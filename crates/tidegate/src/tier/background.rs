@@ -39,6 +39,14 @@ pub enum Step {
         /// When it wakes by itself.
         wake_at_ns: u64,
     },
+    /// Sleeps as for `Sleep` where more than `awake_max` workers are awake, this one included; else
+    /// takes the next step at once. Of workers that yield together, `awake_max` stay awake.
+    Yield {
+        /// The most workers that are to be awake.
+        awake_max: u32,
+        /// When it wakes by itself.
+        wake_at_ns: u64,
+    },
     /// Ends.
     Stop,
 }
@@ -186,10 +194,13 @@ impl Waker {
         self.publish(&gate);
     }
 
-    fn sleep_until(&self, alarms: u64, wake_at_ns: u64) {
+    /// Sleeps until `wake_at_ns`, unless at most `awake_max` workers are awake. That is looked up
+    /// with the lock under which this worker stops being counted.
+    fn sleep_until(&self, alarms: u64, awake_max: u32, wake_at_ns: u64) {
         let mut gate = self.gate.lock();
         let rest_ns = wake_at_ns.saturating_sub(now_ns());
-        if rest_ns == 0 || self.alarms() != alarms || !self.is_running() {
+        let is_needed = gate.awake <= awake_max;
+        if is_needed || rest_ns == 0 || self.alarms() != alarms || !self.is_running() {
             return;
         }
         gate.awake -= 1;
@@ -310,7 +321,10 @@ fn run(mut work: impl Work, waker: &Waker) {
         let alarms = waker.alarms();
         match work.step() {
             Step::Again => {}
-            Step::Sleep { wake_at_ns: Some(at_ns) } => waker.sleep_until(alarms, at_ns),
+            Step::Sleep { wake_at_ns: Some(at_ns) } => waker.sleep_until(alarms, 0, at_ns),
+            Step::Yield { awake_max, wake_at_ns } => {
+                waker.sleep_until(alarms, awake_max, wake_at_ns);
+            }
             Step::Sleep { wake_at_ns: None } => waker.sleep_idle(&work, None),
             Step::Doze { wake_at_ns } => waker.sleep_idle(&work, Some(wake_at_ns)),
             Step::Stop => return,
@@ -453,8 +467,34 @@ mod tests {
         let alarms = waker.alarms();
         waker.wake_all();
         // Else this would take a day.
-        waker.sleep_until(alarms, in_a_day_ns());
+        waker.sleep_until(alarms, 0, in_a_day_ns());
         assert_eq!(waker.awake(), 1);
+    }
+
+    /// Both found one worker too many. If each of them slept, no work would be done for a day.
+    #[test]
+    fn of_workers_that_yield_together_as_many_stay_awake_as_may() {
+        struct Yielding(Option<Step>, Sender<()>);
+        impl Work for Yielding {
+            fn step(&mut self) -> Step {
+                self.0.take().unwrap_or_else(|| {
+                    self.1.send(()).unwrap();
+                    Step::Stop
+                })
+            }
+            fn has_work(&self) -> bool {
+                false
+            }
+        }
+        let waker = Arc::new(Waker::new(2));
+        let (stays, stayed) = channel();
+        let step = Step::Yield { awake_max: 1, wake_at_ns: in_a_day_ns() };
+        let yielding = |_| Yielding(Some(step), stays.clone());
+        let workers = Workers::start("yielding", Arc::clone(&waker), (0..2).map(yielding)).unwrap();
+        stayed.recv().unwrap();
+        waker.await_resting();
+        assert!(stayed.try_recv().is_err(), "the other one sleeps");
+        workers.stop();
     }
 
     #[test]

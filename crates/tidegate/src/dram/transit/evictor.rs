@@ -8,8 +8,8 @@
 //!   pays for a wake-up, which costs more than a bypass. A cache that is full ends a nap.
 //! - An evictor that cannot keep up, and has a CPU to itself, wakes another.
 //! - Where the device below works at the speed of memory, evictors and writers together are never
-//!   more than there are CPUs: an evictor that finds more rests at once, and looks again from time
-//!   to time. Writing back beside writers that need all CPUs only adds the cost of the copy; full
+//!   more than there are CPUs: of evictors that find more, as many rest as are too many, and look
+//!   again from time to time. Writing back beside writers that need all CPUs only adds the cost of the copy; full
 //!   caches are bypassed instead.
 //! - An evictor that had to wait for a CPU all the same, since other processes use it, pauses,
 //!   twice as long each time, and no evictor is woken in its place. It tries again by itself, for
@@ -86,8 +86,10 @@ impl Evictor {
     fn work(&mut self) -> Step {
         let Some(set) = self.core.look_for_work(self.cursor) else { return self.nap() };
         self.naps_left = NAPS;
-        if self.core.writers_need_cpus() {
-            return Step::rest(LOOK_AGAIN_NS);
+        if let Some(awake_max) = self.core.awake_max()
+            && self.core.waker.awake() > awake_max
+        {
+            return Step::Yield { awake_max, wake_at_ns: now_ns() + LOOK_AGAIN_NS };
         }
         self.cursor = set + 1;
         self.core.evict_from(set, &mut self.scratch);
@@ -195,12 +197,12 @@ impl Core {
         }
     }
 
-    /// Whether the awake evictors leave fewer CPUs than writers are active, where those would write
-    /// below at memory speed themselves, and unless the cache is to become empty, which ends.
-    fn writers_need_cpus(&self) -> bool {
-        self.is_below_memory
-            && self.costs.worth() != Worth::Bypass
-            && self.writers() + self.waker.awake() > self.cpus
+    /// Returns how many evictors may be awake so that each active writer has a CPU, where writers
+    /// would write below at memory speed themselves. `None` where the number does not matter: the
+    /// device below is slower, or the cache is to become empty, which ends.
+    fn awake_max(&self) -> Option<u32> {
+        let matters = self.is_below_memory && self.costs.worth() != Worth::Bypass;
+        matters.then(|| self.cpus.saturating_sub(self.writers()))
     }
 
     /// The next set with work, where some comes within [`SPIN_NS`].
