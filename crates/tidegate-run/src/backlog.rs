@@ -260,7 +260,12 @@ impl Backlog {
             RecordKind::Name => self.name(header),
             // A write that was not made overwrites nothing.
             RecordKind::Void => self.overwrites.forget(header.file),
-            RecordKind::Mark | RecordKind::Decided | RecordKind::Done | RecordKind::Gap => {}
+            RecordKind::Mark
+            | RecordKind::Decided
+            | RecordKind::Done
+            | RecordKind::Gap
+            | RecordKind::Begun
+            | RecordKind::Restored => {}
         }
         // The record is part of a segment, whatever it says.
         self.segment(header.position);

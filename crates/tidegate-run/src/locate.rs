@@ -40,7 +40,7 @@ pub(crate) fn open(known: &Known) -> io::Result<Located> {
 fn by_handle(known: &Known) -> Located {
     let file_system = (&known.file_system, known.device);
     let found = LocalFiles::new().and_then(|files| {
-        files.find(file_system, &known.handle, OFlags::RDONLY | OFlags::NONBLOCK)
+        files.find_on(file_system, &known.handle, OFlags::RDONLY | OFlags::NONBLOCK)
     });
     match found {
         Ok(Some(file)) => Located::Open(file),

@@ -17,7 +17,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::fs::FlockOperation;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use tidegate::log::recover::{
-    ApplyOptions, LocalFiles, NamesDone, Outcome, Progress, Recovered, plan_pool, recover_pool,
+    ApplyOptions, Failure, LocalFiles, NamesDone, Outcome, Progress, Recovered, plan_pool,
+    recover_pool,
 };
 use tidegate::log::{CLOSED, CONTROL_BYTES, Log, LogError, LogOptions, LogPool, NO_BOOT, Scanner};
 use tidegate::pmem::{PmemError, Region, RegionOptions, SharedMemory};
@@ -32,6 +33,8 @@ use tidegate::size::Size;
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How far the clock of one boot may be behind that of another.
 const CLOCK_ERROR_NS: i128 = 1_000_000_000;
+/// Files that could not be recovered which a message names.
+const FAILURES_TOLD: usize = 20;
 /// Threads that write files at once during recovery.
 const WORKERS: usize = 4;
 
@@ -244,18 +247,9 @@ fn recover(
     else {
         return Ok(None);
     };
-    if let Some(first) = outcome.failures.first() {
-        let more = match outcome.failures.len() {
-            1 => String::new(),
-            number => format!(" and {} more", number - 1),
-        };
-        let pool = pool.region().name().display();
-        return Err(anyhow!(
-            "recovery of {pool} is not complete: {first}{}{more}{}; try again, pass over what is damaged or was changed by \
-             `tidegate recover {pool} --salvage`, or give up what the log has by `tidegate recover {pool} --discard`",
-            cause(first),
-            lost(unreadable_bytes)
-        ));
+    if !outcome.is_complete() {
+        let pool = pool.region().name().display().to_string();
+        return Err(incomplete(&pool, &outcome, unreadable_bytes));
     }
     Ok(Some(format!("{}{}", describe(&outcome), lost(unreadable_bytes))))
 }
@@ -271,8 +265,28 @@ fn lost(unreadable_bytes: u64) -> String {
     }
 }
 
-fn cause(error: &dyn std::error::Error) -> String {
-    error.source().map(|source| format!(" ({source})")).unwrap_or_default()
+/// What recovery of `pool` could not do, and what to do about it.
+fn incomplete(pool: &str, outcome: &Outcome, unreadable_bytes: u64) -> anyhow::Error {
+    let failures = &outcome.failures;
+    let told: Vec<_> = failures.iter().take(FAILURES_TOLD).map(ToString::to_string).collect();
+    let told = told.join("; ");
+    let more = match failures.len().saturating_sub(FAILURES_TOLD) {
+        0 => String::new(),
+        number => format!("; and {number} more"),
+    };
+    if failures.iter().all(Failure::leaves_one_file) {
+        let number = failures.len();
+        return anyhow!(
+            "recovery of {pool} is not complete: {}; it keeps what it has of {number} that could not be recovered: \
+             {told}{more}; or give that up by `tidegate recover {pool} --discard`",
+            describe(outcome),
+        );
+    }
+    anyhow!(
+        "recovery of {pool} is not complete: {told}{more}{}; try again, pass over what is damaged or was changed by \
+         `tidegate recover {pool} --salvage`, or give up what the log has by `tidegate recover {pool} --discard`",
+        lost(unreadable_bytes)
+    )
 }
 
 fn describe(outcome: &Outcome) -> String {

@@ -100,6 +100,8 @@ fn story_of(log: &Log, id: u64) -> io::Result<Vec<Header>> {
             | RecordKind::Name
             | RecordKind::Decided
             | RecordKind::Done
+            | RecordKind::Begun
+            | RecordKind::Restored
             | RecordKind::Gap => {}
         }
     }

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tidegate::log::recover::{Failure, FilePlan, FileState, FileSystem, Ranges};
+use tidegate::log::recover::{Access, Failure, FilePlan, FileState, FileSystem, Ranges};
 
 use crate::random::Random;
 
@@ -282,7 +282,7 @@ fn to_usize(number: u64) -> usize {
 impl FileSystem for Mounted {
     type File = usize;
 
-    fn open(&self, file: &FilePlan) -> Result<Option<usize>, Failure> {
+    fn open(&self, file: &FilePlan, _: Access) -> Result<Option<usize>, Failure> {
         Ok(Some(to_usize(file.identity - 1)))
     }
 

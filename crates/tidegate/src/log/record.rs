@@ -54,6 +54,11 @@ pub enum RecordKind {
     /// What the log has no record of between `aux` and this record was never acknowledged: the rest
     /// of a lap, or what a crash cut off.
     Gap = 16,
+    /// Recovery is about to touch files: the payload has what each of them has that a write takes
+    /// away.
+    Begun = 17,
+    /// Recovery left some files, and has restored those with the ids in the payload.
+    Restored = 18,
 }
 
 /// A record's header, as the log's users see it.

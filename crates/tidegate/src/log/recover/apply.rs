@@ -1,19 +1,23 @@
 //! From a plan to files: bytes and sizes that are missing on the disk are written.
 //!
 //! Invariants:
-//! 1. All files are looked at before one is touched. If one can't be recovered, none is touched:
-//!    a person who repairs the cause finds all files as the crash left them.
-//! 2. A file that was removed needs nothing, unless the log has records of its names.
-//! 3. A file is what its handle says, never what its path says.
-//! 4. What a former, interrupted run wrote is written and synced again: that it is visible does not
+//! 1. All files are looked at before one is touched. What asks for a decision about the log, damage
+//!    for one, stops recovery there: a person finds all files as the crash left them.
+//! 2. A file that cannot be recovered for any other reason is left, and keeps no other back but
+//!    those that names bind to it. The log keeps what it has of it, and says that the others are
+//!    restored: the next recovery writes to none of them.
+//! 3. A file that was removed needs nothing, unless the log has records of its names.
+//! 4. A file is what its handle says, never what its path says.
+//! 5. What a former, interrupted run wrote is written and synced again: that it is visible does not
 //!    say that it is durable.
-//! 5. One file's failure keeps no other file back, once files are touched.
+//! 6. What a write takes from a file is noted in the log before it is touched, and given back.
 
+use std::collections::BTreeSet;
 use std::io;
 
 use parking_lot::Mutex;
 
-use super::carry_out::{NameSystem, NamesDone, Naming, Notes};
+use super::carry_out::{NOTE_BYTES, NameSystem, NamesDone, Naming, Notes};
 use super::decide::{Decisions, Source};
 use super::extents::{Content, Extent};
 use super::failure::Failure;
@@ -24,20 +28,26 @@ use super::parallel;
 use super::plan::{FilePlan, Plan};
 use super::ranges::Ranges;
 use super::replay::{Disk, Target, replay};
+use super::saved::Saved;
+use crate::log::RecordKind;
 
 /// Data of a file that one thread copies at a time.
 const PART_BYTES: u64 = 8 << 20;
+/// Bytes of a file that are compared at once.
+const COMPARED_BYTES: u64 = 1 << 20;
+/// What is tried when a file is synced, for messages.
+const SYNC: &str = "sync the file";
 
 /// The files, as recovery sees them.
 pub trait FileSystem: Sync {
     /// An open file.
     type File: Sync;
 
-    /// Opens the file for writing; none, where it was removed.
+    /// Opens the file; none, where it was removed.
     ///
     /// # Errors
     /// It can't be found, or not be opened.
-    fn open(&self, file: &FilePlan) -> Result<Option<Self::File>, Failure>;
+    fn open(&self, file: &FilePlan, access: Access) -> Result<Option<Self::File>, Failure>;
 
     /// Size and time of an open file.
     ///
@@ -50,6 +60,43 @@ pub trait FileSystem: Sync {
     /// # Errors
     /// As of the system.
     fn written(&self, file: &Self::File, size_bytes: u64) -> io::Result<Ranges>;
+
+    /// What an open file has that a write takes from it.
+    ///
+    /// # Errors
+    /// As of the system.
+    fn saved(&self, _file: &Self::File) -> io::Result<Saved> {
+        Ok(Saved { mode: 0o600, ..Saved::default() })
+    }
+
+    /// Lets a file that is open for reading be opened for writing, until
+    /// [`restore`](Self::restore).
+    ///
+    /// # Errors
+    /// As of the system.
+    fn unlock(&self, _file: &Self::File, _saved: &Saved) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Gives an open file back what it had; one that `is_made` has mode and capability from the
+    /// log.
+    ///
+    /// # Errors
+    /// As of the system.
+    fn restore(&self, _file: &Self::File, _saved: &Saved, _is_made: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Has [`read`](Self::read) ask the disk of a file that was synced, where that can be done.
+    fn let_go(&self, _file: &Self::File) {}
+
+    /// Reads all of `buf`.
+    ///
+    /// # Errors
+    /// As of the system.
+    fn read(&self, _file: &Self::File, _offset: u64, _buf: &mut [u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Sets the size; new bytes are zero.
     ///
@@ -82,6 +129,25 @@ pub trait FileSystem: Sync {
     /// Directories and names. None: the files have none that recovery could change.
     fn names(&self) -> Option<&dyn NameSystem<Self::File>> {
         None
+    }
+}
+
+/// What a file is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// To look at it.
+    Read,
+    /// To restore it.
+    Write,
+}
+
+impl Access {
+    /// What is being done, for messages.
+    pub(super) fn doing(self) -> &'static str {
+        match self {
+            Self::Read => "open the file",
+            Self::Write => "open the file for writing",
+        }
     }
 }
 
@@ -142,6 +208,11 @@ impl Outcome {
         self.failures.is_empty()
     }
 
+    /// Nothing asks for a decision before files are touched.
+    fn may_begin(&self) -> bool {
+        self.failures.iter().all(Failure::leaves_one_file)
+    }
+
     /// Whether recovery can't go on for `failure`, which is noted.
     fn stops_at(&mut self, failure: Failure, options: ApplyOptions) -> bool {
         let stops = !(options.salvage && failure.can_be_salvaged());
@@ -160,6 +231,22 @@ struct Context<'a, F> {
     files: &'a F,
     options: ApplyOptions,
     meter: Meter<'a>,
+}
+
+/// A file that is there.
+struct Due<'p> {
+    file: &'p FilePlan,
+    /// What it had before recovery touched it first.
+    saved: Saved,
+    /// It can be written to, as it is or once it is unlocked.
+    is_writable: bool,
+}
+
+/// What a look at all files has found.
+struct Survey<'p> {
+    due: Vec<Due<'p>>,
+    /// Identities of files that cannot be recovered now.
+    left: BTreeSet<u64>,
 }
 
 /// What is to be done to names.
@@ -213,10 +300,11 @@ pub(super) fn apply_noting<F: FileSystem>(
     let meter = Meter { done_bytes: Mutex::new(0), total_bytes, tell: progress };
     let context = Context { data, files, options, meter };
     let mut outcome = Outcome { findings: plan.findings.clone(), ..Outcome::default() };
-    let due = context.survey(plan, unreadable_bytes, &mut outcome);
+    let survey = context.survey(plan, unreadable_bytes, &mut outcome);
     let naming = context.naming(plan, notes, &mut outcome);
-    if outcome.is_complete() {
-        let restored = context.restore(plan, &due, naming.as_ref(), begin, &mut outcome);
+    if outcome.may_begin() {
+        let noting = (notes, begin);
+        let restored = context.restore(plan, survey, naming.as_ref(), noting, &mut outcome);
         outcome.failures.extend(restored.err());
     }
     outcome.written_bytes = *context.meter.done_bytes.lock();
@@ -230,7 +318,7 @@ impl<F: FileSystem> Context<'_, F> {
         plan: &'p Plan,
         unreadable_bytes: u64,
         outcome: &mut Outcome,
-    ) -> Vec<&'p FilePlan> {
+    ) -> Survey<'p> {
         if unreadable_bytes > 0 {
             outcome.stops_at(Failure::Unreadable { bytes: unreadable_bytes }, self.options);
         }
@@ -243,15 +331,19 @@ impl<F: FileSystem> Context<'_, F> {
             outcome.stops_at(Failure::Undefined { records }, self.options);
         }
         let looks = parallel::map(self.options.workers, &plan.files, |file| self.look(plan, file));
-        let mut due = Vec::with_capacity(looks.len());
+        let mut survey = Survey { due: Vec::with_capacity(looks.len()), left: BTreeSet::new() };
         for (file, look) in plan.files.iter().zip(looks) {
             match look {
-                Ok(true) => due.push(file),
-                Ok(false) => outcome.files_gone += 1,
-                Err(failure) => drop(outcome.stops_at(failure, self.options)),
+                Ok(Some(due)) => survey.due.push(due),
+                Ok(None) => outcome.files_gone += 1,
+                Err(failure) => {
+                    if outcome.stops_at(failure, self.options) {
+                        survey.left.insert(file.identity);
+                    }
+                }
             }
         }
-        due
+        survey
     }
 
     /// What is to be done to names. Touches none.
@@ -261,7 +353,7 @@ impl<F: FileSystem> Context<'_, F> {
         notes: Option<&'a dyn Notes>,
         outcome: &mut Outcome,
     ) -> Option<Decided<'a, F::File>> {
-        if plan.names().is_empty() || !outcome.is_complete() {
+        if plan.names().is_empty() || !outcome.may_begin() {
             return None;
         }
         let Some((system, notes)) = self.files.names().zip(notes) else {
@@ -301,30 +393,47 @@ impl<F: FileSystem> Context<'_, F> {
     fn restore(
         &self,
         plan: &Plan,
-        due: &[&FilePlan],
+        Survey { due, mut left }: Survey<'_>,
         decided: Option<&Decided<'_, F::File>>,
-        begin: &mut dyn FnMut() -> io::Result<()>,
+        (notes, begin): (Option<&dyn Notes>, &mut dyn FnMut() -> io::Result<()>),
         outcome: &mut Outcome,
     ) -> Result<(), Failure> {
         if let Some(Decided { naming, decisions }) = decided {
             naming.note(decisions)?;
         }
-        begin().map_err(Failure::Log)?;
-        let unfinished = decided.filter(|decided| !decided.naming.is_done());
-        if let Some(Decided { naming, decisions }) = unfinished {
-            let made = naming
-                .reserve(decisions, &|identity, file| self.fill_made(plan, identity, file))?;
+        let is_noted = notes.is_some_and(|notes| note_saved(plan, &due, notes).is_ok());
+        if !is_noted || self.options.booted_ns.is_none() {
+            begin().map_err(Failure::Log)?;
+        }
+        let reserved = decided.map_or(Ok(()), |decided| self.reserve(plan, decided, outcome));
+        let restored = self.restore_all(&due, &mut left, outcome);
+        // A file that is not restored could take the name of one that is whole.
+        let are_ready = !left.iter().any(|identity| plan.names().files.contains_key(identity));
+        let named = match (reserved, decided) {
+            (Ok(()), Some(decided)) if are_ready => set_names(decided, outcome),
+            (reserved, _) => reserved,
+        };
+        outcome.failures.extend(named.err());
+        match notes.filter(|_| !outcome.is_complete()) {
+            Some(notes) => note_restored(&restored, notes),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives the files that get names their reserved ones, and makes files again.
+    fn reserve(
+        &self,
+        plan: &Plan,
+        Decided { naming, decisions }: &Decided<'_, F::File>,
+        outcome: &mut Outcome,
+    ) -> Result<(), Failure> {
+        if !naming.is_done() {
+            let fill = |identity, file: &F::File| self.fill_made(plan, identity, file);
+            let made = naming.reserve(decisions, &fill)?;
             outcome.names.made = made;
             outcome.files_gone = outcome.files_gone.saturating_sub(made);
         }
-        self.restore_all(due, outcome);
-        if !outcome.is_complete() {
-            return Ok(());
-        }
-        if let Some(Decided { naming, decisions }) = unfinished {
-            naming.set_names(decisions, &mut outcome.names)?;
-        }
-        decided.map_or(Ok(()), |Decided { naming, decisions }| naming.release(decisions))
+        Ok(())
     }
 
     /// Makes a new file what the log says of the file with this identity, and durable.
@@ -336,14 +445,14 @@ impl<F: FileSystem> Context<'_, F> {
         let state = state.map_err(|error| Failure::io(file, "look at the file", error))?;
         let disk = Disk { block_bytes: state.block_bytes, ..Disk::default() };
         let filled = self.fill(&replay(file, &disk), opened);
-        let filled = filled.and_then(|()| self.set_attributes(file, opened));
+        let filled = filled.and_then(|()| self.set_made(file, opened));
         let synced = filled.and_then(|()| self.sync(opened));
         synced.map_err(|(doing, error)| Failure::io(file, doing, error))
     }
 
     /// Sets the attributes of a file of which the log has all. What is written after that changes
     /// its times.
-    fn set_attributes(&self, file: &FilePlan, opened: &F::File) -> Attempt {
+    fn set_made(&self, file: &FilePlan, opened: &F::File) -> Attempt {
         let Some((made, system)) = file.made.as_ref().zip(self.files.names()) else {
             return Ok(());
         };
@@ -351,23 +460,29 @@ impl<F: FileSystem> Context<'_, F> {
         set.map_err(|error| ("set the attributes", error))
     }
 
-    /// Whether the file is there.
-    fn look(&self, plan: &Plan, file: &FilePlan) -> Result<bool, Failure> {
-        let Some(opened) = self.files.open(file)? else {
+    /// Returns what is to be done to the file; `None` where it is gone.
+    fn look<'p>(&self, plan: &Plan, file: &'p FilePlan) -> Result<Option<Due<'p>>, Failure> {
+        let Some(opened) = self.files.open(file, Access::Read)? else {
             // It may be one that was to be made again.
             let lost = file.damaged.filter(|_| file.has_lost_make);
             let damaged = |damage| Failure::Damaged { path: file.name(), damage };
-            return lost.map_or(Ok(false), |damage| Err(damaged(damage)));
+            return lost.map_or(Ok(None), |damage| Err(damaged(damage)));
         };
-        let state = self.files.state(&opened);
-        let state = state.map_err(|error| Failure::io(file, "look at the file", error))?;
-        if self.was_changed(plan, file, &state) {
+        let failed = |error| Failure::io(file, "look at the file", error);
+        let state = self.files.state(&opened).map_err(failed)?;
+        // A recovery that was interrupted has changed it.
+        if file.begun.is_none() && self.was_changed(plan, file, &state) {
             return Err(Failure::Changed { path: file.name() });
         }
-        match file.damaged {
-            Some(damage) => Err(Failure::Damaged { path: file.name(), damage }),
-            None => Ok(true),
+        if let Some(damage) = file.damaged {
+            return Err(Failure::Damaged { path: file.name(), damage });
         }
+        let saved = match &file.begun {
+            Some(saved) => saved.clone(),
+            None => self.files.saved(&opened).map_err(failed)?,
+        };
+        let is_writable = saved.is_locked() || self.files.open(file, Access::Write).is_ok();
+        Ok(Some(Due { file, saved, is_writable }))
     }
 
     /// A process outside has changed the file since the log's last record of it, or since the
@@ -379,39 +494,149 @@ impl<F: FileSystem> Context<'_, F> {
         }
     }
 
-    fn restore_all(&self, due: &[&FilePlan], outcome: &mut Outcome) {
-        let restored = parallel::map(self.options.workers, due, |file| self.restore_one(file));
-        for restored in restored {
+    /// The files that are restored.
+    fn restore_all<'d, 'p>(
+        &self,
+        due: &'d [Due<'p>],
+        left: &mut BTreeSet<u64>,
+        outcome: &mut Outcome,
+    ) -> Vec<&'d Due<'p>> {
+        let restored = parallel::map(self.options.workers, due, |due| self.restore_one(due));
+        let mut done = Vec::with_capacity(due.len());
+        for (due, restored) in due.iter().zip(restored) {
             match restored {
-                Ok(true) => outcome.files_written += 1,
-                Ok(false) => outcome.files_gone += 1,
-                Err(failure) => outcome.failures.push(failure),
+                Ok(Restored::Written) => outcome.files_written += 1,
+                Ok(Restored::Whole) => {}
+                Ok(Restored::Gone) => outcome.files_gone += 1,
+                Err(failure) => {
+                    left.insert(due.file.identity);
+                    outcome.failures.push(failure);
+                    continue;
+                }
             }
+            done.push(due);
+        }
+        done
+    }
+
+    /// Sets bytes and size of a file. One that cannot be opened for writing may have both.
+    fn restore_one(&self, due: &Due<'_>) -> Result<Restored, Failure> {
+        let file = due.file;
+        let Some(found) = self.files.open(file, Access::Read)? else { return Ok(Restored::Gone) };
+        let opened = match self.files.open(file, Access::Write) {
+            Err(failure) if due.saved.is_locked() => match self.files.unlock(&found, &due.saved) {
+                Ok(()) => self.files.open(file, Access::Write),
+                Err(_) => Err(failure),
+            },
+            opened => opened,
+        };
+        let failed = |(doing, error)| Failure::io(file, doing, error);
+        match opened {
+            Ok(None) => Ok(Restored::Gone),
+            Ok(Some(opened)) => {
+                let written = self.write_durably(due, &opened).map_err(failed);
+                written.map(|()| Restored::Written)
+            }
+            Err(_) if self.is_whole(due, &found).map_err(failed)? => Ok(Restored::Whole),
+            Err(failure) => Err(failure),
         }
     }
 
-    /// Sets bytes and size of a file; false, where it is gone.
-    fn restore_one(&self, file: &FilePlan) -> Result<bool, Failure> {
-        let Some(opened) = self.files.open(file)? else { return Ok(false) };
-        let restored = self.write_durably(file, &opened);
-        restored.map(|()| true).map_err(|(doing, error)| Failure::io(file, doing, error))
-    }
-
-    fn write_durably(&self, file: &FilePlan, opened: &F::File) -> Attempt {
+    fn target(
+        &self,
+        file: &FilePlan,
+        opened: &F::File,
+    ) -> Result<Target, (&'static str, io::Error)> {
         let state = self.files.state(opened).map_err(|error| ("look at the file", error))?;
         let (size_bytes, block_bytes) = (state.size_bytes, state.block_bytes);
         let written = self.files.written(opened, size_bytes);
         let written = written.map_err(|error| ("tell which of its bytes were written", error))?;
-        let target = replay(file, &Disk { size_bytes, written, block_bytes });
-        self.fill(&target, opened)?;
-        self.set_attributes(file, opened)?;
+        Ok(replay(file, &Disk { size_bytes, written, block_bytes }))
+    }
+
+    fn write_durably(&self, due: &Due<'_>, opened: &F::File) -> Attempt {
+        let target = self.target(due.file, opened)?;
+        let written = self.write(due, &target, opened);
         // A sync that fails may tell of what went wrong before, and leaves clean what the disk did
         // not take.
-        self.sync(opened).or_else(|_| self.fill(&target, opened).and_then(|()| self.sync(opened)))
+        let written = written.or_else(|failed| match failed {
+            (SYNC, _) => self.unlock(due, opened).and_then(|()| self.write(due, &target, opened)),
+            failed => Err(failed),
+        });
+        if written.is_err() {
+            // The next recovery tries again: the log has the note.
+            let _ = self.files.restore(opened, &due.saved, due.file.made.is_some());
+        }
+        written
+    }
+
+    /// Writes, gives back what the writes took, syncs.
+    fn write(&self, due: &Due<'_>, target: &Target, opened: &F::File) -> Attempt {
+        self.fill(target, opened)?;
+        self.give_back(due, opened)?;
+        self.sync(opened)
+    }
+
+    fn unlock(&self, due: &Due<'_>, opened: &F::File) -> Attempt {
+        let unlocked =
+            if due.saved.is_locked() { self.files.unlock(opened, &due.saved) } else { Ok(()) };
+        unlocked.map_err(|error| ("take its protection away", error))
+    }
+
+    fn give_back(&self, due: &Due<'_>, opened: &F::File) -> Attempt {
+        let file = due.file;
+        self.set_made(file, opened)?;
+        let mut saved = due.saved.clone();
+        if let Some(made) = file.made.as_ref().filter(|_| !file.is_changed_since_made()) {
+            (saved.accessed, saved.modified) = made.times;
+        }
+        let restored = self.files.restore(opened, &saved, file.made.is_some());
+        restored.map_err(|error| ("give back its attributes", error))
+    }
+
+    /// The disk has all that the file must be; its attributes are set.
+    fn is_whole(&self, due: &Due<'_>, opened: &F::File) -> Result<bool, (&'static str, io::Error)> {
+        self.sync(opened)?;
+        self.files.let_go(opened);
+        let target = self.target(due.file, opened)?;
+        let state = self.files.state(opened).map_err(|error| ("look at the file", error))?;
+        let is_whole =
+            state.size_bytes == target.size_bytes && self.has(&target.extents, opened)?;
+        if is_whole && due.file.made.is_some() {
+            self.give_back(due, opened)?;
+            self.sync(opened)?;
+        }
+        Ok(is_whole)
+    }
+
+    /// The open file has these extents.
+    fn has(&self, extents: &[Extent], opened: &F::File) -> Result<bool, (&'static str, io::Error)> {
+        let (mut expected, mut found) = (Vec::new(), Vec::new());
+        for extent in extents {
+            let mut start = extent.start;
+            while start < extent.end {
+                let end = extent.end.min(start + COMPARED_BYTES);
+                let len = usize::try_from(end - start).unwrap_or(0);
+                expected.clear();
+                expected.resize(len, 0);
+                found.resize(len, 0);
+                if let Content::Log(position) = extent.part(start..end).content {
+                    let read = self.data.read(position, &mut expected);
+                    read.map_err(|error| ("read its data from the log", error))?;
+                }
+                let read = self.files.read(opened, start, &mut found);
+                read.map_err(|error| ("read the file", error))?;
+                if expected != found {
+                    return Ok(false);
+                }
+                start = end;
+            }
+        }
+        Ok(true)
     }
 
     fn sync(&self, opened: &F::File) -> Attempt {
-        self.files.sync(opened).map_err(|error| ("sync the file", error))
+        self.files.sync(opened).map_err(|error| (SYNC, error))
     }
 
     /// Size, zeroes, bytes. The size first: what is behind it is not to be written.
@@ -462,6 +687,62 @@ impl<F: FileSystem> Context<'_, F> {
             Ok(())
         })
     }
+}
+
+/// What became of a file.
+enum Restored {
+    Written,
+    /// It could not be written to, and needed not.
+    Whole,
+    Gone,
+}
+
+/// Sets names, and takes the reserved ones away.
+fn set_names<File>(
+    Decided { naming, decisions }: &Decided<'_, File>,
+    outcome: &mut Outcome,
+) -> Result<(), Failure> {
+    if !naming.is_done() {
+        naming.set_names(decisions, &mut outcome.names)?;
+    }
+    naming.release(decisions)
+}
+
+/// Notes what the files have that recovery is about to touch, unless a former one has noted it.
+fn note_saved(plan: &Plan, due: &[Due<'_>], notes: &dyn Notes) -> io::Result<()> {
+    // A name changes the time of its file, too.
+    let is_touched =
+        |due: &&Due<'_>| due.is_writable || plan.names().files.contains_key(&due.file.identity);
+    let new = due.iter().filter(|due| due.file.begun.is_none()).filter(is_touched);
+    let entries = new.map(|due| {
+        let mut entry = Vec::new();
+        due.saved.encode(due.file.id, &mut entry);
+        entry
+    });
+    note_all(notes, RecordKind::Begun, entries)
+}
+
+/// Notes that these files have all of the log.
+fn note_restored(restored: &[&Due<'_>], notes: &dyn Notes) -> Result<(), Failure> {
+    let entries = restored.iter().map(|due| due.file.id.to_le_bytes().to_vec());
+    note_all(notes, RecordKind::Restored, entries).map_err(Failure::Log)
+}
+
+/// Notes `entries`, as many in one note as it holds.
+fn note_all(
+    notes: &dyn Notes,
+    kind: RecordKind,
+    entries: impl Iterator<Item = Vec<u8>>,
+) -> io::Result<()> {
+    let mut note = Vec::new();
+    for entry in entries {
+        if note.len() + entry.len() > NOTE_BYTES {
+            notes.note(kind, 0, &note)?;
+            note.clear();
+        }
+        note.extend(entry);
+    }
+    if note.is_empty() { Ok(()) } else { notes.note(kind, 0, &note) }
 }
 
 /// Done, or what was tried and why it failed.

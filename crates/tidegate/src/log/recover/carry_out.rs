@@ -111,7 +111,7 @@ pub trait Notes {
 }
 
 /// The payload of a note, at most: small, so that a note fits where the log has little space left.
-const NOTE_BYTES: usize = 960;
+pub(super) const NOTE_BYTES: usize = 960;
 
 /// What was done to names.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]

@@ -1,4 +1,8 @@
 //! Why a file, or a part of the log, could not be recovered.
+//!
+//! A failure of one file that a person can take out of the way ([`Failure::leaves_one_file`])
+//! leaves that file for the next recovery; all others are recovered. One that takes a decision
+//! about what the log has stops recovery before any file is touched.
 
 use std::io;
 
@@ -22,12 +26,12 @@ pub enum Failure {
         file_system: Uuid,
     },
     /// Several file systems have the UUID of the file's.
-    #[error(
-        "{path}: several file systems with its UUID are mounted; unmount the copies and recover again"
-    )]
+    #[error("{path}: {copies}")]
     Ambiguous {
         /// The file's path.
         path: String,
+        /// Where they are mounted.
+        copies: Copies,
     },
     /// The file is not at its path, and its handle can't be opened.
     #[error(
@@ -81,24 +85,60 @@ pub enum Failure {
         records: u64,
     },
     /// The system refused.
-    #[error("{path}: cannot {doing}")]
+    #[error("{path}: cannot {doing} ({source}); {}", remedy(source))]
     Io {
         /// The file's path.
         path: String,
         /// What was tried.
         doing: &'static str,
         /// Why not.
-        #[source]
         source: io::Error,
     },
-    /// The log could not be told that files are about to be changed.
-    #[error("the log cannot be written")]
-    Log(#[source] io::Error),
+    /// The log could not be told what recovery is about to do, or has done.
+    #[error("the log cannot be written ({0})")]
+    Log(io::Error),
+}
+
+/// Mounted file systems with one UUID.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "several mounted file systems have the UUID {uuid} of its file system: {mounts}; which of them the log is about \
+     cannot be told: unmount all but the one that the programs of this log wrote to, then recover again"
+)]
+pub struct Copies {
+    /// The UUID.
+    pub uuid: Uuid,
+    /// Mount points and devices.
+    pub mounts: String,
+}
+
+/// What a person can do about an error of the system.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ETXTBSY) => "end the program that runs it, then recover again",
+        Some(libc::EACCES | libc::EPERM) => "recover again as root",
+        Some(libc::EROFS) => "mount its file system for writing, then recover again",
+        Some(libc::ENOSPC | libc::EDQUOT) => "make space on its file system, then recover again",
+        Some(libc::EAGAIN) => "end the process that has a lease on it, then recover again",
+        _ => "recover again when that is repaired",
+    }
 }
 
 impl Failure {
     pub(super) fn io(file: &FilePlan, doing: &'static str, source: io::Error) -> Self {
         Self::Io { path: file.name(), doing, source }
+    }
+
+    /// Only this file, or its names, cannot be recovered now, and something outside the log is in
+    /// the way: all others are recovered, and the log keeps what it has of this one.
+    pub fn leaves_one_file(&self) -> bool {
+        matches!(
+            self,
+            Self::NotMounted { .. }
+                | Self::Ambiguous { .. }
+                | Self::Unprivileged { .. }
+                | Self::Io { .. }
+        )
     }
 
     /// Recovery can do the rest without it.

@@ -1,6 +1,8 @@
 //! The files of this machine, found by their handles.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -9,13 +11,16 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
+use uuid::Uuid;
 
-use super::apply::{FileState, FileSystem};
+use super::apply::{Access, FileState, FileSystem};
 use super::carry_out::NameSystem;
-use super::failure::Failure;
+use super::failure::{Copies, Failure};
 use super::handle::{data_ranges, file_system_id, identity_of, open_by_handle, written_ranges};
 use super::plan::FilePlan;
+use super::protection;
 use super::ranges::Ranges;
+use super::saved::Saved;
 use super::writing::start_writing;
 use crate::log::{FileHandle, FileSystemId};
 
@@ -29,6 +34,8 @@ const WITH_HANDLES: [&[u8]; 4] = [b"ext2", b"ext3", b"ext4", b"xfs"];
 struct Mounted {
     id: FileSystemId,
     device: u64,
+    is_writable: bool,
+    point: PathBuf,
     root: File,
 }
 
@@ -49,41 +56,68 @@ impl LocalFiles {
         Ok(Self { mounts: mounts.collect() })
     }
 
-    /// Opens the file with this handle on the file system `id`, which had the number `device`;
-    /// none, where it was removed.
+    /// Opens the file with this handle on the file system `id`; none, where it was removed.
     ///
     /// # Errors
-    /// `NotFound`: one file system of this UUID, and no other, is not mounted. Others as for
-    /// [`open_by_handle`].
+    /// `NotFound`: no file system of this UUID is mounted for writing. [`Copies`]: several have it.
+    /// Others as for [`open_by_handle`].
     pub fn find(
+        &self,
+        id: &FileSystemId,
+        handle: &FileHandle,
+        flags: OFlags,
+    ) -> io::Result<Option<File>> {
+        match self.mount_of(id).map_err(io::Error::other)? {
+            Some(mount) if mount.is_writable => found(&mount.root, handle, flags),
+            _ => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    /// As [`find`](Self::find), on the file system that has the number `device` as long as it is
+    /// mounted, whatever others have its UUID.
+    ///
+    /// # Errors
+    /// `NotFound`: it is not mounted. Others as for [`open_by_handle`].
+    pub fn find_on(
         &self,
         (id, device): (&FileSystemId, u64),
         handle: &FileHandle,
         flags: OFlags,
     ) -> io::Result<Option<File>> {
-        let [mount] = self.mounts_of(id, device)[..] else {
-            return Err(io::ErrorKind::NotFound.into());
-        };
-        match open_by_handle(&mount.root, handle, flags) {
-            Err(error) if is_gone(&error) => Ok(None),
-            opened => opened.map(Some),
-        }
+        let mount = self.mounts.iter().find(|mount| mount.id == *id && mount.device == device);
+        found(&mount.ok_or(io::ErrorKind::NotFound)?.root, handle, flags)
     }
 
-    /// The file systems with this UUID, each by one of its mounts. Where several have it, as copies
-    /// of a disk do, the one that has the device number, too.
-    fn mounts_of(&self, id: &FileSystemId, device: u64) -> Vec<&Mounted> {
-        let mut found: Vec<&Mounted> = Vec::new();
-        for mount in self.mounts.iter().filter(|mount| mount.id == *id) {
-            if found.iter().all(|known| known.device != mount.device) {
-                found.push(mount);
-            }
+    /// A mount of the file system with this UUID, one for writing if there is one. The number of
+    /// the device says nothing: after a restart a copy may have the number that the volume had.
+    fn mount_of(&self, id: &FileSystemId) -> Result<Option<&Mounted>, Copies> {
+        let mounts = || self.mounts.iter().filter(|mount| mount.id == *id);
+        let first = mounts().find(|mount| mount.is_writable).or_else(|| mounts().next());
+        let mut others = mounts().filter(|mount| first.is_some_and(|it| it.device != mount.device));
+        if others.next().is_none() {
+            return Ok(first);
         }
-        let is_former = |mount: &&Mounted| mount.device == device;
-        match found.iter().copied().find(is_former) {
-            Some(former) => vec![former],
-            None => found,
+        let mut devices = BTreeMap::new();
+        for mount in mounts() {
+            devices.entry(mount.device).or_insert(mount);
         }
+        let mounts: Vec<_> = devices.into_values().map(ToString::to_string).collect();
+        Err(Copies { uuid: Uuid::from_bytes(*id), mounts: mounts.join(" and ") })
+    }
+}
+
+impl fmt::Display for Mounted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (major, minor) = (libc::major(self.device), libc::minor(self.device));
+        write!(f, "{} (device {major}:{minor})", self.point.display())
+    }
+}
+
+/// The file with this handle on the file system that `root` is on; none, where it was removed.
+fn found(root: &File, handle: &FileHandle, flags: OFlags) -> io::Result<Option<File>> {
+    match open_by_handle(root, handle, flags) {
+        Err(error) if is_gone(&error) => Ok(None),
+        opened => opened.map(Some),
     }
 }
 
@@ -93,13 +127,13 @@ fn mounted(line: &[u8]) -> Option<Mounted> {
     let point = unescaped(fields.nth(4)?);
     let is_writable = fields.next()?.split(|byte| *byte == b',').any(|option| option == b"rw");
     let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
-    if !is_writable || !WITH_HANDLES.contains(&kind) {
+    if !WITH_HANDLES.contains(&kind) {
         return None;
     }
     // Another mount may lie over it: what is found there says itself what it is.
-    let root = File::open(point).ok()?;
+    let root = File::open(&point).ok()?;
     let (id, device) = (file_system_id(&root).ok()?, root.metadata().ok()?.dev());
-    Some(Mounted { id, device, root })
+    Some(Mounted { id, device, is_writable, point, root })
 }
 
 /// A path of the kernel's list of mounts, where blanks and the like are three octal digits.
@@ -119,22 +153,25 @@ fn unescaped(field: &[u8]) -> PathBuf {
 impl FileSystem for LocalFiles {
     type File = File;
 
-    fn open(&self, file: &FilePlan) -> Result<Option<File>, Failure> {
-        let mounts = self.mounts_of(&file.file_system, file.device);
-        match mounts[..] {
-            [mount] => match open_by_handle(&mount.root, &file.handle, OFlags::RDWR) {
-                Ok(opened) => return Ok(Some(opened)),
-                Err(error) if is_gone(&error) => return Ok(None),
+    fn open(&self, file: &FilePlan, access: Access) -> Result<Option<File>, Failure> {
+        let mount = self.mount_of(&file.file_system);
+        let mount = mount.map_err(|copies| Failure::Ambiguous { path: file.name(), copies })?;
+        let flags = match access {
+            Access::Read => OFlags::RDONLY | OFlags::NONBLOCK,
+            Access::Write => OFlags::RDWR,
+        };
+        if let Some(mount) = mount {
+            match found(&mount.root, &file.handle, flags) {
                 Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
-                Err(error) => return Err(Failure::io(file, "open the file", error)),
-            },
-            [] => {}
-            _ => return Err(Failure::Ambiguous { path: file.name() }),
+                opened => {
+                    return opened.map_err(|error| Failure::io(file, access.doing(), error));
+                }
+            }
         }
-        match open_by_paths(file)? {
+        match open_by_paths(file, access, flags)? {
             Some(opened) => Ok(Some(opened)),
-            None if mounts.is_empty() => {
-                let file_system = uuid::Uuid::from_bytes(file.file_system);
+            None if mount.is_none() => {
+                let file_system = Uuid::from_bytes(file.file_system);
                 Err(Failure::NotMounted { path: file.name(), file_system })
             }
             None => Err(Failure::Unprivileged { path: file.name() }),
@@ -153,6 +190,27 @@ impl FileSystem for LocalFiles {
 
     fn written(&self, file: &File, size_bytes: u64) -> io::Result<Ranges> {
         written_ranges(file).or_else(|_| data_ranges(file, size_bytes))
+    }
+
+    fn saved(&self, file: &File) -> io::Result<Saved> {
+        protection::saved(file)
+    }
+
+    fn unlock(&self, file: &File, saved: &Saved) -> io::Result<()> {
+        protection::unlock(file, saved)
+    }
+
+    fn restore(&self, file: &File, saved: &Saved, is_made: bool) -> io::Result<()> {
+        protection::restore(file, saved, is_made)
+    }
+
+    fn let_go(&self, file: &File) {
+        // Where it cannot be done, what is read is what the kernel has.
+        let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+    }
+
+    fn read(&self, file: &File, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        file.read_exact_at(buf, offset)
     }
 
     fn set_size(&self, file: &File, size_bytes: u64) -> io::Result<()> {
@@ -191,9 +249,8 @@ fn is_gone(error: &io::Error) -> bool {
 }
 
 /// Opens the file by one of its paths; none, where it is at none of them.
-fn open_by_paths(file: &FilePlan) -> Result<Option<File>, Failure> {
-    let flags =
-        OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+fn open_by_paths(file: &FilePlan, access: Access, flags: OFlags) -> Result<Option<File>, Failure> {
+    let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for path in file.paths.iter().rev().filter(|path| !path.is_empty()) {
         let path = Path::new(OsStr::from_bytes(path));
         let opened = match rustix::fs::open(path, flags, Mode::empty()) {
@@ -201,7 +258,7 @@ fn open_by_paths(file: &FilePlan) -> Result<Option<File>, Failure> {
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ISDIR | Errno::NXIO) => {
                 continue;
             }
-            Err(errno) => return Err(Failure::io(file, "open the file", errno.into())),
+            Err(errno) => return Err(Failure::io(file, access.doing(), errno.into())),
         };
         if identity_of(&opened).is_ok_and(|identity| identity == file.identity) {
             return Ok(Some(opened));
@@ -237,7 +294,6 @@ mod tests {
             &b""[..],
             b"22 1 0:21 / /proc rw - proc proc rw",
             b"22 1 0:21 / /nowhere rw shared:1 - ext4 /dev/x rw",
-            b"22 1 0:21 / / ro shared:1 - ext4 /dev/x ro",
             b"22 1 0:21 / / rw",
         ] {
             assert!(mounted(line).is_none(), "{}", line.escape_ascii());

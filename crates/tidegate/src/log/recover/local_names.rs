@@ -26,12 +26,12 @@ const LIST_BYTES_MAX: usize = 64 << 10;
 impl NameSystem<File> for LocalFiles {
     fn directory(&self, place: &Place) -> io::Result<Option<File>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        self.find((&place.file_system, place.device), &place.parent, flags)
+        self.find(&place.file_system, &place.parent, flags)
     }
 
     fn file(&self, file: &NamedFile) -> io::Result<Option<File>> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        self.find((&file.file_system, file.device), &file.handle, flags)
+        self.find(&file.file_system, &file.handle, flags)
     }
 
     fn identity_at(&self, directory: &File, name: &[u8]) -> io::Result<Option<u64>> {

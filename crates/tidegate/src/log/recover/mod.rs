@@ -30,19 +30,21 @@ mod mapped;
 mod named;
 mod parallel;
 mod plan;
+mod protection;
 mod ranges;
 mod replay;
+mod saved;
 mod source;
 mod writing;
 
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use apply::{ApplyOptions, FileState, FileSystem, Outcome, Progress, apply};
+pub use apply::{Access, ApplyOptions, FileState, FileSystem, Outcome, Progress, apply};
 pub use carry_out::{NameSystem, NamesDone, Notes};
 pub use decide::{Decisions, DiskNames, NameFact, NameStories, Source};
 pub use extents::{Content, Extent};
-pub use failure::Failure;
+pub use failure::{Copies, Failure};
 pub use finding::{Finding, Findings};
 pub use handle::{
     EXT_MAGIC, XFS_MAGIC, file_system_id, handle_of, identity_of, keeps_identities, mount_of,
@@ -55,5 +57,6 @@ pub use named::{MadeFile, NamedFile, NamedPlan, Place};
 pub use plan::{FilePlan, Operation, Payload, Plan, Planner, Step};
 pub use ranges::Ranges;
 pub use replay::{Disk, Target, replay};
+pub use saved::Saved;
 pub use source::{Recovered, plan_pool, recover_pool};
 pub use writing::{finish_writing, start_writing};

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 /// `f` of each item, in the order of the items; `workers` at once.
-pub(super) fn map<T: Sync, R: Send>(
+pub(super) fn map<'i, T: Sync, R: Send>(
     workers: usize,
-    items: &[T],
-    f: impl Fn(&T) -> R + Sync,
+    items: &'i [T],
+    f: impl Fn(&'i T) -> R + Sync,
 ) -> Vec<R> {
     if workers <= 1 || items.len() <= 1 {
         return items.iter().map(f).collect();

@@ -14,6 +14,7 @@ use std::ops::Range;
 use super::dates::{Dates, StoryDates};
 use super::finding::{Finding, Findings};
 use super::named::{MadeFile, NameStep, NamedFile, NamedPlan};
+use super::saved::Saved;
 use crate::log::names::{Make, NameRecord};
 use crate::log::{Damage, Definition, FileHandle, FileSystemId, Header, Heartbeat, RecordKind};
 
@@ -75,6 +76,8 @@ pub struct FilePlan {
     /// The latest time of modification, in nanoseconds since 1970, that the file can have without a
     /// change from outside; none, where the log does not say.
     pub modified_until_ns: Option<u64>,
+    /// A former recovery was about to touch the file, which had this.
+    pub begun: Option<Saved>,
 }
 
 impl FilePlan {
@@ -147,8 +150,8 @@ impl Plan {
 /// How much of a record is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Payload<'a> {
-    /// All of it. The bytes are needed of a [`RecordKind::Define`], [`RecordKind::Name`] and
-    /// [`RecordKind::Decided`] only, and the first some thousand of a [`RecordKind::Make`].
+    /// All of it. The bytes are needed of a [`RecordKind::Define`], of a [`RecordKind::Name`] and
+    /// of recovery's notes only, and the first some thousand of a [`RecordKind::Make`].
     Whole(&'a [u8]),
     /// Not all: a crash cut it off, or it was damaged later.
     Torn,
@@ -174,6 +177,7 @@ struct Story {
     torn: Vec<Damage>,
     damaged: Option<Damage>,
     dates: StoryDates,
+    begun: Option<Saved>,
 }
 
 impl Story {
@@ -270,6 +274,8 @@ impl Planner {
             RecordKind::Name => self.name(header, payload),
             RecordKind::Decided => self.names.add_decided(header.offset, payload),
             RecordKind::Done => self.names.is_done = true,
+            RecordKind::Begun => self.begun(payload),
+            RecordKind::Restored => self.restored(payload),
             RecordKind::Gap => {}
             RecordKind::Zero => self.findings.add(Finding::Payload { position: header.position }),
         }
@@ -277,6 +283,25 @@ impl Planner {
 
     fn story(&mut self, id: u64) -> &mut Story {
         self.stories.entry(id).or_default()
+    }
+
+    /// A former recovery was about to touch files. What the first one found counts.
+    fn begun(&mut self, mut notes: &[u8]) {
+        while let Some((id, saved, rest)) = Saved::decode(notes) {
+            self.story(id).begun.get_or_insert(saved);
+            notes = rest;
+        }
+    }
+
+    /// A former recovery has restored files, which may have been changed since. Their names may not
+    /// be set yet.
+    fn restored(&mut self, payload: &[u8]) {
+        for id in payload.as_chunks().0 {
+            let story = self.story(u64::from_le_bytes(*id));
+            story.steps.clear();
+            story.torn.clear();
+            story.damaged = None;
+        }
     }
 
     fn define(&mut self, header: &Header, payload: &[u8]) {
@@ -373,7 +398,8 @@ impl Planner {
                 continue;
             }
             let has_lost_make = story.broken_make.is_some() && story.damaged.is_some();
-            let Story { identity, paths, steps, names, marked_until, damaged, dates, .. } = story;
+            let Story { identity, paths, steps, names, marked_until, damaged, dates, begun, .. } =
+                story;
             let made = names.iter().rev().find_map(|(_, step)| step.made().cloned());
             let modified_until_ns = plan.dates.modified_until(&dates, made.as_ref());
             let file = NamedFile { file_system, device, handle };
@@ -395,6 +421,7 @@ impl Planner {
                 made,
                 has_lost_make,
                 modified_until_ns,
+                begun,
             });
         }
         named.sort_unstable_by_key(|(position, ..)| *position);

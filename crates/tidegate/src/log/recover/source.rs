@@ -46,9 +46,10 @@ impl Notes for LogPool {
 /// Replays what a pool has into `files`; none, where there was nothing to do. Nobody else uses the
 /// pool.
 ///
-/// Before the first file is touched, the pool's session becomes [`NO_BOOT`]: recovery may have
-/// changed files since the boot, should it be interrupted, so that the time of a change says
-/// nothing any more.
+/// Which files recovery is about to change is noted before the first one is touched, so that the
+/// next recovery, should this one be interrupted, does not take that for changes of others. Where
+/// there is no space for this note, or where the boot says nothing of changes, the pool's session
+/// becomes [`NO_BOOT`].
 ///
 /// Only if the outcome is complete may the log's tail move.
 ///
@@ -125,7 +126,11 @@ fn payload_of<'a>(
     let planned_bytes = match header.kind {
         RecordKind::Make => payload_bytes.min(PLANNED_BYTES_MAX),
         // What is too long makes no sense: it stays empty, and is then ignored as such.
-        RecordKind::Define | RecordKind::Name | RecordKind::Decided
+        RecordKind::Define
+        | RecordKind::Name
+        | RecordKind::Decided
+        | RecordKind::Begun
+        | RecordKind::Restored
             if payload_bytes <= PLANNED_BYTES_MAX =>
         {
             payload_bytes

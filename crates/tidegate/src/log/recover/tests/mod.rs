@@ -28,6 +28,7 @@ pub(super) fn file_of(operations: &[Operation], marked: u64) -> FilePlan {
         made: None,
         has_lost_make: false,
         modified_until_ns: None,
+        begun: None,
     }
 }
 

@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::apply::apply_noting;
 use crate::log::recover::{
-    ApplyOptions, Failure, FilePlan, FileState, FileSystem, LocalFiles, MadeFile, NameSystem,
-    NamedFile, Outcome, Place, Ranges, file_system_id, handle_of, identity_of, open_by_handle,
-    plan_pool, recover_pool,
+    Access, ApplyOptions, Failure, FilePlan, FileState, FileSystem, LocalFiles, MadeFile,
+    NameSystem, NamedFile, Outcome, Place, Ranges, file_system_id, handle_of, identity_of,
+    open_by_handle, plan_pool, recover_pool,
 };
 use crate::log::{
     Attributes, CONTROL_BYTES, Definition, FileHandle, FileKey, FileRef, Log, LogOptions, LogPool,
@@ -385,8 +385,8 @@ impl Interrupted {
 impl FileSystem for Interrupted {
     type File = File;
 
-    fn open(&self, file: &FilePlan) -> Result<Option<File>, Failure> {
-        self.files.open(file)
+    fn open(&self, file: &FilePlan, access: Access) -> Result<Option<File>, Failure> {
+        self.files.open(file, access)
     }
 
     fn state(&self, file: &File) -> io::Result<FileState> {

@@ -1,0 +1,89 @@
+//! What a write takes from a file of this machine, and what keeps it from being written.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+use rustix::fs::{
+    IFlags, Mode, Timespec, Timestamps, XattrFlags, fchmod, fgetxattr, fsetxattr, futimens,
+    ioctl_getflags, ioctl_setflags,
+};
+use rustix::io::Errno;
+
+use super::saved::Saved;
+use crate::log::names::Timestamp;
+
+const CAPABILITY: &str = "security.capability";
+/// More than any version of the attribute has.
+const CAPABILITY_BYTES_MAX: usize = 64;
+/// Flags of an inode that keep even root from writing to it.
+const LOCKS: IFlags = IFlags::IMMUTABLE.union(IFlags::APPEND);
+/// Bits of a mode that recovery adds to write, or that a write takes away.
+const CHANGED_MODE: u32 = 0o6200;
+const MODE: u32 = 0o7777;
+
+/// What the file has that recovery may change.
+pub(super) fn saved(file: &File) -> io::Result<Saved> {
+    let found = file.metadata()?;
+    let time = |s, ns: i64| Timestamp { s, ns: u32::try_from(ns).unwrap_or(0) };
+    let mut capability = [0; CAPABILITY_BYTES_MAX];
+    let len = match fgetxattr(file, CAPABILITY, &mut capability[..]) {
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => 0,
+        found => found?,
+    };
+    let flags = ioctl_getflags(file).unwrap_or(IFlags::empty()) & LOCKS;
+    Ok(Saved {
+        mode: found.mode() & MODE,
+        flags: flags.bits(),
+        accessed: time(found.atime(), found.atime_nsec()),
+        modified: time(found.mtime(), found.mtime_nsec()),
+        capability: capability[..len].to_vec(),
+    })
+}
+
+/// Lets the file be opened for writing, until [`restore`].
+pub(super) fn unlock(file: &File, saved: &Saved) -> io::Result<()> {
+    if saved.flags != 0 {
+        ioctl_setflags(file, ioctl_getflags(file)? - LOCKS)?;
+    } else {
+        fchmod(file, Mode::from_raw_mode((saved.mode & MODE) | 0o200))?;
+    }
+    Ok(())
+}
+
+/// Gives the file back what it had. One that `is_made` has mode and capability from the log.
+pub(super) fn restore(file: &File, saved: &Saved, is_made: bool) -> io::Result<()> {
+    if !is_made {
+        restore_rights(file, saved)?;
+    }
+    restore_times(file, saved)?;
+    // The last: such a file does not take times.
+    if saved.flags != 0 {
+        ioctl_setflags(file, ioctl_getflags(file)? | IFlags::from_bits_retain(saved.flags))?;
+    }
+    Ok(())
+}
+
+fn restore_rights(file: &File, saved: &Saved) -> io::Result<()> {
+    let found = file.metadata()?.mode() & MODE;
+    // Another mode is not what recovery has left.
+    let is_ours = (found ^ saved.mode) & MODE & !CHANGED_MODE == 0;
+    if is_ours && found != saved.mode {
+        fchmod(file, Mode::from_raw_mode(saved.mode))?;
+    }
+    let found = || fgetxattr(file, CAPABILITY, &mut [0_u8; CAPABILITY_BYTES_MAX][..]);
+    if !saved.capability.is_empty() && found() == Err(Errno::NODATA) {
+        fsetxattr(file, CAPABILITY, &saved.capability, XattrFlags::empty())?;
+    }
+    Ok(())
+}
+
+fn restore_times(file: &File, saved: &Saved) -> io::Result<()> {
+    let timespec = |time: Timestamp| Timespec { tv_sec: time.s, tv_nsec: time.ns.into() };
+    let (last_access, last_modification) = (timespec(saved.accessed), timespec(saved.modified));
+    match futimens(file, &Timestamps { last_access, last_modification }) {
+        // Who may write to a file that another user owns may not choose its times.
+        Err(Errno::PERM) => Ok(()),
+        set => Ok(set?),
+    }
+}

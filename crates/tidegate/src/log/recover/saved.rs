@@ -1,0 +1,89 @@
+//! What recovery takes from a file when it writes to it, and gives back: noted in the log before.
+//!
+//! A write sets times and takes away capabilities and set-user-ID; a file that nobody may write to
+//! is made writable first. A recovery that was interrupted in between finds the note, and does not
+//! take what is left of the file for what it had.
+
+use crate::log::names::Timestamp;
+
+/// Bytes of a file's note before those of its capability.
+const FIXED_BYTES: usize = 42;
+
+/// What a file has beside names and content, as far as recovery changes it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Saved {
+    /// Permission bits, with set-user-ID and the like.
+    pub mode: u32,
+    /// The flags of the inode that keep it from being written: immutable, append-only.
+    pub flags: u32,
+    /// Last access.
+    pub accessed: Timestamp,
+    /// Last modification.
+    pub modified: Timestamp,
+    /// Value of `security.capability`; empty: the file has none.
+    pub capability: Vec<u8>,
+}
+
+impl Saved {
+    /// Not even the owner may write to the file as it is.
+    pub(super) fn is_locked(&self) -> bool {
+        self.flags != 0 || self.mode & 0o200 == 0
+    }
+
+    /// Appends the note of the file with this id.
+    pub(super) fn encode(&self, id: u64, note: &mut Vec<u8>) {
+        let capability_bytes = u16::try_from(self.capability.len()).unwrap_or(0);
+        note.extend(id.to_le_bytes());
+        note.extend(self.mode.to_le_bytes());
+        note.extend(self.flags.to_le_bytes());
+        for time in [self.accessed, self.modified] {
+            note.extend(time.s.to_le_bytes());
+            note.extend(time.ns.to_le_bytes());
+        }
+        note.extend(capability_bytes.to_le_bytes());
+        note.extend(&self.capability[..usize::from(capability_bytes)]);
+    }
+
+    /// The first note of `notes`, with its file's id, and what follows.
+    pub(super) fn decode(notes: &[u8]) -> Option<(u64, Self, &[u8])> {
+        let (fixed, rest) = notes.split_at_checked(FIXED_BYTES)?;
+        let u32_at = |at: usize| Some(u32::from_le_bytes(fixed.get(at..at + 4)?.try_into().ok()?));
+        let u64_at = |at: usize| Some(u64::from_le_bytes(fixed.get(at..at + 8)?.try_into().ok()?));
+        let time = |at| Some(Timestamp { s: u64_at(at)?.cast_signed(), ns: u32_at(at + 8)? });
+        let capability_bytes = u16::from_le_bytes(fixed.get(40..42)?.try_into().ok()?);
+        let (capability, rest) = rest.split_at_checked(capability_bytes.into())?;
+        let saved = Self {
+            mode: u32_at(8)?,
+            flags: u32_at(12)?,
+            accessed: time(16)?,
+            modified: time(28)?,
+            capability: capability.to_vec(),
+        };
+        Some((u64_at(0)?, saved, rest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn notes_say_what_was_noted_and_parts_of_them_nothing(
+            (id, mode, flags) in (any::<u64>(), any::<u32>(), any::<u32>()),
+            times in any::<[(i64, u32); 2]>(),
+            capability in prop::collection::vec(any::<u8>(), 0..30),
+        ) {
+            let [accessed, modified] = times.map(|(s, ns)| Timestamp { s, ns });
+            let saved = Saved { mode, flags, accessed, modified, capability };
+            let mut notes = Vec::new();
+            saved.encode(id, &mut notes);
+            let len = notes.len();
+            notes.push(7);
+            prop_assert_eq!(Saved::decode(&notes), Some((id, saved, &[7][..])));
+            prop_assert!((0..len).all(|len| Saved::decode(&notes[..len]).is_none()));
+        }
+    }
+}
