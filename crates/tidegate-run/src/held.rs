@@ -54,6 +54,9 @@ impl HeldFileSystems {
 
     fn hold(&mut self, log: &Log, reference: FileSystemRef, file: FileRef) -> io::Result<()> {
         let (id, directory) = open(log, file)?;
+        if log.has_copies(reference) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
         self.held.entry(id).or_insert(Held { reference, directory });
         self.sync(log, &id).unwrap_or(Ok(()))
     }

@@ -24,6 +24,7 @@ use rustix::process::{Resource, getrlimit};
 use tidegate::log::{Definition, FileRef, LockError, Log};
 
 use super::backlog::{Backlog, Known};
+use super::copies;
 use super::locate::{self, Located};
 use super::registry::{Claim, Registry};
 
@@ -117,6 +118,9 @@ impl KeptFiles {
         if !self.files.get(&id).is_some_and(|kept| kept.entry == entry) {
             let payload = log.definition_of(entry).ok_or(io::ErrorKind::NotFound)?;
             let definition = Definition::decode(&payload).ok_or(io::ErrorKind::InvalidData)?;
+            if copies::has_copies(log, &definition.file_system) {
+                return Err(io::ErrorKind::NotFound.into());
+            }
             let known = Known::of(&definition, 0);
             opened = Some((id, Kept::open(&self.registry, entry, &known)?));
         }

@@ -14,6 +14,7 @@ mod allocator;
 mod backlog;
 mod cause;
 mod cleaner;
+mod copies;
 mod held;
 mod journal;
 mod kept;

@@ -14,6 +14,7 @@
 //! the work.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -39,6 +40,7 @@ const LISTENER: u64 = 0;
 const CLEANER: u64 = 1;
 const TIMER: u64 = 2;
 const SIGNAL: u64 = 3;
+const MOUNTS: u64 = 4;
 /// Keys of connections and tickets start here; those of processes have the highest bit.
 const FIRST_KEY: u64 = 16;
 const PROCESS: u64 = 1 << 63;
@@ -73,9 +75,13 @@ pub(crate) struct Supervisor {
     epoll: OwnedFd,
     timer: OwnedFd,
     signals: UnixStream,
+    /// Keeps the event that the kernel has for each change of what is mounted.
+    _mounts: File,
     suspensions: Suspensions,
     /// Tickets of requests to suspend logging that wait for the log to be retired.
     suspending: HashSet<u64>,
+    /// Tickets of suspensions that end the stories of a file system with copies.
+    separating: HashSet<u64>,
     /// Programs that are plain, and why.
     told: HashSet<(String, Cause)>,
 }
@@ -127,6 +133,9 @@ impl Supervisor {
         watch(timer.as_fd(), TIMER)?;
         let signals = catch_signals()?;
         watch(signals.as_fd(), SIGNAL)?;
+        let mounts = File::open("/proc/self/mountinfo")?;
+        epoll::add(&epoll, &mounts, EventData::new_u64(MOUNTS), EventFlags::PRI)?;
+        charge.cleaner.mounts_changed();
         let (tree, peers, ending) = (Tree::default(), HashMap::new(), Ending::No);
         let next_key = FIRST_KEY;
         let mut supervisor = Self {
@@ -139,8 +148,10 @@ impl Supervisor {
             epoll,
             timer,
             signals,
+            _mounts: mounts,
             suspensions: Suspensions::default(),
             suspending: HashSet::new(),
+            separating: HashSet::new(),
             told: HashSet::new(),
         };
         if supervisor.charge.taken_over {
@@ -246,6 +257,7 @@ impl Supervisor {
                 let _ = rustix::io::read(&self.signals, &mut [0_u8; 64]);
                 self.charge.cleaner.retire_all(SIGNAL);
             }
+            MOUNTS => self.charge.cleaner.mounts_changed(),
             key if key & PROCESS != 0 => self.reap()?,
             key => self.hear(key)?,
         }
@@ -457,6 +469,14 @@ impl Supervisor {
         for event in self.charge.cleaner.events() {
             match event {
                 Event::Notice(message) => self.tell_launchers(&message),
+                Event::Copied => self.separate(),
+                Event::Retired { ticket, result } if self.separating.remove(&ticket) => {
+                    match result {
+                        Ok(_) => self.charge.cleaner.log().resume_logging(),
+                        // Logging stays suspended: what the log has may be about either.
+                        Err(message) => self.tell_launchers(&message),
+                    }
+                }
                 Event::Retired { ticket, result } if self.ending == Ending::Retiring(ticket) => {
                     if let Err(message) = result {
                         self.tell_launchers(&message);
@@ -474,6 +494,14 @@ impl Supervisor {
                 }
             }
         }
+    }
+
+    /// Ends the stories of all files, which begin again where they may.
+    fn separate(&mut self) {
+        let ticket = self.new_key();
+        self.charge.cleaner.log().suspend();
+        self.separating.insert(ticket);
+        self.charge.cleaner.retire_all(ticket);
     }
 
     fn tell_launchers(&mut self, message: &str) {

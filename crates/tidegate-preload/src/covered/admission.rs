@@ -68,7 +68,8 @@ impl Open {
             .ok()
             // Nothing of a file without a name outlives the processes that have it open.
             .filter(|seen| seen.stat.st_nlink != 0)
-            .and_then(|_| files::identify(self.log, self.fd));
+            .and_then(|_| files::identify(self.log, self.fd))
+            .filter(|found| !self.log.has_copies(found.file_system.reference));
         let Some(identified) = identified else { return self.sync_refused(None, wanted) };
         let mut path = PathBuffer::new();
         if path::of_descriptor(self.fd, &mut path).is_err() {

@@ -25,6 +25,9 @@ const SUPERVISION_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) enum Event {
     /// Something that people should know.
     Notice(String),
+    /// A copy is mounted beside a file system of the log: the stories of its files are to be
+    /// ended.
+    Copied,
     /// The log was retired as [`Cleaner::retire_all`] asked.
     Retired {
         /// The request's.
@@ -39,6 +42,8 @@ pub(crate) enum Event {
 pub(super) enum Job {
     /// Repair what the process left, which has ended.
     Ended(Pid),
+    /// Look at what is mounted.
+    Mounts,
     /// Retire all records that the log has by now.
     RetireAll {
         ticket: u64,
@@ -94,6 +99,11 @@ impl Cleaner {
     /// Has what the process left repaired, which has ended.
     pub(crate) fn process_ended(&self, process: Pid) {
         self.post(Job::Ended(process));
+    }
+
+    /// Has the thread look at what is mounted.
+    pub(crate) fn mounts_changed(&self) {
+        self.post(Job::Mounts);
     }
 
     /// Has all records retired that the log has by now; [`Event::Retired`] tells when that is done.

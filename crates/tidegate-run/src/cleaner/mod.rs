@@ -27,6 +27,7 @@ pub(crate) use handle::{Cleaner, Event};
 
 use super::allocator::Allocator;
 use super::backlog::Backlog;
+use super::copies::Copies;
 use super::held::HeldFileSystems;
 use super::kept::KeptFiles;
 use super::policy::{Action, DiskSpeed, Policy, Situation};
@@ -69,6 +70,7 @@ struct Worker {
     backlog: Backlog,
     kept: KeptFiles,
     held: HeldFileSystems,
+    copies: Copies,
     waiters: Vec<Waiter>,
     /// What dead processes left and cannot be repaired yet: tried again.
     unrepaired: Unrepaired,
@@ -120,6 +122,7 @@ impl Worker {
             policy,
             kept: KeptFiles::default(),
             held: HeldFileSystems::default(),
+            copies: Copies::default(),
             waiters: Vec::new(),
             unrepaired: Unrepaired::default(),
             failed_attempts: 0,
@@ -153,6 +156,7 @@ impl Worker {
     }
 
     fn step(&mut self) -> Step {
+        self.note_copies();
         self.kept.keep_wanted(&self.log);
         self.held.hold_wanted(&self.log);
         if !self.take_jobs() {
@@ -188,12 +192,25 @@ impl Worker {
         }
     }
 
+    /// Before a file is kept: none of a file system that has copies is.
+    fn note_copies(&mut self) {
+        for id in self.copies.note(&self.log) {
+            let uuid = uuid::Uuid::from_bytes(id);
+            self.events.send(Event::Notice(format!(
+                "several file systems with the UUID {uuid} are mounted, and after a crash nobody could tell which of them \
+                 the log is about: syncs of their files are real ones until only one is mounted"
+            )));
+            self.events.send(Event::Copied);
+        }
+    }
+
     /// Does what was asked for; false: the thread is to end.
     fn take_jobs(&mut self) -> bool {
         let jobs = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
         for job in jobs {
             match job {
                 Job::Ended(process) => self.reap(process),
+                Job::Mounts => self.copies.look(&self.log),
                 Job::RetireAll { ticket } => {
                     let (until, from) = (self.log.head(), self.log.tail());
                     self.waiters.push(Waiter { ticket, until, from, has_released: false });

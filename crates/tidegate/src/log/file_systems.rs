@@ -97,6 +97,8 @@ pub(super) struct Words<'a> {
     pub(super) wanted_by: &'a AtomicU64,
     /// Not zero: a holder of the names' lock was killed, and its record was not seen to.
     pub(super) orphaned: &'a AtomicU64,
+    /// Not zero: another mounted file system has the UUID.
+    copies: &'a AtomicU64,
     /// The lock of the names.
     pub(super) names_lock_at: u64,
 }
@@ -113,6 +115,7 @@ pub(super) fn words(control: &Control, number: u64) -> Words<'_> {
         held: word(56),
         wanted_by: word(64),
         orphaned: word(72),
+        copies: word(80),
         names_lock_at: at + NAMES_LOCK_AT,
     }
 }
@@ -147,11 +150,29 @@ impl Log {
     /// The file system with this UUID, if the log knows that one commit of its journal commits all
     /// changes before it.
     pub fn with_journal(&self, uuid: &FileSystemId) -> Option<FileSystemRef> {
+        self.with_uuid(uuid).filter(|found| self.commits_in_order(*found))
+    }
+
+    /// The file system with this UUID, if the log knows it.
+    pub fn with_uuid(&self, uuid: &FileSystemId) -> Option<FileSystemRef> {
         let id = super::identity(uuid, 0, b"");
         let has_id = |reference: &FileSystemRef| {
             words(&self.control, reference.0.into()).id.load(Ordering::Acquire) == id
         };
-        self.file_systems().find(has_id).filter(|found| self.commits_in_order(*found))
+        self.file_systems().find(has_id)
+    }
+
+    /// Notes whether several file systems are mounted that have the UUID of this one. Recovery
+    /// could not tell them apart, so none of their files is covered meanwhile. Returns whether that
+    /// is new.
+    pub fn note_copies(&self, file_system: FileSystemRef, has_copies: bool) -> bool {
+        let word = words(&self.control, file_system.0.into()).copies;
+        word.swap(has_copies.into(), Ordering::SeqCst) != u64::from(has_copies)
+    }
+
+    /// Several file systems with the UUID of this one are mounted, as far as the supervisor knows.
+    pub fn has_copies(&self, file_system: FileSystemRef) -> bool {
+        words(&self.control, file_system.0.into()).copies.load(Ordering::SeqCst) != 0
     }
 
     /// Counts a change of names, attributes or sizes in the file system: to be called before the

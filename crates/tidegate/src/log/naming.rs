@@ -122,9 +122,11 @@ impl Log {
         self.control.announce(KEPT_AT);
     }
 
-    /// The supervisor [cannot hold](Self::refuse_held) the file system.
+    /// The supervisor [cannot hold](Self::refuse_held) the file system, or it [has
+    /// copies](Self::has_copies).
     pub fn is_refused(&self, file_system: FileSystemRef) -> bool {
-        self.names_of(file_system).held.load(Ordering::SeqCst) == REFUSED
+        self.has_copies(file_system)
+            || self.names_of(file_system).held.load(Ordering::SeqCst) == REFUSED
     }
 
     /// The supervisor holds a descriptor of the file system, and can find its files by their

@@ -1,6 +1,6 @@
 //! The files of this machine, found by their handles.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
@@ -86,6 +86,12 @@ impl LocalFiles {
     ) -> io::Result<Option<File>> {
         let mount = self.mounts.iter().find(|mount| mount.id == *id && mount.device == device);
         found(&mount.ok_or(io::ErrorKind::NotFound)?.root, handle, flags)
+    }
+
+    /// The UUIDs that several mounted file systems have.
+    pub fn copied(&self) -> BTreeSet<FileSystemId> {
+        let ids = self.mounts.iter().map(|mount| mount.id);
+        ids.filter(|id| self.mount_of(id).is_err()).collect()
     }
 
     /// A mount of the file system with this UUID, one for writing if there is one. The number of

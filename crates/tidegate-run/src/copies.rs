@@ -1,0 +1,64 @@
+//! File systems that are mounted beside a copy of themselves: a clone, a snapshot of their volume.
+//!
+//! A copy has the UUID and the handles of the original, and nothing else tells them apart after a
+//! restart. So no file of either is covered while both are mounted. Where a copy is mounted later,
+//! the stories of the file system are ended first.
+
+use std::collections::BTreeSet;
+
+use tidegate::log::recover::LocalFiles;
+use tidegate::log::{FileSystemId, Log};
+
+/// The UUIDs that several mounted file systems have.
+#[derive(Debug, Default)]
+pub(crate) struct Copies {
+    ids: BTreeSet<FileSystemId>,
+}
+
+impl Copies {
+    /// Looks at what is mounted now. Where that cannot be told, what was known stays.
+    pub(crate) fn look(&mut self, log: &Log) {
+        let Ok(files) = LocalFiles::new() else { return };
+        let former = std::mem::replace(&mut self.ids, files.copied());
+        for gone in former.difference(&self.ids).filter_map(|id| log.with_uuid(id)) {
+            log.note_copies(gone, false);
+        }
+    }
+
+    /// Has programs know of the copies among the file systems that the log knows: those of which
+    /// they did not know before.
+    pub(crate) fn note(&self, log: &Log) -> Vec<FileSystemId> {
+        let is_new = |id: &&FileSystemId| {
+            log.with_uuid(id).is_some_and(|reference| log.note_copies(reference, true))
+        };
+        self.ids.iter().filter(is_new).copied().collect()
+    }
+}
+
+/// The log knows of copies of the file system with this UUID.
+pub(crate) fn has_copies(log: &Log, id: &FileSystemId) -> bool {
+    log.with_uuid(id).is_some_and(|reference| log.has_copies(reference))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial::Trial;
+    use super::*;
+
+    #[test]
+    fn a_file_system_that_the_log_knows_is_told_of_once_until_its_copy_is_gone() {
+        let trial = Trial::new();
+        let (copied, other) = ([7; 16], [8; 16]);
+        let id_of = |id: &FileSystemId| tidegate::log::identity(id, 0, b"");
+        let mut copies = Copies { ids: BTreeSet::from([copied]) };
+        assert!(copies.note(&trial.log).is_empty(), "the log does not know it");
+        let reference = trial.log.file_system(id_of(&copied), true).unwrap();
+        let single = trial.log.file_system(id_of(&other), true).unwrap();
+        assert_eq!(copies.note(&trial.log), [copied]);
+        assert!(copies.note(&trial.log).is_empty(), "it was told of");
+        assert!(trial.log.has_copies(reference) && trial.log.is_refused(reference));
+        assert!(!trial.log.has_copies(single) && !has_copies(&trial.log, &other));
+        copies.look(&trial.log);
+        assert!(!trial.log.has_copies(reference), "nothing of this UUID is mounted");
+    }
+}
