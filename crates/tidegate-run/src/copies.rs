@@ -6,20 +6,21 @@
 
 use std::collections::BTreeSet;
 
-use tidegate::log::recover::LocalFiles;
+use tidegate::log::recover::MountedIds;
 use tidegate::log::{FileSystemId, Log};
 
 /// The UUIDs that several mounted file systems have.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
+    mounted: MountedIds,
     ids: BTreeSet<FileSystemId>,
 }
 
 impl Copies {
     /// Looks at what is mounted now. Where that cannot be told, what was known stays.
     pub(crate) fn look(&mut self, log: &Log) {
-        let Ok(files) = LocalFiles::new() else { return };
-        let former = std::mem::replace(&mut self.ids, files.copied());
+        let Ok(copied) = self.mounted.copied() else { return };
+        let former = std::mem::replace(&mut self.ids, copied);
         for gone in former.difference(&self.ids).filter_map(|id| log.with_uuid(id)) {
             log.note_copies(gone, false);
         }
@@ -50,7 +51,7 @@ mod tests {
         let trial = Trial::new();
         let (copied, other) = ([7; 16], [8; 16]);
         let id_of = |id: &FileSystemId| tidegate::log::identity(id, 0, b"");
-        let mut copies = Copies { ids: BTreeSet::from([copied]) };
+        let mut copies = Copies { ids: BTreeSet::from([copied]), ..Copies::default() };
         assert!(copies.note(&trial.log).is_empty(), "the log does not know it");
         let reference = trial.log.file_system(id_of(&copied), true).unwrap();
         let single = trial.log.file_system(id_of(&other), true).unwrap();

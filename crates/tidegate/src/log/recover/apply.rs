@@ -523,30 +523,32 @@ impl<F: FileSystem> Context<'_, F> {
     fn restore_one(&self, due: &Due<'_>) -> Result<Restored, Failure> {
         let file = due.file;
         let Some(found) = self.files.open(file, Access::Read)? else { return Ok(Restored::Gone) };
-        let opened = match self.files.open(file, Access::Write) {
-            Err(failure) if due.saved.is_locked() => match self.files.unlock(&found, &due.saved) {
-                Ok(()) => self.files.open(file, Access::Write),
-                Err(_) => Err(failure),
-            },
-            opened => opened,
-        };
         let failed = |(doing, error)| Failure::io(file, doing, error);
+        let mut opened = self.files.open(file, Access::Write);
+        let is_unlocked = opened.is_err()
+            && due.saved.is_locked()
+            && self.files.unlock(&found, &due.saved).is_ok();
+        if is_unlocked {
+            opened = self.files.open(file, Access::Write);
+        }
         match opened {
             Ok(None) => Ok(Restored::Gone),
             Ok(Some(opened)) => {
                 let written = self.write_durably(due, &opened).map_err(failed);
                 written.map(|()| Restored::Written)
             }
-            Err(_) if self.is_whole(due, &found).map_err(failed)? => Ok(Restored::Whole),
-            Err(failure) => Err(failure),
+            Err(failure) => {
+                let is_whole = self.is_whole(file, &found);
+                if is_unlocked || file.begun.is_some() || file.made.is_some() {
+                    let given = self.give_back(due, &found).and_then(|()| self.sync(&found));
+                    given.map_err(failed)?;
+                }
+                if is_whole.map_err(failed)? { Ok(Restored::Whole) } else { Err(failure) }
+            }
         }
     }
 
-    fn target(
-        &self,
-        file: &FilePlan,
-        opened: &F::File,
-    ) -> Result<Target, (&'static str, io::Error)> {
+    fn target(&self, file: &FilePlan, opened: &F::File) -> Result<Target, Failed> {
         let state = self.files.state(opened).map_err(|error| ("look at the file", error))?;
         let (size_bytes, block_bytes) = (state.size_bytes, state.block_bytes);
         let written = self.files.written(opened, size_bytes);
@@ -594,23 +596,17 @@ impl<F: FileSystem> Context<'_, F> {
         restored.map_err(|error| ("give back its attributes", error))
     }
 
-    /// The disk has all that the file must be; its attributes are set.
-    fn is_whole(&self, due: &Due<'_>, opened: &F::File) -> Result<bool, (&'static str, io::Error)> {
+    /// The disk has all that the file must be.
+    fn is_whole(&self, file: &FilePlan, opened: &F::File) -> Result<bool, Failed> {
         self.sync(opened)?;
         self.files.let_go(opened);
-        let target = self.target(due.file, opened)?;
+        let target = self.target(file, opened)?;
         let state = self.files.state(opened).map_err(|error| ("look at the file", error))?;
-        let is_whole =
-            state.size_bytes == target.size_bytes && self.has(&target.extents, opened)?;
-        if is_whole && due.file.made.is_some() {
-            self.give_back(due, opened)?;
-            self.sync(opened)?;
-        }
-        Ok(is_whole)
+        Ok(state.size_bytes == target.size_bytes && self.has(&target.extents, opened)?)
     }
 
     /// The open file has these extents.
-    fn has(&self, extents: &[Extent], opened: &F::File) -> Result<bool, (&'static str, io::Error)> {
+    fn has(&self, extents: &[Extent], opened: &F::File) -> Result<bool, Failed> {
         let (mut expected, mut found) = (Vec::new(), Vec::new());
         for extent in extents {
             let mut start = extent.start;
@@ -745,8 +741,10 @@ fn note_all(
     if note.is_empty() { Ok(()) } else { notes.note(kind, 0, &note) }
 }
 
-/// Done, or what was tried and why it failed.
-type Attempt = Result<(), (&'static str, io::Error)>;
+/// What was tried and why it failed.
+type Failed = (&'static str, io::Error);
+/// Done, or not.
+type Attempt = Result<(), Failed>;
 
 /// The extents in parts of [`PART_BYTES`] or more.
 fn parts(extents: &[Extent]) -> Vec<&[Extent]> {

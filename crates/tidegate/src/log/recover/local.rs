@@ -1,6 +1,6 @@
 //! The files of this machine, found by their handles.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
@@ -88,12 +88,6 @@ impl LocalFiles {
         found(&mount.ok_or(io::ErrorKind::NotFound)?.root, handle, flags)
     }
 
-    /// The UUIDs that several mounted file systems have.
-    pub fn copied(&self) -> BTreeSet<FileSystemId> {
-        let ids = self.mounts.iter().map(|mount| mount.id);
-        ids.filter(|id| self.mount_of(id).is_err()).collect()
-    }
-
     /// A mount of the file system with this UUID, one for writing if there is one. The number of
     /// the device says nothing: after a restart a copy may have the number that the volume had.
     fn mount_of(&self, id: &FileSystemId) -> Result<Option<&Mounted>, Copies> {
@@ -109,6 +103,33 @@ impl LocalFiles {
         }
         let mounts: Vec<_> = devices.into_values().map(ToString::to_string).collect();
         Err(Copies { uuid: Uuid::from_bytes(*id), mounts: mounts.join(" and ") })
+    }
+}
+
+/// What is mounted, looked at again and again. A mount is opened once, for a moment: who unmounts it
+/// finds it busy meanwhile.
+#[derive(Debug, Default)]
+pub struct MountedIds {
+    /// UUID and device of each line of the kernel's list, where files have handles.
+    known: HashMap<Vec<u8>, Option<(FileSystemId, u64)>>,
+}
+
+impl MountedIds {
+    /// The UUIDs that several mounted file systems have.
+    ///
+    /// # Errors
+    /// The list of mounts cannot be read.
+    pub fn copied(&mut self) -> io::Result<BTreeSet<FileSystemId>> {
+        let list = std::fs::read("/proc/self/mountinfo")?;
+        let mut former = std::mem::take(&mut self.known);
+        for line in list.split(|byte| *byte == b'\n') {
+            let known = former.remove(line);
+            let look = || mounted(line).map(|mount| (mount.id, mount.device));
+            self.known.insert(line.to_vec(), known.unwrap_or_else(look));
+        }
+        let mounts: BTreeSet<_> = self.known.values().flatten().collect();
+        let mut ids = BTreeSet::new();
+        Ok(mounts.into_iter().map(|(id, _)| *id).filter(|id| !ids.insert(*id)).collect())
     }
 }
 

@@ -50,7 +50,7 @@ pub use handle::{
     EXT_MAGIC, XFS_MAGIC, file_system_id, handle_of, identity_of, keeps_identities, mount_of,
     open_by_handle, written_ranges,
 };
-pub use local::LocalFiles;
+pub use local::{LocalFiles, MountedIds};
 pub use log_data::LogData;
 pub use mapped::{MappedExtent, MappedExtents};
 pub use named::{MadeFile, NamedFile, NamedPlan, Place};

@@ -1,6 +1,7 @@
 //! Recovery against models, on files in memory and on those of this machine.
 
 mod dates;
+mod left;
 mod names;
 mod planning;
 mod pool;

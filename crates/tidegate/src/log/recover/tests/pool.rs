@@ -18,17 +18,18 @@ use crate::log::{
 };
 use crate::pmem::{Region, SharedMemory};
 
-const OPTIONS: ApplyOptions = ApplyOptions { workers: 2, booted_ns: None, salvage: false };
+pub(super) const OPTIONS: ApplyOptions =
+    ApplyOptions { workers: 2, booted_ns: None, salvage: false };
 
 /// A log, and files that it covers.
-struct Bed {
+pub(super) struct Bed {
     folder: tempfile::TempDir,
     region: Arc<Region>,
     log: Log,
 }
 
 impl Bed {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         let region = Arc::new(Region::anonymous(8 << 20).expect("a little memory can be had"));
         create(&region, &LogOptions::default()).expect("the pool can be made");
@@ -39,12 +40,12 @@ impl Bed {
         Self { folder, region, log }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// A file of so many bytes `.`, covered; what happens to it then goes to the log alone.
-    fn covered(&self, name: &str, size: usize, then: impl FnOnce(&FileGuard<'_>)) {
+    pub(super) fn covered(&self, name: &str, size: usize, then: impl FnOnce(&FileGuard<'_>)) {
         let path = self.path(name);
         fs::write(&path, vec![b'.'; size]).expect("a file can be written");
         let file = File::open(&path).expect("it is there");
@@ -71,11 +72,11 @@ impl Bed {
         then(&guard);
     }
 
-    fn pool(&self) -> LogPool {
+    pub(super) fn pool(&self) -> LogPool {
         LogPool::open(Arc::clone(&self.region)).expect("the pool opens")
     }
 
-    fn recover_with(&self, options: ApplyOptions) -> Outcome {
+    pub(super) fn recover_with(&self, options: ApplyOptions) -> Outcome {
         let files = LocalFiles::new().expect("the list of mounts can be read");
         let recovered = recover_pool(&self.pool(), &files, options, &|_| ());
         recovered.expect("memory can be read").expect("there is something").outcome
@@ -87,7 +88,7 @@ impl Bed {
         outcome
     }
 
-    fn content(&self, name: &str) -> String {
+    pub(super) fn content(&self, name: &str) -> String {
         let bytes = fs::read(self.path(name)).expect("it is there");
         String::from_utf8_lossy(&bytes).into_owned()
     }
@@ -101,7 +102,7 @@ impl Bed {
     }
 }
 
-fn write(guard: &FileGuard<'_>, offset: u64, data: &str, grows: bool) {
+pub(super) fn write(guard: &FileGuard<'_>, offset: u64, data: &str, grows: bool) {
     let mut ticket = guard.begin().expect("a slot is free");
     let written = ticket.write(offset, &[IoSlice::new(data.as_bytes())], grows);
     written.expect("the log has free space");
