@@ -15,12 +15,14 @@
 
 mod bed;
 mod causes;
+mod copies;
 mod crash;
 mod faults;
 mod findings;
 mod fio;
 mod fsx;
 mod identity;
+mod left;
 mod new_files;
 mod outside;
 mod posix;

@@ -4,6 +4,7 @@
 pub mod abandoned;
 pub mod built;
 pub mod file_system;
+pub mod image;
 pub mod once;
 pub mod random;
 pub mod small;

@@ -196,11 +196,12 @@ impl Worker {
     fn note_copies(&mut self) {
         for id in self.copies.note(&self.log) {
             let uuid = uuid::Uuid::from_bytes(id);
+            // First: a launcher that prints the notice finds logging suspended.
+            self.events.send(Event::Copied);
             self.events.send(Event::Notice(format!(
                 "several file systems with the UUID {uuid} are mounted, and after a crash nobody could tell which of them \
                  the log is about: syncs of their files are real ones until only one is mounted"
             )));
-            self.events.send(Event::Copied);
         }
     }
 

@@ -106,8 +106,8 @@ impl LocalFiles {
     }
 }
 
-/// What is mounted, looked at again and again. A mount is opened once, for a moment: who unmounts it
-/// finds it busy meanwhile.
+/// What is mounted, looked at again and again. Each mount is opened once, for a moment, in which it
+/// cannot be unmounted.
 #[derive(Debug, Default)]
 pub struct MountedIds {
     /// UUID and device of each line of the kernel's list, where files have handles.
@@ -183,8 +183,9 @@ impl FileSystem for LocalFiles {
     fn open(&self, file: &FilePlan, access: Access) -> Result<Option<File>, Failure> {
         let mount = self.mount_of(&file.file_system);
         let mount = mount.map_err(|copies| Failure::Ambiguous { path: file.name(), copies })?;
+        // Without NONBLOCK: the kernel takes a lease away after a time, and opens the file then.
         let flags = match access {
-            Access::Read => OFlags::RDONLY | OFlags::NONBLOCK,
+            Access::Read => OFlags::RDONLY,
             Access::Write => OFlags::RDWR,
         };
         if let Some(mount) = mount {

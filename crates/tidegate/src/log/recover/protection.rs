@@ -82,7 +82,7 @@ fn restore_times(file: &File, saved: &Saved) -> io::Result<()> {
     let timespec = |time: Timestamp| Timespec { tv_sec: time.s, tv_nsec: time.ns.into() };
     let (last_access, last_modification) = (timespec(saved.accessed), timespec(saved.modified));
     match futimens(file, &Timestamps { last_access, last_modification }) {
-        // Who may write to a file that another user owns may not choose its times.
+        // A user who may write to another user's file may not choose its times.
         Err(Errno::PERM) => Ok(()),
         set => Ok(set?),
     }
