@@ -1,31 +1,49 @@
 //! What libraries that are preloaded into programs have in common.
 //!
-//! [`Next`] functions are those that the hooks of a library stand in front of: the next definitions
-//! in the order that the dynamic linker searches. A library looks all of them up when it is loaded,
-//! since looking up takes the dynamic linker's lock and may allocate. [`image`] and
-//! [`own_calls`] tell which programs such a library can watch.
+//! [`Next`] functions are those that the hooks of a library stand in front of. A library looks all
+//! of them up when it is loaded, since looking up may take the dynamic linker's lock and allocate.
+//! [`symbols`] finds them in the tables of loaded objects. [`image`] and [`own_calls`] tell which
+//! programs such a library can watch.
 #![allow(unsafe_code)] // the dynamic linker's answers become functions
 
 pub mod image;
 #[cfg(target_arch = "x86_64")]
 mod instruction;
 pub mod own_calls;
+pub mod symbols;
 
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The next definition of a symbol; `F` is its type, a function pointer.
-#[derive(Debug)]
-pub struct Next<F> {
-    name: &'static CStr,
-    address: AtomicPtr<c_void>,
-    kind: PhantomData<F>,
+/// Where a [`Next`] function is looked for.
+pub trait Source {
+    /// The address of the function of this name; null where there is none.
+    fn find(name: &CStr) -> *mut c_void;
 }
 
-impl<F: Copy> Next<F> {
-    /// The next definition of `name`, which is not looked up yet.
+/// The next definition in the order that the dynamic linker searches.
+#[derive(Debug)]
+pub struct InOrder;
+
+impl Source for InOrder {
+    fn find(name: &CStr) -> *mut c_void {
+        // SAFETY: a terminated name.
+        unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+    }
+}
+
+/// The function that a hook stands in front of; `F` is its type, a function pointer.
+#[derive(Debug)]
+pub struct Next<F, S = InOrder> {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+    kind: PhantomData<(F, fn(S))>,
+}
+
+impl<F: Copy, S: Source> Next<F, S> {
+    /// The function `name`, which is not looked up yet.
     ///
     /// # Panics
     /// `F` has not the size of a pointer; as a constant it does not compile then.
@@ -49,9 +67,7 @@ impl<F: Copy> Next<F> {
     /// The function; none where no library has it.
     pub fn get(&self) -> Option<F> {
         if self.address.load(Ordering::Relaxed).is_null() {
-            // SAFETY: a terminated name.
-            let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-            self.address.store(address, Ordering::Relaxed);
+            self.address.store(S::find(self.name), Ordering::Relaxed);
         }
         self.resolved()
     }

@@ -188,8 +188,10 @@ pub(crate) unsafe extern "C-unwind" fn fcntl64(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn closedir(stream: *mut std::ffi::c_void) -> c_int {
     let Some(closedir) = next::closedir.get() else { return raw::failed_int(libc::ENOSYS) };
-    // SAFETY: the program's own stream.
-    forget(unsafe { libc::dirfd(stream.cast()) });
+    if let Some(dirfd) = next::dirfd.get() {
+        // SAFETY: the program's own stream.
+        forget(unsafe { dirfd(stream) });
+    }
     // SAFETY: the same function.
     unsafe { closedir(stream) }
 }

@@ -3,16 +3,31 @@
 //! Invariant: nothing lasting is made in the program: no thread, no signal handler, no descriptor.
 #![allow(unsafe_code)] // the load-time constructor, and fork handlers
 
+use std::ffi::{c_char, c_int};
+
 use crate::process::Attached;
 use crate::{
-    covered, descriptors, exec, next, process, record_locks, signals, stdio, supervisor, unseen,
+    covered, descriptors, exec, next, process, record_locks, signals, stdio, supervisor, suspended, unseen,
 };
 
 #[used]
 #[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
-static LOADED: extern "C" fn() = loaded;
+static LOADED: unsafe extern "C" fn(c_int, Strings, Strings) = loaded;
 
-extern "C" fn loaded() {
+type Strings = *const *const c_char;
+
+/// The dynamic linker calls it with the arguments of `main`, before the constructors of all other
+/// libraries, the C library's included.
+unsafe extern "C" fn loaded(_count: c_int, _arguments: Strings, environment: Strings) {
+    unsafe extern "C" {
+        static mut environ: Strings;
+    }
+    // SAFETY: the C library's own, which it sets in its constructor to the same.
+    unsafe {
+        if environ.is_null() {
+            environ = environment;
+        }
+    }
     if std::env::var_os("TIDEGATE_POOL").is_none() {
         return;
     }
@@ -53,6 +68,7 @@ fn suspend() {
 pub(crate) extern "C" fn forked() {
     let had_own_descriptors = process::become_child();
     record_locks::become_child();
+    suspended::become_child();
     // First: the parent's thread that gave the log up may not have come to its memory.
     if process::has_given_up() {
         // Where a filter may kill, the supervisor finds the child by its environment.

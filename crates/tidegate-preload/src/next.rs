@@ -1,19 +1,25 @@
-//! The functions that the hooks stand in front of: the next definitions in the order that the
-//! dynamic linker searches.
+//! The functions that the hooks stand in front of: those of the C library itself, whatever stands
+//! between. A library that does so, and is not in front of this one, comes back by them into the
+//! hooks; by its functions the hooks would come back to it.
 //!
 //! They are asked for only where a bare system call will not do: for what is not a system call, and
 //! for calls at which a thread can be cancelled. [`resolve`] looks all of them up when the library
-//! is loaded, since looking up takes the dynamic linker's lock and may allocate.
+//! is loaded, since looking up may take the dynamic linker's lock.
 #![allow(unsafe_code)] // the dynamic linker's answers become functions
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
 use libc::{
     FILE, gid_t, iovec, mode_t, off_t, pid_t, size_t, ssize_t, timespec, timeval, uid_t, utimbuf,
 };
-pub(crate) use tidegate_interpose::Next;
 
+use crate::objects::OfLibraries;
+
+/// A function behind a hook.
+pub(crate) type Next<F> = tidegate_interpose::Next<F, OfLibraries>;
 type Argv = *const *const c_char;
+/// What the dynamic linker shows an object to.
+type Shown = unsafe extern "C" fn(*mut libc::dl_phdr_info, size_t, *mut c_void) -> c_int;
 /// What a child of `clone` runs.
 pub(crate) type Entry = extern "C-unwind" fn(*mut c_void) -> c_int;
 
@@ -40,6 +46,16 @@ macro_rules! functions {
 }
 
 functions! {
+    dl_iterate_phdr: fn(Shown, *mut c_void) -> c_int;
+    dlopen: fn(*const c_char, c_int) -> *mut c_void;
+    dlmopen: fn(c_long, *const c_char, c_int) -> *mut c_void;
+    dlclose: fn(*mut c_void) -> c_int;
+    dlsym: fn(*mut c_void, *const c_char) -> *mut c_void;
+    dlvsym: fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
+    fflush: fn(*mut FILE) -> c_int;
+    fileno: fn(*mut FILE) -> c_int;
+    __fwriting: fn(*mut FILE) -> c_int;
+    dirfd: fn(*mut c_void) -> c_int;
     sendmsg: fn(c_int, *const libc::msghdr, c_int) -> ssize_t;
     sendmmsg: fn(c_int, *mut libc::mmsghdr, c_uint, c_int) -> c_int;
     setuid: fn(uid_t) -> c_int;

@@ -209,8 +209,9 @@ pub(crate) fn set_writes_unseen() {
     WRITES_UNSEEN.store(true, Ordering::SeqCst);
 }
 
+/// The log and what the user wants, if this process uses the log.
 #[inline]
-fn attached() -> Option<&'static Attached> {
+pub(crate) fn attached() -> Option<&'static Attached> {
     let at = ATTACHED.load(Ordering::Acquire);
     // SAFETY: null, or what `use_log` has leaked.
     unsafe { at.as_ref() }

@@ -24,7 +24,24 @@ use crate::{descriptors, metadata, next, process, query, raw, readable, unseen};
 unsafe extern "C" {
     static stdout: *mut FILE;
     static stderr: *mut FILE;
-    fn __fwriting(stream: *mut FILE) -> c_int;
+}
+
+/// The descriptor of a stream; -1 where it has none.
+///
+/// # Safety
+/// The stream is open.
+unsafe fn fileno(stream: *mut FILE) -> c_int {
+    // SAFETY: as promised.
+    next::fileno.get().map_or(-1, |fileno| unsafe { fileno(stream) })
+}
+
+/// Has the C library write what it holds back for a stream: 0, or less if it could not.
+///
+/// # Safety
+/// The stream is open.
+unsafe fn fflush(stream: *mut FILE) -> c_int {
+    // SAFETY: as promised.
+    next::fflush.get().map_or(-1, |fflush| unsafe { fflush(stream) })
 }
 
 /// Has the C library write what it holds back for standard output, if that goes to a file.
@@ -32,7 +49,7 @@ pub(crate) fn flush_standard() {
     for (fd, stream) in standard() {
         if descriptors::get(fd).has(PINNED) {
             // SAFETY: a stream that exists as long as the process.
-            unsafe { libc::fflush(stream) };
+            unsafe { fflush(stream) };
         }
     }
 }
@@ -143,7 +160,7 @@ fn opened(stream: *mut FILE, writes: bool) {
         return;
     }
     // SAFETY: a stream that was just opened.
-    let fd = unsafe { libc::fileno(stream) };
+    let fd = unsafe { fileno(stream) };
     if fd >= 0 {
         appeared(fd);
         if writes {
@@ -194,7 +211,7 @@ unsafe extern "C-unwind" fn freopen64(
     let Some(freopen64) = next::freopen64.get() else { return ptr::null_mut() };
     if process::log().is_some() {
         // SAFETY: the program's own stream.
-        forget(unsafe { libc::fileno(stream) });
+        forget(unsafe { fileno(stream) });
     }
     // SAFETY: the same function.
     let open = || unsafe { freopen64(path, mode, stream) };
@@ -208,7 +225,7 @@ unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     if process::log().is_some() && !stream.is_null() {
         let errno = raw::errno();
         // SAFETY: the program's own stream.
-        let fd = unsafe { libc::fileno(stream) };
+        let fd = unsafe { fileno(stream) };
         if descriptors::get(fd).has(PINNED) {
             // SAFETY: the program's own stream.
             unsafe { flush_pinned(stream) };
@@ -226,14 +243,14 @@ unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
 /// The stream is open.
 unsafe fn flush_pinned(stream: *mut FILE) {
     // SAFETY: as promised.
-    let is_writing = unsafe { __fwriting(stream) } != 0;
+    let is_writing = next::__fwriting.get().is_some_and(|writing| unsafe { writing(stream) } != 0);
     // SAFETY: as promised.
-    if is_writing && unsafe { libc::fflush(stream) } != 0 {
+    if is_writing && unsafe { fflush(stream) } != 0 {
         // It tries again when it is closed.
         return;
     }
     // SAFETY: as promised.
-    if let Some(open) = Open::of(unsafe { libc::fileno(stream) }) {
+    if let Some(open) = Open::of(unsafe { fileno(stream) }) {
         open.unseal();
     }
 }
@@ -243,7 +260,7 @@ unsafe extern "C-unwind" fn pclose(stream: *mut FILE) -> c_int {
     let Some(pclose) = next::pclose.get() else { return raw::failed_int(libc::ENOSYS) };
     if process::log().is_some() && !stream.is_null() {
         // SAFETY: the program's own stream.
-        forget(unsafe { libc::fileno(stream) });
+        forget(unsafe { fileno(stream) });
     }
     // SAFETY: the same function.
     unsafe { pclose(stream) }

@@ -24,12 +24,13 @@ use std::ffi::{CStr, c_char, c_int};
 
 use environment::Additions;
 pub(crate) use hooks::{execve, execveat};
-pub(crate) use program::own_cause;
+pub(crate) use program::{OWN_CALLS, library_makes_own_calls, own_cause};
 use program::{Judged, Verdict};
 pub(crate) use session::remember;
 use session::{Session, strings};
 
 use crate::readable::{is_readable, text_up_to};
+use crate::suspended::Suspended;
 use crate::{metadata, process, supervisor, unseen};
 
 /// A NULL-terminated array of strings.
@@ -77,9 +78,7 @@ fn starting(
     }
     let additions = additions(session, judged.verdict != Verdict::AloneUnnamed);
     let suspension = suspension_for(program, &judged);
-    if let Some(suspension) = &suspension {
-        suspension.begin(process::number());
-    }
+    let suspended = suspension.as_ref().map(|it| Suspended::new(it.cause, it.program));
     if way == Way::Exec {
         unseen::release();
     }
@@ -89,7 +88,7 @@ fn starting(
         unseen::take_again();
     }
     if let Some(suspension) = suspension {
-        suspension.hand_on(way, result);
+        suspension.hand_on(way, result, suspended);
     }
     result
 }
@@ -115,23 +114,19 @@ fn suspension_for<'a>(program: &Program<'a>, judged: &Judged) -> Option<Suspensi
 }
 
 impl Suspension<'_> {
-    fn begin(&self, process: u32) {
-        supervisor::suspend(process, self.cause, self.program);
-    }
-
     /// After the start: it is the child for whose life logging is suspended, if there is one, and
     /// not this process.
-    fn hand_on(&self, way: Way, result: c_int) {
+    fn hand_on(&self, way: Way, result: c_int, suspended: Option<Suspended>) {
         if let Way::Spawn(child) = way
             && result == 0
         {
             // SAFETY: the program's own, or null; the C library has just written it.
             let child = unsafe { child.as_ref() }.and_then(|child| u32::try_from(*child).ok());
             // Whose number is not known, for its life this process stands.
-            let Some(child) = child else { return };
-            self.begin(child);
+            let Some(child) = child else { return std::mem::forget(suspended) };
+            supervisor::suspend(child, self.cause, self.program);
         }
-        supervisor::resume(process::number());
+        drop(suspended);
     }
 }
 

@@ -12,9 +12,8 @@ use tidegate_interpose::own_calls;
 use crate::page::Mapped;
 use crate::path::{LINK_BYTES, Opened, PathBuffer, of_descriptor, proc_link};
 use crate::process::{self, Attached};
-use crate::query;
 use crate::raw::{self, words};
-use crate::supervisor;
+use crate::{objects, query, supervisor};
 
 /// How a program will run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,11 +133,33 @@ pub(crate) fn own_cause(attached: Option<&Attached>) -> Option<&'static str> {
     let mut head = [0; HEAD_BYTES];
     let head = read_head(&opened, &mut head);
     let cause = cause_of(&image::classify(head, |at, out| read_at(&opened, at, out)));
-    let makes_own_calls = |attached| makes_own_calls(attached, &opened, head);
-    cause.or_else(|| attached.is_some_and(makes_own_calls).then_some("own_calls"))
+    let has_own_calls = |attached| {
+        makes_own_calls(attached, &opened, head)
+            || objects::all().iter().any(|object| library_makes_own_calls(attached, &object.path))
+    };
+    cause.or_else(|| attached.is_some_and(has_own_calls).then_some(OWN_CALLS))
 }
 
-/// Whether the program makes system calls of its own that the user does not trust.
+/// The cause of a program that makes system calls of its own, or has a library that does, in the
+/// supervisor's words.
+pub(crate) const OWN_CALLS: &str = "own_calls";
+
+/// Whether the library at this path makes system calls of its own that the user does not trust. One
+/// that is not there any more may.
+pub(crate) fn library_makes_own_calls(attached: &Attached, path: &CStr) -> bool {
+    if objects::is_hooked(path) {
+        return false;
+    }
+    let version = query::fstatat(libc::AT_FDCWD, path, 0).map(|stat| version_of(&stat));
+    if version.is_ok_and(|version| attached.log().makes_own_calls(&version) == Some(false)) {
+        return false;
+    }
+    let Ok(opened) = Opened::open(libc::AT_FDCWD, path, libc::O_RDONLY) else { return true };
+    let mut head = [0; HEAD_BYTES];
+    makes_own_calls(attached, &opened, read_head(&opened, &mut head))
+}
+
+/// Whether the program or library makes system calls of its own that the user does not trust.
 fn makes_own_calls(attached: &Attached, opened: &Opened, head: &[u8]) -> bool {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let version = query::fstat(opened.number()).ok().map(|stat| version_of(&stat));

@@ -5,11 +5,11 @@
 //! made once.
 #![allow(unsafe_code)] // the environment, and the linker's answers
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 
 use super::environment::Strings;
-use crate::page;
+use crate::{objects, page};
 
 const VARIABLES_MOST: usize = 12;
 const PREFIX: &[u8] = b"TIDEGATE_";
@@ -38,7 +38,7 @@ impl Session {
 /// Copies what is to be passed on. To be called once, when the library is loaded. Without it
 /// programs run without the library.
 pub(crate) fn remember() {
-    let Some(library) = own_path() else { return };
+    let Some(library) = objects::own_path().map(CStr::to_bytes) else { return };
     let mut session = Session { library, variables: [c""; VARIABLES_MOST], count: 0 };
     for &entry in environment() {
         // SAFETY: the environment's entries are terminated strings.
@@ -95,25 +95,6 @@ pub(super) fn strings<'a>(array: *const *const c_char) -> Strings<'a> {
     // SAFETY: `len` pointers were just read there; they stay as long as the call that they were
     // passed to.
     unsafe { std::slice::from_raw_parts(array, len) }
-}
-
-/// The path by which the linker loaded this library.
-fn own_path() -> Option<&'static [u8]> {
-    static HERE: u8 = 0;
-    let here: *const c_void = (&raw const HERE).cast();
-    let mut info = libc::Dl_info {
-        dli_fname: std::ptr::null(),
-        dli_fbase: std::ptr::null_mut(),
-        dli_sname: std::ptr::null(),
-        dli_saddr: std::ptr::null_mut(),
-    };
-    // SAFETY: an address in this library, and memory for the answer.
-    let found = unsafe { libc::dladdr(here, &raw mut info) };
-    if found == 0 || info.dli_fname.is_null() {
-        return None;
-    }
-    // SAFETY: the linker's own name of a library that is never unloaded.
-    Some(unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes())
 }
 
 /// A copy that stays, in memory that is not the program's heap.

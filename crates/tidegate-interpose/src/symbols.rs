@@ -1,0 +1,241 @@
+//! The functions that loaded objects export, by their own tables: without the dynamic linker, whose
+//! `dlsym` other libraries stand in front of, which takes a lock, and which asks from where it is
+//! called.
+#![allow(unsafe_code)] // the tables of loaded objects
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+
+/// An entry of an object's dynamic section.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Dynamic {
+    tag: i64,
+    value: usize,
+}
+
+const DT_NULL: i64 = 0;
+const DT_STRTAB: i64 = 5;
+const DT_SYMTAB: i64 = 6;
+const DT_GNU_HASH: i64 = 0x6fff_fef5;
+const DT_VERSYM: i64 = 0x6fff_fff0;
+
+#[repr(C)]
+struct Symbol {
+    name: u32,
+    info: u8,
+    other: u8,
+    section: u16,
+    value: usize,
+    size: usize,
+}
+
+/// The symbols that an object exports.
+#[derive(Debug, Clone, Copy)]
+pub struct Exports {
+    base: usize,
+    symbols: *const Symbol,
+    names: *const c_char,
+    /// The table of hashes that GNU's linker makes.
+    hashes: *const u32,
+    /// None: the symbols have no versions.
+    versions: *const u16,
+}
+
+// SAFETY: the tables of an object are only read.
+unsafe impl Send for Exports {}
+// SAFETY: as above.
+unsafe impl Sync for Exports {}
+
+impl Exports {
+    /// The exports of the object at `base`; none where it has no table of hashes.
+    ///
+    /// # Safety
+    /// The object is loaded, and `dynamic` is its dynamic section.
+    pub unsafe fn new(base: usize, dynamic: *const Dynamic) -> Option<Self> {
+        let table = |wanted| {
+            // SAFETY: as promised.
+            let value = unsafe { value_of(dynamic, wanted) }?;
+            // The dynamic linker has made addresses of most, not of those of the vdso.
+            Some(if value < base { base + value } else { value })
+        };
+        Some(Self {
+            base,
+            symbols: ptr::with_exposed_provenance(table(DT_SYMTAB)?),
+            names: ptr::with_exposed_provenance(table(DT_STRTAB)?),
+            hashes: ptr::with_exposed_provenance(table(DT_GNU_HASH)?),
+            versions: table(DT_VERSYM).map_or(ptr::null(), ptr::with_exposed_provenance),
+        })
+    }
+
+    /// The address of the function of this name, in its default version.
+    ///
+    /// # Safety
+    /// The object is still loaded.
+    pub unsafe fn function(&self, name: &CStr) -> Option<*mut c_void> {
+        const FUNCTION: u8 = 2;
+        // SAFETY: as promised.
+        let symbol = unsafe { self.find(name) }?;
+        let is_function = symbol.info & 0xf == FUNCTION;
+        is_function.then(|| ptr::with_exposed_provenance_mut(self.base + symbol.value))
+    }
+
+    /// Whether the object exports anything of this name.
+    ///
+    /// # Safety
+    /// The object is still loaded.
+    pub unsafe fn has(&self, name: &CStr) -> bool {
+        // SAFETY: as promised.
+        unsafe { self.find(name) }.is_some()
+    }
+
+    /// # Safety
+    /// The object is still loaded.
+    unsafe fn find(&self, name: &CStr) -> Option<&Symbol> {
+        let hash = gnu_hash(name.to_bytes());
+        // SAFETY: the table begins with four numbers.
+        let [buckets, first, filter_words, _] = unsafe { self.hashes.cast::<[u32; 4]>().read() };
+        if buckets == 0 {
+            return None;
+        }
+        // SAFETY: the filter of 64-bit words follows, and then the buckets.
+        let buckets_at = unsafe { self.hashes.add(4 + 2 * filter_words as usize) };
+        // SAFETY: a bucket of those that there are.
+        let mut number = unsafe { *buckets_at.add((hash % buckets) as usize) };
+        // SAFETY: the chains follow the buckets.
+        let chains_at = unsafe { buckets_at.add(buckets as usize) };
+        while number >= first {
+            // SAFETY: a symbol of a chain that has not ended.
+            let entry = unsafe { *chains_at.add((number - first) as usize) };
+            // SAFETY: as above.
+            if entry | 1 == hash | 1 && unsafe { self.is(number, name) } {
+                // SAFETY: as above.
+                return Some(unsafe { &*self.symbols.add(number as usize) });
+            }
+            if entry & 1 != 0 {
+                return None;
+            }
+            number += 1;
+        }
+        None
+    }
+
+    /// Whether the symbol is defined, has this name, and is of the version that is bound to today.
+    ///
+    /// # Safety
+    /// The object is still loaded, and has so many symbols.
+    unsafe fn is(&self, number: u32, name: &CStr) -> bool {
+        const IS_OLD: u16 = 0x8000;
+        // SAFETY: as promised.
+        let symbol = unsafe { &*self.symbols.add(number as usize) };
+        // SAFETY: there is a version for each symbol, if there are any.
+        let is_old = !self.versions.is_null()
+            && unsafe { *self.versions.add(number as usize) } & IS_OLD != 0;
+        // SAFETY: names are terminated.
+        symbol.section != 0
+            && !is_old
+            && unsafe { CStr::from_ptr(self.names.add(symbol.name as usize)) } == name
+    }
+}
+
+/// # Safety
+/// `dynamic` is the dynamic section of a loaded object.
+unsafe fn value_of(dynamic: *const Dynamic, wanted: i64) -> Option<usize> {
+    let mut at = dynamic;
+    loop {
+        // SAFETY: the section goes on until its last entry, which was not met yet.
+        let entry = unsafe { *at };
+        match entry.tag {
+            DT_NULL => return None,
+            tag if tag == wanted => return Some(entry.value),
+            _ => at = at.wrapping_add(1),
+        }
+    }
+}
+
+fn gnu_hash(name: &[u8]) -> u32 {
+    name.iter().fold(5381, |hash: u32, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)))
+}
+
+/// A loaded object, as the dynamic linker tells debuggers of it.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Loaded {
+    base: usize,
+    path: *const c_char,
+    dynamic: *const Dynamic,
+    next: *const Self,
+}
+
+#[repr(C)]
+struct Debugged {
+    version: c_int,
+    first: *const Loaded,
+}
+
+impl Loaded {
+    /// All objects, in the order in which they were loaded.
+    ///
+    /// # Safety
+    /// No thread calls `dlopen` or `dlclose` while the iterator is used.
+    pub unsafe fn all() -> impl Iterator<Item = &'static Self> {
+        unsafe extern "C" {
+            static _r_debug: Debugged;
+        }
+        // SAFETY: the dynamic linker has set it before any code runs.
+        let first = unsafe { _r_debug.first.as_ref() };
+        // SAFETY: null, or an object of the list, which does not change.
+        std::iter::successors(first, |object| unsafe { object.next.as_ref() })
+    }
+
+    /// The path by which it was loaded; empty for the program.
+    pub fn path(&self) -> &'static CStr {
+        // SAFETY: terminated, and the dynamic linker's own.
+        if self.path.is_null() { c"" } else { unsafe { CStr::from_ptr(self.path) } }
+    }
+
+    /// Where its dynamic section is.
+    pub fn dynamic(&self) -> *const Dynamic {
+        self.dynamic
+    }
+
+    /// What it exports.
+    ///
+    /// # Safety
+    /// It is not unloaded as long as the result is used.
+    pub unsafe fn exports(&self) -> Option<Exports> {
+        // SAFETY: loaded, with its own dynamic section.
+        unsafe { Exports::new(self.base, self.dynamic) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_c_library(name: &CStr) -> Option<*mut c_void> {
+        // SAFETY: this test loads nothing.
+        let mut objects = unsafe { Loaded::all() };
+        let library = objects.find(|object| object.path().to_bytes().ends_with(b"/libc.so.6"));
+        // SAFETY: the C library is never unloaded.
+        let exports = unsafe { library.expect("it is loaded").exports() }.expect("its hashes");
+        // SAFETY: as above.
+        unsafe { exports.function(name) }
+    }
+
+    #[test]
+    fn functions_are_found_where_the_linker_finds_them() {
+        for name in [c"write", c"dlsym", c"posix_spawn", c"fopen64", c"dl_iterate_phdr"] {
+            // SAFETY: a terminated name.
+            let expected = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+            assert_eq!(of_c_library(name), Some(expected), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_function_is_not_found() {
+        for name in [c"environ", c"tidegate_no_such_function", c""] {
+            assert_eq!(of_c_library(name), None, "{name:?}");
+        }
+    }
+}
