@@ -32,9 +32,9 @@ const NAMES_BYTES_MAX: u64 = 64 << 10;
 const GO_SECTION: &[u8] = b".go.buildinfo\0";
 
 #[cfg(target_arch = "x86_64")]
-const MACHINE: u16 = 62;
+pub(crate) const MACHINE: u16 = 62;
 #[cfg(target_arch = "aarch64")]
-const MACHINE: u16 = 183;
+pub(crate) const MACHINE: u16 = 183;
 
 /// A file as `execve` would see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,7 +124,7 @@ impl<R: FnMut(u64, &mut [u8]) -> usize> Elf<'_, R> {
         Some(0..u16_at(self.head, 56)?.min(PROGRAM_HEADERS))
     }
 
-    fn program_header(&mut self, number: u16) -> Option<[u8; PROGRAM_HEADER_BYTES]> {
+    pub(crate) fn program_header(&mut self, number: u16) -> Option<[u8; PROGRAM_HEADER_BYTES]> {
         let (headers_at, header_bytes) = (u64_at(self.head, 32)?, u16_at(self.head, 54)?);
         let mut header = [0; PROGRAM_HEADER_BYTES];
         let at = headers_at.checked_add(u64::from(number) * u64::from(header_bytes))?;

@@ -3,12 +3,13 @@
 //! [`Next`] functions are those that the hooks of a library stand in front of. A library looks all
 //! of them up when it is loaded, since looking up may take the dynamic linker's lock and allocate.
 //! [`symbols`] finds them in the tables of loaded objects. [`image`] and [`own_calls`] tell which
-//! programs such a library can watch.
+//! programs such a library can watch; [`library`] tells what a library comes with.
 #![allow(unsafe_code)] // the dynamic linker's answers become functions
 
 pub mod image;
 #[cfg(target_arch = "x86_64")]
 mod instruction;
+pub mod library;
 pub mod own_calls;
 pub mod symbols;
 

@@ -7,7 +7,8 @@ use std::ffi::{c_char, c_int};
 
 use crate::process::Attached;
 use crate::{
-    covered, descriptors, exec, next, process, record_locks, signals, stdio, supervisor, suspended, unseen,
+    covered, descriptors, exec, loading, next, process, record_locks, signals, stdio, supervisor,
+    suspended, unseen,
 };
 
 #[used]
@@ -28,8 +29,11 @@ unsafe extern "C" fn loaded(_count: c_int, _arguments: Strings, environment: Str
             environ = environment;
         }
     }
-    if std::env::var_os("TIDEGATE_POOL").is_none() {
-        return;
+    match std::env::var_os("TIDEGATE_POOL") {
+        // Of a process that has given the log up, for which logging is suspended.
+        Some(pool) if pool.is_empty() => return process::refuse_log("rights"),
+        Some(_) => {}
+        None => return,
     }
     next::resolve();
     // SAFETY: a function that lives as long as the process.
@@ -42,6 +46,7 @@ unsafe extern "C" fn loaded(_count: c_int, _arguments: Strings, environment: Str
         }
     };
     exec::remember();
+    loading::remember();
     process::find_file_limit();
     signals::find_handlers();
     process::use_log(attached);

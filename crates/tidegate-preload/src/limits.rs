@@ -15,7 +15,7 @@ use crate::process;
 use crate::raw::{self, words};
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn prlimit64(
+pub(crate) unsafe extern "C-unwind" fn prlimit64(
     process: pid_t,
     resource: c_uint,
     limit: *const rlimit,
@@ -24,7 +24,7 @@ unsafe extern "C-unwind" fn prlimit64(
     // SAFETY: the program's own arguments; the structure has 64 bits for each limit here.
     let result =
         unsafe { raw::call(libc::SYS_prlimit64, words![process, resource, limit, before]) };
-    if resource == libc::RLIMIT_FSIZE && !limit.is_null() {
+    if resource == libc::RLIMIT_FSIZE && !limit.is_null() && process::log().is_some() {
         process::find_file_limit();
     }
     raw::returned_int(result)
@@ -48,7 +48,7 @@ unsafe extern "C-unwind" fn setrlimit64(resource: c_uint, limit: *const rlimit) 
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn setrlimit(resource: c_uint, limit: *const rlimit) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn setrlimit(resource: c_uint, limit: *const rlimit) -> c_int {
     // SAFETY: the same function.
     unsafe { setrlimit64(resource, limit) }
 }

@@ -26,6 +26,8 @@ use crate::readable::text;
 use crate::suspended::Suspended;
 use crate::{next, rights};
 
+pub(crate) use search::remember;
+
 type Handle = *mut c_void;
 
 /// Where a hook goes on.

@@ -192,6 +192,13 @@ pub(crate) fn is_hooked(path: &CStr) -> bool {
         || HOOKED.iter().any(|name| name_of(path.to_bytes()).starts_with(name))
 }
 
+/// Whether the library at this path is a part of the C library.
+pub(crate) fn is_of_c_library(path: &CStr) -> bool {
+    const PARTS: [&[u8]; 6] =
+        [b"libc.so", b"libm.so", b"libpthread.so", b"librt.so", b"libdl.so", b"ld-linux"];
+    PARTS.iter().any(|part| name_of(path.to_bytes()).starts_with(part))
+}
+
 /// The last component of a path.
 pub(crate) fn name_of(path: &[u8]) -> &[u8] {
     path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
@@ -212,4 +219,10 @@ pub(crate) fn is_behind(address: usize) -> bool {
         is_past |= object.is_own();
     });
     is_behind
+}
+
+/// How many of these, which the program does not unload meanwhile, define a symbol.
+pub(crate) fn definitions(exports: &[Exports], name: &CStr) -> usize {
+    // SAFETY: as promised.
+    exports.iter().filter(|exports| unsafe { exports.has(name) }).count()
 }

@@ -22,6 +22,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::page::PAGE_BYTES;
+use crate::process;
 use crate::raw::{self, words};
 
 /// Pages that one word tells of.
@@ -63,6 +64,16 @@ pub(crate) fn is_readable(at: *const c_void, len: usize) -> bool {
 /// long, or is NULL: the kernel or the C library says what that means.
 pub(crate) fn text<'a>(at: *const c_char) -> Option<&'a CStr> {
     text_up_to(at, PAGE_BYTES)
+}
+
+/// As [`text`], for the name of a program: that is looked at also in a process that has given the
+/// log up, as the C library looks at it.
+pub(crate) fn name_of_program<'a>(at: *const c_char) -> Option<&'a CStr> {
+    if !process::has_given_up() {
+        return text(at);
+    }
+    // SAFETY: the caller of a C function promises that there is a string.
+    (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) })
 }
 
 /// As [`text`], for a string of at most `most_bytes`, its NUL included.
@@ -193,9 +204,13 @@ fn epoch() -> u32 {
     EPOCH.load(Ordering::SeqCst)
 }
 
-/// Asks the kernel, and notes what it could read.
+/// Asks the kernel, and notes what it could read. A process that has given the log up does not ask:
+/// a filter of system calls may kill for that, and the kernel alone looks at what it is passed.
 #[cold]
 fn look(block: usize, first: usize, last: usize) -> bool {
+    if process::has_given_up() {
+        return false;
+    }
     let none = empty(block, epoch());
     let mut noted = place(block).load(Ordering::Acquire);
     if noted & !pages(0, BLOCK_PAGES - 1) != none {

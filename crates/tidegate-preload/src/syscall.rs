@@ -2,18 +2,23 @@
 //!
 //! Invariant: a system call that changes files or descriptors is made by the hook that has its
 //! name, so that it makes no difference how the program makes it. One that no hook has is made as
-//! it is.
+//! it is if it is in [`numbers::HARMLESS`]. While any other one is made, no file is logged: it may
+//! be younger than this library, and change any file.
 #![allow(unsafe_code)] // C's calling convention
 #![allow(clippy::cast_possible_wrap, clippy::cast_lossless, trivial_numeric_casts)] // results of all types become a word
+
+mod numbers;
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
 
+use crate::metadata::Named;
 use crate::raw;
 use crate::real::Reason;
+use crate::suspended::Suspended;
 use crate::{
-    attributes, close, exec, fork, mapping, message, metadata, names, open, process, readable,
-    rights, sync, transfer, unseen, write,
+    attributes, close, exec, fork, limits, mapping, message, metadata, names, open, process,
+    readable, rights, size, sync, transfer, unseen, write,
 };
 
 /// The words that the program gave, as what the hooks take.
@@ -60,6 +65,9 @@ unsafe extern "C-unwind" fn syscall(
         if let Some(result) = unsafe { by_hook(number, given) } {
             return result;
         }
+        if !numbers::is_harmless(number) && process::log().is_some() {
+            return unseen(number, given);
+        }
     }
     // SAFETY: the program's own arguments of that call.
     raw::returned(unsafe { raw::call(number, given.0) }) as c_long
@@ -72,6 +80,14 @@ macro_rules! hook {
         let result = unsafe { $call };
         result as c_long
     }};
+}
+
+/// Makes a call of which nothing is known.
+fn unseen(number: c_long, given: Arguments) -> c_long {
+    let _suspended = Suspended::new(None, c"");
+    // SAFETY: the program's own arguments of that call.
+    let call = || raw::returned(unsafe { raw::call(number, given.0) });
+    metadata::counted(call) as c_long
 }
 
 /// # Safety
@@ -210,37 +226,37 @@ unsafe fn of_names(number: c_long, given: Arguments) -> Option<c_long> {
     let (from, to) = (given.int(0), given.int(2));
     Some(match number {
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_rename => hook!(libc::rename(first, second)),
+        libc::SYS_rename => hook!(names::rename(first, second)),
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_unlink => hook!(libc::unlink(first)),
+        libc::SYS_unlink => hook!(names::unlink(first)),
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_link => hook!(libc::link(first, second)),
+        libc::SYS_link => hook!(names::link(first, second)),
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_symlink => hook!(libc::symlink(first, second)),
+        libc::SYS_symlink => hook!(names::symlink(first, second)),
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_mkdir => hook!(libc::mkdir(first, given.uint(1))),
+        libc::SYS_mkdir => hook!(names::mkdir(first, given.uint(1))),
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_rmdir => hook!(libc::rmdir(first)),
+        libc::SYS_rmdir => hook!(names::rmdir(first)),
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_renameat => hook!(libc::renameat(from, second, to, fourth)),
-        libc::SYS_renameat2 => hook!(libc::renameat2(from, second, to, fourth, given.uint(4))),
-        libc::SYS_unlinkat => hook!(libc::unlinkat(from, second, to)),
-        libc::SYS_linkat => hook!(libc::linkat(from, second, to, fourth, given.int(4))),
-        libc::SYS_symlinkat => hook!(libc::symlinkat(first, given.int(1), given.path(2))),
-        libc::SYS_mkdirat => hook!(libc::mkdirat(from, second, given.uint(2))),
+        libc::SYS_renameat => hook!(names::renameat(from, second, to, fourth)),
+        libc::SYS_renameat2 => hook!(names::renameat2(from, second, to, fourth, given.uint(4))),
+        libc::SYS_unlinkat => hook!(names::unlinkat(from, second, to)),
+        libc::SYS_linkat => hook!(names::linkat(from, second, to, fourth, given.int(4))),
+        libc::SYS_symlinkat => hook!(names::symlinkat(first, given.int(1), given.path(2))),
+        libc::SYS_mkdirat => hook!(names::mkdirat(from, second, given.uint(2))),
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_mknod => hook!(libc::mknod(first, given.uint(1), given.0[2] as u64)),
+        libc::SYS_mknod => hook!(names::mknod(first, given.uint(1), given.0[2] as u64)),
         libc::SYS_mknodat => {
-            hook!(libc::mknodat(from, second, given.uint(2), given.0[3] as u64))
+            hook!(names::mknodat(from, second, given.uint(2), given.0[3] as u64))
         }
-        libc::SYS_truncate => hook!(libc::truncate64(first, given.long(1))),
-        libc::SYS_ftruncate => hook!(libc::ftruncate64(from, given.long(1))),
-        libc::SYS_setrlimit => hook!(libc::setrlimit(given.uint(0), given.pointer(1))),
+        libc::SYS_truncate => hook!(size::truncate64(first, given.long(1))),
+        libc::SYS_ftruncate => hook!(size::ftruncate64(from, given.long(1))),
+        libc::SYS_setrlimit => hook!(limits::setrlimit(given.uint(0), given.pointer(1))),
         libc::SYS_prlimit64 => {
-            hook!(libc::prlimit64(from, given.uint(1), given.pointer(2), given.pointer(3)))
+            hook!(limits::prlimit64(from, given.uint(1), given.pointer(2), given.pointer(3)))
         }
         libc::SYS_fallocate => {
-            hook!(libc::fallocate64(from, given.int(1), given.long(2), given.long(3)))
+            hook!(size::fallocate64(from, given.int(1), given.long(2), given.long(3)))
         }
         _ => return None,
     })
@@ -286,8 +302,22 @@ unsafe fn of_attributes(number: c_long, given: Arguments) -> Option<c_long> {
         libc::SYS_removexattr => hook!(attributes::removexattr(first, second)),
         libc::SYS_lremovexattr => hook!(attributes::lremovexattr(first, second)),
         libc::SYS_fremovexattr => hook!(attributes::fremovexattr(fd, second)),
+        numbers::FCHMODAT2 => of_named(number, given, given.int(3)),
+        numbers::SETXATTRAT | numbers::REMOVEXATTRAT | numbers::FILE_SETATTR => {
+            let at_flags = if number == numbers::FILE_SETATTR { flags } else { given.int(2) };
+            of_named(number, given, at_flags)
+        }
         _ => return None,
     })
+}
+
+/// A change of attributes of the file that a directory, a path and flags name, by a call for which
+/// the C library may have no function.
+fn of_named(number: c_long, given: Arguments, flags: c_int) -> c_long {
+    let named = Named::at(given.int(0), given.path(1), flags);
+    // SAFETY: the program's own arguments of that call.
+    let call = || raw::returned(unsafe { raw::call(number, given.0) });
+    metadata::counted_attributes(named, call) as c_long
 }
 
 /// Calls by which a process gives rights up: the hook of each gives the log up first, and the call

@@ -97,6 +97,12 @@ pub(crate) fn find<'a>(strings: Strings<'a>, name: &[u8]) -> Option<&'a [u8]> {
     strings.iter().find_map(|&entry| bytes_of(entry).strip_prefix(name)?.strip_prefix(b"="))
 }
 
+/// Whether the dynamic linker only lists what it would load, as `ldd` has it: it runs nothing of
+/// the program, and the library would be in the list.
+pub(crate) fn only_lists(environment: Strings<'_>) -> bool {
+    find(environment, b"LD_TRACE_LOADED_OBJECTS").is_some()
+}
+
 /// Whether `library` is one of a list of libraries as `ld.so` reads it.
 fn contains(list: &[u8], library: &[u8]) -> bool {
     list.split(|&byte| is_separator(byte)).any(|item| item == library)

@@ -9,7 +9,7 @@ use super::session::environment;
 use super::{Argv, Program, Way, starting, starting_shell};
 use crate::path::PathBuffer;
 use crate::raw::{self, words};
-use crate::readable::text;
+use crate::readable::{name_of_program, text};
 use crate::{next, query, unseen};
 
 type ActionsAt = *const c_void;
@@ -31,7 +31,7 @@ fn execute(directory: c_int, path: *const c_char, argv: Argv, envp: Argv, flags:
         let result = unsafe { raw::call(number, arguments) };
         c_int::try_from(result).unwrap_or(-libc::EIO)
     };
-    let result = match text(path) {
+    let result = match name_of_program(path) {
         Some(path) => {
             starting(&Program { directory, path, flags, opens: false }, Way::Exec, envp, start)
         }
@@ -43,7 +43,7 @@ fn execute(directory: c_int, path: *const c_char, argv: Argv, envp: Argv, flags:
 /// The file that a name without a slash stands for, by the same search as the C library's; none
 /// where there is none.
 fn found(name: *const c_char, buffer: &mut PathBuffer) -> Option<&CStr> {
-    let name = text(name)?.to_bytes();
+    let name = name_of_program(name)?.to_bytes();
     if name.contains(&b'/') {
         buffer.push(name).ok()?;
         return Some(buffer.as_c_str());
@@ -124,7 +124,7 @@ hooks! {
             Some(spawn) => unsafe { spawn(pid, path, actions, attributes, argv, envp) },
             None => libc::ENOSYS,
         };
-        let Some(path) = text(path) else { return start(envp) };
+        let Some(path) = name_of_program(path) else { return start(envp) };
         let program = Program { directory: libc::AT_FDCWD, path, flags: 0, opens: opens(actions) };
         starting(&program, Way::Spawn(pid), envp, start)
     }

@@ -24,8 +24,8 @@ use std::ffi::{CStr, c_char, c_int};
 
 use environment::Additions;
 pub(crate) use hooks::{execve, execveat};
-pub(crate) use program::{OWN_CALLS, library_makes_own_calls, own_cause};
 use program::{Judged, Verdict};
+pub(crate) use program::{OWN_CALLS, library_makes_own_calls, own_cause};
 pub(crate) use session::remember;
 use session::{Session, strings};
 
@@ -65,6 +65,9 @@ fn starting(
     let Some(session) = Session::get().filter(|_| is_readable_list(environment)) else {
         return start(environment);
     };
+    if environment::only_lists(strings(environment)) {
+        return with_additions(&additions(session, false), environment, start);
+    }
     if process::log().is_none() && !process::has_given_up() {
         return start(environment);
     }
@@ -134,7 +137,8 @@ impl Suspension<'_> {
 fn is_readable_list(list: Argv) -> bool {
     /// No program can be started with a longer one.
     const STRING_BYTES_MAX: usize = 128 << 10;
-    let mut place = list;
+    // Not asked any more: the program's promise counts.
+    let mut place = if process::has_given_up() { std::ptr::null() } else { list };
     while !place.is_null() {
         if !is_readable(place.cast(), size_of::<*const c_char>()) {
             return false;
