@@ -40,3 +40,4 @@ mod tree;
 mod unknown;
 mod usage;
 mod utilities;
+mod ways;

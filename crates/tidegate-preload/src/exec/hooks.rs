@@ -33,7 +33,7 @@ fn execute(directory: c_int, path: *const c_char, argv: Argv, envp: Argv, flags:
     };
     let result = match name_of_program(path) {
         Some(path) => {
-            starting(&Program { directory, path, flags, opens: false }, Way::Exec, envp, start)
+            starting(&Program { directory, path, flags, argv, opens: false }, Way::Exec, envp, start)
         }
         None => start(envp),
     };
@@ -71,17 +71,17 @@ fn with_found(
     name: *const c_char,
     way: Way,
     opens: bool,
-    envp: Argv,
+    (argv, envp): (Argv, Argv),
     start: impl FnOnce(Argv) -> c_int,
 ) -> c_int {
     let mut buffer = PathBuffer::new();
     // The empty path is that of no program.
     let path = found(name, &mut buffer).unwrap_or_default();
-    starting(&Program { directory: libc::AT_FDCWD, path, flags: 0, opens }, way, envp, start)
+    starting(&Program { directory: libc::AT_FDCWD, path, flags: 0, argv, opens }, way, envp, start)
 }
 
 fn execute_found(name: *const c_char, argv: Argv, envp: Argv) -> c_int {
-    with_found(name, Way::Exec, false, envp, |envp| {
+    with_found(name, Way::Exec, false, (argv, envp), |envp| {
         let Some(execvpe) = next::execvpe.get() else { return raw::failed_int(libc::ENOSYS) };
         // SAFETY: the C library's function of this type, with what the program passed.
         unsafe { execvpe(name, argv, envp) }
@@ -125,11 +125,12 @@ hooks! {
             None => libc::ENOSYS,
         };
         let Some(path) = name_of_program(path) else { return start(envp) };
-        let program = Program { directory: libc::AT_FDCWD, path, flags: 0, opens: opens(actions) };
+        let opens = opens(actions);
+        let program = Program { directory: libc::AT_FDCWD, path, flags: 0, argv, opens };
         starting(&program, Way::Spawn(pid), envp, start)
     }
     posix_spawnp(pid: *mut libc::pid_t, name: *const c_char, actions: ActionsAt, attributes: AttributesAt, argv: Argv, envp: Argv) -> c_int {
-        with_found(name, Way::Spawn(pid), opens(actions), envp, |envp| match next::posix_spawnp.get() {
+        with_found(name, Way::Spawn(pid), opens(actions), (argv, envp), |envp| match next::posix_spawnp.get() {
             // SAFETY: the C library's function of this type, with what the program passed.
             Some(spawn) => unsafe { spawn(pid, name, actions, attributes, argv, envp) },
             None => libc::ENOSYS,

@@ -29,7 +29,7 @@ pub(crate) use program::{OWN_CALLS, library_makes_own_calls, own_cause};
 pub(crate) use session::remember;
 use session::{Session, strings};
 
-use crate::readable::{is_readable, text_up_to};
+use crate::readable::{is_readable, name_of_program, text_up_to};
 use crate::suspended::Suspended;
 use crate::{metadata, process, supervisor, unseen};
 
@@ -41,8 +41,22 @@ struct Program<'a> {
     directory: c_int,
     path: &'a CStr,
     flags: c_int,
+    argv: Argv,
     /// The C library opens files for it before it starts, and may make or empty them.
     opens: bool,
+}
+
+impl Program<'_> {
+    /// Whether it is the dynamic linker, and asked what it would load.
+    fn is_asked_for_lists(&self) -> bool {
+        const REQUESTS: [&CStr; 4] = [c"--verify", c"--list", c"--help", c"--version"];
+        let name = crate::objects::name_of(self.path.to_bytes());
+        if !name.starts_with(b"ld-linux") || !is_readable_list(self.argv) {
+            return false;
+        }
+        let first = strings(self.argv).get(1);
+        first.and_then(|first| name_of_program(*first)).is_some_and(|it| REQUESTS.contains(&it))
+    }
 }
 
 /// What happens to this process.
@@ -65,7 +79,7 @@ fn starting(
     let Some(session) = Session::get().filter(|_| is_readable_list(environment)) else {
         return start(environment);
     };
-    if environment::only_lists(strings(environment)) {
+    if environment::only_lists(strings(environment)) || program.is_asked_for_lists() {
         return with_additions(&additions(session, false), environment, start);
     }
     if process::log().is_none() && !process::has_given_up() {
