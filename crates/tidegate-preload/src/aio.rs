@@ -76,7 +76,28 @@ unsafe extern "C-unwind" fn io_setup(depth: c_int, context: *mut c_void) -> c_in
     }
 }
 
+/// As `io_setup`.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn io_queue_init(depth: c_int, context: *mut c_void) -> c_int {
+    unseen::all(Some(Reason::Libaio));
+    match next::io_queue_init.get() {
+        // SAFETY: the same function.
+        Some(init) => unsafe { init(depth, context) },
+        None => -libc::ENOSYS,
+    }
+}
+
 /// liburing, which makes its system calls by itself.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn io_uring_setup(entries: c_uint, parameters: *mut c_void) -> c_int {
+    rights::give_up_for("io_uring");
+    match next::io_uring_setup.get() {
+        // SAFETY: the same function.
+        Some(setup) => unsafe { setup(entries, parameters) },
+        None => -libc::ENOSYS,
+    }
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn io_uring_queue_init(
     entries: c_uint,

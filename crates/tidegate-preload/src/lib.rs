@@ -45,14 +45,14 @@
 //! # Map
 //! - the program's calls: `write`, `sync`, `size`, `open`, `names`, `attributes`, `close`, `stdio`,
 //!   `printf`, `mapping`, `transfer`, `aio`, `message`, `exec`, `syscall`, `fork`, `vfork`,
-//!   `rights`, `limits`;
+//!   `rights`, `limits`, `loading`;
 //! - what they do: `plain` (a call in its lane), `metadata` (a counted one), `covered` (admission,
 //!   new files, names, writes, truncations, syncs, leaving), `unseen` (files pinned to the kernel
 //!   path), `lifecycle` (the library is loaded, the process forks and ends);
 //! - what they know: `files` (which file), `new_files`, `parents` (names and their directories),
 //!   `extended` (attributes), `file_systems`, `extents`, `record_locks`, `descriptors` (what is
-//!   noted of each), `proc_fd`, `kept` (files that are pinned), `real` (why syncs are real),
-//!   `process` (and what the user wants), `supervisor`;
+//!   noted of each), `objects` (libraries), `proc_fd`, `kept` (files that are pinned), `real` (why
+//!   syncs are real), `process` (and what the user wants), `supervisor`, `suspended`;
 //! - underneath: `raw` (system calls), `query` (those that the program does not make itself),
 //!   `next` (the C library's functions), `synonyms`, `path`, `page`, `shared` (values without a
 //!   lock), `readable` (the program's pointers), `cancel`, `signals`.

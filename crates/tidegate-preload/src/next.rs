@@ -148,6 +148,8 @@ functions! {
     aio_write64: fn(*mut c_void) -> c_int;
     lio_listio64: fn(c_int, *const *mut c_void, c_int, *mut c_void) -> c_int;
     io_setup: fn(c_int, *mut c_void) -> c_int;
+    io_queue_init: fn(c_int, *mut c_void) -> c_int;
+    io_uring_setup: fn(c_uint, *mut c_void) -> c_int;
     io_uring_queue_init: fn(c_uint, *mut c_void, c_uint) -> c_int;
     io_uring_queue_init_params: fn(c_uint, *mut c_void, *mut c_void) -> c_int;
     io_uring_queue_init_mem: fn(c_uint, *mut c_void, *mut c_void, *mut c_void, size_t) -> c_int;

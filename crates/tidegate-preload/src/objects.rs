@@ -192,10 +192,17 @@ pub(crate) fn is_hooked(path: &CStr) -> bool {
         || HOOKED.iter().any(|name| name_of(path.to_bytes()).starts_with(name))
 }
 
-/// Whether the library at this path is a part of the C library.
+/// Whether the library at this path is a part of the C library, or what the kernel has of it.
 pub(crate) fn is_of_c_library(path: &CStr) -> bool {
-    const PARTS: [&[u8]; 6] =
-        [b"libc.so", b"libm.so", b"libpthread.so", b"librt.so", b"libdl.so", b"ld-linux"];
+    const PARTS: [&[u8]; 7] = [
+        b"libc.so",
+        b"libm.so",
+        b"libpthread.so",
+        b"librt.so",
+        b"libdl.so",
+        b"ld-linux",
+        b"linux-vdso",
+    ];
     PARTS.iter().any(|part| name_of(path.to_bytes()).starts_with(part))
 }
 

@@ -23,6 +23,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tidegate::log::{self, CONTROL_BYTES, Counter, Log, LogOptions, LogPool, RecordKind, Scanner};
 use tidegate::pmem::{Region, RegionOptions, SharedMemory};
+use tidegate_interpose::library::Symbols;
 
 /// Names what the test does when it runs again.
 const PART: &str = "TIDEGATE_TEST_PART";
@@ -339,4 +340,41 @@ fn refused(directory: &Path) {
 fn a_mapping_that_the_kernel_refuses_pins_nothing() {
     let world = World::new();
     assert_eq!(world.run("refused"), "end:0 write:4");
+}
+
+/// All that the library asks of other objects by a name, which a program may have defined. What it
+/// asks of the C library beside that it finds by [`tidegate_interpose::symbols`].
+const ASKED_BY_NAME: &str = "
+    malloc calloc realloc free posix_memalign memcpy memmove memset memcmp bcmp strlen
+    environ stdout stderr _r_debug __errno_location __tls_get_addr __register_atfork
+    __cxa_finalize __cxa_thread_atexit_impl __gmon_start__ _ITM_deregisterTMCloneTable
+    _ITM_registerTMCloneTable
+    pthread_key_create pthread_key_delete pthread_setspecific pthread_testcancel
+    pthread_mutex_clocklock pthread_mutex_consistent pthread_mutex_init pthread_mutex_trylock
+    pthread_mutex_unlock pthread_mutexattr_init pthread_mutexattr_setpshared
+    pthread_mutexattr_setrobust pthread_mutexattr_settype
+    clock_gettime clock_nanosleep sched_yield gettid getauxval
+    stat64 fstat64 statx read lseek64 poll readlink realpath getcwd getenv getrandom sysconf
+    abort raise __xpg_strerror_r dl_iterate_phdr _Unwind_Backtrace _Unwind_GetDataRelBase
+    _Unwind_GetIP _Unwind_GetIPInfo _Unwind_GetLanguageSpecificData _Unwind_GetRegionStart
+    _Unwind_GetTextRelBase _Unwind_RaiseException _Unwind_Resume _Unwind_SetGR _Unwind_SetIP";
+
+/// In the order of the list: memory; data and what the compiler needs; threads and time; files that
+/// are looked at when the library is loaded; panics. None of them has a hook.
+#[test]
+fn few_functions_are_asked_by_a_name_that_a_program_may_define() {
+    let file = File::open(library()).unwrap();
+    let symbols = Symbols::of(|at, out| file.read_at(out, at).unwrap()).unwrap();
+    let mut asked: Vec<_> =
+        symbols.referred.iter().map(|name| str::from_utf8(name).unwrap()).collect();
+    asked.sort_unstable();
+    asked.dedup();
+    assert!(asked.contains(&"malloc"), "{asked:?}");
+    asked.retain(|name| !ASKED_BY_NAME.split_whitespace().any(|allowed| allowed == *name));
+    assert!(asked.is_empty(), "{asked:?}");
+    let defined = symbols.defined.iter().map(|name| str::from_utf8(name).unwrap());
+    let hooks: Vec<_> = defined.collect();
+    let has_hook = |name: &&str| hooks.contains(name);
+    assert!(has_hook(&"write") && has_hook(&"dlsym") && has_hook(&"io_uring_setup"), "{hooks:?}");
+    assert_eq!(ASKED_BY_NAME.split_whitespace().find(has_hook), None);
 }

@@ -2,13 +2,15 @@
 //! Tidegate, and nothing of the pool is mapped in them. A process that is killed where its numbers
 //! are others', or its user is, holds nothing.
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::Command;
 
-use crate::bed::{Bed, Runner, replay};
+use crate::bed::{Bed, Runner, replay, transcript};
 use crate::crash::Workers;
 use crate::process_tree;
 use crate::programs::{compiled, source};
-use crate::support::{ok, succeed};
+use crate::support::{ok, scratch, succeed, tool};
 use crate::traced::Traced;
 
 /// A process covers a file, gives rights up while another thread of it writes, and goes on.
@@ -45,6 +47,47 @@ ways! {
     a_filter_as_sshd_has_it: "sshd";
     /// A filter for all threads that allows writes, syncs and little else.
     a_filter_as_browsers_have_it: "renderer";
+}
+
+/// The numbers of the system calls that the program makes behind its filter, without Tidegate.
+fn calls_behind_the_filter(program: &Path, way: &str) -> BTreeSet<String> {
+    let dir = scratch();
+    let traced = dir.path().join("traced");
+    let mut command = tool("strace", "strace");
+    command.args(["-f", "-n", "-o"]).arg(&traced).arg(program).arg(way).current_dir(dir.path());
+    assert_eq!(succeed(&mut command), "ok\n");
+    let lines = std::fs::read_to_string(traced).unwrap();
+    let behind = lines.lines().skip_while(|line| !line.contains("PR_SET_NO_NEW_PRIVS")).skip(1);
+    let number = |line: &str| Some(line.split_once('[')?.1.split_once(']')?.0.trim().to_owned());
+    let numbers = behind.filter_map(number);
+    numbers.filter(|number| number.bytes().all(|byte| byte.is_ascii_digit())).collect()
+}
+
+/// A filter that kills for all but what the program itself calls kills for no call of the library.
+fn filtered(way: &str) {
+    let program = compiled("filtered", &["-ldl"]);
+    let calls = calls_behind_the_filter(&program, way);
+    let printed = Bed::new().same(|runner, dir| {
+        let mut command = runner.command(&program, dir);
+        transcript(command.arg(way).args(&calls))
+    });
+    assert_eq!(printed, "ok\nexit status: 0\n", "{way}: {calls:?}");
+}
+
+macro_rules! filters {
+    ($($test:ident: $way:literal;)*) => {
+        $(#[test] fn $test() { filtered($way); })*
+    };
+}
+
+filters! {
+    a_filter_by_prctl: "prctl";
+    a_filter_by_number: "number";
+    a_filter_by_the_c_library_s_handle: "handle";
+    a_filter_of_one_thread: "thread";
+    a_filter_of_all_threads: "all-threads";
+    a_filter_that_a_forked_child_has: "forked";
+    a_filter_that_a_started_program_has: "executed";
 }
 
 /// What is started in these ways could still open the pool. Without such a way it does.

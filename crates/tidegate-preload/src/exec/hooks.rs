@@ -32,9 +32,12 @@ fn execute(directory: c_int, path: *const c_char, argv: Argv, envp: Argv, flags:
         c_int::try_from(result).unwrap_or(-libc::EIO)
     };
     let result = match name_of_program(path) {
-        Some(path) => {
-            starting(&Program { directory, path, flags, argv, opens: false }, Way::Exec, envp, start)
-        }
+        Some(path) => starting(
+            &Program { directory, path, flags, argv, opens: false },
+            Way::Exec,
+            envp,
+            start,
+        ),
         None => start(envp),
     };
     c_int::try_from(raw::returned(result as isize)).unwrap_or(-1)
