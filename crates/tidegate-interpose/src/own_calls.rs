@@ -3,8 +3,8 @@
 //!
 //! Programs of Rust do, by the crate `rustix`, and so may hand-written code. What counts is an
 //! instruction of the file itself; each library is looked at for itself. A call whose number is
-//! loaded before it, and is that of a call that changes nothing that such a library has to know, does
-//! not count; one whose number is not known does.
+//! loaded before it, and is that of a call that changes nothing that such a library has to know,
+//! does not count; one whose number is not known does.
 //!
 //! The bytes of a system call instruction of x86-64 also lie inside of others, some times in ten
 //! megabytes. So the code before them is decoded, from several points: decoders that begin in the

@@ -98,19 +98,19 @@ impl Exports {
         if buckets == 0 {
             return None;
         }
-        // SAFETY: the filter of 64-bit words follows, and then the buckets.
-        let buckets_at = unsafe { self.hashes.add(4 + 2 * filter_words as usize) };
+        // The filter of 64-bit words follows, and then the buckets.
+        let buckets_at = self.hashes.wrapping_add(4 + 2 * filter_words as usize);
         // SAFETY: a bucket of those that there are.
-        let mut number = unsafe { *buckets_at.add((hash % buckets) as usize) };
-        // SAFETY: the chains follow the buckets.
-        let chains_at = unsafe { buckets_at.add(buckets as usize) };
+        let mut number = unsafe { *buckets_at.wrapping_add((hash % buckets) as usize) };
+        // The chains follow the buckets.
+        let chains_at = buckets_at.wrapping_add(buckets as usize);
         while number >= first {
             // SAFETY: a symbol of a chain that has not ended.
-            let entry = unsafe { *chains_at.add((number - first) as usize) };
+            let entry = unsafe { *chains_at.wrapping_add((number - first) as usize) };
             // SAFETY: as above.
             if entry | 1 == hash | 1 && unsafe { self.is(number, name) } {
                 // SAFETY: as above.
-                return Some(unsafe { &*self.symbols.add(number as usize) });
+                return Some(unsafe { &*self.symbols.wrapping_add(number as usize) });
             }
             if entry & 1 != 0 {
                 return None;
@@ -127,14 +127,14 @@ impl Exports {
     unsafe fn is(&self, number: u32, name: &CStr) -> bool {
         const IS_OLD: u16 = 0x8000;
         // SAFETY: as promised.
-        let symbol = unsafe { &*self.symbols.add(number as usize) };
+        let symbol = unsafe { &*self.symbols.wrapping_add(number as usize) };
         // SAFETY: there is a version for each symbol, if there are any.
         let is_old = !self.versions.is_null()
-            && unsafe { *self.versions.add(number as usize) } & IS_OLD != 0;
+            && unsafe { *self.versions.wrapping_add(number as usize) } & IS_OLD != 0;
         // SAFETY: names are terminated.
         symbol.section != 0
             && !is_old
-            && unsafe { CStr::from_ptr(self.names.add(symbol.name as usize)) } == name
+            && unsafe { CStr::from_ptr(self.names.wrapping_add(symbol.name as usize)) } == name
     }
 }
 

@@ -23,11 +23,10 @@ unsafe extern "C" fn loaded(_count: c_int, _arguments: Strings, environment: Str
     unsafe extern "C" {
         static mut environ: Strings;
     }
-    // SAFETY: the C library's own, which it sets in its constructor to the same.
-    unsafe {
-        if environ.is_null() {
-            environ = environment;
-        }
+    // SAFETY: the C library's own; no other thread runs yet.
+    if unsafe { environ }.is_null() {
+        // SAFETY: as above. The C library sets it in its constructor to the same.
+        unsafe { environ = environment };
     }
     match std::env::var_os("TIDEGATE_POOL") {
         // Of a process that has given the log up, for which logging is suspended.
