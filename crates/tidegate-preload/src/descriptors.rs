@@ -14,6 +14,7 @@
 #![allow(unsafe_code)] // the table is mapped memory
 
 use std::ffi::c_int;
+use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -22,17 +23,21 @@ use tidegate::log::{FileRef, FileSystemRef};
 use crate::{process, raw};
 
 /// Descriptors from this number on are never noted, only asked for.
-const LIMIT: usize = 1 << 20;
+const LIMIT: usize = 1 << 16;
 
 /// What a descriptor refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Not asked yet.
     Unknown = 0,
-    /// Nothing that can be covered: pipe, socket, terminal, device, directory, a file in memory.
+    /// Nothing that can be covered: pipe, socket, terminal, device, a file in memory.
     Ignored = 1,
     /// A regular file on a file system whose files can be covered.
     File = 2,
+    /// A regular file on a disk whose file system is not covered.
+    Elsewhere = 3,
+    /// A directory.
+    Directory = 4,
 }
 
 /// Opened with `O_APPEND`.
@@ -56,7 +61,7 @@ pub(crate) const FULLY_SYNCHRONOUS: u32 = 1 << 6;
 pub(crate) struct Known {
     pub(crate) kind: Kind,
     pub(crate) flags: u32,
-    /// Device and inode number of a regular file.
+    /// Device and inode number of a regular file or directory.
     pub(crate) device: u64,
     pub(crate) inode: u64,
     /// The file's entry in the log's table, as a word; 0: not looked up.
@@ -85,6 +90,11 @@ impl Known {
     /// A regular file with these numbers.
     pub(crate) fn of_file(device: u64, inode: u64, flags: u32) -> Self {
         Self { kind: Kind::File, flags, device, inode, ..Self::IGNORED }
+    }
+
+    /// What is never covered, but synced.
+    pub(crate) fn of_uncovered(kind: Kind, device: u64, inode: u64) -> Self {
+        Self { kind, device, inode, ..Self::IGNORED }
     }
 
     /// The file's entry, if it was looked up.
@@ -142,6 +152,8 @@ impl Slot {
         let kind = match state & 0xff {
             1 => Kind::Ignored,
             2 => Kind::File,
+            3 => Kind::Elsewhere,
+            4 => Kind::Directory,
             _ => return Known::UNKNOWN,
         };
         if kind == Kind::Ignored {
@@ -172,6 +184,18 @@ pub(crate) fn make() -> Result<(), raw::Errno> {
     let at = raw::checked(unsafe { raw::call(libc::SYS_mmap, arguments) })?;
     TABLE.store(ptr::with_exposed_provenance_mut(at), Ordering::Release);
     Ok(())
+}
+
+/// Notes nothing any more, in no thread: another process has these descriptors too, and gives their
+/// numbers to other files.
+pub(crate) fn give_up() {
+    TABLE.store(ptr::null_mut(), Ordering::SeqCst);
+}
+
+/// Where the table is; nowhere if there is none.
+pub(crate) fn memory() -> Range<usize> {
+    let start = TABLE.load(Ordering::Acquire).addr();
+    if start == 0 { 0..0 } else { start..start + LIMIT * size_of::<Slot>() }
 }
 
 #[inline]
@@ -260,6 +284,17 @@ pub(crate) fn find(device: u64, inode: u64) -> Option<c_int> {
     found
 }
 
+/// A descriptor that is noted for some file or directory on a device.
+pub(crate) fn find_on(device: u64) -> Option<c_int> {
+    let mut found = None;
+    each(0, u32::MAX, |fd, known| {
+        if known.kind != Kind::Ignored && known.device == device {
+            found = Some(fd);
+        }
+    });
+    found
+}
+
 /// Whether the C library has a stream for writing on this descriptor from the start.
 #[inline]
 pub(crate) fn is_standard(fd: c_int) -> bool {
@@ -295,7 +330,7 @@ mod tests {
     #[test]
     fn numbers_outside_the_table_are_unknown() {
         make().unwrap();
-        for fd in [-1, c_int::MIN, c_int::MAX, 1 << 20] {
+        for fd in [-1, c_int::MIN, c_int::MAX, 1 << 16] {
             set(fd, file());
             assert_eq!((get(fd), clear(fd), count_sync(fd)), (Known::UNKNOWN, Known::UNKNOWN, 0));
         }

@@ -9,7 +9,7 @@
 //! 3. A note is made once. What it says of the identity is added once, when a file is to be
 //!    covered. Without a place for it, or a number of the mount, the kernel is asked each time.
 //!
-//! Entry points: [`holds_covered`]; [`identity`].
+//! Entry points: [`disk_of`]; [`identity`].
 #![allow(unsafe_code)] // a field that the C library hides
 
 use std::ffi::c_int;
@@ -18,10 +18,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate::log::recover::{EXT_MAGIC, XFS_MAGIC, keeps_identities};
 use tidegate::log::{self, FileSystemId, FileSystemRef, Log};
 
+use crate::own_stack;
+use crate::page::Page;
 use crate::path::{self, Opened};
 use crate::process;
 use crate::query;
 use crate::raw::{self, Errno, words};
+use crate::signals::SignalsBlocked;
 
 /// What tells a file system from all others, and where its pending changes are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,11 +33,23 @@ pub(crate) struct Identity {
     pub(crate) reference: FileSystemRef,
 }
 
+/// Where the files of a file system are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Disk {
+    /// In memory: syncs do nothing.
+    Memory = 0,
+    /// On a disk, and cannot be covered.
+    Other = 1,
+    /// On a disk, and can be covered.
+    Covered = 2,
+}
+
 /// A mount and its file system.
 struct Note {
     /// 0: free.
     mount: AtomicU64,
-    holds_covered: AtomicU64,
+    /// The number of a [`Disk`].
+    disk: AtomicU64,
     /// The number of the [`FileSystemRef`] plus 1; 0: not known yet.
     reference: AtomicU64,
     /// The [`FileSystemId`], once the reference is known.
@@ -47,23 +62,38 @@ const NOTES: usize = 16;
 static NOTED: [Note; NOTES] = [const {
     Note {
         mount: AtomicU64::new(0),
-        holds_covered: AtomicU64::new(0),
+        disk: AtomicU64::new(0),
         reference: AtomicU64::new(0),
         id: [const { AtomicU64::new(0) }; 2],
     }
 }; NOTES];
 
-/// Whether files of the file system of an open file can be covered. The file was opened through
-/// `mount`, 0 where that is not known.
-pub(crate) fn holds_covered(fd: c_int, mount: u64) -> Result<bool, Errno> {
+/// Where the files of the file system of an open file are. It was opened through `mount`, 0 where
+/// that is not known.
+pub(crate) fn disk_of(fd: c_int, mount: u64) -> Result<Disk, Errno> {
     if let Some(note) = find(mount) {
-        return Ok(note.holds_covered.load(Ordering::Relaxed) != 0);
+        return Ok(match note.disk.load(Ordering::Relaxed) {
+            0 => Disk::Memory,
+            1 => Disk::Other,
+            _ => Disk::Covered,
+        });
     }
-    let holds_covered = is_allowed(kind(&query::fstatfs(fd)?)) && !has_no_uuid(fd);
+    let _signals = SignalsBlocked::new();
+    let disk = own_stack::run(|| query::fstatfs(fd).map(|stat| find_disk(fd, kind(&stat))))?;
     if mount != 0 && mount != BUSY {
-        note(mount, holds_covered);
+        note(mount, disk);
     }
-    Ok(holds_covered)
+    Ok(disk)
+}
+
+fn find_disk(fd: c_int, kind: i64) -> Disk {
+    let is_covered =
+        is_allowed(kind) && !has_no_uuid(fd) && (kind != EXT_MAGIC || !journals_data(fd));
+    match kind {
+        _ if is_covered => Disk::Covered,
+        TMPFS | RAMFS => Disk::Memory,
+        _ => Disk::Other,
+    }
 }
 
 /// The file system of an open file says that it has no UUID, by which recovery could find it. Tests
@@ -141,14 +171,30 @@ fn find(mount: u64) -> Option<&'static Note> {
     NOTED.iter().find(|note| mount != 0 && note.mount.load(Ordering::Acquire) == mount)
 }
 
-fn note(mount: u64, holds_covered: bool) {
+fn note(mount: u64, disk: Disk) {
     let is_taken = |note: &&Note| {
         note.mount.compare_exchange(0, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok()
     };
     if let Some(note) = NOTED.iter().find(is_taken) {
-        note.holds_covered.store(u64::from(holds_covered), Ordering::Relaxed);
+        note.disk.store(disk as u64, Ordering::Relaxed);
         note.mount.store(mount, Ordering::Release);
     }
+}
+
+/// Whether the ext4 file system of an open file has data go through its journal, which then commits
+/// at each sync. True where that cannot be found out.
+fn journals_data(fd: c_int) -> bool {
+    let Ok(stat) = query::fstat(fd) else { return true };
+    let mut link = [0; Text::BYTES];
+    let Some(device) = device_name(stat.st_dev, &mut link) else { return true };
+    let mut path = Text::new(b"/proc/fs/ext4/");
+    path.push(device).push(b"/options");
+    let mut text = Page::take();
+    let options = Opened::open(libc::AT_FDCWD, path.as_c_str(), libc::O_RDONLY)
+        .and_then(|file| query::read(file.number(), text.bytes_mut()));
+    let Ok(len) = options else { return true };
+    let mut options = text.bytes()[..len].split(|&byte| byte == b'\n');
+    options.any(|option| option == b"data=journal")
 }
 
 /// What a sync of one file commits of others.
@@ -162,13 +208,17 @@ enum Journal {
     Unknown,
 }
 
-/// The journal of the ext4 file system on a device.
-fn journal_of(device: u64) -> Journal {
+/// The kernel's name of a block device.
+fn device_name(device: u64, link: &mut [u8]) -> Option<&[u8]> {
     let mut name = Text::new(b"/sys/dev/block/");
     name.push_number(libc::major(device)).push(b":").push_number(libc::minor(device));
+    query::readlink(name.as_c_str(), link).ok()?.rsplit(|&byte| byte == b'/').next()
+}
+
+/// The journal of the ext4 file system on a device.
+fn journal_of(device: u64) -> Journal {
     let mut link = [0; Text::BYTES];
-    let Ok(target) = query::readlink(name.as_c_str(), &mut link) else { return Journal::Unknown };
-    let last = target.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    let Some(last) = device_name(device, &mut link) else { return Journal::Unknown };
     let mut task = Text::new(b"/sys/fs/ext4/");
     task.push(last).push(b"/journal_task");
     by_task(&task).unwrap_or_else(|| by_name(last))
@@ -234,11 +284,6 @@ impl Text {
     }
 }
 
-/// Whether the file system of an open file is in memory: its syncs do nothing.
-pub(crate) fn is_in_memory(fd: c_int) -> bool {
-    query::fstatfs(fd).is_ok_and(|stat| matches!(kind(&stat), TMPFS | RAMFS))
-}
-
 fn is_allowed(kind: i64) -> bool {
     keeps_identities(kind) || (kind == TMPFS && process::includes_tmpfs())
 }
@@ -269,9 +314,9 @@ mod tests {
         let proc = File::open("/proc/version").unwrap();
         let seen = Seen::of(proc.as_raw_fd()).unwrap();
         for _ in 0..2 {
-            assert_eq!(holds_covered(proc.as_raw_fd(), seen.mount), Ok(false));
+            assert_eq!(disk_of(proc.as_raw_fd(), seen.mount), Ok(Disk::Other));
         }
-        assert_eq!(holds_covered(proc.as_raw_fd(), 0), Ok(false));
+        assert_eq!(disk_of(proc.as_raw_fd(), 0), Ok(Disk::Other));
     }
 
     #[test]
@@ -279,7 +324,7 @@ mod tests {
         let world = World::new();
         let file = tempfile::tempfile().unwrap();
         let (fd, seen) = (file.as_raw_fd(), Seen::of(file.as_raw_fd()).unwrap());
-        holds_covered(fd, seen.mount).unwrap();
+        disk_of(fd, seen.mount).unwrap();
         let identity = |mount| identity(world.log, fd, mount, seen.stat.st_dev).unwrap();
         assert_eq!(identity(seen.mount), identity(0));
         assert_eq!(identity(seen.mount), identity(seen.mount), "as noted");

@@ -13,11 +13,11 @@ use std::ffi::{CStr, c_int};
 
 use tidegate::log::{self, Definition, FileHandle, FileKey, Log};
 
-use crate::descriptors::{self, Entry, Known};
-use crate::file_systems::{self, Identity};
+use crate::descriptors::{self, Entry, Kind, Known};
+use crate::file_systems::{self, Disk, Identity};
+use crate::own_stack;
 use crate::path::{self, PathBuffer};
-use crate::process;
-use crate::process::Holding;
+use crate::process::{self, Holding};
 use crate::query;
 pub(crate) use crate::query::Seen;
 use crate::raw::{self, Errno};
@@ -37,11 +37,6 @@ impl Seen {
 
     pub(crate) fn is_file(&self) -> bool {
         self.stat.st_mode & libc::S_IFMT == libc::S_IFREG
-    }
-
-    /// It was created less than `age_ns` ago.
-    pub(crate) fn is_younger_than(&self, age_ns: u64) -> bool {
-        raw::wall_clock_ns().saturating_sub(self.created_ns) < age_ns
     }
 
     /// It was modified later than it is now.
@@ -65,14 +60,23 @@ pub(crate) fn examine(
     seen: &Seen,
     status: impl FnOnce() -> Result<c_int, Errno>,
 ) -> Result<Known, Errno> {
-    if !seen.is_file() || !file_systems::holds_covered(fd, seen.mount)? {
+    let (device, inode) = (seen.stat.st_dev, seen.stat.st_ino);
+    if seen.is_directory() {
+        return Ok(Known::of_uncovered(Kind::Directory, device, inode));
+    }
+    if !seen.is_file() {
         return Ok(Known::IGNORED);
+    }
+    match file_systems::disk_of(fd, seen.mount)? {
+        Disk::Covered => {}
+        Disk::Other => return Ok(Known::of_uncovered(Kind::Elsewhere, device, inode)),
+        Disk::Memory => return Ok(Known::IGNORED),
     }
     let status = status()?;
     if status & libc::O_PATH != 0 {
         return Ok(Known::IGNORED);
     }
-    Ok(Known::of_file(seen.stat.st_dev, seen.stat.st_ino, flags_of(status)))
+    Ok(Known::of_file(device, inode, flags_of(status)))
 }
 
 fn flags_of(status: c_int) -> u32 {
@@ -96,6 +100,12 @@ fn flags_of(status: c_int) -> u32 {
         flags |= descriptors::FULLY_SYNCHRONOUS;
     }
     flags
+}
+
+/// Whether the open file was created less than `age_ns` ago.
+pub(crate) fn is_younger_than(fd: c_int, age_ns: u64) -> bool {
+    let created_ns = query::created_ns(fd);
+    created_ns.is_ok_and(|created_ns| raw::wall_clock_ns().saturating_sub(created_ns) < age_ns)
 }
 
 /// Whether the user wants the open file in the log.
@@ -185,7 +195,8 @@ pub(crate) fn handle_at(directory: c_int, path: &CStr, flags: c_int) -> Option<F
 /// none.
 #[cold]
 pub(crate) fn entry(log: &Log, fd: c_int, known: Known) -> Option<Entry> {
-    entry_of(log, fd, known, &identify(log, fd)?)
+    let _holding = Holding::new()?;
+    own_stack::run(|| entry_of(log, fd, known, &identify(log, fd)?))
 }
 
 /// As [`entry`], for a file that was identified.

@@ -17,7 +17,8 @@ use crate::{lifecycle, process, raw, rights, unseen};
 
 /// Runs `fork`, whose result in the child is 0; `flags` are those of `clone`.
 pub(crate) fn forking<N: PartialEq + From<bool>>(flags: u64, fork: impl FnOnce() -> N) -> N {
-    let result = fork();
+    let shares_descriptors = flags & u64::from(libc::CLONE_FILES.cast_unsigned()) != 0;
+    let result = if shares_descriptors { unseen::sharing_table(fork) } else { fork() };
     if result == N::from(false) {
         in_child(flags);
     }
@@ -82,7 +83,8 @@ unsafe extern "C-unwind" fn clone(
     let start = Start { entry, argument, flags: u64::from(flags.cast_unsigned()) };
     let at = (&raw const start).cast_mut().cast();
     // SAFETY: the same function; what is at `at` is in the child's memory, too.
-    unsafe { clone(started, stack, flags, at, parent, storage, child) }
+    let call = || unsafe { clone(started, stack, flags, at, parent, storage, child) };
+    if flags & libc::CLONE_FILES == 0 { call() } else { unseen::sharing_table(call) }
 }
 
 /// Makes a child in this memory that has descriptors of its own.

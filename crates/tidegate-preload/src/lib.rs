@@ -45,16 +45,19 @@
 //! # Map
 //! - the program's calls: `write`, `sync`, `size`, `open`, `names`, `attributes`, `close`, `stdio`,
 //!   `printf`, `mapping`, `transfer`, `aio`, `message`, `exec`, `syscall`, `fork`, `vfork`,
-//!   `rights`, `limits`, `loading`;
-//! - what they do: `plain` (a call in its lane), `metadata` (a counted one), `covered` (admission,
+//!   `rights`, `limits`, `loading`, `memory_limits`, `unmount`, and `library` for what the C library
+//!   does;
+//! - what they do: `plain` (a call in its lane), `every_write` (and its sync), `metadata` (a
+//!   counted one), `covered` (admission,
 //!   new files, names, writes, truncations, syncs, leaving), `unseen` (files pinned to the kernel
 //!   path), `lifecycle` (the library is loaded, the process forks and ends);
 //! - what they know: `files` (which file), `new_files`, `parents` (names and their directories),
 //!   `extended` (attributes), `file_systems`, `extents`, `record_locks`, `descriptors` (what is
 //!   noted of each), `objects` (libraries), `proc_fd`, `kept` (files that are pinned), `real` (why
-//!   syncs are real), `process` (and what the user wants), `supervisor`, `suspended`;
+//!   syncs are real), `process` (and what the user wants), `supervisor`, `suspended`, `mounts`;
 //! - underneath: `raw` (system calls), `query` (those that the program does not make itself),
-//!   `next` (the C library's functions), `synonyms`, `path`, `page`, `shared` (values without a
+//!   `next` (the C library's functions), `synonyms`, `path`, `page`, `own_stack`,
+//!   `shared` (values without a
 //!   lock), `readable` (the program's pointers), `cancel`, `signals`.
 #![cfg_attr(test, allow(dead_code))]
 
@@ -66,6 +69,7 @@ mod close;
 mod confinement;
 mod covered;
 mod descriptors;
+mod every_write;
 mod exec;
 mod extended;
 mod extents;
@@ -73,17 +77,21 @@ mod file_systems;
 mod files;
 mod fork;
 mod kept;
+mod library;
 mod lifecycle;
 mod limits;
 mod loading;
 mod mapping;
+mod memory_limits;
 mod message;
 mod metadata;
+mod mounts;
 mod names;
 mod new_files;
 mod next;
 mod objects;
 mod open;
+mod own_stack;
 mod page;
 mod parents;
 mod path;
@@ -109,6 +117,7 @@ mod syscall;
 #[cfg(test)]
 mod testing;
 mod transfer;
+mod unmount;
 mod unseen;
 mod vfork;
 mod write;

@@ -59,7 +59,10 @@ fn attach() -> Result<Attached, &'static str> {
     let attached = process::attach();
     match exec::own_cause(attached.as_ref()) {
         Some(cause) => Err(cause),
-        None => attached.filter(|_| descriptors::make().is_ok()).ok_or("rights"),
+        None => attached.filter(|_| descriptors::make().is_ok()).ok_or_else(|| {
+            let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
+            if limit.is_some() { "memory_limit" } else { "rights" }
+        }),
     }
 }
 
@@ -102,5 +105,9 @@ static UNLOADED: extern "C" fn() = unloaded;
 /// The process ends. What the C library still has to write for standard output goes first.
 extern "C" fn unloaded() {
     stdio::flush_standard();
+    if process::every_write() {
+        // SAFETY: all streams.
+        unsafe { libc::fflush(std::ptr::null_mut()) };
+    }
     unseen::release();
 }

@@ -3,7 +3,8 @@
 //! Invariant: the largest file that this process may make is known here
 //! ([`process::file_bytes_max`]): a process that is killed for a larger write has not made it, and
 //! its record must not be completed for it. A limit that another process sets counts from the next
-//! one that this one sets.
+//! one that this one sets. A program that limits its address space has all of that for itself: the
+//! log is given up before, which the process has mapped.
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_uint};
@@ -11,8 +12,9 @@ use std::ptr;
 
 use libc::{pid_t, rlimit};
 
-use crate::process;
 use crate::raw::{self, words};
+use crate::readable::is_readable;
+use crate::{process, rights};
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn prlimit64(
@@ -21,6 +23,9 @@ pub(crate) unsafe extern "C-unwind" fn prlimit64(
     limit: *const rlimit,
     before: *mut rlimit,
 ) -> c_int {
+    if resource == libc::RLIMIT_AS && limits_own_memory(process, limit) {
+        rights::give_up_for("memory_limit");
+    }
     // SAFETY: the program's own arguments; the structure has 64 bits for each limit here.
     let result =
         unsafe { raw::call(libc::SYS_prlimit64, words![process, resource, limit, before]) };
@@ -28,6 +33,17 @@ pub(crate) unsafe extern "C-unwind" fn prlimit64(
         process::find_file_limit();
     }
     raw::returned_int(result)
+}
+
+/// Whether the program limits its address space, of which the log would take a part.
+fn limits_own_memory(process: pid_t, limit: *const rlimit) -> bool {
+    /// No machine has so much.
+    const UNLIMITED_BYTES: u64 = 1 << 46;
+    let is_own = process == 0 || process.cast_unsigned() == process::number();
+    is_own
+        && is_readable(limit.cast(), size_of::<rlimit>())
+        // SAFETY: readable.
+        && unsafe { limit.read_unaligned() }.rlim_cur < UNLIMITED_BYTES
 }
 
 #[unsafe(no_mangle)]

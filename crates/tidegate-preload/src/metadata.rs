@@ -29,7 +29,8 @@ use crate::new_files::{self, Numbers};
 use crate::path::{LINK_BYTES, Opened, proc_link};
 use crate::process::Holding;
 use crate::readable::text;
-use crate::{plain, process, query, raw};
+use crate::signals::SignalsBlocked;
+use crate::{own_stack, plain, process, query, raw};
 
 /// Runs a call that changes names, attributes or sizes.
 pub(crate) fn counted<R>(call: impl FnOnce() -> R) -> R {
@@ -78,10 +79,13 @@ pub(crate) fn creating(
         return fd;
     }
     appeared(fd);
-    if !process::is_apart()
-        && let Some(seen) = new_files::note(fd, numbers)
-    {
-        covered::note(fd, &seen, || Ok(status));
+    if !process::is_apart() {
+        let _signals = SignalsBlocked::new();
+        own_stack::run(|| {
+            if let Some(seen) = new_files::note(fd, numbers) {
+                covered::note(fd, &seen, || Ok(status));
+            }
+        });
     }
     fd
 }
@@ -241,6 +245,17 @@ pub(crate) fn counted_attributes<R>(name: Named, sets: Sets, call: impl FnOnce()
     if !new_files::has_some() {
         return of_named(log, [name], sets, call).0;
     }
+    let _signals = SignalsBlocked::new();
+    own_stack::run(|| counted_noted(log, name, sets, call))
+}
+
+/// As [`counted_attributes`], where some file is noted as a new one.
+fn counted_noted<R>(
+    log: &'static Log,
+    name: Named,
+    sets: Sets,
+    call: impl FnOnce() -> R,
+) -> R {
     let errno = raw::errno();
     let before = name.numbers();
     let remade = before.and_then(|numbers| name.remade(log, numbers));

@@ -19,9 +19,10 @@ pub(crate) const PAGE_BYTES: usize = 4096;
 /// More than a few threads hold at once.
 const PAGES: usize = 24;
 
+#[repr(C, align(64))]
 struct Pages {
-    taken: [AtomicBool; PAGES],
     memory: UnsafeCell<[[u8; PAGE_BYTES]; PAGES]>,
+    taken: [AtomicBool; PAGES],
 }
 
 // SAFETY: a page is used by the thread alone that has set its flag.
@@ -32,7 +33,7 @@ static STATIC: Pages = Pages {
     memory: UnsafeCell::new([[0; PAGE_BYTES]; PAGES]),
 };
 
-/// Memory of [`PAGE_BYTES`], of any content; or of none, where there is none.
+/// Memory of [`PAGE_BYTES`], aligned, of any content; or of none, where there is none.
 pub(crate) struct Page {
     at: *mut u8,
     /// The static page's number, if it is one.

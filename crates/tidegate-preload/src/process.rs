@@ -48,7 +48,6 @@ pub(crate) struct Attached {
     trust: &'static [u8],
     cover_after: u32,
     cover_age_ns: u64,
-    every_write: bool,
     includes_tmpfs: bool,
 }
 
@@ -74,7 +73,6 @@ impl Attached {
             trust: b"",
             cover_after: 1,
             cover_age_ns: 0,
-            every_write: false,
             includes_tmpfs: true,
         }
     }
@@ -180,11 +178,13 @@ pub(crate) fn cover_age_ns() -> u64 {
     attached().map_or(0, |attached| attached.cover_age_ns)
 }
 
-/// Each write is to be synced when it returns.
+/// Each write is to be synced when it returns: also by a process that does not use the log.
 #[inline]
 pub(crate) fn every_write() -> bool {
-    attached().is_some_and(|attached| attached.every_write)
+    EVERY_WRITE.load(Ordering::Relaxed) && !is_filtered()
 }
+
+static EVERY_WRITE: AtomicBool = AtomicBool::new(false);
 
 /// Where the supervisor listens: known also to a process that does not use the log.
 pub(crate) fn socket() -> Option<&'static Path> {
@@ -244,21 +244,21 @@ pub(crate) fn set_vfork_child(is: bool) {
 /// Finds what the environment names. None: this process cannot use the log.
 pub(crate) fn attach() -> Option<Attached> {
     let _ = SOCKET.set(kept("TIDEGATE_SOCKET").map(Path::new));
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| value == "1");
+    let every_write = is_set("TIDEGATE_EVERY_WRITE");
+    EVERY_WRITE.store(every_write, Ordering::Relaxed);
     let pool = std::env::var_os("TIDEGATE_POOL")?;
     let control = std::env::var_os("TIDEGATE_CONTROL")?;
     let log = Log::attach(Path::new(&pool), Path::new(&control)).ok()?;
     let lines = |name| kept(name).map_or(&b""[..], OsStrExt::as_bytes);
-    let is_set = |name| std::env::var_os(name).is_some_and(|value| value == "1");
     let number = |name| std::env::var(name).ok()?.parse::<u32>().ok();
-    let (cover_after, every_write) =
-        (number("TIDEGATE_COVER_AFTER"), is_set("TIDEGATE_EVERY_WRITE"));
+    let cover_after = number("TIDEGATE_COVER_AFTER");
     let covers_all = cover_after.is_some() || every_write;
     Some(Attached {
         log,
         found_at: [Place::new(&pool), Place::new(&control)],
         cover_after: cover_after.unwrap_or(COVER_AFTER),
         cover_age_ns: if covers_all { 0 } else { COVER_AGE_NS },
-        every_write,
         filter: Filter { include: lines("TIDEGATE_INCLUDE"), exclude: lines("TIDEGATE_EXCLUDE") },
         trust: lines("TIDEGATE_TRUST"),
         includes_tmpfs: is_set("TIDEGATE_INCLUDE_TMPFS"),
@@ -450,12 +450,16 @@ fn leave_log(cause: &'static str) {
     let at = ATTACHED.swap(ptr::null_mut(), Ordering::SeqCst);
     // SAFETY: null, or what `use_log` has leaked.
     let Some(attached) = (unsafe { at.as_ref() }) else { return };
-    loop {
+    let is_free = loop {
         let holders = HOLDERS.load(Ordering::SeqCst);
         if holders == 0 || !raw::wait(&HOLDERS, holders, HOLDER_TIMEOUT) {
-            break;
+            break holders == 0;
         }
-    }
+    };
     // Where the kernel does not do it, the memory stays mapped, but no hook uses it.
     let _ = attached.log.abandon();
+    if is_free {
+        // SAFETY: only holders use the pool, and there are none any more; it is never dropped.
+        unsafe { attached.log.pool().region().unmap() };
+    }
 }

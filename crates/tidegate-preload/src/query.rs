@@ -77,6 +77,15 @@ pub(crate) fn size(fd: c_int) -> Result<u64, Errno> {
     statx_of(fd, libc::STATX_SIZE).map(|found| found.stx_size)
 }
 
+/// When an open file was created, in nanoseconds since 1970; 0 where the file system does not say.
+pub(crate) fn created_ns(fd: c_int) -> Result<u64, Errno> {
+    statx_of(fd, libc::STATX_BTIME).map(|found| nanoseconds(&found.stx_btime))
+}
+
+fn nanoseconds(time: &libc::statx_timestamp) -> u64 {
+    u64::try_from(time.tv_sec).unwrap_or(0) * raw::NS_PER_S + u64::from(time.tv_nsec)
+}
+
 fn statx_of(fd: c_int, wanted: c_uint) -> Result<libc::statx, Errno> {
     let mut found = MaybeUninit::<libc::statx>::zeroed();
     let arguments = words![fd, c"".as_ptr(), libc::AT_EMPTY_PATH, wanted, found.as_mut_ptr()];
@@ -105,8 +114,7 @@ pub(crate) fn statx(fd: c_int) -> Result<Seen, Errno> {
     (stat.st_uid, stat.st_gid) = (found.stx_uid, found.stx_gid);
     stat.st_size = found.stx_size.cast_signed();
     let mount = if found.stx_mask & MOUNT == 0 { 0 } else { found.stx_mnt_id };
-    let (seconds, rest) = (u64::try_from(found.stx_btime.tv_sec), found.stx_btime.tv_nsec);
-    let created_ns = seconds.unwrap_or(0) * raw::NS_PER_S + u64::from(rest);
+    let created_ns = nanoseconds(&found.stx_btime);
     (stat.st_ctime, stat.st_ctime_nsec) = of_time(&found.stx_ctime);
     (stat.st_mtime, stat.st_mtime_nsec) = of_time(&found.stx_mtime);
     (stat.st_atime, stat.st_atime_nsec) = of_time(&found.stx_atime);

@@ -13,10 +13,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tidegate::log::{Counter, Log, PATH_END_BYTES, RealSync, SyncNames, current_process};
 
 use crate::covered::Open;
-use crate::files::Seen;
+use crate::descriptors::{Kind, Known};
 use crate::path::{self, PathBuffer};
-use crate::process::Holding;
-use crate::{file_systems, process, supervisor};
+use crate::process::{Holder, Holding};
+use crate::signals::SignalsBlocked;
+use crate::{own_stack, process, supervisor};
 
 /// A cause that the supervisor is told of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,11 +73,14 @@ static UNSEEN: AtomicU32 = AtomicU32::new(0);
 #[cold]
 pub(crate) fn tell(reason: Reason) {
     let bit = 1 << reason as u32;
+    if TOLD.load(Ordering::Relaxed) & bit != 0 {
+        return;
+    }
     // A process that has given up the log may be killed for a system call that is not its own.
     let Some(_holding) = Holding::new() else { return };
     // The memory of a child of `vfork` is its parent's, the connection would be its own.
     if !process::in_vfork_child() && TOLD.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-        supervisor::tell_plain(reason.word());
+        own_stack::run(|| supervisor::tell_plain(reason.word()));
     }
 }
 
@@ -96,11 +100,14 @@ pub(crate) fn why_unseen() -> Option<Reason> {
 #[cold]
 pub(crate) fn count(log: &Log, fd: c_int, (device, inode): (u64, u64), cause: Counter) {
     log.stats().add(cause, 1);
-    // As for `tell`.
-    let Some(_holding) = Holding::new() else { return };
+    // As for `tell`. A handler that jumps out in the middle costs no more than the list.
+    let Some(_holder) = Holder::new() else { return };
     if !process::in_vfork_child() {
         let sync = RealSync { cause, process: current_process(), device, inode };
-        log.list_real_sync(&sync, || names(fd));
+        log.list_real_sync(&sync, || {
+            let _signals = SignalsBlocked::new();
+            own_stack::run(|| names(fd))
+        });
     }
 }
 
@@ -118,15 +125,16 @@ fn names(fd: c_int) -> SyncNames {
 
 /// Counts a sync that the C library has made of what can never be covered: a directory, or a file
 /// of another file system on a disk.
-pub(crate) fn note_uncoverable(fd: c_int) {
-    let (Some(log), Some(_holding)) = (process::log(), Holding::new()) else { return };
-    let Some(seen) = Seen::of(fd).ok().filter(|_| !file_systems::is_in_memory(fd)) else { return };
-    let numbers = (seen.stat.st_dev, seen.stat.st_ino);
-    if seen.is_directory() {
-        count(log, fd, numbers, Counter::SyncsOfDirectories);
-    } else if seen.is_file() {
-        count(log, fd, numbers, Counter::SyncsUnsupported);
-        tell(Reason::FileSystem);
+pub(crate) fn note_uncoverable(fd: c_int, known: &Known) {
+    let Some(log) = process::log() else { return };
+    let numbers = (known.device, known.inode);
+    match known.kind {
+        Kind::Directory => count(log, fd, numbers, Counter::SyncsOfDirectories),
+        Kind::Elsewhere => {
+            count(log, fd, numbers, Counter::SyncsUnsupported);
+            tell(Reason::FileSystem);
+        }
+        _ => {}
     }
 }
 

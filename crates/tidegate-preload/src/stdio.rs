@@ -16,10 +16,10 @@ use libc::FILE;
 
 use crate::close::{appeared, forget};
 use crate::covered::Open;
-use crate::descriptors::{APPEND, PINNED};
+use crate::descriptors::{APPEND, Kind, PINNED, SYNCHRONOUS};
 use crate::open::open_at;
 use crate::synonyms::synonyms;
-use crate::{descriptors, metadata, next, process, query, raw, readable, unseen};
+use crate::{descriptors, every_write, metadata, next, process, query, raw, readable, unseen};
 
 unsafe extern "C" {
     static stdout: *mut FILE;
@@ -113,6 +113,7 @@ unsafe extern "C-unwind" fn fopen64(path: *const c_char, mode: *const c_char) ->
             if fd < 0 {
                 return ptr::null_mut();
             }
+            every_write::make_synchronous(fd);
             pin(fd);
             // SAFETY: a descriptor that is open, and the program's mode.
             let stream = unsafe { fdopen(fd, mode) };
@@ -136,7 +137,7 @@ unsafe extern "C-unwind" fn fopen64(path: *const c_char, mode: *const c_char) ->
 ///
 /// # Safety
 /// As for `fopen`, but that `path` may be null.
-unsafe fn by_library(
+pub(crate) unsafe fn by_library(
     path: *const c_char,
     mode: *const c_char,
     open: impl FnOnce() -> *mut FILE,
@@ -164,6 +165,7 @@ fn opened(stream: *mut FILE, writes: bool) {
     if fd >= 0 {
         appeared(fd);
         if writes {
+            every_write::make_synchronous(fd);
             pin(fd);
         }
     }
@@ -222,19 +224,55 @@ unsafe extern "C-unwind" fn freopen64(
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     let Some(fclose) = next::fclose.get() else { return raw::failed_int(libc::ENOSYS) };
-    if process::log().is_some() && !stream.is_null() {
-        let errno = raw::errno();
+    if !stream.is_null() && (process::log().is_some() || process::every_write()) {
         // SAFETY: the program's own stream.
-        let fd = unsafe { fileno(stream) };
-        if descriptors::get(fd).has(PINNED) {
-            // SAFETY: the program's own stream.
-            unsafe { flush_pinned(stream) };
-        }
-        forget(fd);
-        raw::set_errno(errno);
+        unsafe { about_to_close(stream) };
     }
     // SAFETY: the same function.
     unsafe { fclose(stream) }
+}
+
+/// Forgets the descriptor of a stream, which has then written what it holds back for a pinned file.
+///
+/// # Safety
+/// The stream is open.
+pub(crate) unsafe fn about_to_close(stream: *mut FILE) {
+    let errno = raw::errno();
+    // SAFETY: as promised.
+    let fd = unsafe { fileno(stream) };
+    if descriptors::get(fd).has(PINNED) || process::every_write() {
+        // SAFETY: as promised.
+        unsafe { flush_pinned(stream) };
+    }
+    forget(fd);
+    raw::set_errno(errno);
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn fflush(stream: *mut FILE) -> c_int {
+    let Some(fflush) = next::fflush.get() else { return raw::failed_int(libc::ENOSYS) };
+    // SAFETY: the same function.
+    let result = unsafe { fflush(stream) };
+    if result != 0 || !process::every_write() {
+        return result;
+    }
+    if !stream.is_null() {
+        // SAFETY: the program's own stream.
+        return synced(unsafe { fileno(stream) });
+    }
+    let mut result = 0;
+    descriptors::each(0, u32::MAX, |fd, known| {
+        if matches!(known.kind, Kind::File | Kind::Elsewhere) {
+            result = result.min(synced(fd));
+        }
+    });
+    result
+}
+
+/// Syncs what a stream has written, where the kernel has not done so: 0, or -1.
+fn synced(fd: c_int) -> c_int {
+    let is_synced = descriptors::get(fd).has(SYNCHRONOUS);
+    if is_synced || every_write::returned(fd, 1) > 0 { 0 } else { -1 }
 }
 
 /// Has a stream that is about to be closed write what it holds back while its file is still pinned.
@@ -276,8 +314,8 @@ unsafe extern "C-unwind" fn fcloseall() -> c_int {
 /// Formatted output to a descriptor, by a stream that the C library makes for it.
 fn printed(fd: c_int, print: impl FnOnce() -> c_int) -> c_int {
     match Open::writable(fd) {
-        Some(open) => raw::returned_int(open.unseen(|| raw::by_kernel(print() as isize))),
-        None => print(),
+        Some(open) => raw::returned_int(open.unseen_write(|| raw::by_kernel(print() as isize))),
+        None => c_int::try_from(every_write::returned(fd, print() as isize)).unwrap_or(-1),
     }
 }
 

@@ -157,6 +157,13 @@ pub(crate) fn resume(process: u32) {
     ask(&Message::new("resume", Some(process), None, ""), b"\"resumed\"");
 }
 
+/// Has all records retired, and the descriptors closed that the supervisor holds for them. Returns
+/// when that is so, or cannot be had.
+pub(crate) fn flush() {
+    let Some(_holding) = process::Holding::new() else { return };
+    ask(&Message::new("flush", None, None, ""), b"\"flushed\"");
+}
+
 /// Sends a message and waits for the answer: whether it has `wanted` in it.
 fn ask(message: &Message, wanted: &[u8]) -> bool {
     let Some(socket) = connect() else { return false };

@@ -10,6 +10,7 @@
 use std::ffi::c_int;
 
 use crate::covered::{self, Open, Sync};
+use crate::descriptors::Kind;
 use crate::files::Seen;
 use crate::raw::{self, words};
 use crate::{cancel, file_systems, next, process, real};
@@ -21,11 +22,12 @@ fn synced(
     wanted: Sync,
     function: &next::Next<unsafe extern "C-unwind" fn(c_int) -> c_int>,
 ) -> c_int {
-    if let Some(open) = Open::of(fd) {
+    let known = covered::known(fd);
+    if let Some(open) = Open::known(fd, known) {
         cancel::point();
         return raw::returned_int(open.sync(wanted));
     }
-    if covered::answers_directory(fd) {
+    if known.kind == Kind::Directory && covered::answers_directory(fd) {
         cancel::point();
         return 0;
     }
@@ -34,7 +36,7 @@ fn synced(
         Some(function) => unsafe { function(fd) },
         None => raw::returned_int(wanted.run(fd)),
     };
-    real::note_uncoverable(fd);
+    real::note_uncoverable(fd, &known);
     result
 }
 

@@ -17,8 +17,8 @@ use crate::raw;
 use crate::real::Reason;
 use crate::suspended::Suspended;
 use crate::{
-    attributes, close, exec, fork, limits, mapping, message, metadata, names, open, process,
-    readable, rights, size, sync, transfer, unseen, write,
+    attributes, close, exec, fork, limits, mapping, memory_limits, message, metadata, names, open,
+    process, readable, rights, size, sync, transfer, unmount, unseen, write,
 };
 
 /// The words that the program gave, as what the hooks take.
@@ -185,6 +185,8 @@ unsafe fn of_descriptors(number: c_long, given: Arguments) -> Option<c_long> {
             rights::give_up_for("io_uring");
             return None;
         }
+        libc::SYS_umount2 => hook!(unmount::umount2(given.path(0), second)),
+        libc::SYS_acct => hook!(libc::acct(given.path(0))),
         _ => return None,
     })
 }
@@ -369,6 +371,7 @@ unsafe fn of_memory(number: c_long, given: Arguments) -> Option<c_long> {
             hook!(mapping::mremap(at, len, given.0[2], given.int(3), given.pointer(4)).addr())
         }
         libc::SYS_shmdt => hook!(mapping::shmdt(at)),
+        libc::SYS_mlockall => memory_limits::mlockall(given.int(0)) as c_long,
         libc::SYS_munmap => hook!(mapping::munmap(at, len)),
         libc::SYS_mprotect => hook!(mapping::mprotect(at, len, protection)),
         libc::SYS_pkey_mprotect => {

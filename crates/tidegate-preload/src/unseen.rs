@@ -17,7 +17,7 @@ use crate::covered::{Open, leave_closed, leave_numbers};
 use crate::descriptors::{self, Kind, PINNED};
 use crate::process::Holding;
 use crate::real::{self, Reason};
-use crate::{kept, metadata, plain, proc_fd, process, query};
+use crate::{kept, metadata, plain, proc_fd, process, query, raw};
 
 /// The open file is changed unseen until this process ends, or until [`stop`] is called with what
 /// this returns: none if that is so already.
@@ -71,6 +71,32 @@ pub(crate) fn while_plain(fd: c_int, change: impl FnOnce() -> isize) -> isize {
     let result = metadata::counted(change);
     drop(in_flight);
     result
+}
+
+/// Runs a change of the file under this path by the C library: as a plain one, of a file that has
+/// left the log. Counted as a change of metadata.
+pub(crate) fn while_plain_at<R>(path: &CStr, change: impl FnOnce() -> R) -> R {
+    let errno = raw::errno();
+    let stat = process::log().zip(query::fstatat(libc::AT_FDCWD, path, 0).ok());
+    raw::set_errno(errno);
+    let Some((log, stat)) = stat else { return metadata::counted(change) };
+    let (device, inode) = (stat.st_dev, stat.st_ino);
+    // In the lane first: a story that begins later waits for the change.
+    let in_flight = plain::in_lane(log, PlainCall::Write { device, inode });
+    leave_numbers(log, device, inode, false);
+    let result = metadata::counted(change);
+    drop(in_flight);
+    result
+}
+
+/// Runs a fork after which another process shares the descriptors of this one, and changes them
+/// unseen: from now on nothing is noted of any.
+pub(crate) fn sharing_table<N>(fork: impl FnOnce() -> N) -> N {
+    if process::log().is_some() {
+        all(None);
+        descriptors::give_up();
+    }
+    fork()
 }
 
 /// Whatever this process has open, or opens, may be changed unseen, for a reason that the user may

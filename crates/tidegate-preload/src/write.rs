@@ -12,10 +12,11 @@ use std::io::IoSlice;
 use libc::{iovec, off_t, size_t, ssize_t};
 
 use crate::covered::{Open, Place, Request};
+use crate::page::Page;
 use crate::raw::{self, words};
 use crate::readable::is_readable;
 use crate::synonyms::synonyms;
-use crate::{cancel, next};
+use crate::{cancel, every_write, next};
 
 /// Parts of a vector that are looked at here; with more, the file leaves the log.
 const PARTS: usize = 64;
@@ -57,14 +58,21 @@ unsafe fn with_parts<R>(
     }
     // SAFETY: so many are readable.
     let vector = unsafe { std::slice::from_raw_parts(vector, count) };
-    let mut parts: [IoSlice<'_>; PARTS] = std::array::from_fn(|_| IoSlice::new(&[]));
+    let mut page = Page::take();
+    let memory = page.bytes_mut().as_mut_ptr().cast::<IoSlice<'_>>();
     let mut used = 0;
+    if page.bytes().len() < PARTS * size_of::<IoSlice<'_>>() {
+        return None;
+    }
     for given in vector.iter().filter(|given| given.iov_len > 0) {
         // SAFETY: as for `writev`.
-        parts[used] = unsafe { part(given.iov_base, given.iov_len) }?;
+        let part = unsafe { part(given.iov_base, given.iov_len) }?;
+        // SAFETY: the page has places for all parts, and is aligned.
+        unsafe { memory.add(used).write(part) };
         used += 1;
     }
-    Some(run(&parts[..used]))
+    // SAFETY: so many were written.
+    Some(run(unsafe { std::slice::from_raw_parts(memory, used) }))
 }
 
 /// A write of one buffer.
@@ -84,7 +92,7 @@ unsafe fn one(
         // SAFETY: as for `write`.
         match unsafe { part(at, len) } {
             Some(part) => open.write_as_opened(&Request { parts: &[part], place }, &kernel),
-            None => open.unseen(|| kernel(open.fd)),
+            None => open.unseen_write(|| kernel(open.fd)),
         }
     };
     let plain = open.write_plain(|| kernel(open.fd));
@@ -108,7 +116,7 @@ unsafe fn several(
             |parts: &[IoSlice<'_>]| open.write_as_opened(&Request { parts, place }, &kernel);
         // SAFETY: as for `writev`.
         unsafe { with_parts(vector, count, write) }
-            .unwrap_or_else(|| open.unseen(|| kernel(open.fd)))
+            .unwrap_or_else(|| open.unseen_write(|| kernel(open.fd)))
     };
     let plain = open.write_plain(|| kernel(open.fd));
     raw::returned(plain.map_or_else(by_entry, |result| open.plain_as_opened(place, result)))
@@ -122,8 +130,8 @@ pub(crate) unsafe extern "C-unwind" fn write(fd: c_int, at: *const c_void, len: 
         // SAFETY: as promised to this function.
         (Some(open), _) => unsafe { one(&open, Place::Current, at, len, kernel) },
         // SAFETY: the same function.
-        (None, Some(write)) => unsafe { write(fd, at, len) },
-        (None, None) => raw::returned(kernel(fd)),
+        (None, Some(write)) => every_write::returned(fd, unsafe { write(fd, at, len) }),
+        (None, None) => every_write::returned(fd, raw::returned(kernel(fd))),
     }
 }
 
@@ -140,9 +148,11 @@ pub(crate) unsafe extern "C-unwind" fn pwrite64(
     match (open, next::pwrite64.resolved()) {
         // SAFETY: as promised to this function.
         (Some((open, offset)), _) => unsafe { one(&open, Place::At(offset), at, len, kernel) },
-        // SAFETY: the same function.
-        (None, Some(pwrite64)) => unsafe { pwrite64(fd, at, len, offset) },
-        (None, None) => raw::returned(kernel(fd)),
+        (None, Some(pwrite64)) => {
+            // SAFETY: the same function.
+            every_write::returned(fd, unsafe { pwrite64(fd, at, len, offset) })
+        }
+        (None, None) => every_write::returned(fd, raw::returned(kernel(fd))),
     }
 }
 
@@ -158,8 +168,8 @@ pub(crate) unsafe extern "C-unwind" fn writev(
         // SAFETY: as promised to this function.
         (Some(open), _) => unsafe { several(&open, Place::Current, vector, count, kernel) },
         // SAFETY: the same function.
-        (None, Some(writev)) => unsafe { writev(fd, vector, count) },
-        (None, None) => raw::returned(kernel(fd)),
+        (None, Some(writev)) => every_write::returned(fd, unsafe { writev(fd, vector, count) }),
+        (None, None) => every_write::returned(fd, raw::returned(kernel(fd))),
     }
 }
 
@@ -179,9 +189,11 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64(
             // SAFETY: as promised to this function.
             unsafe { several(&open, Place::At(offset), vector, count, kernel) }
         }
-        // SAFETY: the same function.
-        (None, Some(pwritev64)) => unsafe { pwritev64(fd, vector, count, offset) },
-        (None, None) => raw::returned(kernel(fd)),
+        (None, Some(pwritev64)) => {
+            // SAFETY: the same function.
+            every_write::returned(fd, unsafe { pwritev64(fd, vector, count, offset) })
+        }
+        (None, None) => every_write::returned(fd, raw::returned(kernel(fd))),
     }
 }
 
@@ -216,11 +228,13 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64v2(
         (Some(open), _) => match place_of(offset, flags) {
             // SAFETY: as promised to this function.
             Some(place) => unsafe { several(&open, place, vector, count, kernel) },
-            None => raw::returned(open.unseen(|| kernel(fd))),
+            None => raw::returned(open.unseen_write(|| kernel(fd))),
         },
-        // SAFETY: the same function.
-        (None, Some(pwritev64v2)) => unsafe { pwritev64v2(fd, vector, count, offset, flags) },
-        (None, None) => raw::returned(kernel(fd)),
+        (None, Some(pwritev64v2)) => {
+            // SAFETY: the same function.
+            every_write::returned(fd, unsafe { pwritev64v2(fd, vector, count, offset, flags) })
+        }
+        (None, None) => every_write::returned(fd, raw::returned(kernel(fd))),
     }
 }
 

@@ -24,6 +24,8 @@ pub enum Cause {
     Trusted,
     /// The process gave up rights.
     Rights,
+    /// The process limits its address space: the log does not fit.
+    MemoryLimit,
     /// The process starts programs without the preload library.
     DroppedLibrary,
     /// The file is written by `io_uring`.
@@ -60,6 +62,9 @@ impl Cause {
             }
             Self::Trusted => "is trusted to change no file that is synced, and not watched",
             Self::Rights => "gave up rights",
+            Self::MemoryLimit => {
+                "has a limit of its address space, which is too small for the pool"
+            }
             Self::DroppedLibrary => "starts programs without the preload library",
             Self::IoUring => "writes by io_uring",
             Self::Libaio => "writes by asynchronous I/O of the kernel",

@@ -1,15 +1,19 @@
 //! Finds a file that the log defines, on the file system that it is on now.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use tidegate::durable;
 use tidegate::log::recover::{LocalFiles, identity_of};
 
 use super::backlog::Known;
+use super::paths::unescaped;
 
 /// What became of a file.
 #[derive(Debug)]
@@ -76,6 +80,41 @@ pub(crate) fn is_out_of_reach(error: &io::Error) -> bool {
         || matches!(Errno::from_io_error(error), Some(Errno::LOOP | Errno::NXIO))
 }
 
+/// Makes all of the file system on `device` durable, of which `path` was a file: that one alone,
+/// for another one may hang. One that is not mounted any more was made durable when it was
+/// unmounted.
+///
+/// # Errors
+/// The disk fails; no directory of the file system can be opened.
+pub(crate) fn sync_file_system(device: u64, path: &Path) -> io::Result<()> {
+    match directory_on(device, path) {
+        Some(directory) => Ok(durable::syncfs(&directory)?),
+        None => sync_mounted(device, &std::fs::read("/proc/self/mountinfo")?),
+    }
+}
+
+/// As [`sync_file_system`], by the mount points that `/proc/self/mountinfo` has of it.
+fn sync_mounted(device: u64, mounts: &[u8]) -> io::Result<()> {
+    let mut last = Ok(());
+    for mount in mounts.split(|byte| *byte == b'\n').filter_map(|line| mount_of(device, line)) {
+        let directory = directory_on(device, &mount.join("."));
+        match directory.map(|directory| durable::syncfs(&directory)) {
+            Some(synced) => return Ok(synced?),
+            None => last = Err(io::ErrorKind::PermissionDenied.into()),
+        }
+    }
+    last
+}
+
+/// The mount point that a line of `/proc/self/mountinfo` has of a device.
+fn mount_of(device: u64, line: &[u8]) -> Option<PathBuf> {
+    let mut fields = line.split(|byte| *byte == b' ').skip(2);
+    let numbers = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let is_it = fields.next()? == numbers.as_bytes();
+    let mount = fields.nth(1)?;
+    is_it.then(|| PathBuf::from(OsString::from_vec(unescaped(mount))))
+}
+
 /// A directory above `path` that is on `device`.
 pub(crate) fn directory_on(device: u64, path: &Path) -> Option<File> {
     let flags = (OFlags::DIRECTORY | OFlags::NONBLOCK).bits().cast_signed();
@@ -85,4 +124,25 @@ pub(crate) fn directory_on(device: u64, path: &Path) -> Option<File> {
         let directory = File::options().read(true).custom_flags(flags).open(path).ok()?;
         (directory.metadata().ok()?.dev() == device).then_some(directory)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_is_found_by_its_number_where_no_path_leads_to_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let device = directory.path().metadata().unwrap().dev();
+        sync_file_system(device, Path::new("")).unwrap();
+        let numbers = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+        let mount = directory.path().display();
+        let line = format!("36 35 {numbers} /sub {mount} rw,noatime - ext4 /dev/root rw");
+        assert_eq!(mount_of(device, line.as_bytes()).unwrap(), directory.path());
+        assert_eq!(mount_of(device + 1, line.as_bytes()), None);
+        sync_mounted(device, line.as_bytes()).unwrap();
+        let elsewhere = line.replace(&mount.to_string(), "/proc");
+        assert!(sync_mounted(device, elsewhere.as_bytes()).is_err(), "mounted over");
+        sync_mounted(device, b"").expect("it was unmounted, which has made it durable");
+    }
 }

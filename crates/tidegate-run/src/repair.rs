@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
-use tidegate::durable;
 use tidegate::log::{
     Definition, FileGuard, FileRef, Interrupted, LockError, Log, RecordKind, RepairError,
 };
@@ -78,15 +77,10 @@ pub(crate) fn end_sealed(log: &Log, file: FileRef, timeout: Duration) -> bool {
 fn sync_names(log: &Log, guard: &FileGuard<'_>) -> Result<(), Errno> {
     let payload = log.definition_of(guard.file());
     let definition = payload.as_deref().and_then(Definition::decode);
-    let directory = definition.and_then(|definition| {
-        let known = Known::of(&definition, 0);
-        locate::directory_on(known.device, &known.path)
-    });
-    if let Some(directory) = directory {
-        return durable::syncfs(&directory);
-    }
-    rustix::fs::sync();
-    Ok(())
+    let known = definition.map(|definition| Known::of(&definition, 0));
+    let path = known.map(|known| known.path).unwrap_or_default();
+    let synced = locate::sync_file_system(log.device_of(guard.file()), &path);
+    synced.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
 /// Lets names be recorded again where a holder of their lock was killed, once no record of one is

@@ -110,7 +110,7 @@ impl Writeback<'_> {
                     continue;
                 }
                 (None, Some(known)) => sync_not_kept(known),
-                (None, None) => sync_everything(),
+                (None, None) => self.sync_known(),
             };
             synced.calls += 1;
             synced.failures.extend(outcome.err().map(|error| self.failure_of(*id, error)));
@@ -166,12 +166,18 @@ impl Writeback<'_> {
             return synced.map_err(of_disk);
         }
         let mut known = self.backlog.files_on(file_system);
-        let directory =
-            known.find_map(|(_, known)| locate::directory_on(known.device, &known.path));
-        match directory {
-            Some(directory) => durable::syncfs(&directory).map_err(of_disk),
-            None => sync_everything(),
+        match known.next() {
+            Some((_, known)) => {
+                locate::sync_file_system(known.device, &known.path).map_err(of_disk)
+            }
+            None => self.sync_known(),
         }
+    }
+
+    /// Syncs each file system that the log has files of: which of them is meant cannot be told.
+    pub(crate) fn sync_known(&self) -> io::Result<()> {
+        let sync = |device| locate::sync_file_system(device, Path::new("")).map_err(of_disk);
+        self.log.devices().into_iter().try_for_each(sync)
     }
 
     /// The failure of a whole file system concerns all files of it that are not kept.
@@ -202,18 +208,8 @@ fn sync_not_kept(known: &Known) -> io::Result<()> {
     match locate::open(known)? {
         Located::Open(file) => durable::fdatasync(&file).map_err(of_disk),
         Located::Removed => Ok(()),
-        Located::Unknown => match locate::directory_on(known.device, &known.path) {
-            Some(directory) => durable::syncfs(&directory).map_err(of_disk),
-            None => sync_everything(),
-        },
+        Located::Unknown => locate::sync_file_system(known.device, &known.path).map_err(of_disk),
     }
-}
-
-/// Syncs all file systems: that of the file cannot be found, or is not mounted any more.
-#[expect(clippy::unnecessary_wraps, reason = "one of several ways to sync a file")]
-fn sync_everything() -> io::Result<()> {
-    rustix::fs::sync();
-    Ok(())
 }
 
 /// What a sync told of the disk. Its number is that of a write that failed, out of memory for one,

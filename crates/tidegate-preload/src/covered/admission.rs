@@ -23,7 +23,7 @@ use crate::files::{self, Identified, Seen};
 use crate::path::{self, PathBuffer};
 use crate::process::Holding;
 use crate::signals::SignalsBlocked;
-use crate::{extents, process};
+use crate::{extents, own_stack, process};
 
 /// The sync of a descriptor that covers its file however young that is.
 const COVER_YOUNG_AFTER: u32 = 8;
@@ -55,19 +55,27 @@ impl Open {
     /// was synced often is none.
     fn is_young(&self) -> bool {
         let age_ns = process::cover_age_ns();
-        age_ns != 0 && Seen::of(self.fd).is_ok_and(|seen| seen.is_younger_than(age_ns))
+        age_ns != 0 && files::is_younger_than(self.fd, age_ns)
     }
 
     /// Makes the sync for real, and covers the file if it can be covered.
     #[cold]
     pub(crate) fn admit(&self, wanted: Sync) -> isize {
+        let pinned = self.known.entry().filter(|entry| self.log.is_pinned(entry.file));
+        if pinned.is_some() {
+            return self.sync_refused(pinned, wanted);
+        }
         // A story that has begun is covered or given up. The kernel's sync lets no handler in,
         // either.
         let _signals = SignalsBlocked::new();
+        own_stack::run(|| self.admit_blocked(wanted))
+    }
+
+    fn admit_blocked(&self, wanted: Sync) -> isize {
         let identified = Seen::of(self.fd)
             .ok()
             // Nothing of a file without a name outlives the processes that have it open.
-            .filter(|seen| seen.stat.st_nlink != 0)
+            .filter(|seen| seen.stat.st_nlink != 0 && self.is_overwritten_in_place(seen))
             .and_then(|_| files::identify(self.log, self.fd))
             .filter(|found| !self.log.has_copies(found.file_system.reference));
         let Some(identified) = identified else { return self.sync_refused(None, wanted) };

@@ -23,7 +23,7 @@ use crate::descriptors::{self, Entry, Known, PINNED};
 use crate::path::Opened;
 use crate::process::Holding;
 use crate::record_locks::{self, Unlocked};
-use crate::{metadata, plain, query, raw};
+use crate::{metadata, mounts, plain, query, raw};
 
 /// How long a lock is waited for to pin a file, each of [`TRIES`] times.
 const PIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -265,7 +265,7 @@ pub(crate) fn leave_numbers(log: &Log, device: u64, inode: u64, pins: bool) {
 pub(crate) fn leave_closed<'l>(log: &'l Log, file: FileRef, then: impl FnOnce(&FileGuard<'l>)) {
     // All of it, for the file must not be opened: closed again, it would take the program's record
     // locks along. A write-back that fails is told to the descriptors that are open.
-    leave_made_durable(log, file, raw::sync, then);
+    leave_made_durable(log, file, || mounts::sync_device(log.device_of(file)), then);
 }
 
 /// Before a sync of more than a file: the files leave that the kernel may have changed without a
@@ -298,7 +298,7 @@ fn leave_interrupted(log: &Log) {
         if let Some(guard) = guard.filter(FileGuard::owner_died) {
             // Where that fails, syncs of the file are real, or say so.
             let _ = log.repair(&guard, || {
-                raw::sync();
+                mounts::sync_device(log.device_of(file));
                 Ok(())
             });
         }
@@ -329,7 +329,7 @@ fn leave_made_durable<'l>(
 /// Ends the story of a locked file of which there is no descriptor.
 #[cold]
 pub(super) fn leave_locked(log: &Log, guard: &FileGuard<'_>) {
-    raw::sync();
+    mounts::sync_device(log.device_of(guard.file()));
     end(log, guard);
 }
 
@@ -360,7 +360,7 @@ impl Gone<'_> {
             None => self.open().is_some_and(|opened| by(opened.number())),
         };
         if !is_durable {
-            raw::sync();
+            mounts::sync_device(self.device);
         }
     }
 

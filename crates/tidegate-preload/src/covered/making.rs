@@ -36,7 +36,7 @@ use crate::path::{self, PathBuffer};
 use crate::process::Holding;
 use crate::raw::Errno;
 use crate::signals::SignalsBlocked;
-use crate::{file_systems, process, query, raw};
+use crate::{file_systems, own_stack, process, query, raw};
 
 /// The largest file that a record makes.
 pub(super) const MADE_BYTES_MAX: u64 = 128 << 10;
@@ -86,19 +86,23 @@ pub(super) fn log_answers_directory(log: &Log, fd: c_int) -> bool {
 }
 
 impl Open {
+    /// Makes the sync of a plain file, if this process has made it and has not synced it since.
+    #[cold]
+    pub(super) fn sync_if_new(&self, wanted: Sync) -> Option<isize> {
+        // A story that has begun is covered or given up.
+        let _signals = SignalsBlocked::new();
+        own_stack::run(|| self.new_file().map(|new| self.sync_new(&new, wanted)))
+    }
+
     /// What is known of the file, if this process has made it and has not synced it since; and what
     /// the kernel says of it.
-    pub(super) fn new_file(&self) -> Option<(NewFile, Seen)> {
-        new_files::note_sync();
-        let seen = Seen::of(self.fd).ok().filter(|_| new_files::has_some())?;
+    fn new_file(&self) -> Option<(NewFile, Seen)> {
+        let seen = Seen::of(self.fd).ok()?;
         new_files::find(self.fd, &seen).map(|new| (new, seen))
     }
 
     /// Makes the first sync of a file that this process has made.
-    #[cold]
-    pub(super) fn sync_new(&self, (new, seen): &(NewFile, Seen), wanted: Sync) -> isize {
-        // A story that has begun is covered or given up.
-        let _signals = SignalsBlocked::new();
+    fn sync_new(&self, (new, seen): &(NewFile, Seen), wanted: Sync) -> isize {
         new_files::forget(self.known.device, self.known.inode);
         let Some(identified) = self.makeable(seen) else { return self.sync_old(wanted) };
         let file_system = identified.file_system.reference;
@@ -263,6 +267,7 @@ impl Open {
         let stat = &seen.stat;
         let flags = query::file_flags(self.fd).ok()?;
         let is_ordinary = seen.attributes & SPECIAL == 0
+            && self.is_overwritten_in_place(seen)
             && (flags.flags & !HAS_ATTRIBUTES, flags.project) == (0, 0)
             && (flags.extent_bytes, flags.cow_extent_bytes) == (0, 0);
         let child = parent.child()?;

@@ -14,6 +14,7 @@
 
 mod admission;
 mod descriptor;
+mod in_place;
 mod leave;
 mod making;
 mod naming;
@@ -34,7 +35,7 @@ use std::time::Duration;
 use tidegate::durable;
 use tidegate::log::{AppendError, FileGuard, FileSystemRef, LockError, Log};
 
-pub(crate) use descriptor::{find_out, is_to_be_pinned, note, note_standard};
+pub(crate) use descriptor::{find_out, is_to_be_pinned, known, note, note_standard};
 pub(crate) use leave::{
     Gone, leave_closed, leave_gone, leave_numbers, leave_unrecorded, retire_all,
 };
@@ -105,8 +106,14 @@ impl Open {
     /// The file of `fd`, if it is one that can be covered.
     #[inline]
     pub(crate) fn of(fd: c_int) -> Option<Self> {
+        process::log()?;
+        Self::known(fd, known(fd))
+    }
+
+    /// As [`of`](Self::of), for a descriptor of which this is known.
+    #[inline]
+    pub(crate) fn known(fd: c_int, known: Known) -> Option<Self> {
         let log = process::log()?;
-        let known = descriptor::known(fd);
         (known.kind == Kind::File).then_some(Self { log, fd, known })
     }
 

@@ -27,6 +27,7 @@ use super::leave::{Gone, leave_locked};
 use super::sync::commits_all;
 use crate::file_systems;
 use crate::files::{Identified, Seen};
+use crate::own_stack;
 use crate::parents::Parent;
 use crate::path::PathBuffer;
 use crate::process::{self, Holding};
@@ -99,8 +100,10 @@ pub(crate) fn change_name(asked: Changed<'_>) -> Option<isize> {
         return None;
     }
     let _holding = Holding::new()?;
-    let change = Change::find(log, asked, &stat)?;
-    change.run().or_else(|| change.commit_pending().then(|| change.run())?)
+    own_stack::run(|| {
+        let change = Change::find(log, asked, &stat)?;
+        change.run().or_else(|| change.commit_pending().then(|| change.run())?)
+    })
 }
 
 fn is_file(stat: &libc::stat) -> bool {

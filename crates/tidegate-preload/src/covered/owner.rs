@@ -52,7 +52,7 @@ impl Open {
         [stat.st_uid, uid_t::MAX].contains(&user)
             && [stat.st_gid, gid_t::MAX].contains(&group)
             && stat.st_mode & SET_ID_BITS == 0
-            && query::fgetxattr(self.fd, c"security.capability", &mut []) == Err(libc::ENODATA)
+            && self.has_no_capability()
     }
 }
 

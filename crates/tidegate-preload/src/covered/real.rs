@@ -46,7 +46,7 @@ impl Open {
     /// more is known of it.
     #[cold]
     pub(super) fn sync_refused(&self, entry: Option<Entry>, wanted: Sync) -> isize {
-        let pinned = entry.filter(|entry| self.lock(*entry).is_ok_and(|guard| guard.is_pinned()));
+        let pinned = entry.filter(|entry| self.log.is_pinned(entry.file));
         let Some(entry) = pinned else { return self.sync_for(Counter::SyncsRefused, wanted) };
         if kept::is_kept(entry.file) {
             tell(Reason::Mapping);

@@ -16,8 +16,9 @@ use tidegate::log::{Counter, FileSystemRef, Log};
 
 use super::{Locked, Open, is_disk_failure, negated, real};
 use crate::descriptors::{self, Entry};
+use crate::files::Seen;
 use crate::process::Holding;
-use crate::{extents, query, raw};
+use crate::{extents, new_files, own_stack, query, raw};
 
 /// Bytes that a file may log between two syncs. To copy more takes longer than the sync of a fast
 /// disk that the log saves, and pushes other files' records out of the log.
@@ -64,6 +65,9 @@ impl Open {
     /// Makes the file durable, by the kernel where the log does not answer.
     pub(crate) fn sync(&self, wanted: Sync) -> isize {
         let Some(entry) = self.entry_if_any() else { return self.sync_plain(wanted) };
+        if self.log.is_plain(entry.file) {
+            return self.sync_plain(wanted);
+        }
         let Ok(guard) = self.lock(entry) else { return self.sync_refused(None, wanted) };
         let failed = guard.take_failure();
         if guard.is_logged() {
@@ -88,7 +92,7 @@ impl Open {
             return self.leave_at(&guard, Counter::SyncsByGain, wanted);
         }
         if guard.has_own_changes() {
-            return self.sync_pending(entry, guard);
+            return self.sync_own(entry, guard, wanted);
         }
         let is_unconfirmed = guard.is_unconfirmed();
         if is_unconfirmed && query::size_and_times(self.fd) != Ok(guard.size()) {
@@ -98,22 +102,24 @@ impl Open {
             Sync::Data => guard.has_grown(),
             Sync::All => guard.was_written(),
         };
-        if !is_needed && !guard.was_named() {
+        let is_pending = self.log.is_pending(guard.file_system);
+        // A read may have set the time of access, which `fsync` would commit with what is pending.
+        if !is_needed && !guard.was_named() && (wanted == Sync::Data || !is_pending) {
             if is_unconfirmed && !guard.has_grown() {
                 // Without space for it a change from outside is noticed a little later.
-                let _ = guard.confirm();
+                let _ = own_stack::run(|| guard.confirm());
             }
             self.log.note_sync_skipped(entry.file);
             return self.answered();
         }
-        if self.log.is_pending(guard.file_system) {
+        if is_pending {
             return self.sync_pending(entry, guard);
         }
         if !is_needed && wanted == Sync::Data {
             // It may commit nothing for a new name: the next `fsync` still would.
             return self.answered();
         }
-        if guard.mark(guard.size()).is_err() {
+        if own_stack::run(|| guard.mark(guard.size())).is_err() {
             return self.sync_pending(entry, guard);
         }
         guard.note_confirmed();
@@ -162,10 +168,19 @@ impl Open {
         }
         if (guard.story(), guard.last_change()) == (story, change) && guard.is_logged() {
             // Without it the next sync is real.
-            let _ = guard.mark(size);
+            let _ = own_stack::run(|| guard.mark(size));
             guard.note_real_sync();
         }
         result
+    }
+
+    /// Syncs a covered file whose own names or attributes were changed, for real. It leaves if it
+    /// is one by now of which an overwrite changes more than bytes.
+    fn sync_own(&self, entry: Entry, guard: Locked, wanted: Sync) -> isize {
+        if Seen::of(self.fd).is_ok_and(|seen| self.is_overwritten_in_place(&seen)) {
+            return self.sync_pending(entry, guard);
+        }
+        self.leave_at(&guard, Counter::SyncsOwn, wanted)
     }
 
     /// Makes the sync for real and has the file leave: what the log has promised of it before must
@@ -184,10 +199,9 @@ impl Open {
 
     /// Syncs a plain file, which may be covered from then on.
     fn sync_plain(&self, wanted: Sync) -> isize {
-        match self.new_file() {
-            Some(new) => self.sync_new(&new, wanted),
-            None => self.sync_old(wanted),
-        }
+        new_files::note_sync();
+        let made = if new_files::has_some() { self.sync_if_new(wanted) } else { None };
+        made.unwrap_or_else(|| self.sync_old(wanted))
     }
 
     /// Syncs a plain file that this process has not made, or synced before.
@@ -195,13 +209,16 @@ impl Open {
         if self.may_be_admitted() { self.admit(wanted) } else { self.sync_unadmitted(wanted) }
     }
 
-    /// The sync that the program has asked for. It fails where the file system has failed since the
-    /// file was opened: ext4 may say 0 there, whatever it has dropped.
+    /// The sync that the program has asked for. Of a file that the log knows it fails where the
+    /// file system has failed since the file was opened: ext4 may say 0 there, whatever it has
+    /// dropped.
     pub(crate) fn sync_real(&self, wanted: Sync) -> isize {
         let start_ns = raw::now_ns();
+        let is_logged = self.entry_if_any().is_some_and(|entry| self.log.must_log(entry.file));
         let mut result = wanted.run(self.fd);
         // Not where the log was given up meanwhile: a filter of system calls may kill for this one.
         if result == 0
+            && is_logged
             && let Some(errno) = Holding::new().and_then(|_holding| self.failure())
         {
             result = negated(errno.raw_os_error());
@@ -352,7 +369,8 @@ mod tests {
         assert!(case.is_pending());
         assert_eq!(case.sync(Sync::All), real(""), "the time of the write");
         assert!(case.is_pending(), "the kernel may have committed the time before the change");
-        assert_eq!(case.sync(Sync::All), answered(""));
+        assert_eq!(case.sync(Sync::All), real(""), "a read may have set the time of access");
+        assert_eq!(case.sync(Sync::Data), answered(""), "which `fdatasync` leaves alone");
         case.write(4);
         assert_eq!(case.sync(Sync::Data), real("mark:8"));
         assert!(!case.is_pending(), "growth that began after it was committed");

@@ -10,7 +10,7 @@
 use tidegate::log::{Change, FileGuard, Ticket};
 
 use super::{Locked, Open, Refused, is_disk_failure, negated};
-use crate::{metadata, plain, process};
+use crate::{metadata, own_stack, plain, process};
 
 /// What a truncation counts for among the bytes that a file has logged: its record.
 const RECORD_BYTES: u64 = 64;
@@ -32,7 +32,9 @@ impl Open {
         if !guard.is_logged() {
             return self.truncate_plain(kernel);
         }
-        let recorded = self.may_be_recorded(&guard, size).then(|| self.record_size(&guard, size));
+        let recorded = self
+            .may_be_recorded(&guard, size)
+            .then(|| own_stack::run(|| self.record_size(&guard, size)));
         if let Some(Ok((ticket, position))) = recorded {
             return self.cut(&guard, ticket, position, size, kernel);
         }

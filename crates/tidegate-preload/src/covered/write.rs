@@ -13,7 +13,7 @@ use tidegate::log::{Change, Counter, FileGuard, Ticket};
 use super::{Locked, Open, Place, Refused, SPACE_TIMEOUT, Sync, negated};
 use crate::descriptors::{self, APPEND, DIRECT};
 use crate::path::{self, PathBuffer};
-use crate::{files, metadata, plain, process, query, raw};
+use crate::{files, metadata, own_stack, plain, process, query, raw};
 
 /// How often a write waits for free space: other writers may take it first.
 const WAITS: u32 = 60;
@@ -72,10 +72,18 @@ impl Open {
         self.synced_if_wanted(result)
     }
 
+    /// Makes a write that the log does not take.
+    pub(crate) fn unseen_write(&self, kernel: impl FnOnce() -> isize) -> isize {
+        self.synced_if_wanted(self.unseen(kernel))
+    }
+
     /// The result of a write, which is synced first where each is to be.
     #[inline]
     fn synced_if_wanted(&self, result: isize) -> isize {
-        if process::every_write() { self.synced(result, Sync::Data) } else { result }
+        if process::every_write() && files::is_wanted(self.fd) {
+            return self.synced(result, Sync::Data);
+        }
+        result
     }
 
     /// The result of a write, which is synced first.
@@ -104,7 +112,7 @@ impl Open {
             let logged = if must_leave {
                 Err(Refused::Never)
             } else {
-                self.write_logged(&guard, request, bytes, &kernel)
+                own_stack::run(|| self.write_logged(&guard, request, bytes, &kernel))
             };
             match logged {
                 Ok(result) => return result,

@@ -143,8 +143,8 @@ hooks! {
         let Some(add) = next::posix_spawn_file_actions_addopen.get() else { return libc::ENOSYS };
         // The C library empties it in the child, at some time. Of its standard output a program
         // takes note when it starts.
-        if flags & libc::O_TRUNC != 0 && fd > libc::STDERR_FILENO && let Some(path) = text(path) {
-            unseen::about_to_change(libc::AT_FDCWD, path, true);
+        if flags & libc::O_TRUNC != 0 && let Some(path) = text(path) {
+            unseen::about_to_change(libc::AT_FDCWD, path, fd > libc::STDERR_FILENO);
         }
         // SAFETY: the C library's function of this type, with what the program passed.
         unsafe { add(actions, fd, path, flags, mode) }
@@ -154,6 +154,15 @@ hooks! {
             // SAFETY: the C library's function of this type, with what the program passed.
             Some(system) => unsafe { system(command) },
             None => -1,
+        })
+    }
+    wordexp(words: *const c_char, result: *mut c_void, flags: c_int) -> c_int {
+        /// `WRDE_NOSPACE`.
+        const NO_SPACE: c_int = 1;
+        starting_shell(|| match next::wordexp.get() {
+            // SAFETY: the C library's function of this type, with what the program passed.
+            Some(wordexp) => unsafe { wordexp(words, result, flags) },
+            None => NO_SPACE,
         })
     }
     popen(command: *const c_char, mode: *const c_char) -> *mut c_void {

@@ -76,6 +76,10 @@ fn starting(
     environment: Argv,
     start: impl FnOnce(Argv) -> c_int,
 ) -> c_int {
+    let start = |envp| match program.opens {
+        true => metadata::counted(|| start(envp)),
+        false => start(envp),
+    };
     let Some(session) = Session::get().filter(|_| is_readable_list(environment)) else {
         return start(environment);
     };
@@ -99,8 +103,7 @@ fn starting(
     if way == Way::Exec {
         unseen::release();
     }
-    let run = || with_additions(&additions, environment, start);
-    let result = if program.opens { metadata::counted(run) } else { run() };
+    let result = with_additions(&additions, environment, start);
     if way == Way::Exec {
         unseen::take_again();
     }

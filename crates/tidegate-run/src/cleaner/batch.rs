@@ -60,9 +60,13 @@ impl Worker {
         self.backlog.reached(until);
         if unreadable_bytes > 0 {
             // The kernel has what these records say, whatever files they are about.
-            rustix::fs::sync();
+            let synced = self.writeback().sync_known();
+            let outcome = match synced {
+                Ok(()) => "what programs wrote is on the disk without them".into(),
+                Err(error) => format!("what programs wrote may not be on the disk: {error}"),
+            };
             self.events.send(Event::Notice(format!(
-                "{unreadable_bytes} bytes of the log cannot be read; what programs wrote is on its way to the disk without them"
+                "{unreadable_bytes} bytes of the log cannot be read; {outcome}"
             )));
         }
     }

@@ -210,6 +210,11 @@ impl Log {
         self.control.memory().abandon()
     }
 
+    /// The addresses of its memory: that of the medium, and that which processes share.
+    pub fn memory(&self) -> [std::ops::Range<usize>; 2] {
+        [self.pool.region().addresses(), self.control.memory().addresses()]
+    }
+
     /// The log on its medium.
     pub fn pool(&self) -> &LogPool {
         &self.pool

@@ -93,6 +93,22 @@ impl Log {
             || entry.generation().load(Ordering::SeqCst) != u64::from(file.generation)
     }
 
+    /// The file has no story, and no program is to be told of a failure.
+    #[inline]
+    pub fn is_plain(&self, file: FileRef) -> bool {
+        let entry = table::entry(&self.control, file.index);
+        entry.flags().load(Ordering::SeqCst) & (flag::LOGGED | flag::FAILED) == 0
+            && entry.generation().load(Ordering::SeqCst) == u64::from(file.generation)
+    }
+
+    /// The file is pinned to the kernel path.
+    #[inline]
+    pub fn is_pinned(&self, file: FileRef) -> bool {
+        let entry = table::entry(&self.control, file.index);
+        entry.pins().load(Ordering::SeqCst) > 0
+            && entry.generation().load(Ordering::SeqCst) == u64::from(file.generation)
+    }
+
     /// The story of some file has begun since the log is in use.
     #[inline]
     pub fn has_stories(&self) -> bool {
@@ -204,6 +220,20 @@ impl Log {
         } else {
             entry.flags().fetch_and(!flag::KEPT, Ordering::SeqCst);
         }
+    }
+
+    /// The number of the device that the file is on.
+    pub fn device_of(&self, file: FileRef) -> u64 {
+        table::entry(&self.control, file.index).device().load(Ordering::Relaxed)
+    }
+
+    /// The numbers of the devices of all files that have an entry.
+    pub fn devices(&self) -> Vec<u64> {
+        let of = |(_, entry): (FileRef, Entry<'_>)| entry.device().load(Ordering::Relaxed);
+        let mut devices: Vec<u64> = table::all(&self.control).map(of).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        devices
     }
 
     /// The files of which the supervisor holds a descriptor, or one that died did.

@@ -380,6 +380,21 @@ impl Mapping {
         self.abandon_from(0)
     }
 
+    pub(super) fn addresses(&self) -> std::ops::Range<usize> {
+        let (start, len, _) = self.pages();
+        start..start + len
+    }
+
+    /// Unmaps the memory.
+    ///
+    /// # Safety
+    /// Nothing is done with it any more; it is not dropped, either.
+    pub(super) unsafe fn unmap(&self) {
+        let (_, len, _) = self.pages();
+        // SAFETY: pages of this mapping, which nobody uses. Where the kernel refuses, they stay.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), len) };
+    }
+
     /// Puts private zero bytes in the place of the memory from byte `from` on, a page's first.
     fn abandon_from(&self, from: u64) -> io::Result<()> {
         let (_, mapped_len, _) = self.pages();

@@ -183,6 +183,20 @@ impl Region {
         self.mapping.abandon()
     }
 
+    /// Where the region is mapped.
+    pub fn addresses(&self) -> std::ops::Range<usize> {
+        self.mapping.addresses()
+    }
+
+    /// Unmaps the region.
+    ///
+    /// # Safety
+    /// Nothing is done with it any more; it is not dropped, either.
+    pub unsafe fn unmap(&self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.mapping.unmap() };
+    }
+
     /// Lets go of the pages of `len` bytes at `offset` that were read once and will not be needed
     /// soon: they count no more as memory of this process. Their bytes stay, and can be read again.
     ///

@@ -98,6 +98,11 @@ impl SharedMemory {
         self.mapping.abandon()
     }
 
+    /// Where it is mapped.
+    pub fn addresses(&self) -> std::ops::Range<usize> {
+        self.mapping.addresses()
+    }
+
     /// Size in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.mapping.len_bytes()
