@@ -250,12 +250,7 @@ pub(crate) fn counted_attributes<R>(name: Named, sets: Sets, call: impl FnOnce()
 }
 
 /// As [`counted_attributes`], where some file is noted as a new one.
-fn counted_noted<R>(
-    log: &'static Log,
-    name: Named,
-    sets: Sets,
-    call: impl FnOnce() -> R,
-) -> R {
+fn counted_noted<R>(log: &'static Log, name: Named, sets: Sets, call: impl FnOnce() -> R) -> R {
     let errno = raw::errno();
     let before = name.numbers();
     let remade = before.and_then(|numbers| name.remade(log, numbers));

@@ -15,6 +15,7 @@
 
 mod bed;
 mod causes;
+mod commits;
 mod copies;
 mod crash;
 mod faults;
@@ -22,6 +23,7 @@ mod findings;
 mod fio;
 mod fsx;
 mod identity;
+mod kernel_path;
 mod left;
 mod new_files;
 mod outside;
@@ -30,6 +32,7 @@ mod postgres;
 mod power;
 mod process_tree;
 mod programs;
+mod resources;
 mod rights;
 mod sqlite;
 mod stores;

@@ -105,6 +105,11 @@ impl Disk {
         file_system
     }
 
+    /// Mounts the file system again, with these options.
+    pub(crate) fn mount_with(&mut self, options: &str) {
+        self.file_system().mount_with(options);
+    }
+
     /// Loses the power with `workers` running, comes back, and replays the log.
     pub(crate) fn cut(&mut self, workers: Workers, dram: &str) -> PathBuf {
         let acks = self.lose_power(workers, dram);

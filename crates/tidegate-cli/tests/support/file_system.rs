@@ -63,6 +63,13 @@ impl FileSystem {
         succeed(tool("mount", "mount").arg(&self.loop_device).arg(&self.mount_point));
     }
 
+    /// Takes it off and mounts it again where it was, with these options.
+    pub fn mount_with(&self, options: &str) {
+        self.unmount();
+        let mut mount = tool("mount", "mount");
+        succeed(mount.args(["-o", options]).arg(&self.loop_device).arg(&self.mount_point));
+    }
+
     fn image(&self) -> PathBuf {
         self.fuse_dir.join("disk.img")
     }

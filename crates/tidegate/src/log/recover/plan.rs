@@ -398,8 +398,9 @@ impl Planner {
                 continue;
             }
             let has_lost_make = story.broken_make.is_some() && story.damaged.is_some();
-            let Story { identity, paths, steps, names, marked_until, damaged, dates, begun, .. } =
-                story;
+            let Story {
+                identity, paths, steps, names, marked_until, damaged, dates, begun, ..
+            } = story;
             let made = names.iter().rev().find_map(|(_, step)| step.made().cloned());
             let modified_until_ns = plan.dates.modified_until(&dates, made.as_ref());
             let file = NamedFile { file_system, device, handle };
