@@ -211,8 +211,12 @@ impl Core {
 
     /// The pool is of its new size, durably.
     fn commit_size(&self, plan: &Plan) -> Result<()> {
-        let Plan { mut superblock, places } = *plan;
-        superblock.write(&self.region)?;
+        let Plan { superblock: Superblock { pool_bytes, .. }, places } = *plan;
+        // It has changed since the plan was made: the backing's state is noted all the time.
+        let superblock = Superblock::update(&self.region, |it| {
+            *it = it.resized(pool_bytes)?;
+            Ok(())
+        })?;
         let mut header = self.header.lock();
         (header.superblock, header.places) = (superblock, places);
         self.reserve.store(self.resizing.reserve(&header), Ordering::Relaxed);

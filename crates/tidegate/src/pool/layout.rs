@@ -21,6 +21,30 @@ pub(super) const DATA_OFFSET_MIN: u64 = 2 * PAGE_BYTES;
 /// Bytes of a backing's name that a superblock keeps.
 pub(super) const BACKING_NAME_BYTES_MAX: usize = 512;
 
+/// [`BackingState::flags`](BackingStateBytes): the other fields mean something.
+pub(super) const STATE_IS_KNOWN: u32 = 1;
+/// [`BackingState::flags`](BackingStateBytes): the pool writes to the backing.
+pub(super) const STATE_IS_WRITING: u32 = 2;
+
+/// The state of a backing as it lies on the medium; zeroes where none is known.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct BackingStateBytes {
+    pub(super) flags: U32,
+    pub(super) block_bytes: U32,
+    pub(super) said: U64,
+    pub(super) size_bytes: U64,
+    pub(super) noted_ns: U64,
+    pub(super) modified_ns: U64,
+    pub(super) areas: U64,
+    pub(super) boot: [u8; 16],
+    pub(super) disk_sequence: U64,
+    pub(super) changed_sectors: U64,
+    pub(super) mark: U64,
+    pub(super) mark_before: U64,
+    pub(super) reserved: U64,
+}
+
 /// A superblock as it lies on the medium.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -40,7 +64,8 @@ pub(super) struct SuperblockBytes {
     pub(super) backing_name_bytes: U32,
     pub(super) backing_identity: U64,
     pub(super) backing_name: [u8; BACKING_NAME_BYTES_MAX],
-    pub(super) reserved: [u8; 3472],
+    pub(super) state: BackingStateBytes,
+    pub(super) reserved: [u8; 3368],
     pub(super) checksum: U64,
 }
 
@@ -61,7 +86,12 @@ const _: () = {
     assert!(offset_of!(SuperblockBytes, backing_name_bytes) == 92);
     assert!(offset_of!(SuperblockBytes, backing_identity) == 96);
     assert!(offset_of!(SuperblockBytes, backing_name) == 104);
-    assert!(offset_of!(SuperblockBytes, reserved) == 616);
+    assert!(offset_of!(SuperblockBytes, state) == 616);
+    assert!(offset_of!(BackingStateBytes, said) == 8);
+    assert!(offset_of!(BackingStateBytes, boot) == 48);
+    assert!(offset_of!(BackingStateBytes, mark) == 80);
+    assert!(size_of::<BackingStateBytes>() == 104);
+    assert!(offset_of!(SuperblockBytes, reserved) == 720);
     assert!(offset_of!(SuperblockBytes, checksum) == 4088);
 };
 

@@ -11,11 +11,13 @@ mod content;
 mod error;
 mod glance;
 mod layout;
+mod state;
 mod superblock;
 
 pub use content::Content;
 pub use error::PoolError;
 pub use glance::{Glance, glance, glance_device};
+pub use state::BackingState;
 pub use superblock::{BackingIdentity, CLUSTERS, CopyFault, Found, Superblock, erase};
 
 use crate::btt::{self, Version};

@@ -13,6 +13,7 @@
 //! 4. Fields are believed only behind a right checksum, and checked even then.
 
 use arrayvec::ArrayString;
+use parking_lot::Mutex;
 use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
@@ -22,6 +23,7 @@ use super::error::PoolError;
 use super::layout::{
     BACKING_NAME_BYTES_MAX, DATA_OFFSET_MIN, MAGIC, PAGE_BYTES, SuperblockBytes, VERSION,
 };
+use super::state::BackingState;
 use crate::pmem::{PmemError, Region};
 use crate::tier::EngineCode;
 
@@ -83,6 +85,9 @@ pub struct Superblock {
     /// The device behind the pool that was used last; none where the pool never had one.
     #[serde(skip)]
     pub backing: Option<BackingIdentity>,
+    /// The state in which the pool left that device; none where an older program did.
+    #[serde(skip)]
+    pub state: Option<BackingState>,
 }
 
 /// What is wrong with one copy.
@@ -180,6 +185,7 @@ impl Superblock {
             compatible: 0,
             incompatible: 0,
             backing: None,
+            state: None,
         };
         empty.resized(region.len_bytes())
     }
@@ -215,6 +221,20 @@ impl Superblock {
             region.fence()?;
         }
         Ok(())
+    }
+
+    /// Reads the superblock of `region`, has `change` change it, and writes it. Of threads that do
+    /// so at once, none takes the change of another one back.
+    ///
+    /// # Errors
+    /// As for [`read`](Self::read) and [`write`](Self::write), and those of `change`.
+    pub fn update(region: &Region, change: impl FnOnce(&mut Self) -> Result<()>) -> Result<Self> {
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _alone = ONE_AT_A_TIME.lock();
+        let mut superblock = Self::read(region)?.superblock;
+        change(&mut superblock)?;
+        superblock.write(region)?;
+        Ok(superblock)
     }
 
     /// Reads the superblock of `region`.
@@ -261,6 +281,9 @@ impl Superblock {
             bytes.backing_name_bytes = U32::new(u32::try_from(name.len()).unwrap_or(0));
             bytes.backing_name[..name.len()].copy_from_slice(name.as_bytes());
         }
+        if let Some(state) = &self.state {
+            bytes.state = state.encode();
+        }
         bytes.checksum = U64::new(bytes.expected_checksum());
         bytes
     }
@@ -282,6 +305,7 @@ impl Superblock {
             compatible: bytes.compatible.get(),
             incompatible: bytes.incompatible.get(),
             backing: BackingIdentity::decode(bytes),
+            state: BackingState::decode(&bytes.state),
         };
         superblock.check(region.len_bytes())?;
         Ok(superblock)
