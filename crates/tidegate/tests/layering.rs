@@ -26,7 +26,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "stack",
         &[
             "backing", "btt", "cache", "device", "dram", "log", "pmem", "pool", "raw", "size",
-            "stats", "tier",
+            "stats", "sync", "tier",
         ],
     ),
 ];

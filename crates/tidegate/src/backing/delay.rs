@@ -1,10 +1,9 @@
 //! `delay:TIME,URL`: another backing, made slow.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{BackingError, BackingUrl, OpenBacking, Scheme, parse_time};
+use super::{BackingError, BackingUrl, OpenBacking, Opening, Scheme, parse_time};
 use crate::device::delay::{Delay, Delays};
 
 /// The longest delay.
@@ -35,16 +34,17 @@ fn parts(rest: &str) -> Result<(Duration, BackingUrl), String> {
     Ok((delay, BackingUrl::named(url)?))
 }
 
-fn open(rest: &str, pool: &Path) -> Result<OpenBacking, BackingError> {
+fn open(rest: &str, opening: &Opening<'_>) -> Result<OpenBacking, BackingError> {
     let unfit = |reason| BackingError::Unfit { url: format!("delay:{rest}"), reason };
     let (delay, url) = parts(rest).map_err(unfit)?;
     let delays = Delays::of_each(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX));
-    let backing = url.open(pool)?;
+    let backing = url.open(opening)?;
     Ok(OpenBacking { device: Arc::new(Delay::new(backing.device, delays)), ..backing })
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::path::Path;
     use std::time::Instant;
 
     use super::*;
@@ -55,10 +55,10 @@ mod tests {
     fn a_delayed_backing_is_the_same_backing_and_slow() {
         let open = |url: &str| {
             let url: BackingUrl = url.parse().unwrap();
-            url.open(Path::new("/nowhere")).unwrap()
+            url.open(&Opening { pool: Path::new("/nowhere"), block_bytes: None }).unwrap()
         };
         let (plain, delayed) = (open("null:1M"), open("delay:3ms,null:1M"));
-        assert_eq!(delayed.identity, plain.identity);
+        assert_eq!(delayed.observer.identity(), plain.observer.identity());
         assert_eq!(delayed.name, plain.name, "a pool finds it again without the delay");
         assert_eq!(delayed.device.geometry(), plain.device.geometry());
         let begun = Instant::now();

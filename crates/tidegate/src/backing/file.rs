@@ -4,24 +4,18 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use super::{BackingError, OpenBacking, Scheme};
+use super::areas::Areas;
+use super::disk::{self, folder_of};
+use super::observe::Observer;
+use super::{BackingError, OpenBacking, Opening, Scheme};
 use crate::device::file::{FileDevice, FileOptions};
-use crate::log::recover::identity_of;
-use crate::log::{FileSystemId, identity};
 use crate::pool::{Glance, glance};
-
-/// Keeps identities without a handle apart from those with one.
-const NO_HANDLE: i32 = -1;
-/// Keeps identities of disks apart from those of files.
-const DISK: i32 = -2;
-/// Neither of them has the UUID of a file system.
-const NO_FILE_SYSTEM: FileSystemId = [0; 16];
 
 /// `file:PATH`, `file:///PATH` or a plain path.
 pub(super) static FILE: Scheme = Scheme {
@@ -29,8 +23,8 @@ pub(super) static FILE: Scheme = Scheme {
     syntax: "file:PATH",
     about: "a file or a block device; file:///PATH and a plain path name it too",
     example: "file:/srv/disk.img",
-    identified_by: "a file by its file system and inode, a disk by what it says of itself; not \
-                    by its path",
+    identified_by: "a file by its file system and inode, a disk by what it says of itself or else \
+                    by the UUID of what lies on it; not by its path",
     parse,
     open,
 };
@@ -44,26 +38,62 @@ fn parse(rest: &str) -> Result<String, String> {
     }
 }
 
-fn open(rest: &str, pool: &Path) -> Result<OpenBacking, BackingError> {
+fn open(rest: &str, opening: &Opening<'_>) -> Result<OpenBacking, BackingError> {
     let url = || format!("file:{rest}");
     let failed = |action| move |source| BackingError::Io { action, url: url(), source };
     let path = Path::new(rest);
     let lock = File::options().read(true).write(true).open(path).map_err(failed("open"))?;
     // A log would write its records over itself.
-    if is_at(&lock, pool).map_err(failed("inspect"))? {
+    if is_at(&lock, opening.pool).map_err(failed("inspect"))? {
         return Err(BackingError::IsPool { url: url() });
     }
     match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) => return Err(BackingError::InUse { url: url() }),
         locked => locked.map_err(|errno| failed("lock")(errno.into()))?,
     }
+    expect_writable(&lock, rest)?;
+    let (block_bytes, table_sector_bytes) =
+        inspect(&lock, opening.block_bytes).map_err(failed("read"))?;
+    let observer = Observer::of_file(&lock).map_err(failed("identify"))?;
+    let seen = observer.observe().map_err(failed("read"))?;
     // Logs and caches keep what they wrote until a flush has succeeded.
-    let options = FileOptions { reopens: true, ..FileOptions::default() };
-    let device = FileDevice::open(path, &options)?;
-    let (identity, name) = identify(path).map_err(failed("identify"))?;
+    let options = FileOptions { reopens: true, as_backing: true, ..FileOptions::default() };
+    let device = FileDevice::open(path, &FileOptions { block_bytes, ..options })?;
+    let name = std::path::absolute(path).map_err(failed("name"))?;
     let holds = glance(&lock).map_err(failed("read"))?;
     let holds = Some(holds).filter(|found| !matches!(found, Glance::Unknown(_)));
-    Ok(OpenBacking { device: Arc::new(device), identity, name, holds, guard: Some(lock) })
+    Ok(OpenBacking {
+        device: Arc::new(device),
+        // As it was given: a link that follows the disk finds it under its next name.
+        name: name.as_os_str().as_bytes().to_vec(),
+        holds,
+        guard: Some(lock),
+        observer,
+        seen,
+        table_sector_bytes,
+    })
+}
+
+/// Refuses a write-protected disk, which the kernel opens for writing all the same.
+fn expect_writable(file: &File, rest: &str) -> Result<(), BackingError> {
+    let is_block = |it: &Metadata| it.file_type().is_block_device();
+    let metadata = file.metadata().ok().filter(is_block);
+    if !metadata.is_some_and(|it| disk::is_read_only(&folder_of(&it))) {
+        return Ok(());
+    }
+    let reason = "it is write-protected, but a backing is written; `blockdev --setrw` makes it \
+                  writable where the disk itself is";
+    Err(BackingError::Unfit { url: format!("file:{rest}"), reason: reason.into() })
+}
+
+/// The size of the blocks to use the backing with, where that is not the device's own, and that of
+/// the sectors that the GPT on it counts in.
+fn inspect(file: &File, block_bytes: Option<u32>) -> io::Result<(Option<u32>, Option<u32>)> {
+    let size_bytes = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?;
+    let sector = Areas::of_file(file, size_bytes)?.table_sector_bytes();
+    // An image of a disk has the sectors of that disk.
+    let of_image = sector.filter(|_| file.metadata().is_ok_and(|it| it.is_file()));
+    Ok((block_bytes.or(of_image), sector))
 }
 
 /// Whether `file` is open at `path`.
@@ -72,60 +102,69 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     Ok(number(&file.metadata()?) == number(&std::fs::metadata(path)?))
 }
 
-/// What tells the file or disk at `path` from all others, and its absolute path.
-fn identify(path: &Path) -> io::Result<(u64, Vec<u8>)> {
-    let path = path.canonicalize()?;
-    let file = File::open(&path)?;
-    let metadata = file.metadata()?;
-    let identity = if metadata.file_type().is_block_device() {
-        identity_of_disk(&path, &metadata)
-    } else {
-        identity_of(&file).or_else(|_| identity_without_handle(&metadata))?
-    };
-    Ok((identity, path.as_os_str().as_bytes().to_vec()))
-}
-
-/// For file systems without handles: the file's number and the moment of its creation.
-fn identity_without_handle(metadata: &Metadata) -> io::Result<u64> {
-    let created = metadata.created()?.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let numbers = [u128::from(metadata.ino()), created.as_nanos()];
-    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    Ok(identity(&NO_FILE_SYSTEM, NO_HANDLE, &bytes))
-}
-
-/// What a disk says of itself, after the next boot too; its path where it says nothing.
-fn identity_of_disk(path: &Path, metadata: &Metadata) -> u64 {
-    let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
-    let folder = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-    let names =
-        ["dm/uuid", "md/uuid", "uuid", "wwid", "device/wwid", "serial", "loop/backing_file"];
-    let said = names.iter().find_map(|name| {
-        let text = std::fs::read(folder.join(name)).ok()?;
-        (!text.trim_ascii().is_empty()).then_some(text)
-    });
-    let partition = std::fs::read(folder.join("partition")).unwrap_or_default();
-    let name = said.unwrap_or_else(|| path.as_os_str().as_bytes().to_vec());
-    identity(&NO_FILE_SYSTEM, DISK, &[name, partition].concat())
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
+    fn open_at(path: &Path) -> Result<OpenBacking, BackingError> {
+        open(path.to_str().unwrap(), &Opening { pool: Path::new("/proc/self"), block_bytes: None })
+    }
+
     #[test]
-    fn a_backing_keeps_its_identity_when_it_is_renamed_and_shares_it_with_none() {
+    fn a_backing_is_called_by_the_link_that_was_given() {
         let dir = tempfile::tempdir().unwrap();
-        let [one, two, three] = ["one", "two", "three"].map(|name| dir.path().join(name));
-        std::fs::write(&one, [0; 4096]).unwrap();
-        std::fs::write(&two, [0; 4096]).unwrap();
-        let (first, _) = identify(&one).unwrap();
-        assert_ne!(first, identify(&two).unwrap().0);
-        std::fs::rename(&one, &three).unwrap();
-        let (renamed, path) = identify(&three).unwrap();
-        assert_eq!(renamed, first);
-        assert!(path.ends_with(b"/three"));
-        let metadata = std::fs::metadata(&three).unwrap();
-        let weak = identity_without_handle(&metadata).unwrap();
-        assert_ne!(weak, identity_without_handle(&std::fs::metadata(&two).unwrap()).unwrap());
+        let (disk, link) = (dir.path().join("sda"), dir.path().join("by-id"));
+        std::fs::write(&disk, [0; 8192]).unwrap();
+        std::os::unix::fs::symlink(&disk, &link).unwrap();
+        let backing = open_at(&link).unwrap();
+        assert_eq!(backing.name, link.as_os_str().as_bytes());
+    }
+
+    #[test]
+    fn opening_a_backing_leaves_no_trace() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        std::fs::write(&path, [0; 8192]).unwrap();
+        let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+        File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+        drop(open_at(&path).unwrap());
+        assert_eq!(std::fs::metadata(&path).unwrap().modified().unwrap(), time);
+    }
+
+    #[test]
+    fn every_byte_of_an_image_is_in_a_block_or_the_image_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        for (size, block_bytes) in
+            [(1 << 20, 4096), ((1 << 20) + 512, 512), ((1 << 20) + 2048, 2048), (1536, 512)]
+        {
+            File::create(&path).unwrap().set_len(size).unwrap();
+            let geometry = open_at(&path).unwrap().device.geometry();
+            assert_eq!((geometry.block_bytes, geometry.size_bytes()), (block_bytes, size));
+        }
+        for size in [(1 << 20) + 1, (1 << 20) + 511, 513] {
+            File::create(&path).unwrap().set_len(size).unwrap();
+            let error = open_at(&path).err().expect("refused").to_string();
+            let grown = size.next_multiple_of(512).to_string();
+            assert!(error.contains(&grown), "{size}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_pool_keeps_its_block_size_and_an_image_that_of_its_partition_table() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let mut image = vec![0; 1 << 20];
+        let block_bytes = |image: &[u8], asked| {
+            std::fs::write(&path, image).unwrap();
+            let opening = Opening { pool: Path::new("/proc/self"), block_bytes: asked };
+            let backing = open(path.to_str().unwrap(), &opening).unwrap();
+            backing.device.geometry().block_bytes
+        };
+        assert_eq!(block_bytes(&image, None), 4096);
+        assert_eq!(block_bytes(&image, Some(512)), 512);
+        image[512..520].copy_from_slice(b"EFI PART");
+        assert_eq!(block_bytes(&image, None), 512);
+        assert_eq!(block_bytes(&image, Some(4096)), 4096);
     }
 }

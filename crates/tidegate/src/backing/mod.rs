@@ -7,11 +7,16 @@
 //!
 //! A new scheme is a file here with a [`Scheme`], and a line of [`SCHEMES`].
 
+mod areas;
 mod delay;
+mod disk;
+mod facts;
 mod file;
+mod inode;
 mod mark;
 mod nbd;
 mod null;
+mod observe;
 
 use std::fmt;
 use std::path::Path;
@@ -20,9 +25,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use mark::Mark;
+pub use observe::Observer;
+pub(crate) use observe::now_ns as system_now_ns;
 
 use crate::device::{BlockDevice, DeviceError};
-use crate::pool::Glance;
+use crate::pool::{BackingState, Glance};
 
 /// All schemes.
 pub static SCHEMES: &[&Scheme] = &[&file::FILE, &nbd::TCP, &nbd::UNIX, &null::NULL, &delay::DELAY];
@@ -42,23 +49,36 @@ pub struct Scheme {
     /// Checks what follows the colon, and returns it in the form in which it is kept, or what is
     /// wrong with it.
     parse: fn(&str) -> Result<String, String>,
-    /// Opens the backing that the first argument, which was parsed, names for the pool at the
-    /// second, and keeps other programs from it.
-    open: fn(&str, &Path) -> Result<OpenBacking, BackingError>,
+    /// Opens the backing that the first argument, which was parsed, names, and keeps other programs
+    /// from it.
+    open: fn(&str, &Opening<'_>) -> Result<OpenBacking, BackingError>,
+}
+
+/// What a backing is opened for.
+pub struct Opening<'a> {
+    /// The pool's file or device.
+    pub pool: &'a Path,
+    /// Size of a block in bytes with which the pool has used its backing, if it has had one. A file
+    /// and a disk take blocks of this size whatever their own is.
+    pub block_bytes: Option<u32>,
 }
 
 /// A backing as it was opened.
 pub struct OpenBacking {
     /// The device.
     pub device: Arc<dyn BlockDevice>,
-    /// What tells it from all others, after a rename or a restart too; never 0.
-    pub identity: u64,
-    /// Its absolute path, or its URL.
+    /// Tells its identity and its state.
+    pub observer: Observer,
+    /// Its state before it was opened as a device.
+    pub seen: BackingState,
+    /// Its absolute path, links in it not followed, or its URL.
     pub name: Vec<u8>,
     /// The pool that lies on it, if there is one.
     pub holds: Option<Glance>,
     /// Keeps other programs from the device until it is dropped.
     pub guard: Option<std::fs::File>,
+    /// Size of the sectors that the GPT on it counts in, if it has one.
+    pub table_sector_bytes: Option<u32>,
 }
 
 /// Why a backing cannot be used.
@@ -116,12 +136,12 @@ pub struct BackingUrl {
 }
 
 impl BackingUrl {
-    /// Opens the backing for the pool at `pool`.
+    /// Opens the backing.
     ///
     /// # Errors
     /// [`BackingError`].
-    pub fn open(&self, pool: &Path) -> Result<OpenBacking, BackingError> {
-        let backing = (self.scheme.open)(&self.rest, pool)?;
+    pub fn open(&self, opening: &Opening<'_>) -> Result<OpenBacking, BackingError> {
+        let backing = (self.scheme.open)(&self.rest, opening)?;
         let geometry = backing.device.geometry();
         if geometry.blocks == 0 {
             let (url, block_bytes) = (self.to_string(), geometry.block_bytes);
@@ -166,6 +186,13 @@ impl fmt::Debug for BackingUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
+}
+
+/// A number for a backing that says nothing of itself, called `name`. It tells it from nothing.
+pub(crate) fn by_name(name: &[u8]) -> u64 {
+    /// Keeps these numbers apart from identities.
+    const NAME: i32 = -8;
+    crate::log::identity(&facts::NO_FILE_SYSTEM, NAME, name)
 }
 
 /// `500us`, `20ms`, `30s` or `2m`.
@@ -215,9 +242,10 @@ mod tests {
     #[test]
     fn a_null_backing_has_its_size() {
         let url: BackingUrl = "null:1M".parse().unwrap();
-        let backing = url.open(Path::new("/nowhere")).unwrap();
+        let opening = Opening { pool: Path::new("/nowhere"), block_bytes: None };
+        let backing = url.open(&opening).unwrap();
         assert_eq!(backing.device.geometry().size_bytes(), 1 << 20);
         assert_eq!((backing.name.as_slice(), backing.holds), (&b"null:1M"[..], None));
-        assert_ne!(backing.identity, 0);
+        assert!(backing.observer.identity().is_some());
     }
 }

@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::areas::Areas;
+use super::observe::Observer;
 use super::{BackingError, OpenBacking, Scheme, parse_time};
 use crate::device::BlockDevice;
 use crate::device::nbd::{NbdAddress, NbdDevice, NbdExport, NbdOptions};
@@ -34,7 +36,7 @@ pub(super) static TCP: Scheme = Scheme {
     example: "nbd://storage.example:10809/disk?timeout=60s",
     identified_by: IDENTIFIED_BY,
     parse: |rest| NbdScheme::Tcp.options(rest).map(|_| rest.to_owned()),
-    open: |rest, _pool| NbdScheme::Tcp.open(rest),
+    open: |rest, _opening| NbdScheme::Tcp.open(rest),
 };
 
 /// `nbd+unix:///EXPORT?socket=PATH`.
@@ -45,7 +47,7 @@ pub(super) static UNIX: Scheme = Scheme {
     example: "nbd+unix:///disk?socket=/run/nbd.sock",
     identified_by: IDENTIFIED_BY,
     parse: |rest| NbdScheme::Unix.options(rest).map(|_| rest.to_owned()),
-    open: |rest, _pool| NbdScheme::Unix.open(rest),
+    open: |rest, _opening| NbdScheme::Unix.open(rest),
 };
 
 /// Where the server of a scheme listens.
@@ -68,7 +70,11 @@ impl NbdScheme {
         let holds = Some(glance_device(&device)?);
         let holds = holds.filter(|found| !matches!(found, Glance::Unknown(_)));
         let name = self.url(rest).into_bytes();
-        Ok(OpenBacking { device: Arc::new(device), identity, name, holds, guard: None })
+        let table_sector_bytes = Areas::of_device(&device)?.table_sector_bytes();
+        let device = Arc::new(device);
+        let observer = Observer::of_device(identity, Arc::<NbdDevice>::clone(&device));
+        let seen = observer.observe_device()?;
+        Ok(OpenBacking { device, observer, seen, name, holds, guard: None, table_sector_bytes })
     }
 
     fn url(&self, rest: &str) -> String {

@@ -1,9 +1,9 @@
 //! `null:SIZE`: a device that takes all writes and keeps none.
 
-use std::path::Path;
 use std::sync::Arc;
 
-use super::{BackingError, OpenBacking, Scheme};
+use super::observe::Observer;
+use super::{BackingError, OpenBacking, Opening, Scheme};
 use crate::device::null::NullDevice;
 use crate::log::identity;
 use crate::size::parse_bytes;
@@ -28,13 +28,18 @@ fn parse(rest: &str) -> Result<String, String> {
     Ok(rest.to_owned())
 }
 
-fn open(rest: &str, _pool: &Path) -> Result<OpenBacking, BackingError> {
+fn open(rest: &str, _opening: &Opening<'_>) -> Result<OpenBacking, BackingError> {
     let blocks = parse_bytes(rest).unwrap_or(0) / u64::from(BLOCK_BYTES);
+    let device = Arc::new(NullDevice::new(BLOCK_BYTES, blocks)?);
+    let identity = identity(&[0; 16], NULL_TYPE, rest.as_bytes());
+    let observer = Observer::of_device(identity, Arc::<NullDevice>::clone(&device));
     Ok(OpenBacking {
-        device: Arc::new(NullDevice::new(BLOCK_BYTES, blocks)?),
-        identity: identity(&[0; 16], NULL_TYPE, rest.as_bytes()),
+        seen: observer.observe_device()?,
+        observer,
+        device,
         name: format!("null:{rest}").into_bytes(),
         holds: None,
         guard: None,
+        table_sector_bytes: None,
     })
 }

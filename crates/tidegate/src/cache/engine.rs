@@ -222,7 +222,7 @@ fn open_device(
     force: bool,
     atomic_flush: bool,
 ) -> Result<CacheDevice> {
-    let Backing { device, identity, name, holds, is_changed } = backing;
+    let Backing { device, identity, name, holds, doubt } = backing;
     let name = String::from_utf8_lossy(&name).into_owned();
     let header = CacheHeader::read(&region).map_err(EngineError::pool)?;
     let is_known = header.binding.is_some_and(|binding| binding.identity == identity);
@@ -237,11 +237,11 @@ fn open_device(
     let binding = Binding { identity, name, pages };
     let options = CacheDeviceOptions {
         adopt_foreign: force,
-        backing_changed: is_changed,
+        backing_changed: doubt.is_some(),
         atomic_flush,
         ..CacheDeviceOptions::default()
     };
-    CacheDevice::open(region, device, binding, options).map_err(refused)
+    CacheDevice::open(region, device, binding, options).map_err(|error| refused(error, doubt))
 }
 
 /// What to say of lanes in whose last batches data is not what its checksum says.
@@ -253,10 +253,24 @@ fn doubt(lanes: u64) -> String {
     format!("; of the last writes of {lanes} nothing tells whether they were acknowledged")
 }
 
-fn refused(error: CacheError) -> EngineError {
+/// The way out that gives dirty pages up.
+const GIVE_UP: &str = "`tidegate create --force` makes the pool anew without them";
+
+/// The error for people; `doubt` says why the backing is not as the pool left it.
+fn refused(error: CacheError, doubt: Option<String>) -> EngineError {
     match error {
-        CacheError::OtherBacking { .. } | CacheError::ChangedBacking { .. } => {
-            EngineError::Refused(format!("{error}; --force writes the dirty pages to this one"))
+        CacheError::OtherBacking { .. } => {
+            let why = doubt.map(|doubt| format!("; {doubt}")).unwrap_or_default();
+            EngineError::Refused(format!(
+                "{error}{why}; --force writes the dirty pages to this one, {GIVE_UP}"
+            ))
+        }
+        CacheError::ChangedBacking { dirty } => {
+            let why = doubt.unwrap_or_else(|| error.to_string());
+            EngineError::Refused(format!(
+                "the cache holds {dirty} dirty pages, and {why}; --force writes them over it, \
+                 {GIVE_UP}"
+            ))
         }
         CacheError::NotAtomic { mode } => EngineError::Refused(format!(
             "--atomic-flush needs the mode wb or wo, and the pool has {mode}: serve it without \

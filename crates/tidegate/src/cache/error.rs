@@ -58,7 +58,10 @@ pub enum CacheError {
     #[error(transparent)]
     Backing(#[from] DeviceError),
     /// The size of the backing is not a whole number of pages.
-    #[error("the backing has {bytes} bytes, expected a multiple of 4096: add to it or cut it off")]
+    #[error(
+        "the backing has {bytes} bytes, expected a multiple of 4096 for a cache, whatever its --block-size: `truncate -s {} FILE` makes an image one, or use a pool of --engine log, which has the image's own size",
+        bytes.next_multiple_of(4096)
+    )]
     PartialPage {
         /// Its size in bytes.
         bytes: u64,

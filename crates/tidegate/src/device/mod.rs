@@ -75,6 +75,8 @@ macro_rules! operations_through_run {
     };
 }
 
+pub(crate) use operations_through_run;
+
 mod asynchronous;
 mod buffer;
 #[cfg(any(test, feature = "test-support"))]

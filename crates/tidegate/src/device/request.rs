@@ -181,7 +181,7 @@ impl<'a> Request<'a> {
     }
 
     /// Runs the request alone on `device`.
-    pub(super) fn run<D: BlockDevice + ?Sized>(&mut self, device: &D) {
+    pub(crate) fn run<D: BlockDevice + ?Sized>(&mut self, device: &D) {
         self.result = Some(self.operation.run_on(device));
     }
 

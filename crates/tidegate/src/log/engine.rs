@@ -112,17 +112,18 @@ fn open_device(
     (force, salvage): (bool, bool),
 ) -> Result<LogDevice> {
     let pool = LogPool::open(region).map_err(EngineError::pool)?;
-    let Backing { device, identity, name, holds, is_changed } = backing;
+    let Backing { device, identity, name, holds, doubt } = backing;
     let binding = Binding::new(identity, &name);
-    if is_changed && !force && has_records_of(&pool, &binding).map_err(refused)? {
+    if let Some(doubt) = doubt.as_deref().filter(|_| !force)
+        && has_records_of(&pool, &binding).map_err(|error| refused(error, None))?
+    {
         return Err(EngineError::Refused(format!(
-            "the log holds records for the backing {}, to which another pool wrote since; --force destages them all the same, `tidegate recover --discard` throws them away",
-            String::from_utf8_lossy(&name)
+            "the log holds records for a backing that is in doubt: {doubt}; --force destages them all the same, `tidegate recover --discard` throws them away"
         )));
     }
     // Records of this very backing: whatever its client wrote on it is meant to be there.
     if let Some(found) = holds.filter(|_| !force)
-        && !has_records_of(&pool, &binding).map_err(refused)?
+        && !has_records_of(&pool, &binding).map_err(|error| refused(error, None))?
     {
         return Err(EngineError::Refused(format!(
             "the backing {} holds {found}, which the writes to the log would destroy; --force uses it all the same",
@@ -130,13 +131,16 @@ fn open_device(
         )));
     }
     let options = LogDeviceOptions { adopt_foreign: force, salvage, ..LogDeviceOptions::default() };
-    LogDevice::open(pool, device, binding, options).map_err(refused)
+    LogDevice::open(pool, device, binding, options)
+        .map_err(|error| refused(error, doubt.as_deref()))
 }
 
-fn refused(error: LogDeviceError) -> EngineError {
+/// The error for people; `doubt` says why the backing may be another one.
+fn refused(error: LogDeviceError, doubt: Option<&str>) -> EngineError {
+    let why = doubt.map(|doubt| format!("; {doubt}")).unwrap_or_default();
     match error {
         LogDeviceError::OtherBacking { .. } => EngineError::Refused(format!(
-            "{error}; --force destages what the log holds to this one, `tidegate recover --discard` throws it away"
+            "{error}{why}; --force destages what the log holds to this one, `tidegate recover --discard` throws it away"
         )),
         error => EngineError::pool(error),
     }

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::backing::Mark;
-use crate::pool::Superblock;
+use crate::pool::{BackingState, Superblock};
 
 /// What the mark of a backing says to a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub(super) enum Since {
         /// The number of the superblock then.
         sequence: u64,
     },
+    /// The mark is not the one that this pool left: the backing is an older state of itself.
+    Restored,
 }
 
 /// The lock and the mark of an open backing.
@@ -45,23 +47,35 @@ impl Claim {
 
     /// What happened to the backing since the pool with `superblock` was before it.
     pub(super) fn since(&self, superblock: &Superblock) -> Since {
+        let left = superblock.state.filter(|state| state.mark != 0);
         match Mark::read(&self.file) {
+            None if left.is_some_and(|state| state.mark_before == 0) => Since::Restored,
             None => Since::Unchanged,
             Some(mark) if mark.pool == superblock.uuid => {
                 let sequence = mark.sequence;
-                let is_later = sequence > superblock.sequence;
-                if is_later { Since::Later { sequence } } else { Since::Unchanged }
+                let is_left = |it: BackingState| [it.mark, it.mark_before].contains(&sequence);
+                match sequence > superblock.sequence {
+                    true => Since::Later { sequence },
+                    false if left.is_some_and(|state| !is_left(state)) => Since::Restored,
+                    false => Since::Unchanged,
+                }
             }
             Some(mark) if mark.is_pending => Since::Pending(mark.pool),
             Some(_) => Since::Changed,
         }
     }
 
-    /// The pool with `superblock` writes to the backing from now on. A file that keeps no mark is
-    /// used without one.
-    pub(super) fn take(&self, superblock: &Superblock) {
+    /// The number in the mark of `pool`; 0 where there is none.
+    pub(super) fn number(&self, pool: Uuid) -> u64 {
+        Mark::read(&self.file).filter(|it| it.pool == pool).map_or(0, |it| it.sequence)
+    }
+
+    /// The pool with `superblock` writes to the backing from now on. False: the file keeps no mark,
+    /// and is used without one.
+    pub(super) fn take(&self, superblock: &Superblock) -> bool {
         let Superblock { uuid, sequence, .. } = *superblock;
         self.mark(Mark { pool: uuid, sequence, is_pending: true });
+        self.mark.lock().is_some()
     }
 
     /// The backing has all that the pool held.

@@ -16,8 +16,9 @@ impl Stack {
         let (lowest, upper) = self.lowest_and_upper();
         self.drain_upper(upper)?;
         lowest.drain().map_err(|source| self.not_drained(&lowest.state(), source))?;
-        if let Some(claim) = &self.claim {
-            claim.flushed();
+        if let Some(behind) = &self.behind {
+            behind.claim.iter().for_each(|claim| claim.flushed());
+            behind.witness.settle();
         }
         Ok(())
     }
@@ -36,7 +37,10 @@ impl Stack {
     fn keep(&self) -> Result<()> {
         let (lowest, upper) = self.lowest_and_upper();
         // A thread may still write to the backing: no other server takes that before it ends.
-        std::mem::forget(self.claim.clone());
+        if let Some(behind) = &self.behind {
+            std::mem::forget(behind.claim.clone());
+            behind.thread.abandon();
+        }
         lowest.stop_destaging();
         self.drain_upper(upper)?;
         // Commits what the tier has not committed, and flushes the backing only where that got

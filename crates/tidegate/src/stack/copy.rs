@@ -38,7 +38,11 @@ impl Stack {
         for tier in &self.tiers {
             tier.destage().map_err(|source| self.not_destaged(&**tier, source))?;
         }
-        let shared = self.claim.as_ref().is_some_and(|it| ioctl_ficlone(copy, it.file()).is_ok());
+        let shared = self
+            .behind
+            .as_ref()
+            .and_then(|behind| behind.claim.as_ref())
+            .is_some_and(|it| ioctl_ficlone(copy, it.file()).is_ok());
         if !shared {
             copy_extents(&**backing, copy, url)?;
         }

@@ -103,6 +103,9 @@ pub enum StackError {
     /// The backing cannot be used.
     #[error(transparent)]
     Backing(#[from] BackingError),
+    /// A thread was refused.
+    #[error("the thread that looks at the backing cannot be started")]
+    Thread(#[source] std::io::Error),
     /// The DRAM tier before the pool cannot be made.
     #[error("the DRAM tier {spec} cannot be made")]
     Dram {

@@ -10,7 +10,9 @@ mod close;
 mod copy;
 mod description;
 mod error;
+mod judge;
 mod open;
+mod witness;
 
 use std::sync::Arc;
 

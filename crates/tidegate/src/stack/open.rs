@@ -14,15 +14,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::claim::{Claim, Since};
+use super::judge::{Judgement, judge};
+use super::witness::{Witness, Witnessed};
 use super::{PoolDescription, Registry, Result, StackError, name};
-use crate::backing::{BackingUrl, OpenBacking};
-use crate::device::BlockDevice;
+use crate::backing::{self, BackingUrl, Observer, OpenBacking, by_name};
 use crate::device::delay::{Delay, Delays};
 use crate::device::watch::{Notices, Watch};
+use crate::device::{BlockDevice, is_block_bytes};
 use crate::dram::{self, Policy, TierSpec};
 use crate::pmem::Region;
-use crate::pool::{BackingIdentity, Superblock};
+use crate::pool::{BackingIdentity, BackingState, Superblock};
 use crate::stats::{Baseline, Collector, Metric, Reading, Unit};
+use crate::tier::background::Workers;
 use crate::tier::{
     Backing, Engine, EngineError, Line, Opening, Setting, SettingError, State, Tier, line,
 };
@@ -106,8 +109,8 @@ pub struct Stack {
     region: Arc<Region>,
     /// What cannot be changed while the stack is open.
     fixed: Vec<Setting>,
-    /// Keeps other programs from the backing.
-    pub(super) claim: Option<Arc<Claim>>,
+    /// What is kept of the backing; dropped after the tiers.
+    pub(super) behind: Option<Behind>,
     /// What the pool holds for the backing stays in it when the stack is closed.
     pub(super) keep_dirty: bool,
     /// What was counted before the last reset.
@@ -143,8 +146,8 @@ impl Registry {
     /// There is no pool, it is damaged, it lacks a backing or has one that does not do, or there is
     /// no such DRAM tier.
     pub fn open(&self, options: StackOptions) -> Result<Stack> {
-        let StackOptions { region, backing: url, dram, force, atomic_flush, keep_dirty, .. } =
-            options;
+        let StackOptions { dram, force, atomic_flush, keep_dirty, .. } = options;
+        let (region, url) = (Arc::clone(&options.region), options.backing.clone());
         let engine = self.identify_to_open(&region)?;
         if atomic_flush {
             expect_atomic_flush(engine, dram, &region)?;
@@ -157,26 +160,24 @@ impl Registry {
         }
         let failed = |source| StackError::Engine { pool: name(&region), source };
         let header = engine.describe(&region).map_err(failed)?;
-        let mut backing = url.as_ref().map(|url| url.open(&options.path)).transpose()?;
-        let lock = backing.as_mut().and_then(|backing| backing.guard.take());
-        let claim = lock.map(|lock| Arc::new(Claim::new(lock)));
-        let identity = backing.as_ref().map(identity_of);
-        let is_changed = match (&claim, &url) {
-            (Some(claim), Some(url)) => is_changed(claim, url, &region, force)?,
-            _ => false,
-        };
-        let backing = backing.map(|backing| self.known(backing, is_changed, options.notices));
+        let behind = url.as_ref().map(|url| self.open_behind(url, &options, &region));
+        let behind = behind.transpose()?;
+        let (backing, behind) =
+            behind.map_or((None, None), |(it, behind)| (Some(it), Some(behind)));
         let device = backing.as_ref().map(|backing| Arc::clone(&backing.device));
         let (region_too, salvage) = (Arc::clone(&region), options.salvage);
         let opening = Opening { region: region_too, backing, force, salvage, atomic_flush };
         let opened = engine.open(opening).map_err(failed)?;
-        if let Some(identity) = identity {
-            remember(&region, &identity, claim.as_deref())?;
+        if let Some(behind) = &behind {
+            behind.remember(&region)?;
         }
         let pmem = opened.tier;
         let top = dram::open(dram.policy, dram.bytes, delayed(&pmem, options.delays));
         let top = top.map_err(|source| StackError::Dram { spec: dram, source })?;
         let geometry = top.geometry();
+        if let (Some(behind), Some(notices)) = (&behind, options.notices) {
+            behind.tell_of_table(geometry.block_bytes, &notices);
+        }
         let description = PoolDescription {
             size_bytes: geometry.size_bytes(),
             block_bytes: Some(geometry.block_bytes),
@@ -189,18 +190,80 @@ impl Registry {
         };
         let fixed = fixed_settings(engine, dram, url.as_ref());
         let (tiers, backing, baseline) = (vec![top, pmem], device, Mutex::default());
-        Ok(Stack { tiers, backing, description, region, fixed, claim, keep_dirty, baseline })
+        Ok(Stack { tiers, backing, description, region, fixed, behind, keep_dirty, baseline })
     }
 
-    /// The backing as engines see it.
-    fn known(&self, backing: OpenBacking, is_changed: bool, notices: Option<Notices>) -> Backing {
-        let OpenBacking { device, identity, name, holds, .. } = backing;
-        let device = match notices {
-            Some(notices) => Arc::new(Watch::new(device, "backing", notices)),
+    /// Opens the backing `url` of the pool in `region`: as engines see it, and what the stack keeps
+    /// of it.
+    fn open_behind(
+        &self,
+        url: &BackingUrl,
+        options: &StackOptions,
+        region: &Arc<Region>,
+    ) -> Result<(Backing, Behind)> {
+        let pool_failed = |source| StackError::Pool { pool: name(region), source };
+        let superblock = Superblock::read(region).map_err(pool_failed)?.superblock;
+        let block_bytes = superblock.state.map(|state| state.block_bytes);
+        let block_bytes = block_bytes.filter(|it| is_block_bytes(*it));
+        let open = url.open(&backing::Opening { pool: &options.path, block_bytes })?;
+        let OpenBacking { device, observer, name: path, holds, guard, .. } = open;
+        let claim = guard.map(|lock| Arc::new(Claim::new(lock)));
+        let seen = BackingState { block_bytes: device.geometry().block_bytes, ..open.seen };
+        let called = called(&path, &observer);
+        let since = claim.as_deref().map(|claim| changed_since(claim, url, &superblock, options));
+        let since = since.transpose()?.flatten();
+        let judged = judge(superblock.backing.as_ref(), superblock.state.as_ref(), &seen, &called);
+        let Judgement { identity, doubt } = judged;
+        let bound = BackingIdentity { identity, ..called };
+        let witness = Witness::new(Arc::clone(region), observer, &bound, seen);
+        let watched: Arc<dyn BlockDevice> = match &options.notices {
+            Some(notices) => Arc::new(Watch::new(device, "backing", Arc::clone(notices))),
             None => device,
         };
+        let device: Arc<dyn BlockDevice> =
+            Arc::new(Witnessed { inner: watched, witness: Arc::clone(&witness) });
         let holds = holds.map(|found| self.words(found));
-        Backing { device, identity, name, holds, is_changed }
+        let backing = Backing { device, identity, name: path, holds, doubt: since.or(doubt) };
+        let thread = witness.start().map_err(StackError::Thread)?;
+        let table_sector_bytes = open.table_sector_bytes;
+        Ok((backing, Behind { claim, witness, table_sector_bytes, thread }))
+    }
+}
+
+/// What a stack keeps of its backing beside the device.
+pub(super) struct Behind {
+    /// Keeps other programs from the backing, where something can.
+    pub(super) claim: Option<Arc<Claim>>,
+    pub(super) witness: Arc<Witness>,
+    table_sector_bytes: Option<u32>,
+    /// Looks at the backing when it is at rest.
+    pub(super) thread: Workers,
+}
+
+impl Behind {
+    /// Notes the backing in the pool's superblock, and the pool in the mark of the backing.
+    fn remember(&self, region: &Region) -> Result<()> {
+        let failed = |source| StackError::Pool { pool: name(region), source };
+        let pool = Superblock::read(region).map_err(failed)?.superblock.uuid;
+        let mark_before = self.claim.as_ref().map_or(0, |claim| claim.number(pool));
+        // Its number first: a mark is never ahead of its pool.
+        let superblock = self.witness.bind(mark_before).map_err(failed)?;
+        if !self.claim.as_ref().is_some_and(|claim| claim.take(&superblock)) {
+            self.witness.has_no_mark();
+        }
+        self.witness.settle();
+        Ok(())
+    }
+
+    /// Tells that a partition table on the backing is not found by clients of a device with blocks
+    /// of `block_bytes` bytes.
+    fn tell_of_table(&self, block_bytes: u32, notices: &Notices) {
+        let Some(sector) = self.table_sector_bytes.filter(|it| *it != block_bytes) else { return };
+        notices(&format!(
+            "the partition table of the backing counts in sectors of {sector} bytes, and the pool \
+             serves blocks of {block_bytes}: clients may not find its partitions; a pool that is \
+             created with --block-size {sector} serves them"
+        ));
     }
 }
 
@@ -214,24 +277,32 @@ fn expect_atomic_flush(engine: &dyn Engine, dram: TierSpec, region: &Region) -> 
     }
 }
 
-fn identity_of(backing: &OpenBacking) -> BackingIdentity {
-    BackingIdentity::new(backing.identity, &String::from_utf8_lossy(&backing.name))
+/// The backing at `path`, which `observer` looks at, as a superblock has it. One that says nothing
+/// of itself has its name in the place of an identity, which decides nothing.
+fn called(path: &[u8], observer: &Observer) -> BackingIdentity {
+    let identity = observer.identity().unwrap_or_else(|| by_name(path));
+    BackingIdentity::new(identity, &String::from_utf8_lossy(path))
 }
 
-/// Whether another pool, or another state of this one, was before the backing `url` since this pool
-/// was.
+/// Why the backing `url` is another state than the pool with `superblock` left, by its mark.
 ///
 /// # Errors
 /// So it is, and writes that matter may be lost.
-fn is_changed(claim: &Claim, url: &BackingUrl, region: &Region, force: bool) -> Result<bool> {
-    let pool = name(region);
-    let superblock = Superblock::read(region)
-        .map_err(|source| StackError::Pool { pool: pool.clone(), source })?
-        .superblock;
-    let refusal = match claim.since(&superblock) {
-        Since::Unchanged => return Ok(false),
-        Since::Changed => return Ok(true),
-        Since::Pending(_) | Since::Later { .. } if force => return Ok(true),
+fn changed_since(
+    claim: &Claim,
+    url: &BackingUrl,
+    superblock: &Superblock,
+    options: &StackOptions,
+) -> Result<Option<String>> {
+    let other = || Some(format!("another pool was before the backing {url} since"));
+    let refusal = match claim.since(superblock) {
+        Since::Unchanged => return Ok(None),
+        Since::Changed => return Ok(other()),
+        Since::Restored => {
+            let doubt = "has not the mark that the pool left: an older state of it was restored";
+            return Ok(Some(format!("the backing {url} {doubt}")));
+        }
+        Since::Pending(_) | Since::Later { .. } if options.force => return Ok(other()),
         Since::Pending(other) => format!(
             "the backing {url} was behind the pool {other} last, which may hold writes that the \
              backing lacks: flush that pool, or --force goes on without them"
@@ -243,23 +314,8 @@ fn is_changed(claim: &Claim, url: &BackingUrl, region: &Region, force: bool) -> 
             superblock.sequence
         ),
     };
+    let pool = name(&options.region);
     Err(StackError::Engine { pool, source: EngineError::Refused(refusal) })
-}
-
-/// Notes the backing in the pool's superblock, and the pool in the mark of the backing.
-fn remember(region: &Region, identity: &BackingIdentity, claim: Option<&Claim>) -> Result<()> {
-    let failed = |source| StackError::Pool { pool: name(region), source };
-    let mut superblock = Superblock::read(region).map_err(failed)?.superblock;
-    if claim.is_none() && superblock.backing.as_ref() == Some(identity) {
-        return Ok(());
-    }
-    superblock.backing = Some(*identity);
-    // Its number first: a mark is never ahead of its pool.
-    superblock.write(region).map_err(failed)?;
-    if let Some(claim) = claim {
-        claim.take(&superblock);
-    }
-    Ok(())
 }
 
 fn delayed(pmem: &Arc<dyn Tier>, delays: Option<Delays>) -> Arc<dyn BlockDevice> {
@@ -304,7 +360,8 @@ impl Stack {
     /// # Errors
     /// The system has no descriptor left.
     pub fn backing_file(&self) -> std::io::Result<Option<std::fs::File>> {
-        self.claim.as_ref().map(|claim| claim.file().try_clone()).transpose()
+        let claim = self.behind.as_ref().and_then(|behind| behind.claim.as_ref());
+        claim.map(|claim| claim.file().try_clone()).transpose()
     }
 
     /// What the stack is.

@@ -236,8 +236,8 @@ pub struct Backing {
     pub name: Vec<u8>,
     /// What lies on it that writes would destroy, in words, such as `a raw pool`.
     pub holds: Option<String>,
-    /// Another pool was before it since the engine's pool was: what that one has of it is old.
-    pub is_changed: bool,
+    /// Why it may not be as the engine's pool left it, if so: what the pool has of it may be old.
+    pub doubt: Option<String>,
 }
 
 /// What a pool is opened with.

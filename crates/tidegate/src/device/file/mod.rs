@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. The size is read once, when the device is opened; a file that is not made of whole blocks
-//!    keeps its tail to itself.
+//!    keeps its tail to itself, unless it is a [backing](FileOptions::as_backing).
 //! 2. After a flush or a forced write has failed, every later one fails until the file is reopened
 //!    (`gate` says why): what the kernel dropped must never read as durable. A device that
 //!    [`reopens`](FileOptions::reopens) does that itself, for those that keep what they wrote.
@@ -61,6 +61,10 @@ pub struct FileOptions {
     /// Size of a block in bytes; otherwise the logical sector of a block device, or the unit of the
     /// file system up to 4096.
     pub block_bytes: Option<u32>,
+    /// The file is behind a pool, which compares it later. All its bytes are in blocks, which are
+    /// made smaller for that, down to 512 bytes. Opening it changes nothing, not its time either:
+    /// whether it zeroes fast is not tried.
+    pub as_backing: bool,
     /// Create the file with this size in bytes, or fail if it exists.
     pub create_bytes: Option<u64>,
     /// After a failure, open the file or disk at the path again before the next request, and go on
@@ -183,18 +187,37 @@ fn geometry_of(file: &File, path: &Path, options: &FileOptions) -> Result<Geomet
     } else {
         u32::try_from(metadata.blksize()).unwrap_or(4096).clamp(512, 4096)
     };
-    let block_bytes = options.block_bytes.unwrap_or(unit);
+    let mut block_bytes = options.block_bytes.unwrap_or(unit);
     super::check_block_bytes(block_bytes)?;
     // The end, and not the metadata's length: a block device has none.
     let size = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(os)?;
+    if options.as_backing && size >= BLOCK_BYTES_MIN {
+        block_bytes = whole_block_bytes(size, block_bytes).ok_or_else(|| {
+            let grown = size.next_multiple_of(BLOCK_BYTES_MIN);
+            let context = format!(
+                "{path} has {size} bytes, expected a multiple of 512: its last bytes are in no \
+                 block, `truncate -s {grown}` makes it one"
+            );
+            DeviceError::new(DeviceErrorKind::Unsupported, context)
+        })?;
+    }
     Ok(Geometry {
         preferred_bytes: PREFERRED_BYTES,
         read_only: options.read_only,
-        fast_zero: !options.read_only && space::is_zeroing_fast(file, &metadata, size),
+        fast_zero: !(options.read_only || options.as_backing)
+            && space::is_zeroing_fast(file, &metadata, size),
         ..Geometry::plain(block_bytes, size / u64::from(block_bytes))
     })
 }
 
+/// The largest block of at most `most_bytes` bytes of which `size` bytes are whole ones.
+fn whole_block_bytes(size: u64, most_bytes: u32) -> Option<u32> {
+    let smaller = std::iter::successors(Some(most_bytes), |it| Some(it / 2));
+    let mut fitting = smaller.take_while(|it| u64::from(*it) >= BLOCK_BYTES_MIN);
+    fitting.find(|it| size.is_multiple_of((*it).into()))
+}
+
+const BLOCK_BYTES_MIN: u64 = 512;
 /// One request of this size keeps a disk busy without holding its queue for long.
 const PREFERRED_BYTES: u32 = 64 << 10;
 

@@ -256,7 +256,9 @@ impl Core {
             entry.id().store(it.id, Ordering::Relaxed);
             entry.defined_at().store(it.position, Ordering::Relaxed);
             self.defined_end.store(it.end, Ordering::Relaxed);
-            is_ours = it.identity == self.binding.identity;
+            // The path too: `tidegate recover` finds the backing by it.
+            is_ours =
+                it.identity == self.binding.identity && it.path.as_bytes() == self.binding.path;
         }
         let needed_bytes = 3 * self.binding.record_bytes();
         if self.used_bytes() + needed_bytes > self.log.pool().ring_bytes() {

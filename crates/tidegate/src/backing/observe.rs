@@ -1,0 +1,137 @@
+//! What can be seen of a backing that another program's writes change.
+
+#![expect(clippy::disallowed_methods, reason = "times of files are compared with the system's")]
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use uuid::Uuid;
+
+use super::areas::Areas;
+use super::disk::{folder_of, identify, number};
+use crate::device::{BlockDevice, DeviceError};
+use crate::pool::BackingState;
+
+/// Fields of the file `stat` of a disk in sysfs: sectors that were written, and discarded.
+const CHANGED_SECTORS: [usize; 2] = [6, 13];
+
+/// Looks at an open backing.
+pub struct Observer {
+    /// What told the backing from all others when it was opened.
+    identity: Option<u64>,
+    source: Source,
+}
+
+enum Source {
+    File(File),
+    /// A disk, and its folder in sysfs.
+    Disk(File, PathBuf),
+    Device(Arc<dyn BlockDevice>),
+}
+
+impl Observer {
+    /// Looks at the file or disk `file`.
+    pub(super) fn of_file(file: &File) -> io::Result<Self> {
+        let (identity, metadata, file) = (identify(file)?, file.metadata()?, file.try_clone()?);
+        let source = if metadata.file_type().is_block_device() {
+            Source::Disk(file, folder_of(&metadata))
+        } else {
+            Source::File(file)
+        };
+        Ok(Self { identity, source })
+    }
+
+    /// Looks at a device that `identity` tells from all others.
+    pub(super) fn of_device(identity: u64, device: Arc<dyn BlockDevice>) -> Self {
+        Self { identity: Some(identity), source: Source::Device(device) }
+    }
+
+    /// What tells the backing from all others, after a rename or a restart too; never 0. None:
+    /// nothing does.
+    pub fn identity(&self) -> Option<u64> {
+        self.identity
+    }
+
+    /// Makes what [`observe`](Self::observe) sees outlast a power failure.
+    ///
+    /// # Errors
+    /// The backing failed.
+    pub fn sync(&self) -> io::Result<()> {
+        match &self.source {
+            Source::File(file) | Source::Disk(file, _) => file.sync_all(),
+            Source::Device(device) => device.flush().map_err(io::Error::other),
+        }
+    }
+
+    /// The state of the backing now, as far as it is known.
+    ///
+    /// # Errors
+    /// The backing cannot be read.
+    pub fn observe(&self) -> io::Result<BackingState> {
+        let seen = self.nothing_yet();
+        match &self.source {
+            Source::File(file) => {
+                let metadata = file.metadata()?;
+                let size_bytes = metadata.len();
+                let areas = Areas::of_file(file, size_bytes)?.checksum();
+                let modified_ns = metadata.modified().map_or(0, wall_ns);
+                Ok(BackingState { size_bytes, modified_ns, areas, ..seen })
+            }
+            Source::Disk(file, folder) => {
+                let size_bytes = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?;
+                let areas = Areas::of_file(file, size_bytes)?.checksum();
+                // A client may have made another file system, by which alone some disks are known.
+                let said = identify(file)?.unwrap_or_default();
+                let seen = BackingState { said, size_bytes, areas, ..seen };
+                Ok(with_counters(seen, folder))
+            }
+            Source::Device(device) => self.of_source(&**device).map_err(io::Error::other),
+        }
+    }
+
+    /// [`observe`](Self::observe), of a device that was opened as one.
+    pub(super) fn observe_device(&self) -> Result<BackingState, DeviceError> {
+        match &self.source {
+            Source::Device(device) => self.of_source(&**device),
+            Source::File(_) | Source::Disk(..) => Ok(self.nothing_yet()),
+        }
+    }
+
+    fn of_source(&self, device: &dyn BlockDevice) -> Result<BackingState, DeviceError> {
+        let geometry = device.geometry();
+        let areas = if geometry.keeps_data { Areas::of_device(device)?.checksum() } else { 0 };
+        Ok(BackingState { size_bytes: geometry.size_bytes(), areas, ..self.nothing_yet() })
+    }
+
+    /// The state of which only identity and time are known.
+    fn nothing_yet(&self) -> BackingState {
+        let said = self.identity.unwrap_or_default();
+        BackingState { noted_ns: now_ns(), said, ..BackingState::default() }
+    }
+}
+
+/// `seen` with what the kernel counts of the disk in `folder`.
+fn with_counters(seen: BackingState, folder: &Path) -> BackingState {
+    let whole = folder.join("..");
+    let sequence = [folder, &whole].into_iter().find_map(|it| number(&it.join("diskseq")));
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let boot = boot.trim().parse::<Uuid>().map_or([0; 16], Uuid::into_bytes);
+    let counted = std::fs::read_to_string(folder.join("stat")).unwrap_or_default();
+    let fields: Vec<u64> = counted.split_whitespace().filter_map(|it| it.parse().ok()).collect();
+    let changed_sectors = CHANGED_SECTORS.iter().filter_map(|at| fields.get(*at)).sum();
+    BackingState { boot, disk_sequence: sequence.unwrap_or_default(), changed_sectors, ..seen }
+}
+
+/// The system's time, in nanoseconds since 1970.
+pub(crate) fn now_ns() -> u64 {
+    wall_ns(SystemTime::now())
+}
+
+fn wall_ns(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or_default()
+}

@@ -1,0 +1,462 @@
+//! A layer over the backing that keeps its state in the pool: what is compared when the pool is
+//! served again, to notice what another program wrote meanwhile.
+//!
+//! Invariants:
+//! 1. No write reaches the backing before the pool says, durably, that it writes to it. While the
+//!    pool does not say so, the state in it is the backing's to the last bit.
+//! 2. While requests write, the pool notes the time at least every [`LATE_NS`], before a write that
+//!    comes later: so a file that was changed long after the last note was changed by others.
+//! 3. A backing to which nothing is written is looked at once, and not again.
+//!
+//! How 1 holds while requests come at any time: a writer counts itself in `in_flight` and then
+//! looks at `is_writing`; the thread that notes the state clears `is_writing` and then looks at
+//! `in_flight`. At least one of the two sees the other, and a writer that finds `is_writing`
+//! cleared waits until the state is noted.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::backing::{Observer, system_now_ns};
+use crate::device::{
+    AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Op, Operation,
+    Request, Result, operations_through_run,
+};
+use crate::pmem::Region;
+use crate::pool::{BackingIdentity, BackingState, PoolError, Superblock};
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::tier::background::{Step, Waker, Work, Workers};
+use crate::tier::clock::now_ns;
+
+/// How often the thread looks whether the backing is at rest.
+const TICK_NS: u64 = 200_000_000;
+/// When a writer notes the time by itself.
+const LATE_NS: u64 = 500_000_000;
+
+/// Keeps the state of a backing in the pool.
+pub(super) struct Witness {
+    region: Arc<Region>,
+    observer: Observer,
+    /// What the superblock has as the pool's backing.
+    backing: BackingIdentity,
+    /// The state in the pool.
+    kept: Mutex<BackingState>,
+    /// The pool says that it writes.
+    is_writing: AtomicBool,
+    /// When the time was noted last, on the clock of tiers.
+    noted_at_ns: AtomicU64,
+    /// Writes that were begun.
+    begun: AtomicU64,
+    /// Those that have not ended.
+    in_flight: AtomicU64,
+    /// Those that a flush has made durable.
+    flushed: AtomicU64,
+    waker: Arc<Waker>,
+}
+
+impl Witness {
+    /// For the `backing` of the pool in `region`, which has the state `seen` and is used in blocks
+    /// of `block_bytes` bytes.
+    pub(super) fn new(
+        region: Arc<Region>,
+        observer: Observer,
+        backing: &BackingIdentity,
+        seen: BackingState,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            region,
+            observer,
+            backing: *backing,
+            kept: Mutex::new(seen),
+            is_writing: AtomicBool::new(false),
+            noted_at_ns: AtomicU64::new(0),
+            begun: AtomicU64::new(0),
+            in_flight: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
+            waker: Arc::new(Waker::new(1)),
+        })
+    }
+
+    /// Starts the thread that notes the state when the backing is at rest.
+    ///
+    /// # Errors
+    /// The system refuses another thread.
+    pub(super) fn start(self: &Arc<Self>) -> std::io::Result<Workers> {
+        let thread = Keeper { witness: Arc::clone(self), begun_before: 0 };
+        Workers::start("backing-state", Arc::clone(&self.waker), [thread])
+    }
+
+    /// Notes that the pool has this backing now, with the `mark` that it is to get, where it keeps
+    /// marks, beside the one that it has. Returns the superblock.
+    pub(super) fn bind(&self, mark_before: u64) -> std::result::Result<Superblock, PoolError> {
+        let mut kept = self.kept.lock();
+        kept.mark_before = mark_before;
+        Superblock::update(&self.region, |superblock| {
+            kept.mark = superblock.sequence + 1;
+            (superblock.backing, superblock.state) = (Some(self.backing), Some(*kept));
+            Ok(())
+        })
+    }
+
+    /// The backing keeps no mark.
+    pub(super) fn has_no_mark(&self) {
+        let mut kept = self.kept.lock();
+        (kept.mark, kept.mark_before) = (0, 0);
+    }
+
+    /// Notes the state of the backing as it is, unless requests write to it. A backing that cannot
+    /// be looked at stays one that is written to, of which less can be told later.
+    pub(super) fn settle(&self) {
+        let begun = self.begun.load(Ordering::SeqCst);
+        // What is compared must not go back by a power failure.
+        if self.observer.sync().is_err() {
+            return;
+        }
+        let mut kept = self.kept.lock();
+        self.is_writing.store(false, Ordering::SeqCst);
+        let is_at_rest = self.in_flight.load(Ordering::SeqCst) == 0
+            && self.begun.load(Ordering::SeqCst) == begun;
+        let seen = if is_at_rest { self.observer.observe().ok() } else { None };
+        let noted = seen.is_some_and(|seen| {
+            let BackingState { block_bytes, mark, .. } = *kept;
+            self.store(&mut kept, BackingState { block_bytes, mark, ..seen }).is_ok()
+        });
+        if !noted {
+            self.is_writing.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Notes the time, and that the pool writes to the backing; where it `goes_on` to do so, and
+    /// the state is not noted by now.
+    fn note_writing(&self, goes_on: bool) -> std::result::Result<(), PoolError> {
+        let mut kept = self.kept.lock();
+        if goes_on && !self.is_writing.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let state = BackingState { is_writing: true, noted_ns: system_now_ns(), ..*kept };
+        self.store(&mut kept, state)?;
+        self.noted_at_ns.store(now_ns(), Ordering::Relaxed);
+        self.is_writing.store(true, Ordering::SeqCst);
+        drop(kept);
+        self.waker.wake();
+        Ok(())
+    }
+
+    fn store(
+        &self,
+        kept: &mut BackingState,
+        state: BackingState,
+    ) -> std::result::Result<(), PoolError> {
+        Superblock::update(&self.region, |superblock| {
+            (superblock.backing, superblock.state) = (Some(self.backing), Some(state));
+            Ok(())
+        })?;
+        *kept = state;
+        Ok(())
+    }
+
+    fn begin_write(self: &Arc<Self>) -> Result<Writing> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        self.in_flight.fetch_add(1, Ordering::SeqCst);
+        let writing = Writing(Arc::clone(self));
+        let is_noted = self.is_writing.load(Ordering::SeqCst)
+            && now_ns().saturating_sub(self.noted_at_ns.load(Ordering::Relaxed)) < LATE_NS;
+        if is_noted {
+            return Ok(writing);
+        }
+        self.note_writing(false).map(|()| writing).map_err(|error| {
+            let context = "the pool cannot note that it writes to its backing";
+            DeviceError::with_source(DeviceErrorKind::Io, context, error)
+        })
+    }
+
+    /// Writes that have ended, for [`has_flushed`](Self::has_flushed).
+    fn ended(&self) -> u64 {
+        // In this order: a write that begins in between is not counted.
+        let begun = self.begun.load(Ordering::SeqCst);
+        begun.saturating_sub(self.in_flight.load(Ordering::SeqCst))
+    }
+
+    /// A flush has made the writes durable that had [ended](Self::ended) before it.
+    fn has_flushed(&self, ended: u64) {
+        self.flushed.fetch_max(ended, Ordering::SeqCst);
+    }
+}
+
+/// A write under way; dropping it ends it.
+struct Writing(Arc<Witness>);
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The work of the thread.
+struct Keeper {
+    witness: Arc<Witness>,
+    /// Writes that were begun before the last look.
+    begun_before: u64,
+}
+
+impl Work for Keeper {
+    fn step(&mut self) -> Step {
+        let witness = &*self.witness;
+        if !witness.is_writing.load(Ordering::SeqCst) {
+            return Step::IDLE;
+        }
+        let begun = witness.begun.load(Ordering::SeqCst);
+        let has_rested =
+            begun == self.begun_before && witness.in_flight.load(Ordering::SeqCst) == 0;
+        self.begun_before = begun;
+        if !has_rested {
+            // Where this fails, the next write tells.
+            let _ = witness.note_writing(true);
+        } else if witness.flushed.load(Ordering::SeqCst) >= begun {
+            witness.settle();
+        }
+        Step::rest(TICK_NS)
+    }
+
+    fn has_work(&self) -> bool {
+        self.witness.is_writing.load(Ordering::SeqCst)
+    }
+}
+
+/// The backing of a pool that keeps its state.
+pub(super) struct Witnessed {
+    pub(super) inner: Arc<dyn BlockDevice>,
+    pub(super) witness: Arc<Witness>,
+}
+
+impl Witnessed {
+    fn run(&self, mut operation: Operation<'_>) -> Result<()> {
+        self.pass(Op::of(&operation), || operation.run_on(&*self.inner))
+    }
+
+    /// Runs `pass`, which is a request of the kind `op`.
+    fn pass(&self, op: Op, pass: impl FnOnce() -> Result<()>) -> Result<()> {
+        match op {
+            Op::Read | Op::Status => pass(),
+            Op::Flush => {
+                let ended = self.witness.ended();
+                pass().inspect(|()| self.witness.has_flushed(ended))
+            }
+            Op::Write | Op::Discard | Op::WriteZeroes => {
+                let _writing = self.witness.begin_write()?;
+                pass()
+            }
+        }
+    }
+}
+
+fn changes(op: Op) -> bool {
+    matches!(op, Op::Write | Op::Discard | Op::WriteZeroes)
+}
+
+impl BlockDevice for Witnessed {
+    operations_through_run!(over inner);
+
+    fn submit(&self, batch: &mut [Request<'_>]) {
+        let writes = batch.iter().any(|request| changes(Op::of(request.operation())));
+        if !writes {
+            return self.inner.submit(batch);
+        }
+        match self.witness.begin_write() {
+            Ok(_writing) => self.inner.submit(batch),
+            // Each request meets the failure, and has it as its result.
+            Err(_) => batch.iter_mut().for_each(|request| request.run(self)),
+        }
+    }
+
+    fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
+        // A flush here may run before the count of what it covers.
+        match Op::of(operation) {
+            Op::Read | Op::Status => self.inner.attempt(operation, context),
+            _ => Attempt::WouldBlock,
+        }
+    }
+
+    fn start(self: Arc<Self>, mut request: AsyncRequest) {
+        let op = Op::of(&request.operation());
+        let inner = Arc::clone(&self.inner);
+        if matches!(op, Op::Read | Op::Status) {
+            return inner.start(request);
+        }
+        let (ended, witness) = (self.witness.ended(), Arc::clone(&self.witness));
+        let writing = match changes(op).then(|| self.witness.begin_write()).transpose() {
+            Ok(writing) => writing,
+            Err(error) => return request.complete(Err(error)),
+        };
+        inner.start(request.forward(move |request, result| {
+            if op == Op::Flush && result.is_ok() {
+                witness.has_flushed(ended);
+            }
+            drop(writing);
+            request.complete(result);
+        }));
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+    use tempfile::NamedTempFile;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::backing::{BackingUrl, OpenBacking, Opening};
+    use crate::device::WriteFlags;
+    use crate::stack::judge::judge;
+    use crate::tier::EngineCode;
+
+    /// A pool before a file, without the thread.
+    struct Bed {
+        file: NamedTempFile,
+        region: Arc<Region>,
+        device: Arc<Witnessed>,
+        keeper: Keeper,
+    }
+
+    fn open(file: &NamedTempFile) -> OpenBacking {
+        let url: BackingUrl = file.path().to_str().unwrap().parse().unwrap();
+        url.open(&Opening { pool: "/proc/self".as_ref(), block_bytes: None }).unwrap()
+    }
+
+    impl Bed {
+        fn new() -> Self {
+            let file = NamedTempFile::new().unwrap();
+            file.as_file().set_len(1 << 20).unwrap();
+            let region = Arc::new(Region::anonymous(1 << 20).unwrap());
+            let mut superblock =
+                Superblock::plan(&region, EngineCode(9), Uuid::nil(), 4096).unwrap();
+            superblock.write(&region).unwrap();
+            let OpenBacking { device, observer, seen, .. } = open(&file);
+            let backing = BackingIdentity::new(seen.said, "file");
+            let witness = Witness::new(Arc::clone(&region), observer, &backing, seen);
+            witness.bind(0).unwrap();
+            witness.has_no_mark();
+            witness.settle();
+            let keeper = Keeper { witness: Arc::clone(&witness), begun_before: 0 };
+            let device = Arc::new(Witnessed { inner: device, witness });
+            Self { file, region, device, keeper }
+        }
+
+        fn state(&self) -> BackingState {
+            Superblock::read(&self.region).unwrap().superblock.state.unwrap()
+        }
+
+        /// What a server finds that opens the pool as it is now.
+        fn doubt(&self) -> Option<String> {
+            let seen = self.device.witness.observer.observe().unwrap();
+            let bound = self.device.witness.backing;
+            judge(Some(&bound), Some(&self.state()), &seen, &bound).doubt
+        }
+
+        fn write(&self, page: u64, byte: u8) {
+            self.device.write(page * 4096, &[byte; 4096], WriteFlags::default()).unwrap();
+        }
+    }
+
+    #[derive(Debug, Clone)]
+    enum Action {
+        Write(u64, u8),
+        Submit(u64, u8),
+        Zero(u64),
+        Flush,
+        Tick,
+        Settle,
+    }
+
+    fn action() -> impl Strategy<Value = Action> {
+        prop_oneof![
+            (0..256_u64, any::<u8>()).prop_map(|(page, byte)| Action::Write(page, byte)),
+            (0..256_u64, any::<u8>()).prop_map(|(page, byte)| Action::Submit(page, byte)),
+            (0..256_u64).prop_map(Action::Zero),
+            Just(Action::Flush),
+            Just(Action::Tick),
+            Just(Action::Settle),
+        ]
+    }
+
+    fn run(bed: &mut Bed, action: &Action) {
+        match *action {
+            Action::Write(page, byte) => bed.write(page, byte),
+            Action::Submit(page, byte) => {
+                let (data, flags) = ([byte; 4096], WriteFlags::default());
+                let write = Operation::Write { offset: page * 4096, data: &data, flags };
+                bed.device.submit(&mut [Request::new(write)]);
+            }
+            Action::Zero(page) => {
+                bed.device
+                    .write_zeroes(page * 4096, 4096, crate::device::ZeroFlags::default())
+                    .unwrap();
+            }
+            Action::Flush => bed.device.flush().unwrap(),
+            Action::Tick => {
+                bed.keeper.step();
+            }
+            Action::Settle => bed.device.witness.settle(),
+        }
+    }
+
+    proptest! {
+        /// A pool that is killed at any moment takes its own writes for its own. What another
+        /// program writes then is noticed, but for a moment after a write of the pool.
+        #[test]
+        fn own_writes_are_no_doubt_and_those_of_others_are(
+            actions in proptest::collection::vec(action(), 0..30),
+            page in 0..256_u64,
+        ) {
+            let mut bed = Bed::new();
+            for action in &actions {
+                run(&mut bed, action);
+                prop_assert_eq!(bed.doubt(), None, "after {:?}", action);
+            }
+            let was_writing = bed.state().is_writing;
+            let modified = bed.file.as_file().metadata().unwrap().modified().unwrap();
+            bed.file.as_file().write_all_at(&[0xEE; 4096], page * 4096).unwrap();
+            let later = Duration::from_secs(if was_writing { 60 } else { 1 });
+            bed.file.as_file().set_modified(modified + later).unwrap();
+            prop_assert!(bed.doubt().is_some(), "another program wrote");
+        }
+    }
+
+    #[test]
+    fn the_pool_says_that_it_writes_before_it_does_and_settles_when_it_has_flushed() {
+        let mut bed = Bed::new();
+        assert!(!bed.state().is_writing);
+        bed.write(3, 7);
+        assert!(bed.state().is_writing);
+        bed.keeper.step();
+        bed.keeper.step();
+        assert!(bed.state().is_writing, "what was not flushed may be written later");
+        bed.device.flush().unwrap();
+        bed.keeper.step();
+        assert!(!bed.state().is_writing);
+        assert_eq!(bed.keeper.step(), Step::IDLE);
+    }
+
+    #[test]
+    fn a_state_is_not_noted_while_a_write_is_under_way() {
+        let bed = Bed::new();
+        let writing = bed.device.witness.begin_write().unwrap();
+        bed.device.witness.settle();
+        assert!(bed.state().is_writing);
+        drop(writing);
+        bed.device.witness.settle();
+        assert!(!bed.state().is_writing);
+    }
+
+    #[test]
+    fn reads_and_flushes_leave_the_state_alone() {
+        let bed = Bed::new();
+        let before = bed.state();
+        bed.device.read(0, &mut [0; 4096]).unwrap();
+        bed.device.flush().unwrap();
+        assert_eq!(bed.state(), before);
+    }
+}
