@@ -24,6 +24,7 @@ mod memory;
 mod messages;
 mod metrics;
 mod nbd_backing;
+mod other_writers;
 mod pages;
 mod purge;
 mod reset;
