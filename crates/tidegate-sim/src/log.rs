@@ -5,7 +5,8 @@
 //! part of it.
 //!
 //! There is no thread: a write that fills the log above a few records cleans it, beside writes of
-//! other threads and, where asked for, a cleaner that the scheduler runs.
+//! other threads and, where asked for, a cleaner that the scheduler runs. Or writers leave all
+//! cleaning to that one and wait for it, as they wait for the thread of a server.
 
 use std::sync::Arc;
 
@@ -49,12 +50,16 @@ pub struct LogSubject {
     blocks: u64,
     fault: LogFault,
     cleaners: usize,
+    /// Writers wait for the cleaner.
+    is_scheduled: bool,
+    clean_from_bytes: u64,
 }
 
 impl LogSubject {
     /// A device of `blocks` blocks of 512 bytes with `fault`.
     pub fn new(blocks: u64, fault: LogFault) -> Self {
-        Self { blocks, fault, cleaners: 0 }
+        let clean_from_bytes = CLEAN_FROM_BYTES;
+        Self { blocks, fault, cleaners: 0, is_scheduled: false, clean_from_bytes }
     }
 
     /// A device whose cleaner the scheduler runs beside requests.
@@ -63,7 +68,18 @@ impl LogSubject {
         Self { cleaners: 1, ..self }
     }
 
-    fn open_device(&self, region: &Arc<Region>) -> Result<LogDevice, String> {
+    /// A device whose writers leave all cleaning to a cleaner that the scheduler runs, which cleans
+    /// the log from `clean_from_bytes` on.
+    #[must_use]
+    pub fn with_writers_that_wait(self, clean_from_bytes: u64) -> Self {
+        Self { cleaners: 1, is_scheduled: true, clean_from_bytes, ..self }
+    }
+
+    fn open_device(
+        &self,
+        region: &Arc<Region>,
+        options: LogDeviceOptions,
+    ) -> Result<LogDevice, String> {
         let pool = LogPool::open(Arc::clone(region)).map_err(text)?;
         if self.fault == LogFault::PayloadsIgnored {
             make_whole(&pool)?;
@@ -73,13 +89,16 @@ impl LogSubject {
             blocks: self.blocks,
             flushes: self.fault != LogFault::NoBackingFlush,
         });
-        LogDevice::open(pool, backing, Binding::unnamed(2), Self::options()).map_err(text)
+        LogDevice::open(pool, backing, Binding::unnamed(2), options).map_err(text)
     }
 
-    fn options() -> LogDeviceOptions {
+    /// A device that is opened for one look has no cleaner that writers could wait for.
+    fn options(&self, is_alive: bool) -> LogDeviceOptions {
+        let is_scheduled = self.is_scheduled && is_alive;
         LogDeviceOptions {
-            no_thread: true,
-            clean_from_bytes: Some(CLEAN_FROM_BYTES),
+            no_thread: !is_scheduled,
+            is_scheduled,
+            clean_from_bytes: Some(self.clean_from_bytes),
             ..LogDeviceOptions::default()
         }
     }
@@ -90,7 +109,7 @@ impl LogSubject {
         let pool = LogPool::open(Arc::clone(region)).map_err(text)?;
         let backing = Arc::new(MemoryDevice::new(BLOCK_BYTES, self.blocks).map_err(text)?);
         let device =
-            LogDevice::open(pool, backing, Binding::unnamed(1), Self::options()).map_err(text)?;
+            LogDevice::open(pool, backing, Binding::unnamed(1), self.options(false)).map_err(text)?;
         for round in 0..130 {
             let lba = round % self.blocks;
             let data = payload(lba, STALE, BLOCK_BYTES as usize);
@@ -120,11 +139,11 @@ impl Subject for LogSubject {
     }
 
     fn open(&self, region: &Arc<Region>) -> Result<Arc<dyn BlockDevice>, String> {
-        Ok(Arc::new(self.open_device(region)?))
+        Ok(Arc::new(self.open_device(region, self.options(false))?))
     }
 
     fn open_alive(&self, region: &Arc<Region>) -> Result<Alive, String> {
-        let device = self.open_device(region)?;
+        let device = self.open_device(region, self.options(true))?;
         let cleaner = |_| -> Box<dyn Work> { Box::new(device.cleaner()) };
         let background = (0..self.cleaners).map(cleaner).collect();
         Ok(Alive { device: Arc::new(device), background })

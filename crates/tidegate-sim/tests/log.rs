@@ -141,6 +141,31 @@ fn p1_p2_p3_p4_writers_beside_a_cleaner_sampled() {
     });
 }
 
+/// A ring, and writes from a block to more than all of it.
+const RING_BYTES: u64 = 64 << 10;
+const LARGE: Mix =
+    Mix { threads: 3, ops: 3, lbas: &[0, 1, 40], blocks_max: 150, reads_pct: 10, others_pct: 8 };
+
+/// Images are of no interest here: a few.
+const FEW: Effort = Effort { exhaustive_images: 2, sampled_images: 2, deep_one_in: 4096, ..SAMPLE };
+
+/// Writers wait for a cleaner, whatever the log is cleaned from: a wait that nothing ends is a
+/// deadlock of the scheduler.
+#[test]
+fn writes_larger_than_the_log_end_with_every_setting() {
+    let name = "writes_larger_than_the_log_end_with_every_setting";
+    for pct in [1, 25, 50, 75, 90] {
+        seeded(name, 6, |seed| {
+            let subject = LogSubject::new(200, LogFault::None)
+                .with_writers_that_wait(RING_BYTES * pct / 100);
+            let plan = LARGE.plan(&mut Random::new(seed), &mut 1000);
+            let pool = Pool::prepare(&subject, &[0, 1, 40]).unwrap();
+            let mut explorer = Explorer::new(&subject, pool, LARGE.threads, FEW).unwrap();
+            explorer.sampled(&plan, seed).map(|()| explorer.stats())
+        });
+    }
+}
+
 /// The budget of the planted bugs, first failure first.
 fn hunt(fault: LogFault, mutation: Option<Mutation>) -> Result<Stats, Failure> {
     let steps = (0..7).map(|index| write(index % 2 * 5, 101 + u32::try_from(index).unwrap()));

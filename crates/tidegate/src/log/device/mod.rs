@@ -83,6 +83,9 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 pub struct LogDeviceOptions {
     /// No thread: the writes that fill the log clean it.
     pub no_thread: bool,
+    /// No thread: a scheduler runs [`LogDevice::cleaner`], and writers wait for it by
+    /// [`Region::relax`](crate::pmem::Region::relax).
+    pub is_scheduled: bool,
     /// How full the log may be before it is cleaned, in bytes; half of it unless set.
     pub clean_from_bytes: Option<u64>,
     /// Destage the records of another backing to this one: it is that backing by another name, or a
@@ -143,6 +146,8 @@ struct Core {
     /// Where the last definition ends: a log that ends there has nothing to destage.
     defined_end: AtomicU64,
     waker: Arc<Waker>,
+    /// See [`LogDeviceOptions::is_scheduled`].
+    is_scheduled: bool,
 }
 
 impl LogDevice {
@@ -159,14 +164,14 @@ impl LogDevice {
     ) -> std::result::Result<Self, LogDeviceError> {
         let (core, recovered) = recover::open(pool, backing, binding, options)?;
         let core = Arc::new(core);
-        let cleaner = (!options.no_thread).then(|| Cleaner(Arc::clone(&core)));
+        let has_thread = !options.no_thread && !options.is_scheduled;
+        let cleaner = has_thread.then(|| Cleaner(Arc::clone(&core)));
         let workers = Workers::start("log-cleaner", Arc::clone(&core.waker), cleaner)
             .map_err(LogDeviceError::Thread)?;
         Ok(Self { core, workers, recovered })
     }
 
-    /// The work of the cleaner, for a scheduler that runs it beside requests where the device has
-    /// no thread.
+    /// The work of the cleaner, for a scheduler that runs it beside requests.
     pub fn cleaner(&self) -> impl Work + use<> {
         Cleaner(Arc::clone(&self.core))
     }
@@ -213,16 +218,24 @@ impl Core {
 
     /// Appends one record, once the log has free space for it. `note` puts it into the index.
     fn append(&self, mut record: impl Record, note: impl Fn(u64)) -> Result<()> {
-        let failures = self.ledger.failures();
-        loop {
-            let space = self.log.space_changes();
-            if self.try_append(&mut record, &note)? {
-                break;
-            }
-            self.wait_for_space(space, failures)?;
+        if self.blocked.is_waiting() || !self.try_append(&mut record, &note)? {
+            self.append_in_turn(record, note)?;
         }
         self.clean_where_due();
         Ok(())
+    }
+
+    /// Appends one record behind all writers that wait for free space.
+    fn append_in_turn(&self, mut record: impl Record, note: impl Fn(u64)) -> Result<()> {
+        let failures = self.ledger.failures();
+        let turn = self.join_queue();
+        loop {
+            let space = self.log.space_changes();
+            if turn.has_come() && self.try_append(&mut record, &note)? {
+                return Ok(());
+            }
+            self.wait_for_space(space, failures)?;
+        }
     }
 
     /// Appends one record, which `note` puts into the index. False: the log has no free space.
@@ -265,7 +278,11 @@ impl Core {
         if self.waker.is_running() {
             // Also a cleaner that rests after a failure.
             self.waker.wake_all();
-            self.log.wait_for_space(space, TIMEOUT);
+            if self.is_scheduled {
+                self.log.pool().region().relax();
+            } else {
+                self.log.wait_for_space(space, TIMEOUT);
+            }
             return Ok(());
         }
         if let Some(mut scratch) = self.cleaning.try_lock() {

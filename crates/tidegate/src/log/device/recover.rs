@@ -93,6 +93,7 @@ pub(super) fn open(
         cleaning: Mutex::new(Scratch::default()),
         defined_end: AtomicU64::new(0),
         waker: Arc::new(Waker::new(u32::from(!options.no_thread))),
+        is_scheduled: options.is_scheduled,
     };
     core.adopt(found.definition)?;
     Ok((core, found.recovered))

@@ -1,10 +1,14 @@
-//! Requests that are started: reads that only the backing can answer, and writers that wait for
-//! free space, without a thread each.
+//! Writers that wait for free space, in one queue, and requests that are started: reads that only
+//! the backing can answer, and writers that wait without a thread each.
 //!
 //! Invariants:
-//! 1. Blocked writers append in the order of their arrival, and before writers that come later.
+//! 1. Blocked writers append in the order of their arrival, and before writers that come later, so
+//!    that small records do not take the space that a large one waits for.
 //! 2. A failure to clean fails all writers that are blocked.
-//! 3. No writer is blocked while no thread cleans.
+//! 3. While the queue has a writer, the log counts as filling: the cleaner goes on, however empty
+//!    the log is. A record that does not fit behind the end of a lap needs more free space than
+//!    its length, so a log that is half empty may have none for it.
+//! 4. A started request is in the queue only while a thread cleans.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -25,21 +29,81 @@ use crate::tier::version_locks::Version;
 /// Writers that wait for free space, oldest first.
 #[derive(Default)]
 pub(super) struct Blocked {
-    queue: Mutex<VecDeque<AsyncRequest>>,
+    queue: Mutex<VecDeque<Writer>>,
     /// Number of them, for a look without the lock.
     count: AtomicU64,
+    /// Number of threads that joined the queue so far.
+    threads: AtomicU64,
+}
+
+/// A writer that waits for free space.
+enum Writer {
+    /// The cleaner appends its record.
+    Request(AsyncRequest),
+    /// The thread with this number appends its record itself.
+    Thread(u64),
+}
+
+/// The place of a thread in the queue, until this is dropped.
+pub(super) struct Turn<'a> {
+    core: &'a Core,
+    number: u64,
+}
+
+impl Turn<'_> {
+    /// Whether the thread is the first in the queue.
+    pub(super) fn has_come(&self) -> bool {
+        let queue = self.core.blocked.queue.lock();
+        matches!(queue.front(), Some(Writer::Thread(number)) if *number == self.number)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let Core { blocked, log, waker, .. } = self.core;
+        let mut queue = blocked.queue.lock();
+        queue.retain(|it| !matches!(it, Writer::Thread(number) if *number == self.number));
+        blocked.count.store(queue.len() as u64, Ordering::SeqCst);
+        let next_is_thread = queue.front().map(|it| matches!(it, Writer::Thread(_)));
+        drop(queue);
+        match next_is_thread {
+            Some(true) => log.announce_space(),
+            Some(false) => waker.wake_all(),
+            None => {}
+        }
+    }
 }
 
 impl Blocked {
     /// A writer waits: one that comes now goes behind it.
     pub(super) fn is_waiting(&self) -> bool {
-        self.count.load(Ordering::Relaxed) > 0
+        self.count.load(Ordering::SeqCst) > 0
     }
 
-    fn take_all(&self) -> VecDeque<AsyncRequest> {
+    /// Takes the first writer, where that is a request. It still counts as waiting.
+    fn take_first(&self) -> Option<AsyncRequest> {
         let mut queue = self.queue.lock();
-        self.count.store(0, Ordering::Relaxed);
-        std::mem::take(&mut queue)
+        match queue.pop_front()? {
+            Writer::Request(request) => Some(request),
+            thread @ Writer::Thread(_) => {
+                queue.push_front(thread);
+                None
+            }
+        }
+    }
+
+    /// Takes all requests; threads leave by themselves.
+    fn take_requests(&self) -> Vec<AsyncRequest> {
+        let mut queue = self.queue.lock();
+        let mut requests = Vec::new();
+        for writer in std::mem::take(&mut *queue) {
+            match writer {
+                Writer::Request(request) => requests.push(request),
+                thread @ Writer::Thread(_) => queue.push_back(thread),
+            }
+        }
+        self.count.store(queue.len() as u64, Ordering::SeqCst);
+        requests
     }
 }
 
@@ -101,7 +165,8 @@ impl Core {
     fn start_change(&self, mut request: AsyncRequest) -> Option<AsyncRequest> {
         let (_, len) = request.operation().range();
         let is_write = matches!(request.owned(), OwnedOperation::Write { .. });
-        if is_write && len > self.record_bytes_max() as u64 {
+        let len = if is_write { len } else { 0 };
+        if len > self.record_bytes_max() as u64 {
             return Some(request);
         }
         if !self.blocked.is_waiting() && self.has_space_for(len) {
@@ -111,13 +176,22 @@ impl Core {
         if !self.waker.is_running() {
             return Some(request);
         }
-        queue.push_back(request);
-        self.blocked.count.store(queue.len() as u64, Ordering::Relaxed);
+        queue.push_back(Writer::Request(request));
+        self.blocked.count.store(queue.len() as u64, Ordering::SeqCst);
         drop(queue);
         self.log.stats().add(Counter::FullWaits, 1);
         // The cleaner appends it, at the latest when it has made free space.
         self.waker.wake_all();
         None
+    }
+
+    /// Puts the calling thread into the queue.
+    pub(super) fn join_queue(&self) -> Turn<'_> {
+        let number = self.blocked.threads.fetch_add(1, Ordering::Relaxed);
+        let mut queue = self.blocked.queue.lock();
+        queue.push_back(Writer::Thread(number));
+        self.blocked.count.store(queue.len() as u64, Ordering::SeqCst);
+        Turn { core: self, number }
     }
 
     fn has_space_for(&self, len: u64) -> bool {
@@ -127,14 +201,18 @@ impl Core {
     /// Appends for blocked writers while there is free space. For the cleaner's thread.
     pub(super) fn resume_blocked(&self) {
         loop {
-            let Some(mut request) = self.blocked.queue.lock().pop_front() else { return };
+            let Some(mut request) = self.blocked.take_first() else { return };
             let attempt = self.attempt_first(&mut request.operation(), Context::default());
             let mut queue = self.blocked.queue.lock();
             let Attempt::Done(result) = attempt else {
-                return queue.push_front(request);
+                return queue.push_front(Writer::Request(request));
             };
-            self.blocked.count.store(queue.len() as u64, Ordering::Relaxed);
+            self.blocked.count.store(queue.len() as u64, Ordering::SeqCst);
+            let next_is_thread = matches!(queue.front(), Some(Writer::Thread(_)));
             drop(queue);
+            if next_is_thread {
+                self.log.announce_space();
+            }
             request.complete(result);
         }
     }
@@ -142,7 +220,7 @@ impl Core {
     /// Fails blocked writers, since the log cannot be cleaned. For the cleaner's thread.
     pub(super) fn fail_blocked(&self) {
         self.resume_blocked();
-        for request in self.blocked.take_all() {
+        for request in self.blocked.take_requests() {
             request.complete(Err(self.full_and_failing()));
         }
     }
@@ -150,7 +228,7 @@ impl Core {
     /// The thread has stopped: blocked writers go on here, and clean.
     pub(super) fn end_blocking(&self, device: &impl BlockDevice) {
         // A writer that joined the queue saw, under its lock, that the thread was running.
-        for request in self.blocked.take_all() {
+        for request in self.blocked.take_requests() {
             request.run_on(device);
         }
     }
