@@ -387,7 +387,15 @@ pub(crate) struct LimitArgs {
     /// a quarter of what this machine or control group has unless given
     #[arg(long, value_name = "SIZE")]
     pub(crate) request_memory: Option<Size>,
+    /// How long a stop may take, from SIGTERM or SIGINT on: then the server ends with what it has
+    /// written back, says what stays in the pool, and exits with status 1. A second signal leaves
+    /// it 5 seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = STOP_TIMEOUT_SECONDS)]
+    pub(crate) stop_timeout: u32,
 }
+
+/// The default of `--stop-timeout`: that of systemd, which kills the server then.
+pub(crate) const STOP_TIMEOUT_SECONDS: u32 = 90;
 
 /// What `tidegate serve` says on standard error.
 #[derive(Debug, Args)]

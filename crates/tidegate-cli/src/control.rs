@@ -1,5 +1,6 @@
 //! The control socket of a served pool: where it is, what it answers, and how commands ask.
 
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -76,9 +77,9 @@ fn socket_of(pool: &Path) -> Result<PathBuf> {
 pub(crate) fn listen(served: &Served) -> Result<Vec<ControlServer>> {
     let start = |path: PathBuf| {
         let served = served.clone();
-        ControlServer::start(&[path], move |request| {
+        ControlServer::start(&[path], move |request, client| {
             let failed = |error| Reply::Failed { message: format!("{error:#}") };
-            answer(&request, &served).unwrap_or_else(failed)
+            answer(&request, &served, client).unwrap_or_else(failed)
         })
     };
     let mut servers = Vec::new();
@@ -140,7 +141,7 @@ fn in_front_end(collector: &mut Collector, collect: impl FnOnce(&mut Collector))
     });
 }
 
-fn answer(request: &Request, served: &Served) -> Result<Reply> {
+fn answer(request: &Request, served: &Served, client: BorrowedFd<'_>) -> Result<Reply> {
     let Served { stack, .. } = served;
     Ok(match request {
         Request::Stat => Reply::Stat { stat: Box::new(stack.stat(front_end(served))) },
@@ -154,7 +155,7 @@ fn answer(request: &Request, served: &Served) -> Result<Reply> {
             Reply::Purged { freed_bytes, left_bytes }
         }
         Request::Snapshot { file } => {
-            let Made { bytes, held, backing } = served.copy_to(file)?;
+            let Made { bytes, held, backing } = served.copy_to(file, client)?;
             let held_ns = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);
             Reply::Snapshot { bytes, held_ns, backing }
         }

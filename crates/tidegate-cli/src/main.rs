@@ -8,6 +8,7 @@ mod args;
 mod commands;
 mod config;
 mod control;
+mod deadline;
 mod log;
 mod notify;
 mod output;

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use tidegate_serve::nbd::{Limits, ListenAddress, TlsMode};
 
@@ -18,6 +19,8 @@ pub(crate) struct ServePlan {
     pub(crate) metrics: Option<ListenAddress>,
     pub(crate) log_format: Format,
     pub(crate) log_level: Level,
+    /// How long a stop may take.
+    pub(crate) stop_timeout: Duration,
     pub(crate) devices: Vec<DevicePlan>,
 }
 
@@ -62,6 +65,7 @@ impl ServePlan {
             metrics: args.metrics.clone(),
             log_format: args.log.log_format,
             log_level: args.log.log_level,
+            stop_timeout: Duration::from_secs(args.limits.stop_timeout.into()),
             devices: vec![DevicePlan { pool, args: device, memory, origin: None }],
         })
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tidegate::device::gate::Gate;
 use tidegate::stack::Stack;
-use tidegate_serve::nbd::StatisticsSource;
+use tidegate_serve::nbd::{StatisticsSource, StopHandle};
 
 use crate::plan::DevicePlan;
 
@@ -18,6 +18,8 @@ pub(crate) struct Served {
     pub(crate) stack: Arc<Stack>,
     /// Through which all changes by clients go.
     pub(crate) gate: Arc<Gate>,
+    /// Readable once the server is to stop.
+    pub(crate) stop: StopHandle,
     /// What its clients did; connections are the server's.
     pub(crate) statistics: StatisticsSource,
 }

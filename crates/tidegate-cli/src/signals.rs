@@ -1,4 +1,5 @@
-//! What signals do to a server: none of them ends it before its tiers are drained.
+//! What signals do to a server: none of them ends it before its tiers are drained, or the time for
+//! that is over.
 //!
 //! A signal that by default ends a process either stops the server in good order or is ignored, and
 //! both are said in one line. Left as they are: those that a fault of the process itself raises,
@@ -17,6 +18,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level::signal_name;
 use tidegate_serve::nbd::StopHandle;
 
+use crate::deadline::Deadline;
 use crate::log::{Level, say};
 use crate::notify::notify;
 
@@ -52,13 +54,18 @@ fn ignored_from_the_start() -> u64 {
 }
 
 impl Caught {
-    /// Runs `serve`, and lets signals stop it by `stop` meanwhile. Signals that come later do
-    /// nothing.
-    pub(crate) fn during<R>(self, stop: &StopHandle, serve: impl FnOnce() -> R) -> R {
+    /// Runs `serve`, and lets signals stop it by `stop` meanwhile, until `deadline` at most. Signals
+    /// that come later do nothing.
+    pub(crate) fn during<R>(
+        self,
+        stop: &StopHandle,
+        deadline: &Deadline,
+        serve: impl FnOnce() -> R,
+    ) -> R {
         let Self(mut signals) = self;
         let handle = signals.handle();
         std::thread::scope(|scope| {
-            scope.spawn(move || handle_each(&mut signals, stop));
+            scope.spawn(move || handle_each(&mut signals, stop, deadline));
             let served = serve();
             handle.close();
             served
@@ -66,18 +73,19 @@ impl Caught {
     }
 }
 
-fn handle_each(signals: &mut Signals, stop: &StopHandle) {
-    signals.forever().for_each(|signal| handle(signal, stop));
+fn handle_each(signals: &mut Signals, stop: &StopHandle, deadline: &Deadline) {
+    signals.forever().for_each(|signal| handle(signal, stop, deadline));
     // Those that came with the one that stopped the server.
-    signals.pending().for_each(|signal| handle(signal, stop));
+    signals.pending().for_each(|signal| handle(signal, stop, deadline));
 }
 
-fn handle(signal: i32, stop: &StopHandle) {
+fn handle(signal: i32, stop: &StopHandle, deadline: &Deadline) {
     let stops = STOPPING.contains(&signal);
     let does = if stops { "stopping" } else { "ignored" };
     say(Level::Info, format_args!("{}: {does}", name_of(signal)));
     if stops {
         notify("STOPPING=1\nSTATUS=writing back");
+        deadline.signalled();
         stop.stop();
     }
 }

@@ -1,75 +1,217 @@
 //! A copy of a pool that is served, or of its backing, as it is at one instant.
+//!
+//! Invariants:
+//! 1. Changes of clients wait for [`HOLD`] at most until the instant has come, and later for
+//!    [`WAIT`] at most until what they replace is saved. A copy that cannot keep this ends.
+//! 2. The thread that answers the client waits for no disk while it watches over the copy.
+//! 3. A file has the name that was asked for only once it holds the whole copy, on its disk.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use tidegate::device::BlockDevice;
+use tidegate::device::moment::{Claim, Moment};
+use tidegate::device::wake::Wake;
+use tidegate::stack::StackError;
 
 use crate::served::Served;
+
+/// How long changes may wait for those that were begun before the instant of the copy.
+const HOLD: Duration = Duration::from_secs(10);
+/// How long a change may wait until what it replaces is saved.
+const WAIT: Duration = Duration::from_secs(20);
+/// Threads that save what changes wait for.
+const SAVERS: usize = 4;
+/// How often the waits of changes are looked at.
+const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// A copy that was made.
 pub(crate) struct Made {
     pub(crate) bytes: u64,
-    /// How long writes of clients had to wait.
+    /// How long all writes of clients had to wait.
     pub(crate) held: Duration,
     /// The backing that was copied; none where the pool was.
     pub(crate) backing: Option<String>,
 }
 
 impl Served {
-    /// Copies the pool to `file`: holds changes of clients back, has the tiers above the pool write
-    /// what they hold, and copies. Where a backing has a part of the data, all tiers write what
-    /// they hold to it, and the backing is copied. On a file system that can, the copy shares
-    /// extents.
+    /// Copies the pool to `file`, or where a backing has a part of the data the device as one file.
+    /// Changes of clients are held back for an instant, which the copy shows; what a change
+    /// replaces afterwards is saved before.
     ///
     /// # Errors
-    /// The pool is no file; there is a file already; a tier or a disk fails.
-    pub(crate) fn copy_to(&self, file: &Path) -> Result<Made> {
+    /// The pool is no file; there is a file already; a tier or a disk fails; a change waits too
+    /// long; the client at `client` is gone, or the server stops.
+    pub(crate) fn copy_to(&self, file: &Path, client: BorrowedFd<'_>) -> Result<Made> {
         let (pool, to) = (self.plan.pool.display(), file.display());
-        let pool_file = match self.stack.description().backing {
-            Some(_) => None,
-            None => Some(self.open_pool()?),
-        };
-        let mut options = File::options();
-        options.write(true).create_new(true).mode(0o600);
-        let copy = options.open(file).with_context(|| format!("cannot make {to}"))?;
-        let made = self.copy_held(pool_file, &copy);
-        if made.is_err() {
-            // Half a copy is none.
-            let _ = std::fs::remove_file(file);
+        if self.stack.description().backing.is_none() {
+            self.check_pool_file()?;
         }
-        made.with_context(|| format!("cannot copy {pool} to {to}"))
+        let partial = Partial::create(file).with_context(|| format!("cannot make {to}"))?;
+        let made = self.watch_copy(&partial.file, client);
+        let made = made.with_context(|| format!("cannot copy {pool} to {to}"))?;
+        partial.publish(file).with_context(|| format!("cannot make {to}"))?;
+        Ok(made)
     }
 
-    fn open_pool(&self) -> Result<File> {
+    fn check_pool_file(&self) -> Result<()> {
         let pool = self.plan.pool.display();
-        // With a position of its own.
-        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        let file = File::open(path).with_context(|| format!("cannot open {pool}"))?;
-        if !file.metadata().is_ok_and(|found| found.is_file()) {
+        if !self.file.metadata().is_ok_and(|found| found.is_file()) {
             bail!("{pool} is a device, which cannot be read as a file: stop its server to copy it");
         }
-        Ok(file)
+        Ok(())
     }
 
-    /// Copies `pool_file`, or else the backing.
-    fn copy_held(&self, pool_file: Option<File>, mut copy: &File) -> Result<Made> {
-        let began = Instant::now();
-        let held = self.gate.hold();
-        let bytes = match pool_file {
-            Some(mut pool_file) => {
-                self.gate.below().flush()?;
-                io::copy(&mut pool_file, &mut copy)?
-            }
-            None => self.stack.copy_backing(copy)?,
+    /// Has threads copy to `copy`, and ends the copy where nobody wants it or a change waits too
+    /// long. Then a thread may still be at a disk that does not answer.
+    fn watch_copy(&self, copy: &File, client: BorrowedFd<'_>) -> Result<Made> {
+        let moment = Arc::new(Moment::new(self.gate.geometry().size_bytes()));
+        let (tell, told) = channel();
+        let ends = Arc::new(Wake::new()?);
+        let (served, copied) = (self.clone(), Arc::clone(&moment));
+        let (copy, ended) = (copy.try_clone()?, WakeAtEnd(Arc::clone(&ends)));
+        let run = move || {
+            let _ended = ended;
+            let made = served.copy_moment(&copied, &copy);
+            served.gate.end(&copied);
+            // The other end may have given up.
+            let _ = tell.send(made);
         };
+        std::thread::Builder::new().name("snapshot".into()).spawn(run)?;
+        let ended = self.await_end(&moment, &ends, client);
+        self.gate.end(&moment);
+        ended?;
+        told.recv().unwrap_or_else(|_| bail!("the thread that copies has failed"))
+    }
+
+    /// Returns when `ends` says that the copy has ended.
+    ///
+    /// # Errors
+    /// Why it has to end before.
+    fn await_end(&self, moment: &Moment, ends: &Wake, client: BorrowedFd<'_>) -> Result<()> {
+        loop {
+            let mut ready = [
+                PollFd::new(ends, PollFlags::IN),
+                PollFd::new(&self.stop, PollFlags::IN),
+                // It hangs up.
+                PollFd::from_borrowed_fd(client, PollFlags::empty()),
+            ];
+            match poll(&mut ready, Some(&LOOK)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let [has_ended, stops, is_gone] = ready.map(|it| !it.revents().is_empty());
+            if has_ended {
+                return Ok(());
+            }
+            ensure!(!stops, "the server stops");
+            ensure!(!is_gone, "the client is gone");
+            let waited = moment.longest_wait().unwrap_or_default();
+            ensure!(
+                waited <= WAIT,
+                "a write of a client has waited {} s for the copy: the disk of the copy or the \
+                 device that is copied is too slow for it",
+                WAIT.as_secs()
+            );
+        }
+    }
+
+    /// Lets the instant come, and copies what the device holds then.
+    fn copy_moment(&self, moment: &Arc<Moment>, copy: &File) -> Result<Made> {
+        let Self { gate, stack, .. } = self;
+        let backing = stack.description().backing.clone();
+        if backing.is_none() {
+            // Most of what the tiers above the pool hold, while writes go on.
+            gate.below().flush()?;
+        }
+        let began = Instant::now();
+        let held = gate.hold(HOLD).with_context(|| {
+            format!("requests that were begun have not ended in {} s", HOLD.as_secs())
+        })?;
+        if backing.is_none() {
+            gate.below().flush()?;
+        }
+        let original = stack.original(self.file.metadata()?.len())?;
+        held.keep(Arc::clone(moment));
         drop(held);
         let held = began.elapsed();
+        let end_at_failure =
+            |copied: std::result::Result<(), StackError>| copied.inspect_err(|_| gate.end(moment));
+        let save = || end_at_failure(original.copy(gate, moment, Claim::Wanted, copy));
+        std::thread::scope(|scope| {
+            let savers: Vec<_> = (0..SAVERS).map(|_| scope.spawn(save)).collect();
+            let rest = original.begin(copy).and_then(|()| {
+                if backing.is_some() {
+                    stack.destage_for_copy()?;
+                }
+                original.copy(gate, moment, Claim::Any, copy)
+            });
+            let rest = end_at_failure(rest);
+            let saved = savers.into_iter().map(|saver| saver.join().unwrap_or(Ok(())));
+            saved.chain([rest]).collect::<std::result::Result<(), StackError>>()
+        })?;
+        ensure!(moment.is_whole(), "the copy was ended");
         copy.sync_all()?;
-        Ok(Made { bytes, held, backing: self.stack.description().backing.clone() })
+        Ok(Made { bytes: original.bytes(), held, backing })
+    }
+}
+
+/// Wakes the thread that waits for the end, also where this thread panics.
+struct WakeAtEnd(Arc<Wake>);
+
+impl Drop for WakeAtEnd {
+    fn drop(&mut self) {
+        self.0.wake();
+    }
+}
+
+/// A file beside the one that was asked for, removed unless it takes that one's name.
+struct Partial {
+    file: File,
+    path: PathBuf,
+}
+
+impl Partial {
+    /// An empty file beside `file`, which is not there.
+    fn create(file: &Path) -> io::Result<Self> {
+        if file.symlink_metadata().is_ok() {
+            return Err(Errno::EXIST.into());
+        }
+        let name = file.file_name().ok_or(Errno::ISDIR)?;
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".partial-{}", std::process::id()));
+        let path = file.with_file_name(hidden);
+        let mut options = File::options();
+        options.write(true).create_new(true).mode(0o600);
+        Ok(Self { file: options.open(&path)?, path })
+    }
+
+    /// Gives the file the name `file`, durably.
+    fn publish(self, file: &Path) -> io::Result<()> {
+        match renameat_with(CWD, &self.path, CWD, file, RenameFlags::NOREPLACE) {
+            // A file system that cannot refuse to replace a file.
+            Err(Errno::INVAL | Errno::NOSYS) => std::fs::hard_link(&self.path, file)?,
+            renamed => renamed?,
+        }
+        let directory = file.parent().filter(|it| !it.as_os_str().is_empty());
+        File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // After `publish` the name is gone, or a second one of the copy.
+        let _ = std::fs::remove_file(&self.path);
     }
 }

@@ -15,7 +15,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, BorrowedFd};
 use serde::{Deserialize, Serialize};
 use tidegate::stack::Stat;
 
@@ -103,13 +103,14 @@ pub fn parse(line: &[u8]) -> Result<Request, String> {
 pub struct ControlServer(SerialServer);
 
 impl ControlServer {
-    /// Listens at the unix sockets `paths`, and answers each request with what `answer` returns.
+    /// Listens at the unix sockets `paths`, and answers each request with what `answer` returns. Its
+    /// second argument is the client's socket, which hangs up when the client is gone.
     ///
     /// # Errors
     /// Another server listens there, or the system refuses.
     pub fn start(
         paths: &[PathBuf],
-        answer: impl Fn(Request) -> Reply + Send + 'static,
+        answer: impl Fn(Request, BorrowedFd<'_>) -> Reply + Send + 'static,
     ) -> Result<Self, ServeError> {
         let listeners = paths.iter().map(|path| Listener::bind(&ListenAddress::Unix(path.clone())));
         let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
@@ -124,10 +125,13 @@ impl ControlServer {
     }
 }
 
-fn converse(mut client: Peer, answer: &dyn Fn(Request) -> Reply) -> io::Result<()> {
+fn converse(mut client: Peer, answer: &dyn Fn(Request, BorrowedFd<'_>) -> Reply) -> io::Result<()> {
     let reply = match is_owner(&client) {
         Ok(true) => match read_line(&mut client, REQUEST_BYTES_MAX) {
-            Ok(line) => parse(&line).map_or_else(Reply::failed, answer),
+            Ok(line) => match parse(&line) {
+                Ok(request) => answer(request, client.as_fd()),
+                Err(error) => Reply::failed(error),
+            },
             Err(error) => Reply::failed(format_args!("the request cannot be read: {error}")),
         },
         _ => Reply::failed("only the server's own user may use its control socket"),
@@ -210,7 +214,7 @@ mod tests {
 
     fn server(dir: &Path) -> (ControlServer, PathBuf) {
         let path = dir.join("control");
-        let answer = |request| match request {
+        let answer = |request, _: BorrowedFd<'_>| match request {
             Request::Stat => Reply::failed("stat"),
             Request::Set { settings } if settings.is_empty() => Reply::failed("empty"),
             Request::Set { .. } => Reply::Set,
@@ -249,7 +253,7 @@ mod tests {
         assert!(!path.exists());
         let (begun, has_begun) = channel();
         let (end, ends) = channel::<()>();
-        let answer = move |_| {
+        let answer = move |_, _: BorrowedFd<'_>| {
             begun.send(()).expect("the test waits");
             let _ = ends.recv();
             Reply::Set

@@ -108,8 +108,8 @@ impl LogSubject {
         create(region, &log_options(1)).map_err(text)?;
         let pool = LogPool::open(Arc::clone(region)).map_err(text)?;
         let backing = Arc::new(MemoryDevice::new(BLOCK_BYTES, self.blocks).map_err(text)?);
-        let device =
-            LogDevice::open(pool, backing, Binding::unnamed(1), self.options(false)).map_err(text)?;
+        let device = LogDevice::open(pool, backing, Binding::unnamed(1), self.options(false))
+            .map_err(text)?;
         for round in 0..130 {
             let lba = round % self.blocks;
             let data = payload(lba, STALE, BLOCK_BYTES as usize);

@@ -156,8 +156,8 @@ fn writes_larger_than_the_log_end_with_every_setting() {
     let name = "writes_larger_than_the_log_end_with_every_setting";
     for pct in [1, 25, 50, 75, 90] {
         seeded(name, 6, |seed| {
-            let subject = LogSubject::new(200, LogFault::None)
-                .with_writers_that_wait(RING_BYTES * pct / 100);
+            let subject =
+                LogSubject::new(200, LogFault::None).with_writers_that_wait(RING_BYTES * pct / 100);
             let plan = LARGE.plan(&mut Random::new(seed), &mut 1000);
             let pool = Pool::prepare(&subject, &[0, 1, 40]).unwrap();
             let mut explorer = Explorer::new(&subject, pool, LARGE.threads, FEW).unwrap();

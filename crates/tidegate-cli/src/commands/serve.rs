@@ -23,6 +23,7 @@ use tidegate_serve::nbd::{
 };
 
 use crate::args::{DeviceArgs, ServeArgs};
+use crate::deadline::Deadline;
 use crate::log::{self, Level, say, say_of};
 use crate::notify::notify;
 use crate::output::{field, line, print_lines};
@@ -54,20 +55,24 @@ fn serve(plan: ServePlan) -> Result<()> {
     let gates: Vec<_> = stacks.iter().map(|stack| Arc::new(Gate::new(stack.top()))).collect();
     let server = bind(&plan, &gates, tls)?;
     let devices = plan.devices.into_iter().zip(stacks.into_iter().zip(gates));
-    let served = devices.map(|(device, (stack, gate))| served(device, stack, gate, &server));
-    let served = served.collect::<Result<Vec<_>>>()?;
     let stop = StopHandle::new()?;
+    let served = devices.map(|(device, (stack, gate))| served(device, stack, gate, &server, &stop));
+    let served = served.collect::<Result<Vec<_>>>()?;
     let control = served.iter().map(control::listen).collect::<Result<Vec<_>>>()?;
     let show = |address| control::show_metrics(address, &served);
     let metrics = plan.metrics.as_ref().map(show).transpose()?;
     let removals = watch_files(&served);
     announce(&served, &server.addresses(), metrics.as_ref(), plan.tls.as_ref())?;
     let (started, statistics) = (Instant::now(), server.statistics());
-    let run = signals.during(&stop, || server.run(&stop));
-    // Nothing is changed any more that the tiers still hold data for.
-    end_control(&served, control);
-    drop((metrics, removals));
-    let closed = close_all(&served);
+    let deadline = Deadline::watch(plan.stop_timeout, served.clone())?;
+    let (run, closed) = signals.during(&stop, &deadline, || {
+        let run = server.run(&stop);
+        // Nothing is changed any more that the tiers still hold data for.
+        end_control(&served, control);
+        drop((metrics, removals));
+        (run, close_all(&served))
+    });
+    deadline.is_met();
     summarize(&statistics.snapshot(), started.elapsed())?;
     for one in &served {
         name_if_several(&served, one)?;
@@ -152,12 +157,19 @@ fn bind(plan: &ServePlan, gates: &[Arc<Gate>], tls: Option<Tls>) -> Result<Serve
     Ok(builder.bind(&plan.nbd)?)
 }
 
-fn served(plan: DevicePlan, stack: Arc<Stack>, gate: Arc<Gate>, server: &Server) -> Result<Served> {
+fn served(
+    plan: DevicePlan,
+    stack: Arc<Stack>,
+    gate: Arc<Gate>,
+    server: &Server,
+    stop: &StopHandle,
+) -> Result<Served> {
     let file = File::open(&plan.pool);
     let file = file.with_context(|| format!("cannot open {}", plan.pool.display()))?;
     let statistics = server.export_statistics(&plan.args.export);
     let statistics = statistics.unwrap_or_else(|| server.statistics());
-    Ok(Served { plan: Arc::new(plan), file: Arc::new(file), stack, gate, statistics })
+    let (plan, file, stop) = (Arc::new(plan), Arc::new(file), stop.clone());
+    Ok(Served { plan, file, stack, gate, stop, statistics })
 }
 
 /// Has a line say when the file of a pool or of a backing is removed. A server that cannot watch

@@ -3,13 +3,17 @@
 mod document;
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use tidegate::dram::{Policy, TierSpec};
 use tidegate_serve::nbd::ListenAddress;
 
-use crate::args::{DeviceArgs, LimitArgs, MemoryArgs, TlsArgs, TlsWhen, parse_count, parse_unix};
+use crate::args::{
+    DeviceArgs, LimitArgs, MemoryArgs, STOP_TIMEOUT_SECONDS, TlsArgs, TlsWhen, parse_count,
+    parse_unix,
+};
 use crate::log::{Format, Level};
 use crate::plan::{DevicePlan, ServePlan, TlsFiles, limits_of};
 use document::{Document, Table};
@@ -59,6 +63,9 @@ fn plan(document: &Document<'_>) -> ServePlan {
     let limits = LimitArgs {
         max_connections: root.number("max-connections", parse_count),
         request_memory: root.parsed("request-memory"),
+        stop_timeout: root
+            .number("stop-timeout", str::parse::<u32>)
+            .unwrap_or(STOP_TIMEOUT_SECONDS),
     };
     let metrics = root.parsed("metrics");
     let log_format = root.with("log-format", |text| Format::from_str(text, false));
@@ -77,6 +84,7 @@ fn plan(document: &Document<'_>) -> ServePlan {
         metrics,
         log_format: log_format.unwrap_or(Format::Text),
         log_level: log_level.unwrap_or(Level::Info),
+        stop_timeout: Duration::from_secs(limits.stop_timeout.into()),
         devices,
     }
 }

@@ -32,4 +32,5 @@ mod scarce;
 mod service;
 mod signals;
 mod snapshot;
+mod stop;
 mod top;

@@ -40,7 +40,7 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 /// ```
 pub struct Btt {
     region: Arc<Region>,
-    arenas: Vec<Arena>,
+    pub(super) arenas: Vec<Arena>,
     geometry: Geometry,
     summary: Summary,
     pub(super) requests: Requests,

@@ -11,7 +11,7 @@ use crate::pmem::Region;
 use crate::stats::{Collector, Metric, Unit};
 use crate::tier::engine::{BLOCK_SIZE, block_bytes_of, one_of};
 use crate::tier::{
-    Checked, Description, Engine, EngineError, Level, Line, OnProgress, Opened, Opening,
+    Checked, Description, Engine, EngineError, Image, Level, Line, OnProgress, Opened, Opening,
     OptionSpec, Options, Plan, State, Tier, Traits, counted, line, memory,
 };
 
@@ -175,6 +175,10 @@ impl Tier for Btt {
     /// Every acknowledged write is durable, and there is no thread.
     fn drain(&self) -> device::Result<()> {
         self.flush()
+    }
+
+    fn image(&self) -> device::Result<Option<Image>> {
+        self.image_of_arenas().map(Some)
     }
 
     fn metrics(&self, collector: &mut Collector) {

@@ -32,6 +32,7 @@ mod flog;
 #[cfg(any(test, feature = "test-support"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod image;
 mod info;
 mod lane;
 mod layout;

@@ -440,6 +440,10 @@ impl Tier for CacheDevice {
 
     fn destage(&self) -> Result<()> {
         self.core.clean_all()?;
+        self.check_committed()
+    }
+
+    fn check_committed(&self) -> Result<()> {
         match self.core.usage().waiting {
             0 => Ok(()),
             waiting => Err(DeviceError::new(

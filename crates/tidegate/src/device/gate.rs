@@ -1,32 +1,43 @@
-//! A layer that can hold changes back while the device below is copied, and lets reads pass.
+//! A layer that can hold changes back for an instant, and lets the content of that instant be copied
+//! while changes go on: what a change would replace is saved first.
 //!
 //! Invariants:
 //! 1. While a [`Held`] lives, no change is at the device below: not one that was begun before, nor
 //!    one that came since.
-//! 2. A change that came meanwhile runs when the last [`Held`] is gone; none is lost or refused.
-//! 3. Changes that nobody holds back share no cache line, but for that of a flag that is read.
+//! 2. While a [`Moment`] is kept, no change of a unit that it has not saved is at the device below.
+//! 3. A change that came meanwhile runs when the last [`Held`] is gone and its units are saved, or
+//!    their moments have ended; none is lost or refused.
+//! 4. Changes that nobody holds back share no cache line, but for that of a word that is read.
 //!
-//! A change enters by adding itself to its shard and then looking at the flag; a holder sets the
-//! flag and then waits for every shard to be empty. Of the two, at least one sees the other.
+//! A change enters by adding itself to its shard and then looking at the word; a holder sets the
+//! word and then waits for every shard to be empty. Of the two, at least one sees the other. A
+//! moment is kept while changes are held back, so a change that enters later sees it.
 
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, RwLock};
 
+use super::moment::Moment;
 use super::{AsyncRequest, Attempt, BlockDevice, Context, Op, Operation, Request, Result};
 
 const SHARDS: usize = 16;
+/// Bits of the word that changes look at: changes are held back, and a moment is kept.
+const CLOSED: u32 = 1;
+const KEPT: u32 = 2;
 
 /// A device whose changes can be held back.
 pub struct Gate {
     inner: Arc<dyn BlockDevice>,
-    is_closed: AtomicBool,
+    word: AtomicU32,
     /// Changes that are at the device below.
     changes: [CachePadded<AtomicUsize>; SHARDS],
     waiting: Mutex<Waiting>,
     changed: Condvar,
+    moments: RwLock<Vec<Arc<Moment>>>,
 }
 
 #[derive(Default)]
@@ -38,12 +49,21 @@ struct Waiting {
 /// Holds changes back until it is dropped.
 pub struct Held(Arc<Gate>);
 
+/// Why a change cannot begin.
+enum Obstacle {
+    /// Changes are held back.
+    Closed,
+    /// A unit of the range is not saved.
+    Unsaved(Arc<Moment>, Range<u64>),
+}
+
 impl Gate {
     /// An open gate before `inner`.
     pub fn new(inner: Arc<dyn BlockDevice>) -> Self {
         let changes = std::array::from_fn(|_| CachePadded::new(AtomicUsize::new(0)));
         let (waiting, changed) = (Mutex::default(), Condvar::new());
-        Self { inner, is_closed: AtomicBool::new(false), changes, waiting, changed }
+        let moments = RwLock::default();
+        Self { inner, word: AtomicU32::new(0), changes, waiting, changed, moments }
     }
 
     /// The device below: what is asked of it passes the gate by.
@@ -51,45 +71,89 @@ impl Gate {
         &self.inner
     }
 
-    /// Holds changes back from now on, and waits until those that were begun have ended.
+    /// Holds changes back from now on, and waits until those that were begun have ended, for
+    /// `timeout` at most. None: some have not ended, and changes go on.
     #[must_use]
-    pub fn hold(self: &Arc<Self>) -> Held {
+    pub fn hold(self: &Arc<Self>, timeout: Duration) -> Option<Held> {
+        let until = Instant::now() + timeout;
         let mut waiting = self.waiting.lock();
         waiting.holders += 1;
-        self.is_closed.store(true, Ordering::SeqCst);
-        while self.changes.iter().any(|shard| shard.load(Ordering::SeqCst) > 0) {
-            self.changed.wait(&mut waiting);
+        self.word.fetch_or(CLOSED, Ordering::SeqCst);
+        let mut is_late = false;
+        while !is_late && self.changes.iter().any(|shard| shard.load(Ordering::SeqCst) > 0) {
+            is_late = self.changed.wait_until(&mut waiting, until).timed_out();
         }
         drop(waiting);
-        Held(Arc::clone(self))
+        let held = Held(Arc::clone(self));
+        (!is_late).then_some(held)
     }
 
-    /// Begins a change; false if it must wait.
-    fn enter(&self, shard: usize) -> bool {
-        self.changes[shard].fetch_add(1, Ordering::SeqCst);
-        if !self.is_closed.load(Ordering::SeqCst) {
-            return true;
+    /// Reports a range of `moment`, which was claimed, as saved.
+    pub fn saved(self: &Arc<Self>, moment: &Moment, range: &Range<u64>) {
+        self.start_all(moment.saved(range));
+    }
+
+    /// Ends the copy of `moment`, whole or not: no change waits for it any more.
+    pub fn end(self: &Arc<Self>, moment: &Arc<Moment>) {
+        let mut moments = self.moments.write();
+        moments.retain(|it| !Arc::ptr_eq(it, moment));
+        if moments.is_empty() {
+            self.word.fetch_and(!KEPT, Ordering::SeqCst);
         }
-        self.leave(shard);
-        false
+        drop(moments);
+        self.start_all(moment.end());
+    }
+
+    fn start_all(self: &Arc<Self>, requests: Vec<AsyncRequest>) {
+        for request in requests {
+            Arc::clone(self).start(request);
+        }
+    }
+
+    /// Begins a change of `ranges`, unless something is in its way.
+    fn enter(&self, shard: usize, ranges: &[Range<u64>]) -> std::result::Result<(), Obstacle> {
+        self.changes[shard].fetch_add(1, Ordering::SeqCst);
+        let word = self.word.load(Ordering::SeqCst);
+        if word == 0 {
+            return Ok(());
+        }
+        let obstacle =
+            if word & CLOSED != 0 { Some(Obstacle::Closed) } else { self.unsaved(ranges) };
+        obstacle.map_or(Ok(()), |obstacle| {
+            self.leave(shard);
+            Err(obstacle)
+        })
+    }
+
+    fn unsaved(&self, ranges: &[Range<u64>]) -> Option<Obstacle> {
+        self.moments.read().iter().find_map(|moment| {
+            let range = ranges.iter().find(|range| moment.holds_back(range))?;
+            Some(Obstacle::Unsaved(Arc::clone(moment), range.clone()))
+        })
     }
 
     /// A change has ended.
     fn leave(&self, shard: usize) {
         self.changes[shard].fetch_sub(1, Ordering::SeqCst);
-        if self.is_closed.load(Ordering::SeqCst) {
+        if self.word.load(Ordering::SeqCst) & CLOSED != 0 {
             // A holder that saw the change waits by now, or has not yet looked.
             drop(self.waiting.lock());
             self.changed.notify_all();
         }
     }
 
-    /// Runs `change` as soon as none is held back.
-    fn change<R>(&self, shard: usize, change: impl FnOnce() -> R) -> R {
-        while !self.enter(shard) {
-            let mut waiting = self.waiting.lock();
-            while waiting.holders > 0 {
-                self.changed.wait(&mut waiting);
+    /// Runs `change` of `ranges` as soon as nothing is in its way.
+    fn change<R>(&self, shard: usize, ranges: &[Range<u64>], change: impl FnOnce() -> R) -> R {
+        loop {
+            match self.enter(shard, ranges) {
+                Ok(()) => break,
+                Err(Obstacle::Unsaved(moment, range)) => moment.wait_for(&range),
+                Err(Obstacle::Closed) => {
+                    let mut waiting = self.waiting.lock();
+                    while waiting.holders > 0 {
+                        self.changed.wait(&mut waiting);
+                    }
+                }
             }
         }
         let _leaves = Leaves(self, shard);
@@ -97,10 +161,10 @@ impl Gate {
     }
 
     fn run(&self, mut operation: Operation<'_>) -> Result<()> {
-        if !is_change(Op::of(&operation)) {
+        let Some(range) = change_of(&operation) else {
             return operation.run_on(&*self.inner);
-        }
-        self.change(0, || operation.run_on(&*self.inner))
+        };
+        self.change(0, &[range], || operation.run_on(&*self.inner))
     }
 
     /// Starts a change that has entered.
@@ -123,6 +187,16 @@ impl Drop for Leaves<'_> {
     }
 }
 
+impl Held {
+    /// Keeps the present content as `moment`: from now on a change waits until what it replaces is
+    /// saved.
+    pub fn keep(&self, moment: Arc<Moment>) {
+        let mut moments = self.0.moments.write();
+        moments.push(moment);
+        self.0.word.fetch_or(KEPT, Ordering::SeqCst);
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
         let gate = &self.0;
@@ -131,20 +205,23 @@ impl Drop for Held {
         if waiting.holders > 0 {
             return;
         }
-        gate.is_closed.store(false, Ordering::SeqCst);
+        gate.word.fetch_and(!CLOSED, Ordering::SeqCst);
         let started = std::mem::take(&mut waiting.started);
         drop(waiting);
         gate.changed.notify_all();
-        for request in started {
-            Arc::clone(gate).start(request);
-        }
+        gate.start_all(started);
     }
 }
 
-fn is_change(op: Op) -> bool {
-    match op {
-        Op::Read | Op::Status => false,
-        Op::Write | Op::Flush | Op::Discard | Op::WriteZeroes => true,
+/// The bytes that `operation` changes, none for a flush; None where it is no change.
+fn change_of(operation: &Operation<'_>) -> Option<Range<u64>> {
+    match Op::of(operation) {
+        Op::Read | Op::Status => None,
+        Op::Flush => Some(0..0),
+        Op::Write | Op::Discard | Op::WriteZeroes => {
+            let (offset, len) = operation.range();
+            Some(offset..offset.saturating_add(len))
+        }
     }
 }
 
@@ -156,19 +233,21 @@ impl BlockDevice for Gate {
     operations_through_run!(over inner);
 
     fn submit(&self, batch: &mut [Request<'_>]) {
-        if batch.iter().any(|request| is_change(Op::of(request.operation()))) {
-            self.change(0, || self.inner.submit(batch));
-        } else {
+        let ranges: Vec<_> =
+            batch.iter().filter_map(|request| change_of(request.operation())).collect();
+        if ranges.is_empty() {
             self.inner.submit(batch);
+        } else {
+            self.change(0, &ranges, || self.inner.submit(batch));
         }
     }
 
     fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
-        if !is_change(Op::of(operation)) {
+        let Some(range) = change_of(operation) else {
             return self.inner.attempt(operation, context);
-        }
+        };
         let shard = shard_of(context);
-        if !self.enter(shard) {
+        if self.enter(shard, &[range]).is_err() {
             return Attempt::WouldBlock;
         }
         let _leaves = Leaves(self, shard);
@@ -176,17 +255,24 @@ impl BlockDevice for Gate {
     }
 
     fn start(self: Arc<Self>, mut request: AsyncRequest) {
-        if !is_change(Op::of(&request.operation())) {
+        let Some(range) = change_of(&request.operation()) else {
             return Arc::clone(&self.inner).start(request);
-        }
+        };
         let shard = shard_of(request.context());
+        let ranges = [range];
         loop {
-            if self.enter(shard) {
-                return self.start_entered(request, shard);
-            }
-            let mut waiting = self.waiting.lock();
-            if waiting.holders > 0 {
-                return waiting.started.push(request);
+            match self.enter(shard, &ranges) {
+                Ok(()) => return self.start_entered(request, shard),
+                Err(Obstacle::Closed) => {
+                    let mut waiting = self.waiting.lock();
+                    if waiting.holders > 0 {
+                        return waiting.started.push(request);
+                    }
+                }
+                Err(Obstacle::Unsaved(moment, range)) => {
+                    let Some(ready) = moment.park(&range, request) else { return };
+                    request = ready;
+                }
             }
         }
     }
@@ -194,8 +280,8 @@ impl BlockDevice for Gate {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
     use std::sync::mpsc::channel;
-    use std::time::Duration;
 
     use super::*;
     use crate::device::conformance::{self, Promises};
@@ -203,6 +289,7 @@ mod tests {
     use crate::device::{IoBuffer, OwnedOperation, WriteFlags};
 
     const PLAIN: WriteFlags = WriteFlags { fua: false };
+    const LONG: Duration = Duration::from_secs(60);
 
     fn gate() -> Arc<Gate> {
         Arc::new(Gate::new(Arc::new(MemoryDevice::new(4096, 2048).unwrap())))
@@ -226,7 +313,7 @@ mod tests {
     #[test]
     fn changes_wait_on_every_path_and_reads_pass() {
         let gate = gate();
-        let held = gate.hold();
+        let held = gate.hold(LONG).unwrap();
         let mut write = Operation::Write { offset: 0, data: &[1; 4096], flags: PLAIN };
         assert!(gate.attempt(&mut write, Context::default()).done().is_none());
         let (ended, ends) = channel();
@@ -244,7 +331,7 @@ mod tests {
             scope.spawn(writes);
             assert!(ends.recv_timeout(Duration::from_millis(50)).is_err(), "a change passed");
             assert_eq!(block(&gate), 0);
-            let second = gate.hold();
+            let second = gate.hold(LONG).unwrap();
             drop(held);
             assert!(ends.recv_timeout(Duration::from_millis(50)).is_err(), "a change passed");
             drop(second);
@@ -282,7 +369,7 @@ mod tests {
                 blocks
             };
             for _ in 0..200 {
-                let held = gate.hold();
+                let held = gate.hold(LONG).unwrap();
                 let first = all();
                 std::thread::yield_now();
                 assert_eq!(first, all());
@@ -290,5 +377,154 @@ mod tests {
             }
             done.store(true, Ordering::Relaxed);
         });
+    }
+
+    const BLOCK: u64 = 4096;
+    /// 32 units.
+    const BLOCKS: u64 = 512;
+
+    fn content(gate: &Gate) -> Vec<u8> {
+        let mut all = vec![0; usize::try_from(BLOCKS * BLOCK).unwrap()];
+        gate.below().read(0, &mut all).unwrap();
+        all
+    }
+
+    /// A number below `limit`, the next one of `seed`.
+    fn random(seed: &mut u64, limit: u64) -> u64 {
+        *seed =
+            seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*seed >> 33) % limit
+    }
+
+    /// Changes random ranges by every path, until `done`.
+    fn change_at_random(gate: &Arc<Gate>, mut seed: u64, done: &AtomicBool) {
+        let context = Context { queue: u32::try_from(seed).unwrap(), class: 0 };
+        let (tell, ends) = channel();
+        while !done.load(Ordering::Relaxed) {
+            let first = random(&mut seed, BLOCKS);
+            let (blocks, byte) = (1 + random(&mut seed, 50), random(&mut seed, 256));
+            let (offset, len) = (first * BLOCK, blocks.min(BLOCKS - first) * BLOCK);
+            let mut buffer = IoBuffer::new(usize::try_from(len).unwrap());
+            buffer.data_mut().fill(u8::try_from(byte).unwrap());
+            match random(&mut seed, 4) {
+                0 => gate.discard(offset, len).unwrap(),
+                1 => gate.write(offset, buffer.data(), PLAIN).unwrap(),
+                2 => {
+                    let data = buffer.data();
+                    let mut write = Operation::Write { offset, data, flags: PLAIN };
+                    drop(gate.attempt(&mut write, context).done());
+                }
+                _ => {
+                    let tell = tell.clone();
+                    let tell = move |_, result: Result<()>| tell.send(result).unwrap();
+                    let operation = OwnedOperation::Write { offset, buffer, flags: PLAIN };
+                    Arc::clone(gate).start(AsyncRequest::new(operation, context, tell));
+                    ends.recv().unwrap().unwrap();
+                }
+            }
+        }
+    }
+
+    /// Saves ranges of `moment` to `copy`, at most `most` of them.
+    fn save(
+        gate: &Arc<Gate>,
+        moment: &Moment,
+        which: super::super::moment::Claim,
+        most: u64,
+        copy: &Mutex<Vec<u8>>,
+    ) {
+        for _ in 0..most {
+            let Some(range) = moment.claim(which, 128 << 10) else { return };
+            let mut part = vec![0; usize::try_from(range.end - range.start).unwrap()];
+            gate.below().read(range.start, &mut part).unwrap();
+            gate.saved(moment, &range);
+            let at = usize::try_from(range.start).unwrap();
+            copy.lock()[at..at + part.len()].copy_from_slice(&part);
+        }
+    }
+
+    /// Copies are what the device held while changes were held back, though changes of all kinds go
+    /// on, and several moments are kept at once. A copy that ends early stops no change.
+    #[test]
+    fn a_moment_is_copied_as_it_was_while_changes_go_on() {
+        use super::super::moment::Claim;
+        let memory = MemoryDevice::new(4096, BLOCKS).unwrap();
+        let gate = Arc::new(Gate::new(Arc::new(memory)));
+        let done = AtomicBool::new(false);
+        let copy = |mut seed: u64| {
+            for _ in 0..20 {
+                let moment = Arc::new(Moment::new(BLOCKS * BLOCK));
+                let held = gate.hold(LONG).unwrap();
+                let expected = content(&gate);
+                held.keep(Arc::clone(&moment));
+                drop(held);
+                let found = Mutex::new(vec![0; expected.len()]);
+                let most = if random(&mut seed, 3) == 0 { random(&mut seed, 20) } else { u64::MAX };
+                std::thread::scope(|scope| {
+                    scope.spawn(|| save(&gate, &moment, Claim::Wanted, u64::MAX, &found));
+                    save(&gate, &moment, Claim::Any, most, &found);
+                    if most < u64::MAX {
+                        gate.end(&moment);
+                    }
+                });
+                gate.end(&moment);
+                assert!(!moment.is_whole() || *found.lock() == expected);
+                assert!(moment.is_whole() || most < u64::MAX);
+                assert_eq!(moment.longest_wait(), None);
+            }
+        };
+        std::thread::scope(|scope| {
+            let changers: Vec<_> = (1..4_u64)
+                .map(|seed| {
+                    let (gate, done) = (&gate, &done);
+                    scope.spawn(move || change_at_random(gate, seed, done))
+                })
+                .collect();
+            let other = scope.spawn(|| copy(2));
+            copy(1);
+            other.join().unwrap();
+            done.store(true, Ordering::Relaxed);
+            changers.into_iter().for_each(|changer| changer.join().unwrap());
+        });
+        assert_eq!(gate.word.load(Ordering::SeqCst), 0);
+    }
+
+    /// Nobody copies: the wait is seen, and ends with the moment.
+    #[test]
+    fn a_change_that_waits_for_a_copy_is_seen_and_released() {
+        let gate = gate();
+        let moment = Arc::new(Moment::new(2048 * BLOCK));
+        let held = gate.hold(LONG).unwrap();
+        held.keep(Arc::clone(&moment));
+        drop(held);
+        gate.flush().unwrap();
+        std::thread::scope(|scope| {
+            let write = scope.spawn(|| gate.write(0, &[1; 4096], PLAIN));
+            while moment.longest_wait().is_none() {
+                std::thread::yield_now();
+            }
+            assert_eq!(block(&gate), 0);
+            gate.end(&moment);
+            write.join().unwrap().unwrap();
+        });
+        assert_eq!((block(&gate), moment.is_whole()), (1, false));
+    }
+
+    /// A change that does not end lets nobody wait for longer than the holder wants to.
+    #[test]
+    fn changes_go_on_where_one_of_them_does_not_end() {
+        use crate::device::fault::{Effect, Fault, Rule, When};
+        let fault = Arc::new(Fault::new(Arc::new(MemoryDevice::new(4096, 8).unwrap()), 1));
+        fault.add(Rule::new(&[Op::Write], When::Nth(1), Effect::Hang));
+        let gate = Arc::new(Gate::new(Arc::clone(&fault) as Arc<dyn BlockDevice>));
+        std::thread::scope(|scope| {
+            let hangs = scope.spawn(|| gate.write(0, &[1; 4096], PLAIN));
+            fault.wait_until_hung(1);
+            assert!(gate.hold(Duration::from_millis(1)).is_none());
+            gate.write(4096, &[2; 4096], PLAIN).unwrap();
+            fault.release();
+            hangs.join().unwrap().unwrap();
+        });
+        assert!(gate.hold(LONG).is_some());
     }
 }

@@ -14,7 +14,7 @@
 //! Devices: [`memory`] and [`null`](mod@null) in memory, [`file`](mod@file) over a file or a block
 //! device, [`nbd`] over a server's export. Layers, each a device over another: [`fault`] fails on
 //! purpose, [`delay`] is slow on purpose, [`watch`] says when the device below fails, and [`gate`]
-//! can hold changes back.
+//! can hold changes back, and keep the content of one instant (a [`moment`]) for a copy.
 //!
 //! A server asks for a request in two steps, as the fast path of Open CAS does
 //! (ocf `src/engine/engine_fast.c`): [`BlockDevice::attempt`] runs it on the server's thread if it
@@ -89,6 +89,7 @@ pub mod gate;
 pub mod memory;
 #[cfg(test)]
 mod model_tests;
+pub mod moment;
 pub mod nbd;
 pub mod null;
 mod pool;

@@ -11,7 +11,7 @@ use crate::pool::Superblock;
 use crate::stats::Collector;
 use crate::tier::engine::{BLOCK_SIZE, block_bytes_of};
 use crate::tier::{
-    Checked, Description, Engine, EngineCode, EngineError, Level, Line, OnProgress, Opened,
+    Checked, Description, Engine, EngineCode, EngineError, Image, Level, Line, OnProgress, Opened,
     Opening, Options, Plan, State, Tier, Traits, line, memory,
 };
 
@@ -108,6 +108,20 @@ impl Tier for RawDevice {
     /// Every acknowledged write is durable, and there is no thread.
     fn drain(&self) -> device::Result<()> {
         self.flush()
+    }
+
+    fn image(&self) -> device::Result<Option<Image>> {
+        let (data, block) = (self.superblock.data_offset, u64::from(self.geometry().block_bytes));
+        let after = data + self.geometry().size_bytes();
+        let mut parts = Vec::new();
+        for part in [0..data, after..self.region.len_bytes()] {
+            let len = usize::try_from(part.end.saturating_sub(part.start)).unwrap_or(0);
+            let mut bytes = vec![0; len];
+            self.region.read(part.start, &mut bytes)?;
+            parts.push((part.start, bytes));
+        }
+        let place = Box::new(move |number| Some(data + number * block));
+        Ok(Some(Image { parts, stored_bytes: block, place }))
     }
 
     fn metrics(&self, collector: &mut Collector) {

@@ -55,6 +55,13 @@ impl Stack {
         self.keep_dirty.then(|| lowest.state().pending_bytes)
     }
 
+    /// Bytes that only DRAM tiers hold, and bytes that the pool holds and the backing lacks.
+    pub fn pending_bytes(&self) -> (u64, u64) {
+        let (lowest, upper) = self.lowest_and_upper();
+        let upper = upper.iter().map(|tier| tier.state().pending_bytes).sum();
+        (upper, lowest.state().pending_bytes)
+    }
+
     /// Writes all that the tiers hold to the backing, and has the pool give up what the backing has
     /// too. Requests go on meanwhile: what they write or read anew may stay.
     ///

@@ -1,82 +1,198 @@
-//! A copy of the backing of an open stack that is complete by itself.
+//! A copy of an open stack as it is at one instant, complete by itself, which is made while changes
+//! go on: of its pool, or where a backing has a part of the data of that.
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
-
-use rustix::fs::ioctl_ficlone;
+use std::sync::Arc;
 
 use super::{Result, Stack, StackError};
 use crate::backing::BackingError;
-use crate::device::{BlockDevice, Extent, IoBuffer};
+use crate::device::gate::Gate;
+use crate::device::moment::{Claim, Moment};
+use crate::device::{BlockDevice, DeviceError, DeviceErrorKind, Extent, IoBuffer};
+use crate::pmem::Region;
+use crate::tier::Image;
 
-/// Most bytes of one read of the backing.
-const READ_BYTES: usize = 1 << 20;
-/// Most bytes whose allocation is asked for at once, and most extents of an answer.
-const STATUS_BYTES: u64 = 1 << 30;
+/// Most bytes that are claimed and read at once.
+const READ_BYTES: u64 = 1 << 20;
+/// Most extents of an answer.
 const STATUS_EXTENTS: usize = 256;
 
+/// What is copied.
+pub struct Original {
+    source: Source,
+    top: Arc<dyn BlockDevice>,
+    name: String,
+    /// Size of the copy in bytes.
+    bytes: u64,
+}
+
+enum Source {
+    Backing(Arc<dyn BlockDevice>),
+    Pool(Arc<Region>, Image),
+}
+
+/// Bytes of the copy, and their offset.
+type Piece = (u64, IoBuffer);
+
 impl Stack {
-    /// Has every tier write what it holds to the tier below, and copies the backing to `copy`, an
-    /// empty file. The copy then has all writes that were acknowledged before. The caller holds
-    /// changes back meanwhile. A copy on the file system of the backing shares its extents where
-    /// that can (XFS, Btrfs); elsewhere all is copied that is not known to be zero.
-    ///
-    /// Returns the size of the copy in bytes.
+    /// What a copy of the present content is made of. No change is under way, and the tiers above
+    /// the pool have flushed; `pool_bytes` is the size of the pool's file.
     ///
     /// # Errors
-    /// [`StackError::NoBacking`], [`StackError::NotDestaged`]; or the backing cannot be read, or
-    /// the copy not be written.
-    pub fn copy_backing(&self, copy: &File) -> Result<u64> {
-        let (Some(backing), Some(url)) = (&self.backing, &self.description.backing) else {
-            return Err(StackError::NoBacking { pool: self.description.pool.clone() });
-        };
-        if !backing.geometry().keeps_data {
-            let (url, reason) = (url.clone(), "it keeps no data that could be copied".into());
-            return Err(BackingError::Unfit { url, reason }.into());
-        }
+    /// [`StackError::Uncopied`]: writes wait for a flush, or the engine cannot be copied while it
+    /// is served; the backing keeps no data; the memory failed.
+    pub fn original(&self, pool_bytes: u64) -> Result<Original> {
         for tier in &self.tiers {
-            tier.destage().map_err(|source| self.not_destaged(&**tier, source))?;
+            tier.check_committed().map_err(|source| self.not_destaged(&**tier, source))?;
         }
-        let shared = self
-            .behind
-            .as_ref()
-            .and_then(|behind| behind.claim.as_ref())
-            .is_some_and(|it| ioctl_ficlone(copy, it.file()).is_ok());
-        if !shared {
-            copy_extents(&**backing, copy, url)?;
+        let pool = || self.description.pool.clone();
+        if let (Some(backing), Some(url)) = (&self.backing, &self.description.backing) {
+            if !backing.geometry().keeps_data {
+                let (url, reason) = (url.clone(), "it keeps no data that could be copied".into());
+                return Err(BackingError::Unfit { url, reason }.into());
+            }
+            let (source, name) = (Source::Backing(Arc::clone(backing)), url.clone());
+            let bytes = backing.geometry().size_bytes();
+            return Ok(Original { source, top: self.top(), name, bytes });
         }
-        Ok(backing.geometry().size_bytes())
+        let lowest = self.tiers.last().expect("a stack has the pool's tier");
+        let image = lowest.image().and_then(|image| {
+            let message = "the engine cannot be copied while it is served: stop its server";
+            image.ok_or_else(|| DeviceError::new(DeviceErrorKind::Unsupported, message))
+        });
+        let image = image.map_err(|source| StackError::Uncopied { pool: pool(), source })?;
+        let source = Source::Pool(Arc::clone(&self.region), image);
+        Ok(Original { source, top: self.top(), name: pool(), bytes: pool_bytes })
+    }
+
+    /// Has every tier write what it holds to the tier below: the backing has all units then that
+    /// no change has touched since the instant of the copy.
+    ///
+    /// # Errors
+    /// [`StackError::NotDestaged`].
+    pub fn destage_for_copy(&self) -> Result<()> {
+        for tier in &self.tiers {
+            match tier.destage() {
+                // Those came later.
+                Err(error) if error.kind() == DeviceErrorKind::Unsupported => {}
+                done => done.map_err(|source| self.not_destaged(&**tier, source))?,
+            }
+        }
+        Ok(())
     }
 }
 
-/// Copies what `device` holds to `copy`, which has holes for what is zero.
-fn copy_extents(
-    device: &dyn BlockDevice,
-    copy: &File,
-    url: &str,
-) -> std::result::Result<(), BackingError> {
-    let size_bytes = device.geometry().size_bytes();
-    copy.set_len(size_bytes).map_err(|source| not_written(url, source))?;
-    let mut buffer = IoBuffer::new(READ_BYTES);
-    let mut at = 0;
-    while at < size_bytes {
-        let len = (size_bytes - at).min(STATUS_BYTES);
-        for Extent { offset, len, zero, .. } in device.status(at, len, STATUS_EXTENTS)? {
+impl Original {
+    /// Size of the copy in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The backing that is copied, or the pool.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Gives `copy`, an empty file, its size and what describes a pool.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn begin(&self, copy: &File) -> Result<()> {
+        copy.set_len(self.bytes).map_err(|source| self.not_written(source))?;
+        if let Source::Pool(_, image) = &self.source {
+            for (offset, bytes) in &image.parts {
+                self.write(copy, *offset, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies ranges of `moment` until none is left. What changes wait for ([`Claim::Wanted`]) is
+    /// read through the tiers, all else from below, after
+    /// [`destage_for_copy`](Stack::destage_for_copy).
+    ///
+    /// # Errors
+    /// The original cannot be read, or the copy not be written.
+    pub fn copy(&self, gate: &Arc<Gate>, moment: &Moment, which: Claim, copy: &File) -> Result<()> {
+        while let Some(range) = moment.claim(which, READ_BYTES) {
+            let pieces = match &self.source {
+                Source::Pool(region, image) => self.read_pool(region, image, &range)?,
+                Source::Backing(_) if which == Claim::Wanted => {
+                    read(&*self.top, &range).map_err(|error| self.not_read(error))?
+                }
+                Source::Backing(backing) => {
+                    read_extents(&**backing, &range).map_err(|error| self.not_read(error))?
+                }
+            };
+            gate.saved(moment, &range);
+            for (offset, piece) in pieces {
+                self.write(copy, offset, piece.data())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the blocks in `range` from where they are in the pool, neighbours together.
+    fn read_pool(&self, region: &Region, image: &Image, range: &Range<u64>) -> Result<Vec<Piece>> {
+        let block = u64::from(self.top.geometry().block_bytes);
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for offset in (range.start / block..range.end / block).filter_map(|it| (image.place)(it)) {
+            match runs.last_mut() {
+                Some(run) if run.end == offset => run.end += image.stored_bytes,
+                _ => runs.push(offset..offset + image.stored_bytes),
+            }
+        }
+        let read = |run: Range<u64>| {
+            let mut piece = buffer(run.end - run.start);
+            let read = region.read(run.start, piece.data_mut());
+            read.map_err(|error| self.not_read(error.into()))?;
+            Ok((run.start, piece))
+        };
+        runs.into_iter().map(read).collect()
+    }
+
+    /// Writes what is not zero: the file is one hole at first.
+    fn write(&self, copy: &File, offset: u64, bytes: &[u8]) -> Result<()> {
+        if bytes.iter().all(|byte| *byte == 0) {
+            return Ok(());
+        }
+        copy.write_all_at(bytes, offset).map_err(|source| self.not_written(source))
+    }
+
+    fn not_written(&self, source: io::Error) -> StackError {
+        BackingError::Io { action: "write the copy of", url: self.name.clone(), source }.into()
+    }
+
+    fn not_read(&self, source: DeviceError) -> StackError {
+        StackError::Uncopied { pool: self.name.clone(), source }
+    }
+}
+
+fn buffer(bytes: u64) -> IoBuffer {
+    IoBuffer::new(usize::try_from(bytes).unwrap_or(usize::MAX))
+}
+
+type DeviceResult<T> = crate::device::Result<T>;
+
+fn read(device: &dyn BlockDevice, range: &Range<u64>) -> DeviceResult<Vec<Piece>> {
+    let mut piece = buffer(range.end - range.start);
+    device.read(range.start, piece.data_mut())?;
+    Ok(vec![(range.start, piece)])
+}
+
+/// Reads what is not known to be zero.
+fn read_extents(device: &dyn BlockDevice, range: &Range<u64>) -> DeviceResult<Vec<Piece>> {
+    let (mut at, mut pieces) = (range.start, Vec::new());
+    while at < range.end {
+        for Extent { offset, len, zero, .. } in device.status(at, range.end - at, STATUS_EXTENTS)? {
             at = offset + len;
-            let mut from = if zero { at } else { offset };
-            while from < at {
-                let rest = usize::try_from(at - from).unwrap_or(READ_BYTES);
-                buffer.reset(rest.min(READ_BYTES));
-                device.read(from, buffer.data_mut())?;
-                copy.write_all_at(buffer.data(), from).map_err(|it| not_written(url, it))?;
-                from += buffer.data().len() as u64;
+            if !zero {
+                pieces.extend(read(device, &(offset..at))?);
             }
         }
     }
-    Ok(())
-}
-
-fn not_written(url: &str, source: io::Error) -> BackingError {
-    BackingError::Io { action: "write the copy of", url: url.to_owned(), source }
+    Ok(pieces)
 }

@@ -73,11 +73,13 @@ pub enum StackError {
         /// Its engine.
         engine: &'static str,
     },
-    /// The pool holds all blocks itself.
-    #[error("{pool} has no backing: copy the pool itself")]
-    NoBacking {
-        /// The pool.
+    /// The pool, or its backing, cannot be read for a copy.
+    #[error("{pool} cannot be copied")]
+    Uncopied {
+        /// The pool, or its backing.
         pool: String,
+        /// Why.
+        source: DeviceError,
     },
     /// The engine does not make flushes atomic.
     #[error("{pool} is a {engine} pool, --atomic-flush needs a cache pool: leave it out")]

@@ -16,6 +16,7 @@ mod witness;
 
 use std::sync::Arc;
 
+pub use copy::Original;
 pub use description::PoolDescription;
 pub use error::StackError;
 pub use open::{Stack, StackOptions, Stat};

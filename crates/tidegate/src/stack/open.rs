@@ -106,7 +106,7 @@ pub struct Stack {
     /// The device behind the lowest tier.
     pub(super) backing: Option<Arc<dyn BlockDevice>>,
     pub(super) description: PoolDescription,
-    region: Arc<Region>,
+    pub(super) region: Arc<Region>,
     /// What cannot be changed while the stack is open.
     fixed: Vec<Setting>,
     /// What is kept of the backing; dropped after the tiers.

@@ -68,13 +68,32 @@ pub trait Tier: BlockDevice {
     }
 
     /// Writes all that the tier holds to the tier below, and flushes that. The tier's threads go on
-    /// meanwhile. It ends only while no changes come.
+    /// meanwhile. What is written after the call may stay.
     ///
     /// # Errors
     /// As for [`BlockDevice::flush`]; what could not be written stays in the tier. So do, with
-    /// atomic flush, writes that no flush has committed: the tier below never has a part of them.
+    /// atomic flush, writes that no flush has committed: the tier below never has a part of them,
+    /// and the error has the kind [`DeviceErrorKind::Unsupported`].
     fn destage(&self) -> Result<()> {
         self.flush()
+    }
+
+    /// Fails where the tier holds writes that no flush has committed: what readers see now is no
+    /// state that a crash could leave. No change is under way.
+    ///
+    /// # Errors
+    /// [`DeviceErrorKind::Unsupported`].
+    fn check_committed(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// What a file has to hold to be a pool with the present content; None where the tier below has
+    /// a part of that, or the engine cannot tell. No change is under way.
+    ///
+    /// # Errors
+    /// The memory failed.
+    fn image(&self) -> Result<Option<Image>> {
+        Ok(None)
     }
 
     /// The settings that the tier has, with their present values.
@@ -93,6 +112,17 @@ pub trait Tier: BlockDevice {
 
     /// Adds the tier's metrics to `collector`, without any label for the tier.
     fn metrics(&self, collector: &mut Collector);
+}
+
+/// The content of a pool at one instant, as its file would hold it. Bytes that are neither in the
+/// parts nor in a block's place mean nothing.
+pub struct Image {
+    /// What describes the pool, with its offsets.
+    pub parts: Vec<(u64, Vec<u8>)>,
+    /// Bytes that a block takes in the pool.
+    pub stored_bytes: u64,
+    /// Where the pool has the block with this number; None: nowhere, it reads as zeroes or is lost.
+    pub place: Box<dyn Fn(u64) -> Option<u64> + Send + Sync>,
 }
 
 /// What became of a purge.

@@ -590,3 +590,45 @@ fn blocked_writers_end_with_the_thread() {
     });
     assert!(ended.into_iter().all(|ended| ended.recv().unwrap().1.is_ok()));
 }
+
+/// Writes and zeroes of any length end in the smallest logs, whatever they are cleaned from, started
+/// or by a thread. The ring ends at another place of a record in each round.
+#[test]
+fn changes_larger_than_the_log_end_from_every_share_on() {
+    const TIMEOUT: Duration = Duration::from_secs(60);
+    for (bytes, pct) in [(128 << 10, 1), (128 << 10, 90), (1 << 20, 50), (1 << 20, 90)] {
+        let region = Arc::new(Region::anonymous(bytes).unwrap());
+        create(&region, &LogOptions::default()).unwrap();
+        let clean_from_bytes = Some(bytes * pct / 100);
+        let options = LogDeviceOptions { clean_from_bytes, ..LogDeviceOptions::default() };
+        let device = Arc::new(try_open(&region, &backing(), 1, options).unwrap());
+        let (tell, ends) = channel();
+        for round in 0..24_usize {
+            let blocks = [1, 7, 64, 300, 1000][round % 5];
+            let mut buffer = IoBuffer::new(blocks * BLOCK);
+            buffer.data_mut().fill(u8::try_from(round).unwrap());
+            let flags = WriteFlags::default();
+            let operation = match round % 7 {
+                6 => OwnedOperation::Discard { offset: 0, len: 1024 * BLOCK as u64 },
+                _ => OwnedOperation::Write { offset: 0, buffer, flags },
+            };
+            let tell = tell.clone();
+            let tell = move |_, result: Result<()>| tell.send(result).unwrap();
+            if round % 3 == 0 {
+                let device = Arc::clone(&device);
+                let request = AsyncRequest::new(operation, Context::default(), tell);
+                std::thread::spawn(move || request.run_on(&*device));
+            } else {
+                let request = AsyncRequest::new(operation, Context::default(), tell);
+                Arc::clone(&device).start(request);
+            }
+        }
+        for _ in 0..24 {
+            ends.recv_timeout(TIMEOUT).expect("a change ends").unwrap();
+        }
+        assert!(!device.core.blocked.is_waiting());
+        write(&*device, 3, 77).unwrap();
+        device.drain().unwrap();
+        assert_eq!(read(&*device, 3), 77);
+    }
+}

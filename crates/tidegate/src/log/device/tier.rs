@@ -98,7 +98,9 @@ impl Tier for LogDevice {
 
     fn destage(&self) -> Result<()> {
         let mut scratch = self.core.lock_cleaning();
-        while self.core.has_work() {
+        // Writers may go on behind it.
+        let until = self.core.log.head();
+        while self.core.log.tail() < until && self.core.has_work() {
             if !self.core.clean(&mut scratch)? {
                 self.core.log.pool().region().relax();
             }

@@ -1,0 +1,219 @@
+//! A stop ends at its deadline, whatever a backing, a client or a copy does: what the backing lacks
+//! stays in the pool, and the server says so.
+
+use std::io::Read as _;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::behind::{Scene, read, write};
+use crate::support::{Server, ok, scratch, tidegate};
+
+const BLOCKS: usize = 20;
+
+/// The server of `scene` over `disk` behind `layer`, with its standard error in a pipe.
+fn serve(scene: &Scene, layer: &str, more: &[&str]) -> Server {
+    let backing = format!("--backing={layer}{}", scene.path("disk").display());
+    serve_by(scene, &[&[backing.as_str()], more].concat())
+}
+
+fn serve_by(scene: &Scene, args: &[&str]) -> Server {
+    let mut command = tidegate();
+    command.arg("serve").arg(scene.pool());
+    command.arg(format!("--nbd=unix:{}", scene.path("socket").display())).args(args);
+    Server::spawn(command.stderr(Stdio::piped()))
+}
+
+fn write_all(scene: &Scene, byte: u8) {
+    let mut client = scene.client();
+    (0..BLOCKS).for_each(|lba| write(&mut client, lba, byte));
+}
+
+/// The status of a server that was told to stop, and what it said.
+fn await_end(mut server: Server) -> (Option<i32>, String) {
+    let mut stderr = server.stderr();
+    let (status, _) = server.wait();
+    let mut said = String::new();
+    stderr.read_to_string(&mut said).unwrap();
+    (status.code(), said)
+}
+
+fn assert_kept(scene: &Scene, byte: u8) {
+    let server = scene.serve("disk", &[]);
+    let mut client = scene.client();
+    (0..BLOCKS).for_each(|lba| assert_eq!(read(&mut client, lba), byte));
+    drop(client);
+    assert!(server.stop(Signal::TERM).0.success());
+    assert_eq!(scene.in_file("disk", 3), byte);
+}
+
+#[test]
+fn a_stop_leaves_in_the_pool_what_a_hanging_backing_does_not_take() {
+    for engine in ["cache", "log"] {
+        let scene = Scene::new(engine);
+        let server = serve(&scene, "delay:600s,", &["--stop-timeout=1"]);
+        write_all(&scene, 5);
+        kill_process(server.pid(), Signal::TERM).unwrap();
+        let (code, said) = await_end(server);
+        let pool = scene.pool().display().to_string();
+        let told = format!("that the backing lacks stay in {pool}: `tidegate flush {pool}`");
+        assert!(code == Some(1) && said.contains(&told), "{code:?}: {said}");
+        assert_kept(&scene, 5);
+    }
+}
+
+/// What a DRAM tier could not write into the pool is lost, and said to be.
+#[test]
+fn a_stop_tells_what_a_dram_tier_loses() {
+    let scene = Scene::new("log");
+    // The log is full, and its backing takes nothing.
+    let server = serve(&scene, "delay:600s,", &["--stop-timeout=1", "--dram=lru:12M"]);
+    let mut client = scene.client();
+    (0..10).for_each(|mib| {
+        client.send_write(mib, mib << 20, &vec![6; 1 << 20]).unwrap();
+        assert_eq!(client.receive().unwrap(), (mib, 0));
+    });
+    drop(client);
+    kill_process(server.pid(), Signal::TERM).unwrap();
+    let (code, said) = await_end(server);
+    assert!(code == Some(1) && said.contains("in the DRAM tier are lost"), "{code:?}: {said}");
+    let told = "that the backing lacks stay in";
+    assert!(said.contains(told), "{said}");
+}
+
+#[test]
+fn a_second_signal_ends_a_stop_that_has_time_left() {
+    let scene = Scene::new("cache");
+    let server = serve(&scene, "delay:600s,", &["--stop-timeout=900"]);
+    write_all(&scene, 7);
+    let began = Instant::now();
+    kill_process(server.pid(), Signal::TERM).unwrap();
+    while scene.path("socket").exists() {
+        std::thread::yield_now();
+    }
+    kill_process(server.pid(), Signal::INT).unwrap();
+    let (code, said) = await_end(server);
+    assert!(code == Some(1) && said.contains("stay in"), "{code:?}: {said}");
+    assert!(began.elapsed().as_secs() < 600);
+    assert_kept(&scene, 7);
+}
+
+/// A client that asks for much and takes none of it keeps no server.
+#[test]
+fn a_client_that_takes_no_replies_keeps_no_server() {
+    let scene = Scene::new("cache");
+    let server = serve(&scene, "", &["--stop-timeout=1"]);
+    write_all(&scene, 8);
+    let mut client = scene.client();
+    (0..64).for_each(|cookie| client.send_read(cookie, 0, 8 << 20).unwrap());
+    kill_process(server.pid(), Signal::TERM).unwrap();
+    let (code, said) = await_end(server);
+    assert!(code.is_some(), "{said}");
+    drop(client);
+    assert_kept(&scene, 8);
+}
+
+/// A copy that takes some ten seconds: of a disk with data, each read of which is delayed.
+fn slow_to_copy(engine: &str) -> Scene {
+    let scene = Scene::new(engine);
+    std::fs::write(scene.path("disk"), vec![1; 16 << 20]).unwrap();
+    scene
+}
+
+fn start_copy(scene: &Scene) -> std::process::Child {
+    let mut command: Command = tidegate();
+    command.arg("snapshot").arg(scene.pool()).arg(scene.path("copy"));
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Waits until a part of the copy is there, under a name of its own.
+fn await_partial(scene: &Scene) {
+    let is_there = || {
+        let mut names =
+            std::fs::read_dir(scene.path("")).unwrap().map(|it| it.unwrap().file_name());
+        names.any(|name| name.to_string_lossy().contains(".partial"))
+    };
+    while !is_there() {
+        std::thread::yield_now();
+    }
+}
+
+fn no_copy_is_left(scene: &Scene) {
+    let names = std::fs::read_dir(scene.path("")).unwrap().map(|it| it.unwrap().file_name());
+    let left: Vec<_> = names.filter(|name| name.to_string_lossy().contains("copy")).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_stop_ends_a_copy() {
+    for engine in ["cache", "log"] {
+        let scene = slow_to_copy(engine);
+        let server = serve(&scene, "delay:1s,", &[]);
+        let copy = start_copy(&scene);
+        await_partial(&scene);
+        kill_process(server.pid(), Signal::TERM).unwrap();
+        let output = copy.wait_with_output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && error.contains("the server stops"), "{error}");
+        let (code, said) = await_end(server);
+        assert_eq!(code, Some(0), "{said}");
+        no_copy_is_left(&scene);
+    }
+}
+
+/// Writes go on beside a copy, which does not have them, and after it was interrupted.
+#[test]
+fn writes_go_on_beside_a_copy_and_an_interrupt_ends_it() {
+    let scene = slow_to_copy("cache");
+    let server = serve(&scene, "delay:300ms,", &["--mode=wb"]);
+    let mut copy = start_copy(&scene);
+    await_partial(&scene);
+    let mut client = scene.client();
+    (0..BLOCKS).for_each(|block| write(&mut client, block * 200, 9));
+    assert!(copy.try_wait().unwrap().is_none(), "the copy goes on");
+    let output = copy.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let copied = std::fs::read(scene.path("copy")).unwrap();
+    assert!(copied == vec![1; 16 << 20], "what was written later is in the copy");
+    std::fs::remove_file(scene.path("copy")).unwrap();
+
+    let copy = start_copy(&scene);
+    await_partial(&scene);
+    kill_process(Pid::from_child(&copy), Signal::INT).unwrap();
+    assert!(!copy.wait_with_output().unwrap().status.success());
+    (0..BLOCKS).for_each(|block| write(&mut client, block * 200, 10));
+    drop(client);
+    let (code, said) = {
+        kill_process(server.pid(), Signal::TERM).unwrap();
+        await_end(server)
+    };
+    assert_eq!(code, Some(0), "{said}");
+    no_copy_is_left(&scene);
+    assert_eq!(scene.in_file("disk", 200), 10);
+}
+
+/// The disk of the copy takes no more: an error, nothing is left, and writes go on.
+#[test]
+fn a_copy_that_does_not_fit_is_none() {
+    let dir = scratch();
+    let pool = dir.path().join("pool");
+    ok(["create", pool.to_str().unwrap(), "--engine=btt", "--size=32M"]);
+    let socket = dir.path().join("socket");
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -f 64; exec \"$@\"", "sh"]).arg(tidegate().get_program());
+    command.arg("serve").arg(&pool).arg(format!("--nbd=unix:{}", socket.display()));
+    let server = Server::spawn(&mut command);
+    let mut client = crate::nbd::Client::connect(&socket).unwrap();
+    write(&mut client, 3, 4);
+    let (from, to) = (pool.to_str().unwrap(), dir.path().join("copy"));
+    let output = crate::support::run(["snapshot", from, to.to_str().unwrap()]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("too large"), "{error}");
+    write(&mut client, 3, 5);
+    assert_eq!(read(&mut client, 3), 5);
+    drop(client);
+    assert!(server.stop(Signal::TERM).0.success());
+    let names = std::fs::read_dir(dir.path()).unwrap().map(|it| it.unwrap().file_name());
+    assert_eq!(names.collect::<Vec<_>>(), ["pool"]);
+}
