@@ -548,11 +548,10 @@ pub(crate) struct StatArgs {
   tidegate snapshot /mnt/pmem/pool /backup/pool-monday
 
 Every block is in the copy as it was at one instant, with all writes that were acknowledged \
-before. Writes wait meanwhile, reads do not; a file system that can share extents (XFS, Btrfs) \
-copies at once. The copy is made by the server, belongs to its user, and is a pool: serve it, or \
-`check` it. Of a pool with a backing, all that the pool holds is written to the backing first, and \
-the copy is one of the backing, complete without the pool: serve it behind a new pool, or put it \
-back in the place of the backing. With --atomic-flush it is refused while writes wait for a flush.")]
+before. All writes wait for an instant; later ones wait until what they replace is saved. An \
+interrupt ends the copy. It is made by the server, belongs to its user, and is a pool: serve it, or \
+`check` it. Of a pool with a backing the copy is the device, complete without the pool: serve it \
+behind a new pool, or put it back in the place of the backing. With --atomic-flush it is refused while writes wait for a flush.")]
 pub(crate) struct SnapshotArgs {
     /// The served pool, or the control socket of its server
     #[arg(value_name = "POOL|SOCKET")]

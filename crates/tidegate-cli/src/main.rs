@@ -18,6 +18,7 @@ mod removed;
 mod served;
 mod signals;
 mod snapshot;
+mod waits;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -31,7 +31,7 @@ use crate::plan::{DevicePlan, ServePlan, TlsFiles};
 use crate::pool::map_to_resize;
 use crate::removed::{self, Watched};
 use crate::served::Served;
-use crate::{config, control, signals};
+use crate::{config, control, signals, waits};
 
 /// Runs the command until a signal ends it.
 ///
@@ -64,6 +64,7 @@ fn serve(plan: ServePlan) -> Result<()> {
     let removals = watch_files(&served);
     announce(&served, &server.addresses(), metrics.as_ref(), plan.tls.as_ref())?;
     let (started, statistics) = (Instant::now(), server.statistics());
+    let _waits = waits::watch()?;
     let deadline = Deadline::watch(plan.stop_timeout, served.clone())?;
     let (run, closed) = signals.during(&stop, &deadline, || {
         let run = server.run(&stop);

@@ -24,6 +24,7 @@ use super::read::damaged;
 use super::record::{self, blocks_of};
 use super::tier::Counter;
 use super::traffic::{Passage, Traffic};
+use crate::device::waits;
 use crate::device::{
     DeviceError, DeviceErrorKind, Operation, Request, Result, WriteFlags, ZeroFlags,
 };
@@ -274,6 +275,7 @@ impl Core {
     /// Writes `runs`, which are of `pages`, and flushes the backing, in turn with other batches.
     fn write_batch(&self, runs: &[Run], data: &[u8], pages: &[Found]) -> Cleaned<()> {
         let _turn = self.lock_turn();
+        let _waiting = waits::begin("a cleaner of the cache", "the backing");
         let began_ns = now_ns();
         self.write_runs(runs, data).map_err(Failed::Below)?;
         self.count_each(Counter::CoreWrites, pages.iter());

@@ -11,6 +11,7 @@ use super::layout::is_part;
 use super::policy::classes::CLASSES;
 use super::tier::Counter;
 use super::{Core, PmemResult, Scratch};
+use crate::device::waits;
 use crate::device::{DeviceError, DeviceErrorKind, Result};
 
 /// Most pages that leave the cache at once.
@@ -350,6 +351,7 @@ impl Core {
             return Ok(());
         }
         self.counters.add(Counter::FullWaits, 1);
+        let _waiting = waits::begin("a write to the cache", "a free slot");
         // Also a thread that rests after a failure.
         self.waker.wake_all();
         let mut shard = self.shards.lock(number);

@@ -118,6 +118,7 @@ pub use error::CacheError;
 pub use header::{Binding, CacheHeader, CacheOptions, create};
 pub use recover::Recovered;
 
+use crate::device::waits;
 use crate::device::{
     AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
     ZeroFlags,
@@ -440,6 +441,7 @@ impl Core {
         let written = std::mem::take(&mut *self.written.lock());
         let epoch = self.traffic.flush_begins();
         // Pages whose flush failed stay dirty, and are cleaned like all others.
+        let _waiting = waits::begin("a flush of the cache", "the backing");
         let flushed = self.backing.flush().inspect_err(|_| {
             // The backing may have lost what was read of it before: none of that may be kept,
             // though a later flush succeeds.

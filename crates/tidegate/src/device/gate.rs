@@ -13,6 +13,8 @@
 //! word and then waits for every shard to be empty. Of the two, at least one sees the other. A
 //! moment is kept while changes are held back, so a change that enters later sees it.
 
+#![expect(clippy::disallowed_methods, reason = "a wait that is too long is seen by the real clock")]
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -22,6 +24,7 @@ use crossbeam_utils::CachePadded;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::moment::Moment;
+use super::waits;
 use super::{AsyncRequest, Attempt, BlockDevice, Context, Op, Operation, Request, Result};
 
 const SHARDS: usize = 16;
@@ -149,6 +152,7 @@ impl Gate {
                 Ok(()) => break,
                 Err(Obstacle::Unsaved(moment, range)) => moment.wait_for(&range),
                 Err(Obstacle::Closed) => {
+                    let _waiting = waits::begin("a change", "the instant of a copy");
                     let mut waiting = self.waiting.lock();
                     while waiting.holders > 0 {
                         self.changed.wait(&mut waiting);

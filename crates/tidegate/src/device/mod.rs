@@ -96,6 +96,7 @@ mod pool;
 mod request;
 pub mod spell;
 mod timer;
+pub mod waits;
 pub mod wake;
 pub mod watch;
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::spell::{Said, Spell};
+use super::waits;
 use super::{
     AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Op, Operation,
     Request, Result,
@@ -72,6 +73,16 @@ impl Watch {
     }
 }
 
+/// Whose request it is, in the list of waits.
+fn client_of(op: Op) -> &'static str {
+    match op {
+        Op::Read => "a read of a client",
+        Op::Write => "a write of a client",
+        Op::Flush => "a flush of a client",
+        Op::Discard | Op::WriteZeroes | Op::Status => "a request of a client",
+    }
+}
+
 /// Not one of a request that asks for what there is not.
 fn is_of_the_device(error: &DeviceError) -> bool {
     use DeviceErrorKind::{Corrupt, Io, NoSpace};
@@ -101,7 +112,9 @@ impl BlockDevice for Watch {
     fn start(self: Arc<Self>, mut request: AsyncRequest) {
         let op = Op::of(&request.operation());
         let watch = Arc::clone(&self);
+        let waiting = waits::begin(client_of(op), "its answer");
         let below = request.forward(move |request, result| {
+            drop(waiting);
             watch.note(op, &result);
             request.complete(result);
         });

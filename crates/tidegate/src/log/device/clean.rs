@@ -14,6 +14,7 @@ use super::super::record::{Header, RecordKind};
 use super::super::stats::Counter;
 use super::index::Location;
 use super::{Core, GROUP_BLOCKS, append_failed};
+use crate::device::waits;
 use crate::device::{
     DeviceError, DeviceErrorKind, Operation, Request, Result, WriteFlags, ZeroFlags,
 };
@@ -156,6 +157,7 @@ impl Core {
             return Ok(());
         }
         self.announce_cleaning(blocks, zeroes);
+        let _waiting = waits::begin("the cleaner of the log", "the backing");
         let block = self.block_bytes();
         let flags = ZeroFlags { may_unmap: true, ..ZeroFlags::default() };
         let zero = |range: &Range<u64>| {

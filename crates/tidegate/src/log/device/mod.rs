@@ -53,6 +53,7 @@ use super::error::AppendError;
 use super::stats::Counter;
 use super::table::{self, FileKey, FileRef};
 use super::{CLOSED, CONTROL_BYTES, Log, LogPool, NO_BOOT};
+use crate::device::waits;
 use crate::device::{
     AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry,
     Operation, Result, WriteFlags, ZeroFlags,
@@ -229,6 +230,7 @@ impl Core {
     fn append_in_turn(&self, mut record: impl Record, note: impl Fn(u64)) -> Result<()> {
         let failures = self.ledger.failures();
         let turn = self.join_queue();
+        let _waiting = waits::begin(start::WHO, start::SPACE);
         loop {
             let space = self.log.space_changes();
             if turn.has_come() && self.try_append(&mut record, &note)? {

@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 
 use super::index::Location;
 use super::{Core, GROUP_BLOCKS, LogDevice};
+use crate::device::waits::{self, Waiting};
 use crate::device::{AsyncRequest, Attempt, BlockDevice, Context, OwnedOperation, start_on_pool};
 use crate::log::append::Share;
 use crate::log::layout::RECORD_ALIGN_BYTES;
@@ -25,6 +26,10 @@ use crate::log::stats::Counter;
 use crate::stats::RequestKind;
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::tier::version_locks::Version;
+
+/// What the list of waits says of writers that are blocked.
+pub(super) const WHO: &str = "a write to the log";
+pub(super) const SPACE: &str = "free space in the log";
 
 /// Writers that wait for free space, oldest first.
 #[derive(Default)]
@@ -39,7 +44,7 @@ pub(super) struct Blocked {
 /// A writer that waits for free space.
 enum Writer {
     /// The cleaner appends its record.
-    Request(AsyncRequest),
+    Request(AsyncRequest, Waiting),
     /// The thread with this number appends its record itself.
     Thread(u64),
 }
@@ -81,10 +86,10 @@ impl Blocked {
     }
 
     /// Takes the first writer, where that is a request. It still counts as waiting.
-    fn take_first(&self) -> Option<AsyncRequest> {
+    fn take_first(&self) -> Option<(AsyncRequest, Waiting)> {
         let mut queue = self.queue.lock();
         match queue.pop_front()? {
-            Writer::Request(request) => Some(request),
+            Writer::Request(request, waiting) => Some((request, waiting)),
             thread @ Writer::Thread(_) => {
                 queue.push_front(thread);
                 None
@@ -98,7 +103,7 @@ impl Blocked {
         let mut requests = Vec::new();
         for writer in std::mem::take(&mut *queue) {
             match writer {
-                Writer::Request(request) => requests.push(request),
+                Writer::Request(request, _) => requests.push(request),
                 thread @ Writer::Thread(_) => queue.push_back(thread),
             }
         }
@@ -176,7 +181,7 @@ impl Core {
         if !self.waker.is_running() {
             return Some(request);
         }
-        queue.push_back(Writer::Request(request));
+        queue.push_back(Writer::Request(request, waits::begin(WHO, SPACE)));
         self.blocked.count.store(queue.len() as u64, Ordering::SeqCst);
         drop(queue);
         self.log.stats().add(Counter::FullWaits, 1);
@@ -201,11 +206,11 @@ impl Core {
     /// Appends for blocked writers while there is free space. For the cleaner's thread.
     pub(super) fn resume_blocked(&self) {
         loop {
-            let Some(mut request) = self.blocked.take_first() else { return };
+            let Some((mut request, waiting)) = self.blocked.take_first() else { return };
             let attempt = self.attempt_first(&mut request.operation(), Context::default());
             let mut queue = self.blocked.queue.lock();
             let Attempt::Done(result) = attempt else {
-                return queue.push_front(Writer::Request(request));
+                return queue.push_front(Writer::Request(request, waiting));
             };
             self.blocked.count.store(queue.len() as u64, Ordering::SeqCst);
             let next_is_thread = matches!(queue.front(), Some(Writer::Thread(_)));

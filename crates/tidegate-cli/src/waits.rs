@@ -1,0 +1,87 @@
+//! Tells of waits that take long: a backing, a disk or a copy that does not answer.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tidegate::device::waits::{Waits, longer_than};
+use tidegate_serve::Worker;
+use tidegate_serve::nbd::StopHandle;
+
+use crate::log::{Level, say};
+
+/// From when on a wait is told of.
+const LONG: Duration = Duration::from_secs(30);
+/// How often the list is looked at.
+const LOOK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+/// When a wait that goes on is told of again.
+const AGAIN: Duration = Duration::from_secs(600);
+
+/// A kind of wait: who waits, and for what.
+type Kind = (&'static str, &'static str);
+
+/// A thread that looks at the list of waits until it is dropped.
+///
+/// # Errors
+/// The system has no thread left.
+pub(crate) fn watch() -> Result<Worker> {
+    let run = |stop: &StopHandle| {
+        let mut told = HashMap::new();
+        loop {
+            let mut ready = [PollFd::new(stop, PollFlags::IN)];
+            let _ = poll(&mut ready, Some(&LOOK));
+            if !ready[0].revents().is_empty() {
+                return;
+            }
+            for line in lines(&mut told, &longer_than(LONG), Instant::now()) {
+                say(Level::Warning, line);
+            }
+        }
+    };
+    Ok(Worker::start("wait-watch", StopHandle::new()?, run)?)
+}
+
+/// What is to be said of `waits`. `told` has the kinds that were told of, and when.
+fn lines(told: &mut HashMap<Kind, Instant>, waits: &[Waits], now: Instant) -> Vec<String> {
+    let mut lines = Vec::new();
+    told.retain(|(who, what), _| {
+        let goes_on = waits.iter().any(|it| (it.who, it.what) == (*who, *what));
+        if !goes_on {
+            lines.push(format!("{who}: {what} came, no wait takes long any more"));
+        }
+        goes_on
+    });
+    for Waits { who, what, count, longest } in waits {
+        let before = told.get(&(*who, *what)).copied();
+        if before.is_some_and(|at| now.saturating_duration_since(at) < AGAIN) {
+            continue;
+        }
+        told.insert((who, what), now);
+        let others = match count {
+            1 => String::new(),
+            count => format!(", and {} more wait long", count - 1),
+        };
+        lines.push(format!("{who} has waited {} s for {what}{others}", longest.as_secs()));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_wait_is_told_once_then_again_later_and_at_its_end() {
+        let (mut told, began) = (HashMap::new(), Instant::now());
+        let longest = Duration::from_secs(31);
+        let waits = [Waits { who: "a write", what: "the backing", count: 3, longest }];
+        let said = lines(&mut told, &waits, began);
+        assert_eq!(said, ["a write has waited 31 s for the backing, and 2 more wait long"]);
+        assert!(lines(&mut told, &waits, began + LONG).is_empty());
+        assert_eq!(lines(&mut told, &waits, began + AGAIN).len(), 1);
+        let said = lines(&mut told, &[], began + AGAIN);
+        assert_eq!(said, ["a write: the backing came, no wait takes long any more"]);
+        assert!(lines(&mut told, &[], began + AGAIN).is_empty());
+    }
+}

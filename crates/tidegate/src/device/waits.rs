@@ -1,0 +1,105 @@
+//! The list of waits: what requests and background work of this process wait for, and since when.
+//!
+//! A thread that may wait long for something slower than memory, and a request that waits without a
+//! thread, enter it here. A server looks at the list and tells of waits that take too long. What
+//! ends each wait is said in docs/architecture.md.
+
+#![expect(clippy::disallowed_methods, reason = "a wait that is too long is seen by the real clock")]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// Lists, so that requests of several clients seldom meet.
+const LISTS: u64 = 16;
+
+static ENTRIES: [Mutex<Vec<Entry>>; LISTS as usize] = [const { Mutex::new(Vec::new()) }; 16];
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+struct Entry {
+    id: u64,
+    who: &'static str,
+    what: &'static str,
+    since: Instant,
+}
+
+/// Waits of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Waits {
+    /// Which kind of request or thread waits.
+    pub who: &'static str,
+    /// For what.
+    pub what: &'static str,
+    /// How many do.
+    pub count: usize,
+    /// How long the oldest of them has waited.
+    pub longest: Duration,
+}
+
+/// An entry of the list, until this is dropped.
+pub struct Waiting(u64);
+
+/// Enters that `who` waits for `what`.
+#[must_use]
+pub fn begin(who: &'static str, what: &'static str) -> Waiting {
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    list(id).lock().push(Entry { id, who, what, since: Instant::now() });
+    Waiting(id)
+}
+
+fn list(id: u64) -> &'static Mutex<Vec<Entry>> {
+    &ENTRIES[(id % LISTS) as usize]
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let mut entries = list(self.0).lock();
+        if let Some(own) = entries.iter().position(|it| it.id == self.0) {
+            entries.swap_remove(own);
+        }
+    }
+}
+
+/// The waits that take longer than `limit`, by kind.
+pub fn longer_than(limit: Duration) -> Vec<Waits> {
+    let mut found: Vec<Waits> = Vec::new();
+    for entries in &ENTRIES {
+        for Entry { who, what, since, .. } in &*entries.lock() {
+            let waited = since.elapsed();
+            if waited <= limit {
+                continue;
+            }
+            match found.iter_mut().find(|it| (it.who, it.what) == (*who, *what)) {
+                Some(kind) => {
+                    kind.count += 1;
+                    kind.longest = kind.longest.max(waited);
+                }
+                None => found.push(Waits { who, what, count: 1, longest: waited }),
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_are_listed_by_kind_while_they_last() {
+        let (who, what) = ("a test", "nothing");
+        let of_test = || {
+            let found = longer_than(Duration::ZERO);
+            found.into_iter().find(|it| (it.who, it.what) == (who, what)).map(|it| it.count)
+        };
+        let first = begin(who, what);
+        let rest: Vec<_> = (0..40).map(|_| begin(who, what)).collect();
+        assert_eq!(of_test(), Some(41));
+        drop(rest);
+        assert_eq!(of_test(), Some(1));
+        assert!(longer_than(Duration::from_secs(600)).iter().all(|it| it.who != who));
+        drop(first);
+        assert_eq!(of_test(), None);
+    }
+}
