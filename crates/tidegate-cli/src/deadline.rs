@@ -29,26 +29,33 @@ struct State {
     /// None before the first signal.
     at: Option<Instant>,
     is_met: bool,
+    /// None of them while pools are being opened.
+    served: Vec<Served>,
 }
 
 impl Deadline {
     /// Has a thread end the process `timeout` after the first signal, or sooner after a second one,
-    /// and say what `served` pools hold.
+    /// and say what the pools hold that are [served](Self::serves).
     ///
     /// # Errors
     /// The system refuses a thread.
-    pub(crate) fn watch(timeout: Duration, served: Vec<Served>) -> Result<Arc<Self>> {
+    pub(crate) fn watch(timeout: Duration) -> Result<Arc<Self>> {
         let (state, changed) = (Mutex::default(), Condvar::new());
         let deadline = Arc::new(Self { timeout, state, changed });
         let watched = Arc::clone(&deadline);
         let run = move || {
-            if let Some(waited) = watched.wait() {
+            if let Some((waited, served)) = watched.wait() {
                 give_up(waited, served);
             }
         };
         let thread = std::thread::Builder::new().name("stop-timeout".into()).spawn(run);
         thread.context("cannot start a thread")?;
         Ok(deadline)
+    }
+
+    /// The pools are open.
+    pub(crate) fn serves(&self, served: &[Served]) {
+        self.state.lock().served = served.to_vec();
     }
 
     /// A signal came that stops the server.
@@ -61,13 +68,18 @@ impl Deadline {
     }
 
     /// The server has ended in good order.
-    pub(crate) fn is_met(&self) {
-        self.state.lock().is_met = true;
+    pub(crate) fn meet(&self) {
+        let mut state = self.state.lock();
+        state.is_met = true;
+        let served = std::mem::take(&mut state.served);
+        drop(state);
         self.changed.notify_all();
+        drop(served);
     }
 
-    /// Returns when the deadline has passed: how long the server had. None: it was met.
-    fn wait(&self) -> Option<Duration> {
+    /// Returns when the deadline has passed: how long the server had, and what it served. None: it
+    /// was met.
+    fn wait(&self) -> Option<(Duration, Vec<Served>)> {
         let mut state = self.state.lock();
         let mut began = None;
         while !state.is_met {
@@ -77,7 +89,7 @@ impl Deadline {
             };
             let began = *began.get_or_insert_with(Instant::now);
             if Instant::now() >= at {
-                return Some(began.elapsed());
+                return Some((began.elapsed(), std::mem::take(&mut state.served)));
             }
             self.changed.wait_until(&mut state, at);
         }
@@ -94,6 +106,12 @@ fn give_up(waited: Duration, served: Vec<Served>) -> ! {
     // Without a thread nothing is known.
     let _ = std::thread::Builder::new().spawn(look);
     let waited = waited.as_secs();
+    if pools.is_empty() {
+        say(
+            Level::Error,
+            format_args!("not opened after {waited} s, ended: pools keep what they hold"),
+        );
+    }
     for pool in pools {
         let held = told.recv_timeout(TELL).unwrap_or_else(|_| {
             format!("what {pool} holds for its backing stays in it; what a DRAM tier held is lost")

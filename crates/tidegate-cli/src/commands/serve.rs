@@ -51,29 +51,38 @@ fn serve(plan: ServePlan) -> Result<()> {
     let tls = plan.tls.as_ref().map(tls).transpose()?;
     // Caught before the first client can connect: no signal is lost, and none kills the process.
     let signals = signals::catch()?;
+    let (stop, deadline) = (StopHandle::new()?, Deadline::watch(plan.stop_timeout)?);
+    signals.during(&stop, &deadline, || serve_until(plan, tls, &stop, &deadline))
+}
+
+/// Opens the pools and serves them until `stop` says so.
+fn serve_until(
+    plan: ServePlan,
+    tls: Option<Tls>,
+    stop: &StopHandle,
+    deadline: &Deadline,
+) -> Result<()> {
     let stacks = plan.devices.iter().map(open_named).collect::<Result<Vec<_>>>()?;
     let gates: Vec<_> = stacks.iter().map(|stack| Arc::new(Gate::new(stack.top()))).collect();
     let server = bind(&plan, &gates, tls)?;
     let devices = plan.devices.into_iter().zip(stacks.into_iter().zip(gates));
-    let stop = StopHandle::new()?;
-    let served = devices.map(|(device, (stack, gate))| served(device, stack, gate, &server, &stop));
+    let served = devices.map(|(device, (stack, gate))| served(device, stack, gate, &server, stop));
     let served = served.collect::<Result<Vec<_>>>()?;
+    deadline.serves(&served);
     let control = served.iter().map(control::listen).collect::<Result<Vec<_>>>()?;
     let show = |address| control::show_metrics(address, &served);
     let metrics = plan.metrics.as_ref().map(show).transpose()?;
     let removals = watch_files(&served);
+    let waits = waits::watch()?;
     announce(&served, &server.addresses(), metrics.as_ref(), plan.tls.as_ref())?;
     let (started, statistics) = (Instant::now(), server.statistics());
-    let _waits = waits::watch()?;
-    let deadline = Deadline::watch(plan.stop_timeout, served.clone())?;
-    let (run, closed) = signals.during(&stop, &deadline, || {
-        let run = server.run(&stop);
-        // Nothing is changed any more that the tiers still hold data for.
-        end_control(&served, control);
-        drop((metrics, removals));
-        (run, close_all(&served))
-    });
-    deadline.is_met();
+    let run = server.run(stop);
+    // Nothing is changed any more that the tiers still hold data for.
+    end_control(&served, control);
+    drop((metrics, removals));
+    let closed = close_all(&served);
+    deadline.meet();
+    drop(waits);
     summarize(&statistics.snapshot(), started.elapsed())?;
     for one in &served {
         name_if_several(&served, one)?;
