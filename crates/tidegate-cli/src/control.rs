@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use tidegate::stack::{Stack, Stat};
+use tidegate::stack::Stat;
 use tidegate::stats::{Collector, Metric, Reading, Unit};
 use tidegate::tier::Purged;
 use tidegate_serve::control::{Asked, ControlServer, Reply, Request, ask};
@@ -147,8 +147,13 @@ fn answer(request: &Request, served: &Served, client: BorrowedFd<'_>) -> Result<
         Request::Stat => Reply::Stat { stat: Box::new(stack.stat(front_end(served))) },
         Request::Reset => Reply::Stat { stat: Box::new(stack.reset(front_end(served))) },
         Request::Set { settings } => {
-            set(stack, settings)?;
+            stack.set(&borrowed(settings))?;
             Reply::Set
+        }
+        Request::Flush => {
+            let uncommitted_bytes = stack.destage()?;
+            let (volatile_bytes, kept_bytes) = stack.pending_bytes();
+            Reply::Flushed { left_bytes: volatile_bytes + kept_bytes, uncommitted_bytes }
         }
         Request::Purge => {
             let Purged { freed_bytes, left_bytes } = stack.purge()?;
@@ -173,17 +178,9 @@ fn front_end(served: &Served) -> impl FnOnce(&mut Collector) {
     }
 }
 
-fn set(stack: &Stack, settings: &[(String, String)]) -> Result<()> {
-    for (number, (key, value)) in settings.iter().enumerate() {
-        if let Err(error) = stack.set(key, value) {
-            let kept = match number {
-                0 => String::new(),
-                number => format!("; the first {number} of the settings stay changed"),
-            };
-            bail!("{error}{kept}");
-        }
-    }
-    Ok(())
+/// `settings` as a stack takes them.
+pub(crate) fn borrowed(settings: &[(String, String)]) -> Vec<(&str, &str)> {
+    settings.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect()
 }
 
 fn collect(table: &[Counted], found: &Statistics, collector: &mut Collector) {
@@ -207,7 +204,7 @@ impl<T> Answer<T> {
     ///
     /// # Errors
     /// None serves `target`; `no_server` or `supervisor` ends the message.
-    fn of_server(self, target: &Path, no_server: &str, supervisor: &str) -> Result<T> {
+    pub(crate) fn of_server(self, target: &Path, no_server: &str, supervisor: &str) -> Result<T> {
         let shown = target.display();
         match self {
             Self::Of(answer) => Ok(answer),
@@ -246,6 +243,27 @@ pub(crate) fn reset_at(target: &Path) -> Result<Stat> {
     )
 }
 
+/// What became of a flush.
+pub(crate) struct Flushed {
+    /// Bytes that are left for the backing.
+    pub(crate) left_bytes: u64,
+    /// Bytes of those that no flush of a client has committed.
+    pub(crate) uncommitted_bytes: u64,
+}
+
+/// Has the server of the pool at `pool` write all that it holds to the backing.
+///
+/// # Errors
+/// The server does not answer, or the backing or the memory failed.
+pub(crate) fn flush_of(pool: &Path) -> Result<Answer<Flushed>> {
+    request(pool, &socket_of(pool)?, &Request::Flush, |reply| match reply {
+        Reply::Flushed { left_bytes, uncommitted_bytes } => {
+            Some(Flushed { left_bytes, uncommitted_bytes })
+        }
+        _ => None,
+    })
+}
+
 /// Has the server of the pool at `pool` write all that it holds to the backing, and give it up.
 /// Nobody: it has none.
 ///
@@ -261,14 +279,10 @@ pub(crate) fn purge_of(pool: &Path) -> Result<Answer<Purged>> {
 /// Has the server that listens at `target`, or serves the pool there, change `settings`.
 ///
 /// # Errors
-/// No server has it open, or a setting cannot be changed.
-pub(crate) fn set_at(target: &Path, settings: Vec<(String, String)>) -> Result<()> {
-    let set = Request::Set { settings };
-    request(target, &socket_at(target)?, &set, |_| Some(()))?.of_server(
-        target,
-        "settings are a server's; start `tidegate serve` first",
-        "the socket of a supervisor of `tidegate run`, which has no settings",
-    )
+/// A setting cannot be changed, or the server does not answer.
+pub(crate) fn set_at(target: &Path, settings: &[(String, String)]) -> Result<Answer<()>> {
+    let set = Request::Set { settings: settings.to_vec() };
+    request(target, &socket_at(target)?, &set, |reply| matches!(reply, Reply::Set).then_some(()))
 }
 
 /// Has the server at `target` copy its pool, or the backing of that, to `file`.

@@ -152,7 +152,7 @@ impl Served {
             let savers: Vec<_> = (0..SAVERS).map(|_| scope.spawn(save)).collect();
             let rest = original.begin(copy).and_then(|()| {
                 if backing.is_some() {
-                    stack.destage_for_copy()?;
+                    stack.destage()?;
                 }
                 original.copy(gate, moment, Claim::Any, copy)
             });

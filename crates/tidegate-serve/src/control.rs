@@ -33,13 +33,15 @@ const REPLY_BYTES_MAX: usize = 64 << 20;
 pub enum Request {
     /// What is the stack, and what has it counted?
     Stat,
-    /// Change settings, in this order; the first that is refused ends it.
+    /// Change settings, in this order: all of them or none.
     Set {
         /// Keys and new values.
         settings: Vec<(String, String)>,
     },
     /// What is the stack, and what has it counted? Counters and histograms begin with 0 again.
     Reset,
+    /// Write all that the tiers hold to the backing.
+    Flush,
     /// Write all that the tiers hold to the backing, and give up what the pool has of that.
     Purge,
     /// Copy the pool, or its backing where it has one, to a file that is not there yet, as it is at
@@ -61,6 +63,13 @@ pub enum Reply {
     },
     /// All settings are changed.
     Set,
+    /// The backing has all that the tiers held when the request came, but for what is uncommitted.
+    Flushed {
+        /// Bytes that the tiers hold for the backing now.
+        left_bytes: u64,
+        /// Bytes of those that no flush of a client has committed.
+        uncommitted_bytes: u64,
+    },
     /// The backing has all that the pool held, and the pool has given it up.
     Purged {
         /// Bytes of the pages that were given up.
@@ -184,7 +193,7 @@ pub fn ask(path: &Path, request: &Request) -> io::Result<Asked> {
     line.push(b'\n');
     server.write_all(&line)?;
     match request {
-        Request::Snapshot { .. } | Request::Set { .. } | Request::Purge => {
+        Request::Snapshot { .. } | Request::Set { .. } | Request::Flush | Request::Purge => {
             server.wait_for_reply()?;
         }
         Request::Stat | Request::Reset => {}
@@ -219,6 +228,7 @@ mod tests {
             Request::Set { settings } if settings.is_empty() => Reply::failed("empty"),
             Request::Set { .. } => Reply::Set,
             Request::Reset => Reply::failed("reset"),
+            Request::Flush => Reply::failed("flush"),
             Request::Purge => Reply::Purged { freed_bytes: 4096, left_bytes: 0 },
             Request::Snapshot { file } => Reply::failed(file.display()),
         };

@@ -274,12 +274,12 @@ fn a_stack_over_the_toy_is_served_measured_and_set() {
     let json = serde_json::to_string(&stat).unwrap();
     assert_eq!(serde_json::from_str::<Stat>(&json).unwrap(), stat);
 
-    stack.set("fails", "1").unwrap();
+    stack.set(&[("fails", "1")]).unwrap();
     let value = |key: &str| stack.settings().into_iter().find(|it| it.key == key).unwrap().value;
     assert_eq!((value("fails"), value("engine")), ("1".into(), "toy".into()));
-    assert!(matches!(stack.set("fails", "2"), Err(SettingError::Value { .. })));
-    assert!(matches!(stack.set("dram", "none"), Err(SettingError::Fixed { .. })));
-    assert!(matches!(stack.set("volume", "11"), Err(SettingError::Unknown { .. })));
+    assert!(matches!(stack.set(&[("fails", "2")]), Err(SettingError::Value { .. })));
+    assert!(matches!(stack.set(&[("dram", "none")]), Err(SettingError::Fixed { .. })));
+    assert!(matches!(stack.set(&[("volume", "11")]), Err(SettingError::Unknown { .. })));
     assert_eq!(value("fails"), "1");
     stack.drain().unwrap();
 }
@@ -287,13 +287,13 @@ fn a_stack_over_the_toy_is_served_measured_and_set() {
 #[test]
 fn data_that_cannot_be_written_back_at_the_end_is_an_error() {
     let stack = opened("transit-no-eager:1M".parse().unwrap());
-    stack.set("fails", "1").unwrap();
+    stack.set(&[("fails", "1")]).unwrap();
     stack.top().write(0, &[7; 4096], WriteFlags::default()).unwrap();
     let error = stack.drain().unwrap_err();
     let text = error.to_string();
     assert!(text.starts_with("4096 bytes in the transit-no-eager tier of"), "{text}");
     assert!(text.ends_with("cannot be written back: lost"), "{text}");
-    stack.set("fails", "0").unwrap();
+    stack.set(&[("fails", "0")]).unwrap();
     stack.drain().unwrap();
 }
 
@@ -302,10 +302,10 @@ fn data_that_cannot_be_written_back_at_the_end_is_an_error() {
 fn a_failure_that_is_over_is_no_loss_at_the_end() {
     for dram in ["none", "transit:64K"] {
         let stack = opened(dram.parse().unwrap());
-        stack.set("fails", "1").unwrap();
+        stack.set(&[("fails", "1")]).unwrap();
         let result = stack.top().write(0, &[7; 4096], WriteFlags { fua: true });
         assert!(result.is_err(), "{dram}");
-        stack.set("fails", "0").unwrap();
+        stack.set(&[("fails", "0")]).unwrap();
         stack.drain().unwrap();
     }
 }

@@ -14,7 +14,7 @@ use tidegate::tier::{Engine, State};
 
 use super::destage;
 use crate::args::RecoverArgs;
-use crate::control::{Answer, purge_of, set_at, stat_of};
+use crate::control::{Answer, Flushed, borrowed, flush_of, purge_of, stat_of};
 use crate::output::{line, progress};
 
 /// How often a server is asked how far it is.
@@ -27,26 +27,30 @@ pub(super) fn engine_at(path: &Path) -> Option<&'static dyn Engine> {
     REGISTRY.of_glance(found).filter(|engine| engine.traits().remembers_backing)
 }
 
-/// Has the server of the pool at `pool` clean it, or does so where there is none.
+/// Has the server of `pool` write what it holds to the backing. False: the pool has none.
 ///
 /// # Errors
-/// The backing cannot be opened, or fails.
-pub(super) fn flush(engine: &dyn Engine, pool: &Path) -> Result<()> {
-    let Answer::Of(stat) = stat_of(pool)? else { return clean(engine, pool) };
+/// The server does not answer, or the backing or the memory failed.
+pub(super) fn flush_served(pool: &Path) -> Result<bool> {
+    let Answer::Of(Flushed { left_bytes, uncommitted_bytes }) = flush_of(pool)? else {
+        return Ok(false);
+    };
     let shown = pool.display();
-    let mode = stat.settings.iter().find(|setting| setting.key == "mode");
-    let mode = &mode.with_context(|| format!("{shown}: its server has no mode"))?.value;
-    set_at(pool, vec![("mode".into(), format!("{mode}+flush"))])?;
-    let Answer::Of(stat) = stat_of(pool)? else { return Ok(()) };
-    let left_bytes: u64 = stat.tiers.iter().map(|tier| tier.pending_bytes).sum();
-    if left_bytes == 0 {
-        return Ok(line(format_args!("{shown}: the backing has all pages"))?);
+    let size = |bytes| Size { bytes };
+    let newer_bytes = left_bytes.saturating_sub(uncommitted_bytes);
+    let newer = (newer_bytes > 0).then(|| format!("{} written since", size(newer_bytes)));
+    let uncommitted = (uncommitted_bytes > 0).then(|| {
+        let bytes = size(uncommitted_bytes);
+        format!("{bytes} that no client has flushed, which --atomic-flush keeps back")
+    });
+    let left: Vec<_> = newer.into_iter().chain(uncommitted).collect();
+    if left.is_empty() {
+        line(format_args!("{shown}: all is written that its server held for the backing"))?;
+    } else {
+        let left = left.join(", and ");
+        line(format_args!("{shown}: all is written that its server held, but for {left}"))?;
     }
-    Ok(line(format_args!(
-        "{shown}: the backing has all pages but {}, written since, or with --atomic-flush and \
-         flushed by no client",
-        Size { bytes: left_bytes }
-    ))?)
+    Ok(true)
 }
 
 /// Has the server of the pool at `pool` clean it and give up all its pages, or does so where there
@@ -119,9 +123,7 @@ pub(super) fn set(engine: &dyn Engine, pool: &Path, settings: &[(String, String)
         bail!("{shown}: the {engine} was never used: serve it with --backing first");
     };
     let stack = destage::open(pool, &backing, false)?;
-    for (key, value) in settings {
-        stack.set(key, value).with_context(|| shown.to_string())?;
-    }
+    stack.set(&borrowed(settings)).with_context(|| shown.to_string())?;
     follow_resize(pool, settings, || Ok(stack.stat(|_| ()).tiers))
 }
 
@@ -162,7 +164,11 @@ fn backing_of(engine: &dyn Engine, pool: &Path) -> Result<Option<String>> {
     engine.backing_of(&region).with_context(|| format!("pool {}", pool.display()))
 }
 
-fn clean(engine: &dyn Engine, pool: &Path) -> Result<()> {
+/// Cleans the pool at `pool`, which no server has open.
+///
+/// # Errors
+/// The backing cannot be opened, or fails.
+pub(super) fn clean(engine: &dyn Engine, pool: &Path) -> Result<()> {
     let shown = pool.display();
     let Some(backing) = backing_of(engine, pool)? else { return tell_unused(engine, pool) };
     destage::destage(pool, &backing, false)?;

@@ -18,8 +18,11 @@ pub(crate) fn run(args: &FlushArgs) -> Result<()> {
     if args.purge {
         return backed_pool::purge(&args.pool);
     }
+    if backed_pool::flush_served(&args.pool)? {
+        return Ok(());
+    }
     if let Some(engine) = backed_pool::engine_at(&args.pool) {
-        return backed_pool::flush(engine, &args.pool);
+        return backed_pool::clean(engine, &args.pool);
     }
     let pool = existing_log(&args.pool)?;
     let paths = PoolPaths::of_pool(&pool)?;

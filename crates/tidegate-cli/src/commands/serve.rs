@@ -118,7 +118,7 @@ fn open(device: &DevicePlan) -> Result<Arc<Stack>> {
     })?;
     if let Some(mode) = &args.mode {
         // Before the first client.
-        stack.set("mode", mode)?;
+        stack.set(&[("mode", mode)])?;
     }
     Ok(Arc::new(stack))
 }

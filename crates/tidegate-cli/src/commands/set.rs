@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use tidegate::stack::Stat;
+use tidegate::tier::State;
 
 use super::backed_pool;
 use crate::args::SetArgs;
@@ -13,18 +13,20 @@ use crate::output::field;
 /// Runs the command.
 ///
 /// # Errors
-/// No server has the pool open, or a setting cannot be changed; the error says why.
+/// No server has the pool open, or a setting cannot be changed; the error says why. Then no setting
+/// has changed, but for those that the error names.
 pub(crate) fn run(args: &SetArgs) -> Result<()> {
     let target = &args.target;
     let engine = if is_socket(target) { None } else { backed_pool::engine_at(target) };
-    match engine {
-        Some(engine) if stat(target)?.is_none() => {
-            backed_pool::set(engine, target, &args.settings)?;
-        }
-        _ => {
-            set_at(target, args.settings.clone())?;
-            let tiers = || Ok(stat(target)?.map_or_else(Vec::new, |stat| stat.tiers));
-            backed_pool::follow_resize(target, &args.settings, tiers)?;
+    match (set_at(target, &args.settings)?, engine) {
+        (Answer::Nobody, Some(engine)) => backed_pool::set(engine, target, &args.settings)?,
+        (answer, _) => {
+            answer.of_server(
+                target,
+                "settings are a server's; start `tidegate serve` first",
+                "the socket of a supervisor of `tidegate run`, which has no settings",
+            )?;
+            backed_pool::follow_resize(target, &args.settings, || tiers_of(target))?;
         }
     }
     for (key, value) in &args.settings {
@@ -33,10 +35,10 @@ pub(crate) fn run(args: &SetArgs) -> Result<()> {
     Ok(())
 }
 
-/// What the server at `target` says, where there is one.
-fn stat(target: &Path) -> Result<Option<Stat>> {
+/// What the tiers at `target` hold; nothing where its server has ended.
+fn tiers_of(target: &Path) -> Result<Vec<State>> {
     Ok(match stat_of(target)? {
-        Answer::Of(stat) => Some(stat),
-        Answer::Nobody | Answer::Supervisor => None,
+        Answer::Of(stat) => stat.tiers,
+        Answer::Nobody | Answer::Supervisor => Vec::new(),
     })
 }

@@ -213,13 +213,7 @@ impl Core {
     /// [`SettingError`]; nothing has changed then.
     pub(super) fn choose(&self, key: &str, value: &str) -> Result<(), SettingError> {
         let mut choices = self.choices.lock();
-        let mut changed = choices.clone();
-        changed.set(key, value)?;
-        let against = self.groups.as_ref().and_then(|_| mode_against_groups(&changed.classes));
-        if let Some(mode) = against {
-            let expected = "classes of the modes wb and wo with --atomic-flush";
-            return Err(SettingError::value(key, &mode.to_string(), expected));
-        }
+        let changed = self.with(&choices, &[(key, value)])?;
         self.keep(&changed).map_err(|expected| SettingError::value(key, value, expected))?;
         let before = std::mem::replace(&mut *choices, changed);
         self.apply(&before, &choices);
@@ -230,13 +224,35 @@ impl Core {
         Ok(())
     }
 
+    /// The choices that `settings` would make of the present ones.
+    ///
+    /// # Errors
+    /// [`SettingError`] of the first that cannot be set.
+    pub(super) fn changed_by(&self, settings: &[(&str, &str)]) -> Result<Choices, SettingError> {
+        self.with(&self.choices.lock(), settings)
+    }
+
+    fn with(&self, choices: &Choices, settings: &[(&str, &str)]) -> Result<Choices, SettingError> {
+        let mut changed = choices.clone();
+        for (key, value) in settings {
+            changed.set(key, value)?;
+            let against = self.groups.as_ref().and_then(|_| mode_against_groups(&changed.classes));
+            if let Some(mode) = against {
+                let expected = "classes of the modes wb and wo with --atomic-flush";
+                return Err(SettingError::value(key, &mode.to_string(), expected));
+            }
+            let (most, len) = (SETTINGS_BYTES_MAX, changed.text().len());
+            if len > most {
+                let expected = format!("at most {most} bytes of settings, these are {len}");
+                return Err(SettingError::value(key, value, expected));
+            }
+        }
+        Ok(changed)
+    }
+
     /// Writes `choices` to the header; the error says what was expected.
     fn keep(&self, choices: &Choices) -> Result<(), String> {
         let text = choices.text();
-        if text.len() > SETTINGS_BYTES_MAX {
-            let most = SETTINGS_BYTES_MAX;
-            return Err(format!("at most {most} bytes of settings, these are {}", text.len()));
-        }
         let mut header = self.header.lock();
         let before = std::mem::replace(&mut header.settings, text);
         header.write(&self.region).map_err(|error| {

@@ -16,7 +16,7 @@ use super::orders::ClassUsage;
 use super::policy::classes::{CLASSES, Class};
 use super::tally::Tally;
 use super::{CacheDevice, CacheError, Core};
-use crate::device::{DeviceError, DeviceErrorKind, Result};
+use crate::device::Result;
 use crate::size::Size;
 use crate::stats::{Collector, Metric, Unit};
 use crate::sync::shard::{self, Shards};
@@ -340,23 +340,56 @@ impl Core {
     }
 }
 
+/// The mode that `value` names, and whether all dirty pages are cleaned too.
+fn mode_of(value: &str) -> std::result::Result<(Mode, bool), SettingError> {
+    let (name, flushes) = match value.strip_suffix(FLUSH_SUFFIX) {
+        Some(name) => (name, true),
+        None => (value, false),
+    };
+    let mode = name.parse().map_err(|_| SettingError::value(MODE, value, MODES))?;
+    Ok((mode, flushes))
+}
+
+fn size_of(value: &str) -> std::result::Result<Size, SettingError> {
+    let wrong = |error| SettingError::value(SIZE, value, format!("a size: {error}"));
+    value.parse().map_err(wrong)
+}
+
+fn not_atomic(value: &str) -> SettingError {
+    SettingError::value(MODE, value, "wb or wo with --atomic-flush")
+}
+
 impl CacheDevice {
+    /// Changes the mode. Where the pages that are to be cleaned cannot be, the mode is the one of
+    /// before again.
     fn set_mode_text(&self, value: &str) -> std::result::Result<(), SettingError> {
         let wrong = |expected: String| SettingError::value(MODE, value, expected);
-        let (name, flushes) = match value.strip_suffix(FLUSH_SUFFIX) {
-            Some(name) => (name, true),
-            None => (value, false),
+        let (mode, flushes) = mode_of(value)?;
+        let set = |mode| {
+            self.set_mode(mode).map_err(|error| match error {
+                CacheError::NotAtomic { .. } => not_atomic(value),
+                error => wrong(format!("memory that works: {error}")),
+            })
         };
-        let mode: Mode = name.parse().map_err(|_| wrong(MODES.into()))?;
-        self.set_mode(mode).map_err(|error| match error {
-            CacheError::NotAtomic { .. } => wrong("wb or wo with --atomic-flush".into()),
-            error => wrong(format!("memory that works: {error}")),
-        })?;
-        if flushes {
-            self.clean_all()
-                .map_err(|error| wrong(format!("a backing that takes the dirty pages: {error}")))?;
+        let before = self.mode();
+        set(mode)?;
+        if flushes && let Err(error) = self.clean_all() {
+            set(before)?;
+            return Err(wrong(format!("a backing that takes the dirty pages: {error}")));
         }
         Ok(())
+    }
+
+    fn check_one(&self, key: &str, value: &str) -> std::result::Result<(), SettingError> {
+        match key {
+            MODE => match mode_of(value)? {
+                (mode, _) if self.core.groups.is_some() && !mode.writes_back() => {
+                    Err(not_atomic(value))
+                }
+                _ => Ok(()),
+            },
+            _ => size_of(value).map(drop),
+        }
     }
 
     fn size(&self) -> Size {
@@ -365,8 +398,7 @@ impl CacheDevice {
 
     fn set_size_text(&self, value: &str) -> std::result::Result<(), SettingError> {
         let wrong = |expected: String| SettingError::value(SIZE, value, expected);
-        let size: Size = value.parse().map_err(|error| wrong(format!("a size: {error}")))?;
-        self.begin_resize(size.bytes)
+        self.begin_resize(size_of(value)?.bytes)
             .map_err(|error| wrong(format!("a size that the pool can get: {}", error.in_words())))
     }
 }
@@ -438,9 +470,9 @@ impl Tier for CacheDevice {
         Ok(Purged { freed_bytes: Core::bytes_of(pages), left_bytes: Core::bytes_of(left) })
     }
 
-    fn destage(&self) -> Result<()> {
+    fn destage(&self) -> Result<u64> {
         self.core.clean_all()?;
-        self.check_committed()
+        Ok(Core::bytes_of(self.core.usage().waiting))
     }
 
     fn check_committed(&self) -> Result<()> {
@@ -458,10 +490,17 @@ impl Tier for CacheDevice {
     fn settings(&self) -> Vec<Setting> {
         let (key, value) = (MODE.into(), self.mode().to_string());
         let mut settings = vec![Setting { key, value, help: MODES.into(), fixed: None }];
-        let (key, value, help) = (SIZE.into(), self.size().to_string(), SIZE_HELP.into());
+        let (key, value, help) = (SIZE.into(), self.size().exact(), SIZE_HELP.into());
         settings.push(Setting { key, value, help, fixed: None });
         settings.extend(self.core.choices.lock().list());
         settings
+    }
+
+    fn check(&self, settings: &[(&str, &str)]) -> std::result::Result<(), SettingError> {
+        let is_own = |(key, _): &&(&str, &str)| [MODE, SIZE].contains(key);
+        let (own, choices): (Vec<_>, Vec<_>) = settings.iter().partition(is_own);
+        own.iter().try_for_each(|(key, value)| self.check_one(key, value))?;
+        self.core.changed_by(&choices).map(drop)
     }
 
     fn set(&self, key: &str, value: &str) -> std::result::Result<(), SettingError> {

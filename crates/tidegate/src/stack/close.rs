@@ -55,6 +55,18 @@ impl Stack {
         self.keep_dirty.then(|| lowest.state().pending_bytes)
     }
 
+    /// Writes all that the tiers held when this began to the backing, and flushes that. Requests go
+    /// on meanwhile. Returns the bytes that no flush has committed, which stay in the pool.
+    ///
+    /// # Errors
+    /// [`StackError::NotDestaged`].
+    pub fn destage(&self) -> Result<u64> {
+        let destage = |tier: &Arc<dyn Tier>| {
+            tier.destage().map_err(|source| self.not_destaged(&**tier, source))
+        };
+        self.tiers.iter().try_fold(0, |left, tier| Ok(left + destage(tier)?))
+    }
+
     /// Bytes that only DRAM tiers hold, and bytes that the pool holds and the backing lacks.
     pub fn pending_bytes(&self) -> (u64, u64) {
         let (lowest, upper) = self.lowest_and_upper();

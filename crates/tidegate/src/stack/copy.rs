@@ -67,22 +67,6 @@ impl Stack {
         let source = Source::Pool(Arc::clone(&self.region), image);
         Ok(Original { source, top: self.top(), name: pool(), bytes: pool_bytes })
     }
-
-    /// Has every tier write what it holds to the tier below: the backing has all units then that
-    /// no change has touched since the instant of the copy.
-    ///
-    /// # Errors
-    /// [`StackError::NotDestaged`].
-    pub fn destage_for_copy(&self) -> Result<()> {
-        for tier in &self.tiers {
-            match tier.destage() {
-                // Those came later.
-                Err(error) if error.kind() == DeviceErrorKind::Unsupported => {}
-                done => done.map_err(|source| self.not_destaged(&**tier, source))?,
-            }
-        }
-        Ok(())
-    }
 }
 
 impl Original {
@@ -111,8 +95,7 @@ impl Original {
     }
 
     /// Copies ranges of `moment` until none is left. What changes wait for ([`Claim::Wanted`]) is
-    /// read through the tiers, all else from below, after
-    /// [`destage_for_copy`](Stack::destage_for_copy).
+    /// read through the tiers, all else from below, after [`destage`](Stack::destage).
     ///
     /// # Errors
     /// The original cannot be read, or the copy not be written.

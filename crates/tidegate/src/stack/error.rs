@@ -128,8 +128,8 @@ pub enum StackError {
         /// Why.
         source: DeviceError,
     },
-    /// A tier cannot write what it holds to the tier below, so that no copy of that is complete.
-    #[error("what the {tier} of {pool} holds cannot be destaged, so there is no complete copy")]
+    /// A tier cannot write what it holds to the tier below.
+    #[error("what the {tier} of {pool} holds cannot be destaged, and stays there")]
     NotDestaged {
         /// The tier.
         tier: String,

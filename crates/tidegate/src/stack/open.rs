@@ -115,6 +115,8 @@ pub struct Stack {
     pub(super) keep_dirty: bool,
     /// What was counted before the last reset.
     baseline: Mutex<Baseline>,
+    /// Held while settings change: those of one request are not mixed with those of another.
+    setting: Mutex<()>,
 }
 
 /// What a stack is and has counted; the keys are a contract with scripts.
@@ -190,7 +192,18 @@ impl Registry {
         };
         let fixed = fixed_settings(engine, dram, url.as_ref());
         let (tiers, backing, baseline) = (vec![top, pmem], device, Mutex::default());
-        Ok(Stack { tiers, backing, description, region, fixed, behind, keep_dirty, baseline })
+        let setting = Mutex::default();
+        Ok(Stack {
+            tiers,
+            backing,
+            description,
+            region,
+            fixed,
+            behind,
+            keep_dirty,
+            baseline,
+            setting,
+        })
     }
 
     /// Opens the backing `url` of the pool in `region`: as engines see it, and what the stack keeps
@@ -396,16 +409,53 @@ impl Stack {
         of_tiers.chain(self.fixed.iter().cloned()).collect()
     }
 
-    /// Changes setting `key` to `value`.
+    /// Changes `settings`, keys with values, in this order: all of them or none. No other request
+    /// changes settings meanwhile.
     ///
     /// # Errors
-    /// [`SettingError`]; nothing has changed then.
-    pub fn set(&self, key: &str, value: &str) -> std::result::Result<(), SettingError> {
-        let has_it = |tier: &&Arc<dyn Tier>| tier.settings().iter().any(|it| it.key == key);
-        match self.tiers.iter().find(has_it) {
-            Some(tier) => tier.set(key, value),
-            None => Err(SettingError::of(key, &self.settings())),
+    /// [`SettingError`]: nothing has changed then, except what [`SettingError::Kept`] names.
+    pub fn set(&self, settings: &[(&str, &str)]) -> std::result::Result<(), SettingError> {
+        let _others_wait = self.setting.lock();
+        let before = self.settings();
+        let owners = settings.iter().map(|(key, _)| self.owner_of(key));
+        let owners = owners.collect::<std::result::Result<Vec<_>, _>>()?;
+        for tier in &self.tiers {
+            let own = settings.iter().zip(&owners).filter(|(_, owner)| Arc::ptr_eq(owner, tier));
+            let own: Vec<_> = own.map(|(setting, _)| *setting).collect();
+            if !own.is_empty() {
+                tier.check(&own)?;
+            }
         }
+        for (done, ((key, value), tier)) in settings.iter().zip(&owners).enumerate() {
+            if let Err(error) = tier.set(key, value) {
+                return Err(self.take_back(&settings[..done], &before, error));
+            }
+        }
+        Ok(())
+    }
+
+    /// The tier that has the setting `key`.
+    fn owner_of(&self, key: &str) -> std::result::Result<&Arc<dyn Tier>, SettingError> {
+        let has_it = |tier: &&Arc<dyn Tier>| tier.settings().iter().any(|it| it.key == key);
+        let owner = self.tiers.iter().find(has_it);
+        owner.ok_or_else(|| SettingError::of(key, &self.settings()))
+    }
+
+    /// Gives `changed` the values that they had `before`. Returns the error for the failure `error`
+    /// of a later one.
+    fn take_back(
+        &self,
+        changed: &[(&str, &str)],
+        before: &[Setting],
+        error: SettingError,
+    ) -> SettingError {
+        let restore = |key: &str| {
+            let value = &before.iter().find(|it| it.key == key)?.value;
+            self.owner_of(key).ok()?.set(key, value).ok()
+        };
+        let kept = changed.iter().rev().filter(|(key, _)| restore(key).is_none());
+        let kept: Vec<_> = kept.map(|(key, _)| (*key).to_owned()).collect();
+        if kept.is_empty() { error } else { SettingError::Kept { source: Box::new(error), kept } }
     }
 
     /// What `readings`, of this stack or of its front end, count since the last

@@ -67,15 +67,14 @@ pub trait Tier: BlockDevice {
         Err(DeviceError::new(DeviceErrorKind::Unsupported, message))
     }
 
-    /// Writes all that the tier holds to the tier below, and flushes that. The tier's threads go on
-    /// meanwhile. What is written after the call may stay.
+    /// Writes all that the tier held when this began to the tier below, and flushes that. Requests
+    /// and the tier's threads go on meanwhile. Returns the bytes that stay with atomic flush, since
+    /// no flush has committed them: the tier below never has a part of them.
     ///
     /// # Errors
-    /// As for [`BlockDevice::flush`]; what could not be written stays in the tier. So do, with
-    /// atomic flush, writes that no flush has committed: the tier below never has a part of them,
-    /// and the error has the kind [`DeviceErrorKind::Unsupported`].
-    fn destage(&self) -> Result<()> {
-        self.flush()
+    /// As for [`BlockDevice::flush`]; what could not be written stays in the tier.
+    fn destage(&self) -> Result<u64> {
+        self.flush().map(|()| 0)
     }
 
     /// Fails where the tier holds writes that no flush has committed: what readers see now is no
@@ -99,6 +98,19 @@ pub trait Tier: BlockDevice {
     /// The settings that the tier has, with their present values.
     fn settings(&self) -> Vec<Setting> {
         Vec::new()
+    }
+
+    /// Returns whether `settings`, keys with values, could all be set now. Changes nothing.
+    ///
+    /// # Errors
+    /// [`SettingError`] of the first that could not.
+    fn check(&self, settings: &[(&str, &str)]) -> std::result::Result<(), SettingError> {
+        let own = self.settings();
+        let changes = |key: &str| own.iter().any(|it| it.key == key && it.fixed.is_none());
+        match settings.iter().find(|(key, _)| !changes(key)) {
+            Some((key, _)) => Err(SettingError::of(key, &own)),
+            None => Ok(()),
+        }
     }
 
     /// Changes setting `key` to `value`.
@@ -219,6 +231,14 @@ pub enum SettingError {
         value: String,
         /// What would do.
         expected: String,
+    },
+    /// A later one of several settings failed, and earlier ones could not be taken back.
+    #[error("{source}; taking the others back failed, so that {} stays changed", kept.join(", "))]
+    Kept {
+        /// The failure.
+        source: Box<Self>,
+        /// The names of the settings that stay changed.
+        kept: Vec<String>,
     },
 }
 

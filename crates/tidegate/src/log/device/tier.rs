@@ -38,26 +38,30 @@ impl LogDevice {
         self.core.clean_from_bytes.load(Ordering::Relaxed) * 100 / ring_bytes
     }
 
-    fn set_clean_from(&self, value: &str) -> std::result::Result<(), SettingError> {
-        let pct = value.parse().ok().filter(|pct: &u64| (1..=90).contains(pct));
-        let Some(pct) = pct else {
-            return Err(SettingError::value(CLEAN_FROM, value, "1 to 90"));
-        };
-        let ring_bytes = self.core.log.pool().ring_bytes();
-        // Rounded up, so that the setting reads as it was written.
-        let bytes = (ring_bytes * pct).div_ceil(100);
-        self.core.clean_from_bytes.store(bytes, Ordering::Relaxed);
-        self.core.waker.wake_another();
-        Ok(())
-    }
+}
 
-    fn set_batch(&self, value: &str) -> std::result::Result<(), SettingError> {
-        let size = value.parse().ok().filter(|size: &Size| size.bytes <= BATCH_BYTES_MAX);
-        let Some(size) = size else {
-            return Err(SettingError::value(BATCH, value, "1 to 64M"));
-        };
-        self.core.batch_bytes.store(size.bytes, Ordering::Relaxed);
-        Ok(())
+/// A setting with its new value.
+enum Change {
+    /// How full the log may be before it is cleaned, in percent.
+    CleanFrom(u64),
+    /// Bytes of a batch.
+    Batch(u64),
+}
+
+impl Change {
+    fn of(key: &str, value: &str, known: &[Setting]) -> std::result::Result<Self, SettingError> {
+        let wrong = |expected: &str| SettingError::value(key, value, expected);
+        match key {
+            CLEAN_FROM => {
+                let pct = value.parse().ok().filter(|pct: &u64| (1..=90).contains(pct));
+                pct.map(Self::CleanFrom).ok_or_else(|| wrong("1 to 90"))
+            }
+            BATCH => {
+                let size = value.parse().ok().filter(|size: &Size| size.bytes <= BATCH_BYTES_MAX);
+                size.map(|size| Self::Batch(size.bytes)).ok_or_else(|| wrong("1 to 64M"))
+            }
+            _ => Err(SettingError::of(key, known)),
+        }
     }
 }
 
@@ -96,16 +100,15 @@ impl Tier for LogDevice {
         self.core.log.announce_space();
     }
 
-    fn destage(&self) -> Result<()> {
+    fn destage(&self) -> Result<u64> {
+        let head = self.core.log.head();
         let mut scratch = self.core.lock_cleaning();
-        // Writers may go on behind it.
-        let until = self.core.log.head();
-        while self.core.log.tail() < until && self.core.has_work() {
+        while self.core.has_work() && self.core.log.tail() < head {
             if !self.core.clean(&mut scratch)? {
                 self.core.log.pool().region().relax();
             }
         }
-        Ok(())
+        Ok(0)
     }
 
     fn settings(&self) -> Vec<Setting> {
@@ -130,12 +133,22 @@ impl Tier for LogDevice {
         ]
     }
 
+    fn check(&self, settings: &[(&str, &str)]) -> std::result::Result<(), SettingError> {
+        let known = self.settings();
+        settings.iter().try_for_each(|(key, value)| Change::of(key, value, &known).map(drop))
+    }
+
     fn set(&self, key: &str, value: &str) -> std::result::Result<(), SettingError> {
-        match key {
-            CLEAN_FROM => self.set_clean_from(value),
-            BATCH => self.set_batch(value),
-            _ => Err(SettingError::of(key, &self.settings())),
+        match Change::of(key, value, &self.settings())? {
+            Change::CleanFrom(pct) => {
+                // Rounded up, so that the setting reads as it was written.
+                let bytes = (self.core.log.pool().ring_bytes() * pct).div_ceil(100);
+                self.core.clean_from_bytes.store(bytes, Ordering::Relaxed);
+                self.core.waker.wake_another();
+            }
+            Change::Batch(bytes) => self.core.batch_bytes.store(bytes, Ordering::Relaxed),
         }
+        Ok(())
     }
 
     fn metrics(&self, collector: &mut Collector) {
