@@ -56,8 +56,8 @@ impl Export {
             SEND_FUA, SEND_TRIM, SEND_WRITE_ZEROES,
         };
         let common = HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_CACHE | CAN_MULTI_CONN;
-        let access =
-            if self.read_only { READ_ONLY } else { SEND_TRIM | SEND_WRITE_ZEROES | SEND_FAST_ZERO };
+        let fast = if self.geometry().fast_zero { SEND_FAST_ZERO } else { 0 };
+        let access = if self.read_only { READ_ONLY } else { SEND_TRIM | SEND_WRITE_ZEROES | fast };
         common | access | if structured { SEND_DF } else { 0 }
     }
 }

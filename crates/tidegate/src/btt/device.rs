@@ -10,8 +10,8 @@ use super::layout::{FLAG_ERROR, FlogSlots, Version};
 use super::recover::open_arena;
 use super::{BttError, layout};
 use crate::device::{
-    Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry, Operation,
-    Result, WriteFlags, ZeroFlags,
+    Attempt, BlockDevice, Context, DeviceError, Extent, Geometry, Operation, Result, WriteFlags,
+    ZeroFlags,
 };
 use crate::pmem::Region;
 use crate::stats::{RequestKind, Requests};
@@ -286,7 +286,7 @@ impl BlockDevice for Btt {
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.geometry.check(offset, len)?;
+        self.geometry.check_zeroes(offset, len, flags)?;
         self.writable()?;
         let _running = self.requests.begin(RequestKind::Zero, len);
         if self.geometry.fast_zero {
@@ -294,10 +294,6 @@ impl BlockDevice for Btt {
                 arena.zero_blocks(lbas)?;
             }
             return Ok(());
-        }
-        if flags.fast_only {
-            let context = "blocks of 512 bytes are zeroed by writing zeroes";
-            return Err(DeviceError::new(DeviceErrorKind::Unsupported, context));
         }
         let mut done = 0;
         while done < len {
@@ -309,22 +305,23 @@ impl BlockDevice for Btt {
         Ok(())
     }
 
+    /// No block is a hole: its storage stays with it, zero or not.
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         self.geometry.check(offset, len)?;
         let block_bytes = u64::from(self.geometry.block_bytes);
         let mut extents: Vec<Extent> = Vec::new();
         for block in self.blocks_of(offset, len) {
             let (arena, lba) = self.locate(block);
-            let hole = !arena.is_written(lba)?;
+            let zero = !arena.is_written(lba)?;
             let count = extents.len();
             match extents.last_mut() {
-                Some(last) if last.hole == hole => last.len += block_bytes,
+                Some(last) if last.zero == zero => last.len += block_bytes,
                 _ if count == most => break,
                 _ => extents.push(Extent {
                     offset: block * block_bytes,
                     len: block_bytes,
-                    hole,
-                    zero: hole,
+                    hole: false,
+                    zero,
                 }),
             }
         }

@@ -169,7 +169,7 @@ fn a_write_goes_to_the_right_arena() {
 }
 
 #[test]
-fn p4_a_discarded_block_reads_as_zeroes_and_is_a_hole() {
+fn p4_a_discarded_block_reads_as_zeroes_and_keeps_its_storage() {
     let (region, btt) = small(4096);
     (0..6).for_each(|block| write(&btt, block, 5));
     btt.discard(4096, 2 * 4096).unwrap();
@@ -177,7 +177,8 @@ fn p4_a_discarded_block_reads_as_zeroes_and_is_a_hole() {
         .unwrap();
     assert_eq!([0, 1, 2, 3, 4, 5].map(|block| read(&btt, block)), [5, 0, 0, 5, 0, 5]);
     let extents = btt.status(0, 7 * 4096, 16).unwrap();
-    let runs: Vec<_> = extents.iter().map(|extent| (extent.len / 4096, extent.hole)).collect();
+    let runs: Vec<_> = extents.iter().map(|extent| (extent.len / 4096, extent.zero)).collect();
+    assert!(extents.iter().all(|extent| !extent.hole), "{extents:?}");
     assert_eq!(runs, [(1, false), (2, true), (1, false), (1, true), (1, false), (1, true)]);
     assert_eq!(btt.status(0, 7 * 4096, 2).unwrap().len(), 2);
     write(&btt, 1, 8);

@@ -93,13 +93,13 @@ impl Core {
 
     /// Writes to the backing; a flush is needed afterwards unless `ask.fua`.
     pub(super) fn write_below(&self, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
-        let Ask { fua, from: Origin { class, .. }, .. } = ask;
+        let Ask { fua, keeps_space, fast_only, from: Origin { class, .. }, .. } = ask;
         let (Range { start, end }, pages) = (content.bytes.clone(), content.pages());
         let _foreground = self.pace.foreground();
         let written = if let Some(data) = content.data {
             self.backing.write(start, data, WriteFlags { fua })
         } else {
-            let flags = ZeroFlags { fua, may_unmap: true, fast_only: false };
+            let flags = ZeroFlags { fua, may_unmap: !keeps_space, fast_only };
             self.backing.write_zeroes(start, end - start, flags)
         };
         match &written {

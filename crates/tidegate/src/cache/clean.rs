@@ -26,7 +26,7 @@ use super::tier::Counter;
 use super::traffic::{Passage, Traffic};
 use crate::device::waits;
 use crate::device::{
-    DeviceError, DeviceErrorKind, Operation, Request, Result, WriteFlags, ZeroFlags,
+    self, DeviceError, DeviceErrorKind, Operation, Request, Result, WriteFlags, ZeroFlags,
 };
 use crate::sync::Ordering;
 use crate::tier::clock::now_ns;
@@ -194,7 +194,7 @@ impl Core {
         scratch: &mut Scratch,
     ) -> Cleaned<(Vec<Run>, Option<DeviceError>)> {
         self.read_bases(pages, &mut scratch.bases).map_err(Failed::Below)?;
-        scratch.data.resize(pages.len() * PAGE, 0);
+        device::resize(&mut scratch.data, pages.len() * PAGE)?;
         let mut bases = scratch.bases.chunks(PAGE);
         let (mut runs, mut filled): (Vec<Run>, usize) = (Vec::new(), 0);
         let (mut kept, mut damage) = (Vec::with_capacity(pages.len()), None);
@@ -228,7 +228,7 @@ impl Core {
         let needs_base =
             |found: &&Found| found.record && found.base.is_none() && !self.backing_takes_blocks();
         let records: Vec<&Found> = pages.iter().filter(needs_base).collect();
-        bases.resize(records.len() * PAGE, 0);
+        device::resize(bases, records.len() * PAGE)?;
         let read = |(found, buf): (&&Found, _)| {
             Request::new(Operation::Read { offset: found.page * PAGE_BYTES, buf })
         };

@@ -120,8 +120,8 @@ pub use recover::Recovered;
 
 use crate::device::waits;
 use crate::device::{
-    AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
-    ZeroFlags,
+    AsyncRequest, Attempt, BlockDevice, Context, DeviceError, Extent, Geometry, Operation, Result,
+    WriteFlags, ZeroFlags, in_whole_blocks,
 };
 use crate::pmem::{PmemError, Region};
 use crate::stats::{RequestKind, Requests};
@@ -148,7 +148,7 @@ use mode::Mode;
 use pace::Pace;
 use queue::Queue;
 use resize::Resizing;
-use span::{Content, pages_of, pieces};
+use span::{Content, ZERO_PAGE, pages_of, pieces};
 use tally::Tally;
 use tier::{Counter, Counters};
 use traffic::Traffic;
@@ -237,9 +237,20 @@ struct Origin {
 struct Ask<'a> {
     /// Force unit access: durable when acknowledged.
     fua: bool,
+    /// Zeroes keep their space on the backing.
+    keeps_space: bool,
+    /// Zeroes that the backing would have to write are refused.
+    fast_only: bool,
     from: Origin,
     /// What it did so far.
     tally: &'a Tally,
+}
+
+impl<'a> Ask<'a> {
+    /// That of a write of data.
+    fn of_write(fua: bool, from: Origin, tally: &'a Tally) -> Self {
+        Self { fua, keeps_space: false, fast_only: false, from, tally }
+    }
 }
 
 /// What requests and the background share.
@@ -492,22 +503,27 @@ impl Core {
         let (from, behaviour) = self.sort(queue, (offset, data.len() as u64), true);
         let tally = Tally::default();
         let content = Content::of(offset, data);
-        self.write_by_cost(behaviour, &content, Ask { fua, from, tally: &tally })?;
+        self.write_by_cost(behaviour, &content, Ask::of_write(fua, from, &tally))?;
         self.counters.count_write(from.class, &tally, &pages_of(offset, data.len() as u64));
         Ok(())
     }
 
-    fn write_zeroes(&self, queue: u32, offset: u64, len: u64, fua: bool) -> Result<()> {
-        self.geometry.check_write(offset, len)?;
+    /// Zeroes that keep their space are stored as data: a slot without data becomes a hole of the
+    /// backing. So they are never fast.
+    fn write_zeroes(&self, queue: u32, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        self.geometry.check_zeroes(offset, len, flags)?;
+        let ZeroFlags { fua, may_unmap, fast_only } = flags;
+        if fast_only && !may_unmap {
+            return Err(DeviceError::not_fast(offset, len));
+        }
         self.pace.note_request();
         let _running = self.requests.begin(RequestKind::Zero, len);
         let (from, behaviour) = self.sort(queue, (offset, len), true);
         let tally = Tally::default();
-        let ask = Ask { fua, from, tally: &tally };
-        let zeroes = [0; PAGE];
+        let ask = Ask { fua, keeps_space: !may_unmap, fast_only, from, tally: &tally };
         pieces(offset..offset + len, u64::MAX).try_for_each(|bytes| {
             let part_len = usize::try_from(bytes.end - bytes.start).unwrap_or(PAGE);
-            let data = (!span::is_whole(&bytes)).then(|| &zeroes[..part_len]);
+            let data = (!span::is_whole(&bytes)).then(|| &ZERO_PAGE[..part_len]);
             behaviour.write(self, &Content { bytes, data }, ask)
         })?;
         self.counters.count_write(from.class, &tally, &pages_of(offset, len));
@@ -522,7 +538,8 @@ impl Core {
         let _running = self.requests.begin(RequestKind::Zero, len);
         let (from, behaviour) = self.sort(queue, (offset, len), true);
         // Not counted: a discard is no write, as in Open CAS.
-        let ask = Ask { fua: false, from, tally: &Tally::default() };
+        let tally = Tally::default();
+        let ask = Ask::of_write(false, from, &tally);
         let mut whole = pieces(offset..offset + len, u64::MAX).filter(span::is_whole);
         whole.try_for_each(|bytes| match self.groups {
             Some(_) => self.zero_cached(span::pages_in(&bytes), ask),
@@ -544,7 +561,14 @@ impl Core {
             let end = (it.offset + it.len).min(offset + len);
             (start < end).then(|| Extent { offset: start, len: end - start, ..it })
         };
-        Ok(found.into_iter().filter_map(within).collect())
+        let block_bytes = self.geometry.block_bytes;
+        let whole = in_whole_blocks(found.into_iter().filter_map(within), block_bytes);
+        if whole.is_empty() {
+            // The backing's answer ends inside the first block, which has parts of both kinds.
+            let len = u64::from(block_bytes);
+            return Ok(vec![Extent { offset, len, hole: false, zero: false }]);
+        }
+        Ok(whole)
     }
 }
 
@@ -579,7 +603,7 @@ impl BlockDevice for CacheDevice {
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.core.write_zeroes(0, offset, len, flags.fua)
+        self.core.write_zeroes(0, offset, len, flags)
     }
 
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
@@ -604,7 +628,8 @@ impl BlockDevice for CacheDevice {
             Operation::Write { offset, data, flags } => match sort(range, true) {
                 (from, it) if it.writes_back() => {
                     let _under_way = core.by_cost.begin();
-                    let ask = Ask { fua: flags.fua, from, tally: &Tally::default() };
+                    let tally = Tally::default();
+                    let ask = Ask::of_write(flags.fua, from, &tally);
                     core.attempt_write_by_cost(*offset, data, ask)
                 }
                 _ => Attempt::WouldBlock,

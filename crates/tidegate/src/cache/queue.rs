@@ -33,7 +33,7 @@ impl BlockDevice for Queue {
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.device.core.write_zeroes(self.queue, offset, len, flags.fua)
+        self.device.core.write_zeroes(self.queue, offset, len, flags)
     }
 
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {

@@ -476,7 +476,7 @@ fn geometry_over(
         // With atomic flush a crash takes writes back; modes that write around the cache leave them
         // in the backing's own.
         volatile_cache: atomic_flush || below.volatile_cache,
-        fast_zero: true,
+        fast_zero: below.fast_zero,
         keeps_data: true,
     })
 }

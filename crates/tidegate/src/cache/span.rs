@@ -5,6 +5,9 @@ use std::ops::Range;
 
 use super::layout::{PAGE, PAGE_BYTES};
 
+/// The data of a page of zeroes.
+pub(super) static ZERO_PAGE: [u8; PAGE] = [0; PAGE];
+
 /// The bytes of a request that lie in one page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Part {

@@ -10,7 +10,7 @@ use super::layout::{
 };
 use super::merge::{Base, Demand, Entry, Merged, Payload};
 use super::recover::found_in;
-use super::span::{Content, pages_of};
+use super::span::{Content, ZERO_PAGE, pages_of};
 use super::tier::Counter;
 use super::{Ask, Core, Few, PmemResult, fill};
 use crate::device::{Attempt, Result};
@@ -72,7 +72,8 @@ impl Core {
 
     /// How a client's write is to be stored.
     fn demand<'a>(&self, ask: Ask<'a>) -> Demand<'a> {
-        Demand { ask, whole_pages: !self.makes_records(), by_content: true }
+        // Zeroes that keep their space replace those in a slot without data.
+        Demand { ask, whole_pages: !self.makes_records(), by_content: !ask.keeps_space }
     }
 
     /// As [`write_content`](Self::write_content), and the slots hold whole pages afterwards.
@@ -98,15 +99,17 @@ impl Core {
         self.store_all(&entries, demand, note)
     }
 
-    /// Makes pages zero, dirty. Durable as for [`write_content`](Self::write_content).
+    /// Makes pages zero, dirty: without data, or with data where they keep their space on the
+    /// backing. Durable as for [`write_content`](Self::write_content).
     pub(super) fn zero_pages(
         &self,
         pages: impl Iterator<Item = u64>,
         ask: Ask<'_>,
         note: Note<'_>,
     ) -> Result<()> {
+        let data = ask.keeps_space.then_some(&ZERO_PAGE[..]);
         let entries: Vec<_> =
-            pages.map(|page| Entry::whole(page, None, true, ask.from.class)).collect();
+            pages.map(|page| Entry::whole(page, data, true, ask.from.class)).collect();
         let demand = Demand { ask, whole_pages: true, by_content: false };
         self.store_all(&entries, demand, note)
     }

@@ -88,6 +88,13 @@ impl DeviceError {
         Self::new(DeviceErrorKind::ReadOnly, context)
     }
 
+    /// Zeroes that were to be fast would have to be written.
+    pub fn not_fast(offset: u64, len: u64) -> Self {
+        let context =
+            format!("{len} bytes at offset {offset} cannot be zeroed without writing zeroes");
+        Self::new(DeviceErrorKind::Unsupported, context)
+    }
+
     /// The request is not made of whole blocks.
     pub fn misaligned(offset: u64, len: u64, block_bytes: u32) -> Self {
         let context = format!(

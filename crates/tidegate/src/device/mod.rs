@@ -127,7 +127,8 @@ pub struct Geometry {
     pub atomic_block: bool,
     /// Acknowledged writes wait in volatile memory until the next flush or FUA.
     pub volatile_cache: bool,
-    /// [`BlockDevice::write_zeroes`] is faster than writing zeroes.
+    /// [`BlockDevice::write_zeroes`] is faster than writing zeroes. Where it is not,
+    /// [`ZeroFlags::fast_only`] always fails.
     pub fast_zero: bool,
     /// What is written can be read again: only devices for measurements lose it.
     pub keeps_data: bool,
@@ -191,6 +192,19 @@ impl Geometry {
         self.check(offset, len)
     }
 
+    /// [`check_write`](Self::check_write) for zeroes.
+    ///
+    /// # Errors
+    /// As for [`check_write`](Self::check_write), and [`DeviceErrorKind::Unsupported`] for fast
+    /// zeroes where the device has none.
+    pub(crate) fn check_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        self.check_write(offset, len)?;
+        if flags.fast_only && !self.fast_zero {
+            return Err(DeviceError::not_fast(offset, len));
+        }
+        Ok(())
+    }
+
     /// Checks an operation, as [`check_write`](Self::check_write) where it changes blocks.
     fn check_operation(&self, operation: &Operation<'_>) -> Result<()> {
         let (offset, len) = operation.range();
@@ -237,6 +251,11 @@ pub struct ZeroFlags {
     pub fast_only: bool,
 }
 
+impl ZeroFlags {
+    /// Those of zeroes that stand for a discard.
+    pub(crate) const DISCARD: Self = Self { fua: false, may_unmap: true, fast_only: false };
+}
+
 /// A run of blocks with one allocation state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
@@ -248,6 +267,84 @@ pub struct Extent {
     pub hole: bool,
     /// These blocks read as zeroes.
     pub zero: bool,
+}
+
+/// Returns `extents`, which are adjacent, in whole blocks of `block_bytes`. A block of several
+/// states counts as allocated unless all of it is a hole, and as data unless all of it is zero.
+/// What the last extent has of a block that it does not end is left out.
+pub(crate) fn in_whole_blocks(
+    extents: impl IntoIterator<Item = Extent>,
+    block_bytes: u32,
+) -> Vec<Extent> {
+    let block = u64::from(block_bytes);
+    let mut whole: Vec<Extent> = Vec::new();
+    // The beginning of a block that no extent has ended yet.
+    let mut begun: Option<Extent> = None;
+    let mut add = |extent: Extent| match whole.last_mut() {
+        _ if extent.len == 0 => {}
+        Some(last) if (last.hole, last.zero) == (extent.hole, extent.zero) => {
+            last.len += extent.len;
+        }
+        _ => whole.push(extent),
+    };
+    for mut extent in extents {
+        if let Some(mut first) = begun.take() {
+            let taken = extent.len.min(block - first.len);
+            first.len += taken;
+            (first.hole, first.zero) = (first.hole && extent.hole, first.zero && extent.zero);
+            extent = Extent { offset: extent.offset + taken, len: extent.len - taken, ..extent };
+            if first.len < block {
+                begun = Some(first);
+                continue;
+            }
+            add(first);
+        }
+        let rest = extent.len % block;
+        let end = extent.offset + extent.len;
+        add(Extent { len: extent.len - rest, ..extent });
+        begun = (rest > 0).then_some(Extent { offset: end - rest, len: rest, ..extent });
+    }
+    whole
+}
+
+#[cfg(all(test, not(loom)))]
+mod whole_blocks {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Against a list of the state of each unit: a block is what all of its units are.
+        #[test]
+        fn extents_in_whole_blocks_say_of_a_block_what_holds_for_all_of_it(
+            runs in prop::collection::vec((1_u64..20, any::<bool>(), any::<bool>()), 0..40),
+            units in prop::sample::select(vec![1_u64, 2, 4, 8]),
+        ) {
+            const UNIT_BYTES: u64 = 512;
+            let (mut at, mut extents, mut states) = (4096 * 5, Vec::new(), Vec::new());
+            for (count, hole, zero) in runs {
+                let len = count * UNIT_BYTES;
+                extents.push(Extent { offset: at, len, hole, zero });
+                states.extend(std::iter::repeat_n((hole, zero), usize::try_from(count).unwrap()));
+                at += len;
+            }
+            let block_bytes = u32::try_from(units * UNIT_BYTES).unwrap();
+            let whole = in_whole_blocks(extents, block_bytes);
+            let blocks = states.chunks_exact(usize::try_from(units).unwrap());
+            let expected: Vec<_> = blocks
+                .map(|block| (block.iter().all(|it| it.0), block.iter().all(|it| it.1)))
+                .collect();
+            let (mut found, mut at) = (Vec::new(), 4096 * 5);
+            for Extent { offset, len, hole, zero } in whole {
+                prop_assert!(len > 0 && len.is_multiple_of(block_bytes.into()));
+                prop_assert_eq!(offset, at);
+                at += len;
+                let count = usize::try_from(len / u64::from(block_bytes)).unwrap();
+                found.extend(std::iter::repeat_n((hole, zero), count));
+            }
+            prop_assert_eq!(found, expected);
+        }
+    }
 }
 
 /// A device of equal blocks. See the module's invariants.
@@ -303,8 +400,8 @@ pub trait BlockDevice: Send + Sync {
     /// [`ZeroFlags::fast_only`] where zeroes would have to be written.
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()>;
 
-    /// The allocation state of `len` bytes at `offset`: adjacent extents that cover a prefix of the
-    /// range, at least one block and at most `most` extents.
+    /// The allocation state of `len` bytes at `offset`: adjacent extents of whole blocks that cover
+    /// a prefix of the range, at least one block and at most `most` extents.
     ///
     /// # Errors
     /// Misaligned, out of range, or the medium failed.
@@ -348,6 +445,19 @@ pub trait BlockDevice: Send + Sync {
     {
         start_on_pool(self, request);
     }
+}
+
+/// Makes `memory`, whose bytes mean nothing, `len` bytes long.
+///
+/// # Errors
+/// [`DeviceErrorKind::Io`]: the system has no memory for it.
+pub(crate) fn resize(memory: &mut Vec<u8>, len: usize) -> Result<()> {
+    memory.try_reserve(len.saturating_sub(memory.len())).map_err(|error| {
+        let context = format!("{len} bytes of memory cannot be had");
+        DeviceError::with_source(DeviceErrorKind::Io, context, error)
+    })?;
+    memory.resize(len, 0);
+    Ok(())
 }
 
 /// Starts `request` on the pool of threads that devices share.

@@ -110,7 +110,7 @@ impl Run {
         }
         let head = self.log.head();
         let appended = match kind {
-            RecordKind::Zero => ticket.zero(offset, 7),
+            RecordKind::Zero => ticket.zero(offset, 7, false),
             _ => ticket.write(offset, &[IoSlice::new(&payload)], false),
         };
         let bytes = RECORD_ALIGN_BYTES + (payload.len() as u64).next_multiple_of(64);

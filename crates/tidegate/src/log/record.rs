@@ -27,7 +27,8 @@ use super::layout::{
 pub enum RecordKind {
     /// The payload was written at `offset`.
     Write = 1,
-    /// `len` bytes at `offset` became zero. Only a log before a device has such records.
+    /// `len` bytes at `offset` became zero, and stay allocated where `aux` is not 0. Only a log
+    /// before a device has such records.
     Zero = 2,
     /// The file's size became `offset`.
     SetSize = 3,

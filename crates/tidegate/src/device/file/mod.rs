@@ -346,10 +346,7 @@ impl FileDevice {
     /// Writes zeroes as data, where the kernel has nothing better.
     fn write_plain_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         if flags.fast_only {
-            return Err(DeviceError::new(
-                DeviceErrorKind::Unsupported,
-                format!("{} cannot be zeroed without writing zeroes", self.backing.path.display()),
-            ));
+            return Err(DeviceError::not_fast(offset, len));
         }
         let zeroes = vec![0; len.min(1 << 20) as usize];
         let mut done = 0;

@@ -75,7 +75,7 @@ impl Rules {
         let geometry = Geometry {
             preferred_bytes: preferred.clamp(64 << 10, request_bytes_max.max(64 << 10)),
             read_only: export.has(READ_ONLY),
-            fast_zero: export.has(SEND_WRITE_ZEROES),
+            fast_zero: export.has(SEND_FAST_ZERO),
             ..Geometry::plain(block_bytes, export.size_bytes / u64::from(block_bytes))
         };
         let zeroes_bytes_max = whole(ZEROES_BYTES_MAX);

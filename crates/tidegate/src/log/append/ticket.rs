@@ -76,8 +76,9 @@ impl Ticket<'_> {
     ///
     /// # Errors
     /// [`AppendError`].
-    pub fn zero(&mut self, offset: u64, len: u64) -> Result<u64, AppendError> {
-        let draft = Header { offset, len, ..Header::of(RecordKind::Zero) };
+    pub fn zero(&mut self, offset: u64, len: u64, keeps_space: bool) -> Result<u64, AppendError> {
+        let aux = u64::from(keeps_space);
+        let draft = Header { offset, len, aux, ..Header::of(RecordKind::Zero) };
         self.about(draft, &[], Share::Data)
     }
 

@@ -1,7 +1,7 @@
 //! Requests that wait for nothing: writes while the log has free space, reads of what it holds.
 
 use super::{Core, write_record, zero_record};
-use crate::device::{Attempt, Context, Operation, Result};
+use crate::device::{Attempt, Context, Operation, Result, ZeroFlags};
 use crate::stats::RequestKind;
 
 /// The kind and the bytes of `operation` in the statistics; a question about allocation is in none.
@@ -38,8 +38,11 @@ impl Core {
             Operation::Read { offset, buf } => self.attempt_read(*offset, buf, context),
             Operation::Write { offset, data, .. } => self.attempt_write(*offset, data),
             Operation::Flush => self.ledger.report().map(|()| true),
-            Operation::Discard { offset, len } | Operation::WriteZeroes { offset, len, .. } => {
-                self.attempt_zeroes(*offset, *len)
+            Operation::Discard { offset, len } => {
+                self.attempt_zeroes(*offset, *len, ZeroFlags::DISCARD)
+            }
+            Operation::WriteZeroes { offset, len, flags } => {
+                self.attempt_zeroes(*offset, *len, *flags)
             }
             Operation::Status { .. } => Ok(false),
         };
@@ -80,11 +83,11 @@ impl Core {
         self.try_append(&mut write_record(offset, data), &note)
     }
 
-    fn attempt_zeroes(&self, offset: u64, len: u64) -> Result<bool> {
-        self.geometry.check_write(offset, len)?;
+    fn attempt_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<bool> {
+        self.geometry.check_zeroes(offset, len, flags)?;
         if len == 0 {
             return Ok(true);
         }
-        self.try_append(&mut zero_record(offset, len), &self.note_zeroes(offset, len))
+        self.try_append(&mut zero_record(offset, len, flags), &self.note_zeroes(offset, len))
     }
 }

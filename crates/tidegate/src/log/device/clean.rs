@@ -16,7 +16,7 @@ use super::index::Location;
 use super::{Core, GROUP_BLOCKS, append_failed};
 use crate::device::waits;
 use crate::device::{
-    DeviceError, DeviceErrorKind, Operation, Request, Result, WriteFlags, ZeroFlags,
+    self, DeviceError, DeviceErrorKind, Operation, Request, Result, WriteFlags, ZeroFlags,
 };
 use crate::sync::Ordering;
 use crate::tier::ledger::Failed;
@@ -31,8 +31,15 @@ pub(super) struct Scratch {
     blocks: Vec<(u64, u64)>,
     /// Blocks of the batch that were made zero later: the index forgets them with the batch.
     zeroed: Vec<u64>,
-    zeroes: Vec<Range<u64>>,
+    zeroes: Vec<Zeroes>,
     data: Vec<u8>,
+}
+
+/// Blocks that are made zero.
+struct Zeroes {
+    blocks: Range<u64>,
+    /// The backing keeps space for them.
+    keeps_space: bool,
 }
 
 /// Neighbouring blocks that are written by one request: first block, and their bytes in the
@@ -144,7 +151,9 @@ impl Core {
             }
             RecordKind::Zero => {
                 let blocks = first..(header.offset + header.len) / block;
-                scratch.zeroes.extend(self.index.zeroes_of(&blocks, header.position));
+                let keeps_space = header.aux != 0;
+                let newest = self.index.zeroes_of(&blocks, header.position).into_iter();
+                scratch.zeroes.extend(newest.map(|blocks| Zeroes { blocks, keeps_space }));
             }
             _ => {}
         }
@@ -159,9 +168,9 @@ impl Core {
         self.announce_cleaning(blocks, zeroes);
         let _waiting = waits::begin("the cleaner of the log", "the backing");
         let block = self.block_bytes();
-        let flags = ZeroFlags { may_unmap: true, ..ZeroFlags::default() };
-        let zero = |range: &Range<u64>| {
-            let (offset, len) = (range.start * block, (range.end - range.start) * block);
+        let zero = |Zeroes { blocks, keeps_space }: &Zeroes| {
+            let (offset, len) = (blocks.start * block, (blocks.end - blocks.start) * block);
+            let flags = ZeroFlags { may_unmap: !keeps_space, ..ZeroFlags::default() };
             Request::new(Operation::WriteZeroes { offset, len, flags })
         };
         self.submit(zeroes.iter().map(zero).collect()).map_err(Failed::Below)?;
@@ -178,9 +187,10 @@ impl Core {
     }
 
     /// A reader that is reading one of these blocks from the backing has to read it again.
-    fn announce_cleaning(&self, blocks: &[(u64, u64)], zeroes: &[Range<u64>]) {
-        let groups =
-            |range: &Range<u64>| range.start / GROUP_BLOCKS..=(range.end - 1) / GROUP_BLOCKS;
+    fn announce_cleaning(&self, blocks: &[(u64, u64)], zeroes: &[Zeroes]) {
+        let groups = |Zeroes { blocks, .. }: &Zeroes| {
+            blocks.start / GROUP_BLOCKS..=(blocks.end - 1) / GROUP_BLOCKS
+        };
         let zeroed = zeroes.iter().flat_map(groups).map(|group| group * GROUP_BLOCKS);
         for lba in zeroed.chain(blocks.iter().map(|(lba, _)| *lba)) {
             self.versions.advance(lba / GROUP_BLOCKS);
@@ -195,7 +205,7 @@ impl Core {
     /// Copies the blocks, which are in order, out of the log, neighbours next to each other.
     fn load(&self, blocks: &[(u64, u64)], data: &mut Vec<u8>) -> Result<Vec<Run>> {
         let (block, pool) = (self.geometry.block_bytes as usize, self.log.pool());
-        data.resize(blocks.len() * block, 0);
+        device::resize(data, blocks.len() * block)?;
         let mut runs: Vec<Run> = Vec::new();
         for (index, (lba, at)) in blocks.iter().enumerate() {
             let bytes = index * block..(index + 1) * block;

@@ -310,13 +310,13 @@ impl Core {
         move |position| self.index.wrote(first, count, position, block)
     }
 
-    fn zero(&self, offset: u64, len: u64) -> Result<()> {
-        self.geometry.check_write(offset, len)?;
+    fn zero(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        self.geometry.check_zeroes(offset, len, flags)?;
         let _running = self.requests.begin(RequestKind::Zero, len);
         if len == 0 {
             return Ok(());
         }
-        self.append(zero_record(offset, len), self.note_zeroes(offset, len))
+        self.append(zero_record(offset, len, flags), self.note_zeroes(offset, len))
     }
 
     /// Puts a record of `len` zero bytes at `offset` into the index.
@@ -406,8 +406,8 @@ fn write_record(offset: u64, data: &[u8]) -> impl Record {
     move |ticket: &mut Ticket<'_>| ticket.write(offset, &[IoSlice::new(data)], false)
 }
 
-fn zero_record(offset: u64, len: u64) -> impl Record {
-    move |ticket: &mut Ticket<'_>| ticket.zero(offset, len)
+fn zero_record(offset: u64, len: u64, flags: ZeroFlags) -> impl Record {
+    move |ticket: &mut Ticket<'_>| ticket.zero(offset, len, !flags.may_unmap)
 }
 
 /// Reads at an offset of the backing. False where that would block.
@@ -430,7 +430,7 @@ fn append_failed(error: AppendError) -> DeviceError {
 }
 
 impl BlockDevice for LogDevice {
-    /// That of the backing, but atomic, durable at once, and quick to zero.
+    /// That of the backing, but atomic and durable at once.
     fn geometry(&self) -> Geometry {
         self.core.geometry
     }
@@ -456,11 +456,11 @@ impl BlockDevice for LogDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.core.zero(offset, len)
+        self.core.zero(offset, len, ZeroFlags::DISCARD)
     }
 
-    fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> Result<()> {
-        self.core.zero(offset, len)
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        self.core.zero(offset, len, flags)
     }
 
     /// Where the log has a record of the range, all of it counts as data.

@@ -103,7 +103,7 @@ fn geometry_over(backing: Geometry) -> Result<Geometry> {
     if backing.read_only {
         return Err(DeviceError::read_only(0, backing.size_bytes()).into());
     }
-    Ok(Geometry { atomic_block: true, volatile_cache: false, fast_zero: true, ..backing })
+    Ok(Geometry { atomic_block: true, volatile_cache: false, ..backing })
 }
 
 /// The part of the log that users' data leaves free must hold two definitions, and a record at

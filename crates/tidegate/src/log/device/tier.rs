@@ -37,7 +37,6 @@ impl LogDevice {
         let ring_bytes = self.core.log.pool().ring_bytes();
         self.core.clean_from_bytes.load(Ordering::Relaxed) * 100 / ring_bytes
     }
-
 }
 
 /// A setting with its new value.
