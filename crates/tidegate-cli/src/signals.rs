@@ -1,9 +1,9 @@
 //! What signals do to a server: none of them ends it before its tiers are drained, or the time for
 //! that is over.
 //!
-//! A signal that by default ends a process either stops the server in good order or is ignored, and
-//! both are said in one line. Left as they are: those that a fault of the process itself raises,
-//! and those that end or stop a process whatever it does.
+//! A signal that by default ends a process stops the server in good order, or is ignored, or as
+//! SIGHUP has files read again; each is said in one line. Left as they are: those that a fault of
+//! the process itself raises, and those that end or stop a process whatever it does.
 //!
 //! SIGABRT is both: another process sends it, and `abort` raises it. It is caught, so that it stops
 //! the server in good order where another process sends it. `abort` takes the handler away and
@@ -26,8 +26,8 @@ use crate::notify::notify;
 const SIGPWR: i32 = rustix::process::Signal::POWER.as_raw();
 /// Only other processes send it. The library for signals does not know it either.
 const SIGSTKFLT: i32 = rustix::process::Signal::STKFLT.as_raw();
-const STOPPING: [i32; 10] =
-    [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPWR, SIGXCPU, SIGSTKFLT, SIGTRAP, SIGSYS, SIGABRT];
+const STOPPING: [i32; 9] =
+    [SIGTERM, SIGINT, SIGQUIT, SIGPWR, SIGXCPU, SIGSTKFLT, SIGTRAP, SIGSYS, SIGABRT];
 const IGNORED: [i32; 7] = [SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGXFSZ];
 /// Those that have numbers only, but for the two that the C library uses.
 const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
@@ -35,14 +35,15 @@ const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
 /// The signals of this process, caught from now on.
 pub(crate) struct Caught(Signals);
 
-/// Catches the signals, but for those that were ignored when the process started, as under `nohup`.
+/// Catches the signals, but for those that were ignored when the process started. SIGHUP is caught
+/// in any case: under `nohup` it ends nothing either.
 ///
 /// # Errors
 /// The system refuses.
 pub(crate) fn catch() -> Result<Caught> {
     let ignored = ignored_from_the_start();
     let wanted = STOPPING.into_iter().chain(IGNORED).chain(REAL_TIME);
-    let caught = wanted.filter(|signal| ignored & 1 << (signal - 1) == 0);
+    let caught = wanted.filter(|signal| ignored & 1 << (signal - 1) == 0).chain([SIGHUP]);
     Ok(Caught(Signals::new(caught).context("cannot catch signals")?))
 }
 
@@ -54,18 +55,20 @@ fn ignored_from_the_start() -> u64 {
 }
 
 impl Caught {
-    /// Runs `serve`, and lets signals stop it by `stop` meanwhile, until `deadline` at most. Signals
+    /// Runs `serve`, and lets signals stop it by `stop` meanwhile, until `deadline` at most; SIGHUP
+    /// calls `reload`. Signals
     /// that come later do nothing.
     pub(crate) fn during<R>(
         self,
         stop: &StopHandle,
         deadline: &Deadline,
+        reload: &(dyn Fn() + Sync),
         serve: impl FnOnce() -> R,
     ) -> R {
         let Self(mut signals) = self;
         let handle = signals.handle();
         std::thread::scope(|scope| {
-            scope.spawn(move || handle_each(&mut signals, stop, deadline));
+            scope.spawn(move || handle_each(&mut signals, stop, deadline, reload));
             let served = serve();
             handle.close();
             served
@@ -73,13 +76,21 @@ impl Caught {
     }
 }
 
-fn handle_each(signals: &mut Signals, stop: &StopHandle, deadline: &Deadline) {
-    signals.forever().for_each(|signal| handle(signal, stop, deadline));
+fn handle_each(
+    signals: &mut Signals,
+    stop: &StopHandle,
+    deadline: &Deadline,
+    reload: &dyn Fn(),
+) {
+    signals.forever().for_each(|signal| handle(signal, stop, deadline, reload));
     // Those that came with the one that stopped the server.
-    signals.pending().for_each(|signal| handle(signal, stop, deadline));
+    signals.pending().for_each(|signal| handle(signal, stop, deadline, reload));
 }
 
-fn handle(signal: i32, stop: &StopHandle, deadline: &Deadline) {
+fn handle(signal: i32, stop: &StopHandle, deadline: &Deadline, reload: &dyn Fn()) {
+    if signal == SIGHUP {
+        return reload();
+    }
     let stops = STOPPING.contains(&signal);
     let does = if stops { "stopping" } else { "ignored" };
     say(Level::Info, format_args!("{}: {does}", name_of(signal)));

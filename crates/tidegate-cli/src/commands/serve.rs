@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -52,7 +53,9 @@ fn serve(plan: ServePlan) -> Result<()> {
     // Caught before the first client can connect: no signal is lost, and none kills the process.
     let signals = signals::catch()?;
     let (stop, deadline) = (StopHandle::new()?, Deadline::watch(plan.stop_timeout)?);
-    signals.during(&stop, &deadline, || serve_until(plan, tls, &stop, &deadline))
+    let (reloaded, files) = (tls.clone(), plan.tls.clone());
+    let reload = || reload(reloaded.as_ref(), files.as_ref());
+    signals.during(&stop, &deadline, &reload, || serve_until(plan, tls, &stop, &deadline))
 }
 
 /// Opens the pools and serves them until `stop` says so.
@@ -212,6 +215,34 @@ fn notices(device: &DevicePlan) -> Notices {
 fn tls(files: &TlsFiles) -> Result<Tls> {
     let TlsFiles { mode, certificate, key, authorities } = files;
     let tls = Tls::from_files(*mode, certificate, key, authorities.as_deref())?;
+    warn_of_readers(key);
+    Ok(tls)
+}
+
+/// Reads the files of TLS again. A server without TLS has nothing to read.
+fn reload(tls: Option<&Tls>, files: Option<&TlsFiles>) {
+    let (Some(tls), Some(files)) = (tls, files) else {
+        let nothing = "SIGHUP: nothing is read again, for the server has no TLS certificate";
+        return say(Level::Info, nothing);
+    };
+    let certificate = files.certificate.display();
+    match tls.reload() {
+        Ok(()) => {
+            warn_of_readers(&files.key);
+            say(
+                Level::Info,
+                format_args!("SIGHUP: connections get the TLS certificate in {certificate} now"),
+            );
+        }
+        Err(error) => say(
+            Level::Error,
+            format_args!("SIGHUP: the TLS certificate of before stays in use: {error}"),
+        ),
+    }
+}
+
+/// Warns where each user can read the private key in `key`.
+fn warn_of_readers(key: &Path) {
     let others = key.metadata().map_or(0, |found| found.mode() & 0o006);
     if others != 0 {
         say(
@@ -219,7 +250,6 @@ fn tls(files: &TlsFiles) -> Result<Tls> {
             format_args!("all users of this machine can read {}; chmod o-rw it", key.display()),
         );
     }
-    Ok(tls)
 }
 
 /// Prints what is served and how the server is reached; `ready` is the last line.
@@ -231,7 +261,7 @@ fn announce(
 ) -> io::Result<()> {
     for one in served {
         name_if_several(served, one)?;
-        print_lines(&one.stack.description().lines())?;
+        print_lines(&one.stack.lines())?;
         if let Some(socket) = &one.plan.args.control {
             field("control", format_args!("unix:{}", socket.display()))?;
         }

@@ -276,7 +276,7 @@ impl<'a> Connection<'a> {
         let Some(tls) = &self.service.tls else {
             return Err(Fault::Broken("STARTTLS without TLS".into()));
         };
-        let tls = ServerConnection::new(Arc::clone(&tls.config))
+        let tls = ServerConnection::new(tls.config())
             .map_err(|error| Fault::Broken(format!("cannot start TLS: {error}")))?;
         while !self.output.is_empty() {
             self.notice_eviction()?;

@@ -1,8 +1,9 @@
-//! TLS for NBD: certificates from PEM files, and when TLS is used.
+//! TLS for NBD: certificates from PEM files, which can be read again, and when TLS is used.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use parking_lot::RwLock;
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::pem::{self, PemObject};
@@ -22,11 +23,19 @@ pub enum TlsMode {
     Required,
 }
 
-/// A server's certificate, and whose clients it takes.
+/// A server's certificate, and whose clients it takes. All clones are one.
 #[derive(Clone)]
 pub struct Tls {
     pub(super) mode: TlsMode,
-    pub(super) config: Arc<ServerConfig>,
+    files: Arc<Files>,
+    config: Arc<RwLock<Arc<ServerConfig>>>,
+}
+
+/// The PEM files.
+struct Files {
+    certificate: PathBuf,
+    key: PathBuf,
+    client_authority: Option<PathBuf>,
 }
 
 impl Tls {
@@ -42,6 +51,34 @@ impl Tls {
         key: &Path,
         client_authority: Option<&Path>,
     ) -> Result<Self, ServeError> {
+        let files = Files {
+            certificate: certificate.to_owned(),
+            key: key.to_owned(),
+            client_authority: client_authority.map(Path::to_owned),
+        };
+        let config = Arc::new(RwLock::new(Arc::new(files.read()?)));
+        Ok(Self { mode, files: Arc::new(files), config })
+    }
+
+    /// Reads the files again, for the connections that begin TLS from now on. Those that have begun
+    /// go on as they are.
+    ///
+    /// # Errors
+    /// As for [`from_files`](Self::from_files): what was read before stays in use.
+    pub fn reload(&self) -> Result<(), ServeError> {
+        let config = Arc::new(self.files.read()?);
+        *self.config.write() = config;
+        Ok(())
+    }
+
+    pub(super) fn config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.config.read())
+    }
+}
+
+impl Files {
+    fn read(&self) -> Result<ServerConfig, ServeError> {
+        let Self { certificate, key, client_authority } = self;
         let chain = certificates(certificate)?;
         let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| match error {
             pem::Error::NoItemsFound => tls_error(key, &"it holds no private key in PEM form"),
@@ -61,8 +98,7 @@ impl Tls {
             }
         };
         let config = builder.with_single_cert(chain, secret);
-        let config = config.map_err(|error| tls_error(certificate, &error))?;
-        Ok(Self { mode, config: Arc::new(config) })
+        config.map_err(|error| tls_error(certificate, &error))
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64 as StdAtomicU64;
 use serde_json::json;
 use strum::{EnumMessage, IntoStaticStr, VariantArray};
 
-use super::index::Usage;
+use super::index::{Found, Usage};
 use super::layout::PAGE_BYTES;
 use super::mode::Mode;
 use super::orders::ClassUsage;
@@ -286,6 +286,15 @@ impl Core {
         pages * PAGE_BYTES
     }
 
+    /// Pages that the backing was given in mode wt and has not flushed: dirty until it has.
+    fn unflushed(&self) -> u64 {
+        let written = self.written.lock().clone();
+        let is_dirty = |found: &&Found| {
+            self.find(found.page).is_some_and(|now| now.dirty && now.is_same(found))
+        };
+        written.iter().filter(is_dirty).count() as u64
+    }
+
     /// What the IO classes use, where there are any but class 0: by class.
     fn class_usage(&self) -> Vec<(Class, ClassUsage)> {
         let mut usage = [ClassUsage::default(); CLASSES];
@@ -409,7 +418,13 @@ impl Tier for CacheDevice {
         let (Usage { dirty, waiting, records, splits, .. }, live) = (usage, usage.used_slots());
         let slots = u64::from(self.core.slots());
         let size = |pages| Size { bytes: Core::bytes_of(pages) };
-        let used = format!("{} of {} in use, {} dirty", size(live), size(slots), size(dirty));
+        let unflushed = self.core.unflushed().min(dirty);
+        let mut used =
+            format!("{} of {} in use, {} dirty", size(live), size(slots), size(dirty - unflushed));
+        if unflushed > 0 {
+            let unflushed = size(unflushed).to_string();
+            used += &[", ", &unflushed, " written through and not flushed yet"].concat();
+        }
         let (binding, settings) = {
             let header = self.core.header.lock();
             (header.binding.clone(), json!(header.settings_by_key()))

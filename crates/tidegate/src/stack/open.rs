@@ -382,6 +382,12 @@ impl Stack {
         &self.description
     }
 
+    /// What the stack is and what its tiers say now, for people.
+    pub fn lines(&self) -> Vec<Line> {
+        let states: Vec<State> = self.tiers.iter().map(|tier| tier.state()).collect();
+        up_to_date(self.description.lines(), &states)
+    }
+
     /// What the tiers say of themselves, for people, but for what the description says.
     pub fn tier_lines(&self) -> Vec<Line> {
         let described = self.description.lines();
@@ -525,9 +531,7 @@ impl Stat {
     /// Puts what the tiers say now where the description has what the pool said when it was opened:
     /// in place of the lines that have a label of theirs, and under the same keys.
     fn bring_up_to_date(&mut self, states: &[State]) {
-        let said: Vec<&Line> = states.iter().flat_map(|state| &state.lines).collect();
-        self.lines.retain(|(label, _)| said.iter().all(|(of_tier, _)| of_tier != label));
-        self.lines.extend(said.into_iter().cloned());
+        self.lines = up_to_date(std::mem::take(&mut self.lines), states);
         for state in states {
             let described = self.description.get_mut(&*state.name).and_then(Value::as_object_mut);
             for (key, at_opening) in described.into_iter().flatten() {
@@ -537,4 +541,12 @@ impl Stat {
             }
         }
     }
+}
+
+/// `lines` of a description, with what the tiers say now in place of those with a label of theirs.
+fn up_to_date(mut lines: Vec<Line>, states: &[State]) -> Vec<Line> {
+    let said: Vec<&Line> = states.iter().flat_map(|state| &state.lines).collect();
+    lines.retain(|(label, _)| said.iter().all(|(of_tier, _)| of_tier != label));
+    lines.extend(said.into_iter().cloned());
+    lines
 }
