@@ -6,13 +6,14 @@
 //! - [`metrics`]: the page that Prometheus reads.
 //!
 //! What front ends share: `queue` (a client's requests at a device), `mailbox` (how a completion
-//! reaches a client's thread), `budget` (memory of all clients), `listen` (addresses and sockets),
-//! `serial` (servers of one client at a time), `log` (lines about clients, at a bounded rate),
-//! `statistics` and `stop`.
+//! reaches a client's thread), `budget` (memory of all clients), `headroom` (memory that limits of
+//! the process leave), `listen` (addresses and sockets), `serial` (servers of one client at a
+//! time), `log` (lines about clients, at a bounded rate), `statistics` and `stop`.
 
 mod budget;
 pub mod control;
 mod error;
+mod headroom;
 mod listen;
 mod log;
 mod mailbox;

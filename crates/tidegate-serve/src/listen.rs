@@ -283,7 +283,7 @@ fn remove_dead_socket(path: &Path) -> Result<(), ServeError> {
     let path_name = path.display();
     if !found.file_type().is_socket() {
         return Err(ServeError::InUse(format!(
-            "cannot listen at unix:{path_name}: a file that is no socket is there; remove it or choose another path"
+            "cannot listen at unix:{path_name}: a file that is no socket is there; choose another path"
         )));
     }
     match UnixStream::connect(path) {

@@ -30,6 +30,7 @@ use super::{
     Export, Limits, ListenAddress, LogSink, ServeError, StatisticsSource, StopHandle, Tls,
 };
 use crate::budget::Budget;
+use crate::headroom;
 use crate::listen::Listener;
 use crate::log::Log;
 use crate::statistics::RequestCounters;
@@ -234,6 +235,9 @@ fn tell_shortage(shortage: &Shortage, log: &Log, error: &ServeError) {
 /// The system is short of something: connections wait.
 fn accept_all(shared: &Arc<Shared>, listener: &Listener) -> Result<(), ServeError> {
     loop {
+        if !headroom::for_connection() {
+            return Err(ServeError::io("cannot accept connections", Errno::NOMEM));
+        }
         let mail = Mail::new()?;
         match listener.accept() {
             Ok((socket, peer)) => start_connection(shared, socket, peer, mail)?,

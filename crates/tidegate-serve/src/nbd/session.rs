@@ -32,6 +32,7 @@ use super::transmission::{
     Action, Command, Control, Refusal, Rules, check, errno_of, fit, kind_of, operation_of,
 };
 use crate::budget::Lease;
+use crate::headroom;
 use crate::mailbox::Mailbox;
 use crate::queue::{DeviceQueue, Done, Then};
 use crate::statistics::{RequestCounters, Tally};
@@ -332,17 +333,23 @@ impl Session {
     /// A payload for the request; none: the system has no memory for it. Then the request, which
     /// `skip_bytes` of data follow, is refused.
     fn take_payload(&mut self, command: &Command, skip_bytes: u32) -> Option<IoBuffer> {
-        let payload = self.pool.take(command.data_bytes());
+        let has_memory = headroom::for_request(command.data_bytes());
+        let payload = has_memory.then(|| self.pool.take(command.data_bytes())).flatten();
         if payload.is_some() {
             self.memory_result = self.memory_result.or(Some(MemoryResult::Had));
             return payload;
         }
+        self.refuse_without_memory(command, skip_bytes);
+        None
+    }
+
+    /// The system has no memory for a request, which `skip_bytes` of data follow.
+    fn refuse_without_memory(&mut self, command: &Command, skip_bytes: u32) {
         self.memory_result = Some(MemoryResult::Lacked);
         self.tally.failed(command.kind);
-        let message = "the server has no memory for the data of the request";
+        let message = "the server has no memory for the request";
         let refusal = Refusal { error: errno::NOMEM, message };
         self.refused = Some(Refused { cookie: command.cookie, refusal, skip_bytes });
-        None
     }
 
     /// Does a command that carries no data, or starts it where it has to wait. A trim that is done
@@ -361,8 +368,10 @@ impl Session {
             return true;
         }
         let is_allowed = self.may_start(command, output);
-        if is_allowed {
+        if is_allowed && headroom::for_request(memory_of(command)) {
             self.submit(command, operation, then);
+        } else if is_allowed {
+            self.refuse_without_memory(command, 0);
         }
         is_allowed
     }
