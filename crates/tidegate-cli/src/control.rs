@@ -1,10 +1,12 @@
 //! The control socket of a served pool: where it is, what it answers, and how commands ask.
 
+use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use tidegate::pool::{Content, Glance, glance};
 use tidegate::stack::Stat;
 use tidegate::stats::{Collector, Metric, Reading, Unit};
 use tidegate::tier::Purged;
@@ -208,9 +210,21 @@ impl<T> Answer<T> {
         let shown = target.display();
         match self {
             Self::Of(answer) => Ok(answer),
-            Self::Nobody => bail!("{shown} is not served: {no_server}"),
+            Self::Nobody => match content_of(target) {
+                Some(found) => bail!("{shown} holds {found}, no pool"),
+                None => bail!("{shown} is not served: {no_server}"),
+            },
             Self::Supervisor => bail!("{shown} is {supervisor}"),
         }
+    }
+}
+
+/// What lies in the file at `path`, where that is no pool.
+fn content_of(path: &Path) -> Option<Content> {
+    let file = File::open(path).ok().filter(|_| path.is_file())?;
+    match glance(&file).ok()? {
+        Glance::Unknown(content) => Some(content),
+        _ => None,
     }
 }
 

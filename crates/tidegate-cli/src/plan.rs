@@ -35,7 +35,7 @@ pub(crate) struct DevicePlan {
 }
 
 /// Transport security.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct TlsFiles {
     pub(crate) mode: TlsMode,
     pub(crate) certificate: PathBuf,

@@ -56,8 +56,7 @@ fn ignored_from_the_start() -> u64 {
 
 impl Caught {
     /// Runs `serve`, and lets signals stop it by `stop` meanwhile, until `deadline` at most; SIGHUP
-    /// calls `reload`. Signals
-    /// that come later do nothing.
+    /// calls `reload`. Signals that come later do nothing.
     pub(crate) fn during<R>(
         self,
         stop: &StopHandle,

@@ -21,6 +21,7 @@ mod kept;
 mod kernel;
 mod launcher;
 mod locate;
+mod mount;
 mod opening;
 mod paths;
 mod policy;

@@ -45,8 +45,9 @@ pub fn default_pool(is_volatile: bool) -> Result<PathBuf> {
         Some(mount) => mount.join(format!(".tidegate-{}", user())),
         None if is_volatile => shared_directory(),
         None => bail!(
-            "there is no persistent memory here that user {} may write to (a DAX file system); name a pool on some by --pool, or \
-             take --volatile, a pool in ordinary memory: kill -9 loses nothing then, a power cut loses what programs synced",
+            "there is no persistent memory here that user {} may write to (a DAX file system); without it \
+             `tidegate run --volatile -- CMD` runs with a pool in ordinary memory: kill -9 loses nothing then, a power cut loses \
+             what programs synced; or name a pool by --pool",
             user()
         ),
     };
@@ -101,7 +102,11 @@ fn own_directory(directory: &Path) -> Result<()> {
     }
     let metadata = inspect(directory)?;
     if !metadata.is_dir() {
-        bail!("{} is no directory: remove it", directory.display());
+        bail!(
+            "{} is no directory; expected one of user {} that tidegate makes",
+            directory.display(),
+            user()
+        );
     }
     expect_own(directory, &metadata)
 }
@@ -175,8 +180,10 @@ pub fn prepare_pool(path: &Path, size: Size) -> Result<PoolFile> {
             return Ok(PoolFile { path: existing_pool(path)?, origin: Origin::Made });
         }
     }
+    if is_blank(path)? {
+        expect_closed_blank(path)?;
+    }
     let path = existing_pool(path)?;
-    is_blank(&path)?;
     let is_longer = lengthen_empty(&path, size)
         .with_context(|| format!("cannot make a pool of {}", path.display()))?;
     let origin = if is_longer { Origin::Lengthened } else { Origin::Found };
@@ -227,6 +234,20 @@ fn is_blank(path: &Path) -> Result<bool> {
         Glance::Tidegate(Some(CODE) | None) => Ok(false),
         found => bail!("{shown} holds {}, no log pool", REGISTRY.words(found)),
     }
+}
+
+/// Refuses a blank file that others may reach: it is no pool yet, and its rights are not ours to
+/// change.
+fn expect_closed_blank(path: &Path) -> Result<()> {
+    let (shown, metadata) = (path.display(), path.metadata());
+    let mode = metadata.with_context(|| format!("cannot inspect {shown}"))?.mode() & 0o7777;
+    if mode & OTHERS != 0 {
+        bail!(
+            "{shown} is a blank file of mode {mode:03o}, so that others could reach a pool in it; \
+             name a file that is not there yet: it is made for its owner alone"
+        );
+    }
+    Ok(())
 }
 
 /// Checks the log pool at `path`, which must exist; hands back its absolute path.
@@ -430,6 +451,14 @@ mod tests {
         let path = directory.path().join("pool");
         std::fs::write(&path, "x").unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o660)).unwrap();
+        let said = || prepare_pool(&path, Size { bytes: 4096 }).unwrap_err().to_string();
+        assert!(
+            said().contains("holds text, no log pool") && !said().contains("chmod"),
+            "{}",
+            said()
+        );
+        std::fs::write(&path, "").unwrap();
+        assert!(said().contains("is a blank file") && !said().contains("chmod"), "{}", said());
         let error = existing_pool(&path).unwrap_err().to_string();
         assert!(error.contains("has mode 660") && error.contains("chmod go="), "{error}");
         let error = own_directory(&path).unwrap_err().to_string();

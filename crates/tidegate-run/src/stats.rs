@@ -13,6 +13,9 @@ use tidegate::stats::histogram::upper_bound_ns;
 
 use super::cause::Cause;
 
+/// The key of syncs of files on file systems that are not logged.
+pub(crate) const UNSUPPORTED: &str = "unsupported";
+
 /// Why a sync is real: how it is counted, its key for scripts, and what is said of a file with such
 /// syncs. A sync may have none of these reasons.
 const REASONS: [(Counter, &str, &str); 15] = [
@@ -20,7 +23,7 @@ const REASONS: [(Counter, &str, &str); 15] = [
     (Counter::SyncsPending, "pending", "changes of names or attributes in the file system"),
     (Counter::SyncsOwn, "own", "changes of the file's own names or attributes"),
     (Counter::SyncsPinned, "pinned", "mapped, streamed or written directly"),
-    (Counter::SyncsUnsupported, "unsupported", "on a file system that is not logged"),
+    (Counter::SyncsUnsupported, UNSUPPORTED, "on a file system that is not logged"),
     (Counter::SyncsSuspended, "suspended", "a process ran that cannot be watched"),
     (Counter::SyncsByGain, "by_gain", "costs more to log than to sync"),
     (Counter::SyncsInterrupted, "interrupted", "a process was killed while it changed it"),

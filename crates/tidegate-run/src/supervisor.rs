@@ -30,9 +30,10 @@ use tidegate::log::{CLOSED, NO_BOOT};
 
 use super::cause::Cause;
 use super::cleaner::{Cleaner, Event};
+use super::mount::Mount;
 use super::paths::{Lock, PoolPaths};
 use super::socket::{Connection, Listener, Reply, Request, Welcome};
-use super::stats::Statistics;
+use super::stats::{FileSyncs, Statistics, UNSUPPORTED};
 use super::suspension::Suspensions;
 use super::tree::{Announced, Tree, maps, name_of, parent_of, processes_that_map};
 
@@ -444,11 +445,26 @@ impl Supervisor {
         let program = program.to_string_lossy().into_owned();
         let is_new = self.told.insert((program.clone(), cause));
         if is_new && cause.is_told(&program) {
-            let remedy = cause.remedy(&program).map(|it| format!("; {it} changes that"));
-            let remedy = remedy.unwrap_or_default();
-            let reason = cause.reason();
-            self.tell_launchers(&format!("{program} {reason}: its syncs are real ones{remedy}"));
+            let mount = (cause == Cause::FileSystem).then(|| self.mount_synced_by(&program));
+            let mount = mount.flatten();
+            let command = mount.as_ref().and_then(Mount::uuid_command);
+            let command = command.map(|it| format!("`{it}`, while it is not mounted,"));
+            let remedy = command.or_else(|| cause.remedy(&program).map(str::to_owned));
+            let remedy = remedy.map(|it| format!("; {it} changes that")).unwrap_or_default();
+            let place = mount.map(|it| format!(", but on {} ({})", it.point.display(), it.kind));
+            let (reason, place) = (cause.reason(), place.unwrap_or_default());
+            self.tell_launchers(&format!(
+                "{program} {reason}{place}: its syncs are real ones{remedy}"
+            ));
         }
+    }
+
+    /// The mount of a file that `program` syncs and that cannot be covered there, if the log knows
+    /// the whole path of one.
+    fn mount_synced_by(&self, program: &str) -> Option<Mount> {
+        let listed = self.charge.statistics().real_syncs_by_file;
+        let is_of = |it: &&FileSyncs| it.cause == UNSUPPORTED && it.program == program;
+        Mount::of(Path::new(&listed.iter().find(is_of)?.file))
     }
 
     fn set_role(&mut self, key: u64, role: Role) {

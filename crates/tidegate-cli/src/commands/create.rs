@@ -156,7 +156,12 @@ fn erase(region: &Region) -> Result<()> {
 fn refuse_content(region: &Region, path: &Path) -> Result<()> {
     let found = match pool::identify(region) {
         Ok(PoolKind::Unknown(Content::Zeroes)) => return Ok(()),
-        Ok(PoolKind::Unknown(content)) => content.to_string(),
+        Ok(PoolKind::Unknown(content)) => {
+            bail!(
+                "{} already holds {content}, no pool; choose another path (--force would destroy that)",
+                path.display()
+            )
+        }
         Ok(_) => match REGISTRY.identify(region) {
             Ok(engine) => format!("a {engine} pool"),
             Err(error) => format!("a pool that cannot be used ({error})"),

@@ -480,9 +480,12 @@ stat()"
     assert_eq!(statistics["real_syncs"]["unsupported"], 3, "{said}");
     assert_eq!(statistics["fsyncs_done"], 3, "{said}");
     assert_eq!((&statistics["fsyncs_skipped"], &statistics["writes"]), (&0.into(), &0.into()));
-    let line = "python3 syncs files that are not on an ext4 or XFS with a UUID: its syncs are real \
-                ones; moving them to ext4 or XFS changes that";
-    assert_eq!(said.matches(line).count(), 1, "{said}");
+    let line = format!(
+        "python3 syncs files that are not on an ext4 or XFS with a UUID, but on {} (btrfs): its \
+         syncs are real ones; moving them to ext4 or XFS changes that",
+        mount_point.display()
+    );
+    assert_eq!(said.matches(&line).count(), 1, "{said}");
     assert!(said.contains("on a file system that is not logged: 3"), "{said}");
     assert!(said.contains(&format!("3 of {path} by python3 (")), "{said}");
     // One in memory is neither counted nor told of: its syncs do nothing.

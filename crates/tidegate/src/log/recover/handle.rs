@@ -142,12 +142,25 @@ pub fn keeps_identities(magic: i64) -> bool {
 /// # Errors
 /// The file system does not tell one: ext4 and XFS do, and others since Linux 6.9.
 pub fn file_system_id(file: impl AsFd) -> io::Result<FileSystemId> {
-    let file = file.as_fd();
-    let told = generic_uuid(file).or_else(|_| ext4_uuid(file)).or_else(|_| xfs_uuid(file))?;
-    if told == FileSystemId::default() {
-        return Err(io::ErrorKind::Unsupported.into());
+    first_known(file.as_fd(), &[generic_uuid, ext4_uuid, xfs_uuid])
+}
+
+/// The first UUID that one of `sources` tells. Some kernels answer the generic question for an ext4
+/// with zeros, which stand for none, and know its UUID all the same.
+fn first_known(
+    file: BorrowedFd<'_>,
+    sources: &[fn(BorrowedFd<'_>) -> io::Result<FileSystemId>],
+) -> io::Result<FileSystemId> {
+    let mut told = Err(io::ErrorKind::Unsupported.into());
+    for source in sources {
+        told = source(file);
+        match &told {
+            Ok(id) if *id != FileSystemId::default() => return told,
+            Ok(_) => told = Err(io::ErrorKind::Unsupported.into()),
+            Err(_) => {}
+        }
     }
-    Ok(told)
+    told
 }
 
 fn generic_uuid(file: BorrowedFd<'_>) -> io::Result<FileSystemId> {
@@ -254,6 +267,25 @@ mod tests {
         std::fs::rename(&one, &two).expect("a file can be renamed");
         let again = std::fs::File::open(&two).expect("a file can be opened");
         assert_eq!(identity, identity_of(&again).expect("the file system has handles"));
+    }
+
+    /// A source that answers with zeros has said nothing, and the next one is asked.
+    #[test]
+    fn a_uuid_of_zeros_is_none() {
+        type Source = fn(BorrowedFd<'_>) -> io::Result<FileSystemId>;
+        let (zeros, refused): (Source, Source) =
+            (|_| Ok([0; 16]), |_| Err(io::Error::from_raw_os_error(libc::ENOTTY)));
+        let known: Source = |_| Ok([7; 16]);
+        let file = tempfile::tempfile().expect("a temporary file can be made");
+        let asked = |sources: &[Source]| first_known(file.as_fd(), sources);
+        for sources in [[known, zeros, refused], [zeros, known, refused], [refused, zeros, known]] {
+            assert_eq!(asked(&sources).expect("one knows it"), [7; 16]);
+        }
+        for sources in [[zeros, zeros, zeros], [refused, refused, zeros]] {
+            assert_eq!(asked(&sources).unwrap_err().kind(), io::ErrorKind::Unsupported);
+        }
+        let error = asked(&[zeros, refused]).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));
     }
 
     #[test]

@@ -1,0 +1,83 @@
+//! The mount that a path lies on, for people.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use super::paths::unescaped;
+
+/// A mount.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Mount {
+    /// Where it is.
+    pub(crate) point: PathBuf,
+    /// The type of its file system.
+    pub(crate) kind: String,
+    /// The device, or what stands for one.
+    pub(crate) source: String,
+}
+
+impl Mount {
+    /// The mount that `path`, an absolute one, lies on; none where the system does not tell.
+    pub(crate) fn of(path: &Path) -> Option<Self> {
+        Self::of_path_in(path, &std::fs::read("/proc/self/mountinfo").ok()?)
+    }
+
+    /// The mount of `path` in the text of `mountinfo`: of several at one point the last one hides
+    /// the others.
+    fn of_path_in(path: &Path, mounts: &[u8]) -> Option<Self> {
+        let lines = mounts.split(|byte| *byte == b'\n').filter_map(Self::of_line);
+        let above = lines.filter(|mount| path.starts_with(&mount.point));
+        above.max_by_key(|mount| mount.point.components().count())
+    }
+
+    fn of_line(line: &[u8]) -> Option<Self> {
+        let text = |field: &[u8]| String::from_utf8_lossy(&unescaped(field)).into_owned();
+        let mut fields = line.split(|byte| *byte == b' ');
+        let point = OsString::from_vec(unescaped(fields.nth(4)?)).into();
+        // Optional fields end with a hyphen.
+        let mut behind = fields.skip_while(|field| *field != b"-").skip(1);
+        Some(Self { point, kind: text(behind.next()?), source: text(behind.next()?) })
+    }
+
+    /// The command that gives the file system a UUID, where its type can have one that tidegate
+    /// goes by.
+    pub(crate) fn uuid_command(&self) -> Option<String> {
+        let Self { kind, source, .. } = self;
+        match kind.as_str() {
+            "ext4" => Some(format!("tune2fs -U random {source}")),
+            "xfs" => Some(format!("xfs_admin -U generate {source}")),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_lies_on_the_last_mount_of_the_deepest_point_above_it() {
+        let mounts = b"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
+            30 22 0:40 / /srv rw,relatime shared:7 master:1 - btrfs /dev/sdb rw\n\
+            31 22 8:33 / /srv/a\\040b rw - xfs /dev/old rw\n\
+            32 22 8:34 / /srv/a\\040b rw - ext4 /dev/new rw\nbroken";
+        let found = |path| Mount::of_path_in(Path::new(path), mounts).map(|it| it.source);
+        assert_eq!(found("/etc/x").as_deref(), Some("/dev/sda1"));
+        assert_eq!(found("/srv/x/y").as_deref(), Some("/dev/sdb"));
+        assert_eq!(found("/srvx").as_deref(), Some("/dev/sda1"));
+        assert_eq!(found("/srv/a b/c").as_deref(), Some("/dev/new"));
+        assert_eq!(found("relative"), None);
+    }
+
+    #[test]
+    fn only_ext4_and_xfs_are_given_a_uuid() {
+        let command = |kind: &str| {
+            let (point, source) = ("/".into(), "/dev/x".into());
+            Mount { point, kind: kind.into(), source }.uuid_command()
+        };
+        assert_eq!(command("ext4").as_deref(), Some("tune2fs -U random /dev/x"));
+        assert_eq!(command("xfs").as_deref(), Some("xfs_admin -U generate /dev/x"));
+        assert_eq!(command("btrfs"), None);
+    }
+}
