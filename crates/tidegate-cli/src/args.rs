@@ -20,11 +20,15 @@ use crate::log::{Format, Level};
 /// served over NBD.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate", version, propagate_version = true, arg_required_else_help = true)]
-#[command(after_help = "Examples:
-  tidegate run -- sqlite3 app.db
+#[command(after_help = "Examples: on any machine (in ordinary memory, which a power cut empties):
+  tidegate run --volatile -- sqlite3 app.db 'create table if not exists t(n)'
+  tidegate create /dev/shm/pool --engine btt --size 256M
+  tidegate check /dev/shm/pool
+
+Examples: with persistent memory at /mnt/pmem:
+  tidegate run --pool /mnt/pmem/app.pool -- sqlite3 app.db
   tidegate create /mnt/pmem/pool --engine btt --size 8G
   tidegate serve /mnt/pmem/pool --nbd unix:/run/tidegate.sock
-  tidegate check /mnt/pmem/pool
 
 `tidegate help backings` lists the devices that can be behind a pool.
 
@@ -134,9 +138,11 @@ pub(crate) struct HandedArgs {
 
 /// Arguments of `tidegate create`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  tidegate create /mnt/pmem/pool --engine btt --size 8G
+#[command(after_help = "Examples: on any machine:
   tidegate create /dev/shm/trial --engine btt --size 256M --domain volatile
+
+Examples: with persistent memory at /mnt/pmem or /dev/dax0.0:
+  tidegate create /mnt/pmem/pool --engine btt --size 8G
   tidegate create /dev/dax0.0 --engine btt --size 16G --btt-version 2.0
   tidegate create /mnt/pmem/app.pool --engine log --size 4G
   tidegate create /mnt/pmem/cache --engine cache --size 8G
@@ -214,7 +220,7 @@ fn parse_engine(name: &str) -> Result<&'static dyn Engine, String> {
 
 /// Arguments of `tidegate info`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(after_help = "Examples: of a pool at /mnt/pmem:
   tidegate info /mnt/pmem/pool
   tidegate info /mnt/pmem/pool --json | jq .size_bytes
   tidegate info /mnt/pmem/pool --dram transit:512M")]
@@ -234,7 +240,7 @@ pub(crate) struct InfoArgs {
 
 /// Arguments of `tidegate check`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(after_help = "Examples: of a pool at /mnt/pmem:
   tidegate check /mnt/pmem/pool
   tidegate check /mnt/pmem/pool --repair
 
@@ -257,7 +263,7 @@ pub(crate) struct CheckArgs {
 
 /// Arguments of `tidegate serve`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(after_help = "Examples: of a pool at /mnt/pmem:
   tidegate serve /mnt/pmem/pool --nbd unix:/run/tidegate.sock
   tidegate serve /mnt/pmem/pool --nbd tcp:0.0.0.0:10809 --export db \\
     --tls require --tls-cert server.pem --tls-key server.key --tls-ca ca.pem
@@ -432,10 +438,12 @@ wrong; 1 something is.")]
 
 /// Arguments of `tidegate run`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  tidegate run -- sqlite3 app.db
+#[command(after_help = "Examples: on any machine (in ordinary memory, which a power cut empties):
+  tidegate run --volatile -- sqlite3 app.db 'create table if not exists t(n)'
+
+Examples: with persistent memory at /mnt/pmem:
+  tidegate run --pool /mnt/pmem/app.pool -- sqlite3 app.db
   tidegate run --pool /mnt/pmem/app.pool --size 4G -- postgres -D /srv/db
-  tidegate run --volatile -- make test
 
 A sync (fsync, fdatasync) of the program or of a process that it starts costs an append to the log \
 instead of a wait for the disk. After a power cut and recovery files are as that \
@@ -489,7 +497,7 @@ pub(crate) struct RunArgs {
 
 /// Arguments of `tidegate recover`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(after_help = "Examples: of a pool at /mnt/pmem:
   tidegate recover /mnt/pmem/app.pool
   tidegate recover /mnt/pmem/app.pool --discard
 
@@ -511,7 +519,7 @@ pub(crate) struct RecoverArgs {
 
 /// Arguments of `tidegate flush`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(after_help = "Examples: of a pool at /mnt/pmem:
   tidegate flush /mnt/pmem/app.pool
   tidegate flush /mnt/pmem/cache --purge")]
 pub(crate) struct FlushArgs {
@@ -525,7 +533,7 @@ pub(crate) struct FlushArgs {
 
 /// Arguments of `tidegate stat`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(after_help = "Examples: of a pool at /mnt/pmem:
   tidegate stat /mnt/pmem/pool
   tidegate stat /mnt/pmem/pool --json | jq '.metrics[] | {name, value}'
   tidegate stat /mnt/pmem/pool --reset
@@ -544,7 +552,7 @@ pub(crate) struct StatArgs {
 
 /// Arguments of `tidegate snapshot`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(after_help = "Examples: of a pool at /mnt/pmem:
   tidegate snapshot /mnt/pmem/pool /backup/pool-monday
 
 Every block is in the copy as it was at one instant, with all writes that were acknowledged \
@@ -562,7 +570,7 @@ pub(crate) struct SnapshotArgs {
 
 /// Arguments of `tidegate top`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(after_help = "Examples: of a pool at /mnt/pmem:
   tidegate top /mnt/pmem/pool
 
 Once a second: clients, requests, errors, what each tier has still to write below and how long \
@@ -584,7 +592,7 @@ pub(crate) struct PagesArgs {
 
 /// Arguments of `tidegate set`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(after_help = "Examples: of a pool at /mnt/pmem:
   tidegate set /mnt/pmem/log clean-from-pct=25
   tidegate set /mnt/pmem/cache eviction=lru mode=wt
   tidegate set /mnt/pmem/cache io-classes=@classes.csv

@@ -167,10 +167,94 @@ fn settings_change_what_may_change_and_say_why_the_rest_does_not() {
         let error = refused(&["set", &pool, setting]);
         assert!(error.contains(part) && error.lines().count() == 1, "{setting}: {error}");
     }
-    let error = refused(&["set", &pool, "clean-from-pct=30", "dram=none"]);
-    assert!(error.contains("first 1 of the settings"), "{error}");
+    for wrong in ["dram=none", "volume=11", "batch=1T"] {
+        refused(&["set", &pool, "clean-from-pct=30", wrong]);
+        let stat = scene.stat("pool");
+        let settings = stat["settings"].as_array().unwrap();
+        let now = settings.iter().find(|it| it["key"] == "clean-from-pct").unwrap();
+        assert_eq!(now["value"], "25", "behind {wrong}");
+    }
     assert_eq!(run(["set", &pool, "nothing"]).status.code(), Some(2));
     assert!(server.stop(Signal::TERM).0.success());
+}
+
+/// The value of setting `key` of the pool.
+fn setting(scene: &Scene, key: &str) -> String {
+    let stat = scene.stat("pool");
+    let settings = stat["settings"].as_array().unwrap();
+    let found = settings.iter().find(|it| it["key"] == key);
+    found.unwrap_or_else(|| panic!("no {key} in {stat:#}"))["value"].as_str().unwrap().to_owned()
+}
+
+/// All settings of one command, or none: of each kind that the cache has, in each order.
+#[test]
+fn a_set_with_one_wrong_value_changes_nothing() {
+    let scene = Scene::new("cache");
+    let server = scene.serve(&["--backing=null:64M"]);
+    let good = ["mode=wt", "cleaning=acp", "clean-from-pct=41", "io-classes=none", "size=40M"];
+    let wrong =
+        ["mode=xx", "cleaning=no", "clean-from-pct=101", "size=big", "nothing=1", "dram=none"];
+    let keys = ["mode", "cleaning", "clean-from-pct", "size"];
+    let before = keys.map(|key| setting(&scene, key));
+    let pool = scene.text("pool");
+    for wrong in wrong {
+        for at in 0..=good.len() {
+            let mut settings = good.to_vec();
+            settings.insert(at, wrong);
+            refused(&[&["set", pool.as_str()][..], &settings].concat());
+        }
+        assert_eq!(keys.map(|key| setting(&scene, key)), before, "behind {wrong}");
+    }
+    // One that is found out only when it is done: earlier ones are taken back.
+    let error = refused(&["set", &pool, "mode=pt", "clean-from-pct=41", "size=1"]);
+    assert!(error.contains("a size that the pool can get"), "{error}");
+    assert_eq!(keys.map(|key| setting(&scene, key)), before);
+    ok([&["set", pool.as_str()][..], &good].concat());
+    assert_eq!(setting(&scene, "mode"), "wt");
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
+/// A flush changes no setting, whatever is set meanwhile; and it has all written that was there.
+#[test]
+fn a_flush_beside_sets_takes_none_of_them_back() {
+    let scene = Scene::new("cache");
+    let server = scene.serve(&["--backing=null:64M"]);
+    let (pool, done) = (scene.text("pool"), std::sync::atomic::AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                write(&scene.path("socket"), 50);
+                ok(["flush", pool.as_str()]);
+            }
+        });
+        for round in 0..30 {
+            let mode = ["wt", "pt", "wo", "wb"][round % 4];
+            ok(["set", pool.as_str(), &format!("mode={mode}")]);
+            assert_eq!(setting(&scene, "mode"), mode, "round {round}");
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
+#[test]
+fn a_flush_of_a_served_pool_writes_what_it_holds_whatever_its_engine() {
+    for engine in ["cache", "log", "btt"] {
+        let scene = Scene::new(engine);
+        let disk = scene.path("disk");
+        std::fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+        let backing = format!("--backing={}", disk.display());
+        let args: &[&str] = if engine == "btt" { &["--dram=lru:1M"] } else { &[&backing] };
+        let server = scene.serve(args);
+        write(&scene.path("socket"), 20);
+        let said = ok(["flush", &scene.text("pool")]);
+        assert!(said.contains("all is written that its server held for the backing"), "{said}");
+        if engine != "btt" {
+            let on_disk = std::fs::read(&disk).unwrap();
+            assert!(on_disk[..20 * 4096].iter().all(|byte| *byte == 7), "{engine}");
+        }
+        assert!(server.stop(Signal::TERM).0.success());
+    }
 }
 
 #[test]

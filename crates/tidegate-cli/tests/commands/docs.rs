@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::support::{directory_in, ok, succeed, tidegate, tool};
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -67,4 +69,77 @@ fn the_fuzz_targets_of_the_threat_model_exist() {
     for name in named {
         assert!(fuzz.contains(&format!("name = \"{name}\"")), "there is no fuzz target {name}");
     }
+}
+
+/// Runs `lines` of a shell, one after the other as a user types them, on a machine that is fresh as
+/// far as they can see: an empty directory, /dev/shm without a file, no HOME. Hands back
+/// what they print.
+fn typed(lines: &[String]) -> String {
+    // A job is killed before the next line is typed.
+    const END_OF_JOB: &str = "wait $(jobs -p) 2>/dev/null || true";
+    const READY: &str = "until grep -qs ^ready served; do kill -0 $!; sleep 0.05; done; cat served";
+    let mut script = String::from(
+        "set -em\nmount -t tmpfs none /dev/shm\ntrap 'kill -9 $(jobs -p) 2>/dev/null || true' EXIT\n",
+    );
+    for line in lines {
+        let command = match line.strip_suffix(" &") {
+            Some(command) => format!("rm -f served; {command} >served 2>&1 &\n{READY}"),
+            None if line.starts_with("kill ") => format!("{line}\n{END_OF_JOB}"),
+            None => line.clone(),
+        };
+        script += &command;
+        script.push('\n');
+    }
+    let (place, program) = (directory_in(env!("CARGO_TARGET_TMPDIR").into()), tidegate());
+    let programs = Path::new(program.get_program()).parent().unwrap().display().to_string();
+    let path = format!("{programs}:{}", std::env::var("PATH").unwrap());
+    let mut shell = tool("unshare", "util-linux");
+    shell.args(["--mount", "bash", "-c", &script]).current_dir(place.path());
+    succeed(shell.env("PATH", path).env_remove("HOME"))
+}
+
+/// The lines of `text` behind a heading that says that they run on any machine.
+fn for_any_machine(text: &str) -> Vec<String> {
+    let behind = text.lines().skip_while(|line| !line.starts_with("Examples: on any machine"));
+    let examples = behind.skip(1).take_while(|line| line.starts_with("  "));
+    examples.map(|line| line.trim().to_owned()).collect()
+}
+
+/// Where help has examples, it says what they need; those that need nothing run as printed.
+#[test]
+fn the_examples_of_help_run_as_printed() {
+    let mut ran = 0;
+    for command in [&[][..], &["create"], &["run"]] {
+        let help = ok([command, &["--help"]].concat());
+        let examples = for_any_machine(&help);
+        typed(&examples);
+        ran += examples.len();
+    }
+    assert!(ran >= 5, "{ran} examples");
+    for command in ["serve", "info", "check", "set", "flush", "stat", "top", "snapshot", "recover"]
+    {
+        let help = ok([command, "--help"]);
+        let heading = help.lines().find(|line| line.starts_with("Examples")).unwrap();
+        assert!(heading.contains("/mnt/pmem"), "{command}: {heading}");
+    }
+}
+
+/// The blocks of README run as printed, and print what stands there, but for those that name
+/// persistent memory.
+#[test]
+fn the_examples_of_the_readme_run_as_printed() {
+    let page = read("README.md");
+    let blocks = page.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let is_for_all = |block: &&str| !block.contains("/mnt/pmem") && !block.contains("replay");
+    let mut ran = 0;
+    for block in blocks.filter(is_for_all) {
+        let typed_lines = block.lines().filter_map(|line| line.strip_prefix("$ "));
+        let printed = typed(&typed_lines.map(str::to_owned).collect::<Vec<_>>());
+        let is_told = |line: &&str| !line.starts_with("$ ") && !line.starts_with("tidegate: ");
+        for line in block.lines().filter(is_told).filter(|line| *line != "...") {
+            assert!(printed.lines().any(|it| it == line), "{line:?} is not in {printed}");
+        }
+        ran += 1;
+    }
+    assert!(ran >= 3, "{ran} blocks");
 }

@@ -23,6 +23,7 @@ mod log_device;
 mod memory;
 mod messages;
 mod metrics;
+mod nbd_answers;
 mod nbd_backing;
 mod other_writers;
 mod pages;

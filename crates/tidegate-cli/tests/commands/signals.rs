@@ -64,7 +64,7 @@ impl Scene {
 
 #[test]
 fn signals_that_end_a_process_stop_the_server_in_good_order() {
-    let usual = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::POWER];
+    let usual = [Signal::TERM, Signal::INT, Signal::QUIT, Signal::POWER];
     // Those that the system raises for other reasons, sent by another process here.
     let unusual = [Signal::XCPU, Signal::STKFLT, Signal::TRAP, Signal::SYS, Signal::ABORT];
     for (byte, signal) in (1..).zip(usual.into_iter().chain(unusual)) {
@@ -99,6 +99,60 @@ fn signals_that_mean_nothing_are_ignored_with_a_line() {
     scene.write_all(2);
     assert!(server.stop(Signal::TERM).0.success());
     scene.expect_all(2);
+}
+
+/// Makes a certificate for `name` and its key.
+fn certify(scene: &Scene, name: &str) {
+    let mut openssl = tool("openssl", "openssl");
+    openssl.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days=2"]);
+    openssl.arg(format!("-subj=/CN={name}"));
+    openssl.args(["-keyout", &scene.path("key"), "-out", &scene.path("certificate")]);
+    succeed(&mut openssl);
+}
+
+/// A hangup never ends a server, and says what is read again.
+#[test]
+fn a_hangup_has_certificates_read_again() {
+    for has_tls in [true, false] {
+        let scene = Scene::new();
+        let mut command = tidegate();
+        let socket = format!("--nbd=unix:{}", scene.path("socket"));
+        command.args(["serve", &scene.path("pool"), &socket]);
+        if has_tls {
+            certify(&scene, "first");
+            let files = ["--tls-cert", "certificate", "--tls-key", "key"];
+            let path =
+                |(at, it): (usize, &&str)| if at % 2 == 1 { scene.path(it) } else { (*it).into() };
+            command.args(files.iter().enumerate().map(path)).arg("--tls=allow");
+        }
+        let mut server = Server::spawn(command.stderr(Stdio::piped()));
+        let mut stderr = server.stderr();
+        let mut hang_up = |server: &Server| {
+            kill_process(server.pid(), Signal::HUP).unwrap();
+            let mut line = String::new();
+            stderr.read_line(&mut line).unwrap();
+            line
+        };
+        let mut client = scene.client();
+        if has_tls {
+            certify(&scene, "second");
+            let said = hang_up(&server);
+            assert!(said.contains("connections get the TLS certificate in"), "{said}");
+            std::fs::write(scene.path("certificate"), "broken").unwrap();
+            let said = hang_up(&server);
+            assert!(
+                said.contains("the TLS certificate of before stays in use: TLS file"),
+                "{said}"
+            );
+        } else {
+            let said = hang_up(&server);
+            assert!(said.contains("nothing is read again"), "{said}");
+        }
+        // The connection of before goes on.
+        assert_eq!(client.read(0, BLOCK_BYTES).unwrap(), [0; BLOCK_BYTES]);
+        drop(client);
+        assert!(server.stop(Signal::TERM).0.success());
+    }
 }
 
 #[test]
