@@ -13,6 +13,8 @@
  * its file itself, and the next operation closes it. A sync of "." uses the descriptor of the last
  * operation. */
 #define _GNU_SOURCE
+#include "calls.h"
+
 #ifndef STATIC
 #include <dlfcn.h>
 #endif
@@ -42,12 +44,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ARGUMENTS_MAX = 8, HELD_MAX = 32, BYTES_MAX = 1 << 20 };
+enum { ARGUMENTS_MAX = 8, HELD_MAX = 320, BYTES_MAX = 1 << 20 };
 
 static int number;           /* of the operation */
 static int argument_count;
 static char *arguments[ARGUMENTS_MAX];
 static const char *static_program = "";
+static enum way way;         /* how the step makes its calls */
 
 static int hold;
 static struct { char path[PATH_MAX]; int fd; } held[HELD_MAX];
@@ -88,6 +91,93 @@ static int result(long long found, long long wanted)
         errno = EIO; /* a short transfer */
     return -1;
 }
+
+#ifndef STATIC
+/* What a file beside the program has under a name; it is loaded when it is first needed. */
+static void *symbol_of(const char *file, int is_apart, int flags, const char *name)
+{
+    char copy[PATH_MAX], whole[PATH_MAX * 2];
+    snprintf(copy, sizeof copy, "%s", static_program);
+    snprintf(whole, sizeof whole, "%s/%s", dirname(copy), file);
+    static void *apart;
+    if (is_apart && !apart)
+        apart = dlmopen(LM_ID_NEWLM, whole, RTLD_NOW);
+    void *object = is_apart ? apart : dlopen(whole, RTLD_NOW | RTLD_LOCAL | flags);
+    return object ? dlsym(object, name) : NULL;
+}
+
+/* The C library's function of a name, by its handle; by its oldest version if `with_version`. */
+static void *of_libc(const char *name, int with_version)
+{
+    static const char *const versions[] = {
+        "GLIBC_2.2.5", "GLIBC_2.3", "GLIBC_2.4", "GLIBC_2.5", "GLIBC_2.6", "GLIBC_2.10", "GLIBC_2.17", "GLIBC_2.27", "GLIBC_2.28" };
+    void *library = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
+    void *found = library && !with_version ? dlsym(library, name) : NULL;
+    for (size_t index = 0; library && with_version && !found && index < sizeof versions / sizeof *versions; index++)
+        found = dlvsym(library, name, versions[index]);
+    return found;
+}
+
+static long make_by_object(enum call which, enum way by, const long *arguments)
+{
+    int is_apart = by == BY_SPACE, flags = by == BY_DEEP ? RTLD_DEEPBIND : 0;
+    if (by == BY_LIBC || by == BY_VERSION) {
+        void *function = of_libc(call_name(which), by == BY_VERSION);
+        return function ? call_function(which, function, arguments) : -ENOSYS;
+    }
+    if (by == BY_OWN) {
+        long raw[6], number = numbered(which, 0, arguments, raw);
+        long (*own)(long, const long *) = symbol_of("own.so", 0, 0, "call_own");
+        return own ? own(number, raw) : -ENOSYS;
+    }
+    long (*call)(int, const long *) = symbol_of("calls.so", is_apart, flags, "call_by_name");
+    return call ? call(which, arguments) : -ENOSYS;
+}
+
+/* Whether a preloaded library is not to see a call: CRASHTEST_MISSED names it. */
+static int is_missed(enum call which)
+{
+    const char *wanted = getenv("CRASHTEST_MISSED");
+    return wanted && is(wanted, call_name(which));
+}
+#else
+static long make_by_object(enum call which, enum way by, const long *arguments)
+{
+    (void)which, (void)by, (void)arguments;
+    return -ENOSYS;
+}
+static int is_missed(enum call which) { (void)which; return 0; }
+#endif
+
+static long make_by_number(enum call which, int is_new, const long *arguments)
+{
+    long raw[6], nr = numbered(which, is_new, arguments, raw);
+    long found = syscall(nr, raw[0], raw[1], raw[2], raw[3], raw[4], raw[5]);
+    if (found == -1 && errno == ENOSYS && is_new)
+        return make_by_number(which, 0, arguments);
+    return found == -1 ? -errno : found;
+}
+
+/* Makes a call in the way that the step says. */
+static long make(enum call which, const long *arguments)
+{
+    enum way by = way == BY_NAME && is_missed(which) ? BY_LIBC : way;
+    long found = by == BY_NAME ? call_by_name(which, arguments)
+        : by == BY_NUMBER || by == BY_NEW ? make_by_number(which, by == BY_NEW, arguments)
+        : make_by_object(which, by, arguments);
+    if (found >= 0 || found < -4095)
+        return found;
+    errno = (int)-found;
+    return -1;
+}
+
+/* A call and its arguments. */
+#define MAKE(which, ...) make(which, (long[6]){ __VA_ARGS__ })
+
+/* An open file, whose mode is 0644 if it is created. */
+static int open_by(const char *name, int flags) { return MAKE(OPEN, (long)name, flags | O_CLOEXEC, 0644); }
+static int fsync_by(int fd) { return MAKE(FSYNC, fd); }
+static int fdatasync_by(int fd) { return MAKE(FDATASYNC, fd); }
 
 static int ticks_are_awaited; /* by the caller */
 
@@ -131,20 +221,6 @@ static int is_held(int fd)
     return 0;
 }
 
-/* The C library's own function of this name, for a call that a preloaded library is not to see:
- * named by CRASHTEST_MISSED. None: all are seen. */
-static int (*missed(const char *name))()
-{
-#ifndef STATIC
-    const char *wanted = getenv("CRASHTEST_MISSED");
-    void *library = wanted && is(wanted, name) ? dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD) : NULL;
-    return library ? (int (*)())dlsym(library, name) : NULL;
-#else
-    (void)name;
-    return NULL;
-#endif
-}
-
 /* Closes what the last operation left open. */
 static void release(void)
 {
@@ -176,7 +252,7 @@ static int remember(const char *name, int fd, int flags)
 
 static int open_as(const char *name, int flags)
 {
-    return remember(name, open(name, flags | O_CLOEXEC, 0644), flags);
+    return remember(name, open_by(name, flags), flags);
 }
 
 /* An existing file: the held descriptor, or a new one. */
@@ -189,7 +265,7 @@ static int existing(const char *name)
 static int write_at(int fd, off_t offset, size_t length)
 {
     fill(offset, length);
-    return fd < 0 ? -1 : result(pwrite(fd, bytes, length, offset), length);
+    return fd < 0 ? -1 : result(MAKE(PWRITE, fd, (long)bytes, length, offset), length);
 }
 
 static off_t size_of(int fd)
@@ -214,20 +290,20 @@ static int do_append(void)
     if (end < 0)
         return -1;
     fill(end, value(1));
-    return result(write(fd, bytes, value(1)), value(1));
+    return result(MAKE(WRITE, fd, (long)bytes, value(1)), value(1));
 }
 
 static int do_truncate(void)
 {
     int fd = existing(path(0));
-    return fd < 0 ? -1 : ftruncate(fd, value(1));
+    return fd < 0 ? -1 : MAKE(FTRUNCATE, fd, value(1));
 }
 
 static int do_truncate_open(void)
 {
     int fd = open_as(path(0), O_RDWR | O_TRUNC);
     fill(0, value(1));
-    return fd < 0 ? -1 : result(write(fd, bytes, value(1)), value(1));
+    return fd < 0 ? -1 : result(MAKE(WRITE, fd, (long)bytes, value(1)), value(1));
 }
 
 static int do_fallocate(void)
@@ -240,40 +316,37 @@ static int do_fallocate(void)
     int fd = existing(path(0));
     for (size_t index = 0; fd >= 0 && index < sizeof modes / sizeof *modes; index++)
         if (is(arguments[1], modes[index].name))
-            return fallocate(fd, modes[index].mode, value(2), value(3));
+            return MAKE(FALLOCATE, fd, modes[index].mode, value(2), value(3));
     return -1;
 }
 
-static int do_link(void) { return link(path(0), path(1)); }
-static int do_symlink(void) { return symlink(path(0), path(1)); }
-static int do_mkdir(void)
-{
-    int (*unseen)(const char *, mode_t) = missed("mkdir");
-    return (unseen ? unseen : mkdir)(path(0), 0755);
-}
-static int do_rmdir(void) { return rmdir(path(0)); }
+static int do_link(void) { return MAKE(LINK, (long)path(0), (long)path(1)); }
+static int do_symlink(void) { return MAKE(SYMLINK, (long)path(0), (long)path(1)); }
+static int do_mkdir(void) { return MAKE(MKDIR, (long)path(0), 0755); }
+static int do_rmdir(void) { return MAKE(RMDIR, (long)path(0)); }
 static int do_utime(void)
 {
-    return utimensat(AT_FDCWD, path(0), (struct timespec[2]){ { number, 0 }, { number, 0 } }, 0);
+    struct timespec times[2] = { { number, 0 }, { number, 0 } };
+    return MAKE(UTIMENSAT, AT_FDCWD, (long)path(0), (long)times, 0);
 }
 static int do_chown(void)
 {
     int fd = existing(path(0));
-    return fd < 0 ? -1 : fchown(fd, geteuid(), getegid());
+    return fd < 0 ? -1 : MAKE(FCHOWN, fd, geteuid(), getegid());
 }
-static int do_chmod(void) { return chmod(path(0), strtol(arguments[1], NULL, 8)); }
+static int do_chmod(void) { return MAKE(CHMOD, (long)path(0), strtol(arguments[1], NULL, 8)); }
 
 static int do_unlink(void)
 {
     let_go(path(0));
-    return unlink(path(0));
+    return MAKE(UNLINK, (long)path(0));
 }
 
 static int do_setxattr(void)
 {
     char text[32];
     int length = snprintf(text, sizeof text, "%d", number);
-    return setxattr(path(0), "user.crashtest", text, length, 0);
+    return MAKE(SETXATTR, (long)path(0), (long)"user.crashtest", (long)text, length, 0);
 }
 
 /* Held descriptors follow their files to new names. */
@@ -313,13 +386,12 @@ static void claim_synced(const char *name)
 static int do_rename(void)
 {
     claim_synced(path(0));
-    int (*unseen)(const char *, const char *) = missed("rename");
-    return renamed((unseen ? unseen : rename)(path(0), path(1)));
+    return renamed(MAKE(RENAME, (long)path(0), (long)path(1)));
 }
 
 static int do_exchange(void)
 {
-    if (renameat2(AT_FDCWD, path(0), AT_FDCWD, path(1), RENAME_EXCHANGE) != 0)
+    if (MAKE(EXCHANGE, AT_FDCWD, (long)path(0), AT_FDCWD, (long)path(1), RENAME_EXCHANGE) != 0)
         return -1;
     follow(path(0), "\1");
     follow(path(1), path(0));
@@ -332,7 +404,7 @@ static int do_mmap(void)
     await_tick();
     int fd = existing(path(0));
     mapping_bytes = fd < 0 ? 0 : size_of(fd);
-    mapping = mmap(NULL, mapping_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    mapping = (void *)MAKE(MMAP, 0, mapping_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (mapping == MAP_FAILED) {
         mapping = NULL;
         return -1;
@@ -397,7 +469,7 @@ static int do_copy(void)
     int from, to;
     off_t length = copied(&from, &to), start = 0, target = 0, done = 0;
     while (length >= 0 && done < length) {
-        ssize_t step = copy_file_range(from, &start, to, &target, length - done, 0);
+        ssize_t step = MAKE(COPY_FILE_RANGE, from, (long)&start, to, (long)&target, length - done, 0);
         if (step <= 0)
             break;
         done += step;
@@ -411,7 +483,7 @@ static int do_sendfile(void)
     int from, to;
     off_t length = copied(&from, &to), start = 0;
     if (length >= 0 && lseek(to, 0, SEEK_SET) == 0)
-        length = result(sendfile(to, from, &start, length), length);
+        length = result(MAKE(SENDFILE, to, from, (long)&start, length), length);
     close(from);
     return length;
 }
@@ -425,7 +497,7 @@ static int do_splice(void)
     while (done < length) {
         ssize_t step = splice(from, NULL, ends[1], NULL, length - done, 0);
         for (ssize_t left = step; left > 0;) {
-            ssize_t part = splice(ends[0], NULL, to, &target, left, 0);
+            ssize_t part = MAKE(SPLICE, ends[0], 0, to, (long)&target, left, 0);
             if (part <= 0)
                 return -1;
             left -= part;
@@ -512,12 +584,12 @@ static int do_tmpfile(void)
 {
     char dir[PATH_MAX], link[64];
     snprintf(dir, sizeof dir, "%s", path(0));
-    int fd = open(dirname(dir), O_TMPFILE | O_RDWR | O_CLOEXEC, 0644);
-    if (write_at(fd, 0, value(1)) != 0 || (argument_count > 2 && fsync(fd) != 0))
+    int fd = open_by(dirname(dir), O_TMPFILE | O_RDWR);
+    if (write_at(fd, 0, value(1)) != 0 || (argument_count > 2 && fsync_by(fd) != 0))
         return -1;
     remember(path(0), fd, 0);
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    return linkat(AT_FDCWD, link, AT_FDCWD, path(0), AT_SYMLINK_FOLLOW);
+    return MAKE(LINKAT, AT_FDCWD, (long)link, AT_FDCWD, (long)path(0), AT_SYMLINK_FOLLOW);
 }
 
 /* Syncs the last operation's descriptor for ".", else what is opened by its name. */
@@ -533,9 +605,9 @@ static int synced(int (*sync_it)(int))
     return status;
 }
 
-static int do_fsync(void) { return synced(fsync); }
-static int do_fdatasync(void) { return synced(fdatasync); }
-static int do_sync(void) { sync(); return 0; }
+static int do_fsync(void) { return synced(fsync_by); }
+static int do_fdatasync(void) { return synced(fdatasync_by); }
+static int do_sync(void) { return MAKE(SYNC, 0); }
 /* Makes a file that is no part of the test, and syncs it. */
 static int do_prepare(void)
 {
@@ -544,6 +616,33 @@ static int do_prepare(void)
     close(fd);
     return status;
 }
+/* Writes and syncs files that are no part of the test, each by itself. */
+static int do_crowd(void)
+{
+    char name[32];
+    await_tick();
+    for (int index = 0; index < value(0); index++) {
+        snprintf(name, sizeof name, "crowd.%d", index);
+        int is_new = access(name, F_OK) != 0;
+        int fd = is_new ? open_as(name, O_RDWR | O_CREAT | O_EXCL) : existing(name);
+        if (write_at(fd, 0, 3000) != 0 || (is_new ? fsync : fdatasync)(fd) != 0)
+            return -1;
+        if (!is_held(fd))
+            close(fd);
+    }
+    last = -1;
+    return 0;
+}
+
+/* Another program has renamed a file. */
+static int do_moved(void) { return renamed(0); }
+/* Another program has removed a name. */
+static int do_gone(void)
+{
+    let_go(path(0));
+    return 0;
+}
+
 /* Closes all that is held open. */
 static int do_release(void)
 {
@@ -552,7 +651,7 @@ static int do_release(void)
             let_go(held[index].path);
     return 0;
 }
-static int do_msync(void) { return mapping ? msync(mapping, mapping_bytes, MS_SYNC) : -1; }
+static int do_msync(void) { return mapping ? MAKE(MSYNC, (long)mapping, mapping_bytes, MS_SYNC) : -1; }
 
 /* For the outside: forces a commit of the journal by a file that is no part of the test. Its mode
  * makes its inode dirty whatever the clock says. */
@@ -589,6 +688,7 @@ static const struct { const char *name; int arguments, is_sync; int (*run)(void)
     { "odsync", 3, 0, do_odsync }, { "dup", 3, 0, do_dup }, { "tmpfile", 2, 0, do_tmpfile },
     { "setxattr", 1, 0, do_setxattr }, { "chmod", 2, 0, do_chmod },
     { "chown", 1, 0, do_chown }, { "utime", 1, 0, do_utime }, { "prepare", 0, 0, do_prepare },
+    { "crowd", 1, 0, do_crowd }, { "moved", 2, 0, do_moved }, { "gone", 1, 0, do_gone },
     { "release", 0, 0, do_release }, { "fsync", 1, 1, do_fsync },
     { "fdatasync", 1, 1, do_fdatasync }, { "sync", 0, 1, do_sync }, { "msync", 0, 1, do_msync },
     { "commit", 1, 0, do_commit }, { "writeback", 1, 0, do_writeback },
@@ -811,7 +911,21 @@ static int execute_static(char *line)
     return result_of(child);
 }
 
-/* Executes "NUMBER OPERATION ARGUMENT...", with "fork", "killed" or "static" before the operation
+/* Takes "@" and the way that is named behind it off the first word of a step. */
+static int parse_way(char *word)
+{
+    char *mark = strchr(word, '@');
+    way = BY_NAME;
+    if (!mark)
+        return 1;
+    *mark = 0;
+    for (way = BY_LIBC; way < WAY_COUNT; way++)
+        if (is(mark + 1, way_names[way]))
+            return 1;
+    return 0;
+}
+
+/* Executes "NUMBER OPERATION[@WAY] ARGUMENT...", with "fork", "killed" or "static" before the operation
  * if a child is to do it. */
 static int execute_line(const char *line)
 {
@@ -819,6 +933,10 @@ static int execute_line(const char *line)
     snprintf(words, sizeof words, "%s", line);
     number = atoi(strsep(&rest, " "));
     char *name = rest ? strsep(&rest, " ") : "";
+    if (!parse_way(name)) {
+        errno = EINVAL;
+        return -1;
+    }
     int forks = is(name, "fork"), is_killed = is(name, "killed"), is_static = is(name, "static");
     enum kill where = BEHIND;
     int count = 0;

@@ -15,7 +15,7 @@ use crate::file_system::FileSystem;
 use crate::machine::abandoned;
 use crate::machine::program::{Dialogue, Interpreter};
 use crate::machine::{Cuts, Fault, PREFIX, Runner};
-use crate::sequence::{Sequence, Step};
+use crate::sequence::Sequence;
 
 /// How long a machine may take for one test, or to be made.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -70,8 +70,8 @@ impl Report {
             Ok(found) => {
                 self.tests += 1;
                 for step in &test.sequence.steps {
-                    if let Step::Operation(operation) | Step::Killed(_, operation) = step {
-                        *self.operations.entry(operation.name()).or_default() += 1;
+                    if let Some(name) = step.name() {
+                        *self.operations.entry(name).or_default() += 1;
                     }
                 }
                 self.violations.extend(found.into_iter().map(|what| (test.sequence.clone(), what)));
@@ -105,8 +105,9 @@ impl Setup {
     pub fn arguments(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> =
             vec!["--file-system".into(), self.file_system.name().into()];
-        if let Runner::Tidegate { binary, options, covers_at_once } = &self.runner {
+        if let Runner::Tidegate { binary, options, covers_at_once, pool_size } = &self.runner {
             arguments.extend(["--tidegate".into(), binary.into()]);
+            arguments.push(format!("--pool-size={pool_size}").into());
             arguments.extend(options.iter().map(|option| format!("--run-option={option}").into()));
             arguments.extend((!covers_at_once).then(|| "--default-admission".into()));
         }

@@ -45,7 +45,7 @@ impl FileSystem {
     pub fn can_execute(self, sequence: &Sequence) -> bool {
         use FallocateMode::{Collapse, Insert};
         let moves_blocks = |step: &Step| {
-            let (Step::Operation(operation) | Step::Killed(_, operation)) = step else {
+            let (Step::Operation(operation) | Step::Killed(_, operation)) = step.innermost() else {
                 return false;
             };
             matches!(operation, Operation::Fallocate { mode: Collapse | Insert, .. })

@@ -72,6 +72,9 @@ struct On {
     /// Cover files when users' files are, not at a descriptor's first sync
     #[arg(long)]
     default_admission: bool,
+    /// Size of the pool; in one of 128K the log is full soon
+    #[arg(long, default_value = "1M")]
+    pool_size: String,
     /// Plant a mistake, which must be found: dropped-syncs, lost-records, missed-renames,
     /// missed-directories, early-retire or plain-names
     #[arg(long, value_parser = parse_fault)]
@@ -128,6 +131,7 @@ impl On {
                 binary: binary.canonicalize()?,
                 options: self.run_option.clone(),
                 covers_at_once: !self.default_admission,
+                pool_size: self.pool_size.clone(),
             },
         };
         Ok(Setup {

@@ -160,6 +160,34 @@ impl Operation {
 }
 
 impl Operation {
+    /// Whether the program itself makes all calls that change the file, each by one function of
+    /// the C library: so it can make them in any [`Way`](crate::sequence::Way).
+    pub fn has_ways(&self) -> bool {
+        use WriteBy::{Static, Stream, Uring};
+        match self {
+            Self::Write { by, .. } => !matches!(by, Uring | Static | Stream),
+            Self::Stdio { .. } => false,
+            Self::Rename { uring, .. } => !uring,
+            _ => true,
+        }
+    }
+
+    /// Whether another program can make it behind the back of the first one, which follows its
+    /// files to other names.
+    pub fn can_be_of_others(&self) -> bool {
+        match self {
+            Self::Write { by, .. } => *by == WriteBy::Call,
+            Self::Rename { uring, .. } => !uring,
+            Self::Append { .. }
+            | Self::Truncate { .. }
+            | Self::TruncateOpen { .. }
+            | Self::Unlink { .. }
+            | Self::Chmod { .. }
+            | Self::New { .. } => true,
+            _ => false,
+        }
+    }
+
     /// Whether a process can be killed in the middle of it: one system call makes the change.
     pub fn can_be_killed_in(&self) -> bool {
         match self {

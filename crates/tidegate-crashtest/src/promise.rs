@@ -96,7 +96,7 @@ impl Promises {
         let before = self.model.tree().clone();
         self.model.apply(step)?;
         self.note_moved(&before);
-        match step {
+        match step.innermost() {
             Step::Operation(operation) => {
                 self.forget_changed();
                 if let Operation::Write { by, path, offset, length } = operation
@@ -114,7 +114,7 @@ impl Promises {
                 let id = self.model.last().context("nothing is mapped")?;
                 self.promise(id, false);
             }
-            Step::Outside(_) | Step::Prepare | Step::Release => {}
+            _ => {}
         }
         Ok(())
     }

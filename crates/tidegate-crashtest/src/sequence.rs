@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::operation::Operation;
 
@@ -30,6 +30,76 @@ pub enum Outside {
     /// `tidegate flush`: `run` syncs what it has in its log, and empties it. Without Tidegate
     /// nothing is done.
     Retire,
+}
+
+/// How the calls of a step reach the kernel, if not by the public names of the C library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// `dlsym` on the C library's own handle.
+    Libc,
+    /// `dlvsym` on that handle.
+    Version,
+    /// An object that is loaded with `RTLD_DEEPBIND`.
+    Deep,
+    /// An object that `dlmopen` loads, with a C library of its own.
+    Space,
+    /// `syscall` with the number of the call.
+    Number,
+    /// `syscall` with the newest number that the kernel has for the call: `openat2`, `pwritev2`,
+    /// `renameat2`, `fchmodat2`, `setxattrat`.
+    New,
+    /// A system call instruction of a loaded object.
+    Own,
+}
+
+impl Way {
+    /// Every way, with its name in the text form.
+    pub const ALL: [(Self, &str); 7] = [
+        (Self::Libc, "libc"),
+        (Self::Version, "version"),
+        (Self::Deep, "deep"),
+        (Self::Space, "space"),
+        (Self::Number, "number"),
+        (Self::New, "new"),
+        (Self::Own, "own"),
+    ];
+}
+
+/// A program outside the tree of the first one, which acts on the same files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Other {
+    /// A program without Tidegate.
+    Outside,
+    /// A program under a `tidegate run` of its own, with a pool of its own.
+    Second,
+}
+
+impl Other {
+    /// Every one, with its name in the text form.
+    pub const ALL: [(Self, &str); 2] = [(Self::Outside, "outside"), (Self::Second, "second")];
+}
+
+/// Processes that are killed with -9 between two steps. Without Tidegate there is only the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lost {
+    /// The launcher.
+    Launcher,
+    /// The supervisor.
+    Supervisor,
+    /// Both, the launcher first.
+    Both,
+    /// All of the run. The program starts anew and goes on, without Tidegate.
+    Run,
+}
+
+impl Lost {
+    /// Every one, with its name in the text form.
+    pub const ALL: [(Self, &str); 4] = [
+        (Self::Launcher, "launcher"),
+        (Self::Supervisor, "supervisor"),
+        (Self::Both, "both"),
+        (Self::Run, "run"),
+    ];
 }
 
 /// Where a child is killed in an operation. One of its system calls makes the change.
@@ -82,6 +152,9 @@ impl fmt::Display for Kill {
     }
 }
 
+/// The most files that a [`Step::Crowd`] has.
+pub const CROWD_MAX: u32 = 250;
+
 /// One line of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
@@ -98,6 +171,97 @@ pub enum Step {
     Prepare,
     /// The program closes all files that it holds open: later steps open them anew.
     Release,
+    /// An operation or a sync of the program, whose calls reach the kernel in another way.
+    By(Way, Box<Step>),
+    /// An operation or a sync of another program, by the same names.
+    Other(Other, Box<Step>),
+    /// A write or a sync of the program in a copy of the file system, which has the same identity
+    /// and is mounted beside it.
+    Clone(Box<Step>),
+    /// Processes of the run are killed.
+    Lost(Lost),
+    /// The program writes and syncs so many small files that are no part of the test, each by
+    /// itself: `crowd.0`, `crowd.1`, ... They stay open if the sequence holds files.
+    Crowd(u32),
+}
+
+impl Step {
+    /// An operation or a sync, whoever makes it in whatever way; but not one in a copy of the file
+    /// system.
+    pub fn innermost(&self) -> &Self {
+        match self {
+            Self::By(_, step) | Self::Other(_, step) => step.innermost(),
+            step => step,
+        }
+    }
+
+    /// What a campaign counts it as, if it does: the name of an operation, and who makes it how.
+    pub fn name(&self) -> Option<String> {
+        Some(match self {
+            Self::Operation(operation) | Self::Killed(_, operation) => operation.name(),
+            Self::By(way, step) => format!("{}@{}", step.name()?, name_in(&Way::ALL, *way)),
+            Self::Other(other, step) => {
+                format!("{} {}", name_in(&Other::ALL, *other), step.name()?)
+            }
+            Self::Clone(step) => format!("clone {}", step.name()?),
+            Self::Lost(_) | Self::Crowd(_) => self.to_string(),
+            _ => return None,
+        })
+    }
+
+    /// Whether all calls of the step can be made in any [`Way`].
+    pub fn has_ways(&self) -> bool {
+        match self {
+            Self::Operation(operation) => operation.has_ways(),
+            Self::Sync(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether another program can take it: it names its files, and goes on with nothing.
+    pub fn can_be_of_others(&self) -> bool {
+        match self {
+            Self::Operation(operation) => operation.can_be_of_others(),
+            Self::Sync(Sync::File(path) | Sync::Data(path)) => path != ".",
+            Self::By(_, step) => step.can_be_of_others(),
+            _ => false,
+        }
+    }
+
+    /// Whether it is an operation that moves or removes files.
+    pub fn changes_names(&self) -> bool {
+        matches!(self, Self::Operation(Operation::Rename { .. } | Operation::Unlink { .. }))
+    }
+
+    /// Whether a copy of the file system can have it: it changes no names.
+    pub fn can_be_in_clone(&self) -> bool {
+        let writes = |operation: &Operation| {
+            matches!(operation, Operation::Write { .. } | Operation::Append { .. })
+        };
+        match self {
+            Self::Operation(operation) => operation.can_be_of_others() && writes(operation),
+            Self::By(_, step) => step.can_be_in_clone(),
+            step => step.can_be_of_others(),
+        }
+    }
+}
+
+/// `step` with `way` behind its first word.
+fn with_way(way: Way, step: &Step) -> String {
+    let (text, name) = (step.to_string(), name_in(&Way::ALL, way));
+    match text.split_once(' ') {
+        Some((first, rest)) => format!("{first}@{name} {rest}"),
+        None => format!("{text}@{name}"),
+    }
+}
+
+fn name_in<T: Copy + PartialEq>(all: &[(T, &'static str)], wanted: T) -> &'static str {
+    all.iter().find(|(value, _)| *value == wanted).map_or("", |(_, name)| name)
+}
+
+fn named<T: Copy>(all: &[(T, &'static str)], name: &str) -> Result<T> {
+    let found = all.iter().find(|(_, known)| *known == name);
+    found.map(|(value, _)| *value).with_context(|| format!("{name:?} is not known"))
 }
 
 impl fmt::Display for Step {
@@ -114,6 +278,11 @@ impl fmt::Display for Step {
             Self::Outside(Outside::Commit) => write!(out, "outside commit"),
             Self::Outside(Outside::Retire) => write!(out, "outside retire"),
             Self::Outside(Outside::WriteBack(path)) => write!(out, "outside writeback {path}"),
+            Self::By(way, step) => write!(out, "{}", with_way(*way, step)),
+            Self::Other(other, step) => write!(out, "{} {step}", name_in(&Other::ALL, *other)),
+            Self::Clone(step) => write!(out, "clone {step}"),
+            Self::Lost(lost) => write!(out, "kill {}", name_in(&Lost::ALL, *lost)),
+            Self::Crowd(count) => write!(out, "crowd {count}"),
         }
     }
 }
@@ -123,6 +292,11 @@ impl FromStr for Step {
 
     fn from_str(line: &str) -> Result<Self> {
         let words: Vec<&str> = line.split(' ').collect();
+        if let Some((first, way)) = words[0].split_once('@') {
+            let step: Self = [&[first], &words[1..]].concat().join(" ").parse()?;
+            ensure!(step.has_ways(), "{step:?} is made in one way only");
+            return Ok(Self::By(named(&Way::ALL, way)?, Box::new(step)));
+        }
         Ok(match words.as_slice() {
             ["fsync", path] => Self::Sync(Sync::File((*path).to_owned())),
             ["fdatasync", path] => Self::Sync(Sync::Data((*path).to_owned())),
@@ -133,6 +307,21 @@ impl FromStr for Step {
             ["outside", "commit"] => Self::Outside(Outside::Commit),
             ["outside", "retire"] => Self::Outside(Outside::Retire),
             ["outside", "writeback", path] => Self::Outside(Outside::WriteBack((*path).to_owned())),
+            [who @ ("outside" | "second"), rest @ ..] => {
+                let step: Self = rest.join(" ").parse()?;
+                ensure!(step.can_be_of_others(), "{step:?} is of the program only");
+                Self::Other(named(&Other::ALL, who)?, Box::new(step))
+            }
+            ["clone", rest @ ..] => {
+                let step: Self = rest.join(" ").parse()?;
+                ensure!(step.can_be_in_clone(), "{step:?} is not made in a copy");
+                Self::Clone(Box::new(step))
+            }
+            ["kill", who] => Self::Lost(named(&Lost::ALL, who)?),
+            ["crowd", count] => match count.parse()? {
+                count @ 1..=CROWD_MAX => Self::Crowd(count),
+                count => bail!("{count} files; 1 to {CROWD_MAX} are possible"),
+            },
             ["killed", rest @ ..] => {
                 let (kill, operation) = Kill::of_words(rest)?;
                 Self::Killed(kill, Operation::parse(&operation.join(" "))?)
@@ -156,8 +345,15 @@ impl Sequence {
     pub fn operation_count(&self) -> usize {
         self.steps
             .iter()
-            .filter(|step| matches!(step, Step::Operation(_) | Step::Killed(..)))
+            .filter(|step| matches!(step.innermost(), Step::Operation(_) | Step::Killed(..)))
             .count()
+    }
+
+    /// Whether files change outside a run: by other programs, or by the program when its run is
+    /// lost.
+    pub fn has_others(&self) -> bool {
+        let changes = |step: &Step| matches!(step, Step::Other(..) | Step::Lost(Lost::Run));
+        self.steps.iter().any(changes)
     }
 
     /// The whole sequence in one line, steps separated by "; ".
@@ -200,7 +396,9 @@ mod tests {
         let text = "hold\nprepare\nutime d0/A\ncreate d0/B\nnew d1/A 10\nfork write d0/B 0 100\nkilled write d0/B 0 9\nrelease\n\
                     killed before append d0/B 9\nkilled at 4 chmod d0/B 600\nkilled behind 2 unlink d0/B\nkilled in 90 append d0/A 1\nkilled past 7 chmod d0/A 600\nfallocate d0/A punch 1 2\nfsync .\n\
                     outside writeback d0/A\ntmpfile d1/A 10 fsync\nuring-rename d0/A d1/B\nsync\n\
-                    chmod d0/B 640\nsplice d0/A d0/B\nstatic write d0/A 5 6\noutside commit\noutside retire\n";
+                    chmod d0/B 640\nsplice d0/A d0/B\nstatic write d0/A 5 6\noutside commit\noutside retire\n\
+                    rename@deep d0/A d0/B\nfork@own write d0/B 0 1\nsync@libc\nfsync@number .\noutside append d0/A 9\n\
+                    second fsync d0/A\noutside rename@new d0/A d0/B\nclone write@own d0/A 0 9\nkill launcher\nkill run\ncrowd 40\n";
         let sequence: Sequence = text.parse().unwrap();
         assert_eq!(sequence.to_string(), text);
         assert_eq!(sequence.one_line().parse::<Sequence>().unwrap(), sequence);
@@ -208,9 +406,20 @@ mod tests {
 
     #[test]
     fn unknown_lines_are_errors() {
-        for line in
-            ["", "write d0/A 1", "fallocate d0/A up 1 2", "fsync", "remove d0/A", "killed at fsync"]
-        {
+        for line in [
+            "",
+            "write d0/A 1",
+            "fallocate d0/A up 1 2",
+            "fsync",
+            "remove d0/A",
+            "killed at fsync",
+            "fsync@none .",
+            "uring-write@deep d0/A 0 1",
+            "outside fsync .",
+            "clone rename d0/A d0/B",
+            "kill program",
+            "crowd 0",
+        ] {
             assert!(line.parse::<Step>().is_err(), "{line:?}");
         }
     }

@@ -37,6 +37,8 @@ pub struct Disk {
     device: PathBuf,
     mount_point: PathBuf,
     is_mounted: bool,
+    /// Another disk has the same file system, with the same identity.
+    is_copy: bool,
     template: Image,
     /// The last cut since it was brought back, and what was written until then.
     last_cut: Option<(Writes, Image)>,
@@ -54,32 +56,16 @@ impl Disk {
         // The loop device has the name still when the directory is gone.
         let image = format!("{PREFIX}{}.image", std::process::id());
         let (path, mount_point) = (dir.join(image), dir.join("mnt"));
-        let backing = File::options().read(true).write(true).create_new(true).open(&path)?;
         let (size, mkfs): (u64, &[&str]) = match file_system {
             FileSystem::Ext4 => (16 << 20, &["mkfs.ext4", "-q", "-b4096", "-Jsize=4", "-I256"]),
             FileSystem::Xfs => (32 << 20, &["mkfs.xfs", "-q", "-dagcount=2"]),
             // Data and metadata in the same blocks, which is for small ones.
             FileSystem::Btrfs => (16 << 20, &["mkfs.btrfs", "-q", "--mixed", "-n4096", "-s4096"]),
         };
-        backing.set_len(size)?;
-        fs::create_dir(&mount_point)?;
+        let mut this = Self::attach(path, mount_point, file_system, size)?;
         // For tests, which say so in this way, mkfs.xfs makes file systems below 300 MiB.
         let for_tests = ["TEST_DIR", "TEST_DEV", "QA_CHECK_FS"].map(|name| (name, "1"));
-        succeed(Command::new(mkfs[0]).envs(for_tests).args(&mkfs[1..]).arg(&path))?;
-        let attach = succeed(Command::new("losetup").args(["--find", "--show"]).arg(&path))?;
-        let device = PathBuf::from(attach.trim());
-        let template = Image::default();
-        let (image_path, is_mounted) = (path, false);
-        let mut this = Self {
-            file_system,
-            backing,
-            image_path,
-            device,
-            mount_point,
-            is_mounted,
-            template,
-            last_cut: None,
-        };
+        succeed(Command::new(mkfs[0]).envs(for_tests).args(&mkfs[1..]).arg(&this.image_path))?;
         // Without the zeroes that mkfs wrote.
         Image::read(&this.backing)?.write(&this.backing)?;
         this.mount()?;
@@ -87,6 +73,51 @@ impl Disk {
         this.unmount()?;
         this.template = Image::read(&this.backing)?;
         Ok(this)
+    }
+
+    /// Makes a loop device of a new file, and a directory to mount it at.
+    fn attach(
+        path: PathBuf,
+        mount_point: PathBuf,
+        file_system: FileSystem,
+        size: u64,
+    ) -> Result<Self> {
+        let backing = File::options().read(true).write(true).create_new(true).open(&path)?;
+        backing.set_len(size)?;
+        fs::create_dir(&mount_point)?;
+        let attach = succeed(Command::new("losetup").args(["--find", "--show"]).arg(&path))?;
+        Ok(Self {
+            file_system,
+            backing,
+            image_path: path,
+            device: PathBuf::from(attach.trim()),
+            mount_point,
+            is_mounted: false,
+            is_copy: false,
+            template: Image::default(),
+            last_cut: None,
+        })
+    }
+
+    /// A second disk, to copy this one to.
+    ///
+    /// # Errors
+    /// There is no loop device.
+    pub fn beside(&self) -> Result<Self> {
+        let (path, mount_point) =
+            (self.image_path.with_extension("copy"), self.mount_point.with_extension("copy"));
+        let size = self.backing.metadata()?.len();
+        let mut copy = Self::attach(path, mount_point, self.file_system, size)?;
+        copy.is_copy = true;
+        Ok(copy)
+    }
+
+    /// What is on the device.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn image(&self) -> Result<Image> {
+        Image::read(&self.backing)
     }
 
     fn populate(&self) -> Result<()> {
@@ -134,6 +165,7 @@ impl Disk {
     pub fn mount(&mut self) -> Result<()> {
         let options = match self.file_system {
             FileSystem::Ext4 => c"commit=600,noinit_itable",
+            FileSystem::Xfs if self.is_copy => c"nouuid",
             FileSystem::Xfs => c"",
             FileSystem::Btrfs => c"commit=300,nodiscard",
         };

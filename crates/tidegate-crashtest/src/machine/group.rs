@@ -1,12 +1,15 @@
 //! A control group: all processes of a run, whatever they start, frozen or killed as one.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// How long the kernel may take to freeze or to kill.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -73,6 +76,27 @@ impl Group {
         self.await_event("populated 0")
     }
 
+    /// Kills the processes whose command line is wanted, and waits until they are gone.
+    ///
+    /// # Errors
+    /// There is none, or it does not go.
+    pub fn kill_member(&self, is_wanted: impl Fn(&[OsString]) -> bool) -> Result<()> {
+        let members = fs::read_to_string(self.path.join("cgroup.procs"))?;
+        let wanted = |pid: &i32| is_wanted(&command_line(*pid));
+        let pids: Vec<i32> =
+            members.lines().filter_map(|line| line.parse().ok()).filter(wanted).collect();
+        ensure!(!pids.is_empty(), "{}: no such process", self.path.display());
+        for pid in pids {
+            let pid = Pid::from_raw(pid).context("a process has a number")?;
+            let process = pidfd_open(pid, PidfdFlags::empty())?;
+            pidfd_send_signal(&process, Signal::KILL)?;
+            let mut events = [PollFd::new(&process, PollFlags::IN)];
+            let is_gone = poll(&mut events, Some(&Timespec::try_from(TIMEOUT)?))? > 0;
+            ensure!(is_gone, "a killed process does not end");
+        }
+        Ok(())
+    }
+
     fn command(&self, name: &str, value: &str) -> Result<()> {
         let path = self.path.join(format!("cgroup.{name}"));
         fs::write(&path, value).with_context(|| format!("cannot write {}", path.display()))
@@ -93,6 +117,13 @@ impl Group {
         }
         Ok(())
     }
+}
+
+/// The words that a process was started with; none of one that is gone.
+fn command_line(pid: i32) -> Vec<OsString> {
+    let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words = bytes.strip_suffix(&[0]).unwrap_or(&bytes).split(|byte| *byte == 0);
+    words.map(|word| OsStr::from_bytes(word).to_owned()).collect()
 }
 
 /// Makes this process a member of a group.

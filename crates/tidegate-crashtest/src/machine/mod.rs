@@ -10,11 +10,13 @@ pub mod group;
 pub mod image;
 pub mod program;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::{self, File};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -27,10 +29,12 @@ use self::disk::{Disk, OUTSIDE};
 use self::group::Group;
 use self::image::Image;
 use self::program::{Interpreter, Program};
+use crate::crowd;
 use crate::file_system::FileSystem;
 use crate::model::{Model, State, Verdict};
+use crate::operation::Operation;
 use crate::promise::Promises;
-use crate::sequence::{Outside, Sequence, Step, Sync};
+use crate::sequence::{Lost, Other, Outside, Sequence, Step, Sync};
 
 const SHARED_MEMORY: &str = "/dev/shm";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -41,6 +45,8 @@ pub const PREFIX: &str = "tidegate-crashtest.";
 const QUIET: Duration = Duration::from_secs(20);
 /// How long a recovery may take.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
+/// The exit status of a recovery that leaves files as they are, and names them.
+const REFUSED: i32 = 1;
 /// What `tidegate recover` says of a log that is clean.
 const NOTHING: &str = "nothing to recover";
 
@@ -57,6 +63,8 @@ pub enum Runner {
         options: Vec<String>,
         /// Files are covered at a descriptor's first sync: sequences are short.
         covers_at_once: bool,
+        /// The size of the pool, as `tidegate create` takes it.
+        pool_size: String,
     },
 }
 
@@ -119,22 +127,48 @@ pub struct Violation {
     pub what: Verdict,
 }
 
-/// The disk and the pool at a moment.
+/// A pool, and its contents while it is unused.
+#[derive(Debug)]
+struct Pool {
+    path: PathBuf,
+    unused: Image,
+}
+
+/// The disk and the pools at a moment.
 struct Cut {
     step: usize,
     disk: Image,
-    pool: Image,
+    pools: Vec<Image>,
 }
 
 impl Cut {
-    /// Whether nothing reached the disk or the pool between two cuts.
+    /// Whether nothing reached the disk or the pools between two cuts.
     fn is_same(&self, other: &Self) -> bool {
-        (&self.disk, &self.pool) == (&other.disk, &other.pool)
+        (&self.disk, &self.pools) == (&other.disk, &other.pools)
     }
 }
 
-/// What a recovery leaves behind, or how it failed.
-type Left = Result<State, String>;
+/// What a recovery leaves behind.
+struct Left {
+    /// What was there before; none where nothing depends on it.
+    before: Option<State>,
+    after: State,
+    /// What it said, once for each pool; the exit status and the reason if it failed.
+    said: Vec<Result<String, Failure>>,
+}
+
+/// How a recovery failed.
+struct Failure {
+    status: ExitStatus,
+    said: String,
+}
+
+/// The programs of a sequence.
+struct Programs {
+    own: Program,
+    /// Those outside the tree, of what the sequence has steps of.
+    others: Vec<(Other, Program)>,
+}
 
 /// A machine, in whose namespace the caller is.
 #[derive(Debug)]
@@ -144,12 +178,16 @@ pub struct Machine {
     fault: Option<Fault>,
     dir: PathBuf,
     disk: Disk,
+    /// A second disk, of the first sequence that has one on.
+    copy: Option<Disk>,
     group: Group,
+    /// Of the programs outside the tree.
+    others: Group,
     interpreter: Interpreter,
     /// Acts from outside the tree.
     agent: Program,
-    /// An unused pool.
-    pool: Image,
+    /// The pool of the program, and that of a second run. None without Tidegate.
+    pools: Vec<Pool>,
     boots: u64,
     /// Locked while the program runs.
     turn: File,
@@ -182,42 +220,51 @@ impl Machine {
         fs::write(&boot_id, "")?;
         mount_bind(&boot_id, BOOT_ID).context("cannot replace the boot's identity")?;
         abandoned::remove_groups(&hierarchy);
-        let group = Group::new(&hierarchy, &format!("{PREFIX}{}", std::process::id()))?;
+        let name = format!("{PREFIX}{}", std::process::id());
+        let group = Group::new(&hierarchy, &name)?;
+        let others = Group::new(&hierarchy, &format!("{name}.others"))?;
         let disk = Disk::new(dir, file_system)?;
         let agent = Program::start(&mut Command::new(&interpreter.linked), |command| {
             command.spawn().context("cannot start the agent")
         })?;
-        let (dir, pool) = (dir.to_owned(), Image::default());
+        let dir = dir.to_owned();
         let mut this = Self {
             file_system,
             runner,
             fault,
             dir,
             disk,
+            copy: None,
             group,
+            others,
             interpreter,
             agent,
-            pool,
+            pools: Vec::new(),
             boots: 0,
             turn,
         };
         this.boot()?;
-        this.make_pool()?;
+        this.make_pools()?;
         Ok(this)
     }
 
-    fn pool_path(&self) -> PathBuf {
-        self.dir.join("pool")
-    }
-
-    fn make_pool(&mut self) -> Result<()> {
-        if let Runner::Tidegate { binary, .. } = &self.runner {
+    fn make_pools(&mut self) -> Result<()> {
+        let Runner::Tidegate { binary, pool_size, .. } = &self.runner else { return Ok(()) };
+        for name in ["pool", "second-pool"] {
+            let path = self.dir.join(name);
             let mut create = Command::new(binary);
-            create.arg("create").arg(self.pool_path()).args(["--engine=log", "--size=1M"]);
+            create.arg("create").arg(&path).args(["--engine=log", &format!("--size={pool_size}")]);
             succeed(&mut create)?;
-            self.pool = Image::read(&File::open(self.pool_path())?)?;
+            self.pools.push(Pool { unused: Image::read(&File::open(&path)?)?, path });
         }
         Ok(())
+    }
+
+    /// The pools that a sequence is about.
+    fn pools_of(&self, sequence: &Sequence) -> &[Pool] {
+        let is_second = |step: &Step| matches!(step, Step::Other(Other::Second, _));
+        let count = 1 + usize::from(sequence.steps.iter().any(is_second));
+        &self.pools[..count.min(self.pools.len())]
     }
 
     /// Gives the machine a new boot: nothing is in shared memory, and the kernel has a new
@@ -231,18 +278,6 @@ impl Machine {
             if path.is_dir() { fs::remove_dir_all(path)? } else { fs::remove_file(path)? }
         }
         Ok(())
-    }
-
-    /// Puts a copy of the pool where it was. It is another inode, as after a boot.
-    fn put_pool(&self, image: &Image) -> Result<()> {
-        if self.runner == Runner::Plain {
-            return Ok(());
-        }
-        let path = self.pool_path();
-        fs::remove_file(&path)?;
-        let mut options = File::options();
-        options.read(true).write(true).create_new(true).mode(0o600);
-        image.write(&options.open(&path)?)
     }
 
     /// Runs a sequence, cuts the power, recovers, and judges what is left. Empty if all is allowed.
@@ -266,13 +301,13 @@ impl Machine {
 
     fn test_once(&mut self, sequence: &Sequence, cuts: Cuts) -> Result<Vec<Violation>> {
         let (cuts, mut violations) = self.run(sequence, cuts)?;
-        let mut last = None;
+        let mut last: Option<(Cut, Left)> = None;
         for cut in cuts {
-            // What leaves disk and pool as they were has one recovery with the step before.
-            let same = last.take().filter(|(before, _): &(Cut, _)| before.is_same(&cut));
-            let state = same.map_or_else(|| self.recover(&cut), |(_, state)| Ok(state))?;
-            violations.extend(self.judge(sequence, cut.step, &state)?);
-            last = Some((cut, state));
+            // What leaves disk and pools as they were has one recovery with the step before.
+            let same = last.take().filter(|(before, _)| before.is_same(&cut));
+            let left = same.map_or_else(|| self.recover(sequence, &cut), |(_, left)| Ok(left))?;
+            violations.extend(self.judge(sequence, cut.step, &left)?);
+            last = Some((cut, left));
         }
         Ok(violations)
     }
@@ -280,20 +315,22 @@ impl Machine {
     fn run(&mut self, sequence: &Sequence, cuts: Cuts) -> Result<(Vec<Cut>, Vec<Violation>)> {
         self.boot()?;
         self.disk.reset()?;
-        self.put_pool(&self.pool)?;
+        fs::write(self.dir.join("stderr"), "")?;
+        self.pools_of(sequence).iter().try_for_each(|pool| pool.put(&pool.unused))?;
         self.disk.mount()?;
         // ext4 takes an inode that it loads while a transaction runs for changed by that: a commit
         // ends what mounting began, then all are loaded.
         self.act_from_outside(&Step::Outside(Outside::Commit))?;
         self.disk.read()?;
+        self.mount_copy(sequence)?;
         let start = Instant::now();
         let first = self.start_supervisor()?;
-        let mut command = self.command(sequence.hold)?;
-        let mut program = Program::start(&mut command, |command| self.group.spawn(command))?;
-        let done = self.execute_in_turn(&mut program, sequence, cuts);
-        let killed = self.group.kill();
-        drop((program, first));
+        let mut programs = self.start_programs(sequence)?;
+        let done = self.execute_in_turn(&mut programs, sequence, cuts);
+        let killed = self.group.kill().and(self.others.kill());
+        drop((programs, first));
         self.disk.unmount()?;
+        self.copy.iter_mut().try_for_each(Disk::unmount)?;
         killed?;
         // What syncs promise does not depend on it.
         ensure!(
@@ -302,6 +339,37 @@ impl Machine {
             start.elapsed()
         );
         done
+    }
+
+    /// Copies the disk, and mounts the copy, for a sequence that acts in it.
+    fn mount_copy(&mut self, sequence: &Sequence) -> Result<()> {
+        if !sequence.steps.iter().any(|step| matches!(step, Step::Clone(_))) {
+            return Ok(());
+        }
+        if self.copy.is_none() {
+            self.copy = Some(self.disk.beside()?);
+        }
+        let image = self.disk.image()?;
+        let copy = self.copy.as_mut().context("it was just made")?;
+        copy.restore(&image)?;
+        copy.mount()
+    }
+
+    fn start_programs(&self, sequence: &Sequence) -> Result<Programs> {
+        let mut command = self.command(sequence.hold)?;
+        let own = Program::start(&mut command, |command| self.group.spawn(command))?;
+        let mut others = Vec::new();
+        for (other, _) in Other::ALL {
+            let is_it = |step: &Step| matches!(step, Step::Other(this, _) if *this == other);
+            if sequence.steps.iter().any(is_it) {
+                let mut command = self.command_of_other(other)?;
+                let start = |command: &mut Command| self.others.spawn(command);
+                let mut program = Program::start(&mut command, start)?;
+                program.execute(0, "nothing").context("a program outside")?;
+                others.push((other, program));
+            }
+        }
+        Ok(Programs { own, others })
     }
 
     /// For a supervisor that makes no syncs, before a program that does: another program that has
@@ -325,25 +393,57 @@ impl Machine {
         if is_unsynced {
             words.extend([self.interpreter.linked.clone().into(), "unsynced".into()]);
         }
-        if let Runner::Tidegate { binary, options, .. } = &self.runner {
-            words.extend([binary.into(), "run".into(), "--pool".into(), self.pool_path().into()]);
-            words.extend(options.iter().map(OsString::from));
-            words.push("--".into());
-        }
+        words.extend(self.words_of_run(self.pools.first()));
         words.push(self.interpreter.dynamic.clone().into());
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).arg(&self.interpreter.linked);
         command
     }
 
+    /// What stands before a program so that it runs with a pool.
+    fn words_of_run(&self, pool: Option<&Pool>) -> Vec<OsString> {
+        let (Runner::Tidegate { binary, options, .. }, Some(pool)) = (&self.runner, pool) else {
+            return Vec::new();
+        };
+        let mut words =
+            vec![binary.into(), "run".into(), "--pool".into(), pool.path.clone().into()];
+        words.extend(options.iter().map(OsString::from));
+        words.push("--".into());
+        words
+    }
+
     fn command(&self, hold: bool) -> Result<Command> {
         let mut command = self.program(self.fault == Some(Fault::PlainNames));
         command.args(hold.then_some("hold"));
+        command.envs(self.fault.and_then(Fault::variable));
+        self.place(command)
+    }
+
+    /// The program that goes on when its run was killed.
+    fn command_without_run(&self, hold: bool) -> Result<Command> {
+        let mut command = Command::new(&self.interpreter.dynamic);
+        command.arg(&self.interpreter.linked).args(hold.then_some("hold"));
+        self.place(command)
+    }
+
+    fn command_of_other(&self, other: Other) -> Result<Command> {
+        let mut words = match other {
+            Other::Outside => Vec::new(),
+            Other::Second => self.words_of_run(self.pools.get(1)),
+        };
+        words.push(self.interpreter.dynamic.clone().into());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).arg(&self.interpreter.linked);
+        self.place(command)
+    }
+
+    /// Where a program runs, with what it says on standard error.
+    fn place(&self, mut command: Command) -> Result<Command> {
         if let Runner::Tidegate { covers_at_once: true, .. } = self.runner {
             command.env("TIDEGATE_COVER_AFTER", "1");
         }
-        command.envs(self.fault.and_then(Fault::variable));
-        command.current_dir(self.disk.mount_point()).stderr(File::create(self.dir.join("stderr"))?);
+        let stderr = File::options().create(true).append(true).open(self.dir.join("stderr"))?;
+        command.current_dir(self.disk.mount_point()).stderr(stderr);
         Ok(command)
     }
 
@@ -353,17 +453,18 @@ impl Machine {
     /// not looked at any more.
     fn execute_in_turn(
         &mut self,
-        program: &mut Program,
+        programs: &mut Programs,
         sequence: &Sequence,
         cuts: Cuts,
     ) -> Result<(Vec<Cut>, Vec<Violation>)> {
-        let syncs_all = sequence.steps.contains(&Step::Sync(Sync::All));
+        let is_all = |step: &Step| *step.innermost() == Step::Sync(Sync::All);
+        let syncs_all = sequence.steps.iter().any(is_all);
         let how =
             if syncs_all { FlockOperation::LockExclusive } else { FlockOperation::LockShared };
         // A program that is there takes no time of the others to start.
-        program.execute(0, "nothing").with_context(|| self.stderr())?;
+        programs.own.execute(0, "nothing").with_context(|| self.stderr())?;
         flock(&self.turn, how)?;
-        let done = self.execute(program, sequence, cuts);
+        let done = self.execute(programs, sequence, cuts);
         flock(&self.turn, FlockOperation::Unlock)?;
         done
     }
@@ -371,31 +472,98 @@ impl Machine {
     /// Executes the steps; the cuts that were made, and what was wrong before any.
     fn execute(
         &mut self,
-        program: &mut Program,
+        programs: &mut Programs,
         sequence: &Sequence,
         cuts: Cuts,
     ) -> Result<(Vec<Cut>, Vec<Violation>)> {
         let mut made = Vec::new();
         for (number, step) in (1..).zip(&sequence.steps) {
-            let failed = match step {
-                Step::Outside(Outside::Retire) => self.retire()?,
-                Step::Outside(_) => self.act_from_outside(step)?,
-                Step::Sync(_) if self.fault == Some(Fault::DroppedSyncs) => None,
-                _ => program.execute(number, &step.to_string()).with_context(|| self.stderr())?,
-            };
+            let failed = self.execute_step(programs, number, step, sequence.hold)?;
             let step = usize::try_from(number)?;
             if let Some(failed) = failed {
                 let what = Verdict::Forbidden(format!("step {failed}"));
                 return Ok((made, vec![Violation { step, what }]));
             }
             if cuts == Cuts::All || step == sequence.steps.len() {
-                made.push(self.cut(step)?);
+                made.push(self.cut(sequence, step)?);
             }
         }
-        let present = Promises::behind(sequence)?.judge_present(&self.disk.read()?);
+        let mut state = self.disk.read()?;
+        let mut present = crowd::objections(sequence, &mut state);
+        present.extend(Promises::behind(sequence)?.judge_present(&state));
         let what = Verdict::Forbidden(format!("before the cut: {}", present.join("; ")));
         let violation = Violation { step: sequence.steps.len(), what };
         Ok((made, (!present.is_empty()).then_some(violation).into_iter().collect()))
+    }
+
+    /// Executes one step: what failed, if something did.
+    fn execute_step(
+        &mut self,
+        programs: &mut Programs,
+        number: u64,
+        step: &Step,
+        hold: bool,
+    ) -> Result<Option<String>> {
+        match step {
+            Step::Outside(Outside::Retire) => self.retire(),
+            Step::Outside(_) => self.act_from_outside(step),
+            Step::Lost(lost) => self.lose(*lost, &mut programs.own, hold),
+            Step::Other(other, step) => self.execute_by_other(*other, programs, number, step),
+            step if self.fault == Some(Fault::DroppedSyncs)
+                && matches!(step.innermost(), Step::Sync(_)) =>
+            {
+                Ok(None)
+            }
+            Step::Clone(step) => {
+                let root = self.copy.as_ref().context("the copy is mounted")?.mount_point();
+                let text = step.to_string();
+                let (name, rest) = text.split_once(' ').context("a step in a copy has a path")?;
+                programs.own.execute(number, &format!("{name} {}/{rest}", root.display()))
+            }
+            step => programs.own.execute(number, &step.to_string()),
+        }
+        .with_context(|| self.stderr())
+    }
+
+    fn execute_by_other(
+        &self,
+        other: Other,
+        programs: &mut Programs,
+        number: u64,
+        step: &Step,
+    ) -> Result<Option<String>> {
+        let mut others = programs.others.iter_mut();
+        let (_, program) =
+            others.find(|(this, _)| *this == other).context("the program was started")?;
+        let failed = program.execute(number, &step.to_string())?;
+        let follow = match step.innermost() {
+            _ if failed.is_some() => return Ok(failed),
+            Step::Operation(Operation::Rename { from, to, .. }) => format!("moved {from} {to}"),
+            Step::Operation(Operation::Unlink { path }) => format!("gone {path}"),
+            _ => return Ok(None),
+        };
+        programs.own.execute(0, &follow)
+    }
+
+    /// Kills processes of the run. The program starts anew if it is one of them.
+    fn lose(&self, lost: Lost, program: &mut Program, hold: bool) -> Result<Option<String>> {
+        if lost == Lost::Run {
+            self.group.kill()?;
+            let mut command = self.command_without_run(hold)?;
+            *program = Program::start(&mut command, |command| self.group.spawn(command))?;
+            return program.execute(0, "nothing").map(|_| None);
+        }
+        let Some(pool) = self.pools.first() else { return Ok(None) };
+        if lost != Lost::Supervisor {
+            program.kill_child()?;
+        }
+        if lost != Lost::Launcher {
+            self.group.kill_member(|words| {
+                words.get(1).is_some_and(|word| word == "supervise")
+                    && words.last().is_some_and(|word| Path::new(word) == pool.path)
+            })?;
+        }
+        Ok(None)
     }
 
     fn act_from_outside(&mut self, step: &Step) -> Result<Option<String>> {
@@ -410,69 +578,77 @@ impl Machine {
 
     /// Has the log retired, if there is one.
     fn retire(&self) -> Result<Option<String>> {
-        if let Runner::Tidegate { binary, .. } = &self.runner {
-            succeed(Command::new(binary).arg("flush").arg(self.pool_path()))?;
+        if let (Runner::Tidegate { binary, .. }, Some(pool)) = (&self.runner, self.pools.first()) {
+            succeed(Command::new(binary).arg("flush").arg(&pool.path))?;
         }
         Ok(None)
     }
 
-    fn cut(&mut self, step: usize) -> Result<Cut> {
+    fn cut(&mut self, sequence: &Sequence, step: usize) -> Result<Cut> {
         self.group.freeze()?;
+        self.others.freeze()?;
         let disk = self.disk.cut()?;
-        let pool = match self.runner {
-            Runner::Plain => Image::default(),
-            Runner::Tidegate { .. } if self.fault == Some(Fault::LostRecords) => self.pool.clone(),
-            Runner::Tidegate { .. } => {
-                Image::read_since(&File::open(self.pool_path())?, &self.pool)?
-            }
-        };
+        let is_lost = self.fault == Some(Fault::LostRecords);
+        let image = |pool: &Pool| if is_lost { Ok(pool.unused.clone()) } else { pool.image() };
+        let pools = self.pools_of(sequence).iter().map(image).collect::<Result<_>>()?;
+        self.others.thaw()?;
         self.group.thaw()?;
-        Ok(Cut { step, disk, pool })
+        Ok(Cut { step, disk, pools })
     }
 
     fn judge(&self, sequence: &Sequence, step: usize, left: &Left) -> Result<Option<Violation>> {
         let steps = sequence.steps[..step].to_vec();
         let before = Sequence { hold: sequence.hold, steps };
-        let what = match left {
-            Ok(state) => self.judge_state(&before, state)?,
-            Err(failure) => Verdict::Forbidden(failure.clone()),
-        };
+        let what = self.judge_left(&before, left)?;
         Ok((!what.is_allowed()).then_some(Violation { step, what }))
     }
 
-    fn judge_state(&self, before: &Sequence, state: &State) -> Result<Verdict> {
+    fn judge_left(&self, before: &Sequence, left: &Left) -> Result<Verdict> {
+        let failures: Vec<&Failure> =
+            left.said.iter().filter_map(|said| said.as_ref().err()).collect();
+        let mut state = left.after.clone();
+        let crowd = crowd::objections(before, &mut state);
+        if !crowd.is_empty() {
+            return Ok(Verdict::Forbidden(crowd.join("; ")));
+        }
         let Some(kind) = self.file_system.kind() else {
-            return Ok(Promises::behind(before)?.judge(state));
+            if let Some(what) = unlogged(left) {
+                return Ok(Verdict::Forbidden(what));
+            }
+            return Ok(Promises::behind(before)?.judge(&state));
         };
         let is_plain = self.runner == Runner::Plain;
         let model = Model::new(kind);
         let model = if is_plain { model } else { model.under_run() };
-        Ok(model.after(before)?.judge(state, !is_plain))
+        let model = model.after(before)?;
+        Ok(match refused(&failures, &model, left) {
+            Ok(paths) => model.refusing(paths).judge(&state, !is_plain),
+            Err(what) => Verdict::Forbidden(what),
+        })
     }
 
-    /// The state behind a cut, or how the recovery failed.
-    fn recover(&mut self, cut: &Cut) -> Result<Left> {
+    /// The state behind a cut.
+    fn recover(&mut self, sequence: &Sequence, cut: &Cut) -> Result<Left> {
         self.boot()?;
         self.disk.restore(&cut.disk)?;
-        self.put_pool(&cut.pool)?;
+        let pools = self.pools_of(sequence).iter().zip(&cut.pools);
+        pools.clone().try_for_each(|(pool, image)| pool.put(image))?;
         self.disk.mount()?;
-        let is_logged = self.file_system.kind().is_some();
-        let before = if is_logged { None } else { Some(self.disk.read()?) };
-        let recovered = self.recover_pool()?;
+        let is_compared = self.file_system.kind().is_none() || sequence.has_others();
+        let before = is_compared.then(|| self.disk.read()).transpose()?;
+        let said = self.pools_of(sequence).iter().map(|pool| self.recover_pool(pool));
+        let said = said.collect::<Result<_>>()?;
         let after = self.disk.read()?;
         self.disk.unmount()?;
-        Ok(recovered.and_then(|said| match (said, before) {
-            (Some(said), Some(before)) => unlogged(&said, &before, after),
-            _ => Ok(after),
-        }))
+        Ok(Left { before, after, said })
     }
 
-    /// What the recovery said, or how it failed; none without a pool.
-    fn recover_pool(&self) -> Result<Result<Option<String>, String>> {
-        let Runner::Tidegate { binary, .. } = &self.runner else { return Ok(Ok(None)) };
+    /// What the recovery of a pool said, or how it failed.
+    fn recover_pool(&self, pool: &Pool) -> Result<Result<String, Failure>> {
+        let Runner::Tidegate { binary, .. } = &self.runner else { bail!("there is no pool") };
         let mut command = Command::new(&self.interpreter.linked);
         command.arg("boot").arg(binary).arg("recover");
-        command.arg(self.pool_path()).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.arg(&pool.path).stdin(Stdio::null()).stdout(Stdio::piped());
         let child = self.group.spawn(command.stderr(Stdio::piped()))?;
         if !has_ended(&child, RECOVERY_TIMEOUT)? {
             self.group.kill()?;
@@ -481,10 +657,10 @@ impl Machine {
         // A supervisor may outlive the command.
         self.group.kill()?;
         if output.status.success() {
-            return Ok(Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned())));
+            return Ok(Ok(String::from_utf8_lossy(&output.stdout).into_owned()));
         }
-        let said = String::from_utf8_lossy(&output.stderr);
-        Ok(Err(format!("recover: {}: {}", output.status, said.trim())))
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Ok(Err(Failure { status: output.status, said }))
     }
 
     /// What the program said on standard error.
@@ -493,15 +669,63 @@ impl Machine {
     }
 }
 
-/// The state behind a recovery where nothing is logged, or what it did: it must do nothing.
-fn unlogged(said: &str, before: &State, after: State) -> Left {
-    if *before != after {
-        return Err("recovery changed files of a file system that is not logged".into());
+/// What is wrong with a recovery where nothing is logged: it must do nothing.
+fn unlogged(left: &Left) -> Option<String> {
+    if left.before.as_ref().is_some_and(|before| *before != left.after) {
+        return Some("recovery changed files of a file system that is not logged".into());
     }
-    if !said.contains(NOTHING) {
-        return Err(format!("the log had records on a file system that is not logged: {said}"));
+    left.said.iter().find_map(|said| match said {
+        Err(failure) => Some(failure.to_string()),
+        Ok(said) if !said.contains(NOTHING) => {
+            Some(format!("the log had records on a file system that is not logged: {said}"))
+        }
+        Ok(_) => None,
+    })
+}
+
+/// The files that recoveries refused, each of which programs outside the tree had changed; an
+/// objection if they failed otherwise, or changed such a file.
+fn refused(failures: &[&Failure], model: &Model, left: &Left) -> Result<BTreeSet<String>, String> {
+    let mut refused = BTreeSet::new();
+    for failure in failures {
+        let is_named = |path: &&String| failure.said.contains(&format!("/{path}"));
+        let known = left.before.iter().chain([&left.after]).flat_map(State::keys);
+        let named: BTreeSet<String> = known.filter(is_named).cloned().collect();
+        let are_of_others = named.is_subset(model.of_others()) && !named.is_empty();
+        if failure.status.code() != Some(REFUSED) || !are_of_others {
+            return Err(failure.to_string());
+        }
+        refused.extend(named);
     }
-    Ok(after)
+    let before = left.before.as_ref();
+    let at = |state: &State, path: &str| state.get(path).cloned();
+    let is_changed =
+        |path: &&String| before.is_some_and(|before| at(before, path) != at(&left.after, path));
+    match refused.iter().find(is_changed) {
+        Some(path) => Err(format!("{path}: refused by recovery, and changed")),
+        None => Ok(refused),
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "recover: {}: {}", self.status, self.said)
+    }
+}
+
+impl Pool {
+    /// Puts a copy of the pool where it was. It is another inode, as after a boot.
+    fn put(&self, image: &Image) -> Result<()> {
+        fs::remove_file(&self.path)?;
+        let mut options = File::options();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        image.write(&options.open(&self.path)?)
+    }
+
+    /// What it has now.
+    fn image(&self) -> Result<Image> {
+        Image::read_since(&File::open(&self.path)?, &self.unused)
+    }
 }
 
 /// Waits until a process has ended: whether it did so in time.

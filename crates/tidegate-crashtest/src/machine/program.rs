@@ -10,7 +10,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{has_ended, succeed};
 
-const SOURCE: &str = include_str!("../../programs/interpreter.c");
+/// The sources, with their names.
+const SOURCES: [(&str, &str); 4] = [
+    ("interpreter.c", include_str!("../../programs/interpreter.c")),
+    ("calls.h", include_str!("../../programs/calls.h")),
+    ("calls.c", include_str!("../../programs/calls.c")),
+    ("own.c", include_str!("../../programs/own.c")),
+];
+/// The objects that the interpreter loads for some [`Way`](crate::sequence::Way)s, each of one
+/// source file.
+const OBJECTS: [(&str, &str); 2] = [("calls.so", "calls.c"), ("own.so", "own.c")];
 /// How long a step may take.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a process may take to end.
@@ -36,19 +45,25 @@ impl Interpreter {
     /// # Errors
     /// There is no C compiler, or no static C library.
     pub fn compile(dir: &Path) -> Result<Self> {
-        let source = dir.join("interpreter.c");
-        std::fs::write(&source, SOURCE)?;
+        for (name, text) in SOURCES {
+            std::fs::write(dir.join(name), text)?;
+        }
         let this = Self::in_dir(dir);
-        compile_as(&this.dynamic, &source, &[])?;
-        compile_as(&this.linked, &source, &["-static", "-DSTATIC"])?;
+        let sources = ["interpreter.c", "calls.c"];
+        compile_as(&this.dynamic, &sources, &[])?;
+        compile_as(&this.linked, &sources, &["-static", "-DSTATIC"])?;
+        for (object, source) in OBJECTS {
+            compile_as(&dir.join(object), &[source], &["-shared", "-fPIC"])?;
+        }
         Ok(this)
     }
 }
 
-/// Compiles a source file, and replaces `program` by what came of it.
-fn compile_as(program: &Path, source: &Path, options: &[&str]) -> Result<()> {
+/// Compiles source files that are beside `program`, and replaces it by what came of them.
+fn compile_as(program: &Path, sources: &[&str], options: &[&str]) -> Result<()> {
     let new = program.with_extension("new");
-    succeed(Command::new("cc").arg("-O1").args(options).arg("-o").arg(&new).arg(source))?;
+    let sources = sources.iter().map(|source| program.with_file_name(source));
+    succeed(Command::new("cc").arg("-O1").args(options).arg("-o").arg(&new).args(sources))?;
     Ok(std::fs::rename(new, program)?)
 }
 
@@ -137,6 +152,18 @@ impl Program {
         spawn: impl FnOnce(&mut Command) -> Result<Child>,
     ) -> Result<Self> {
         Ok(Self(Dialogue::start(command, spawn)?))
+    }
+
+    /// Kills the process that was started; what it has started goes on.
+    ///
+    /// # Errors
+    /// It does not go.
+    pub fn kill_child(&mut self) -> Result<()> {
+        self.0.child.kill()?;
+        if !has_ended(&self.0.child, END_TIMEOUT)? {
+            bail!("a killed process does not end");
+        }
+        Ok(())
     }
 
     /// Has step `number` executed; what it reports if it fails.

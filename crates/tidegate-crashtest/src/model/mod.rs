@@ -28,6 +28,12 @@
 //! begun it. That ends with the next sync or operation that is about its file or its names, for
 //! what that has found must not change again.
 //!
+//! **Other ways, other programs, lost processes.** The kernel does what it is told, whoever tells it
+//! by whatever call: a step of another program, or one by another [`Way`](crate::sequence::Way), is
+//! an operation or a sync as any. Under `tidegate run` it may have files leave the log before, as
+//! `outside retire`. A recovery that refuses a file that another program has changed, by its name,
+//! may leave it as the disk has it ([`Model::of_others`]).
+//!
 //! What the two file systems differ in stands in [`Kind`]. Under `tidegate run` the existence of a
 //! file that was created and never synced is unordered ([`Model::is_optional`]), an `fdatasync` may
 //! be made as an `fsync`, and a truncation, or a change that `run` does not see, may be preceded by
@@ -37,7 +43,7 @@ pub mod history;
 pub mod tree;
 mod verdict;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
@@ -47,7 +53,7 @@ use self::tree::{Entry, Id, ROOT, Tree};
 pub use self::verdict::{Found, Node, State, Verdict};
 use crate::contents::{INITIAL_A, INITIAL_B, bytes};
 use crate::operation::{FallocateMode, Operation, WriteBy};
-use crate::sequence::{Kill, Outside, Sequence, Step, Sync};
+use crate::sequence::{Kill, Lost, Other, Outside, Sequence, Step, Sync};
 
 /// The file system whose rules hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,13 +147,13 @@ impl Replayed {
             };
             self.operation.paths().iter().all(|own| !is_in(own, path) && !is_in(path, own))
         };
-        match step {
+        match step.innermost() {
             Step::Operation(operation) | Step::Killed(_, operation) => {
                 operation.paths().into_iter().all(is_other)
             }
             Step::Sync(Sync::File(path) | Sync::Data(path)) => is_other(path),
             Step::Sync(Sync::All) | Step::Outside(Outside::Retire) => false,
-            Step::Sync(Sync::Mapping) | Step::Outside(_) | Step::Prepare | Step::Release => true,
+            _ => true,
         }
     }
 }
@@ -176,6 +182,16 @@ pub struct Model {
     is_under_run: bool,
     /// What else a crash may leave.
     replayed: Vec<Replayed>,
+    /// Paths of files that programs outside the tree have changed.
+    of_others: BTreeSet<String>,
+    /// Paths at which anything may be.
+    refused: BTreeSet<String>,
+    /// The run was killed: its program goes on without it.
+    is_run_lost: bool,
+    /// Nobody may supervise the run: nobody retires its log.
+    is_unsupervised: bool,
+    /// Number of files that [`Step::Crowd`] has made.
+    crowd: u32,
 }
 
 /// Initial size of `d0/A` in bytes: two blocks and a half.
@@ -215,6 +231,11 @@ impl Model {
             step: 0,
             is_under_run: false,
             replayed: Vec::new(),
+            of_others: BTreeSet::new(),
+            refused: BTreeSet::new(),
+            is_run_lost: false,
+            is_unsupervised: false,
+            crowd: 0,
         }
     }
 
@@ -274,6 +295,92 @@ impl Model {
 
     fn take(&mut self, step: &Step) -> Result<()> {
         self.step += 1;
+        self.note_of_others(step);
+        match step {
+            Step::By(_, step) => {
+                self.leave_log();
+                self.take_called(step)
+            }
+            Step::Other(_, step) => {
+                let last = self.last;
+                self.leave_log();
+                self.take_called(step.innermost())?;
+                self.note_of_others(&Step::Other(Other::Outside, step.clone()));
+                // The first program follows its files to other names, and closes what it has.
+                self.last = last.filter(|_| !step.innermost().changes_names());
+                Ok(())
+            }
+            Step::Clone(_) => {
+                self.leave_log();
+                self.last = None;
+                Ok(())
+            }
+            Step::Lost(lost) => {
+                self.retire();
+                self.is_unsupervised = true;
+                if *lost == Lost::Run {
+                    self.last = None;
+                    self.is_run_lost = true;
+                }
+                Ok(())
+            }
+            Step::Crowd(count) => {
+                self.add_crowd(*count);
+                Ok(())
+            }
+            step => self.take_called(step),
+        }
+    }
+
+    /// Files may leave the log, if there are some.
+    fn leave_log(&mut self) {
+        if self.inodes.values().any(|inode| inode.is_synced) || self.crowd > 0 {
+            self.retire();
+        }
+    }
+
+    /// Takes note of the files that another program changes, or the program itself when its run is
+    /// lost: by all their names.
+    fn note_of_others(&mut self, step: &Step) {
+        let is_of_other = matches!(step, Step::Other(..)) || self.is_run_lost;
+        let Step::Operation(operation) = step.innermost() else { return };
+        if is_of_other {
+            let named: Vec<String> = operation.paths().into_iter().map(str::to_owned).collect();
+            let ids: Vec<Id> =
+                named.iter().filter_map(|path| self.tree().existing(path).ok()).collect();
+            let paths = self.tree().paths().into_iter();
+            self.of_others.extend(paths.filter(|(_, id)| ids.contains(id)).map(|(path, _)| path));
+            self.of_others.extend(named);
+        }
+    }
+
+    /// Paths of files that programs outside the tree have changed: a recovery may refuse them.
+    pub fn of_others(&self) -> &BTreeSet<String> {
+        &self.of_others
+    }
+
+    /// This model, of a recovery that left what is at some paths as it was.
+    #[must_use]
+    pub fn refusing(self, refused: BTreeSet<String>) -> Self {
+        let of = |it: Replayed| Replayed { model: it.model.refusing(refused.clone()), ..it };
+        let replayed = self.replayed.into_iter().map(of).collect();
+        Self { refused, replayed, ..self }
+    }
+
+    /// New files are synced, which commits what is pending; those that are there are overwritten
+    /// and synced, which may.
+    fn add_crowd(&mut self, count: u32) {
+        self.last = None;
+        if count > self.crowd {
+            self.commit_changes();
+            self.crowd = count;
+        } else {
+            self.perhaps_commit();
+        }
+    }
+
+    /// An operation, a sync or an action of another program, however it is called.
+    fn take_called(&mut self, step: &Step) -> Result<()> {
         match step {
             Step::Operation(operation) => {
                 self.last = None;
@@ -286,6 +393,7 @@ impl Model {
             }
             Step::Outside(Outside::WriteBack(path)) => self.write_back(path),
             Step::Outside(Outside::Retire) => {
+                ensure!(!self.is_unsupervised, "nobody supervises the run");
                 self.retire();
                 Ok(())
             }
@@ -302,6 +410,7 @@ impl Model {
                 self.last = None;
                 Ok(())
             }
+            _ => bail!("{step} is about another step"),
         }
     }
 

@@ -124,7 +124,7 @@ impl Model {
         let tree = &self.trees[prefix];
         let paths = tree.paths();
         let mut objections = Vec::new();
-        for (path, id) in &paths {
+        for (path, id) in paths.iter().filter(|(path, _)| !self.refused.contains(*path)) {
             match state.get(path) {
                 Some(found) => {
                     let links = paths.values().filter(|other| *other == id).count() as u64;
@@ -138,7 +138,8 @@ impl Model {
                 None => objections.push(format!("{path}: missing")),
             }
         }
-        let unknown = state.keys().filter(|path| !paths.contains_key(*path));
+        let is_known = |path: &String| paths.contains_key(path) || self.refused.contains(path);
+        let unknown = state.keys().filter(|path| !is_known(path));
         objections.extend(unknown.map(|path| format!("{path}: not expected to exist")));
         objections
     }
