@@ -1,6 +1,6 @@
 //! The files of [`Step::Crowd`]: each is synced, so all of it is there whatever happens behind.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::contents::{bytes, writer};
 use crate::model::{Node, State};
@@ -11,14 +11,25 @@ const BYTES: u64 = 3000;
 /// How their names begin.
 const PREFIX: &str = "crowd.";
 
-/// Takes the files out of `state`, and tells what they miss behind `sequence`.
-pub fn objections(sequence: &Sequence, state: &mut State) -> Vec<String> {
+/// The names of so many files.
+pub fn names(count: u32) -> impl Iterator<Item = String> {
+    (0..count).map(|index| format!("{PREFIX}{index}"))
+}
+
+/// Takes the files out of `state`, and tells what they miss behind `sequence`; those that were
+/// `refused` by a recovery may be as they are.
+pub fn objections(
+    sequence: &Sequence,
+    state: &mut State,
+    refused: &BTreeSet<String>,
+) -> Vec<String> {
     let mut numbers = BTreeMap::new();
     for (number, step) in (1..).zip(&sequence.steps) {
         if let Step::Crowd(count) = step {
-            numbers.extend((0..*count).map(|index| (format!("{PREFIX}{index}"), number)));
+            numbers.extend(names(*count).map(|name| (name, number)));
         }
     }
+    numbers.retain(|name, _| !refused.contains(name));
     let objection = |(name, number): (&String, &u64)| {
         let what = match state.get(name).map(|found| &found.node) {
             None => "missing".into(),

@@ -8,7 +8,7 @@
 //! way without Tidegate, with real syncs.
 //!
 //! 1. [`operation`], [`sequence`]: what is done, as text. `programs/interpreter.c` does it.
-//! 2. [`generator`]: which sequences there are.
+//! 2. [`generator`], [`variation`]: which sequences there are.
 //! 3. [`machine`]: a disk, a pool and a program whose power can be cut.
 //! 4. [`model`]: what a cut may leave on ext4 and XFS.
 //! 5. [`promise`]: what it leaves on any file system, which is all that is known of btrfs.
@@ -27,4 +27,5 @@ pub mod operation;
 pub mod promise;
 pub mod random;
 pub mod sequence;
+pub mod variation;
 pub mod worker;

@@ -11,7 +11,9 @@ use tidegate_crashtest::campaign::{Report, Setup, Test};
 use tidegate_crashtest::file_system::FileSystem;
 use tidegate_crashtest::generator;
 use tidegate_crashtest::machine::{Cuts, Fault, Runner};
+use tidegate_crashtest::random::Random;
 use tidegate_crashtest::sequence::Sequence;
+use tidegate_crashtest::variation::{Extra, varied, vary};
 use tidegate_crashtest::worker;
 
 /// Cuts the power behind short sequences of file operations, recovers, and compares what is left
@@ -93,6 +95,10 @@ struct Choice {
     /// To each of them, one more for each action from outside behind each step
     #[arg(long)]
     outside: bool,
+    /// To each of them, those with one variation more of a kind: all, way, kill, outside, second,
+    /// clone, crowd, or one of way-NAME and kill-NAME. Samples have one to three
+    #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = parse_extra)]
+    with: Vec<Extras>,
     /// Sampled sequences of two to four operations, with a cut behind each step
     #[arg(long, default_value_t = 0)]
     samples: u64,
@@ -102,6 +108,14 @@ struct Choice {
     /// Of all these, only those whose number leaves the remainder PART when divided by PARTS
     #[arg(long, value_name = "PART/PARTS", value_parser = parse_part)]
     part: Option<(usize, usize)>,
+}
+
+/// What one name of a kind stands for.
+#[derive(Debug, Clone)]
+struct Extras(Vec<Extra>);
+
+fn parse_extra(text: &str) -> Result<Extras, String> {
+    Extra::named(text).map(Extras).map_err(|error| error.to_string())
 }
 
 fn default_workers() -> usize {
@@ -158,10 +172,20 @@ impl Choice {
         let all = all.flat_map(|sequence| {
             if self.outside { generator::with_outside(&sequence) } else { vec![sequence] }
         });
+        let extras: Vec<Extra> = self.with.iter().flat_map(|it| it.0.iter().copied()).collect();
+        let all = all.flat_map(|sequence| {
+            let varied = extras.iter().flat_map(|extra| varied(&sequence, *extra));
+            let varied: Vec<Sequence> = varied.collect();
+            std::iter::once(sequence).chain(varied)
+        });
         let all = all.map(|sequence| Test { sequence, cuts: Cuts::Last });
         let samples = (0..self.samples).map(|number| {
             let length = 2 + usize::try_from(number % 3).unwrap_or_default();
-            let sequence = generator::sample(length, self.seed.wrapping_mul(1 << 32) + number);
+            let seed = self.seed.wrapping_mul(1 << 32) + number;
+            let mut sequence = generator::sample(length, seed);
+            if !extras.is_empty() {
+                sequence = vary(sequence, &extras, &mut Random::new(seed));
+            }
             Test { sequence, cuts: Cuts::All }
         });
         let (part, parts) = self.part.unwrap_or((0, 1));

@@ -52,6 +52,12 @@ pub enum Way {
     Own,
 }
 
+impl fmt::Display for Way {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(name_in(&Self::ALL, *self))
+    }
+}
+
 impl Way {
     /// Every way, with its name in the text form.
     pub const ALL: [(Self, &str); 7] = [
@@ -74,6 +80,12 @@ pub enum Other {
     Second,
 }
 
+impl fmt::Display for Other {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(name_in(&Self::ALL, *self))
+    }
+}
+
 impl Other {
     /// Every one, with its name in the text form.
     pub const ALL: [(Self, &str); 2] = [(Self::Outside, "outside"), (Self::Second, "second")];
@@ -90,6 +102,12 @@ pub enum Lost {
     Both,
     /// All of the run. The program starts anew and goes on, without Tidegate.
     Run,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(name_in(&Self::ALL, *self))
+    }
 }
 
 impl Lost {
@@ -199,9 +217,9 @@ impl Step {
     pub fn name(&self) -> Option<String> {
         Some(match self {
             Self::Operation(operation) | Self::Killed(_, operation) => operation.name(),
-            Self::By(way, step) => format!("{}@{}", step.name()?, name_in(&Way::ALL, *way)),
+            Self::By(way, step) => format!("{}@{way}", step.name()?),
             Self::Other(other, step) => {
-                format!("{} {}", name_in(&Other::ALL, *other), step.name()?)
+                format!("{other} {}", step.name()?)
             }
             Self::Clone(step) => format!("clone {}", step.name()?),
             Self::Lost(_) | Self::Crowd(_) => self.to_string(),
@@ -248,7 +266,7 @@ impl Step {
 
 /// `step` with `way` behind its first word.
 fn with_way(way: Way, step: &Step) -> String {
-    let (text, name) = (step.to_string(), name_in(&Way::ALL, way));
+    let (text, name) = (step.to_string(), way);
     match text.split_once(' ') {
         Some((first, rest)) => format!("{first}@{name} {rest}"),
         None => format!("{text}@{name}"),
@@ -279,9 +297,9 @@ impl fmt::Display for Step {
             Self::Outside(Outside::Retire) => write!(out, "outside retire"),
             Self::Outside(Outside::WriteBack(path)) => write!(out, "outside writeback {path}"),
             Self::By(way, step) => write!(out, "{}", with_way(*way, step)),
-            Self::Other(other, step) => write!(out, "{} {step}", name_in(&Other::ALL, *other)),
+            Self::Other(other, step) => write!(out, "{other} {step}"),
             Self::Clone(step) => write!(out, "clone {step}"),
-            Self::Lost(lost) => write!(out, "kill {}", name_in(&Lost::ALL, *lost)),
+            Self::Lost(lost) => write!(out, "kill {lost}"),
             Self::Crowd(count) => write!(out, "crowd {count}"),
         }
     }

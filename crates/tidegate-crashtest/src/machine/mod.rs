@@ -31,7 +31,7 @@ use self::image::Image;
 use self::program::{Interpreter, Program};
 use crate::crowd;
 use crate::file_system::FileSystem;
-use crate::model::{Model, State, Verdict};
+use crate::model::{Kind, Model, State, Verdict};
 use crate::operation::Operation;
 use crate::promise::Promises;
 use crate::sequence::{Lost, Other, Outside, Sequence, Step, Sync};
@@ -489,7 +489,7 @@ impl Machine {
             }
         }
         let mut state = self.disk.read()?;
-        let mut present = crowd::objections(sequence, &mut state);
+        let mut present = crowd::objections(sequence, &mut state, &BTreeSet::new());
         present.extend(Promises::behind(sequence)?.judge_present(&state));
         let what = Verdict::Forbidden(format!("before the cut: {}", present.join("; ")));
         let violation = Violation { step: sequence.steps.len(), what };
@@ -604,26 +604,25 @@ impl Machine {
     }
 
     fn judge_left(&self, before: &Sequence, left: &Left) -> Result<Verdict> {
-        let failures: Vec<&Failure> =
-            left.said.iter().filter_map(|said| said.as_ref().err()).collect();
+        let is_plain = self.runner == Runner::Plain;
+        let model = Model::new(self.file_system.kind().unwrap_or(Kind::Ext4));
+        let model = if is_plain { model } else { model.under_run() };
+        let model = model.after(before)?;
+        let refused = match refused(&model, left) {
+            Ok(refused) => refused,
+            Err(what) => return Ok(Verdict::Forbidden(what)),
+        };
         let mut state = left.after.clone();
-        let crowd = crowd::objections(before, &mut state);
+        let crowd = crowd::objections(before, &mut state, &refused);
         if !crowd.is_empty() {
             return Ok(Verdict::Forbidden(crowd.join("; ")));
         }
-        let Some(kind) = self.file_system.kind() else {
-            if let Some(what) = unlogged(left) {
-                return Ok(Verdict::Forbidden(what));
-            }
-            return Ok(Promises::behind(before)?.judge(&state));
-        };
-        let is_plain = self.runner == Runner::Plain;
-        let model = Model::new(kind);
-        let model = if is_plain { model } else { model.under_run() };
-        let model = model.after(before)?;
-        Ok(match refused(&failures, &model, left) {
-            Ok(paths) => model.refusing(paths).judge(&state, !is_plain),
-            Err(what) => Verdict::Forbidden(what),
+        if self.file_system.kind().is_some() {
+            return Ok(model.refusing(refused).judge(&state, !is_plain));
+        }
+        Ok(match unlogged(left) {
+            Some(what) => Verdict::Forbidden(what),
+            None => Promises::behind(before)?.judge(&state),
         })
     }
 
@@ -675,19 +674,18 @@ fn unlogged(left: &Left) -> Option<String> {
         return Some("recovery changed files of a file system that is not logged".into());
     }
     left.said.iter().find_map(|said| match said {
-        Err(failure) => Some(failure.to_string()),
         Ok(said) if !said.contains(NOTHING) => {
             Some(format!("the log had records on a file system that is not logged: {said}"))
         }
-        Ok(_) => None,
+        _ => None,
     })
 }
 
 /// The files that recoveries refused, each of which programs outside the tree had changed; an
 /// objection if they failed otherwise, or changed such a file.
-fn refused(failures: &[&Failure], model: &Model, left: &Left) -> Result<BTreeSet<String>, String> {
+fn refused(model: &Model, left: &Left) -> Result<BTreeSet<String>, String> {
     let mut refused = BTreeSet::new();
-    for failure in failures {
+    for failure in left.said.iter().filter_map(|said| said.as_ref().err()) {
         let is_named = |path: &&String| failure.said.contains(&format!("/{path}"));
         let known = left.before.iter().chain([&left.after]).flat_map(State::keys);
         let named: BTreeSet<String> = known.filter(is_named).cloned().collect();

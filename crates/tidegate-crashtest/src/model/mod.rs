@@ -52,6 +52,7 @@ use self::history::{Allocation, BLOCK_BYTES, History};
 use self::tree::{Entry, Id, ROOT, Tree};
 pub use self::verdict::{Found, Node, State, Verdict};
 use crate::contents::{INITIAL_A, INITIAL_B, bytes};
+use crate::crowd;
 use crate::operation::{FallocateMode, Operation, WriteBy};
 use crate::sequence::{Kill, Lost, Other, Outside, Sequence, Step, Sync};
 
@@ -371,6 +372,9 @@ impl Model {
     /// and synced, which may.
     fn add_crowd(&mut self, count: u32) {
         self.last = None;
+        if self.is_run_lost {
+            self.of_others.extend(crowd::names(count));
+        }
         if count > self.crowd {
             self.commit_changes();
             self.crowd = count;
