@@ -24,6 +24,7 @@
 #include <limits.h>
 #include <linux/falloc.h>
 #include <linux/filter.h>
+#include <linux/fs.h>
 #include <linux/io_uring.h>
 #include <linux/seccomp.h>
 #include <sched.h>
@@ -33,6 +34,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
@@ -347,6 +349,30 @@ static int do_setxattr(void)
     char text[32];
     int length = snprintf(text, sizeof text, "%d", number);
     return MAKE(SETXATTR, (long)path(0), (long)"user.crashtest", (long)text, length, 0);
+}
+
+/* A capability of revision 2: CAP_NET_RAW, permitted and effective. */
+static int do_setcap(void)
+{
+    uint32_t value[5] = { 0x02000001, 1 << 13 };
+    return MAKE(SETXATTR, (long)path(0), (long)"security.capability", (long)value, sizeof value, 0);
+}
+
+/* An access control list of version 2: the user 1 may read, as all but the owner. */
+static int do_setfacl(void)
+{
+    static const struct { uint32_t version; struct { uint16_t tag, may; uint32_t id; } entries[5]; } list = {
+        2, { { 1, 6, -1 }, { 2, 4, 1 }, { 4, 4, -1 }, { 16, 4, -1 }, { 32, 4, -1 } } };
+    return MAKE(SETXATTR, (long)path(0), (long)"system.posix_acl_access", (long)&list, sizeof list, 0);
+}
+
+static int do_append_only(void)
+{
+    int fd = existing(path(0)), flags;
+    if (fd < 0 || ioctl(fd, FS_IOC_GETFLAGS, &flags) != 0)
+        return -1;
+    flags |= FS_APPEND_FL;
+    return ioctl(fd, FS_IOC_SETFLAGS, &flags);
 }
 
 /* Held descriptors follow their files to new names. */
@@ -686,7 +712,8 @@ static const struct { const char *name; int arguments, is_sync; int (*run)(void)
     { "uring-rename", 2, 0, do_uring_rename }, { "direct", 3, 0, do_direct },
     { "osync", 3, 0, do_osync },
     { "odsync", 3, 0, do_odsync }, { "dup", 3, 0, do_dup }, { "tmpfile", 2, 0, do_tmpfile },
-    { "setxattr", 1, 0, do_setxattr }, { "chmod", 2, 0, do_chmod },
+    { "setxattr", 1, 0, do_setxattr }, { "setcap", 1, 0, do_setcap },
+    { "setfacl", 1, 0, do_setfacl }, { "append-only", 1, 0, do_append_only }, { "chmod", 2, 0, do_chmod },
     { "chown", 1, 0, do_chown }, { "utime", 1, 0, do_utime }, { "prepare", 0, 0, do_prepare },
     { "crowd", 1, 0, do_crowd }, { "moved", 2, 0, do_moved }, { "gone", 1, 0, do_gone },
     { "release", 0, 0, do_release }, { "fsync", 1, 1, do_fsync },

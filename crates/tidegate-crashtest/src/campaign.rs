@@ -36,6 +36,8 @@ pub struct Setup {
     pub runner: Runner,
     /// The planted mistake, if any.
     pub fault: Option<Fault>,
+    /// Times of files are compared.
+    pub compares_times: bool,
     /// Number of machines.
     pub workers: usize,
 }
@@ -113,6 +115,7 @@ impl Setup {
         }
         let faults = Fault::ALL.iter().filter(|(fault, _)| self.fault == Some(*fault));
         arguments.extend(faults.flat_map(|(_, name)| ["--fault".into(), (*name).into()]));
+        arguments.extend(self.compares_times.then(|| "--times".into()));
         arguments
     }
 

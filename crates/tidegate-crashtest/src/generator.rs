@@ -220,6 +220,9 @@ fn concerned(operation: &Operation) -> (Option<&str>, Vec<&str>) {
         | Operation::TruncateOpen { path, .. }
         | Operation::Fallocate { path, .. }
         | Operation::SetXattr { path }
+        | Operation::SetCapability { path }
+        | Operation::SetAcl { path }
+        | Operation::AppendOnly { path }
         | Operation::Utime { path }
         | Operation::Chown { path }
         | Operation::Chmod { path, .. } => (Some(path), Vec::new()),

@@ -81,6 +81,9 @@ struct On {
     /// missed-directories, early-retire or plain-names
     #[arg(long, value_parser = parse_fault)]
     fault: Option<Fault>,
+    /// Compare when files were modified, too
+    #[arg(long)]
+    times: bool,
     /// Number of machines that work at once: four to a CPU unless given, for they wait for
     /// processes and mounts
     #[arg(long, default_value_t = default_workers(), hide_default_value = true)]
@@ -154,6 +157,7 @@ impl On {
             file_system: self.file_system,
             runner,
             fault: self.fault,
+            compares_times: self.times,
             workers: self.workers,
         })
     }
@@ -243,7 +247,8 @@ fn main() -> Result<ExitCode> {
         }
         Command::Worker { dir, programs, on } => {
             let setup = on.setup()?;
-            worker::work(&dir, &programs, setup.file_system, setup.runner, setup.fault)?;
+            let Setup { file_system, runner, fault, compares_times, .. } = setup;
+            worker::work(&dir, &programs, file_system, runner, fault, compares_times)?;
             return Ok(ExitCode::SUCCESS);
         }
     };

@@ -137,11 +137,17 @@ pub enum Operation {
     Tmpfile { path: String, length: u64, synced: bool },
     /// Sets the extended attribute `user.crashtest` to the operation's number.
     SetXattr { path: String },
+    /// Sets a capability (`security.capability`).
+    SetCapability { path: String },
+    /// Sets an access control list, by which the mode is 644.
+    SetAcl { path: String },
+    /// `FS_APPEND_FL`: from there on bytes can only be appended.
+    AppendOnly { path: String },
     /// `chmod`.
     Chmod { path: String, mode: u32 },
     /// `fchown` to the owner that the file has.
     Chown { path: String },
-    /// `utimensat`. Times are not compared, for every write sets them.
+    /// `utimensat`.
     Utime { path: String },
 }
 
@@ -168,6 +174,7 @@ impl Operation {
             Self::Write { by, .. } => !matches!(by, Uring | Static | Stream),
             Self::Stdio { .. } => false,
             Self::Rename { uring, .. } => !uring,
+            Self::AppendOnly { .. } => false,
             _ => true,
         }
     }
@@ -198,6 +205,7 @@ impl Operation {
             | Self::TruncateOpen { .. }
             | Self::Fallocate { .. }
             | Self::Copy { .. }
+            | Self::AppendOnly { .. }
             | Self::Tmpfile { .. } => false,
             _ => true,
         }
@@ -224,6 +232,9 @@ impl Operation {
             | Self::Rmdir { path }
             | Self::Tmpfile { path, .. }
             | Self::SetXattr { path }
+            | Self::SetCapability { path }
+            | Self::SetAcl { path }
+            | Self::AppendOnly { path }
             | Self::Chmod { path, .. }
             | Self::Chown { path }
             | Self::Utime { path } => vec![path],
@@ -261,6 +272,9 @@ impl fmt::Display for Operation {
             Self::Tmpfile { path, length, synced: false } => write!(out, "tmpfile {path} {length}"),
             Self::Tmpfile { path, length, .. } => write!(out, "tmpfile {path} {length} fsync"),
             Self::SetXattr { path } => write!(out, "setxattr {path}"),
+            Self::SetCapability { path } => write!(out, "setcap {path}"),
+            Self::SetAcl { path } => write!(out, "setfacl {path}"),
+            Self::AppendOnly { path } => write!(out, "append-only {path}"),
             Self::Chmod { path, mode } => write!(out, "chmod {path} {mode:o}"),
             Self::Chown { path } => write!(out, "chown {path}"),
             Self::Utime { path } => write!(out, "utime {path}"),
@@ -335,6 +349,9 @@ impl Operation {
                 Self::Tmpfile { path: path(1)?, length: number(2)?, synced: words.len() > 3 }
             }
             "setxattr" => Self::SetXattr { path: path(1)? },
+            "setcap" => Self::SetCapability { path: path(1)? },
+            "setfacl" => Self::SetAcl { path: path(1)? },
+            "append-only" => Self::AppendOnly { path: path(1)? },
             "chown" => Self::Chown { path: path(1)? },
             "utime" => Self::Utime { path: path(1)? },
             "chmod" => Self::Chmod { path: path(1)?, mode: u32::from_str_radix(&path(2)?, 8)? },

@@ -267,12 +267,8 @@ impl File {
         let Node::File(bytes) = &found.node else { return vec!["no regular file".into()] };
         let mut differences: Vec<String> = self.difference_of_bytes(bytes).into_iter().collect();
         if let Some(promised) = &self.attributes {
-            let Attributes { mode, xattr } = promised;
-            if (*mode, xattr) != (found.mode, &found.xattr) {
-                differences.push(format!(
-                    "mode {:o} and attribute {:?}, {mode:o} and {xattr:?} were synced",
-                    found.mode, found.xattr
-                ));
+            if *promised != found.attributes {
+                differences.push(format!("{}; synced were {promised}", found.attributes));
             }
         }
         differences
@@ -352,11 +348,11 @@ mod tests {
     use crate::model::{A_BYTES, B_BYTES};
 
     fn file(bytes: Vec<u8>) -> Found {
-        Found { node: Node::File(bytes), mode: 0o644, links: 1, xattr: None }
+        Found { node: Node::File(bytes), attributes: Attributes::of_mode(0o644), links: 1, modified: 0 }
     }
 
     fn initial() -> State {
-        let directory = Found { node: Node::Directory, mode: 0o755, links: 1, xattr: None };
+        let directory = Found { node: Node::Directory, ..file(Vec::new()) };
         let directories = ["d0", "d1", "d3"].map(|path| (path.to_owned(), directory.clone()));
         let files = [
             ("d0/A".to_owned(), file(bytes(INITIAL_A, 0, A_BYTES))),
@@ -420,7 +416,7 @@ mod tests {
     #[test]
     fn attributes_are_those_of_the_fsync_until_they_change() {
         let mut changed = written(&[]);
-        changed.mode = 0o600;
+        changed.attributes.mode = 0o600;
         let changed = with("d0/A", Some(changed));
         assert!(!allows("chmod d0/A 600; fsync d0/A", &initial()));
         assert!(allows("chmod d0/A 600; fdatasync d0/A", &initial()));

@@ -28,6 +28,11 @@ pub enum Extra {
     Clone,
     /// The program writes and syncs many small files between two steps.
     Crowd,
+    /// The program gives a file a capability, an access control list or a bit of its mode that
+    /// others than the owner's, and syncs it, between two steps.
+    Attributes,
+    /// A file can only be appended to from some step on.
+    AppendOnly,
 }
 
 impl Extra {
@@ -36,7 +41,7 @@ impl Extra {
         let ways = Way::ALL.map(|(way, _)| Self::Way(way)).into_iter();
         let lost = Lost::ALL.map(|(lost, _)| Self::Lost(lost)).into_iter();
         let others = Other::ALL.map(|(other, _)| Self::Other(other)).into_iter();
-        ways.chain(lost).chain(others).chain([Self::Clone, Self::Crowd]).collect()
+        ways.chain(lost).chain(others).chain([Self::Clone, Self::Crowd, Self::Attributes, Self::AppendOnly]).collect()
     }
 
     /// The kinds that a name stands for: one, all whose names begin with it and "-", or, of "all",
@@ -64,6 +69,8 @@ impl fmt::Display for Extra {
             Self::Other(other) => write!(out, "{other}"),
             Self::Clone => write!(out, "clone"),
             Self::Crowd => write!(out, "crowd"),
+            Self::Attributes => write!(out, "attributes"),
+            Self::AppendOnly => write!(out, "append-only"),
         }
     }
 }
@@ -135,6 +142,8 @@ fn steps_of(model: &Model, extra: Extra) -> Vec<Vec<Step>> {
         Extra::Crowd => vec![vec![Step::Crowd(CROWD)]],
         Extra::Clone => in_clone(),
         Extra::Other(other) => of_other(model, other),
+        Extra::Attributes => attributes(model),
+        Extra::AppendOnly => append_only(model),
         Extra::Way(_) => Vec::new(),
     }
 }
@@ -148,12 +157,41 @@ fn in_clone() -> Vec<Vec<Step>> {
     changes.map(|change| steps(change).map(in_clone).to_vec()).to_vec()
 }
 
+/// Files that are there.
+fn files(model: &Model) -> Vec<String> {
+    let paths = model.tree().paths().into_iter();
+    paths.filter(|(_, id)| model.file(*id).is_some()).map(|(path, _)| path).collect()
+}
+
+/// Attributes that are synced.
+fn attributes(model: &Model) -> Vec<Vec<Step>> {
+    let of_file = |path: String| {
+        let operations = [
+            Operation::SetCapability { path: path.clone() },
+            Operation::SetAcl { path: path.clone() },
+            Operation::Chmod { path: path.clone(), mode: 0o4755 },
+        ];
+        operations.map(|it| vec![Step::Operation(it), Step::Sync(Sync::File(path.clone()))])
+    };
+    files(model).into_iter().flat_map(of_file).collect()
+}
+
+/// A file that can only be appended to, and is, and synced.
+fn append_only(model: &Model) -> Vec<Vec<Step>> {
+    let of_file = |path: String| {
+        let change = Operation::AppendOnly { path: path.clone() };
+        let append = Operation::Append { path: path.clone(), length: 3000 };
+        let sync = Step::Sync(Sync::Data(path));
+        vec![Step::Operation(change), Step::Operation(append), sync]
+    };
+    files(model).into_iter().map(of_file).collect()
+}
+
 /// Changes by another program, each with and without a sync behind it.
 fn of_other(model: &Model, other: Other) -> Vec<Vec<Step>> {
-    let paths = model.tree().paths();
-    let files = paths.iter().filter(|(_, id)| model.file(**id).is_some()).map(|(path, _)| path);
+    let files = files(model);
     let free = ["d0/B", "d1/A"].into_iter().find(|path| model.tree().free(path).is_ok());
-    let changes = files.flat_map(|path| changes_of(path, free));
+    let changes = files.iter().flat_map(|path| changes_of(path, free));
     let of_other = |step| Step::Other(other, Box::new(step));
     let with_sync = changes.flat_map(|(change, synced)| {
         let sync = Step::Sync(Sync::File(synced));

@@ -25,8 +25,11 @@ pub fn work(
     file_system: FileSystem,
     runner: Runner,
     fault: Option<Fault>,
+    compares_times: bool,
 ) -> Result<()> {
-    let mut machine = Machine::new(dir, Interpreter::in_dir(programs), file_system, runner, fault)?;
+    let interpreter = Interpreter::in_dir(programs);
+    let mut machine =
+        Machine::new(dir, interpreter, file_system, runner, fault, compares_times)?;
     say("ready")?;
     for line in std::io::stdin().lock().lines() {
         match test(&mut machine, &line?) {

@@ -2,15 +2,17 @@
 //! leave does not.
 
 use tidegate_crashtest::contents::{INITIAL_A, INITIAL_B, bytes};
+use tidegate_crashtest::model::tree::Attributes;
 use tidegate_crashtest::model::{A_BYTES, B_BYTES, Found, Kind, Model, Node, State, Verdict};
 use tidegate_crashtest::sequence::Sequence;
 
 fn file(bytes: Vec<u8>) -> Found {
-    Found { node: Node::File(bytes), mode: 0o644, links: 1, xattr: None }
+    Found { node: Node::File(bytes), attributes: Attributes::of_mode(0o644), links: 1, modified: 0 }
 }
 
 fn directory() -> Found {
-    Found { node: Node::Directory, mode: 0o755, links: 2, xattr: None }
+    let attributes = Attributes::of_mode(0o755);
+    Found { node: Node::Directory, attributes, links: 2, modified: 0 }
 }
 
 fn old_a() -> Vec<u8> {

@@ -3,13 +3,14 @@
 //! What the kernel wrote to the device is in the file, what it holds in its caches is not. So a
 //! copy of the file is the disk after a power cut at that moment.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use rustix::fs::{IFlags, ioctl_getflags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
@@ -17,7 +18,8 @@ use super::image::Image;
 use super::{PREFIX, succeed};
 use crate::contents::bytes;
 use crate::file_system::FileSystem;
-use crate::model::{DIRECTORIES, FILES, Found, Node, State};
+use crate::model::tree::Attributes;
+use crate::model::{DIRECTORIES, FILES, Found, Node, State, Time, Times};
 
 /// The file beside the tree that is synced from outside to make the journal commit.
 pub const OUTSIDE: &str = "outside";
@@ -224,6 +226,16 @@ impl Disk {
         Ok(writes.zip(discards).filter(|_| in_flight == Some(0)))
     }
 
+    /// The times that files show.
+    ///
+    /// # Errors
+    /// Something cannot be read.
+    pub fn times(&self) -> Result<Times> {
+        let mut times = Times::new();
+        read_times(&self.mount_point, "", &mut times)?;
+        Ok(times)
+    }
+
     /// Reads everything below the mount point.
     ///
     /// # Errors
@@ -250,6 +262,20 @@ fn read_directory(root: &Path, prefix: &str, state: &mut State) -> Result<()> {
     Ok(())
 }
 
+fn read_times(root: &Path, prefix: &str, times: &mut Times) -> Result<()> {
+    for entry in fs::read_dir(root.join(prefix))? {
+        let entry = entry?;
+        let path = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        let metadata = entry.metadata()?;
+        if metadata.is_dir() {
+            read_times(root, &format!("{path}/"), times)?;
+        } else if metadata.is_file() {
+            times.insert(path, modified(&metadata));
+        }
+    }
+    Ok(())
+}
+
 fn read_node(path: &Path) -> Result<Found> {
     let metadata = path.symlink_metadata()?;
     let node = if metadata.is_dir() {
@@ -259,14 +285,32 @@ fn read_node(path: &Path) -> Result<Found> {
     } else {
         Node::File(fs::read(path)?)
     };
-    let mut value = [0; 64];
-    let xattr = match rustix::fs::lgetxattr(path, "user.crashtest", &mut value) {
-        Ok(count) => Some(String::from_utf8_lossy(&value[..count]).into_owned()),
-        Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::PERM) => None,
-        Err(error) => return Err(error.into()),
+    let xattr = xattr_of(path, "user.crashtest")?;
+    let attributes = Attributes {
+        mode: metadata.permissions().mode() & 0o7777,
+        xattr,
+        has_capability: xattr_of(path, "security.capability")?.is_some(),
+        has_acl: xattr_of(path, "system.posix_acl_access")?.is_some(),
+        is_append_only: metadata.is_file() && is_append_only(path)?,
     };
-    let mode = metadata.permissions().mode() & 0o7777;
-    Ok(Found { node, mode, links: metadata.nlink(), xattr })
+    Ok(Found { node, attributes, links: metadata.nlink(), modified: modified(&metadata) })
+}
+
+fn xattr_of(path: &Path, name: &str) -> Result<Option<String>> {
+    let mut value = [0; 64];
+    match rustix::fs::lgetxattr(path, name, &mut value) {
+        Ok(count) => Ok(Some(String::from_utf8_lossy(&value[..count]).into_owned())),
+        Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::PERM) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn is_append_only(path: &Path) -> Result<bool> {
+    Ok(ioctl_getflags(File::open(path)?)?.contains(IFlags::APPEND))
+}
+
+fn modified(metadata: &Metadata) -> Time {
+    Time::from(metadata.mtime()) * 1_000_000_000 + Time::from(metadata.mtime_nsec())
 }
 
 impl Drop for Disk {

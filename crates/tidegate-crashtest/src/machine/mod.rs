@@ -31,7 +31,7 @@ use self::image::Image;
 use self::program::{Interpreter, Program};
 use crate::crowd;
 use crate::file_system::FileSystem;
-use crate::model::{Kind, Model, State, Verdict};
+use crate::model::{Kind, Model, State, Times, Verdict};
 use crate::operation::Operation;
 use crate::promise::Promises;
 use crate::sequence::{Lost, Other, Outside, Sequence, Step, Sync};
@@ -189,6 +189,10 @@ pub struct Machine {
     /// The pool of the program, and that of a second run. None without Tidegate.
     pools: Vec<Pool>,
     boots: u64,
+    /// Times of files are compared.
+    compares_times: bool,
+    /// Times that the files of the last run showed: at the beginning, and behind each step.
+    shown: Vec<Times>,
     /// Locked while the program runs.
     turn: File,
 }
@@ -204,6 +208,7 @@ impl Machine {
         file_system: FileSystem,
         runner: Runner,
         fault: Option<Fault>,
+        compares_times: bool,
     ) -> Result<Self> {
         ensure!(
             rustix::process::geteuid().is_root(),
@@ -241,6 +246,8 @@ impl Machine {
             agent,
             pools: Vec::new(),
             boots: 0,
+            compares_times,
+            shown: Vec::new(),
             turn,
         };
         this.boot()?;
@@ -323,6 +330,8 @@ impl Machine {
         self.act_from_outside(&Step::Outside(Outside::Commit))?;
         self.disk.read()?;
         self.mount_copy(sequence)?;
+        self.shown.clear();
+        self.note_times()?;
         let start = Instant::now();
         let first = self.start_supervisor()?;
         let mut programs = self.start_programs(sequence)?;
@@ -484,6 +493,7 @@ impl Machine {
                 let what = Verdict::Forbidden(format!("step {failed}"));
                 return Ok((made, vec![Violation { step, what }]));
             }
+            self.note_times()?;
             if cuts == Cuts::All || step == sequence.steps.len() {
                 made.push(self.cut(sequence, step)?);
             }
@@ -494,6 +504,13 @@ impl Machine {
         let what = Verdict::Forbidden(format!("before the cut: {}", present.join("; ")));
         let violation = Violation { step: sequence.steps.len(), what };
         Ok((made, (!present.is_empty()).then_some(violation).into_iter().collect()))
+    }
+
+    fn note_times(&mut self) -> Result<()> {
+        if self.compares_times {
+            self.shown.push(self.disk.times()?);
+        }
+        Ok(())
     }
 
     /// Executes one step: what failed, if something did.
@@ -607,7 +624,7 @@ impl Machine {
         let is_plain = self.runner == Runner::Plain;
         let model = Model::new(self.file_system.kind().unwrap_or(Kind::Ext4));
         let model = if is_plain { model } else { model.under_run() };
-        let model = model.after(before)?;
+        let model = model.with_times(self.shown.as_slice().into()).after(before)?;
         let refused = match refused(&model, left) {
             Ok(refused) => refused,
             Err(what) => return Ok(Verdict::Forbidden(what)),

@@ -34,6 +34,10 @@
 //! `outside retire`. A recovery that refuses a file that another program has changed, by its name,
 //! may leave it as the disk has it ([`Model::of_others`]).
 //!
+//! **Times** are compared if the model is given those that files showed behind each step
+//! ([`Model::with_times`]). A file has one that it showed since its last `fsync`, or at it: so a
+//! recovery gives it none that no write and no `utimensat` gave it.
+//!
 //! What the two file systems differ in stands in [`Kind`]. Under `tidegate run` the existence of a
 //! file that was created and never synced is unordered ([`Model::is_optional`]), an `fdatasync` may
 //! be made as an `fsync`, and a truncation, or a change that `run` does not see, may be preceded by
@@ -50,7 +54,7 @@ use anyhow::{Result, bail, ensure};
 
 use self::history::{Allocation, BLOCK_BYTES, History};
 use self::tree::{Entry, Id, ROOT, Tree};
-pub use self::verdict::{Found, Node, State, Verdict};
+pub use self::verdict::{Found, Node, State, Time, Verdict};
 use crate::contents::{INITIAL_A, INITIAL_B, bytes};
 use crate::crowd;
 use crate::operation::{FallocateMode, Operation, WriteBy};
@@ -128,6 +132,8 @@ struct Inode {
     is_new: bool,
     /// Some sync covered its existence.
     is_synced: bool,
+    /// Times of its last change of contents that a crash may leave; any if there are none.
+    times: BTreeSet<Time>,
 }
 
 /// What a recovery makes of an operation that its process was killed in, where the kernel had not
@@ -178,6 +184,8 @@ pub struct Model {
     bounds: Bounds,
     /// The file of the last operation, whose descriptor "." is.
     last: Option<Id>,
+    /// The file of the last sync.
+    synced: Option<Id>,
     /// Number of steps so far.
     step: u64,
     is_under_run: bool,
@@ -193,8 +201,12 @@ pub struct Model {
     is_unsupervised: bool,
     /// Number of files that [`Step::Crowd`] has made.
     crowd: u32,
+    /// Times that files showed: at the beginning, and behind each step.
+    shown: Arc<[Times]>,
 }
 
+/// The bit of a mode that a change of the owner takes away.
+const SET_USER: u32 = 0o4000;
 /// Initial size of `d0/A` in bytes: two blocks and a half.
 pub const A_BYTES: u64 = 10_000;
 /// Initial size of `d1/B` in bytes.
@@ -204,6 +216,9 @@ pub const DIRECTORIES: [&str; 3] = ["d0", "d1", "d3"];
 /// Files of the initial state, with the number of their bytes and their size.
 pub const FILES: [(&str, u64, u64); 2] =
     [("d0/A", INITIAL_A, A_BYTES), ("d1/B", INITIAL_B, B_BYTES)];
+
+/// Times of files by their paths.
+pub type Times = BTreeMap<String, Time>;
 
 impl Model {
     /// The initial state: `d0/A`, `d1/B`, the empty directory `d3`, all on the disk.
@@ -229,6 +244,7 @@ impl Model {
             inodes,
             bounds: Bounds::default(),
             last: None,
+            synced: None,
             step: 0,
             is_under_run: false,
             replayed: Vec::new(),
@@ -237,6 +253,7 @@ impl Model {
             is_run_lost: false,
             is_unsupervised: false,
             crowd: 0,
+            shown: Arc::default(),
         }
     }
 
@@ -256,6 +273,37 @@ impl Model {
     #[must_use]
     pub fn under_run(self) -> Self {
         Self { is_under_run: true, ..self }
+    }
+
+    /// This model, of files that showed these times: at the beginning, and behind each step.
+    #[must_use]
+    pub fn with_times(self, shown: Arc<[Times]>) -> Self {
+        let mut this = Self { shown, ..self };
+        this.note_times(None);
+        this
+    }
+
+    /// Takes note of the times that files show behind `step`.
+    fn note_times(&mut self, step: Option<&Step>) {
+        let Some(shown) = usize::try_from(self.step).ok().and_then(|at| self.shown.get(at)) else {
+            return;
+        };
+        let shown: Vec<(Id, Time)> = shown
+            .iter()
+            .filter_map(|(path, time)| Some((self.tree().existing(path).ok()?, *time)))
+            .collect();
+        for (id, time) in shown {
+            let is_durable = match step.map(Step::innermost) {
+                Some(Step::Sync(Sync::All)) => true,
+                Some(Step::Sync(Sync::File(_))) => self.synced == Some(id),
+                _ => false,
+            };
+            let times = &mut self.inode(id).times;
+            if is_durable {
+                times.clear();
+            }
+            times.insert(time);
+        }
     }
 
     /// The model behind more steps.
@@ -290,6 +338,7 @@ impl Model {
         let mut replayed = std::mem::take(&mut self.replayed);
         replayed.retain_mut(|it| it.is_possible_behind(step) && it.model.apply(step).is_ok());
         self.take(step)?;
+        self.note_times(Some(step));
         self.replayed.append(&mut replayed);
         Ok(())
     }
@@ -425,6 +474,9 @@ impl Model {
         if kill.is_behind_change() {
             *self = made;
         } else if self.is_under_run {
+            // A recovery may give it a time that no file has shown.
+            made.shown = Arc::default();
+            made.inodes.values_mut().for_each(|inode| inode.times.clear());
             self.replayed.push(Replayed { operation: operation.clone(), model: made });
         }
         Ok(())
@@ -502,6 +554,7 @@ impl Model {
     }
 
     fn operate(&mut self, operation: &Operation) -> Result<()> {
+        self.check_append_only(operation)?;
         if operation.is_unseen() && self.inodes.values().any(|inode| inode.is_synced) {
             self.retire();
         }
@@ -545,6 +598,31 @@ impl Model {
         Ok(())
     }
 
+    /// Files that can only be appended to take nothing else.
+    fn check_append_only(&self, operation: &Operation) -> Result<()> {
+        let tree = self.tree();
+        let is_append_only = |path: &&str| {
+            let attributes = tree.existing(path).ok().and_then(|id| tree.attributes(id));
+            attributes.is_some_and(|attributes| attributes.is_append_only)
+        };
+        let is_append = matches!(operation, Operation::Append { .. });
+        match operation.paths().into_iter().find(is_append_only).filter(|_| !is_append) {
+            Some(path) => bail!("{path} can only be appended to"),
+            None => Ok(()),
+        }
+    }
+
+    fn attributes(&self, id: Id) -> tree::Attributes {
+        self.tree().attributes(id).cloned().unwrap_or_default()
+    }
+
+    /// What the kernel takes from a file when its bytes or its owner change.
+    fn take_privileges(&mut self, id: Id) {
+        if self.attributes(id).has_capability {
+            self.change_attributes(id, |attributes| attributes.has_capability = false);
+        }
+    }
+
     fn operate_on_names(&mut self, operation: &Operation) -> Result<()> {
         match operation {
             Operation::Link { from, to } => {
@@ -586,9 +664,32 @@ impl Model {
                 let (id, value) = (self.regular(path)?, self.step.to_string());
                 self.change_attributes(id, |attributes| attributes.xattr = Some(value));
             }
-            Operation::Utime { path } | Operation::Chown { path } => {
+            Operation::Utime { path } => {
                 let id = self.regular(path)?;
                 self.change_attributes(id, |_| ());
+            }
+            Operation::Chown { path } => {
+                let id = self.regular(path)?;
+                self.take_privileges(id);
+                self.change_attributes(id, |attributes| attributes.mode &= !SET_USER);
+            }
+            Operation::SetCapability { path } => {
+                let id = self.regular(path)?;
+                // What has the value already is left as it is, and nothing is pending.
+                ensure!(!self.attributes(id).has_capability, "{path} has a capability");
+                self.change_attributes(id, |attributes| attributes.has_capability = true);
+            }
+            Operation::SetAcl { path } => {
+                let id = self.regular(path)?;
+                ensure!(!self.attributes(id).has_acl, "{path} has an access control list");
+                self.change_attributes(id, |attributes| {
+                    attributes.has_acl = true;
+                    attributes.mode = attributes.mode & !0o777 | 0o644;
+                });
+            }
+            Operation::AppendOnly { path } => {
+                let id = self.regular(path)?;
+                self.change_attributes(id, |attributes| attributes.is_append_only = true);
             }
             Operation::Chmod { path, mode } => {
                 let id = self.regular(path)?;
@@ -640,6 +741,9 @@ impl Model {
         let dirty = &mut self.inode(id).dirty;
         let before = if is_synced { std::mem::take(&mut dirty.unallocated) } else { Certainty::No };
         let earlier = before.min(Certainty::Perhaps);
+        if !is_mapped {
+            self.take_privileges(id);
+        }
         self.write(id, offset, length);
         if by == WriteBy::Direct {
             self.allocated(id);
@@ -662,6 +766,7 @@ impl Model {
 
     fn append(&mut self, id: Id, length: u64) {
         let end = self.history(id).size();
+        self.take_privileges(id);
         self.write(id, end, length);
         self.last = Some(id);
     }
@@ -687,6 +792,7 @@ impl Model {
         if self.is_under_run && self.inode(id).is_synced {
             self.perhaps_commit();
         }
+        self.take_privileges(id);
         self.change(|_| {});
         let changes = self.changes();
         let was = self.history(id).size();
@@ -703,6 +809,7 @@ impl Model {
         length: u64,
     ) -> Result<()> {
         let id = self.regular(path)?;
+        self.take_privileges(id);
         let (kind, range) = (self.kind, offset..offset + length);
         // A punch that frees no block only writes zeroes: on XFS an `fdatasync` behind it commits
         // nothing.
@@ -767,6 +874,7 @@ impl Model {
         let id = if exists { self.regular(to)? } else { self.create_file(to)? };
         ensure!(id != source, "{from} and {to} are one file");
         ensure!(!data.is_empty(), "{from} is empty");
+        self.take_privileges(id);
         self.write_data(id, 0, &data);
         self.last = Some(id);
         // XFS shares blocks instead of copying bytes: then it writes the source first and allocates
@@ -819,6 +927,7 @@ impl Model {
             None => self.tree().existing(path)?,
         };
         ensure!(self.inode(id).target.is_none(), "{path} is a symbolic link");
+        self.synced = Some(id);
         self.sync_inode(id, data_only);
         for child in self.children(id) {
             self.inode(child).is_synced = true;

@@ -1,6 +1,7 @@
 //! Names and attributes: the state of all directories after some number of journalled changes.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -11,13 +12,40 @@ pub const ROOT: Id = 0;
 /// Path of the root directory.
 pub const ROOT_PATH: &str = "./";
 
-/// What `stat` and `getxattr` show beside contents.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What `stat`, `getxattr` and `lsattr` show beside contents and times.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Attributes {
     /// Permission bits.
     pub mode: u32,
     /// The extended attribute `user.crashtest`.
     pub xattr: Option<String>,
+    /// There is a capability (`setcap`).
+    pub has_capability: bool,
+    /// There is an access control list (`setfacl`).
+    pub has_acl: bool,
+    /// Bytes can only be appended (`chattr +a`).
+    pub is_append_only: bool,
+}
+
+impl Attributes {
+    /// Those of a file without any others than its mode.
+    pub fn of_mode(mode: u32) -> Self {
+        Self { mode, ..Self::default() }
+    }
+}
+
+impl fmt::Display for Attributes {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { mode, xattr, has_capability, has_acl, is_append_only } = self;
+        write!(out, "mode {mode:o}, attribute {xattr:?}")?;
+        let others = [
+            (has_capability, "capability"),
+            (has_acl, "access control list"),
+            (is_append_only, "append only"),
+        ];
+        let mut others = others.iter().filter(|(has, _)| **has);
+        others.try_for_each(|(_, name)| write!(out, ", {name}"))
+    }
 }
 
 /// All directories and attributes.
@@ -41,7 +69,7 @@ pub struct Entry {
 impl Tree {
     /// Adds an inode without a name.
     pub fn add(&mut self, id: Id, mode: u32, is_directory: bool) {
-        self.attributes.insert(id, Attributes { mode, xattr: None });
+        self.attributes.insert(id, Attributes::of_mode(mode));
         if is_directory {
             self.directories.insert(id, BTreeMap::new());
         }

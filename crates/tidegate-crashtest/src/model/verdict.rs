@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::Model;
-use super::tree::{Id, Tree};
+use super::tree::{Attributes, Id, Tree};
 use crate::contents::writer;
+
+/// A time of a file, in nanoseconds.
+pub type Time = i128;
 
 /// What is at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,12 +26,12 @@ pub enum Node {
 pub struct Found {
     /// What is there.
     pub node: Node,
-    /// Permission bits.
-    pub mode: u32,
     /// Number of names.
     pub links: u64,
-    /// The extended attribute `user.crashtest`.
-    pub xattr: Option<String>,
+    /// Its attributes.
+    pub attributes: Attributes,
+    /// When its contents changed, for the last time.
+    pub modified: Time,
 }
 
 /// What was found at all paths.
@@ -166,11 +169,14 @@ impl Model {
             other => differences.push(format!("of another kind: {}", kind_of(other))),
         }
         let wanted = tree.attributes(id);
-        if let Some(wanted) = wanted.filter(|wanted| wanted.mode != found.mode) {
-            differences.push(format!("mode {:o}, {:o} expected", found.mode, wanted.mode));
+        if let Some(wanted) = wanted.filter(|wanted| **wanted != found.attributes) {
+            differences.push(format!("{}; expected: {wanted}", found.attributes));
         }
-        if let Some(wanted) = wanted.filter(|wanted| wanted.xattr != found.xattr) {
-            differences.push(format!("attribute {:?}, {:?} expected", found.xattr, wanted.xattr));
+        let times = self.inodes.get(&id).map(|inode| &inode.times);
+        if let Some(times) = times.filter(|times| !times.is_empty())
+            && !times.contains(&found.modified)
+        {
+            differences.push(format!("modified at {}, allowed: {times:?}", found.modified));
         }
         differences
     }
