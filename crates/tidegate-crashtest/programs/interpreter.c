@@ -481,6 +481,15 @@ static int do_fwrite(void)
     return write_by_stream(value(1), value(2));
 }
 
+static int do_reflink(void)
+{
+    int from = open(path(0), O_RDONLY | O_CLOEXEC);
+    int to = open_as(path(1), O_RDWR | O_CREAT | O_EXCL);
+    int status = from < 0 || to < 0 ? -1 : ioctl(to, FICLONE, from);
+    close(from);
+    return status;
+}
+
 /* Opens source and target of a copy. */
 static off_t copied(int *from, int *to)
 {
@@ -660,6 +669,16 @@ static int do_crowd(void)
     return 0;
 }
 
+/* Overwrites a part of a program behind what is executed, and syncs it. */
+static int do_patch(void)
+{
+    int fd = open("program", O_RDWR | O_CLOEXEC);
+    await_tick();
+    int status = write_at(fd, 16000, 100) == 0 ? fdatasync(fd) : -1;
+    close(fd);
+    return status;
+}
+
 /* Another program has renamed a file. */
 static int do_moved(void) { return renamed(0); }
 /* Another program has removed a name. */
@@ -707,7 +726,7 @@ static const struct { const char *name; int arguments, is_sync; int (*run)(void)
     { "fallocate", 4, 0, do_fallocate }, { "link", 2, 0, do_link }, { "symlink", 2, 0, do_symlink },
     { "unlink", 1, 0, do_unlink }, { "rename", 2, 0, do_rename }, { "exchange", 2, 0, do_exchange },
     { "mkdir", 1, 0, do_mkdir }, { "rmdir", 1, 0, do_rmdir }, { "mmap", 3, 0, do_mmap },
-    { "stdio", 2, 0, do_stdio }, { "fwrite", 3, 0, do_fwrite }, { "copy", 2, 0, do_copy }, { "sendfile", 2, 0, do_sendfile },
+    { "stdio", 2, 0, do_stdio }, { "fwrite", 3, 0, do_fwrite }, { "copy", 2, 0, do_copy }, { "reflink", 2, 0, do_reflink }, { "sendfile", 2, 0, do_sendfile },
     { "splice", 2, 0, do_splice }, { "uring-write", 3, 0, do_uring_write },
     { "uring-rename", 2, 0, do_uring_rename }, { "direct", 3, 0, do_direct },
     { "osync", 3, 0, do_osync },
@@ -715,7 +734,7 @@ static const struct { const char *name; int arguments, is_sync; int (*run)(void)
     { "setxattr", 1, 0, do_setxattr }, { "setcap", 1, 0, do_setcap },
     { "setfacl", 1, 0, do_setfacl }, { "append-only", 1, 0, do_append_only }, { "chmod", 2, 0, do_chmod },
     { "chown", 1, 0, do_chown }, { "utime", 1, 0, do_utime }, { "prepare", 0, 0, do_prepare },
-    { "crowd", 1, 0, do_crowd }, { "moved", 2, 0, do_moved }, { "gone", 1, 0, do_gone },
+    { "crowd", 1, 0, do_crowd }, { "patch", 0, 0, do_patch }, { "moved", 2, 0, do_moved }, { "gone", 1, 0, do_gone },
     { "release", 0, 0, do_release }, { "fsync", 1, 1, do_fsync },
     { "fdatasync", 1, 1, do_fdatasync }, { "sync", 0, 1, do_sync }, { "msync", 0, 1, do_msync },
     { "commit", 1, 0, do_commit }, { "writeback", 1, 0, do_writeback },

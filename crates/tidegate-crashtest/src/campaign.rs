@@ -15,6 +15,7 @@ use crate::file_system::FileSystem;
 use crate::machine::abandoned;
 use crate::machine::program::{Dialogue, Interpreter};
 use crate::machine::{Cuts, Fault, PREFIX, Runner};
+use crate::model::TimeRule;
 use crate::sequence::Sequence;
 
 /// How long a machine may take for one test, or to be made.
@@ -36,8 +37,10 @@ pub struct Setup {
     pub runner: Runner,
     /// The planted mistake, if any.
     pub fault: Option<Fault>,
-    /// Times of files are compared.
-    pub compares_times: bool,
+    /// How times of files are compared, if they are.
+    pub time_rule: Option<TimeRule>,
+    /// One more option of the mounts, such as `data=journal`.
+    pub mount_option: Option<String>,
     /// Number of machines.
     pub workers: usize,
 }
@@ -115,7 +118,8 @@ impl Setup {
         }
         let faults = Fault::ALL.iter().filter(|(fault, _)| self.fault == Some(*fault));
         arguments.extend(faults.flat_map(|(_, name)| ["--fault".into(), (*name).into()]));
-        arguments.extend(self.compares_times.then(|| "--times".into()));
+        arguments.extend(self.time_rule.map(|rule| format!("--times={}", rule.name()).into()));
+        arguments.extend(self.mount_option.iter().map(|it| format!("--mount-option={it}").into()));
         arguments
     }
 

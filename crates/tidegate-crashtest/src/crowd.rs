@@ -1,14 +1,23 @@
-//! The files of [`Step::Crowd`]: each is synced, so all of it is there whatever happens behind.
+//! Files that are no part of the test: those of [`Step::Crowd`] and the program of [`Step::Patch`].
+//! Each change of them is synced, so it is there whatever happens behind.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use crate::contents::{bytes, writer};
+use crate::model::history::index;
 use crate::model::{Node, State};
 use crate::sequence::{Sequence, Step};
 
-/// Bytes of each file.
+/// Bytes of each file of a crowd.
 const BYTES: u64 = 3000;
-/// How their names begin.
+/// The program's path.
+pub const PROGRAM: &str = "program";
+/// Bytes of the program.
+pub const PROGRAM_BYTES: u64 = 16_384;
+/// Where [`Step::Patch`] overwrites it, behind what is executed.
+const PATCH: Range<u64> = 16_000..16_100;
+/// How the names of a crowd begin.
 const PREFIX: &str = "crowd.";
 
 /// The names of so many files.
@@ -38,12 +47,27 @@ pub fn objections(
         };
         Some(format!("{name}: {what}, synced in step {number}"))
     };
-    let all: Vec<String> = numbers.iter().filter_map(objection).collect();
-    state.retain(|path, _| !path.starts_with(PREFIX));
+    let mut all: Vec<String> = numbers.iter().filter_map(objection).collect();
+    if !refused.contains(PROGRAM) {
+        all.extend(objection_to_program(sequence, state));
+    }
+    state.retain(|path, _| !path.starts_with(PREFIX) && path != PROGRAM);
     match all.len() {
         0 | 1 => all,
         count => vec![format!("{} (and {} files more)", all[0], count - 1)],
     }
+}
+
+fn objection_to_program(sequence: &Sequence, state: &State) -> Option<String> {
+    let numbered = (1..).zip(&sequence.steps);
+    let patches = numbered.filter(|(_, step)| **step == Step::Patch);
+    let number = patches.map(|(number, _)| number).last()?;
+    let wanted = bytes(number, PATCH.start, PATCH.end - PATCH.start);
+    let is_there = match state.get(PROGRAM).map(|found| &found.node) {
+        Some(Node::File(found)) => found.get(index(PATCH.start)..index(PATCH.end)) == Some(&wanted),
+        _ => false,
+    };
+    (!is_there).then(|| format!("{PROGRAM}: without what was synced in step {number}"))
 }
 
 fn difference(found: &[u8], wanted: &[u8]) -> Option<String> {

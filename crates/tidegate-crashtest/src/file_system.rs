@@ -41,7 +41,7 @@ impl FileSystem {
     }
 
     /// Whether it has every operation of `sequence`: btrfs cuts no range out of a file, and puts
-    /// none in.
+    /// none in; files of ext4 share no blocks.
     pub fn can_execute(self, sequence: &Sequence) -> bool {
         use FallocateMode::{Collapse, Insert};
         let moves_blocks = |step: &Step| {
@@ -50,7 +50,13 @@ impl FileSystem {
             };
             matches!(operation, Operation::Fallocate { mode: Collapse | Insert, .. })
         };
-        self != Self::Btrfs || !sequence.steps.iter().any(moves_blocks)
+        let shares_blocks =
+            |step: &Step| matches!(step.innermost(), Step::Operation(Operation::Reflink { .. }));
+        match self {
+            Self::Ext4 => !sequence.steps.iter().any(shares_blocks),
+            Self::Xfs => true,
+            Self::Btrfs => !sequence.steps.iter().any(moves_blocks),
+        }
     }
 
     /// Checks that the kernel has it, and loads its module where it is one.

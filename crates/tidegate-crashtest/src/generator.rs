@@ -207,7 +207,7 @@ fn concerned(operation: &Operation) -> (Option<&str>, Vec<&str>) {
         | Operation::Write { path, .. }
         | Operation::Mkdir { path } => (Some(path), vec![parent(path)]),
         Operation::Link { from, to } => (Some(from), vec![parent(to)]),
-        Operation::Copy { to, .. } => (Some(to), vec![parent(to)]),
+        Operation::Copy { to, .. } | Operation::Reflink { to, .. } => (Some(to), vec![parent(to)]),
         Operation::Rename { from, to, .. } | Operation::Exchange { from, to } => {
             let (from, into) = (parent(from), parent(to));
             (Some(to), if from == into { vec![into] } else { vec![into, from] })

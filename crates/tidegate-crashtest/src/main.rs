@@ -11,6 +11,7 @@ use tidegate_crashtest::campaign::{Report, Setup, Test};
 use tidegate_crashtest::file_system::FileSystem;
 use tidegate_crashtest::generator;
 use tidegate_crashtest::machine::{Cuts, Fault, Runner};
+use tidegate_crashtest::model::TimeRule;
 use tidegate_crashtest::random::Random;
 use tidegate_crashtest::sequence::Sequence;
 use tidegate_crashtest::variation::{Extra, varied, vary};
@@ -81,9 +82,12 @@ struct On {
     /// missed-directories, early-retire or plain-names
     #[arg(long, value_parser = parse_fault)]
     fault: Option<Fault>,
-    /// Compare when files were modified, too
+    /// One more option of the mounts, such as data=journal
     #[arg(long)]
-    times: bool,
+    mount_option: Option<String>,
+    /// Compare when files were modified, too
+    #[arg(long, value_enum)]
+    times: Option<TimeRule>,
     /// Number of machines that work at once: four to a CPU unless given, for they wait for
     /// processes and mounts
     #[arg(long, default_value_t = default_workers(), hide_default_value = true)]
@@ -99,7 +103,8 @@ struct Choice {
     #[arg(long)]
     outside: bool,
     /// To each of them, those with one variation more of a kind: all, way, kill, outside, second,
-    /// clone, crowd, or one of way-NAME and kill-NAME. Samples have one to three
+    /// clone, crowd, attributes, append-only, reflink, patch, or one of way-NAME and kill-NAME.
+    /// Samples have one to three
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = parse_extra)]
     with: Vec<Extras>,
     /// Sampled sequences of two to four operations, with a cut behind each step
@@ -157,7 +162,8 @@ impl On {
             file_system: self.file_system,
             runner,
             fault: self.fault,
-            compares_times: self.times,
+            time_rule: self.times,
+            mount_option: self.mount_option.clone(),
             workers: self.workers,
         })
     }
@@ -247,8 +253,8 @@ fn main() -> Result<ExitCode> {
         }
         Command::Worker { dir, programs, on } => {
             let setup = on.setup()?;
-            let Setup { file_system, runner, fault, compares_times, .. } = setup;
-            worker::work(&dir, &programs, file_system, runner, fault, compares_times)?;
+            let Setup { file_system, runner, fault, time_rule, mount_option, .. } = setup;
+            worker::work(&dir, &programs, file_system, runner, fault, time_rule, mount_option)?;
             return Ok(ExitCode::SUCCESS);
         }
     };

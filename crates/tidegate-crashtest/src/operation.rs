@@ -119,6 +119,8 @@ pub enum Operation {
     Fallocate { path: String, mode: FallocateMode, offset: u64, length: u64 },
     /// Copies all of one file over the start of another, which is created where it does not exist.
     Copy { by: CopyBy, from: String, to: String },
+    /// Makes a new file that shares all blocks of another (`FICLONE`).
+    Reflink { from: String, to: String },
     /// Another name for a file.
     Link { from: String, to: String },
     /// A symbolic link at `path`.
@@ -158,7 +160,10 @@ impl Operation {
         use WriteBy::{Direct, Mapping, Static, Stream, Uring};
         match self {
             Self::Write { by, .. } => matches!(by, Mapping | Uring | Direct | Static | Stream),
-            Self::Stdio { .. } | Self::Copy { .. } | Self::Fallocate { .. } => true,
+            Self::Stdio { .. }
+            | Self::Copy { .. }
+            | Self::Reflink { .. }
+            | Self::Fallocate { .. } => true,
             Self::Rename { uring, .. } => *uring,
             _ => false,
         }
@@ -174,7 +179,7 @@ impl Operation {
             Self::Write { by, .. } => !matches!(by, Uring | Static | Stream),
             Self::Stdio { .. } => false,
             Self::Rename { uring, .. } => !uring,
-            Self::AppendOnly { .. } => false,
+            Self::AppendOnly { .. } | Self::Reflink { .. } => false,
             _ => true,
         }
     }
@@ -206,6 +211,7 @@ impl Operation {
             | Self::Fallocate { .. }
             | Self::Copy { .. }
             | Self::AppendOnly { .. }
+            | Self::Reflink { .. }
             | Self::Tmpfile { .. } => false,
             _ => true,
         }
@@ -215,6 +221,7 @@ impl Operation {
     pub fn paths(&self) -> Vec<&str> {
         match self {
             Self::Copy { from, to, .. }
+            | Self::Reflink { from, to }
             | Self::Link { from, to }
             | Self::Rename { from, to, .. }
             | Self::Exchange { from, to } => vec![from, to],
@@ -261,6 +268,7 @@ impl fmt::Display for Operation {
             Self::Copy { by, from, to } => {
                 write!(out, "{} {from} {to}", name_in(&CopyBy::ALL, *by))
             }
+            Self::Reflink { from, to } => write!(out, "reflink {from} {to}"),
             Self::Link { from, to } => write!(out, "link {from} {to}"),
             Self::Symlink { target, path } => write!(out, "symlink {target} {path}"),
             Self::Unlink { path } => write!(out, "unlink {path}"),
@@ -337,6 +345,7 @@ impl Operation {
                 let mode = found.context("no such mode")?.0;
                 Self::Fallocate { path: path(1)?, mode, offset: number(3)?, length: number(4)? }
             }
+            "reflink" => Self::Reflink { from: path(1)?, to: path(2)? },
             "link" => Self::Link { from: path(1)?, to: path(2)? },
             "symlink" => Self::Symlink { target: path(1)?, path: path(2)? },
             "unlink" => Self::Unlink { path: path(1)? },

@@ -348,11 +348,20 @@ mod tests {
     use crate::model::{A_BYTES, B_BYTES};
 
     fn file(bytes: Vec<u8>) -> Found {
-        Found { node: Node::File(bytes), attributes: Attributes::of_mode(0o644), links: 1, modified: 0 }
+        Found {
+            node: Node::File(bytes),
+            attributes: Attributes::of_mode(0o644),
+            links: 1,
+            modified: 0,
+        }
     }
 
     fn initial() -> State {
-        let directory = Found { node: Node::Directory, ..file(Vec::new()) };
+        let directory = Found {
+            node: Node::Directory,
+            attributes: Attributes::of_mode(0o755),
+            ..file(Vec::new())
+        };
         let directories = ["d0", "d1", "d3"].map(|path| (path.to_owned(), directory.clone()));
         let files = [
             ("d0/A".to_owned(), file(bytes(INITIAL_A, 0, A_BYTES))),

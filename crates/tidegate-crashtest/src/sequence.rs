@@ -201,6 +201,9 @@ pub enum Step {
     /// The program writes and syncs so many small files that are no part of the test, each by
     /// itself: `crowd.0`, `crowd.1`, ... They stay open if the sequence holds files.
     Crowd(u32),
+    /// The program overwrites a part of a program of the file system, and syncs it. That is no
+    /// part of the test, and runs while recovery does.
+    Patch,
 }
 
 impl Step {
@@ -222,7 +225,7 @@ impl Step {
                 format!("{other} {}", step.name()?)
             }
             Self::Clone(step) => format!("clone {}", step.name()?),
-            Self::Lost(_) | Self::Crowd(_) => self.to_string(),
+            Self::Lost(_) | Self::Crowd(_) | Self::Patch => self.to_string(),
             _ => return None,
         })
     }
@@ -301,6 +304,7 @@ impl fmt::Display for Step {
             Self::Clone(step) => write!(out, "clone {step}"),
             Self::Lost(lost) => write!(out, "kill {lost}"),
             Self::Crowd(count) => write!(out, "crowd {count}"),
+            Self::Patch => write!(out, "patch"),
         }
     }
 }
@@ -322,6 +326,7 @@ impl FromStr for Step {
             ["msync"] => Self::Sync(Sync::Mapping),
             ["prepare"] => Self::Prepare,
             ["release"] => Self::Release,
+            ["patch"] => Self::Patch,
             ["outside", "commit"] => Self::Outside(Outside::Commit),
             ["outside", "retire"] => Self::Outside(Outside::Retire),
             ["outside", "writeback", path] => Self::Outside(Outside::WriteBack((*path).to_owned())),
@@ -367,10 +372,11 @@ impl Sequence {
             .count()
     }
 
-    /// Whether files change outside a run: by other programs, or by the program when its run is
-    /// lost.
+    /// Whether recovery may refuse files: those that other programs change, or the program when
+    /// its run is lost, and those that are in use.
     pub fn has_others(&self) -> bool {
-        let changes = |step: &Step| matches!(step, Step::Other(..) | Step::Lost(Lost::Run));
+        let changes =
+            |step: &Step| matches!(step, Step::Other(..) | Step::Lost(Lost::Run) | Step::Patch);
         self.steps.iter().any(changes)
     }
 
@@ -416,7 +422,7 @@ mod tests {
                     outside writeback d0/A\ntmpfile d1/A 10 fsync\nuring-rename d0/A d1/B\nsync\n\
                     chmod d0/B 640\nsplice d0/A d0/B\nstatic write d0/A 5 6\noutside commit\noutside retire\n\
                     rename@deep d0/A d0/B\nfork@own write d0/B 0 1\nsync@libc\nfsync@number .\noutside append d0/A 9\n\
-                    second fsync d0/A\noutside rename@new d0/A d0/B\nclone write@own d0/A 0 9\nkill launcher\nkill run\ncrowd 40\n";
+                    second fsync d0/A\noutside rename@new d0/A d0/B\nclone write@own d0/A 0 9\npatch\nreflink d0/A d1/A\nkill launcher\nkill run\ncrowd 40\n";
         let sequence: Sequence = text.parse().unwrap();
         assert_eq!(sequence.to_string(), text);
         assert_eq!(sequence.one_line().parse::<Sequence>().unwrap(), sequence);

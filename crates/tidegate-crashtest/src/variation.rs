@@ -33,6 +33,10 @@ pub enum Extra {
     Attributes,
     /// A file can only be appended to from some step on.
     AppendOnly,
+    /// The blocks of a file are shared with a new one between two steps.
+    Reflink,
+    /// A program is overwritten and synced between two steps, which runs while recovery does.
+    Patch,
 }
 
 impl Extra {
@@ -41,7 +45,17 @@ impl Extra {
         let ways = Way::ALL.map(|(way, _)| Self::Way(way)).into_iter();
         let lost = Lost::ALL.map(|(lost, _)| Self::Lost(lost)).into_iter();
         let others = Other::ALL.map(|(other, _)| Self::Other(other)).into_iter();
-        ways.chain(lost).chain(others).chain([Self::Clone, Self::Crowd, Self::Attributes, Self::AppendOnly]).collect()
+        ways.chain(lost)
+            .chain(others)
+            .chain([
+                Self::Clone,
+                Self::Crowd,
+                Self::Attributes,
+                Self::AppendOnly,
+                Self::Reflink,
+                Self::Patch,
+            ])
+            .collect()
     }
 
     /// The kinds that a name stands for: one, all whose names begin with it and "-", or, of "all",
@@ -71,6 +85,8 @@ impl fmt::Display for Extra {
             Self::Crowd => write!(out, "crowd"),
             Self::Attributes => write!(out, "attributes"),
             Self::AppendOnly => write!(out, "append-only"),
+            Self::Reflink => write!(out, "reflink"),
+            Self::Patch => write!(out, "patch"),
         }
     }
 }
@@ -144,6 +160,8 @@ fn steps_of(model: &Model, extra: Extra) -> Vec<Vec<Step>> {
         Extra::Other(other) => of_other(model, other),
         Extra::Attributes => attributes(model),
         Extra::AppendOnly => append_only(model),
+        Extra::Reflink => reflinks(model),
+        Extra::Patch => vec![vec![Step::Patch]],
         Extra::Way(_) => Vec::new(),
     }
 }
@@ -161,6 +179,22 @@ fn in_clone() -> Vec<Vec<Step>> {
 fn files(model: &Model) -> Vec<String> {
     let paths = model.tree().paths().into_iter();
     paths.filter(|(_, id)| model.file(*id).is_some()).map(|(path, _)| path).collect()
+}
+
+/// A free path.
+fn free(model: &Model) -> Option<&'static str> {
+    ["d0/B", "d1/A"].into_iter().find(|path| model.tree().free(path).is_ok())
+}
+
+/// Files that share their blocks with a new one, which may be synced.
+fn reflinks(model: &Model) -> Vec<Vec<Step>> {
+    let Some(to) = free(model) else { return Vec::new() };
+    let of_file = |from: String| {
+        let reflink = Step::Operation(Operation::Reflink { from, to: to.into() });
+        let sync = Step::Sync(Sync::File(to.into()));
+        [vec![reflink.clone()], vec![reflink, sync]]
+    };
+    files(model).into_iter().flat_map(of_file).collect()
 }
 
 /// Attributes that are synced.
@@ -190,7 +224,7 @@ fn append_only(model: &Model) -> Vec<Vec<Step>> {
 /// Changes by another program, each with and without a sync behind it.
 fn of_other(model: &Model, other: Other) -> Vec<Vec<Step>> {
     let files = files(model);
-    let free = ["d0/B", "d1/A"].into_iter().find(|path| model.tree().free(path).is_ok());
+    let free = free(model);
     let changes = files.iter().flat_map(|path| changes_of(path, free));
     let of_other = |step| Step::Other(other, Box::new(step));
     let with_sync = changes.flat_map(|(change, synced)| {
@@ -240,7 +274,7 @@ mod tests {
 
     #[test]
     fn varied_samples_are_valid_and_have_their_text_form() {
-        for seed in 0..300 {
+        for seed in 0..40 {
             let sample = || vary(generator::sample(3, seed), &Extra::all(), &mut Random::new(seed));
             let sequence = sample();
             assert_eq!(sequence, sample());

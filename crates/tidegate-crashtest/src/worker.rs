@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 use crate::file_system::FileSystem;
 use crate::machine::program::Interpreter;
 use crate::machine::{Cuts, Fault, Machine, Runner};
+use crate::model::TimeRule;
 use crate::sequence::Sequence;
 
 /// Tests sequences until the input ends. `dir` is an empty directory, `programs` has the compiled
@@ -25,11 +26,12 @@ pub fn work(
     file_system: FileSystem,
     runner: Runner,
     fault: Option<Fault>,
-    compares_times: bool,
+    time_rule: Option<TimeRule>,
+    mount_option: Option<String>,
 ) -> Result<()> {
     let interpreter = Interpreter::in_dir(programs);
     let mut machine =
-        Machine::new(dir, interpreter, file_system, runner, fault, compares_times)?;
+        Machine::new(dir, interpreter, file_system, runner, fault, time_rule, mount_option)?;
     say("ready")?;
     for line in std::io::stdin().lock().lines() {
         match test(&mut machine, &line?) {

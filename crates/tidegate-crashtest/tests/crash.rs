@@ -8,6 +8,7 @@ mod built;
 #[path = "../../tidegate-cli/tests/support/once.rs"]
 mod once;
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -16,7 +17,10 @@ use tidegate_crashtest::file_system::FileSystem;
 use tidegate_crashtest::generator;
 use tidegate_crashtest::machine::program::Interpreter;
 use tidegate_crashtest::machine::{Cuts, Fault, Runner};
+use tidegate_crashtest::model::TimeRule;
+use tidegate_crashtest::random::Random;
 use tidegate_crashtest::sequence::{Sequence, Step};
+use tidegate_crashtest::variation::{Extra, vary};
 
 /// Number of machines: they wait for processes and mounts for about half of their time.
 const WORKERS: usize = 4;
@@ -42,10 +46,29 @@ fn programs() -> PathBuf {
     COMPILED.get_or_init(compile).clone()
 }
 
-fn test(file_system: FileSystem, runner: Runner, fault: Option<Fault>, tests: Vec<Test>) -> Report {
+/// What all tests of a campaign have in common.
+fn setup(file_system: FileSystem, runner: Runner, fault: Option<Fault>) -> Setup {
     let harness = PathBuf::from(env!("CARGO_BIN_EXE_tidegate-crashtest"));
     let programs = Some(programs());
-    let setup = Setup { harness, programs, file_system, runner, fault, workers: WORKERS };
+    Setup {
+        harness,
+        programs,
+        file_system,
+        runner,
+        fault,
+        time_rule: None,
+        mount_option: None,
+        workers: WORKERS,
+    }
+}
+
+fn test(file_system: FileSystem, runner: Runner, fault: Option<Fault>, tests: Vec<Test>) -> Report {
+    test_as(&setup(file_system, runner, fault), tests)
+}
+
+fn test_as(setup: &Setup, tests: Vec<Test>) -> Report {
+    let file_system = setup.file_system;
+    let tests = tests.into_iter().filter(|test| file_system.can_execute(&test.sequence)).collect();
     let report = setup.run(tests, |_, _| {}).expect("the machines work");
     println!("{file_system:?}: {report}");
     for (sequence, error) in &report.errors {
@@ -63,12 +86,17 @@ fn assert_none(report: &Report) {
     assert!(report.violations.is_empty(), "{} violations", report.violations.len());
 }
 
+fn run_in(pool_size: &str, covers_at_once: bool) -> Runner {
+    let (binary, options, pool_size) = (tidegate(), Vec::new(), pool_size.into());
+    Runner::Tidegate { binary, options, covers_at_once, pool_size }
+}
+
 fn run() -> Runner {
-    Runner::Tidegate { binary: tidegate(), options: Vec::new(), covers_at_once: true }
+    run_in("1M", true)
 }
 
 fn run_with_default_admission() -> Runner {
-    Runner::Tidegate { binary: tidegate(), options: Vec::new(), covers_at_once: false }
+    run_in("1M", false)
 }
 
 fn at_every_step(sequence: Sequence) -> Test {
@@ -80,6 +108,44 @@ fn sampled(count: u64) -> impl Iterator<Item = Test> {
         let length = 2 + usize::try_from(seed % 3).expect("it is small");
         at_every_step(generator::sample(length, seed))
     })
+}
+
+/// Kinds of variations that `run` does not pass yet, each with its reason. A line that is removed
+/// has the samples take the kind, here and in a pool of 128K.
+const NOT_YET: [&str; 15] = [
+    "way-libc",    // `dlsym` finds the C library's own functions
+    "way-version", // so does `dlvsym`
+    "way-deep",    // objects that are loaded with RTLD_DEEPBIND bind to them
+    "way-space",   // so do those that `dlmopen` loads
+    "way-new",     // fchmodat2 and setxattrat are not known
+    "way-own",     // loaded objects are not looked at
+    "kill-both",   // in a full log the end of a file's story is lost
+    "kill-run",    // recovery takes no notice of what changed behind the run
+    "outside",     // so it is with other programs
+    "second",      // and with other runs
+    "clone",       // two mounted file systems with one identity are one
+    "attributes",  // recovery drops a capability
+    "append-only", // recovery cannot open such a file
+    "reflink",     // writes to shared blocks commit on a plain file system, and not here
+    "patch",       // recovery cannot open a program that runs, and does nothing of the rest
+];
+/// How times are compared under `run`: by none of the rules yet, for recovery sets them to its own.
+const TIMES_UNDER_RUN: Option<TimeRule> = None;
+
+/// Samples of two to four operations, with variations of all kinds, but those that are left out.
+fn varied(seeds: Range<u64>, left_out: &[&str]) -> Vec<Test> {
+    let is_taken = |extra: &Extra| !left_out.contains(&extra.to_string().as_str());
+    let extras: Vec<Extra> = Extra::all().into_iter().filter(is_taken).collect();
+    assert_eq!(
+        extras.len() + left_out.len(),
+        Extra::all().len(),
+        "{left_out:?}: not all are kinds"
+    );
+    let sample = |seed| {
+        let length = 2 + usize::try_from(seed % 3).expect("it is small");
+        vary(generator::sample(length, seed), &extras, &mut Random::new(seed))
+    };
+    seeds.map(|seed| at_every_step(sample(seed))).collect()
 }
 
 /// One in `parts` of the sequences of one operation with an action from outside, all without one.
@@ -169,13 +235,21 @@ fn plain_file_systems_stay_inside_the_model() {
         let directed = learned.clone().into_iter().chain(seldom());
         let tests = of_length_one(6).into_iter().chain(directed).chain(sampled(samples));
         assert_none(&test(file_system, Runner::Plain, None, tests.collect()));
+        let tests = varied(0..samples / 2, &[]);
+        let setup = setup(file_system, Runner::Plain, None);
+        assert_none(&test_as(&Setup { time_rule: Some(TimeRule::Synced), ..setup }, tests));
     }
 }
 
 /// All of one operation with the actions from outside, and a thousand of two to four.
 fn run_keeps_its_promise(file_system: FileSystem) {
-    let tests = of_length_one(1).into_iter().chain(seldom()).chain(sampled(1000));
+    let tests = of_length_one(1).into_iter().chain(seldom()).chain(sampled(850));
     assert_none(&test(file_system, run(), None, tests.collect()));
+    for (pool_size, seeds) in [("1M", 1000..1100), ("128K", 1100..1150)] {
+        let (tests, runner) = (varied(seeds, &NOT_YET), run_in(pool_size, true));
+        let setup = setup(file_system, runner, None);
+        assert_none(&test_as(&Setup { time_rule: TIMES_UNDER_RUN, ..setup }, tests));
+    }
 }
 
 #[test]

@@ -1,9 +1,14 @@
 //! The model against what file systems did: planted mistakes leave its set, what plain Linux may
 //! leave does not.
 
+use std::collections::BTreeSet;
+
 use tidegate_crashtest::contents::{INITIAL_A, INITIAL_B, bytes};
+use tidegate_crashtest::crowd;
 use tidegate_crashtest::model::tree::Attributes;
-use tidegate_crashtest::model::{A_BYTES, B_BYTES, Found, Kind, Model, Node, State, Verdict};
+use tidegate_crashtest::model::{
+    A_BYTES, B_BYTES, Found, Kind, Model, Node, State, TimeRule, Times, Verdict,
+};
 use tidegate_crashtest::sequence::Sequence;
 
 fn file(bytes: Vec<u8>) -> Found {
@@ -376,4 +381,144 @@ fn a_new_file_is_where_its_sync_and_its_rename_left_it() {
     let unlinked = "new d0/B 5000; fsync .; unlink d0/B; fsync d0";
     allowed(unlinked, &initial());
     forbidden(unlinked, &delivered);
+}
+
+/// `run` or not, what was synced is there, whoever made it in whatever way.
+#[test]
+fn a_dropped_sync_is_seen_in_whatever_way_and_by_whomever_it_was_made() {
+    let old = initial();
+    for change in [
+        "append@deep d0/A 3000; fsync@libc d0/A",
+        "write@own d0/A 1000 3000; fdatasync@number .",
+        "chmod@new d0/A 600; fsync d0/A",
+        "setxattr@new d0/A; fsync@version d0/A",
+        "outside append d0/A 3000; outside fsync d0/A",
+        "second truncate d0/A 0; second fsync d0/A",
+        "kill both; append d0/A 3000; fsync .",
+        "kill run; append d0/A 3000; fsync .",
+    ] {
+        forbidden(change, &old);
+        assert!(!judge_under_run(change, &old).is_allowed(), "{change}");
+    }
+    for change in ["rename@space d0/A d0/B; fsync d0", "outside rename d0/A d0/B; outside fsync d0"]
+    {
+        forbidden(change, &old);
+        allowed(change, &moved(initial(), "d0/A", "d0/B"));
+    }
+}
+
+fn judge_under_run(sequence: &str, state: &State) -> Verdict {
+    let sequence: Sequence = sequence.parse().unwrap();
+    Model::new(Kind::Ext4).under_run().after(&sequence).unwrap().judge(state, true)
+}
+
+#[test]
+fn older_bytes_over_newer_ones_of_another_program_are_seen() {
+    let synced = "write d0/A 1000 3000; fdatasync .";
+    for newer in ["outside", "second"] {
+        let sequence = format!("{synced}; {newer} write d0/A 1000 3000; {newer} fsync d0/A");
+        assert!(judge_under_run(&sequence, &with_a(overwritten(3, 1000, 3000))).is_allowed());
+        let older = judge_under_run(&sequence, &with_a(overwritten(1, 1000, 3000)));
+        assert!(matches!(older, Verdict::Forbidden(_)), "{sequence}: {older}");
+    }
+    let cut = format!("{synced}; outside truncate d0/A 0; outside fsync d0/A");
+    assert!(!judge_under_run(&cut, &with_a(overwritten(1, 1000, 3000))).is_allowed());
+    let plain = "write d0/A 1000 3000; fdatasync .; kill run; write d0/A 1000 3000; fdatasync .";
+    assert!(!judge_under_run(plain, &with_a(overwritten(1, 1000, 3000))).is_allowed());
+    assert!(judge_under_run(plain, &with_a(overwritten(4, 1000, 3000))).is_allowed());
+}
+
+#[test]
+fn a_write_into_a_copy_of_the_file_system_changes_nothing_here() {
+    let sequence = "clone write d0/A 1000 3000; clone fdatasync d0/A";
+    assert!(judge_under_run(sequence, &initial()).is_allowed());
+    assert!(!judge_under_run(sequence, &with_a(overwritten(1, 1000, 3000))).is_allowed());
+}
+
+/// A recovery may refuse a file that another program changed, and no other.
+#[test]
+fn what_a_recovery_refuses_is_of_other_programs_and_nothing_else_is_lost_by_that() {
+    let sequence: Sequence = "append d1/B 10; fsync .; append d0/A 10; fsync .; \
+                              outside write d0/A 1000 3000; outside fsync d0/A"
+        .parse()
+        .unwrap();
+    let model = Model::new(Kind::Ext4).under_run().after(&sequence).unwrap();
+    let of_others: Vec<&String> = model.of_others().iter().collect();
+    assert_eq!(of_others, ["d0/A"]);
+    let refusing = model.refusing(["d0/A".to_owned()].into());
+    let mut grown = bytes(INITIAL_B, 0, B_BYTES);
+    grown.extend(bytes(1, B_BYTES, 10));
+    let mut state = initial();
+    assert!(!refusing.judge(&state, true).is_allowed(), "d1/B is not what was synced");
+    state.insert("d1/B".into(), file(grown));
+    assert!(refusing.judge(&state, true).is_allowed());
+    let lost = "append d0/A 10; fsync .; kill run; append d1/B 10; outside chmod d0/A 600";
+    let model = Model::behind(Kind::Xfs, &lost.parse().unwrap()).unwrap();
+    assert_eq!(model.of_others().len(), 2);
+}
+
+#[test]
+fn attributes_that_were_synced_are_not_dropped() {
+    let with = |attributes: Attributes| {
+        let mut state = initial();
+        state.insert("d0/A".into(), Found { attributes, ..file(old_a()) });
+        state
+    };
+    let plain = || Attributes::of_mode(0o644);
+    let cases = [
+        ("setcap d0/A", Attributes { has_capability: true, ..plain() }),
+        ("setfacl d0/A", Attributes { has_acl: true, ..plain() }),
+        ("append-only d0/A", Attributes { is_append_only: true, ..plain() }),
+        ("chmod d0/A 4755", Attributes::of_mode(0o4755)),
+    ];
+    for (change, attributes) in cases {
+        let synced = format!("{change}; fsync d0/A");
+        allowed(&synced, &with(attributes.clone()));
+        forbidden(&synced, &initial());
+        allowed(change, &initial());
+    }
+    // The kernel takes them.
+    let written = "setcap d0/A; fsync d0/A; write d0/A 1000 3000; fsync d0/A";
+    allowed(written, &with_a(overwritten(3, 1000, 3000)));
+    allowed("chmod d0/A 4755; chown d0/A; fsync d0/A", &with(Attributes::of_mode(0o755)));
+    let appended: Sequence = "append-only d0/A; write d0/A 0 10".parse().unwrap();
+    assert!(Model::behind(Kind::Ext4, &appended).is_err());
+}
+
+#[test]
+fn times_that_no_file_has_shown_are_seen() {
+    let sequence: Sequence = "write d0/A 1000 3000; fsync .; write d0/A 1000 3000".parse().unwrap();
+    let shown: Vec<Times> = [10, 11, 11, 12]
+        .map(|time| Times::from([("d0/A".to_owned(), time), ("d1/B".to_owned(), 5)]))
+        .to_vec();
+    let judge = |rule, modified| {
+        let mut state = with_a(overwritten(1, 1000, 3000));
+        state.get_mut("d0/A").unwrap().modified = modified;
+        state.get_mut("d1/B").unwrap().modified = 5;
+        let model = Model::new(Kind::Ext4).with_times(rule, shown.as_slice().into());
+        model.after(&sequence).unwrap().judge(&state, false).is_allowed()
+    };
+    let shown_of = |rule| (9..14).filter(|time| judge(rule, *time)).collect::<Vec<i128>>();
+    assert_eq!(shown_of(TimeRule::Shown), [10, 11, 12]);
+    assert_eq!(shown_of(TimeRule::Synced), [11, 12]);
+}
+
+/// Files of a crowd were synced one by one.
+#[test]
+fn a_file_of_a_crowd_that_is_older_is_seen() {
+    let sequence: Sequence = "crowd 3; crowd 2".parse().unwrap();
+    let state = |numbers: [u64; 3]| {
+        let mut state = initial();
+        for (index, number) in numbers.into_iter().enumerate() {
+            state.insert(format!("crowd.{index}"), file(bytes(number, 0, 3000)));
+        }
+        state
+    };
+    let none = BTreeSet::new();
+    let mut whole = state([2, 2, 1]);
+    assert!(crowd::objections(&sequence, &mut whole, &none).is_empty());
+    assert_eq!(whole, initial());
+    assert_eq!(crowd::objections(&sequence, &mut state([2, 1, 1]), &none).len(), 1);
+    let refused = BTreeSet::from(["crowd.1".to_owned()]);
+    assert!(crowd::objections(&sequence, &mut state([2, 1, 1]), &refused).is_empty());
 }

@@ -3,6 +3,7 @@
 //! What the kernel wrote to the device is in the file, what it holds in its caches is not. So a
 //! copy of the file is the disk after a power cut at that moment.
 
+use std::ffi::CString;
 use std::fs::{self, File, Metadata};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use super::image::Image;
 use super::{PREFIX, succeed};
 use crate::contents::bytes;
+use crate::crowd::{PROGRAM, PROGRAM_BYTES};
 use crate::file_system::FileSystem;
 use crate::model::tree::Attributes;
 use crate::model::{DIRECTORIES, FILES, Found, Node, State, Time, Times};
@@ -39,6 +41,8 @@ pub struct Disk {
     device: PathBuf,
     mount_point: PathBuf,
     is_mounted: bool,
+    /// One more option of each mount.
+    option: Option<String>,
     /// Another disk has the same file system, with the same identity.
     is_copy: bool,
     template: Image,
@@ -50,11 +54,16 @@ pub struct Disk {
 type Writes = (u64, u64);
 
 impl Disk {
-    /// Makes a disk with the model's initial state in `dir`.
+    /// Makes a disk with the model's initial state, and a copy of a program, in `dir`.
     ///
     /// # Errors
     /// A tool is missing, there is no loop device, or the kernel does not know the file system.
-    pub fn new(dir: &Path, file_system: FileSystem) -> Result<Self> {
+    pub fn new(
+        dir: &Path,
+        program: &Path,
+        file_system: FileSystem,
+        option: Option<String>,
+    ) -> Result<Self> {
         // The loop device has the name still when the directory is gone.
         let image = format!("{PREFIX}{}.image", std::process::id());
         let (path, mount_point) = (dir.join(image), dir.join("mnt"));
@@ -65,13 +74,14 @@ impl Disk {
             FileSystem::Btrfs => (16 << 20, &["mkfs.btrfs", "-q", "--mixed", "-n4096", "-s4096"]),
         };
         let mut this = Self::attach(path, mount_point, file_system, size)?;
+        this.option = option;
         // For tests, which say so in this way, mkfs.xfs makes file systems below 300 MiB.
         let for_tests = ["TEST_DIR", "TEST_DEV", "QA_CHECK_FS"].map(|name| (name, "1"));
         succeed(Command::new(mkfs[0]).envs(for_tests).args(&mkfs[1..]).arg(&this.image_path))?;
         // Without the zeroes that mkfs wrote.
         Image::read(&this.backing)?.write(&this.backing)?;
         this.mount()?;
-        this.populate()?;
+        this.populate(program)?;
         this.unmount()?;
         this.template = Image::read(&this.backing)?;
         Ok(this)
@@ -95,6 +105,7 @@ impl Disk {
             device: PathBuf::from(attach.trim()),
             mount_point,
             is_mounted: false,
+            option: None,
             is_copy: false,
             template: Image::default(),
             last_cut: None,
@@ -110,6 +121,7 @@ impl Disk {
             (self.image_path.with_extension("copy"), self.mount_point.with_extension("copy"));
         let size = self.backing.metadata()?.len();
         let mut copy = Self::attach(path, mount_point, self.file_system, size)?;
+        copy.option.clone_from(&self.option);
         copy.is_copy = true;
         Ok(copy)
     }
@@ -122,13 +134,21 @@ impl Disk {
         Image::read(&self.backing)
     }
 
-    fn populate(&self) -> Result<()> {
+    fn populate(&self, program: &Path) -> Result<()> {
         DIRECTORIES.iter().try_for_each(|path| fs::create_dir(self.mount_point.join(path)))?;
         for (path, number, size) in FILES {
             fs::write(self.mount_point.join(path), bytes(number, 0, size))?;
         }
         fs::write(self.mount_point.join(OUTSIDE), "")?;
+        let copy = self.mount_point.join(PROGRAM);
+        fs::copy(program, &copy)?;
+        File::options().write(true).open(copy)?.set_len(PROGRAM_BYTES)?;
         Ok(())
+    }
+
+    /// Whether the journal has the contents of files.
+    pub fn has_data_in_journal(&self) -> bool {
+        self.option.as_deref() == Some("data=journal")
     }
 
     /// The file that the disk is.
@@ -166,13 +186,16 @@ impl Disk {
     /// The file system is damaged, or unknown.
     pub fn mount(&mut self) -> Result<()> {
         let options = match self.file_system {
-            FileSystem::Ext4 => c"commit=600,noinit_itable",
-            FileSystem::Xfs if self.is_copy => c"nouuid",
-            FileSystem::Xfs => c"",
-            FileSystem::Btrfs => c"commit=300,nodiscard",
+            FileSystem::Ext4 => "commit=600,noinit_itable",
+            FileSystem::Xfs if self.is_copy => "nouuid",
+            FileSystem::Xfs => "",
+            FileSystem::Btrfs => "commit=300,nodiscard",
         };
+        let options = [Some(options), self.option.as_deref()].into_iter().flatten();
+        let options: Vec<&str> = options.filter(|option| !option.is_empty()).collect();
+        let options = CString::new(options.join(","))?;
         let name = self.file_system.name();
-        mount(&self.device, &self.mount_point, name, MountFlags::NOATIME, options)
+        mount(&self.device, &self.mount_point, name, MountFlags::NOATIME, options.as_c_str())
             .with_context(|| format!("cannot mount {} as {name}", self.device.display()))?;
         self.is_mounted = true;
         Ok(())

@@ -31,7 +31,7 @@ use self::image::Image;
 use self::program::{Interpreter, Program};
 use crate::crowd;
 use crate::file_system::FileSystem;
-use crate::model::{Kind, Model, State, Times, Verdict};
+use crate::model::{Kind, Model, State, TimeRule, Times, Verdict};
 use crate::operation::Operation;
 use crate::promise::Promises;
 use crate::sequence::{Lost, Other, Outside, Sequence, Step, Sync};
@@ -189,8 +189,8 @@ pub struct Machine {
     /// The pool of the program, and that of a second run. None without Tidegate.
     pools: Vec<Pool>,
     boots: u64,
-    /// Times of files are compared.
-    compares_times: bool,
+    /// How times of files are compared, if they are.
+    time_rule: Option<TimeRule>,
     /// Times that the files of the last run showed: at the beginning, and behind each step.
     shown: Vec<Times>,
     /// Locked while the program runs.
@@ -208,7 +208,8 @@ impl Machine {
         file_system: FileSystem,
         runner: Runner,
         fault: Option<Fault>,
-        compares_times: bool,
+        time_rule: Option<TimeRule>,
+        mount_option: Option<String>,
     ) -> Result<Self> {
         ensure!(
             rustix::process::geteuid().is_root(),
@@ -228,7 +229,7 @@ impl Machine {
         let name = format!("{PREFIX}{}", std::process::id());
         let group = Group::new(&hierarchy, &name)?;
         let others = Group::new(&hierarchy, &format!("{name}.others"))?;
-        let disk = Disk::new(dir, file_system)?;
+        let disk = Disk::new(dir, &interpreter.idle, file_system, mount_option)?;
         let agent = Program::start(&mut Command::new(&interpreter.linked), |command| {
             command.spawn().context("cannot start the agent")
         })?;
@@ -246,7 +247,7 @@ impl Machine {
             agent,
             pools: Vec::new(),
             boots: 0,
-            compares_times,
+            time_rule,
             shown: Vec::new(),
             turn,
         };
@@ -507,7 +508,7 @@ impl Machine {
     }
 
     fn note_times(&mut self) -> Result<()> {
-        if self.compares_times {
+        if self.time_rule.is_some() {
             self.shown.push(self.disk.times()?);
         }
         Ok(())
@@ -624,7 +625,13 @@ impl Machine {
         let is_plain = self.runner == Runner::Plain;
         let model = Model::new(self.file_system.kind().unwrap_or(Kind::Ext4));
         let model = if is_plain { model } else { model.under_run() };
-        let model = model.with_times(self.shown.as_slice().into()).after(before)?;
+        let model =
+            if self.disk.has_data_in_journal() { model.with_data_in_journal() } else { model };
+        let model = match self.time_rule {
+            Some(rule) => model.with_times(rule, self.shown.as_slice().into()),
+            None => model,
+        };
+        let model = model.after(before)?;
         let refused = match refused(&model, left) {
             Ok(refused) => refused,
             Err(what) => return Ok(Verdict::Forbidden(what)),
@@ -652,11 +659,24 @@ impl Machine {
         self.disk.mount()?;
         let is_compared = self.file_system.kind().is_none() || sequence.has_others();
         let before = is_compared.then(|| self.disk.read()).transpose()?;
+        let running = self.run_patched(sequence)?;
         let said = self.pools_of(sequence).iter().map(|pool| self.recover_pool(pool));
         let said = said.collect::<Result<_>>()?;
+        if let Some(mut running) = running {
+            running.kill()?;
+            running.wait()?;
+        }
         let after = self.disk.read()?;
         self.disk.unmount()?;
         Ok(Left { before, after, said })
+    }
+
+    /// Starts the program that was patched, if it was, from the file where it is.
+    fn run_patched(&self, sequence: &Sequence) -> Result<Option<Child>> {
+        let is_patched = sequence.steps.contains(&Step::Patch);
+        let mut command = Command::new(self.disk.mount_point().join(crowd::PROGRAM));
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        is_patched.then(|| self.others.spawn(&mut command)).transpose()
     }
 
     /// What the recovery of a pool said, or how it failed.

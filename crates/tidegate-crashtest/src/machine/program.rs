@@ -11,11 +11,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::{has_ended, succeed};
 
 /// The sources, with their names.
-const SOURCES: [(&str, &str); 4] = [
+const SOURCES: [(&str, &str); 5] = [
     ("interpreter.c", include_str!("../../programs/interpreter.c")),
     ("calls.h", include_str!("../../programs/calls.h")),
     ("calls.c", include_str!("../../programs/calls.c")),
     ("own.c", include_str!("../../programs/own.c")),
+    ("idle.c", include_str!("../../programs/idle.c")),
 ];
 /// The objects that the interpreter loads for some [`Way`](crate::sequence::Way)s, each of one
 /// source file.
@@ -32,12 +33,18 @@ pub struct Interpreter {
     pub dynamic: PathBuf,
     /// Linked statically.
     pub linked: PathBuf,
+    /// A small program that waits until it is killed.
+    pub idle: PathBuf,
 }
 
 impl Interpreter {
     /// The one that was compiled in `dir`.
     pub fn in_dir(dir: &Path) -> Self {
-        Self { dynamic: dir.join("interpreter"), linked: dir.join("interpreter-static") }
+        Self {
+            dynamic: dir.join("interpreter"),
+            linked: dir.join("interpreter-static"),
+            idle: dir.join("idle"),
+        }
     }
 
     /// Compiles it in `dir`. Processes that execute an earlier one go on.
@@ -52,6 +59,7 @@ impl Interpreter {
         let sources = ["interpreter.c", "calls.c"];
         compile_as(&this.dynamic, &sources, &[])?;
         compile_as(&this.linked, &sources, &["-static", "-DSTATIC"])?;
+        compile_as(&this.idle, &["idle.c"], &["-static", "-nostdlib", "-ffreestanding"])?;
         for (object, source) in OBJECTS {
             compile_as(&dir.join(object), &[source], &["-shared", "-fPIC"])?;
         }

@@ -28,6 +28,8 @@ enum Block {
     Mapped(usize),
     /// It had one since then; a punch to the end of the file may have freed it.
     Either(usize),
+    /// It has one that another file has as well: a write takes another one.
+    Shared,
 }
 
 #[derive(Debug, Clone)]
@@ -110,7 +112,7 @@ impl History {
         let mut needs = Vec::new();
         for block in &mut self.blocks[touched] {
             let (need, taken) = match *block {
-                Block::Hole => (changes, Allocation::Blocks),
+                Block::Hole | Block::Shared => (changes, Allocation::Blocks),
                 Block::Either(since) => (since, Allocation::Perhaps),
                 Block::Mapped(since) => (since, Allocation::None),
             };
@@ -141,7 +143,7 @@ impl History {
         let whole = whole_blocks(range);
         let blocks = index(whole.start / BLOCK_BYTES)..index(whole.end / BLOCK_BYTES);
         let blocks = blocks.start.min(self.blocks.len())..blocks.end.min(self.blocks.len());
-        self.blocks[blocks].iter().any(|block| matches!(block, Block::Mapped(_)))
+        self.blocks[blocks].iter().any(|block| matches!(block, Block::Mapped(_) | Block::Shared))
     }
 
     /// Zeroes in a range inside the file, journalled as change `change`.
@@ -180,6 +182,13 @@ impl History {
             std::iter::repeat_n(Block::Hole, index((range.end - range.start) / BLOCK_BYTES));
         self.blocks.splice(block..block, holes);
         self.events.push(Event::Insert { range, change, size: self.size() });
+    }
+
+    /// All blocks are another file's as well.
+    pub fn share(&mut self) {
+        self.blocks.iter_mut().filter(|block| **block != Block::Hole).for_each(|block| {
+            *block = Block::Shared;
+        });
     }
 
     /// All earlier writes get their blocks before change `change`: ext4 does that when the file

@@ -35,8 +35,8 @@
 //! may leave it as the disk has it ([`Model::of_others`]).
 //!
 //! **Times** are compared if the model is given those that files showed behind each step
-//! ([`Model::with_times`]). A file has one that it showed since its last `fsync`, or at it: so a
-//! recovery gives it none that no write and no `utimensat` gave it.
+//! ([`Model::with_times`]). A file has one that it showed: none that no write and no `utimensat`
+//! gave it. By [`TimeRule::Synced`] it has one of at or behind its last `fsync`.
 //!
 //! What the two file systems differ in stands in [`Kind`]. Under `tidegate run` the existence of a
 //! file that was created and never synced is unordered ([`Model::is_optional`]), an `fdatasync` may
@@ -51,6 +51,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
+use clap::ValueEnum;
 
 use self::history::{Allocation, BLOCK_BYTES, History};
 use self::tree::{Entry, Id, ROOT, Tree};
@@ -201,8 +202,12 @@ pub struct Model {
     is_unsupervised: bool,
     /// Number of files that [`Step::Crowd`] has made.
     crowd: u32,
+    /// The journal has data too, so that any write makes a sync commit.
+    journals_data: bool,
     /// Times that files showed: at the beginning, and behind each step.
     shown: Arc<[Times]>,
+    /// Which of them a crash may leave.
+    time_rule: TimeRule,
 }
 
 /// The bit of a mode that a change of the owner takes away.
@@ -216,6 +221,25 @@ pub const DIRECTORIES: [&str; 3] = ["d0", "d1", "d3"];
 /// Files of the initial state, with the number of their bytes and their size.
 pub const FILES: [(&str, u64, u64); 2] =
     [("d0/A", INITIAL_A, A_BYTES), ("d1/B", INITIAL_B, B_BYTES)];
+
+/// Which times of its last change a file may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TimeRule {
+    /// Each that it showed since the sequence began: recovery makes none up.
+    Shown,
+    /// Those that it showed at its last `fsync` and since.
+    Synced,
+}
+
+impl TimeRule {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Shown => "shown",
+            Self::Synced => "synced",
+        }
+    }
+}
 
 /// Times of files by their paths.
 pub type Times = BTreeMap<String, Time>;
@@ -253,7 +277,9 @@ impl Model {
             is_run_lost: false,
             is_unsupervised: false,
             crowd: 0,
+            journals_data: false,
             shown: Arc::default(),
+            time_rule: TimeRule::Shown,
         }
     }
 
@@ -275,10 +301,16 @@ impl Model {
         Self { is_under_run: true, ..self }
     }
 
+    /// This model, of ext4 that is mounted with `data=journal`.
+    #[must_use]
+    pub fn with_data_in_journal(self) -> Self {
+        Self { journals_data: true, ..self }
+    }
+
     /// This model, of files that showed these times: at the beginning, and behind each step.
     #[must_use]
-    pub fn with_times(self, shown: Arc<[Times]>) -> Self {
-        let mut this = Self { shown, ..self };
+    pub fn with_times(self, time_rule: TimeRule, shown: Arc<[Times]>) -> Self {
+        let mut this = Self { shown, time_rule, ..self };
         this.note_times(None);
         this
     }
@@ -298,6 +330,7 @@ impl Model {
                 Some(Step::Sync(Sync::File(_))) => self.synced == Some(id),
                 _ => false,
             };
+            let is_durable = is_durable && self.time_rule == TimeRule::Synced;
             let times = &mut self.inode(id).times;
             if is_durable {
                 times.clear();
@@ -376,6 +409,12 @@ impl Model {
             }
             Step::Crowd(count) => {
                 self.add_crowd(*count);
+                Ok(())
+            }
+            Step::Patch => {
+                self.last = None;
+                self.of_others.insert(crowd::PROGRAM.into());
+                self.perhaps_commit();
                 Ok(())
             }
             step => self.take_called(step),
@@ -590,6 +629,7 @@ impl Model {
                 self.fallocate(path, *mode, *offset, *length)?;
             }
             Operation::Copy { from, to, .. } => self.copy(from, to)?,
+            Operation::Reflink { from, to } => self.reflink(from, to)?,
             Operation::Tmpfile { path, length, synced } => {
                 self.tmpfile(path, *length, *synced)?;
             }
@@ -774,9 +814,11 @@ impl Model {
     fn write_data(&mut self, id: Id, offset: u64, data: &[u8]) {
         let (changes, kind) = (self.changes(), self.kind);
         let allocation = self.history(id).write(offset, data, changes);
+        let journals_data = self.journals_data;
         let inode = self.inode(id);
         inode.dirty.times = Certainty::Surely;
         match allocation {
+            Allocation::None if journals_data => inode.dirty.data = Certainty::Surely,
             Allocation::None => return,
             Allocation::Size if kind == Kind::Ext4 => inode.dirty.data = Certainty::Surely,
             Allocation::Size | Allocation::Blocks => inode.dirty.unallocated = Certainty::Surely,
@@ -883,6 +925,27 @@ impl Model {
             self.inode(id).was_cut = true;
             self.inode(source).was_cut = true;
         }
+        Ok(())
+    }
+
+    /// The file system writes the source's dirty pages, then gives its blocks to a new file.
+    fn reflink(&mut self, from: &str, to: &str) -> Result<()> {
+        let source = self.regular(from)?;
+        let data = self.history(source).contents().to_vec();
+        ensure!(!data.is_empty(), "{from} is empty");
+        let id = self.create_file(to)?;
+        self.allocated(source);
+        self.change(|_| {});
+        let changes = self.changes();
+        let history = self.history(id);
+        history.resize(data.len() as u64, changes);
+        history.write(0, &data, changes);
+        history.share();
+        self.history(source).share();
+        self.mark_data(id);
+        let dirty = &mut self.inode(source).dirty;
+        dirty.metadata = dirty.metadata.max(Certainty::Perhaps);
+        self.last = Some(id);
         Ok(())
     }
 
