@@ -28,8 +28,8 @@ enum Block {
     Mapped(usize),
     /// It had one since then; a punch to the end of the file may have freed it.
     Either(usize),
-    /// It has one that another file has as well: a write takes another one.
-    Shared,
+    /// It has had one since then that another file has as well: a write takes another one.
+    Shared(usize),
 }
 
 #[derive(Debug, Clone)]
@@ -112,7 +112,8 @@ impl History {
         let mut needs = Vec::new();
         for block in &mut self.blocks[touched] {
             let (need, taken) = match *block {
-                Block::Hole | Block::Shared => (changes, Allocation::Blocks),
+                Block::Hole => (changes, Allocation::Blocks),
+                Block::Shared(since) => (since, Allocation::Blocks),
                 Block::Either(since) => (since, Allocation::Perhaps),
                 Block::Mapped(since) => (since, Allocation::None),
             };
@@ -143,7 +144,7 @@ impl History {
         let whole = whole_blocks(range);
         let blocks = index(whole.start / BLOCK_BYTES)..index(whole.end / BLOCK_BYTES);
         let blocks = blocks.start.min(self.blocks.len())..blocks.end.min(self.blocks.len());
-        self.blocks[blocks].iter().any(|block| matches!(block, Block::Mapped(_) | Block::Shared))
+        self.blocks[blocks].iter().any(|block| matches!(block, Block::Mapped(_) | Block::Shared(_)))
     }
 
     /// Zeroes in a range inside the file, journalled as change `change`.
@@ -186,9 +187,11 @@ impl History {
 
     /// All blocks are another file's as well.
     pub fn share(&mut self) {
-        self.blocks.iter_mut().filter(|block| **block != Block::Hole).for_each(|block| {
-            *block = Block::Shared;
-        });
+        for block in &mut self.blocks {
+            if let Block::Mapped(since) | Block::Either(since) = *block {
+                *block = Block::Shared(since);
+            }
+        }
     }
 
     /// All earlier writes get their blocks before change `change`: ext4 does that when the file
