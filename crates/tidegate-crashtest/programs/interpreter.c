@@ -971,7 +971,7 @@ static int parse_way(char *word)
     return 0;
 }
 
-/* Executes "NUMBER OPERATION[@WAY] ARGUMENT...", with "fork", "killed" or "static" before the operation
+/* Executes "NUMBER OPERATION[@WAY] ARGUMENT...", with "fork", "killed" or "static" before it
  * if a child is to do it. */
 static int execute_line(const char *line)
 {

@@ -177,9 +177,8 @@ impl Operation {
         use WriteBy::{Static, Stream, Uring};
         match self {
             Self::Write { by, .. } => !matches!(by, Uring | Static | Stream),
-            Self::Stdio { .. } => false,
             Self::Rename { uring, .. } => !uring,
-            Self::AppendOnly { .. } | Self::Reflink { .. } => false,
+            Self::Stdio { .. } | Self::AppendOnly { .. } | Self::Reflink { .. } => false,
             _ => true,
         }
     }

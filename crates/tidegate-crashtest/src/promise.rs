@@ -266,10 +266,10 @@ impl File {
     fn differences(&self, found: &Found) -> Vec<String> {
         let Node::File(bytes) = &found.node else { return vec!["no regular file".into()] };
         let mut differences: Vec<String> = self.difference_of_bytes(bytes).into_iter().collect();
-        if let Some(promised) = &self.attributes {
-            if *promised != found.attributes {
-                differences.push(format!("{}; synced were {promised}", found.attributes));
-            }
+        if let Some(promised) = &self.attributes
+            && *promised != found.attributes
+        {
+            differences.push(format!("{}; synced were {promised}", found.attributes));
         }
         differences
     }

@@ -207,7 +207,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// An operation or a sync, whoever makes it in whatever way; but not one in a copy of the file
+    /// An operation or a sync, of any program, by any way; but not one in a copy of the file
     /// system.
     pub fn innermost(&self) -> &Self {
         match self {

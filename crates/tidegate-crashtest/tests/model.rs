@@ -383,9 +383,9 @@ fn a_new_file_is_where_its_sync_and_its_rename_left_it() {
     forbidden(unlinked, &delivered);
 }
 
-/// `run` or not, what was synced is there, whoever made it in whatever way.
+/// Under `run` or not, what was synced is there: by any way, of any program.
 #[test]
-fn a_dropped_sync_is_seen_in_whatever_way_and_by_whomever_it_was_made() {
+fn a_dropped_sync_of_any_program_by_any_way_is_seen() {
     let old = initial();
     for change in [
         "append@deep d0/A 3000; fsync@libc d0/A",

@@ -526,7 +526,7 @@ impl Machine {
             Step::Outside(Outside::Retire) => self.retire(),
             Step::Outside(_) => self.act_from_outside(step),
             Step::Lost(lost) => self.lose(*lost, &mut programs.own, hold),
-            Step::Other(other, step) => self.execute_by_other(*other, programs, number, step),
+            Step::Other(other, step) => Self::execute_by_other(*other, programs, number, step),
             step if self.fault == Some(Fault::DroppedSyncs)
                 && matches!(step.innermost(), Step::Sync(_)) =>
             {
@@ -544,7 +544,6 @@ impl Machine {
     }
 
     fn execute_by_other(
-        &self,
         other: Other,
         programs: &mut Programs,
         number: u64,

@@ -28,11 +28,12 @@
 //! begun it. That ends with the next sync or operation that is about its file or its names, for
 //! what that has found must not change again.
 //!
-//! **Other ways, other programs, lost processes.** The kernel does what it is told, whoever tells it
-//! by whatever call: a step of another program, or one by another [`Way`](crate::sequence::Way), is
-//! an operation or a sync as any. Under `tidegate run` it may have files leave the log before, as
-//! `outside retire`. A recovery that refuses a file that another program has changed, by its name,
-//! may leave it as the disk has it ([`Model::of_others`]).
+//! **Other ways, other programs, lost processes.** The kernel makes no difference between
+//! programs, nor between calls: a step of another program, or one by another
+//! [`Way`](crate::sequence::Way), is an operation or a sync as any. Under `tidegate run` it may
+//! have files leave the log before, as `outside retire`. A recovery that refuses a file that
+//! another program has changed, by its name, may leave it as the disk has it
+//! ([`Model::of_others`]).
 //!
 //! **Times** are compared if the model is given those that files showed behind each step
 //! ([`Model::with_times`]). A file has one that it showed: none that no write and no `utimensat`
@@ -196,10 +197,8 @@ pub struct Model {
     of_others: BTreeSet<String>,
     /// Paths at which anything may be.
     refused: BTreeSet<String>,
-    /// The run was killed: its program goes on without it.
-    is_run_lost: bool,
-    /// Nobody may supervise the run: nobody retires its log.
-    is_unsupervised: bool,
+    /// Processes of the run that were killed.
+    lost: BTreeSet<Lost>,
     /// Number of files that [`Step::Crowd`] has made.
     crowd: u32,
     /// The journal has data too, so that any write makes a sync commit.
@@ -274,8 +273,7 @@ impl Model {
             replayed: Vec::new(),
             of_others: BTreeSet::new(),
             refused: BTreeSet::new(),
-            is_run_lost: false,
-            is_unsupervised: false,
+            lost: BTreeSet::new(),
             crowd: 0,
             journals_data: false,
             shown: Arc::default(),
@@ -400,10 +398,9 @@ impl Model {
             }
             Step::Lost(lost) => {
                 self.retire();
-                self.is_unsupervised = true;
+                self.lost.insert(*lost);
                 if *lost == Lost::Run {
                     self.last = None;
-                    self.is_run_lost = true;
                 }
                 Ok(())
             }
@@ -431,7 +428,7 @@ impl Model {
     /// Takes note of the files that another program changes, or the program itself when its run is
     /// lost: by all their names.
     fn note_of_others(&mut self, step: &Step) {
-        let is_of_other = matches!(step, Step::Other(..)) || self.is_run_lost;
+        let is_of_other = matches!(step, Step::Other(..)) || self.lost.contains(&Lost::Run);
         let Step::Operation(operation) = step.innermost() else { return };
         if is_of_other {
             let named: Vec<String> = operation.paths().into_iter().map(str::to_owned).collect();
@@ -453,14 +450,14 @@ impl Model {
     pub fn refusing(self, refused: BTreeSet<String>) -> Self {
         let of = |it: Replayed| Replayed { model: it.model.refusing(refused.clone()), ..it };
         let replayed = self.replayed.into_iter().map(of).collect();
-        Self { refused, replayed, ..self }
+        Self { replayed, refused, ..self }
     }
 
     /// New files are synced, which commits what is pending; those that are there are overwritten
     /// and synced, which may.
     fn add_crowd(&mut self, count: u32) {
         self.last = None;
-        if self.is_run_lost {
+        if self.lost.contains(&Lost::Run) {
             self.of_others.extend(crowd::names(count));
         }
         if count > self.crowd {
@@ -485,7 +482,7 @@ impl Model {
             }
             Step::Outside(Outside::WriteBack(path)) => self.write_back(path),
             Step::Outside(Outside::Retire) => {
-                ensure!(!self.is_unsupervised, "nobody supervises the run");
+                ensure!(self.lost.is_empty(), "nobody may supervise the run");
                 self.retire();
                 Ok(())
             }
@@ -700,6 +697,13 @@ impl Model {
                 ensure!(self.tree().is_empty(id), "{path} is no empty directory");
                 self.change_names(&[id], &[&entry], |tree| tree.remove(&entry));
             }
+            _ => self.operate_on_attributes(operation)?,
+        }
+        Ok(())
+    }
+
+    fn operate_on_attributes(&mut self, operation: &Operation) -> Result<()> {
+        match operation {
             Operation::SetXattr { path } => {
                 let (id, value) = (self.regular(path)?, self.step.to_string());
                 self.change_attributes(id, |attributes| attributes.xattr = Some(value));
@@ -735,7 +739,7 @@ impl Model {
                 let id = self.regular(path)?;
                 self.change_attributes(id, |attributes| attributes.mode = *mode);
             }
-            _ => bail!("{operation} is not about names"),
+            _ => bail!("{operation} is about neither names nor attributes"),
         }
         Ok(())
     }
