@@ -129,6 +129,9 @@ const NOT_YET: [&str; 15] = [
     "reflink",     // writes to shared blocks commit on a plain file system, and not here
     "patch",       // recovery cannot open a program that runs, and does nothing of the rest
 ];
+/// Whether `run` passes on ext4 that is mounted with `data=journal`: not yet, for syncs of overwrites
+/// commit there, and not here.
+const DATA_IN_JOURNAL_UNDER_RUN: bool = false;
 /// How times are compared under `run`: by none of the rules yet, for recovery sets them to its own.
 const TIMES_UNDER_RUN: Option<TimeRule> = None;
 
@@ -147,6 +150,82 @@ fn varied(seeds: Range<u64>, left_out: &[&str]) -> Vec<Test> {
     };
     seeds.map(|seed| at_every_step(sample(seed))).collect()
 }
+
+/// Findings, with the kind that each is of.
+const FOUND: [(&str, &str); 20] = [
+    (
+        "way-libc",
+        "hold; fsync d0/A; write d0/A 1000 3000; fdatasync d0/A; \
+                  write@libc d0/A 1000 3000; fsync@libc d0/A",
+    ),
+    (
+        "way-version",
+        "hold; fsync d0/A; write d0/A 1000 3000; fdatasync d0/A; \
+                     write@version d0/A 1000 3000; fsync@version d0/A",
+    ),
+    ("way-deep", "prepare; new d0/B 5000; fsync .; rename@deep d0/B d0/A; fsync d0"),
+    (
+        "way-space",
+        "hold; fsync d0/A; write d0/A 1000 3000; fdatasync d0/A; \
+                   write@space d0/A 1000 3000; fsync@space d0/A",
+    ),
+    ("way-new", "prepare; new d0/B 5000; fsync .; chmod@new d0/B 600; fsync d0/B"),
+    ("way-new", "prepare; new d0/B 5000; fsync .; setxattr@new d0/B; fsync d0/B"),
+    ("way-own", "prepare; new d0/B 5000; fsync .; rename@own d0/B d0/A; fsync d0"),
+    ("kill-both", "hold; crowd 120; crowd 120; kill both; crowd 120"),
+    ("kill-run", "hold; crowd 120; crowd 120; kill run; crowd 120"),
+    (
+        "kill-run",
+        "hold; fsync d0/A; write d0/A 1000 3000; fdatasync d0/A; kill run; \
+                  write d0/A 1000 3000; fdatasync d0/A",
+    ),
+    (
+        "outside",
+        "hold; fsync d0/A; write d0/A 1000 3000; fdatasync d0/A; \
+                 outside write d0/A 1000 3000; outside fsync d0/A",
+    ),
+    (
+        "outside",
+        "hold; fsync d0/A; append d0/A 3000; fdatasync d0/A; outside truncate d0/A 0; \
+                 outside fsync d0/A",
+    ),
+    (
+        "second",
+        "hold; fsync d0/A; write d0/A 1000 3000; fdatasync d0/A; \
+                second write d0/A 1000 3000; second fdatasync d0/A",
+    ),
+    (
+        "clone",
+        "hold; fsync d0/A; write d0/A 1000 3000; fdatasync d0/A; \
+               clone write d0/A 1000 3000; clone fdatasync d0/A",
+    ),
+    (
+        "attributes",
+        "hold; fsync d0/A; write d0/A 1000 3000; fdatasync d0/A; setcap d0/A; \
+                    fsync d0/A",
+    ),
+    (
+        "append-only",
+        "hold; append-only d0/A; append d0/A 3000; fdatasync d0/A; \
+                     append d0/A 3000; fdatasync d0/A",
+    ),
+    (
+        "reflink",
+        "hold; fsync d0/A; reflink d0/A d0/B; fsync d0/B; rename d1/B d1/A; \
+                 write d0/A 1000 3000; fdatasync d0/A",
+    ),
+    (
+        "reflink",
+        "hold; reflink d0/A d0/B; fsync d0/A; fsync d0/B; fsync d0/A; \
+                 rename d1/B d1/A; write d0/B 1000 3000; fdatasync d0/B",
+    ),
+    (
+        "patch",
+        "hold; fsync d0/A; append d0/A 3000; fdatasync d0/A; patch; fsync d1/B; \
+               append d1/B 10; fdatasync d1/B; patch",
+    ),
+    ("crowd", "hold; crowd 120; crowd 120; outside retire; crowd 120"),
+];
 
 /// One in `parts` of the sequences of one operation with an action from outside, all without one.
 fn of_length_one(parts: usize) -> Vec<Test> {
@@ -235,7 +314,7 @@ fn plain_file_systems_stay_inside_the_model() {
         let directed = learned.clone().into_iter().chain(seldom());
         let tests = of_length_one(6).into_iter().chain(directed).chain(sampled(samples));
         assert_none(&test(file_system, Runner::Plain, None, tests.collect()));
-        let tests = varied(0..samples / 2, &[]);
+        let tests = varied(0..samples / 3, &[]);
         let setup = setup(file_system, Runner::Plain, None);
         assert_none(&test_as(&Setup { time_rule: Some(TimeRule::Synced), ..setup }, tests));
     }
@@ -245,9 +324,12 @@ fn plain_file_systems_stay_inside_the_model() {
 fn run_keeps_its_promise(file_system: FileSystem) {
     let tests = of_length_one(1).into_iter().chain(seldom()).chain(sampled(850));
     assert_none(&test(file_system, run(), None, tests.collect()));
-    for (pool_size, seeds) in [("1M", 1000..1100), ("128K", 1100..1150)] {
-        let (tests, runner) = (varied(seeds, &NOT_YET), run_in(pool_size, true));
-        let setup = setup(file_system, runner, None);
+    // Crowds are slow, and of use where they fill the log.
+    let without_crowds: Vec<&str> = NOT_YET.into_iter().chain(["crowd"]).collect();
+    let variations =
+        [("1M", varied(1000..1100, &without_crowds)), ("128K", varied(1100..1110, &NOT_YET))];
+    for (pool_size, tests) in variations {
+        let setup = setup(file_system, run_in(pool_size, true), None);
         assert_none(&test_as(&Setup { time_rule: TIMES_UNDER_RUN, ..setup }, tests));
     }
 }
@@ -260,6 +342,38 @@ fn run_keeps_its_promise_on_ext4() {
 #[test]
 fn run_keeps_its_promise_on_xfs() {
     run_keeps_its_promise(FileSystem::Xfs);
+}
+
+/// Plain file systems leave what is allowed behind each finding; `run` does, but for kinds that it
+/// does not pass yet.
+#[test]
+fn findings_are_not_made_again() {
+    for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
+        for runner in [Runner::Plain, run_in("128K", true)] {
+            let is_plain = runner == Runner::Plain;
+            let found = FOUND.iter().filter(|(kind, _)| is_plain || !NOT_YET.contains(kind));
+            let tests = found.map(|(_, text)| at_every_step(text.parse().expect("it is valid")));
+            assert_none(&test(file_system, runner, None, tests.collect()));
+        }
+    }
+}
+
+/// Behind each write a sync commits there.
+#[test]
+fn contents_in_the_journal_are_described_by_the_model() {
+    let overwrites = [
+        "hold; fsync d0/A; rename d1/B d1/A; write d0/A 1000 3000; fdatasync d0/A",
+        "hold; fsync d0/A; write d0/A 1000 3000; fdatasync d0/A; chmod d1/B 600; \
+         write d0/A 1000 3000; fdatasync d0/A",
+    ];
+    let overwrites = overwrites.map(|text| at_every_step(text.parse().expect("it is valid")));
+    let tests: Vec<Test> = overwrites.into_iter().chain(sampled(20)).collect();
+    let runners = [Some(Runner::Plain), DATA_IN_JOURNAL_UNDER_RUN.then(run)];
+    for runner in runners.into_iter().flatten() {
+        let setup = setup(FileSystem::Ext4, runner, None);
+        let setup = Setup { mount_option: Some("data=journal".into()), ..setup };
+        assert_none(&test_as(&setup, tests.clone()));
+    }
 }
 
 /// Of `tests`, those whose operations btrfs has.
@@ -376,6 +490,25 @@ fn planted_mistakes_are_found() {
     for (runner, fault) in runs {
         let report = test(FileSystem::Ext4, runner, Some(fault), tests());
         assert!(!report.violations.is_empty(), "{fault:?} is not found");
+    }
+}
+
+/// Mistakes that lose what was synced: by another way, in a crowd, and behind a lost launcher.
+#[test]
+fn planted_mistakes_are_found_by_other_ways_in_crowds_and_behind_losses() {
+    let mistakes = [
+        (Runner::Plain, Fault::DroppedSyncs, "append@deep d0/A 3000; fsync@libc d0/A"),
+        (run(), Fault::LostRecords, "hold; crowd 20; crowd 20"),
+        (
+            run(),
+            Fault::LostRecords,
+            "hold; kill launcher; fsync d0/A; append d0/A 3000; fdatasync d0/A",
+        ),
+    ];
+    for (runner, fault, text) in mistakes {
+        let tests = vec![at_every_step(text.parse().expect("it is valid"))];
+        let report = test(FileSystem::Ext4, runner, Some(fault), tests);
+        assert!(!report.violations.is_empty(), "{fault:?} is not found: {text}");
     }
 }
 
