@@ -54,16 +54,20 @@ struct Units(Vec<u64>);
 
 impl Units {
     fn has(&self, unit: u64) -> bool {
-        self.0[unit as usize / 64] & 1 << (unit % 64) != 0
+        self.0[word_of(unit)] & 1 << (unit % 64) != 0
     }
 
     fn add(&mut self, units: Range<u64>) {
-        units.for_each(|unit| self.0[unit as usize / 64] |= 1 << (unit % 64));
+        units.for_each(|unit| self.0[word_of(unit)] |= 1 << (unit % 64));
     }
 
     fn has_all(&self, mut units: Range<u64>) -> bool {
         units.all(|unit| self.has(unit))
     }
+}
+
+fn word_of(unit: u64) -> usize {
+    usize::try_from(unit / 64).unwrap_or(usize::MAX)
 }
 
 /// Which units a thread claims.

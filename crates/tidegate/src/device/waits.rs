@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 /// Lists, so that requests of several clients seldom meet.
-const LISTS: u64 = 16;
+const LISTS: usize = 16;
 
-static ENTRIES: [Mutex<Vec<Entry>>; LISTS as usize] = [const { Mutex::new(Vec::new()) }; 16];
+static ENTRIES: [Mutex<Vec<Entry>>; LISTS] = [const { Mutex::new(Vec::new()) }; LISTS];
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 struct Entry {
@@ -49,7 +49,7 @@ pub fn begin(who: &'static str, what: &'static str) -> Waiting {
 }
 
 fn list(id: u64) -> &'static Mutex<Vec<Entry>> {
-    &ENTRIES[(id % LISTS) as usize]
+    &ENTRIES[usize::try_from(id).unwrap_or(0) % LISTS]
 }
 
 impl Drop for Waiting {

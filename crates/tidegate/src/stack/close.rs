@@ -88,7 +88,7 @@ impl Stack {
         lowest.purge().map_err(|source| StackError::NotPurged { pool: pool(), source })
     }
 
-    fn lowest_and_upper(&self) -> (&Arc<dyn Tier>, &[Arc<dyn Tier>]) {
+    pub(super) fn lowest_and_upper(&self) -> (&Arc<dyn Tier>, &[Arc<dyn Tier>]) {
         self.tiers.split_last().expect("a stack has the pool's tier")
     }
 

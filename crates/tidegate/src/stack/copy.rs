@@ -58,7 +58,7 @@ impl Stack {
             let bytes = backing.geometry().size_bytes();
             return Ok(Original { source, top: self.top(), name, bytes });
         }
-        let lowest = self.tiers.last().expect("a stack has the pool's tier");
+        let (lowest, _) = self.lowest_and_upper();
         let image = lowest.image().and_then(|image| {
             let message = "the engine cannot be copied while it is served: stop its server";
             image.ok_or_else(|| DeviceError::new(DeviceErrorKind::Unsupported, message))

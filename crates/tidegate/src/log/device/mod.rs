@@ -81,6 +81,7 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How a [`LogDevice`] is to work.
 #[derive(Debug, Clone, Copy, Default)]
+#[allow(clippy::struct_excessive_bools)]
 pub struct LogDeviceOptions {
     /// No thread: the writes that fill the log clean it.
     pub no_thread: bool,
