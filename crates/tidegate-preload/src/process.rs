@@ -321,7 +321,8 @@ impl Drop for Holder {
     fn drop(&mut self) {
         HOLDERS_HERE.set(HOLDERS_HERE.get().wrapping_sub(1));
         HOLDERS.fetch_sub(1, Ordering::SeqCst);
-        if has_given_up() {
+        // Only then a thread waits for it; later a filter may kill for the call.
+        if GIVING_UP.load(Ordering::SeqCst) == UNDER_WAY {
             raw::wake(&HOLDERS);
         }
         #[cfg(test)]
