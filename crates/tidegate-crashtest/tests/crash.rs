@@ -129,8 +129,8 @@ const NOT_YET: [&str; 15] = [
     "reflink",     // writes to shared blocks commit on a plain file system, and not here
     "patch",       // recovery cannot open a program that runs, and does nothing of the rest
 ];
-/// Whether `run` passes on ext4 that is mounted with `data=journal`: not yet, for syncs of overwrites
-/// commit there, and not here.
+/// Whether `run` passes on ext4 that is mounted with `data=journal`: not yet, for syncs of
+/// overwrites commit there, and not here.
 const DATA_IN_JOURNAL_UNDER_RUN: bool = false;
 /// How times are compared under `run`: by none of the rules yet, for recovery sets them to its own.
 const TIMES_UNDER_RUN: Option<TimeRule> = None;
