@@ -87,7 +87,9 @@ impl Areas {
         for (at, len) in [(0, START_BYTES), (BTRFS, AREA_BYTES)] {
             let left = size_bytes.saturating_sub(at as u64);
             let len = usize::try_from(left).unwrap_or(len).min(len);
-            read(&mut start[at..at + len], at as u64)?;
+            if len > 0 {
+                read(&mut start[at..at + len], at as u64)?;
+            }
         }
         let end_bytes = size_bytes.min(AREA_BYTES as u64);
         let end_at = size_bytes - end_bytes;
