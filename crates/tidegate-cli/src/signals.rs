@@ -75,12 +75,7 @@ impl Caught {
     }
 }
 
-fn handle_each(
-    signals: &mut Signals,
-    stop: &StopHandle,
-    deadline: &Deadline,
-    reload: &dyn Fn(),
-) {
+fn handle_each(signals: &mut Signals, stop: &StopHandle, deadline: &Deadline, reload: &dyn Fn()) {
     signals.forever().for_each(|signal| handle(signal, stop, deadline, reload));
     // Those that came with the one that stopped the server.
     signals.pending().for_each(|signal| handle(signal, stop, deadline, reload));

@@ -18,7 +18,7 @@ const LOOK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// When a wait that goes on is told of again.
 const AGAIN: Duration = Duration::from_secs(600);
 
-/// A kind of wait: who waits, and for what.
+/// A kind of wait: the requests or threads that wait, and for what.
 type Kind = (&'static str, &'static str);
 
 /// A thread that looks at the list of waits until it is dropped.
@@ -45,24 +45,24 @@ pub(crate) fn watch() -> Result<Worker> {
 /// What is to be said of `waits`. `told` has the kinds that were told of, and when.
 fn lines(told: &mut HashMap<Kind, Instant>, waits: &[Waits], now: Instant) -> Vec<String> {
     let mut lines = Vec::new();
-    told.retain(|(who, what), _| {
-        let goes_on = waits.iter().any(|it| (it.who, it.what) == (*who, *what));
+    told.retain(|(waiter, what), _| {
+        let goes_on = waits.iter().any(|it| (it.waiter, it.what) == (*waiter, *what));
         if !goes_on {
-            lines.push(format!("{who}: {what} came, no wait takes long any more"));
+            lines.push(format!("{waiter}: {what} came, no wait takes long any more"));
         }
         goes_on
     });
-    for Waits { who, what, count, longest } in waits {
-        let before = told.get(&(*who, *what)).copied();
+    for Waits { waiter, what, count, longest } in waits {
+        let before = told.get(&(*waiter, *what)).copied();
         if before.is_some_and(|at| now.saturating_duration_since(at) < AGAIN) {
             continue;
         }
-        told.insert((who, what), now);
+        told.insert((waiter, what), now);
         let others = match count {
             1 => String::new(),
             count => format!(", and {} more wait long", count - 1),
         };
-        lines.push(format!("{who} has waited {} s for {what}{others}", longest.as_secs()));
+        lines.push(format!("{waiter} has waited {} s for {what}{others}", longest.as_secs()));
     }
     lines
 }
@@ -75,7 +75,7 @@ mod tests {
     fn a_long_wait_is_told_once_then_again_later_and_at_its_end() {
         let (mut told, began) = (HashMap::new(), Instant::now());
         let longest = Duration::from_secs(31);
-        let waits = [Waits { who: "a write", what: "the backing", count: 3, longest }];
+        let waits = [Waits { waiter: "a write", what: "the backing", count: 3, longest }];
         let said = lines(&mut told, &waits, began);
         assert_eq!(said, ["a write has waited 31 s for the backing, and 2 more wait long"]);
         assert!(lines(&mut told, &waits, began + LONG).is_empty());

@@ -45,20 +45,19 @@
 //! # Map
 //! - the program's calls: `write`, `sync`, `size`, `open`, `names`, `attributes`, `close`, `stdio`,
 //!   `printf`, `mapping`, `transfer`, `aio`, `message`, `exec`, `syscall`, `fork`, `vfork`,
-//!   `rights`, `limits`, `loading`, `memory_limits`, `unmount`, and `library` for what the C library
-//!   does;
+//!   `rights`, `limits`, `loading`, `memory_limits`, `unmount`; and `library`, for changes that the
+//!   C library makes by itself;
 //! - what they do: `plain` (a call in its lane), `every_write` (and its sync), `metadata` (a
-//!   counted one), `covered` (admission,
-//!   new files, names, writes, truncations, syncs, leaving), `unseen` (files pinned to the kernel
-//!   path), `lifecycle` (the library is loaded, the process forks and ends);
+//!   counted one), `covered` (admission, new files, names, writes, truncations, syncs, leaving),
+//!   `unseen` (files pinned to the kernel path), `lifecycle` (the library is loaded, the process
+//!   forks and ends);
 //! - what they know: `files` (which file), `new_files`, `parents` (names and their directories),
 //!   `extended` (attributes), `file_systems`, `extents`, `record_locks`, `descriptors` (what is
 //!   noted of each), `objects` (libraries), `proc_fd`, `kept` (files that are pinned), `real` (why
 //!   syncs are real), `process` (and what the user wants), `supervisor`, `suspended`, `mounts`;
 //! - underneath: `raw` (system calls), `query` (those that the program does not make itself),
-//!   `next` (the C library's functions), `synonyms`, `path`, `page`, `own_stack`,
-//!   `shared` (values without a
-//!   lock), `readable` (the program's pointers), `cancel`, `signals`.
+//!   `next` (the C library's functions), `synonyms`, `path`, `page`, `own_stack`, `shared` (values
+//!   without a lock), `readable` (the program's pointers), `cancel`, `signals`.
 #![cfg_attr(test, allow(dead_code))]
 
 mod aio;

@@ -40,6 +40,7 @@ fn of_logins<R>(change: impl FnOnce() -> R) -> R {
 macro_rules! hooks {
     ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty, $missing:expr, |$call:ident| $around:expr;)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[allow(clippy::unused_unit, reason = "some functions return nothing")]
         unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
             let Some(function) = next::$name.get() else { return $missing };
             // SAFETY: the C library's function of this type, with what the program passed.

@@ -107,7 +107,7 @@ extern "C" fn unloaded() {
     stdio::flush_standard();
     if process::every_write() {
         // SAFETY: all streams.
-        unsafe { libc::fflush(std::ptr::null_mut()) };
+        unsafe { stdio::flush_stream(std::ptr::null_mut()) };
     }
     unseen::release();
 }

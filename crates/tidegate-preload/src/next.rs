@@ -75,7 +75,6 @@ functions! {
     setmntent: fn(*const c_char, *const c_char) -> *mut FILE;
     endmntent: fn(*mut FILE) -> c_int;
     wordexp: fn(*const c_char, *mut c_void, c_int) -> c_int;
-    fflush: fn(*mut FILE) -> c_int;
     setuid: fn(uid_t) -> c_int;
     seteuid: fn(uid_t) -> c_int;
     setreuid: fn(uid_t, uid_t) -> c_int;

@@ -38,8 +38,8 @@ unsafe fn fileno(stream: *mut FILE) -> c_int {
 /// Has the C library write what it holds back for a stream: 0, or less if it could not.
 ///
 /// # Safety
-/// The stream is open.
-unsafe fn fflush(stream: *mut FILE) -> c_int {
+/// The stream is open, or null for all streams.
+pub(crate) unsafe fn flush_stream(stream: *mut FILE) -> c_int {
     // SAFETY: as promised.
     next::fflush.get().map_or(-1, |fflush| unsafe { fflush(stream) })
 }
@@ -49,7 +49,7 @@ pub(crate) fn flush_standard() {
     for (fd, stream) in standard() {
         if descriptors::get(fd).has(PINNED) {
             // SAFETY: a stream that exists as long as the process.
-            unsafe { fflush(stream) };
+            unsafe { flush_stream(stream) };
         }
     }
 }
@@ -283,7 +283,7 @@ unsafe fn flush_pinned(stream: *mut FILE) {
     // SAFETY: as promised.
     let is_writing = next::__fwriting.get().is_some_and(|writing| unsafe { writing(stream) } != 0);
     // SAFETY: as promised.
-    if is_writing && unsafe { fflush(stream) } != 0 {
+    if is_writing && unsafe { flush_stream(stream) } != 0 {
         // It tries again when it is closed.
         return;
     }

@@ -12,7 +12,7 @@ mod numbers;
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
 
-use crate::metadata::Named;
+use crate::metadata::{Named, Sets};
 use crate::raw;
 use crate::real::Reason;
 use crate::suspended::Suspended;
@@ -319,7 +319,7 @@ fn of_named(number: c_long, given: Arguments, flags: c_int) -> c_long {
     let named = Named::at(given.int(0), given.path(1), flags);
     // SAFETY: the program's own arguments of that call.
     let call = || raw::returned(unsafe { raw::call(number, given.0) });
-    metadata::counted_attributes(named, call) as c_long
+    metadata::counted_attributes(named, Sets::Others, call) as c_long
 }
 
 /// Calls by which a process gives rights up: the hook of each gives the log up first, and the call

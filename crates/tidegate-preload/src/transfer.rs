@@ -211,7 +211,7 @@ mod tests {
         for request in [0x4008_6602, 0x401c_5820, 0x4004_9409, 0x4080_6685, 0x4030_6639, 0x66fe] {
             assert!(may_change(request), "{request:#x}");
         }
-        let of_others = [u64::from(libc::TCGETS), libc::FIONREAD, 0x1277];
+        let of_others = [libc::TCGETS, libc::FIONREAD, 0x1277];
         for request in [0x8008_6601, 0xc020_660b, 0x801c_581f].into_iter().chain(of_others) {
             assert!(!may_change(request), "{request:#x}");
         }

@@ -59,7 +59,8 @@ unsafe fn with_parts<R>(
     // SAFETY: so many are readable.
     let vector = unsafe { std::slice::from_raw_parts(vector, count) };
     let mut page = Page::take();
-    let memory = page.bytes_mut().as_mut_ptr().cast::<IoSlice<'_>>();
+    // A page is aligned for anything.
+    let memory = page.bytes_mut().as_mut_ptr().cast::<c_void>().cast::<IoSlice<'_>>();
     let mut used = 0;
     if page.bytes().len() < PARTS * size_of::<IoSlice<'_>>() {
         return None;
@@ -67,8 +68,10 @@ unsafe fn with_parts<R>(
     for given in vector.iter().filter(|given| given.iov_len > 0) {
         // SAFETY: as for `writev`.
         let part = unsafe { part(given.iov_base, given.iov_len) }?;
-        // SAFETY: the page has places for all parts, and is aligned.
-        unsafe { memory.add(used).write(part) };
+        // SAFETY: the page has places for all parts.
+        let place = unsafe { memory.add(used) };
+        // SAFETY: the place is in the page, which is aligned.
+        unsafe { place.write(part) };
         used += 1;
     }
     // SAFETY: so many were written.

@@ -112,8 +112,8 @@ pub fn parse(line: &[u8]) -> Result<Request, String> {
 pub struct ControlServer(SerialServer);
 
 impl ControlServer {
-    /// Listens at the unix sockets `paths`, and answers each request with what `answer` returns. Its
-    /// second argument is the client's socket, which hangs up when the client is gone.
+    /// Listens at the unix sockets `paths`, and answers each request by `answer`, whose
+    /// second argument is the client socket, which hangs up when the client is gone.
     ///
     /// # Errors
     /// Another server listens there, or the system refuses.

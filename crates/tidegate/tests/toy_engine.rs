@@ -332,10 +332,10 @@ fn the_backing_of_a_log_is_kept_in_the_header_of_its_pool() {
     assert_eq!(first.name.as_str(), "null:16M");
     assert_eq!(REGISTRY.describe(&region, NO_DRAM).unwrap().backing.as_deref(), Some("null:16M"));
 
-    stack.set("clean-from-pct", "25").unwrap();
+    stack.set(&[("clean-from-pct", "25")]).unwrap();
     let setting = stack.settings().into_iter().find(|it| it.key == "clean-from-pct").unwrap();
     assert_eq!(setting.value, "25");
-    assert!(matches!(stack.set("clean-from-pct", "0"), Err(SettingError::Value { .. })));
+    assert!(matches!(stack.set(&[("clean-from-pct", "0")]), Err(SettingError::Value { .. })));
     stack.drain().unwrap();
     drop(stack);
 

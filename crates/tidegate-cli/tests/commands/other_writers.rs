@@ -10,8 +10,10 @@ use rustix::process::Signal;
 use crate::behind::{Scene, kill, read, write};
 use crate::support::{ok, run};
 
-/// What another program does to the file of a backing.
-const DEEDS: [(&str, fn(&File)); 4] = [
+/// What another program does to the file of a backing, and its name.
+type Deed = (&'static str, fn(&File));
+
+const DEEDS: [Deed; 4] = [
     ("write one block that the pool does not have", |file| {
         file.write_all_at(&[9; 4096], 3000 * 4096).unwrap();
     }),

@@ -99,8 +99,10 @@ impl Host {
             mkfs.arg(format!("{}k", (NVDIMM_BYTES - OFFSET_BYTES) / 1024));
             assert!(mkfs.status().expect("mkfs.ext4 runs").success(), "no file system is made");
         }
-        let disk =
-            Disk::new(&lab.path("."), FileSystem::Ext4).expect("a disk can be made (needs root)");
+        let dir = lab.path(".");
+        let interpreter = Interpreter::compile(&dir).expect("the interpreter is compiled");
+        let disk = Disk::new(&dir, &interpreter.idle, FileSystem::Ext4, None);
+        let disk = disk.expect("a disk can be made (needs root)");
         Self { lab, medium, nvdimm, disk }
     }
 

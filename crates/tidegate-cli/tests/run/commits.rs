@@ -19,7 +19,7 @@ fn check(disk: &mut Disk, options: &str, kind: &str) {
         disk.mount_with(options);
         let dir = disk.mount_point().join("case");
         std::fs::create_dir(&dir).unwrap();
-        std::fs::write(dir.join("db"), [b'o'; SIZE]).unwrap();
+        std::fs::write(dir.join("db"), vec![b'o'; SIZE]).unwrap();
         std::fs::write(dir.join("X"), "x").unwrap();
         rustix::fs::syncfs(std::fs::File::open(&dir).unwrap()).unwrap();
         cut(disk, runner, &dir, kind);

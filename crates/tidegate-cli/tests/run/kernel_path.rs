@@ -15,7 +15,9 @@ struct Overlay(PathBuf);
 impl Overlay {
     fn new(disk: &Path) -> Self {
         let parts = ["lower", "upper", "work", "merged"].map(|name| disk.join(name));
-        parts.iter().for_each(|part| std::fs::create_dir(part).unwrap());
+        for part in &parts {
+            std::fs::create_dir(part).unwrap();
+        }
         let [lower, upper, work, merged] = parts.each_ref().map(|part| part.display());
         let options = format!("lowerdir={lower},upperdir={upper},workdir={work}");
         let mut mount = tool("mount", "mount");

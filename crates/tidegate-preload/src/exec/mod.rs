@@ -76,10 +76,7 @@ fn starting(
     environment: Argv,
     start: impl FnOnce(Argv) -> c_int,
 ) -> c_int {
-    let start = |envp| match program.opens {
-        true => metadata::counted(|| start(envp)),
-        false => start(envp),
-    };
+    let start = |envp| if program.opens { metadata::counted(|| start(envp)) } else { start(envp) };
     let Some(session) = Session::get().filter(|_| is_readable_list(environment)) else {
         return start(environment);
     };

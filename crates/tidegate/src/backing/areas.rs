@@ -132,7 +132,7 @@ impl ContentId {
     }
 
     /// For tests.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn new(kind: &'static str, uuid: &[u8]) -> Self {
         Self { kind, uuid: uuid.to_vec() }
     }

@@ -1,5 +1,5 @@
-//! What a copy of a pool has to hold: all but the data blocks as bytes, and the data blocks by where
-//! the map says that they are.
+//! The content of a copy of a pool: all but the data blocks as bytes, and the data blocks by their
+//! places in the map.
 
 use super::arena::Arena;
 use super::layout::{MapEntry, MapState};

@@ -16,7 +16,7 @@ use super::orders::ClassUsage;
 use super::policy::classes::{CLASSES, Class};
 use super::tally::Tally;
 use super::{CacheDevice, CacheError, Core};
-use crate::device::Result;
+use crate::device::{DeviceError, DeviceErrorKind, Result};
 use crate::size::Size;
 use crate::stats::{Collector, Metric, Unit};
 use crate::sync::shard::{self, Shards};

@@ -1,4 +1,4 @@
-//! A layer that can hold changes back for an instant, and lets the content of that instant be copied
+//! A layer that can hold changes back for an instant. The content of that instant can be copied
 //! while changes go on: what a change would replace is saved first.
 //!
 //! Invariants:
@@ -488,7 +488,9 @@ mod tests {
             copy(1);
             other.join().unwrap();
             done.store(true, Ordering::Relaxed);
-            changers.into_iter().for_each(|changer| changer.join().unwrap());
+            for changer in changers {
+                changer.join().unwrap();
+            }
         });
         assert_eq!(gate.word.load(Ordering::SeqCst), 0);
     }

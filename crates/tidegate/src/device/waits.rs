@@ -19,7 +19,7 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 
 struct Entry {
     id: u64,
-    who: &'static str,
+    waiter: &'static str,
     what: &'static str,
     since: Instant,
 }
@@ -28,7 +28,7 @@ struct Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waits {
     /// Which kind of request or thread waits.
-    pub who: &'static str,
+    pub waiter: &'static str,
     /// For what.
     pub what: &'static str,
     /// How many do.
@@ -40,11 +40,11 @@ pub struct Waits {
 /// An entry of the list, until this is dropped.
 pub struct Waiting(u64);
 
-/// Enters that `who` waits for `what`.
+/// Enters that `waiter` waits for `what`.
 #[must_use]
-pub fn begin(who: &'static str, what: &'static str) -> Waiting {
+pub fn begin(waiter: &'static str, what: &'static str) -> Waiting {
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
-    list(id).lock().push(Entry { id, who, what, since: Instant::now() });
+    list(id).lock().push(Entry { id, waiter, what, since: Instant::now() });
     Waiting(id)
 }
 
@@ -65,17 +65,17 @@ impl Drop for Waiting {
 pub fn longer_than(limit: Duration) -> Vec<Waits> {
     let mut found: Vec<Waits> = Vec::new();
     for entries in &ENTRIES {
-        for Entry { who, what, since, .. } in &*entries.lock() {
+        for Entry { waiter, what, since, .. } in &*entries.lock() {
             let waited = since.elapsed();
             if waited <= limit {
                 continue;
             }
-            match found.iter_mut().find(|it| (it.who, it.what) == (*who, *what)) {
+            match found.iter_mut().find(|it| (it.waiter, it.what) == (*waiter, *what)) {
                 Some(kind) => {
                     kind.count += 1;
                     kind.longest = kind.longest.max(waited);
                 }
-                None => found.push(Waits { who, what, count: 1, longest: waited }),
+                None => found.push(Waits { waiter, what, count: 1, longest: waited }),
             }
         }
     }
@@ -88,17 +88,17 @@ mod tests {
 
     #[test]
     fn waits_are_listed_by_kind_while_they_last() {
-        let (who, what) = ("a test", "nothing");
+        let (waiter, what) = ("a test", "nothing");
         let of_test = || {
             let found = longer_than(Duration::ZERO);
-            found.into_iter().find(|it| (it.who, it.what) == (who, what)).map(|it| it.count)
+            found.into_iter().find(|it| (it.waiter, it.what) == (waiter, what)).map(|it| it.count)
         };
-        let first = begin(who, what);
-        let rest: Vec<_> = (0..40).map(|_| begin(who, what)).collect();
+        let first = begin(waiter, what);
+        let rest: Vec<_> = (0..40).map(|_| begin(waiter, what)).collect();
         assert_eq!(of_test(), Some(41));
         drop(rest);
         assert_eq!(of_test(), Some(1));
-        assert!(longer_than(Duration::from_secs(600)).iter().all(|it| it.who != who));
+        assert!(longer_than(Duration::from_secs(600)).iter().all(|it| it.waiter != waiter));
         drop(first);
         assert_eq!(of_test(), None);
     }

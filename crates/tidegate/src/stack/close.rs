@@ -18,7 +18,7 @@ impl Stack {
         lowest.drain().map_err(|source| self.not_drained(&lowest.state(), source))?;
         if let Some(behind) = &self.behind {
             behind.claim.iter().for_each(|claim| claim.flushed());
-            behind.witness.settle();
+            behind.witness.note_rest();
         }
         Ok(())
     }

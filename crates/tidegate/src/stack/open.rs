@@ -264,7 +264,7 @@ impl Behind {
         if !self.claim.as_ref().is_some_and(|claim| claim.take(&superblock)) {
             self.witness.has_no_mark();
         }
-        self.witness.settle();
+        self.witness.note_rest();
         Ok(())
     }
 

@@ -106,7 +106,7 @@ impl Witness {
 
     /// Notes the state of the backing as it is, unless requests write to it. A backing that cannot
     /// be looked at stays one that is written to, of which less can be told later.
-    pub(super) fn settle(&self) {
+    pub(super) fn note_rest(&self) {
         let begun = self.begun.load(Ordering::SeqCst);
         // What is compared must not go back by a power failure.
         if self.observer.sync().is_err() {
@@ -213,7 +213,7 @@ impl Work for Keeper {
             // Where this fails, the next write tells.
             let _ = witness.note_writing(true);
         } else if witness.flushed.load(Ordering::SeqCst) >= begun {
-            witness.settle();
+            witness.note_rest();
         }
         Step::rest(TICK_NS)
     }
@@ -339,7 +339,7 @@ mod tests {
             let witness = Witness::new(Arc::clone(&region), observer, &backing, seen);
             witness.bind(0).unwrap();
             witness.has_no_mark();
-            witness.settle();
+            witness.note_rest();
             let keeper = Keeper { witness: Arc::clone(&witness), begun_before: 0 };
             let device = Arc::new(Witnessed { inner: device, witness });
             Self { file, region, device, keeper }
@@ -399,7 +399,7 @@ mod tests {
             Action::Tick => {
                 bed.keeper.step();
             }
-            Action::Settle => bed.device.witness.settle(),
+            Action::Settle => bed.device.witness.note_rest(),
         }
     }
 
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pool_says_that_it_writes_before_it_does_and_settles_when_it_has_flushed() {
+    fn the_pool_says_that_it_writes_before_it_does_and_notes_when_it_has_flushed() {
         let mut bed = Bed::new();
         assert!(!bed.state().is_writing);
         bed.write(3, 7);
@@ -444,10 +444,10 @@ mod tests {
     fn a_state_is_not_noted_while_a_write_is_under_way() {
         let bed = Bed::new();
         let writing = bed.device.witness.begin_write().unwrap();
-        bed.device.witness.settle();
+        bed.device.witness.note_rest();
         assert!(bed.state().is_writing);
         drop(writing);
-        bed.device.witness.settle();
+        bed.device.witness.note_rest();
         assert!(!bed.state().is_writing);
     }
 

@@ -9,8 +9,8 @@
 //! - An evictor that cannot keep up, and has a CPU to itself, wakes another.
 //! - Where the device below works at the speed of memory, evictors and writers together are never
 //!   more than there are CPUs: of evictors that find more, as many rest as are too many, and look
-//!   again from time to time. Writing back beside writers that need all CPUs only adds the cost of the copy; full
-//!   caches are bypassed instead.
+//!   again from time to time. Writing back beside writers that need all CPUs only adds the cost of
+//!   the copy; full caches are bypassed instead.
 //! - An evictor that had to wait for a CPU all the same, since other processes use it, pauses,
 //!   twice as long each time, and no evictor is woken in its place. It tries again by itself, for
 //!   nothing tells it when a CPU becomes idle; and at once while no writer is active, for then it

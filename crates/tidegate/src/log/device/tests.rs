@@ -591,8 +591,8 @@ fn blocked_writers_end_with_the_thread() {
     assert!(ended.into_iter().all(|ended| ended.recv().unwrap().1.is_ok()));
 }
 
-/// Writes and zeroes of any length end in the smallest logs, whatever they are cleaned from, started
-/// or by a thread. The ring ends at another place of a record in each round.
+/// Writes and zeroes of any length end in the smallest logs, from whatever share on those are
+/// cleaned, started or by a thread. The ring ends at another place of a record in each round.
 #[test]
 fn changes_larger_than_the_log_end_from_every_share_on() {
     const TIMEOUT: Duration = Duration::from_secs(60);
