@@ -181,7 +181,8 @@ fn a_backing_of_which_the_log_has_records_may_hold_a_pool() {
     kill(server);
     let disk = scene.path("disk");
     ok(["create", disk.to_str().unwrap(), "--engine=raw", "--size=16M", "--force"]);
-    let server = scene.serve("disk", &[]);
+    // The log cannot know that it was the client.
+    let server = scene.serve("disk", &["--force"]);
     assert_eq!(read(&mut scene.client(), 3000), 7);
     assert!(server.stop(Signal::TERM).0.success());
     let error = scene.refusal(&[&scene.backing("disk")]);

@@ -127,12 +127,14 @@ fn start_copy(scene: &Scene) -> std::process::Child {
     command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Waits until a part of the copy is there, under a name of its own.
+/// Waits until the instant of the copy has come: its file, under a name of its own, has its size.
 fn await_partial(scene: &Scene) {
     let is_there = || {
-        let mut names =
-            std::fs::read_dir(scene.path("")).unwrap().map(|it| it.unwrap().file_name());
-        names.any(|name| name.to_string_lossy().contains(".partial"))
+        let mut files = std::fs::read_dir(scene.path("")).unwrap().map(Result::unwrap);
+        files.any(|file| {
+            let is_partial = file.file_name().to_string_lossy().contains(".partial");
+            is_partial && file.metadata().is_ok_and(|found| found.len() > 0)
+        })
     };
     while !is_there() {
         std::thread::yield_now();

@@ -44,9 +44,9 @@ ways! {
     no_capabilities: "capabilities";
     landlock: "landlock";
     /// Another root and user, no new descriptors, and the filter of OpenSSH.
-    a_filter_as_sshd_has_it: "sshd";
+    fn a_filter_as_sshd_has_it() = "sshd";
     /// A filter for all threads that allows writes, syncs and little else.
-    a_filter_as_browsers_have_it: "renderer";
+    fn a_filter_as_browsers_have_it() = "renderer";
 }
 
 /// The numbers of the system calls that the program makes behind its filter, without Tidegate.
@@ -75,19 +75,19 @@ fn filtered(way: &str) {
 }
 
 macro_rules! filters {
-    ($($test:ident: $way:literal;)*) => {
+    ($(fn $test:ident() = $way:literal;)*) => {
         $(#[test] fn $test() { filtered($way); })*
     };
 }
 
 filters! {
-    a_filter_by_prctl: "prctl";
-    a_filter_by_number: "number";
-    a_filter_by_the_c_library_s_handle: "handle";
-    a_filter_of_one_thread: "thread";
-    a_filter_of_all_threads: "all-threads";
-    a_filter_that_a_forked_child_has: "forked";
-    a_filter_that_a_started_program_has: "executed";
+    fn a_filter_by_prctl() = "prctl";
+    fn a_filter_by_number() = "number";
+    fn a_filter_by_the_c_library_s_handle() = "handle";
+    fn a_filter_of_one_thread() = "thread";
+    fn a_filter_of_all_threads() = "all-threads";
+    fn a_filter_that_a_forked_child_has() = "forked";
+    fn a_filter_that_a_started_program_has() = "executed";
 }
 
 /// What is started in these ways could still open the pool. Without such a way it does.

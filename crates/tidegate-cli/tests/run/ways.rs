@@ -73,25 +73,25 @@ fn survives(way: &str) {
 }
 
 macro_rules! ways {
-    ($($test:ident: $way:literal;)*) => {
+    ($(fn $test:ident() = $way:literal;)*) => {
         $(#[test] fn $test() { survives($way); })*
     };
 }
 
 ways! {
-    by_the_public_name: "name";
-    by_another_name: "alias";
-    by_dlsym_of_the_default: "default";
-    by_dlsym_of_the_next: "next";
-    by_dlsym_of_the_c_library: "handle";
-    by_dlvsym_of_the_c_library: "version";
-    by_an_object: "object";
-    by_an_object_that_binds_to_itself: "deepbind";
-    by_another_namespace: "namespace";
-    by_syscall: "syscall";
-    by_an_object_with_instructions_of_its_own: "own";
-    by_the_constructor_of_an_object: "constructor";
-    by_a_static_child: "child";
+    fn by_the_public_name() = "name";
+    fn by_another_name() = "alias";
+    fn by_dlsym_of_the_default() = "default";
+    fn by_dlsym_of_the_next() = "next";
+    fn by_dlsym_of_the_c_library() = "handle";
+    fn by_dlvsym_of_the_c_library() = "version";
+    fn by_an_object() = "object";
+    fn by_an_object_that_binds_to_itself() = "deepbind";
+    fn by_another_namespace() = "namespace";
+    fn by_syscall() = "syscall";
+    fn by_an_object_with_instructions_of_its_own() = "own";
+    fn by_the_constructor_of_an_object() = "constructor";
+    fn by_a_static_child() = "child";
 }
 
 /// Nobody who asks what the dynamic linker loads is told of the library, and `run` says nothing.
