@@ -52,7 +52,7 @@ fn assert_kept(scene: &Scene, byte: u8) {
 fn a_stop_leaves_in_the_pool_what_a_hanging_backing_does_not_take() {
     for engine in ["cache", "log"] {
         let scene = Scene::new(engine);
-        let server = serve(&scene, "delay:60s,", &["--stop-timeout=1"]);
+        let server = serve(&scene, "delay:20s,", &["--stop-timeout=1"]);
         write_all(&scene, 5);
         kill_process(server.pid(), Signal::TERM).unwrap();
         let (code, said) = await_end(server);
@@ -85,7 +85,7 @@ fn a_stop_tells_what_a_dram_tier_loses() {
 #[test]
 fn a_second_signal_ends_a_stop_that_has_time_left() {
     let scene = Scene::new("cache");
-    let server = serve(&scene, "delay:60s,", &["--stop-timeout=900"]);
+    let server = serve(&scene, "delay:20s,", &["--stop-timeout=900"]);
     write_all(&scene, 7);
     let began = Instant::now();
     kill_process(server.pid(), Signal::TERM).unwrap();
@@ -95,7 +95,7 @@ fn a_second_signal_ends_a_stop_that_has_time_left() {
     kill_process(server.pid(), Signal::INT).unwrap();
     let (code, said) = await_end(server);
     assert!(code == Some(1) && said.contains("stay in"), "{code:?}: {said}");
-    assert!(began.elapsed().as_secs() < 50);
+    assert!(began.elapsed().as_secs() < 18);
     assert_kept(&scene, 7);
 }
 
