@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
+use rustix::ioctl::{Opcode, Updater, ioctl};
 
 use super::mapped::{MappedExtent, MappedExtents};
 use super::ranges::Ranges;
@@ -116,9 +117,9 @@ struct XfsGeometry {
     behind: [u64; 4],
 }
 
-const FS_IOC_GETFSUUID: libc::c_ulong = 0x8011_1500;
-const EXT4_IOC_GETFSUUID: libc::c_ulong = 0x8008_662C;
-const XFS_IOC_FSGEOMETRY_V1: libc::c_ulong = 0x8070_5864;
+const FS_IOC_GETFSUUID: Opcode = 0x8011_1500;
+const EXT4_IOC_GETFSUUID: Opcode = 0x8008_662C;
+const XFS_IOC_FSGEOMETRY_V1: Opcode = 0x8070_5864;
 
 const _: () = {
     assert!(size_of::<GenericUuid>() == 17);
@@ -165,31 +166,24 @@ fn first_known(
 
 fn generic_uuid(file: BorrowedFd<'_>) -> io::Result<FileSystemId> {
     let mut told = GenericUuid::default();
-    // SAFETY: the kernel fills a structure of this size, which lives until the call returns.
-    outcome_of(unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_GETFSUUID as _, &raw mut told) })?;
+    // SAFETY: the kernel fills a structure of this size.
+    unsafe { ioctl(file, Updater::<FS_IOC_GETFSUUID, _>::new(&mut told)) }?;
     let is_long = usize::from(told.bytes) == told.uuid.len();
     if is_long { Ok(told.uuid) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
 fn ext4_uuid(file: BorrowedFd<'_>) -> io::Result<FileSystemId> {
     let mut told = Ext4Uuid { bytes: 16, flags: 0, uuid: FileSystemId::default() };
-    // SAFETY: the kernel reads how many bytes there are for the UUID, fills them at most, and the
-    // structure lives until the call returns.
-    outcome_of(unsafe { libc::ioctl(file.as_raw_fd(), EXT4_IOC_GETFSUUID as _, &raw mut told) })?;
+    // SAFETY: the kernel reads how many bytes there are for the UUID, and fills them at most.
+    unsafe { ioctl(file, Updater::<EXT4_IOC_GETFSUUID, _>::new(&mut told)) }?;
     Ok(told.uuid)
 }
 
 fn xfs_uuid(file: BorrowedFd<'_>) -> io::Result<FileSystemId> {
     let mut told = XfsGeometry::default();
-    // SAFETY: the kernel fills a structure of this size, which lives until the call returns.
-    outcome_of(unsafe {
-        libc::ioctl(file.as_raw_fd(), XFS_IOC_FSGEOMETRY_V1 as _, &raw mut told)
-    })?;
+    // SAFETY: the kernel fills a structure of this size.
+    unsafe { ioctl(file, Updater::<XFS_IOC_FSGEOMETRY_V1, _>::new(&mut told)) }?;
     Ok(told.uuid)
-}
-
-fn outcome_of(result: libc::c_int) -> io::Result<()> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Extents that are asked for in one call.
