@@ -592,8 +592,15 @@ fn after_power_cut(dir: &Place, pool: &Path) -> PathBuf {
     session.kill_program();
     // What the machine loses: shared memory and the page cache.
     std::fs::remove_file(control).unwrap();
-    File::options().write(true).open(&path).unwrap().set_len(3).unwrap();
+    lose_end(&path);
     path
+}
+
+/// Leaves the file at `path` as a disk has it that lacks its last writes: shorter, and older.
+fn lose_end(path: &Path) {
+    let file = File::options().write(true).open(path).unwrap();
+    file.set_len(3).unwrap();
+    file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)).unwrap();
 }
 
 #[test]
@@ -648,7 +655,7 @@ fn a_replay_on_the_same_boot_is_done_when_asked_for() {
     assert!(error.contains("whose supervisor died"), "{error}");
     drop(program);
     session.kill_program();
-    File::options().write(true).open(&path).unwrap().set_len(3).unwrap();
+    lose_end(&path);
     let text = ok(["recover", pool, "--replay"]);
     assert!(text.contains("recovered: 12 bytes"), "{text}");
     assert_eq!(std::fs::read(&path).unwrap(), b"acknowledged");
@@ -744,5 +751,5 @@ fn a_file_that_is_no_pool_is_left_alone() {
     assert_eq!(std::fs::read(&path).unwrap(), before);
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
     let error = fails(&["run", "--pool", path.to_str().unwrap(), "--", "true"]);
-    assert!(error.contains("has mode 644"), "{error}");
+    assert!(error.contains("holds text, no log pool") && !error.contains("mode"), "{error}");
 }

@@ -312,7 +312,7 @@ impl PoolPaths {
     /// The pool cannot be inspected; the directory for it cannot be made or is not the user's own.
     pub fn of_pool(path: &Path) -> Result<Self> {
         let metadata = std::fs::metadata(path);
-        let metadata = metadata.with_context(|| format!("cannot inspect {}", path.display()))?;
+        let metadata = metadata.with_context(|| format!("there is no pool {}", path.display()))?;
         let is_device = metadata.file_type().is_char_device();
         let (device, inode) =
             if is_device { (metadata.rdev(), 0) } else { (metadata.dev(), metadata.ino()) };

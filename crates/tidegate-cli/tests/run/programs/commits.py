@@ -5,7 +5,6 @@ import ctypes, fcntl, os, struct, sys, time
 
 PAGE = 4096
 FICLONE, FICLONERANGE, FIDEDUPERANGE = 0x40049409, 0x4020940D, 0xC0189436
-FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, JOURNAL_DATA = 0x80086601, 0x40086602, 0x4000
 
 
 def sync_file_system():
@@ -35,11 +34,6 @@ def deduplicate():
         sys.exit("nothing was shared")
 
 
-def journal_data():
-    (flags,) = struct.unpack("=i", fcntl.ioctl(db, FS_IOC_GETFLAGS, bytes(4)))
-    fcntl.ioctl(db, FS_IOC_SETFLAGS, struct.pack("=i", flags | JOURNAL_DATA))
-
-
 KINDS = {
     "clone": lambda: fcntl.ioctl(other(), FICLONE, db),
     "clone of a range": lambda: fcntl.ioctl(
@@ -47,7 +41,6 @@ KINDS = {
     ),
     "deduplication": deduplicate,
     "copy_file_range": lambda: os.copy_file_range(db, other(), size, 0, 0),
-    "data of a file in the journal": journal_data,
     "data in the journal": lambda: None,
     "read": lambda: None,
 }
