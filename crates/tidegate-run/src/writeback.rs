@@ -14,7 +14,7 @@
 //! when the sync was called is durable, and each failed write-back of them since the file is kept
 //! was told here.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -177,7 +177,8 @@ impl Writeback<'_> {
     /// Syncs each file system that the log has files of: which of them is meant cannot be told.
     pub(crate) fn sync_known(&self) -> io::Result<()> {
         let sync = |device| locate::sync_file_system(device, Path::new("")).map_err(of_disk);
-        self.log.devices().into_iter().try_for_each(sync)
+        let devices: BTreeSet<u64> = self.log.devices().collect();
+        devices.into_iter().try_for_each(sync)
     }
 
     /// The failure of a whole file system concerns all files of it that are not kept.

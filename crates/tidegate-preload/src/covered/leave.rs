@@ -25,6 +25,8 @@ use crate::process::Holding;
 use crate::record_locks::{self, Unlocked};
 use crate::{metadata, mounts, plain, query, raw};
 
+/// File systems that are synced one by one.
+const DEVICES_MOST: usize = 16;
 /// How long a lock is waited for to pin a file, each of [`TRIES`] times.
 const PIN_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -75,9 +77,26 @@ fn retire_alone(log: &Log) -> bool {
     let is_dead = |process, thread| !query::is_alive(process, thread);
     // Of a write-back that fails the descriptors hear that are open.
     log.retire_alone(is_dead, || {
-        raw::sync();
+        sync_devices(log.devices());
         Ok(())
     })
+}
+
+/// Makes the file systems with these device numbers durable: all of the machine where they are
+/// many.
+fn sync_devices(mut numbers: impl Iterator<Item = u64>) {
+    let mut devices = [0; DEVICES_MOST];
+    let mut len = 0;
+    let is_full = numbers.any(|number| {
+        let is_new = !devices[..len].contains(&number);
+        if is_new && len < DEVICES_MOST {
+            devices[len] = number;
+            len += 1;
+            return false;
+        }
+        is_new
+    });
+    if is_full { raw::sync() } else { devices[..len].iter().copied().for_each(mounts::sync_device) }
 }
 
 /// Has all that the log has by now retired, by the supervisor or without one. Gives up after

@@ -58,6 +58,15 @@ pub(super) fn commits_all(
     extents::are_delayed(fd, bytes).then_some(changes)
 }
 
+/// Has the log say when the kernel had done what a sync promises of an overwritten file: recovery
+/// takes later times of the file for those of processes outside. Without space for it a change from
+/// outside is noticed a little later.
+fn confirm(guard: &Locked) {
+    if guard.is_unconfirmed() {
+        let _ = own_stack::run(|| guard.confirm());
+    }
+}
+
 /// A write-back of the file failed before, and nobody was told.
 const FAILED: isize = -(libc::EIO as isize);
 
@@ -94,9 +103,11 @@ impl Open {
         if guard.has_own_changes() {
             return self.sync_own(entry, guard, wanted);
         }
-        let is_unconfirmed = guard.is_unconfirmed();
-        if is_unconfirmed && query::size_and_times(self.fd) != Ok(guard.size()) {
-            return self.leave_at(&guard, Counter::SyncsOutside, wanted);
+        if guard.is_unchecked() {
+            if query::size_and_times(self.fd) != Ok(guard.size()) {
+                return self.leave_at(&guard, Counter::SyncsOutside, wanted);
+            }
+            guard.note_checked();
         }
         let is_needed = match wanted {
             Sync::Data => guard.has_grown(),
@@ -105,10 +116,7 @@ impl Open {
         let is_pending = self.log.is_pending(guard.file_system);
         // A read may have set the time of access, which `fsync` would commit with what is pending.
         if !is_needed && !guard.was_named() && (wanted == Sync::Data || !is_pending) {
-            if is_unconfirmed && !guard.has_grown() {
-                // Without space for it a change from outside is noticed a little later.
-                let _ = own_stack::run(|| guard.confirm());
-            }
+            confirm(&guard);
             self.log.note_sync_skipped(entry.file);
             return self.answered();
         }
@@ -117,12 +125,13 @@ impl Open {
         }
         if !is_needed && wanted == Sync::Data {
             // It may commit nothing for a new name: the next `fsync` still would.
+            confirm(&guard);
             return self.answered();
         }
+        confirm(&guard);
         if own_stack::run(|| guard.mark(guard.size())).is_err() {
             return self.sync_pending(entry, guard);
         }
-        guard.note_confirmed();
         guard.names_synced();
         self.answered()
     }
@@ -167,6 +176,7 @@ impl Open {
             guard.names_synced();
         }
         if (guard.story(), guard.last_change()) == (story, change) && guard.is_logged() {
+            confirm(&guard);
             // Without it the next sync is real.
             let _ = own_stack::run(|| guard.mark(size));
             guard.note_real_sync();
@@ -335,6 +345,18 @@ mod tests {
         case.write(0);
         assert_eq!(case.open.sync(Sync::Data), 0);
         assert_eq!(case.world.records_since(from), "0 mark:4");
+        let (from, at_once) = (case.world.log.head(), case.open.sync(Sync::Data));
+        assert_eq!((at_once, &*case.world.records_since(from)), (0, ""), "nothing was written");
+        case.write(0);
+        assert_eq!(case.open.sync(Sync::All), 0);
+        assert_eq!(case.world.records_since(from), "0 mark:4", "however soon after the last");
+        case.write(0);
+        case.rename();
+        let from = case.world.log.head();
+        assert_eq!(case.open.sync(Sync::All), 0);
+        assert_eq!(case.world.records_since(from), "mark:4", "a real sync says so, too");
+        case.write(0);
+        assert_eq!(case.open.sync(Sync::Data), 0);
         let guard = case.open.lock(case.entry).unwrap();
         assert!(guard.was_written(), "an `fsync` may still commit the time of the write");
     }

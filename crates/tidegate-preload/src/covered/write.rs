@@ -205,7 +205,7 @@ impl Open {
     }
 
     /// A process outside has changed the size of the locked file, which the log takes for `size`.
-    /// An overwrite does not ask: its sync [does](tidegate::log::FileGuard::is_unconfirmed).
+    /// An overwrite does not ask: its sync [does](tidegate::log::FileGuard::is_unchecked).
     #[inline]
     fn is_resized_outside(&self, place: Place, (start, end): (u64, u64), size: u64) -> bool {
         if place == Place::End || self.known.has(APPEND) {

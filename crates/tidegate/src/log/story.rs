@@ -31,9 +31,9 @@ use super::table::{self, Entry, FileRef, flag};
 use crate::sync::Ordering;
 use crate::tier::clock::now_ns;
 
-/// How often syncs of one file say that the kernel has done its changes, at most: it takes as long
-/// as some syncs that the log answers.
-const CONFIRM_NS: u64 = 250_000;
+/// How often syncs of one file ask for its size, at most: it takes as long as some syncs that the
+/// log answers.
+const CHECK_NS: u64 = 250_000;
 
 /// What a real sync has shown of a file that is to be covered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,13 +227,9 @@ impl Log {
         table::entry(&self.control, file.index).device().load(Ordering::Relaxed)
     }
 
-    /// The numbers of the devices of all files that have an entry.
-    pub fn devices(&self) -> Vec<u64> {
-        let of = |(_, entry): (FileRef, Entry<'_>)| entry.device().load(Ordering::Relaxed);
-        let mut devices: Vec<u64> = table::all(&self.control).map(of).collect();
-        devices.sort_unstable();
-        devices.dedup();
-        devices
+    /// The numbers of the devices of all files that have an entry, one for each file.
+    pub fn devices(&self) -> impl Iterator<Item = u64> + '_ {
+        table::all(&self.control).map(|(_, entry)| entry.device().load(Ordering::Relaxed))
     }
 
     /// The files of which the supervisor holds a descriptor, or one that died did.
@@ -549,13 +545,24 @@ impl FileGuard<'_> {
         Ok(())
     }
 
-    /// The file was changed since its last sync, and the story has not said for
-    /// [`CONFIRM_NS`] that the kernel has done so: it is to be [confirmed](Self::confirm).
+    /// The file was changed since its last sync, and no sync has looked at its size for
+    /// [`CHECK_NS`].
+    #[inline]
+    pub fn is_unchecked(&self) -> bool {
+        self.unsynced_bytes() > 0
+            && now_ns().saturating_sub(self.entry.checked_ns().load(Ordering::Relaxed)) >= CHECK_NS
+    }
+
+    /// A sync has looked at the file's size.
+    pub fn note_checked(&self) {
+        self.entry.checked_ns().store(now_ns(), Ordering::Relaxed);
+    }
+
+    /// The file was overwritten since its last sync: a record is to [say](Self::confirm) that the
+    /// kernel has done so. Where it has grown, the mark says that.
     #[inline]
     pub fn is_unconfirmed(&self) -> bool {
-        self.unsynced_bytes() > 0
-            && now_ns().saturating_sub(self.entry.confirmed_ns().load(Ordering::Relaxed))
-                >= CONFIRM_NS
+        self.unsynced_bytes() > 0 && !self.has_grown()
     }
 
     /// Appends that the kernel has done all of the file's changes: recovery takes later times of
@@ -565,14 +572,7 @@ impl FileGuard<'_> {
     /// # Errors
     /// [`AppendError`]: a change from outside is noticed from the next heartbeat on.
     pub fn confirm(&self) -> Result<(), AppendError> {
-        self.begin()?.mark(self.size())?;
-        self.note_confirmed();
-        Ok(())
-    }
-
-    /// A record that was made now says that the kernel has done all of the file's changes.
-    pub fn note_confirmed(&self) {
-        self.entry.confirmed_ns().store(now_ns(), Ordering::Relaxed);
+        self.begin()?.mark(self.size()).map(drop)
     }
 
     /// A write begins behind the file's end: what lies between is a hole.

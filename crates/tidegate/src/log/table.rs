@@ -135,9 +135,8 @@ impl<'a> Entry<'a> {
         own_synced at 232;
         /// Where the last record ends that has the file's creation or a change of its names.
         names_end at 240;
-        /// When the story said last that the kernel has done all changes, on the clock that only
-        /// goes forwards.
-        confirmed_ns at 248;
+        /// When a sync has looked at the file's size last, on the clock that only goes forwards.
+        checked_ns at 248;
     }
 }
 
