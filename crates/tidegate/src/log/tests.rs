@@ -752,9 +752,15 @@ fn a_log_without_a_supervisor_is_retired_by_a_process_that_needs_it() {
     let log = log();
     write(&log, 1, 0, b"data").unwrap();
     let (head, tail) = (log.head(), log.tail());
-    let retired = |is_dead: bool| log.retire_alone(|_, _| is_dead, || Ok(()));
-    assert!(!log.retire_alone(|_, _| false, || Err(rustix::io::Errno::IO)), "not on the disk");
     let file = log.entry_for(&key(1)).unwrap();
+    let retired = |is_dead: bool| log.retire_alone(|_, _| is_dead, || Ok(()));
+    // Begun before any goal was set: it relies on the definition at the tail.
+    let guard = log.lock(file).unwrap();
+    let ticket = guard.begin().unwrap();
+    assert!(!retired(false) && log.tail() == tail, "an operation is in the middle");
+    drop(ticket);
+    drop(guard);
+    assert!(!log.retire_alone(|_, _| false, || Err(rustix::io::Errno::IO)), "not on the disk");
     log.note_failure(file).unwrap();
     assert!(!retired(false), "the kernel may have dropped it");
     log.lock(file).unwrap().take_failure();
@@ -763,10 +769,12 @@ fn a_log_without_a_supervisor_is_retired_by_a_process_that_needs_it() {
     assert!(!std::thread::scope(|scope| scope.spawn(|| retired(false)).join().unwrap()));
     drop(supervision);
     let guard = log.lock(file).unwrap();
-    let ticket = guard.begin().unwrap();
-    assert!(!retired(false) && log.tail() == tail, "an operation is in the middle");
+    let mut ticket = guard.begin().unwrap();
+    ticket.define(&definition(1)).unwrap();
+    ticket.write(0, &[IoSlice::new(b"more")], false).unwrap();
+    assert!(retired(false) && log.tail() == head, "the new operation is in the middle");
     std::mem::forget(ticket);
-    assert!(retired(true) && log.tail() == head && log.in_the_middle().count() == 0);
+    assert!(retired(true) && log.tail() == log.head() && log.in_the_middle().count() == 0);
     assert!(!retired(true), "there is nothing left");
     assert!(guard.end_retired());
 }

@@ -479,7 +479,10 @@ impl<F: FileSystem> Context<'_, F> {
         }
         let saved = match &file.begun {
             Some(saved) => saved.clone(),
-            None => self.files.saved(&opened).map_err(failed)?,
+            None => {
+                let saved = self.files.saved(&opened).map_err(failed)?;
+                saved.modified_at(file.changed_ns, state.changed_ns)
+            }
         };
         let is_writable = saved.is_locked() || self.files.open(file, Access::Write).is_ok();
         Ok(Some(Due { file, saved, is_writable }))

@@ -29,6 +29,8 @@ pub(super) struct StoryDates {
     last: Option<Last>,
     /// The latest time of a record: the clock may have been set back while no supervisor noticed.
     latest_ns: u64,
+    /// The last change of bytes or size.
+    pub(super) changed_ns: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +47,9 @@ impl StoryDates {
         let is_before_operation = matches!(header.kind, RecordKind::Write | RecordKind::SetSize);
         let &Header { position, wall_ns, .. } = header;
         self.last = Some(Last { position, wall_ns, is_before_operation });
+        if is_before_operation {
+            self.changed_ns = wall_ns;
+        }
         self.latest_ns = self.latest_ns.max(wall_ns);
     }
 }

@@ -43,7 +43,8 @@ pub enum Failure {
     },
     /// A process outside changed the file since the log's last record of it.
     #[error(
-        "{path}: the file was changed after the log's last record of it, which recovery would undo"
+        "{path}: the file was changed after the log's last record of it, which recovery would undo; to keep the file \
+         as it is, recover again with --salvage"
     )]
     Changed {
         /// The file's path.
@@ -137,6 +138,7 @@ impl Failure {
             Self::NotMounted { .. }
                 | Self::Ambiguous { .. }
                 | Self::Unprivileged { .. }
+                | Self::Changed { .. }
                 | Self::Io { .. }
         )
     }

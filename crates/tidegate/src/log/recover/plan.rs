@@ -76,6 +76,9 @@ pub struct FilePlan {
     /// The latest time of modification, in nanoseconds since 1970, that the file can have without a
     /// change from outside; none, where the log does not say.
     pub modified_until_ns: Option<u64>,
+    /// When the last change of bytes or size was logged, in nanoseconds since 1970; 0: the log does
+    /// not say.
+    pub changed_ns: u64,
     /// A former recovery was about to touch the file, which had this.
     pub begun: Option<Saved>,
 }
@@ -422,6 +425,7 @@ impl Planner {
                 made,
                 has_lost_make,
                 modified_until_ns,
+                changed_ns: dates.changed_ns.min(modified_until_ns.unwrap_or(0)),
                 begun,
             });
         }

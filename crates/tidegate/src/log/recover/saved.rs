@@ -4,6 +4,8 @@
 //! is made writable first. A recovery that was interrupted in between finds the note, and does not
 //! take what is left of the file for what it had.
 
+use std::time::Duration;
+
 use crate::log::names::Timestamp;
 
 /// Bytes of a file's note before those of its capability.
@@ -28,6 +30,18 @@ impl Saved {
     /// Not even the owner may write to the file as it is.
     pub(super) fn is_locked(&self) -> bool {
         self.flags != 0 || self.mode & 0o200 == 0
+    }
+
+    /// Takes the time of a logged change for that of the last modification, where the disk has an
+    /// older state of the file, changed last at `disk_changed_ns`. A later state has the time that
+    /// a program gave it since.
+    pub(super) fn modified_at(mut self, logged_ns: u64, disk_changed_ns: i128) -> Self {
+        if disk_changed_ns < logged_ns.into() {
+            let logged = Duration::from_nanos(logged_ns);
+            let (s, ns) = (logged.as_secs().cast_signed(), logged.subsec_nanos());
+            self.modified = self.modified.max(Timestamp { s, ns });
+        }
+        self
     }
 
     /// Appends the note of the file with this id.
@@ -68,6 +82,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn only_an_older_state_of_a_file_gets_the_time_of_what_was_logged() {
+        let modified = Timestamp { s: 3, ns: 5 };
+        let saved = Saved { modified, ..Saved::default() };
+        let at = |logged_ns, disk_changed_ns| {
+            saved.clone().modified_at(logged_ns, disk_changed_ns).modified
+        };
+        assert_eq!(at(4_000_000_007, 4_000_000_006), Timestamp { s: 4, ns: 7 });
+        assert_eq!(at(4_000_000_007, 4_000_000_007), modified, "a program may have set it since");
+        assert_eq!(at(2_000_000_000, 1), modified, "it is later already");
+        assert_eq!(at(0, 1), modified, "the log does not say");
+    }
 
     proptest! {
         #[test]

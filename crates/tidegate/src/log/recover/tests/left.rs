@@ -290,10 +290,16 @@ fn what_is_left_and_changed_after_the_boot_is_refused_and_what_recovery_changed_
     let (plan, _) = plan_pool(&pool).unwrap();
     let begun: Vec<_> = plan.files().iter().map(|file| file.begun.is_some()).collect();
     assert_eq!(begun, [false, true], "the first one was not touched");
+    for name in ["file0", "file1"] {
+        // Later than the session can have left.
+        let file = File::options().write(true).open(bed.path(name)).unwrap();
+        file.set_modified(SystemTime::now() + Duration::from_secs(60)).unwrap();
+    }
     let options = ApplyOptions { booted_ns: Some(0), ..OPTIONS };
     let outcome = bed.recover_with(options);
     let [Failure::Changed { path }] = &outcome.failures[..] else {
         panic!("{:?}", outcome.failures)
     };
     assert!(path.ends_with("file0"), "{path}");
+    assert_eq!((bed.content("file0"), bed.content("file1")), (BEFORE.into(), AFTER.into()));
 }

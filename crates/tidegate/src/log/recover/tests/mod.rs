@@ -29,6 +29,7 @@ pub(super) fn file_of(operations: &[Operation], marked: u64) -> FilePlan {
         made: None,
         has_lost_make: false,
         modified_until_ns: None,
+        changed_ns: 0,
         begun: None,
     }
 }

@@ -139,12 +139,13 @@ fn files_get_what_was_promised_and_not_more() {
 }
 
 #[test]
-fn a_file_that_was_changed_from_outside_stops_recovery_before_any_is_touched() {
+fn a_file_that_was_changed_from_outside_is_left_and_all_others_are_recovered() {
     let bed = Bed::new();
     bed.covered("changed", 8, |guard| {
         write(guard, 0, "logged", false);
         guard.confirm().expect("the log has free space");
     });
+    bed.covered("other", 8, |guard| write(guard, 0, "logged", false));
     let file = File::options().write(true).open(bed.path("changed")).expect("it is there");
     let modified = file.metadata().and_then(|metadata| metadata.modified()).expect("it has times");
     file.set_modified(modified + Duration::from_secs(60)).expect("times can be set");
@@ -152,8 +153,17 @@ fn a_file_that_was_changed_from_outside_stops_recovery_before_any_is_touched() {
     assert!(
         matches!(&stopped.failures[..], [Failure::Changed { path }] if path.ends_with("changed"))
     );
-    assert_eq!(bed.content("changed"), "........");
-    assert_eq!(bed.pool().session().expect("memory can be read"), None);
+    assert_eq!(
+        (bed.content("changed"), bed.content("other")),
+        ("........".into(), "logged..".into())
+    );
+    fs::write(bed.path("other"), "later...").expect("a file can be written");
+    // The log keeps what it has of the file, and says that the other one is restored.
+    assert!(matches!(&bed.recover_with(OPTIONS).failures[..], [Failure::Changed { .. }]));
+    assert_eq!(
+        (bed.content("changed"), bed.content("other")),
+        ("........".into(), "later...".into())
+    );
     let salvaged = bed.recover_with(ApplyOptions { salvage: true, ..OPTIONS });
     assert_eq!((salvaged.is_complete(), salvaged.findings.total()), (true, 1));
     file.set_modified(modified).expect("times can be set");
