@@ -402,6 +402,10 @@ impl<F: FileSystem> Context<'_, F> {
             naming.note(decisions)?;
         }
         let is_noted = notes.is_some_and(|notes| note_saved(plan, &due, notes).is_ok());
+        if let Some(notes) = notes.filter(|_| !is_noted) {
+            // A later recovery tells by it which changes may be of this one.
+            notes.note_recovery().map_err(Failure::Log)?;
+        }
         if !is_noted || self.options.booted_ns.is_none() {
             begin().map_err(Failure::Log)?;
         }

@@ -105,6 +105,15 @@ pub trait Notes {
     /// There is no space for it, or the memory failed.
     fn note(&self, kind: RecordKind, offset: u64, payload: &[u8]) -> io::Result<()>;
 
+    /// Notes when recovery begins to write to files that it has no note of: later times may be of
+    /// its own.
+    ///
+    /// # Errors
+    /// The memory failed.
+    fn note_recovery(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Makes the name under which recovery keeps the file with this identity: one that others
     /// cannot guess.
     fn reserved_name(&self, identity: u64) -> Vec<u8>;

@@ -37,6 +37,10 @@ impl Notes for LogPool {
         self.append_note(kind, offset, payload).map_err(io::Error::other)
     }
 
+    fn note_recovery(&self) -> io::Result<()> {
+        Self::note_recovery(self).map_err(io::Error::other)
+    }
+
     fn reserved_name(&self, identity: u64) -> Vec<u8> {
         let salted = [self.salt().to_le_bytes(), identity.to_le_bytes()].concat();
         format!(".tidegate-{:016x}", checksum(CrcAlgorithm::Crc64Nvme, &salted)).into_bytes()
@@ -68,11 +72,7 @@ pub fn recover_pool<F: FileSystem>(
     if let Some(name) = plan.device() {
         return Err(LogError::OfDevice { backing: String::from_utf8_lossy(name).into_owned() });
     }
-    let mut begin = || {
-        // First: a later recovery tells by it which changes may be of this one.
-        pool.note_recovery().map_err(io::Error::other)?;
-        pool.set_session(NO_BOOT).map_err(io::Error::other)
-    };
+    let mut begin = || pool.set_session(NO_BOOT).map_err(io::Error::other);
     let plan_of_pool = (&plan, unreadable_bytes);
     let outcome =
         apply_noting(plan_of_pool, (pool, Some(pool)), files, options, progress, &mut begin);
