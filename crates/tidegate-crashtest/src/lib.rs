@@ -18,7 +18,6 @@
 
 pub mod campaign;
 pub mod contents;
-pub mod crowd;
 pub mod file_system;
 pub mod generator;
 pub mod machine;

@@ -18,8 +18,8 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use super::image::Image;
 use super::{PREFIX, succeed};
 use crate::contents::bytes;
-use crate::crowd::{PROGRAM, PROGRAM_BYTES};
 use crate::file_system::FileSystem;
+use crate::model::crowd::{PROGRAM, PROGRAM_BYTES};
 use crate::model::tree::Attributes;
 use crate::model::{DIRECTORIES, FILES, Found, Node, State, Time, Times};
 

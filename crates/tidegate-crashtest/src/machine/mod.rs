@@ -29,8 +29,8 @@ use self::disk::{Disk, OUTSIDE};
 use self::group::Group;
 use self::image::Image;
 use self::program::{Interpreter, Program};
-use crate::crowd;
 use crate::file_system::FileSystem;
+use crate::model::crowd;
 use crate::model::{Kind, Model, State, TimeRule, Times, Verdict};
 use crate::operation::Operation;
 use crate::promise::Promises;
@@ -631,7 +631,7 @@ impl Machine {
             None => model,
         };
         let model = model.after(before)?;
-        let refused = match refused(&model, left) {
+        let refused = match refused(&model, self.disk.mount_point(), left) {
             Ok(refused) => refused,
             Err(what) => return Ok(Verdict::Forbidden(what)),
         };
@@ -719,10 +719,10 @@ fn unlogged(left: &Left) -> Option<String> {
 
 /// The files that recoveries refused, each of which programs outside the tree had changed; an
 /// objection if they failed otherwise, or changed such a file.
-fn refused(model: &Model, left: &Left) -> Result<BTreeSet<String>, String> {
+fn refused(model: &Model, root: &Path, left: &Left) -> Result<BTreeSet<String>, String> {
     let mut refused = BTreeSet::new();
     for failure in left.said.iter().filter_map(|said| said.as_ref().err()) {
-        let is_named = |path: &&String| failure.said.contains(&format!("/{path}"));
+        let is_named = |path: &&String| failure.names(root, path);
         let known = left.before.iter().chain([&left.after]).flat_map(State::keys);
         let named: BTreeSet<String> = known.filter(is_named).cloned().collect();
         let are_of_others = named.is_subset(model.of_others()) && !named.is_empty();
@@ -738,6 +738,13 @@ fn refused(model: &Model, left: &Left) -> Result<BTreeSet<String>, String> {
     match refused.iter().find(is_changed) {
         Some(path) => Err(format!("{path}: refused by recovery, and changed")),
         None => Ok(refused),
+    }
+}
+
+impl Failure {
+    /// Whether it is about the file at `path` below `root`, and not about one below that.
+    fn names(&self, root: &Path, path: &str) -> bool {
+        self.said.contains(&format!("{}:", root.join(path).display()))
     }
 }
 

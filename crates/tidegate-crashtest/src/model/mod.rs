@@ -44,6 +44,7 @@
 //! be made as an `fsync`, and a truncation, or a change that `run` does not see, may be preceded by
 //! one ([`Model::under_run`]).
 
+pub mod crowd;
 pub mod history;
 pub mod tree;
 mod verdict;
@@ -58,7 +59,6 @@ use self::history::{Allocation, BLOCK_BYTES, History};
 use self::tree::{Entry, Id, ROOT, Tree};
 pub use self::verdict::{Found, Node, State, Time, Verdict};
 use crate::contents::{INITIAL_A, INITIAL_B, bytes};
-use crate::crowd;
 use crate::operation::{FallocateMode, Operation, WriteBy};
 use crate::sequence::{Kill, Lost, Other, Outside, Sequence, Step, Sync};
 

@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use super::history::index;
+use super::{Node, State};
 use crate::contents::{bytes, writer};
-use crate::model::history::index;
-use crate::model::{Node, State};
 use crate::sequence::{Sequence, Step};
 
 /// Bytes of each file of a crowd.
