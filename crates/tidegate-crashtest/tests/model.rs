@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use tidegate_crashtest::contents::{INITIAL_A, INITIAL_B, bytes};
 use tidegate_crashtest::model::tree::Attributes;
 use tidegate_crashtest::model::{
-    A_BYTES, B_BYTES, Found, Kind, Model, Node, State, TimeRule, Times, Verdict,
+    A_BYTES, B_BYTES, Found, Kind, Model, Node, State, TimeRule, Times, Verdict, crowd,
 };
 use tidegate_crashtest::sequence::Sequence;
 
