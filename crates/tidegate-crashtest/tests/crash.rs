@@ -553,6 +553,13 @@ fn what_was_once_worse_under_run_is_not() {
         // A size of before a cut is none that later growth may end with.
         "new d0/B 5000; fsync .; truncate-open d0/B 6000",
         "hold; new d0/B 5000; fsync .; truncate d0/B 0; write d0/B 0 6000",
+        // An overwrite of a hole, or of shared blocks, allocates: its sync commits the rename.
+        "hold; create d0/B; write d0/B 10000 3000; fsync d0/B; rename d1/B d1/A; \
+         write d0/B 1000 3000; fdatasync d0/B",
+        "hold; prepare; create d0/B; truncate d0/B 20000; fsync d0/B; chmod d0/B 600; \
+         rename d1/B d1/A; write d0/B 1000 3000; fdatasync d0/B",
+        "hold; reflink d0/A d0/B; fsync d0/A; fsync d0/B; fsync d0/A; rename d1/B d1/A; \
+         write d0/B 1000 3000; fdatasync d0/B",
     ];
     let tests = sequences.map(|text| at_every_step(text.parse().expect("it is valid")));
     for file_system in [FileSystem::Ext4, FileSystem::Xfs] {

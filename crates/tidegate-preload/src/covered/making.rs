@@ -21,7 +21,9 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tidegate::log::{Attributes, Counter, Definition, FileSystemRef, Log, Make, NamesGuard};
+use tidegate::log::{
+    Attributes, Counter, Definition, FileGuard, FileSystemRef, Log, Make, NamesGuard,
+};
 
 use super::leave::leave_half_named;
 use super::sync::commits_all;
@@ -36,7 +38,7 @@ use crate::path::{self, PathBuffer};
 use crate::process::Holding;
 use crate::raw::Errno;
 use crate::signals::SignalsBlocked;
-use crate::{file_systems, own_stack, process, query, raw};
+use crate::{extents, file_systems, own_stack, process, query, raw};
 
 /// The largest file that a record makes.
 pub(super) const MADE_BYTES_MAX: u64 = 128 << 10;
@@ -221,6 +223,7 @@ impl Open {
         let is_last = !self.known.has(PINNED);
         let is_made = guard.make(made, &story.definition, story.unlogged, data_only, is_last);
         is_made.ok().filter(|is_made| *is_made)?;
+        self.note_sparse(&guard, seen.size());
         if let Some(journaled) = new.journaled(file_system) {
             guard.note_journaled(journaled);
         }
@@ -286,6 +289,14 @@ impl Open {
         let parent_changed = timestamp(directory.st_ctime, directory.st_ctime_nsec);
         let is_said = is_ordinary && has_the_name;
         is_said.then(|| Make { at: parent.at(), parent_changed, attributes })
+    }
+
+    /// Takes note if overwrites of the locked file, which a record has all of, allocate blocks: as
+    /// those of holes and of blocks that another file shares do.
+    pub(super) fn note_sparse(&self, guard: &FileGuard<'_>, size: u64) {
+        if !extents::become_dense(self.fd, size) {
+            guard.note_hole();
+        }
     }
 
     /// Reads all of the file, of so many bytes; none where that would take a record lock of the

@@ -126,6 +126,8 @@ impl Remade {
         let definition = self.identified.definition(&self.path);
         let made = (&make, content.bytes());
         let is_made = guard.make(made, &definition, guard.unlogged(), false, true);
-        is_made.ok().filter(|is_made| *is_made).map(drop)
+        is_made.ok().filter(|is_made| *is_made)?;
+        self.open.note_sparse(guard, seen.size());
+        Some(())
     }
 }

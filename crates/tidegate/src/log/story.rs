@@ -575,7 +575,8 @@ impl FileGuard<'_> {
         self.begin()?.mark(self.size()).map(drop)
     }
 
-    /// A write begins behind the file's end: what lies between is a hole.
+    /// Overwrites of the file allocate blocks from now on: it has a hole, as where a write begins
+    /// behind its end, or blocks that it shares.
     pub fn note_hole(&self) {
         self.clear(flag::DENSE);
     }
