@@ -18,8 +18,6 @@ use crate::objects::OfLibraries;
 /// A function behind a hook.
 pub(crate) type Next<F> = tidegate_interpose::Next<F, OfLibraries>;
 type Argv = *const *const c_char;
-/// What the dynamic linker shows an object to.
-type Shown = unsafe extern "C" fn(*mut libc::dl_phdr_info, size_t, *mut c_void) -> c_int;
 /// What a child of `clone` runs.
 pub(crate) type Entry = extern "C-unwind" fn(*mut c_void) -> c_int;
 
@@ -46,7 +44,6 @@ macro_rules! functions {
 }
 
 functions! {
-    dl_iterate_phdr: fn(Shown, *mut c_void) -> c_int;
     dlopen: fn(*const c_char, c_int) -> *mut c_void;
     dlmopen: fn(c_long, *const c_char, c_int) -> *mut c_void;
     dlclose: fn(*mut c_void) -> c_int;

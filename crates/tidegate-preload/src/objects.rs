@@ -14,10 +14,14 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use libc::{dl_phdr_info, size_t};
-use tidegate_interpose::Source;
 use tidegate_interpose::symbols::{Dynamic, Exports, Loaded};
+use tidegate_interpose::{Next, Source};
 
-use crate::next;
+/// What the dynamic linker shows an object to.
+type Shown = unsafe extern "C" fn(*mut dl_phdr_info, size_t, *mut c_void) -> c_int;
+type Iterate = unsafe extern "C-unwind" fn(Shown, *mut c_void) -> c_int;
+// SAFETY: the type is that of the C library's manual.
+static ITERATE: Next<Iterate, OfLibraries> = unsafe { Next::new(c"dl_iterate_phdr") };
 
 /// An object that stays.
 struct Library {
@@ -153,7 +157,7 @@ pub(crate) fn each<V: FnMut(&Object<'_>)>(mut visit: V) {
         }
         0
     }
-    if let Some(iterate) = next::dl_iterate_phdr.get() {
+    if let Some(iterate) = ITERATE.get() {
         // SAFETY: a function of the type that it takes, with what that expects.
         unsafe { iterate(shown::<V>, (&raw mut visit).cast()) };
     }
