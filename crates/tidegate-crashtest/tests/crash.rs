@@ -112,11 +112,15 @@ fn sampled(count: u64) -> impl Iterator<Item = Test> {
 
 /// Kinds of variations that `run` does not pass yet, each with its reason. A line that is removed
 /// has the samples take the kind, here and in a pool of 128K.
-const NOT_YET: [&str; 0] = [];
-/// Whether `run` passes on ext4 that is mounted with `data=journal`: not yet, for syncs of
-/// overwrites commit there, and not here.
+const NOT_YET: [&str; 1] = [
+    // What another program does to names is not counted as pending, and what it cuts off a new file
+    // is there again behind a recovery.
+    "outside",
+];
+/// Whether `run` passes on ext4 that is mounted with `data=journal`.
 const DATA_IN_JOURNAL_UNDER_RUN: bool = true;
-/// How times are compared under `run`: by none of the rules yet, for recovery sets them to its own.
+/// How times are compared under `run`: by none of the rules yet, for recovery sets those of some
+/// new files to its own.
 const TIMES_UNDER_RUN: Option<TimeRule> = None;
 
 /// Samples of two to four operations, with variations of all kinds, but those that are left out.
