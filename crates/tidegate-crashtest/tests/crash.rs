@@ -490,7 +490,7 @@ fn planted_mistakes_are_found_by_other_ways_in_crowds_and_behind_losses() {
         (
             run(),
             Fault::LostRecords,
-            "hold; kill launcher; fsync d0/A; write d0/A 1000 3000; fdatasync d0/A",
+            "hold; fsync d0/A; kill launcher; write d0/A 1000 3000; fdatasync d0/A",
         ),
     ];
     for (runner, fault, text) in mistakes {
