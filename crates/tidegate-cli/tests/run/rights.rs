@@ -31,18 +31,18 @@ fn confined(way: &str) {
 }
 
 macro_rules! ways {
-    ($($(#[$note:meta])* $test:ident: $way:literal;)*) => {
+    ($($(#[$note:meta])* fn $test:ident() = $way:literal;)*) => {
         $($(#[$note])* #[test] fn $test() { confined($way); })*
     };
 }
 
 ways! {
-    another_user: "user";
-    a_new_root: "chroot";
-    a_user_namespace: "user-namespace";
-    a_mount_namespace: "mount-namespace";
-    no_capabilities: "capabilities";
-    landlock: "landlock";
+    fn another_user() = "user";
+    fn a_new_root() = "chroot";
+    fn a_user_namespace() = "user-namespace";
+    fn a_mount_namespace() = "mount-namespace";
+    fn no_capabilities() = "capabilities";
+    fn landlock() = "landlock";
     /// Another root and user, no new descriptors, and the filter of OpenSSH.
     fn a_filter_as_sshd_has_it() = "sshd";
     /// A filter for all threads that allows writes, syncs and little else.

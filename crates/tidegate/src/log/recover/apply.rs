@@ -481,12 +481,11 @@ impl<F: FileSystem> Context<'_, F> {
         if let Some(damage) = file.damaged {
             return Err(Failure::Damaged { path: file.name(), damage });
         }
-        let saved = match &file.begun {
-            Some(saved) => saved.clone(),
-            None => {
-                let saved = self.files.saved(&opened).map_err(failed)?;
-                saved.modified_at(file.changed_ns, state.changed_ns)
-            }
+        let saved = if let Some(saved) = &file.begun {
+            saved.clone()
+        } else {
+            let saved = self.files.saved(&opened).map_err(failed)?;
+            saved.modified_at(file.changed_ns, state.changed_ns)
         };
         let is_writable = saved.is_locked() || self.files.open(file, Access::Write).is_ok();
         Ok(Some(Due { file, saved, is_writable }))

@@ -167,7 +167,9 @@ fn first_known(
 fn generic_uuid(file: BorrowedFd<'_>) -> io::Result<FileSystemId> {
     let mut told = GenericUuid::default();
     // SAFETY: the kernel fills a structure of this size.
-    unsafe { ioctl(file, Updater::<FS_IOC_GETFSUUID, _>::new(&mut told)) }?;
+    let request = unsafe { Updater::<FS_IOC_GETFSUUID, _>::new(&mut told) };
+    // SAFETY: the request is that of this structure.
+    unsafe { ioctl(file, request) }?;
     let is_long = usize::from(told.bytes) == told.uuid.len();
     if is_long { Ok(told.uuid) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
@@ -175,14 +177,18 @@ fn generic_uuid(file: BorrowedFd<'_>) -> io::Result<FileSystemId> {
 fn ext4_uuid(file: BorrowedFd<'_>) -> io::Result<FileSystemId> {
     let mut told = Ext4Uuid { bytes: 16, flags: 0, uuid: FileSystemId::default() };
     // SAFETY: the kernel reads how many bytes there are for the UUID, and fills them at most.
-    unsafe { ioctl(file, Updater::<EXT4_IOC_GETFSUUID, _>::new(&mut told)) }?;
+    let request = unsafe { Updater::<EXT4_IOC_GETFSUUID, _>::new(&mut told) };
+    // SAFETY: the request is that of this structure.
+    unsafe { ioctl(file, request) }?;
     Ok(told.uuid)
 }
 
 fn xfs_uuid(file: BorrowedFd<'_>) -> io::Result<FileSystemId> {
     let mut told = XfsGeometry::default();
     // SAFETY: the kernel fills a structure of this size.
-    unsafe { ioctl(file, Updater::<XFS_IOC_FSGEOMETRY_V1, _>::new(&mut told)) }?;
+    let request = unsafe { Updater::<XFS_IOC_FSGEOMETRY_V1, _>::new(&mut told) };
+    // SAFETY: the request is that of this structure.
+    unsafe { ioctl(file, request) }?;
     Ok(told.uuid)
 }
 

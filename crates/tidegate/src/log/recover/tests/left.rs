@@ -293,7 +293,8 @@ fn what_is_left_and_changed_after_the_boot_is_refused_and_what_recovery_changed_
     for name in ["file0", "file1"] {
         // Later than the session can have left.
         let file = File::options().write(true).open(bed.path(name)).unwrap();
-        file.set_modified(SystemTime::now() + Duration::from_secs(60)).unwrap();
+        let modified = file.metadata().unwrap().modified().unwrap();
+        file.set_modified(modified + Duration::from_secs(60)).unwrap();
     }
     let options = ApplyOptions { booted_ns: Some(0), ..OPTIONS };
     let outcome = bed.recover_with(options);
