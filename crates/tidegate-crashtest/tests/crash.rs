@@ -113,8 +113,8 @@ fn sampled(count: u64) -> impl Iterator<Item = Test> {
 /// Kinds of variations that `run` does not pass yet, each with its reason. A line that is removed
 /// has the samples take the kind, here and in a pool of 128K.
 const NOT_YET: [&str; 2] = [
-    // An `fdatasync` of overwrites commits no time, so recovery cannot tell that the bytes on the disk
-    // are newer than the session that was killed.
+    // An `fdatasync` of overwrites commits no time, so recovery cannot tell that the bytes on the
+    // disk are newer than the session that was killed.
     "kill-run",
     // What another program does to names is not counted as pending, and what it cuts off a new file
     // is there again behind a recovery.

@@ -16,8 +16,6 @@ mod control;
 mod damaged_log;
 mod dependencies;
 mod docs;
-#[cfg(target_arch = "x86_64")]
-mod hot_paths;
 mod install;
 mod keep_dirty;
 mod killed_cache;

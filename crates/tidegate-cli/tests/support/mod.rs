@@ -8,8 +8,6 @@ pub mod image;
 pub mod once;
 pub mod random;
 pub mod small;
-#[cfg(target_arch = "x86_64")]
-pub mod stepping;
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};

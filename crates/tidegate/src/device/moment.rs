@@ -6,7 +6,7 @@
 //! Invariants:
 //! 1. A unit is claimed once, and saved once its old content is in memory or in the copy.
 //! 2. Units that a change waits for are claimed before all others.
-//! 3. After [`Moment::end`] nothing waits, and no unit is claimed any more.
+//! 3. After `Moment::end` nothing waits, and no unit is claimed any more.
 //! 4. No thread holds the lock across I/O. So the thread that watches over the copy can always see
 //!    how long changes wait ([`Moment::longest_wait`]), and end it.
 

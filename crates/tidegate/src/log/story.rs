@@ -546,7 +546,7 @@ impl FileGuard<'_> {
     }
 
     /// The file was changed since its last sync, and no sync has looked at its size for
-    /// [`CHECK_NS`].
+    /// `CHECK_NS`.
     #[inline]
     pub fn is_unchecked(&self) -> bool {
         self.unsynced_bytes() > 0
