@@ -53,6 +53,8 @@ pub enum RunFault {
     GrowthAfterCut,
     /// A file goes on in the log when another one is made of its blocks.
     CoveredWhileShared,
+    /// A file is covered as one that is overwritten in place, though its blocks are shared.
+    SharedTakenForDense,
     /// The `fsync` of a file that was not written is answered while names are pending.
     ReadNotCommitted,
 }
@@ -383,7 +385,8 @@ impl Life {
 
     fn cover(&mut self, file: usize, synced_from: u64) -> Result<(), String> {
         let size = self.kernel.bytes(file).len() as u64;
-        let is_dense = self.kernel.written(file).contain(0..size) && !self.kernel.is_shared(file);
+        let is_shared = self.kernel.is_shared(file) && self.fault != RunFault::SharedTakenForDense;
+        let is_dense = self.kernel.written(file).contain(0..size) && !is_shared;
         let guard = self.lock(file)?;
         let state = CoverState { unlogged: guard.unlogged(), synced_from, size, is_dense };
         let covers = definition(file)?;

@@ -70,6 +70,11 @@ fn a_file_that_stays_covered_when_its_blocks_are_shared_is_caught() {
 }
 
 #[test]
+fn a_file_that_is_covered_as_if_its_blocks_were_its_own_is_caught() {
+    caught(RunFault::SharedTakenForDense);
+}
+
+#[test]
 fn an_answered_sync_of_a_file_that_was_read_is_caught() {
     caught(RunFault::ReadNotCommitted);
 }
