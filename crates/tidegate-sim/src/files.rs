@@ -6,10 +6,6 @@
 //! once, and pages that the old or the new size ends in are written with them, as `data=ordered`
 //! has it. A sync writes the file's pages and commits, an `fdatasync` commits only if the file
 //! needs it.
-//!
-//! As on XFS, another file may share the blocks of a file: a page is then given a new block instead
-//! of being overwritten in place. A read may put the inode into the journal, for its time of
-//! access.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -62,8 +58,6 @@ impl OnDisk {
 struct Cached {
     bytes: Vec<u8>,
     dirty: BTreeSet<usize>,
-    /// Pages whose blocks another file has too.
-    shared: BTreeSet<usize>,
     /// The inode was changed since the last commit.
     is_changed: bool,
 }
@@ -122,30 +116,8 @@ impl Kernel {
         let cached = &mut self.cache[file];
         cached.bytes.resize(size, 0);
         cached.dirty.split_off(&size.div_ceil(PAGE_BYTES));
-        // The page that the size ends in is written in place.
-        cached.shared.clear();
         cached.is_changed = true;
         self.journal.push(Change::SetSize { file, size });
-    }
-
-    /// Another file is made of the blocks of this one, which is written back for that.
-    pub(crate) fn share(&mut self, file: usize) {
-        for page in self.cache[file].dirty.clone() {
-            self.write_back(file, page);
-        }
-        let cached = &mut self.cache[file];
-        cached.shared.extend(0..cached.bytes.len().div_ceil(PAGE_BYTES));
-        cached.is_changed = true;
-    }
-
-    /// Some of the file's blocks are another file's too.
-    pub(crate) fn is_shared(&self, file: usize) -> bool {
-        !self.cache[file].shared.is_empty()
-    }
-
-    /// A program reads the file, which sets its time of access.
-    pub(crate) fn read(&mut self, file: usize) {
-        self.cache[file].is_changed = true;
     }
 
     /// The journal has a change of the file's size.
@@ -164,8 +136,7 @@ impl Kernel {
         }
         let size = self.cache[file].bytes.len().min((page + 1) * PAGE_BYTES);
         let content = self.cached_page(file, page);
-        let is_shared = self.cache[file].shared.remove(&page);
-        let is_new = is_shared || !self.disk[file].pages.contains_key(&page);
+        let is_new = !self.disk[file].pages.contains_key(&page);
         if !is_new {
             self.disk[file].pages.insert(page, content);
         }

@@ -51,12 +51,6 @@ pub enum RunFault {
     MarkWhilePending,
     /// A file that was cut grows in the log while names are pending.
     GrowthAfterCut,
-    /// A file goes on in the log when another one is made of its blocks.
-    CoveredWhileShared,
-    /// A file is covered as one that is overwritten in place, though its blocks are shared.
-    SharedTakenForDense,
-    /// The `fsync` of a file that was not written is answered while names are pending.
-    ReadNotCommitted,
 }
 
 /// What programs saw at one moment.
@@ -179,7 +173,7 @@ impl Life {
     /// Something that a program, the kernel or the supervisor does.
     fn step(&mut self, random: &mut Random) -> Result<(), String> {
         let (file, page) = (random.below(FILES), random.below(PAGES));
-        match random.below(18) {
+        match random.below(16) {
             0..6 => {
                 let offset = random.below(PAGES * PAGE_BYTES - 1);
                 let len = random.below((PAGES * PAGE_BYTES - offset).min(90)) + 1;
@@ -220,15 +214,6 @@ impl Life {
             13 => {
                 self.steps.push("clean".into());
                 self.clean()?;
-            }
-            14 => {
-                self.steps.push(format!("share {file}"));
-                self.share(file)?;
-            }
-            15 => {
-                self.steps.push(format!("read {file}"));
-                self.kernel.read(file);
-                self.twin.read(file);
             }
             _ => {
                 self.steps.push(format!("write back {file} {page}"));
@@ -330,19 +315,6 @@ impl Life {
         Ok(())
     }
 
-    /// Another file is made of the file's blocks.
-    fn share(&mut self, file: usize) -> Result<(), String> {
-        self.append_late()?;
-        if self.is_logged(file)? && self.fault != RunFault::CoveredWhileShared {
-            self.leave(file)?;
-        }
-        self.log.note_change(self.file_system);
-        self.kernel.share(file);
-        self.twin.share(file);
-        self.log.note_change(self.file_system);
-        Ok(())
-    }
-
     /// A real sync of a file, which the program may not have asked for. To the twin the same
     /// happens as from outside: a kernel may write back and commit at any moment, and a later sync
     /// of the program then finds nothing to commit. What it did not commit stays so there.
@@ -385,8 +357,7 @@ impl Life {
 
     fn cover(&mut self, file: usize, synced_from: u64) -> Result<(), String> {
         let size = self.kernel.bytes(file).len() as u64;
-        let is_shared = self.kernel.is_shared(file) && self.fault != RunFault::SharedTakenForDense;
-        let is_dense = self.kernel.written(file).contain(0..size) && !is_shared;
+        let is_dense = self.kernel.written(file).contain(0..size);
         let guard = self.lock(file)?;
         let state = CoverState { unlogged: guard.unlogged(), synced_from, size, is_dense };
         let covers = definition(file)?;
@@ -416,9 +387,8 @@ impl Life {
         let guard = self.lock(file)?;
         let (has_grown, was_written) = (guard.has_grown(), guard.was_written());
         drop(guard);
+        let commits = has_grown || was_written && !data_only;
         let is_pending = self.is_pending() && self.fault != RunFault::MarkWhilePending;
-        let may_be_read = !data_only && is_pending && self.fault != RunFault::ReadNotCommitted;
-        let commits = has_grown || was_written && !data_only || may_be_read;
         if !commits {
             return Ok(());
         }

@@ -63,18 +63,3 @@ fn p0_with_a_sync_marked_while_names_are_pending() {
 fn p0_with_growth_behind_a_cut_while_names_are_pending() {
     caught(RunFault::GrowthAfterCut);
 }
-
-#[test]
-fn a_file_that_stays_covered_when_its_blocks_are_shared_is_caught() {
-    caught(RunFault::CoveredWhileShared);
-}
-
-#[test]
-fn a_file_that_is_covered_as_if_its_blocks_were_its_own_is_caught() {
-    caught(RunFault::SharedTakenForDense);
-}
-
-#[test]
-fn an_answered_sync_of_a_file_that_was_read_is_caught() {
-    caught(RunFault::ReadNotCommitted);
-}
