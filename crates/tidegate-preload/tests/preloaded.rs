@@ -376,5 +376,7 @@ fn few_functions_are_asked_by_a_name_that_a_program_may_define() {
     let hooks: Vec<_> = defined.collect();
     let has_hook = |name: &&str| hooks.contains(name);
     assert!(has_hook(&"write") && has_hook(&"dlsym") && has_hook(&"io_uring_setup"), "{hooks:?}");
-    assert_eq!(ASKED_BY_NAME.split_whitespace().find(has_hook), None);
+    // The linker itself refers to names with an underline, weakly.
+    let mut functions = ASKED_BY_NAME.split_whitespace().filter(|name| !name.starts_with('_'));
+    assert_eq!(functions.find(has_hook), None);
 }

@@ -125,24 +125,3 @@ pub(crate) fn directory_on(device: u64, path: &Path) -> Option<File> {
         (directory.metadata().ok()?.dev() == device).then_some(directory)
     })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_system_is_found_by_its_number_where_no_path_leads_to_it() {
-        let directory = tempfile::tempdir().unwrap();
-        let device = directory.path().metadata().unwrap().dev();
-        sync_file_system(device, Path::new("")).unwrap();
-        let numbers = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
-        let mount = directory.path().display();
-        let line = format!("36 35 {numbers} /sub {mount} rw,noatime - ext4 /dev/root rw");
-        assert_eq!(mount_of(device, line.as_bytes()).unwrap(), directory.path());
-        assert_eq!(mount_of(device + 1, line.as_bytes()), None);
-        sync_mounted(device, line.as_bytes()).unwrap();
-        let elsewhere = line.replace(&mount.to_string(), "/proc");
-        assert!(sync_mounted(device, elsewhere.as_bytes()).is_err(), "mounted over");
-        sync_mounted(device, b"").expect("it was unmounted, which has made it durable");
-    }
-}

@@ -1,9 +1,11 @@
 //! A file system that is mounted beside a copy of itself, with the same UUID and the same handles:
 //! clones and snapshots of volumes. Neither may get what was written to the other.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader};
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -117,7 +119,9 @@ fn recovery_beside_a_copy_names_both_and_touches_neither() {
     let (mut workers, _said) = scene.start(&[&file]);
     workers.tree.kill();
     // As if the disk did not have it.
+    let before = file.metadata().unwrap().modified().unwrap() - Duration::from_secs(3600);
     std::fs::write(&file, BEFORE).unwrap();
+    File::options().write(true).open(&file).unwrap().set_modified(before).unwrap();
     let copy = scene.copy.mount();
     let refused = scene.replay();
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();

@@ -101,32 +101,6 @@ fn client_certificates_are_required_and_checked() {
     assert!(server.statistics().client_faults >= 2);
 }
 
-/// Connections that begin TLS after the files were read again are shown the new certificate; files
-/// that cannot be used change nothing.
-#[test]
-fn files_are_read_again() {
-    let certificates = Certificates::new();
-    let tls = certificates.tls(TlsMode::Required, false);
-    let export = Export::new("", memory(16 << 20));
-    let server = TestServer::start(ServerBuilder::new().export(export).tls(tls.clone()));
-    let uri = certificates.uri(&server, "client");
-    run("libnbd-bin", "nbdinfo", &[&uri]);
-    // Of another authority than the client knows: that it is shown is seen by its refusal.
-    signed(certificates.dir.path(), "server", &authority());
-    run("libnbd-bin", "nbdinfo", &[&uri]);
-    tls.reload().expect("the files are whole");
-    nbdinfo_fails(&uri);
-    std::fs::write(certificates.file("server-key.pem"), "broken").expect("write");
-    assert!(matches!(tls.reload(), Err(ServeError::Tls(_))));
-    nbdinfo_fails(&uri);
-    let ours = Certificates::new();
-    for name in ["server-cert.pem", "server-key.pem"] {
-        std::fs::copy(ours.file(name), certificates.file(name)).expect("copied");
-    }
-    tls.reload().expect("the files are whole");
-    run("libnbd-bin", "nbdinfo", &[&ours.uri(&server, "client")]);
-}
-
 /// Copies 16 MiB to the server and back.
 fn expect_whole(server: &TestServer, uri: &str) {
     let (source, copy) = (server.dir().join("source"), server.dir().join("copy"));
