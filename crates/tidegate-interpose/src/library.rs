@@ -4,7 +4,7 @@
 //! Pure: a file is something that reads at an offset. Any bytes have an answer; none is that of a
 //! file that is no library of this machine, or is unlike all that linkers write.
 
-use crate::image::{Elf, HEAD_BYTES, MACHINE};
+use crate::image::{Elf, HEAD_BYTES, MACHINE, u32_at, u64_at};
 
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
@@ -147,14 +147,6 @@ impl<R: FnMut(u64, &mut [u8]) -> usize> Section<R> {
         let rest = usize::try_from(at).ok().and_then(|at| self.names.get(at..)).unwrap_or_default();
         rest.split(|byte| *byte == 0).next().unwrap_or_default().to_vec()
     }
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 #[cfg(test)]
