@@ -97,9 +97,8 @@ pub(crate) fn sync_file_system(device: u64, path: &Path) -> io::Result<()> {
 fn sync_mounted(device: u64, mounts: &[u8]) -> io::Result<()> {
     let mut last = Ok(());
     for mount in mounts.split(|byte| *byte == b'\n').filter_map(|line| mount_of(device, line)) {
-        let directory = directory_on(device, &mount.join("."));
-        match directory.map(|directory| durable::syncfs(&directory)) {
-            Some(synced) => return Ok(synced?),
+        match open_directory(device, &mount) {
+            Some(directory) => return Ok(durable::syncfs(&directory)?),
             None => last = Err(io::ErrorKind::PermissionDenied.into()),
         }
     }
@@ -115,13 +114,37 @@ fn mount_of(device: u64, line: &[u8]) -> Option<PathBuf> {
     is_it.then(|| PathBuf::from(OsString::from_vec(unescaped(mount))))
 }
 
-/// A directory above `path` that is on `device`.
+/// Opens the nearest directory above `path` that is on `device`.
 pub(crate) fn directory_on(device: u64, path: &Path) -> Option<File> {
+    path.ancestors().skip(1).find_map(|directory| open_directory(device, directory))
+}
+
+/// Opens the directory at `path`, where it is on `device`.
+fn open_directory(device: u64, path: &Path) -> Option<File> {
+    // Asked before it is opened: a directory on another device may refuse the open.
+    path.metadata().ok().filter(|found| found.dev() == device)?;
     let flags = (OFlags::DIRECTORY | OFlags::NONBLOCK).bits().cast_signed();
-    path.ancestors().skip(1).find_map(|path| {
-        // Before it is opened, for which a directory elsewhere need not give the right.
-        path.metadata().ok().filter(|found| found.dev() == device)?;
-        let directory = File::options().read(true).custom_flags(flags).open(path).ok()?;
-        (directory.metadata().ok()?.dev() == device).then_some(directory)
-    })
+    let directory = File::options().read(true).custom_flags(flags).open(path).ok()?;
+    (directory.metadata().ok()?.dev() == device).then_some(directory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_is_found_by_its_number_where_no_path_leads_to_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let device = directory.path().metadata().unwrap().dev();
+        sync_file_system(device, Path::new("")).unwrap();
+        let numbers = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+        let mount = directory.path().display();
+        let line = format!("36 35 {numbers} /sub {mount} rw,noatime - ext4 /dev/root rw");
+        assert_eq!(mount_of(device, line.as_bytes()).unwrap(), directory.path());
+        assert_eq!(mount_of(device + 1, line.as_bytes()), None);
+        sync_mounted(device, line.as_bytes()).unwrap();
+        let elsewhere = line.replace(&mount.to_string(), "/proc");
+        assert!(sync_mounted(device, elsewhere.as_bytes()).is_err(), "mounted over");
+        sync_mounted(device, b"").expect("it was unmounted, which has made it durable");
+    }
 }

@@ -350,13 +350,16 @@ static void cancellation(void)
     show("file");
 }
 
-static void killed_writer(void)
+/* Writes until it is killed; closes `done` once the first write is complete. */
+static void killed_writer(int done)
 {
     static char bytes[1 << 20];
     fill(bytes, sizeof bytes, 5);
     for (;;) {
         MUST(pwrite(shared_fd, bytes, sizeof bytes, 0));
         MUST(fdatasync(shared_fd));
+        close(done);
+        done = -1;
     }
 }
 
@@ -365,9 +368,19 @@ static void killed_in_a_write(void)
 {
     shared_fd = open_file("file", 0);
     for (int round = 0; round < 20; round++) {
+        int done[2];
+        MUST(pipe(done));
         pid_t pid = MUST(fork());
-        if (pid == 0)
-            killed_writer();
+        if (pid == 0) {
+            close(done[0]);
+            killed_writer(done[1]);
+        }
+        close(done[1]);
+        /* The content is the same in every run only where one write was complete. */
+        char none;
+        if (round == 0)
+            MUST(read(done[0], &none, 1));
+        close(done[0]);
         usleep(2000 + round * 200);
         MUST(kill(pid, SIGKILL));
         MUST(waitpid(pid, NULL, 0));
