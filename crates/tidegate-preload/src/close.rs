@@ -4,7 +4,7 @@
 //! file by a pin of its own.
 #![allow(unsafe_code)] // C's calling convention
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_int, c_long, c_uint};
 
 use crate::covered::{self, Open};
 use crate::descriptors::{self, Kind, Known, PINNED};
@@ -113,11 +113,12 @@ pub(crate) unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
     raw::returned_int(result)
 }
 
-/// Makes `copy` a copy; what it was before is closed, if the kernel does it.
-fn replace(original: c_int, copy: c_int, flags: c_int) -> c_int {
+/// Makes `copy` a copy by `number`, the call that the C library makes. The kernel closes the file
+/// that `copy` was before, if it succeeds.
+fn replace(original: c_int, copy: c_int, (number, arguments): (c_long, [usize; 6])) -> c_int {
     let before = descriptors::clear(copy);
     // SAFETY: no pointers.
-    let result = unsafe { raw::call(libc::SYS_dup3, words![original, copy, flags]) };
+    let result = unsafe { raw::call(number, arguments) };
     if result < 0 {
         descriptors::set(copy, before);
     } else if before.has(PINNED) {
@@ -129,18 +130,30 @@ fn replace(original: c_int, copy: c_int, flags: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn dup2(original: c_int, copy: c_int) -> c_int {
     if original == copy {
-        // Nothing is done but to look whether it is open.
+        // As the C library of each architecture asks whether it is open.
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: no pointers.
+        return raw::returned_int(unsafe { raw::call(libc::SYS_dup2, words![original, copy]) });
+        #[cfg(not(target_arch = "x86_64"))]
         return match raw::fcntl(original, libc::F_GETFD, 0) {
             Ok(_) => copy,
             Err(errno) => raw::failed_int(errno),
         };
     }
-    replace(original, copy, 0)
+    #[cfg(target_arch = "x86_64")]
+    let made = (libc::SYS_dup2, words![original, copy]);
+    #[cfg(not(target_arch = "x86_64"))]
+    let made = (libc::SYS_dup3, words![original, copy, 0]);
+    replace(original, copy, made)
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn dup3(original: c_int, copy: c_int, flags: c_int) -> c_int {
-    if original == copy { raw::failed_int(libc::EINVAL) } else { replace(original, copy, flags) }
+    if original == copy {
+        raw::failed_int(libc::EINVAL)
+    } else {
+        replace(original, copy, (libc::SYS_dup3, words![original, copy, flags]))
+    }
 }
 
 /// Before the flags of a description are set: if that changes how it writes, what is noted of its

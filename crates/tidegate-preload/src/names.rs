@@ -1,6 +1,7 @@
 //! Hooks: the C functions that change names.
 //!
-//! Each makes the system call that the C library's function makes, so that errors are the kernel's.
+//! Each makes the system call that the C library's function makes, so that errors are the kernel's
+//! and a filter of system calls that allows what the program needs allows it.
 //! Of a file that the log has, links, renames and removals are recorded if they can be
 //! ([`covered::change_name`](crate::covered::change_name)). All other changes are counted as
 //! pending.
@@ -18,8 +19,26 @@ use crate::raw::{self, words};
 use crate::readable::{is_readable, text};
 use crate::{covered, metadata, next};
 
-/// A system call with arguments of the program.
-fn call(number: c_long, arguments: [usize; 6]) -> isize {
+/// The system call that the C library makes for a function: its number and the arguments.
+type Made = (c_long, [usize; 6]);
+
+/// Makes the first call on an architecture whose C library has it, else the second one.
+#[cfg(target_arch = "x86_64")]
+macro_rules! made {
+    ($older:ident($($argument:expr),*), $newer:ident($($_newer:expr),*)) => {
+        (libc::$older, words![$($argument),*])
+    };
+}
+/// Makes the first call on an architecture whose C library has it, else the second one.
+#[cfg(not(target_arch = "x86_64"))]
+macro_rules! made {
+    ($older:ident($($_older:expr),*), $newer:ident($($argument:expr),*)) => {
+        (libc::$newer, words![$($argument),*])
+    };
+}
+
+/// Makes a system call with arguments of the program.
+fn call((number, arguments): Made) -> isize {
     // SAFETY: the program's promise to the function that it called.
     unsafe { raw::call(number, arguments) }
 }
@@ -28,9 +47,9 @@ fn result(result: isize) -> c_int {
     c_int::try_from(raw::returned(result)).unwrap_or(-1)
 }
 
-/// A new name of what is no file with data, and no other name's.
-fn make_name(number: c_long, arguments: [usize; 6]) -> c_int {
-    result(metadata::counted(|| call(number, arguments)))
+/// Makes the first name of an object without data.
+fn make_name(made: Made) -> c_int {
+    result(metadata::counted(|| call(made)))
 }
 
 /// A path of the program, if it can be read.
@@ -42,28 +61,39 @@ fn recorded(changed: Option<Changed<'_>>) -> Option<isize> {
     changed.and_then(covered::change_name)
 }
 
-fn remove_name(directory: c_int, at: *const c_char, flags: c_int) -> isize {
+fn remove_name(directory: c_int, at: *const c_char, flags: c_int, made: Made) -> isize {
     let unlink = path((directory, at)).filter(|_| flags == 0).map(|from| Changed::Unlink { from });
     if let Some(result) = recorded(unlink) {
         return result;
     }
     let named = [Named::entry(directory, at)];
-    counted_of(named, || call(libc::SYS_unlinkat, words![directory, at, flags]))
+    counted_of(named, || call(made))
 }
 
-fn change_name(from: (c_int, *const c_char), to: (c_int, *const c_char), flags: c_uint) -> c_int {
+fn remove_file(path: *const c_char) -> isize {
+    let made = made!(SYS_unlink(path), SYS_unlinkat(libc::AT_FDCWD, path, 0));
+    remove_name(libc::AT_FDCWD, path, 0, made)
+}
+
+fn remove_directory(path: *const c_char) -> isize {
+    const REMOVEDIR: c_int = libc::AT_REMOVEDIR;
+    let made = made!(SYS_rmdir(path), SYS_unlinkat(libc::AT_FDCWD, path, REMOVEDIR));
+    remove_name(libc::AT_FDCWD, path, REMOVEDIR, made)
+}
+
+type At = (c_int, *const c_char);
+
+fn change_name(from: At, to: At, flags: c_uint, made: Made) -> c_int {
     let paths = path(from).zip(path(to)).filter(|_| flags & !libc::RENAME_NOREPLACE == 0);
     let rename = paths.map(|(from, to)| Changed::Rename { from, to, flags });
     if let Some(done) = recorded(rename) {
         return result(done);
     }
-    // As the C library does: where `renameat2` is forbidden, the older call may not be.
-    let number = if flags == 0 { libc::SYS_renameat } else { libc::SYS_renameat2 };
     let named = [Named::entry(from.0, from.1), Named::entry(to.0, to.1)];
-    result(counted_of(named, || call(number, words![from.0, from.1, to.0, to.1, flags])))
+    result(counted_of(named, || call(made)))
 }
 
-fn add_name(old: (c_int, *const c_char), new: (c_int, *const c_char), flags: c_int) -> c_int {
+fn add_name(old: At, new: At, flags: c_int, made: Made) -> c_int {
     let paths = path(old).zip(path(new)).filter(|_| flags == 0);
     if let Some(done) = recorded(paths.map(|(from, to)| Changed::Link { from, to })) {
         return result(done);
@@ -71,7 +101,12 @@ fn add_name(old: (c_int, *const c_char), new: (c_int, *const c_char), flags: c_i
     let follows = flags & libc::AT_SYMLINK_FOLLOW != 0;
     let flags_of_old = if follows { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
     let named = [Named::at(old.0, old.1, flags_of_old)];
-    result(counted_of(named, || call(libc::SYS_linkat, words![old.0, old.1, new.0, new.1, flags])))
+    result(counted_of(named, || call(made)))
+}
+
+/// Makes a node: the C library has had the newer call alone since 2.33.
+fn make_node(directory: c_int, path: *const c_char, mode: c_uint, device: u64) -> c_int {
+    make_name((libc::SYS_mknodat, words![directory, path, mode, device]))
 }
 
 /// What programs that are older than glibc 2.33 pass.
@@ -128,64 +163,74 @@ macro_rules! hooks {
 
 hooks! {
     rename(from: *const c_char, to: *const c_char) {
-        change_name((libc::AT_FDCWD, from), (libc::AT_FDCWD, to), 0)
+        let here = libc::AT_FDCWD;
+        let made = made!(SYS_rename(from, to), SYS_renameat(here, from, here, to));
+        change_name((here, from), (here, to), 0, made)
     }
     renameat(from_dir: c_int, from: *const c_char, to_dir: c_int, to: *const c_char) {
-        change_name((from_dir, from), (to_dir, to), 0)
+        let made = (libc::SYS_renameat, words![from_dir, from, to_dir, to]);
+        change_name((from_dir, from), (to_dir, to), 0, made)
     }
     renameat2(from_dir: c_int, from: *const c_char, to_dir: c_int, to: *const c_char, flags: c_uint) {
-        change_name((from_dir, from), (to_dir, to), flags)
+        // The C library makes the older call where there are no flags.
+        let number = if flags == 0 { libc::SYS_renameat } else { libc::SYS_renameat2 };
+        let made = (number, words![from_dir, from, to_dir, to, flags]);
+        change_name((from_dir, from), (to_dir, to), flags, made)
     }
     unlink(path: *const c_char) {
-        result(remove_name(libc::AT_FDCWD, path, 0))
+        result(remove_file(path))
     }
     unlinkat(directory: c_int, path: *const c_char, flags: c_int) {
-        result(remove_name(directory, path, flags))
+        let made = (libc::SYS_unlinkat, words![directory, path, flags]);
+        result(remove_name(directory, path, flags, made))
     }
     rmdir(path: *const c_char) {
-        result(remove_name(libc::AT_FDCWD, path, libc::AT_REMOVEDIR))
+        result(remove_directory(path))
     }
     remove(path: *const c_char) {
         const IS_DIRECTORY: isize = -(libc::EISDIR as isize);
-        match remove_name(libc::AT_FDCWD, path, 0) {
-            IS_DIRECTORY => result(remove_name(libc::AT_FDCWD, path, libc::AT_REMOVEDIR)),
+        match remove_file(path) {
+            IS_DIRECTORY => result(remove_directory(path)),
             other => result(other),
         }
     }
     link(old: *const c_char, new: *const c_char) {
-        add_name((libc::AT_FDCWD, old), (libc::AT_FDCWD, new), 0)
+        let here = libc::AT_FDCWD;
+        let made = made!(SYS_link(old, new), SYS_linkat(here, old, here, new, 0));
+        add_name((here, old), (here, new), 0, made)
     }
     linkat(old_dir: c_int, old: *const c_char, new_dir: c_int, new: *const c_char, flags: c_int) {
-        add_name((old_dir, old), (new_dir, new), flags)
+        let made = (libc::SYS_linkat, words![old_dir, old, new_dir, new, flags]);
+        add_name((old_dir, old), (new_dir, new), flags, made)
     }
     symlink(text: *const c_char, path: *const c_char) {
-        make_name(libc::SYS_symlinkat, words![text, libc::AT_FDCWD, path])
+        make_name(made!(SYS_symlink(text, path), SYS_symlinkat(text, libc::AT_FDCWD, path)))
     }
     symlinkat(text: *const c_char, directory: c_int, path: *const c_char) {
-        make_name(libc::SYS_symlinkat, words![text, directory, path])
+        make_name((libc::SYS_symlinkat, words![text, directory, path]))
     }
     mkdir(path: *const c_char, mode: c_uint) {
-        make_name(libc::SYS_mkdirat, words![libc::AT_FDCWD, path, mode])
+        make_name(made!(SYS_mkdir(path, mode), SYS_mkdirat(libc::AT_FDCWD, path, mode)))
     }
     mkdirat(directory: c_int, path: *const c_char, mode: c_uint) {
-        make_name(libc::SYS_mkdirat, words![directory, path, mode])
+        make_name((libc::SYS_mkdirat, words![directory, path, mode]))
     }
     mknod(path: *const c_char, mode: c_uint, device: u64) {
-        make_name(libc::SYS_mknodat, words![libc::AT_FDCWD, path, mode, device])
+        make_node(libc::AT_FDCWD, path, mode, device)
     }
     mknodat(directory: c_int, path: *const c_char, mode: c_uint, device: u64) {
-        make_name(libc::SYS_mknodat, words![directory, path, mode, device])
+        make_node(directory, path, mode, device)
     }
     __xmknod(_version: c_int, path: *const c_char, mode: c_uint, device: *const u64) {
-        make_name(libc::SYS_mknodat, words![libc::AT_FDCWD, path, mode, device_at(device)])
+        make_node(libc::AT_FDCWD, path, mode, device_at(device))
     }
     __xmknodat(_version: c_int, directory: c_int, path: *const c_char, mode: c_uint, device: *const u64) {
-        make_name(libc::SYS_mknodat, words![directory, path, mode, device_at(device)])
+        make_node(directory, path, mode, device_at(device))
     }
     mkfifo(path: *const c_char, mode: c_uint) {
-        make_name(libc::SYS_mknodat, words![libc::AT_FDCWD, path, mode | libc::S_IFIFO, 0_usize])
+        make_node(libc::AT_FDCWD, path, mode | libc::S_IFIFO, 0)
     }
     mkfifoat(directory: c_int, path: *const c_char, mode: c_uint) {
-        make_name(libc::SYS_mknodat, words![directory, path, mode | libc::S_IFIFO, 0_usize])
+        make_node(directory, path, mode | libc::S_IFIFO, 0)
     }
 }

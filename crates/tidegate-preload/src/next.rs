@@ -95,6 +95,7 @@ functions! {
     pwritev64: fn(c_int, *const iovec, c_int, off_t) -> ssize_t;
     pwritev64v2: fn(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t;
     openat64: fn(c_int, *const c_char, c_int, c_uint) -> c_int;
+    creat64: fn(*const c_char, c_uint) -> c_int;
     __open_2: fn(*const c_char, c_int) -> c_int;
     __openat_2: fn(c_int, *const c_char, c_int) -> c_int;
     mkdtemp: fn(*mut c_char) -> *mut c_char;

@@ -268,11 +268,17 @@ fn needs_mode(flags: c_int) -> bool {
     flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE
 }
 
-/// `creat`.
+/// `creat`, which has a system call of its own on some architectures.
 macro_rules! creates {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C-unwind" fn $name(path: *const c_char, mode: c_uint) -> c_int {
+            if process::log().is_none()
+                && let Some(creat64) = next::creat64.resolved()
+            {
+                // SAFETY: as promised to this function.
+                return shown(unsafe { creat64(path, mode) });
+            }
             let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
             // SAFETY: as promised to this function.
             unsafe { open_at(libc::AT_FDCWD, path, flags, mode) }

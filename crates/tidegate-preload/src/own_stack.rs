@@ -1,28 +1,31 @@
-//! Stacks for what hooks do that takes more than a signal handler may have: its stack may be as
-//! small as the kernel allows.
+//! Stacks for hooks that need more than a signal handler or a thread may have: a handler's stack
+//! may be as small as the kernel allows, a thread's has 16 KiB at the least.
 //!
 //! Invariants:
 //! 1. A stack is one caller's while it runs there. No lock and no heap, as for pages.
-//! 2. The caller has blocked signals: the kernel takes a handler's own stack for free while its
-//!    thread runs on another one. Where the program handles none, no stack is small, and none is
-//!    switched.
+//! 2. The caller has blocked signals where the program handles any: the kernel takes a handler's
+//!    own stack for free while its thread runs on another one.
 #![allow(unsafe_code)] // the stack pointer
 
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::{page, signals};
+use crate::page;
 
 const STACK_BYTES: usize = 64 << 10;
-/// More than a few threads use at once.
-const STACKS: usize = 4;
+/// Threads that are in a hook at once and need no mapping. Untouched stacks take no memory.
+const STACKS: usize = 32;
+
+/// Whether a stack is taken, in a cache line of its own.
+#[repr(align(64))]
+struct Taken(AtomicBool);
 
 #[repr(C, align(64))]
 struct Stacks {
     memory: UnsafeCell<[[u8; STACK_BYTES]; STACKS]>,
-    taken: [AtomicBool; STACKS],
+    taken: [Taken; STACKS],
 }
 
 // SAFETY: a stack is used by the thread alone that has set its flag.
@@ -30,8 +33,16 @@ unsafe impl Sync for Stacks {}
 
 static STATIC: Stacks = Stacks {
     memory: UnsafeCell::new([[0; STACK_BYTES]; STACKS]),
-    taken: [const { AtomicBool::new(false) }; STACKS],
+    taken: [const { Taken(AtomicBool::new(false)) }; STACKS],
 };
+
+/// Where the next thread begins to look for a stack.
+static NEXT_START: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// The stack that this thread had last: it looks there first, where no other thread does.
+    static START: Cell<Option<usize>> = const { Cell::new(None) };
+}
 
 /// A stack for the length of a call.
 struct Stack {
@@ -42,10 +53,12 @@ struct Stack {
 
 impl Stack {
     fn take() -> Option<Self> {
-        let number = (0..STACKS).find(|&number| {
-            !STATIC.taken[number].load(Ordering::Relaxed)
-                && !STATIC.taken[number].swap(true, Ordering::Acquire)
+        let start = START.get().unwrap_or_else(|| NEXT_START.fetch_add(1, Ordering::Relaxed));
+        let number = (start..start + STACKS).map(|number| number % STACKS).find(|&number| {
+            let Taken(taken) = &STATIC.taken[number];
+            !taken.load(Ordering::Relaxed) && !taken.swap(true, Ordering::Acquire)
         });
+        START.set(number.or(Some(start % STACKS)));
         let at = match number {
             // SAFETY: below the number of stacks.
             Some(number) => unsafe { STATIC.memory.get().cast::<u8>().add(number * STACK_BYTES) },
@@ -58,7 +71,7 @@ impl Stack {
 impl Drop for Stack {
     fn drop(&mut self) {
         match self.number {
-            Some(number) => STATIC.taken[number].store(false, Ordering::Release),
+            Some(number) => STATIC.taken[number].0.store(false, Ordering::Release),
             None => page::unmap(self.at, STACK_BYTES),
         }
     }
@@ -78,13 +91,12 @@ extern "C" fn work<F: FnOnce() -> R, R>(at: *mut c_void) {
     this.result = this.work.take().map(|work| work());
 }
 
-/// Runs `run`, which takes more of a stack than there may be, on another one. Signals are blocked.
-/// Where there is no memory for a stack it runs on this one.
+/// Runs `run`, which takes more of a stack than there may be, on another one. Signals that the
+/// program handles are blocked. Without memory for a stack, `run` runs on the present one.
 pub(crate) fn run<R, F: FnOnce() -> R>(run: F) -> R {
     let mut this = Work { work: Some(run), result: None };
     let at = (&raw mut this).cast();
-    let is_wanted = signals::are_handled() && !is_here();
-    match is_wanted.then(Stack::take).flatten() {
+    match (!is_here()).then(Stack::take).flatten() {
         // SAFETY: the end of memory of our own, which nobody else uses until the call has returned.
         Some(stack) => unsafe { call(stack.at.wrapping_add(STACK_BYTES), work::<F, R>, at) },
         None => work::<F, R>(at),
@@ -153,16 +165,14 @@ mod tests {
 
     #[test]
     fn work_runs_on_another_stack_and_nested_work_on_the_same() {
-        assert!(!run(is_here), "no signal is handled");
-        signals::pretend_handled();
-        let taken = || STATIC.taken.iter().filter(|it| it.load(Ordering::Relaxed)).count();
+        let taken =
+            || STATIC.taken.iter().filter(|Taken(taken)| taken.load(Ordering::Relaxed)).count();
         assert_eq!(run(|| (is_here(), run(is_here), taken())), (true, true, 1));
         assert!(!is_here() && taken() == 0);
     }
 
     #[test]
     fn each_thread_has_a_stack_of_its_own() {
-        signals::pretend_handled();
         let barrier = std::sync::Barrier::new(2 * STACKS);
         let deep = |number: u8| {
             let mut bytes = [number; STACK_BYTES / 4];

@@ -26,11 +26,6 @@ pub(crate) fn are_handled() -> bool {
     HANDLES_SIGNALS.load(Ordering::Relaxed)
 }
 
-#[cfg(test)]
-pub(crate) fn pretend_handled() {
-    HANDLES_SIGNALS.store(true, Ordering::Relaxed);
-}
-
 const MASK_BYTES: usize = size_of::<u64>();
 const SIGNALS: c_int = 64;
 /// What a fault of the thread itself raises.

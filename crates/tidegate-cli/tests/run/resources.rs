@@ -12,23 +12,26 @@ use crate::support::succeed;
 /// What hooks may take of a stack that is as small as the kernel allows.
 const STACK_BYTES_MAX: usize = 2048;
 
-/// The stack that each call takes, in the order of `programs/stack.c`.
-fn stacks(runner: Runner<'_>, dir: &Path) -> Vec<(String, usize)> {
+/// Returns the stack that each call takes beyond a function that calls nothing, in the order of
+/// `programs/stack.c`.
+fn stacks(runner: Runner<'_>, place: &str, dir: &Path) -> Vec<(String, usize)> {
     std::fs::create_dir(dir).unwrap();
-    let printed = succeed(&mut runner.command(compiled("stack", &[]), dir));
+    let printed = succeed(runner.command(compiled("stack", &[]), dir).arg(place));
     let line = |line: &str| {
         let (name, bytes) = line.split_once(' ').unwrap();
         (name.to_owned(), bytes.parse().unwrap())
     };
-    printed.lines().map(line).collect()
+    let taken: Vec<(String, usize)> = printed.lines().map(line).collect();
+    let nothing = taken[0].1;
+    taken.into_iter().map(|(name, bytes)| (name, bytes - nothing)).collect()
 }
 
-#[test]
-fn no_call_takes_more_of_a_small_stack_than_allowed() {
+/// No call takes much more of a stack under `run` than it takes plain.
+fn takes_little_of_a_stack(place: &str) {
     let bed = Bed::new();
     let pool = bed.pool();
-    let plain = stacks(Runner::Plain, &bed.disk().join("plain"));
-    let run = stacks(Runner::Run(&pool), &bed.disk().join("run"));
+    let plain = stacks(Runner::Plain, place, &bed.disk().join("plain"));
+    let run = stacks(Runner::Run(&pool), place, &bed.disk().join("run"));
     let mut beyond = String::new();
     for ((name, plain), (_, run)) in plain.into_iter().zip(run) {
         println!("{name}: {plain}, under run {run}");
@@ -37,6 +40,16 @@ fn no_call_takes_more_of_a_small_stack_than_allowed() {
         }
     }
     assert!(beyond.is_empty(), "{beyond}");
+}
+
+#[test]
+fn no_call_takes_more_of_a_handler_s_stack_than_allowed() {
+    takes_little_of_a_stack("handler");
+}
+
+#[test]
+fn no_call_takes_more_of_a_thread_s_stack_than_allowed() {
+    takes_little_of_a_stack("thread");
 }
 
 /// A script that mounts a disk, has `program` write to it, and unmounts it.

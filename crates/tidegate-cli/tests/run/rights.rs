@@ -3,6 +3,7 @@
 //! are others', or its user is, holds nothing.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -49,13 +50,13 @@ ways! {
     fn a_filter_as_browsers_have_it() = "renderer";
 }
 
-/// The numbers of the system calls that the program makes behind its filter, without Tidegate.
-fn calls_behind_the_filter(program: &Path, way: &str) -> BTreeSet<String> {
+/// Returns the numbers of the system calls that the program makes behind its filter, plain.
+fn calls_behind_the_filter(program: &Path, arguments: &[&str]) -> BTreeSet<String> {
     let dir = scratch();
     let traced = dir.path().join("traced");
     let mut command = tool("strace", "strace");
-    command.args(["-f", "-n", "-o"]).arg(&traced).arg(program).arg(way).current_dir(dir.path());
-    assert_eq!(succeed(&mut command), "ok\n");
+    command.args(["-f", "-n", "-o"]).arg(&traced).arg(program).args(arguments);
+    succeed(command.current_dir(dir.path()));
     let lines = std::fs::read_to_string(traced).unwrap();
     let behind = lines.lines().skip_while(|line| !line.contains("PR_SET_NO_NEW_PRIVS")).skip(1);
     let number = |line: &str| Some(line.split_once('[')?.1.split_once(']')?.0.trim().to_owned());
@@ -63,10 +64,30 @@ fn calls_behind_the_filter(program: &Path, way: &str) -> BTreeSet<String> {
     numbers.filter(|number| number.bytes().all(|byte| byte.is_ascii_digit())).collect()
 }
 
+/// Behind a filter that allows only the calls of the C library's function, each hook works.
+#[test]
+fn a_filter_for_each_function_alone() {
+    let program = compiled("one_call", &["-ldl"]);
+    let names = succeed(&mut Command::new(&program));
+    let mut script = String::from("umask 022\n");
+    for name in names.lines() {
+        let calls = Vec::from_iter(calls_behind_the_filter(&program, &[name])).join(" ");
+        let program = program.display();
+        // Temporary files have random names.
+        writeln!(
+            script,
+            "mkdir {name}; cd {name}; {program} {name} {calls} || echo {name} $?; rm -rf made*; cd .."
+        )
+        .expect("a string takes it");
+    }
+    let printed = Bed::new().same(|runner, dir| runner.script(&script, dir));
+    assert_eq!(printed, "exit status: 0\n", "killed, or failed, without Tidegate");
+}
+
 /// A filter that kills for all but what the program itself calls kills for no call of the library.
 fn filtered(way: &str) {
     let program = compiled("filtered", &["-ldl"]);
-    let calls = calls_behind_the_filter(&program, way);
+    let calls = calls_behind_the_filter(&program, &[way]);
     let printed = Bed::new().same(|runner, dir| {
         let mut command = runner.command(&program, dir);
         transcript(command.arg(way).args(&calls))

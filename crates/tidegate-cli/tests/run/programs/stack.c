@@ -1,7 +1,9 @@
-/* How much stack calls take in a signal handler, on a stack of its own: a line for each call, with
- * the bytes that it has used. The file "covered" is covered when the handler comes. */
+/* How much stack calls take in a signal handler with a stack of its own (stack handler), or in a
+ * thread of a program without handlers (stack thread): a line for each call, with the bytes that it
+ * has used. The file "covered" is covered when the call comes. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -68,16 +70,42 @@ static uintptr_t lowest(void) {
 CALLS
 #undef CALL
 
-static void run(const char *name, void (*handler)(int)) {
+static int in_threads;
+static void (*called)(int);
+
+static void *in_thread(void *unused) {
+    called(0);
+    return unused;
+}
+
+static void call_in_handler(void) {
     stack_t own = {.ss_sp = stack, .ss_size = STACK};
-    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_ONSTACK};
-    memset(stack, PAINT, STACK);
+    struct sigaction action = {.sa_handler = called, .sa_flags = SA_ONSTACK};
     if (sigaltstack(&own, 0) || sigaction(SIGUSR1, &action, 0)) exit(3);
     raise(SIGUSR1);
+}
+
+static void call_in_thread(void) {
+    pthread_t thread;
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes) || pthread_attr_setstack(&attributes, stack, STACK)) exit(3);
+    if (pthread_create(&thread, &attributes, in_thread, NULL)) exit(3);
+    pthread_join(thread, NULL);
+}
+
+static void run(const char *name, void (*function)(int)) {
+    called = function;
+    memset(stack, PAINT, STACK);
+    if (in_threads)
+        call_in_thread();
+    else
+        call_in_handler();
     printf("%s %zu\n", name, (size_t)((uintptr_t)stack + STACK - lowest()));
 }
 
-int main(void) {
+int main(int count, char **arguments) {
+    if (count != 2) return 2;
+    in_threads = !strcmp(arguments[1], "thread");
     stack = mmap(0, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     covered = open("covered", O_RDWR | O_CREAT, 0644);
     directory = open(".", O_RDONLY | O_DIRECTORY);
