@@ -10,15 +10,18 @@
 //! 2. A client makes the server hold at most [`REQUEST_BYTES_MAX`] bytes, for as long as a
 //!    conversation may take.
 //! 3. Whatever bytes a client sends, it gets a reply or the end of its connection.
+//! 4. A request that may take long delays others of its kind only: statistics are shown meanwhile.
 
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fd::{AsFd, BorrowedFd};
 use serde::{Deserialize, Serialize};
 use tidegate::stack::Stat;
 
+use crate::jobs::{self, Jobs};
 use crate::listen::Listener;
 use crate::serial::{Peer, SerialServer};
 use crate::{ListenAddress, ServeError};
@@ -94,6 +97,16 @@ pub enum Reply {
     },
 }
 
+impl Request {
+    /// Waits for devices, or for what clients do with them.
+    fn may_take_long(&self) -> bool {
+        match self {
+            Self::Stat | Self::Reset => false,
+            Self::Set { .. } | Self::Flush | Self::Purge | Self::Snapshot { .. } => true,
+        }
+    }
+}
+
 impl Reply {
     fn failed(message: impl std::fmt::Display) -> Self {
         Self::Failed { message: message.to_string() }
@@ -108,8 +121,19 @@ pub fn parse(line: &[u8]) -> Result<Request, String> {
     serde_json::from_slice(line).map_err(|error| format!("the request is malformed: {error}"))
 }
 
-/// A thread that answers clients until this is dropped.
-pub struct ControlServer(SerialServer);
+/// Answers a request; the second argument is the client's socket, which hangs up when the client is
+/// gone.
+type Answer = dyn Fn(Request, BorrowedFd<'_>) -> Reply + Send + Sync;
+
+/// A request that may take long, and its client.
+type Job = (Request, Peer);
+
+/// Threads that answer clients until this is dropped: one accepts them, one does what takes long.
+pub struct ControlServer {
+    /// Has the jobs' sender, so it is dropped first.
+    server: SerialServer,
+    jobs: Jobs,
+}
 
 impl ControlServer {
     /// Listens at the unix sockets `paths`, and answers each request by `answer`, whose
@@ -119,33 +143,56 @@ impl ControlServer {
     /// Another server listens there, or the system refuses.
     pub fn start(
         paths: &[PathBuf],
-        answer: impl Fn(Request, BorrowedFd<'_>) -> Reply + Send + 'static,
+        answer: impl Fn(Request, BorrowedFd<'_>) -> Reply + Send + Sync + 'static,
     ) -> Result<Self, ServeError> {
         let listeners = paths.iter().map(|path| Listener::bind(&ListenAddress::Unix(path.clone())));
         let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
-        let converse = move |client| converse(client, &answer);
-        Ok(Self(SerialServer::start("control", listeners, converse)?))
+        let answer = Arc::new(answer);
+        let of_jobs = Arc::clone(&answer);
+        let perform = move |(request, client): Job| {
+            let answered = of_jobs(request, client.as_fd());
+            // A client that breaks off does not concern the others.
+            drop(reply(client, &answered));
+        };
+        let (jobs, sender) = Jobs::start("control-jobs", perform)?;
+        let converse = move |client| converse(client, &*answer, &sender);
+        Ok(Self { server: SerialServer::start("control", listeners, converse)?, jobs })
     }
 
     /// Ends the server, and does not wait for a request that is under way: that ends by itself, or
     /// with the process. Dropping it waits.
     pub fn abandon(self) {
-        self.0.abandon();
+        self.server.abandon();
+        self.jobs.abandon();
     }
 }
 
-fn converse(mut client: Peer, answer: &dyn Fn(Request, BorrowedFd<'_>) -> Reply) -> io::Result<()> {
-    let reply = match is_owner(&client) {
-        Ok(true) => match read_line(&mut client, REQUEST_BYTES_MAX) {
-            Ok(line) => match parse(&line) {
-                Ok(request) => answer(request, client.as_fd()),
-                Err(error) => Reply::failed(error),
-            },
-            Err(error) => Reply::failed(format_args!("the request cannot be read: {error}")),
-        },
-        _ => Reply::failed("only the server's own user may use its control socket"),
+fn converse(mut client: Peer, answer: &Answer, jobs: &jobs::Sender<Job>) -> io::Result<()> {
+    let request = match request_of(&mut client) {
+        Ok(request) => request,
+        Err(message) => return reply(client, &Reply::failed(message)),
     };
-    let mut line = serde_json::to_vec(&reply)?;
+    if !request.may_take_long() {
+        let answered = answer(request, client.as_fd());
+        return reply(client, &answered);
+    }
+    match jobs.send((request, client)) {
+        Ok(()) => Ok(()),
+        Err((_, client)) => reply(client, &Reply::failed("too many requests wait; try later")),
+    }
+}
+
+/// Reads the request of a client that may ask.
+fn request_of(client: &mut Peer) -> Result<Request, String> {
+    if !is_owner(client).unwrap_or(false) {
+        return Err("only the server's own user may use its control socket".into());
+    }
+    let line = read_line(client, REQUEST_BYTES_MAX);
+    parse(&line.map_err(|error| format!("the request cannot be read: {error}"))?)
+}
+
+fn reply(mut client: Peer, reply: &Reply) -> io::Result<()> {
+    let mut line = serde_json::to_vec(reply)?;
     line.push(b'\n');
     // What was asked for may have taken long; the client has its time to read the reply.
     client.restart();
@@ -192,11 +239,8 @@ pub fn ask(path: &Path, request: &Request) -> io::Result<Asked> {
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     server.write_all(&line)?;
-    match request {
-        Request::Snapshot { .. } | Request::Set { .. } | Request::Flush | Request::Purge => {
-            server.wait_for_reply()?;
-        }
-        Request::Stat | Request::Reset => {}
+    if request.may_take_long() {
+        server.wait_for_reply()?;
     }
     let reply = read_line(&mut server, REPLY_BYTES_MAX)?;
     Ok(Asked::Reply(serde_json::from_slice(&reply)?))
@@ -217,6 +261,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::sync::mpsc::channel;
 
+    use parking_lot::Mutex;
     use proptest::prelude::*;
 
     use super::*;
@@ -263,15 +308,21 @@ mod tests {
         assert!(!path.exists());
         let (begun, has_begun) = channel();
         let (end, ends) = channel::<()>();
-        let answer = move |_, _: BorrowedFd<'_>| {
+        let ends = Mutex::new(ends);
+        let answer = move |request, _: BorrowedFd<'_>| {
+            if request == Request::Stat {
+                return Reply::failed("stat");
+            }
             begun.send(()).expect("the test waits");
-            let _ = ends.recv();
+            let _ = ends.lock().recv();
             Reply::Set
         };
         let server = ControlServer::start(std::slice::from_ref(&path), answer).expect("it listens");
         std::thread::scope(|scope| {
             let asked = scope.spawn(|| ask(&path, &Request::Purge));
             has_begun.recv().expect("the request is under way");
+            let stat = ask(&path, &Request::Stat).expect("an answer beside it");
+            assert_eq!(stat, Asked::Reply(Reply::failed("stat")));
             server.abandon();
             assert!(!path.exists(), "while the request is under way");
             drop(end);

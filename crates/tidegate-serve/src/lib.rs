@@ -14,6 +14,7 @@ mod budget;
 pub mod control;
 mod error;
 mod headroom;
+mod jobs;
 mod listen;
 mod log;
 mod mailbox;
