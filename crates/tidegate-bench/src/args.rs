@@ -15,6 +15,8 @@ use crate::machine::Machine;
 use crate::nbd::{self, NbdArgs};
 use crate::open::{ChildCommand, OpenArgs};
 use crate::output::OutputArgs;
+#[cfg(target_arch = "x86_64")]
+use crate::paths::{PathCommand, PathsArgs};
 use crate::peers::libpmemblk;
 use crate::plan;
 use crate::policy::Policy;
@@ -38,12 +40,19 @@ pub enum Command {
     Open(OpenArgs),
     /// Databases and fio on ext4 over NBD, with and without DRAM tiers (needs root)
     Programs(ProgramsArgs),
+    /// What hot paths cost: instructions, locked operations, fences (x86-64 only)
+    #[cfg(target_arch = "x86_64")]
+    Paths(PathsArgs),
     /// Load on files, as a program to be run: what it did as JSON
     #[command(hide = true)]
     Io(IoArgs),
     /// The parts played by programs of their own.
     #[command(flatten)]
     Child(ChildCommand),
+    /// The program whose instructions are counted.
+    #[command(flatten)]
+    #[cfg(target_arch = "x86_64")]
+    Traced(PathCommand),
 }
 
 impl Command {
@@ -66,7 +75,11 @@ impl Command {
                 measured(&args.output, || Ok(Report::of(args.machine(), args.measure()?)))
             }
             Self::Io(args) => args.run(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Paths(args) => args.run(),
             Self::Child(command) => command.run(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Traced(command) => command.run(),
         }
     }
 }

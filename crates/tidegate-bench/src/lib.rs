@@ -43,6 +43,8 @@ pub mod nbd;
 pub mod open;
 pub mod output;
 pub mod page;
+#[cfg(target_arch = "x86_64")]
+pub mod paths;
 pub mod pattern;
 pub mod peers;
 mod plan;

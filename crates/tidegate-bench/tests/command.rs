@@ -375,3 +375,13 @@ fn failures_are_status_1_in_one_line() {
     let message = stderr_of("nbd --policies btt --server no-such-server --seconds 0.1", 1);
     assert!(message.contains("no-such-server"), "{message}");
 }
+
+/// The limits hold for the profile of the tests, whose counts are the same on each machine.
+#[test]
+#[cfg(all(target_arch = "x86_64", debug_assertions))]
+fn hot_paths_take_no_more_instructions_than_their_limits() {
+    build_tidegate();
+    let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/hot-paths.txt");
+    let dir = env!("CARGO_TARGET_TMPDIR");
+    bench(&format!("paths --limits {limits} --dir {dir}")).assert().success();
+}
