@@ -71,6 +71,49 @@ fn the_fuzz_targets_of_the_threat_model_exist() {
     }
 }
 
+/// Checks a repository of one page and one crate whose limits are at their best, then plants a
+/// sentence or a comment that exceeds one of them.
+#[test]
+fn language_above_its_limits_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    let (page, code) = ("docs/glossary.md", "crates/toy/src/lib.rs");
+    let limits = "what_is = 0\nof_which = 0\nof_it = 0\n";
+    let limits = format!("[docs]\n{limits}[toy]\n{limits}verb_first_pct = 100\n");
+    write("scripts/text-limits.toml", &limits);
+    let git = |arguments: &[&str]| {
+        succeed(tool("git", "git").args(arguments).current_dir(dir.path()));
+    };
+    git(&["init", "-q"]);
+    let checked = |pages: &str, source: &str| {
+        write(page, pages);
+        write(code, source);
+        git(&["add", "."]);
+        let mut check = tool("python3", "python3");
+        let check = check.arg(root().join("scripts/check-text")).current_dir(dir.path());
+        let output = check.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (good_page, good_code) =
+        ("# Words\n", "/// Returns one.\npub fn one() -> u8 {\n    1\n}\n");
+    let (status, told) = checked(good_page, good_code);
+    assert_eq!(status, Some(0), "{told}");
+    for (planted_page, planted_code, expected) in [
+        ("# Words\n\nThe log keeps what is\nnew.\n", good_code, "docs: what_is is "),
+        ("# Words\n\nA log, of which a part is new.\n", good_code, "docs: of_which is "),
+        ("# Words\n\nThe log keeps a part of it.\n", good_code, "docs: of_it is "),
+        (good_page, "/// One of those.\nfn one() {}\n", "toy: verb_first_pct is 0.00; expected"),
+        (good_page, "// Keeps what was\n// written.\n", "toy: what_is is "),
+    ] {
+        let (status, told) = checked(planted_page, planted_code);
+        assert!(status == Some(1) && told.contains(expected), "{expected:?} is not in {told}");
+    }
+}
+
 /// Runs `lines` of a shell, one after the other as a user types them, on a machine that is fresh as
 /// far as they can see: an empty directory, /dev/shm without a file, no HOME. Hands back
 /// what they print.
