@@ -1,4 +1,4 @@
-//! The command line, as docs/operations.md describes it. Names here are a contract with scripts.
+//! The command line, as docs/operations/ describes it. Names here are a contract with scripts.
 
 use std::ffi::OsString;
 use std::io::Read as _;

@@ -166,7 +166,7 @@ for told in sys.stdin:
     print('synced', flush=True)
 ";
 
-/// How long after the last write an idle log has been retired, as docs/operations.md says.
+/// How long after the last write an idle log has been retired, as docs/operations/run.md says.
 const IDLE: Duration = Duration::from_secs(5);
 
 /// What the disk at `image` has, as a power cut would leave it: the files of a copy.

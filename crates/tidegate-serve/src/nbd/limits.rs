@@ -132,7 +132,7 @@ impl Limits {
 mod tests {
     use super::*;
 
-    /// The table "Limits" of the manual, docs/operations.md.
+    /// The table "Limits" of the manual, docs/operations/serve.md.
     #[test]
     fn the_default_limits_are_those_of_the_manual() {
         let limits = Limits::default();
