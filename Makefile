@@ -9,7 +9,7 @@ help:
 	@echo "             SQLite plain and under tidegate run, killed and recovered; a slow disk behind a cache,"
 	@echo "             killed and whole"
 	@echo "make test    format, lints, docs and every test, with a short run of each fuzz target"
-	@echo "make bench   the tables of docs/benchmarks.md, measured here, with the peers beside them"
+	@echo "make bench   the tables of docs/benchmarks/, measured here, with the peers beside them"
 	@echo "make bench-programs   RocksDB, YCSB, Filebench and fio on ext4 over NBD, with and without DRAM tiers (needs root)"
 	@echo "make papers [TRACES=DIR]   the four papers' figures in docs/papers.md; AFCM's from the traces in DIR,"
 	@echo "                           or from traces that it makes; PARTS=traces, model or bench makes only these;"

@@ -49,6 +49,13 @@ mod tests {
     use crate::report::tests::report;
     use crate::timeline::TimelineRow;
 
+    /// The pages of docs/benchmarks/, one behind the other.
+    const PAGES: &str = concat!(
+        include_str!("../../../docs/benchmarks/block.md"),
+        include_str!("../../../docs/benchmarks/cache.md"),
+        include_str!("../../../docs/benchmarks/run.md"),
+        include_str!("../../../docs/benchmarks/programs.md"),
+    );
     const PAGE: &str = "# P\n<!-- table: block-write -->\nold\n<!-- end -->\n\n<!-- table: open -->\nkept\n<!-- end -->\nlast\n";
 
     #[test]
@@ -63,10 +70,9 @@ mod tests {
     }
 
     #[test]
-    fn the_page_of_benchmarks_takes_every_table_of_a_run() {
-        let page = include_str!("../../../docs/benchmarks.md");
+    fn the_pages_of_benchmarks_take_every_table_of_a_run() {
         let report = report();
-        let updated = update(page, &report).unwrap();
+        let updated = update(PAGES, &report).unwrap();
         for table in report.tables() {
             assert!(updated.contains(&table.markdown()), "{} has no place on the page", table.name);
         }
@@ -87,8 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_of_benchmarks_takes_every_table_of_programs_under_run() {
-        let page = include_str!("../../../docs/benchmarks.md");
+    fn the_pages_of_benchmarks_take_every_table_of_programs_under_run() {
         let mut report = report();
         let one = report.series[0].clone();
         let cases = [
@@ -120,7 +125,7 @@ mod tests {
         });
         let names: Vec<_> = report.tables().into_iter().map(|table| table.name).collect();
         assert_eq!(names.len(), cases.len() + 3, "with seconds, numbers and targets: {names:?}");
-        let updated = update(page, &report).unwrap();
+        let updated = update(PAGES, &report).unwrap();
         for table in report.tables() {
             assert!(updated.contains(&table.markdown()), "{} has no place on the page", table.name);
         }
@@ -129,8 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_of_benchmarks_takes_every_table_of_caches() {
-        let page = include_str!("../../../docs/benchmarks.md");
+    fn the_pages_of_benchmarks_take_every_table_of_caches() {
         let mut report = report();
         let one = report.series[0].clone();
         let [read, write] = [Op::Read, Op::Write];
@@ -154,7 +158,7 @@ mod tests {
         report.cache.machine = Some(Machine { repetitions: 77, ..report.machine.clone() });
         let names: Vec<_> = report.tables().into_iter().map(|table| table.name).collect();
         assert_eq!(names.len(), 5 + 10, "{names:?}");
-        let updated = update(page, &report).unwrap();
+        let updated = update(PAGES, &report).unwrap();
         for table in report.tables() {
             assert!(updated.contains(&table.markdown()), "{} has no place on the page", table.name);
         }
@@ -162,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_of_policies_takes_what_measured_cost_gains_and_the_other_page_keeps_its_machine() {
+    fn the_page_of_policies_takes_measured_cost_and_the_other_pages_keep_their_machine() {
         let mut report = report();
         report.series.truncate(1);
         let key = &mut report.series[0].key;
@@ -170,13 +174,12 @@ mod tests {
         let machine = Machine { media: "of each row".to_owned(), ..report.machine.clone() };
         report.cache.machine = Some(report.machine.clone());
         report.cache.machine_by_cost = Some(machine);
-        let policies = update(include_str!("../../../docs/policies.md"), &report).unwrap();
+        let policies = update(include_str!("../../../docs/policies/cache.md"), &report).unwrap();
         let tables = report.tables();
         assert_eq!(tables.iter().map(|table| table.name).collect::<Vec<_>>(), ["cache-cost"]);
         assert!(policies.contains(&tables[0].markdown()), "{policies}");
         assert!(policies.contains("media model of each row"), "{policies}");
-        let benchmarks = include_str!("../../../docs/benchmarks.md");
-        assert_eq!(update(benchmarks, &report).unwrap(), benchmarks);
+        assert_eq!(update(PAGES, &report).unwrap(), PAGES);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `tidegate-bench`: all measurements of docs/benchmarks.md, or one of them.
+//! `tidegate-bench`: all measurements of docs/benchmarks/, or one of them.
 
 use std::process::ExitCode;
 
@@ -7,8 +7,8 @@ use tidegate_bench::args::Command;
 use tidegate_bench::program::{self, Failure};
 use tidegate_bench::suite::SuiteArgs;
 
-/// Measures Tidegate beside its peers; without a command, all of docs/benchmarks.md but its last
-/// part, which `programs` measures
+/// Measures Tidegate beside its peers; without a command, all of docs/benchmarks/ but the
+/// part that `programs` measures
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-bench", version, args_conflicts_with_subcommands = true)]
 struct Cli {

@@ -20,8 +20,8 @@ pub(crate) fn publish(report: &Report, output: &OutputArgs) -> Result<()> {
         std::fs::create_dir_all(dir).map_err(BenchError::os("create", dir))?;
         write(&dir.join("index.html"), &html::page(report))?;
     }
-    if let Some(path) = &output.update_docs {
-        write(path, &docs::update(&read(path)?, report)?)?;
+    for page in output.pages()? {
+        write(&page, &docs::update(&read(&page)?, report)?)?;
     }
     report.log.whole()
 }
@@ -45,5 +45,20 @@ mod tests {
         assert_eq!(std::fs::read_to_string(json).unwrap(), report().json());
         let page = std::fs::read_to_string(page.join("index.html")).unwrap();
         assert!(page.starts_with("<!DOCTYPE html>") && page.contains("<svg"), "{page}");
+    }
+
+    #[test]
+    fn each_page_of_a_directory_gets_its_tables() {
+        let dir = tempfile::tempdir().unwrap();
+        let page = |name: &str| dir.path().join(name);
+        let markers = "<!-- table: block-write -->\n<!-- end -->\n";
+        for name in ["a.md", "b.md", "c.txt"] {
+            std::fs::write(page(name), markers).unwrap();
+        }
+        let update_docs = Some(dir.path().to_owned());
+        publish(&report(), &OutputArgs { update_docs, ..OutputArgs::default() }).unwrap();
+        let read = |name: &str| std::fs::read_to_string(page(name)).unwrap();
+        assert!(read("a.md").contains("| policy") && read("a.md") == read("b.md"));
+        assert_eq!(read("c.txt"), markers, "this is no page");
     }
 }

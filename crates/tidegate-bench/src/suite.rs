@@ -1,4 +1,4 @@
-//! All tables of docs/benchmarks.md in one run: `make bench`.
+//! All tables of docs/benchmarks/ in one run: `make bench`.
 
 use std::time::Duration;
 

@@ -115,7 +115,7 @@ pub struct CacheArgs {
     #[arg(long, default_value = "/var/tmp")]
     pub files: PathBuf,
     /// Program that measures OCF, the library in Open CAS, beside misses, hits, evictions and a
-    /// full cache before a file; docs/benchmarks.md has its arguments and what it prints
+    /// full cache before a file; docs/benchmarks/cache.md has its arguments and what it prints
     #[arg(long, value_name = "PROGRAM")]
     pub peer_ocf: Option<PathBuf>,
     /// Where results go.

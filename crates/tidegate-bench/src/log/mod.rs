@@ -150,8 +150,7 @@ pub struct LogArgs {
     /// loop device, its image there]
     #[arg(long)]
     pub files: Option<PathBuf>,
-    /// The C library of the peer that is in place of one, as docs/benchmarks.md says how to build
-    /// it: measured too
+    /// Measure a peer too: the C library that docs/benchmarks/run.md says how to build
     #[arg(long, value_name = "FILE")]
     pub nvcache: Option<PathBuf>,
     /// Where results go.

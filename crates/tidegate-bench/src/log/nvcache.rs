@@ -1,7 +1,7 @@
 //! The authors' `NVCache`: a C library that takes the place of musl, built outside this repository.
 //!
-//! Its log is a file whose path is compiled in; docs/benchmarks.md says how it is built. One thread
-//! only: with two it crashes more often than not.
+//! Its log is a file whose path is compiled in; docs/benchmarks/run.md says how it is built. One
+//! thread only: with two it crashes more often than not.
 
 use std::fs::File;
 use std::path::Path;

@@ -54,7 +54,7 @@ pub trait Replacement: Send {
     ///
     /// The page keeps what the policy knows of its uses. To remove and insert it instead would
     /// make it a new page, which costs the policies that count uses their advantage over LRU
-    /// (docs/policies.md).
+    /// (docs/policies/cache.md).
     fn moved(&mut self, from: u32, to: u32, page: u64) {
         self.remove(from, page);
         self.insert(to, page);
