@@ -19,7 +19,7 @@
 //! - [`stats`]: counters, gauges and latency histograms of every tier;
 //! - [`tier`]: what every tier can say and do, what tiers share, and how an engine offers itself.
 //!
-//! `docs/architecture.md` walks one write through them.
+//! `docs/walks/block.md` walks one write through them.
 
 pub mod backing;
 pub mod btt;

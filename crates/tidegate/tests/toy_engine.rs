@@ -1,4 +1,4 @@
-//! An engine made outside the core, as docs/architecture.md describes it: nothing but its own file
+//! An engine made outside the core, as docs/engines.md describes it: nothing but its own file
 //! and the list of the registry knows it, and every command would find it.
 //!
 //! The toy keeps blocks in place, like `raw`, and takes one option of its own and one setting.

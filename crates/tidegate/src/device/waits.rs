@@ -2,7 +2,7 @@
 //!
 //! A thread that may wait long for something slower than memory, and a request that waits without a
 //! thread, enter it here. A server looks at the list and tells of waits that take too long. What
-//! ends each wait is said in docs/architecture.md.
+//! ends each wait is said in docs/waits.md.
 
 #![expect(clippy::disallowed_methods, reason = "a wait that is too long is seen by the real clock")]
 

@@ -5,7 +5,7 @@
 //! the control memory (`control`), with the slots of operations in the middle and the table of
 //! files (`table`). One of them, the supervisor, retires what the files have (`cleaner`). After a
 //! crash, `scan` finds the records. From the `NVCache` paper, whose log has fixed entries of 4 KiB,
-//! two fences a write and one process; docs/architecture.md says what differs and why.
+//! two fences a write and one process; docs/walks/log.md says what differs and why.
 //!
 //! Entry points: [`create`], [`LogPool::open`], [`Log::start`], [`Log::attach`]; [`Log::lock`],
 //! [`FileGuard::begin`], [`Ticket::write`]; [`Log::safe_position`], [`Log::retire_to`];

@@ -2,7 +2,7 @@
 //!
 //! [`REGISTRY`] lists the engines, a line each; every command finds an engine through it and has no
 //! case for one. [`Stack`] is an open pool with the tiers before it. [`PoolDescription`] says what
-//! a pool or a stack is, for `info`, `serve` and `stat`. `docs/architecture.md` shows how an
+//! a pool or a stack is, for `info`, `serve` and `stat`. `docs/engines.md` shows how an
 //! engine is added.
 
 mod claim;
