@@ -98,7 +98,7 @@ pub enum Reply {
 }
 
 impl Request {
-    /// Waits for devices, or for what clients do with them.
+    /// Waits for devices, or for their clients.
     fn may_take_long(&self) -> bool {
         match self {
             Self::Stat | Self::Reset => false,
@@ -194,7 +194,7 @@ fn request_of(client: &mut Peer) -> Result<Request, String> {
 fn reply(mut client: Peer, reply: &Reply) -> io::Result<()> {
     let mut line = serde_json::to_vec(reply)?;
     line.push(b'\n');
-    // What was asked for may have taken long; the client has its time to read the reply.
+    // The request may have taken long; the client has its time to read the reply.
     client.restart();
     client.write_all(&line)
 }

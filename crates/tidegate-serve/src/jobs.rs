@@ -1,5 +1,5 @@
-//! A thread for requests that may take long, one after another, so that the thread that accepts
-//! clients stays free.
+//! A thread that performs long requests one after another. The thread that accepts clients stays
+//! free.
 
 use std::io;
 use std::sync::Arc;

@@ -159,7 +159,7 @@ fn compare(counts: &BTreeMap<&str, Counts>, text: &str) -> std::result::Result<(
         };
         let [found, exact_found @ ..] = counts.all();
         let most = instructions + instructions * TOLERANCE_PCT / 100;
-        // Half of it: another path was counted, or the limit can come down.
+        // Below half the limit, another path was counted, or the limit can come down.
         if found > most
             || found < instructions / 2
             || exact_found.iter().zip(exact).any(|(found, most)| *found > most)

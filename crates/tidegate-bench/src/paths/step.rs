@@ -1,8 +1,8 @@
 //! Counts instructions of a program between two of its functions, one step at a time.
 //!
-//! Only the program itself and the preload library are counted: the C library chooses its copies
-//! by the processor, and so do the checksums and streamed copies of `tidegate::pmem`, which are left
-//! out by their names. The counts are then equal on all processors.
+//! Only the program itself and the preload library are counted, since the C library chooses its
+//! copies by the processor. `tidegate::pmem` does so with checksums and streamed copies, which are
+//! left out by their names. The counts are then equal on all processors.
 
 use std::io::{BufRead, BufReader, Write};
 use std::ops::Range;
@@ -24,15 +24,15 @@ const CHOSEN: [&str; 3] = ["4pmem3cpu", "crc32c", "crc_fast"];
 /// The counts of one operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Counts {
-    /// All instructions, these of the other kinds too.
+    /// All instructions, the other kinds included.
     pub(super) instructions: u64,
     pub(super) locked: u64,
     pub(super) fences: u64,
     pub(super) write_backs: u64,
 }
 
-/// Starts `command`, which prints "ready PID BEGIN END" with the addresses of two functions, waits
-/// for a line, and calls both functions around each operation. Returns the counts of each operation.
+/// Returns the counts of each operation of `command`, which prints "ready PID BEGIN END" with the
+/// addresses of two functions, waits for a line, and calls both functions around each operation.
 ///
 /// # Errors
 /// The program or the system does not do what is expected.
@@ -67,7 +67,7 @@ pub(super) fn count(mut command: Command) -> Result<Vec<Counts>> {
     }
 }
 
-/// Steps through all operations to the end of the program: the counts of each, and how it ended.
+/// Steps through all operations to the end of the program. Returns their counts and the status.
 fn step_to_the_end(
     pid: Pid,
     Range { start: begin, end }: Range<u64>,

@@ -15,7 +15,7 @@ use tidegate::pmem::{Domain, Region, RegionOptions};
 use crate::error::{BenchError, Result};
 use crate::policy::name_of;
 
-/// Operations whose counts the median is of.
+/// Operations that are counted.
 pub(super) const ROUNDS: u64 = 9;
 /// Operations before them.
 const WARM_UP: u64 = 256;
@@ -157,6 +157,6 @@ fn repeat(mut operation: impl FnMut(u64) -> Result<()>) -> Result<()> {
         operation(round)?;
         end();
     }
-    // Tearing down is no part of it, and slow under a tracer.
+    // A teardown is not counted, and slow under a tracer.
     std::process::exit(0);
 }
