@@ -23,7 +23,7 @@ pub(crate) fn synced(fd: c_int, result: isize) -> isize {
     let errno = raw::errno();
     let synced = match Open::of(fd) {
         Some(open) => open.sync(covered::Sync::Data),
-        None => covered::Sync::Data.run(fd),
+        None => covered::sync_by_kernel(fd, covered::Sync::Data),
     };
     raw::set_errno(errno);
     if synced < 0 { synced } else { result }

@@ -34,7 +34,7 @@ fn synced(
     let result = match function.resolved() {
         // SAFETY: the C library's function; no pointers.
         Some(function) => unsafe { function(fd) },
-        None => raw::returned_int(wanted.run(fd)),
+        None => raw::returned_int(covered::sync_by_kernel(fd, wanted)),
     };
     real::note_uncoverable(fd, &known);
     result

@@ -17,6 +17,7 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
+use tidegate::log::cover::{SyncAction, SyncFacts, SyncLookups, SyncedState, Sync, decide_sync};
 use tidegate::log::recover::{ApplyOptions, Payload, Planner, Recovered, apply, recover_pool};
 use tidegate::log::{
     CONTROL_BYTES, Change, CoverState, Definition, FileGuard, FileHandle, FileKey, FileRef,
@@ -369,37 +370,56 @@ impl Life {
 
     fn sync(&mut self, file: usize, data_only: bool) -> Result<(), String> {
         self.twin.sync(file, data_only);
-        if self.lock(file)?.is_covered() {
-            self.sync_covered(file, data_only)?;
-        } else {
-            self.begin_story(file)?;
-            let synced_from = self.log.head();
-            self.sync_really(file, false);
-            self.cover(file, synced_from)?;
+        let wanted = if data_only { Sync::Data } else { Sync::All };
+        let lookups = SyncLookups {
+            is_in_place: || true,
+            is_resized: || false,
+            is_pending: || self.is_pending() && self.fault != RunFault::MarkWhilePending,
+        };
+        let facts = SyncFacts::of(&self.lock(file)?);
+        match decide_sync(wanted, &facts, &lookups) {
+            SyncAction::Plain => self.admit(file)?,
+            SyncAction::Real(_) => self.sync_covered(file)?,
+            SyncAction::Leave(_) => self.leave(file)?,
+            SyncAction::Nothing | SyncAction::NothingYet => self.confirm(file)?,
+            SyncAction::Mark => {
+                // The mark has the file's attributes, too: a later fsync of it has nothing to
+                // commit. A kernel that had committed by itself at this moment would be as far.
+                self.twin.commit();
+                self.confirm(file)?;
+                let guard = self.lock(file)?;
+                guard.mark(guard.size()).map_err(text)?;
+            }
         }
         self.append_late()?;
         self.files[file].synced_at = self.moments.len();
         Ok(())
     }
 
-    fn sync_covered(&mut self, file: usize, data_only: bool) -> Result<(), String> {
-        let size = self.kernel.bytes(file).len() as u64;
+    fn admit(&mut self, file: usize) -> Result<(), String> {
+        self.begin_story(file)?;
+        let synced_from = self.log.head();
+        self.sync_really(file, false);
+        self.cover(file, synced_from)
+    }
+
+    fn confirm(&self, file: usize) -> Result<(), String> {
         let guard = self.lock(file)?;
-        let (has_grown, was_written) = (guard.has_grown(), guard.was_written());
+        if guard.is_unconfirmed() { guard.confirm().map_err(text) } else { Ok(()) }
+    }
+
+    /// A real sync of a covered file, and the mark that may follow it.
+    fn sync_covered(&mut self, file: usize) -> Result<(), String> {
+        let guard = self.lock(file)?;
+        let (before, journaled) = (SyncedState::of(&guard), guard.journaled_changes());
         drop(guard);
-        let commits = has_grown || was_written && !data_only;
-        let is_pending = self.is_pending() && self.fault != RunFault::MarkWhilePending;
-        if !commits {
-            return Ok(());
+        self.sync_really(file, false);
+        self.log.committed(self.file_system, journaled);
+        let guard = self.lock(file)?;
+        if before.has_bytes(&SyncedState::of(&guard)) {
+            guard.mark(guard.size()).map_err(text)?;
         }
-        if is_pending {
-            self.sync_really(file, false);
-        } else {
-            // The mark has the file's attributes, too: a later fsync of it has nothing to commit.
-            // A kernel that had committed by itself at this moment would be as far.
-            self.twin.commit();
-        }
-        self.lock(file)?.mark(size).map_err(text)
+        Ok(())
     }
 
     /// What the supervisor does: sync, then retire.

@@ -21,6 +21,7 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tidegate::log::cover::{self, DirectoryFacts};
 use tidegate::log::{
     Attributes, Counter, Definition, FileGuard, FileSystemRef, Log, Make, NamesGuard,
 };
@@ -78,9 +79,11 @@ pub(super) fn log_answers_directory(log: &Log, fd: c_int) -> bool {
     let Some(seen) = Seen::of(fd).ok().filter(Seen::is_directory) else { return false };
     leave_half_named(log);
     let Some(file_system) = file_systems::known(seen.mount) else { return false };
-    let is_answered = log.is_held(file_system)
-        && log.commits_in_order(file_system)
-        && !log.is_pending_for_directories(file_system);
+    let is_answered = cover::answers_directory(&DirectoryFacts {
+        is_held: log.is_held(file_system),
+        commits_in_order: log.commits_in_order(file_system),
+        is_pending: log.is_pending_for_directories(file_system),
+    });
     if is_answered {
         log.stats().add(Counter::SyncsSkipped, 1);
     }

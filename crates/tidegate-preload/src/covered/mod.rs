@@ -43,7 +43,7 @@ pub(crate) use making::answers_directory;
 pub(crate) use naming::{Changed, change_name};
 pub(crate) use place::Place;
 pub(crate) use remade::Remade;
-pub(crate) use sync::Sync;
+pub(crate) use sync::{Sync, sync_by_kernel};
 pub(crate) use write::Request;
 
 use crate::descriptors::{self, Entry, Kind, Known};

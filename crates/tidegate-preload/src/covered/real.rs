@@ -4,16 +4,11 @@
 
 use tidegate::log::Counter;
 
-use super::{Locked, Open, Sync};
+use super::{Open, Sync};
 use crate::descriptors::{DIRECT, Entry, PINNED};
 use crate::process::Holding;
 use crate::real::{self, Reason, tell, why_unseen};
 use crate::{files, kept, process};
-
-/// Why the sync of a covered file that needs a commit of the journal is real.
-pub(super) fn cause_of_pending(guard: &Locked) -> Counter {
-    if guard.has_own_changes() { Counter::SyncsOwn } else { Counter::SyncsPending }
-}
 
 /// Why the sync is real that was to cover a file.
 pub(super) fn cause_of_admission(is_covered: bool) -> Counter {

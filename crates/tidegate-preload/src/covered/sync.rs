@@ -1,47 +1,31 @@
 //! Syncs of a file: real ones, and those that the log answers.
 //!
-//! Invariants:
-//! 1. The log answers a sync of a covered file only where the kernel would commit nothing of the
-//!    journal for it, or where nothing is pending in the file system: asked after the sync began. A
-//!    sync after the file's own names or attributes were changed is real: on XFS even `fdatasync`
-//!    commits those. So is one after a recorded change of its names, which the kernel would commit,
-//!    while something else is pending.
-//! 2. A mark is appended after a real sync only if the file has not changed since before that sync.
-//! 3. No lock is held over a real sync: writers of the file would wait for the disk.
+//! The rules are [`tidegate::log::cover`]'s, whose table decides. Here are the facts and the acts.
+//!
+//! Invariant: no lock is held over the real sync of a file that stays covered: its writers would
+//! wait for the disk.
 
 use std::ffi::c_int;
 
 use tidegate::durable;
+use tidegate::log::cover::{SyncAction, SyncFacts, SyncLookups, SyncedState, decide_sync};
 use tidegate::log::{Counter, FileSystemRef, Log};
 
-use super::{Locked, Open, is_disk_failure, negated, real};
+pub(crate) use tidegate::log::cover::Sync;
+
+use super::{Locked, Open, is_disk_failure, negated};
 use crate::descriptors::{self, Entry};
 use crate::files::Seen;
 use crate::process::Holding;
 use crate::{extents, new_files, own_stack, query, raw};
 
-/// Bytes that a file may log between two syncs. To copy more takes longer than the sync of a fast
-/// disk that the log saves, and pushes other files' records out of the log.
-const GAIN_BYTES_MAX: u64 = 4 << 20;
-
-/// How much of a file is to be made durable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sync {
-    /// As `fsync`.
-    All,
-    /// As `fdatasync`.
-    Data,
-}
-
-impl Sync {
-    /// Makes the system call: its result as the kernel gives it.
-    pub(crate) fn run(self, fd: c_int) -> isize {
-        let result = match self {
-            Self::All => raw::fsync(fd),
-            Self::Data => raw::fdatasync(fd),
-        };
-        result.map_or_else(negated, |_| 0)
-    }
+/// Has the kernel sync: returns its result as the kernel gives it.
+pub(crate) fn sync_by_kernel(fd: c_int, wanted: Sync) -> isize {
+    let result = match wanted {
+        Sync::All => raw::fsync(fd),
+        Sync::Data => raw::fdatasync(fd),
+    };
+    result.map_or_else(negated, |_| 0)
 }
 
 /// The count of changes of the file system, if a real sync of the open file from now on commits all
@@ -90,50 +74,46 @@ impl Open {
 
     /// Syncs a file whose story has begun.
     pub(crate) fn sync_logged(&self, entry: Entry, guard: Locked, wanted: Sync) -> isize {
-        if !guard.is_covered() {
-            if guard.marked_until() > 0 {
-                return self.leave_at(&guard, Counter::SyncsInterrupted, wanted);
+        let lookups = SyncLookups {
+            is_in_place: || Seen::of(self.fd).is_ok_and(|seen| self.is_overwritten_in_place(&seen)),
+            is_resized: || self.is_resized(&guard),
+            is_pending: || self.log.is_pending(guard.file_system),
+        };
+        match decide_sync(wanted, &SyncFacts::of(&guard), &lookups) {
+            SyncAction::Plain => {
+                drop(guard);
+                return self.sync_plain(wanted);
             }
-            drop(guard);
-            return self.sync_plain(wanted);
-        }
-        if guard.unsynced_bytes() > GAIN_BYTES_MAX {
-            return self.leave_at(&guard, Counter::SyncsByGain, wanted);
-        }
-        if guard.has_own_changes() {
-            return self.sync_own(entry, guard, wanted);
-        }
-        if guard.is_unchecked() {
-            if query::size_and_times(self.fd) != Ok(guard.size()) {
-                return self.leave_at(&guard, Counter::SyncsOutside, wanted);
+            SyncAction::Leave(cause) => return self.leave_at(&guard, cause, wanted),
+            SyncAction::Real(cause) => return self.sync_covered(entry, guard, cause),
+            SyncAction::Nothing => {
+                confirm(&guard);
+                self.log.note_sync_skipped(entry.file);
             }
+            SyncAction::NothingYet => confirm(&guard),
+            SyncAction::Mark => {
+                confirm(&guard);
+                if own_stack::run(|| guard.mark(guard.size())).is_err() {
+                    return self.sync_covered(entry, guard, Counter::SyncsPending);
+                }
+                guard.names_synced();
+            }
+        }
+        self.log.stats().add(Counter::SyncsSkipped, 1);
+        0
+    }
+
+    /// Returns whether a process outside has changed the size of the locked file. Asks now and then
+    /// only.
+    fn is_resized(&self, guard: &Locked) -> bool {
+        if !guard.is_unchecked() {
+            return false;
+        }
+        let is_resized = query::size_and_times(self.fd) != Ok(guard.size());
+        if !is_resized {
             guard.note_checked();
         }
-        let is_needed = match wanted {
-            Sync::Data => guard.has_grown(),
-            Sync::All => guard.was_written(),
-        };
-        let is_pending = self.log.is_pending(guard.file_system);
-        // A read may have set the time of access, which `fsync` would commit with what is pending.
-        if !is_needed && !guard.was_named() && (wanted == Sync::Data || !is_pending) {
-            confirm(&guard);
-            self.log.note_sync_skipped(entry.file);
-            return self.answered();
-        }
-        if is_pending {
-            return self.sync_pending(entry, guard);
-        }
-        if !is_needed && wanted == Sync::Data {
-            // It may commit nothing for a new name: the next `fsync` still would.
-            confirm(&guard);
-            return self.answered();
-        }
-        confirm(&guard);
-        if own_stack::run(|| guard.mark(guard.size())).is_err() {
-            return self.sync_pending(entry, guard);
-        }
-        guard.names_synced();
-        self.answered()
+        is_resized
     }
 
     /// How the file system has failed, if it has since then.
@@ -147,19 +127,12 @@ impl Open {
             || self.entry_if_any().is_some_and(|entry| self.log.must_log(entry.file))
     }
 
-    fn answered(&self) -> isize {
-        self.log.stats().add(Counter::SyncsSkipped, 1);
-        0
-    }
-
     /// Syncs a covered file for real, which commits what is pending: always as `fsync`, for
     /// `fdatasync` may leave a transaction alone that has only the file's times.
-    fn sync_pending(&self, entry: Entry, guard: Locked) -> isize {
-        let cause = real::cause_of_pending(&guard);
-        let (story, change, size) = (guard.story(), guard.last_change(), guard.size());
+    fn sync_covered(&self, entry: Entry, guard: Locked, cause: Counter) -> isize {
+        let (before, size) = (SyncedState::of(&guard), guard.size());
         let own_changes = guard.own_changes();
         let (journaled_changes, file_system) = (guard.journaled_changes(), guard.file_system);
-        let named = guard.named_until();
         drop(guard);
         let result = self.sync_for(cause, Sync::All);
         if result == 0 {
@@ -172,25 +145,17 @@ impl Open {
             return result;
         }
         guard.own_synced(own_changes);
-        if guard.named_until() == named {
+        let now = SyncedState::of(&guard);
+        if before.has_names(&now) {
             guard.names_synced();
         }
-        if (guard.story(), guard.last_change()) == (story, change) && guard.is_logged() {
+        if before.has_bytes(&now) && guard.is_logged() {
             confirm(&guard);
             // Without it the next sync is real.
             let _ = own_stack::run(|| guard.mark(size));
             guard.note_real_sync();
         }
         result
-    }
-
-    /// Syncs a covered file whose own names or attributes were changed, for real. It leaves if it
-    /// is one by now of which an overwrite changes more than bytes.
-    fn sync_own(&self, entry: Entry, guard: Locked, wanted: Sync) -> isize {
-        if Seen::of(self.fd).is_ok_and(|seen| self.is_overwritten_in_place(&seen)) {
-            return self.sync_pending(entry, guard);
-        }
-        self.leave_at(&guard, Counter::SyncsOwn, wanted)
     }
 
     /// Makes the sync for real and has the file leave: what the log has promised of it before must
@@ -225,7 +190,7 @@ impl Open {
     pub(crate) fn sync_real(&self, wanted: Sync) -> isize {
         let start_ns = raw::now_ns();
         let is_logged = self.entry_if_any().is_some_and(|entry| self.log.must_log(entry.file));
-        let mut result = wanted.run(self.fd);
+        let mut result = sync_by_kernel(self.fd, wanted);
         // Not where the log was given up meanwhile: a filter of system calls may kill for this one.
         if result == 0
             && is_logged
@@ -248,6 +213,8 @@ mod tests {
     use std::fs::File;
     use std::io::IoSlice;
     use std::os::unix::fs::FileExt;
+
+    use tidegate::log::cover::GAIN_BYTES_MAX;
 
     use super::super::{Place, Request};
     use super::*;

@@ -158,8 +158,10 @@ impl Kernel {
             tree.changed_at[directory_of(*slot)] = self.clock;
         }
         self.trees.push(tree);
+        // XFS commits for an `fdatasync` whatever is more than times.
+        let what = if self.is_ext4 { Uncommitted::Metadata } else { Uncommitted::Data };
         for inode in inodes {
-            self.file(*inode).change(Uncommitted::Metadata);
+            self.file(*inode).change(what);
         }
     }
 

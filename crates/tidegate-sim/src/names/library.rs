@@ -20,6 +20,10 @@
 
 use std::collections::BTreeMap;
 
+use tidegate::log::cover::{
+    DirectoryFacts, Sync, SyncAction, SyncFacts, SyncLookups, answers_directory, decide_sync,
+};
+
 use super::kernel::{Inode, Kernel, Slot};
 use super::{NamesFault, directory_of};
 
@@ -96,6 +100,20 @@ struct Known {
     has_own_change: bool,
     /// Number of the journal's changes when it was changed last, as far as that was seen.
     last_change: usize,
+}
+
+impl Known {
+    fn sync_facts(&self) -> SyncFacts {
+        SyncFacts {
+            is_covered: self.is_covered,
+            has_promises: false,
+            unsynced_bytes: 0,
+            has_own_changes: self.has_own_change,
+            was_written: self.is_written,
+            has_grown: self.has_grown,
+            was_named: self.was_named,
+        }
+    }
 }
 
 /// A change of names or attributes that no record has.
@@ -234,7 +252,7 @@ impl Library {
         both.each(|kernel| kernel.set_mode(inode, mode));
         if is_recorded {
             self.known(inode).last_change = both.kernel.changes();
-            self.make(&both.kernel, inode, false);
+            self.make(&both.kernel, inode, Sync::All);
             self.known(inode).was_named = self.fault != NamesFault::AttributesForgotten;
         } else {
             self.note_plain(&both.kernel, Some(inode));
@@ -370,26 +388,25 @@ impl Library {
     }
 
     /// A sync of a file; `covers` says whether a real one covers it.
-    pub(super) fn sync(&mut self, both: &mut Both, inode: Inode, data_only: bool, covers: bool) {
+    pub(super) fn sync(&mut self, both: &mut Both, inode: Inode, wanted: Sync, covers: bool) {
         self.break_seal(both, inode);
-        let known = *self.known(inode);
-        if !known.is_covered {
-            if self.may_make(&both.kernel, inode) {
-                self.make(&both.kernel, inode, data_only);
-            } else {
-                self.sync_plain(both, inode, covers);
+        let lookups = SyncLookups {
+            is_in_place: || true,
+            is_resized: || false,
+            is_pending: || self.is_pending(None),
+        };
+        let known = self.files.get(&inode).copied().unwrap_or_default();
+        let action = decide_sync(wanted, &known.sync_facts(), &lookups);
+        self.known(inode).is_retired &= !known.is_covered;
+        match action {
+            SyncAction::Plain if self.may_make(&both.kernel, inode) => {
+                self.make(&both.kernel, inode, wanted);
             }
-            return;
-        }
-        self.known(inode).is_retired = false;
-        let is_changed = if data_only { known.has_grown } else { known.is_written };
-        let commits = is_changed || known.was_named;
-        if known.has_own_change || commits && self.is_pending(None) {
-            self.sync_really(both, inode);
-        } else if commits {
-            self.mark(&both.kernel, inode);
-            // `fdatasync` may commit nothing for a new name: the inode is still changed then.
-            if is_changed || !data_only {
+            SyncAction::Plain => self.sync_plain(both, inode, covers),
+            SyncAction::Real(_) | SyncAction::Leave(_) => self.sync_really(both, inode),
+            SyncAction::Nothing | SyncAction::NothingYet => {}
+            SyncAction::Mark => {
+                self.mark(&both.kernel, inode);
                 self.known(inode).is_written = false;
                 self.known(inode).was_named = false;
             }
@@ -399,7 +416,7 @@ impl Library {
     fn sync_plain(&mut self, both: &mut Both, inode: Inode, covers: bool) {
         self.sync_really(both, inode);
         if self.may_make(&both.kernel, inode) {
-            self.make(&both.kernel, inode, false);
+            self.make(&both.kernel, inode, Sync::All);
             self.known(inode).is_retired = true;
             return;
         }
@@ -422,7 +439,7 @@ impl Library {
         is_quiet && created_at.is_some() && kernel.present().links(inode) == 1
     }
 
-    fn make(&mut self, kernel: &Kernel, inode: Inode, data_only: bool) {
+    fn make(&mut self, kernel: &Kernel, inode: Inode, wanted: Sync) {
         let tree = kernel.present();
         let Some(slot) = tree.slots_of(inode).next() else { return };
         let made = Made {
@@ -443,7 +460,7 @@ impl Library {
             has_names: true,
             is_as_made: true,
             // `fdatasync` may have committed nothing: `fsync` would.
-            is_written: data_only,
+            is_written: wanted == Sync::Data,
             last_change,
             ..Known::default()
         };
@@ -453,8 +470,12 @@ impl Library {
     /// Whether the log answers a sync of a directory: rule B4.
     pub(super) fn answers_directory(&self) -> bool {
         let is_created = self.creations.iter().any(|pending| pending.change > self.committed);
-        !self.is_pending(None)
-            && (!is_created || self.fault == NamesFault::DirectoryIgnoresCreation)
+        let is_created = is_created && self.fault != NamesFault::DirectoryIgnoresCreation;
+        answers_directory(&DirectoryFacts {
+            is_held: true,
+            commits_in_order: true,
+            is_pending: self.is_pending(None) || is_created,
+        })
     }
 
     /// The supervisor makes all files durable, commits, and retires records up to `until`.

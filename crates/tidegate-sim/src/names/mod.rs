@@ -22,6 +22,8 @@ mod recovery;
 
 use std::collections::BTreeSet;
 
+use tidegate::log::cover::Sync;
+
 use self::judge::{Facts, judge};
 use self::kernel::{DIRECTORIES, INITIAL_FILES, Inode, Kernel, NAMES, Slot, directory_of};
 use self::library::{Both, Called, Library, NameChange};
@@ -251,7 +253,8 @@ impl Life {
         let (data_only, covers) = (random.one_in(3), random.one_in(2));
         self.steps.push(format!("sync {inode}, data only {data_only}, covers {covers}"));
         self.both.twin.sync(inode, data_only);
-        self.library.sync(&mut self.both, inode, data_only, covers);
+        let wanted = if data_only { Sync::Data } else { Sync::All };
+        self.library.sync(&mut self.both, inode, wanted, covers);
         self.facts.synced.insert(inode, self.both.twin.version(inode));
         self.facts.existing.insert(inode);
     }

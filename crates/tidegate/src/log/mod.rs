@@ -3,9 +3,10 @@
 //! A record is durable with one fence and tells by itself whether it is whole (`record`, `layout`).
 //! Many processes append without a lock between them (`append`); what they share beside the pool is
 //! the control memory (`control`), with the slots of operations in the middle and the table of
-//! files (`table`). One of them, the supervisor, retires what the files have (`cleaner`). After a
-//! crash, `scan` finds the records. From the `NVCache` paper, whose log has fixed entries of 4 KiB,
-//! two fences a write and one process; docs/walks/log.md says what differs and why.
+//! files (`table`). The rules of `run` decide what a process appends ([`cover`]). One process, the
+//! supervisor, retires what the files have (`cleaner`). After a crash, `scan` finds the records.
+//! From the `NVCache` paper, whose log has fixed entries of 4 KiB, two fences a write and one
+//! process; docs/walks/log.md says what differs and why.
 //!
 //! Entry points: [`create`], [`LogPool::open`], [`Log::start`], [`Log::attach`]; [`Log::lock`],
 //! [`FileGuard::begin`], [`Ticket::write`]; [`Log::safe_position`], [`Log::retire_to`];
@@ -16,6 +17,7 @@ mod check;
 mod cleaner;
 mod control;
 mod copy;
+pub mod cover;
 pub mod device;
 mod engine;
 mod error;

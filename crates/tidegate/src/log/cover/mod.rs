@@ -1,0 +1,23 @@
+//! The rules of `run`: what is done with a file, and why, decided from facts.
+//!
+//! The preload library gathers the facts and carries the actions out on the kernel. The simulator
+//! does both on its model of a kernel, and plants its mistakes in the facts. So the rules that it
+//! plays are those that ship.
+//!
+//! Invariants:
+//! 1. A decision makes no system call, takes no lock and allocates nothing: hooks decide inside of
+//!    signal handlers and on small stacks.
+//! 2. A fact that costs a system call or a search is a closure. A decision asks for it at most
+//!    once, and only where the answer matters.
+//! 3. Nothing here changes the log: a decision is an action, which the caller carries out under the
+//!    lock by which it gathered the facts.
+//!
+//! Map: `sync` has the table of syncs.
+//! docs/decisions/run-logs-what-was-synced.md has the reasons.
+
+mod sync;
+
+pub use sync::{
+    DirectoryFacts, GAIN_BYTES_MAX, Sync, SyncAction, SyncFacts, SyncLookups, SyncedState,
+    answers_directory, decide_sync,
+};
