@@ -17,11 +17,14 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use tidegate::log::cover::{SyncAction, SyncFacts, SyncLookups, SyncedState, Sync, decide_sync};
+use tidegate::log::cover::{
+    CutAction, Sync, SyncAction, SyncFacts, SyncLookups, SyncedState, WriteAction, WriteExtent,
+    WriteFacts, change_of_cut, decide_cut, decide_record, decide_sync, decide_write, is_watched,
+};
 use tidegate::log::recover::{ApplyOptions, Payload, Planner, Recovered, apply, recover_pool};
 use tidegate::log::{
-    CONTROL_BYTES, Change, CoverState, Definition, FileGuard, FileHandle, FileKey, FileRef,
-    FileSystemRef, Header, Log, LogPool, RecordKind, Scanner, create,
+    CONTROL_BYTES, CoverState, Definition, FileGuard, FileHandle, FileKey, FileRef, FileSystemRef,
+    Header, Log, LogPool, RecordKind, Scanner, Ticket, create,
 };
 use tidegate::pmem::{Region, SharedMemory};
 
@@ -65,14 +68,12 @@ struct Known {
     entry: FileRef,
     /// The moment of the last sync that was acknowledged.
     synced_at: usize,
-    /// The file was made shorter since its last real sync.
-    was_cut: bool,
 }
 
 /// A write whose record is late.
 struct Late {
     file: usize,
-    offset: usize,
+    write: WriteExtent,
     data: Vec<u8>,
 }
 
@@ -142,6 +143,15 @@ fn definition(file: usize) -> Result<Definition<'static>, String> {
     })
 }
 
+/// Takes a slot, and defines the file by it where the last definition may be retired soon.
+fn begin<'g>(guard: &'g FileGuard<'_>, file: usize) -> Result<Ticket<'g>, String> {
+    let mut ticket = guard.begin().map_err(text)?;
+    if ticket.needs_define() {
+        guard.define_again(&mut ticket, &definition(file)?).map_err(text)?;
+    }
+    Ok(ticket)
+}
+
 impl Life {
     fn begin(fault: RunFault) -> Result<Self, String> {
         let region = Arc::new(Region::anonymous(POOL_BYTES.next_multiple_of(4096)).map_err(text)?);
@@ -154,7 +164,7 @@ impl Life {
         let files = (0..FILES).map(|file| {
             let identity = file as u64 + 1;
             let entry = log.entry_for(&FileKey { device: 1, inode: identity, identity });
-            Ok(Known { entry: entry.map_err(text)?, synced_at: 0, was_cut: false })
+            Ok(Known { entry: entry.map_err(text)?, synced_at: 0 })
         });
         let files = files.collect::<Result<Vec<_>, String>>()?;
         let (kernel, twin) = (Kernel::new(FILES), Kernel::new(FILES));
@@ -238,39 +248,43 @@ impl Life {
         self.log.is_pending(self.file_system)
     }
 
-    fn append(&self, file: usize, offset: usize, data: &[u8]) -> Result<(), String> {
+    /// Appends the record of a write, and notes what the kernel will have done.
+    fn append(&self, file: usize, write: &WriteExtent, data: &[u8]) -> Result<(), String> {
         let guard = self.lock(file)?;
-        let (start, end) = (offset as u64, (offset + data.len()) as u64);
-        if offset > self.kernel.bytes(file).len() {
+        if write.makes_hole() {
             guard.note_hole();
         }
-        let grew = guard.grows(end);
-        let mut ticket = guard.begin().map_err(text)?;
-        if ticket.needs_define() {
-            let again = definition(file)?;
-            guard.define_again(&mut ticket, &again).map_err(text)?;
-        }
-        ticket.write(start, &[IoSlice::new(data)], grew).map_err(text)?;
+        let changes = self.log.changes(self.file_system);
+        let mut ticket = begin(&guard, file)?;
+        ticket.write(write.start, &[IoSlice::new(data)], write.grows).map_err(text)?;
         drop(ticket);
-        let (bytes, size) = (data.len() as u64, guard.size().max(end));
-        let journaled = (end > guard.size()).then(|| self.log.changes(self.file_system));
-        guard.note_change(Change { bytes, grew, journaled, size });
+        // The kernel's clock moves with each write: all set the file's times.
+        let watches = is_watched(self.is_pending(), guard.journaled_changes(), changes);
+        let journaled = (write.is_resized() || watches).then_some(changes);
+        guard.note_change(write.change(journaled));
         Ok(())
     }
 
     fn write(&mut self, file: usize, offset: usize, data: &[u8]) -> Result<(), String> {
         self.append_late()?;
-        let grows = self.lock(file)?.grows((offset + data.len()) as u64);
-        let is_unsafe = grows && self.files[file].was_cut && self.is_pending();
-        if is_unsafe && self.fault != RunFault::GrowthAfterCut {
-            self.leave(file)?;
-        }
-        if self.is_logged(file)? {
-            if self.fault == RunFault::MarkBeforeRecord {
-                self.late = Some(Late { file, offset, data: data.to_vec() });
-            } else {
-                self.append(file, offset, data)?;
+        let guard = self.lock(file)?;
+        let write = WriteExtent::of(&guard, offset as u64, data.len() as u64);
+        let size = || Some(self.kernel.bytes(file).len() as u64);
+        let is_pending = || self.is_pending() && self.fault != RunFault::GrowthAfterCut;
+        let action = match decide_write(&WriteFacts::of(&guard)) {
+            WriteAction::Record if !decide_record(&write, false, u64::MAX, size, is_pending) => {
+                WriteAction::Leave
             }
+            action => action,
+        };
+        drop(guard);
+        match action {
+            WriteAction::Plain => {}
+            WriteAction::Leave => self.leave(file)?,
+            WriteAction::Record if self.fault == RunFault::MarkBeforeRecord => {
+                self.late = Some(Late { file, write, data: data.to_vec() });
+            }
+            WriteAction::Record => self.append(file, &write, data)?,
         }
         self.kernel.write(file, offset, data);
         self.twin.write(file, offset, data);
@@ -279,38 +293,32 @@ impl Life {
 
     /// Appends the record that was left out.
     fn append_late(&mut self) -> Result<(), String> {
-        let Some(Late { file, offset, data }) = self.late.take() else { return Ok(()) };
-        if self.is_logged(file)? { self.append(file, offset, &data) } else { Ok(()) }
+        let Some(Late { file, write, data }) = self.late.take() else { return Ok(()) };
+        if self.is_logged(file)? { self.append(file, &write, &data) } else { Ok(()) }
     }
 
     fn set_size(&mut self, file: usize, size: usize) -> Result<(), String> {
         self.append_late()?;
-        let old = self.kernel.bytes(file).len();
-        let is_covered = self.lock(file)?.is_covered();
-        if self.is_logged(file)? && (!is_covered || self.is_pending()) {
+        let new_size = size as u64;
+        let guard = self.lock(file)?;
+        let facts = (guard.is_logged(), guard.is_covered());
+        let action = decide_cut(facts, new_size, u64::MAX, || self.is_pending());
+        if action == CutAction::Record {
+            let grew = new_size > guard.size();
+            begin(&guard, file)?.set_size(new_size, grew).map_err(text)?;
+            guard.note_size(new_size, grew);
+            guard.note_change(change_of_cut(new_size, self.log.changes(self.file_system)));
+        }
+        drop(guard);
+        if action == CutAction::Leave {
             self.leave(file)?;
         }
-        let is_logged = self.is_logged(file)?;
-        if is_logged {
-            let guard = self.lock(file)?;
-            let mut ticket = guard.begin().map_err(text)?;
-            if ticket.needs_define() {
-                let again = definition(file)?;
-                guard.define_again(&mut ticket, &again).map_err(text)?;
-            }
-            ticket.set_size(size as u64, size > old).map_err(text)?;
-            drop(ticket);
-            guard.note_size(size as u64, size > old);
-            let journaled = Some(self.log.changes(self.file_system));
-            guard.note_change(Change { bytes: 0, grew: true, journaled, size: size as u64 });
-        } else {
+        if action != CutAction::Record {
             self.log.note_change(self.file_system);
         }
         self.kernel.set_size(file, size);
         self.twin.set_size(file, size);
-        if is_logged {
-            self.files[file].was_cut |= size < old;
-        } else {
+        if action != CutAction::Record {
             self.log.note_change(self.file_system);
         }
         Ok(())
@@ -330,9 +338,6 @@ impl Life {
         (0..PAGES).for_each(|page| self.twin.write_back(file, page));
         if commits {
             self.twin.commit();
-        }
-        if !data_only {
-            self.files[file].was_cut = false;
         }
     }
 
@@ -362,10 +367,7 @@ impl Life {
         let guard = self.lock(file)?;
         let state = CoverState { unlogged: guard.unlogged(), synced_from, size, is_dense };
         let covers = definition(file)?;
-        guard.cover(&state, &covers).map_err(text)?;
-        drop(guard);
-        self.files[file].was_cut = false;
-        Ok(())
+        guard.cover(&state, &covers).map(drop).map_err(text)
     }
 
     fn sync(&mut self, file: usize, data_only: bool) -> Result<(), String> {
@@ -418,6 +420,7 @@ impl Life {
         let guard = self.lock(file)?;
         if before.has_bytes(&SyncedState::of(&guard)) {
             guard.mark(guard.size()).map_err(text)?;
+            guard.note_real_sync();
         }
         Ok(())
     }

@@ -5,6 +5,8 @@
 
 use std::io::IoSlice;
 
+pub(crate) use tidegate::log::cover::Place;
+use tidegate::log::cover::{WriteExtent, confirmed_start};
 use tidegate::log::{AppendError, Change, FileGuard, Ticket};
 
 use super::write::Recorded;
@@ -12,17 +14,6 @@ use super::{Open, is_disk_failure};
 use crate::descriptors;
 use crate::query;
 use crate::raw::Errno;
-
-/// Where a write goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// To the descriptor's position, which moves.
-    Current,
-    /// To a byte of the file.
-    At(u64),
-    /// To the file's end, without moving the position.
-    End,
-}
 
 impl Open {
     /// The byte of the file that a write will start at.
@@ -60,28 +51,13 @@ impl Open {
             && self.start_of_last(place, recorded, bytes) == Some(recorded)
     }
 
-    /// Where the write of `bytes` bytes that the kernel has just done began, of which the record
-    /// says `recorded`; none where that cannot be told.
-    ///
-    /// A process that shares the description may have moved its position since, and a process
-    /// outside the tree may have made the file longer since. So each of the two is believed where
-    /// it confirms the record, and only there: before a process outside the file leaves.
+    /// Returns where the write of `bytes` bytes that the kernel has just done began, of which the
+    /// record says `recorded`.
     #[inline]
     fn start_of_last(&self, place: Place, recorded: u64, bytes: u64) -> Option<u64> {
+        let (position, end) = (|| self.position().ok(), || self.end().ok());
         let appends = self.known.has(descriptors::APPEND);
-        let by_position = match place {
-            Place::At(at) if !appends => return Some(at),
-            Place::Current => self.position().ok()?.checked_sub(bytes),
-            Place::At(_) | Place::End => None,
-        };
-        if by_position == Some(recorded) {
-            return by_position;
-        }
-        if place == Place::Current && !appends {
-            return None;
-        }
-        let by_end = self.end().ok()?.checked_sub(bytes);
-        by_end.filter(|by_end| *by_end == recorded)
+        confirmed_start((place, appends), recorded, bytes, position, end)
     }
 
     /// Makes the log say what the kernel did instead of what it was asked for; where that cannot be
@@ -128,14 +104,14 @@ impl Open {
         done: u64,
     ) -> Option<()> {
         let start = self.start_of_last(place, recorded.start, done)?;
-        let (end, size) = (start + done, self.end().ok()?);
-        let grew = guard.grows(end);
-        record(ticket, start, done, recorded.parts, grew).ok()?;
-        if start > guard.size() {
+        let size = self.end().ok()?;
+        let write = WriteExtent::of(guard, start, done);
+        record(ticket, start, done, recorded.parts, write.grows).ok()?;
+        if write.makes_hole() {
             guard.note_hole();
         }
-        let journaled = (end > guard.size()).then_some(recorded.changes);
-        guard.note_change(Change { bytes: done, grew, journaled, size });
+        let journaled = write.is_resized().then_some(recorded.changes);
+        guard.note_change(Change { size, ..write.change(journaled) });
         ticket.count(done);
         Some(())
     }

@@ -13,6 +13,7 @@
 use std::ffi::c_int;
 
 use tidegate::log::Counter;
+use tidegate::log::cover::splits_sync;
 
 use super::{Open, Place, Request, Sync};
 use crate::descriptors::{APPEND, DIRECT, FULLY_SYNCHRONOUS, SYNCHRONOUS};
@@ -49,11 +50,10 @@ impl Open {
         self.synced(result, self.sync_of_writes())
     }
 
-    /// Whether another descriptor would write to the same place, and may be opened.
     fn can_write_without_sync(&self, place: Place) -> bool {
-        matches!(place, Place::At(_))
-            && !self.known.has(APPEND | DIRECT)
-            && !record_locks::may_have(self.known.device, self.known.inode)
+        let (device, inode) = (self.known.device, self.known.inode);
+        let may_have_record_lock = || record_locks::may_have(device, inode);
+        splits_sync(place, self.known.has(APPEND | DIRECT), may_have_record_lock)
     }
 
     fn sync_of_writes(&self) -> Sync {

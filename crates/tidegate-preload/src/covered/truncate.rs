@@ -1,19 +1,13 @@
 //! Truncation of files: `ftruncate`, `truncate`, `O_TRUNC`.
 //!
-//! Invariants:
-//! 1. The truncation of a covered file is recorded, and then made in the kernel, only while nothing
-//!    is pending in its file system: recovery always applies a cut, which must not outlive an
-//!    earlier change that it lacks. Else the file leaves first.
-//! 2. That of a plain file is counted as pending; that of a new one will be in the record that
-//!    makes it.
+//! Invariant: that of a plain file is counted as pending; that of a new one will be in the record
+//! that makes it. [`tidegate::log::cover`] has the rules for covered files.
 
-use tidegate::log::{Change, FileGuard, Ticket};
+use tidegate::log::cover::{CutAction, change_of_cut, decide_cut};
+use tidegate::log::{FileGuard, Ticket};
 
 use super::{Locked, Open, Refused, is_disk_failure, negated};
 use crate::{metadata, own_stack, plain, process};
-
-/// What a truncation counts for among the bytes that a file has logged: its record.
-const RECORD_BYTES: u64 = 64;
 
 impl Open {
     /// Truncates the file to `size` bytes; `kernel` is the program's own system call.
@@ -29,27 +23,22 @@ impl Open {
         let Ok(guard) = self.lock(entry) else {
             return self.without_lock(entry, || metadata::counted(kernel));
         };
-        if !guard.is_logged() {
-            return self.truncate_plain(kernel);
-        }
-        let recorded = self
-            .may_be_recorded(&guard, size)
-            .then(|| own_stack::run(|| self.record_size(&guard, size)));
-        if let Some(Ok((ticket, position))) = recorded {
-            return self.cut(&guard, ticket, position, size, kernel);
+        let is_pending = || self.log.is_pending(guard.file_system);
+        let facts = (guard.is_logged(), guard.is_covered());
+        match decide_cut(facts, size, process::file_bytes_max(), is_pending) {
+            CutAction::Plain => return self.truncate_plain(kernel),
+            CutAction::Record => {
+                if let Ok((ticket, position)) = own_stack::run(|| self.record_size(&guard, size)) {
+                    return self.cut(&guard, ticket, position, size, kernel);
+                }
+            }
+            CutAction::Leave => {}
         }
         if self.leave(&guard) { metadata::counted(kernel) } else { negated(libc::EIO) }
     }
 
     fn truncate_plain(&self, kernel: impl FnOnce() -> isize) -> isize {
         metadata::counted_new(self.fd, (self.known.device, self.known.inode), kernel)
-    }
-
-    fn may_be_recorded(&self, guard: &Locked, size: u64) -> bool {
-        // The kernel refuses a larger one, or kills for it: then nobody may do it once more.
-        size <= process::file_bytes_max()
-            && guard.is_covered()
-            && !self.log.is_pending(guard.file_system)
     }
 
     fn record_size<'g>(
@@ -78,8 +67,7 @@ impl Open {
         let result = kernel();
         if result >= 0 {
             guard.note_size(size, grew);
-            let (bytes, journaled) = (RECORD_BYTES, Some(changes));
-            guard.note_change(Change { bytes, grew: true, journaled, size });
+            guard.note_change(change_of_cut(size, changes));
             return result;
         }
         if is_disk_failure(result) {

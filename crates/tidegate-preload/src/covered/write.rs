@@ -8,7 +8,10 @@
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tidegate::log::{Change, Counter, FileGuard, Ticket};
+use tidegate::log::cover::{
+    WriteAction, WriteExtent, WriteFacts, decide_record, decide_write, is_watched,
+};
+use tidegate::log::{Counter, FileGuard, Ticket};
 
 use super::{Locked, Open, Place, Refused, SPACE_TIMEOUT, Sync, negated};
 use crate::descriptors::{self, APPEND, DIRECT};
@@ -104,15 +107,13 @@ impl Open {
         let Some(entry) = self.entry() else { return self.unidentified(kernel) };
         for wait in 0..=WAITS {
             let Ok(guard) = self.lock(entry) else { return self.without_lock(entry, kernel) };
-            if !guard.is_logged() {
-                return kernel();
-            }
             let space = self.log.space_changes();
-            let must_leave = self.log.is_suspended() || guard.is_pinned() || guard.is_disturbed();
-            let logged = if must_leave {
-                Err(Refused::Never)
-            } else {
-                own_stack::run(|| self.write_logged(&guard, request, bytes, &kernel))
+            let logged = match decide_write(&WriteFacts::of(&guard)) {
+                WriteAction::Plain => return kernel(),
+                WriteAction::Leave => Err(Refused::Never),
+                WriteAction::Record => {
+                    own_stack::run(|| self.write_logged(&guard, request, bytes, &kernel))
+                }
             };
             match logged {
                 Ok(result) => return result,
@@ -168,33 +169,32 @@ impl Open {
             self.define_again(guard, &mut ticket)?;
         }
         let start = self.place(request.place).map_err(|_| Refused::Changed)?;
-        let end = start.saturating_add(bytes);
-        if end > process::file_bytes_max() {
-            // The process may be killed for it: then nobody may make the write once more.
+        let write = WriteExtent::of(guard, start, bytes);
+        let file_system = guard.file_system;
+        let is_pending = || self.log.is_pending(file_system);
+        let kernel_size = || query::size(self.fd).ok();
+        let appends = request.place == Place::End || self.known.has(APPEND);
+        let bytes_max = process::file_bytes_max();
+        if !decide_record(&write, appends, bytes_max, kernel_size, is_pending) {
             return Err(Refused::Never);
         }
-        let (grew, size) = (guard.grows(end), guard.size());
-        if self.is_resized_outside(request.place, (start, end), size) {
-            return Err(Refused::Never);
-        }
-        if grew && guard.was_cut() && self.log.is_pending(guard.file_system) {
-            // Recovery could not tell this growth from the bytes before the cut, and would show it
-            // without what is pending.
-            return Err(Refused::Never);
-        }
-        let is_resized = end > size;
-        let changes = if grew { self.log.changes(guard.file_system) } else { 0 };
-        let position = ticket.write(start, request.parts, grew)?;
-        let (result, journaled) = if is_resized || !self.is_watched(guard) {
+        let changes = if write.grows { self.log.changes(file_system) } else { 0 };
+        let position = ticket.write(start, request.parts, write.grows)?;
+        let is_resized = write.is_resized();
+        let watches = || {
+            let (journaled, changes) = (guard.journaled_changes(), self.log.changes(file_system));
+            is_watched(is_pending(), journaled, changes)
+        };
+        let (result, journaled) = if is_resized || !watches() {
             (kernel(), is_resized.then_some(changes))
         } else {
             self.watched(guard, kernel)
         };
         if self.is_as_recorded(request.place, start, bytes, result) {
-            if start > size {
+            if write.makes_hole() {
                 guard.note_hole();
             }
-            guard.note_change(Change { bytes, grew, journaled, size: size.max(end) });
+            guard.note_change(write.change(journaled));
         } else {
             let recorded = Recorded { start, parts: request.parts, position, changes };
             self.correct(guard, ticket, &recorded, request.place, result);
@@ -204,29 +204,9 @@ impl Open {
         Ok(result)
     }
 
-    /// A process outside has changed the size of the locked file, which the log takes for `size`.
-    /// An overwrite does not ask: its sync [does](tidegate::log::FileGuard::is_unchecked).
-    #[inline]
-    fn is_resized_outside(&self, place: Place, (start, end): (u64, u64), size: u64) -> bool {
-        if place == Place::End || self.known.has(APPEND) {
-            return start != size;
-        }
-        end > size && query::size(self.fd) != Ok(size)
-    }
-
-    /// Whether an overwrite is to be [`watched`](Self::watched): something is pending that came
-    /// after the inode was last put into the journal.
-    #[inline]
-    fn is_watched(&self, guard: &Locked) -> bool {
-        let file_system = guard.file_system;
-        self.log.is_pending(file_system)
-            && guard.journaled_changes() != self.log.changes(file_system)
-    }
-
-    /// An overwrite while something is pending. If it set the file's time of change, the inode is
-    /// in a transaction of the journal that no change counted before is later than: the next
-    /// `fsync` commits them all. Without this, syncs of a file that is only overwritten would stay
-    /// real for ever.
+    /// Has the kernel make an overwrite while something is pending: returns its result, and as for
+    /// [`Change::journaled`](tidegate::log::Change::journaled). Without this, syncs of a file that
+    /// is only overwritten would stay real for ever.
     #[cold]
     fn watched(&self, guard: &Locked, kernel: impl Fn() -> isize) -> (isize, Option<u64>) {
         let changed_at =

@@ -12,12 +12,17 @@
 //! 3. Nothing here changes the log: a decision is an action, which the caller carries out under the
 //!    lock by which it gathered the facts.
 //!
-//! Map: `sync` has the table of syncs.
+//! Map: `sync` has the table of syncs, `write` those of writes and truncations.
 //! docs/decisions/run-logs-what-was-synced.md has the reasons.
 
 mod sync;
+mod write;
 
 pub use sync::{
     DirectoryFacts, GAIN_BYTES_MAX, Sync, SyncAction, SyncFacts, SyncLookups, SyncedState,
     answers_directory, decide_sync,
+};
+pub use write::{
+    CutAction, Place, WriteAction, WriteExtent, WriteFacts, change_of_cut, confirmed_start,
+    decide_cut, decide_record, decide_write, is_watched, splits_sync,
 };
