@@ -9,9 +9,9 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use libc::{aiocb, size_t};
+use tidegate::log::cover::Cause;
 
 use crate::covered::Open;
-use crate::real::Reason;
 use crate::{next, raw, rights, unseen};
 
 /// The file of the request is written at some time.
@@ -68,7 +68,7 @@ lists!(lio_listio lio_listio64);
 /// libaio. Its errors are negative numbers, not `errno`.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn io_setup(depth: c_int, context: *mut c_void) -> c_int {
-    unseen::all(Some(Reason::Libaio));
+    unseen::all(Some(Cause::Libaio));
     match next::io_setup.get() {
         // SAFETY: the same function.
         Some(io_setup) => unsafe { io_setup(depth, context) },
@@ -79,7 +79,7 @@ unsafe extern "C-unwind" fn io_setup(depth: c_int, context: *mut c_void) -> c_in
 /// As `io_setup`.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn io_queue_init(depth: c_int, context: *mut c_void) -> c_int {
-    unseen::all(Some(Reason::Libaio));
+    unseen::all(Some(Cause::Libaio));
     match next::io_queue_init.get() {
         // SAFETY: the same function.
         Some(init) => unsafe { init(depth, context) },

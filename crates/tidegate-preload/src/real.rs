@@ -10,6 +10,7 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use tidegate::log::cover::Cause;
 use tidegate::log::{Counter, Log, PATH_END_BYTES, RealSync, SyncNames, current_process};
 
 use crate::covered::Open;
@@ -19,60 +20,16 @@ use crate::process::{Holder, Holding};
 use crate::signals::SignalsBlocked;
 use crate::{own_stack, process, supervisor};
 
-/// A cause that the supervisor is told of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reason {
-    /// All files of the process: it has set up asynchronous I/O of the kernel.
-    Libaio,
-    /// The process has mapped the file, or has others write it.
-    Mapping,
-    /// The descriptor has `O_DIRECT`.
-    DirectIo,
-    /// A stream of the C library writes the descriptor's file.
-    Stream,
-    /// The file system is not covered.
-    FileSystem,
-    /// The user's globs keep the file out.
-    Excluded,
-    /// The descriptor has `O_SYNC` or `O_DSYNC`.
-    Synchronous,
-}
-
-impl Reason {
-    const ALL: [Self; 7] = [
-        Self::Libaio,
-        Self::Mapping,
-        Self::DirectIo,
-        Self::Stream,
-        Self::FileSystem,
-        Self::Excluded,
-        Self::Synchronous,
-    ];
-
-    /// The supervisor's word for it.
-    fn word(self) -> &'static str {
-        match self {
-            Self::Libaio => "libaio",
-            Self::Mapping => "mapping",
-            Self::DirectIo => "direct_io",
-            Self::Stream => "stream",
-            Self::FileSystem => "file_system",
-            Self::Excluded => "excluded",
-            Self::Synchronous => "synchronous",
-        }
-    }
-}
-
-/// A bit for each reason that this program has told.
+/// A bit for each cause that this program has told.
 static TOLD: AtomicU32 = AtomicU32::new(0);
-/// Why any file of this process may change unseen: the number of a [`Reason`] plus 1; 0: none is
+/// Why any file of this process may change unseen: the number of a [`Cause`] plus 1; 0: none is
 /// known.
 static UNSEEN: AtomicU32 = AtomicU32::new(0);
 
 /// Tells the supervisor, once.
 #[cold]
-pub(crate) fn tell(reason: Reason) {
-    let bit = 1 << reason as u32;
+pub(crate) fn tell(cause: Cause) {
+    let bit = 1 << cause as u32;
     if TOLD.load(Ordering::Relaxed) & bit != 0 {
         return;
     }
@@ -80,20 +37,19 @@ pub(crate) fn tell(reason: Reason) {
     let Some(_holding) = Holding::new() else { return };
     // The memory of a child of `vfork` is its parent's, the connection would be its own.
     if !process::in_vfork_child() && TOLD.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-        own_stack::run(|| supervisor::tell_plain(reason.word()));
+        own_stack::run(|| supervisor::tell_plain(cause));
     }
 }
 
 /// Notes why any file of this process may change unseen from now on. Told when the process syncs
 /// one.
-pub(crate) fn note_unseen(reason: Option<Reason>) {
-    UNSEEN.store(reason.map_or(0, |reason| reason as u32 + 1), Ordering::Relaxed);
+pub(crate) fn note_unseen(cause: Option<Cause>) {
+    UNSEEN.store(cause.map_or(0, |cause| cause as u32 + 1), Ordering::Relaxed);
 }
 
-/// The [`Reason`] that was noted last, if one was.
-pub(crate) fn why_unseen() -> Option<Reason> {
-    let number = UNSEEN.load(Ordering::Relaxed).checked_sub(1)?;
-    Reason::ALL.into_iter().find(|reason| *reason as u32 == number)
+/// Returns the [`Cause`] that was noted last, if one was.
+pub(crate) fn why_unseen() -> Option<Cause> {
+    Cause::from_repr(UNSEEN.load(Ordering::Relaxed).checked_sub(1)?)
 }
 
 /// Counts a real sync, through `fd`, of the file with these numbers.
@@ -132,7 +88,7 @@ pub(crate) fn note_uncoverable(fd: c_int, known: &Known) {
         Kind::Directory => count(log, fd, numbers, Counter::SyncsOfDirectories),
         Kind::Elsewhere => {
             count(log, fd, numbers, Counter::SyncsUnsupported);
-            tell(Reason::FileSystem);
+            tell(Cause::FileSystem);
         }
         _ => {}
     }
@@ -143,7 +99,7 @@ pub(crate) fn note_uncoverable(fd: c_int, known: &Known) {
 pub(crate) fn note_synchronous(open: &Open, result: isize) {
     if result > 0 {
         open.count(Counter::SyncsSynchronous);
-        tell(Reason::Synchronous);
+        tell(Cause::Synchronous);
     }
 }
 
@@ -152,10 +108,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reason_that_is_noted_is_found_by_its_number() {
-        for reason in Reason::ALL {
-            note_unseen(Some(reason));
-            assert_eq!(why_unseen(), Some(reason));
+    fn a_cause_that_is_noted_is_found_by_its_number() {
+        for cause in [Cause::StaticProgram, Cause::Libaio, Cause::Synchronous] {
+            note_unseen(Some(cause));
+            assert_eq!(why_unseen(), Some(cause));
         }
         note_unseen(None);
         assert_eq!(why_unseen(), None);

@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use tidegate::log::cover::Cause;
 
 use crate::{covered, path, process, query};
 
@@ -80,10 +81,10 @@ pub(crate) fn announce() {
 
 /// Tells, without waiting for an answer, that this process syncs plain files. The cause is one of
 /// the supervisor's. A supervisor that cannot be reached does not hear it.
-pub(crate) fn tell_plain(cause: &str) {
+pub(crate) fn tell_plain(cause: Cause) {
     let mut name = program_name();
     let len = name.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
-    tell(&Message::new("plain", None, Some(cause), shown(&mut name[..len])));
+    tell(&Message::new("plain", None, Some(cause.word()), shown(&mut name[..len])));
 }
 
 /// The name of this program in the kernel, with zeros behind it; all zeros where the kernel does
@@ -105,7 +106,12 @@ pub(crate) fn program_name() -> [u8; NAME_BYTES] {
 /// Tells, as [`tell_plain`] does, that a program starts that is not watched since the user trusts
 /// it.
 pub(crate) fn tell_trusted(program: &CStr) {
-    tell(&Message::new("plain", None, Some("trusted"), name_of(program, &mut [0; NAME_BYTES])));
+    tell(&Message::new(
+        "plain",
+        None,
+        Some(Cause::Trusted.word()),
+        name_of(program, &mut [0; NAME_BYTES]),
+    ));
 }
 
 /// The name of a program's file, cut as the kernel cuts it.

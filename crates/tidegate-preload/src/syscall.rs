@@ -12,9 +12,10 @@ mod numbers;
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
 
+use tidegate::log::cover::Cause;
+
 use crate::metadata::{Named, Sets};
 use crate::raw;
-use crate::real::Reason;
 use crate::suspended::Suspended;
 use crate::{
     attributes, close, exec, fork, limits, mapping, memory_limits, message, metadata, names, open,
@@ -178,7 +179,7 @@ unsafe fn of_descriptors(number: c_long, given: Arguments) -> Option<c_long> {
         }
         libc::SYS_ioctl => hook!(transfer::ioctl(first, given.0[1] as _, given.0[2])),
         libc::SYS_io_setup => {
-            unseen::all(Some(Reason::Libaio));
+            unseen::all(Some(Cause::Libaio));
             return None;
         }
         libc::SYS_io_uring_setup => {

@@ -11,13 +11,13 @@
 
 use std::ffi::{CStr, c_int};
 
+use tidegate::log::cover::Cause;
 use tidegate::log::{FileGuard, FileRef, Log, PlainCall};
 
 use crate::covered::{Open, leave_closed, leave_numbers};
 use crate::descriptors::{self, Kind, PINNED};
 use crate::process::Holding;
-use crate::real::{self, Reason};
-use crate::{kept, metadata, plain, proc_fd, process, query, raw};
+use crate::{kept, metadata, plain, proc_fd, process, query, raw, real};
 
 /// The open file is changed unseen until this process ends, or until [`stop`] is called with what
 /// this returns: none if that is so already.
@@ -101,11 +101,11 @@ pub(crate) fn sharing_table<N>(fork: impl FnOnce() -> N) -> N {
 
 /// Whatever this process has open, or opens, may be changed unseen, for a reason that the user may
 /// want to know.
-pub(crate) fn all(reason: Option<Reason>) {
+pub(crate) fn all(cause: Option<Cause>) {
     if process::log().is_none() || process::writes_unseen() {
         return;
     }
-    real::note_unseen(reason);
+    real::note_unseen(cause);
     process::set_writes_unseen();
     proc_fd::each(|fd| {
         if let Some(open) = Open::writable(fd) {

@@ -12,7 +12,6 @@
 
 mod allocator;
 mod backlog;
-mod cause;
 mod cleaner;
 mod copies;
 mod held;
@@ -43,7 +42,6 @@ mod tree;
 mod trial;
 mod writeback;
 
-pub use cause::Cause;
 pub use launcher::{Launch, Plan};
 pub use opening::{RecoverOptions, discard, log_in_use};
 pub use paths::{Lock, PoolPaths, default_pool, existing_log, is_empty, prepare_pool};

@@ -16,9 +16,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, StatVfsMountFlags};
 use rustix::io::Errno;
 use tidegate::glob::matches_any;
+use tidegate::log::cover::Cause;
 use tidegate_interpose::image::{self, HEAD_BYTES, Image};
-
-use super::cause::Cause;
 
 /// Interpreters of interpreters that the kernel follows.
 const MOST_INTERPRETERS: usize = 4;

@@ -18,8 +18,8 @@ use rustix::net::{
 use rustix::process::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tidegate::log::cover::Cause;
 
-use super::cause::Cause;
 use super::stats::Statistics;
 
 /// Most bytes in a message.

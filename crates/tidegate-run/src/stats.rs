@@ -6,12 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
+use tidegate::log::cover::Cause;
 use tidegate::log::{Counter, Log, RealSyncs};
 
 use tidegate::size::Size;
 use tidegate::stats::histogram::upper_bound_ns;
-
-use super::cause::Cause;
 
 /// The key of syncs of files on file systems that are not logged.
 pub(crate) const UNSUPPORTED: &str = "unsupported";

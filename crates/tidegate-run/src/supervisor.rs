@@ -26,9 +26,9 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use tidegate::log::cover::Cause;
 use tidegate::log::{CLOSED, NO_BOOT};
 
-use super::cause::Cause;
 use super::cleaner::{Cleaner, Event};
 use super::mount::Mount;
 use super::paths::{Lock, PoolPaths};

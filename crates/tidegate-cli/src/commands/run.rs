@@ -4,9 +4,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use tidegate::log::cover::Cause;
 use tidegate::size::Size;
 use tidegate_run::{
-    Asked, Cause, Choice, Launch, Library, Plan, PoolPaths, Program, Reply, Request, Session,
+    Asked, Choice, Launch, Library, Plan, PoolPaths, Program, Reply, Request, Session,
     SessionOptions, ask_at, default_pool, environment, is_empty, prepare_pool, tell,
 };
 

@@ -3,11 +3,12 @@
 //! Entry points: [`Open::sync_unadmitted`], [`Open::sync_refused`], [`Open::sync_for`].
 
 use tidegate::log::Counter;
+use tidegate::log::cover::Cause;
 
 use super::{Open, Sync};
 use crate::descriptors::{DIRECT, Entry, PINNED};
 use crate::process::Holding;
-use crate::real::{self, Reason, tell, why_unseen};
+use crate::real::{self, tell, why_unseen};
 use crate::{files, kept, process};
 
 /// Why the sync is real that was to cover a file.
@@ -44,23 +45,23 @@ impl Open {
         let pinned = entry.filter(|entry| self.log.is_pinned(entry.file));
         let Some(entry) = pinned else { return self.sync_for(Counter::SyncsRefused, wanted) };
         if kept::is_kept(entry.file) {
-            tell(Reason::Mapping);
+            tell(Cause::Mapping);
         }
         self.sync_for(Counter::SyncsPinned, wanted)
     }
 
-    fn why_unadmitted(&self) -> (Counter, Option<Reason>) {
+    fn why_unadmitted(&self) -> (Counter, Option<Cause>) {
         if self.log.is_suspended() {
             // That was told of the process that cannot be watched.
             (Counter::SyncsSuspended, None)
         } else if process::writes_unseen() {
             (Counter::SyncsPinned, why_unseen())
         } else if self.known.has(DIRECT) {
-            (Counter::SyncsPinned, Some(Reason::DirectIo))
+            (Counter::SyncsPinned, Some(Cause::DirectIo))
         } else if self.known.has(PINNED) {
-            (Counter::SyncsPinned, Some(Reason::Stream))
+            (Counter::SyncsPinned, Some(Cause::Stream))
         } else if Holding::new().is_some_and(|_holding| !files::is_wanted(self.fd)) {
-            (Counter::SyncsExcluded, Some(Reason::Excluded))
+            (Counter::SyncsExcluded, Some(Cause::Excluded))
         } else {
             (Counter::SyncsNotYet, None)
         }

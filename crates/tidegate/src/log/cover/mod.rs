@@ -15,9 +15,11 @@
 //! Map: `sync` has the table of syncs, `write` those of writes and truncations.
 //! docs/decisions/run-logs-what-was-synced.md has the reasons.
 
+mod cause;
 mod sync;
 mod write;
 
+pub use cause::Cause;
 pub use sync::{
     DirectoryFacts, GAIN_BYTES_MAX, Sync, SyncAction, SyncFacts, SyncLookups, SyncedState,
     answers_directory, decide_sync,

@@ -1,10 +1,16 @@
 //! Why a process or a file is plain: its syncs are real ones.
 
 use serde::{Deserialize, Serialize};
+use strum::{FromRepr, IntoStaticStr};
 
-/// A reason for which something is plain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// A reason for which something is plain. Processes and the supervisor name it by its
+/// [word](Cause::word).
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, FromRepr, IntoStaticStr,
+)]
+#[repr(u32)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Cause {
     /// The program is linked statically.
     StaticProgram,
@@ -48,7 +54,12 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// What it is, for people: what is said of a program.
+    /// Returns the word for it in messages, without an allocation.
+    pub fn word(self) -> &'static str {
+        self.into()
+    }
+
+    /// Says it of a program, for people.
     pub fn reason(self) -> &'static str {
         match self {
             Self::StaticProgram => "is linked statically",
@@ -77,7 +88,7 @@ impl Cause {
         }
     }
 
-    /// What the user of `program` can do about it, if that is known.
+    /// Returns what the user of `program` can do about it, if that is known.
     pub fn remedy(self, program: &str) -> Option<&'static str> {
         let is_mariadb = ["mariadbd", "mysqld"].contains(&program);
         match self {
@@ -93,8 +104,9 @@ impl Cause {
         }
     }
 
-    /// Whether the user is told by a notice: all files of the program are plain and the user has
-    /// not asked for that, or can change what makes some of them plain. Statistics list all causes.
+    /// Returns whether the user is told by a notice: all files of the program are plain and the
+    /// user has not asked for that, or can change what makes some of them plain. Statistics list
+    /// all causes.
     pub fn is_told(self, program: &str) -> bool {
         let is_expected = matches!(
             self,
@@ -109,9 +121,20 @@ impl Cause {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_word_is_the_one_that_messages_are_read_by() {
+        let mut causes = 0;
+        while let Some(cause) = Cause::from_repr(causes) {
+            let word = serde_json::to_value(cause).unwrap();
+            assert_eq!(word.as_str(), Some(cause.word()));
+            causes += 1;
+        }
+        assert_eq!((causes, Cause::DirectIo.word()), (19, "direct_io"));
+    }
 
     #[test]
     fn a_user_is_told_what_can_be_changed_and_what_is_about_all_files() {
