@@ -20,6 +20,7 @@
 
 use std::ffi::{c_char, c_int};
 
+use tidegate::log::cover::leaves_unrecorded;
 use tidegate::log::{FileRef, Log, PlainCall};
 
 use crate::covered::{self, Gone, Remade, leave_gone};
@@ -160,10 +161,9 @@ impl Named {
         Remade::find(log, numbers, (directory, path, flags))
     }
 
-    /// The file leaves the log, if the log has names of it, or if the call sets its times: recovery
-    /// would take a later one for that of a change from outside.
+    /// Has the file leave the log, if it is to leave before such a change.
     fn leave(self, log: &'static Log, file: FileRef, sets: Sets) {
-        if (sets == Sets::Times || log.has_names(file))
+        if leaves_unrecorded(sets == Sets::Times, || log.has_names(file))
             && let Some((device, inode)) = self.numbers()
         {
             let path = match self {

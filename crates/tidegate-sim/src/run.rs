@@ -18,8 +18,9 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use tidegate::log::cover::{
-    CutAction, Sync, SyncAction, SyncFacts, SyncLookups, SyncedState, WriteAction, WriteExtent,
-    WriteFacts, change_of_cut, decide_cut, decide_record, decide_sync, decide_write, is_watched,
+    BeginAction, BeginFacts, CutAction, LeaveAction, Sync, SyncAction, SyncFacts, SyncLookups,
+    SyncedState, WriteAction, WriteExtent, WriteFacts, change_of_cut, decide_begin, decide_cut,
+    decide_leave, decide_record, decide_sync, decide_write, is_watched,
 };
 use tidegate::log::recover::{ApplyOptions, Payload, Planner, Recovered, apply, recover_pool};
 use tidegate::log::{
@@ -341,16 +342,29 @@ impl Life {
         }
     }
 
-    /// The file is made durable, and its story ends.
+    /// The file leaves the log: it is made durable, and its story ends.
     fn leave(&mut self, file: usize) -> Result<(), String> {
-        self.sync_really(file, false);
+        let guard = self.lock(file)?;
+        let action = decide_leave(guard.is_logged(), || guard.needs_sync());
+        drop(guard);
+        if action == LeaveAction::SyncAndEnd {
+            self.sync_really(file, false);
+        }
+        if action == LeaveAction::Nothing {
+            return Ok(());
+        }
         self.lock(file)?.end_story().map_err(text)
     }
 
     /// The first half of an admission: from now on writes are logged.
     fn begin_story(&mut self, file: usize) -> Result<(), String> {
-        if self.is_logged(file)? {
-            return Ok(());
+        let guard = self.lock(file)?;
+        let action = decide_begin(&BeginFacts::of(&guard));
+        drop(guard);
+        match action {
+            BeginAction::Refuse => return Ok(()),
+            BeginAction::LeaveAndBegin => self.leave(file)?,
+            BeginAction::Begin => {}
         }
         let begins = definition(file)?;
         let size = self.kernel.bytes(file).len() as u64;
@@ -382,7 +396,10 @@ impl Life {
         match decide_sync(wanted, &facts, &lookups) {
             SyncAction::Plain => self.admit(file)?,
             SyncAction::Real(_) => self.sync_covered(file)?,
-            SyncAction::Leave(_) => self.leave(file)?,
+            SyncAction::Leave(_) => {
+                self.sync_really(file, false);
+                self.leave(file)?;
+            }
             SyncAction::Nothing | SyncAction::NothingYet => self.confirm(file)?,
             SyncAction::Mark => {
                 // The mark has the file's attributes, too: a later fsync of it has nothing to

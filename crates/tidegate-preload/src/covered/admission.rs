@@ -15,18 +15,19 @@
 //! A story that was not covered is ignored by recovery: wherever this fails the file is plain, and
 //! the real sync was what the program asked for.
 
+use tidegate::log::cover::{
+    AdmissionFacts, BeginAction, BeginFacts, NotAdmitted, cause_of_admission, decide_admission,
+    decide_begin,
+};
 use tidegate::log::{CoverState, Definition};
 
-use super::{LOCK_TIMEOUT, Locked, Open, Sync, real};
+use super::{LOCK_TIMEOUT, Locked, Open, Sync};
 use crate::descriptors::{self, DIRECT, Entry, PINNED};
 use crate::files::{self, Identified, Seen};
 use crate::path::{self, PathBuffer};
 use crate::process::Holding;
 use crate::signals::SignalsBlocked;
 use crate::{extents, own_stack, process};
-
-/// The sync of a descriptor that covers its file however young that is.
-const COVER_YOUNG_AFTER: u32 = 8;
 
 /// A story that has begun.
 struct Story<'d> {
@@ -39,20 +40,26 @@ struct Story<'d> {
 }
 
 impl Open {
-    /// Whether this sync is one that admits the file. Counts it.
-    pub(crate) fn may_be_admitted(&self) -> bool {
-        let syncs = descriptors::count_sync(self.fd);
-        syncs != 0
-            && (syncs >= process::cover_after() || process::every_write())
-            && !self.known.has(PINNED | DIRECT)
-            && !process::writes_unseen()
-            && !self.log.is_suspended()
-            && files::is_wanted(self.fd)
-            && (syncs >= COVER_YOUNG_AFTER || !self.is_young())
+    /// Decides whether this sync admits the file. Counts it.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn admission(&self) -> Result<(), NotAdmitted> {
+        let facts = AdmissionFacts {
+            syncs: descriptors::count_sync(self.fd),
+            cover_after: process::cover_after(),
+            every_write: process::every_write(),
+            is_suspended: self.log.is_suspended(),
+            writes_unseen: process::writes_unseen(),
+            is_direct: self.known.has(DIRECT),
+            is_pinned: self.known.has(PINNED),
+        };
+        // No system call where the log was given up meanwhile: a filter may kill for it.
+        let is_wanted = || Holding::new().is_none_or(|_holding| files::is_wanted(self.fd));
+        decide_admission(&facts, is_wanted, || self.is_young())
     }
 
-    /// To cover a rollback journal that is gone in a moment costs more than its syncs. A file that
-    /// was synced often is none.
+    /// Returns whether the file was created a moment ago.
     fn is_young(&self) -> bool {
         let age_ns = process::cover_age_ns();
         age_ns != 0 && files::is_younger_than(self.fd, age_ns)
@@ -94,12 +101,10 @@ impl Open {
     fn begin<'d>(&self, identified: &Identified, path: &'d PathBuffer) -> Option<Story<'d>> {
         let entry = self.entry()?;
         let guard = self.lock(entry).ok()?;
-        if guard.is_pinned() || (guard.is_logged() && guard.is_covered()) {
-            return None;
-        }
-        // What its last story has promised must not hang on the sync to come.
-        if guard.is_logged() && guard.marked_until() > 0 && !self.leave(&guard) {
-            return None;
+        match decide_begin(&BeginFacts::of(&guard)) {
+            BeginAction::Begin => {}
+            BeginAction::LeaveAndBegin if self.leave(&guard) => {}
+            BeginAction::LeaveAndBegin | BeginAction::Refuse => return None,
         }
         let (definition, unlogged) = (identified.definition(path), guard.unlogged());
         guard.begin_story(&definition, self.size()?).ok()?;
@@ -118,7 +123,7 @@ impl Open {
         if covered.is_none() {
             self.give_up(story);
         }
-        self.count(real::cause_of_admission(covered.is_some()));
+        self.count(cause_of_admission(covered.is_some()));
         result
     }
 

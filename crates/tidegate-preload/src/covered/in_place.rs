@@ -1,36 +1,25 @@
 //! Files of which an overwrite changes more than bytes: they stay plain.
 //!
-//! The log answers an `fdatasync` after mere overwrites because the kernel would commit nothing of
-//! the journal for it. There are files for which it would: their overwrites go through the journal
-//! or to other blocks, or take an attribute away. What another file shares is no matter of this
-//! module: [`extents`](crate::extents) finds it when the file is covered, and the calls that share
-//! blocks make their files leave ([`transfer`](crate::transfer)).
+//! [`tidegate::log::cover`] decides by mode, capability and flags. What another file shares is no
+//! matter of this module: [`extents`](crate::extents) finds it when the file is covered, and the
+//! calls that share blocks make their files leave ([`transfer`](crate::transfer)).
 //!
 //! Entry point: [`Open::is_overwritten_in_place`].
+
+use tidegate::log::cover;
 
 use super::Open;
 use crate::files::Seen;
 use crate::query;
 
-/// Bits of the mode that a write clears.
-const SET_ID_BITS: u32 = libc::S_ISUID | libc::S_ISGID;
-/// Flag of a file of ext4 whose data goes through the journal.
-const FS_JOURNAL_DATA_FL: u32 = 0x4000;
-/// Flag of a file of XFS on the real-time device, which may be one that is never overwritten.
-const FS_XFLAG_REALTIME: u32 = 0x1;
-
 impl Open {
     /// Whether an overwrite of the file, which was `seen`, changes its bytes and times alone.
     pub(super) fn is_overwritten_in_place(&self, seen: &Seen) -> bool {
-        // A file system without these flags has no such files.
-        let is_journaled =
-            || query::inode_flags(self.fd).is_ok_and(|flags| flags & FS_JOURNAL_DATA_FL != 0);
-        let is_realtime =
-            || query::file_flags(self.fd).is_ok_and(|found| found.flags & FS_XFLAG_REALTIME != 0);
-        seen.stat.st_mode & SET_ID_BITS == 0
-            && self.has_no_capability()
-            && !is_journaled()
-            && !is_realtime()
+        let inode_flags = || query::inode_flags(self.fd).ok();
+        let extended_flags = || query::file_flags(self.fd).ok().map(|found| found.flags);
+        let has_capability = || !self.has_no_capability();
+        let mode = seen.stat.st_mode;
+        cover::is_overwritten_in_place(mode, has_capability, inode_flags, extended_flags)
     }
 
     /// The file has no capability, which a write or a change of its owner would take away.

@@ -16,6 +16,7 @@ use std::ffi::{CStr, c_int};
 use std::time::Duration;
 
 use tidegate::durable;
+use tidegate::log::cover::{LeaveAction, decide_leave};
 use tidegate::log::{AppendError, Counter, FileGuard, FileRef, LockError, Log, PlainCall};
 
 use super::{LOCK_TIMEOUT, Locked, Open, SPACE_TIMEOUT, TRIES};
@@ -122,13 +123,14 @@ impl Open {
     /// the file's syncs are real.
     #[must_use]
     pub(crate) fn leave(&self, guard: &FileGuard<'_>) -> bool {
-        if !guard.is_logged() {
-            return true;
-        }
-        if guard.needs_sync() && durable::fsync(raw::borrowed(self.fd)).is_err() {
-            guard.note_failure();
-            guard.mark_unlogged(false);
-            return false;
+        match decide_leave(guard.is_logged(), || guard.needs_sync()) {
+            LeaveAction::Nothing => return true,
+            LeaveAction::SyncAndEnd if durable::fsync(raw::borrowed(self.fd)).is_err() => {
+                guard.note_failure();
+                guard.mark_unlogged(false);
+                return false;
+            }
+            LeaveAction::SyncAndEnd | LeaveAction::End => {}
         }
         end(self.log, guard);
         true
@@ -336,10 +338,11 @@ fn leave_made_durable<'l>(
         end_without_lock(log, file);
         return;
     };
-    if guard.is_logged() {
-        if guard.needs_sync() {
-            make_durable();
-        }
+    let action = decide_leave(guard.is_logged(), || guard.needs_sync());
+    if action == LeaveAction::SyncAndEnd {
+        make_durable();
+    }
+    if action != LeaveAction::Nothing {
         end(log, &guard);
     }
     then(&guard);

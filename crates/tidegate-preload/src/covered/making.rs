@@ -134,7 +134,7 @@ impl Open {
 
     /// Makes the sync that no record answers: always as `fsync`, which commits what was pending.
     fn sync_unmade(&self, is_quiet: bool) -> isize {
-        if self.may_be_admitted() {
+        if self.admission().is_ok() {
             return self.admit(Sync::All);
         }
         let cause = if is_quiet { Counter::SyncsNewRefused } else { Counter::SyncsNewPending };

@@ -3,18 +3,12 @@
 //! Entry points: [`Open::sync_unadmitted`], [`Open::sync_refused`], [`Open::sync_for`].
 
 use tidegate::log::Counter;
-use tidegate::log::cover::Cause;
+use tidegate::log::cover::{Cause, NotAdmitted};
 
 use super::{Open, Sync};
-use crate::descriptors::{DIRECT, Entry, PINNED};
-use crate::process::Holding;
+use crate::descriptors::Entry;
+use crate::kept;
 use crate::real::{self, tell, why_unseen};
-use crate::{files, kept, process};
-
-/// Why the sync is real that was to cover a file.
-pub(super) fn cause_of_admission(is_covered: bool) -> Counter {
-    if is_covered { Counter::SyncsNotYet } else { Counter::SyncsRefused }
-}
 
 impl Open {
     /// Makes a real sync, and counts it by its cause.
@@ -30,12 +24,11 @@ impl Open {
 
     /// Makes the sync of a plain file that it does not admit.
     #[cold]
-    pub(super) fn sync_unadmitted(&self, wanted: Sync) -> isize {
-        let (cause, reason) = self.why_unadmitted();
-        if let Some(reason) = reason {
-            tell(reason);
+    pub(super) fn sync_unadmitted(&self, wanted: Sync, why: NotAdmitted) -> isize {
+        if let Some(cause) = why.cause(why_unseen) {
+            tell(cause);
         }
-        self.sync_for(cause, wanted)
+        self.sync_for(why.counter(), wanted)
     }
 
     /// Makes the sync of a file that was to be admitted, but cannot be. Without its entry nothing
@@ -49,28 +42,12 @@ impl Open {
         }
         self.sync_for(Counter::SyncsPinned, wanted)
     }
-
-    fn why_unadmitted(&self) -> (Counter, Option<Cause>) {
-        if self.log.is_suspended() {
-            // That was told of the process that cannot be watched.
-            (Counter::SyncsSuspended, None)
-        } else if process::writes_unseen() {
-            (Counter::SyncsPinned, why_unseen())
-        } else if self.known.has(DIRECT) {
-            (Counter::SyncsPinned, Some(Cause::DirectIo))
-        } else if self.known.has(PINNED) {
-            (Counter::SyncsPinned, Some(Cause::Stream))
-        } else if Holding::new().is_some_and(|_holding| !files::is_wanted(self.fd)) {
-            (Counter::SyncsExcluded, Some(Cause::Excluded))
-        } else {
-            (Counter::SyncsNotYet, None)
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::descriptors::PINNED;
     use crate::testing::World;
 
     #[test]
@@ -79,7 +56,8 @@ mod tests {
         let file = world.file("file");
         let total = |counter| world.log.stats().total(counter);
         for (flags, cause) in [(0, Counter::SyncsNotYet), (PINNED, Counter::SyncsPinned)] {
-            assert_eq!(world.open(&file, flags).sync_unadmitted(Sync::All), 0);
+            let open = world.open(&file, flags);
+            assert_eq!(open.sync_unadmitted(Sync::All, open.admission().unwrap_err()), 0);
             assert_eq!(total(cause), 1, "{cause:?}");
         }
         let open = world.open(&file, 0);
@@ -89,7 +67,7 @@ mod tests {
         assert_eq!(open.sync_refused(open.entry(), Sync::All), 0);
         assert_eq!(total(Counter::SyncsPinned), 2);
         world.log.suspend();
-        assert_eq!(world.open(&file, PINNED).sync_unadmitted(Sync::All), 0);
+        assert_eq!(world.open(&file, PINNED).sync_old(Sync::All), 0);
         assert_eq!(total(Counter::SyncsSuspended), 1);
     }
 }

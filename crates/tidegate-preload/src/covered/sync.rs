@@ -181,7 +181,10 @@ impl Open {
 
     /// Syncs a plain file that this process has not made, or synced before.
     pub(super) fn sync_old(&self, wanted: Sync) -> isize {
-        if self.may_be_admitted() { self.admit(wanted) } else { self.sync_unadmitted(wanted) }
+        match self.admission() {
+            Ok(()) => self.admit(wanted),
+            Err(why) => self.sync_unadmitted(wanted, why),
+        }
     }
 
     /// The sync that the program has asked for. Of a file that the log knows it fails where the

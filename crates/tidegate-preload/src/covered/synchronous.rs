@@ -77,7 +77,7 @@ impl Open {
             return result;
         }
         self.count(Counter::SyncsSynchronous);
-        if !self.may_be_admitted() {
+        if self.admission().is_err() {
             return result;
         }
         let synced = self.admit(self.sync_of_writes());

@@ -21,7 +21,8 @@
 use std::collections::BTreeMap;
 
 use tidegate::log::cover::{
-    DirectoryFacts, Sync, SyncAction, SyncFacts, SyncLookups, answers_directory, decide_sync,
+    DirectoryFacts, LeaveAction, Sync, SyncAction, SyncFacts, SyncLookups, answers_directory,
+    decide_leave, decide_sync, leaves_unrecorded,
 };
 
 use super::kernel::{Inode, Kernel, Slot};
@@ -350,13 +351,16 @@ impl Library {
 
     /// Rule B3: an unrecorded change is about to touch the file.
     fn touch(&mut self, both: &mut Both, inode: Inode) {
-        if self.known(inode).has_names && self.fault != NamesFault::TouchedWithoutLeave {
+        let has_names = self.known(inode).has_names;
+        let has_names = || has_names && self.fault != NamesFault::TouchedWithoutLeave;
+        if leaves_unrecorded(false, has_names) {
             self.leave(both, inode);
         }
     }
 
     fn leave(&mut self, both: &mut Both, inode: Inode) {
-        if !self.known(inode).is_retired {
+        // The record of an end does a plain file no harm.
+        if decide_leave(true, || !self.known(inode).is_retired) == LeaveAction::SyncAndEnd {
             self.sync_really(both, inode);
         }
         self.append(&both.kernel, Record::Leave { inode });

@@ -12,13 +12,19 @@
 //! 3. Nothing here changes the log: a decision is an action, which the caller carries out under the
 //!    lock by which it gathered the facts.
 //!
-//! Map: `sync` has the table of syncs, `write` those of writes and truncations.
+//! Map: `sync` has the table of syncs, `write` has writes and truncations, `admission` when a file
+//! is covered and how it leaves. `cause` names what keeps files plain.
 //! docs/decisions/run-logs-what-was-synced.md has the reasons.
 
+mod admission;
 mod cause;
 mod sync;
 mod write;
 
+pub use admission::{
+    AdmissionFacts, BeginAction, BeginFacts, LeaveAction, NotAdmitted, cause_of_admission,
+    decide_admission, decide_begin, decide_leave, is_overwritten_in_place, leaves_unrecorded,
+};
 pub use cause::Cause;
 pub use sync::{
     DirectoryFacts, GAIN_BYTES_MAX, Sync, SyncAction, SyncFacts, SyncLookups, SyncedState,

@@ -56,7 +56,7 @@ impl SyncFacts {
     pub fn of(guard: &FileGuard<'_>) -> Self {
         Self {
             is_covered: guard.is_covered(),
-            has_promises: guard.marked_until() > 0,
+            has_promises: guard.is_logged() && guard.marked_until() > 0,
             unsynced_bytes: guard.unsynced_bytes(),
             has_own_changes: guard.has_own_changes(),
             was_written: guard.was_written(),
