@@ -4,10 +4,8 @@
 //! The rules are B1 and B4 of docs/decisions/run-logs-what-was-synced.md.
 //!
 //! Invariants:
-//! 1. A record answers the first sync of a file only if this process has made the file, it has the
-//!    one name under which it was made, all that it is fits the record, and nothing is pending in
-//!    its file system but creations and changes of its own attributes: asked once the file is
-//!    locked and all of it was read.
+//! 1. The facts by which [`cover`] decides are gathered once the file is locked and all of it was
+//!    read.
 //! 2. The story begins before the file is read, as at any admission: writes since then are logged,
 //!    and wait for the record.
 //! 3. While a stream is open on the file, which no hook sees, nothing but the record is in its
@@ -21,7 +19,9 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tidegate::log::cover::{self, DirectoryFacts};
+use tidegate::log::cover::{
+    self, DirectoryFacts, FileFacts, MADE_BYTES_MAX, MakeFacts, cause_of_new,
+};
 use tidegate::log::{
     Attributes, Counter, Definition, FileGuard, FileSystemRef, Log, Make, NamesGuard,
 };
@@ -40,9 +40,6 @@ use crate::process::Holding;
 use crate::raw::Errno;
 use crate::signals::SignalsBlocked;
 use crate::{extents, file_systems, own_stack, process, query, raw};
-
-/// The largest file that a record makes.
-pub(super) const MADE_BYTES_MAX: u64 = 128 << 10;
 
 /// How long the supervisor is not asked again for what it did not do in time.
 const PAUSE_NS: u64 = 1_000_000_000;
@@ -137,19 +134,20 @@ impl Open {
         if self.admission().is_ok() {
             return self.admit(Sync::All);
         }
-        let cause = if is_quiet { Counter::SyncsNewRefused } else { Counter::SyncsNewPending };
-        self.sync_for(cause, Sync::All)
+        self.sync_for(cause_of_new(is_quiet), Sync::All)
     }
 
     /// The file's identity, if it may be made by a record at all.
     fn makeable(&self, seen: &Seen) -> Option<Identified> {
-        let may_be = seen.size() <= MADE_BYTES_MAX
-            && !self.known.has(DIRECT)
-            && !process::writes_unseen()
-            && !process::in_vfork_child()
-            && !self.log.is_suspended()
-            && self.log.note_clock(raw::clock_ahead_ns())
-            && files::is_wanted(self.fd);
+        let facts = MakeFacts {
+            size: seen.size(),
+            is_direct: self.known.has(DIRECT),
+            writes_unseen: process::writes_unseen(),
+            in_vfork_child: process::in_vfork_child(),
+            is_suspended: self.log.is_suspended(),
+        };
+        let is_clock_steady = || self.log.note_clock(raw::clock_ahead_ns());
+        let may_be = cover::may_make(&facts, is_clock_steady, || files::is_wanted(self.fd));
         let identified = may_be.then(|| files::identify_seen(self.log, self.fd, seen))??;
         let file_system = identified.file_system.reference;
         let may_be = self.log.commits_in_order(file_system) && !self.log.is_refused(file_system);
@@ -188,7 +186,7 @@ impl Open {
         let new_entry = || files::entry_of(self.log, self.fd, self.known, identified);
         let entry = self.known.entry().or_else(new_entry)?;
         let guard = self.lock(entry).ok()?;
-        if guard.is_logged() || !self.may_begin(&guard) {
+        if guard.is_logged() || !cover::may_seal(guard.pins(), self.known.has(PINNED)) {
             return None;
         }
         let definition = identified.definition(path);
@@ -217,7 +215,8 @@ impl Open {
         let mut extended = Extended::new();
         extended.read(self.fd)?;
         let make = self.look(&seen, parent, extended.bytes())?;
-        if guard.has_own_changes() || !self.is_quiet(new, file_system) {
+        let is_pending = || !self.is_quiet(new, file_system);
+        if !cover::stands_for_sync(guard.has_own_changes(), is_pending) {
             return None;
         }
         let data_only = matches!(purpose, Purpose::Answer(Sync::Data));
@@ -266,19 +265,16 @@ impl Open {
         parent: &'a Parent,
         extended: &'a [u8],
     ) -> Option<Make<'a>> {
-        /// Compressed, immutable, appended to only, encrypted, authenticated, mapped directly.
-        const SPECIAL: u64 = 0x4 | 0x10 | 0x20 | 0x800 | 0x10_0000 | 0x20_0000;
-        /// It has extended attributes.
-        const HAS_ATTRIBUTES: u32 = 0x8000_0000;
         let stat = &seen.stat;
         let flags = query::file_flags(self.fd).ok()?;
-        let is_ordinary = seen.attributes & SPECIAL == 0
-            && self.is_overwritten_in_place(seen)
-            && (flags.flags & !HAS_ATTRIBUTES, flags.project) == (0, 0)
-            && (flags.extent_bytes, flags.cow_extent_bytes) == (0, 0);
+        let sizes = [flags.project, flags.extent_bytes, flags.cow_extent_bytes];
         let child = parent.child()?;
-        let has_the_name =
-            stat.st_nlink == 1 && (child.st_dev, child.st_ino) == (stat.st_dev, stat.st_ino);
+        let file = FileFacts {
+            links: u32::try_from(stat.st_nlink).ok()?,
+            keeps_name: (child.st_dev, child.st_ino) == (stat.st_dev, stat.st_ino),
+            is_ordinary: cover::fit_record(seen.attributes, flags.flags, sizes)
+                && self.is_overwritten_in_place(seen),
+        };
         // It was opened behind the creation, and before the record.
         let directory = &parent.seen.stat;
         let attributes = Attributes {
@@ -290,8 +286,7 @@ impl Open {
             extended,
         };
         let parent_changed = timestamp(directory.st_ctime, directory.st_ctime_nsec);
-        let is_said = is_ordinary && has_the_name;
-        is_said.then(|| Make { at: parent.at(), parent_changed, attributes })
+        cover::has_all(&file).then(|| Make { at: parent.at(), parent_changed, attributes })
     }
 
     /// Takes note if overwrites of the locked file, which a record has all of, allocate blocks: as

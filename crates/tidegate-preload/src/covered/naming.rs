@@ -3,14 +3,12 @@
 //! The rules are B2 and B5 of docs/decisions/run-logs-what-was-synced.md.
 //!
 //! Invariants:
-//! 1. A change is recorded only while nothing is pending in the file system, under the lock of its
-//!    names and that of the file. The kernel makes it by the same open directories that the record
-//!    names, before the locks are given back.
-//! 2. Where something is pending, the file would have to be synced before it leaves. If that is
-//!    known to commit all that is pending, the sync is made, and then the record.
+//! 1. [`tidegate::log::cover`] decides whether a change is recorded, under the lock of the file
+//!    system's names and that of the file. The kernel makes it by the same open directories that
+//!    the record names, before the locks are given back.
+//! 2. Where the file has to be synced for its record, no lock is held over that.
 //! 3. A change that fails voids its record. Of a process that is killed in between, the supervisor
 //!    makes the file leave.
-//! 4. What a rename replaces has no other name: it ends here. It may be a plain file.
 //!
 //! Entry point: [`change_name`].
 #![allow(unsafe_code)] // system calls
@@ -18,6 +16,9 @@
 use std::ffi::{CStr, c_int, c_uint};
 
 use tidegate::durable;
+use tidegate::log::cover::{
+    RecordFacts, ReplacedFacts, may_record_name, may_replace, stays_by_sync,
+};
 use tidegate::log::{
     Counter, FileGuard, FileHandle, FileRef, Log, NameChange, NameRecord, NamesGuard, Ticket,
 };
@@ -33,6 +34,7 @@ use crate::path::PathBuffer;
 use crate::process::{self, Holding};
 use crate::query;
 use crate::raw::{self, words};
+use crate::record_locks::Unlocked;
 
 /// A directory, and a path in it.
 pub(crate) type Path<'p> = (c_int, &'p CStr);
@@ -163,18 +165,10 @@ impl<'p> Change<'p> {
     fn commit_pending(&self) -> bool {
         let file_system = self.identified.file_system.reference;
         let guard = self.log.lock_within(self.file, LOCK_TIMEOUT).ok();
-        let leaves = guard.is_some_and(|guard| guard.is_covered() && guard.needs_sync());
-        if !leaves || !self.log.is_pending(file_system) {
-            return false;
-        }
-        let (key, (directory, path)) = (&self.identified.key, self.asked.from());
-        let (device, inode) = (key.device, key.inode);
-        let gone = Gone { device, inode, path: Some((directory, path, libc::AT_SYMLINK_NOFOLLOW)) };
-        let Some(opened) = gone.open() else { return false };
-        let seen = Seen::of(opened.number()).ok();
-        let it = seen.filter(|it| (it.stat.st_dev, it.stat.st_ino) == (device, inode));
-        let it = it.map(|it| (opened.number(), it.size()));
-        let Some(changes) = it.and_then(|it| commits_all(self.log, file_system, it)) else {
+        let facts = guard.map(|guard| (guard.is_covered(), guard.needs_sync()));
+        let (is_covered, needs_sync) = facts.unwrap_or_default();
+        let facts = (is_covered, needs_sync, self.log.is_pending(file_system));
+        let Some((opened, changes)) = stays_by_sync(facts, || self.opened_to_commit()) else {
             return false;
         };
         let is_synced = durable::fsync(raw::borrowed(opened.number())).is_ok();
@@ -182,6 +176,19 @@ impl<'p> Change<'p> {
             self.log.committed(file_system, changes);
         }
         is_synced
+    }
+
+    /// Opens the file once more, if its sync commits all that is pending: the count of that.
+    fn opened_to_commit(&self) -> Option<(Unlocked, u64)> {
+        let (key, (directory, path)) = (&self.identified.key, self.asked.from());
+        let (device, inode) = (key.device, key.inode);
+        let gone = Gone { device, inode, path: Some((directory, path, libc::AT_SYMLINK_NOFOLLOW)) };
+        let opened = gone.open()?;
+        let seen = Seen::of(opened.number()).ok();
+        let seen = seen.filter(|seen| (seen.stat.st_dev, seen.stat.st_ino) == (device, inode))?;
+        let file_system = self.identified.file_system.reference;
+        let changes = commits_all(self.log, file_system, (opened.number(), seen.size()))?;
+        Some((opened, changes))
     }
 
     fn may_be_recorded(
@@ -192,14 +199,9 @@ impl<'p> Change<'p> {
     ) -> bool {
         let file_system = self.identified.file_system.reference;
         let key = &self.identified.key;
+        let is_pending = || self.log.is_pending(file_system);
         (stat.st_dev, stat.st_ino) == (key.device, key.inode)
-            && names.may_record()
-            && self.log.commits_in_order(file_system)
-            && !guard.owner_died()
-            && guard.is_logged()
-            && guard.is_covered()
-            && !guard.has_own_changes()
-            && !self.log.is_pending(file_system)
+            && may_record_name(&RecordFacts::of(names, guard), is_pending)
     }
 
     /// What has the new name, if anything has; none where the change cannot be recorded for that.
@@ -208,9 +210,13 @@ impl<'p> Change<'p> {
             return None;
         }
         let Some(found) = to.child() else { return Some(Replaced::default()) };
-        let replaces = matches!(self.asked, Changed::Rename { flags: 0, .. });
-        let ends = is_file(&found) && found.st_nlink == 1 && found.st_dev == stat.st_dev;
-        if !replaces || !ends || is_same(&found, stat) {
+        let facts = ReplacedFacts {
+            is_replacing: matches!(self.asked, Changed::Rename { flags: 0, .. }),
+            is_file: is_file(&found),
+            links: u32::try_from(found.st_nlink).ok()?,
+            is_beside: found.st_dev == stat.st_dev && !is_same(&found, stat),
+        };
+        if !may_replace(&facts) {
             return None;
         }
         let handle = to.handle_of_child()?;

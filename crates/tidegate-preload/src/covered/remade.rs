@@ -15,9 +15,9 @@
 
 use std::ffi::{CStr, c_int};
 
+use tidegate::log::cover::{MADE_BYTES_MAX, MadeFacts, RecordFacts, may_record_attributes};
 use tidegate::log::{FileGuard, Log, NamesGuard};
 
-use super::making::MADE_BYTES_MAX;
 use super::{LOCK_TIMEOUT, Open};
 use crate::descriptors::{Entry, Known};
 use crate::extended::Extended;
@@ -73,11 +73,11 @@ impl Remade {
             return Err(call);
         };
         let names = log.lock_names_within(file_system, LOCK_TIMEOUT);
-        let Some(names) = names.ok().filter(NamesGuard::may_record) else { return Err(call) };
+        let Ok(names) = names else { return Err(call) };
         let Some(entry) = self.open.known.entry() else { return Err(call) };
         // Not as others lock it: what is sealed is not covered, and leaves otherwise.
         let Ok(guard) = log.lock_within(entry.file, LOCK_TIMEOUT) else { return Err(call) };
-        if !self.may_be_recorded(&guard) {
+        if !self.may_be_recorded(&names, &guard) {
             return Err(call);
         }
         // The slot is held until the record is there: if the process is killed before, the file
@@ -104,17 +104,10 @@ impl Remade {
         Ok(result)
     }
 
-    fn may_be_recorded(&self, guard: &FileGuard<'_>) -> bool {
-        let file_system = self.identified.file_system.reference;
-        self.open.log.commits_in_order(file_system)
-            && !guard.owner_died()
-            && guard.is_logged()
-            && guard.is_covered()
-            && guard.has_names()
-            && !guard.was_moved()
-            && !guard.has_own_changes()
-            && guard.size() <= MADE_BYTES_MAX
-            && !self.open.log.is_pending(file_system)
+    fn may_be_recorded(&self, names: &NamesGuard<'_>, guard: &FileGuard<'_>) -> bool {
+        let is_pending = || self.open.log.is_pending(self.identified.file_system.reference);
+        let facts = RecordFacts::of(names, guard);
+        may_record_attributes(&facts, &MadeFacts::of(guard), is_pending)
     }
 
     fn record(&self, guard: &FileGuard<'_>, parent: &Parent) -> Option<()> {

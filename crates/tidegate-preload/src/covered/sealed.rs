@@ -23,6 +23,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tidegate::log::FileGuard;
+use tidegate::log::cover::may_unseal;
 
 use super::{LOCK_TIMEOUT, Open};
 use crate::descriptors::{self, PINNED};
@@ -53,12 +54,6 @@ fn checksum(content: &[u8]) -> u64 {
 }
 
 impl Open {
-    /// Whether a file with these pins may have a story all the same: none, or that of the stream
-    /// alone that this descriptor belongs to.
-    pub(super) fn may_begin(&self, guard: &FileGuard<'_>) -> bool {
-        guard.pins() == u64::from(self.known.has(PINNED))
-    }
-
     /// Takes the stream's pin back, for as long as its file is made.
     pub(super) fn unpin_to_make(&self, guard: &FileGuard<'_>) {
         if self.known.has(PINNED) {
@@ -111,11 +106,13 @@ impl Open {
         let _holding = Holding::new()?;
         // Not as others lock it, which makes it leave.
         let guard = self.log.lock_within(entry.file, LOCK_TIMEOUT).ok()?;
-        if guard.owner_died() || guard.story() != sealed.story {
-            return None;
-        }
-        let content = self.read(sealed.bytes)?;
-        let is_same = checksum(content.bytes()) == sealed.checksum;
-        (is_same && guard.unseal(sealed.unlogged)).then_some(())
+        let is_as_recorded = || {
+            let content = self.read(sealed.bytes);
+            content.is_some_and(|content| checksum(content.bytes()) == sealed.checksum)
+        };
+        let is_same_story = guard.story() == sealed.story;
+        (may_unseal(guard.owner_died(), is_same_story, is_as_recorded)
+            && guard.unseal(sealed.unlogged))
+        .then_some(())
     }
 }

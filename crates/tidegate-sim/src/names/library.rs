@@ -1,28 +1,15 @@
-//! What the preload library and the supervisor do: which syncs and changes of names the log
-//! answers, and what its records say.
+//! The facts that the rules of `run` ask for, and what carries their decisions out, on the model of
+//! a kernel. The rules are the product's ([`tidegate::log::cover`]); faults are planted in facts.
 //!
-//! A file's *story* is all that the log has of it. Rules (the numbers are those of
-//! docs/decisions/run-logs-what-was-synced.md, stage B):
-//! - B1: a new file is admitted by a record, if nothing else is pending and its names never
-//!   changed.
-//! - B2: a change of names of a covered file is recorded before it is made, if nothing is pending.
-//! - B3: any other change that touches a file with names in the log first makes it leave. But a
-//!   change of the attributes of a file that was made, and has its name still, is recorded behind
-//!   it by a second record of all of the file, if nothing is pending. A file that a real sync has
-//!   made durable before its record leaves without another one. One that would have to be synced to
-//!   leave is synced, and stays, where that commits all that is pending.
-//! - B4: the creation of a regular file holds up a sync of a directory only.
-//! - B5: a sync behind a recorded change of names or attributes is answered only if nothing is
-//!   pending. A real sync that gives a file blocks commits all that was pending before it.
-//! - B10: a file on which a stream is open, whose writes are not seen, has no story but the one
-//!   record that makes it: it is sealed. Whatever else is to be done with it makes it leave. When
-//!   the stream is closed it is covered if it is as in the record, and leaves otherwise.
+//! A file's *story* is all that the log has of it. A file on which a stream is open has no story
+//! but the one record that makes it: it is sealed.
 
 use std::collections::BTreeMap;
 
 use tidegate::log::cover::{
-    DirectoryFacts, LeaveAction, Sync, SyncAction, SyncFacts, SyncLookups, answers_directory,
-    decide_leave, decide_sync, leaves_unrecorded,
+    self, DirectoryFacts, FileFacts, LeaveAction, MadeFacts, RecordFacts, ReplacedFacts, Sync,
+    SyncAction, SyncFacts, SyncLookups, answers_directory, decide_leave, decide_sync, has_all,
+    leaves_unrecorded, may_record_name, may_replace, may_unseal, stands_for_sync, stays_by_sync,
 };
 
 use super::kernel::{Inode, Kernel, Slot};
@@ -104,6 +91,11 @@ struct Known {
 }
 
 impl Known {
+    fn record_facts(&self) -> RecordFacts {
+        let (is_covered, has_own_changes) = (self.is_covered, self.has_own_change);
+        RecordFacts { can_record: true, is_covered, has_own_changes }
+    }
+
     fn sync_facts(&self) -> SyncFacts {
         SyncFacts {
             is_covered: self.is_covered,
@@ -223,9 +215,11 @@ impl Library {
     /// A stream is opened on the file, or the one that is open is closed.
     pub(super) fn toggle_stream(&mut self, both: &mut Both, inode: Inode) {
         let known = *self.known(inode);
-        let is_same = known.sealed_version == both.kernel.version(inode)
-            || self.fault == NamesFault::UnsealedUnseen;
-        if known.is_covered && !(known.is_pinned && is_same) {
+        let is_as_recorded = || {
+            known.sealed_version == both.kernel.version(inode)
+                || self.fault == NamesFault::UnsealedUnseen
+        };
+        if known.is_covered && !may_unseal(false, known.is_pinned, is_as_recorded) {
             self.leave(both, inode);
         }
         self.known(inode).is_pinned = !known.is_pinned;
@@ -236,7 +230,7 @@ impl Library {
         self.known(inode).is_pinned
     }
 
-    /// Rule B10: something is about to be done with the file.
+    /// Something is about to be done with the file.
     fn break_seal(&mut self, both: &mut Both, inode: Inode) {
         let known = *self.known(inode);
         if known.is_pinned && known.is_covered && self.fault != NamesFault::SealIgnored {
@@ -260,11 +254,13 @@ impl Library {
         }
     }
 
-    /// Rule B3.
     fn may_record_attributes(&mut self, inode: Inode) -> bool {
         let known = *self.known(inode);
-        let is_quiet = !self.is_pending(None) || self.fault == NamesFault::AttributesWhilePending;
-        known.is_covered && known.is_as_made && known.has_names && is_quiet && !known.has_own_change
+        let is_pending =
+            || self.is_pending(None) && self.fault != NamesFault::AttributesWhilePending;
+        let (has_names, was_moved) = (known.has_names, !known.is_as_made);
+        let made = MadeFacts { has_names, was_moved, size: 0 };
+        cover::may_record_attributes(&known.record_facts(), &made, is_pending)
     }
 
     /// Makes a change of names, recorded or not.
@@ -319,18 +315,15 @@ impl Library {
         }
     }
 
-    /// Rule B3: a file that would have to be synced to leave is synced, and stays, where that
-    /// commits all that is pending.
     fn commit_pending(&mut self, both: &mut Both, inode: Inode) -> bool {
         let known = *self.known(inode);
-        let commits = known.is_covered
-            && !known.is_retired
-            && self.is_pending(None)
-            && both.kernel.is_delayed(inode);
-        if commits {
+        let facts = (known.is_covered, !known.is_retired, self.is_pending(None));
+        let commits = || both.kernel.is_delayed(inode).then_some(());
+        let is_synced = stays_by_sync(facts, commits).is_some();
+        if is_synced {
             self.sync_really(both, inode);
         }
-        commits
+        is_synced
     }
 
     fn mark(&mut self, kernel: &Kernel, inode: Inode) {
@@ -339,17 +332,20 @@ impl Library {
         }
     }
 
-    /// Rule B2.
     fn may_record(&mut self, kernel: &Kernel, inode: Inode, replaced: Option<Inode>) -> bool {
-        let (fault, known) = (self.fault, *self.known(inode));
-        let is_whole = known.is_covered || fault == NamesFault::NameOfPlainFile;
-        let is_quiet = !self.is_pending(None) || fault == NamesFault::NameWhilePending;
-        // What is replaced ends here, and never comes back.
-        let ends = |other| kernel.present().links(other) == 1 || fault == NamesFault::ReplacedLives;
-        is_whole && is_quiet && !known.has_own_change && replaced.is_none_or(ends)
+        let (fault, mut facts) = (self.fault, self.known(inode).record_facts());
+        facts.is_covered |= fault == NamesFault::NameOfPlainFile;
+        let is_pending = || self.is_pending(None) && fault != NamesFault::NameWhilePending;
+        let ends = |other| {
+            let links = links_of(kernel, other);
+            let links = if fault == NamesFault::ReplacedLives { 1 } else { links };
+            let (is_replacing, is_file, is_beside) = (true, true, true);
+            may_replace(&ReplacedFacts { is_replacing, is_file, links, is_beside })
+        };
+        may_record_name(&facts, is_pending) && replaced.is_none_or(ends)
     }
 
-    /// Rule B3: an unrecorded change is about to touch the file.
+    /// An unrecorded change is about to touch the file.
     fn touch(&mut self, both: &mut Both, inode: Inode) {
         let has_names = self.known(inode).has_names;
         let has_names = || has_names && self.fault != NamesFault::TouchedWithoutLeave;
@@ -431,16 +427,18 @@ impl Library {
         }
     }
 
-    /// Rule B1.
     fn may_make(&mut self, kernel: &Kernel, inode: Inode) -> bool {
-        let is_quiet = !self.is_pending(Some(inode)) || self.fault == NamesFault::MadeWhilePending;
-        let keeps_name = |slot| kernel.present().names.get(&slot) == Some(&inode);
-        let created_at = self.known(inode).created_at;
-        let created_at = match self.fault {
-            NamesFault::MadeAfterRename => kernel.present().slots_of(inode).next(),
-            _ => created_at.filter(|slot| keeps_name(*slot)),
+        let is_pending =
+            || self.is_pending(Some(inode)) && self.fault != NamesFault::MadeWhilePending;
+        let tree = kernel.present();
+        let created_at = self.files.get(&inode).and_then(|known| known.created_at);
+        let keeps_name = created_at.is_some_and(|slot| tree.names.get(&slot) == Some(&inode));
+        let file = FileFacts {
+            links: links_of(kernel, inode),
+            keeps_name: keeps_name || self.fault == NamesFault::MadeAfterRename,
+            is_ordinary: true,
         };
-        is_quiet && created_at.is_some() && kernel.present().links(inode) == 1
+        has_all(&file) && stands_for_sync(false, is_pending)
     }
 
     fn make(&mut self, kernel: &Kernel, inode: Inode, wanted: Sync) {
@@ -471,7 +469,7 @@ impl Library {
         self.files.insert(inode, known);
     }
 
-    /// Whether the log answers a sync of a directory: rule B4.
+    /// Returns whether the log answers a sync of a directory.
     pub(super) fn answers_directory(&self) -> bool {
         let is_created = self.creations.iter().any(|pending| pending.change > self.committed);
         let is_created = is_created && self.fault != NamesFault::DirectoryIgnoresCreation;
@@ -499,6 +497,10 @@ impl Library {
         }
         self.log.drain(..until);
     }
+}
+
+fn links_of(kernel: &Kernel, inode: Inode) -> u32 {
+    u32::try_from(kernel.present().links(inode)).unwrap_or(u32::MAX)
 }
 
 /// The kernel beside the log, and the *twin*: the same without Tidegate.

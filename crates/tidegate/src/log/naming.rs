@@ -194,10 +194,14 @@ impl Log {
 }
 
 impl NamesGuard<'_> {
-    /// Names of the file system may be recorded now: the supervisor holds it, no holder of the lock
-    /// was killed, and no process runs that cannot be watched.
+    /// Returns whether names of the file system may be recorded now: it commits in order, the
+    /// supervisor holds it, no holder of the lock was killed, and no process runs that cannot be
+    /// watched.
     pub fn may_record(&self) -> bool {
-        self.log.is_held(self.file_system) && !self.is_orphaned() && !self.log.is_suspended()
+        self.log.commits_in_order(self.file_system)
+            && self.log.is_held(self.file_system)
+            && !self.is_orphaned()
+            && !self.log.is_suspended()
     }
 
     /// A former holder was killed, and [`repaired`](Self::repaired) was not called since.

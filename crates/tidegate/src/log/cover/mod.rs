@@ -13,11 +13,13 @@
 //!    lock by which it gathered the facts.
 //!
 //! Map: `sync` has the table of syncs, `write` has writes and truncations, `admission` when a file
-//! is covered and how it leaves. `cause` names what keeps files plain.
+//! is covered and how it leaves, `names` new files, names, attributes and seals. `cause` names what
+//! keeps files plain.
 //! docs/decisions/run-logs-what-was-synced.md has the reasons.
 
 mod admission;
 mod cause;
+mod names;
 mod sync;
 mod write;
 
@@ -26,6 +28,11 @@ pub use admission::{
     decide_admission, decide_begin, decide_leave, is_overwritten_in_place, leaves_unrecorded,
 };
 pub use cause::Cause;
+pub use names::{
+    FileFacts, MADE_BYTES_MAX, MadeFacts, MakeFacts, RecordFacts, ReplacedFacts, cause_of_new,
+    fit_record, has_all, may_make, may_record_attributes, may_record_name, may_replace, may_seal,
+    may_unseal, stands_for_sync, stays_by_sync,
+};
 pub use sync::{
     DirectoryFacts, GAIN_BYTES_MAX, Sync, SyncAction, SyncFacts, SyncLookups, SyncedState,
     answers_directory, decide_sync,
