@@ -202,7 +202,7 @@ impl Program {
         let bytes = data.len() as u64;
         let size = file.metadata().unwrap().len();
         guard.note_change(Change { bytes, grew: true, journaled: Some(0), size });
-        guard.mark(file.metadata().unwrap().len()).unwrap();
+        guard.mark(file.metadata().unwrap().len(), 0).unwrap();
     }
 }
 

@@ -95,11 +95,12 @@ fn statx_of(fd: c_int, wanted: c_uint) -> Result<libc::statx, Errno> {
     Ok(unsafe { found.assume_init() })
 }
 
-/// The size of an open file in bytes. Asks for its times, too: where the kernel gives times finer
-/// than a tick (Linux 6.13), the next write of whatever process gets a later one.
-pub(crate) fn size_and_times(fd: c_int) -> Result<u64, Errno> {
+/// The size of an open file in bytes, and its time of modification in nanoseconds since 1970. Asks
+/// for both times: where the kernel gives times finer than a tick (Linux 6.13), the next write of
+/// whatever process gets a later one.
+pub(crate) fn size_and_time(fd: c_int) -> Result<(u64, u64), Errno> {
     let wanted = libc::STATX_SIZE | libc::STATX_MTIME | libc::STATX_CTIME;
-    statx_of(fd, wanted).map(|found| found.stx_size)
+    statx_of(fd, wanted).map(|found| (found.stx_size, nanoseconds(&found.stx_mtime)))
 }
 
 /// All that is asked of an open file at once.

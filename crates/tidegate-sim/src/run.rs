@@ -407,7 +407,7 @@ impl Life {
                 self.twin.commit();
                 self.confirm(file)?;
                 let guard = self.lock(file)?;
-                guard.mark(guard.size()).map_err(text)?;
+                guard.mark(guard.size(), 0).map_err(text)?;
             }
         }
         self.append_late()?;
@@ -424,7 +424,7 @@ impl Life {
 
     fn confirm(&self, file: usize) -> Result<(), String> {
         let guard = self.lock(file)?;
-        if guard.is_unconfirmed() { guard.confirm().map_err(text) } else { Ok(()) }
+        if guard.is_unconfirmed() { guard.confirm(0).map_err(text) } else { Ok(()) }
     }
 
     /// A real sync of a covered file, and the mark that may follow it.
@@ -436,7 +436,7 @@ impl Life {
         self.log.committed(self.file_system, journaled);
         let guard = self.lock(file)?;
         if before.has_bytes(&SyncedState::of(&guard)) {
-            guard.mark(guard.size()).map_err(text)?;
+            guard.mark(guard.size(), 0).map_err(text)?;
             guard.note_real_sync();
         }
         Ok(())

@@ -141,7 +141,7 @@ impl<'p> Change<'p> {
             None => Replaced::default(),
         };
         if guard.has_grown() {
-            guard.mark(guard.size()).ok()?;
+            guard.mark(guard.size(), 0).ok()?;
         }
         let links = self.asked.links_after(u32::try_from(stat.st_nlink).ok()?);
         let record = NameRecord { change: self.in_record(replaced.handle)?, links };

@@ -45,9 +45,9 @@ pub(super) fn commits_all(
 /// Has the log say when the kernel had done what a sync promises of an overwritten file: recovery
 /// takes later times of the file for those of processes outside. Without space for it a change from
 /// outside is noticed a little later.
-fn confirm(guard: &Locked) {
+fn confirm(guard: &Locked, modified_ns: u64) {
     if guard.is_unconfirmed() {
-        let _ = own_stack::run(|| guard.confirm());
+        let _ = own_stack::run(|| guard.confirm(modified_ns));
     }
 }
 
@@ -74,9 +74,10 @@ impl Open {
 
     /// Syncs a file whose story has begun.
     pub(crate) fn sync_logged(&self, entry: Entry, guard: Locked, wanted: Sync) -> isize {
+        let modified_ns = Cell::new(0);
         let lookups = SyncLookups {
             is_in_place: || Seen::of(self.fd).is_ok_and(|seen| self.is_overwritten_in_place(&seen)),
-            is_resized: || self.is_resized(&guard),
+            is_resized: || self.is_resized(&guard, &modified_ns),
             is_pending: || self.log.is_pending(guard.file_system),
         };
         match decide_sync(wanted, &SyncFacts::of(&guard), &lookups) {
@@ -87,13 +88,13 @@ impl Open {
             SyncAction::Leave(cause) => return self.leave_at(&guard, cause, wanted),
             SyncAction::Real(cause) => return self.sync_covered(entry, guard, cause),
             SyncAction::Nothing => {
-                confirm(&guard);
+                confirm(&guard, modified_ns.get());
                 self.log.note_sync_skipped(entry.file);
             }
-            SyncAction::NothingYet => confirm(&guard),
+            SyncAction::NothingYet => confirm(&guard, modified_ns.get()),
             SyncAction::Mark => {
-                confirm(&guard);
-                if own_stack::run(|| guard.mark(guard.size())).is_err() {
+                confirm(&guard, modified_ns.get());
+                if own_stack::run(|| guard.mark(guard.size(), modified_ns.get())).is_err() {
                     return self.sync_covered(entry, guard, Counter::SyncsPending);
                 }
                 guard.names_synced();
@@ -103,17 +104,18 @@ impl Open {
         0
     }
 
-    /// Returns whether a process outside has changed the size of the locked file. Asks now and then
-    /// only.
-    fn is_resized(&self, guard: &Locked) -> bool {
+    /// Returns whether a process outside has changed the size of the locked file, and stores the
+    /// file's time of modification. Asks now and then only.
+    fn is_resized(&self, guard: &Locked, modified_ns: &Cell<u64>) -> bool {
         if !guard.is_unchecked() {
             return false;
         }
-        let is_resized = query::size_and_times(self.fd) != Ok(guard.size());
-        if !is_resized {
-            guard.note_checked();
+        match query::size_and_time(self.fd) {
+            Ok((size, found_ns)) if size == guard.size() => modified_ns.set(found_ns),
+            _ => return true,
         }
-        is_resized
+        guard.note_checked();
+        false
     }
 
     /// How the file system has failed, if it has since then.
@@ -150,9 +152,11 @@ impl Open {
             guard.names_synced();
         }
         if before.has_bytes(&now) && guard.is_logged() {
-            confirm(&guard);
+            let modified_ns =
+                query::size_and_time(self.fd).map_or(0, |(_, modified_ns)| modified_ns);
+            confirm(&guard, modified_ns);
             // Without it the next sync is real.
-            let _ = own_stack::run(|| guard.mark(size));
+            let _ = own_stack::run(|| guard.mark(size, modified_ns));
             guard.note_real_sync();
         }
         result

@@ -3,6 +3,7 @@
 //! Whatever bytes a payload has, reading it gives a record that makes sense, or none.
 
 use std::io::IoSlice;
+use std::time::Duration;
 
 use zerocopy::little_endian::{I32, I64, U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
@@ -33,6 +34,12 @@ impl Timestamp {
     fn of(s: I64, ns: U32) -> Option<Self> {
         let this = Self { s: s.get(), ns: ns.get() };
         (this.ns < 1_000_000_000).then_some(this)
+    }
+
+    /// The point that is so many nanoseconds after 1970.
+    pub(in crate::log) fn of_ns(ns: u64) -> Self {
+        let since = Duration::from_nanos(ns);
+        Self { s: since.as_secs().cast_signed(), ns: since.subsec_nanos() }
     }
 }
 

@@ -390,7 +390,7 @@ mod tests {
         log.note_sync_skipped(file);
         assert!(guard.needs_sync(), "the record may have more");
         guard.note_retired();
-        guard.mark(3).unwrap();
+        guard.mark(3, 0).unwrap();
         assert!(guard.needs_sync());
         guard.note_retired();
         guard.note_failure();

@@ -530,12 +530,13 @@ impl FileGuard<'_> {
     }
 
     /// Promises all of the file as it is now, of `size` bytes: by a mark, if it has grown.
+    /// `modified_ns` is the file's time of modification now, 0 if that is not known.
     ///
     /// # Errors
     /// [`AppendError`]: nothing more is promised than before.
-    pub fn mark(&self, size: u64) -> Result<(), AppendError> {
+    pub fn mark(&self, size: u64, modified_ns: u64) -> Result<(), AppendError> {
         if self.has_grown() {
-            let position = self.begin()?.mark(size)?;
+            let position = self.begin()?.mark(size, modified_ns)?;
             let end = position + RECORD_ALIGN_BYTES;
             self.entry.marked_at().store(end, Ordering::Relaxed);
             self.entry.durable_size().store(size, Ordering::Relaxed);
@@ -545,12 +546,11 @@ impl FileGuard<'_> {
         Ok(())
     }
 
-    /// The file was changed since its last sync, and no sync has looked at its size for
-    /// `CHECK_NS`.
+    /// No sync has looked at the file's size for `CHECK_NS`. One that has nothing to do looks, too:
+    /// another process may have cut the file.
     #[inline]
     pub fn is_unchecked(&self) -> bool {
-        self.unsynced_bytes() > 0
-            && now_ns().saturating_sub(self.entry.checked_ns().load(Ordering::Relaxed)) >= CHECK_NS
+        now_ns().saturating_sub(self.entry.checked_ns().load(Ordering::Relaxed)) >= CHECK_NS
     }
 
     /// A sync has looked at the file's size.
@@ -565,14 +565,14 @@ impl FileGuard<'_> {
         self.unsynced_bytes() > 0 && !self.has_grown()
     }
 
-    /// Appends that the kernel has done all of the file's changes: recovery takes later times of
-    /// the file for those of processes outside. Only while nothing of the file has
-    /// [grown](Self::has_grown), which a mark would promise.
+    /// Appends that the kernel has done all of the file's changes: recovery takes times of the file
+    /// after `modified_ns` for those of processes outside; if that is 0, those after this call.
+    /// Only while nothing of the file has [grown](Self::has_grown), which a mark would promise.
     ///
     /// # Errors
     /// [`AppendError`]: a change from outside is noticed from the next heartbeat on.
-    pub fn confirm(&self) -> Result<(), AppendError> {
-        self.begin()?.mark(self.size()).map(drop)
+    pub fn confirm(&self, modified_ns: u64) -> Result<(), AppendError> {
+        self.begin()?.mark(self.size(), modified_ns).map(drop)
     }
 
     /// Overwrites of the file allocate blocks from now on: it has a hole, as where a write begins
@@ -659,7 +659,7 @@ mod tests {
         guard.note_change(GROWTH);
         assert!(guard.has_grown() && guard.was_written() && guard.journaled_changes() == 3);
         assert!(guard.grows(101), "not promised yet");
-        guard.mark(110).unwrap();
+        guard.mark(110, 0).unwrap();
         assert!(!guard.has_grown() && !guard.was_written() && !guard.grows(110));
         guard.note_size(50, false);
         assert!(!guard.grows(50) && guard.grows(51), "cut");
@@ -674,11 +674,11 @@ mod tests {
         let guard = log.lock(file(&log)).unwrap();
         guard.note_change(Change { grew: false, ..GROWTH });
         assert!(guard.was_written() && !guard.has_grown() && guard.unsynced_bytes() == 10);
-        guard.mark(100).unwrap();
+        guard.mark(100, 0).unwrap();
         assert_eq!((guard.unsynced_bytes(), guard.was_written()), (0, false));
         assert_eq!(kinds(&log), [RecordKind::Define; 2]);
         guard.note_change(GROWTH);
-        guard.mark(110).unwrap();
+        guard.mark(110, 0).unwrap();
         assert_eq!(kinds(&log).last(), Some(&RecordKind::Mark));
         assert_eq!(guard.marked_until(), log.head());
     }

@@ -169,7 +169,7 @@ fn every_kind_of_record_comes_back() {
     let size = ticket.set_size(10, false).unwrap();
     ticket.write(20, &[IoSlice::new(b"x")], true).unwrap();
     ticket.zero(3, 4, false).unwrap();
-    ticket.mark(21).unwrap();
+    ticket.mark(21, 0).unwrap();
     ticket.end().unwrap();
     ticket.void(size).unwrap();
     let records = found(&log);

@@ -82,13 +82,13 @@ impl Ticket<'_> {
         self.about(draft, &[], Share::Data)
     }
 
-    /// Appends that all earlier records of the file are promised, and a size of `size` bytes: the
-    /// record's position.
+    /// Appends that all earlier records of the file are promised, a size of `size` bytes, and a
+    /// time of modification, unless `modified_ns` is 0: the record's position.
     ///
     /// # Errors
     /// [`AppendError`].
-    pub(in crate::log) fn mark(&mut self, size: u64) -> Result<u64, AppendError> {
-        let draft = Header { offset: size, ..Header::of(RecordKind::Mark) };
+    pub(in crate::log) fn mark(&mut self, size: u64, modified_ns: u64) -> Result<u64, AppendError> {
+        let draft = Header { offset: size, aux: modified_ns, ..Header::of(RecordKind::Mark) };
         self.about(draft, &[], Share::Definitions)
     }
 

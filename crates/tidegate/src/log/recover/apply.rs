@@ -449,18 +449,17 @@ impl<F: FileSystem> Context<'_, F> {
         let state = state.map_err(|error| Failure::io(file, "look at the file", error))?;
         let disk = Disk { block_bytes: state.block_bytes, ..Disk::default() };
         let filled = self.fill(&replay(file, &disk), opened);
-        let filled = filled.and_then(|()| self.set_made(file, opened));
+        let filled = filled.and_then(|()| self.set_made(file, opened, true));
         let synced = filled.and_then(|()| self.sync(opened));
         synced.map_err(|(doing, error)| Failure::io(file, doing, error))
     }
 
-    /// Sets the attributes of a file of which the log has all. What is written after that changes
-    /// its times.
-    fn set_made(&self, file: &FilePlan, opened: &F::File) -> Attempt {
+    /// Sets the attributes of a file of which the log has all.
+    fn set_made(&self, file: &FilePlan, opened: &F::File, with_times: bool) -> Attempt {
         let Some((made, system)) = file.made.as_ref().zip(self.files.names()) else {
             return Ok(());
         };
-        let set = system.set_attributes(opened, made, !file.is_changed_since_made());
+        let set = system.set_attributes(opened, made, with_times);
         set.map_err(|error| ("set the attributes", error))
     }
 
@@ -593,7 +592,7 @@ impl<F: FileSystem> Context<'_, F> {
 
     fn give_back(&self, due: &Due<'_>, opened: &F::File) -> Attempt {
         let file = due.file;
-        self.set_made(file, opened)?;
+        self.set_made(file, opened, !file.is_changed_since_made())?;
         let mut saved = due.saved.clone();
         if let Some(made) = file.made.as_ref().filter(|_| !file.is_changed_since_made()) {
             (saved.accessed, saved.modified) = made.times;

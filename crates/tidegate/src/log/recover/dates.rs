@@ -6,6 +6,8 @@
 //! gives a file a later time than it has. So the session leaves no time in a file that is later
 //! than the first moment at which the last operation on it is known to be done. Where the log has
 //! no such moment, the session ended before the next heartbeat: no own time is later than that.
+//! Where the record of a sync says which time the file had, and nothing was done to it since, the
+//! session has left that one, or an earlier one.
 //!
 //! Invariants:
 //! 1. A time that the session may have left is never taken for one from outside. A clock that was
@@ -29,8 +31,16 @@ pub(super) struct StoryDates {
     last: Option<Last>,
     /// The latest time of a record: the clock may have been set back while no supervisor noticed.
     latest_ns: u64,
-    /// The last change of bytes or size.
-    pub(super) changed_ns: u64,
+    /// The last change of bytes or size that was synced: the time that the file had at the sync, or
+    /// where no record says that, the time of the record of the change.
+    pub(super) synced_ns: u64,
+    /// The last change of bytes or size that was not synced.
+    unsynced_ns: u64,
+    /// The time that the file had at its last sync, if nothing was done to it since.
+    shown_ns: Option<u64>,
+    /// All of the file was recorded after its last change of bytes or size: a program may have set
+    /// its time back.
+    was_made: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -47,10 +57,25 @@ impl StoryDates {
         let is_before_operation = matches!(header.kind, RecordKind::Write | RecordKind::SetSize);
         let &Header { position, wall_ns, .. } = header;
         self.last = Some(Last { position, wall_ns, is_before_operation });
-        if is_before_operation {
-            self.changed_ns = wall_ns;
-        }
         self.latest_ns = self.latest_ns.max(wall_ns);
+        match header.kind {
+            RecordKind::Write | RecordKind::SetSize => {
+                self.unsynced_ns = wall_ns;
+                (self.shown_ns, self.was_made) = (None, false);
+            }
+            RecordKind::Mark if header.aux != 0 => {
+                (self.synced_ns, self.unsynced_ns) = (header.aux, 0);
+                self.shown_ns = Some(header.aux).filter(|_| !self.was_made);
+            }
+            RecordKind::Mark if self.unsynced_ns != 0 => {
+                self.synced_ns = std::mem::take(&mut self.unsynced_ns);
+            }
+            RecordKind::Make => {
+                (self.synced_ns, self.unsynced_ns) = (0, 0);
+                (self.shown_ns, self.was_made) = (None, true);
+            }
+            _ => {}
+        }
     }
 }
 
@@ -86,6 +111,12 @@ impl Dates {
     ) -> Option<u64> {
         let last = story.last.filter(|last| last.wall_ns != 0)?;
         let beat = self.heartbeat.unwrap_or_default();
+        let made_ns = made.map_or(0, MadeFile::modified_ns);
+        // Where the clock was set back, an older state of the file has a later time.
+        let is_ordered = beat.set_back_ns == 0 && story.latest_ns <= last.wall_ns;
+        if let Some(shown_ns) = story.shown_ns.filter(|_| is_ordered) {
+            return Some(shown_ns.max(made_ns));
+        }
         let done_ns = if !last.is_before_operation {
             last.wall_ns
         } else if last.position < beat.done {
@@ -93,7 +124,6 @@ impl Dates {
         } else {
             self.latest_ns.saturating_add(LATE_NS)
         };
-        let made_ns = made.map_or(0, MadeFile::modified_ns);
         let latest_ns = done_ns.max(story.latest_ns).saturating_add(beat.set_back_ns);
         Some(latest_ns.max(made_ns))
     }

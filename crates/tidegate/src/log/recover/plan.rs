@@ -15,7 +15,7 @@ use super::dates::{Dates, StoryDates};
 use super::finding::{Finding, Findings};
 use super::named::{MadeFile, NameStep, NamedFile, NamedPlan};
 use super::saved::Saved;
-use crate::log::names::{Make, NameRecord};
+use crate::log::names::{Make, NameRecord, Timestamp};
 use crate::log::{Damage, Definition, FileHandle, FileSystemId, Header, Heartbeat, RecordKind};
 
 /// No file is longer.
@@ -76,8 +76,8 @@ pub struct FilePlan {
     /// The latest time of modification, in nanoseconds since 1970, that the file can have without a
     /// change from outside; none, where the log does not say.
     pub modified_until_ns: Option<u64>,
-    /// When the last change of bytes or size was logged, in nanoseconds since 1970; 0: the log does
-    /// not say.
+    /// The time of modification that the last sync has promised, in nanoseconds since 1970; 0: the
+    /// log does not say.
     pub changed_ns: u64,
     /// A former recovery was about to touch the file, which had this.
     pub begun: Option<Saved>,
@@ -404,8 +404,15 @@ impl Planner {
             let Story {
                 identity, paths, steps, names, marked_until, damaged, dates, begun, ..
             } = story;
-            let made = names.iter().rev().find_map(|(_, step)| step.made().cloned());
+            let mut made = names.iter().rev().find_map(|(_, step)| step.made().cloned());
             let modified_until_ns = plan.dates.modified_until(&dates, made.as_ref());
+            let made_ns = made.as_ref().map_or(0, MadeFile::modified_ns);
+            let changed_ns = dates.synced_ns.max(made_ns).min(modified_until_ns.unwrap_or(0));
+            if changed_ns > made_ns
+                && let Some(made) = &mut made
+            {
+                made.times.1 = Timestamp::of_ns(changed_ns);
+            }
             let file = NamedFile { file_system, device, handle };
             let names = names.into_iter().filter(|(position, _)| !self.voided.contains(position));
             named.extend(names.map(|(position, step)| (position, identity, file.clone(), step)));
@@ -425,7 +432,7 @@ impl Planner {
                 made,
                 has_lost_make,
                 modified_until_ns,
-                changed_ns: dates.changed_ns.min(modified_until_ns.unwrap_or(0)),
+                changed_ns,
                 begun,
             });
         }

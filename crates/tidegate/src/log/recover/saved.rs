@@ -4,8 +4,6 @@
 //! is made writable first. A recovery that was interrupted in between finds the note, and does not
 //! take what is left of the file for what it had.
 
-use std::time::Duration;
-
 use crate::log::names::Timestamp;
 
 /// Bytes of a file's note before those of its capability.
@@ -37,9 +35,7 @@ impl Saved {
     /// a program gave it since.
     pub(super) fn modified_at(mut self, logged_ns: u64, disk_changed_ns: i128) -> Self {
         if disk_changed_ns < logged_ns.into() {
-            let logged = Duration::from_nanos(logged_ns);
-            let (s, ns) = (logged.as_secs().cast_signed(), logged.subsec_nanos());
-            self.modified = self.modified.max(Timestamp { s, ns });
+            self.modified = self.modified.max(Timestamp::of_ns(logged_ns));
         }
         self
     }

@@ -47,6 +47,8 @@ struct File {
     in_the_middle: Option<u64>,
     /// Times that the session has given it.
     own: Vec<u64>,
+    /// Its time now, given by the session or from outside.
+    time: u64,
     /// When a record said last that all is done; none since the last own operation.
     confirmed_ns: Option<u64>,
     /// When a process outside has changed it last, and the time that it got.
@@ -163,6 +165,7 @@ impl Session {
         let time = self.file_time_ns();
         let file = &mut self.files[number];
         file.own.push(time);
+        file.time = time;
         (file.confirmed_ns, file.outside) = (None, None);
         file.in_the_middle = None;
     }
@@ -185,6 +188,12 @@ impl Session {
             }
             4..9 if !is_in_the_middle => {
                 self.put(RecordKind::Mark, number, Vec::new());
+                // A sync soon after another one does not ask for the time.
+                if self.random.below(2) == 0
+                    && let Some((header, _)) = self.headers.last_mut()
+                {
+                    header.aux = self.files[number].time;
+                }
                 self.files[number].confirmed_ns = Some(self.now_ns);
             }
             9 if self.mistake == Mistake::Unannounced && !is_in_the_middle => self.change(number),
@@ -195,6 +204,7 @@ impl Session {
             12..15 => {
                 let of_file = (self.now_ns, self.file_time_ns());
                 self.files[number].outside = Some(of_file);
+                self.files[number].time = of_file.1;
             }
             _ => {
                 let most_ns =
@@ -323,6 +333,43 @@ fn a_story_whose_last_record_has_no_date_says_nothing_of_times() {
     assert_eq!(until(RecordKind::Write, later_ns, None), Some(later_ns + LATE_NS));
     let beat = Heartbeat { wall_ns: later_ns + MS, done: u64::MAX, ..Heartbeat::default() };
     assert_eq!(until(RecordKind::Write, later_ns, Some(beat)), Some(later_ns + MS));
+}
+
+/// A log of one file: its records are a write and these, each with its `aux`.
+fn planned(records: &[(RecordKind, u64)], beat: Heartbeat) -> FilePlan {
+    let mut session = Session::new(1, Mistake::None);
+    session.put(RecordKind::Write, 0, Vec::new());
+    for (kind, aux) in records {
+        session.now_ns += 10 * TICK_NS;
+        session.put(*kind, 0, Vec::new());
+        session.headers.last_mut().unwrap().0.aux = *aux;
+    }
+    let mut planner = Planner::new().with_heartbeat(Some(beat));
+    session
+        .headers
+        .iter()
+        .for_each(|(header, payload)| planner.add(header, Payload::Whole(payload)));
+    planner.finish().files.remove(0)
+}
+
+#[test]
+fn the_time_that_a_sync_saw_is_the_last_one_of_the_session() {
+    use RecordKind::{Mark, Write};
+    let (beat, shown_ns) = (Heartbeat::default(), EPOCH_NS + 5);
+    let of = |records: &[_], beat| {
+        let file = planned(records, beat);
+        (file.modified_until_ns.unwrap(), file.changed_ns)
+    };
+    let tick = |count: u64| EPOCH_NS + count * 10 * TICK_NS;
+    assert_eq!(of(&[(Mark, shown_ns)], beat), (shown_ns, shown_ns));
+    assert_eq!(of(&[(Mark, 0)], beat), (tick(1), EPOCH_NS), "it did not ask");
+    assert_eq!(of(&[(Mark, shown_ns), (Mark, 0)], beat), (shown_ns, shown_ns));
+    // What was written since may have another time, which no sync has promised.
+    let written = [(Mark, shown_ns), (Write, 0)];
+    assert_eq!(of(&written, beat), (tick(2) + LATE_NS, shown_ns));
+    assert_eq!(of(&[(Write, 0)], beat), (tick(1) + LATE_NS, 0));
+    let set_back = Heartbeat { set_back_ns: 7, ..beat };
+    assert_eq!(of(&[(Mark, shown_ns)], set_back).0, tick(1) + 7, "an older state may be later");
 }
 
 #[test]

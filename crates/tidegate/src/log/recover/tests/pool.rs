@@ -116,7 +116,7 @@ fn files_get_what_was_promised_and_not_more() {
     bed.covered("marked", 4, |guard| {
         write(guard, 6, "more", true);
         guard.note_change(crate::log::Change { bytes: 4, grew: true, journaled: None, size: 0 });
-        guard.mark(10).expect("the log has free space");
+        guard.mark(10, 0).expect("the log has free space");
     });
     bed.covered("cut", 8, |guard| {
         let mut ticket = guard.begin().expect("a slot is free");
@@ -143,7 +143,7 @@ fn a_file_that_was_changed_from_outside_is_left_and_all_others_are_recovered() {
     let bed = Bed::new();
     bed.covered("changed", 8, |guard| {
         write(guard, 0, "logged", false);
-        guard.confirm().expect("the log has free space");
+        guard.confirm(0).expect("the log has free space");
     });
     bed.covered("other", 8, |guard| write(guard, 0, "logged", false));
     let file = File::options().write(true).open(bed.path("changed")).expect("it is there");
