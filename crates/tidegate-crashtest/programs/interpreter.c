@@ -336,12 +336,14 @@ static int do_append(void)
 
 static int do_truncate(void)
 {
+    await_tick();
     int fd = existing(path(0));
     return fd < 0 ? -1 : MAKE(FTRUNCATE, fd, value(1));
 }
 
 static int do_truncate_open(void)
 {
+    await_tick();
     int fd = open_as(path(0), O_RDWR | O_TRUNC);
     fill(0, value(1));
     return fd < 0 ? -1 : result(MAKE(WRITE, fd, (long)bytes, value(1)), value(1));

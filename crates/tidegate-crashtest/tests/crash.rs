@@ -112,19 +112,11 @@ fn sampled(count: u64) -> impl Iterator<Item = Test> {
 
 /// Kinds of variations that `run` does not pass yet, each with its reason. A line that is removed
 /// has the samples take the kind, here and in a pool of 128K.
-const NOT_YET: [&str; 2] = [
-    // An `fdatasync` of overwrites commits no time, so recovery cannot tell that the bytes on the
-    // disk are newer than the session that was killed.
-    "kill-run",
-    // What another program does to names is not counted as pending, and what it cuts off a new file
-    // is there again behind a recovery.
-    "outside",
-];
+const NOT_YET: [&str; 0] = [];
 /// Whether `run` passes on ext4 that is mounted with `data=journal`.
 const DATA_IN_JOURNAL_UNDER_RUN: bool = true;
-/// How times are compared under `run`: by none of the rules yet, for recovery sets those of some
-/// new files to its own.
-const TIMES_UNDER_RUN: Option<TimeRule> = None;
+/// How times are compared under `run`.
+const TIMES_UNDER_RUN: Option<TimeRule> = Some(TimeRule::Synced);
 
 /// Samples of two to four operations, with variations of all kinds, but those that are left out.
 fn varied(seeds: Range<u64>, left_out: &[&str]) -> Vec<Test> {
@@ -143,7 +135,7 @@ fn varied(seeds: Range<u64>, left_out: &[&str]) -> Vec<Test> {
 }
 
 /// Findings, with the kind that each is of.
-const FOUND: [(&str, &str); 20] = [
+const FOUND: [(&str, &str); 30] = [
     (
         "way-libc",
         "hold; fsync d0/A; write d0/A 1000 3000; fdatasync d0/A; \
@@ -179,6 +171,39 @@ const FOUND: [(&str, &str); 20] = [
         "outside",
         "hold; fsync d0/A; append d0/A 3000; fdatasync d0/A; outside truncate d0/A 0; \
                  outside fsync d0/A",
+    ),
+    ("outside", "hold; odsync d0/A 1000 3000; outside truncate-open d0/A 10; fdatasync ."),
+    ("outside", "hold; odsync d0/A 10000 3000; outside truncate d0/A 0; fdatasync .; fsync d0/A"),
+    (
+        "outside",
+        "prepare; new d0/B 5000; fdatasync .; outside truncate-open d0/B 10; create d1/A; \
+                 fdatasync .",
+    ),
+    (
+        "outside",
+        "hold; prepare; new d0/B 5000; fdatasync .; outside unlink d1/B; link d0/B d1/A; \
+                 kill both; fdatasync@libc d0/B",
+    ),
+    (
+        "outside",
+        "prepare; new d0/B 5000; fdatasync .; outside chmod d0/B 640; rename d0/B d1/B; \
+                 kill run; fsync d0; stdio d0/B 3000; fsync .",
+    ),
+    (
+        "outside",
+        "hold; prepare; new d0/B 5000; fsync .; outside truncate d0/B 0; outside fsync d0/B",
+    ),
+    ("second", "hold; prepare; second chmod d1/B 640; stdio d0/B 3000; fsync .; new d1/A 5000"),
+    ("way-new", "prepare; new d0/B 5000; fdatasync@new .; dup d0/B 1000 3000; fsync ."),
+    (
+        "way-libc",
+        "prepare; new d0/B 5000; fdatasync@libc .; write d0/B 1000 3000; fsync .; \
+                  write d0/B 0 100",
+    ),
+    (
+        "attributes",
+        "prepare; new d0/B 5000; outside commit; fsync .; utime d0/B; fsync d0/B; \
+                    setcap d0/B; fsync d0/B",
     ),
     (
         "second",

@@ -422,9 +422,61 @@ fn older_bytes_over_newer_ones_of_another_program_are_seen() {
     }
     let cut = format!("{synced}; outside truncate d0/A 0; outside fsync d0/A");
     assert!(!judge_under_run(&cut, &with_a(overwritten(1, 1000, 3000))).is_allowed());
-    let plain = "write d0/A 1000 3000; fdatasync .; kill run; write d0/A 1000 3000; fdatasync .";
+    let plain = "write d0/A 1000 3000; fdatasync .; kill run; write d0/A 1000 3000; fsync .";
     assert!(!judge_under_run(plain, &with_a(overwritten(1, 1000, 3000))).is_allowed());
     assert!(judge_under_run(plain, &with_a(overwritten(4, 1000, 3000))).is_allowed());
+}
+
+/// An `fdatasync` of overwrites commits no time: recovery may put the session's bytes there, and
+/// nothing else. So it may where the session's own writes were not synced, or came later.
+#[test]
+fn what_no_time_tells_may_be_as_the_session_had_it() {
+    let write = "write d0/A 1000 3000";
+    let (first, ours) = (overwritten(2, 1000, 3000), overwritten(4, 1000, 3000));
+    let before = "fsync d0/A; write d0/A 1000 3000; fdatasync d0/A; write d0/A 1000 3000";
+    for (sequence, is_unnoticed) in [
+        (format!("{before}; fdatasync d0/A; kill run; {write}; fdatasync d0/A"), true),
+        (format!("{before}; fdatasync d0/A; outside {write}; outside fdatasync d0/A"), true),
+        (format!("{before}; fdatasync d0/A; outside {write}; outside fsync d0/A"), false),
+        (format!("{before}; outside {write}; outside fsync d0/A"), true),
+        (
+            format!(
+                "{before}; fdatasync d0/A; outside {write}; outside fsync d0/A; write d0/A 5000 9"
+            ),
+            true,
+        ),
+        (format!("{before}; fdatasync d0/A; kill run; {write}; fdatasync d0/A; sync"), false),
+    ] {
+        let left = |bytes: &[u8]| judge_under_run(&sequence, &with_a(bytes.to_vec())).is_allowed();
+        assert_eq!(left(&ours), is_unnoticed, "{sequence}");
+        assert!(!left(&first) && !left(&old_a()), "{sequence}: older than what the log has");
+    }
+}
+
+/// A change that its program did not sync may be lost though the session has synced another file.
+#[test]
+fn what_another_program_did_not_sync_is_not_ordered_with_syncs_of_the_session() {
+    let old = with_new_at(initial(), "d1/A", 0);
+    for (change, is_unordered) in [
+        ("outside unlink d0/A; create d1/A; fsync d1/A", true),
+        ("second truncate d0/A 0; create d1/A; fsync d1/A", true),
+        ("outside unlink d0/A; outside fsync d1/B; create d1/A; fsync d1/A", false),
+        ("outside truncate d0/A 0; outside fsync d0/A; create d1/A; fsync d1/A", false),
+        ("outside unlink d0/A; outside commit; create d1/A; fsync d1/A", false),
+        ("outside truncate d0/A 0; fsync d0/A; create d1/A; fsync d1/A", false),
+        ("unlink d0/A; create d1/A; fsync d1/A", false),
+    ] {
+        // Dirty, so that the sync of another program commits.
+        let sequence = format!("outside chmod d1/B 644; {change}");
+        assert_eq!(judge_under_run(&sequence, &old).is_allowed(), is_unordered, "{sequence}");
+        forbidden(&sequence, &old);
+    }
+}
+
+/// `state` with an empty file at `path`.
+fn with_new_at(mut state: State, path: &str, size: usize) -> State {
+    state.insert(path.into(), file(vec![0; size]));
+    state
 }
 
 #[test]
@@ -515,9 +567,25 @@ fn a_file_of_a_crowd_that_is_older_is_seen() {
     };
     let none = BTreeSet::new();
     let mut whole = state([2, 2, 1]);
-    assert!(crowd::objections(&sequence, &mut whole, &none).is_empty());
+    assert!(crowd::objections(&sequence, &mut whole, &none, false).is_empty());
     assert_eq!(whole, initial());
-    assert_eq!(crowd::objections(&sequence, &mut state([2, 1, 1]), &none).len(), 1);
+    assert_eq!(crowd::objections(&sequence, &mut state([2, 1, 1]), &none, true).len(), 1);
     let refused = BTreeSet::from(["crowd.1".to_owned()]);
-    assert!(crowd::objections(&sequence, &mut state([2, 1, 1]), &refused).is_empty());
+    assert!(crowd::objections(&sequence, &mut state([2, 1, 1]), &refused, false).is_empty());
+}
+
+/// Without its run the program overwrites them with an `fdatasync`, which commits no time.
+#[test]
+fn a_file_of_a_crowd_may_be_as_the_lost_session_had_it() {
+    let count = |text: &str, number: u64, has_log| {
+        let mut state = initial();
+        state.insert("crowd.0".into(), file(bytes(number, 0, 3000)));
+        let sequence: Sequence = text.parse().unwrap();
+        crowd::objections(&sequence, &mut state, &BTreeSet::new(), has_log).len()
+    };
+    let lost = "crowd 1; crowd 1; kill run; crowd 1";
+    assert_eq!([1, 2, 3, 4].map(|number| count(lost, number, true)), [1, 0, 1, 0]);
+    assert_eq!(count(lost, 2, false), 1, "without a log");
+    assert_eq!(count(&format!("{lost}; sync"), 2, true), 1, "committed");
+    assert_eq!(count("crowd 1; kill run; crowd 1; crowd 1", 3, true), 1, "not the session's");
 }

@@ -500,7 +500,7 @@ impl Machine {
             }
         }
         let mut state = self.disk.read()?;
-        let mut present = crowd::objections(sequence, &mut state, &BTreeSet::new());
+        let mut present = crowd::objections(sequence, &mut state, &BTreeSet::new(), false);
         present.extend(Promises::behind(sequence)?.judge_present(&state));
         let what = Verdict::Forbidden(format!("before the cut: {}", present.join("; ")));
         let violation = Violation { step: sequence.steps.len(), what };
@@ -636,7 +636,7 @@ impl Machine {
             Err(what) => return Ok(Verdict::Forbidden(what)),
         };
         let mut state = left.after.clone();
-        let crowd = crowd::objections(before, &mut state, &refused);
+        let crowd = crowd::objections(before, &mut state, &refused, !is_plain);
         if !crowd.is_empty() {
             return Ok(Verdict::Forbidden(crowd.join("; ")));
         }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::history::index;
 use super::{Node, State};
 use crate::contents::{bytes, writer};
-use crate::sequence::{Sequence, Step};
+use crate::sequence::{Lost, Outside, Sequence, Step, Sync};
 
 /// Bytes of each file of a crowd.
 const BYTES: u64 = 3000;
@@ -25,24 +25,69 @@ pub fn names(count: u32) -> impl Iterator<Item = String> {
     (0..count).map(|index| format!("{PREFIX}{index}"))
 }
 
+/// The steps that wrote a file of a crowd.
+struct Written {
+    /// The last one.
+    number: u64,
+    /// The last one of the session, if the log may have that, and no commit is known since of what
+    /// was written without it.
+    logged: Option<u64>,
+}
+
+/// The steps by the files that they wrote.
+fn written(sequence: &Sequence) -> BTreeMap<String, Written> {
+    let mut written: BTreeMap<String, Written> = BTreeMap::new();
+    let mut is_lost = false;
+    for (number, step) in (1..).zip(&sequence.steps) {
+        match step {
+            Step::Lost(Lost::Run) => is_lost = true,
+            Step::Outside(Outside::Commit) => {
+                written.values_mut().for_each(|file| file.logged = None);
+            }
+            step if *step.innermost() == Step::Sync(Sync::All) => {
+                written.values_mut().for_each(|file| file.logged = None);
+            }
+            Step::Crowd(count) => {
+                // An `fdatasync` of what is overwritten commits no time. New ones are committed.
+                let logged = |name: &String| match written.get(name) {
+                    Some(file) if is_lost => file.logged,
+                    _ => Some(number).filter(|_| !is_lost),
+                };
+                let files: Vec<(String, Written)> = names(*count)
+                    .map(|name| {
+                        let logged = logged(&name);
+                        (name, Written { number, logged })
+                    })
+                    .collect();
+                written.extend(files);
+            }
+            _ => {}
+        }
+    }
+    written
+}
+
 /// Takes the files out of `state`, and tells what they miss behind `sequence`; those that were
-/// `refused` by a recovery may be as they are.
+/// `refused` by a recovery may be as they are. With `has_log` they may be as the session had them,
+/// where nothing tells that they were written without it.
 pub fn objections(
     sequence: &Sequence,
     state: &mut State,
     refused: &BTreeSet<String>,
+    has_log: bool,
 ) -> Vec<String> {
-    let mut numbers = BTreeMap::new();
-    for (number, step) in (1..).zip(&sequence.steps) {
-        if let Step::Crowd(count) = step {
-            numbers.extend(names(*count).map(|name| (name, number)));
-        }
-    }
+    let mut numbers = written(sequence);
     numbers.retain(|name, _| !refused.contains(name));
-    let objection = |(name, number): (&String, &u64)| {
+    let objection = |(name, file): (&String, &Written)| {
+        let number = file.number;
         let what = match state.get(name).map(|found| &found.node) {
             None => "missing".into(),
-            Some(Node::File(found)) => difference(found, &bytes(*number, 0, BYTES))?,
+            Some(Node::File(found)) => {
+                let logged = file.logged.filter(|_| has_log);
+                let is_logged = |logged| difference(found, &bytes(logged, 0, BYTES)).is_none();
+                difference(found, &bytes(number, 0, BYTES))
+                    .filter(|_| !logged.is_some_and(is_logged))?
+            }
             Some(_) => "no regular file".into(),
         };
         Some(format!("{name}: {what}, synced in step {number}"))

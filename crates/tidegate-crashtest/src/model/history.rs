@@ -375,6 +375,17 @@ impl Possible {
         self.cells.resize(self.cells.len().max(index(size)), Values::only(0));
     }
 
+    /// Also allows this value at an offset.
+    pub(super) fn add(&mut self, offset: u64, value: u8) {
+        self.reach(offset + 1);
+        self.cells[index(offset)].add(value);
+    }
+
+    /// Also allows this size.
+    pub(super) fn add_size(&mut self, size: u64) {
+        self.sizes.insert(size);
+    }
+
     fn grow(&mut self, end: u64, may_grow: bool, must_grow: bool) {
         if must_grow {
             self.sizes = self.sizes.iter().map(|size| end.max(*size)).collect();

@@ -33,7 +33,7 @@
 //! [`Way`](crate::sequence::Way), is an operation or a sync as any. Under `tidegate run` it may
 //! have files leave the log before, as `outside retire`. A recovery that refuses a file that
 //! another program has changed, by its name, may leave it as the disk has it
-//! ([`Model::of_others`]).
+//! ([`Model::of_others`]). What the log cannot know of changes from outside stands in `outside.rs`.
 //!
 //! **Times** are compared if the model is given those that files showed behind each step
 //! ([`Model::with_times`]). A file has one that it showed: none that no write and no `utimensat`
@@ -46,6 +46,7 @@
 
 pub mod crowd;
 pub mod history;
+mod outside;
 pub mod tree;
 mod verdict;
 
@@ -56,6 +57,7 @@ use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
 
 use self::history::{Allocation, BLOCK_BYTES, History};
+use self::outside::{Logged, Skipped};
 use self::tree::{Entry, Id, ROOT, Tree};
 pub use self::verdict::{Found, Node, State, Time, Verdict};
 use crate::contents::{INITIAL_A, INITIAL_B, bytes};
@@ -136,6 +138,8 @@ struct Inode {
     is_synced: bool,
     /// Times of its last change of contents that a crash may leave; any if there are none.
     times: BTreeSet<Time>,
+    /// What a log may have of it.
+    logged: Logged,
 }
 
 /// What a recovery makes of an operation that its process was killed in, where the kernel had not
@@ -193,6 +197,14 @@ pub struct Model {
     is_under_run: bool,
     /// What else a crash may leave.
     replayed: Vec<Replayed>,
+    /// What it may leave without changes of programs outside that did not sync them.
+    skipped: Vec<Skipped>,
+    /// The step is of a program whose changes the log does not see.
+    is_outside: bool,
+    /// The file that the program has mapped.
+    mapped: Option<Id>,
+    /// The file that the program has a stream on.
+    stream: Option<Id>,
     /// Paths of files that programs outside the tree have changed.
     of_others: BTreeSet<String>,
     /// Paths at which anything may be.
@@ -271,6 +283,10 @@ impl Model {
             step: 0,
             is_under_run: false,
             replayed: Vec::new(),
+            skipped: Vec::new(),
+            is_outside: false,
+            mapped: None,
+            stream: None,
             of_others: BTreeSet::new(),
             refused: BTreeSet::new(),
             lost: BTreeSet::new(),
@@ -328,7 +344,8 @@ impl Model {
                 Some(Step::Sync(Sync::File(_))) => self.synced == Some(id),
                 _ => false,
             };
-            let is_durable = is_durable && self.time_rule == TimeRule::Synced;
+            // Recovery may give back what was there before others have changed it.
+            let is_durable = is_durable && self.time_rule == TimeRule::Synced && !self.is_outside;
             let times = &mut self.inode(id).times;
             if is_durable {
                 times.clear();
@@ -368,9 +385,14 @@ impl Model {
     pub fn apply(&mut self, step: &Step) -> Result<()> {
         let mut replayed = std::mem::take(&mut self.replayed);
         replayed.retain_mut(|it| it.is_possible_behind(step) && it.model.apply(step).is_ok());
+        let skipped = std::mem::take(&mut self.skipped);
+        let (before, committed) = (Skipped::before(self, step), self.bounds.here);
+        self.is_outside = self.is_of_outside(step);
         self.take(step)?;
         self.note_times(Some(step));
         self.replayed.append(&mut replayed);
+        self.skipped = Skipped::behind(skipped, step, self, committed);
+        self.skipped.extend(before.map(|before| before.behind(self)));
         Ok(())
     }
 
@@ -383,12 +405,13 @@ impl Model {
                 self.take_called(step)
             }
             Step::Other(_, step) => {
-                let last = self.last;
+                let used = (self.last, self.mapped, self.stream);
                 self.leave_log();
                 self.take_called(step.innermost())?;
                 self.note_of_others(&Step::Other(Other::Outside, step.clone()));
+                (self.last, self.mapped, self.stream) = used;
                 // The first program follows its files to other names, and closes what it has.
-                self.last = last.filter(|_| !step.innermost().changes_names());
+                self.last.take_if(|_| step.innermost().changes_names());
                 Ok(())
             }
             Step::Clone(_) => {
@@ -400,7 +423,7 @@ impl Model {
                 self.retire();
                 self.lost.insert(*lost);
                 if *lost == Lost::Run {
-                    self.last = None;
+                    (self.last, self.mapped, self.stream) = (None, None, None);
                 }
                 Ok(())
             }
@@ -450,7 +473,8 @@ impl Model {
     pub fn refusing(self, refused: BTreeSet<String>) -> Self {
         let of = |it: Replayed| Replayed { model: it.model.refusing(refused.clone()), ..it };
         let replayed = self.replayed.into_iter().map(of).collect();
-        Self { replayed, refused, ..self }
+        let skipped = self.skipped.into_iter().map(|it| it.refusing(&refused)).collect();
+        Self { replayed, skipped, refused, ..self }
     }
 
     /// New files are synced, which commits what is pending; those that are there are overwritten
@@ -473,7 +497,10 @@ impl Model {
         match step {
             Step::Operation(operation) => {
                 self.last = None;
-                self.operate(operation)
+                self.mapped = None;
+                self.operate(operation)?;
+                self.note_used(operation);
+                Ok(())
             }
             Step::Sync(sync) => self.sync(sync),
             Step::Outside(Outside::Commit) => {
@@ -484,6 +511,7 @@ impl Model {
             Step::Outside(Outside::Retire) => {
                 ensure!(self.lost.is_empty(), "nobody may supervise the run");
                 self.retire();
+                self.inodes.values_mut().for_each(|inode| inode.logged = Logged::default());
                 Ok(())
             }
             Step::Prepare => {
@@ -492,7 +520,7 @@ impl Model {
             }
             Step::Killed(kill, operation) => {
                 ensure!(operation.can_be_killed_in(), "nothing is killed in {operation}");
-                self.last = None;
+                (self.last, self.mapped, self.stream) = (None, None, None);
                 self.be_killed(*kill, operation)
             }
             Step::Release => {
@@ -794,6 +822,8 @@ impl Model {
         }
         if is_synced {
             self.history(id).sync_last();
+            let is_outside = self.is_outside;
+            self.inode(id).logged.sync(is_outside);
             let dirty = &mut self.inode(id).dirty;
             dirty.unallocated = dirty.unallocated.max(earlier);
             self.commit_for(id, by == WriteBy::DataSync);
@@ -816,7 +846,8 @@ impl Model {
     }
 
     fn write_data(&mut self, id: Id, offset: u64, data: &[u8]) {
-        let (changes, kind) = (self.changes(), self.kind);
+        let (changes, kind, is_outside) = (self.changes(), self.kind, self.is_outside);
+        self.inode(id).logged.write(offset, data, is_outside);
         let allocation = self.history(id).write(offset, data, changes);
         let journals_data = self.journals_data;
         let inode = self.inode(id);
@@ -844,7 +875,10 @@ impl Model {
         let was = self.history(id).size();
         self.history(id).resize(size, changes);
         self.mark_data(id);
-        self.inode(id).was_cut |= size < was;
+        let is_outside = self.is_outside;
+        let inode = self.inode(id);
+        inode.was_cut |= size < was;
+        inode.logged.resize(size, is_outside);
     }
 
     fn fallocate(
@@ -865,6 +899,8 @@ impl Model {
         if !is_overwrite {
             self.change(|_| {});
         }
+        // Such a file has left the log.
+        self.inode(id).logged = Logged::default();
         let changes = self.changes();
         let history = self.history(id);
         let size = history.size();
@@ -973,14 +1009,19 @@ impl Model {
             Sync::File(path) => self.sync_path(path, false)?,
             Sync::Data(path) => self.sync_path(path, true)?,
             Sync::Mapping => {
-                let Some(id) = self.last else { bail!("nothing is mapped") };
+                let Some(id) = self.mapped.filter(|id| self.last == Some(*id)) else {
+                    bail!("nothing is mapped")
+                };
                 self.sync_inode(id, true);
             }
             Sync::All => {
                 self.commit_all();
+                let is_outside = self.is_outside;
                 for inode in self.inodes.values_mut() {
                     inode.history.iter_mut().for_each(History::sync);
                     inode.dirty = Dirty::default();
+                    inode.logged.sync(is_outside);
+                    inode.logged.commit();
                 }
             }
         }
@@ -1010,6 +1051,13 @@ impl Model {
 
     fn sync_inode(&mut self, id: Id, data_only: bool) {
         self.inode(id).history.iter_mut().for_each(History::sync);
+        let is_outside = self.is_outside;
+        let inode = self.inode(id);
+        let grew = inode.dirty.data.max(inode.dirty.unallocated) != Certainty::No;
+        inode.logged.sync(is_outside);
+        if is_outside && (!data_only || grew) {
+            inode.logged.commit();
+        }
         self.commit_for(id, data_only);
         self.inode(id).dirty.unallocated = Certainty::No;
     }
@@ -1065,6 +1113,9 @@ impl Model {
             inode.dirty.clear();
             if inode.was_cut {
                 inode.dirty.unallocated.weaken();
+            }
+            if self.is_outside {
+                inode.logged.commit();
             }
         }
     }

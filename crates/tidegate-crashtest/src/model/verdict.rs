@@ -71,7 +71,11 @@ impl Model {
     pub fn judge(&self, state: &State, is_unordered: bool) -> Verdict {
         let own = self.judge_own(state, is_unordered);
         let mut replayed = self.replayed.iter().map(|it| it.model.judge(state, is_unordered));
-        if own.is_allowed() || replayed.any(|verdict| verdict.is_allowed()) {
+        let mut skipped = self.skipped.iter().map(|it| it.judge(state, is_unordered));
+        if own.is_allowed()
+            || replayed.any(|verdict| verdict.is_allowed())
+            || skipped.any(|verdict| verdict.is_allowed())
+        {
             Verdict::Allowed
         } else {
             own
@@ -112,7 +116,11 @@ impl Model {
 
     fn objections(&self, prefix: usize, state: &State, is_unordered: bool) -> Vec<String> {
         let contents = |id: Id, bytes: &[u8]| {
-            self.file(id).and_then(|history| history.possible(prefix).objection(bytes, writer))
+            let mut possible = self.file(id)?.possible(prefix);
+            if let Some(logged) = self.logged_of(id) {
+                logged.add_to(&mut possible);
+            }
+            possible.objection(bytes, writer)
         };
         self.compare(prefix, state, is_unordered, contents)
     }

@@ -1,0 +1,257 @@
+//! What a log does not know of changes from outside: by another program, or by the program itself
+//! once its run is lost. docs/operations.md, "Changes from outside", says the same to users; a crash
+//! under `tidegate run` may leave this and no more.
+//!
+//! 1. **Order** ([`Skipped`]). A change that its program did not sync, which nothing outside has
+//!    committed either, may be lost though the session has synced something since. A new size is
+//!    noticed by the next sync of that file by the session.
+//! 2. **Bytes** ([`Logged`]). Recovery may put the session's bytes over those of another program if
+//!    the time of their change tells nothing: no commit has it, or the session has written to the
+//!    file since, or had not synced its own writes before.
+//! 3. **New files**. One that the session has a stream on may be as the session had it. Attributes
+//!    of one that the log can make again are those that the session knows.
+
+use std::collections::BTreeSet;
+
+use super::history::{Possible, index};
+use super::tree::Id;
+use super::{Model, State, Verdict};
+use crate::operation::{Operation, WriteBy};
+use crate::sequence::{Lost, Outside, Step, Sync};
+
+/// What the log of a session may have of a file.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Logged {
+    /// What the session wrote last at each offset, and whether another program did later.
+    bytes: Vec<(Option<u8>, bool)>,
+    /// The size as the session knows it; none before it has written.
+    size: Option<u64>,
+    /// The session has not synced its last writes.
+    is_unsynced: bool,
+    /// Recovery does not notice that another program wrote: the session had not synced, or has
+    /// written since.
+    is_mixed: bool,
+    /// It was not synced by the session when another program changed it.
+    was_unsynced: bool,
+    /// No commit is known of the times that another program gave it.
+    is_uncommitted: bool,
+}
+
+impl Logged {
+    /// Takes a write.
+    pub(super) fn write(&mut self, offset: u64, data: &[u8], is_outside: bool) {
+        let (start, end) = (index(offset), index(offset) + data.len());
+        self.bytes.resize(self.bytes.len().max(end), (None, false));
+        for (byte, value) in self.bytes[start..end].iter_mut().zip(data) {
+            *byte = if is_outside { (byte.0, true) } else { (Some(*value), false) };
+        }
+        self.change(is_outside);
+        if !is_outside {
+            self.size = Some(self.size.unwrap_or(0).max(end as u64));
+        }
+    }
+
+    /// Takes a change of the size.
+    pub(super) fn resize(&mut self, size: u64, is_outside: bool) {
+        let kept = index(size).min(self.bytes.len());
+        self.change(is_outside);
+        if is_outside {
+            self.bytes[kept..].iter_mut().for_each(|byte| byte.1 = true);
+        } else {
+            self.bytes.truncate(kept);
+            self.size = Some(size);
+        }
+    }
+
+    fn change(&mut self, is_outside: bool) {
+        if is_outside {
+            self.is_mixed |= self.is_unsynced;
+            self.was_unsynced |= self.is_unsynced;
+            self.is_uncommitted = true;
+        } else {
+            self.is_mixed |= self.bytes.iter().any(|(_, is_of_other)| *is_of_other);
+            self.is_unsynced = true;
+        }
+    }
+
+    /// Takes a sync of the file.
+    pub(super) fn sync(&mut self, is_outside: bool) {
+        self.is_unsynced &= is_outside;
+    }
+
+    /// A commit has the times of the file.
+    pub(super) fn commit(&mut self) {
+        self.is_uncommitted = false;
+    }
+
+    /// Allows what recovery may put over the bytes of others.
+    pub(super) fn add_to(&self, possible: &mut Possible) {
+        let is_unnoticed = self.is_mixed || self.is_uncommitted;
+        for (offset, (value, is_of_other)) in (0..).zip(&self.bytes) {
+            if let Some(value) = value.filter(|_| *is_of_other && is_unnoticed) {
+                possible.add(offset, value);
+            }
+        }
+        if self.was_unsynced
+            && let Some(size) = self.size
+        {
+            possible.add_size(size);
+        }
+    }
+
+    /// This, of a file whose times tell nothing.
+    fn of_stream(mut self) -> Self {
+        (self.is_mixed, self.was_unsynced) = (true, true);
+        self
+    }
+}
+
+/// A file system without a change from outside that nothing has committed.
+#[derive(Debug, Clone)]
+pub(super) struct Skipped {
+    /// What the operation is about.
+    ids: BTreeSet<Id>,
+    /// The number of changes with it.
+    changes: usize,
+    /// The change gives a file another size.
+    resizes: bool,
+    /// The change is of an attribute of a file that the log can make again.
+    is_of_new: bool,
+    model: Box<Model>,
+}
+
+/// The model before a change from outside.
+pub(super) struct Before {
+    operation: Operation,
+    model: Model,
+    sizes: Vec<Option<u64>>,
+}
+
+impl Skipped {
+    /// What `step` may be skipped from, if it is a change from outside.
+    pub(super) fn before(model: &Model, step: &Step) -> Option<Before> {
+        let Step::Other(_, inner) = step else { return None };
+        let Step::Operation(operation) = inner.innermost() else { return None };
+        let sizes = model.sizes_of(operation);
+        let skipping = || {
+            let mut model = model.clone();
+            model.step += 1;
+            model.note_of_others(step);
+            model.note_times(None);
+            model
+        };
+        let operation = operation.clone();
+        model.is_under_run.then(|| Before { operation, model: skipping(), sizes })
+    }
+
+    /// What of `all` may still be left behind the next step, which `whole` has taken, whose least
+    /// prefix was `committed` before it. A commit that has a change has those before it.
+    pub(super) fn behind(
+        all: Vec<Self>,
+        step: &Step,
+        whole: &Model,
+        committed: usize,
+    ) -> Vec<Self> {
+        let is_there = |it: &Self| it.is_there_behind(step, whole, committed);
+        let surely_there = all.iter().rposition(is_there).map_or(0, |last| last + 1);
+        let may_be_lost = |(at, it): &(usize, Self)| *at >= surely_there || it.is_of_new;
+        let left = all.into_iter().enumerate().filter(may_be_lost).map(|(_, it)| it);
+        left.filter(|it| !is_there(it)).filter_map(|mut it| it.take(step).then_some(it)).collect()
+    }
+
+    /// Whether the change is surely there behind a step that `whole` has taken.
+    fn is_there_behind(&self, step: &Step, whole: &Model, committed: usize) -> bool {
+        let is_own = || whole.synced.is_some_and(|id| self.ids.contains(&id));
+        match step.innermost() {
+            Step::Outside(Outside::Retire) => true,
+            _ if self.is_of_new => false,
+            Step::Sync(Sync::All) | Step::Outside(Outside::Commit) => true,
+            Step::Sync(_) if whole.is_outside => {
+                is_own() || whole.bounds.here > committed && whole.bounds.here >= self.changes
+            }
+            Step::Sync(Sync::File(_) | Sync::Data(_)) => self.resizes && is_own(),
+            _ => false,
+        }
+    }
+
+    /// Takes a step. What another program changes later is lost as well: it comes later in the
+    /// journal. False: the step is about what is not there.
+    fn take(&mut self, step: &Step) -> bool {
+        match step {
+            Step::Other(_, inner)
+                if !self.is_of_new && matches!(inner.innermost(), Step::Operation(_)) =>
+            {
+                self.model.step += 1;
+                self.model.note_of_others(step);
+                self.model.note_times(None);
+                true
+            }
+            step => self.model.apply(step).is_ok(),
+        }
+    }
+
+    pub(super) fn refusing(self, refused: &BTreeSet<String>) -> Self {
+        Self { model: Box::new(self.model.refusing(refused.clone())), ..self }
+    }
+
+    pub(super) fn judge(&self, state: &State, is_unordered: bool) -> Verdict {
+        self.model.judge(state, is_unordered)
+    }
+}
+
+impl Before {
+    /// What may be left behind the change, which `whole` has taken.
+    pub(super) fn behind(self, whole: &Model) -> Skipped {
+        let Self { operation, mut model, sizes } = self;
+        model.last = whole.last;
+        let named = |model: &Model| -> Vec<Id> {
+            let paths = operation.paths().into_iter();
+            paths.filter_map(|path| model.tree().existing(path).ok()).collect()
+        };
+        let ids: BTreeSet<Id> = named(&model).into_iter().chain(named(whole)).collect();
+        let names_a_file = matches!(
+            operation,
+            Operation::Unlink { .. } | Operation::Rename { .. } | Operation::New { .. }
+        );
+        let resizes = !names_a_file && sizes != whole.sizes_of(&operation);
+        let is_new = |id: &Id| whole.inodes.get(id).is_some_and(|inode| inode.is_new);
+        let is_of_new = matches!(operation, Operation::Chmod { .. }) && ids.iter().any(is_new);
+        let changes = whole.changes();
+        Skipped { ids, changes, resizes, is_of_new, model: Box::new(model) }
+    }
+}
+
+impl Model {
+    /// Whether the log does not see what `step` does.
+    pub(super) fn is_of_outside(&self, step: &Step) -> bool {
+        matches!(step, Step::Other(..) | Step::Outside(_)) || self.lost.contains(&Lost::Run)
+    }
+
+    /// Sizes of the files at the paths of an operation.
+    fn sizes_of(&self, operation: &Operation) -> Vec<Option<u64>> {
+        let size = |path| Some(self.file(self.tree().existing(path).ok()?)?.size());
+        operation.paths().into_iter().map(size).collect()
+    }
+
+    /// Takes note of what the program has mapped, and what it has a stream on.
+    pub(super) fn note_used(&mut self, operation: &Operation) {
+        let id = operation.paths().first().and_then(|path| self.tree().existing(path).ok());
+        let is_stream = match operation {
+            Operation::Stdio { .. } => true,
+            Operation::Write { by, .. } => {
+                self.mapped = id.filter(|_| *by == WriteBy::Mapping);
+                *by == WriteBy::Stream
+            }
+            _ => false,
+        };
+        self.stream = id.filter(|_| is_stream);
+    }
+
+    /// What the log may put over the bytes that others have written to a file.
+    pub(super) fn logged_of(&self, id: Id) -> Option<Logged> {
+        let inode = self.inodes.get(&id).filter(|_| self.is_under_run)?;
+        let is_of_stream = inode.is_new && self.stream == Some(id);
+        let logged = inode.logged.clone();
+        Some(if is_of_stream { logged.of_stream() } else { logged })
+    }
+}
