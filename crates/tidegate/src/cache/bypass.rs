@@ -8,11 +8,11 @@
 
 use std::ops::Range;
 
-use super::index::Found;
-use super::layout::{PAGE, PAGE_BYTES};
+use super::backing::traffic::{Passage, Traffic};
+use super::pages::index::Found;
 use super::span::{Content, PIECE_PAGES, bytes_of, is_whole};
+use super::store::layout::{PAGE, PAGE_BYTES};
 use super::tier::Counter;
-use super::traffic::{Passage, Traffic};
 use super::{Ask, Core, Origin};
 use crate::device::{Result, WriteFlags, ZeroFlags};
 

@@ -6,11 +6,11 @@ use serde::Serialize;
 
 use super::choices::Choices;
 use super::error::CacheError;
-use super::header::CacheHeader;
-use super::lane::LANES;
-use super::layout::{Decoded, PAGE_BYTES, SlotHeader, is_part};
+use super::pages::write::BATCH_PAGES_MAX;
 use super::recover::{Data, Newest, Scan, Scanned};
-use super::store::BATCH_PAGES_MAX;
+use super::store::header::CacheHeader;
+use super::store::lane::LANES;
+use super::store::layout::{Decoded, PAGE_BYTES, SlotHeader, is_part};
 use crate::pmem::{ReadOnce, Region};
 
 /// Findings that are kept in words; more are counted.

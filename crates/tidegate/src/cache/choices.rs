@@ -3,21 +3,21 @@
 //!
 //! The header has a line `KEY=VALUE` for each setting that is not at its default.
 
-use super::admission::Admission;
-use super::by_cost::CHOICES as COST_CHOICES;
-use super::classes::mode_against_groups;
-use super::cleaner::Cleaner;
-use super::content::CHOICES as BY_CONTENT_CHOICES;
 use super::error::CacheError;
-use super::header::CacheHeader;
-use super::layout::{PAGE_BYTES, SETTINGS_BYTES_MAX};
-use super::mode::Mode;
+use super::pages::cleaner::Cleaner;
+use super::pages::content::CHOICES as BY_CONTENT_CHOICES;
 use super::policy::classes::Classes;
 use super::policy::cleaning::{CLEANING_NAMES, CLEANINGS, CleaningEntry, Part};
 use super::policy::cutoff;
 use super::policy::promotion::{PROMOTION_NAMES, PROMOTIONS, PromotionEntry};
 use super::policy::settings::{Settings, Spec, Unit};
 use super::policy::{REPLACEMENT_NAMES, REPLACEMENTS, ReplacementEntry};
+use super::router::admission::Admission;
+use super::router::by_cost::CHOICES as COST_CHOICES;
+use super::router::classes::mode_against_groups;
+use super::router::mode::Mode;
+use super::store::header::CacheHeader;
+use super::store::layout::{PAGE_BYTES, SETTINGS_BYTES_MAX};
 use super::{CacheDeviceOptions, Core};
 use crate::sync::Ordering;
 use crate::tier::{Setting, SettingError};

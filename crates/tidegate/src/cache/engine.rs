@@ -7,9 +7,9 @@ use serde_json::json;
 
 use super::check::{check, repair_changed, summary};
 use super::choices::Choices;
-use super::cluster::Cluster;
-use super::header::POOL_BYTES_MIN;
-use super::layout::PAGE_BYTES;
+use super::pages::cluster::Cluster;
+use super::store::header::POOL_BYTES_MIN;
+use super::store::layout::PAGE_BYTES;
 use super::{
     Binding, CacheDevice, CacheDeviceOptions, CacheError, CacheHeader, CacheOptions, create,
 };

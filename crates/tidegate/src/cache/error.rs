@@ -1,6 +1,6 @@
 //! What can keep a pool from being opened as a cache.
 
-use super::mode::Mode;
+use super::router::mode::Mode;
 use crate::device::DeviceError;
 use crate::pmem::PmemError;
 use crate::pool::PoolError;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::check::check;
 use super::engine;
-use super::header::{Binding, CacheHeader, CacheOptions, create};
-use super::layout::{
+use super::store::header::{Binding, CacheHeader, CacheOptions, create};
+use super::store::layout::{
     HEADER, PAGE, PAGE_BYTES, SETTINGS_BYTES_MAX, SlotHeader, UNITS, part_of, split_header,
 };
 use super::{CacheDevice, CacheDeviceOptions};

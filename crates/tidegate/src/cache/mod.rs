@@ -30,83 +30,29 @@
 //! `lane`, `traffic`; `tier` and `tally` what is counted; `layout` and `header` the bytes,
 //! [`check`] their verification; `policy/` the decisions, and `choices` which of them users made.
 
-mod admission;
 mod background;
-mod by_cost;
-#[cfg(all(test, not(loom)))]
-mod by_cost_tests;
+mod backing;
 mod bypass;
 pub mod check;
 mod choices;
-#[cfg(all(test, not(loom)))]
-mod class_tests;
-mod classes;
-mod clean;
-mod cleaner;
-mod cluster;
-#[cfg(all(test, not(loom)))]
-mod cluster_tests;
-mod content;
-#[cfg(all(test, not(loom)))]
-mod content_tests;
-#[cfg(all(test, not(loom)))]
-mod counter_tests;
 mod engine;
 mod error;
-mod evict;
-mod fallback;
-mod fill;
-#[cfg(all(test, not(loom)))]
-mod flip_tests;
 #[cfg(any(test, feature = "test-support"))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod group;
-#[cfg(all(test, not(loom)))]
-mod group_tests;
-mod header;
-mod index;
-#[cfg(all(test, not(loom)))]
-mod keep_tests;
-mod lane;
-pub mod layout;
-mod merge;
-pub mod mode;
-mod neighbours;
-mod orders;
-mod pace;
-#[cfg(all(test, not(loom)))]
-mod part_tests;
+mod pages;
 pub mod policy;
-#[cfg(all(test, not(loom)))]
-mod policy_tests;
-mod purge;
-#[cfg(all(test, not(loom)))]
-mod purge_tests;
 mod queue;
 mod read;
-mod record;
-#[cfg(all(test, not(loom)))]
-mod record_tests;
 mod recover;
-mod resize;
-#[cfg(all(test, not(loom)))]
-mod resize_tests;
+mod router;
 mod span;
-#[cfg(all(test, not(loom)))]
-mod split_tests;
 mod start;
-#[cfg(all(test, not(loom)))]
-mod start_tests;
 mod store;
-mod table;
 mod tally;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod tier;
-mod traffic;
-#[cfg(all(test, not(loom)))]
-mod vanish_tests;
 
 use std::sync::Arc;
 
@@ -115,8 +61,10 @@ use smallvec::SmallVec;
 
 pub use engine::{CODE, CacheEngine};
 pub use error::CacheError;
-pub use header::{Binding, CacheHeader, CacheOptions, create};
 pub use recover::Recovered;
+pub use router::mode;
+pub use store::header::{Binding, CacheHeader, CacheOptions, create};
+pub use store::layout;
 
 use crate::device::waits;
 use crate::device::{
@@ -130,28 +78,28 @@ use crate::tier::background::{Waker, Work, Workers};
 use crate::tier::ledger::{Failed, Ledger};
 use crate::tier::set_locks::{SetLock, SetLocks};
 use crate::tier::version_locks::{VersionGuard, VersionLocks};
-use admission::Admission;
 use background::Background;
-use by_cost::ByCost;
+use background::clean::{Cleaners, Scratch};
+use background::fill::Fills;
+use background::pace::Pace;
+use background::resize::Resizing;
+use backing::traffic::Traffic;
 use choices::Choices;
-use classes::IoClasses;
-use clean::{Cleaners, Scratch};
-use cluster::Sharding;
-use content::Comparing;
-use fallback::Fallback;
-use fill::Fills;
-use group::Groups;
-use index::{Found, Shard, Usage};
-use lane::Lanes;
-use layout::{PAGE, whole_slot};
-use mode::Mode;
-use pace::Pace;
+use pages::cluster::Sharding;
+use pages::content::Comparing;
+use pages::group::Groups;
+use pages::index::{Found, Shard, Usage};
 use queue::Queue;
-use resize::Resizing;
+use router::admission::Admission;
+use router::by_cost::ByCost;
+use router::classes::IoClasses;
+use router::fallback::Fallback;
+use router::mode::Mode;
 use span::{Content, ZERO_PAGE, pages_of, pieces};
+use store::lane::Lanes;
+use store::layout::{PAGE, whole_slot};
 use tally::Tally;
 use tier::{Counter, Counters};
-use traffic::Traffic;
 
 /// Number of words of page locks, as a power of two.
 const LOCKS_LOG2: u32 = 14;
@@ -191,7 +139,7 @@ pub struct CacheDeviceOptions {
 impl CacheDeviceOptions {
     /// Number of threads in the background.
     fn threads(&self) -> u32 {
-        if self.no_thread { 0 } else { clean::CLEANERS }
+        if self.no_thread { 0 } else { background::clean::CLEANERS }
     }
 }
 
@@ -261,7 +209,7 @@ struct Core {
     /// Where the engine's first byte lies in the region.
     data_offset: u64,
     /// Where slots are; how many there are now the header says.
-    places: layout::Places,
+    places: store::layout::Places,
     backing: Arc<dyn BlockDevice>,
     geometry: Geometry,
     shards: SetLocks<Shard>,

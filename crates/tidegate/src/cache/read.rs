@@ -1,10 +1,10 @@
 //! Reads: pages from their slots, the rest from the backing.
 
-use super::fill::{Fill, Missing};
-use super::index::Found;
-use super::layout::{Decoded, HEADER, PAGE, PAGE_BYTES, SlotHeader, data_check};
-use super::record::Copied;
+use super::background::fill::{Fill, Missing};
+use super::pages::index::Found;
 use super::span::{Part, bytes_at, bytes_of, is_whole, pages_of, parts};
+use super::store::layout::{Decoded, HEADER, PAGE, PAGE_BYTES, SlotHeader, data_check};
+use super::store::record::Copied;
 use super::{Core, Origin};
 use crate::device::{Attempt, DeviceError, DeviceErrorKind, Result};
 use crate::pmem::PmemError;

@@ -18,23 +18,23 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::background::pace::Pace;
+use super::background::resize::Resizing;
+use super::backing::traffic::Traffic;
 use super::choices::Choices;
-use super::classes::{IoClasses, mode_against_groups};
-use super::cluster::Sharding;
 use super::error::CacheError;
-use super::group::Groups;
-use super::header::{Binding, CacheHeader, features_of};
-use super::index::{Found, Shard};
-use super::lane::{LANES, Lanes};
-use super::layout::{
+use super::pages::cluster::Sharding;
+use super::pages::group::Groups;
+use super::pages::index::{Found, Shard};
+use super::policy::ReplacementEntry;
+use super::router::classes::{IoClasses, mode_against_groups};
+use super::store::header::{Binding, CacheHeader, features_of};
+use super::store::lane::{LANES, Lanes};
+use super::store::layout::{
     ALL_PART_HEADERS, Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, VERDICT_OFFSET,
     VERSION, commit_offset, data_check, is_changed_split, is_one_bit_off, is_part, part_of,
     split_header, stored_bytes, units_of, whole_slot,
 };
-use super::pace::Pace;
-use super::policy::ReplacementEntry;
-use super::resize::Resizing;
-use super::traffic::Traffic;
 use super::{CacheDeviceOptions, Core, LOCKS_LOG2, tier};
 use crate::device::{BlockDevice, Geometry};
 use crate::pmem::{ReadOnce, Region};
@@ -810,8 +810,8 @@ pub(super) fn found_in(slot: u32, header: &SlotHeader) -> Found {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::layout::clean_verdict;
     use super::super::policy::REPLACEMENTS;
+    use super::super::store::layout::clean_verdict;
     use super::super::tests::{PAGES, SHARDED, memory, open, pool, write};
     use super::*;
 

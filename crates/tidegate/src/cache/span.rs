@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::layout::{PAGE, PAGE_BYTES};
+use super::store::layout::{PAGE, PAGE_BYTES};
 
 /// The data of a page of zeroes.
 pub(super) static ZERO_PAGE: [u8; PAGE] = [0; PAGE];

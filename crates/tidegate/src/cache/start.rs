@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
-use super::fill::Missing;
-use super::pace::Foreground;
+use super::background::fill::Missing;
+use super::background::pace::Foreground;
 use super::{CacheDevice, Core, Queue};
 use crate::device::{AsyncRequest, Operation, OwnedOperation, Result, start_on_pool};
 use crate::stats::{Begun, RequestKind};

@@ -9,11 +9,11 @@ use std::sync::atomic::AtomicU64 as StdAtomicU64;
 use serde_json::json;
 use strum::{EnumMessage, IntoStaticStr, VariantArray};
 
-use super::index::{Found, Usage};
-use super::layout::PAGE_BYTES;
-use super::mode::Mode;
-use super::orders::ClassUsage;
+use super::pages::index::{Found, Usage};
+use super::pages::orders::ClassUsage;
 use super::policy::classes::{CLASSES, Class};
+use super::router::mode::Mode;
+use super::store::layout::PAGE_BYTES;
 use super::tally::Tally;
 use super::{CacheDevice, CacheError, Core};
 use crate::device::{DeviceError, DeviceErrorKind, Result};

@@ -1,0 +1,583 @@
+//! The slots of a shard and the parts of those that are split, by numbers that never change.
+//!
+//! A slot has its number in the shard, whatever else there is; a part has [`PART`] in its number,
+//! above its place among the entries of parts. Arrays that have one entry for each are indexed by
+//! the [`dense`](Slots::dense) number: slots first, then parts. Entries of parts are made when
+//! slots are split for the first time, eight for each slot.
+
+use std::collections::BTreeSet;
+use std::ops::{Index, IndexMut};
+
+use smallvec::SmallVec;
+
+use super::{BASE, LIVE, LOST_BASE, NONE, Slot};
+use crate::cache::pages::cluster::Sharding;
+use crate::cache::pages::table::Table;
+use crate::cache::policy::cleaning::DirtySlots;
+use crate::cache::store::layout::{UNITS, part_number, part_of};
+
+/// In the number of a part in its shard.
+const PART: u32 = 1 << 31;
+/// Entries of a split slot's parts, by their first units.
+const PARTS_STRIDE: u32 = 8;
+/// A bit for each unit.
+const ALL_UNITS: u8 = u8::MAX >> (u8::BITS - UNITS);
+/// Fewest split slots for which there are entries, where there are any.
+const SPLITS_LEAST: u32 = 8;
+/// The word of a slot that is split: no other slot has both flags without [`LIVE`].
+const SPLIT: u64 = BASE | LOST_BASE;
+
+/// A slot that is split. Of the bits by unit that of its first one stands for a part.
+#[derive(Default)]
+pub(super) struct SplitSlot {
+    /// Its number in the shard.
+    pub(super) slot: u32,
+    /// The units of the part that begins with each unit; 0: none does.
+    units: [u8; PARTS_STRIDE as usize],
+    /// Units that are in no part.
+    free: u8,
+    /// Parts that are dead.
+    dead: u8,
+    /// Parts that came up for eviction since they were written.
+    offered: u8,
+    /// Parts that stay taken, for the memory failed: none is taken any more.
+    lost: u8,
+    /// The units that one part can get at most: it is in the list of those.
+    open_for: u32,
+    /// Its place there.
+    open_at: u32,
+    /// It is in the list of those whose parts all were free or dead.
+    is_listed: bool,
+}
+
+impl SplitSlot {
+    /// Slot `slot`, all of it one part.
+    fn new(slot: u32) -> Self {
+        let mut new = Self { slot, ..Self::default() };
+        new.set_units(0, UNITS);
+        new
+    }
+
+    /// How many units the part has that begins with `unit`.
+    pub(super) fn units(&self, unit: u32) -> u32 {
+        self.units[unit as usize].into()
+    }
+
+    /// The units of the part that begins with `unit`.
+    fn extent(&self, unit: u32) -> u8 {
+        run_of(unit, self.units(unit))
+    }
+
+    /// Parts that are neither free nor dead.
+    fn in_use(&self) -> u8 {
+        let begins = |unit: &u32| self.units(*unit) > 0;
+        let parts = (0..UNITS).filter(begins).fold(0, |all, unit| all | 1 << unit);
+        parts & !self.dead
+    }
+
+    /// All parts are free or dead.
+    fn is_spent(&self) -> bool {
+        self.in_use() == 0
+    }
+
+    /// Units that a part gets that begins with `unit`: those of a dead part, whose header it
+    /// replaces, and free ones behind.
+    fn space_at(&self, unit: u32) -> u32 {
+        let dead = if self.dead & 1 << unit != 0 { self.units(unit) } else { 0 };
+        dead + (self.free >> (unit + dead)).trailing_ones()
+    }
+
+    /// Where a part of `units` units can begin, in the least space that does; over a dead part
+    /// first.
+    fn place_for(&self, units: u32) -> Option<u32> {
+        let behind_free = self.free & self.free << 1;
+        let begins = (0..UNITS).filter(|unit| behind_free & 1 << unit == 0);
+        let fits = begins.filter(|unit| self.space_at(*unit) >= units);
+        fits.min_by_key(|unit| (self.dead & 1 << unit == 0, self.space_at(*unit)))
+    }
+
+    /// Most units that a part can get.
+    fn space_max(&self, usable: u32) -> u32 {
+        let is_open = self.lost == 0 && self.slot < usable;
+        (0..UNITS).map(|unit| self.space_at(unit)).max().filter(|_| is_open).unwrap_or_default()
+    }
+
+    /// A part of `units` units begins with `unit`, and others have what it leaves of the units that
+    /// it had before.
+    fn set_units(&mut self, unit: u32, units: u32) {
+        self.free |= self.extent(unit);
+        self.units[unit as usize] = u8::try_from(units).unwrap_or_default();
+        self.free &= !self.extent(unit);
+    }
+}
+
+/// A bit for each of `units` units from `unit` on.
+fn run_of(unit: u32, units: u32) -> u8 {
+    let bits = ((1_u32 << units) - 1) << unit;
+    u8::try_from(bits & u32::from(ALL_UNITS)).unwrap_or(ALL_UNITS)
+}
+
+/// A slot that is about to be free, or to leave: its header is to be voided, or that which splits
+/// it.
+pub(in crate::cache) struct Spent {
+    /// The slot, numbered through all shards.
+    pub(in crate::cache) slot: u32,
+    /// The pages of which it holds older versions, or its dead parts do.
+    pub(super) pages: SmallVec<[u64; UNITS as usize]>,
+}
+
+/// The slots and parts of one shard, and which of them its pages are in.
+#[derive(Default)]
+pub(super) struct Slots {
+    /// The number of the shard.
+    number: u32,
+    sharding: Sharding,
+    /// By dense numbers: made anew where there are other entries.
+    table: Table,
+    whole: Vec<Slot>,
+    parts: Vec<Slot>,
+    splits: Vec<SplitSlot>,
+    /// Entries of `splits` that stand for none.
+    unused: Vec<u32>,
+    /// Those of which a part can be taken, by the most units that it can have.
+    open: [Vec<u32>; PARTS_STRIDE as usize],
+    /// Those whose parts all were free or dead once.
+    spent: Vec<u32>,
+    /// Dead parts, by the page of which they hold an older version.
+    dead: BTreeSet<(u64, u32)>,
+}
+
+impl Index<u32> for Slots {
+    type Output = Slot;
+
+    #[inline]
+    fn index(&self, own: u32) -> &Slot {
+        match own.checked_sub(PART) {
+            None => &self.whole[own as usize],
+            Some(part) => &self.parts[part as usize],
+        }
+    }
+}
+
+impl IndexMut<u32> for Slots {
+    #[inline]
+    fn index_mut(&mut self, own: u32) -> &mut Slot {
+        match own.checked_sub(PART) {
+            None => &mut self.whole[own as usize],
+            Some(part) => &mut self.parts[part as usize],
+        }
+    }
+}
+
+impl Slot {
+    pub(super) fn is_split(self) -> bool {
+        self.word & (SPLIT | LIVE) == SPLIT
+    }
+}
+
+fn is_part(own: u32) -> bool {
+    own & PART != 0
+}
+
+/// Where a part lies: its slot among `splits`, and its number there.
+fn place_of(own: u32) -> (u32, u32) {
+    let part = own & !PART;
+    (part / PARTS_STRIDE, part % PARTS_STRIDE)
+}
+
+fn part_own(at: u32, index: u32) -> u32 {
+    PART | (at * PARTS_STRIDE + index)
+}
+
+/// The page in the entry with the dense number `dense`.
+#[inline]
+fn page_at(whole: &[Slot], parts: &[Slot], dense: u32) -> u64 {
+    let at = dense as usize;
+    at.checked_sub(whole.len()).map_or_else(|| whole[at], |part| parts[part]).page()
+}
+
+fn len_of<T>(all: &[T]) -> u32 {
+    u32::try_from(all.len()).unwrap_or(u32::MAX)
+}
+
+impl Slots {
+    /// Those of shard `number` among all that `sharding` has: `whole`, of which none holds a page.
+    pub(super) fn new(number: u32, sharding: Sharding, whole: Vec<Slot>) -> Self {
+        Self { number, sharding, table: Table::new(len_of(&whole)), whole, ..Self::default() }
+    }
+
+    /// The number of slot or part `own` through all shards.
+    pub(super) fn number_of(&self, own: u32) -> u32 {
+        match self.part(own) {
+            None => own * self.sharding.count + self.number,
+            Some((it, unit)) => part_of(self.number_of(it.slot), unit),
+        }
+    }
+
+    /// The number of `slot` in this shard. Of a part of a slot that is not split any more there is
+    /// none, and this stands for no slot.
+    pub(super) fn own(&self, slot: u32) -> u32 {
+        match part_number(slot) {
+            None => slot / self.sharding.count,
+            Some(part) => self.part_of(part.slot / self.sharding.count, part.unit),
+        }
+    }
+
+    /// Number of slots.
+    pub(super) fn whole_count(&self) -> u32 {
+        len_of(&self.whole)
+    }
+
+    /// Slots `from` to `end`, by number.
+    pub(super) fn whole(&self, from: u64, end: u64) -> impl Iterator<Item = (u32, Slot)> {
+        let wanted = (0..).zip(&self.whole).skip(usize::try_from(from).unwrap_or(usize::MAX));
+        let count = usize::try_from(end.saturating_sub(from)).unwrap_or(usize::MAX);
+        wanted.take(count).map(|(own, slot)| (own, *slot))
+    }
+
+    /// Entries for slots and parts.
+    pub(super) fn capacity(&self) -> u32 {
+        self.whole_count() + len_of(&self.parts)
+    }
+
+    /// The place of slot or part `own` among all entries.
+    #[inline]
+    pub(super) fn dense(&self, own: u32) -> u32 {
+        if is_part(own) { self.whole_count() + (own & !PART) } else { own }
+    }
+
+    /// The number of the entry at the place `dense`.
+    #[inline]
+    pub(super) fn of_dense(&self, dense: u32) -> u32 {
+        match dense.checked_sub(self.whole_count()) {
+            None => dense,
+            Some(part) => PART | part,
+        }
+    }
+
+    /// The numbers of all slots and parts.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = u32> {
+        let parts = len_of(&self.parts);
+        (0..self.whole_count()).chain((0..parts).map(|part| PART | part))
+    }
+
+    /// The slot or part of `page`.
+    pub(super) fn own_of(&self, page: u64) -> Option<u32> {
+        let found = self.table.find(page, |dense| page_at(&self.whole, &self.parts, dense));
+        found.map(|dense| self.of_dense(dense))
+    }
+
+    /// Puts `slot` into `own`, which its page is in from now on; returns where that was before.
+    pub(super) fn place(&mut self, own: u32, slot: Slot) -> Option<u32> {
+        let (dense, Self { table, whole, parts, .. }) = (self.dense(own), &mut *self);
+        let old = table.insert(slot.page(), dense, |dense| page_at(whole, parts, dense));
+        self[own] = slot;
+        old.map(|dense| self.of_dense(dense))
+    }
+
+    /// Forgets where `page` is, which it returns.
+    pub(super) fn remove(&mut self, page: u64) -> Option<u32> {
+        let Self { table, whole, parts, .. } = self;
+        let found = table.remove(page, |dense| page_at(whole, parts, dense));
+        found.map(|dense| self.of_dense(dense))
+    }
+
+    /// There are other entries: makes the table anew, of all that is live.
+    pub(super) fn rebuild_table(&mut self) {
+        self.table = Table::new(self.capacity());
+        for own in 0..self.capacity() {
+            let slot = self[self.of_dense(own)];
+            if slot.is(LIVE) {
+                self.place(self.of_dense(own), slot);
+            }
+        }
+    }
+
+    /// Reads where `page` is looked for, and nothing else.
+    pub(super) fn look_up_ahead(&self, page: u64) -> u32 {
+        self.table.look_up_ahead(page)
+    }
+
+    pub(super) fn get(&self, own: u32) -> Option<&Slot> {
+        match own.checked_sub(PART) {
+            None => self.whole.get(own as usize),
+            Some(part) => self.parts.get(part as usize),
+        }
+    }
+
+    /// Has `count` slots from now on.
+    pub(super) fn resize(&mut self, count: u32) {
+        self.whole.resize(count as usize, Slot { word: 0, version: NONE });
+        self.whole.shrink_to_fit();
+    }
+
+    /// The slot of which `own` is a part, and where; None: it is a slot.
+    #[inline]
+    pub(super) fn part(&self, own: u32) -> Option<(&SplitSlot, u32)> {
+        let (at, index) = place_of(own);
+        is_part(own).then(|| (&self.splits[at as usize], index))
+    }
+
+    /// The part of slot `whole` that begins with `unit`. A slot that is not split has none.
+    pub(super) fn part_of(&self, whole: u32, unit: u32) -> u32 {
+        let slot = self.whole.get(whole as usize).filter(|slot| slot.is_split());
+        let at = slot.and_then(|slot| u32::try_from(slot.version).ok());
+        at.map_or(u32::MAX, |at| part_own(at, unit))
+    }
+
+    /// The entry for one more split slot is there.
+    pub(super) fn has_entry(&self) -> bool {
+        !self.unused.is_empty() || self.splits.len() * (PARTS_STRIDE as usize) < self.parts.len()
+    }
+
+    /// Adds entries for as many split slots as there are, and a few.
+    pub(super) fn add_entries(&mut self) {
+        let splits = (2 * len_of(&self.splits)).max(SPLITS_LEAST);
+        let free = Slot { word: 0, version: NONE };
+        self.parts.resize((splits * PARTS_STRIDE) as usize, free);
+    }
+
+    /// Slot `whole` is split from now on, all of it one part, which is returned. There is an entry
+    /// for it.
+    pub(super) fn split(&mut self, whole: u32) -> u32 {
+        let new = SplitSlot::new(whole);
+        let at = self.unused.pop().unwrap_or(len_of(&self.splits));
+        match self.splits.get_mut(at as usize) {
+            Some(unused) => *unused = new,
+            None => self.splits.push(new),
+        }
+        self.whole[whole as usize] = Slot { word: SPLIT, version: at.into() };
+        part_own(at, 0)
+    }
+
+    /// The record in part `own`, which is durable, needs `units` units of it; slots from `usable`
+    /// on leave.
+    ///
+    /// What it leaves is free only now: the header of a dead part may have stood until then, and
+    /// named these units too.
+    pub(super) fn fill(&mut self, own: u32, units: u32, usable: u32) {
+        let (at, unit) = place_of(own);
+        self.splits[at as usize].set_units(unit, units);
+        self.set_open(at, usable);
+    }
+
+    /// Part `own` is free; slots from `usable` on leave.
+    pub(super) fn free(&mut self, own: u32, usable: u32) {
+        self[own] = Slot { word: 0, version: NONE };
+        let (at, unit) = place_of(own);
+        self.splits[at as usize].set_units(unit, 0);
+        self.can_be_taken_again(at, usable);
+    }
+
+    /// Part `own` is dead; slots from `usable` on leave.
+    pub(super) fn die(&mut self, own: u32, usable: u32) {
+        self.dead.insert((self[own].page(), own));
+        let (at, unit) = place_of(own);
+        self.splits[at as usize].dead |= 1 << unit;
+        self.can_be_taken_again(at, usable);
+    }
+
+    fn can_be_taken_again(&mut self, at: u32, usable: u32) {
+        let slot = &mut self.splits[at as usize];
+        if slot.is_spent() && !std::mem::replace(&mut slot.is_listed, true) {
+            self.spent.push(at);
+        }
+        self.set_open(at, usable);
+    }
+
+    /// Lists the split slot `at` by what a part of it can get.
+    fn set_open(&mut self, at: u32, usable: u32) {
+        let slot = &self.splits[at as usize];
+        let (before, now, open_at) = (slot.open_for, slot.space_max(usable), slot.open_at);
+        if before == now {
+            return;
+        }
+        if before > 0 {
+            let list = &mut self.open[before as usize];
+            list.swap_remove(open_at as usize);
+            if let Some(moved) = list.get(open_at as usize) {
+                self.splits[*moved as usize].open_at = open_at;
+            }
+        }
+        self.splits[at as usize].open_for = now;
+        if now > 0 {
+            let list = &mut self.open[now as usize];
+            self.splits[at as usize].open_at = len_of(list);
+            list.push(at);
+        }
+    }
+
+    /// Slots from `usable` on leave: no part of them is taken.
+    pub(super) fn set_usable(&mut self, usable: u32) {
+        (0..len_of(&self.splits)).for_each(|at| self.set_open(at, usable));
+    }
+
+    /// Takes a part of `units` units where that leaves the least. Returns it, and the page of which
+    /// it holds an older version.
+    pub(super) fn take(&mut self, units: u32, usable: u32) -> Option<(u32, Option<u64>)> {
+        let at = *self.open.get(units as usize..)?.iter().find_map(|list| list.last())?;
+        let slot = &mut self.splits[at as usize];
+        let unit = slot.place_for(units)?;
+        let is_dead = slot.dead & 1 << unit != 0;
+        slot.dead &= !(1 << unit);
+        slot.offered &= !(1 << unit);
+        // All of a dead part until it is filled.
+        slot.set_units(unit, units.max(slot.units(unit)));
+        let own = part_own(at, unit);
+        let page = is_dead.then(|| self[own].page());
+        if let Some(page) = page {
+            self.dead.remove(&(page, own));
+        }
+        self.set_open(at, usable);
+        Some((own, page))
+    }
+
+    /// Takes dead parts with older versions of `page` away.
+    pub(super) fn take_dead_of(&mut self, page: u64, mut see: impl FnMut(u32), usable: u32) {
+        while let Some(entry) = self.dead.range((page, 0)..=(page, u32::MAX)).next().copied() {
+            self.dead.remove(&entry);
+            let (at, unit) = place_of(entry.1);
+            self.splits[at as usize].dead &= !(1 << unit);
+            self.set_open(at, usable);
+            see(entry.1);
+        }
+    }
+
+    /// Part `own` comes up for eviction. Returns whether all parts did by now that hold something.
+    pub(super) fn offer(&mut self, own: u32) -> bool {
+        let (at, unit) = place_of(own);
+        let slot = &mut self.splits[at as usize];
+        slot.offered |= 1 << unit;
+        slot.in_use() & !(slot.offered | slot.lost) == 0
+    }
+
+    /// Part `own` stays taken, and none beside it is taken any more. Returns whether it is the
+    /// first of its slot.
+    pub(super) fn lose(&mut self, own: u32) -> bool {
+        let (at, unit) = place_of(own);
+        let slot = &mut self.splits[at as usize];
+        let is_first = slot.lost == 0;
+        slot.lost |= 1 << unit;
+        self.set_open(at, 0);
+        is_first
+    }
+
+    /// The memory failed in a part beside `own`, or in it.
+    pub(super) fn is_lost(&self, own: u32) -> bool {
+        self.part(own).is_some_and(|(slot, _)| slot.lost != 0)
+    }
+
+    /// Up to `n` slots and parts that are `wanted`, from number `from` on, and where to go on. By
+    /// numbers that stay where the shard gets another size, as the dense ones of parts do not.
+    pub(super) fn from(
+        &self,
+        from: u32,
+        n: usize,
+        wanted: impl Fn(Slot) -> bool,
+    ) -> (Vec<u32>, u32) {
+        let (mut found, mut next) = (Vec::new(), from);
+        while found.len() < n {
+            let own = if next >= self.whole_count() { next.max(PART) } else { next };
+            let Some(slot) = self.get(own) else { break };
+            if wanted(*slot) {
+                found.push(own);
+            }
+            next = own + 1;
+        }
+        (found, next)
+    }
+
+    /// Live parts of the slot of part `own`.
+    pub(super) fn live_beside(&self, own: u32) -> impl Iterator<Item = u32> {
+        let units = if is_part(own) { UNITS } else { 0 };
+        let all = (0..units).map(move |unit| part_own(place_of(own).0, unit));
+        all.filter(|part| self[*part].is(LIVE))
+    }
+
+    /// Live parts of slot `whole`.
+    pub(super) fn live_parts(&self, whole: u32) -> impl Iterator<Item = u32> {
+        let first = Some(self.part_of(whole, 0)).filter(|first| *first != u32::MAX);
+        first.into_iter().flat_map(|first| self.live_beside(first))
+    }
+
+    /// Takes up to `n` slots of which all parts are free or dead: nobody takes a part of them from
+    /// now on.
+    pub(super) fn take_spent(&mut self, n: usize) -> Vec<Spent> {
+        let mut taken = Vec::new();
+        while taken.len() < n
+            && let Some(at) = self.spent.pop()
+        {
+            let slot = &mut self.splits[at as usize];
+            slot.is_listed = false;
+            // It may have been used again since.
+            if slot.is_spent() {
+                taken.push(self.withdraw(at));
+            }
+        }
+        taken
+    }
+
+    fn withdraw(&mut self, at: u32) -> Spent {
+        let slot = &self.splits[at as usize];
+        let (whole, dead) = (slot.slot, slot.dead);
+        let dead = (0..UNITS).filter(|unit| dead & 1 << unit != 0);
+        let dead = dead.map(|unit| part_own(at, unit));
+        let pages = dead.map(|own| (self[own].page(), own)).collect::<SmallVec<[_; 8]>>();
+        for entry in &pages {
+            self.dead.remove(entry);
+        }
+        let slot = &mut self.splits[at as usize];
+        (slot.free, slot.dead) = (0, 0);
+        self.set_open(at, 0);
+        Spent {
+            slot: self.number_of(whole),
+            pages: pages.into_iter().map(|(page, _)| page).collect(),
+        }
+    }
+
+    /// Slot `whole` is whole again where it was split: its parts were withdrawn.
+    pub(super) fn unite(&mut self, whole: u32) {
+        let slot = self.whole[whole as usize];
+        if slot.is_split() {
+            self.unused.extend(u32::try_from(slot.version));
+        }
+    }
+
+    /// At opening: frees all parts that hold nothing.
+    pub(super) fn free_unused_parts(&mut self, usable: u32) {
+        for at in 0..len_of(&self.splits) {
+            for own in (0..UNITS).map(|unit| part_own(at, unit)) {
+                if !self[own].is(LIVE) {
+                    self.free(own, usable);
+                }
+            }
+        }
+    }
+
+    /// Number of slots that are split.
+    pub(super) fn split_count(&self) -> u32 {
+        len_of(&self.splits) - len_of(&self.unused)
+    }
+
+    /// Bytes of memory.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.whole) + size_of_val(&*self.parts) + self.table.bytes()
+    }
+}
+
+impl DirtySlots for Slots {
+    fn of_page(&self, page: u64) -> Option<u32> {
+        if self.sharding.shard_of(page) != self.number as usize {
+            return None;
+        }
+        let own = self.own_of(page)?;
+        self[own].can_be_cleaned().then(|| self.dense(own))
+    }
+
+    fn from(&self, from: u32, n: usize, out: &mut Vec<u32>) -> u32 {
+        let (found, next) = self.from(from, n, Slot::can_be_cleaned);
+        out.extend(found.into_iter().map(|own| self.dense(own)));
+        next
+    }
+}

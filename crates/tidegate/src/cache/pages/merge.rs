@@ -1,0 +1,249 @@
+//! Writes of parts of pages: merged with the rest of the page, or kept as a record.
+//!
+//! Invariant: what a part is merged with is the page's content at the moment of the store. The
+//! store holds the page's lock; the bytes of a slot are its newest version's then. Those of the
+//! backing were read without the lock, for nothing waits for the backing under it: so the store
+//! looks whether the page entered the cache or was written to the backing since, and if so they are
+//! read again.
+
+use super::index::Found;
+use crate::cache::backing::traffic::Seen;
+use crate::cache::read::damaged;
+use crate::cache::span::{Part, parts};
+use crate::cache::store::layout::{ALL_LINES, PAGE, PAGE_BYTES};
+use crate::cache::store::record::Record;
+use crate::cache::{Ask, Core, Few};
+use crate::device::Result;
+use crate::sync::Ordering;
+use crate::tier::version_locks::Version;
+
+/// Most lines of a record over a page that is cached: with more, a page costs less in the end.
+pub(in crate::cache) const LINES_OVER_PAGE_MAX: u32 = 31;
+
+/// A page to be stored, or a part of one.
+#[derive(Clone, Copy)]
+pub(in crate::cache) struct Entry<'a> {
+    pub(in crate::cache) page: u64,
+    /// Where the bytes begin in the page.
+    pub(in crate::cache) from: usize,
+    /// The bytes; none for a page of zeroes.
+    pub(in crate::cache) data: Option<&'a [u8]>,
+    /// The backing does not have them.
+    pub(in crate::cache) dirty: bool,
+    /// The IO class of its request.
+    pub(in crate::cache) class: u8,
+}
+
+impl<'a> Entry<'a> {
+    /// `page` with the bytes `data`, or zeroes.
+    pub(in crate::cache) fn whole(
+        page: u64,
+        data: Option<&'a [u8]>,
+        dirty: bool,
+        class: u8,
+    ) -> Self {
+        Self { page, from: 0, data, dirty, class }
+    }
+
+    /// The pages of `data` at `offset`; the first and the last one may be parts.
+    pub(in crate::cache) fn all(offset: u64, data: &'a [u8], class: u8) -> Few<Self> {
+        let of = |it: Part| {
+            let Part { page, from, at } = it;
+            Self { page, from, data: Some(&data[at]), dirty: true, class }
+        };
+        parts(offset, data.len()).map(of).collect()
+    }
+
+    pub(in crate::cache) fn is_part(&self) -> bool {
+        self.data.is_some_and(|data| data.len() < PAGE)
+    }
+}
+
+/// How a write is to be stored.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cache) struct Demand<'a> {
+    /// Durable by itself, with atomic flush too; and the IO class.
+    pub(in crate::cache) ask: Ask<'a>,
+    /// No records: the slots hold whole pages afterwards.
+    pub(in crate::cache) whole_pages: bool,
+    /// What the cache has already need not be stored.
+    pub(in crate::cache) by_content: bool,
+}
+
+/// A page as the backing has it.
+pub(in crate::cache) struct Base {
+    page: u64,
+    /// The page's version before it was read.
+    version: Version,
+    /// The writes to the backing at that moment.
+    seen: Seen,
+    data: Vec<u8>,
+}
+
+/// What is stored of an entry.
+pub(in crate::cache) struct Payload<'a> {
+    /// The bytes; none for zeroes.
+    pub(in crate::cache) data: Option<&'a [u8]>,
+    /// Which lines of the page they are.
+    pub(in crate::cache) lines: u64,
+    /// The version of the page over which a record lies; 0: the backing's bytes.
+    pub(in crate::cache) over: u64,
+}
+
+/// What parts became, by page, and the versions over which they lie.
+#[derive(Default)]
+pub(in crate::cache) struct Merged {
+    pages: Vec<(u64, Record, u64)>,
+    /// Those of which nothing changes, in the order of entries.
+    unchanged: Vec<u64>,
+    /// Position of the entry that the backing's bytes are needed for.
+    pub(in crate::cache) lacks_base: Option<usize>,
+}
+
+impl Merged {
+    /// The cache has all of `entry`.
+    pub(in crate::cache) fn is_unchanged(&self, entry: &Entry<'_>) -> bool {
+        self.unchanged.binary_search(&entry.page).is_ok()
+    }
+
+    /// What is stored of `entry`.
+    pub(in crate::cache) fn data_of<'a>(&'a self, entry: &Entry<'a>) -> Payload<'a> {
+        match self.pages.iter().find(|(page, ..)| *page == entry.page) {
+            Some((_, Record { lines, bytes }, over)) => {
+                Payload { data: Some(bytes), lines: *lines, over: *over }
+            }
+            None => Payload { data: entry.data, lines: ALL_LINES, over: 0 },
+        }
+    }
+}
+
+impl Core {
+    /// Reads `page` from the backing, for parts of it that a request of `class` writes.
+    pub(in crate::cache) fn read_base(&self, page: u64, class: u8) -> Result<Base> {
+        // Before the read: a change after it is seen by them.
+        let (version, seen) = (self.locks.version(page), self.traffic.see(page));
+        let mut data = vec![0; PAGE];
+        let _foreground = self.pace.foreground();
+        let read = self.backing.read(page * PAGE_BYTES, &mut data);
+        self.counters.count_core_read(class, 1, &read);
+        read?;
+        Ok(Base { page, version, seen, data })
+    }
+
+    /// Merges the parts among `entries`, of which the caller holds the locks, with what there is of
+    /// their pages; up to the first one for which `base` is needed and does not do. `changed` are
+    /// the lines that each entry changes, where only these are to be stored.
+    ///
+    /// # Errors
+    /// What the cache has of a page is damaged, and the backing's bytes are older ones.
+    pub(in crate::cache) fn merge(
+        &self,
+        entries: &[Entry<'_>],
+        base: Option<&Base>,
+        demand: Demand<'_>,
+        changed: &[Option<u64>],
+    ) -> Result<Merged> {
+        let mut merged = Merged::default();
+        for (at, entry) in entries.iter().enumerate() {
+            match changed.get(at).copied().flatten() {
+                Some(0) => {
+                    merged.unchanged.push(entry.page);
+                    continue;
+                }
+                Some(lines) => {
+                    if let Some((record, over)) = self.lay_changes(entry, lines, demand)? {
+                        merged.pages.push((entry.page, record, over));
+                        continue;
+                    }
+                }
+                None => {}
+            }
+            if !entry.is_part() {
+                continue;
+            }
+            let base = base.filter(|base| self.still_holds(entry.page, base));
+            let part = Record::of_part(entry.from, entry.data.unwrap_or_default());
+            let Some((whole, over)) = self.merge_part(entry.page, &part, base, demand)? else {
+                merged.lacks_base = Some(at);
+                break;
+            };
+            merged.pages.push((entry.page, whole, over));
+        }
+        Ok(merged)
+    }
+
+    /// The changed `lines` of `entry` as a record over what is cached of its page, and the version
+    /// over which it lies, where that may be.
+    fn lay_changes(
+        &self,
+        entry: &Entry<'_>,
+        lines: u64,
+        demand: Demand<'_>,
+    ) -> Result<Option<(Record, u64)>> {
+        let part = Record::of_part(entry.from, entry.data.unwrap_or_default()).only(lines);
+        let merged = self.merge_part(entry.page, &part, None, demand)?;
+        Ok(merged.filter(|(_, over)| *over > 0))
+    }
+
+    /// `part` and what there is of its page, and the version over which it lies. None: the rest is
+    /// only in the backing, and needed.
+    fn merge_part(
+        &self,
+        page: u64,
+        part: &Record,
+        base: Option<&Base>,
+        demand: Demand<'_>,
+    ) -> Result<Option<(Record, u64)>> {
+        let Some((found, older)) = self.find_sound(page)? else {
+            let whole = base.map(|base| part.on_page(base.data.clone()));
+            let alone = || (!demand.whole_pages).then(|| part.clone());
+            return Ok(whole.or_else(alone).map(|record| (record, 0)));
+        };
+        let record = older.map_or_else(|| part.clone(), |older| part.over(&older));
+        let under = if found.record { found.under() } else { Some(found) };
+        let Some(under) = under else {
+            // The rest is the backing's.
+            let whole = base.map(|base| record.on_page(base.data.clone()));
+            return Ok(whole.or((!demand.whole_pages).then_some(record)).map(|it| (it, 0)));
+        };
+        let is_small = record.lines.count_ones() <= LINES_OVER_PAGE_MAX;
+        let may_lay_over = found.record || self.shard(page).may_lay_over();
+        if !demand.whole_pages && is_small && may_lay_over {
+            return Ok(Some((record, under.version)));
+        }
+        let mut rest = vec![0; PAGE];
+        if !self.copy_out(&under, &mut rest)? {
+            return Err(damaged(&found));
+        }
+        Ok(Some((record.on_page(rest), 0)))
+    }
+
+    /// What the cache has of `page`, of which the caller holds the lock, and the record if it is
+    /// one. None: nothing, or what is clean and damaged, for the backing has what it had.
+    ///
+    /// # Errors
+    /// It is damaged and dirty.
+    fn find_sound(&self, page: u64) -> Result<Option<(Found, Option<Record>)>> {
+        let Some(found) = self.find(page) else { return Ok(None) };
+        let look = || -> Result<Option<Option<Record>>> {
+            if !found.record {
+                return Ok(self.is_sound(Some(&found))?.then_some(None));
+            }
+            let is_sound = self.is_sound(found.under().as_ref())?;
+            Ok(self.copy_record(&found)?.filter(|_| is_sound).map(Some))
+        };
+        if let Some(record) = look().inspect_err(|_| self.fallback.count())? {
+            return Ok(Some((found, record)));
+        }
+        self.damaged.fetch_add(1, Ordering::Relaxed);
+        self.fallback.count();
+        if found.dirty { Err(damaged(&found)) } else { Ok(None) }
+    }
+
+    /// The backing has `page` as `base` says.
+    fn still_holds(&self, page: u64, base: &Base) -> bool {
+        base.page == page
+            && self.locks.unchanged(page, base.version)
+            && self.traffic.is_unchanged(page, base.seen)
+    }
+}

@@ -1,0 +1,217 @@
+//! Records: the lines of a page that were written, without the rest of it.
+//!
+//! A record lies in a slot like a page, or in a part of one, with a header like a page's, whose
+//! bitmap says which lines of 64 bytes there are; their bytes lie one behind the other. All else
+//! of the page is that of a page in another slot over which the record lies, or the backing's.
+
+use std::ops::Range;
+
+use super::layout::{ALL_LINES, Decoded, HEADER, LINE, PAGE, SlotHeader, data_check, stored_bytes};
+use crate::cache::Core;
+use crate::cache::pages::index::Found;
+use crate::cache::span::Part;
+use crate::device::Result;
+use crate::sync::Ordering;
+
+/// Some lines of a page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::cache) struct Record {
+    /// A bit for each line that there is.
+    pub(in crate::cache) lines: u64,
+    /// Their bytes, one behind the other.
+    pub(in crate::cache) bytes: Vec<u8>,
+}
+
+impl Record {
+    /// The lines of `data` that begins at byte `from` of a page; both are whole lines.
+    pub(in crate::cache) fn of_part(from: usize, data: &[u8]) -> Self {
+        Self { lines: lines_of(from, data.len()), bytes: data.into() }
+    }
+
+    /// These lines, and those of `older` that are not among them.
+    pub(in crate::cache) fn over(&self, older: &Self) -> Self {
+        let mut page = [0; PAGE];
+        older.put_into(&mut page);
+        self.put_into(&mut page);
+        let lines = self.lines | older.lines;
+        let bytes = runs(lines).flat_map(|run| &page[run]).copied().collect();
+        Self { lines, bytes }
+    }
+
+    /// Those of the lines that are among `lines`.
+    pub(in crate::cache) fn only(&self, lines: u64) -> Self {
+        let mut page = [0; PAGE];
+        self.put_into(&mut page);
+        let lines = lines & self.lines;
+        Self { lines, bytes: runs(lines).flat_map(|run| &page[run]).copied().collect() }
+    }
+
+    /// Puts the lines into `page`, over what is there.
+    pub(in crate::cache) fn put_into(&self, page: &mut [u8]) {
+        let mut rest = &self.bytes[..];
+        for run in runs(self.lines) {
+            let (now, later) = rest.split_at(run.len());
+            page[run].copy_from_slice(now);
+            rest = later;
+        }
+    }
+
+    /// All of the page that has `rest` but for these lines.
+    pub(in crate::cache) fn on_page(&self, mut rest: Vec<u8>) -> Self {
+        self.put_into(&mut rest);
+        Self { lines: ALL_LINES, bytes: rest }
+    }
+
+    /// Copies `part` of the page to `buf`. False: not all of it is there.
+    fn copy_part(&self, part: &Part, buf: &mut [u8]) -> bool {
+        let wanted = lines_of(part.from, buf.len());
+        if wanted & !self.lines != 0 {
+            return false;
+        }
+        let mut page = [0; PAGE];
+        self.put_into(&mut page);
+        buf.copy_from_slice(&page[part.from..part.from + buf.len()]);
+        true
+    }
+}
+
+/// The bits of the lines that hold `len` bytes from byte `from` of a page on.
+pub(in crate::cache) fn lines_of(from: usize, len: usize) -> u64 {
+    let (first, end) = (from / LINE, (from + len).div_ceil(LINE));
+    (first..end).fold(0, |lines, line| lines | 1 << line)
+}
+
+/// The lines of the blocks of `block_bytes` that have one of `lines`.
+pub(in crate::cache) fn blocks_of(lines: u64, block_bytes: u32) -> u64 {
+    let len = (block_bytes as usize).clamp(LINE, PAGE);
+    let blocks = (0..PAGE / len).map(|block| lines_of(block * len, len));
+    blocks.filter(|block| block & lines != 0).fold(0, |all, block| all | block)
+}
+
+/// The bytes of a page that `lines` are, neighbours together.
+pub(in crate::cache) fn runs(lines: u64) -> impl Iterator<Item = Range<usize>> {
+    let mut rest = lines;
+    std::iter::from_fn(move || {
+        let first = rest.trailing_zeros();
+        let count = rest.checked_shr(first)?.trailing_ones();
+        let end = first + count;
+        rest &= ALL_LINES.checked_shl(end).unwrap_or(0);
+        Some(first as usize * LINE..end as usize * LINE)
+    })
+}
+
+/// What a look at a slot gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cache) enum Copied {
+    /// All that was asked for.
+    Whole,
+    /// The slot has a record without all that was asked for.
+    Lacks,
+    /// The data is not what its checksum says, or another version's by now.
+    Damaged,
+}
+
+impl Core {
+    /// Writes of parts of pages may become records.
+    pub(in crate::cache) fn makes_records(&self) -> bool {
+        self.makes_records.load(Ordering::Relaxed)
+    }
+
+    /// The record in the slot of `found`. None: its memory failed, its data is not what its
+    /// checksum says, or it is another version's by now.
+    pub(in crate::cache) fn copy_record(&self, found: &Found) -> Result<Option<Record>> {
+        if found.base.is_some_and(|base| base.is_lost) {
+            return Ok(None);
+        }
+        let mut header = [0; HEADER];
+        if !self.read_memory(self.places.header(found.slot), &mut header)? {
+            return Ok(None);
+        }
+        let Decoded::Header(header) = SlotHeader::decode(&header, self.salt, found.slot) else {
+            return Ok(None);
+        };
+        if (header.page, header.version) != (found.page, found.version) {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; stored_bytes(header.lines)];
+        let is_read = self.read_memory(self.places.data(found.slot), &mut bytes)?;
+        let is_whole = is_read && data_check(&bytes) == header.data_check;
+        Ok(is_whole.then_some(Record { lines: header.lines, bytes }))
+    }
+
+    /// Copies `part` out of the record in the slot of `found`.
+    pub(in crate::cache) fn copy_from_record(
+        &self,
+        found: &Found,
+        part: &Part,
+        buf: &mut [u8],
+    ) -> Result<Copied> {
+        let Some(record) = self.copy_record(found)? else { return Ok(Copied::Damaged) };
+        if record.copy_part(part, buf) {
+            return Ok(Copied::Whole);
+        }
+        let Some(under) = found.under() else { return Ok(Copied::Lacks) };
+        let mut page = [0; PAGE];
+        let to = part.from..part.from + buf.len();
+        let copied = self.copy_part(&under, part, &mut page[to.clone()])?;
+        record.put_into(&mut page);
+        buf.copy_from_slice(&page[to]);
+        Ok(copied)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn runs_are_neighbours_together() {
+        let of = |lines| runs(lines).collect::<Vec<_>>();
+        assert_eq!(of(0), []);
+        assert_eq!(of(0b1101), [0..64, 128..256]);
+        assert!(runs(ALL_LINES).eq(std::iter::once(0..4096)));
+        assert_eq!(of(1 << 63 | 1), [0..64, 4032..4096]);
+    }
+
+    #[test]
+    fn blocks_are_whole_where_one_of_their_lines_is() {
+        assert_eq!(blocks_of(0, 512), 0);
+        assert_eq!(blocks_of(1 << 9 | 1 << 63, 512), 0xFF << 8 | 0xFF << 56);
+        assert_eq!([4096, 8192].map(|bytes| blocks_of(2, bytes)), [ALL_LINES; 2]);
+    }
+
+    proptest! {
+        /// Parts of a page over each other are the page, where they are.
+        #[test]
+        fn records_over_records_are_what_was_written(
+            parts in prop::collection::vec((0_usize..64, 1_usize..64, any::<u8>()), 1..12),
+        ) {
+            let (mut page, mut lines) = ([0; PAGE], 0);
+            let mut record: Option<Record> = None;
+            for (first, count, byte) in parts {
+                let run = first * LINE..(first + count).min(64) * LINE;
+                let new = Record::of_part(run.start, &vec![byte; run.len()]);
+                page[run.clone()].fill(byte);
+                lines |= new.lines;
+                record = Some(record.map_or(new.clone(), |older| new.over(&older)));
+            }
+            let record = record.unwrap();
+            prop_assert_eq!(record.lines, lines);
+            prop_assert_eq!(record.bytes.len(), stored_bytes(lines));
+            let mut found = [0; PAGE];
+            record.put_into(&mut found);
+            prop_assert_eq!(&found[..], &page[..]);
+            for first in 0..64 {
+                let part = Part { page: 0, from: first * LINE, at: 0..LINE };
+                let mut buf = [0; LINE];
+                let has = record.copy_part(&part, &mut buf);
+                prop_assert_eq!(has, lines & 1 << first != 0);
+                if has {
+                    prop_assert_eq!(&buf[..], &page[first * LINE..][..LINE]);
+                }
+            }
+        }
+    }
+}
