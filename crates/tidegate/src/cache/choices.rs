@@ -219,7 +219,7 @@ impl Core {
         self.apply(&before, &choices);
         if key == SPECS[FALLBACK].key {
             // Also where it did not change: this is how users begin anew.
-            self.fallback.set_threshold(choices.own.get(FALLBACK));
+            self.router.fallback.set_threshold(choices.own.get(FALLBACK), &self.pages.failures);
         }
         Ok(())
     }
@@ -236,7 +236,8 @@ impl Core {
         let mut changed = choices.clone();
         for (key, value) in settings {
             changed.set(key, value)?;
-            let against = self.groups.as_ref().and_then(|_| mode_against_groups(&changed.classes));
+            let against =
+                self.pages.groups.as_ref().and_then(|_| mode_against_groups(&changed.classes));
             if let Some(mode) = against {
                 let expected = "classes of the modes wb and wo with --atomic-flush";
                 return Err(SettingError::value(key, &mode.to_string(), expected));
@@ -253,9 +254,9 @@ impl Core {
     /// Writes `choices` to the header; the error says what was expected.
     fn keep(&self, choices: &Choices) -> Result<(), String> {
         let text = choices.text();
-        let mut header = self.header.lock();
+        let mut header = self.store.header.lock();
         let before = std::mem::replace(&mut header.settings, text);
-        header.write(&self.region).map_err(|error| {
+        header.write(&self.store.region).map_err(|error| {
             header.settings = before;
             format!("memory that works: {error}")
         })
@@ -264,38 +265,38 @@ impl Core {
     /// Has all of a cache that was opened work as its choices say.
     pub(super) fn begin(&self) {
         let choices = self.choices.lock();
-        self.makes_records.store(choices.makes_records(), Ordering::Relaxed);
-        self.comparing.set(choices.own.get(BY_CONTENT));
-        self.by_cost.set(choices.own.get(COST));
-        self.fallback.set_threshold(choices.own.get(FALLBACK));
+        self.writer.makes_records.store(choices.makes_records(), Ordering::Relaxed);
+        self.writer.comparing.set(choices.own.get(BY_CONTENT));
+        self.router.by_cost.set(choices.own.get(COST));
+        self.router.fallback.set_threshold(choices.own.get(FALLBACK), &self.pages.failures);
         self.begin_cleaning(&choices);
         if !choices.classes.is_default() {
-            self.set_classes(&choices.classes);
+            self.router.set_classes(&choices.classes);
         }
     }
 
     fn apply(&self, before: &Choices, now: &Choices) {
         if before.own.get(EVICTION) != now.own.get(EVICTION) {
-            self.each_shard(|shard| shard.set_replacement(now.replacement()));
+            self.pages.each_shard(|shard| shard.set_replacement(now.replacement()));
         }
         if before.own.get(CLEANING) != now.own.get(CLEANING) {
             self.begin_cleaning(now);
         } else if before.cleaning().1 != now.cleaning().1 {
-            self.each_shard(|shard| shard.cleaner.set_settings(now.cleaning().1));
+            self.pages.each_shard(|shard| shard.cleaner.set_settings(now.cleaning().1));
         }
-        self.makes_records.store(now.makes_records(), Ordering::Relaxed);
+        self.writer.makes_records.store(now.makes_records(), Ordering::Relaxed);
         if before.own.get(BY_CONTENT) != now.own.get(BY_CONTENT) {
-            self.comparing.set(now.own.get(BY_CONTENT));
+            self.writer.comparing.set(now.own.get(BY_CONTENT));
         }
         if before.own.get(COST) != now.own.get(COST) {
-            self.by_cost.set(now.own.get(COST));
+            self.router.by_cost.set(now.own.get(COST));
         }
         if before.classes != now.classes {
-            self.set_classes(&now.classes);
+            self.router.set_classes(&now.classes);
         }
-        self.pace.set_rate(now.own.get(CLEANING_RATE));
+        self.backing.pace.set_rate(now.own.get(CLEANING_RATE));
         self.apply_admission(before, now);
-        self.waker.wake_another();
+        self.pages.waker.wake_another();
     }
 
     fn apply_admission(&self, before: &Choices, now: &Choices) {
@@ -303,21 +304,21 @@ impl Core {
         if before.own.get(PROMOTION) != now.own.get(PROMOTION) {
             self.restart_promotion(now);
         } else if before.promotion().1 != settings {
-            self.admission.change(|it| it.promotion.set_settings(settings));
+            self.router.admission.change(|it| it.promotion.set_settings(settings));
         }
         if before.cutoff != now.cutoff {
-            self.admission.change(|it| it.cutoff.settings.clone_from(&now.cutoff));
+            self.router.admission.change(|it| it.cutoff.settings.clone_from(&now.cutoff));
         }
     }
 
     /// Has the policy of `choices` clean from now on.
     fn begin_cleaning(&self, choices: &Choices) {
         let (entry, settings) = choices.cleaning();
-        self.pace.hears.store(entry.hears, Ordering::Relaxed);
-        self.pace.set_rate(choices.own.get(CLEANING_RATE));
-        let pages = self.geometry.size_bytes() / PAGE_BYTES;
-        let parts = u32::try_from(self.shards.count()).unwrap_or(1);
-        self.each_shard(|shard| {
+        self.backing.pace.hears.store(entry.hears, Ordering::Relaxed);
+        self.backing.pace.set_rate(choices.own.get(CLEANING_RATE));
+        let pages = self.backing.geometry.size_bytes() / PAGE_BYTES;
+        let parts = u32::try_from(self.pages.shards.count()).unwrap_or(1);
+        self.pages.each_shard(|shard| {
             let part = Part { slots: shard.capacity(), pages, parts };
             shard.set_cleaner(Cleaner::new(entry, part, settings));
         });
@@ -326,6 +327,6 @@ impl Core {
     /// Promotion begins anew, for as many slots as there are now.
     pub(super) fn restart_promotion(&self, choices: &Choices) {
         let (entry, settings) = choices.promotion();
-        self.admission.set_promotion(entry, settings, self.slots());
+        self.router.admission.set_promotion(entry, settings, self.store.slots());
     }
 }

@@ -19,22 +19,29 @@
 //! - its bucket in `traffic` says which writes to the backing are under way;
 //! - the lock of its shard guards the index, and nothing waits under it.
 //!
-//! Map: [`CacheDevice`] the requests, `queue` those of one queue; `classes` their IO classes,
-//! `admission` which of them are cached; `mode/` what each mode does with them; `span` their pages;
-//! `store` pages into slots, `merge` and `record` parts of pages, `content` what of them changes,
-//! `read` out of slots or the backing, `fill` keeping what was read, `evict` free slots, `purge`
-//! all of them, `clean` dirty pages to the backing, `cleaner` and `pace` which of them and when,
-//! `cluster` and `neighbours` pages together; `bypass` writes around the cache, `fallback` when all
-//! do, `by_cost` where the backing is quicker; `group` atomic flush; `background`; `recover`
-//! opening, `resize` another size; `index`, `table` and `orders` what is where and goes first,
-//! `lane`, `traffic`; `tier` and `tally` what is counted; `layout` and `header` the bytes,
-//! [`check`] their verification; `policy/` the decisions, and `choices` which of them users made.
+//! Owners, and the direction of calls. Each owner has its own fields and calls only those below it:
+//!
+//! - `Core`, the requests: each is routed, and then reads (`read`), writes (`write`) or goes around
+//!   the cache (`bypass`). `choices` applies settings, `worker` runs the background;
+//! - `router` decides: the IO class of a request, its mode, whether it is admitted, whether memory
+//!   or backing is cheaper, and whether failures of the memory make it pass through;
+//! - `background` works beside requests: `Cleaners` clean pages and make free slots, `Fills` keep
+//!   what was read, and `Background` resizes and purges;
+//! - `pages` has the index by shards, the locks of pages and the groups of atomic flush. Its
+//!   `Writer` merges parts of pages and stores batches in free slots;
+//! - `store` has the slots in persistent memory: layout, headers, lanes, batches, records;
+//! - `backing` has the device below: writes under way, writes not flushed, failures, pace.
+//!
+//! Beside them: `queue` and `start` take requests, `recover` opens a pool, [`check`] verifies one,
+//! `resize` begins another size, `span` splits bytes into pages, `tier` and `counters` report, and
+//! `policy/` has the decisions without I/O.
 
 mod background;
 mod backing;
 mod bypass;
 pub mod check;
 mod choices;
+mod counters;
 mod engine;
 mod error;
 #[cfg(any(test, feature = "test-support"))]
@@ -45,19 +52,27 @@ pub mod policy;
 mod queue;
 mod read;
 mod recover;
+mod resize;
 mod router;
 mod span;
 mod start;
 mod store;
-mod tally;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod tier;
+mod worker;
+mod write;
 
 use std::sync::Arc;
 
+use background::Background;
+use backing::Backing;
+use pages::Pages;
+use pages::write::Writer;
 use parking_lot::Mutex;
+use router::Router;
 use smallvec::SmallVec;
+use store::Store;
 
 pub use engine::{CODE, CacheEngine};
 pub use error::CacheError;
@@ -66,40 +81,24 @@ pub use router::mode;
 pub use store::header::{Binding, CacheHeader, CacheOptions, create};
 pub use store::layout;
 
-use crate::device::waits;
 use crate::device::{
     AsyncRequest, Attempt, BlockDevice, Context, DeviceError, Extent, Geometry, Operation, Result,
     WriteFlags, ZeroFlags, in_whole_blocks,
 };
 use crate::pmem::{PmemError, Region};
 use crate::stats::{RequestKind, Requests};
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use crate::tier::background::{Waker, Work, Workers};
-use crate::tier::ledger::{Failed, Ledger};
-use crate::tier::set_locks::{SetLock, SetLocks};
-use crate::tier::version_locks::{VersionGuard, VersionLocks};
-use background::Background;
-use background::clean::{Cleaners, Scratch};
-use background::fill::Fills;
-use background::pace::Pace;
-use background::resize::Resizing;
-use backing::traffic::Traffic;
+use crate::sync::Ordering;
+use crate::tier::background::{Work, Workers};
+use crate::tier::clock::now_ns;
 use choices::Choices;
-use pages::cluster::Sharding;
-use pages::content::Comparing;
-use pages::group::Groups;
-use pages::index::{Found, Shard, Usage};
+use counters::{Counter, Tally};
+use policy::cost::{Kind, Place};
 use queue::Queue;
-use router::admission::Admission;
-use router::by_cost::ByCost;
-use router::classes::IoClasses;
-use router::fallback::Fallback;
-use router::mode::Mode;
+use router::mode::{Behaviour, Mode};
+use span::bytes_of;
 use span::{Content, ZERO_PAGE, pages_of, pieces};
-use store::lane::Lanes;
-use store::layout::{PAGE, whole_slot};
-use tally::Tally;
-use tier::{Counter, Counters};
+use store::layout::PAGE;
+use worker::Worker;
 
 /// Number of words of page locks, as a power of two.
 const LOCKS_LOG2: u32 = 14;
@@ -201,50 +200,17 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// What requests and the background share.
+/// A cache by its owners, for requests and workers. Requests run here: each is routed, and then
+/// reads and writes pages.
 struct Core {
-    region: Arc<Region>,
-    header: Mutex<CacheHeader>,
-    salt: u64,
-    /// Where the engine's first byte lies in the region.
-    data_offset: u64,
-    /// Where slots are; how many there are now the header says.
-    places: store::layout::Places,
-    backing: Arc<dyn BlockDevice>,
-    geometry: Geometry,
-    shards: SetLocks<Shard>,
-    sharding: Sharding,
-    locks: VersionLocks,
-    lanes: Lanes,
-    /// With atomic flush.
-    groups: Option<Groups>,
-    traffic: Traffic,
-    ledger: Ledger,
-    cleaners: Cleaners,
-    fills: Fills,
-    /// Pages that the backing was given in mode wt, which the next flush of it makes clean.
-    written: Mutex<Vec<Found>>,
-    /// A [`Mode`] by its code.
-    mode: AtomicU32,
-    pace: Pace,
-    by_cost: ByCost,
-    admission: Admission,
-    fallback: Fallback,
+    store: Arc<Store>,
+    backing: Arc<Backing>,
+    pages: Arc<Pages>,
+    writer: Arc<Writer>,
+    background: Background,
+    router: Router,
     choices: Mutex<Choices>,
-    /// The granularity is `record`.
-    makes_records: AtomicBool,
-    classes: IoClasses,
-    comparing: Comparing,
-    /// Slots of a shard that are kept free for writers.
-    reserve: AtomicU32,
-    resizing: Resizing,
-    /// What is dirty stays in the pool: flushes end there.
-    keeps_dirty: AtomicBool,
-    /// Pages whose data did not match their checksums.
-    damaged: AtomicU64,
     requests: Requests,
-    counters: Counters,
-    waker: Arc<Waker>,
 }
 
 impl CacheDevice {
@@ -261,16 +227,16 @@ impl CacheDevice {
     ) -> std::result::Result<Self, CacheError> {
         let (core, recovered) = recover::open(region, backing, binding, options)?;
         let core = Arc::new(core);
-        let works = (0..options.threads()).map(|_| Background(Arc::clone(&core)));
-        let workers =
-            Workers::start("cache", Arc::clone(&core.waker), works).map_err(CacheError::Thread)?;
+        let works = (0..options.threads()).map(|_| Worker(Arc::clone(&core)));
+        let workers = Workers::start("cache", Arc::clone(&core.pages.waker), works)
+            .map_err(CacheError::Thread)?;
         Ok(Self { core, workers, recovered })
     }
 
     /// The background work, for a scheduler that runs it beside requests where the device has no
     /// thread.
     pub fn background(&self) -> impl Work + use<> {
-        Background(Arc::clone(&self.core))
+        Worker(Arc::clone(&self.core))
     }
 
     /// What was found in the cache when it was opened.
@@ -280,7 +246,7 @@ impl CacheDevice {
 
     /// The mode.
     pub fn mode(&self) -> Mode {
-        self.core.mode()
+        self.core.router.mode()
     }
 
     /// Changes the mode, for requests that come from now on, and for the next open. Dirty pages
@@ -289,13 +255,13 @@ impl CacheDevice {
     /// # Errors
     /// The memory failed, or the mode does not go with atomic flush.
     pub fn set_mode(&self, mode: Mode) -> std::result::Result<(), CacheError> {
-        if self.core.groups.is_some() && !mode.writes_back() {
+        if self.core.pages.groups.is_some() && !mode.writes_back() {
             return Err(CacheError::NotAtomic { mode });
         }
-        let mut header = self.core.header.lock();
+        let mut header = self.core.store.header.lock();
         header.mode = mode;
-        header.write(&self.core.region)?;
-        self.core.mode.store(mode.code(), Ordering::SeqCst);
+        header.write(&self.core.store.region)?;
+        self.core.router.mode.store(mode.code(), Ordering::SeqCst);
         Ok(())
     }
 
@@ -305,7 +271,7 @@ impl CacheDevice {
     /// # Errors
     /// The backing failed; another call tries again.
     pub fn clean_all(&self) -> Result<()> {
-        self.core.clean_all()
+        self.core.background.cleaners.clean_all()
     }
 
     /// Writes all dirty pages to the backing, as after a flush, and stops the thread.
@@ -314,15 +280,15 @@ impl CacheDevice {
     /// As for [`clean_all`](Self::clean_all).
     pub fn shutdown(&self) -> Result<()> {
         self.stop_thread();
-        self.core.commit_groups()?;
-        self.core.clean_all()
+        self.core.pages.commit_groups()?;
+        self.core.background.cleaners.clean_all()
     }
 
     fn stop_thread(&self) {
-        self.core.resizing.stop();
+        self.core.background.resizing.stop();
         self.workers.stop();
         // Writers that wait for the thread make free slots by themselves now.
-        self.core.notify_all();
+        self.core.pages.notify_all();
     }
 }
 
@@ -334,139 +300,42 @@ impl Drop for CacheDevice {
 }
 
 impl Core {
-    fn mode(&self) -> Mode {
-        Mode::of_code(self.mode.load(Ordering::SeqCst)).unwrap_or_default()
-    }
-
-    fn shard_of(&self, page: u64) -> usize {
-        self.sharding.shard_of(page)
-    }
-
-    /// The number of the shard that has `slot`.
-    fn shard_of_slot(&self, slot: u32) -> usize {
-        whole_slot(slot) as usize % self.shards.count()
-    }
-
-    /// Locks the shard of `page`.
-    fn shard(&self, page: u64) -> SetLock<'_, Shard> {
-        self.shards.lock(self.shard_of(page))
-    }
-
-    fn find(&self, page: u64) -> Option<Found> {
-        self.shard(page).find(page)
-    }
-
-    /// Number of slots.
-    fn slots(&self) -> u32 {
-        self.header.lock().places.slots()
-    }
-
-    fn reserve(&self) -> u32 {
-        self.reserve.load(Ordering::Relaxed)
-    }
-
-    /// Locks `pages`, in the order in which all threads do.
-    fn lock_pages(&self, pages: impl Iterator<Item = u64>) -> Few<VersionGuard<'_>> {
-        let mut pages: Few<u64> = pages.collect();
-        pages.sort_unstable_by_key(|page| self.locks.rank(*page));
-        pages.dedup_by(|one, other| self.locks.same_bucket(*one, *other));
-        pages.into_iter().map(|page| self.locks.lock(page, || self.region.relax())).collect()
-    }
-
-    /// Shows the shards to `see`, one at a time: requests wait for one of them at most.
-    fn each_shard(&self, mut see: impl FnMut(&mut Shard)) {
-        (0..self.shards.count()).for_each(|number| see(&mut self.shards.lock(number)));
-    }
-
-    fn usage(&self) -> Usage {
-        let all = (0..self.shards.count()).map(|number| self.shards.lock(number).usage());
-        all.fold(Usage::default(), Usage::plus)
-    }
-
-    fn notify_all(&self) {
-        (0..self.shards.count()).for_each(|number| self.shards.lock(number).notify());
-    }
-
-    /// A flush has to go on to the backing: that has writes that it has not flushed.
-    fn passes_flush_on(&self) -> bool {
-        if self.keeps_dirty.load(Ordering::SeqCst) {
-            return self.traffic.needs_own_flush();
-        }
-        self.traffic.needs_flush() || !self.written.lock().is_empty()
-    }
-
-    /// Flushes the backing. What was written through to it before is clean then.
-    fn flush_backing(&self) -> std::result::Result<(), Failed> {
-        let written = std::mem::take(&mut *self.written.lock());
-        let epoch = self.traffic.flush_begins();
-        // Pages whose flush failed stay dirty, and are cleaned like all others.
-        let _waiting = waits::begin("a flush of the cache", "the backing");
-        let flushed = self.backing.flush().inspect_err(|_| {
-            // The backing may have lost what was read of it before: none of that may be kept,
-            // though a later flush succeeds.
-            self.traffic.keep_nothing_read();
-            self.counters.add(Counter::CoreWriteErrors, 1);
-        });
-        flushed.map_err(Failed::Below)?;
-        self.traffic.flush_succeeded(epoch);
-        Ok(self.conclude_clean(&written)?)
-    }
-
-    /// Flushes the backing, outside of a client's flush.
-    fn flush_backing_recorded(&self) -> Result<()> {
-        self.apart_from_flushes(|| self.flush_backing())
-    }
-
-    /// Does `work` with the backing outside of a client's flush. Where the backing fails, and
-    /// acknowledged writes went around the cache that it had not flushed when the work began, the
-    /// client's next flush fails too: a backing may tell only once that it lost them. All others
-    /// are durable in the pool. Where the pool fails, the next flush does in any case.
-    fn apart_from_flushes<T>(
-        &self,
-        work: impl FnOnce() -> std::result::Result<T, Failed>,
-    ) -> Result<T> {
-        let flushed = self.traffic.flushed();
-        work().map_err(|failed| {
-            self.ledger.write_back_failed(failed, self.traffic.has_bypassed_since(flushed))
-        })
-    }
-
     fn read(&self, queue: u32, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.geometry.check(offset, buf.len() as u64)?;
-        self.pace.note_request();
+        self.backing.geometry.check(offset, buf.len() as u64)?;
+        self.backing.pace.note_request();
         let running = self.requests.begin(RequestKind::Read, buf.len() as u64);
-        let _under_way = self.by_cost.begin();
-        let (from, behaviour) = self.sort(queue, (offset, buf.len() as u64), false);
+        let _under_way = self.router.by_cost.begin();
+        let (from, behaviour) = self.router.sort(queue, (offset, buf.len() as u64), false);
         self.read_by_cost(behaviour, offset, buf, from, &running)
     }
 
     fn write(&self, queue: u32, offset: u64, data: &[u8], fua: bool) -> Result<()> {
-        self.geometry.check_write(offset, data.len() as u64)?;
-        self.pace.note_request();
+        self.backing.geometry.check_write(offset, data.len() as u64)?;
+        self.backing.pace.note_request();
         let _running = self.requests.begin(RequestKind::Write, data.len() as u64);
         if data.is_empty() {
             return Ok(());
         }
-        let _under_way = self.by_cost.begin();
-        let (from, behaviour) = self.sort(queue, (offset, data.len() as u64), true);
+        let _under_way = self.router.by_cost.begin();
+        let (from, behaviour) = self.router.sort(queue, (offset, data.len() as u64), true);
         let tally = Tally::default();
         let content = Content::of(offset, data);
         self.write_by_cost(behaviour, &content, Ask::of_write(fua, from, &tally))?;
-        self.counters.count_write(from.class, &tally, &pages_of(offset, data.len() as u64));
+        self.pages.counters.count_write(from.class, &tally, &pages_of(offset, data.len() as u64));
         Ok(())
     }
 
     /// Zeroes that keep their space are stored as data: a slot without data becomes a hole of the
     /// backing. So they are never fast.
     fn write_zeroes(&self, queue: u32, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.geometry.check_zeroes(offset, len, flags)?;
+        self.backing.geometry.check_zeroes(offset, len, flags)?;
         let ZeroFlags { fua, may_unmap, fast_only } = flags;
         if fast_only && !may_unmap {
             return Err(DeviceError::not_fast(offset, len));
         }
-        self.pace.note_request();
+        self.backing.pace.note_request();
         let _running = self.requests.begin(RequestKind::Zero, len);
-        let (from, behaviour) = self.sort(queue, (offset, len), true);
+        let (from, behaviour) = self.router.sort(queue, (offset, len), true);
         let tally = Tally::default();
         let ask = Ask { fua, keeps_space: !may_unmap, fast_only, from, tally: &tally };
         pieces(offset..offset + len, u64::MAX).try_for_each(|bytes| {
@@ -474,22 +343,22 @@ impl Core {
             let data = (!span::is_whole(&bytes)).then(|| &ZERO_PAGE[..part_len]);
             behaviour.write(self, &Content { bytes, data }, ask)
         })?;
-        self.counters.count_write(from.class, &tally, &pages_of(offset, len));
+        self.pages.counters.count_write(from.class, &tally, &pages_of(offset, len));
         Ok(())
     }
 
     /// Makes the whole pages of `len` bytes at `offset` zero; with atomic flush only those that are
     /// cached.
     fn discard(&self, queue: u32, offset: u64, len: u64) -> Result<()> {
-        self.geometry.check_write(offset, len)?;
-        self.pace.note_request();
+        self.backing.geometry.check_write(offset, len)?;
+        self.backing.pace.note_request();
         let _running = self.requests.begin(RequestKind::Zero, len);
-        let (from, behaviour) = self.sort(queue, (offset, len), true);
+        let (from, behaviour) = self.router.sort(queue, (offset, len), true);
         // Not counted: a discard is no write, as in Open CAS.
         let tally = Tally::default();
         let ask = Ask::of_write(false, from, &tally);
         let mut whole = pieces(offset..offset + len, u64::MAX).filter(span::is_whole);
-        whole.try_for_each(|bytes| match self.groups {
+        whole.try_for_each(|bytes| match self.pages.groups {
             Some(_) => self.zero_cached(span::pages_in(&bytes), ask),
             None => behaviour.write(self, &Content { bytes, data: None }, ask),
         })
@@ -497,19 +366,19 @@ impl Core {
 
     /// Where the cache has a page of the range dirty, all of it counts as data.
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        self.geometry.check(offset, len)?;
+        self.backing.geometry.check(offset, len)?;
         let pages = pages_of(offset, len);
-        if pages.clone().any(|page| self.find(page).is_some_and(|found| found.dirty)) {
+        if pages.clone().any(|page| self.pages.find(page).is_some_and(|found| found.dirty)) {
             return Ok(vec![Extent { offset, len, hole: false, zero: false }]);
         }
         let bytes = span::bytes_of(&pages);
-        let found = self.backing.status(bytes.start, bytes.end - bytes.start, most)?;
+        let found = self.backing.device.status(bytes.start, bytes.end - bytes.start, most)?;
         let within = |it: Extent| {
             let start = it.offset.max(offset);
             let end = (it.offset + it.len).min(offset + len);
             (start < end).then(|| Extent { offset: start, len: end - start, ..it })
         };
-        let block_bytes = self.geometry.block_bytes;
+        let block_bytes = self.backing.geometry.block_bytes;
         let whole = in_whole_blocks(found.into_iter().filter_map(within), block_bytes);
         if whole.is_empty() {
             // The backing's answer ends inside the first block, which has parts of both kinds.
@@ -518,12 +387,77 @@ impl Core {
         }
         Ok(whole)
     }
+
+    /// Writes `content` as `behaviour` does, but for what is not admitted: pages that are not
+    /// cached are written around the cache then.
+    fn write_admitted(
+        &self,
+        behaviour: &dyn Behaviour,
+        content: &Content<'_>,
+        ask: Ask<'_>,
+    ) -> Result<()> {
+        if !behaviour.caches_writes() || !self.router.admission.is_choosy() {
+            return behaviour.write(self, content, ask);
+        }
+        let (bytes, pages) = (&content.bytes, content.pages());
+        if self.admits(bytes, true, ask.from)? {
+            behaviour.write(self, content, ask)?;
+            self.router.admission.note_cached(pages);
+            return Ok(());
+        }
+        let mut from = pages.start;
+        while from < pages.end {
+            let is_cached = self.pages.find(from).is_some();
+            let continues = |page: &u64| self.pages.find(*page).is_some() == is_cached;
+            let run =
+                from..(from + 1..pages.end).find(|page| !continues(page)).unwrap_or(pages.end);
+            let of_run = bytes_of(&run);
+            let part = bytes.start.max(of_run.start)..bytes.end.min(of_run.end);
+            let content = content.part(part);
+            if is_cached {
+                behaviour.write(self, &content, ask)?;
+            } else {
+                self.bypass(&content, ask)?;
+            }
+            from = run.end;
+        }
+        Ok(())
+    }
+
+    /// Writes `content` as `behaviour` does, or around the cache where that is quicker,
+    /// and measures what it takes.
+    fn write_by_cost(
+        &self,
+        behaviour: &dyn Behaviour,
+        content: &Content<'_>,
+        ask: Ask<'_>,
+    ) -> Result<()> {
+        let write = || self.write_admitted(behaviour, content, ask);
+        if !behaviour.writes_back() || !self.router.may_go_around(&content.bytes) {
+            return write();
+        }
+        let len = content.len_bytes();
+        let goes_around = self.router.by_cost.picks_or_was_picked(Kind::Write, len);
+        let began_ns = now_ns();
+        let (place, written) = if goes_around {
+            self.pages.counters.add(Counter::WritesByCost, 1);
+            let written = self.bypass(content, Ask { fua: true, ..ask });
+            (Place::Backing, written)
+        } else {
+            (Place::Memory, write())
+        };
+        if written.is_ok() {
+            let took_ns = now_ns().saturating_sub(began_ns);
+            self.router.see_cost(place, Kind::Write, len, took_ns, 1);
+        }
+        written
+    }
 }
 
 impl BlockDevice for CacheDevice {
     /// The size of the backing, in blocks of the pool's block size.
     fn geometry(&self) -> Geometry {
-        self.core.geometry
+        self.core.backing.geometry
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
@@ -539,11 +473,11 @@ impl BlockDevice for CacheDevice {
     /// have lost such writes, or a dirty page was found damaged.
     fn flush(&self) -> Result<()> {
         drop(self.core.requests.begin(RequestKind::Flush, 0));
-        self.core.commit_groups()?;
-        if self.core.passes_flush_on() {
-            self.core.flush_backing()?;
+        self.core.pages.commit_groups()?;
+        if self.core.backing.passes_flush_on() {
+            self.core.pages.flush_backing()?;
         }
-        self.core.ledger.report()
+        self.core.backing.ledger.report()
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
@@ -561,29 +495,31 @@ impl BlockDevice for CacheDevice {
     /// Writes into free slots, reads of pages that are cached, and flushes that end here.
     fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
         let core = &self.core;
-        core.pace.note_request();
-        let sort = |range, is_write| core.sort(context.queue, range, is_write);
+        core.backing.pace.note_request();
+        let sort = |range, is_write| core.router.sort(context.queue, range, is_write);
         let range = operation.range();
         match operation {
-            Operation::Read { offset, buf: [] } => Attempt::Done(core.geometry.check(*offset, 0)),
+            Operation::Read { offset, buf: [] } => {
+                Attempt::Done(core.backing.geometry.check(*offset, 0))
+            }
             Operation::Read { offset, buf } => match sort(range, false) {
                 (from, it) if it.reads_hits() => {
-                    let _under_way = core.by_cost.begin();
+                    let _under_way = core.router.by_cost.begin();
                     core.attempt_read_by_cost(*offset, buf, from)
                 }
                 _ => Attempt::WouldBlock,
             },
             Operation::Write { offset, data, flags } => match sort(range, true) {
                 (from, it) if it.writes_back() => {
-                    let _under_way = core.by_cost.begin();
+                    let _under_way = core.router.by_cost.begin();
                     let tally = Tally::default();
                     let ask = Ask::of_write(flags.fua, from, &tally);
                     core.attempt_write_by_cost(*offset, data, ask)
                 }
                 _ => Attempt::WouldBlock,
             },
-            Operation::Flush if core.commits_many() => Attempt::WouldBlock,
-            Operation::Flush if !core.passes_flush_on() => Attempt::Done(self.flush()),
+            Operation::Flush if core.pages.commits_many() => Attempt::WouldBlock,
+            Operation::Flush if !core.backing.passes_flush_on() => Attempt::Done(self.flush()),
             _ => Attempt::WouldBlock,
         }
     }

@@ -18,16 +18,28 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::background::pace::Pace;
+use super::background::Background;
+use super::background::clean::Cleaners;
+use super::background::fill::Fills;
 use super::background::resize::Resizing;
+use super::backing::Backing;
+use super::backing::pace::Pace;
 use super::backing::traffic::Traffic;
 use super::choices::Choices;
+use super::counters::Counters;
 use super::error::CacheError;
 use super::pages::cluster::Sharding;
+use super::pages::content::Comparing;
 use super::pages::group::Groups;
 use super::pages::index::{Found, Shard};
+use super::pages::write::Writer;
+use super::pages::{Failures, Pages};
 use super::policy::ReplacementEntry;
+use super::router::Router;
+use super::router::by_cost::ByCost;
 use super::router::classes::{IoClasses, mode_against_groups};
+use super::router::fallback::Fallback;
+use super::store::Store;
 use super::store::header::{Binding, CacheHeader, features_of};
 use super::store::lane::{LANES, Lanes};
 use super::store::layout::{
@@ -35,7 +47,7 @@ use super::store::layout::{
     VERSION, commit_offset, data_check, is_changed_split, is_one_bit_off, is_part, part_of,
     split_header, stored_bytes, units_of, whole_slot,
 };
-use super::{CacheDeviceOptions, Core, LOCKS_LOG2, tier};
+use super::{CacheDeviceOptions, Core, LOCKS_LOG2};
 use crate::device::{BlockDevice, Geometry};
 use crate::pmem::{ReadOnce, Region};
 use crate::stats::Requests;
@@ -400,7 +412,7 @@ pub(super) fn open(
     core.begin();
     // What an earlier process wrote around the cache may wait for a flush. Where this one fails,
     // the next flush tries again, and nothing is kept of what is read before.
-    let _ = core.flush_backing();
+    let _ = core.pages.flush_backing();
     Ok((core, found))
 }
 
@@ -419,41 +431,64 @@ fn core_of(
     options: CacheDeviceOptions,
 ) -> Core {
     let resizing = Resizing::new(options.keep_free);
-    Core {
-        reserve: AtomicU32::new(resizing.reserve(&header)),
-        resizing,
-        salt: header.salt,
-        data_offset: header.superblock.data_offset,
-        groups: options.atomic_flush.then(|| Groups::new(recovery.committed_group)),
-        places: header.places,
-        mode: AtomicU32::new(header.mode.code()),
-        backing,
+    let reserve = AtomicU32::new(resizing.reserve(&header));
+    let counters = Arc::new(Counters::default());
+    let router_mode = AtomicU32::new(header.mode.code());
+    let admission = choices.admission(header.places.slots());
+    let backing = Arc::new(Backing {
+        device: backing,
         geometry,
-        makes_records: AtomicBool::default(),
-        comparing: super::Comparing::default(),
-        by_cost: super::ByCost::new(options.backing_share_pct),
-        lanes: Lanes::new(&recovery.newest.numbers()),
-        shards: SetLocks::new(recovery.shards.of.into_iter(), None),
-        sharding: header.sharding(),
-        locks: VersionLocks::new(LOCKS_LOG2),
         traffic: Traffic::new(),
         ledger: Ledger::new("the cache"),
-        cleaners: super::Cleaners::default(),
-        fills: super::Fills::default(),
         written: Mutex::default(),
-        pace: Pace::new(!options.no_thread),
-        fallback: super::Fallback::default(),
-        admission: choices.admission(header.places.slots()),
-        choices: Mutex::new(choices),
-        classes: IoClasses::default(),
-        header: Mutex::new(header),
         keeps_dirty: AtomicBool::new(false),
-        damaged: AtomicU64::new(0),
-        requests: Requests::default(),
-        counters: tier::Counters::default(),
-        waker: Arc::new(Waker::new(options.threads())),
+        pace: Pace::new(!options.no_thread),
+        counters: Arc::clone(&counters),
+    });
+    let sharding = header.sharding();
+    let store = Arc::new(Store {
         region,
-    }
+        salt: header.salt,
+        data_offset: header.superblock.data_offset,
+        places: header.places,
+        header: Mutex::new(header),
+        lanes: Lanes::new(&recovery.newest.numbers()),
+        has_lost_slots: AtomicBool::new(false),
+    });
+    let pages = Arc::new(Pages {
+        store: Arc::clone(&store),
+        backing: Arc::clone(&backing),
+        shards: SetLocks::new(recovery.shards.of.into_iter(), None),
+        sharding,
+        locks: VersionLocks::new(LOCKS_LOG2),
+        groups: options.atomic_flush.then(|| Groups::new(recovery.committed_group)),
+        reserve,
+        damaged: AtomicU64::new(0),
+        failures: Failures::default(),
+        waker: Arc::new(Waker::new(options.threads())),
+        counters,
+    });
+    let writer = Arc::new(Writer {
+        pages: Arc::clone(&pages),
+        comparing: Comparing::default(),
+        makes_records: AtomicBool::default(),
+    });
+    let background = Background {
+        cleaners: Cleaners::new(Arc::clone(&pages)),
+        fills: Fills::new(Arc::clone(&pages), Arc::clone(&writer)),
+        pages: Arc::clone(&pages),
+        resizing,
+    };
+    let router = Router {
+        pages: Arc::clone(&pages),
+        classes: IoClasses::default(),
+        admission,
+        by_cost: ByCost::new(options.backing_share_pct),
+        fallback: Fallback::default(),
+        mode: router_mode,
+    };
+    let (choices, requests) = (Mutex::new(choices), Requests::default());
+    Core { store, backing, pages, writer, background, router, choices, requests }
 }
 
 fn geometry_over(
@@ -583,7 +618,7 @@ impl Recovery {
                 if is_part(slot) {
                     self.shards.of_slot(slot).recover_part(slot, header.lines.count_ones());
                 }
-                self.add(found_in(slot, &header));
+                self.add(Found::of_header(slot, &header));
             }
         }
     }
@@ -621,7 +656,7 @@ impl Recovery {
                 region.write_back(header.places.header(slot), HEADER_BYTES)?;
             } else {
                 self.note_doubt(&found, data);
-                self.remove_unfinished(&found_in(slot, &found));
+                self.remove_unfinished(&Found::of_header(slot, &found));
             }
         }
         Ok(())
@@ -800,12 +835,6 @@ fn all_of(shard: &Shard) -> Vec<Found> {
     let mut all = Vec::new();
     shard.each_live(|found| all.push(found));
     all
-}
-
-pub(super) fn found_in(slot: u32, header: &SlotHeader) -> Found {
-    let SlotHeader { page, version, dirty, zero, .. } = *header;
-    let (record, base) = (header.is_record(), None);
-    Found { page, slot, version, dirty, zero, record, base, verified: false }
 }
 
 #[cfg(all(test, not(loom)))]

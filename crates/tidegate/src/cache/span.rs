@@ -41,6 +41,11 @@ pub(super) fn bytes_of(pages: &Range<u64>) -> Range<u64> {
     pages.start * PAGE_BYTES..pages.end * PAGE_BYTES
 }
 
+/// Returns the number of bytes of `pages` pages.
+pub(super) fn page_bytes(pages: u64) -> u64 {
+    pages * PAGE_BYTES
+}
+
 /// The bytes of the backing that `len` bytes of data at `offset` are for.
 pub(super) fn bytes_at(offset: u64, len: usize) -> Range<u64> {
     offset..offset + len as u64

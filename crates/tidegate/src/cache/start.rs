@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
-use super::background::fill::Missing;
-use super::background::pace::Foreground;
+use super::backing::pace::Foreground;
+use super::pages::Missing;
 use super::{CacheDevice, Core, Queue};
 use crate::device::{AsyncRequest, Operation, OwnedOperation, Result, start_on_pool};
 use crate::stats::{Begun, RequestKind};
@@ -30,7 +30,7 @@ struct StartedRead {
 impl Drop for StartedRead {
     fn drop(&mut self) {
         if self.is_under_way {
-            self.device.core.by_cost.end();
+            self.device.core.router.by_cost.end();
         }
     }
 }
@@ -56,8 +56,8 @@ impl CacheDevice {
     fn start_read(self: &Arc<Self>, mut request: AsyncRequest) -> Option<AsyncRequest> {
         let core = &self.core;
         let range = request.operation().range();
-        let (from, behaviour) = core.sort(request.context().queue, range, false);
-        let missing = core.missing_all(range).filter(|_| behaviour.reads_hits());
+        let (from, behaviour) = core.router.sort(request.context().queue, range, false);
+        let missing = core.pages.missing_all(range).filter(|_| behaviour.reads_hits());
         let Some(missing) = missing else { return Some(request) };
         let admits = || core.admits(&(range.0..range.0 + range.1), false, from);
         let is_kept = match behaviour.keeps_misses().then(admits).transpose() {
@@ -67,8 +67,8 @@ impl CacheDevice {
                 return None;
             }
         };
-        core.pace.note_request();
-        core.by_cost.give_back_read(range.1);
+        core.backing.pace.note_request();
+        core.router.by_cost.give_back_read(range.1);
         let read = StartedRead {
             device: Arc::clone(self),
             class: from.class,
@@ -76,11 +76,11 @@ impl CacheDevice {
             missing,
             begun: core.requests.begin(RequestKind::Read, range.1).detach(),
             began_ns: now_ns(),
-            is_under_way: core.by_cost.begin().detach(),
-            _foreground: core.pace.foreground(),
+            is_under_way: core.router.by_cost.begin().detach(),
+            _foreground: core.backing.pace.foreground(),
         };
         let below = request.forward(move |request, result| read.conclude(request, result));
-        Arc::clone(&core.backing).start(below);
+        Arc::clone(&core.backing.device).start(below);
         None
     }
 }
@@ -89,7 +89,7 @@ impl StartedRead {
     /// The backing has answered. This thread may be the backing's: nothing here waits.
     fn conclude(self, mut request: AsyncRequest, result: Result<()>) {
         let core = &self.device.core;
-        core.counters.count_core_read(self.class, self.missing.len() as u64, &result);
+        core.pages.counters.count_core_read(self.class, self.missing.len() as u64, &result);
         let stood = result.and_then(|()| match request.operation() {
             Operation::Read { buf, .. } => self.keep(core, buf),
             _ => Ok(true),
@@ -103,14 +103,14 @@ impl StartedRead {
 
     /// Offers the pages that were read to the cache. False: one was changed meanwhile.
     fn keep(&self, core: &Core, buf: &mut [u8]) -> Result<bool> {
-        core.note_backing_read(buf.len(), self.began_ns);
-        if core.standing(&self.missing, buf)? < self.missing.len() {
+        core.router.note_backing_read(buf.len(), self.began_ns);
+        if core.pages.standing(&self.missing, buf)? < self.missing.len() {
             return Ok(false);
         }
         if let Some(class) = self.kept_for {
-            core.keep_read(&self.missing, buf, class);
+            core.background.fills.keep_read(&self.missing, buf, class);
         }
-        core.counters.count_read(self.class, 0, self.missing.len() as u64);
+        core.pages.counters.count_read(self.class, 0, self.missing.len() as u64);
         Ok(true)
     }
 }

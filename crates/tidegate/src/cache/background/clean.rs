@@ -16,16 +16,14 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::cache::Core;
 use crate::cache::backing::traffic::{Passage, Traffic};
+use crate::cache::counters::Counter;
+use crate::cache::pages::Pages;
 use crate::cache::pages::index::Found;
+use crate::cache::pages::read::damaged;
 use crate::cache::policy::batch::BatchSize;
-use crate::cache::read::damaged;
-use crate::cache::store::layout::{
-    ALL_LINES, PAGE, PAGE_BYTES, VERDICT_OFFSET, clean_verdict, is_part,
-};
+use crate::cache::store::layout::{ALL_LINES, PAGE, PAGE_BYTES};
 use crate::cache::store::record::{self, blocks_of};
-use crate::cache::tier::Counter;
 use crate::device::waits;
 use crate::device::{
     self, DeviceError, DeviceErrorKind, Operation, Request, Result, WriteFlags, ZeroFlags,
@@ -50,9 +48,9 @@ pub(in crate::cache) struct Scratch {
     bases: Vec<u8>,
 }
 
-/// What the threads that clean share.
-#[derive(Default)]
+/// Cleans pages and makes free slots, on the threads of the cache and on those of requests.
 pub(in crate::cache) struct Cleaners {
+    pub(in crate::cache) pages: Arc<Pages>,
     scratches: [Mutex<Scratch>; CLEANERS as usize],
     /// Held while a batch is written to the backing and flushed: two at once would take twice as
     /// long, and a writer would wait for both.
@@ -63,6 +61,17 @@ pub(in crate::cache) struct Cleaners {
 }
 
 impl Cleaners {
+    /// Cleaners of `pages`, of which none is at work.
+    pub(in crate::cache) fn new(pages: Arc<Pages>) -> Self {
+        Self {
+            pages,
+            scratches: Default::default(),
+            turn: Mutex::default(),
+            ahead: Mutex::default(),
+            batch: Mutex::default(),
+        }
+    }
+
     /// The memory for a batch, where not all threads that clean are at it.
     pub(in crate::cache) fn try_lock(&self) -> Option<MutexGuard<'_, Scratch>> {
         self.scratches.iter().find_map(Mutex::try_lock)
@@ -71,6 +80,263 @@ impl Cleaners {
     /// Most pages of the next batch.
     pub(in crate::cache) fn batch_pages(&self) -> usize {
         self.batch.lock().pages()
+    }
+
+    /// Cleans the dirty ones of `pages`; not with atomic flush, which keeps some dirty. Each is
+    /// clean, or not cached, at one moment: from then on the backing has all that was written to it
+    /// before the call.
+    ///
+    /// A version that is replaced while it waits is not written: the one that replaces it is still
+    /// dirty then, and has parts of the page that were written before.
+    pub(in crate::cache) fn clean_pages(&self, pages: &Range<u64>) -> Result<()> {
+        let mut pages: Vec<u64> = pages.clone().collect();
+        loop {
+            let dirty = |page: &u64| self.pages.find(*page).filter(|found| found.dirty);
+            let dirty: Vec<Found> = pages.iter().filter_map(dirty).collect();
+            if dirty.is_empty() {
+                return Ok(());
+            }
+            pages = dirty.iter().map(|found| found.page).collect();
+            self.clean_until_done(dirty)?;
+        }
+    }
+
+    /// Adds up to `most` other dirty pages of their clusters to `pages`; the backing takes those
+    /// that are neighbours as one request.
+    pub(in crate::cache) fn add_clusters(&self, pages: &mut Vec<Found>, most: usize) {
+        let cluster = self.pages.sharding.cluster;
+        if cluster.is_page() {
+            return;
+        }
+        pages.sort_unstable_by_key(|found| found.page);
+        let mut numbers: Vec<u64> = pages.iter().map(|found| cluster.number(found.page)).collect();
+        numbers.dedup();
+        let is_named = |page: &u64| pages.binary_search_by_key(page, |found| found.page).is_ok();
+        let others = numbers.into_iter().flat_map(|number| cluster.pages_of(number));
+        let others = others.filter(|page| !is_named(page));
+        let dirty = others.filter_map(|page| {
+            let shard = self.pages.shard(page);
+            shard.find(page).filter(|found| shard.can_be_cleaned(found))
+        });
+        let dirty: Vec<Found> = dirty.take(most).collect();
+        pages.extend(dirty);
+    }
+
+    pub(in crate::cache) fn lock_cleaning(&self) -> MutexGuard<'_, Scratch> {
+        loop {
+            match self.try_lock() {
+                Some(scratch) => return scratch,
+                None => self.pages.store.region.relax(),
+            }
+        }
+    }
+
+    /// Writes all dirty pages to the backing, and flushes it. Damaged ones stay, and those that
+    /// wait for a commit: the backing never has a part of a group. It ends while writers go on: a
+    /// page that one of them writes anew meanwhile may stay dirty, and as it was on the backing.
+    pub(in crate::cache) fn clean_all(&self) -> Result<()> {
+        let mut done = Ok(());
+        for number in 0..self.pages.shards.count() {
+            let mut from = 0;
+            loop {
+                let (mut dirty, most) = (Vec::new(), self.batch_pages());
+                from = self.pages.shards.lock(number).dirty_from(from, most, &mut dirty);
+                if dirty.is_empty() {
+                    break;
+                }
+                self.add_clusters(&mut dirty, most);
+                match self.clean_until_done(dirty) {
+                    Err(error) if error.kind() == DeviceErrorKind::Corrupt => done = Err(error),
+                    other => other?,
+                }
+            }
+        }
+        if self.pages.backing.traffic.needs_flush() || !self.pages.backing.written.lock().is_empty()
+        {
+            self.pages.flush_backing_recorded()?;
+        }
+        done
+    }
+
+    /// Cleans `pages`, those that other writes to the backing keep busy too, but not those that
+    /// wait for a commit.
+    pub(in crate::cache) fn clean_until_done(&self, mut pages: Vec<Found>) -> Result<()> {
+        loop {
+            self.clean(pages.clone(), &mut self.lock_cleaning())?;
+            pages.retain(|found| self.pages.shard(found.page).can_be_cleaned(found));
+            if pages.is_empty() {
+                return Ok(());
+            }
+            self.pages.store.region.relax();
+        }
+    }
+
+    /// Writes those of `pages` that are still dirty to the backing, and flushes it. Passes over
+    /// pages that another write to the backing keeps busy. Returns how many it cleaned.
+    pub(in crate::cache) fn clean(
+        &self,
+        pages: Vec<Found>,
+        scratch: &mut Scratch,
+    ) -> Result<usize> {
+        if pages.is_empty() {
+            return Ok(0);
+        }
+        self.pages.backing.apart_from_flushes(|| self.try_to_clean(pages, scratch))
+    }
+
+    fn try_to_clean(&self, mut pages: Vec<Found>, scratch: &mut Scratch) -> Cleaned<usize> {
+        pages.sort_unstable_by_key(|found| found.page);
+        let _passages = self.begin_passages(&mut pages);
+        let (runs, damage) = self.load(&mut pages, scratch)?;
+        if !pages.is_empty() {
+            self.write_batch(&runs, &scratch.data, &pages)?;
+            self.pages.conclude_clean(&pages)?;
+        }
+        damage.map_or(Ok(pages.len()), |damage| Err(Failed::Own(damage)))
+    }
+
+    /// Begins writes to the buckets of `pages`, which are in order, and drops pages whose buckets
+    /// are busy.
+    fn begin_passages(&self, pages: &mut Vec<Found>) -> Passages<'_> {
+        let announced: Arc<[u64]> = pages.iter().map(|found| found.page).collect();
+        self.pages.backing.traffic.announce(&announced);
+        let mut passages =
+            Passages { traffic: &self.pages.backing.traffic, announced, begun: Vec::new() };
+        let mut busy = Vec::new();
+        for bucket in Traffic::buckets(pages.iter().map(|found| found.page)) {
+            let passage = self.pages.backing.traffic.begin_cleaning(bucket);
+            if Traffic::began_alone(&passage) {
+                passages.begun.push(passage);
+            } else {
+                self.pages.backing.traffic.end(&passage);
+                busy.push(bucket);
+            }
+        }
+        pages.retain(|found| busy.binary_search(&Traffic::bucket(found.page)).is_err());
+        passages
+    }
+
+    /// Copies `pages`, which are in order, out of their slots, neighbours next to each other, and
+    /// drops those that are not to be cleaned any more, or damaged: the error of the last of these.
+    fn load(
+        &self,
+        pages: &mut Vec<Found>,
+        scratch: &mut Scratch,
+    ) -> Cleaned<(Vec<Run>, Option<DeviceError>)> {
+        self.read_bases(pages, &mut scratch.bases).map_err(Failed::Below)?;
+        device::resize(&mut scratch.data, pages.len() * PAGE)?;
+        let mut bases = scratch.bases.chunks(PAGE);
+        let (mut runs, mut filled): (Vec<Run>, usize) = (Vec::new(), 0);
+        let (mut kept, mut damage) = (Vec::with_capacity(pages.len()), None);
+        for found in pages.drain(..) {
+            let to = &mut scratch.data[filled..filled + PAGE];
+            let lines = self.load_page(&found, &mut bases, to)?;
+            // After the copy: until then the slot was this version's.
+            if !self.pages.shard(found.page).can_be_cleaned(&found) {
+                continue;
+            }
+            let Some(lines) = lines else {
+                self.pages.damaged.fetch_add(1, Ordering::Relaxed);
+                damage = Some(damaged(&found));
+                continue;
+            };
+            for run in record::runs(lines) {
+                let offset = found.page * PAGE_BYTES + run.start as u64;
+                let bytes = filled + run.start..filled + run.end;
+                add_to_runs(&mut runs, offset, run.len() as u64, (!found.zero).then_some(bytes));
+            }
+            filled += if found.zero { 0 } else { PAGE };
+            kept.push(found);
+        }
+        *pages = kept;
+        Ok((runs, damage))
+    }
+
+    /// Reads the backing's bytes of those of `pages` of which the cache has records, in their
+    /// order, where the backing cannot take the lines of a record by themselves.
+    fn read_bases(&self, pages: &[Found], bases: &mut Vec<u8>) -> Result<()> {
+        let needs_base = |found: &&Found| {
+            found.record && found.base.is_none() && !self.pages.backing.takes_blocks()
+        };
+        let records: Vec<&Found> = pages.iter().filter(needs_base).collect();
+        device::resize(bases, records.len() * PAGE)?;
+        let read = |(found, buf): (&&Found, _)| {
+            Request::new(Operation::Read { offset: found.page * PAGE_BYTES, buf })
+        };
+        let requests: Vec<_> = records.iter().zip(bases.chunks_mut(PAGE)).map(read).collect();
+        self.pages.backing.submit(requests, Counter::CoreReadErrors)?;
+        self.pages.count_each(Counter::CoreReads, records.into_iter());
+        Ok(())
+    }
+
+    /// Copies the page of `found` to `page`: which lines of it are for the backing. None: its data
+    /// is not what its checksum says, or it is another version's by now.
+    fn load_page<'a>(
+        &self,
+        found: &Found,
+        bases: &mut impl Iterator<Item = &'a [u8]>,
+        page: &mut [u8],
+    ) -> Result<Option<u64>> {
+        if !found.record {
+            return Ok(self.pages.copy_out(found, page)?.then_some(ALL_LINES));
+        }
+        let takes_blocks = self.pages.backing.takes_blocks();
+        let mut is_whole = !takes_blocks;
+        match found.under() {
+            Some(under) => {
+                if !self.pages.copy_out(&under, page)? {
+                    return Ok(None);
+                }
+                is_whole |= under.dirty;
+            }
+            None if takes_blocks => {}
+            None => page.copy_from_slice(bases.next().unwrap_or_default()),
+        }
+        let Some(record) = self.pages.store.copy_record(found)? else { return Ok(None) };
+        record.put_into(page);
+        let block_bytes = self.pages.backing.device.geometry().block_bytes;
+        Ok(Some(if is_whole { ALL_LINES } else { blocks_of(record.lines, block_bytes) }))
+    }
+
+    /// Writes `runs`, which are of `pages`, and flushes the backing, in turn with other batches.
+    fn write_batch(&self, runs: &[Run], data: &[u8], pages: &[Found]) -> Cleaned<()> {
+        let _turn = self.lock_turn();
+        let _waiting = waits::begin("a cleaner of the cache", "the backing");
+        let began_ns = now_ns();
+        self.write_runs(runs, data).map_err(Failed::Below)?;
+        self.pages.count_each(Counter::CoreWrites, pages.iter());
+        self.pages.flush_backing()?;
+        self.batch.lock().see(pages.len(), now_ns().saturating_sub(began_ns));
+        Ok(())
+    }
+
+    fn lock_turn(&self) -> MutexGuard<'_, ()> {
+        loop {
+            if self.pages.waker.is_running() {
+                return self.turn.lock();
+            }
+            // Without threads a simulator has to run the holder.
+            match self.turn.try_lock() {
+                Some(turn) => return turn,
+                None => self.pages.store.region.relax(),
+            }
+        }
+    }
+
+    fn write_runs(&self, runs: &[Run], data: &[u8]) -> Result<()> {
+        let request = |run: &Run| {
+            let (offset, len) = (run.offset, run.len);
+            let zeroes = ZeroFlags { may_unmap: true, ..ZeroFlags::default() };
+            Request::new(match &run.bytes {
+                Some(bytes) => {
+                    let (data, flags) = (&data[bytes.clone()], WriteFlags::default());
+                    Operation::Write { offset, data, flags }
+                }
+                None => Operation::WriteZeroes { offset, len, flags: zeroes },
+            })
+        };
+        let requests: Vec<_> = runs.iter().map(request).collect();
+        self.pages.backing.submit(requests, Counter::CoreWriteErrors)
     }
 }
 
@@ -96,274 +362,6 @@ impl Drop for Passages<'_> {
             self.traffic.end(passage);
         });
         self.traffic.withdraw(&self.announced);
-    }
-}
-
-impl Core {
-    pub(in crate::cache) fn lock_cleaning(&self) -> MutexGuard<'_, Scratch> {
-        loop {
-            match self.cleaners.try_lock() {
-                Some(scratch) => return scratch,
-                None => self.region.relax(),
-            }
-        }
-    }
-
-    /// Writes all dirty pages to the backing, and flushes it. Damaged ones stay, and those that
-    /// wait for a commit: the backing never has a part of a group. It ends while writers go on: a
-    /// page that one of them writes anew meanwhile may stay dirty, and as it was on the backing.
-    pub(in crate::cache) fn clean_all(&self) -> Result<()> {
-        let mut done = Ok(());
-        for number in 0..self.shards.count() {
-            let mut from = 0;
-            loop {
-                let (mut dirty, most) = (Vec::new(), self.cleaners.batch_pages());
-                from = self.shards.lock(number).dirty_from(from, most, &mut dirty);
-                if dirty.is_empty() {
-                    break;
-                }
-                self.add_clusters(&mut dirty, most);
-                match self.clean_until_done(dirty) {
-                    Err(error) if error.kind() == DeviceErrorKind::Corrupt => done = Err(error),
-                    other => other?,
-                }
-            }
-        }
-        if self.traffic.needs_flush() || !self.written.lock().is_empty() {
-            self.flush_backing_recorded()?;
-        }
-        done
-    }
-
-    /// Cleans `pages`, those that other writes to the backing keep busy too, but not those that
-    /// wait for a commit.
-    pub(in crate::cache) fn clean_until_done(&self, mut pages: Vec<Found>) -> Result<()> {
-        loop {
-            self.clean(pages.clone(), &mut self.lock_cleaning())?;
-            pages.retain(|found| self.shard(found.page).can_be_cleaned(found));
-            if pages.is_empty() {
-                return Ok(());
-            }
-            self.region.relax();
-        }
-    }
-
-    /// Writes those of `pages` that are still dirty to the backing, and flushes it. Passes over
-    /// pages that another write to the backing keeps busy. Returns how many it cleaned.
-    pub(in crate::cache) fn clean(
-        &self,
-        pages: Vec<Found>,
-        scratch: &mut Scratch,
-    ) -> Result<usize> {
-        if pages.is_empty() {
-            return Ok(0);
-        }
-        self.apart_from_flushes(|| self.try_to_clean(pages, scratch))
-    }
-
-    fn try_to_clean(&self, mut pages: Vec<Found>, scratch: &mut Scratch) -> Cleaned<usize> {
-        pages.sort_unstable_by_key(|found| found.page);
-        let _passages = self.begin_passages(&mut pages);
-        let (runs, damage) = self.load(&mut pages, scratch)?;
-        if !pages.is_empty() {
-            self.write_batch(&runs, &scratch.data, &pages)?;
-            self.conclude_clean(&pages)?;
-        }
-        damage.map_or(Ok(pages.len()), |damage| Err(Failed::Own(damage)))
-    }
-
-    /// Begins writes to the buckets of `pages`, which are in order, and drops pages whose buckets
-    /// are busy.
-    fn begin_passages(&self, pages: &mut Vec<Found>) -> Passages<'_> {
-        let announced: Arc<[u64]> = pages.iter().map(|found| found.page).collect();
-        self.traffic.announce(&announced);
-        let mut passages = Passages { traffic: &self.traffic, announced, begun: Vec::new() };
-        let mut busy = Vec::new();
-        for bucket in Traffic::buckets(pages.iter().map(|found| found.page)) {
-            let passage = self.traffic.begin_cleaning(bucket);
-            if Traffic::began_alone(&passage) {
-                passages.begun.push(passage);
-            } else {
-                self.traffic.end(&passage);
-                busy.push(bucket);
-            }
-        }
-        pages.retain(|found| busy.binary_search(&Traffic::bucket(found.page)).is_err());
-        passages
-    }
-
-    /// Copies `pages`, which are in order, out of their slots, neighbours next to each other, and
-    /// drops those that are not to be cleaned any more, or damaged: the error of the last of these.
-    fn load(
-        &self,
-        pages: &mut Vec<Found>,
-        scratch: &mut Scratch,
-    ) -> Cleaned<(Vec<Run>, Option<DeviceError>)> {
-        self.read_bases(pages, &mut scratch.bases).map_err(Failed::Below)?;
-        device::resize(&mut scratch.data, pages.len() * PAGE)?;
-        let mut bases = scratch.bases.chunks(PAGE);
-        let (mut runs, mut filled): (Vec<Run>, usize) = (Vec::new(), 0);
-        let (mut kept, mut damage) = (Vec::with_capacity(pages.len()), None);
-        for found in pages.drain(..) {
-            let to = &mut scratch.data[filled..filled + PAGE];
-            let lines = self.load_page(&found, &mut bases, to)?;
-            // After the copy: until then the slot was this version's.
-            if !self.shard(found.page).can_be_cleaned(&found) {
-                continue;
-            }
-            let Some(lines) = lines else {
-                self.damaged.fetch_add(1, Ordering::Relaxed);
-                damage = Some(damaged(&found));
-                continue;
-            };
-            for run in record::runs(lines) {
-                let offset = found.page * PAGE_BYTES + run.start as u64;
-                let bytes = filled + run.start..filled + run.end;
-                add_to_runs(&mut runs, offset, run.len() as u64, (!found.zero).then_some(bytes));
-            }
-            filled += if found.zero { 0 } else { PAGE };
-            kept.push(found);
-        }
-        *pages = kept;
-        Ok((runs, damage))
-    }
-
-    /// Reads the backing's bytes of those of `pages` of which the cache has records, in their
-    /// order, where the backing cannot take the lines of a record by themselves.
-    fn read_bases(&self, pages: &[Found], bases: &mut Vec<u8>) -> Result<()> {
-        let needs_base =
-            |found: &&Found| found.record && found.base.is_none() && !self.backing_takes_blocks();
-        let records: Vec<&Found> = pages.iter().filter(needs_base).collect();
-        device::resize(bases, records.len() * PAGE)?;
-        let read = |(found, buf): (&&Found, _)| {
-            Request::new(Operation::Read { offset: found.page * PAGE_BYTES, buf })
-        };
-        let requests: Vec<_> = records.iter().zip(bases.chunks_mut(PAGE)).map(read).collect();
-        self.submit(requests, Counter::CoreReadErrors)?;
-        self.count_each(Counter::CoreReads, records.into_iter());
-        Ok(())
-    }
-
-    /// A block of the device is whole blocks of the backing.
-    fn backing_takes_blocks(&self) -> bool {
-        self.geometry.block_bytes.is_multiple_of(self.backing.geometry().block_bytes)
-    }
-
-    /// Copies the page of `found` to `page`: which lines of it are for the backing. None: its data
-    /// is not what its checksum says, or it is another version's by now.
-    fn load_page<'a>(
-        &self,
-        found: &Found,
-        bases: &mut impl Iterator<Item = &'a [u8]>,
-        page: &mut [u8],
-    ) -> Result<Option<u64>> {
-        if !found.record {
-            return Ok(self.copy_out(found, page)?.then_some(ALL_LINES));
-        }
-        let takes_blocks = self.backing_takes_blocks();
-        let mut is_whole = !takes_blocks;
-        match found.under() {
-            Some(under) => {
-                if !self.copy_out(&under, page)? {
-                    return Ok(None);
-                }
-                is_whole |= under.dirty;
-            }
-            None if takes_blocks => {}
-            None => page.copy_from_slice(bases.next().unwrap_or_default()),
-        }
-        let Some(record) = self.copy_record(found)? else { return Ok(None) };
-        record.put_into(page);
-        let block_bytes = self.backing.geometry().block_bytes;
-        Ok(Some(if is_whole { ALL_LINES } else { blocks_of(record.lines, block_bytes) }))
-    }
-
-    /// Writes `runs`, which are of `pages`, and flushes the backing, in turn with other batches.
-    fn write_batch(&self, runs: &[Run], data: &[u8], pages: &[Found]) -> Cleaned<()> {
-        let _turn = self.lock_turn();
-        let _waiting = waits::begin("a cleaner of the cache", "the backing");
-        let began_ns = now_ns();
-        self.write_runs(runs, data).map_err(Failed::Below)?;
-        self.count_each(Counter::CoreWrites, pages.iter());
-        self.flush_backing()?;
-        self.cleaners.batch.lock().see(pages.len(), now_ns().saturating_sub(began_ns));
-        Ok(())
-    }
-
-    fn lock_turn(&self) -> MutexGuard<'_, ()> {
-        loop {
-            if self.waker.is_running() {
-                return self.cleaners.turn.lock();
-            }
-            // Without threads a simulator has to run the holder.
-            match self.cleaners.turn.try_lock() {
-                Some(turn) => return turn,
-                None => self.region.relax(),
-            }
-        }
-    }
-
-    fn write_runs(&self, runs: &[Run], data: &[u8]) -> Result<()> {
-        let request = |run: &Run| {
-            let (offset, len) = (run.offset, run.len);
-            let zeroes = ZeroFlags { may_unmap: true, ..ZeroFlags::default() };
-            Request::new(match &run.bytes {
-                Some(bytes) => {
-                    let (data, flags) = (&data[bytes.clone()], WriteFlags::default());
-                    Operation::Write { offset, data, flags }
-                }
-                None => Operation::WriteZeroes { offset, len, flags: zeroes },
-            })
-        };
-        let requests: Vec<_> = runs.iter().map(request).collect();
-        self.submit(requests, Counter::CoreWriteErrors)
-    }
-
-    /// Has the backing work on `requests`, and counts those that it fails as `errors`.
-    fn submit(&self, mut requests: Vec<Request<'_>>, errors: Counter) -> Result<()> {
-        self.backing.submit(&mut requests);
-        let mut done = Ok(());
-        for request in &mut requests {
-            let result = request.take_result().unwrap_or(Ok(()));
-            done = done.and(result.inspect_err(|_| self.counters.add(errors, 1)));
-        }
-        done
-    }
-
-    /// Counts each of `pages` for its IO class.
-    fn count_each<'a>(&self, counter: Counter, pages: impl ExactSizeIterator<Item = &'a Found>) {
-        let class_of = |found: &Found| self.shard(found.page).class_of(found);
-        self.counters.add_each(counter, pages.map(class_of));
-    }
-
-    /// The backing has flushed the bytes of `pages`: stores the verdicts of those that still stand.
-    ///
-    /// A slot may have been taken for another version meanwhile: for that one the verdict means
-    /// nothing, and neither does it for a slot that was split.
-    pub(in crate::cache) fn conclude_clean(&self, pages: &[Found]) -> Result<()> {
-        if pages.is_empty() {
-            return Ok(());
-        }
-        // A part of a slot is data of another page as soon as its own is in another slot.
-        let are_parts = |found: &&Found| is_part(found.slot);
-        let _locks = self.lock_pages(pages.iter().filter(are_parts).map(|found| found.page));
-        let stands = |found: &&Found| self.shard(found.page).stands(found);
-        let standing: Vec<&Found> = pages.iter().filter(stands).collect();
-        for found in &standing {
-            let at = self.places.header(found.slot) + VERDICT_OFFSET;
-            let verdict = clean_verdict(self.salt, found.slot, found.version);
-            self.region.store_u64(at, verdict)?;
-            self.region.write_back(at, 8)?;
-        }
-        if !standing.is_empty() {
-            self.region.fence()?;
-        }
-        // Only now: the page under a record leaves the cache before the record, which must not be
-        // dirty on the medium then.
-        for found in standing {
-            self.shard(found.page).cleaned(found);
-        }
-        Ok(())
     }
 }
 

@@ -3,9 +3,10 @@
 
 use std::ops::Range;
 
-use super::fill::{BATCH_PAGES, Fill, Missing, WantedCluster};
-use crate::cache::Core;
-use crate::cache::pages::index::Found;
+use super::fill::Fills;
+use super::fill::{BATCH_PAGES, WantedCluster};
+use crate::cache::pages::{Fill, Missing};
+use crate::cache::router::admission::Admission;
 use crate::cache::store::layout::{PAGE, PAGE_BYTES};
 use crate::device::{Operation, Request, Result};
 
@@ -31,11 +32,25 @@ impl Lack {
     }
 }
 
-impl Core {
+impl Fills {
+    /// Has the pages of `run`, neighbours whose bytes are `buf`, kept for `class`, after the answer
+    /// to the client.
+    pub(in crate::cache) fn keep_read(&self, run: &[Missing], buf: &[u8], class: u8) {
+        let first = run.first().map_or(0, |missing| missing.page);
+        for (missing, data) in run.iter().zip(buf.chunks(PAGE)) {
+            let fill = || Fill { missing: *missing, data: data.into(), class };
+            if self.offer(fill) {
+                self.pages.waker.wake_resting();
+            }
+            self.wake_where_due(missing.page);
+        }
+        self.offer_clusters(&(first..first + run.len() as u64), class);
+    }
+
     /// A read that missed `pages` is answered, and they are kept for `class`: has the rest of the
     /// clusters in which they begin and end read, too.
     pub(in crate::cache) fn offer_clusters(&self, pages: &Range<u64>, class: u8) {
-        let cluster = self.sharding.cluster;
+        let cluster = self.pages.sharding.cluster;
         if cluster.is_page() || pages.is_empty() {
             return;
         }
@@ -43,40 +58,41 @@ impl Core {
         for number in [first, last] {
             let all = cluster.pages_of(number);
             let is_whole = pages.start <= all.start && all.end <= pages.end;
-            if !is_whole && self.fills.offer_cluster(WantedCluster { number, class }) {
-                self.waker.wake_resting();
+            if !is_whole && self.offer_cluster(WantedCluster { number, class }) {
+                self.pages.waker.wake_resting();
                 self.wake_where_due(all.start);
             }
         }
     }
 
     /// Reads what the cache lacks of clusters that wait, by one request each, and stores it.
-    pub(in crate::cache) fn fill_clusters(&self) -> Result<()> {
-        let most = READ_PAGES_MAX / self.sharding.cluster.pages();
+    pub(in crate::cache) fn fill_clusters(&self, admission: &Admission) -> Result<()> {
+        let most = READ_PAGES_MAX / self.pages.sharding.cluster.pages();
         let most = usize::try_from(most).unwrap_or_default();
-        let Some(reading) = self.fills.take_clusters(most) else { return Ok(()) };
+        let Some(reading) = self.take_clusters(most) else { return Ok(()) };
         let mut lacks: Vec<Lack> = reading.clusters.iter().map(|it| self.lack_of(*it)).collect();
         lacks.retain(|lack| !lack.missing.is_empty());
         let mut requests: Vec<_> = lacks.iter_mut().map(Lack::request).collect();
-        self.backing.submit(&mut requests);
+        self.pages.backing.device.submit(&mut requests);
         // What cannot be read is left out: no client waits for it.
         let take = |it: &mut Request<'_>| it.take_result().unwrap_or(Ok(()));
         let results: Vec<Result<()>> = requests.iter_mut().map(take).collect();
         drop(requests);
         let mut fills = Vec::new();
         for (lack, read) in lacks.iter_mut().zip(results) {
-            self.counters.count_core_read(lack.class, (lack.data.len() / PAGE) as u64, &read);
+            self.pages.counters.count_core_read(lack.class, (lack.data.len() / PAGE) as u64, &read);
             if read.is_ok() {
                 self.add_fills_of(lack, &mut fills);
             }
         }
-        fills.chunks(BATCH_PAGES).try_for_each(|batch| self.keep_fills(batch))
+        fills.chunks(BATCH_PAGES).try_for_each(|batch| self.keep_fills(batch, admission))
     }
 
     fn lack_of(&self, WantedCluster { number, class }: WantedCluster) -> Lack {
-        let Range { start, end } = self.sharding.cluster.pages_of(number);
-        let end = end.min(self.geometry.size_bytes() / PAGE_BYTES);
-        let missing: Vec<Missing> = (start..end).filter_map(|page| self.missing(page)).collect();
+        let Range { start, end } = self.pages.sharding.cluster.pages_of(number);
+        let end = end.min(self.pages.backing.geometry.size_bytes() / PAGE_BYTES);
+        let missing: Vec<Missing> =
+            (start..end).filter_map(|page| self.pages.missing(page)).collect();
         let pages = match (missing.first(), missing.last()) {
             (Some(first), Some(last)) => last.page - first.page + 1,
             _ => 0,
@@ -92,30 +108,35 @@ impl Core {
             let at = usize::try_from(missing.page - first).unwrap_or_default() * PAGE;
             let page = &mut lack.data[at..at + PAGE];
             // A record that is damaged, or replaced meanwhile, is met again by the next read.
-            if self.put_record(missing, page).is_ok_and(|is_whole| is_whole) {
+            if self.pages.put_record(missing, page).is_ok_and(|is_whole| is_whole) {
                 fills.push(Fill { missing: *missing, data: (*page).into(), class: lack.class });
             }
         }
     }
 
-    /// Adds up to `most` other dirty pages of their clusters to `pages`; the backing takes those
-    /// that are neighbours as one request.
-    pub(in crate::cache) fn add_clusters(&self, pages: &mut Vec<Found>, most: usize) {
-        let cluster = self.sharding.cluster;
-        if cluster.is_page() {
-            return;
+    /// Wakes a worker where fills wait, or the shard of `page` needs work.
+    pub(in crate::cache) fn wake_where_due(&self, page: u64) {
+        let is_due = || self.are_waiting() || self.pages.needs_worker(&self.pages.shard(page));
+        if self.pages.waker.needs_call() && is_due() {
+            self.pages.waker.wake();
         }
-        pages.sort_unstable_by_key(|found| found.page);
-        let mut numbers: Vec<u64> = pages.iter().map(|found| cluster.number(found.page)).collect();
-        numbers.dedup();
-        let is_named = |page: &u64| pages.binary_search_by_key(page, |found| found.page).is_ok();
-        let others = numbers.into_iter().flat_map(|number| cluster.pages_of(number));
-        let others = others.filter(|page| !is_named(page));
-        let dirty = others.filter_map(|page| {
-            let shard = self.shard(page);
-            shard.find(page).filter(|found| shard.can_be_cleaned(found))
-        });
-        let dirty: Vec<Found> = dirty.take(most).collect();
-        pages.extend(dirty);
+    }
+
+    /// Stores a batch of the pages that wait, or of clusters where none do.
+    pub(in crate::cache) fn store_fills(&self, admission: &Admission) -> Result<()> {
+        let fills = self.take();
+        if fills.is_empty() {
+            self.fill_clusters(admission)
+        } else {
+            self.keep_fills(&fills, admission)
+        }
+    }
+
+    /// Stores those of `fills`, different pages, that may be kept.
+    pub(in crate::cache) fn keep_fills(&self, fills: &[Fill], admission: &Admission) -> Result<()> {
+        self.writer.store_clean(fills)?;
+        let pages = fills.iter().map(|fill| fill.missing.page);
+        admission.note_cached(pages.filter(|page| self.pages.find(*page).is_some()));
+        Ok(())
     }
 }

@@ -11,22 +11,21 @@
 //! dead ones voided, FENCE: no header is left that counts; 3. superblock; 4. mapping and file are
 //! cut.
 
-use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
+use super::Background;
+use crate::cache::counters::Counter;
 use crate::cache::error::CacheError;
 use crate::cache::pages::index::{Shard, slots_of};
-use crate::cache::store::header::{CacheHeader, free_headers, places_of, slots_least};
+use crate::cache::store::header::{CacheHeader, places_of, slots_least};
 use crate::cache::store::layout::Places;
-use crate::cache::tier::Counter;
-use crate::cache::{CacheDevice, Core};
 use crate::pool::Superblock;
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
-type Result<T> = std::result::Result<T, CacheError>;
+pub(in crate::cache) type Result<T> = std::result::Result<T, CacheError>;
 
 /// One slot in so many is kept free.
 const FREE_ONE_IN: u32 = 100;
@@ -38,47 +37,20 @@ const BATCH_SLOTS: usize = 512;
 pub(in crate::cache) struct Resizing {
     /// Slots of a shard to keep free whatever its size.
     keep_free: Option<u32>,
-    is_under_way: AtomicBool,
-    is_stopped: AtomicBool,
-    /// The memory failed while a slot was filled or voided, which stays taken.
-    has_lost_slots: AtomicBool,
+    pub(in crate::cache) is_under_way: AtomicBool,
+    pub(in crate::cache) is_stopped: AtomicBool,
     /// Slots that leave, and those of them that have not left.
     slots: AtomicU64,
     slots_left: AtomicU64,
     /// Why the last change failed in the background.
-    failure: Mutex<Option<String>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-/// A change of the size; dropping it ends it.
-struct UnderWay(Arc<Core>);
-
-impl UnderWay {
-    /// # Errors
-    /// Another one is under way, or the cache was shut down.
-    fn begin(core: &Arc<Core>) -> Result<Self> {
-        if core.resizing.is_under_way.swap(true, Ordering::SeqCst) {
-            return Err(CacheError::Resizing);
-        }
-        *core.resizing.failure.lock() = None;
-        let begun = Self(Arc::clone(core));
-        if core.resizing.is_stopped.load(Ordering::SeqCst) {
-            return Err(CacheError::ShutDown);
-        }
-        Ok(begun)
-    }
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        self.0.resizing.is_under_way.store(false, Ordering::SeqCst);
-    }
+    pub(in crate::cache) failure: Mutex<Option<String>>,
+    pub(in crate::cache) thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What a pool is to become.
-struct Plan {
-    superblock: Superblock,
-    places: Places,
+pub(in crate::cache) struct Plan {
+    pub(in crate::cache) superblock: Superblock,
+    pub(in crate::cache) places: Places,
 }
 
 impl Resizing {
@@ -125,71 +97,13 @@ impl Resizing {
     }
 }
 
-impl CacheDevice {
-    /// Makes the pool `pool_bytes` bytes long, rounded down to 4096, while requests go on. Pages in
-    /// the slots that leave are written to the backing where they are dirty, and then evicted.
-    /// Durable on return; until then a crash leaves the old size.
-    ///
-    /// # Errors
-    /// The size does not do; another thread changes it; the backing or the memory failed, or the
-    /// device is shut down meanwhile: the pool has its old size. Where only the file cannot be cut,
-    /// it has the new one.
-    pub fn resize(&self, pool_bytes: u64) -> Result<()> {
-        let _under_way = UnderWay::begin(&self.core)?;
-        self.core.resize(pool_bytes)
-    }
-
-    /// As [`resize`](Self::resize), on a thread of its own where slots have to leave before:
-    /// [`Resizing::details`] tells of its end.
-    pub(in crate::cache) fn begin_resize(&self, pool_bytes: u64) -> Result<()> {
-        let core = Arc::clone(&self.core);
-        let under_way = UnderWay::begin(&core)?;
-        if core.plan_resize(pool_bytes)?.places.slots() >= core.slots() {
-            return core.resize(pool_bytes);
-        }
-        let run = move || {
-            let failure = core.resize(pool_bytes).err().map(|error| error.in_words());
-            *core.resizing.failure.lock() = failure;
-            drop(under_way);
-        };
-        let spawned = std::thread::Builder::new().name("cache-resize".into()).spawn(run);
-        *self.core.resizing.thread.lock() = Some(spawned.map_err(CacheError::Thread)?);
-        Ok(())
-    }
-}
-
-impl Core {
-    /// A slot was filled or voided when the memory failed: it stays taken.
-    pub(in crate::cache) fn note_lost_slot(&self) {
-        self.resizing.has_lost_slots.store(true, Ordering::SeqCst);
-    }
-
-    fn resize(&self, pool_bytes: u64) -> Result<()> {
-        let plan = self.plan_resize(pool_bytes)?;
-        let before_bytes = self.header.lock().superblock.pool_bytes;
-        let pool_bytes = plan.superblock.pool_bytes;
-        if plan.places.slots() < self.slots() {
-            self.shrink_to(&plan.places)?;
-        } else {
-            self.region.grow(pool_bytes)?;
-            // Before the superblock says that they are headers.
-            free_headers(&self.region, &plan.places, self.slots())?;
-        }
-        // Slots that left are not used from here on, whatever becomes of this: where it fails the
-        // pool may have either size.
-        self.commit_size(&plan)?;
-        self.resize_shards();
-        if pool_bytes < before_bytes {
-            self.region.shrink(pool_bytes)?;
-        }
-        Ok(())
-    }
-
-    fn plan_resize(&self, pool_bytes: u64) -> Result<Plan> {
+impl Background {
+    pub(in crate::cache) fn plan_resize(&self, pool_bytes: u64) -> Result<Plan> {
         // It has changed since the pool was opened: its backing is noted after that.
-        let superblock = Superblock::read(&self.region)?.superblock.resized(pool_bytes)?;
-        let places = places_of(&superblock, self.places.chunk_slots().into());
-        let expected = slots_least(u32::try_from(self.shards.count()).unwrap_or(1));
+        let superblock =
+            Superblock::read(&self.pages.store.region)?.superblock.resized(pool_bytes)?;
+        let places = places_of(&superblock, self.pages.store.places.chunk_slots().into());
+        let expected = slots_least(u32::try_from(self.pages.shards.count()).unwrap_or(1));
         let found = places.slots();
         if found < expected {
             return Err(CacheError::TooFewSlots { found, expected });
@@ -198,54 +112,48 @@ impl Core {
     }
 
     /// Returns when all slots that are not in `places` have left; where that fails, all are back.
-    fn shrink_to(&self, places: &Places) -> Result<()> {
+    pub(in crate::cache) fn shrink_to(&self, places: &Places) -> Result<()> {
         self.each_resized(places, Shard::set_usable);
         let vacated = self.vacate();
         if vacated.is_err() {
-            let before = self.header.lock().places;
+            let before = self.pages.store.header.lock().places;
             self.each_resized(&before, Shard::set_usable);
-            self.notify_all();
+            self.pages.notify_all();
         }
         vacated
     }
 
     /// The pool is of its new size, durably.
-    fn commit_size(&self, plan: &Plan) -> Result<()> {
+    pub(in crate::cache) fn commit_size(&self, plan: &Plan) -> Result<()> {
         let Plan { superblock: Superblock { pool_bytes, .. }, places } = *plan;
         // It has changed since the plan was made: the backing's state is noted all the time.
-        let superblock = Superblock::update(&self.region, |it| {
+        let superblock = Superblock::update(&self.pages.store.region, |it| {
             *it = it.resized(pool_bytes)?;
             Ok(())
         })?;
-        let mut header = self.header.lock();
+        let mut header = self.pages.store.header.lock();
         (header.superblock, header.places) = (superblock, places);
-        self.reserve.store(self.resizing.reserve(&header), Ordering::Relaxed);
+        self.pages.reserve.store(self.resizing.reserve(&header), Ordering::Relaxed);
         Ok(())
     }
 
-    /// The shards get the slots that the pool has now.
-    fn resize_shards(&self) {
-        let (places, choices) = (self.header.lock().places, self.choices.lock());
-        // One shard at a time: requests wait for one list of pages at most.
-        self.each_resized(&places, Shard::resize);
-        self.notify_all();
-        self.restart_promotion(&choices);
-        self.waker.wake_another();
-    }
-
     /// Shows each shard and the number of slots that it has in `places` to `change`.
-    fn each_resized(&self, places: &Places, mut change: impl FnMut(&mut Shard, u32)) {
-        let shards = u32::try_from(self.shards.count()).unwrap_or(1);
+    pub(in crate::cache) fn each_resized(
+        &self,
+        places: &Places,
+        mut change: impl FnMut(&mut Shard, u32),
+    ) {
+        let shards = u32::try_from(self.pages.shards.count()).unwrap_or(1);
         for number in 0..shards {
-            let mut shard = self.shards.lock(number as usize);
+            let mut shard = self.pages.shards.lock(number as usize);
             change(&mut shard, slots_of(number, shards, places.slots()));
         }
     }
 
     /// Number of slots that are still to leave.
     fn count_leaving(&self) -> u64 {
-        let leaving = |number| self.shards.lock(number).leaving() as u64;
-        let left = (0..self.shards.count()).map(leaving).sum();
+        let leaving = |number| self.pages.shards.lock(number).leaving() as u64;
+        let left = (0..self.pages.shards.count()).map(leaving).sum();
         self.resizing.slots_left.store(left, Ordering::Relaxed);
         left
     }
@@ -254,24 +162,24 @@ impl Core {
     fn vacate(&self) -> Result<()> {
         self.resizing.slots.store(self.count_leaving(), Ordering::Relaxed);
         loop {
-            for number in 0..self.shards.count() {
+            for number in 0..self.pages.shards.count() {
                 self.void_left_dead(number)?;
                 self.vacate_shard(number)?;
-                while self.unite_spent(number)? > 0 {}
+                while self.pages.unite_spent(number)? > 0 {}
             }
             if self.count_leaving() == 0 {
                 return Ok(());
             }
-            if self.resizing.has_lost_slots.load(Ordering::SeqCst) {
+            if self.pages.store.has_lost_slots.load(Ordering::SeqCst) {
                 return Err(CacheError::LostSlots);
             }
-            if self.groups.is_some() {
+            if self.pages.groups.is_some() {
                 // Pages may wait for a commit, and slots that they replaced.
-                self.counters.add(Counter::GroupsCommittedEarly, 1);
-                self.commit_groups()?;
+                self.pages.counters.add(Counter::GroupsCommittedEarly, 1);
+                self.pages.commit_groups()?;
             }
             // A writer fills the slot, or other writes to the backing keep the page busy.
-            self.region.relax();
+            self.pages.store.region.relax();
         }
     }
 
@@ -284,7 +192,7 @@ impl Core {
                 return Err(CacheError::ShutDown);
             }
             let (mut pages, most) = (Vec::new(), self.cleaners.batch_pages());
-            from = self.shards.lock(number).leaving_from(from, most, &mut pages);
+            from = self.pages.shards.lock(number).leaving_from(from, most, &mut pages);
             if pages.is_empty() {
                 return Ok(());
             }
@@ -293,8 +201,8 @@ impl Core {
             pages.sort_unstable_by_key(|found| found.page);
             pages.dedup_by_key(|found| found.page);
             let dirty = pages.iter().filter(|found| found.dirty).copied().collect();
-            self.clean(dirty, &mut self.lock_cleaning())?;
-            self.evict(&pages)?;
+            self.cleaners.clean(dirty, &mut self.cleaners.lock_cleaning())?;
+            self.pages.evict(&pages)?;
             self.count_leaving();
         }
     }
@@ -303,8 +211,8 @@ impl Core {
     /// and do not leave the cache meanwhile: the pages are held.
     fn void_left_dead(&self, number: usize) -> Result<()> {
         loop {
-            let dead = self.shards.lock(number).take_left_dead(BATCH_SLOTS);
-            if self.void_spent(number, &dead)? == 0 {
+            let dead = self.pages.shards.lock(number).take_left_dead(BATCH_SLOTS);
+            if self.pages.void_spent(number, &dead)? == 0 {
                 return Ok(());
             }
         }

@@ -12,12 +12,14 @@ use parking_lot::Mutex;
 
 use super::index::Found;
 use super::merge::{Demand, Entry, LINES_OVER_PAGE_MAX};
+use super::read::Copied;
+use super::write::Writer;
+use crate::cache::Few;
+use crate::cache::counters::Counter;
 use crate::cache::policy::by_content::{ByContent, Sample};
 use crate::cache::span::Part;
 use crate::cache::store::layout::{HEADER, LINE, PAGE};
-use crate::cache::store::record::{Copied, lines_of};
-use crate::cache::tier::Counter;
-use crate::cache::{Core, Few};
+use crate::cache::store::record::lines_of;
 use crate::sync::{AtomicU32, Ordering};
 use crate::tier::clock::now_ns;
 
@@ -75,16 +77,38 @@ pub(in crate::cache) struct Look {
     sample: Option<Sample>,
 }
 
-impl Core {
+/// A record may lie over `found`.
+fn can_lie_over(found: &Found, may_lay_over: bool) -> bool {
+    if found.record { found.base.is_some() } else { may_lay_over }
+}
+
+/// Bytes of memory that need not be stored where of `entries` the lines `changed` alone are.
+fn saved_bytes(entries: &[Entry<'_>], changed: &[Option<u64>]) -> u64 {
+    let of = |(entry, changed): (&Entry<'_>, &Option<u64>)| {
+        let (Some(lines), Some(data)) = (*changed, entry.data) else { return 0 };
+        let header = if lines == 0 { HEADER } else { 0 };
+        (data.len() + header).saturating_sub(lines.count_ones() as usize * LINE)
+    };
+    entries.iter().zip(changed).map(of).sum::<usize>() as u64
+}
+
+/// The lines of a page whose bytes from `from` on are `held` and that `data` changes.
+fn changed_lines(from: usize, held: &[u8], data: &[u8]) -> u64 {
+    let lines = held.chunks(LINE).zip(data.chunks(LINE)).enumerate();
+    let changed = lines.filter(|(_, (held, data))| held != data);
+    changed.fold(0, |lines, (at, _)| lines | lines_of(from + at * LINE, LINE))
+}
+
+impl Writer {
     /// Compares `entries`, of which the caller holds the locks, with what is cached, where that is
     /// the choice.
     pub(in crate::cache) fn look(&self, entries: &[Entry<'_>], demand: Demand<'_>) -> Look {
         let state = self.comparing.state.load(Ordering::Relaxed);
-        let is_apart = demand.ask.fua && self.groups.is_some();
+        let is_apart = demand.ask.fua && self.pages.groups.is_some();
         if state == NEVER || !demand.by_content || is_apart {
             return Look::default();
         }
-        let turn = || self.counters.own_cached_writes().is_multiple_of(MEASURED_ONE_IN);
+        let turn = || self.pages.counters.own_cached_writes().is_multiple_of(MEASURED_ONE_IN);
         let is_measured = state != ALWAYS && turn();
         if state == MEASURED && !is_measured {
             return Look::default();
@@ -108,19 +132,19 @@ impl Core {
     fn changed_lines(&self, entry: &Entry<'_>, demand: Demand<'_>) -> Option<u64> {
         let data = entry.data?;
         let (found, may_lay_over) = {
-            let shard = self.shard(entry.page);
+            let shard = self.pages.shard(entry.page);
             (shard.find(entry.page)?, shard.may_lay_over())
         };
         let mut page = [0; PAGE];
         let held = &mut page[..data.len()];
         let part = Part { page: entry.page, from: entry.from, at: 0..data.len() };
         // Where the cache cannot tell, all is stored.
-        if self.copy_part(&found, &part, held).ok()? != Copied::Whole {
+        if self.pages.copy_part(&found, &part, held).ok()? != Copied::Whole {
             return None;
         }
         let lines = changed_lines(entry.from, held, data);
         if lines == 0 {
-            self.shard(entry.page).touch(&found, entry.class, true);
+            self.pages.shard(entry.page).touch(&found, entry.class, true);
             return Some(0);
         }
         let fits = !demand.whole_pages && lines.count_ones() <= LINES_OVER_PAGE_MAX;
@@ -137,7 +161,7 @@ impl Core {
     ) {
         let saved_bytes = saved_bytes(done, &look.changed);
         if saved_bytes > 0 {
-            self.counters.add(Counter::UnchangedBytes, saved_bytes);
+            self.pages.counters.add(Counter::UnchangedBytes, saved_bytes);
         }
         if let Some(sample) = look.sample {
             let store_ns = now_ns().saturating_sub(began_ns);
@@ -149,26 +173,4 @@ impl Core {
     pub(in crate::cache) fn begin_measured(look: &Look) -> u64 {
         look.sample.map_or(0, |_| now_ns())
     }
-}
-
-/// A record may lie over `found`.
-fn can_lie_over(found: &Found, may_lay_over: bool) -> bool {
-    if found.record { found.base.is_some() } else { may_lay_over }
-}
-
-/// Bytes of memory that need not be stored where of `entries` the lines `changed` alone are.
-fn saved_bytes(entries: &[Entry<'_>], changed: &[Option<u64>]) -> u64 {
-    let of = |(entry, changed): (&Entry<'_>, &Option<u64>)| {
-        let (Some(lines), Some(data)) = (*changed, entry.data) else { return 0 };
-        let header = if lines == 0 { HEADER } else { 0 };
-        (data.len() + header).saturating_sub(lines.count_ones() as usize * LINE)
-    };
-    entries.iter().zip(changed).map(of).sum::<usize>() as u64
-}
-
-/// The lines of a page whose bytes from `from` on are `held` and that `data` changes.
-fn changed_lines(from: usize, held: &[u8], data: &[u8]) -> u64 {
-    let lines = held.chunks(LINE).zip(data.chunks(LINE)).enumerate();
-    let changed = lines.filter(|(_, (held, data))| held != data);
-    changed.fold(0, |lines, (at, _)| lines | lines_of(from + at * LINE, LINE))
 }

@@ -17,9 +17,10 @@
 use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
 
-use crate::cache::store::layout::{commit_offset, commit_word, parity};
-use crate::cache::tier::Counter;
-use crate::cache::{Core, PmemResult};
+use super::Pages;
+use super::merge::Entry;
+use crate::cache::counters::Counter;
+use crate::cache::store::layout::parity;
 use crate::device::Result;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -89,7 +90,14 @@ impl Groups {
     }
 }
 
-impl Core {
+impl Pages {
+    /// A part that is to be durable by itself would make other parts of its page durable that wait
+    /// for the commit of their group.
+    pub(in crate::cache) fn needs_commit(&self, entries: &[Entry<'_>], fua: bool) -> bool {
+        let waits = |entry: &Entry<'_>| entry.is_part() && self.shard(entry.page).waits(entry.page);
+        fua && self.groups.is_some() && entries.iter().any(waits)
+    }
+
     /// The group of a write; none where it is durable by itself.
     pub(in crate::cache) fn join_group(&self, fua: bool) -> Option<Membership<'_>> {
         self.groups.as_ref().filter(|_| !fua).map(Groups::join)
@@ -105,7 +113,7 @@ impl Core {
         while groups.committed() < last {
             let Some(_committing) = groups.committing.try_lock() else {
                 // What the other flush commits need not be committed here.
-                self.region.relax();
+                self.store.region.relax();
                 continue;
             };
             let next = groups.committed() + 1;
@@ -132,24 +140,14 @@ impl Core {
         groups.open.fetch_max(group + 1, Ordering::SeqCst);
         let writes = groups.writes(group);
         while writes.load(Ordering::SeqCst) & UNDER_WAY > 0 {
-            self.region.relax();
+            self.store.region.relax();
         }
-        self.store_commit_word(group)?;
+        self.store.store_commit_word(group)?;
         writes.fetch_and(UNDER_WAY, Ordering::SeqCst);
         self.counters.add(Counter::GroupsCommitted, 1);
         self.release_members(group);
         groups.committed.store(group, Ordering::SeqCst);
         Ok(())
-    }
-
-    /// Stores the commit word of `group`, durably: its members were fenced by their writers.
-    fn store_commit_word(&self, group: u64) -> PmemResult {
-        let at = self.data_offset + commit_offset(group);
-        for (offset, half) in [0, 8].into_iter().zip(commit_word(self.salt, group)) {
-            self.region.store_u64(at + offset, half)?;
-        }
-        self.region.write_back(at, 16)?;
-        self.region.fence()
     }
 
     /// The members of `group` are pages as all others, and the versions that they replaced are

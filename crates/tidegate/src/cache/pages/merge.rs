@@ -7,12 +7,13 @@
 //! read again.
 
 use super::index::Found;
+use super::write::Writer;
 use crate::cache::backing::traffic::Seen;
-use crate::cache::read::damaged;
+use crate::cache::pages::read::damaged;
 use crate::cache::span::{Part, parts};
 use crate::cache::store::layout::{ALL_LINES, PAGE, PAGE_BYTES};
 use crate::cache::store::record::Record;
-use crate::cache::{Ask, Core, Few};
+use crate::cache::{Ask, Few};
 use crate::device::Result;
 use crate::sync::Ordering;
 use crate::tier::version_locks::Version;
@@ -117,15 +118,16 @@ impl Merged {
     }
 }
 
-impl Core {
+impl Writer {
     /// Reads `page` from the backing, for parts of it that a request of `class` writes.
     pub(in crate::cache) fn read_base(&self, page: u64, class: u8) -> Result<Base> {
         // Before the read: a change after it is seen by them.
-        let (version, seen) = (self.locks.version(page), self.traffic.see(page));
+        let (version, seen) =
+            (self.pages.locks.version(page), self.pages.backing.traffic.see(page));
         let mut data = vec![0; PAGE];
-        let _foreground = self.pace.foreground();
-        let read = self.backing.read(page * PAGE_BYTES, &mut data);
-        self.counters.count_core_read(class, 1, &read);
+        let _foreground = self.pages.backing.pace.foreground();
+        let read = self.pages.backing.device.read(page * PAGE_BYTES, &mut data);
+        self.pages.counters.count_core_read(class, 1, &read);
         read?;
         Ok(Base { page, version, seen, data })
     }
@@ -207,12 +209,12 @@ impl Core {
             return Ok(whole.or((!demand.whole_pages).then_some(record)).map(|it| (it, 0)));
         };
         let is_small = record.lines.count_ones() <= LINES_OVER_PAGE_MAX;
-        let may_lay_over = found.record || self.shard(page).may_lay_over();
+        let may_lay_over = found.record || self.pages.shard(page).may_lay_over();
         if !demand.whole_pages && is_small && may_lay_over {
             return Ok(Some((record, under.version)));
         }
         let mut rest = vec![0; PAGE];
-        if !self.copy_out(&under, &mut rest)? {
+        if !self.pages.copy_out(&under, &mut rest)? {
             return Err(damaged(&found));
         }
         Ok(Some((record.on_page(rest), 0)))
@@ -224,26 +226,26 @@ impl Core {
     /// # Errors
     /// It is damaged and dirty.
     fn find_sound(&self, page: u64) -> Result<Option<(Found, Option<Record>)>> {
-        let Some(found) = self.find(page) else { return Ok(None) };
+        let Some(found) = self.pages.find(page) else { return Ok(None) };
         let look = || -> Result<Option<Option<Record>>> {
             if !found.record {
-                return Ok(self.is_sound(Some(&found))?.then_some(None));
+                return Ok(self.pages.is_sound(Some(&found))?.then_some(None));
             }
-            let is_sound = self.is_sound(found.under().as_ref())?;
-            Ok(self.copy_record(&found)?.filter(|_| is_sound).map(Some))
+            let is_sound = self.pages.is_sound(found.under().as_ref())?;
+            Ok(self.pages.store.copy_record(&found)?.filter(|_| is_sound).map(Some))
         };
-        if let Some(record) = look().inspect_err(|_| self.fallback.count())? {
+        if let Some(record) = look().inspect_err(|_| self.pages.failures.count())? {
             return Ok(Some((found, record)));
         }
-        self.damaged.fetch_add(1, Ordering::Relaxed);
-        self.fallback.count();
+        self.pages.damaged.fetch_add(1, Ordering::Relaxed);
+        self.pages.failures.count();
         if found.dirty { Err(damaged(&found)) } else { Ok(None) }
     }
 
     /// The backing has `page` as `base` says.
     fn still_holds(&self, page: u64, base: &Base) -> bool {
         base.page == page
-            && self.locks.unchanged(page, base.version)
-            && self.traffic.is_unchanged(page, base.seen)
+            && self.pages.locks.unchanged(page, base.version)
+            && self.pages.backing.traffic.is_unchanged(page, base.seen)
     }
 }

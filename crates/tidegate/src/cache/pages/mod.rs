@@ -1,11 +1,244 @@
-//! Pages: which slots hold them, their locks, and what is stored of a write.
+//! Pages: which slot holds the newest version of each, and who may change that.
+//!
+//! [`Pages`] has the index by shards, the locks of pages and the groups of atomic flush. It reads
+//! pages out of their slots and removes clean ones. [`Writer`](write::Writer), above it, stores
+//! batches of pages in free slots.
 
 pub(super) mod cleaner;
 pub(super) mod cluster;
 pub(super) mod content;
+mod flush;
 pub(super) mod group;
 pub(super) mod index;
 pub(super) mod merge;
 pub(super) mod orders;
+pub(super) mod read;
+pub(super) mod remove;
 pub(super) mod table;
 pub(super) mod write;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Few;
+use super::backing::Backing;
+use super::backing::traffic::Seen;
+use super::counters::{Counter, Counters};
+use super::policy::classes::Admission;
+use super::span::{is_whole, pages_of};
+use super::store::Store;
+use super::store::layout::whole_slot;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::tier::background::Waker;
+use crate::tier::set_locks::{SetLock, SetLocks};
+use crate::tier::version_locks::{Version, VersionGuard, VersionLocks};
+use cluster::Sharding;
+use group::Groups;
+use index::{Found, Shard, Usage};
+
+/// Most pages that are read from the backing at once.
+const RUN_PAGES_MAX: usize = 256;
+
+/// The pages of a cache.
+pub(super) struct Pages {
+    pub(super) store: Arc<Store>,
+    pub(super) backing: Arc<Backing>,
+    pub(super) shards: SetLocks<Shard>,
+    pub(super) sharding: Sharding,
+    pub(super) locks: VersionLocks,
+    /// With atomic flush.
+    pub(super) groups: Option<Groups>,
+    /// Slots of a shard that are kept free for writers.
+    pub(super) reserve: AtomicU32,
+    /// Pages whose data did not match their checksums.
+    pub(super) damaged: AtomicU64,
+    /// Failures of the memory, and damaged pages.
+    pub(super) failures: Failures,
+    pub(super) waker: Arc<Waker>,
+    pub(super) counters: Arc<Counters>,
+}
+
+/// A number of failures, which only grows.
+#[derive(Default)]
+pub(super) struct Failures(AtomicU64);
+
+impl Failures {
+    pub(super) fn count(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Why a shard needs work, the most urgent first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Need {
+    FreeSlots,
+    Cleaning,
+}
+
+/// A page that the cache did not have when it was looked for, or not all of it.
+#[derive(Clone, Copy)]
+pub(super) struct Missing {
+    pub(super) page: u64,
+    /// The record that the cache has of it.
+    pub(super) record: Option<Found>,
+    /// The page's version before it was looked for in the cache.
+    pub(super) version: Version,
+    /// The writes to the backing at that moment.
+    pub(super) seen: Seen,
+}
+
+/// A page as it was read from the backing.
+pub(super) struct Fill {
+    pub(super) missing: Missing,
+    pub(super) data: Box<[u8]>,
+    /// The IO class of the request that read it.
+    pub(super) class: u8,
+}
+
+impl Pages {
+    /// The neighbours from `first` on that the cache does not have all of, at most `most`.
+    pub(in crate::cache) fn missing_run(&self, first: u64, most: usize) -> Vec<Missing> {
+        let pages = first..first + most.min(RUN_PAGES_MAX) as u64;
+        pages.map_while(|page| self.missing(page)).collect()
+    }
+
+    /// The pages of `len` bytes at `offset` where these are whole pages, and few, and the cache
+    /// does not have all of any.
+    pub(in crate::cache) fn missing_all(&self, (offset, len): (u64, u64)) -> Option<Vec<Missing>> {
+        if self.backing.geometry.check(offset, len).is_err() || !is_whole(&(offset..offset + len)) {
+            return None;
+        }
+        let pages = pages_of(offset, len);
+        let count = usize::try_from(pages.end - pages.start).ok().filter(|count| *count > 0)?;
+        let run = self.missing_run(pages.start, count);
+        (run.len() == count).then_some(run)
+    }
+
+    /// `page`, where the cache does not have all of it.
+    pub(in crate::cache) fn missing(&self, page: u64) -> Option<Missing> {
+        // Before the look: a change after it is seen by the version.
+        let (version, seen) = (self.locks.version(page), self.backing.traffic.see(page));
+        let record = self.find(page);
+        let is_missing = record.is_none_or(|found| found.record && found.base.is_none());
+        is_missing.then_some(Missing { page, record, version, seen })
+    }
+
+    pub(in crate::cache) fn shard_of(&self, page: u64) -> usize {
+        self.sharding.shard_of(page)
+    }
+
+    /// The number of the shard that has `slot`.
+    fn shard_of_slot(&self, slot: u32) -> usize {
+        whole_slot(slot) as usize % self.shards.count()
+    }
+
+    /// Locks the shard of `page`.
+    pub(in crate::cache) fn shard(&self, page: u64) -> SetLock<'_, Shard> {
+        self.shards.lock(self.shard_of(page))
+    }
+
+    pub(in crate::cache) fn find(&self, page: u64) -> Option<Found> {
+        self.shard(page).find(page)
+    }
+
+    pub(in crate::cache) fn reserve(&self) -> u32 {
+        self.reserve.load(Ordering::Relaxed)
+    }
+
+    /// Locks `pages`, in the order in which all threads do.
+    pub(in crate::cache) fn lock_pages(
+        &self,
+        pages: impl Iterator<Item = u64>,
+    ) -> Few<VersionGuard<'_>> {
+        let mut pages: Few<u64> = pages.collect();
+        pages.sort_unstable_by_key(|page| self.locks.rank(*page));
+        pages.dedup_by(|one, other| self.locks.same_bucket(*one, *other));
+        pages.into_iter().map(|page| self.locks.lock(page, || self.store.region.relax())).collect()
+    }
+
+    /// Shows the shards to `see`, one at a time: requests wait for one of them at most.
+    pub(in crate::cache) fn each_shard(&self, mut see: impl FnMut(&mut Shard)) {
+        (0..self.shards.count()).for_each(|number| see(&mut self.shards.lock(number)));
+    }
+
+    pub(in crate::cache) fn usage(&self) -> Usage {
+        let all = (0..self.shards.count()).map(|number| self.shards.lock(number).usage());
+        all.fold(Usage::default(), Usage::plus)
+    }
+
+    pub(in crate::cache) fn notify_all(&self) {
+        (0..self.shards.count()).for_each(|number| self.shards.lock(number).notify());
+    }
+
+    /// The runs of `pages` that the cache does not have.
+    pub(in crate::cache) fn missing_runs(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for page in pages.clone().filter(|page| self.find(*page).is_none()) {
+            match runs.last_mut() {
+                Some(run) if run.end == page => run.end += 1,
+                _ => runs.push(page..page + 1),
+            }
+        }
+        runs
+    }
+
+    /// All of `pages` are cached.
+    pub(in crate::cache) fn has_all(&self, pages: &Range<u64>) -> bool {
+        pages.clone().all(|page| self.find(page).is_some())
+    }
+
+    /// What a request of `class` that misses `pages` pages of shard `number` may do there.
+    pub(in crate::cache) fn class_admission(
+        &self,
+        number: usize,
+        pages: u32,
+        class: u8,
+    ) -> Admission {
+        self.shards.lock(number).admission(class, pages, self.reserve())
+    }
+
+    /// The shards that need free slots.
+    pub(in crate::cache) fn needy_shards(&self) -> Vec<usize> {
+        let needs_slots = |it: &usize| self.shards.lock(*it).needs_slots(self.reserve());
+        (0..self.shards.count()).filter(needs_slots).collect()
+    }
+
+    /// What `shard` needs; cleaning at `now_ns`, where that may begin.
+    pub(in crate::cache) fn need_of(&self, shard: &Shard, now_ns: Option<u64>) -> Option<Need> {
+        if shard.needs_slots(self.reserve()) {
+            return Some(Need::FreeSlots);
+        }
+        now_ns.filter(|now_ns| shard.wants_cleaning(*now_ns)).map(|_| Need::Cleaning)
+    }
+
+    /// Wakes a worker where shard `number`, which was changed, needs one.
+    pub(in crate::cache) fn wake_for_shard(&self, number: usize) {
+        if self.needs_worker(&self.shards.lock(number)) {
+            self.waker.wake();
+        }
+    }
+
+    /// `shard`, which the caller has locked and may have changed, needs a worker, and all sleep. A
+    /// worker that waits for a time wakes by itself.
+    ///
+    /// No wake-up is lost: the worker looks under the same lock after it said that it sleeps.
+    /// Either it sees the change, or what it said is seen here.
+    pub(in crate::cache) fn needs_worker(&self, shard: &Shard) -> bool {
+        let may_clean = self.backing.pace.free_at_ns() == 0;
+        self.waker.needs_call() && self.need_of(shard, may_clean.then_some(0)).is_some()
+    }
+
+    /// Counts each of `pages` for its IO class.
+    pub(in crate::cache) fn count_each<'a>(
+        &self,
+        counter: Counter,
+        pages: impl ExactSizeIterator<Item = &'a Found>,
+    ) {
+        let class_of = |found: &Found| self.shard(found.page).class_of(found);
+        self.counters.add_each(counter, pages.map(class_of));
+    }
+}

@@ -515,7 +515,7 @@ fn hit_ratios_of_the_engine_under_zipf_are_those_of_the_policies() {
         device.set("eviction", entry.name).unwrap();
         let (mut hits, mut buf) = (0_u32, [0; 4096]);
         for (number, page) in trace.iter().enumerate() {
-            let is_hit = device.core.find(*page).is_some();
+            let is_hit = device.core.pages.find(*page).is_some();
             hits += u32::from(is_hit && number >= trace.len() / 2);
             device.read(page * 4096, &mut buf).unwrap();
             work(&device);

@@ -9,16 +9,13 @@ use std::ops::Range;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::mode::Behaviour;
-use crate::cache::background::evict::batch_pages;
+use super::Router;
+use crate::cache::counters::Counter;
+use crate::cache::pages::remove::batch_pages;
 use crate::cache::policy::cutoff::{Cutoff, Streams};
 use crate::cache::policy::promotion::{Promotion, PromotionEntry};
 use crate::cache::policy::settings::Settings;
 use crate::cache::policy::{Occupancy, Request};
-use crate::cache::span::{Content, bytes_at, bytes_of, pages_in};
-use crate::cache::tier::Counter;
-use crate::cache::{Ask, Core, Few, Origin};
-use crate::device::{Attempt, Result};
 use crate::sync::{AtomicBool, Ordering};
 
 /// Queues with streams of their own; of more queues several share them.
@@ -93,6 +90,25 @@ impl Admission {
         self.change(|it| it.promotion = promotion_of(entry, settings, slots));
     }
 
+    /// Requests are looked at before they are admitted.
+    pub(in crate::cache) fn is_choosy(&self) -> bool {
+        !self.is_open.load(Ordering::Relaxed)
+    }
+
+    /// A request for `bytes` of pages that are all cached went by.
+    pub(in crate::cache) fn note_hit(&self, bytes: &Range<u64>, is_write: bool, queue: u16) {
+        if let Some(mut deciding) = self.deciding() {
+            deciding.is_cut_off(&request_of(bytes, is_write, queue), false);
+        }
+    }
+
+    /// `pages` were cached.
+    pub(in crate::cache) fn note_cached(&self, pages: impl Iterator<Item = u64>) {
+        if let Some(mut deciding) = self.deciding() {
+            pages.for_each(|page| deciding.promotion.cached(page));
+        }
+    }
+
     /// The policies, where they look at requests.
     fn deciding(&self) -> Option<MutexGuard<'_, Deciding>> {
         (!self.is_open.load(Ordering::Relaxed)).then(|| self.deciding.lock())
@@ -109,41 +125,19 @@ fn is_open(deciding: &Deciding) -> bool {
     !deciding.has_classes && deciding.promotion.admits_all() && deciding.cutoff.is_off()
 }
 
-impl Core {
-    /// Requests are looked at before they are admitted.
-    pub(in crate::cache) fn is_choosy(&self) -> bool {
-        !self.admission.is_open.load(Ordering::Relaxed)
-    }
+pub(in crate::cache) fn request_of(bytes: &Range<u64>, is_write: bool, queue: u16) -> Request {
+    let Range { start, end } = *bytes;
+    Request { queue, offset_bytes: start, len_bytes: end - start, is_write }
+}
 
-    /// A request for `bytes` of pages that are all cached went by.
-    pub(in crate::cache) fn note_hit(&self, bytes: &Range<u64>, is_write: bool, queue: u16) {
-        if let Some(mut deciding) = self.admission.deciding() {
-            deciding.is_cut_off(&request_of(bytes, is_write, queue), false);
-        }
-    }
-
-    /// Whether what a request for `bytes` misses is cached.
-    ///
-    /// # Errors
-    /// The class made place for it, and that failed.
-    pub(in crate::cache) fn admits(
-        &self,
-        bytes: &Range<u64>,
-        is_write: bool,
-        from: Origin,
-    ) -> Result<bool> {
-        if !self.is_choosy() || bytes.is_empty() {
-            return Ok(true);
-        }
-        let pages = pages_in(bytes);
-        let missing: Few<u64> = pages.clone().filter(|page| self.find(*page).is_none()).collect();
-        let request = request_of(bytes, is_write, from.queue);
-        let is_wanted = self.is_wanted(&pages, missing.len() as u64, &request);
-        Ok(is_wanted && self.has_space_of_class(&missing, from.class, is_write)?)
-    }
-
+impl Router {
     /// Whether the policies want what `request` for `pages` misses, `missing` pages.
-    fn is_wanted(&self, pages: &Range<u64>, missing: u64, request: &Request) -> bool {
+    pub(in crate::cache) fn is_wanted(
+        &self,
+        pages: &Range<u64>,
+        missing: u64,
+        request: &Request,
+    ) -> bool {
         let (occupancy, is_full) = self.occupancy_about(pages.start);
         let Some(mut deciding) = self.admission.deciding() else { return true };
         let is_cut_off = deciding.is_cut_off(request, is_full);
@@ -151,108 +145,24 @@ impl Core {
             return true;
         }
         if is_cut_off {
-            self.counters.add(Counter::CutOff, 1);
+            self.pages.counters.add(Counter::CutOff, 1);
             return false;
         }
         let is_partly_cached = missing < pages.end - pages.start;
         let admits = deciding.promotion.admits(pages.clone(), is_partly_cached, occupancy);
         if !admits {
-            self.counters.add(Counter::NotPromoted, 1);
+            self.pages.counters.add(Counter::NotPromoted, 1);
         }
         admits
-    }
-
-    /// `pages` were cached.
-    pub(in crate::cache) fn note_cached(&self, pages: impl Iterator<Item = u64>) {
-        if let Some(mut deciding) = self.admission.deciding() {
-            pages.for_each(|page| deciding.promotion.cached(page));
-        }
     }
 
     /// How full the cache is, by the shard of `page`, for pages are spread evenly; and whether it
     /// has no more free slots than eviction keeps.
     fn occupancy_about(&self, page: u64) -> (Occupancy, bool) {
-        let shard = self.shard(page);
+        let shard = self.pages.shard(page);
         let (slots, free) = (shard.slot_count(), shard.available());
         let used_slots = slots.saturating_sub(free).into();
-        let is_full = free <= self.reserve() + batch_pages(slots);
+        let is_full = free <= self.pages.reserve() + batch_pages(slots);
         (Occupancy { used_slots, slots: slots.into() }, is_full)
     }
-
-    /// [`attempt`](crate::device::BlockDevice::attempt) of a write: one that misses a page has to
-    /// be admitted first.
-    pub(in crate::cache) fn attempt_admitted_write(
-        &self,
-        offset: u64,
-        data: &[u8],
-        ask: Ask<'_>,
-    ) -> Attempt {
-        if !self.is_choosy() {
-            return self.attempt_write(offset, data, ask);
-        }
-        let bytes = bytes_at(offset, data.len());
-        if !self.has_all(&pages_in(&bytes)) {
-            return Attempt::WouldBlock;
-        }
-        let done = self.attempt_write(offset, data, ask);
-        if matches!(done, Attempt::Done(Ok(()))) {
-            self.note_hit(&bytes, true, ask.from.queue);
-        }
-        done
-    }
-
-    /// [`attempt`](crate::device::BlockDevice::attempt) of a read: of cached pages alone.
-    pub(in crate::cache) fn attempt_noted_read(
-        &self,
-        offset: u64,
-        buf: &mut [u8],
-        from: Origin,
-    ) -> Attempt {
-        let done = self.attempt_read(offset, buf, from.class);
-        if matches!(done, Attempt::Done(Ok(()))) {
-            self.note_hit(&bytes_at(offset, buf.len()), false, from.queue);
-        }
-        done
-    }
-
-    /// Writes `content` as `behaviour` does, but for what is not admitted: pages that are not
-    /// cached are written around the cache then.
-    pub(in crate::cache) fn write_admitted(
-        &self,
-        behaviour: &dyn Behaviour,
-        content: &Content<'_>,
-        ask: Ask<'_>,
-    ) -> Result<()> {
-        if !behaviour.caches_writes() || !self.is_choosy() {
-            return behaviour.write(self, content, ask);
-        }
-        let (bytes, pages) = (&content.bytes, content.pages());
-        if self.admits(bytes, true, ask.from)? {
-            behaviour.write(self, content, ask)?;
-            self.note_cached(pages);
-            return Ok(());
-        }
-        let mut from = pages.start;
-        while from < pages.end {
-            let is_cached = self.find(from).is_some();
-            let continues = |page: &u64| self.find(*page).is_some() == is_cached;
-            let run =
-                from..(from + 1..pages.end).find(|page| !continues(page)).unwrap_or(pages.end);
-            let of_run = bytes_of(&run);
-            let part = bytes.start.max(of_run.start)..bytes.end.min(of_run.end);
-            let content = content.part(part);
-            if is_cached {
-                behaviour.write(self, &content, ask)?;
-            } else {
-                self.bypass(&content, ask)?;
-            }
-            from = run.end;
-        }
-        Ok(())
-    }
-}
-
-fn request_of(bytes: &Range<u64>, is_write: bool, queue: u16) -> Request {
-    let Range { start, end } = *bytes;
-    Request { queue, offset_bytes: start, len_bytes: end - start, is_write }
 }

@@ -18,15 +18,12 @@ use std::sync::atomic::AtomicU64 as StdAtomicU64;
 
 use parking_lot::Mutex;
 
-use super::mode::Behaviour;
+use super::Router;
+use crate::cache::Few;
 use crate::cache::policy::cost::{
     Costs, Decision, Kind, Place, SIZES, Sample, WHOLE, size_class, size_of_class,
 };
-use crate::cache::span::{Content, bytes_at, is_whole, pages_in, pages_of};
-use crate::cache::store::layout::PAGE;
-use crate::cache::tier::Counter;
-use crate::cache::{Ask, Core, Few, Origin};
-use crate::device::{Attempt, Result};
+use crate::cache::span::{bytes_at, is_whole, pages_in};
 use crate::size::Size;
 use crate::stats::{Running, SAMPLE_ONE_IN};
 use crate::sync::shard::{self, Shards};
@@ -106,7 +103,7 @@ impl ByCost {
         self.is_on.store(choice == AUTO || self.fixed.is_some(), Ordering::Relaxed);
     }
 
-    fn is_on(&self) -> bool {
+    pub(in crate::cache) fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
     }
 
@@ -161,7 +158,7 @@ impl ByCost {
     }
 
     /// Whether the cache serves a request that an attempt may have picked already and handed back.
-    fn picks_or_was_picked(&self, kind: Kind, len: u64) -> bool {
+    pub(in crate::cache) fn picks_or_was_picked(&self, kind: Kind, len: u64) -> bool {
         let handed_back = &self.class(kind, len).handed_back;
         let take = |count: u32| count.checked_sub(1);
         let was_picked = handed_back.load(Ordering::Relaxed) > 0
@@ -194,52 +191,13 @@ impl ByCost {
     }
 }
 
-impl Core {
-    /// [`attempt`](crate::device::BlockDevice::attempt) of a read: one that is the backing's is
-    /// handed back.
-    pub(in crate::cache) fn attempt_read_by_cost(
-        &self,
-        offset: u64,
-        buf: &mut [u8],
-        from: Origin,
-    ) -> Attempt {
-        if let Err(error) = self.geometry.check(offset, buf.len() as u64) {
-            return Attempt::Done(Err(error));
-        }
-        let may_be = self.by_cost.is_on() && may_read_around(offset, buf.len());
-        if may_be && self.hands_back(Kind::Read, buf.len() as u64) {
-            return Attempt::WouldBlock;
-        }
-        self.attempt_noted_read(offset, buf, from)
-    }
+/// A read of `len` bytes at `offset` is of whole pages.
+pub(in crate::cache) fn may_read_around(offset: u64, len: usize) -> bool {
+    len > 0 && is_whole(&bytes_at(offset, len))
+}
 
-    /// [`attempt`](crate::device::BlockDevice::attempt) of a write in a mode that writes back: one
-    /// that is the backing's is handed back.
-    pub(in crate::cache) fn attempt_write_by_cost(
-        &self,
-        offset: u64,
-        data: &[u8],
-        ask: Ask<'_>,
-    ) -> Attempt {
-        if let Err(error) = self.geometry.check_write(offset, data.len() as u64) {
-            return Attempt::Done(Err(error));
-        }
-        if !self.may_go_around(&bytes_at(offset, data.len())) {
-            return self.attempt_admitted_write(offset, data, ask);
-        }
-        if self.hands_back(Kind::Write, data.len() as u64) {
-            return Attempt::WouldBlock;
-        }
-        let began_ns = now_ns();
-        let done = self.attempt_admitted_write(offset, data, ask);
-        if matches!(done, Attempt::Done(Ok(()))) {
-            let took_ns = now_ns().saturating_sub(began_ns);
-            self.see_cost(Place::Memory, Kind::Write, data.len() as u64, took_ns, 1);
-        }
-        done
-    }
-
-    fn hands_back(&self, kind: Kind, len: u64) -> bool {
+impl Router {
+    pub(in crate::cache) fn hands_back(&self, kind: Kind, len: u64) -> bool {
         let picks = self.by_cost.picks(kind, len);
         if picks {
             self.by_cost.class(kind, len).handed_back.fetch_add(1, Ordering::Relaxed);
@@ -248,8 +206,15 @@ impl Core {
     }
 
     /// A request took `took_ns` at `place`, and stands for `weight` of its kind and size.
-    fn see_cost(&self, place: Place, kind: Kind, len_bytes: u64, took_ns: u64, weight: u32) {
-        let at_backing = self.pace.foreground_requests();
+    pub(in crate::cache) fn see_cost(
+        &self,
+        place: Place,
+        kind: Kind,
+        len_bytes: u64,
+        took_ns: u64,
+        weight: u32,
+    ) {
+        let at_backing = self.pages.backing.pace.foreground_requests();
         let all = u32::try_from(self.by_cost.count_under_way()).unwrap_or(u32::MAX);
         let depths = [all.saturating_sub(at_backing), at_backing];
         self.by_cost.see(&Sample { place, kind, len_bytes, took_ns, depths, weight });
@@ -265,22 +230,6 @@ impl Core {
         }
     }
 
-    /// Reads whole pages from the backing for a client, counts them, and measures what it takes.
-    pub(in crate::cache) fn read_backing(
-        &self,
-        offset: u64,
-        buf: &mut [u8],
-        class: u8,
-    ) -> Result<()> {
-        let _foreground = self.pace.foreground();
-        let began_ns = if self.by_cost.is_on() { now_ns() } else { 0 };
-        let read = self.backing.read(offset, buf);
-        self.counters.count_core_read(class, (buf.len() / PAGE) as u64, &read);
-        read?;
-        self.note_backing_read(buf.len(), began_ns);
-        Ok(())
-    }
-
     /// A read of `len` bytes that began at `began_ns` was answered by the backing.
     pub(in crate::cache) fn note_backing_read(&self, len: usize, began_ns: u64) {
         if self.by_cost.is_on() {
@@ -289,57 +238,17 @@ impl Core {
         }
     }
 
-    /// Reads at `offset` as `behaviour` does, or from the backing where that is quicker. `running`
-    /// may measure it.
-    pub(in crate::cache) fn read_by_cost(
-        &self,
-        behaviour: &dyn Behaviour,
-        offset: u64,
-        buf: &mut [u8],
-        from: Origin,
-        running: &Running<'_>,
-    ) -> Result<()> {
-        if !self.by_cost.is_on() || !behaviour.reads_hits() {
-            return behaviour.read(self, offset, buf, from);
-        }
-        if self.reads_around(offset, buf, from.class) {
-            return Ok(());
-        }
-        let pages = pages_of(offset, buf.len() as u64);
-        let is_measured = running.sampled_ns().is_some() && self.has_all(&pages);
-        behaviour.read(self, offset, buf, from)?;
-        if is_measured {
-            self.note_read_cost(buf.len(), running);
-        }
-        Ok(())
-    }
-
-    /// Reads clean pages at `offset` from the backing, where that is quicker. False: the cache is
-    /// to be read.
-    fn reads_around(&self, offset: u64, buf: &mut [u8], class: u8) -> bool {
-        let may_be = may_read_around(offset, buf.len());
-        if !may_be || !self.by_cost.picks_or_was_picked(Kind::Read, buf.len() as u64) {
-            return false;
-        }
-        let pages = pages_of(offset, buf.len() as u64);
-        let Some(seen) = self.see_clean(pages, class) else { return false };
-        let is_read = self.read_backing(offset, buf, class).is_ok();
-        let stands = |(page, version): (u64, Version)| self.locks.unchanged(page, version);
-        if !is_read || !seen.into_iter().all(stands) {
-            return false;
-        }
-        self.counters.add_of(class, Counter::PassThroughReads, 1);
-        self.counters.add(Counter::ReadsByCost, 1);
-        true
-    }
-
     /// The versions of `pages`, where all of them are cached, clean and whole, for a request of
     /// `class` that uses them.
-    fn see_clean(&self, pages: Range<u64>, class: u8) -> Option<Few<(u64, Version)>> {
+    pub(in crate::cache) fn see_clean(
+        &self,
+        pages: Range<u64>,
+        class: u8,
+    ) -> Option<Few<(u64, Version)>> {
         let see = |page| {
             // Before the look: a change after it is seen by the version.
-            let version = self.locks.version(page);
-            let mut shard = self.shard(page);
+            let version = self.pages.locks.version(page);
+            let mut shard = self.pages.shard(page);
             let found = shard.find(page).filter(|found| !found.dirty && !found.record)?;
             shard.touch(&found, class, false);
             Some((page, version))
@@ -348,46 +257,12 @@ impl Core {
     }
 
     /// A write of `bytes` may go around the cache by cost: by its ends, it misses.
-    fn may_go_around(&self, bytes: &Range<u64>) -> bool {
+    pub(in crate::cache) fn may_go_around(&self, bytes: &Range<u64>) -> bool {
         let is_large = self.by_cost.is_on() && bytes.end - bytes.start >= LARGE;
-        if !is_large || self.groups.is_some() || !is_whole(bytes) {
+        if !is_large || self.pages.groups.is_some() || !is_whole(bytes) {
             return false;
         }
         let pages = pages_in(bytes);
-        [pages.start, pages.end - 1].iter().all(|page| self.find(*page).is_none())
+        [pages.start, pages.end - 1].iter().all(|page| self.pages.find(*page).is_none())
     }
-
-    /// Writes `content` as `behaviour` does, or around the cache where that is quicker,
-    /// and measures what it takes.
-    pub(in crate::cache) fn write_by_cost(
-        &self,
-        behaviour: &dyn Behaviour,
-        content: &Content<'_>,
-        ask: Ask<'_>,
-    ) -> Result<()> {
-        let write = || self.write_admitted(behaviour, content, ask);
-        if !behaviour.writes_back() || !self.may_go_around(&content.bytes) {
-            return write();
-        }
-        let len = content.len_bytes();
-        let goes_around = self.by_cost.picks_or_was_picked(Kind::Write, len);
-        let began_ns = now_ns();
-        let (place, written) = if goes_around {
-            self.counters.add(Counter::WritesByCost, 1);
-            let written = self.bypass(content, Ask { fua: true, ..ask });
-            (Place::Backing, written)
-        } else {
-            (Place::Memory, write())
-        };
-        if written.is_ok() {
-            let took_ns = now_ns().saturating_sub(began_ns);
-            self.see_cost(place, Kind::Write, len, took_ns, 1);
-        }
-        written
-    }
-}
-
-/// A read of `len` bytes at `offset` is of whole pages.
-fn may_read_around(offset: u64, len: usize) -> bool {
-    len > 0 && is_whole(&bytes_at(offset, len))
 }

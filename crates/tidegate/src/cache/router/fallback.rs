@@ -4,45 +4,28 @@
 //! What is dirty is cleaned before the backing is asked: a dirty page that cannot be read is an
 //! error in this state too, never the backing's older bytes.
 
-use super::mode::{Behaviour, Mode};
-use crate::cache::Core;
+use crate::cache::pages::Failures;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The errors so far, and how many are too many.
+/// How many failures are too many.
 #[derive(Default)]
 pub(in crate::cache) struct Fallback {
     /// 0: no number is.
     threshold: AtomicU64,
-    /// Since the threshold was set.
-    errors: AtomicU64,
+    /// Failures before the threshold was set.
+    before: AtomicU64,
 }
 
 impl Fallback {
-    /// Passes through from `errors` errors on, counted from now.
-    pub(in crate::cache) fn set_threshold(&self, errors: u64) {
-        self.errors.store(0, Ordering::Relaxed);
+    /// Passes requests through from `errors` more failures on, where there were `failures`.
+    pub(in crate::cache) fn set_threshold(&self, errors: u64, failures: &Failures) {
+        self.before.store(failures.total(), Ordering::Relaxed);
         self.threshold.store(errors, Ordering::Relaxed);
     }
 
-    /// The memory failed, or a page was not what its checksum says.
-    pub(in crate::cache) fn count(&self) {
-        self.errors.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// There were too many errors.
-    pub(in crate::cache) fn is_reached(&self) -> bool {
+    /// Returns whether too many of `failures` came after the threshold was set.
+    pub(in crate::cache) fn is_reached(&self, failures: &Failures) -> bool {
         let threshold = self.threshold.load(Ordering::Relaxed);
-        threshold > 0 && self.errors.load(Ordering::Relaxed) >= threshold
-    }
-}
-
-impl Core {
-    /// What requests do now whose IO class has the mode `own`: as the mode says, unless there were
-    /// too many errors.
-    pub(in crate::cache) fn behaviour(&self, own: Option<Mode>) -> &'static dyn Behaviour {
-        if self.fallback.is_reached() {
-            return Mode::PassThrough.behaviour();
-        }
-        own.unwrap_or_else(|| self.mode()).behaviour()
+        threshold > 0 && failures.total() - self.before.load(Ordering::Relaxed) >= threshold
     }
 }

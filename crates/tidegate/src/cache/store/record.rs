@@ -6,12 +6,8 @@
 
 use std::ops::Range;
 
-use super::layout::{ALL_LINES, Decoded, HEADER, LINE, PAGE, SlotHeader, data_check, stored_bytes};
-use crate::cache::Core;
-use crate::cache::pages::index::Found;
+use super::layout::{ALL_LINES, LINE, PAGE};
 use crate::cache::span::Part;
-use crate::device::Result;
-use crate::sync::Ordering;
 
 /// Some lines of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,7 +59,7 @@ impl Record {
     }
 
     /// Copies `part` of the page to `buf`. False: not all of it is there.
-    fn copy_part(&self, part: &Part, buf: &mut [u8]) -> bool {
+    pub(in crate::cache) fn copy_part(&self, part: &Part, buf: &mut [u8]) -> bool {
         let wanted = lines_of(part.from, buf.len());
         if wanted & !self.lines != 0 {
             return false;
@@ -100,71 +96,12 @@ pub(in crate::cache) fn runs(lines: u64) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// What a look at a slot gave.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::cache) enum Copied {
-    /// All that was asked for.
-    Whole,
-    /// The slot has a record without all that was asked for.
-    Lacks,
-    /// The data is not what its checksum says, or another version's by now.
-    Damaged,
-}
-
-impl Core {
-    /// Writes of parts of pages may become records.
-    pub(in crate::cache) fn makes_records(&self) -> bool {
-        self.makes_records.load(Ordering::Relaxed)
-    }
-
-    /// The record in the slot of `found`. None: its memory failed, its data is not what its
-    /// checksum says, or it is another version's by now.
-    pub(in crate::cache) fn copy_record(&self, found: &Found) -> Result<Option<Record>> {
-        if found.base.is_some_and(|base| base.is_lost) {
-            return Ok(None);
-        }
-        let mut header = [0; HEADER];
-        if !self.read_memory(self.places.header(found.slot), &mut header)? {
-            return Ok(None);
-        }
-        let Decoded::Header(header) = SlotHeader::decode(&header, self.salt, found.slot) else {
-            return Ok(None);
-        };
-        if (header.page, header.version) != (found.page, found.version) {
-            return Ok(None);
-        }
-        let mut bytes = vec![0; stored_bytes(header.lines)];
-        let is_read = self.read_memory(self.places.data(found.slot), &mut bytes)?;
-        let is_whole = is_read && data_check(&bytes) == header.data_check;
-        Ok(is_whole.then_some(Record { lines: header.lines, bytes }))
-    }
-
-    /// Copies `part` out of the record in the slot of `found`.
-    pub(in crate::cache) fn copy_from_record(
-        &self,
-        found: &Found,
-        part: &Part,
-        buf: &mut [u8],
-    ) -> Result<Copied> {
-        let Some(record) = self.copy_record(found)? else { return Ok(Copied::Damaged) };
-        if record.copy_part(part, buf) {
-            return Ok(Copied::Whole);
-        }
-        let Some(under) = found.under() else { return Ok(Copied::Lacks) };
-        let mut page = [0; PAGE];
-        let to = part.from..part.from + buf.len();
-        let copied = self.copy_part(&under, part, &mut page[to.clone()])?;
-        record.put_into(&mut page);
-        buf.copy_from_slice(&page[to]);
-        Ok(copied)
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::cache::store::layout::stored_bytes;
 
     #[test]
     fn runs_are_neighbours_together() {

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use super::*;
 use super::{NO_THREAD, PAGES, binding, memory, open, pool, pool_with, read, write};
 use crate::cache::check::check;
+use crate::cache::counters::Counter;
 use crate::cache::store::layout::PAGE_BYTES;
-use crate::cache::tier::Counter;
-use crate::cache::*;
 use crate::device::conformance::{self, Promises};
 use crate::device::delay::{Delay, Delays};
 use crate::device::fault::{Effect, Fault, Rule, When};
@@ -29,7 +29,7 @@ fn open_with(
 }
 
 fn count(device: &CacheDevice, counter: Counter) -> u64 {
-    device.core.counters.get(counter)
+    device.core.pages.counters.get(counter)
 }
 
 fn write_large(device: &CacheDevice, first: u64, byte: u8) {
@@ -69,14 +69,14 @@ fn large_writes_that_miss_are_in_the_backing_when_they_return() {
     let (region, backing) = (pool(64), memory());
     let device = open_with(&region, &backing, ALL);
     write_large(&device, 16, 5);
-    assert_eq!((count(&device, Counter::WritesByCost), device.core.usage().live), (1, 0));
+    assert_eq!((count(&device, Counter::WritesByCost), device.core.pages.usage().live), (1, 0));
     (16..32).for_each(|page| assert_eq!((read(&*backing, page), read(&device, page)), (5, 5)));
     write(&device, 0, 6);
-    assert!(device.core.find(0).is_some_and(|found| found.dirty), "small ones are cached");
+    assert!(device.core.pages.find(0).is_some_and(|found| found.dirty), "small ones are cached");
     // A dirty page in the middle: its bytes are older, and leave the cache.
     write(&device, 40, 6);
     write_large(&device, 32, 9);
-    assert_eq!(device.core.find(40), None);
+    assert_eq!(device.core.pages.find(40), None);
     (32..48).for_each(|page| assert_eq!(read(&device, page), 9));
     drop(device);
     let device = open(&region, &backing);
@@ -89,11 +89,11 @@ fn large_writes_of_pages_that_are_cached_are_cached() {
     let device = open_with(&pool(64), &memory(), ALL);
     write(&device, 16, 1);
     write_large(&device, 16, 5);
-    assert_eq!((count(&device, Counter::WritesByCost), device.core.usage().dirty), (0, 16));
+    assert_eq!((count(&device, Counter::WritesByCost), device.core.pages.usage().dirty), (0, 16));
     let options = CacheDeviceOptions { atomic_flush: true, ..ALL };
     let device = open_with(&pool(64), &memory(), options);
     write_large(&device, 16, 5);
-    assert_eq!(device.core.usage().waiting, 16, "a group is in the cache alone");
+    assert_eq!(device.core.pages.usage().waiting, 16, "a group is in the cache alone");
 }
 
 #[test]
@@ -101,10 +101,10 @@ fn nothing_goes_to_the_backing_unless_it_is_set() {
     let device = open(&pool(300), &memory());
     let setting = || device.settings().into_iter().find(|it| it.key == "cost").unwrap().value;
     assert_eq!(setting(), "off");
-    assert_eq!(device.core.by_cost.in_words(), None);
+    assert_eq!(device.core.router.by_cost.in_words(), None);
     device.set("cost", "auto").unwrap();
     assert_eq!(
-        (setting(), device.core.by_cost.in_words()),
+        (setting(), device.core.router.by_cost.in_words()),
         ("auto".into(), Some("nothing".into()))
     );
     let words = device.state().details["by_cost"].clone();
@@ -144,12 +144,13 @@ fn write_by_measured_cost(
 fn large_writes_go_to_the_backing_by_themselves_while_the_memory_is_slower() {
     const MOST: u64 = 3000;
     let backing = Arc::new(MemoryDevice::new(4096, MOST * LARGE_PAGES).unwrap());
-    let is_shared =
-        |device: &CacheDevice| device.core.by_cost.in_words().is_some_and(|it| it != "nothing");
+    let is_shared = |device: &CacheDevice| {
+        device.core.router.by_cost.in_words().is_some_and(|it| it != "nothing")
+    };
     let device = write_by_measured_cost(300, backing, MOST, |device| {
         is_shared(device) && count(device, Counter::WritesByCost) > 1
     });
-    let words = device.core.by_cost.in_words().unwrap();
+    let words = device.core.router.by_cost.in_words().unwrap();
     assert!(words.contains("% of writes from 64K"), "{words}");
     assert!(count(&device, Counter::WritesByCost) > 1, "more than the one that measures");
 }
@@ -162,7 +163,7 @@ fn of_large_writes_a_slow_backing_gets_those_alone_that_measure_it() {
     let backing = Arc::new(Delay::new(memory, delays));
     let slots = MOST * LARGE_PAGES + 200;
     let device = write_by_measured_cost(slots, backing, MOST, |device| {
-        assert_eq!(device.core.by_cost.in_words().as_deref(), Some("nothing"));
+        assert_eq!(device.core.router.by_cost.in_words().as_deref(), Some("nothing"));
         false
     });
     let asked = count(&device, Counter::WritesByCost);

@@ -6,9 +6,9 @@ use std::sync::mpsc::channel;
 
 use proptest::prelude::*;
 
+use super::*;
 use super::{NO_THREAD, PAGES, binding, memory, memory_of, open, pool, pool_of, read, work, write};
 use crate::cache::store::layout::PAGE_BYTES;
-use crate::cache::*;
 use crate::device::{IoBuffer, OwnedOperation};
 use crate::stats::Collector;
 use crate::tier::Tier;
@@ -32,13 +32,13 @@ fn value(device: &CacheDevice) -> String {
 
 /// Slots that the classes use, and how many of them are dirty.
 fn usage(device: &CacheDevice, class: usize) -> (u64, u64) {
-    let shards = 0..device.core.shards.count();
-    let of = shards.map(|it| device.core.shards.lock(it).orders.usage[class]);
+    let shards = 0..device.core.pages.shards.count();
+    let of = shards.map(|it| device.core.pages.shards.lock(it).orders.usage[class]);
     of.fold((0, 0), |sum, one| (sum.0 + one.live(), sum.1 + one.dirty()))
 }
 
 fn cached(device: &CacheDevice, pages: Range<u64>) -> usize {
-    pages.filter(|page| device.core.find(*page).is_some()).count()
+    pages.filter(|page| device.core.pages.find(*page).is_some()).count()
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn a_large_write_of_a_class_goes_around_where_it_cannot_fit() {
     assert_eq!([read(&*backing, 3), read(&*backing, 33)], [5, 6]);
     write(&device, 3, 7);
     assert_eq!((read(&device, 3), usage(&device, 0).0), (7, 1));
-    assert_eq!(device.core.counters.get(tier::Counter::ClassFull), 2);
+    assert_eq!(device.core.pages.counters.get(counters::Counter::ClassFull), 2);
 }
 
 #[test]
@@ -191,7 +191,10 @@ fn classes_are_kept_changed_and_counted() {
     assert_eq!([usage(&device, 0).0, usage(&device, 1).0], [20, 0], "class 1 is no more");
     device.set("eviction", "lru").unwrap();
     device.set("io-classes", "none").unwrap();
-    assert_eq!((value(&device).as_str(), device.core.is_choosy()), ("none", false));
+    assert_eq!(
+        (value(&device).as_str(), device.core.router.admission.is_choosy()),
+        ("none", false)
+    );
     (0..5).for_each(|page| assert_eq!(read(&device, page), if page < 3 { 3 } else { 2 }));
 }
 
@@ -278,9 +281,9 @@ proptest! {
                     device = open(&region, &backing);
                 }
             }
-            let all: u64 = (0..policy::classes::CLASSES).map(|it| usage(&device, it).0).sum();
-            let dirty: u64 = (0..policy::classes::CLASSES).map(|it| usage(&device, it).1).sum();
-            let counted = device.core.usage();
+            let all: u64 = (0..crate::cache::policy::classes::CLASSES).map(|it| usage(&device, it).0).sum();
+            let dirty: u64 = (0..crate::cache::policy::classes::CLASSES).map(|it| usage(&device, it).1).sum();
+            let counted = device.core.pages.usage();
             prop_assert_eq!((all, dirty), (counted.live, counted.dirty));
         }
         for page in 0..PAGES {

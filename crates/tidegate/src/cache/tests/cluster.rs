@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::*;
 use super::{NO_THREAD, PAGES, SHARDED, binding, memory, open, pool_of_lines, read, work, write};
 use crate::cache::pages::cluster::Cluster;
 use crate::cache::store::layout::{CacheHeaderBytes, PAGE_BYTES};
-use crate::cache::*;
 use crate::device::Result as Answer;
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
@@ -81,7 +81,7 @@ fn byte_of(page: u64) -> u8 {
 }
 
 fn cached(device: &CacheDevice) -> Vec<u64> {
-    (0..PAGES).filter(|page| device.core.find(*page).is_some()).collect()
+    (0..PAGES).filter(|page| device.core.pages.find(*page).is_some()).collect()
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_read_that_misses_brings_in_its_cluster_by_one_read_after_the_answer() {
     assert_eq!(Noted::take(&backing.reads), [(5, 1)], "the client waits for its page alone");
     work(&device);
     assert_eq!(Noted::take(&backing.reads), [(4, 4)]);
-    assert_eq!((cached(&device), device.core.usage().dirty), (vec![4, 5, 6, 7], 0));
+    assert_eq!((cached(&device), device.core.pages.usage().dirty), (vec![4, 5, 6, 7], 0));
     (4..8).for_each(|page| assert_eq!(read(&device, page), byte_of(page)));
     assert_eq!(Noted::take(&backing.reads), []);
 }
@@ -128,14 +128,14 @@ fn what_is_written_meanwhile_is_newer_than_what_is_brought_in() {
     assert_eq!(read(&device, 5), 5);
     write(&device, 6, 99);
     work(&device);
-    assert_eq!((read(&device, 6), device.core.find(6).unwrap().dirty), (99, true));
+    assert_eq!((read(&device, 6), device.core.pages.find(6).unwrap().dirty), (99, true));
     assert_eq!(cached(&device), [4, 5, 6, 7]);
     // Around the cache: the backing may lose it, so its bucket is not filled before a flush.
     device.set_mode(Mode::WriteInvalidate).unwrap();
     assert_eq!(read(&device, 13), 13);
     write(&device, 14, 98);
     work(&device);
-    assert_eq!((device.core.find(14), read(&device, 14)), (None, 98));
+    assert_eq!((device.core.pages.find(14), read(&device, 14)), (None, 98));
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn a_full_cache_cleans_the_clusters_of_its_victims_and_evicts_the_victims() {
     write(&device, 64, 9);
     let writes = Noted::take(&backing.writes);
     assert!(writes.iter().any(|(_, count)| *count > 1), "{writes:?}");
-    let usage = device.core.usage();
+    let usage = device.core.pages.usage();
     let cleaned: u64 = writes.iter().map(|(_, count)| count).sum();
     assert!(usage.live > 33 - cleaned, "what was cleaned beside victims stays: {usage:?}");
 }
@@ -194,7 +194,7 @@ fn pages_of_all_clusters_are_there_after_a_crash_in_every_shard() {
     for line_bytes in Cluster::SIZES_BYTES {
         let (region, backing) = (pool_of_lines(SHARDED, line_bytes), memory());
         let device = open(&region, &backing);
-        assert!(device.core.shards.count() > 2);
+        assert!(device.core.pages.shards.count() > 2);
         scattered().for_each(|page| write(&device, page, byte_of(page)));
         drop(device);
         assert_eq!(CacheHeader::read(&region).unwrap().line_bytes(), u64::from(line_bytes));

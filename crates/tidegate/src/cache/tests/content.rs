@@ -5,11 +5,11 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::part::open_with;
+use super::*;
 use super::{NO_THREAD, PAGES, cost, memory_of, pool, pool_of, pool_with, work};
 use crate::cache::check::check;
 use crate::cache::policy::by_content::SAMPLES;
 use crate::cache::store::layout::PAGE_BYTES;
-use crate::cache::*;
 use crate::device::memory::MemoryDevice;
 use crate::pmem::RegionOptions;
 use crate::tier::Tier;
@@ -40,7 +40,7 @@ fn read_page(device: &dyn BlockDevice, page: u64) -> Vec<u8> {
 }
 
 fn saved_bytes(device: &CacheDevice) -> u64 {
-    device.core.counters.get(tier::Counter::UnchangedBytes)
+    device.core.pages.counters.get(counters::Counter::UnchangedBytes)
 }
 
 #[test]
@@ -50,12 +50,12 @@ fn a_write_that_changes_nothing_stores_nothing_and_leaves_the_page_as_clean_as_i
     let again = |device: &CacheDevice| write_page(device, 1, &page_of(1, 0));
     let found = cost(&device, again);
     assert_eq!((found.stores, found.bytes_streamed, found.fences), (0, 0, 0));
-    assert_eq!((device.core.usage().live, device.core.usage().dirty), (1, 1));
+    assert_eq!((device.core.pages.usage().live, device.core.pages.usage().dirty), (1, 1));
     device.clean_all().unwrap();
     backing.write(PAGE_BYTES, &[7; 4096], WriteFlags::default()).unwrap();
     again(&device);
     device.clean_all().unwrap();
-    assert_eq!(device.core.usage().dirty, 0);
+    assert_eq!(device.core.pages.usage().dirty, 0);
     assert_eq!(read_page(&*backing, 1), [7; 4096], "the backing was not written again");
     assert_eq!(saved_bytes(&device), 2 * (4096 + 64));
 }

@@ -7,11 +7,11 @@ use std::sync::mpsc::channel;
 
 use strum::VariantArray as _;
 
+use super::*;
 use super::{NO_THREAD, SHARDED, binding, pool_of, pool_of_lines, work};
+use crate::cache::counters::Counter;
 use crate::cache::router::mode::Mode;
 use crate::cache::store::layout::PAGE_BYTES;
-use crate::cache::tier::Counter;
-use crate::cache::*;
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
 use crate::device::{DeviceErrorKind, IoBuffer, Op, OwnedOperation};
@@ -85,7 +85,7 @@ fn open_over(
 }
 
 fn count(device: &CacheDevice, counter: Counter) -> u64 {
-    device.core.counters.get(counter)
+    device.core.pages.counters.get(counter)
 }
 
 const READS: [Counter; 4] = [

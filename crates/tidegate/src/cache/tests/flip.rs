@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use super::*;
 use super::{memory, open, pool, read, write};
 use crate::cache::check::{check, repair_changed};
 use crate::cache::engine::CacheEngine;
 use crate::cache::recover::{Newest, Scan, Scanned};
 use crate::cache::store::layout::{COMMIT_BYTES, Decoded, PAGE_BYTES, SlotHeader, commit_offset};
-use crate::cache::*;
 use crate::device::memory::MemoryDevice;
 use crate::pmem::flips::scrambled;
 use crate::pmem::{Region, flips};

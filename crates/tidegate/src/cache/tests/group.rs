@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use super::*;
 use super::{NO_THREAD, PAGES, binding, cost, memory, pool, read, work, write};
 use crate::cache::check::check;
+use crate::cache::counters::Counter;
 use crate::cache::pages::index::Stored;
 use crate::cache::policy::REPLACEMENTS;
 use crate::cache::store::layout::PAGE_BYTES;
-use crate::cache::tier::Counter;
-use crate::cache::*;
 use crate::device::memory::MemoryDevice;
 use crate::pmem::Counters as Stores;
 use crate::tier::Tier;
@@ -29,7 +29,7 @@ fn crash(device: CacheDevice, region: &Arc<Region>, backing: &Arc<MemoryDevice>)
 }
 
 fn early_commits(device: &CacheDevice) -> u64 {
-    device.core.counters.get(Counter::GroupsCommittedEarly)
+    device.core.pages.counters.get(Counter::GroupsCommittedEarly)
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_fua_write_is_durable_by_itself_between_those_of_a_group() {
     assert_eq!(read(&*backing, 1), 0);
     device.flush().unwrap();
     device.clean_all().unwrap();
-    assert_eq!((read(&*backing, 1), device.core.usage().waiting), (7, 0));
+    assert_eq!((read(&*backing, 1), device.core.pages.usage().waiting), (7, 0));
 }
 
 #[test]

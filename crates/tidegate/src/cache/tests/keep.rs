@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
+use super::*;
 use super::{NO_THREAD, PAGES, binding, copy_of, memory, open, pool, read, write};
 use crate::cache::check::check;
 use crate::cache::store::layout::PAGE_BYTES;
-use crate::cache::*;
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::{DeviceErrorKind, Op};
 use crate::tier::Tier;
@@ -46,7 +46,7 @@ fn a_flush_at_the_end_does_not_reach_the_backing() {
         let (region, fault) = (pool(300), Arc::new(Fault::new(memory(), 1)));
         fault.add(Rule::new(&[Op::Flush], When::Always, Effect::Fail(DeviceErrorKind::Io)));
         let device = open(&region, &fault);
-        assert!(device.core.traffic.needs_flush());
+        assert!(device.core.backing.traffic.needs_flush());
         fault.heal();
         device.set_mode(mode).unwrap();
         (0..20).for_each(|page| write(&device, page, 1));
@@ -54,7 +54,7 @@ fn a_flush_at_the_end_does_not_reach_the_backing() {
         fail_all(&fault);
         let injected = fault.injected();
         device.flush().unwrap();
-        assert_eq!((fault.injected(), device.core.usage().dirty), (injected, 20), "{mode}");
+        assert_eq!((fault.injected(), device.core.pages.usage().dirty), (injected, 20), "{mode}");
         fault.heal();
         // It takes writes of the tier above all the same.
         write(&device, 30, 2);
@@ -79,7 +79,7 @@ fn a_flush_at_the_end_covers_writes_that_reached_the_backing() {
         assert_eq!(device.flush().unwrap_err().kind(), DeviceErrorKind::Io, "{mode}");
         write(&device, 3, 2);
         device.flush().unwrap();
-        assert_eq!((fault.injected(), device.core.usage().dirty), (1, 0), "{mode}");
+        assert_eq!((fault.injected(), device.core.pages.usage().dirty), (1, 0), "{mode}");
         fail_all(&fault);
         device.flush().unwrap();
     }
@@ -117,5 +117,5 @@ fn the_end_waits_for_no_change_of_the_size() {
     fault.heal();
     fault.release();
     let device = open(&copy, &memory());
-    assert_eq!((device.core.slots(), device.recovered().dirty_pages), (300, PAGES));
+    assert_eq!((device.core.store.slots(), device.recovered().dirty_pages), (300, PAGES));
 }

@@ -26,13 +26,19 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::check::check;
+use super::counters::Counter;
+use super::pages::cluster::Sharding;
+use super::pages::index::{Shard, Usage};
+use super::router::mode::Mode;
 use super::store::layout::{HEADER_BYTES, PAGE_BYTES, Places};
 use super::*;
 use crate::device::conformance::{self, Model, Promises};
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
+use crate::device::{AsyncRequest, Operation};
 use crate::device::{DeviceErrorKind, Op};
 use crate::pmem::{Counters as Stores, RegionOptions};
+use crate::sync::{AtomicBool, AtomicU64};
 use crate::tier::Tier;
 use crate::tier::background::Step as Progress;
 
@@ -115,9 +121,9 @@ pub(super) fn work(device: &CacheDevice) {
 }
 
 pub(super) fn cost(device: &CacheDevice, act: impl FnOnce(&CacheDevice)) -> Stores {
-    let before = device.core.region.counters();
+    let before = device.core.store.region.counters();
     act(device);
-    device.core.region.counters() - before
+    device.core.store.region.counters() - before
 }
 
 fn places(region: &Region) -> Places {
@@ -126,7 +132,7 @@ fn places(region: &Region) -> Places {
 
 /// The slot that holds the newest version of `page`.
 fn slot_of(device: &CacheDevice, page: u64) -> u32 {
-    device.core.find(page).unwrap().slot
+    device.core.pages.find(page).unwrap().slot
 }
 
 #[test]
@@ -209,7 +215,7 @@ fn evictions_write_at_most_a_twentieth_more_than_the_client() {
     let written = found.bytes_streamed + 64 * found.lines_written_back;
     let ratio_pct = written * 100 / (2000 * 4096);
     assert!(ratio_pct <= 105, "{ratio_pct} %: {found:?}");
-    assert!(device.core.usage().live > 600, "{:?}", device.core.usage());
+    assert!(device.core.pages.usage().live > 600, "{:?}", device.core.pages.usage());
 }
 
 #[test]
@@ -236,7 +242,7 @@ fn pages_that_are_cached_are_there_after_a_crash_without_the_backing() {
 fn threads_find_what_one_finds() {
     let (region, backing) = (pool(SHARDED), memory());
     let device = open(&region, &backing);
-    assert!(device.core.shards.count() > 2, "each thread has shards of its own");
+    assert!(device.core.pages.shards.count() > 2, "each thread has shards of its own");
     for (step, byte) in [(1, 10), (2, 11), (3, 12)] {
         (0..PAGES).step_by(step).for_each(|page| write(&device, page, byte));
     }
@@ -262,7 +268,7 @@ fn what_is_read_is_kept_after_the_answer() {
     let first = cost(&device, |it| assert_eq!(read(it, 3), 5));
     assert_eq!(first, Stores::default(), "nothing is stored before the answer");
     work(&device);
-    assert_eq!(device.core.usage(), Usage { live: 1, ..Usage::default() });
+    assert_eq!(device.core.pages.usage(), Usage { live: 1, ..Usage::default() });
     fault.add(Rule::new(&[Op::Read], When::Always, Effect::Fail(DeviceErrorKind::Io)));
     assert_eq!(read(&device, 3), 5);
     device.read(4 * PAGE_BYTES, &mut [0; 4096]).unwrap_err();
@@ -272,7 +278,7 @@ fn what_is_read_is_kept_after_the_answer() {
 fn a_worker_that_kept_pages_rests_so_that_the_next_misses_wake_none() {
     let (region, backing) = (pool(1024), memory());
     let device = open(&region, &backing);
-    device.core.flush_backing().unwrap();
+    device.core.pages.flush_backing().unwrap();
     // The policies of cleaning are asked once.
     work(&device);
     let mut background = device.background();
@@ -280,7 +286,7 @@ fn a_worker_that_kept_pages_rests_so_that_the_next_misses_wake_none() {
     (0..PAGES).for_each(|page| assert_eq!(read(&device, page), 0));
     assert_eq!(background.step(), Progress::Again, "more than a batch waits");
     assert!(rests(background.step()), "all are kept");
-    assert_eq!(device.core.usage().live, PAGES);
+    assert_eq!(device.core.pages.usage().live, PAGES);
     assert_eq!(background.step(), Progress::IDLE, "none missed meanwhile");
 }
 
@@ -291,22 +297,22 @@ fn what_is_read_is_not_kept_where_it_was_written_meanwhile_or_may_be_lost() {
     write(&device, 3, 9);
     work(&device);
     assert_eq!(
-        (read(&device, 3), device.core.usage()),
+        (read(&device, 3), device.core.pages.usage()),
         (9, Usage { live: 1, dirty: 1, dirty_units: layout::UNITS.into(), ..Usage::default() })
     );
     device.set_mode(Mode::WriteInvalidate).unwrap();
     write(&device, 4, 1);
     read(&device, 4);
     work(&device);
-    assert_eq!(device.core.find(4), None, "the backing has not flushed it");
+    assert_eq!(device.core.pages.find(4), None, "the backing has not flushed it");
     device.flush().unwrap();
     read(&device, 4);
     work(&device);
-    assert!(device.core.find(4).is_some_and(|found| !found.dirty));
+    assert!(device.core.pages.find(4).is_some_and(|found| !found.dirty));
     device.set_mode(Mode::WriteOnly).unwrap();
     read(&device, 5);
     work(&device);
-    assert_eq!(device.core.find(5), None, "write-only keeps nothing that it reads");
+    assert_eq!(device.core.pages.find(5), None, "write-only keeps nothing that it reads");
 }
 
 #[test]
@@ -527,11 +533,11 @@ fn each_mode_leaves_its_writes_where_it_says() {
         }
         device.set_mode(mode).unwrap();
         write(&device, 3, 2);
-        let found = (read(&*backing, 3) == 2, device.core.find(3).is_some());
+        let found = (read(&*backing, 3) == 2, device.core.pages.find(3).is_some());
         assert_eq!(found, expected, "{mode}, cached before: {cached}");
         assert_eq!(read(&device, 3), 2);
         device.flush().unwrap();
-        let is_dirty = device.core.usage().dirty > 0;
+        let is_dirty = device.core.pages.usage().dirty > 0;
         assert_eq!(is_dirty, matches!(mode, Mode::WriteBack | Mode::WriteOnly), "{mode}");
     }
 }
@@ -760,7 +766,7 @@ impl Scene {
             Step::Clean => drop(device.clean_all()),
             Step::Purge => {
                 let is_purged = device.purge().is_ok();
-                assert!(!is_purged || device.core.usage() == Usage::default());
+                assert!(!is_purged || device.core.pages.usage() == Usage::default());
             }
             Step::SetMode(mode) => device.set_mode(mode).unwrap(),
             Step::Set(key, value) => device.set(key, value).unwrap(),
@@ -905,7 +911,7 @@ fn a_flush_ends_while_writers_go_on() {
         ended.is_ok_and(|cleaned| cleaned.is_ok())
     });
     assert!(is_ended, "it waits for the writers");
-    assert!(device.core.usage().dirty > 0, "they wrote meanwhile");
+    assert!(device.core.pages.usage().dirty > 0, "they wrote meanwhile");
     (64..PAGES).for_each(|page| assert_eq!(read(&*backing, page), 1));
 }
 
@@ -920,7 +926,7 @@ fn a_write_around_of_which_a_part_is_cached_leaves_nothing_in_the_cache() {
         }
         device.set_mode(Mode::WriteAround).unwrap();
         device.write(2 * PAGE_BYTES, &[2; 3 * 4096], WriteFlags::default()).unwrap();
-        assert_eq!(device.core.usage(), Usage::default(), "dirty before: {is_dirty}");
+        assert_eq!(device.core.pages.usage(), Usage::default(), "dirty before: {is_dirty}");
         (2..5).for_each(|page| assert_eq!((read(&*backing, page), read(&device, page)), (2, 2)));
     }
 }
@@ -941,17 +947,17 @@ fn one_batch_makes_free_slots_in_all_full_shards() {
     let binding = Binding { pages, ..binding() };
     let device = CacheDevice::open(pool(SHARDED), backing, binding, NO_THREAD).unwrap();
     let core = &device.core;
-    let has_slot = |page: &u64| core.shard(*page).available() > 0;
+    let has_slot = |page: &u64| core.pages.shard(*page).available() > 0;
     for page in 0..pages {
         if has_slot(&page) {
             write(&device, page, 1);
         }
     }
-    let full = |number: &usize| core.shards.lock(*number).available() == 0;
-    let count = core.shards.count();
+    let full = |number: &usize| core.pages.shards.lock(*number).available() == 0;
+    let count = core.pages.shards.count();
     assert!(count > 1 && (0..count).all(|number| full(&number)));
     assert_eq!(device.background().step(), Progress::Again);
     assert_eq!((0..count).filter(full).count(), 0);
-    assert!(core.counters.get(tier::Counter::CoreWrites) <= 512, "it was one batch");
-    assert!(core.needy_shards().is_empty(), "and its pages do not count as leaving any more");
+    assert!(core.pages.counters.get(counters::Counter::CoreWrites) <= 512, "it was one batch");
+    assert!(core.pages.needy_shards().is_empty(), "and its pages do not count as leaving any more");
 }

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
+use super::*;
 use super::{NO_THREAD, PAGES, binding, cost, memory_of, pool_of, work};
 use crate::cache::check::check;
+use crate::cache::counters::Counter;
 use crate::cache::engine::CacheEngine;
 use crate::cache::store::layout::PAGE_BYTES;
-use crate::cache::tier::Counter;
-use crate::cache::*;
 use crate::device::conformance::{self, Promises};
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
@@ -198,7 +198,7 @@ fn threads_that_write_parts_of_one_page_keep_each_others_bytes() {
 fn a_part_that_is_durable_by_itself_commits_the_other_parts_of_its_page() {
     let (region, backing) = (pool_of(64, 512), memory_of(4096));
     let atomic = CacheDeviceOptions { atomic_flush: true, ..NO_THREAD };
-    let early = |it: &CacheDevice| it.core.counters.get(Counter::GroupsCommittedEarly);
+    let early = |it: &CacheDevice| it.core.pages.counters.get(Counter::GroupsCommittedEarly);
     let device = open_with(&region, &backing, atomic);
     write_block(&device, 1, 1, false);
     write_block(&device, 17, 1, false);

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use super::*;
 use super::{NO_THREAD, PAGES, binding, memory, memory_of, open, pool, pool_of, read, work, write};
 use crate::cache::check::check;
 use crate::cache::pages::index::Shard;
 use crate::cache::policy::{REPLACEMENTS, ReplacementEntry};
 use crate::cache::store::layout::PAGE_BYTES;
-use crate::cache::*;
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
 use crate::device::{DeviceErrorKind, Op};
@@ -23,7 +23,7 @@ fn setting(device: &CacheDevice, key: &str) -> String {
 
 /// Pages that are cached.
 fn cached(device: &CacheDevice, pages: Range<u64>) -> Vec<u64> {
-    pages.filter(|page| device.core.find(*page).is_some()).collect()
+    pages.filter(|page| device.core.pages.find(*page).is_some()).collect()
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn evicted_first(entry: &ReplacementEntry, later: bool) -> Vec<u64> {
         device.set("eviction", "lru").unwrap();
         device.set("eviction", entry.name).unwrap();
     }
-    device.core.evict_clean(0).unwrap();
+    device.core.background.cleaners.evict_clean(0).unwrap();
     let there = cached(&device, 0..36);
     (0..36).filter(|page| !there.contains(page)).collect()
 }
@@ -108,7 +108,7 @@ fn a_setting_that_is_not_known_is_refused_until_it_is_repaired() {
 const SECOND_NS: u64 = 1_000_000_000;
 
 fn dirty(device: &CacheDevice) -> u64 {
-    device.core.usage().dirty
+    device.core.pages.usage().dirty
 }
 
 /// A device with `settings` and `slots` slots.
@@ -177,7 +177,7 @@ fn acp_cleans_neighbours_of_all_shards_together() {
     let binding = Binding { pages: 8192, ..binding() };
     let device =
         CacheDevice::open(pool(4300), Arc::clone(&fault) as _, binding, NO_THREAD).unwrap();
-    assert!(device.core.shards.count() > 1);
+    assert!(device.core.pages.shards.count() > 1);
     device.set("cleaning", "acp").unwrap();
     (0..RUN).for_each(|page| write(&device, 1000 + page, 1));
     // A MiB is 256 pages; a batch may end within the run.
@@ -233,11 +233,11 @@ fn cleaning_that_waits_for_its_time_is_no_rest_from_other_work() {
     let options = CacheDeviceOptions::default();
     let device = CacheDevice::open(pool(100), memory(), binding(), options).unwrap();
     device.set("cleaning", "alru").unwrap();
-    device.core.waker.await_all_idle();
+    device.core.pages.waker.await_all_idle();
     for page in 0..20 {
         read(&device, page);
-        device.core.waker.await_all_idle();
-        assert!(device.core.find(page).is_some(), "page {page} is kept");
+        device.core.pages.waker.await_all_idle();
+        assert!(device.core.pages.find(page).is_some(), "page {page} is kept");
     }
 }
 
@@ -263,11 +263,11 @@ fn a_long_stream_of_writes_goes_around_the_cache_in_every_mode_that_caches_write
         if mode != Mode::WriteThrough {
             assert_eq!(below(&backing, 2), [3, 4, 5, 6, 7, 9, 10, 11], "{mode}");
         }
-        assert!(device.core.traffic.needs_flush());
+        assert!(device.core.backing.traffic.needs_flush());
         device.flush().unwrap();
-        assert!(!device.core.traffic.needs_flush());
+        assert!(!device.core.backing.traffic.needs_flush());
         write(&device, 50, 2);
-        assert!(device.core.find(50).is_some(), "another stream");
+        assert!(device.core.pages.find(50).is_some(), "another stream");
     }
 }
 
@@ -341,7 +341,7 @@ fn defaults_are_those_of_open_cas() {
     ] {
         assert_eq!(setting(&device, key), value, "{key}");
     }
-    assert_eq!(device.core.sharding.cluster.bytes(), 4096, "line size");
+    assert_eq!(device.core.pages.sharding.cluster.bytes(), 4096, "line size");
 }
 
 /// What a write takes there: of the time that really passes meanwhile nothing depends.
@@ -463,13 +463,13 @@ fn nhit_caches_a_page_at_its_third_miss_by_reads_and_writes() {
     for (round, byte) in (1..=3).zip(1..) {
         write(&device, 5, byte);
         assert_eq!(read(&*backing, 5), byte.min(2), "write {round}");
-        assert_eq!(device.core.find(5).is_some(), round == 3);
+        assert_eq!(device.core.pages.find(5).is_some(), round == 3);
     }
     device.flush().unwrap();
     for round in 1..=3 {
         read(&device, 6);
         work(&device);
-        assert_eq!(device.core.find(6).is_some(), round == 3, "read {round}");
+        assert_eq!(device.core.pages.find(6).is_some(), round == 3, "read {round}");
     }
 }
 
@@ -486,7 +486,7 @@ fn an_attempt_that_is_handed_back_is_counted_once() {
         let attempt = device.attempt(&mut operation, Context::default());
         assert!(matches!(attempt, Attempt::WouldBlock));
         write(&device, 0, round);
-        assert_eq!(device.core.find(0).is_some(), round == 3, "write {round}");
+        assert_eq!(device.core.pages.find(0).is_some(), round == 3, "write {round}");
     }
     let flags = WriteFlags::default();
     let mut operation = Operation::Write { offset: 0, data: &[9; 4096], flags };
@@ -497,7 +497,7 @@ fn an_attempt_that_is_handed_back_is_counted_once() {
 /// Spoils the data of `page` in `region`, and opens it again.
 fn with_damage(region: &Arc<Region>, backing: &Arc<MemoryDevice>, pages: [u64; 2]) -> CacheDevice {
     let device = open(region, backing);
-    let slots = pages.map(|page| device.core.find(page).unwrap().slot);
+    let slots = pages.map(|page| device.core.pages.find(page).unwrap().slot);
     drop(device);
     for slot in slots {
         let at = CacheHeader::read(region).unwrap().places.data(slot);
@@ -522,7 +522,7 @@ fn too_many_errors_have_all_pass_through_and_dirty_damage_stays_an_error() {
     assert_eq!(read(&*backing, 10), 0);
     assert_eq!(error_of(2), DeviceErrorKind::Corrupt, "the second");
     write(&device, 11, 3);
-    assert_eq!((read(&*backing, 11), device.core.find(11)), (3, None));
+    assert_eq!((read(&*backing, 11), device.core.pages.find(11)), (3, None));
     assert_eq!((read(&device, 10), read(&*backing, 10)), (3, 3), "what is dirty is cleaned first");
     assert_eq!((read(&device, 5), error_of(2)), (2, DeviceErrorKind::Corrupt));
     assert!(device.state().lines.iter().any(|line| line.1.starts_with("pt, in place of wb")));
@@ -544,7 +544,7 @@ fn without_a_threshold_no_number_of_errors_changes_the_mode() {
         device.read(PAGE_BYTES, &mut [0; 4096]).unwrap_err();
     }
     write(&device, 3, 1);
-    assert!(device.core.find(3).is_some());
+    assert!(device.core.pages.find(3).is_some());
 }
 
 /// Every policy that can be chosen, while requests go on.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool as StdAtomicBool;
 
 use super::part::{open_with, read_block, write_block};
+use super::*;
 use super::{
     NO_THREAD, PAGES, SHARDED, binding, memory, memory_of, open, pool, pool_of, pool_of_lines,
     read, work, write,
@@ -11,7 +12,6 @@ use super::{
 use crate::cache::check::check;
 use crate::cache::pages::index::Stored;
 use crate::cache::store::layout::PAGE_BYTES;
-use crate::cache::*;
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::{DeviceErrorKind, Op};
 use crate::tier::{Purged, Tier};
@@ -26,8 +26,8 @@ fn purged(freed: u64, left: u64) -> Purged {
 
 /// Slots that can be taken, in all shards.
 fn available(device: &CacheDevice) -> u64 {
-    let shards = 0..device.core.shards.count();
-    shards.map(|number| u64::from(device.core.shards.lock(number).available())).sum()
+    let shards = 0..device.core.pages.shards.count();
+    shards.map(|number| u64::from(device.core.pages.shards.lock(number).available())).sum()
 }
 
 #[test]
@@ -43,8 +43,12 @@ fn a_purged_cache_is_empty_and_the_backing_has_all() {
         0..4 => 0,
         _ => 2 - u8::try_from(page % 2).unwrap(),
     };
-    assert_eq!((device.core.usage(), available(&device)), (Usage::default(), SHARDED));
-    assert_eq!(device.core.counters.get(Counter::Evictions), 0, "none made place for another");
+    assert_eq!((device.core.pages.usage(), available(&device)), (Usage::default(), SHARDED));
+    assert_eq!(
+        device.core.pages.counters.get(Counter::Evictions),
+        0,
+        "none made place for another"
+    );
     (0..PAGES).for_each(|page| assert_eq!(read(&*backing, page), expected(page)));
     (0..PAGES).for_each(|page| assert_eq!(read(&device, page), expected(page)));
     drop(device);
@@ -66,10 +70,10 @@ fn records_and_the_pages_under_them_leave_and_their_slots_are_whole_again() {
     for byte in [2, 3] {
         (0..60).for_each(|page| write_block(&device, page * 8 + 1, byte, false));
     }
-    let usage = device.core.usage();
+    let usage = device.core.pages.usage();
     assert!(usage.parts > 0 && usage.splits > 0 && usage.bases > 0, "{usage:?}");
     assert_eq!(device.purge().unwrap(), purged(60, 0));
-    assert_eq!((device.core.usage(), available(&device)), (Usage::default(), 300));
+    assert_eq!((device.core.pages.usage(), available(&device)), (Usage::default(), 300));
     for page in 0..60 {
         let first = u8::from(page < 40);
         assert_eq!([0, 1].map(|at| read_block(&*backing, page * 8 + at)), [first, 3]);
@@ -87,13 +91,13 @@ fn what_was_read_before_a_purge_is_not_kept_after_it() {
         let device = open(&pool_of_lines(64, line_bytes), &memory());
         device.flush().unwrap();
         (0..20).for_each(|page| assert_eq!(read(&device, page), 0));
-        assert!(device.core.fills.are_waiting());
+        assert!(device.core.background.fills.are_waiting());
         assert_eq!(device.purge().unwrap(), purged(0, 0));
         work(&device);
-        assert_eq!(device.core.usage(), Usage::default(), "lines of {line_bytes}");
+        assert_eq!(device.core.pages.usage(), Usage::default(), "lines of {line_bytes}");
         assert_eq!(read(&device, 3), 0);
         work(&device);
-        assert!(device.core.find(3).is_some(), "what is read later is kept");
+        assert!(device.core.pages.find(3).is_some(), "what is read later is kept");
     }
 }
 
@@ -107,7 +111,7 @@ fn a_backing_that_fails_keeps_all_pages_in_the_cache() {
         (0..20).for_each(|page| write(&device, page, 2));
         fault.add(Rule::new(&[op], When::Always, Effect::Fail(DeviceErrorKind::Io)));
         assert_eq!(device.purge().unwrap_err().kind(), DeviceErrorKind::Io);
-        let usage = device.core.usage();
+        let usage = device.core.pages.usage();
         assert_eq!((usage.live, usage.dirty), (60, 20), "{op:?}");
         fault.heal();
         assert_eq!(device.purge().unwrap(), purged(60, 0));
@@ -120,12 +124,12 @@ fn a_dirty_page_that_is_damaged_stays_and_is_told_and_all_others_leave() {
     let (region, backing) = (pool(64), memory());
     let device = open(&region, &backing);
     (0..10).for_each(|page| write(&device, page, 1));
-    let data = device.core.places.data(device.core.find(4).unwrap().slot);
+    let data = device.core.store.places.data(device.core.pages.find(4).unwrap().slot);
     region.write(data + 100, &[0xFF]).unwrap();
     drop(device);
     let device = open(&region, &backing);
     assert_eq!(device.purge().unwrap_err().kind(), DeviceErrorKind::Corrupt);
-    assert_eq!((device.core.usage().live, device.core.usage().dirty), (1, 1));
+    assert_eq!((device.core.pages.usage().live, device.core.pages.usage().dirty), (1, 1));
     let error = device.read(4 * PAGE_BYTES, &mut [0; PAGE]).unwrap_err();
     assert_eq!(error.kind(), DeviceErrorKind::Corrupt, "not the backing's older bytes");
 }
@@ -158,20 +162,20 @@ fn a_page_that_a_writer_holds_leaves_once_it_is_not_held() {
     (0..4).for_each(|page| write(&device, page, 1));
     write(&device, 2, 2);
     device.clean_all().unwrap();
-    let taken = device.core.shards.lock(0).take().unwrap();
+    let taken = device.core.pages.shards.lock(0).take().unwrap();
     assert_eq!(taken.dead_page, Some(2));
     std::thread::scope(|scope| {
         let purge = scope.spawn(|| device.purge());
-        while device.core.usage().live > 1 {
+        while device.core.pages.usage().live > 1 {
             std::thread::yield_now();
         }
-        assert!(device.core.find(2).is_some() && !purge.is_finished());
+        assert!(device.core.pages.find(2).is_some() && !purge.is_finished());
         let stored =
             Stored { dirty: true, zero: true, record: false, over: false, group: 0, class: 0 };
-        device.core.shards.lock(0).publish(9, &taken, stored);
+        device.core.pages.shards.lock(0).publish(9, &taken, stored);
         assert_eq!(purge.join().unwrap().unwrap(), purged(4, 1));
     });
-    assert!(device.core.find(2).is_none());
+    assert!(device.core.pages.find(2).is_none());
 }
 
 /// Ends clients when it is dropped, also where the test fails.
@@ -209,7 +213,7 @@ fn a_purge_beside_readers_and_writers_ends_and_loses_nothing() {
             .collect();
         for _ in 0..20 {
             device.purge().unwrap();
-            assert!((64..PAGES).all(|page| device.core.find(page).is_none()));
+            assert!((64..PAGES).all(|page| device.core.pages.find(page).is_none()));
             assert!((64..PAGES).all(|page| read(&device, page) == 1));
         }
         drop(over);

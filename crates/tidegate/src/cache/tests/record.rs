@@ -6,10 +6,10 @@ use zerocopy::little_endian::U32;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::part::{open_with, read_block, write_block};
+use super::*;
 use super::{NO_THREAD, cost, memory_of, pool_of, work};
 use crate::cache::check::check;
 use crate::cache::store::layout::{CacheHeaderBytes, PAGE_BYTES, VERSION, VERSIONS_BEFORE};
-use crate::cache::*;
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
 use crate::device::{DeviceErrorKind, Op};
@@ -34,7 +34,7 @@ fn nines(below: u32) -> (Arc<Region>, Arc<Fault>, CacheDevice) {
 const SPLIT_BYTES: u64 = 64 * 8;
 
 fn records(device: &CacheDevice) -> u64 {
-    device.core.usage().records
+    device.core.pages.usage().records
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn a_read_of_the_rest_makes_a_page_of_a_record() {
         assert_eq!((page[3 * 512], page[4 * 512]), (1, 9));
         assert_eq!(records(&device), 1, "after the answer");
         work(&device);
-        let Usage { live, dirty, records, .. } = device.core.usage();
+        let Usage { live, dirty, records, .. } = device.core.pages.usage();
         assert_eq!((live, dirty, records), (1, u64::from(!cleans_before), 0));
         drop(device);
         fault.add(reads_fail());
@@ -116,7 +116,7 @@ fn the_backing_gets_the_lines_alone_where_it_can_and_else_the_page() {
         assert_eq!(device.clean_all().is_ok(), below == 512, "{below}");
         fault.heal();
         device.clean_all().unwrap();
-        assert_eq!(device.core.usage().dirty, 0);
+        assert_eq!(device.core.pages.usage().dirty, 0);
         let mut page = [0; 4096];
         fault.read(0, &mut page).unwrap();
         let found: Vec<u8> = page.chunks(512).map(|block| block[0]).collect();
@@ -130,7 +130,7 @@ fn records_are_there_after_a_crash_and_a_torn_one_leaves_the_one_before() {
     write_block(&device, 8, 1, false);
     write_block(&device, 16, 1, false);
     write_block(&device, 17, 2, false);
-    let slot = device.core.find(2).unwrap().slot;
+    let slot = device.core.pages.find(2).unwrap().slot;
     drop(device);
     let report = check(&region).unwrap();
     assert_eq!((report.record_slots, report.findings.len()), (3, 0));
@@ -149,7 +149,7 @@ fn a_damaged_record_is_an_error_where_it_is_dirty_and_the_backings_bytes_where_i
     device.clean_all().unwrap();
     write_block(&device, 8, 2, false);
     write_block(&device, 16, 3, false);
-    let slots = [0, 1].map(|page| device.core.find(page).unwrap().slot);
+    let slots = [0, 1].map(|page| device.core.pages.find(page).unwrap().slot);
     drop(device);
     let places = CacheHeader::read(&region).unwrap().places;
     for slot in slots {
@@ -170,7 +170,7 @@ fn a_damaged_record_is_an_error_where_it_is_dirty_and_the_backings_bytes_where_i
 }
 
 fn pages_under_records(device: &CacheDevice) -> u64 {
-    device.core.usage().bases
+    device.core.pages.usage().bases
 }
 
 fn write_page(device: &CacheDevice, page: u64, byte: u8) {
@@ -219,9 +219,9 @@ fn a_page_with_a_record_is_cleaned_and_leaves_the_cache_as_a_whole() {
         assert_eq!(first_bytes(&*fault, 0), expected);
         write_block(&device, 4, 3, false);
         device.clean_all().unwrap();
-        let found = device.core.find(0).unwrap();
-        assert_eq!(device.core.remove_clean(&[found]).unwrap(), 1);
-        assert_eq!(device.core.usage(), Usage { splits: 1, ..Usage::default() });
+        let found = device.core.pages.find(0).unwrap();
+        assert_eq!(device.core.pages.remove_clean(&[found]).unwrap(), 1);
+        assert_eq!(device.core.pages.usage(), Usage { splits: 1, ..Usage::default() });
         drop(device);
         let device = open_with(&region, &fault, NO_THREAD);
         assert_eq!((device.recovered().pages, device.recovered().unfinished), (0, 0));
@@ -238,7 +238,7 @@ fn a_record_without_the_page_under_it_is_an_error_where_it_is_dirty() {
         if is_clean {
             device.clean_all().unwrap();
         }
-        let base = device.core.find(0).unwrap().base.unwrap();
+        let base = device.core.pages.find(0).unwrap().base.unwrap();
         drop(device);
         let places = CacheHeader::read(&region).unwrap().places;
         region.write(places.header(base.slot) + 20, &[0xFF]).unwrap();

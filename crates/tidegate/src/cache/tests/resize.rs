@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use super::*;
 use super::{
     NO_THREAD, PAGES, SHARDED, binding, memory, memory_of, open, pool, pool_of, read, write,
 };
 use crate::cache::error::CacheError;
 use crate::cache::pages::index::Stored;
-use crate::cache::*;
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::{DeviceErrorKind, Op};
 use crate::pmem::RegionOptions;
@@ -23,7 +23,7 @@ fn growing(slots: u64) -> Arc<Region> {
 }
 
 fn slots(device: &CacheDevice) -> u32 {
-    device.core.slots()
+    device.core.store.slots()
 }
 
 #[test]
@@ -35,9 +35,9 @@ fn a_pool_that_grew_keeps_its_pages_warm_and_takes_more() {
     // The gap of four pages, and three stripes and a part.
     assert_eq!(slots(&device), 40 + 248);
     (30..PAGES).for_each(|page| write(&device, page, 2));
-    assert_eq!(device.core.usage().live, PAGES);
+    assert_eq!(device.core.pages.usage().live, PAGES);
     for device in [device, open(&region, &backing)] {
-        assert_eq!((slots(&device), device.core.usage().dirty), (40 + 248, PAGES));
+        assert_eq!((slots(&device), device.core.pages.usage().dirty), (40 + 248, PAGES));
         (0..PAGES).for_each(|page| assert_eq!(read(&device, page), 1 + u8::from(page >= 30)));
     }
 }
@@ -70,8 +70,8 @@ fn every_shard_gets_its_slots() {
     for slots_wanted in [SHARDED + 77, SHARDED / 3, 7 * 1024] {
         let pool_bytes = (slots_wanted + slots_wanted / 64 + 20) * 4096;
         device.resize(pool_bytes).unwrap();
-        let count = |number| device.core.shards.lock(number).slot_count();
-        let sum: u32 = (0..device.core.shards.count()).map(count).sum();
+        let count = |number| device.core.pages.shards.lock(number).slot_count();
+        let sum: u32 = (0..device.core.pages.shards.count()).map(count).sum();
         assert_eq!(sum, slots(&device));
         (0..PAGES).for_each(|page| assert_eq!(read(&device, page), 4));
     }
@@ -86,7 +86,7 @@ fn a_backing_that_fails_leaves_the_old_size_and_all_slots() {
     fault.add(Rule::new(&[Op::Write], When::Always, Effect::Fail(DeviceErrorKind::Io)));
     let error = device.resize(MIB / 4).unwrap_err();
     assert!(matches!(error, CacheError::Backing(_)), "{error}");
-    assert_eq!((slots(&device), device.core.usage().live), (200, PAGES));
+    assert_eq!((slots(&device), device.core.pages.usage().live), (200, PAGES));
     (0..PAGES).for_each(|page| write(&device, page, 6));
     assert_eq!(CacheHeader::read(&region).unwrap().places.slots(), 200);
     fault.heal();
@@ -126,7 +126,7 @@ fn pages_that_no_flush_covered_are_committed_before_they_leave() {
 #[test]
 fn a_version_that_was_replaced_does_not_come_back_with_another_size() {
     let sharding = Sharding { count: 1, ..Sharding::default() };
-    let mut shard = Shard::new(0, sharding, 16, &policy::REPLACEMENTS[0]);
+    let mut shard = Shard::new(0, sharding, 16, &crate::cache::policy::REPLACEMENTS[0]);
     let stored =
         Stored { dirty: true, zero: false, record: false, over: false, group: 0, class: 0 };
     let [old, new] = [false, true].map(|is_replaced| {
@@ -149,9 +149,9 @@ fn a_page_and_the_record_over_it_leave_once() {
     for page in 90..100 {
         device.write(page * 4096 + 512, &[8; 512], WriteFlags::default()).unwrap();
     }
-    assert_eq!(device.core.usage().bases, 10, "all slots of these leave");
+    assert_eq!(device.core.pages.usage().bases, 10, "all slots of these leave");
     device.resize(24 * 4096).unwrap();
-    assert_eq!(device.core.usage().live, u64::from(slots(&device)), "the others stay");
+    assert_eq!(device.core.pages.usage().live, u64::from(slots(&device)), "the others stay");
     for page in 0..100 {
         let mut data = [0; 4096];
         device.read(page * 4096, &mut data).unwrap();

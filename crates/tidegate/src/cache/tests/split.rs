@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::part::{open_with, read_block, write_block};
 use super::vanish::within;
+use super::*;
 use super::{NO_THREAD, PAGES, binding, cost, memory_of, pool_of};
 use crate::cache::check::{check, repair_changed};
 use crate::cache::pages::cluster::Sharding;
@@ -13,7 +14,6 @@ use crate::cache::policy::REPLACEMENTS;
 use crate::cache::store::layout::{
     PAGE_BYTES, VERDICT_OFFSET, part_number, parts_of, split_header, whole_slot,
 };
-use crate::cache::*;
 use crate::device::memory::MemoryDevice;
 use crate::pmem::flips::{self, scrambled};
 use crate::tier::Tier;
@@ -42,7 +42,7 @@ fn write_page(device: &CacheDevice, page: u64, byte: u8) {
 /// The slots in which `pages` lie, without their parts.
 fn slots_of(device: &CacheDevice, pages: std::ops::Range<u64>) -> Vec<u32> {
     let mut slots: Vec<u32> =
-        pages.map(|page| whole_slot(device.core.find(page).unwrap().slot)).collect();
+        pages.map(|page| whole_slot(device.core.pages.find(page).unwrap().slot)).collect();
     slots.sort_unstable();
     slots.dedup();
     slots
@@ -53,7 +53,7 @@ fn small_records_share_a_slot_and_are_there_after_a_crash() {
     let (region, backing, device) = scene(64);
     (0..PARTS).for_each(|page| write_first(&device, page, 1));
     assert_eq!(slots_of(&device, 0..PARTS).len(), 1);
-    let usage = device.core.usage();
+    let usage = device.core.pages.usage();
     assert_eq!((usage.live, usage.parts, usage.splits, usage.used_slots()), (7, 7, 1, 1));
     let one_more = cost(&device, |it| write_first(it, PARTS, 1));
     assert_eq!(one_more.fences, 2, "a second slot is split");
@@ -78,7 +78,7 @@ fn write_blocks(device: &CacheDevice, page: u64, blocks: usize, byte: u8) {
 
 /// The slot in which `page` lies, and its first unit there.
 fn place_of(device: &CacheDevice, page: u64) -> (u32, Option<u32>) {
-    let slot = device.core.find(page).unwrap().slot;
+    let slot = device.core.pages.find(page).unwrap().slot;
     (whole_slot(slot), part_number(slot).map(|part| part.unit))
 }
 
@@ -105,12 +105,12 @@ fn records_of_all_sizes_share_slots_where_the_least_is_left() {
             (third, unit(5)),
         ]
     );
-    let usage = device.core.usage();
+    let usage = device.core.pages.usage();
     assert_eq!((usage.parts, usage.splits, usage.dirty_units), (7, 3, 21 + 7));
     drop(device);
     assert_eq!(check(&region).unwrap().findings, Vec::<String>::new());
     let device = open_with(&region, &backing, NO_THREAD);
-    assert_eq!(device.core.usage(), usage);
+    assert_eq!(device.core.pages.usage(), usage);
     assert_eq!((0..8).map(|page| place_of(&device, page)).collect::<Vec<_>>(), places);
     for (page, blocks) in (0..).zip(sizes) {
         let last = page * BLOCKS_A_PAGE + blocks as u64 - 1;
@@ -182,14 +182,17 @@ fn a_slot_without_records_is_whole_again_when_slots_are_needed() {
     (0..PARTS).for_each(|page| write_first(&device, page, 1));
     let split = slots_of(&device, 0..PARTS)[0];
     (0..PARTS).for_each(|page| write_page(&device, page, 2));
-    let usage = device.core.usage();
+    let usage = device.core.pages.usage();
     assert_eq!((usage.live, usage.parts, usage.splits), (7, 0, 1));
-    let found = cost(&device, |it| assert_eq!(it.core.unite_spent(0).unwrap(), 1));
+    let found = cost(&device, |it| assert_eq!(it.core.pages.unite_spent(0).unwrap(), 1));
     assert_eq!((found.stores, found.fences), (1, 1));
-    assert_eq!((device.core.usage().splits, device.core.unite_spent(0).unwrap()), (0, 0));
+    assert_eq!(
+        (device.core.pages.usage().splits, device.core.pages.unite_spent(0).unwrap()),
+        (0, 0)
+    );
     device.clean_all().unwrap();
-    let all: Vec<_> = (0..PARTS).filter_map(|page| device.core.find(page)).collect();
-    assert_eq!(device.core.evict(&all).unwrap(), 7);
+    let all: Vec<_> = (0..PARTS).filter_map(|page| device.core.pages.find(page)).collect();
+    assert_eq!(device.core.pages.evict(&all).unwrap(), 7);
     drop(device);
     let header = CacheHeader::read(&region).unwrap();
     assert_eq!(region.load_u64(header.places.header(split)).unwrap(), 0);
@@ -204,7 +207,7 @@ fn a_slot_without_records_is_whole_again_when_slots_are_needed() {
 fn records_leave_when_all_of_their_slot_have_come_up() {
     let (_, backing, device) = scene(16);
     device.set("eviction", "lrw").unwrap();
-    let is_cached = |page| device.core.find(page).is_some();
+    let is_cached = |page| device.core.pages.find(page).is_some();
     for page in 0..PARTS {
         write_first(&device, page, 1);
         write_page(&device, 10 + page, 3);
@@ -277,13 +280,13 @@ fn no_flipped_bit_of_a_split_slot_loses_a_record_in_silence() {
 fn a_verdict_of_a_part_is_not_stored_where_the_part_is_no_more() {
     let (_, backing, device) = scene(16);
     (0..PARTS).for_each(|page| write_first(&device, page, 1));
-    let found: Vec<_> = (0..PARTS).filter_map(|page| device.core.find(page)).collect();
+    let found: Vec<_> = (0..PARTS).filter_map(|page| device.core.pages.find(page)).collect();
     (0..PARTS).for_each(|page| write_page(&device, page, 2));
-    assert_eq!(device.core.unite_spent(0).unwrap(), 1);
+    assert_eq!(device.core.pages.unite_spent(0).unwrap(), 1);
     (PARTS..16).for_each(|page| write_page(&device, page, 3));
     let slot = whole_slot(found[0].slot);
-    assert!((PARTS..16).any(|page| device.core.find(page).is_some_and(|it| it.slot == slot)));
-    let stored = cost(&device, |it| it.core.conclude_clean(&found).unwrap());
+    assert!((PARTS..16).any(|page| device.core.pages.find(page).is_some_and(|it| it.slot == slot)));
+    let stored = cost(&device, |it| it.core.pages.conclude_clean(&found).unwrap());
     assert_eq!((stored.stores, stored.fences), (0, 0));
     device.clean_all().unwrap();
     (PARTS..16).for_each(|page| assert_eq!(read_block(&*backing, page * BLOCKS_A_PAGE + 7), 3));
@@ -297,7 +300,7 @@ fn a_torn_split_is_no_split() {
     let bytes = split_header(header.salt, 5);
     region.write(header.places.header(5), &bytes[..32]).unwrap();
     let device = open_with(&region, &backing, NO_THREAD);
-    assert_eq!((device.recovered().unfinished, device.core.usage().splits), (1, 0));
+    assert_eq!((device.recovered().unfinished, device.core.pages.usage().splits), (1, 0));
 }
 
 /// A shard whose slots are taken from the lowest number on, with `records` records of a block each,

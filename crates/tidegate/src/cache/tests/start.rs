@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
+use super::*;
 use super::{NO_THREAD, binding, memory, open, pool, read, work, write};
 use crate::cache::store::layout::PAGE_BYTES;
-use crate::cache::*;
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::{DeviceErrorKind, IoBuffer, Op, OwnedOperation};
 use crate::stats::{Collector, Metric, Value};
@@ -61,14 +61,14 @@ fn reads_that_miss_wait_without_a_thread() {
     let reads: Vec<_> = (0..100).map(|page| start_read(&device, page, 1)).collect();
     below.wait_until_hung(100);
     assert_eq!(bytes_of(&start_read(&device, 100, 1)), [200]);
-    assert_eq!(device.core.pace.foreground_requests(), 100);
+    assert_eq!(device.core.backing.pace.foreground_requests(), 100);
     release(&below);
     for (page, read) in (0..).zip(&reads) {
         assert_eq!(bytes_of(read), [page]);
     }
-    assert_eq!(device.core.pace.foreground_requests(), 0);
+    assert_eq!(device.core.backing.pace.foreground_requests(), 0);
     work(&device);
-    assert!((0..64).all(|page| device.core.find(page).is_some()), "what was read is kept");
+    assert!((0..64).all(|page| device.core.pages.find(page).is_some()), "what was read is kept");
 }
 
 /// A page that is written while the backing reads it is the one that was written, and the older
@@ -100,7 +100,7 @@ fn a_read_that_was_started_fails_with_the_backing_and_only_once() {
     below.release();
     assert_eq!(bytes_of(&read_hung), [3]);
     assert_eq!(bytes_of(&start_read(&device, 4, 1)), [4]);
-    assert_eq!(device.core.pace.foreground_requests(), 0);
+    assert_eq!(device.core.backing.pace.foreground_requests(), 0);
 }
 
 /// Counters and gauges, but not latencies.
@@ -127,7 +127,7 @@ fn started_reads_are_counted_and_kept_as_others_are() {
                 }
                 work(&device);
             }
-            assert_eq!(device.core.find(7).is_some(), is_kept, "{mode}");
+            assert_eq!(device.core.pages.find(7).is_some(), is_kept, "{mode}");
             figures(&device)
         });
         assert_eq!(others, started, "{mode}");

@@ -45,11 +45,11 @@ use std::time::Duration;
 use parking_lot::Mutex as PlainMutex;
 use proptest::prelude::*;
 
+use super::*;
 use super::{NO_THREAD, PAGES, binding};
 use crate::cache::check::check;
+use crate::cache::counters::Counter;
 use crate::cache::store::layout::PAGE_BYTES;
-use crate::cache::tier::Counter;
-use crate::cache::*;
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::{DeviceError, DeviceErrorKind, IoBuffer, Op, OwnedOperation};
 use crate::pmem::RegionOptions;
@@ -722,7 +722,7 @@ impl Scene {
     /// A read needs the cache alone.
     fn is_cached(&self, offset: u64, len: u64) -> bool {
         let is_whole = |page| {
-            let found = self.device.core.find(page);
+            let found = self.device.core.pages.find(page);
             found.is_some_and(|found| !found.record || found.base.is_some())
         };
         let is_hit = self.device.mode() != Mode::PassThrough && !self.has_failed_memory;
@@ -733,10 +733,10 @@ impl Scene {
     fn has_slots(&self, offset: u64, len: u64) -> bool {
         let core = &self.device.core;
         let pages = pages_of(offset, len);
-        let needs_base = !core.makes_records() && !span::is_whole(&(offset..offset + len));
-        let available = u64::from(core.shard(pages.start).available());
-        let is_apart = core.shards.count() == 1 && available >= pages.end - pages.start;
-        is_apart && core.mode().writes_back() && !needs_base && !self.has_failed_memory
+        let needs_base = !core.writer.makes_records() && !span::is_whole(&(offset..offset + len));
+        let available = u64::from(core.pages.shard(pages.start).available());
+        let is_apart = core.pages.shards.count() == 1 && available >= pages.end - pages.start;
+        is_apart && core.router.mode().writes_back() && !needs_base && !self.has_failed_memory
     }
 
     /// Cleans all. If that succeeds, the backing has all durably, but for what waits for a commit.
@@ -749,7 +749,7 @@ impl Scene {
     }
 
     fn early_commits(&self) -> u64 {
-        self.device.core.counters.get(Counter::GroupsCommittedEarly)
+        self.device.core.pages.counters.get(Counter::GroupsCommittedEarly)
     }
 
     fn reopen(&mut self) {
@@ -1184,7 +1184,7 @@ impl FailingScene {
     }
 
     fn take(&mut self, step: &MemoryStep) {
-        let places = self.scene.device.core.places;
+        let places = self.scene.device.core.store.places;
         let slot_of = |slot: u32| slot % places.slots();
         match *step {
             MemoryStep::Request(Step::Reopen) if self.scene.has_failed_memory => self.reopen(),
@@ -1262,8 +1262,8 @@ const SMALL: Shape =
 
 /// The slot of `page`, by the offset of its header page.
 fn header_page_of(device: &CacheDevice, page: u64) -> u64 {
-    let slot = device.core.find(page).unwrap().slot;
-    device.core.places.header(slot) / PAGE_BYTES * PAGE_BYTES
+    let slot = device.core.pages.find(page).unwrap().slot;
+    device.core.store.places.header(slot) / PAGE_BYTES * PAGE_BYTES
 }
 
 /// A scene of which a write of pages 0 and 1 failed in the memory of the second one. `is_cached`:
@@ -1355,7 +1355,7 @@ fn pages_whose_memory_failed_hold_up_no_others() {
     failing.take(&write(2));
     failing.scene.device.flush().expect("all is durable");
     for page in [0, 2] {
-        let slot = failing.scene.device.core.find(page).unwrap().slot;
+        let slot = failing.scene.device.core.pages.find(page).unwrap().slot;
         failing.take(&MemoryStep::FailData { slot });
     }
     let scene = &mut failing.scene;
@@ -1365,7 +1365,7 @@ fn pages_whose_memory_failed_hold_up_no_others() {
     }
     let error = scene.device.clean_all().unwrap_err().to_string();
     assert!(error.contains("its memory failed"), "{error}");
-    let is_dirty = |page| scene.device.core.find(page).is_some_and(|found| found.dirty);
+    let is_dirty = |page| scene.device.core.pages.find(page).is_some_and(|found| found.dirty);
     assert_eq!([0, 1, 2, 3].map(is_dirty), [false, false, true, false]);
     let told = scene.device.flush().expect_err("what was acknowledged is lost").to_string();
     assert!(told.contains("its memory failed"), "{told}");
@@ -1441,9 +1441,9 @@ fn what_was_read_before_a_loss_is_not_kept_after_it() {
     ] {
         scene.take(&step);
     }
-    assert!(scene.device.core.fills.are_waiting());
+    assert!(scene.device.core.background.fills.are_waiting());
     super::work(&scene.device);
-    assert_eq!(scene.device.core.find(3), None);
+    assert_eq!(scene.device.core.pages.find(3), None);
     scene.finish();
 }
 

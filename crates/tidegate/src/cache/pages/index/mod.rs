@@ -41,7 +41,7 @@ use crate::cache::policy::classes::{Admission, Classes};
 use crate::cache::policy::cleaning::Load;
 use crate::cache::policy::{MAX_SLOTS, ReplacementEntry};
 use crate::cache::store::layout::{
-    PAGES_MAX, PART_UNITS_MAX, UNITS, can_split, parity, part_of, units_of, whole_slot,
+    PAGES_MAX, PART_UNITS_MAX, SlotHeader, UNITS, can_split, parity, part_of, units_of, whole_slot,
 };
 use slots::Slots;
 pub(in crate::cache) use slots::Spent;
@@ -145,6 +145,13 @@ pub(in crate::cache) struct Base {
 }
 
 impl Found {
+    /// The version in `slot` that `header` describes, not yet verified. A record lies over no page.
+    pub(in crate::cache) fn of_header(slot: u32, header: &SlotHeader) -> Self {
+        let SlotHeader { page, version, dirty, zero, .. } = *header;
+        let (record, base) = (header.is_record(), None);
+        Self { page, slot, version, dirty, zero, record, base, verified: false }
+    }
+
     /// It is the same version of the page, in the same slot.
     pub(in crate::cache) fn is_same(&self, other: &Self) -> bool {
         (self.page, self.slot, self.version) == (other.page, other.slot, other.version)

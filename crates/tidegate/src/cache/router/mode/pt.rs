@@ -2,8 +2,8 @@
 
 use super::Behaviour;
 use super::wi::WriteInvalidate;
+use crate::cache::counters::Counter;
 use crate::cache::span::{Content, pages_of};
-use crate::cache::tier::Counter;
 use crate::cache::{Ask, Core, Origin};
 use crate::device::Result;
 
@@ -15,14 +15,14 @@ impl Behaviour for PassThrough {
     }
 
     fn read(&self, core: &Core, offset: u64, buf: &mut [u8], from: Origin) -> Result<()> {
-        if core.groups.is_some() {
+        if core.pages.groups.is_some() {
             // Pages that wait for a commit are not in the backing.
             return core.read_bytes(offset, buf, false, from);
         }
-        core.clean_pages(&pages_of(offset, buf.len() as u64))?;
-        let _foreground = core.pace.foreground();
-        core.read_below(offset, buf, from.class)?;
-        core.counters.add_of(from.class, Counter::PassThroughReads, 1);
+        core.background.cleaners.clean_pages(&pages_of(offset, buf.len() as u64))?;
+        let _foreground = core.backing.pace.foreground();
+        core.backing.read(offset, buf, from.class)?;
+        core.pages.counters.add_of(from.class, Counter::PassThroughReads, 1);
         Ok(())
     }
 

@@ -11,7 +11,7 @@ pub(super) struct WriteAround;
 
 impl Behaviour for WriteAround {
     fn write(&self, core: &Core, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
-        if core.has_all(&content.pages()) {
+        if core.pages.has_all(&content.pages()) {
             return WriteThrough.write(core, content, ask);
         }
         WriteInvalidate.write(core, content, ask)

@@ -17,7 +17,7 @@ impl Behaviour for WriteThrough {
         }
         core.bypass(content, ask)?;
         // Durable before it is acknowledged, as all writes of this mode.
-        core.flush_backing_recorded()
+        core.pages.flush_backing_recorded()
     }
 
     fn caches_writes(&self) -> bool {

@@ -1,0 +1,98 @@
+//! Cleaning ahead of need: the policy of each shard ([`cleaner`](crate::cache::pages::cleaner))
+//! says which of its dirty pages are written to the backing, and when. The pace is that of
+//! [`pace`](crate::cache::backing::pace).
+
+use super::clean::{Cleaners, Scratch};
+use crate::cache::pages::index::Found;
+use crate::cache::store::layout::PAGE_BYTES;
+use crate::device::Result;
+use crate::sync::Ordering;
+use crate::tier::clock::now_ns;
+
+/// Most pages of a batch to which neighbours are added.
+const JOINED_PAGES_MAX: usize = 512;
+
+impl Cleaners {
+    /// Cleans what the policy of shard `number` says, as long as no shard needs free slots. False:
+    /// it named pages, and none was cleaned.
+    pub(in crate::cache) fn clean_by_policy(
+        &self,
+        number: usize,
+        scratch: &mut Scratch,
+    ) -> Result<bool> {
+        let (began_ns, is_busy) = (now_ns(), self.pages.backing.pace.is_busy());
+        let last_request_ns = self.pages.backing.pace.last_request_ns.load(Ordering::Relaxed);
+        let mut pages = Vec::new();
+        let mut shard = self.pages.shards.lock(number);
+        let rest_ns = shard.next_to_clean(began_ns, last_request_ns, &mut pages);
+        let joins = shard.cleaner.entry.joins;
+        drop(shard);
+        if joins {
+            self.add_neighbours(&mut pages);
+        }
+        self.add_clusters(&mut pages, usize::MAX);
+        let cleaned = self.clean_ahead(&mut pages, scratch);
+        let now = now_ns();
+        self.pages.shards.lock(number).cleaner.ask_at_ns = now.saturating_add(rest_ns);
+        let cleaned = cleaned?;
+        let bytes = cleaned as u64 * PAGE_BYTES;
+        self.pages.backing.pace.batch_ended(
+            bytes,
+            began_ns,
+            now,
+            is_busy || self.pages.backing.pace.is_busy(),
+        );
+        Ok(cleaned > 0 || pages.is_empty())
+    }
+
+    /// Cleans `pages` batch by batch, and drops those that are left when a shard needs free slots.
+    /// Returns how many it cleaned.
+    fn clean_ahead(&self, pages: &mut Vec<Found>, scratch: &mut Scratch) -> Result<usize> {
+        pages.sort_unstable_by_key(|found| found.page);
+        let (mut done, mut cleaned) = (0, 0);
+        while done < pages.len() && (done == 0 || self.pages.needy_shards().is_empty()) {
+            let end = pages.len().min(done + self.batch_pages());
+            let batch = &pages[done..end];
+            let result = self.clean(batch.to_vec(), scratch);
+            if !matches!(result, Ok(count) if count == batch.len()) {
+                // So that others come first.
+                for found in batch {
+                    self.pages.shard(found.page).put_off(found);
+                }
+            }
+            cleaned += result?;
+            done = end;
+        }
+        pages.truncate(done);
+        Ok(cleaned)
+    }
+
+    /// Adds the dirty pages behind each of `pages`, which are in other shards: the backing takes
+    /// neighbours as one request.
+    fn add_neighbours(&self, pages: &mut Vec<Found>) {
+        pages.sort_unstable_by_key(|found| found.page);
+        for found in std::mem::take(pages) {
+            if pages.last().is_some_and(|last| last.page >= found.page) {
+                continue;
+            }
+            pages.push(found);
+            let dirty = |page| self.pages.find(page).filter(|found| found.dirty);
+            let left = JOINED_PAGES_MAX.saturating_sub(pages.len());
+            pages.extend((found.page + 1..).map_while(dirty).take(left));
+        }
+    }
+
+    /// When a policy is to be asked next; none where no time will come.
+    pub(in crate::cache) fn next_cleaning_ns(&self) -> Option<u64> {
+        if self.ahead.is_locked() {
+            // That thread asks again.
+            return None;
+        }
+        let asks = (0..self.pages.shards.count()).map(|it| {
+            let shard = self.pages.shards.lock(it);
+            if shard.wants_cleaning(0) { 0 } else { shard.cleaner.ask_at_ns }
+        });
+        let first_ns = asks.min()?.max(self.pages.backing.pace.free_at_ns());
+        (first_ns < u64::MAX).then_some(first_ns)
+    }
+}

@@ -1,0 +1,71 @@
+//! Flushes of the backing, after which pages are clean.
+
+use super::Pages;
+use super::index::Found;
+use crate::cache::counters::Counter;
+use crate::cache::store::layout::{VERDICT_OFFSET, clean_verdict, is_part};
+use crate::device::{Result, waits};
+use crate::tier::ledger::Failed;
+
+impl Pages {
+    /// Flushes the backing. What was written through to it before is clean then.
+    pub(in crate::cache) fn flush_backing(&self) -> std::result::Result<(), Failed> {
+        let written = std::mem::take(&mut *self.backing.written.lock());
+        let epoch = self.backing.traffic.flush_begins();
+        // Pages whose flush failed stay dirty, and are cleaned like all others.
+        let _waiting = waits::begin("a flush of the cache", "the backing");
+        let flushed = self.backing.device.flush().inspect_err(|_| {
+            // The backing may have lost what was read of it before: none of that may be kept,
+            // though a later flush succeeds.
+            self.backing.traffic.keep_nothing_read();
+            self.counters.add(Counter::CoreWriteErrors, 1);
+        });
+        flushed.map_err(Failed::Below)?;
+        self.backing.traffic.flush_succeeded(epoch);
+        Ok(self.conclude_clean(&written)?)
+    }
+
+    /// Flushes the backing, outside of a client's flush.
+    pub(in crate::cache) fn flush_backing_recorded(&self) -> Result<()> {
+        self.backing.apart_from_flushes(|| self.flush_backing())
+    }
+
+    /// Pages that the backing was given in mode wt and has not flushed: dirty until it has.
+    pub(in crate::cache) fn unflushed(&self) -> u64 {
+        let written = self.backing.written.lock().clone();
+        let is_dirty = |found: &&Found| {
+            self.find(found.page).is_some_and(|now| now.dirty && now.is_same(found))
+        };
+        written.iter().filter(is_dirty).count() as u64
+    }
+
+    /// The backing has flushed the bytes of `pages`: stores the verdicts of those that still stand.
+    ///
+    /// A slot may have been taken for another version meanwhile: for that one the verdict means
+    /// nothing, and neither does it for a slot that was split.
+    pub(in crate::cache) fn conclude_clean(&self, pages: &[Found]) -> Result<()> {
+        if pages.is_empty() {
+            return Ok(());
+        }
+        // A part of a slot is data of another page as soon as its own is in another slot.
+        let are_parts = |found: &&Found| is_part(found.slot);
+        let _locks = self.lock_pages(pages.iter().filter(are_parts).map(|found| found.page));
+        let stands = |found: &&Found| self.shard(found.page).stands(found);
+        let standing: Vec<&Found> = pages.iter().filter(stands).collect();
+        for found in &standing {
+            let at = self.store.places.header(found.slot) + VERDICT_OFFSET;
+            let verdict = clean_verdict(self.store.salt, found.slot, found.version);
+            self.store.region.store_u64(at, verdict)?;
+            self.store.region.write_back(at, 8)?;
+        }
+        if !standing.is_empty() {
+            self.store.region.fence()?;
+        }
+        // Only now: the page under a record leaves the cache before the record, which must not be
+        // dirty on the medium then.
+        for found in standing {
+            self.shard(found.page).cleaned(found);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,160 @@
+//! Removal: clean pages leave the cache, durably.
+//!
+//! Two fences for a batch. First all older headers of the pages become void, then the newest ones:
+//! if the newest went first, a crash between would bring an older version back (invariant 3 of the
+//! cache).
+
+use std::collections::BTreeSet;
+
+use super::Pages;
+use super::index::{Found, Spent};
+use crate::cache::counters::Counter;
+use crate::cache::store::layout::is_part;
+use crate::device::{DeviceError, DeviceErrorKind, Result};
+
+/// Most pages that leave the cache at once.
+const BATCH_PAGES: u32 = 64;
+/// Of a small shard one page in so many leaves at once, so that it does not lose pages in use.
+const BATCH_ONE_IN: u32 = 50;
+pub(in crate::cache) const BATCH_PAGES_LEAST: u32 = 4;
+/// Most slots that are made whole again with one fence.
+const UNITED_AT_ONCE: usize = 64;
+
+/// Most pages that leave at once: a reader of one of them waits for all.
+const PURGED_AT_ONCE: usize = 64;
+
+/// Most pages of a shard of `slots` slots that leave the cache at once.
+pub(in crate::cache) fn batch_pages(slots: u32) -> u32 {
+    (slots / BATCH_ONE_IN).clamp(BATCH_PAGES_LEAST, BATCH_PAGES)
+}
+
+impl Pages {
+    pub(in crate::cache) fn purge_shard(&self, number: usize) -> Result<u64> {
+        let (mut from, mut removed) = (0, 0);
+        loop {
+            let mut clean = Vec::new();
+            from = self.shards.lock(number).clean_from(from, PURGED_AT_ONCE, &mut clean);
+            if clean.is_empty() {
+                break;
+            }
+            removed += self.remove_until_done(clean)?;
+        }
+        while self.unite_spent(number)? > 0 {}
+        Ok(removed)
+    }
+
+    /// Removes those of `pages` that stay clean, and waits for writers that hold one.
+    fn remove_until_done(&self, mut pages: Vec<Found>) -> Result<u64> {
+        let mut removed = 0;
+        loop {
+            removed += self.remove_and_unite(&pages)? as u64;
+            pages.retain(|found| self.shard(found.page).can_leave(found));
+            if pages.is_empty() {
+                return Ok(removed);
+            }
+            self.store.region.relax();
+        }
+    }
+
+    /// Evicts those of `pages` that are clean, and counts them.
+    pub(in crate::cache) fn evict(&self, pages: &[Found]) -> Result<usize> {
+        let evicted = self.remove_and_unite(pages)?;
+        self.counters.add(Counter::Evictions, evicted as u64);
+        Ok(evicted)
+    }
+
+    /// Removes those of `pages` that are clean, and makes slots whole again of which they were
+    /// parts. Returns how many it removed.
+    pub(in crate::cache) fn remove_and_unite(&self, pages: &[Found]) -> Result<usize> {
+        let removed = self.remove_clean(pages)?;
+        let parts = pages.iter().filter(|found| is_part(found.slot));
+        let shards: BTreeSet<usize> = parts.map(|found| self.shard_of_slot(found.slot)).collect();
+        shards.into_iter().try_for_each(|number| self.unite_spent(number).map(drop))?;
+        Ok(removed)
+    }
+
+    /// Makes slots of shard `number` whole again of which no part holds a page: one store voids the
+    /// headers of all parts, dead ones too. Returns how many.
+    pub(in crate::cache) fn unite_spent(&self, number: usize) -> Result<usize> {
+        let spent = self.shards.lock(number).take_spent(UNITED_AT_ONCE);
+        // Before any of them is written over: what lies in a part must not be taken for its header.
+        self.void_spent(number, &spent)
+    }
+
+    /// Voids the headers of `spent`, slots of shard `number`, which then are free or have left.
+    /// Returns how many.
+    pub(in crate::cache) fn void_spent(&self, number: usize, spent: &[Spent]) -> Result<usize> {
+        if spent.is_empty() {
+            return Ok(0);
+        }
+        let void = spent.iter().try_for_each(|it| self.store.void(it.slot));
+        let void = void.and_then(|()| self.store.region.fence());
+        let mut shard = self.shards.lock(number);
+        if let Err(error) = void {
+            self.store.note_lost_slot();
+            for it in spent {
+                shard.leave_spent(it);
+            }
+            return Err(error.into());
+        }
+        for it in spent {
+            shard.free_spent(it);
+        }
+        shard.notify();
+        Ok(spent.len())
+    }
+
+    /// Removes those of `pages` that are still clean from the cache, durably. Returns how many.
+    pub(in crate::cache) fn remove_clean(&self, pages: &[Found]) -> Result<usize> {
+        if pages.is_empty() {
+            return Ok(0);
+        }
+        let locks = self.lock_pages(pages.iter().map(|found| found.page));
+        let mut dead = Vec::new();
+        let is_removable = |found: &&Found| {
+            let mut shard = self.shard(found.page);
+            let is_removable = shard.can_leave(found) && !shard.is_held(found.page);
+            if is_removable {
+                shard.take_older_of(found.page, &mut dead);
+            }
+            is_removable
+        };
+        let removed: Vec<&Found> = pages.iter().filter(is_removable).collect();
+        self.store
+            .void_pages(&dead, &removed)
+            .inspect_err(|_| self.leave_stuck(&dead, &removed))?;
+        for found in &removed {
+            self.shard(found.page).remove(found);
+        }
+        // A reader that copied from one of the slots finds the version changed.
+        drop(locks);
+        let slots = removed.iter().map(|found| found.slot).chain(dead);
+        for slot in slots {
+            let mut shard = self.shards.lock(self.shard_of_slot(slot));
+            shard.free(slot);
+            shard.notify();
+        }
+        Ok(removed.len())
+    }
+
+    /// The memory failed while the headers of `dead` were voided, older versions of `pages`, or
+    /// those of `pages`, which stay in the cache: their older versions may be on the medium.
+    fn leave_stuck(&self, dead: &[u32], pages: &[&Found]) {
+        self.store.note_lost_slot();
+        for found in pages {
+            self.shard(found.page).stick(found.page);
+        }
+        for slot in dead {
+            self.shards.lock(self.shard_of_slot(*slot)).lose(*slot);
+        }
+    }
+
+    /// The error of a request that the memory keeps from its end, for it failed before.
+    pub(in crate::cache) fn stuck(found: &str) -> DeviceError {
+        let message = format!(
+            "{found}, because the memory of the cache failed before: stop the server and serve \
+             the pool again"
+        );
+        DeviceError::new(DeviceErrorKind::Io, message)
+    }
+}

@@ -1,0 +1,100 @@
+//! Requests for another size of a pool, one at a time. The steps are those of
+//! [`background::resize`](super::background::resize).
+
+use std::sync::Arc;
+
+use super::background::resize::Result;
+use super::error::CacheError;
+use super::pages::index::Shard;
+use super::store::header::free_headers;
+use super::{CacheDevice, Core};
+use crate::sync::Ordering;
+
+/// A change of the size; dropping it ends it.
+struct UnderWay(Arc<Core>);
+
+impl UnderWay {
+    /// # Errors
+    /// Another one is under way, or the cache was shut down.
+    fn begin(core: &Arc<Core>) -> Result<Self> {
+        if core.background.resizing.is_under_way.swap(true, Ordering::SeqCst) {
+            return Err(CacheError::Resizing);
+        }
+        *core.background.resizing.failure.lock() = None;
+        let begun = Self(Arc::clone(core));
+        if core.background.resizing.is_stopped.load(Ordering::SeqCst) {
+            return Err(CacheError::ShutDown);
+        }
+        Ok(begun)
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.background.resizing.is_under_way.store(false, Ordering::SeqCst);
+    }
+}
+
+impl CacheDevice {
+    /// Makes the pool `pool_bytes` bytes long, rounded down to 4096, while requests go on. Pages in
+    /// the slots that leave are written to the backing where they are dirty, and then evicted.
+    /// Durable on return; until then a crash leaves the old size.
+    ///
+    /// # Errors
+    /// The size does not do; another thread changes it; the backing or the memory failed, or the
+    /// device is shut down meanwhile: the pool has its old size. Where only the file cannot be cut,
+    /// it has the new one.
+    pub fn resize(&self, pool_bytes: u64) -> Result<()> {
+        let _under_way = UnderWay::begin(&self.core)?;
+        resize(&self.core, pool_bytes)
+    }
+
+    /// As [`resize`](Self::resize), on a thread of its own where slots have to leave before:
+    /// [`Resizing::details`] tells of its end.
+    pub(in crate::cache) fn begin_resize(&self, pool_bytes: u64) -> Result<()> {
+        let core = Arc::clone(&self.core);
+        let under_way = UnderWay::begin(&core)?;
+        if core.background.plan_resize(pool_bytes)?.places.slots() >= core.store.slots() {
+            return resize(&core, pool_bytes);
+        }
+        let run = move || {
+            let failure = resize(&core, pool_bytes).err().map(|error| error.in_words());
+            *core.background.resizing.failure.lock() = failure;
+            drop(under_way);
+        };
+        let spawned = std::thread::Builder::new().name("cache-resize".into()).spawn(run);
+        *self.core.background.resizing.thread.lock() = Some(spawned.map_err(CacheError::Thread)?);
+        Ok(())
+    }
+}
+
+fn resize(core: &Core, pool_bytes: u64) -> Result<()> {
+    let plan = core.background.plan_resize(pool_bytes)?;
+    let before_bytes = core.store.header.lock().superblock.pool_bytes;
+    let pool_bytes = plan.superblock.pool_bytes;
+    if plan.places.slots() < core.store.slots() {
+        core.background.shrink_to(&plan.places)?;
+    } else {
+        core.store.region.grow(pool_bytes)?;
+        // Before the superblock says that they are headers.
+        free_headers(&core.store.region, &plan.places, core.store.slots())?;
+    }
+    // Slots that left are not used from here on, whatever becomes of this: where it fails the
+    // pool may have either size.
+    core.background.commit_size(&plan)?;
+    resize_shards(core);
+    if pool_bytes < before_bytes {
+        core.store.region.shrink(pool_bytes)?;
+    }
+    Ok(())
+}
+
+/// The shards get the slots that the pool has now.
+fn resize_shards(core: &Core) {
+    let (places, choices) = (core.store.header.lock().places, core.choices.lock());
+    // One shard at a time: requests wait for one list of pages at most.
+    core.background.each_resized(&places, Shard::resize);
+    core.pages.notify_all();
+    core.restart_promotion(&choices);
+    core.pages.waker.wake_another();
+}
