@@ -1,4 +1,4 @@
-//! What is known of each descriptor of this process.
+//! The facts about each descriptor of this process.
 //!
 //! Invariants:
 //! 1. Nothing known is always right: a hook that needs to know asks the kernel then
@@ -56,7 +56,7 @@ pub(crate) const WRITE_ONLY: u32 = 1 << 5;
 /// Opened with `O_SYNC`, which is more than `O_DSYNC`.
 pub(crate) const FULLY_SYNCHRONOUS: u32 = 1 << 6;
 
-/// What is known of a descriptor.
+/// Facts about a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Known {
     pub(crate) kind: Kind,
@@ -92,7 +92,7 @@ impl Known {
         Self { kind: Kind::File, flags, device, inode, ..Self::IGNORED }
     }
 
-    /// What is never covered, but synced.
+    /// Never covered, but synced.
     pub(crate) fn of_uncovered(kind: Kind, device: u64, inode: u64) -> Self {
         Self { kind, device, inode, ..Self::IGNORED }
     }

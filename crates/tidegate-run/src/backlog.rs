@@ -55,7 +55,7 @@ impl Known {
     }
 }
 
-/// What was written to a file, all of it taken together.
+/// All writes of a file, taken together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Window {
     /// Bytes that were written, each time they were.
@@ -101,7 +101,7 @@ struct Part {
 pub(crate) struct Due {
     /// Ranges of files, by the files' ids. A file without ranges has changed its size only.
     pub(crate) files: HashMap<u64, Ranges>,
-    /// Those of them that have grown, or changed their size: their ranges are not all that is due.
+    /// Files that have grown, or changed their size: more than their ranges is due.
     pub(crate) grown: HashSet<u64>,
     /// File systems whose journal has to be committed after that: names of them were recorded.
     /// Zeroes: it is not known which.

@@ -25,7 +25,7 @@ use super::locate;
 #[derive(Debug)]
 struct Held {
     reference: FileSystemRef,
-    /// Some directory of it.
+    /// A directory there.
     directory: File,
 }
 

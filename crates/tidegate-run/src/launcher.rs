@@ -75,7 +75,7 @@ impl Launch {
     /// is stopped.
     ///
     /// # Errors
-    /// Another thread waited for it.
+    /// Another thread waited for the program.
     pub fn wait(&self) -> io::Result<i32> {
         let pid = Pid::from_child(&self.child);
         let options = WaitIdOptions::EXITED | WaitIdOptions::STOPPED;

@@ -249,7 +249,7 @@ impl Life {
         self.log.is_pending(self.file_system)
     }
 
-    /// Appends the record of a write, and notes what the kernel will have done.
+    /// Appends the record of a write, and notes the kernel's effect.
     fn append(&self, file: usize, write: &WriteExtent, data: &[u8]) -> Result<(), String> {
         let guard = self.lock(file)?;
         if write.makes_hole() {
@@ -402,7 +402,7 @@ impl Life {
             }
             SyncAction::Nothing | SyncAction::NothingYet => self.confirm(file)?,
             SyncAction::Mark => {
-                // The mark has the file's attributes, too: a later fsync of it has nothing to
+                // The mark has the file's attributes, too: a later fsync has nothing to
                 // commit. A kernel that had committed by itself at this moment would be as far.
                 self.twin.commit();
                 self.confirm(file)?;

@@ -1,5 +1,5 @@
 //! Files that are no part of the test: those of [`Step::Crowd`] and the program of [`Step::Patch`].
-//! Each change of them is synced, so it is there whatever happens behind.
+//! Each change is synced, so it is there whatever happens behind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -29,8 +29,8 @@ pub fn names(count: u32) -> impl Iterator<Item = String> {
 struct Written {
     /// The last one.
     number: u64,
-    /// The last one of the session, if the log may have that, and no commit is known since of what
-    /// was written without it.
+    /// The session's last one, if the log may have it, and no known commit has later bytes from
+    /// outside.
     logged: Option<u64>,
 }
 
@@ -48,7 +48,7 @@ fn written(sequence: &Sequence) -> BTreeMap<String, Written> {
                 written.values_mut().for_each(|file| file.logged = None);
             }
             Step::Crowd(count) => {
-                // An `fdatasync` of what is overwritten commits no time. New ones are committed.
+                // An `fdatasync` of overwritten bytes commits no time. New ones are committed.
                 let logged = |name: &String| match written.get(name) {
                     Some(file) if is_lost => file.logged,
                     _ => Some(number).filter(|_| !is_lost),

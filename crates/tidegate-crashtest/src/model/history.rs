@@ -50,7 +50,7 @@ enum Event {
     Allocate { change: usize, size: u64 },
 }
 
-/// What a write needs from the journal.
+/// The commits that a write needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Allocation {
     /// Nothing: it overwrites.
@@ -88,12 +88,12 @@ impl History {
         Self { initial: initial.as_slice().into(), contents: initial, events: Vec::new(), blocks }
     }
 
-    /// What a reader sees now.
+    /// Returns the bytes that a reader sees now.
     pub fn contents(&self) -> &[u8] {
         &self.contents
     }
 
-    /// What a reader sees as size now.
+    /// Returns the size that a reader sees now.
     pub fn size(&self) -> u64 {
         self.contents.len() as u64
     }

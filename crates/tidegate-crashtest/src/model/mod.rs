@@ -33,7 +33,7 @@
 //! [`Way`](crate::sequence::Way), is an operation or a sync as any. Under `tidegate run` it may
 //! have files leave the log before, as `outside retire`. A recovery that refuses a file that
 //! another program has changed, by its name, may leave it as the disk has it
-//! ([`Model::of_others`]). What the log cannot know of changes from outside stands in `outside.rs`.
+//! ([`Model::of_others`]). `outside.rs` has the changes from outside that no log can know.
 //!
 //! **Times** are compared if the model is given those that files showed behind each step
 //! ([`Model::with_times`]). A file has one that it showed: none that no write and no `utimensat`
@@ -91,7 +91,7 @@ impl Certainty {
     }
 }
 
-/// What of an inode changed since the last commit.
+/// The parts of an inode that changed since the last commit.
 #[derive(Debug, Clone, Copy, Default)]
 struct Dirty {
     /// Size or allocation.
@@ -116,7 +116,7 @@ impl Dirty {
     }
 }
 
-/// What the model knows of an inode beside names and attributes.
+/// An inode's state beside names and attributes.
 #[derive(Debug, Clone, Default)]
 struct Inode {
     /// Of a regular file.
@@ -138,7 +138,7 @@ struct Inode {
     is_synced: bool,
     /// Times of its last change of contents that a crash may leave; any if there are none.
     times: BTreeSet<Time>,
-    /// What a log may have of it.
+    /// Its bytes and size in a log.
     logged: Logged,
 }
 
@@ -195,9 +195,9 @@ pub struct Model {
     /// Number of steps so far.
     step: u64,
     is_under_run: bool,
-    /// What else a crash may leave.
+    /// Other states that a crash may leave.
     replayed: Vec<Replayed>,
-    /// What it may leave without changes of programs outside that did not sync them.
+    /// States without changes that programs outside did not sync.
     skipped: Vec<Skipped>,
     /// The step is of a program whose changes the log does not see.
     is_outside: bool,
@@ -217,7 +217,7 @@ pub struct Model {
     journals_data: bool,
     /// Times that files showed: at the beginning, and behind each step.
     shown: Arc<[Times]>,
-    /// Which of them a crash may leave.
+    /// The rule for times that a crash may leave.
     time_rule: TimeRule,
 }
 
@@ -363,7 +363,7 @@ impl Model {
         Ok(self)
     }
 
-    /// What a program sees now.
+    /// Returns the state that a program sees now.
     pub fn tree(&self) -> &Tree {
         &self.trees[self.trees.len() - 1]
     }
@@ -681,7 +681,7 @@ impl Model {
         self.tree().attributes(id).cloned().unwrap_or_default()
     }
 
-    /// What the kernel takes from a file when its bytes or its owner change.
+    /// Takes the attributes away that the kernel clears when bytes or owner change.
     fn take_privileges(&mut self, id: Id) {
         if self.attributes(id).has_capability {
             self.change_attributes(id, |attributes| attributes.has_capability = false);

@@ -1,6 +1,6 @@
-//! What a log does not know of changes from outside: by another program, or by the program itself
-//! once its run is lost. docs/operations.md, "Changes from outside", says the same to users; a crash
-//! under `tidegate run` may leave this and no more.
+//! Changes from outside that no log can know: by another program, or by the program itself once
+//! its run is lost. docs/unnoticed.md says the same to users. A crash under `tidegate run` may
+//! leave these states and no others.
 //!
 //! 1. **Order** ([`Skipped`]). A change that its program did not sync, which nothing outside has
 //!    committed either, may be lost though the session has synced something since. A new size is
@@ -19,10 +19,10 @@ use super::{Model, State, Verdict};
 use crate::operation::{Operation, WriteBy};
 use crate::sequence::{Lost, Outside, Step, Sync};
 
-/// What the log of a session may have of a file.
+/// Bytes and size of a file that the log of a session may have.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Logged {
-    /// What the session wrote last at each offset, and whether another program did later.
+    /// The session's last byte at each offset, and whether another program wrote later.
     bytes: Vec<(Option<u8>, bool)>,
     /// The size as the session knows it; none before it has written.
     size: Option<u64>,
@@ -109,7 +109,7 @@ impl Logged {
 /// A file system without a change from outside that nothing has committed.
 #[derive(Debug, Clone)]
 pub(super) struct Skipped {
-    /// What the operation is about.
+    /// The operation's inodes.
     ids: BTreeSet<Id>,
     /// The number of changes with it.
     changes: usize,
@@ -144,8 +144,9 @@ impl Skipped {
         model.is_under_run.then(|| Before { operation, model: skipping(), sizes })
     }
 
-    /// What of `all` may still be left behind the next step, which `whole` has taken, whose least
-    /// prefix was `committed` before it. A commit that has a change has those before it.
+    /// Returns the states among `all` that a crash behind the next step may leave. `whole` has
+    /// taken the step, and its least prefix was `committed` before. A commit with a change has all
+    /// earlier ones.
     pub(super) fn behind(
         all: Vec<Self>,
         step: &Step,
@@ -175,7 +176,7 @@ impl Skipped {
     }
 
     /// Takes a step. What another program changes later is lost as well: it comes later in the
-    /// journal. False: the step is about what is not there.
+    /// journal. False: the step names an inode that is missing.
     fn take(&mut self, step: &Step) -> bool {
         match step {
             Step::Other(_, inner)
@@ -200,7 +201,7 @@ impl Skipped {
 }
 
 impl Before {
-    /// What may be left behind the change, which `whole` has taken.
+    /// Returns the states that a crash behind the change may leave; `whole` has taken it.
     pub(super) fn behind(self, whole: &Model) -> Skipped {
         let Self { operation, mut model, sizes } = self;
         model.last = whole.last;
@@ -233,7 +234,7 @@ impl Model {
         operation.paths().into_iter().map(size).collect()
     }
 
-    /// Takes note of what the program has mapped, and what it has a stream on.
+    /// Notes the files that the program has mapped, and those with a stream.
     pub(super) fn note_used(&mut self, operation: &Operation) {
         let id = operation.paths().first().and_then(|path| self.tree().existing(path).ok());
         let is_stream = match operation {
@@ -247,7 +248,7 @@ impl Model {
         self.stream = id.filter(|_| is_stream);
     }
 
-    /// What the log may put over the bytes that others have written to a file.
+    /// Returns the bytes that the log may put over those of other programs.
     pub(super) fn logged_of(&self, id: Id) -> Option<Logged> {
         let inode = self.inodes.get(&id).filter(|_| self.is_under_run)?;
         let is_of_stream = inode.is_new && self.stream == Some(id);

@@ -10,7 +10,7 @@ use crate::contents::writer;
 /// A time of a file, in nanoseconds.
 pub type Time = i128;
 
-/// What is at a path.
+/// The object at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Node {
     /// A directory.
@@ -21,10 +21,10 @@ pub enum Node {
     File(Vec<u8>),
 }
 
-/// What was found at a path.
+/// A path as it was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// What is there.
+    /// The object there.
     pub node: Node,
     /// Number of names.
     pub links: u64,
@@ -34,7 +34,7 @@ pub struct Found {
     pub modified: Time,
 }
 
-/// What was found at all paths.
+/// All paths as they were found.
 pub type State = BTreeMap<String, Found>;
 
 /// Whether a state is allowed.
@@ -100,7 +100,7 @@ impl Model {
         }
     }
 
-    /// Compares what a reader sees, without a crash.
+    /// Compares with a reader's view, without a crash.
     pub fn judge_present(&self, state: &State) -> Vec<String> {
         let contents = |id: Id, bytes: &[u8]| {
             let wanted = self.file(id).map_or(&[][..], |history| history.contents());

@@ -4,8 +4,7 @@
 //! The rules are B1 and B4 of docs/decisions/run-logs-what-was-synced.md.
 //!
 //! Invariants:
-//! 1. The facts by which [`cover`] decides are gathered once the file is locked and all of it was
-//!    read.
+//! 1. The facts for the decisions of [`cover`] are gathered once the file is locked and read.
 //! 2. The story begins before the file is read, as at any admission: writes since then are logged,
 //!    and wait for the record.
 //! 3. While a stream is open on the file, which no hook sees, nothing but the record is in its

@@ -51,8 +51,8 @@ impl Open {
             && self.start_of_last(place, recorded, bytes) == Some(recorded)
     }
 
-    /// Returns where the write of `bytes` bytes that the kernel has just done began, of which the
-    /// record says `recorded`.
+    /// Returns where the kernel's last write, which had `bytes` bytes, began. Its record says
+    /// `recorded`.
     #[inline]
     fn start_of_last(&self, place: Place, recorded: u64, bytes: u64) -> Option<u64> {
         let (position, end) = (|| self.position().ok(), || self.end().ok());

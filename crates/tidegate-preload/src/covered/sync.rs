@@ -5,6 +5,7 @@
 //! Invariant: no lock is held over the real sync of a file that stays covered: its writers would
 //! wait for the disk.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 
 use tidegate::durable;

@@ -22,7 +22,7 @@ pub(super) struct Facts {
     pub(super) named_at: BTreeMap<Inode, Vec<usize>>,
 }
 
-/// Compares what recovery left with what the twin could have left.
+/// Compares the files after recovery with those that the twin could have left.
 pub(super) fn judge(twin: &Kernel, facts: &Facts, found: &Kernel) -> Result<(), String> {
     let judge = Judge { twin, facts, found, tree: found.present() };
     if !judge.tree.reserved.is_empty() {

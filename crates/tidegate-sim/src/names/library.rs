@@ -1,7 +1,7 @@
 //! The facts that the rules of `run` ask for, and what carries their decisions out, on the model of
 //! a kernel. The rules are the product's ([`tidegate::log::cover`]); faults are planted in facts.
 //!
-//! A file's *story* is all that the log has of it. A file on which a stream is open has no story
+//! A file's *story* is its part of the log. A file with an open stream has no story
 //! but the one record that makes it: it is sealed.
 
 use std::collections::BTreeMap;

@@ -59,7 +59,7 @@ pub enum NamesFault {
     CommitAssumed,
     /// A file that no real sync has made durable leaves without one.
     LeftUnsynced,
-    /// Something is done with a file on which a stream is open as if it was not.
+    /// A file with an open stream is handled as one without.
     SealIgnored,
     /// A file is covered when its stream is closed, whatever that has written.
     UnsealedUnseen,

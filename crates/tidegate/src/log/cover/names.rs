@@ -248,12 +248,12 @@ mod tests {
     #[test]
     fn names_and_attributes_are_recorded_of_covered_files_while_nothing_is_pending() {
         for bits in 0_u8..64 {
-            let [cannot, is_plain, has_own_changes, is_pending, is_nameless, was_moved] =
+            let [cannot, is_plain, has_own_changes, is_pending, is_unlinked, was_moved] =
                 [1, 2, 4, 8, 16, 32].map(|bit| bits & bit != 0);
             let facts = RecordFacts { can_record: !cannot, is_covered: !is_plain, has_own_changes };
             assert_eq!(may_record_name(&facts, || is_pending), bits & 15 == 0, "{facts:?}");
             assert_eq!(stands_for_sync(has_own_changes, || is_pending), bits & 12 == 0);
-            let made = MadeFacts { has_names: !is_nameless, was_moved, size: MADE_BYTES_MAX };
+            let made = MadeFacts { has_names: !is_unlinked, was_moved, size: MADE_BYTES_MAX };
             let is_recorded = may_record_attributes(&facts, &made, || is_pending);
             assert_eq!(is_recorded, bits == 0, "{facts:?} {made:?}");
             let large = MadeFacts { size: MADE_BYTES_MAX + 1, ..made };
