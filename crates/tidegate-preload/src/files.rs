@@ -108,12 +108,14 @@ pub(crate) fn is_younger_than(fd: c_int, age_ns: u64) -> bool {
     created_ns.is_ok_and(|created_ns| raw::wall_clock_ns().saturating_sub(created_ns) < age_ns)
 }
 
-/// Whether the user wants the open file in the log.
+/// Returns whether the user wants the open file in the log.
 pub(crate) fn is_wanted(fd: c_int) -> bool {
     let filter = process::filter();
     if filter.admits_all() {
         return true;
     }
+    // No system call where the log was given up meanwhile: a filter may kill for one.
+    let Some(_holding) = Holding::new() else { return true };
     let mut path = PathBuffer::new();
     path::of_descriptor(fd, &mut path).is_ok() && filter.admits(path.as_bytes())
 }

@@ -20,12 +20,6 @@ use crate::raw::{self, words};
 /// The program has installed a handler for a signal that comes from outside.
 static HANDLES_SIGNALS: AtomicBool = AtomicBool::new(false);
 
-/// The program handles signals that come from outside.
-#[inline]
-pub(crate) fn are_handled() -> bool {
-    HANDLES_SIGNALS.load(Ordering::Relaxed)
-}
-
 const MASK_BYTES: usize = size_of::<u64>();
 const SIGNALS: c_int = 64;
 /// What a fault of the thread itself raises.

@@ -166,6 +166,8 @@ struct Failure {
 /// The programs of a sequence.
 struct Programs {
     own: Program,
+    /// The run was killed as a whole: there is no launcher and no supervisor to be killed.
+    is_without_run: bool,
     /// Those outside the tree, of what the sequence has steps of.
     others: Vec<(Other, Program)>,
 }
@@ -379,7 +381,7 @@ impl Machine {
                 others.push((other, program));
             }
         }
-        Ok(Programs { own, others })
+        Ok(Programs { own, is_without_run: false, others })
     }
 
     /// For a supervisor that makes no syncs, before a program that does: another program that has
@@ -525,7 +527,7 @@ impl Machine {
         match step {
             Step::Outside(Outside::Retire) => self.retire(),
             Step::Outside(_) => self.act_from_outside(step),
-            Step::Lost(lost) => self.lose(*lost, &mut programs.own, hold),
+            Step::Lost(lost) => self.lose(*lost, programs, hold),
             Step::Other(other, step) => Self::execute_by_other(*other, programs, number, step),
             step if self.fault == Some(Fault::DroppedSyncs)
                 && matches!(step.innermost(), Step::Sync(_)) =>
@@ -563,14 +565,16 @@ impl Machine {
     }
 
     /// Kills processes of the run. The program starts anew if it is one of them.
-    fn lose(&self, lost: Lost, program: &mut Program, hold: bool) -> Result<Option<String>> {
+    fn lose(&self, lost: Lost, programs: &mut Programs, hold: bool) -> Result<Option<String>> {
+        let Programs { own: program, is_without_run, .. } = programs;
         if lost == Lost::Run {
+            *is_without_run = true;
             self.group.kill()?;
             let mut command = self.command_without_run(hold)?;
             *program = Program::start(&mut command, |command| self.group.spawn(command))?;
             return program.execute(0, "nothing").map(|_| None);
         }
-        let Some(pool) = self.pools.first() else { return Ok(None) };
+        let Some(pool) = self.pools.first().filter(|_| !*is_without_run) else { return Ok(None) };
         if lost != Lost::Supervisor {
             program.kill_child()?;
         }

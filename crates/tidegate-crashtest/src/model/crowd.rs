@@ -42,10 +42,14 @@ fn written(sequence: &Sequence) -> BTreeMap<String, Written> {
         match step {
             Step::Lost(Lost::Run) => is_lost = true,
             Step::Outside(Outside::Commit) => {
-                written.values_mut().for_each(|file| file.logged = None);
+                for file in written.values_mut() {
+                    file.logged = None;
+                }
             }
             step if *step.innermost() == Step::Sync(Sync::All) => {
-                written.values_mut().for_each(|file| file.logged = None);
+                for file in written.values_mut() {
+                    file.logged = None;
+                }
             }
             Step::Crowd(count) => {
                 // An `fdatasync` of overwritten bytes commits no time. New ones are committed.

@@ -21,6 +21,7 @@ use crate::sequence::{Lost, Outside, Step, Sync};
 
 /// Bytes and size of a file that the log of a session may have.
 #[derive(Debug, Clone, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one file")]
 pub(super) struct Logged {
     /// The session's last byte at each offset, and whether another program wrote later.
     bytes: Vec<(Option<u8>, bool)>,

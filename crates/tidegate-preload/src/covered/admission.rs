@@ -54,9 +54,7 @@ impl Open {
             is_direct: self.known.has(DIRECT),
             is_pinned: self.known.has(PINNED),
         };
-        // No system call where the log was given up meanwhile: a filter may kill for it.
-        let is_wanted = || Holding::new().is_none_or(|_holding| files::is_wanted(self.fd));
-        decide_admission(&facts, is_wanted, || self.is_young())
+        decide_admission(&facts, || files::is_wanted(self.fd), || self.is_young())
     }
 
     /// Returns whether the file was created a moment ago.

@@ -442,6 +442,25 @@ mod tests {
     }
 
     #[test]
+    fn a_file_whose_end_nobody_makes_space_for_is_logged_no_more() {
+        let world = World::new();
+        let (file, other) = (world.file("file"), world.file("other"));
+        let (open, held) = (world.covered(&file, 0), world.covered(&other, 0));
+        // Else what lies before gives the end its space.
+        assert!(retire_alone(world.log));
+        let from = world.log.head();
+        // A thread that is stopped in the middle of a write holds the tail.
+        let stopped = held.lock(held.entry().unwrap()).unwrap();
+        let ticket = stopped.begin().unwrap();
+        let guard = open.lock(open.entry().unwrap()).unwrap();
+        fill(&guard);
+        assert!(open.leave(&guard) && guard.is_disturbed() && !guard.is_covered());
+        assert!(world.log.tail() <= from, "the stopped thread's write would be lost");
+        drop(ticket);
+        assert!(open.leave(&guard) && !guard.is_logged());
+    }
+
+    #[test]
     fn all_is_retired_without_a_supervisor() {
         let world = World::new();
         let file = world.file("file");

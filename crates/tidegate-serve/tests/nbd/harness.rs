@@ -22,6 +22,7 @@ pub(crate) struct TestServer {
     pub(crate) stop: StopHandle,
     thread: Option<JoinHandle<()>>,
     statistics: StatisticsSource,
+    addresses: Vec<ListenAddress>,
     pub(crate) log: Arc<Mutex<Vec<String>>>,
 }
 
@@ -47,16 +48,27 @@ impl TestServer {
         let log = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&log);
         let builder = builder.log(Arc::new(move |line: &str| sink.lock().push(line.to_owned())));
-        let address = ListenAddress::Unix(dir.path().join("nbd.sock"));
-        let server = builder.bind(&[address]).expect("bind");
+        let unix = ListenAddress::Unix(dir.path().join("nbd.sock"));
+        let tcp = ListenAddress::Tcp { host: "127.0.0.1".into(), port: 0 };
+        let server = builder.bind(&[unix, tcp]).expect("bind");
+        let addresses = server.addresses();
         let (stop, statistics) = (StopHandle::new().expect("stop handle"), server.statistics());
         let handle = stop.clone();
         let thread = Some(std::thread::spawn(move || server.run(&handle).expect("run")));
-        Self { dir, stop, thread, statistics, log }
+        Self { dir, stop, thread, statistics, addresses, log }
     }
 
     pub(crate) fn path(&self) -> PathBuf {
         self.dir.path().join("nbd.sock")
+    }
+
+    /// The TCP port.
+    pub(crate) fn port(&self) -> u16 {
+        let port = |address: &ListenAddress| match address {
+            ListenAddress::Tcp { port, .. } => Some(*port),
+            _ => None,
+        };
+        self.addresses.iter().find_map(port).expect("it listens on TCP")
     }
 
     /// A directory that lives as long as the server.

@@ -80,6 +80,12 @@ impl Certificates {
     }
 }
 
+/// The address of a server for a client that checks whose certificate it shows: libnbd does so only
+/// where the address has a name, which that of a unix socket does not have.
+fn checked_uri(server: &TestServer, files: &Path) -> String {
+    format!("nbds://localhost:{}/?tls-certificates={}", server.port(), files.display())
+}
+
 fn nbdinfo_fails(uri: &str) {
     let output = Command::new("nbdinfo").arg(uri).output();
     let output =
@@ -99,6 +105,32 @@ fn client_certificates_are_required_and_checked() {
     nbdinfo_fails(&certificates.uri(&server, "nobody"));
     nbdinfo_fails(&server.uri());
     assert!(server.statistics().client_faults >= 2);
+}
+
+/// Connections that begin TLS after the files were read again are shown the new certificate; files
+/// that cannot be used change nothing.
+#[test]
+fn files_are_read_again() {
+    let certificates = Certificates::new();
+    let tls = certificates.tls(TlsMode::Required, false);
+    let export = Export::new("", memory(16 << 20));
+    let server = TestServer::start(ServerBuilder::new().export(export).tls(tls.clone()));
+    let uri = checked_uri(&server, &certificates.file("client"));
+    run("libnbd-bin", "nbdinfo", &[&uri]);
+    // Of another authority than the client knows: that it is shown is seen by its refusal.
+    signed(certificates.dir.path(), "server", &authority());
+    run("libnbd-bin", "nbdinfo", &[&uri]);
+    tls.reload().expect("the files are whole");
+    nbdinfo_fails(&uri);
+    std::fs::write(certificates.file("server-key.pem"), "broken").expect("write");
+    assert!(matches!(tls.reload(), Err(ServeError::Tls(_))));
+    nbdinfo_fails(&uri);
+    let ours = Certificates::new();
+    for name in ["server-cert.pem", "server-key.pem"] {
+        std::fs::copy(ours.file(name), certificates.file(name)).expect("copied");
+    }
+    tls.reload().expect("the files are whole");
+    run("libnbd-bin", "nbdinfo", &[&checked_uri(&server, &ours.file("client"))]);
 }
 
 /// Copies 16 MiB to the server and back.

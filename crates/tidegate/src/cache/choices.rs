@@ -5,7 +5,7 @@
 
 use super::error::CacheError;
 use super::pages::cleaner::Cleaner;
-use super::pages::content::CHOICES as BY_CONTENT_CHOICES;
+use super::pages::comparing::CHOICES as BY_CONTENT_CHOICES;
 use super::policy::classes::Classes;
 use super::policy::cleaning::{CLEANING_NAMES, CLEANINGS, CleaningEntry, Part};
 use super::policy::cutoff;

@@ -68,7 +68,7 @@ use std::sync::Arc;
 use background::Background;
 use backing::Backing;
 use pages::Pages;
-use pages::write::Writer;
+use pages::writer::Writer;
 use parking_lot::Mutex;
 use router::Router;
 use smallvec::SmallVec;

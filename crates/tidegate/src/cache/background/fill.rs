@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 
-use crate::cache::pages::write::Writer;
+use crate::cache::pages::writer::Writer;
 use crate::cache::pages::{Fill, Pages};
 use crate::sync::{AtomicU32, Ordering};
 use std::sync::Arc;

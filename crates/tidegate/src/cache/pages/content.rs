@@ -8,64 +8,22 @@
 //! Writes that are durable by themselves are not compared with atomic flush: what they would leave
 //! out may wait for a commit.
 
-use parking_lot::Mutex;
-
+use super::comparing::{ALWAYS, MEASURED, NEVER};
 use super::index::Found;
 use super::merge::{Demand, Entry, LINES_OVER_PAGE_MAX};
 use super::read::Copied;
-use super::write::Writer;
+use super::writer::Writer;
 use crate::cache::Few;
 use crate::cache::counters::Counter;
-use crate::cache::policy::by_content::{ByContent, Sample};
+use crate::cache::policy::by_content::Sample;
 use crate::cache::span::Part;
 use crate::cache::store::layout::{HEADER, LINE, PAGE};
 use crate::cache::store::record::lines_of;
-use crate::sync::{AtomicU32, Ordering};
 use crate::tier::clock::now_ns;
-
-/// The values of the setting, by its name: the measured benefit decides, always, never.
-pub(in crate::cache) const CHOICES: [&str; 3] = ["auto", "on", "off"];
-
-/// No write is compared.
-const NEVER: u32 = 0;
-/// Some are, to see what that saves, and stored as a whole.
-const MEASURED: u32 = 1;
-/// All are, and some are measured.
-const WORTH_IT: u32 = 2;
-/// All are.
-const ALWAYS: u32 = 3;
 
 /// Of the writes of a thread one in so many is measured: a prime, so that turns of clients are not
 /// met at one point alone.
 const MEASURED_ONE_IN: u64 = 61;
-
-/// Which writes are compared: none until a choice is [`set`](Self::set).
-#[derive(Default)]
-pub(in crate::cache) struct Comparing {
-    state: AtomicU32,
-    policy: Mutex<ByContent>,
-}
-
-impl Comparing {
-    /// Begins anew as the setting has it at position `choice` of [`CHOICES`].
-    pub(in crate::cache) fn set(&self, choice: u64) {
-        let mut policy = self.policy.lock();
-        *policy = ByContent::default();
-        let states = [MEASURED, ALWAYS, NEVER];
-        let at = usize::try_from(choice).unwrap_or_default().min(states.len() - 1);
-        self.state.store(states[at], Ordering::Relaxed);
-    }
-
-    fn see(&self, sample: &Sample) {
-        let mut policy = self.policy.lock();
-        let is_worth_it = policy.see(sample);
-        let state = self.state.load(Ordering::Relaxed);
-        if state == MEASURED || state == WORTH_IT {
-            let state = if is_worth_it { WORTH_IT } else { MEASURED };
-            self.state.store(state, Ordering::Relaxed);
-        }
-    }
-}
 
 /// What a comparison found.
 #[derive(Default)]
@@ -103,7 +61,7 @@ impl Writer {
     /// Compares `entries`, of which the caller holds the locks, with what is cached, where that is
     /// the choice.
     pub(in crate::cache) fn look(&self, entries: &[Entry<'_>], demand: Demand<'_>) -> Look {
-        let state = self.comparing.state.load(Ordering::Relaxed);
+        let state = self.comparing.state();
         let is_apart = demand.ask.fua && self.pages.groups.is_some();
         if state == NEVER || !demand.by_content || is_apart {
             return Look::default();

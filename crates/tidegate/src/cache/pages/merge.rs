@@ -7,7 +7,7 @@
 //! read again.
 
 use super::index::Found;
-use super::write::Writer;
+use super::writer::Writer;
 use crate::cache::backing::traffic::Seen;
 use crate::cache::pages::read::damaged;
 use crate::cache::span::{Part, parts};

@@ -1,11 +1,12 @@
 //! Pages: which slot holds the newest version of each, and who may change that.
 //!
 //! [`Pages`] has the index by shards, the locks of pages and the groups of atomic flush. It reads
-//! pages out of their slots and removes clean ones. [`Writer`](write::Writer), above it, stores
+//! pages out of their slots and removes clean ones. [`Writer`](writer::Writer), above it, stores
 //! batches of pages in free slots.
 
 pub(super) mod cleaner;
 pub(super) mod cluster;
+pub(super) mod comparing;
 pub(super) mod content;
 mod flush;
 pub(super) mod group;
@@ -16,6 +17,7 @@ pub(super) mod read;
 pub(super) mod remove;
 pub(super) mod table;
 pub(super) mod write;
+pub(super) mod writer;
 
 use std::ops::Range;
 use std::sync::Arc;

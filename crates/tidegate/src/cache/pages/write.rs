@@ -1,19 +1,16 @@
 //! Pages into slots: copy on write, with one fence for a batch. A part of a page is merged with
 //! what there is of it before ([`merge`](super::merge)).
-
-use std::sync::Arc;
-
-use super::content::Comparing;
 use super::index::{Found, Stored, Taken};
 use super::merge::{Base, Demand, Entry, Merged, Payload};
-use super::{Fill, Missing, Pages};
+use super::writer::Writer;
+use super::{Fill, Missing};
 use crate::cache::counters::Counter;
 use crate::cache::policy::classes::Admission;
 use crate::cache::store::batch::Member;
 use crate::cache::store::layout::{PAGE, SlotHeader, is_part, stored_bytes};
 use crate::cache::{Ask, Few};
 use crate::device::Result;
-use crate::sync::{AtomicBool, Ordering, fence};
+use crate::sync::{Ordering, fence};
 use crate::tier::version_locks::VersionGuard;
 
 /// Most pages of a batch.
@@ -34,14 +31,6 @@ pub(in crate::cache) enum Lack {
 pub(in crate::cache) struct Batch {
     pub(in crate::cache) stored: usize,
     pub(in crate::cache) lack: Option<Lack>,
-}
-
-/// Stores batches of pages in free slots.
-pub(in crate::cache) struct Writer {
-    pub(in crate::cache) pages: Arc<Pages>,
-    pub(in crate::cache) comparing: Comparing,
-    /// The granularity is `record`.
-    pub(in crate::cache) makes_records: AtomicBool,
 }
 
 /// Is told of each page that was stored.

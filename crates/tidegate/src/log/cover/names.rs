@@ -68,7 +68,7 @@ pub fn cause_of_new(is_quiet: bool) -> Counter {
     if is_quiet { Counter::SyncsNewRefused } else { Counter::SyncsNewPending }
 }
 
-/// What the kernel says of a file of which a record is to have all.
+/// The facts of the kernel about a file that a record is to hold whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileFacts {
     /// How many names it has.
@@ -251,8 +251,12 @@ mod tests {
             let [cannot, is_plain, has_own_changes, is_pending, is_unlinked, was_moved] =
                 [1, 2, 4, 8, 16, 32].map(|bit| bits & bit != 0);
             let facts = RecordFacts { can_record: !cannot, is_covered: !is_plain, has_own_changes };
-            assert_eq!(may_record_name(&facts, || is_pending), bits & 15 == 0, "{facts:?}");
-            assert_eq!(stands_for_sync(has_own_changes, || is_pending), bits & 12 == 0);
+            assert_eq!(
+                may_record_name(&facts, || is_pending),
+                bits.trailing_zeros() >= 4,
+                "{facts:?}"
+            );
+            assert_eq!(stands_for_sync(has_own_changes, || is_pending), bits & 0b1100 == 0);
             let made = MadeFacts { has_names: !is_unlinked, was_moved, size: MADE_BYTES_MAX };
             let is_recorded = may_record_attributes(&facts, &made, || is_pending);
             assert_eq!(is_recorded, bits == 0, "{facts:?} {made:?}");

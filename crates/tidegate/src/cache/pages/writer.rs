@@ -1,0 +1,16 @@
+//! The type that stores pages. Its methods are in [`write`](super::write), [`merge`](super::merge)
+//! and [`content`](super::content).
+
+use std::sync::Arc;
+
+use super::Pages;
+use super::comparing::Comparing;
+use crate::sync::AtomicBool;
+
+/// Stores batches of pages in free slots.
+pub(in crate::cache) struct Writer {
+    pub(in crate::cache) pages: Arc<Pages>,
+    pub(in crate::cache) comparing: Comparing,
+    /// The granularity is `record`.
+    pub(in crate::cache) makes_records: AtomicBool,
+}
