@@ -4,11 +4,11 @@
 //! file by a pin of its own.
 #![allow(unsafe_code)] // C's calling convention
 
-use std::ffi::{c_int, c_long, c_uint};
+use std::ffi::{c_int, c_uint};
 
 use crate::covered::{self, Open};
 use crate::descriptors::{self, Kind, Known, PINNED};
-use crate::raw::{self, words};
+use crate::raw::{self, Made, by_architecture, words};
 use crate::synonyms::synonyms;
 use crate::{new_files, next, process, query, record_locks, unseen};
 
@@ -115,7 +115,7 @@ pub(crate) unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
 
 /// Makes `copy` a copy by `number`, the call that the C library makes. The kernel closes the file
 /// that `copy` was before, if it succeeds.
-fn replace(original: c_int, copy: c_int, (number, arguments): (c_long, [usize; 6])) -> c_int {
+fn replace(original: c_int, copy: c_int, (number, arguments): Made) -> c_int {
     let before = descriptors::clear(copy);
     // SAFETY: no pointers.
     let result = unsafe { raw::call(number, arguments) };
@@ -130,20 +130,19 @@ fn replace(original: c_int, copy: c_int, (number, arguments): (c_long, [usize; 6
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn dup2(original: c_int, copy: c_int) -> c_int {
     if original == copy {
-        // As the C library of each architecture asks whether it is open.
-        #[cfg(target_arch = "x86_64")]
+        // The C library asks in the same way whether it is open.
+        let (number, arguments) = by_architecture!(
+            (libc::SYS_dup2, words![original, copy]),
+            (libc::SYS_fcntl, words![original, libc::F_GETFD]),
+        );
         // SAFETY: no pointers.
-        return raw::returned_int(unsafe { raw::call(libc::SYS_dup2, words![original, copy]) });
-        #[cfg(not(target_arch = "x86_64"))]
-        return match raw::fcntl(original, libc::F_GETFD, 0) {
-            Ok(_) => copy,
-            Err(errno) => raw::failed_int(errno),
-        };
+        let result = raw::returned_int(unsafe { raw::call(number, arguments) });
+        return if result < 0 { result } else { copy };
     }
-    #[cfg(target_arch = "x86_64")]
-    let made = (libc::SYS_dup2, words![original, copy]);
-    #[cfg(not(target_arch = "x86_64"))]
-    let made = (libc::SYS_dup3, words![original, copy, 0]);
+    let made = by_architecture!(
+        (libc::SYS_dup2, words![original, copy]),
+        (libc::SYS_dup3, words![original, copy, 0]),
+    );
     replace(original, copy, made)
 }
 

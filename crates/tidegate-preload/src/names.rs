@@ -8,34 +8,16 @@
 #![allow(unsafe_code)] // C's functions
 #![allow(clippy::missing_safety_doc)] // as in the manual of each
 
-use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 
 use libc::{FILE, sockaddr, socklen_t};
 
 use crate::covered::Changed;
 use crate::metadata::{Named, counted_of};
-use crate::raw::{self, words};
+use crate::raw::{self, Made, by_architecture, words};
 use crate::readable::{is_readable, text};
 use crate::{covered, metadata, next};
-
-/// The system call that the C library makes for a function: its number and the arguments.
-type Made = (c_long, [usize; 6]);
-
-/// Makes the first call on an architecture whose C library has it, else the second one.
-#[cfg(target_arch = "x86_64")]
-macro_rules! made {
-    ($older:ident($($argument:expr),*), $newer:ident($($_newer:expr),*)) => {
-        (libc::$older, words![$($argument),*])
-    };
-}
-/// Makes the first call on an architecture whose C library has it, else the second one.
-#[cfg(not(target_arch = "x86_64"))]
-macro_rules! made {
-    ($older:ident($($_older:expr),*), $newer:ident($($argument:expr),*)) => {
-        (libc::$newer, words![$($argument),*])
-    };
-}
 
 /// Makes a system call with arguments of the program.
 fn call((number, arguments): Made) -> isize {
@@ -71,13 +53,19 @@ fn remove_name(directory: c_int, at: *const c_char, flags: c_int, made: Made) ->
 }
 
 fn remove_file(path: *const c_char) -> isize {
-    let made = made!(SYS_unlink(path), SYS_unlinkat(libc::AT_FDCWD, path, 0));
+    let made = by_architecture!(
+        (libc::SYS_unlink, words![path]),
+        (libc::SYS_unlinkat, words![libc::AT_FDCWD, path, 0])
+    );
     remove_name(libc::AT_FDCWD, path, 0, made)
 }
 
 fn remove_directory(path: *const c_char) -> isize {
     const REMOVEDIR: c_int = libc::AT_REMOVEDIR;
-    let made = made!(SYS_rmdir(path), SYS_unlinkat(libc::AT_FDCWD, path, REMOVEDIR));
+    let made = by_architecture!(
+        (libc::SYS_rmdir, words![path]),
+        (libc::SYS_unlinkat, words![libc::AT_FDCWD, path, REMOVEDIR])
+    );
     remove_name(libc::AT_FDCWD, path, REMOVEDIR, made)
 }
 
@@ -164,7 +152,7 @@ macro_rules! hooks {
 hooks! {
     rename(from: *const c_char, to: *const c_char) {
         let here = libc::AT_FDCWD;
-        let made = made!(SYS_rename(from, to), SYS_renameat(here, from, here, to));
+        let made = by_architecture!((libc::SYS_rename, words![from, to]), (libc::SYS_renameat, words![here, from, here, to]));
         change_name((here, from), (here, to), 0, made)
     }
     renameat(from_dir: c_int, from: *const c_char, to_dir: c_int, to: *const c_char) {
@@ -196,7 +184,7 @@ hooks! {
     }
     link(old: *const c_char, new: *const c_char) {
         let here = libc::AT_FDCWD;
-        let made = made!(SYS_link(old, new), SYS_linkat(here, old, here, new, 0));
+        let made = by_architecture!((libc::SYS_link, words![old, new]), (libc::SYS_linkat, words![here, old, here, new, 0]));
         add_name((here, old), (here, new), 0, made)
     }
     linkat(old_dir: c_int, old: *const c_char, new_dir: c_int, new: *const c_char, flags: c_int) {
@@ -204,13 +192,13 @@ hooks! {
         add_name((old_dir, old), (new_dir, new), flags, made)
     }
     symlink(text: *const c_char, path: *const c_char) {
-        make_name(made!(SYS_symlink(text, path), SYS_symlinkat(text, libc::AT_FDCWD, path)))
+        make_name(by_architecture!((libc::SYS_symlink, words![text, path]), (libc::SYS_symlinkat, words![text, libc::AT_FDCWD, path])))
     }
     symlinkat(text: *const c_char, directory: c_int, path: *const c_char) {
         make_name((libc::SYS_symlinkat, words![text, directory, path]))
     }
     mkdir(path: *const c_char, mode: c_uint) {
-        make_name(made!(SYS_mkdir(path, mode), SYS_mkdirat(libc::AT_FDCWD, path, mode)))
+        make_name(by_architecture!((libc::SYS_mkdir, words![path, mode]), (libc::SYS_mkdirat, words![libc::AT_FDCWD, path, mode])))
     }
     mkdirat(directory: c_int, path: *const c_char, mode: c_uint) {
         make_name((libc::SYS_mkdirat, words![directory, path, mode]))

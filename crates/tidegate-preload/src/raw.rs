@@ -72,6 +72,27 @@ macro_rules! words {
 }
 pub(crate) use words;
 
+/// The first expression on an architecture that has the older system calls, else the second one:
+/// each C library makes the oldest call that its architecture has.
+#[cfg(target_arch = "x86_64")]
+macro_rules! by_architecture {
+    ($older:expr, $newer:expr $(,)?) => {
+        $older
+    };
+}
+/// The first expression on an architecture that has the older system calls, else the second one:
+/// each C library makes the oldest call that its architecture has.
+#[cfg(not(target_arch = "x86_64"))]
+macro_rules! by_architecture {
+    ($older:expr, $newer:expr $(,)?) => {
+        $newer
+    };
+}
+pub(crate) use by_architecture;
+
+/// The system call that the C library makes for a function: its number and the arguments.
+pub(crate) type Made = (c_long, [usize; 6]);
+
 /// What may be an argument of a system call.
 pub(crate) trait Word {
     /// The argument as the kernel takes it: signed numbers are extended.

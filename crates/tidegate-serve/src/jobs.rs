@@ -1,7 +1,6 @@
 //! A thread that performs long requests one after another. The thread that accepts clients stays
 //! free.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
@@ -45,7 +44,7 @@ impl Jobs {
             let wanted = jobs.into_iter().take_while(|_| !abandoned.load(Ordering::Acquire));
             wanted.for_each(perform);
         };
-        let worker = Worker::start(name, StopHandle::new()?, run).map_err(refused)?;
+        let worker = Worker::start(name, StopHandle::new()?, run)?;
         Ok((Self { worker, is_abandoned }, Sender(sender)))
     }
 
@@ -54,8 +53,4 @@ impl Jobs {
         self.is_abandoned.store(true, Ordering::Release);
         self.worker.abandon();
     }
-}
-
-fn refused(error: io::Error) -> ServeError {
-    ServeError::io("cannot start a thread", error)
 }

@@ -51,8 +51,7 @@ impl SerialServer {
         let desk = Arc::new(Desk { listeners, conversation: Mutex::default() });
         let served = Arc::clone(&desk);
         let run = move |stop: &StopHandle| serve(&served, stop, &converse);
-        let worker = Worker::start(name, StopHandle::new()?, run);
-        let worker = worker.map_err(|error| ServeError::io("cannot start a thread", error))?;
+        let worker = Worker::start(name, StopHandle::new()?, run)?;
         Ok(Self { worker, desk })
     }
 

@@ -1,6 +1,5 @@
 //! How any thread stops a server, and threads that are stopped with what they work for.
 
-use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -52,9 +51,10 @@ impl Worker {
         name: &str,
         stop: StopHandle,
         work: impl FnOnce(&StopHandle) + Send + 'static,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, ServeError> {
         let stopped = stop.clone();
-        let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&stopped))?;
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&stopped));
+        let thread = thread.map_err(|error| ServeError::io("cannot start a thread", error))?;
         Ok(Self { stop, thread: Some(thread) })
     }
 

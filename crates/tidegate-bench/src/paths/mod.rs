@@ -17,7 +17,7 @@ use strum::VariantArray;
 
 use self::step::Counts;
 pub use self::work::HotPath;
-use self::work::OVERWRITE;
+use self::work::{OVERWRITE, OVERWRITE_NUMBERS};
 use crate::block::scratch;
 use crate::child::{find_program, this_program};
 use crate::error::{BenchError, Result};
@@ -98,6 +98,7 @@ impl PathsArgs {
         command.args(["run", "--quiet", "--size", RUN_POOL_BYTES, "--pool"]);
         command.arg(pool.path().join("pool")).arg("--").arg(find_program("python3", "python3")?);
         command.args(["-c", OVERWRITE]).arg(dir.path().join("overwritten"));
+        command.args(OVERWRITE_NUMBERS.map(|number| number.to_string()));
         median_of(command)
     }
 }

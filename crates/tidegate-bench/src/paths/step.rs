@@ -13,7 +13,7 @@ use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
-use object::{Object, ObjectSymbol};
+use object::{Object, ObjectSegment, ObjectSymbol};
 
 use super::instruction::{Kind, kind};
 use crate::error::{BenchError, Result};
@@ -164,16 +164,12 @@ fn chosen_in(file: &Path, addresses: &Range<u64>, offset: u64) -> Result<Vec<Ran
     let bytes = std::fs::read(file).map_err(BenchError::os("read", file))?;
     let parsed = object::File::parse(&*bytes).map_err(failed)?;
     let is_here = |segment: &object::Segment<'_, '_>| {
-        use object::ObjectSegment;
         let (at, len) = segment.file_range();
         (at..at + len).contains(&offset)
     };
     let Some(segment) = parsed.segments().find(is_here) else { return Ok(Vec::new()) };
-    let base = {
-        use object::ObjectSegment;
-        // Where the file's addresses begin in memory.
-        addresses.start - (segment.address() + (offset - segment.file_range().0))
-    };
+    // Where the file's addresses begin in memory.
+    let base = addresses.start - (segment.address() + (offset - segment.file_range().0));
     let of_symbol = |symbol: object::Symbol<'_, '_>| {
         let name = symbol.name().ok()?;
         let is_chosen = CHOSEN.iter().any(|part| name.contains(part));

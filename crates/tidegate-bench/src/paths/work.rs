@@ -16,7 +16,7 @@ use crate::error::{BenchError, Result};
 use crate::policy::name_of;
 
 /// Operations that are counted.
-pub(super) const ROUNDS: u64 = 9;
+const ROUNDS: u64 = 9;
 /// Operations before them.
 const WARM_UP: u64 = 256;
 const BLOCK_BYTES: usize = 4096;
@@ -26,25 +26,28 @@ const BLOCKS: u64 = 64;
 
 /// A program for `tidegate run`: a block of a file overwritten, and synced by `fdatasync`. The
 /// functions around it are the C library's; a program of ours makes system calls of its own, and so
-/// is not watched.
+/// is not watched. Its arguments are a file and [`OVERWRITE_NUMBERS`].
 pub(super) const OVERWRITE: &str = r#"
 import ctypes, os, sys
 c = ctypes.CDLL(None)
 at = lambda function: ctypes.cast(function, ctypes.c_void_p).value
 f = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o644)
+block_bytes, blocks, warm_up, rounds = map(int, sys.argv[2:])
 def once(n):
-    os.pwrite(f, b"7" * 4096, n % 64 * 4096)
+    os.pwrite(f, b"7" * block_bytes, n % blocks * block_bytes)
     os.fdatasync(f)
-for n in range(256):
+for n in range(warm_up):
     once(n)
 print("ready", os.getpid(), at(c.getppid), at(c.getpgrp), flush=True)
 sys.stdin.readline()
-for n in range(9):
+for n in range(rounds):
     c.getppid()
     once(n)
     c.getpgrp()
 os._exit(0)
 "#;
+/// Bytes of a block, blocks, operations before those that are counted, and operations counted.
+pub(super) const OVERWRITE_NUMBERS: [u64; 4] = [BLOCK_BYTES as u64, BLOCKS, WARM_UP, ROUNDS];
 
 /// A path that most requests of some user take.
 #[derive(

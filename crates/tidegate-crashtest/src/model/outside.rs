@@ -136,9 +136,7 @@ impl Skipped {
         let sizes = model.sizes_of(operation);
         let skipping = || {
             let mut model = model.clone();
-            model.step += 1;
-            model.note_of_others(step);
-            model.note_times(None);
+            skip(&mut model, step);
             model
         };
         let operation = operation.clone();
@@ -183,9 +181,7 @@ impl Skipped {
             Step::Other(_, inner)
                 if !self.is_of_new && matches!(inner.innermost(), Step::Operation(_)) =>
             {
-                self.model.step += 1;
-                self.model.note_of_others(step);
-                self.model.note_times(None);
+                skip(&mut self.model, step);
                 true
             }
             step => self.model.apply(step).is_ok(),
@@ -199,6 +195,13 @@ impl Skipped {
     pub(super) fn judge(&self, state: &State, is_unordered: bool) -> Verdict {
         self.model.judge(state, is_unordered)
     }
+}
+
+/// Passes over a change from outside that is lost.
+fn skip(model: &mut Model, step: &Step) {
+    model.step += 1;
+    model.note_of_others(step);
+    model.note_times(None);
 }
 
 impl Before {
