@@ -15,8 +15,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::page;
 
 const STACK_BYTES: usize = 64 << 10;
-/// Threads that are in a hook at once and need no mapping. Untouched stacks take no memory.
-const STACKS: usize = 32;
+/// Threads that are in a hook at once and need no mapping. Untouched stacks take no memory, but
+/// count for a program that locks all of it, under a limit that is 8 MiB for most users.
+const STACKS: usize = 8;
 
 /// Whether a stack is taken, in a cache line of its own.
 #[repr(align(64))]

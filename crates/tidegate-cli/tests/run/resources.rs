@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 use std::path::Path;
+use std::process::Command;
 
 use crate::bed::{Bed, Runner};
 use crate::programs::compiled;
@@ -118,16 +119,18 @@ fn a_program_has_its_memory_for_itself() {
     }
 }
 
-/// With the limit of 8 MiB that most users have.
+/// With the limit of 8 MiB that most users have. It holds for the run as a whole: a program that
+/// gave its rights up inside of one would not be watched.
 #[test]
 fn a_user_can_lock_the_memory_of_a_small_program() {
     let bed = Bed::new();
     let program = compiled("locked", &[]);
     let pool = bed.pool();
     for runner in [Runner::Plain, Runner::Run(&pool)] {
-        let mut command = runner.command("prlimit", bed.disk());
+        let inner = runner.command(&program, bed.disk());
+        let mut command = Command::new("prlimit");
         command.args(["--memlock=8388608", "setpriv", "--bounding-set=-ipc_lock"]);
-        command.args(["--inh-caps=-ipc_lock", "--"]).arg(&program);
-        succeed(&mut command);
+        command.args(["--inh-caps=-ipc_lock", "--"]).arg(inner.get_program());
+        succeed(command.args(inner.get_args()).current_dir(bed.disk()));
     }
 }
