@@ -52,6 +52,13 @@ impl Seen {
     pub(crate) fn size(&self) -> u64 {
         u64::try_from(self.stat.st_size).unwrap_or(0)
     }
+
+    /// Returns the file's ctime, in nanoseconds since 1970; 0 before that.
+    pub(crate) fn changed_ns(&self) -> u64 {
+        let [s, ns] = [self.stat.st_ctime, self.stat.st_ctime_nsec];
+        let [s, ns] = [s, ns].map(|part| u64::try_from(part).unwrap_or(0));
+        s * raw::NS_PER_S + ns
+    }
 }
 
 /// What a descriptor is of the file that was `seen`; `status` are its status flags.

@@ -83,8 +83,13 @@ impl Trial {
         };
         let at = NameAt { parent, name: name.as_bytes() };
         let make = Make { at, parent_changed: time, attributes };
-        let made =
-            guard.make((&make, content), &definition(file, &path), guard.unlogged(), false, true);
+        let made = guard.make(
+            (&make, content, 0),
+            &definition(file, &path),
+            guard.unlogged(),
+            false,
+            true,
+        );
         assert_eq!(made, Ok(true));
     }
 

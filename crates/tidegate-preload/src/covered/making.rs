@@ -219,7 +219,7 @@ impl Open {
             return None;
         }
         let data_only = matches!(purpose, Purpose::Answer(Sync::Data));
-        let made = (&make, content.bytes());
+        let made = (&make, content.bytes(), seen.changed_ns());
         // What a stream writes behind the record is in none.
         let is_last = !self.known.has(PINNED);
         let is_made = guard.make(made, &story.definition, story.unlogged, data_only, is_last);

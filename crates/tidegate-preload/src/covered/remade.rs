@@ -117,7 +117,7 @@ impl Remade {
         extended.read(self.open.fd)?;
         let make = self.open.look(&seen, parent, extended.bytes())?;
         let definition = self.identified.definition(&self.path);
-        let made = (&make, content.bytes());
+        let made = (&make, content.bytes(), seen.changed_ns());
         let is_made = guard.make(made, &definition, guard.unlogged(), false, true);
         is_made.ok().filter(|is_made| *is_made)?;
         self.open.note_sparse(guard, seen.size());

@@ -224,8 +224,9 @@ impl FileGuard<'_> {
     /// Covers a file whose story has [begun](Self::begin_story) by a record of all of it; or
     /// records all of a covered one anew, whose names are as in its first such record. The names'
     /// lock is held, and nothing of the file was changed since `make` and `content` were looked
-    /// at, which was after the file was locked and no plain write of it was in flight. `unlogged`
-    /// is [what it was](Self::unlogged) when the story began. With `data_only` the record answers
+    /// at, which was after the file was locked and no plain write of it was in flight. The file's
+    /// ctime was `changed_ns` then, in nanoseconds since 1970. `unlogged` is [what it
+    /// was](Self::unlogged) when the story began. With `data_only` the record answers
     /// an `fdatasync`. No write that has no record follows where it `is_last`. False: the file was
     /// changed around the log.
     ///
@@ -233,7 +234,7 @@ impl FileGuard<'_> {
     /// [`AppendError`]: the file is not covered.
     pub fn make(
         &self,
-        (make, content): (&Make<'_>, &[u8]),
+        (make, content, changed_ns): (&Make<'_>, &[u8], u64),
         definition: &Definition<'_>,
         unlogged: u64,
         data_only: bool,
@@ -247,7 +248,7 @@ impl FileGuard<'_> {
         if ticket.needs_define() {
             self.define_again(&mut ticket, definition)?;
         }
-        ticket.make(make, content, is_last)?;
+        ticket.make((make, content, changed_ns), is_last)?;
         let (size, end) = (content.len() as u64, entry.names_end().load(Ordering::Relaxed));
         entry.changed_end().store(end, Ordering::Relaxed);
         entry.marked_at().store(end, Ordering::Relaxed);
@@ -337,7 +338,7 @@ mod tests {
         guard.begin_story(&definition(1), 3).unwrap();
         let unlogged = guard.unlogged();
         assert_eq!(
-            guard.make((&make(), b"abc"), &definition(1), unlogged, data_only, true),
+            guard.make((&make(), b"abc", 0), &definition(1), unlogged, data_only, true),
             Ok(true)
         );
         file
@@ -411,13 +412,17 @@ mod tests {
         let file = log.entry_for(&key(1)).unwrap();
         let guard = log.lock(file).unwrap();
         let make = make();
-        assert_eq!(guard.make((&make, b""), &definition(1), 0, false, true), Ok(false), "no story");
+        assert_eq!(
+            guard.make((&make, b"", 0), &definition(1), 0, false, true),
+            Ok(false),
+            "no story"
+        );
         guard.begin_story(&definition(1), 0).unwrap();
         let unlogged = guard.unlogged();
         guard.mark_unlogged(false);
-        assert_eq!(guard.make((&make, b""), &definition(1), unlogged, false, true), Ok(false));
+        assert_eq!(guard.make((&make, b"", 0), &definition(1), unlogged, false, true), Ok(false));
         let unsound = Make { at: at(b"a/b"), ..make };
-        let result = guard.make((&unsound, b""), &definition(1), guard.unlogged(), false, true);
+        let result = guard.make((&unsound, b"", 0), &definition(1), guard.unlogged(), false, true);
         assert_eq!(result, Err(AppendError::Unsound));
         assert!(!log.has_names(file));
     }

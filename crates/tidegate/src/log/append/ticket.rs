@@ -129,13 +129,12 @@ impl Ticket<'_> {
         record.with_parts(|parts| self.about(draft, parts, Share::Data))
     }
 
-    /// Appends all of the file, which is `content` and what `make` says: the record's position. A
-    /// record that is not `is_last` of the program's writes to the file does not say when it was
-    /// made: more of them may follow without a record.
+    /// Appends all of the file, which is `content` and what `make` says, and its ctime: the record's
+    /// position. A record that is not `is_last` of the program's writes to the file says no times:
+    /// more of them may follow without a record.
     pub(in crate::log) fn make(
         &mut self,
-        make: &Make<'_>,
-        content: &[u8],
+        (make, content, changed_ns): (&Make<'_>, &[u8], u64),
         is_last: bool,
     ) -> Result<u64, AppendError> {
         if !make.is_sound() {
@@ -144,7 +143,8 @@ impl Ticket<'_> {
         let fixed = make.encode();
         let parts = make.parts(&fixed, content);
         self.is_dated = is_last;
-        self.about(Header::of(RecordKind::Make), &parts, Share::Data)
+        let aux = if is_last { changed_ns } else { 0 };
+        self.about(Header { aux, ..Header::of(RecordKind::Make) }, &parts, Share::Data)
     }
 
     /// Appends what `draft` says of the file.

@@ -7,7 +7,8 @@
 //! than the first moment at which the last operation on it is known to be done. Where the log has
 //! no such moment, the session ended before the next heartbeat: no own time is later than that.
 //! Where the record of a sync says which time the file had, and nothing was done to it since, the
-//! session has left that one, or an earlier one.
+//! session has left that one, or an earlier one. For a record of a whole file that time is its
+//! ctime, which no program can set back.
 //!
 //! Invariants:
 //! 1. A time that the session may have left is never taken for one from outside. A clock that was
@@ -36,7 +37,8 @@ pub(super) struct StoryDates {
     pub(super) synced_ns: u64,
     /// The last change of bytes or size that was not synced.
     unsynced_ns: u64,
-    /// The time that the file had at its last sync, if nothing was done to it since.
+    /// The latest time that the file can have had until its last sync, if nothing was done to it
+    /// since.
     shown_ns: Option<u64>,
     /// All of the file was recorded after its last change of bytes or size: a program may have set
     /// its time back.
@@ -65,14 +67,15 @@ impl StoryDates {
             }
             RecordKind::Mark if header.aux != 0 => {
                 (self.synced_ns, self.unsynced_ns) = (header.aux, 0);
-                self.shown_ns = Some(header.aux).filter(|_| !self.was_made);
+                let made_ns = self.shown_ns.map(|shown_ns| shown_ns.max(header.aux));
+                self.shown_ns = if self.was_made { made_ns } else { Some(header.aux) };
             }
             RecordKind::Mark if self.unsynced_ns != 0 => {
                 self.synced_ns = std::mem::take(&mut self.unsynced_ns);
             }
             RecordKind::Make => {
                 (self.synced_ns, self.unsynced_ns) = (0, 0);
-                (self.shown_ns, self.was_made) = (None, true);
+                (self.shown_ns, self.was_made) = (Some(header.aux).filter(|ns| *ns != 0), true);
             }
             _ => {}
         }

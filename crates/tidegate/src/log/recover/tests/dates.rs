@@ -1,8 +1,11 @@
 //! Histories of a session, its clock and processes outside: no time that the session has left is
 //! taken for one from outside, and one from outside is noticed once the clock of files moves on.
+//! Where a record has the file's time, any later one is noticed: the kernel of these histories
+//! gives a file whose time was asked for a later one at the next change, as Linux does since 6.13.
 
 use zerocopy::IntoBytes;
 
+use crate::log::names::{Attributes, Make, NameAt, Timestamp};
 use crate::log::recover::dates::LATE_NS;
 use crate::log::recover::{FilePlan, Payload, Planner};
 use crate::log::{Definition, FileHandle, Header, Heartbeat, RecordKind};
@@ -49,7 +52,11 @@ struct File {
     own: Vec<u64>,
     /// Its time now, given by the session or from outside.
     time: u64,
-    /// When a record said last that all is done; none since the last own operation.
+    /// The last change of the file itself; its own time may have been set back since.
+    ctime: u64,
+    /// A process has asked for the time since.
+    is_asked: bool,
+    /// From when on a change from outside must be noticed; none since the last own operation.
     confirmed_ns: Option<u64>,
     /// When a process outside has changed it last, and the time that it got.
     outside: Option<(u64, u64)>,
@@ -66,6 +73,8 @@ struct Session {
     most_ahead_ns: u64,
     beat: Heartbeat,
     beaten_ns: u64,
+    /// The latest time that the kernel has given a file.
+    given_ns: u64,
     /// When the last record was made, or the heart has beaten last.
     last_word_ns: u64,
     is_supervised: bool,
@@ -85,6 +94,7 @@ impl Session {
             most_ahead_ns: EPOCH_NS,
             beat: Heartbeat::default(),
             beaten_ns: 0,
+            given_ns: 0,
             last_word_ns: 0,
             is_supervised: true,
             files: (0..FILES).map(|_| File::default()).collect(),
@@ -100,16 +110,26 @@ impl Session {
         self.now_ns + self.wall_ahead_ns
     }
 
-    /// The time that the kernel gives a file now.
-    fn file_time_ns(&self) -> u64 {
+    fn tick_ns(&self) -> u64 {
         self.now_ns - self.now_ns % TICK_NS + self.wall_ahead_ns
+    }
+
+    /// The kernel changes a file: the time that it gives.
+    fn touch(&mut self, number: usize) -> u64 {
+        let (coarse_ns, fine_ns) = (self.tick_ns().max(self.given_ns), self.wall_ns());
+        let file = &mut self.files[number];
+        let is_fine = file.is_asked && coarse_ns <= file.ctime;
+        file.time = if is_fine { fine_ns } else { coarse_ns };
+        (file.ctime, file.is_asked) = (file.time, false);
+        self.given_ns = self.given_ns.max(file.time);
+        file.time
     }
 
     fn put(&mut self, kind: RecordKind, number: usize, payload: Vec<u8>) -> u64 {
         self.position += 64;
         self.last_word_ns = self.now_ns;
         let is_coarse = matches!(kind, RecordKind::Write | RecordKind::SetSize);
-        let wall_ns = if is_coarse { self.file_time_ns() } else { self.wall_ns() };
+        let wall_ns = if is_coarse { self.tick_ns() } else { self.wall_ns() };
         let (position, file) = (self.position, number as u64 + 1);
         self.headers.push((Header { position, file, wall_ns, ..Header::of(kind) }, payload));
         position
@@ -162,10 +182,9 @@ impl Session {
 
     /// The kernel does an operation of the session.
     fn change(&mut self, number: usize) {
-        let time = self.file_time_ns();
+        let time = self.touch(number);
         let file = &mut self.files[number];
         file.own.push(time);
-        file.time = time;
         (file.confirmed_ns, file.outside) = (None, None);
         file.in_the_middle = None;
     }
@@ -189,22 +208,18 @@ impl Session {
             4..9 if !is_in_the_middle => {
                 self.put(RecordKind::Mark, number, Vec::new());
                 // A sync soon after another one does not ask for the time.
-                if self.random.below(2) == 0
-                    && let Some((header, _)) = self.headers.last_mut()
-                {
-                    header.aux = self.files[number].time;
-                }
-                self.files[number].confirmed_ns = Some(self.now_ns);
+                let asks = self.random.below(2) == 0;
+                let time = self.files[number].time;
+                self.confirm(number, asks.then_some(time));
             }
+            9 if self.mistake != Mistake::Unannounced && !is_in_the_middle => self.make(number),
             9 if self.mistake == Mistake::Unannounced && !is_in_the_middle => self.change(number),
             10 => self.set_clock(),
             11 if self.files.iter().all(|file| file.in_the_middle.is_none()) => {
                 self.is_supervised = false;
             }
             12..15 => {
-                let of_file = (self.now_ns, self.file_time_ns());
-                self.files[number].outside = Some(of_file);
-                self.files[number].time = of_file.1;
+                self.files[number].outside = Some((self.now_ns, self.touch(number)));
             }
             _ => {
                 let most_ns =
@@ -213,6 +228,41 @@ impl Session {
                 self.pass(ns);
             }
         }
+    }
+
+    /// The last record says that all is done, and the time of the file where it was asked for.
+    fn confirm(&mut self, number: usize, time: Option<u64>) {
+        let (at_ns, file) = (self.now_ns, &mut self.files[number]);
+        if let (Some(time), Some((header, _))) = (time, self.headers.last_mut()) {
+            header.aux = time;
+            file.is_asked = true;
+        }
+        let known_ns = if time.is_some() { at_ns + 1 } else { at_ns + TICK_NS };
+        file.confirmed_ns = Some(file.confirmed_ns.map_or(known_ns, |known| known.min(known_ns)));
+    }
+
+    /// A record has all of the file, whose time the program may have set back.
+    fn make(&mut self, number: usize) {
+        if self.random.below(2) == 0 {
+            self.touch(number);
+            self.files[number].time = EPOCH_NS;
+        }
+        let attributes = Attributes {
+            mode: 0o644,
+            owner: 0,
+            group: 0,
+            accessed: Timestamp::default(),
+            modified: Timestamp::of_ns(self.files[number].time),
+            extended: b"",
+        };
+        let at = NameAt { parent: FileHandle::new(1, &[1; 8]).unwrap(), name: b"a" };
+        let make = Make { at, parent_changed: Timestamp::default(), attributes };
+        let fixed = make.encode();
+        let payload = make.parts(&fixed, b"content").into_iter().flat_map(|part| part.to_vec());
+        self.put(RecordKind::Make, number, payload.collect());
+        self.files[number].confirmed_ns = None;
+        let ctime = self.files[number].ctime;
+        self.confirm(number, Some(ctime));
     }
 
     /// Sets the clock while the supervisor lives and nothing is in the middle. The heart beats
@@ -244,7 +294,7 @@ impl Session {
             let ns = self.random.below(3000 * MS);
             self.now_ns += ns;
             if self.random.below(3) == 0 {
-                self.files[number].outside = Some((self.now_ns, self.file_time_ns()));
+                self.files[number].outside = Some((self.now_ns, self.touch(number)));
             }
         }
     }
@@ -273,8 +323,9 @@ impl Session {
             let Some((at_ns, time)) = file.outside.filter(|_| self.beat.set_back_ns == 0) else {
                 continue;
             };
-            let known_ns = file.confirmed_ns.unwrap_or(self.last_word_ns + LATE_NS);
-            if at_ns >= known_ns + TICK_NS && !is_refused(time) {
+            let late_ns = self.last_word_ns + LATE_NS + TICK_NS;
+            let known_ns = file.confirmed_ns.unwrap_or(late_ns);
+            if at_ns >= known_ns && !is_refused(time) {
                 return Some(format!("file {number}: {time} from outside is overwritten"));
             }
         }

@@ -125,7 +125,7 @@ impl Bed {
         let make = Make { at: self.at(name), parent_changed, attributes };
         let unlogged = guard.unlogged();
         let content = content.as_bytes();
-        assert_eq!(guard.make((&make, content), &definition, unlogged, false, true), Ok(true));
+        assert_eq!(guard.make((&make, content, 0), &definition, unlogged, false, true), Ok(true));
         Logged { entry }
     }
 
