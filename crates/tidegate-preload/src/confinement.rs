@@ -1,9 +1,10 @@
 //! A test of all that the hooks do while another thread gives the log up and installs a filter of
 //! system calls: after that, each thread makes the program's own system calls only.
 //!
-//! The other thread may be so fast only where no [`Holder`](crate::process::Holder) is waited for:
-//! before a hook begins, when it has seen that there is a log, and whenever a holder has gone. Each
-//! of these seams is tried in each operation. The filter kills for any other system call.
+//! The other thread may be so fast only where it waits for no
+//! [`Holder`](crate::state::process::Holder): before a hook begins, when it has seen that there is
+//! a log, and whenever a holder has gone. Each of these seams is tried in each operation. The
+//! filter kills for any other system call.
 #![allow(unsafe_code)] // the hooks, and a system call that no crate has
 
 use std::cell::Cell;
@@ -14,9 +15,11 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::mpsc::channel;
 use std::thread;
 
+use crate::hooks::{attributes, close, names, open};
+use crate::hooks::{rights, size, sync, write};
+use crate::state::{descriptors, process, record_locks};
+use crate::sys::{next, raw};
 use crate::testing::World;
-use crate::{attributes, close, descriptors, names, next, open, process, raw, record_locks};
-use crate::{rights, size, sync, write};
 
 thread_local! {
     /// The seams of the thread that are to be passed before it is confined; none: it never is.

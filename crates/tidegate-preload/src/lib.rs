@@ -43,80 +43,17 @@
 //! 3. A signal handler that interrupts a hook and writes to the same file ends the file's story.
 //!
 //! # Map
-//! - the program's calls: `write`, `sync`, `size`, `open`, `names`, `attributes`, `close`, `stdio`,
-//!   `printf`, `mapping`, `transfer`, `aio`, `message`, `exec`, `syscall`, `fork`, `vfork`,
-//!   `rights`, `limits`, `loading`, `memory_limits`, `unmount`; and `library`, for changes that the
-//!   C library makes by itself;
-//! - what they do: `plain` (a call in its lane), `every_write` (and its sync), `metadata` (a
-//!   counted one), `covered` (admission, new files, names, writes, truncations, syncs, leaving),
-//!   `unseen` (files pinned to the kernel path), `lifecycle` (the library is loaded, the process
-//!   forks and ends);
-//! - what they know: `files` (which file), `new_files`, `parents` (names and their directories),
-//!   `extended` (attributes), `file_systems`, `extents`, `record_locks`, `descriptors` (what is
-//!   noted of each), `objects` (libraries), `proc_fd`, `kept` (files that are pinned), `real` (why
-//!   syncs are real), `process` (and what the user wants), `supervisor`, `suspended`, `mounts`;
-//! - underneath: `raw` (system calls), `query` (those that the program does not make itself),
-//!   `next` (the C library's functions), `synonyms`, `path`, `page`, `own_stack`, `shared` (values
-//!   without a lock), `readable` (the program's pointers), `cancel`, `signals`.
+//! - `hooks`: the functions that programs call, by kind of call;
+//! - `covered`: how files change and are synced, through the log or by the kernel alone;
+//! - `state`: what is known of files, descriptors, file systems and this process;
+//! - `sys`: system calls, the C library's functions, memory and signals.
 #![cfg_attr(test, allow(dead_code))]
 
-mod aio;
-mod attributes;
-mod cancel;
-mod close;
 #[cfg(test)]
 mod confinement;
 mod covered;
-mod descriptors;
-mod every_write;
-mod exec;
-mod extended;
-mod extents;
-mod file_systems;
-mod files;
-mod fork;
-mod kept;
-mod library;
-mod lifecycle;
-mod limits;
-mod loading;
-mod mapping;
-mod memory_limits;
-mod message;
-mod metadata;
-mod mounts;
-mod names;
-mod new_files;
-mod next;
-mod objects;
-mod open;
-mod own_stack;
-mod page;
-mod parents;
-mod path;
-mod plain;
-mod printf;
-mod proc_fd;
-mod process;
-mod query;
-mod raw;
-mod readable;
-mod real;
-mod record_locks;
-mod rights;
-mod shared;
-mod signals;
-mod size;
-mod stdio;
-mod supervisor;
-mod suspended;
-mod sync;
-mod synonyms;
-mod syscall;
+mod hooks;
+mod state;
+mod sys;
 #[cfg(test)]
 mod testing;
-mod transfer;
-mod unmount;
-mod unseen;
-mod vfork;
-mod write;

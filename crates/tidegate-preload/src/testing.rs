@@ -13,10 +13,10 @@ use tidegate::log::{
 use tidegate::pmem::{Region, SharedMemory};
 
 use crate::covered::Open;
-use crate::descriptors::{Entry, Known};
-use crate::files::{self, Seen};
-use crate::path::PathBuffer;
-use crate::process::{self, Attached};
+use crate::state::descriptors::{Entry, Known};
+use crate::state::files::{self, Seen};
+use crate::state::process::{self, Attached};
+use crate::sys::path::PathBuffer;
 
 /// A log, and a directory for files.
 pub(crate) struct World {

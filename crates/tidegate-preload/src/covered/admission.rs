@@ -3,7 +3,7 @@
 //! The order, and why:
 //! 1. The story begins: from now on writers find it, and log before they write. Under the entry's
 //!    lock, so that no writer is in the middle.
-//! 2. Plain writes that began before are waited for ([`plain`](crate::plain)), and the supervisor,
+//! 2. Plain writes that began before are waited for ([`plain`](super::plain)), and the supervisor,
 //!    which holds a descriptor that hears of each failed write-back. Neither for long.
 //! 3. The log's head and the file's size are noted under the lock: each logged change below that
 //!    head has been made in the kernel, so the sync makes it durable.
@@ -22,12 +22,13 @@ use tidegate::log::cover::{
 use tidegate::log::{CoverState, Definition};
 
 use super::{LOCK_TIMEOUT, Locked, Open, Sync};
-use crate::descriptors::{self, DIRECT, Entry, PINNED};
-use crate::files::{self, Identified, Seen};
-use crate::path::{self, PathBuffer};
-use crate::process::Holding;
-use crate::signals::SignalsBlocked;
-use crate::{extents, own_stack, process};
+use crate::state::descriptors::{self, DIRECT, Entry, PINNED};
+use crate::state::files::{self, Identified, Seen};
+use crate::state::process::Holding;
+use crate::state::{extents, process};
+use crate::sys::own_stack;
+use crate::sys::path::{self, PathBuffer};
+use crate::sys::signals::SignalsBlocked;
 
 /// A story that has begun.
 struct Story<'d> {

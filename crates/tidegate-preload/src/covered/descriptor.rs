@@ -6,11 +6,11 @@
 use std::ffi::c_int;
 
 use super::Open;
-use crate::descriptors::{self, Kind, Known, READ_ONLY};
-use crate::files::{self, Seen};
-use crate::process;
-use crate::query;
-use crate::raw::Errno;
+use crate::state::descriptors::{self, Kind, Known, READ_ONLY};
+use crate::state::files::{self, Seen};
+use crate::state::process;
+use crate::sys::query;
+use crate::sys::raw::Errno;
 
 /// What `fd` is: as noted, or found out now.
 #[inline]

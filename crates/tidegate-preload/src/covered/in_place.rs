@@ -1,16 +1,17 @@
 //! Files of which an overwrite changes more than bytes: they stay plain.
 //!
-//! [`tidegate::log::cover`] decides by mode, capability and flags. What another file shares is no
-//! matter of this module: [`extents`](crate::extents) finds it when the file is covered, and the
-//! calls that share blocks make their files leave ([`transfer`](crate::transfer)).
+//! [`tidegate::log::cover`] decides by mode, capability and flags. Blocks that files share
+//! are no matter of this module: [`extents`](crate::state::extents) finds them when the file is
+//! covered, and the calls that share blocks make their files leave
+//! ([`transfer`](crate::hooks::transfer)).
 //!
 //! Entry point: [`Open::is_overwritten_in_place`].
 
 use tidegate::log::cover;
 
 use super::Open;
-use crate::files::Seen;
-use crate::query;
+use crate::state::files::Seen;
+use crate::sys::query;
 
 impl Open {
     /// Whether an overwrite of the file, which was `seen`, changes its bytes and times alone.

@@ -20,11 +20,13 @@ use tidegate::log::cover::{LeaveAction, decide_leave};
 use tidegate::log::{AppendError, Counter, FileGuard, FileRef, LockError, Log, PlainCall};
 
 use super::{LOCK_TIMEOUT, Locked, Open, SPACE_TIMEOUT, TRIES};
-use crate::descriptors::{self, Entry, Known, PINNED};
-use crate::path::Opened;
-use crate::process::Holding;
-use crate::record_locks::{self, Unlocked};
-use crate::{metadata, mounts, plain, query, raw};
+use crate::covered::{metadata, plain};
+use crate::state::descriptors::{self, Entry, Known, PINNED};
+use crate::state::mounts;
+use crate::state::process::Holding;
+use crate::state::record_locks::{self, Unlocked};
+use crate::sys::path::Opened;
+use crate::sys::{query, raw};
 
 /// File systems that are synced one by one.
 const DEVICES_MOST: usize = 16;

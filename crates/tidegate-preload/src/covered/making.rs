@@ -28,17 +28,18 @@ use tidegate::log::{
 use super::leave::leave_half_named;
 use super::sync::commits_all;
 use super::{LOCK_TIMEOUT, Locked, Open, Sync};
-use crate::descriptors::{DIRECT, Entry, PINNED, WRITE_ONLY};
-use crate::extended::Extended;
-use crate::files::{self, Identified, Seen};
-use crate::new_files::{self, NewFile};
-use crate::page::{Mapped, PAGE_BYTES, Page};
-use crate::parents::{Parent, timestamp};
-use crate::path::{self, PathBuffer};
-use crate::process::Holding;
-use crate::raw::Errno;
-use crate::signals::SignalsBlocked;
-use crate::{extents, file_systems, own_stack, process, query, raw};
+use crate::state::descriptors::{DIRECT, Entry, PINNED, WRITE_ONLY};
+use crate::state::extended::Extended;
+use crate::state::files::{self, Identified, Seen};
+use crate::state::new_files::{self, NewFile};
+use crate::state::parents::{Parent, timestamp};
+use crate::state::process::Holding;
+use crate::state::{extents, file_systems, process};
+use crate::sys::page::{Mapped, PAGE_BYTES, Page};
+use crate::sys::path::{self, PathBuffer};
+use crate::sys::raw::Errno;
+use crate::sys::signals::SignalsBlocked;
+use crate::sys::{own_stack, query, raw};
 
 /// How long the supervisor is not asked again for what it did not do in time.
 const PAUSE_NS: u64 = 1_000_000_000;

@@ -14,18 +14,22 @@
 
 mod admission;
 mod descriptor;
+pub(crate) mod every_write;
 mod in_place;
 mod leave;
 mod making;
+pub(crate) mod metadata;
 mod naming;
 mod owner;
 mod place;
+pub(crate) mod plain;
 mod real;
 mod remade;
 mod sealed;
 mod sync;
 mod synchronous;
 mod truncate;
+pub(crate) mod unseen;
 mod write;
 
 use std::ffi::c_int;
@@ -46,12 +50,12 @@ pub(crate) use remade::Remade;
 pub(crate) use sync::{Sync, sync_by_kernel};
 pub(crate) use write::Request;
 
-use crate::descriptors::{self, Entry, Kind, Known};
-use crate::files;
-use crate::path::{self, LINK_BYTES, Opened};
-use crate::process::{self, Holding};
-use crate::raw::{self, Errno};
-use crate::record_locks::{self, Unlocked};
+use crate::state::descriptors::{self, Entry, Kind, Known};
+use crate::state::files;
+use crate::state::process::{self, Holding};
+use crate::state::record_locks::{self, Unlocked};
+use crate::sys::path::{self, LINK_BYTES, Opened};
+use crate::sys::raw::{self, Errno};
 
 /// How long the lock of an entry, a plain write in flight or the supervisor is waited for, before
 /// the file goes on without the log.

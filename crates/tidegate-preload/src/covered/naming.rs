@@ -26,15 +26,15 @@ use tidegate::log::{
 use super::LOCK_TIMEOUT;
 use super::leave::{Gone, leave_locked};
 use super::sync::commits_all;
-use crate::file_systems;
-use crate::files::{Identified, Seen};
-use crate::own_stack;
-use crate::parents::Parent;
-use crate::path::PathBuffer;
-use crate::process::{self, Holding};
-use crate::query;
-use crate::raw::{self, words};
-use crate::record_locks::Unlocked;
+use crate::state::file_systems;
+use crate::state::files::{Identified, Seen};
+use crate::state::parents::Parent;
+use crate::state::process::{self, Holding};
+use crate::state::record_locks::Unlocked;
+use crate::sys::own_stack;
+use crate::sys::path::PathBuffer;
+use crate::sys::query;
+use crate::sys::raw::{self, words};
 
 /// A directory, and a path in it.
 pub(crate) type Path<'p> = (c_int, &'p CStr);

@@ -11,7 +11,8 @@ use libc::{gid_t, uid_t};
 use tidegate::log::{Change, PlainCall};
 
 use super::Open;
-use crate::{plain, query};
+use crate::covered::plain;
+use crate::sys::query;
 
 /// Bits of the mode that a change of the owner clears.
 const SET_ID_BITS: u32 = libc::S_ISUID | libc::S_ISGID;

@@ -11,9 +11,9 @@ use tidegate::log::{AppendError, Change, FileGuard, Ticket};
 
 use super::write::Recorded;
 use super::{Open, is_disk_failure};
-use crate::descriptors;
-use crate::query;
-use crate::raw::Errno;
+use crate::state::descriptors;
+use crate::sys::query;
+use crate::sys::raw::Errno;
 
 impl Open {
     /// The byte of the file that a write will start at.

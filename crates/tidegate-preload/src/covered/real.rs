@@ -6,9 +6,9 @@ use tidegate::log::Counter;
 use tidegate::log::cover::{Cause, NotAdmitted};
 
 use super::{Open, Sync};
-use crate::descriptors::Entry;
-use crate::kept;
-use crate::real::{self, tell, why_unseen};
+use crate::state::descriptors::Entry;
+use crate::state::kept;
+use crate::state::real::{self, tell, why_unseen};
 
 impl Open {
     /// Makes a real sync, and counts it by its cause.
@@ -47,7 +47,7 @@ impl Open {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::descriptors::PINNED;
+    use crate::state::descriptors::PINNED;
     use crate::testing::World;
 
     #[test]

@@ -19,16 +19,16 @@ use tidegate::log::cover::{MADE_BYTES_MAX, MadeFacts, RecordFacts, may_record_at
 use tidegate::log::{FileGuard, Log, NamesGuard};
 
 use super::{LOCK_TIMEOUT, Open};
-use crate::descriptors::{Entry, Known};
-use crate::extended::Extended;
-use crate::files::{self, Identified, Seen};
-use crate::metadata;
-use crate::parents::Parent;
-use crate::path::{self, Opened, PathBuffer};
-use crate::process::{self, Holding};
-use crate::raw;
-use crate::record_locks::{self, Unlocked};
-use crate::signals::SignalsBlocked;
+use crate::covered::metadata;
+use crate::state::descriptors::{Entry, Known};
+use crate::state::extended::Extended;
+use crate::state::files::{self, Identified, Seen};
+use crate::state::parents::Parent;
+use crate::state::process::{self, Holding};
+use crate::state::record_locks::{self, Unlocked};
+use crate::sys::path::{self, Opened, PathBuffer};
+use crate::sys::raw;
+use crate::sys::signals::SignalsBlocked;
 
 /// A file that the log can make again, opened once more.
 pub(crate) struct Remade {

@@ -26,9 +26,9 @@ use tidegate::log::FileGuard;
 use tidegate::log::cover::may_unseal;
 
 use super::{LOCK_TIMEOUT, Open};
-use crate::descriptors::{self, PINNED};
-use crate::process::Holding;
-use crate::shared::Shared;
+use crate::state::descriptors::{self, PINNED};
+use crate::state::process::Holding;
+use crate::sys::shared::Shared;
 
 /// What is known of a file that this process has sealed.
 #[derive(Clone, Copy)]

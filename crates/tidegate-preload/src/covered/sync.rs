@@ -15,10 +15,11 @@ use tidegate::log::{Counter, FileSystemRef, Log};
 pub(crate) use tidegate::log::cover::Sync;
 
 use super::{Locked, Open, is_disk_failure, negated};
-use crate::descriptors::{self, Entry};
-use crate::files::Seen;
-use crate::process::Holding;
-use crate::{extents, new_files, own_stack, query, raw};
+use crate::state::descriptors::{self, Entry};
+use crate::state::files::Seen;
+use crate::state::process::Holding;
+use crate::state::{extents, new_files};
+use crate::sys::{own_stack, query, raw};
 
 /// Has the kernel sync: returns its result as the kernel gives it.
 pub(crate) fn sync_by_kernel(fd: c_int, wanted: Sync) -> isize {

@@ -16,8 +16,8 @@ use tidegate::log::Counter;
 use tidegate::log::cover::splits_sync;
 
 use super::{Open, Place, Request, Sync};
-use crate::descriptors::{APPEND, DIRECT, FULLY_SYNCHRONOUS, SYNCHRONOUS};
-use crate::{real, record_locks};
+use crate::state::descriptors::{APPEND, DIRECT, FULLY_SYNCHRONOUS, SYNCHRONOUS};
+use crate::state::{real, record_locks};
 
 impl Open {
     /// Writes by the file's entry, as the descriptor was opened; `kernel` is the program's own
@@ -94,7 +94,7 @@ mod tests {
     use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
     use super::*;
-    use crate::query;
+    use crate::sys::query;
     use crate::testing::World;
 
     const FLAGS: u32 = SYNCHRONOUS;

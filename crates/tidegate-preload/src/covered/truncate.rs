@@ -7,7 +7,9 @@ use tidegate::log::cover::{CutAction, change_of_cut, decide_cut};
 use tidegate::log::{FileGuard, Ticket};
 
 use super::{Locked, Open, Refused, is_disk_failure, negated};
-use crate::{metadata, own_stack, plain, process};
+use crate::covered::{metadata, plain};
+use crate::state::process;
+use crate::sys::own_stack;
 
 impl Open {
     /// Truncates the file to `size` bytes; `kernel` is the program's own system call.

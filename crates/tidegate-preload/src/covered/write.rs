@@ -14,9 +14,11 @@ use tidegate::log::cover::{
 use tidegate::log::{Counter, FileGuard, Ticket};
 
 use super::{Locked, Open, Place, Refused, SPACE_TIMEOUT, Sync, negated};
-use crate::descriptors::{self, APPEND, DIRECT};
-use crate::path::{self, PathBuffer};
-use crate::{files, metadata, own_stack, plain, process, query, raw};
+use crate::covered::{metadata, plain};
+use crate::state::descriptors::{self, APPEND, DIRECT};
+use crate::state::{files, process};
+use crate::sys::path::{self, PathBuffer};
+use crate::sys::{own_stack, query, raw};
 
 /// How often a write waits for free space: other writers may take it first.
 const WAITS: u32 = 60;

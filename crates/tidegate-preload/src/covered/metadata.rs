@@ -1,0 +1,287 @@
+//! Changes of names, attributes and sizes: made by the kernel, and counted before and after.
+//!
+//! Invariants:
+//! 1. From before the kernel makes such a change until a sync that began after it has committed the
+//!    journal, the change is pending in the log's count.
+//! 2. A change of the names or attributes of a logged file is counted for that file, too: its next
+//!    sync would make it durable, whatever else is pending, and so is real. If the story of any
+//!    file has begun while the call was in the middle, the file is looked for once more.
+//! 3. A process that is killed in the middle of one has said so in its lane: the supervisor counts
+//!    it.
+//!
+//! 4. A file whose names the log has leaves it before a change of its names or attributes that no
+//!    record has.
+//!
+//! All file systems that the log knows are counted: to find out which one a path is on would cost
+//! more than a real sync that was not needed, now and then.
+//!
+//! Entry points: [`counted`]; [`counted_of`] for changes of named files, [`counted_attributes`] for
+//! those that a record of a new file has; [`creating`].
+
+use std::ffi::{c_char, c_int};
+
+use tidegate::log::cover::leaves_unrecorded;
+use tidegate::log::{FileRef, Log, PlainCall};
+
+use crate::covered::plain;
+use crate::covered::{self, Gone, Remade, leave_gone};
+use crate::state::descriptors::{self, Kind};
+use crate::state::files::{self, Identified};
+use crate::state::new_files::{self, Numbers};
+use crate::state::process;
+use crate::state::process::Holding;
+use crate::sys::path::{LINK_BYTES, Opened, proc_link};
+use crate::sys::readable::text;
+use crate::sys::signals::SignalsBlocked;
+use crate::sys::{own_stack, query, raw};
+
+/// Runs a call that changes names, attributes or sizes.
+pub(crate) fn counted<R>(call: impl FnOnce() -> R) -> R {
+    match process::log() {
+        Some(log) => with_numbers(log, call).0,
+        None => call(),
+    }
+}
+
+/// As [`counted`], for the size of a plain file: that of a new one will be in the record that makes
+/// it.
+pub(crate) fn counted_new<R>(fd: c_int, of_file: (u64, u64), call: impl FnOnce() -> R) -> R {
+    let Some(log) = process::log().filter(|_| new_files::has_some()) else { return counted(call) };
+    let (result, numbers) = with_numbers(log, call);
+    if !new_files::own_change(of_file, numbers) {
+        new_files::own_change_of(fd, numbers);
+    }
+    result
+}
+
+/// As [`counted`], and with which numbers.
+pub(crate) fn with_numbers<R>(log: &'static Log, call: impl FnOnce() -> R) -> (R, Numbers) {
+    let in_flight = plain::in_lane(log, PlainCall::Metadata);
+    let before = log.note_change_everywhere();
+    let result = call();
+    let numbers = [before, log.note_change_everywhere()];
+    drop(in_flight);
+    (result, numbers)
+}
+
+/// Runs a call that makes a regular file and opens it with these `status` flags, or fails: the
+/// descriptor, of which `appeared` is told and which is then noted, or a negative number.
+pub(crate) fn creating(
+    status: c_int,
+    call: impl FnOnce() -> c_int,
+    appeared: impl FnOnce(c_int),
+) -> c_int {
+    let Some(log) = process::log() else { return call() };
+    let in_flight = plain::in_lane(log, PlainCall::Metadata);
+    let before = log.note_creation_everywhere();
+    let fd = call();
+    let numbers = [before, log.note_creation_everywhere()];
+    drop(in_flight);
+    if fd < 0 {
+        take_off_all(log, numbers);
+        return fd;
+    }
+    appeared(fd);
+    if !process::is_apart() {
+        let _signals = SignalsBlocked::new();
+        own_stack::run(|| {
+            if let Some(seen) = new_files::note(fd, numbers) {
+                covered::note(fd, &seen, || Ok(status));
+            }
+        });
+    }
+    fd
+}
+
+/// Nothing waits for a change any more: it was not made, or a record has it.
+pub(crate) fn take_off_all(log: &Log, numbers: Numbers) {
+    for file_system in log.file_systems() {
+        let numbers = numbers.iter().filter_map(|numbers| numbers.of(file_system));
+        numbers.for_each(|number| log.take_off(file_system, number));
+    }
+}
+
+/// What a call names a file by.
+#[derive(Clone, Copy)]
+pub(crate) enum Named {
+    Descriptor(c_int),
+    /// A path in a directory, with the flags of `fstatat`.
+    Path(c_int, *const c_char, c_int),
+}
+
+impl Named {
+    /// The file of a path in the working directory.
+    pub(crate) fn path(path: *const c_char) -> Self {
+        Self::Path(libc::AT_FDCWD, path, 0)
+    }
+
+    /// The entry of a path, which may be a symbolic link.
+    pub(crate) fn entry(directory: c_int, path: *const c_char) -> Self {
+        Self::Path(directory, path, libc::AT_SYMLINK_NOFOLLOW)
+    }
+
+    /// What `directory`, `path` and flags of a call mean: without a path, the descriptor.
+    pub(crate) fn at(directory: c_int, path: *const c_char, flags: c_int) -> Self {
+        if text(path).is_none_or(std::ffi::CStr::is_empty) {
+            return Self::Descriptor(directory);
+        }
+        Self::Path(directory, path, flags & libc::AT_SYMLINK_NOFOLLOW)
+    }
+
+    /// The file's entry, if its changes are logged.
+    fn logged(self, log: &Log) -> Option<FileRef> {
+        let (device, inode) = self.numbers()?;
+        let _holding = Holding::new().filter(|_| log.may_have(device, inode))?;
+        let file = log.logged_with(device, inode)?;
+        // A file that was removed may have had the same numbers.
+        match self.identity(log) {
+            Some(identified) => log.find(&identified.key).ok()?.filter(|file| log.must_log(*file)),
+            None => Some(file),
+        }
+    }
+
+    fn identity(self, log: &Log) -> Option<Identified> {
+        match self {
+            Self::Descriptor(fd) => files::identify(log, fd),
+            Self::Path(directory, path, flags) => {
+                let flags =
+                    if flags & libc::AT_SYMLINK_NOFOLLOW == 0 { 0 } else { libc::O_NOFOLLOW };
+                let opened = Opened::path(directory, text(path)?, flags).ok()?;
+                files::identify(log, opened.number())
+            }
+        }
+    }
+
+    /// The file with these numbers, if a change of its attributes may be recorded.
+    fn remade(self, log: &'static Log, numbers: (u64, u64)) -> Option<Remade> {
+        let mut link = [0; LINK_BYTES];
+        let (directory, path, flags) = match self {
+            Self::Descriptor(fd) => (libc::AT_FDCWD, proc_link(fd, &mut link), 0),
+            Self::Path(directory, path, flags) => (directory, text(path)?, flags),
+        };
+        let flags = if flags & libc::AT_SYMLINK_NOFOLLOW == 0 { 0 } else { libc::O_NOFOLLOW };
+        Remade::find(log, numbers, (directory, path, flags))
+    }
+
+    /// Has the file leave the log, if it is to leave before such a change.
+    fn leave(self, log: &'static Log, file: FileRef, sets: Sets) {
+        if leaves_unrecorded(sets == Sets::Times, || log.has_names(file))
+            && let Some((device, inode)) = self.numbers()
+        {
+            let path = match self {
+                Self::Path(directory, path, flags) => {
+                    text(path).map(|path| (directory, path, flags))
+                }
+                Self::Descriptor(_) => None,
+            };
+            leave_gone(log, file, &Gone { device, inode, path });
+        }
+    }
+
+    fn numbers(self) -> Option<(u64, u64)> {
+        let stat = match self {
+            Self::Descriptor(fd) => {
+                let known = descriptors::get(fd);
+                if known.kind == Kind::File {
+                    return Some((known.device, known.inode));
+                }
+                query::fstat(fd)
+            }
+            Self::Path(directory, path, flags) => query::fstatat(directory, text(path)?, flags),
+        };
+        stat.ok().map(|stat| (stat.st_dev, stat.st_ino))
+    }
+}
+
+/// What a call sets of a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sets {
+    /// Its times of access and modification.
+    Times,
+    /// Anything else.
+    Others,
+}
+
+/// Runs a call that changes names or attributes of the files that it names so, but for times.
+pub(crate) fn counted_of<R, const N: usize>(names: [Named; N], call: impl FnOnce() -> R) -> R {
+    match process::log() {
+        Some(log) => of_named(log, names, Sets::Others, call).0,
+        None => call(),
+    }
+}
+
+/// As [`counted_of`], and with which numbers.
+fn of_named<R, const N: usize>(
+    log: &'static Log,
+    names: [Named; N],
+    sets: Sets,
+    call: impl FnOnce() -> R,
+) -> (R, Numbers) {
+    if !log.has_stories() {
+        return with_numbers(log, call);
+    }
+    let errno = raw::errno();
+    let stories = log.stories();
+    let before = names.map(|name| name.logged(log));
+    for (name, file) in names.into_iter().zip(before) {
+        if let Some(file) = file {
+            name.leave(log, file, sets);
+            log.note_own_change(file);
+        }
+    }
+    raw::set_errno(errno);
+    let result = with_numbers(log, call);
+    let has_begun = log.stories() != stories;
+    for (name, before) in names.into_iter().zip(before) {
+        if let Some(file) = before.or_else(|| has_begun.then(|| name.logged(log))?) {
+            log.note_own_change(file);
+        }
+    }
+    result
+}
+
+/// As [`counted_of`], for attributes of one file, which the call sets: those of a new one will be
+/// in the record that makes it, those of one that was made in a second record.
+pub(crate) fn counted_attributes<R>(name: Named, sets: Sets, call: impl FnOnce() -> R) -> R {
+    let Some(log) = process::log() else { return call() };
+    if !new_files::has_some() {
+        return of_named(log, [name], sets, call).0;
+    }
+    let _signals = SignalsBlocked::new();
+    own_stack::run(|| counted_noted(log, name, sets, call))
+}
+
+/// As [`counted_attributes`], where some file is noted as a new one.
+fn counted_noted<R>(log: &'static Log, name: Named, sets: Sets, call: impl FnOnce() -> R) -> R {
+    let errno = raw::errno();
+    let before = name.numbers();
+    let remade = before.and_then(|numbers| name.remade(log, numbers));
+    raw::set_errno(errno);
+    match remade {
+        Some(remade) => {
+            let own = |call| counted_own(log, name, sets, before, call);
+            remade.change(call).unwrap_or_else(own)
+        }
+        None => counted_own(log, name, sets, before, call),
+    }
+}
+
+/// Runs a call that changes attributes of a file, which had these numbers before it.
+fn counted_own<R>(
+    log: &'static Log,
+    name: Named,
+    sets: Sets,
+    before: Option<(u64, u64)>,
+    call: impl FnOnce() -> R,
+) -> R {
+    let (result, numbers) = of_named(log, [name], sets, call);
+    let errno = raw::errno();
+    // The path may lead to another file by now.
+    let of_file = before.filter(|before| name.numbers() == Some(*before));
+    let is_noted = of_file.is_some_and(|of_file| new_files::own_change(of_file, numbers));
+    if let (false, Named::Descriptor(fd)) = (is_noted, name) {
+        new_files::own_change_of(fd, numbers);
+    }
+    raw::set_errno(errno);
+    result
+}

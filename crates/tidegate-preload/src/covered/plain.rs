@@ -1,0 +1,44 @@
+//! Calls on plain files: they go to the kernel, in the calling thread's lane.
+//!
+//! Why no lock is needed: the thread stores in its lane which file it is about to write, and then
+//! loads whether the file has an entry whose changes are logged. The thread that begins a story
+//! stores that the changes are to be logged, and then loads all lanes. All four are in one total
+//! order (`SeqCst`): either the writer finds the story and logs, or the write in flight is waited
+//! for before the real sync that covers it.
+//!
+//! Entry points: [`enter`] around a write, [`in_lane`] for any other call.
+
+use tidegate::log::{InFlight, Log, PlainCall};
+
+use crate::state::descriptors::Known;
+use crate::state::process;
+use crate::sys::query;
+
+/// Enters the lane for a change of a file by a descriptor, which is made by the kernel alone while
+/// the result lives. None: the change goes by the file's entry.
+#[inline]
+pub(crate) fn enter(log: &'static Log, known: &Known) -> Option<InFlight<'static>> {
+    let (device, inode) = (known.device, known.inode);
+    let in_flight = in_lane(log, PlainCall::Write { device, inode })?;
+    let goes_by_entry = match known.entry() {
+        Some(entry) => log.must_log(entry.file),
+        None => log.may_have(device, inode),
+    };
+    (!goes_by_entry).then_some(in_flight)
+}
+
+/// Says in the calling thread's lane what it is about to do. None: the thread has no lane.
+#[inline]
+pub(crate) fn in_lane(log: &'static Log, call: PlainCall) -> Option<InFlight<'static>> {
+    if process::in_vfork_child() {
+        // A lane that it claimed would stay in the name of its parent.
+        return None;
+    }
+    log.enter(call).or_else(|| in_new_lane(log, call))
+}
+
+#[cold]
+fn in_new_lane(log: &'static Log, call: PlainCall) -> Option<InFlight<'static>> {
+    log.claim_lane(query::is_alive);
+    log.enter(call)
+}

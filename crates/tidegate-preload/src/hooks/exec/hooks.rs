@@ -1,0 +1,248 @@
+//! The C functions that start programs.
+#![allow(unsafe_code)] // C's functions
+#![allow(clippy::missing_safety_doc)] // as in the manual of each
+
+use std::arch::naked_asm;
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use super::session::environment;
+use super::{Argv, Program, Way, starting, starting_shell};
+use crate::covered::unseen;
+use crate::sys::path::PathBuffer;
+use crate::sys::raw::{self, words};
+use crate::sys::readable::{name_of_program, text};
+use crate::sys::{next, query};
+
+type ActionsAt = *const c_void;
+type AttributesAt = *const c_void;
+
+/// As `execveat`; returns only where it failed.
+fn execute(directory: c_int, path: *const c_char, argv: Argv, envp: Argv, flags: c_int) -> c_int {
+    let (number, arguments) = if directory == libc::AT_FDCWD && flags == 0 {
+        (libc::SYS_execve, words![path, argv, envp])
+    } else {
+        (libc::SYS_execveat, words![directory, path, argv, envp, flags])
+    };
+    let environment_at = if number == libc::SYS_execve { 2 } else { 3 };
+    let start = |envp: Argv| {
+        let mut arguments = arguments;
+        arguments[environment_at] = envp.expose_provenance();
+        // SAFETY: the program's promise to the function that it called; the environment is theirs
+        // or ours.
+        let result = unsafe { raw::call(number, arguments) };
+        c_int::try_from(result).unwrap_or(-libc::EIO)
+    };
+    let result = match name_of_program(path) {
+        Some(path) => starting(
+            &Program { directory, path, flags, argv, opens: false },
+            Way::Exec,
+            envp,
+            start,
+        ),
+        None => start(envp),
+    };
+    c_int::try_from(raw::returned(result as isize)).unwrap_or(-1)
+}
+
+/// The file that a name without a slash stands for, by the same search as the C library's; none
+/// where there is none.
+fn found(name: *const c_char, buffer: &mut PathBuffer) -> Option<&CStr> {
+    let name = name_of_program(name)?.to_bytes();
+    if name.contains(&b'/') {
+        buffer.push(name).ok()?;
+        return Some(buffer.as_c_str());
+    }
+    let path = super::environment::find(environment(), b"PATH").unwrap_or(b"/bin:/usr/bin");
+    for directory in path.split(|&byte| byte == b':') {
+        buffer.clear();
+        let joined = buffer.push(if directory.is_empty() { b"." } else { directory });
+        let joined = joined.and_then(|()| buffer.push(b"/")).and_then(|()| buffer.push(name));
+        if joined.is_ok() && is_executable(buffer.as_c_str()) {
+            return Some(buffer.as_c_str());
+        }
+    }
+    None
+}
+
+fn is_executable(path: &CStr) -> bool {
+    let arguments = words![libc::AT_FDCWD, path.as_ptr(), libc::X_OK];
+    // SAFETY: a terminated path.
+    unsafe { query::call(libc::SYS_faccessat, arguments) }.is_ok()
+}
+
+/// Runs `start` for the program that the search finds for this name.
+fn with_found(
+    name: *const c_char,
+    way: Way,
+    opens: bool,
+    (argv, envp): (Argv, Argv),
+    start: impl FnOnce(Argv) -> c_int,
+) -> c_int {
+    let mut buffer = PathBuffer::new();
+    // The empty path is that of no program.
+    let path = found(name, &mut buffer).unwrap_or_default();
+    starting(&Program { directory: libc::AT_FDCWD, path, flags: 0, argv, opens }, way, envp, start)
+}
+
+fn execute_found(name: *const c_char, argv: Argv, envp: Argv) -> c_int {
+    with_found(name, Way::Exec, false, (argv, envp), |envp| {
+        let Some(execvpe) = next::execvpe.get() else { return raw::failed_int(libc::ENOSYS) };
+        // SAFETY: the C library's function of this type, with what the program passed.
+        unsafe { execvpe(name, argv, envp) }
+    })
+}
+
+fn opens(actions: ActionsAt) -> bool {
+    !actions.is_null()
+}
+
+macro_rules! hooks {
+    ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty $body:block)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub(crate) unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result $body
+    )*};
+}
+
+hooks! {
+    execve(path: *const c_char, argv: Argv, envp: Argv) -> c_int {
+        execute(libc::AT_FDCWD, path, argv, envp, 0)
+    }
+    execv(path: *const c_char, argv: Argv) -> c_int {
+        execute(libc::AT_FDCWD, path, argv, environment().as_ptr(), 0)
+    }
+    execvp(name: *const c_char, argv: Argv) -> c_int {
+        execute_found(name, argv, environment().as_ptr())
+    }
+    execvpe(name: *const c_char, argv: Argv, envp: Argv) -> c_int {
+        execute_found(name, argv, envp)
+    }
+    fexecve(fd: c_int, argv: Argv, envp: Argv) -> c_int {
+        execute(fd, c"".as_ptr(), argv, envp, libc::AT_EMPTY_PATH)
+    }
+    execveat(directory: c_int, path: *const c_char, argv: Argv, envp: Argv, flags: c_int) -> c_int {
+        execute(directory, path, argv, envp, flags)
+    }
+    posix_spawn(pid: *mut libc::pid_t, path: *const c_char, actions: ActionsAt, attributes: AttributesAt, argv: Argv, envp: Argv) -> c_int {
+        let start = |envp| match next::posix_spawn.get() {
+            // SAFETY: the C library's function of this type, with what the program passed.
+            Some(spawn) => unsafe { spawn(pid, path, actions, attributes, argv, envp) },
+            None => libc::ENOSYS,
+        };
+        let Some(path) = name_of_program(path) else { return start(envp) };
+        let opens = opens(actions);
+        let program = Program { directory: libc::AT_FDCWD, path, flags: 0, argv, opens };
+        starting(&program, Way::Spawn(pid), envp, start)
+    }
+    posix_spawnp(pid: *mut libc::pid_t, name: *const c_char, actions: ActionsAt, attributes: AttributesAt, argv: Argv, envp: Argv) -> c_int {
+        with_found(name, Way::Spawn(pid), opens(actions), (argv, envp), |envp| match next::posix_spawnp.get() {
+            // SAFETY: the C library's function of this type, with what the program passed.
+            Some(spawn) => unsafe { spawn(pid, name, actions, attributes, argv, envp) },
+            None => libc::ENOSYS,
+        })
+    }
+    posix_spawn_file_actions_addopen(actions: *mut c_void, fd: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+        let Some(add) = next::posix_spawn_file_actions_addopen.get() else { return libc::ENOSYS };
+        // The C library empties it in the child, at some time. Of its standard output a program
+        // takes note when it starts.
+        if flags & libc::O_TRUNC != 0 && let Some(path) = text(path) {
+            unseen::about_to_change(libc::AT_FDCWD, path, fd > libc::STDERR_FILENO);
+        }
+        // SAFETY: the C library's function of this type, with what the program passed.
+        unsafe { add(actions, fd, path, flags, mode) }
+    }
+    system(command: *const c_char) -> c_int {
+        starting_shell(|| match next::system.get() {
+            // SAFETY: the C library's function of this type, with what the program passed.
+            Some(system) => unsafe { system(command) },
+            None => -1,
+        })
+    }
+    wordexp(words: *const c_char, result: *mut c_void, flags: c_int) -> c_int {
+        /// `WRDE_NOSPACE`.
+        const NO_SPACE: c_int = 1;
+        starting_shell(|| match next::wordexp.get() {
+            // SAFETY: the C library's function of this type, with what the program passed.
+            Some(wordexp) => unsafe { wordexp(words, result, flags) },
+            None => NO_SPACE,
+        })
+    }
+    popen(command: *const c_char, mode: *const c_char) -> *mut c_void {
+        starting_shell(|| match next::popen.get() {
+            // SAFETY: the C library's function of this type, with what the program passed.
+            Some(popen) => unsafe { popen(command, mode) },
+            None => std::ptr::null_mut(),
+        })
+    }
+}
+
+/// `execl`: `argv` is what was passed behind the path, with its NULL.
+unsafe extern "C-unwind" fn execl_listed(path: *const c_char, argv: Argv) -> c_int {
+    execute(libc::AT_FDCWD, path, argv, environment().as_ptr(), 0)
+}
+
+/// `execlp`.
+unsafe extern "C-unwind" fn execlp_listed(name: *const c_char, argv: Argv) -> c_int {
+    execute_found(name, argv, environment().as_ptr())
+}
+
+/// `execle`: the environment stands behind the NULL.
+unsafe extern "C-unwind" fn execle_listed(path: *const c_char, argv: Argv) -> c_int {
+    let arguments = super::strings(argv);
+    // SAFETY: one more argument follows the NULL.
+    let behind = unsafe { argv.add(arguments.len() + 1) };
+    // SAFETY: as above.
+    let envp: Argv = unsafe { *behind }.cast();
+    execute(libc::AT_FDCWD, path, argv, envp, 0)
+}
+
+/// Functions with any number of arguments, all of them pointers: those in registers are stored
+/// right below those on the stack, so that all make one array, which is the second argument of
+/// `$listed`.
+macro_rules! listed {
+    ($($name:ident => $listed:ident;)*) => {$(
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(naked)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub(crate) unsafe extern "C-unwind" fn $name() {
+            naked_asm!(
+                "pop rax",
+                "push r9",
+                "push r8",
+                "push rcx",
+                "push rdx",
+                "push rsi",
+                "mov rsi, rsp",
+                "push rax",
+                "call {listed}",
+                "pop rcx",
+                "add rsp, 40",
+                "push rcx",
+                "ret",
+                listed = sym $listed,
+            )
+        }
+
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(naked)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub(crate) unsafe extern "C-unwind" fn $name() {
+            naked_asm!(
+                "stp x30, x1, [sp, #-64]!",
+                "stp x2, x3, [sp, #16]",
+                "stp x4, x5, [sp, #32]",
+                "stp x6, x7, [sp, #48]",
+                "add x1, sp, #8",
+                "bl {listed}",
+                "ldr x30, [sp], #64",
+                "ret",
+                listed = sym $listed,
+            )
+        }
+    )*};
+}
+
+listed! {
+    execl => execl_listed;
+    execlp => execlp_listed;
+    execle => execle_listed;
+}

@@ -1,0 +1,366 @@
+//! Hooks: opening files.
+//!
+//! Invariants:
+//! 1. A file that is made is counted as pending, before and after it is made; as a new file where
+//!    the kernel says that it was not there before.
+//! 2. A file is never emptied by the open, where that writes: `O_TRUNC` is taken away and done
+//!    after it, as a truncation of what was opened. Which file the path leads to is known then, and
+//!    whether it is covered.
+//! 3. All other flags are the kernel's, `O_SYNC` and `O_DSYNC` too.
+#![allow(unsafe_code)] // C's calling convention and strings
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+use crate::covered;
+use crate::covered::Open;
+use crate::covered::{metadata, unseen};
+use crate::hooks::close::{appeared, forget};
+use crate::hooks::synonyms::synonyms;
+use crate::state::descriptors::Kind;
+use crate::state::files::Seen;
+use crate::state::process;
+use crate::sys::raw;
+use crate::sys::{cancel, next, query, readable};
+
+const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
+
+/// An open as the program asked for it.
+#[derive(Clone, Copy)]
+struct Request<'a> {
+    directory: c_int,
+    path: &'a CStr,
+    flags: c_int,
+    mode: c_uint,
+}
+
+/// What stands under a path before it is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Before {
+    /// Something, or nothing that the open makes.
+    There,
+    /// Nothing: the open makes a file.
+    Missing,
+}
+
+impl Request<'_> {
+    /// No file is made or emptied.
+    fn is_plain(&self) -> bool {
+        self.flags & (libc::O_CREAT | libc::O_TRUNC) == 0
+            || self.flags & libc::O_PATH != 0
+            || self.flags & libc::O_TMPFILE == libc::O_TMPFILE
+    }
+
+    fn writes(&self) -> bool {
+        self.flags & libc::O_ACCMODE != libc::O_RDONLY
+    }
+
+    /// The file is emptied once it is open.
+    fn empties(&self) -> bool {
+        self.flags & libc::O_TRUNC != 0 && self.writes()
+    }
+
+    fn run(&self) -> c_int {
+        if self.is_plain() || process::log().is_none() {
+            return shown(self.by_library());
+        }
+        let before = self.look();
+        let given = self.flags & if self.empties() { !libc::O_TRUNC } else { !0 };
+        let request = Self { flags: given, ..*self };
+        let fd = match before {
+            Before::There => shown(request.existing()),
+            Before::Missing => request.make(),
+        };
+        if fd < 0 {
+            return fd;
+        }
+        if self.empties() { emptied(fd, given, before == Before::Missing) } else { fd }
+    }
+
+    fn look(&self) -> Before {
+        match self.flags & CREATE_NEW {
+            CREATE_NEW => return Before::Missing,
+            libc::O_CREAT => {}
+            _ => return Before::There,
+        }
+        let follows = self.flags & libc::O_NOFOLLOW == 0;
+        let flags = if follows { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
+        match query::fstatat(self.directory, self.path, flags) {
+            Ok(_) => Before::There,
+            Err(_) => Before::Missing,
+        }
+    }
+
+    /// Opens by the C library: the thread may be cancelled while it waits, for the other end of a
+    /// pipe, say.
+    fn by_library(&self) -> c_int {
+        let Some(openat64) = next::openat64.resolved() else { return self.by_kernel() };
+        // SAFETY: a terminated path.
+        unsafe { openat64(self.directory, self.path.as_ptr(), self.flags, self.mode) }
+    }
+
+    fn by_kernel(&self) -> c_int {
+        let opened = raw::openat(self.directory, self.path, self.flags, self.mode);
+        opened.unwrap_or_else(raw::failed_int)
+    }
+
+    fn existing(&self) -> c_int {
+        if self.flags & libc::O_TRUNC == 0 {
+            return self.by_library();
+        }
+        // Emptied by the kernel though it is opened for reading, which no standard says anything
+        // about.
+        unseen::about_to_change(self.directory, self.path, false);
+        metadata::counted(|| self.by_kernel())
+    }
+
+    /// Makes a file, unless another process was faster.
+    fn make(&self) -> c_int {
+        cancel::point();
+        // Only so it is known that the file is new.
+        let exclusive = Self { flags: self.flags | libc::O_EXCL, ..*self };
+        let fd = metadata::creating(self.flags, || exclusive.by_kernel(), appeared);
+        if fd >= 0 || self.flags & libc::O_EXCL != 0 {
+            return fd;
+        }
+        shown(metadata::counted(|| self.by_kernel()))
+    }
+}
+
+/// Notes that a descriptor is there, if it is one.
+fn shown(fd: c_int) -> c_int {
+    if fd >= 0 {
+        appeared(fd);
+    }
+    fd
+}
+
+/// Does what `O_TRUNC` does to the file of `fd`, which was opened with these status flags; nothing
+/// to a file that `is_new` and empty.
+fn emptied(fd: c_int, status: c_int, is_new: bool) -> c_int {
+    let Ok(seen) = Seen::of(fd) else { return emptied_unseen(fd) };
+    // It has no effect on pipes and devices.
+    if !seen.is_file() {
+        return fd;
+    }
+    let known = covered::note(fd, &seen, || Ok(status));
+    if is_new && seen.size() == 0 {
+        return fd;
+    }
+    // SAFETY: no pointers.
+    let kernel = || unsafe { raw::call(libc::SYS_ftruncate, raw::words![fd, 0_i64]) };
+    let open = process::log().map(|log| Open { log, fd, known });
+    let result = match open.filter(|open| open.known.kind == Kind::File) {
+        Some(open) => open.truncate(0, kernel),
+        None => metadata::counted(kernel),
+    };
+    if result < 0 {
+        forget(fd);
+        let _ = raw::close(fd);
+        return raw::returned_int(result);
+    }
+    fd
+}
+
+/// As [`emptied`], where the log was given up after the file was opened: no file is in it.
+#[cold]
+fn emptied_unseen(fd: c_int) -> c_int {
+    // Refused for pipes and devices.
+    let _ = raw::ftruncate(fd, 0);
+    fd
+}
+
+/// Opens by the kernel, as `openat2` does, with what `O_TRUNC` does afterwards; `open` is given the
+/// flags without it.
+pub(crate) fn open_emptying(flags: c_int, open: impl FnOnce(c_int) -> c_int) -> c_int {
+    let writes = flags & libc::O_ACCMODE != libc::O_RDONLY && flags & libc::O_PATH == 0;
+    let empties = writes && flags & libc::O_TRUNC != 0;
+    let given = if empties { flags & !libc::O_TRUNC } else { flags };
+    let changes = flags & (libc::O_CREAT | libc::O_TRUNC) != 0;
+    let fd = if changes { metadata::counted(|| open(given)) } else { open(given) };
+    if fd < 0 {
+        return fd;
+    }
+    appeared(fd);
+    if empties { emptied(fd, given, false) } else { fd }
+}
+
+/// # Safety
+/// `path` is what the program gave to `open`.
+pub(crate) unsafe fn open_at(
+    directory: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mode: c_uint,
+) -> c_int {
+    if let Some(path) = readable::text(path) {
+        return Request { directory, path, flags, mode }.run();
+    }
+    // It fails, and the kernel says with which error.
+    let arguments = raw::words![directory, path, flags, mode];
+    // SAFETY: the program's own arguments.
+    raw::returned_int(unsafe { raw::call(libc::SYS_openat, arguments) })
+}
+
+/// A function that opens `path`.
+macro_rules! opens {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+            // SAFETY: as promised to this function; a mode that is not given is not looked at.
+            unsafe { open_at(libc::AT_FDCWD, path, flags, mode) }
+        }
+    )*};
+}
+opens!(open open64 __open __open64);
+
+/// A function that opens `path` in `directory`.
+macro_rules! opens_at {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C-unwind" fn $name(
+            directory: c_int,
+            path: *const c_char,
+            flags: c_int,
+            mode: c_uint,
+        ) -> c_int {
+            // SAFETY: as promised to this function; a mode that is not given is not looked at.
+            unsafe { open_at(directory, path, flags, mode) }
+        }
+    )*};
+}
+opens_at!(openat openat64);
+
+/// What `open` becomes where the compiler checks that a mode is given: without one, nothing may be
+/// made.
+macro_rules! opens_without_mode {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int) -> c_int {
+            match next::__open_2.get().filter(|_| needs_mode(flags)) {
+                // SAFETY: the same function, which ends the program.
+                Some(__open_2) => unsafe { __open_2(path, flags) },
+                // SAFETY: as promised to this function.
+                None => unsafe { open_at(libc::AT_FDCWD, path, flags, 0) },
+            }
+        }
+    )*};
+}
+opens_without_mode!(__open_2 __open64_2);
+
+/// `openat` without a mode.
+macro_rules! opens_at_without_mode {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C-unwind" fn $name(
+            directory: c_int,
+            path: *const c_char,
+            flags: c_int,
+        ) -> c_int {
+            match next::__openat_2.get().filter(|_| needs_mode(flags)) {
+                // SAFETY: the same function, which ends the program.
+                Some(__openat_2) => unsafe { __openat_2(directory, path, flags) },
+                // SAFETY: as promised to this function.
+                None => unsafe { open_at(directory, path, flags, 0) },
+            }
+        }
+    )*};
+}
+opens_at_without_mode!(__openat_2 __openat64_2);
+
+fn needs_mode(flags: c_int) -> bool {
+    flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE
+}
+
+/// `creat`, which has a system call of its own on some architectures.
+macro_rules! creates {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C-unwind" fn $name(path: *const c_char, mode: c_uint) -> c_int {
+            if process::log().is_none()
+                && let Some(creat64) = next::creat64.resolved()
+            {
+                // SAFETY: as promised to this function.
+                return shown(unsafe { creat64(path, mode) });
+            }
+            let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
+            // SAFETY: as promised to this function.
+            unsafe { open_at(libc::AT_FDCWD, path, flags, mode) }
+        }
+    )*};
+}
+creates!(creat creat64);
+
+/// The file has no path here: one that is to be emptied is opened without that, and emptied as by
+/// `open`.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn open_by_handle_at(
+    mount: c_int,
+    handle: *mut c_void,
+    flags: c_int,
+) -> c_int {
+    let Some(open_by_handle_at) = next::open_by_handle_at.get() else {
+        return raw::failed_int(libc::ENOSYS);
+    };
+    // SAFETY: as promised to this function.
+    open_emptying(flags, |flags| unsafe { open_by_handle_at(mount, handle, flags) })
+}
+
+/// # Safety
+/// As for `mkostemps`.
+unsafe fn make_temporary(template: *mut c_char, suffix_bytes: c_int, flags: c_int) -> c_int {
+    let Some(mkostemps64) = next::mkostemps64.get() else { return raw::failed_int(libc::ENOSYS) };
+    // SAFETY: as promised to this function, which makes the file or fails.
+    let make = || unsafe { mkostemps64(template, suffix_bytes, flags) };
+    metadata::creating(flags & !libc::O_ACCMODE | libc::O_RDWR, make, appeared)
+}
+
+synonyms! {
+    mkstemp(template: *mut c_char) = make_temporary(template, 0, 0);
+    mkstemp64(template: *mut c_char) = make_temporary(template, 0, 0);
+    mkostemp(template: *mut c_char, flags: c_int) = make_temporary(template, 0, flags);
+    mkostemp64(template: *mut c_char, flags: c_int) = make_temporary(template, 0, flags);
+    mkstemps(template: *mut c_char, suffix_bytes: c_int) = make_temporary(template, suffix_bytes, 0);
+    mkstemps64(template: *mut c_char, suffix_bytes: c_int) = make_temporary(template, suffix_bytes, 0);
+    mkostemps(template: *mut c_char, suffix_bytes: c_int, flags: c_int) = make_temporary(template, suffix_bytes, flags);
+    mkostemps64(template: *mut c_char, suffix_bytes: c_int, flags: c_int) = make_temporary(template, suffix_bytes, flags);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(flags: c_int) -> Request<'static> {
+        Request { directory: libc::AT_FDCWD, path: c"/x", flags, mode: 0 }
+    }
+
+    #[test]
+    fn only_what_makes_or_empties_is_looked_at() {
+        for plain in [
+            libc::O_RDONLY,
+            libc::O_RDWR | libc::O_APPEND | libc::O_CLOEXEC,
+            libc::O_PATH | libc::O_CREAT,
+            libc::O_TMPFILE | libc::O_RDWR,
+            libc::O_DIRECTORY,
+            libc::O_RDWR | libc::O_DSYNC,
+        ] {
+            assert!(request(plain).is_plain(), "{plain:#o}");
+        }
+        for other in [libc::O_CREAT, libc::O_TRUNC] {
+            assert!(!request(other | libc::O_RDWR).is_plain(), "{other:#o}");
+        }
+        assert!(request(libc::O_WRONLY | libc::O_TRUNC).empties());
+        assert!(!request(libc::O_RDONLY | libc::O_TRUNC).empties());
+    }
+
+    #[test]
+    fn a_file_is_made_where_nothing_is_or_must_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = std::ffi::CString::new(dir.path().join("x").to_str().unwrap()).unwrap();
+        let look = |flags| Request { path: &path, ..request(flags) }.look();
+        assert_eq!(look(libc::O_CREAT), Before::Missing);
+        std::fs::write(dir.path().join("x"), b"").unwrap();
+        assert_eq!(look(libc::O_CREAT), Before::There);
+        assert_eq!(look(CREATE_NEW), Before::Missing);
+        assert_eq!(look(libc::O_TRUNC), Before::There);
+    }
+}

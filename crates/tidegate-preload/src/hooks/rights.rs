@@ -1,0 +1,177 @@
+//! Hooks: calls by which a process gives up rights.
+//!
+//! Invariant: before the rights are gone, all files have left the log, and pool and control memory
+//! are mapped no more; from then on every hook does what the C library does. No process with fewer
+//! rights than the pool's owner has the log mapped. A call that fails leaves the process plain,
+//! which is right too.
+//!
+//! A child of `vfork` borrows the memory of its parent, which keeps it: only logging is suspended,
+//! for as long as the child lives.
+#![allow(unsafe_code)] // C's calling convention
+#![allow(clippy::missing_safety_doc)] // as in the manual of each
+
+use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
+
+use libc::{gid_t, size_t, uid_t};
+
+use crate::state::{process, supervisor};
+use crate::sys::next;
+use crate::sys::raw::{self, words};
+
+/// Gives the log up: to be called before the rights are.
+pub(crate) fn give_up() {
+    give_up_for("rights");
+}
+
+/// Gives the log up before the program has its system calls filtered. A child of `vfork` has them
+/// filtered without its parent, whose memory this is.
+pub(crate) fn give_up_for_filter() {
+    if !process::in_vfork_child() {
+        process::set_filtered();
+    }
+    give_up();
+}
+
+/// Gives the log up, for a cause that the supervisor knows. Where another thread is about it,
+/// returns once that one makes no system call for it any more: a filter may kill for one.
+pub(crate) fn give_up_for(cause: &'static str) {
+    if process::in_vfork_child() {
+        if process::log().is_some() {
+            suspend(cause);
+        }
+        return;
+    }
+    process::give_up(cause, || suspend(cause));
+}
+
+fn suspend(cause: &'static str) {
+    supervisor::suspend(process::number(), Some(cause), c"");
+}
+
+/// No user, or group: the one that the process has stays.
+const SAME: u32 = u32::MAX;
+
+/// Gives the log up unless each of `wanted` is what the process is already, by all three of its
+/// numbers.
+fn become_other(call: c_long, wanted: &[u32]) {
+    if process::log().is_none() {
+        return give_up();
+    }
+    let mut now = [SAME; 3];
+    let [real, effective, saved] = &mut now;
+    let arguments = words![&raw mut *real, &raw mut *effective, &raw mut *saved];
+    // SAFETY: memory for three numbers.
+    let known = unsafe { raw::call(call, arguments) } == 0;
+    let stays = |id: &u32| *id == SAME || now == [*id; 3];
+    if !known || !wanted.iter().all(stays) {
+        give_up();
+    }
+}
+
+fn of_user(wanted: &[uid_t]) {
+    become_other(libc::SYS_getresuid, wanted);
+}
+
+fn of_group(wanted: &[gid_t]) {
+    become_other(libc::SYS_getresgid, wanted);
+}
+
+macro_rules! hooks {
+    ($($name:ident($($argument:ident: $kind:ty),*) $before:expr;)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub(crate) unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> c_int {
+            $before;
+            match next::$name.get() {
+                // SAFETY: the same function, with what the program passed.
+                Some(function) => unsafe { function($($argument),*) },
+                None => raw::failed_int(libc::ENOSYS),
+            }
+        }
+    )*};
+}
+
+hooks! {
+    setuid(user: uid_t) of_user(&[user]);
+    seteuid(user: uid_t) of_user(&[user]);
+    setreuid(real: uid_t, effective: uid_t) of_user(&[real, effective]);
+    setresuid(real: uid_t, effective: uid_t, saved: uid_t) of_user(&[real, effective, saved]);
+    setfsuid(user: uid_t) of_user(&[user]);
+    setgid(group: gid_t) of_group(&[group]);
+    setegid(group: gid_t) of_group(&[group]);
+    setregid(real: gid_t, effective: gid_t) of_group(&[real, effective]);
+    setresgid(real: gid_t, effective: gid_t, saved: gid_t) of_group(&[real, effective, saved]);
+    setfsgid(group: gid_t) of_group(&[group]);
+    setgroups(count: size_t, groups: *const gid_t) give_up();
+    initgroups(user: *const c_char, group: gid_t) give_up();
+    capset(header: *mut c_void, data: *const c_void) give_up();
+    chroot(path: *const c_char) give_up();
+    setns(fd: c_int, kind: c_int) give_up();
+}
+
+/// What is to be done before a request of `prctl` that takes rights away.
+fn before_request(option: c_int) -> Option<fn()> {
+    match option {
+        libc::PR_SET_SECCOMP => Some(give_up_for_filter),
+        libc::PR_CAPBSET_DROP | libc::PR_SET_SECUREBITS => Some(give_up),
+        _ => None,
+    }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C-unwind" fn prctl(
+    option: c_int,
+    second: c_ulong,
+    third: c_ulong,
+    fourth: c_ulong,
+    fifth: c_ulong,
+) -> c_int {
+    if let Some(give_up) = before_request(option) {
+        give_up();
+    }
+    let arguments = words![option, second, third, fourth, fifth];
+    // SAFETY: the program's own arguments; what is not given is not looked at.
+    raw::returned_int(unsafe { raw::call(libc::SYS_prctl, arguments) })
+}
+
+/// Whether flags of `unshare`, or of `clone`, lead to other namespaces.
+pub(crate) fn leads_to_namespaces(flags: u64) -> bool {
+    const NEW_TIME: c_int = 0x80;
+    let all = libc::CLONE_NEWNS
+        | libc::CLONE_NEWUTS
+        | libc::CLONE_NEWIPC
+        | libc::CLONE_NEWUSER
+        | libc::CLONE_NEWPID
+        | libc::CLONE_NEWNET
+        | libc::CLONE_NEWCGROUP
+        | NEW_TIME;
+    flags & u64::from(all.cast_unsigned()) != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namespaces_are_told_from_threads() {
+        let flags = |flags: c_int| leads_to_namespaces(u64::from(flags.cast_unsigned()));
+        assert!(flags(libc::CLONE_NEWUSER | libc::CLONE_FILES) && flags(libc::CLONE_NEWPID));
+        assert!(!flags(libc::CLONE_FILES | libc::CLONE_VM | libc::SIGCHLD));
+    }
+
+    #[test]
+    fn a_filter_of_a_child_of_vfork_is_none_of_its_parent() {
+        process::set_vfork_child(true);
+        give_up_for_filter();
+        process::set_vfork_child(false);
+        assert!(!process::is_filtered());
+        give_up_for_filter();
+        assert!(process::is_filtered());
+    }
+
+    #[test]
+    fn only_requests_that_take_rights_count() {
+        let takes_rights = |option| before_request(option).is_some();
+        assert!(takes_rights(libc::PR_SET_SECCOMP) && takes_rights(libc::PR_CAPBSET_DROP));
+        assert!(!takes_rights(libc::PR_SET_NAME) && !takes_rights(libc::PR_SET_NO_NEW_PRIVS));
+    }
+}

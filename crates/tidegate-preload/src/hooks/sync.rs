@@ -1,0 +1,77 @@
+//! Hooks: `fsync` and its kin.
+//!
+//! Invariants: the log answers a sync only of a covered file. All others are made; one of a whole
+//! file system that succeeds commits what was pending before it began. `sync` commits nothing that
+//! is counted: it does not tell whether it succeeded. Before either, files leave that the kernel
+//! may have changed without a record; before a sync of a directory, those whose names a process was
+//! killed in the middle of changing.
+#![allow(unsafe_code)] // C's calling convention
+
+use std::ffi::c_int;
+
+use crate::covered::{self, Open, Sync};
+use crate::state::descriptors::Kind;
+use crate::state::files::Seen;
+use crate::state::{file_systems, process, real};
+use crate::sys::raw::{self, words};
+use crate::sys::{cancel, next};
+
+/// Makes the file or directory of `fd` durable; `function` is the C library's for that.
+#[inline]
+fn synced(
+    fd: c_int,
+    wanted: Sync,
+    function: &next::Next<unsafe extern "C-unwind" fn(c_int) -> c_int>,
+) -> c_int {
+    let known = covered::known(fd);
+    if let Some(open) = Open::known(fd, known) {
+        cancel::point();
+        return raw::returned_int(open.sync(wanted));
+    }
+    if known.kind == Kind::Directory && covered::answers_directory(fd) {
+        cancel::point();
+        return 0;
+    }
+    let result = match function.resolved() {
+        // SAFETY: the C library's function; no pointers.
+        Some(function) => unsafe { function(fd) },
+        None => raw::returned_int(covered::sync_by_kernel(fd, wanted)),
+    };
+    real::note_uncoverable(fd, &known);
+    result
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn fsync(fd: c_int) -> c_int {
+    synced(fd, Sync::All, &next::fsync)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn fdatasync(fd: c_int) -> c_int {
+    synced(fd, Sync::Data, &next::fdatasync)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C-unwind" fn sync() {
+    if let Some(log) = process::log() {
+        covered::leave_unrecorded(log);
+    }
+    raw::sync();
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn syncfs(fd: c_int) -> c_int {
+    let log = process::log();
+    if let Some(log) = log {
+        covered::leave_unrecorded(log);
+    }
+    let mount = log.and_then(|_| Seen::of(fd).ok()).map(|seen| seen.mount);
+    let file_system = mount.and_then(file_systems::known);
+    let seen = log.zip(file_system).map(|(log, it)| (log, it, log.changes(it)));
+    // SAFETY: no pointers.
+    let result = raw::returned_int(unsafe { raw::call(libc::SYS_syncfs, words![fd]) });
+    if let Some((log, file_system, changes)) = seen.filter(|_| result == 0) {
+        log.synced_whole(file_system, changes);
+    }
+    result
+}

@@ -1,0 +1,417 @@
+//! Hook: `syscall`.
+//!
+//! Invariant: a system call that changes files or descriptors is made by the hook that has its
+//! name, so that it makes no difference how the program makes it. One that no hook has is made as
+//! it is if it is in [`numbers::HARMLESS`]. While any other one is made, no file is logged: it may
+//! be younger than this library, and change any file.
+#![allow(unsafe_code)] // C's calling convention
+#![allow(clippy::cast_possible_wrap, clippy::cast_lossless, trivial_numeric_casts)] // results of all types become a word
+
+mod numbers;
+
+use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
+use std::ptr;
+
+use tidegate::log::cover::Cause;
+
+use crate::covered::metadata::{Named, Sets};
+use crate::covered::{metadata, unseen};
+use crate::hooks::{
+    attributes, close, exec, fork, limits, mapping, memory_limits, message, names, open, rights,
+    size, sync, transfer, unmount, write,
+};
+use crate::state::process;
+use crate::state::suspended::Suspended;
+use crate::sys::raw;
+use crate::sys::readable;
+
+/// The words that the program gave, as what the hooks take.
+#[derive(Clone, Copy)]
+struct Arguments([usize; 6]);
+
+impl Arguments {
+    fn int(self, at: usize) -> c_int {
+        let [a, b, c, d, ..] = self.0[at].to_le_bytes();
+        c_int::from_le_bytes([a, b, c, d])
+    }
+
+    fn uint(self, at: usize) -> c_uint {
+        self.int(at).cast_unsigned()
+    }
+
+    fn long(self, at: usize) -> i64 {
+        self.0[at].cast_signed() as i64
+    }
+
+    fn pointer<T>(self, at: usize) -> *mut T {
+        ptr::with_exposed_provenance_mut(self.0[at])
+    }
+
+    fn path(self, at: usize) -> *const c_char {
+        self.pointer::<c_char>(at)
+    }
+}
+
+#[unsafe(no_mangle)]
+#[allow(clippy::many_single_char_names)] // seven words without names of their own
+unsafe extern "C-unwind" fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    let given = Arguments([a, b, c, d, e, f]);
+    if process::log().is_some() {
+        // SAFETY: the program's own arguments of that call.
+        if let Some(result) = unsafe { by_hook(number, given) } {
+            return result;
+        }
+        if !numbers::is_harmless(number) && process::log().is_some() {
+            return unseen(number, given);
+        }
+    }
+    // SAFETY: the program's own arguments of that call.
+    raw::returned(unsafe { raw::call(number, given.0) }) as c_long
+}
+
+/// Makes a call by a hook.
+macro_rules! hook {
+    ($call:expr) => {{
+        // SAFETY: the program's own arguments of the same call.
+        let result = unsafe { $call };
+        result as c_long
+    }};
+}
+
+/// Makes a call of which nothing is known.
+fn unseen(number: c_long, given: Arguments) -> c_long {
+    let _suspended = Suspended::new(None, c"");
+    // SAFETY: the program's own arguments of that call.
+    let call = || raw::returned(unsafe { raw::call(number, given.0) });
+    metadata::counted(call) as c_long
+}
+
+/// # Safety
+/// As for the call.
+unsafe fn by_hook(number: c_long, given: Arguments) -> Option<c_long> {
+    // SAFETY: as promised.
+    unsafe { of_data(number, given) }
+        // SAFETY: as promised.
+        .or_else(|| unsafe { of_descriptors(number, given) })
+        // SAFETY: as promised.
+        .or_else(|| unsafe { of_names(number, given) })
+        // SAFETY: as promised.
+        .or_else(|| unsafe { of_attributes(number, given) })
+        .or_else(|| of_rights(number, given))
+        // SAFETY: as promised.
+        .or_else(|| unsafe { of_memory(number, given) })
+}
+
+/// Calls that write or sync.
+///
+/// # Safety
+/// As for the call.
+unsafe fn of_data(number: c_long, given: Arguments) -> Option<c_long> {
+    let (fd, at, len) = (given.int(0), given.pointer::<c_void>(1), given.0[2]);
+    let (vector, count) = (given.pointer::<libc::iovec>(1).cast_const(), given.int(2));
+    let (second, third, fourth) = (given.pointer(1), given.pointer(2), given.pointer(3));
+    let offset = given.long(3);
+    Some(match number {
+        libc::SYS_write => hook!(write::write(fd, at, len)),
+        libc::SYS_pwrite64 => hook!(write::pwrite64(fd, at, len, offset)),
+        libc::SYS_writev => hook!(write::writev(fd, vector, count)),
+        libc::SYS_pwritev => hook!(write::pwritev64(fd, vector, count, offset)),
+        libc::SYS_pwritev2 => hook!(write::pwritev64v2(fd, vector, count, offset, given.int(5))),
+        libc::SYS_fsync => hook!(sync::fsync(fd)),
+        libc::SYS_fdatasync => hook!(sync::fdatasync(fd)),
+        libc::SYS_sync => {
+            sync::sync();
+            0
+        }
+        libc::SYS_syncfs => hook!(sync::syncfs(fd)),
+        libc::SYS_sendfile => hook!(transfer::sendfile64(fd, given.int(1), third, given.0[3])),
+        libc::SYS_copy_file_range => hook!(transfer::copy_file_range(
+            fd,
+            second,
+            given.int(2),
+            fourth,
+            given.0[4],
+            given.uint(5)
+        )),
+        libc::SYS_splice => {
+            hook!(transfer::splice(fd, second, given.int(2), fourth, given.0[4], given.uint(5)))
+        }
+        _ => return None,
+    })
+}
+
+/// Calls that give descriptors out, or take them back.
+///
+/// # Safety
+/// As for the call.
+unsafe fn of_descriptors(number: c_long, given: Arguments) -> Option<c_long> {
+    let (first, second) = (given.int(0), given.int(1));
+    Some(match number {
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_open => hook!(open::open64(given.path(0), second, given.uint(2))),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_creat => hook!(open::creat64(given.path(0), given.uint(1))),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_dup2 => hook!(close::dup2(first, second)),
+        libc::SYS_openat => {
+            hook!(open::open_at(first, given.path(1), given.int(2), given.uint(3)))
+        }
+        libc::SYS_openat2 => hook!(open_2(given)),
+        libc::SYS_open_by_handle_at => {
+            hook!(open::open_by_handle_at(first, given.pointer(1), given.int(2)))
+        }
+        libc::SYS_close => hook!(close::close(first)),
+        libc::SYS_close_range => {
+            hook!(close::close_range(given.uint(0), given.uint(1), given.int(2)))
+        }
+        libc::SYS_dup => hook!(close::dup(first)),
+        libc::SYS_dup3 => hook!(close::dup3(first, second, given.int(2))),
+        libc::SYS_fcntl => hook!(close::fcntl64(first, second, given.0[2])),
+        libc::SYS_bind => hook!(names::bind(first, given.pointer(1), given.uint(2))),
+        libc::SYS_sendmsg => hook!(message::sendmsg(first, given.pointer(1), given.int(2))),
+        libc::SYS_sendmmsg => {
+            hook!(message::sendmmsg(first, given.pointer(1), given.uint(2), given.int(3)))
+        }
+        libc::SYS_ioctl => hook!(transfer::ioctl(first, given.0[1] as _, given.0[2])),
+        libc::SYS_io_setup => {
+            unseen::all(Some(Cause::Libaio));
+            return None;
+        }
+        libc::SYS_io_uring_setup => {
+            rights::give_up_for("io_uring");
+            return None;
+        }
+        libc::SYS_umount2 => hook!(unmount::umount2(given.path(0), second)),
+        libc::SYS_acct => hook!(libc::acct(given.path(0))),
+        _ => return None,
+    })
+}
+
+/// `openat2` has no function in the C library.
+///
+/// # Safety
+/// As for the call.
+unsafe fn open_2(given: Arguments) -> c_int {
+    /// Bytes of the kernel's structure: flags, mode, how paths are resolved.
+    const HOW_BYTES: usize = 24;
+    let (how, len) = (given.pointer::<[u64; 3]>(2).cast_const(), given.0[3]);
+    // SAFETY: the program's own arguments.
+    let call = |arguments| raw::returned_int(unsafe { raw::call(libc::SYS_openat2, arguments) });
+    if len != HOW_BYTES || !readable::is_readable(how.cast(), HOW_BYTES) {
+        // A later structure, or none: nothing is known of it.
+        unseen::all(None);
+        return metadata::counted(|| call(given.0));
+    }
+    // SAFETY: readable.
+    let how = unsafe { how.read_unaligned() };
+    let flags = Arguments([usize::try_from(how[0]).unwrap_or(0); 6]).int(0);
+    open::open_emptying(flags, |flags| {
+        let mut how = how;
+        how[0] = how[0] & !u64::from(u32::MAX) | u64::from(flags.cast_unsigned());
+        let mut arguments = given.0;
+        arguments[2] = how.as_ptr().expose_provenance();
+        call(arguments)
+    })
+}
+
+/// Calls that change names and sizes, by the hooks that stand under the names of the C library's
+/// functions.
+///
+/// # Safety
+/// As for the call.
+unsafe fn of_names(number: c_long, given: Arguments) -> Option<c_long> {
+    let (first, second, fourth) = (given.path(0), given.path(1), given.path(3));
+    let (from, to) = (given.int(0), given.int(2));
+    Some(match number {
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_rename => hook!(names::rename(first, second)),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_unlink => hook!(names::unlink(first)),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_link => hook!(names::link(first, second)),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_symlink => hook!(names::symlink(first, second)),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_mkdir => hook!(names::mkdir(first, given.uint(1))),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_rmdir => hook!(names::rmdir(first)),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_renameat => hook!(names::renameat(from, second, to, fourth)),
+        libc::SYS_renameat2 => hook!(names::renameat2(from, second, to, fourth, given.uint(4))),
+        libc::SYS_unlinkat => hook!(names::unlinkat(from, second, to)),
+        libc::SYS_linkat => hook!(names::linkat(from, second, to, fourth, given.int(4))),
+        libc::SYS_symlinkat => hook!(names::symlinkat(first, given.int(1), given.path(2))),
+        libc::SYS_mkdirat => hook!(names::mkdirat(from, second, given.uint(2))),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_mknod => hook!(names::mknod(first, given.uint(1), given.0[2] as u64)),
+        libc::SYS_mknodat => {
+            hook!(names::mknodat(from, second, given.uint(2), given.0[3] as u64))
+        }
+        libc::SYS_truncate => hook!(size::truncate64(first, given.long(1))),
+        libc::SYS_ftruncate => hook!(size::ftruncate64(from, given.long(1))),
+        libc::SYS_setrlimit => hook!(limits::setrlimit(given.uint(0), given.pointer(1))),
+        libc::SYS_prlimit64 => {
+            hook!(limits::prlimit64(from, given.uint(1), given.pointer(2), given.pointer(3)))
+        }
+        libc::SYS_fallocate => {
+            hook!(size::fallocate64(from, given.int(1), given.long(2), given.long(3)))
+        }
+        _ => return None,
+    })
+}
+
+/// Calls that change attributes of files.
+///
+/// # Safety
+/// As for the call.
+unsafe fn of_attributes(number: c_long, given: Arguments) -> Option<c_long> {
+    let (fd, flags) = (given.int(0), given.int(4));
+    let (first, second) = (given.path(0), given.path(1));
+    let (value, len) = (given.pointer::<c_void>(2).cast_const(), given.0[3]);
+    Some(match number {
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_chmod => hook!(attributes::chmod(first, given.uint(1))),
+        libc::SYS_fchmod => hook!(attributes::fchmod(fd, given.uint(1))),
+        libc::SYS_fchmodat => hook!(attributes::fchmodat(fd, second, given.uint(2), 0)),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_chown => hook!(attributes::chown(first, given.uint(1), given.uint(2))),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_lchown => hook!(attributes::lchown(first, given.uint(1), given.uint(2))),
+        libc::SYS_fchown => hook!(attributes::fchown(fd, given.uint(1), given.uint(2))),
+        libc::SYS_fchownat => {
+            hook!(attributes::fchownat(fd, second, given.uint(2), given.uint(3), flags))
+        }
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_utime => hook!(attributes::utime(first, given.pointer(1))),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_utimes => hook!(attributes::utimes(first, given.pointer(1))),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_futimesat => hook!(attributes::futimesat(fd, second, given.pointer(2))),
+        // The C library has another function for the descriptor itself.
+        libc::SYS_utimensat if second.is_null() => {
+            hook!(attributes::futimens(fd, given.pointer(2)))
+        }
+        libc::SYS_utimensat => {
+            hook!(attributes::utimensat(fd, second, given.pointer(2), given.int(3)))
+        }
+        libc::SYS_setxattr => hook!(attributes::setxattr(first, second, value, len, flags)),
+        libc::SYS_lsetxattr => hook!(attributes::lsetxattr(first, second, value, len, flags)),
+        libc::SYS_fsetxattr => hook!(attributes::fsetxattr(fd, second, value, len, flags)),
+        libc::SYS_removexattr => hook!(attributes::removexattr(first, second)),
+        libc::SYS_lremovexattr => hook!(attributes::lremovexattr(first, second)),
+        libc::SYS_fremovexattr => hook!(attributes::fremovexattr(fd, second)),
+        numbers::FCHMODAT2 => of_named(number, given, given.int(3)),
+        numbers::SETXATTRAT | numbers::REMOVEXATTRAT | numbers::FILE_SETATTR => {
+            let at_flags = if number == numbers::FILE_SETATTR { flags } else { given.int(2) };
+            of_named(number, given, at_flags)
+        }
+        _ => return None,
+    })
+}
+
+/// A change of attributes of the file that a directory, a path and flags name, by a call for which
+/// the C library may have no function.
+fn of_named(number: c_long, given: Arguments, flags: c_int) -> c_long {
+    let named = Named::at(given.int(0), given.path(1), flags);
+    // SAFETY: the program's own arguments of that call.
+    let call = || raw::returned(unsafe { raw::call(number, given.0) });
+    metadata::counted_attributes(named, Sets::Others, call) as c_long
+}
+
+/// Calls by which a process gives rights up: the hook of each gives the log up first, and the call
+/// is made as it is.
+fn of_rights(number: c_long, given: Arguments) -> Option<c_long> {
+    match number {
+        libc::SYS_setuid
+        | libc::SYS_setreuid
+        | libc::SYS_setresuid
+        | libc::SYS_setfsuid
+        | libc::SYS_setgid
+        | libc::SYS_setregid
+        | libc::SYS_setresgid
+        | libc::SYS_setfsgid
+        | libc::SYS_setgroups
+        | libc::SYS_capset
+        | libc::SYS_chroot
+        | libc::SYS_pivot_root
+        | libc::SYS_setns
+        | libc::SYS_landlock_restrict_self => {
+            rights::give_up();
+            None
+        }
+        libc::SYS_seccomp => {
+            rights::give_up_for_filter();
+            None
+        }
+        libc::SYS_prctl => {
+            let [_, second, third, fourth, fifth, _] = given.0.map(|word| word as _);
+            Some(hook!(rights::prctl(given.int(0), second, third, fourth, fifth)))
+        }
+        libc::SYS_unshare => Some(hook!(fork::unshare(given.int(0)))),
+        _ => None,
+    }
+}
+
+/// Calls that map memory, fork, or start programs.
+///
+/// # Safety
+/// As for the call.
+unsafe fn of_memory(number: c_long, given: Arguments) -> Option<c_long> {
+    let (at, len, protection) = (given.pointer::<c_void>(0), given.0[1], given.int(2));
+    Some(match number {
+        libc::SYS_mmap => {
+            let (flags, fd, offset) = (given.int(3), given.int(4), given.long(5));
+            hook!(mapping::map(at, len, protection, (flags, fd, offset)).addr())
+        }
+        libc::SYS_mremap => {
+            hook!(mapping::mremap(at, len, given.0[2], given.int(3), given.pointer(4)).addr())
+        }
+        libc::SYS_shmdt => hook!(mapping::shmdt(at)),
+        libc::SYS_mlockall => memory_limits::mlockall(given.int(0)) as c_long,
+        libc::SYS_munmap => hook!(mapping::munmap(at, len)),
+        libc::SYS_mprotect => hook!(mapping::mprotect(at, len, protection)),
+        libc::SYS_pkey_mprotect => {
+            hook!(mapping::pkey_mprotect(at, len, protection, given.int(3)))
+        }
+        libc::SYS_execve => {
+            hook!(exec::execve(given.path(0), given.pointer(1), given.pointer(2)))
+        }
+        libc::SYS_execveat => {
+            let (argv, envp) = (given.pointer(2), given.pointer(3));
+            hook!(exec::execveat(given.int(0), given.path(1), argv, envp, given.int(4)))
+        }
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_fork => forking(number, 0, given),
+        // It would return over the caller's frames: a fork is one that does not.
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_vfork => forking(libc::SYS_fork, 0, given),
+        libc::SYS_clone if given.int(0) & libc::CLONE_VM == 0 => {
+            forking(number, u64::from(given.uint(0)), given)
+        }
+        libc::SYS_clone3 if clone_flags(given) & libc::CLONE_VM as u64 == 0 => {
+            forking(number, clone_flags(given), given)
+        }
+        _ => return None,
+    })
+}
+
+/// A fork that the C library does not know of.
+fn forking(number: c_long, flags: u64, given: Arguments) -> c_long {
+    // SAFETY: the program's own arguments.
+    raw::returned(fork::forking(flags, || unsafe { raw::call(number, given.0) })) as c_long
+}
+
+/// The flags of a `clone3`.
+fn clone_flags(given: Arguments) -> u64 {
+    let at = given.pointer::<u64>(0).cast_const();
+    // SAFETY: readable.
+    if readable::is_readable(at.cast(), 8) { unsafe { at.read_unaligned() } } else { 0 }
+}

@@ -1,0 +1,237 @@
+//! Hooks: calls that have the kernel copy into a file.
+//!
+//! Invariant: the file is out of the log before the kernel begins, and until it is done.
+#![allow(unsafe_code)] // C's calling convention and pointers
+
+use std::ffi::{c_int, c_uint, c_ulong};
+use std::ptr;
+
+use libc::{off_t, size_t, ssize_t};
+
+use crate::covered::Open;
+use crate::covered::{every_write, metadata};
+use crate::hooks::synonyms::synonyms;
+use crate::state::files::Seen;
+use crate::sys::raw::words;
+use crate::sys::readable::is_readable;
+use crate::sys::{cancel, next, raw};
+
+/// Runs a call of the C library that may change the file of `fd`, unless that can be covered: then
+/// the system call itself, in whose middle no thread is cancelled, as a change that no hook sees.
+fn into(fd: c_int, library: impl FnOnce() -> isize, kernel: impl FnOnce() -> isize) -> isize {
+    match Open::writable(fd) {
+        Some(open) => {
+            cancel::point();
+            raw::returned(open.unseen_write(kernel))
+        }
+        None => every_write::returned(fd, library()),
+    }
+}
+
+/// Runs a change that no hook sees of the files of all these descriptors; what is no file that can
+/// be covered is left alone.
+fn unseen_of(fds: &mut impl Iterator<Item = c_int>, change: &dyn Fn() -> isize) -> isize {
+    match fds.find_map(Open::of) {
+        Some(open) => open.unseen(|| unseen_of(fds, change)),
+        None => change(),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn sendfile64(
+    to: c_int,
+    from: c_int,
+    offset: *mut off_t,
+    len: size_t,
+) -> ssize_t {
+    let Some(sendfile64) = next::sendfile64.get() else { return raw::failed(libc::ENOSYS) };
+    // SAFETY: the same function.
+    let library = || unsafe { sendfile64(to, from, offset, len) };
+    // SAFETY: the program's own arguments.
+    into(to, library, || unsafe { raw::call(libc::SYS_sendfile, words![to, from, offset, len]) })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn copy_file_range(
+    from: c_int,
+    from_offset: *mut off_t,
+    to: c_int,
+    to_offset: *mut off_t,
+    len: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    let Some(call) = next::copy_file_range.get() else { return raw::failed(libc::ENOSYS) };
+    let arguments = words![from, from_offset, to, to_offset, len, flags];
+    // SAFETY: the same function.
+    let library = || unsafe { call(from, from_offset, to, to_offset, len, flags) };
+    // SAFETY: the program's own arguments.
+    let kernel = || unsafe { raw::call(libc::SYS_copy_file_range, arguments) };
+    // The source, too: its blocks may be shared from then on.
+    into(to, library, || unseen_of(&mut [from].into_iter(), &kernel))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn splice(
+    from: c_int,
+    from_offset: *mut off_t,
+    to: c_int,
+    to_offset: *mut off_t,
+    len: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    let Some(splice) = next::splice.get() else { return raw::failed(libc::ENOSYS) };
+    let arguments = words![from, from_offset, to, to_offset, len, flags];
+    // SAFETY: the same function.
+    let library = || unsafe { splice(from, from_offset, to, to_offset, len, flags) };
+    // SAFETY: the program's own arguments.
+    into(to, library, || unsafe { raw::call(libc::SYS_splice, arguments) })
+}
+
+/// Types of the requests that file systems answer.
+const OF_FILE_SYSTEMS: [c_ulong; 4] = [0x66, 0x58, 0x76, 0x94];
+/// Type and number of a request; the rest is its direction, and the size of its argument.
+const NAME: c_ulong = 0xffff;
+const FICLONE: c_ulong = 0x9409;
+const FICLONERANGE: c_ulong = 0x940d;
+const FIDEDUPERANGE: c_ulong = 0x9436;
+const EXT4_IOC_MOVE_EXT: c_ulong = 0x660f;
+const XFS_IOC_SWAPEXT: c_ulong = 0x586d;
+const XFS_IOC_EXCHANGE_RANGE: c_ulong = 0x5881;
+
+/// Requests of these types that change nothing. All others may change the bytes, the space or the
+/// attributes of the descriptor's own file: the kernel gets new ones.
+const HARMLESS: [c_ulong; 16] = [
+    0x6601, // FS_IOC_GETFLAGS
+    0x6603, // FS_IOC_GETVERSION, of older kernels
+    0x660b, // FS_IOC_FIEMAP
+    0x6610, // EXT4_IOC_PRECACHE_EXTENTS
+    0x6615, // FS_IOC_GET_ENCRYPTION_POLICY
+    0x6616, // FS_IOC_GET_ENCRYPTION_POLICY_EX
+    0x6686, // FS_IOC_MEASURE_VERITY
+    0x6687, // FS_IOC_READ_VERITY_METADATA
+    0x662c, // EXT4_IOC_GETFSUUID
+    0x7601, // FS_IOC_GETVERSION
+    0x581f, // FS_IOC_FSGETXATTR
+    0x581e, // XFS_IOC_DIOINFO
+    0x5826, // XFS_IOC_GETBMAP
+    0x587c, // XFS_IOC_FSGEOMETRY_V4
+    0x587e, // XFS_IOC_FSGEOMETRY
+    0x9431, // FS_IOC_GETFSLABEL
+];
+
+fn may_change(request: c_ulong) -> bool {
+    OF_FILE_SYSTEMS.contains(&(request >> 8 & 0xff)) && !HARMLESS.contains(&(request & NAME))
+}
+
+/// The number that stands at this byte of a request's argument.
+fn number_at<T: Copy>(argument: usize, byte: usize) -> Option<T> {
+    let at = ptr::with_exposed_provenance::<T>(argument.wrapping_add(byte));
+    // SAFETY: readable; numbers, of which any bits are valid.
+    is_readable(at.cast(), size_of::<T>()).then(|| unsafe { at.read_unaligned() })
+}
+
+/// The other descriptors whose files a request concerns: those of which it takes blocks, or to
+/// which it gives some.
+fn others_of(request: c_ulong, argument: usize) -> impl Iterator<Item = c_int> {
+    const FIRST_BYTE: usize = 24;
+    const EACH_BYTES: usize = 32;
+    let is_deduplication = request & NAME == FIDEDUPERANGE;
+    let one = match request & NAME {
+        // The argument is the descriptor.
+        FICLONE => c_int::try_from(argument).ok(),
+        FICLONERANGE | XFS_IOC_SWAPEXT => {
+            number_at::<i64>(argument, if request & NAME == FICLONERANGE { 0 } else { 16 })
+                .and_then(|fd| c_int::try_from(fd).ok())
+        }
+        EXT4_IOC_MOVE_EXT => number_at(argument, size_of::<u32>()),
+        XFS_IOC_EXCHANGE_RANGE => number_at(argument, 0),
+        _ => None,
+    };
+    let listed = is_deduplication.then(|| number_at::<u16>(argument, 16)).flatten().unwrap_or(0);
+    let listed = (0..usize::from(listed))
+        .map_while(move |number| number_at::<i64>(argument, FIRST_BYTE + number * EACH_BYTES));
+    one.into_iter().chain(listed.filter_map(|fd| c_int::try_from(fd).ok()))
+}
+
+/// It is no device, whose requests may be of the same types.
+fn is_in_file_system(fd: c_int) -> bool {
+    Seen::of(fd).is_ok_and(|seen| seen.is_file() || seen.is_directory())
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn ioctl(
+    fd: c_int,
+    request: c_ulong,
+    argument: usize,
+) -> c_int {
+    let Some(ioctl) = next::ioctl.get() else { return raw::failed_int(libc::ENOSYS) };
+    // SAFETY: the same function; an argument that is not given is not looked at.
+    let call = || unsafe { ioctl(fd, request, argument) };
+    if !may_change(request) {
+        return call();
+    }
+    let call = || raw::by_kernel(call() as isize);
+    let change = || unseen_of(&mut others_of(request, argument), &call);
+    let result = match Open::of(fd) {
+        Some(open) => open.unseen(change),
+        None if is_in_file_system(fd) => metadata::counted(change),
+        None => change(),
+    };
+    c_int::try_from(raw::returned(result)).unwrap_or(-1)
+}
+
+synonyms! {
+    sendfile(to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t = sendfile64(to, from, offset, len);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::descriptors;
+    use crate::testing::World;
+
+    fn others<T>(request: c_ulong, argument: &T) -> Vec<c_int> {
+        others_of(request, ptr::from_ref(argument).expose_provenance()).collect()
+    }
+
+    #[test]
+    fn the_other_files_of_a_request_are_found() {
+        assert_eq!(others_of(0x4004_9409, 8).collect::<Vec<_>>(), [8], "a clone of all of one");
+        assert_eq!(others(0x4020_940d, &[8_i64, 0, 0, 0]), [8], "of a range");
+        assert_eq!(others(0xc028_660f, &[0_u32, 8, 0, 0, 0, 0, 0, 0, 0, 0]), [8]);
+        assert_eq!(others(0xc0c0_586d, &[0_i64, 7, 8, 0]), [8]);
+        assert_eq!(others(0x4028_5881, &[8_i32, 0, 0, 0]), [8]);
+        let mut listed = [0_i64; 3 + 2 * 4];
+        (listed[2], listed[3], listed[7]) = (2, 8, 9);
+        assert_eq!(others(0xc018_9436, &listed), [8, 9]);
+        assert_eq!(others_of(0xc018_9436, 8).count(), 0, "memory that cannot be read");
+    }
+
+    #[test]
+    fn a_request_that_is_not_known_may_change_the_file() {
+        for request in [0x4008_6602, 0x401c_5820, 0x4004_9409, 0x4080_6685, 0x4030_6639, 0x66fe] {
+            assert!(may_change(request), "{request:#x}");
+        }
+        let of_others = [libc::TCGETS, libc::FIONREAD, 0x1277];
+        for request in [0x8008_6601, 0xc020_660b, 0x801c_581f].into_iter().chain(of_others) {
+            assert!(!may_change(request), "{request:#x}");
+        }
+    }
+
+    #[test]
+    fn both_files_of_a_call_that_shares_blocks_are_left_until_it_is_done() {
+        let world = World::of_process();
+        let files = ["one", "two"].map(|name| world.file(name));
+        let opens = files.each_ref().map(|file| world.covered(file, 0));
+        for open in &opens {
+            descriptors::set(open.fd, open.known);
+        }
+        let are_left = || {
+            let is_pinned = |open: &Open| open.lock(open.entry().unwrap()).unwrap().is_pinned();
+            isize::from(opens.iter().all(|open| !world.is_covered(open) && is_pinned(open)))
+        };
+        assert_eq!(are_left(), 0);
+        assert_eq!(unseen_of(&mut opens.iter().map(|open| open.fd), &are_left), 1);
+        assert_eq!(are_left(), 0, "they may come back");
+    }
+}

@@ -1,0 +1,223 @@
+//! What this process says to the supervisor, and hears from it.
+//!
+//! Invariant: no connection outlives the call that made it, and no descriptor of it is left in the
+//! program.
+//!
+//! Messages are those of the supervisor's socket: one JSON object in a packet. There are three
+//! here, and at most one answer to each, so they are written by hand, without memory from the heap.
+
+use std::ffi::CStr;
+use std::fmt::Write;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use tidegate::log::cover::Cause;
+
+use crate::covered;
+use crate::state::process;
+use crate::sys::{path, query};
+
+/// Bytes of the longest message that is sent, and of what is looked at of an answer.
+const MESSAGE_BYTES: usize = 128;
+/// How long the log is retired where the supervisor cannot be asked to.
+const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A message on the stack.
+struct Message {
+    bytes: [u8; MESSAGE_BYTES],
+    len: usize,
+}
+
+impl Message {
+    /// A request about a process, or about none. What is `None`, or empty, is left out.
+    fn new(request: &str, process: Option<u32>, cause: Option<&str>, program: &str) -> Self {
+        let mut message = Self { bytes: [0; MESSAGE_BYTES], len: 0 };
+        // It fits: the longest of each have less than that.
+        let _ = write!(message, "{{\"request\":\"{request}\"");
+        if let Some(process) = process {
+            let _ = write!(message, ",\"process\":{process}");
+        }
+        if let Some(cause) = cause {
+            let _ = write!(message, ",\"cause\":\"{cause}\"");
+        }
+        if !program.is_empty() {
+            let _ = write!(message, ",\"program\":\"{program}\"");
+        }
+        let _ = message.write_str("}");
+        message
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+impl Write for Message {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        let space = self.bytes.get_mut(self.len..self.len + text.len()).ok_or(std::fmt::Error)?;
+        space.copy_from_slice(text.as_bytes());
+        self.len += text.len();
+        Ok(())
+    }
+}
+
+fn connect() -> Option<OwnedFd> {
+    let address = SocketAddrUnix::new(process::socket()?).ok()?;
+    let (family, kind, flags) = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    let socket = rustix::net::socket_with(family, kind, flags, None).ok()?;
+    rustix::net::connect(&socket, &address).ok()?;
+    Some(socket)
+}
+
+/// Tells that there is this process: by a connection, whose credentials say which process it is. A
+/// supervisor that cannot be reached, since this process has become another user or has no
+/// descriptor left, is told to look.
+pub(crate) fn announce() {
+    if connect().is_none()
+        && let Some(log) = process::log()
+    {
+        log.note_unannounced();
+    }
+}
+
+/// Tells, without waiting for an answer, that this process syncs plain files. The cause is one of
+/// the supervisor's. A supervisor that cannot be reached does not hear it.
+pub(crate) fn tell_plain(cause: Cause) {
+    let mut name = program_name();
+    let len = name.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
+    tell(&Message::new("plain", None, Some(cause.word()), shown(&mut name[..len])));
+}
+
+/// The name of this program in the kernel, with zeros behind it; all zeros where the kernel does
+/// not tell it.
+pub(crate) fn program_name() -> [u8; NAME_BYTES] {
+    let mut name = [0; NAME_BYTES];
+    if rustix::thread::gettid() == rustix::process::getpid() {
+        // The main thread's own name is the program's.
+        query::thread_name(&mut name);
+        return name;
+    }
+    let file = path::Opened::open(libc::AT_FDCWD, c"/proc/self/comm", libc::O_RDONLY);
+    let len = file.ok().and_then(|file| query::read(file.number(), &mut name).ok()).unwrap_or(0);
+    // A line.
+    name[len.saturating_sub(1)..].fill(0);
+    name
+}
+
+/// Tells, as [`tell_plain`] does, that a program starts that is not watched since the user trusts
+/// it.
+pub(crate) fn tell_trusted(program: &CStr) {
+    tell(&Message::new(
+        "plain",
+        None,
+        Some(Cause::Trusted.word()),
+        name_of(program, &mut [0; NAME_BYTES]),
+    ));
+}
+
+/// The name of a program's file, cut as the kernel cuts it.
+fn name_of<'n>(program: &CStr, name: &'n mut [u8; NAME_BYTES]) -> &'n str {
+    let file = program.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    let len = file.len().min(NAME_BYTES - 1);
+    name[..len].copy_from_slice(&file[..len]);
+    shown(&mut name[..len])
+}
+
+fn tell(message: &Message) {
+    if let Some(socket) = connect() {
+        let _ = rustix::net::send(&socket, message.as_bytes(), SendFlags::NOSIGNAL);
+    }
+}
+
+/// Bytes of a program's name in the kernel, with the end of its line.
+const NAME_BYTES: usize = tidegate::log::PROGRAM_BYTES;
+
+/// A program's name, in characters that mean nothing in JSON.
+fn shown(name: &mut [u8]) -> &str {
+    for byte in name.iter_mut() {
+        if !matches!(byte, b' '..=b'~') || [b'"', b'\\'].contains(byte) {
+            *byte = b'?';
+        }
+    }
+    str::from_utf8(name).unwrap_or_default()
+}
+
+/// Has all files leave the log, and none come back until `process` and what it starts have ended.
+/// Returns when that is so. The cause is one that the supervisor tells the user of, with the name
+/// of the program, or that of the process where the path of the program is empty.
+pub(crate) fn suspend(process: u32, cause: Option<&str>, program: &CStr) {
+    let mut name = [0; NAME_BYTES];
+    let message = Message::new("suspend", Some(process), cause, name_of(program, &mut name));
+    if ask(&message, b"\"suspended\"") {
+        return;
+    }
+    // The supervisor cannot be reached, and so cannot take this back.
+    if let Some(log) = process::log() {
+        log.suspend_for_good();
+        covered::retire_all(log, CHECKPOINT_TIMEOUT);
+    }
+}
+
+/// Takes back one [`suspend`] of `process`.
+pub(crate) fn resume(process: u32) {
+    // Without an answer files stay plain.
+    ask(&Message::new("resume", Some(process), None, ""), b"\"resumed\"");
+}
+
+/// Has all records retired, and the descriptors closed that the supervisor holds for them. Returns
+/// when that is so, or cannot be had.
+pub(crate) fn flush() {
+    let Some(_holding) = process::Holding::new() else { return };
+    ask(&Message::new("flush", None, None, ""), b"\"flushed\"");
+}
+
+/// Sends a message and waits for the answer: whether it has `wanted` in it.
+fn ask(message: &Message, wanted: &[u8]) -> bool {
+    let Some(socket) = connect() else { return false };
+    if rustix::net::send(&socket, message.as_bytes(), SendFlags::NOSIGNAL).is_err() {
+        return false;
+    }
+    let mut answer = [0_u8; MESSAGE_BYTES];
+    loop {
+        match rustix::net::recv(&socket, &mut answer[..], RecvFlags::empty()) {
+            Err(rustix::io::Errno::INTR) => {}
+            Ok((_, 0)) | Err(_) => return false,
+            Ok((len, _)) => {
+                let answer = &answer[..len.min(MESSAGE_BYTES)];
+                return answer.windows(wanted.len()).any(|part| part == wanted);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_message_fits() {
+        let name = "123456789012345";
+        let message = Message::new("suspend", Some(u32::MAX), Some("privileged_program"), name);
+        let expected = format!(
+            "{{\"request\":\"suspend\",\"process\":{},\"cause\":\"privileged_program\",\"program\":\"{name}\"}}",
+            u32::MAX
+        );
+        assert_eq!(message.as_bytes(), expected.as_bytes());
+        let message = Message::new("plain", None, Some("synchronous"), "");
+        assert_eq!(message.as_bytes(), b"{\"request\":\"plain\",\"cause\":\"synchronous\"}");
+    }
+
+    #[test]
+    fn a_program_is_named_by_its_file() {
+        let name = |path| name_of(path, &mut [0; NAME_BYTES]).to_owned();
+        assert_eq!(name(c"/usr/bin/a-name-of-18-bytes"), "a-name-of-18-by");
+        assert_eq!([name(c"./x"), name(c"x"), name(c"")], ["x", "x", ""]);
+    }
+
+    #[test]
+    fn names_are_shown_in_characters_that_mean_nothing_in_json() {
+        let mut name = *b"a \"b\\\xff\nc";
+        assert_eq!(shown(&mut name), "a ?b???c");
+    }
+}

@@ -1,0 +1,18 @@
+//! The layer below: system calls, the C library's functions, memory and signals.
+//!
+//! - `raw` (system calls that nothing interposes on), `query` (those that the program does not make
+//!   itself), `next` (the C library's functions);
+//! - memory: `page`, `own_stack`, `path`, `shared` (values without a lock), `readable` (the
+//!   program's pointers);
+//! - `cancel` (of threads), `signals`.
+
+pub(crate) mod cancel;
+pub(crate) mod next;
+pub(crate) mod own_stack;
+pub(crate) mod page;
+pub(crate) mod path;
+pub(crate) mod query;
+pub(crate) mod raw;
+pub(crate) mod readable;
+pub(crate) mod shared;
+pub(crate) mod signals;

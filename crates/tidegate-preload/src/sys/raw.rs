@@ -1,0 +1,268 @@
+//! System calls that nothing interposes on, and `errno`.
+//!
+//! Invariant: nothing here calls the C library but for the address of `errno`, so that no call
+//! comes back into a hook.
+//!
+//! Entry points: [`call`] for a call with the kernel's result, [`returned`] to hand that result to
+//! the program, [`errno`] and [`set_errno`]; typed calls below them.
+#![allow(unsafe_code)] // system calls, and the C library's `errno`
+
+use std::ffi::{CStr, c_int, c_long};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use rustix::time::ClockId;
+
+/// An error number of the kernel.
+pub(crate) type Errno = c_int;
+
+/// Makes the system call `number`; a result in `-4095..0` is an error number, negated.
+///
+/// # Safety
+/// As the call itself: pointers among the arguments point to what the call reads and writes.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
+    let result: isize;
+    // SAFETY: the kernel's calling convention; the arguments are the caller's promise.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number => result,
+            in("rdi") arguments[0], in("rsi") arguments[1], in("rdx") arguments[2],
+            in("r10") arguments[3], in("r8") arguments[4], in("r9") arguments[5],
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack)
+        );
+    }
+    result
+}
+
+/// Makes the system call `number`; a result in `-4095..0` is an error number, negated.
+///
+/// # Safety
+/// As the call itself: pointers among the arguments point to what the call reads and writes.
+#[cfg(target_arch = "aarch64")]
+#[inline]
+pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
+    let result: isize;
+    // SAFETY: the kernel's calling convention; the arguments are the caller's promise.
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") arguments[0] => result,
+            in("x1") arguments[1], in("x2") arguments[2], in("x3") arguments[3],
+            in("x4") arguments[4], in("x5") arguments[5],
+            options(nostack)
+        );
+    }
+    result
+}
+
+/// The arguments of a call as machine words; those that are not given are 0.
+macro_rules! words {
+    ($($argument:expr),* $(,)?) => {{
+        let given = [$($crate::sys::raw::Word::word($argument)),*];
+        let mut all = [0_usize; 6];
+        all[..given.len()].copy_from_slice(&given);
+        all
+    }};
+}
+pub(crate) use words;
+
+/// The first expression on an architecture that has the older system calls, else the second one:
+/// each C library makes the oldest call that its architecture has.
+#[cfg(target_arch = "x86_64")]
+macro_rules! by_architecture {
+    ($older:expr, $newer:expr $(,)?) => {
+        $older
+    };
+}
+/// The first expression on an architecture that has the older system calls, else the second one:
+/// each C library makes the oldest call that its architecture has.
+#[cfg(not(target_arch = "x86_64"))]
+macro_rules! by_architecture {
+    ($older:expr, $newer:expr $(,)?) => {
+        $newer
+    };
+}
+pub(crate) use by_architecture;
+
+/// The system call that the C library makes for a function: its number and the arguments.
+pub(crate) type Made = (c_long, [usize; 6]);
+
+/// What may be an argument of a system call.
+pub(crate) trait Word {
+    /// The argument as the kernel takes it: signed numbers are extended.
+    fn word(self) -> usize;
+}
+
+macro_rules! word {
+    ($($kind:ty),*) => {$(
+        impl Word for $kind {
+            #[inline]
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, trivial_numeric_casts)]
+            fn word(self) -> usize {
+                self as usize
+            }
+        }
+    )*};
+}
+word!(i32, u32, i64, u64, isize, usize);
+
+impl<T> Word for *const T {
+    #[inline]
+    fn word(self) -> usize {
+        self as usize
+    }
+}
+
+impl<T> Word for *mut T {
+    #[inline]
+    fn word(self) -> usize {
+        self as usize
+    }
+}
+
+/// The kernel's result as a `Result`.
+#[inline]
+pub(crate) fn checked(result: isize) -> Result<usize, Errno> {
+    match usize::try_from(result) {
+        Ok(value) => Ok(value),
+        Err(_) => Err(c_int::try_from(-result).unwrap_or(libc::EIO)),
+    }
+}
+
+/// Gives a result of the kernel to the program: as it is, or -1 with `errno`.
+#[inline]
+pub(crate) fn returned(result: isize) -> isize {
+    if (-4095..0).contains(&result) {
+        failed(c_int::try_from(-result).unwrap_or(libc::EIO))
+    } else {
+        result
+    }
+}
+
+/// As [`returned`], for functions that return an `int`.
+#[inline]
+pub(crate) fn returned_int(result: isize) -> c_int {
+    c_int::try_from(returned(result)).unwrap_or(c_int::MAX)
+}
+
+/// What the kernel's result was where the C library has returned this, and set `errno` if it is -1.
+pub(crate) fn by_kernel(returned: isize) -> isize {
+    if returned < 0 { -isize::try_from(errno()).unwrap_or(5) } else { returned }
+}
+
+/// As [`failed`], for functions that return an `int`.
+#[cold]
+pub(crate) fn failed_int(errno: Errno) -> c_int {
+    set_errno(errno);
+    -1
+}
+
+/// Sets `errno`, and is the -1 that goes with it.
+#[cold]
+pub(crate) fn failed(errno: Errno) -> isize {
+    set_errno(errno);
+    -1
+}
+
+/// The calling thread's `errno`.
+pub(crate) fn errno() -> Errno {
+    // SAFETY: takes nothing, gives the thread's own.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: the thread's own, which lives as long as the thread.
+    unsafe { *place }
+}
+
+/// Sets the calling thread's `errno`.
+pub(crate) fn set_errno(errno: Errno) {
+    // SAFETY: takes nothing, gives the thread's own.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: the thread's own, which lives as long as the thread.
+    unsafe { *place = errno };
+}
+
+/// Makes a call that has no pointers among its arguments.
+macro_rules! plain {
+    ($(#[$doc:meta])* $name:ident = $number:ident($($argument:ident: $kind:ty),*)) => {
+        $(#[$doc])*
+        #[inline]
+        pub(crate) fn $name($($argument: $kind),*) -> Result<usize, Errno> {
+            // SAFETY: no pointer is passed; descriptors are checked by the kernel.
+            checked(unsafe { call(libc::$number, words![$($argument),*]) })
+        }
+    };
+}
+
+plain!(/** The position of a descriptor. */ lseek = SYS_lseek(fd: c_int, offset: i64, whence: c_int));
+plain!(/** Sets a file's size. */ ftruncate = SYS_ftruncate(fd: c_int, size_bytes: i64));
+plain!(/** Makes a file durable. */ fsync = SYS_fsync(fd: c_int));
+plain!(/** Makes a file's data durable. */ fdatasync = SYS_fdatasync(fd: c_int));
+plain!(/** Closes a descriptor. */ close = SYS_close(fd: c_int));
+plain!(/** Descriptor operations with a number as argument. */ fcntl = SYS_fcntl(fd: c_int, command: c_int, argument: usize));
+plain!(/** Sends a thread of a process a signal; 0 only asks whether it is there. */ tgkill = SYS_tgkill(process: u32, thread: u32, signal: c_int));
+plain!(/** Makes everything durable. */ sync_all = SYS_sync());
+
+/// The program's descriptor as the libraries take it.
+pub(crate) fn borrowed<'fd>(fd: c_int) -> BorrowedFd<'fd> {
+    // SAFETY: the number is used as one only: what it refers to is the program's, whatever that
+    // does, and the kernel refuses one that is closed.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// Opens a path.
+pub(crate) fn openat(dir: c_int, path: &CStr, flags: c_int, mode: u32) -> Result<c_int, Errno> {
+    // SAFETY: a terminated path.
+    let fd = checked(unsafe { call(libc::SYS_openat, words![dir, path.as_ptr(), flags, mode]) })?;
+    Ok(c_int::try_from(fd).unwrap_or(-1))
+}
+
+/// Sleeps while `word` is `seen`, until [`wake`] or for `timeout` at most: whether it was not that
+/// long.
+pub(crate) fn wait(word: &AtomicU32, seen: u32, timeout: Duration) -> bool {
+    let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
+    let timeout = libc::timespec { tv_sec: seconds, tv_nsec: timeout.subsec_nanos().into() };
+    let arguments = words![word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const timeout];
+    // SAFETY: a word of this process and a time, for the length of the call.
+    unsafe { call(libc::SYS_futex, arguments) != -(libc::ETIMEDOUT as isize) }
+}
+
+/// Wakes the threads that [`wait`] for the word to change.
+pub(crate) fn wake(word: &AtomicU32) {
+    let arguments = words![word.as_ptr(), libc::FUTEX_WAKE, i32::MAX];
+    // SAFETY: a word of this process.
+    unsafe { call(libc::SYS_futex, arguments) };
+}
+
+pub(crate) const NS_PER_S: u64 = 1_000_000_000;
+
+/// Nanoseconds of a clock that only goes forwards.
+pub(crate) fn now_ns() -> u64 {
+    clock_ns(ClockId::Monotonic)
+}
+
+/// Nanoseconds since 1970, as the file systems count them.
+pub(crate) fn wall_clock_ns() -> u64 {
+    clock_ns(ClockId::RealtimeCoarse)
+}
+
+/// How far the clock of times of files is ahead of one that nobody sets, in nanoseconds.
+pub(crate) fn clock_ahead_ns() -> u64 {
+    clock_ns(ClockId::Realtime).saturating_sub(clock_ns(ClockId::Boottime))
+}
+
+fn clock_ns(clock: ClockId) -> u64 {
+    let now = rustix::time::clock_gettime(clock);
+    let (seconds, rest) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
+    seconds.unwrap_or(0) * NS_PER_S + rest.unwrap_or(0)
+}
+
+/// Makes everything on the machine durable.
+pub(crate) fn sync() {
+    // It cannot fail.
+    let _ = sync_all();
+}

@@ -1,0 +1,356 @@
+//! Whether memory that the program passes can be read: what the kernel answers with `EFAULT` must
+//! be no fault of ours.
+//!
+//! The kernel is asked once a page, by a call that reads it and does nothing else. What it could
+//! read is taken for readable until the program takes memory away ([`changed`]), so that a buffer
+//! in use costs a look at one word.
+//!
+//! Invariants:
+//! 1. A page is noted only after the kernel has read it, in the epoch that began before it did.
+//! 2. An epoch ends after each call of the program that takes memory away, or the right to read it.
+//!    What the C library gives back by itself (a large block that is freed) is not seen: a write
+//!    from there gets the fault that a read would get.
+//! 3. No lock, no memory from the heap: a note that is lost is made again.
+//! 4. No page that the program has mapped from a file is noted: any process may cut the file, and
+//!    the kernel answers `EFAULT` then. The kernel is asked each time. A file that is cut between
+//!    that and the copy gives the fault that a read would get.
+//!
+//! Entry points: [`is_readable`], [`text`], [`changed`]; [`mapped_from_file`], [`unmapped`].
+#![allow(unsafe_code)] // memory of the program
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use crate::state::process;
+use crate::sys::page::PAGE_BYTES;
+use crate::sys::raw::{self, words};
+
+/// Pages that one word tells of.
+const BLOCK_PAGES: usize = 16;
+const EPOCH_SHIFT: u32 = 16;
+const BLOCK_SHIFT: u32 = 32;
+/// Half a word each: the block's number; the epoch; a bit for each page.
+static NOTED: [AtomicU64; 4096] = [const { AtomicU64::new(0) }; 4096];
+/// Only its lower 16 bits are noted; they are never 0.
+static EPOCH: AtomicU32 = AtomicU32::new(1);
+
+/// Memory that a program can have ends here.
+const END: usize = 1 << if cfg!(target_arch = "x86_64") { 47 } else { 48 };
+
+/// Whether the kernel could read the `len` bytes at `at` just now, or could before.
+#[inline]
+pub(crate) fn is_readable(at: *const c_void, len: usize) -> bool {
+    let at = at.addr();
+    if len == 0 {
+        return true;
+    }
+    if !(PAGE_BYTES..END).contains(&at) || len >= END - at {
+        return false;
+    }
+    let last = (at + len - 1) / PAGE_BYTES;
+    let mut page = at / PAGE_BYTES;
+    while page <= last {
+        let block = page / BLOCK_PAGES;
+        let block_last = last.min(block * BLOCK_PAGES + BLOCK_PAGES - 1);
+        if !is_noted(block, pages(page, block_last)) && !look(block, page, block_last) {
+            return false;
+        }
+        page = block_last + 1;
+    }
+    true
+}
+
+/// A string of the program that is short enough for a path; none where it cannot be read or is too
+/// long, or is NULL: the kernel or the C library says what that means.
+pub(crate) fn text<'a>(at: *const c_char) -> Option<&'a CStr> {
+    text_up_to(at, PAGE_BYTES)
+}
+
+/// As [`text`], for the name of a program: that is looked at also in a process that has given the
+/// log up, as the C library looks at it.
+pub(crate) fn name_of_program<'a>(at: *const c_char) -> Option<&'a CStr> {
+    if !process::has_given_up() {
+        return text(at);
+    }
+    // SAFETY: the caller of a C function promises that there is a string.
+    (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) })
+}
+
+/// As [`text`], for a string of at most `most_bytes`, its NUL included.
+pub(crate) fn text_up_to<'a>(at: *const c_char, most_bytes: usize) -> Option<&'a CStr> {
+    let mut seen = 0;
+    while seen < most_bytes {
+        let start = at.wrapping_add(seen);
+        let step = (PAGE_BYTES - start.addr() % PAGE_BYTES).min(most_bytes - seen);
+        if !is_readable(start.cast(), step) {
+            return None;
+        }
+        // SAFETY: readable; the caller of a C function promises that the string stays for the
+        // length of the call.
+        let part = unsafe { std::slice::from_raw_parts(start.cast::<u8>(), step) };
+        if CStr::from_bytes_until_nul(part).is_ok() {
+            // SAFETY: all up to the NUL is readable.
+            return Some(unsafe { CStr::from_ptr(at) });
+        }
+        seen += step;
+    }
+    None
+}
+
+/// Memory of the program was taken away: to be called after that.
+pub(crate) fn changed() {
+    let epoch = EPOCH.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+    if low_half(epoch) == 0 {
+        // What was noted in epochs that will have the same number.
+        for noted in &NOTED {
+            noted.store(0, Ordering::SeqCst);
+        }
+        EPOCH.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Memory that the program has mapped from a file.
+struct FromFile {
+    /// 0: free.
+    start: AtomicUsize,
+    /// Not behind the start: not known yet.
+    end: AtomicUsize,
+}
+
+static FROM_FILES: [FromFile; 64] =
+    [const { FromFile { start: AtomicUsize::new(0), end: AtomicUsize::new(0) } }; 64];
+/// All mappings of files that have no place there, and what lies between.
+static OTHERS: FromFile =
+    FromFile { start: AtomicUsize::new(usize::MAX), end: AtomicUsize::new(0) };
+
+impl FromFile {
+    fn range(&self) -> (usize, usize) {
+        (self.start.load(Ordering::SeqCst), self.end.load(Ordering::SeqCst))
+    }
+
+    /// Takes the place for a range, if it is free.
+    fn take(&self, start: usize, end: usize) -> bool {
+        let order = Ordering::SeqCst;
+        let is_free = self.start.compare_exchange(0, start, order, Ordering::Relaxed).is_ok();
+        if is_free {
+            self.end.store(end, order);
+        }
+        is_free
+    }
+}
+
+/// The program has mapped a file there.
+pub(crate) fn mapped_from_file(start: usize, len: usize) {
+    let end = start.saturating_add(len);
+    if !FROM_FILES.iter().any(|place| place.take(start, end)) {
+        OTHERS.end.fetch_max(end, Ordering::SeqCst);
+        OTHERS.start.fetch_min(start, Ordering::SeqCst);
+    }
+    // What was noted of memory that lay there before.
+    changed();
+}
+
+/// Nothing is mapped there any more.
+pub(crate) fn unmapped(start: usize, len: usize) {
+    for place in &FROM_FILES {
+        let (own_start, own_end) = place.range();
+        let is_known = own_start < own_end;
+        // A part that stays keeps the place: too much only takes longer.
+        if is_known && start <= own_start && own_end <= start.saturating_add(len) {
+            place.end.store(0, Ordering::SeqCst);
+            place.start.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Whether the program has mapped something there from a file.
+pub(crate) fn is_from_file(start: usize, len: usize) -> bool {
+    FROM_FILES.iter().chain([&OTHERS]).any(|place| {
+        let (own_start, own_end) = place.range();
+        own_start < start.saturating_add(len) && start < own_end
+    })
+}
+
+fn low_half(number: u32) -> u64 {
+    u64::from(number & 0xffff)
+}
+
+/// The bits of these pages of a block.
+#[inline]
+fn pages(first: usize, last: usize) -> u64 {
+    let (first, last) = (first % BLOCK_PAGES, last % BLOCK_PAGES);
+    (2 << last) - (1 << first)
+}
+
+#[inline]
+fn place(block: usize) -> &'static AtomicU64 {
+    &NOTED[(block ^ block >> 12) % NOTED.len()]
+}
+
+/// What is noted of a block in which no page is readable.
+#[inline]
+fn empty(block: usize, epoch: u32) -> u64 {
+    (block as u64) << BLOCK_SHIFT | low_half(epoch) << EPOCH_SHIFT
+}
+
+#[inline]
+fn is_noted(block: usize, wanted: u64) -> bool {
+    let noted = place(block).load(Ordering::Acquire);
+    noted & !(pages(0, BLOCK_PAGES - 1) & !wanted) == empty(block, epoch()) | wanted
+}
+
+#[inline]
+fn epoch() -> u32 {
+    EPOCH.load(Ordering::SeqCst)
+}
+
+/// Asks the kernel, and notes what it could read. A process that has given the log up does not ask:
+/// a filter of system calls may kill for that, and the kernel alone looks at what it is passed.
+#[cold]
+fn look(block: usize, first: usize, last: usize) -> bool {
+    if process::has_given_up() {
+        return false;
+    }
+    let none = empty(block, epoch());
+    let mut noted = place(block).load(Ordering::Acquire);
+    if noted & !pages(0, BLOCK_PAGES - 1) != none {
+        noted = none;
+    }
+    for page in first..=last {
+        let bit = pages(page, page);
+        if noted & bit == 0 && !kernel_reads(page * PAGE_BYTES) {
+            return false;
+        }
+        noted |= bit;
+    }
+    if is_from_file(first * PAGE_BYTES, (last + 1 - first) * PAGE_BYTES) {
+        return true;
+    }
+    place(block).store(noted, Ordering::Release);
+    true
+}
+
+/// Whether the kernel can read what lies at an address.
+fn kernel_reads(at: usize) -> bool {
+    /// No way to change the mask of blocked signals: the mask is read, and the call fails.
+    const NO_WAY: c_int = -1;
+    const FAULT: isize = -(libc::EFAULT as isize);
+    let arguments = words![NO_WAY, at, 0_usize, size_of::<u64>()];
+    // SAFETY: the kernel reads a mask, if it can, and changes nothing.
+    unsafe { raw::call(libc::SYS_rt_sigprocmask, arguments) != FAULT }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+    use std::ptr;
+
+    use super::*;
+    use crate::sys::page::{map, unmap};
+
+    fn address(at: usize) -> *const c_void {
+        ptr::without_provenance(at)
+    }
+
+    /// Takes what is in these pages away; not their place, which memory of another test could come
+    /// to.
+    fn take_away(start: *mut u8, bytes: usize) {
+        // SAFETY: pages of the test's own, which nothing refers to.
+        assert_eq!(unsafe { libc::mprotect(start.cast(), bytes, libc::PROT_NONE) }, 0);
+        changed();
+    }
+
+    #[test]
+    fn pointers_that_no_program_has_are_not_readable() {
+        let byte = 0_u8;
+        assert!(is_readable((&raw const byte).cast(), 1));
+        for bad in [0_usize, 1, 4095, 1 << 62, usize::MAX] {
+            assert!(!is_readable(address(bad), 1), "{bad:#x}");
+        }
+        assert!(!is_readable((&raw const byte).cast(), usize::MAX));
+    }
+
+    #[test]
+    fn memory_is_readable_up_to_its_end_and_until_it_is_taken_away() {
+        const PAGES: usize = 3 * BLOCK_PAGES;
+        let start = map((PAGES + 1) * PAGE_BYTES).unwrap();
+        take_away(start.wrapping_add(PAGES * PAGE_BYTES), PAGE_BYTES);
+        for _ in 0..2 {
+            assert!(is_readable(start.cast(), PAGES * PAGE_BYTES));
+            assert!(is_readable(start.wrapping_add(PAGES * PAGE_BYTES - 1).cast(), 1));
+            assert!(!is_readable(start.wrapping_add(PAGES * PAGE_BYTES - 1).cast(), 2));
+            assert!(!is_readable(start.cast(), PAGES * PAGE_BYTES + 1));
+        }
+        take_away(start, PAGES * PAGE_BYTES);
+        assert!(!is_readable(start.cast(), 1));
+        unmap(start, (PAGES + 1) * PAGE_BYTES);
+    }
+
+    /// Maps so many pages of a file as the hook of `mmap` does.
+    fn map_file(file: &File, pages: usize) -> usize {
+        let (len, fd) = (pages * PAGE_BYTES, file.as_raw_fd());
+        let arguments = words![0_usize, len, libc::PROT_READ, libc::MAP_SHARED, fd, 0_usize];
+        // SAFETY: new memory where the kernel likes it.
+        let start = raw::checked(unsafe { raw::call(libc::SYS_mmap, arguments) }).unwrap();
+        mapped_from_file(start, len);
+        start
+    }
+
+    fn unmap_file(start: usize, pages: usize) {
+        unmapped(start, pages * PAGE_BYTES);
+        unmap(ptr::with_exposed_provenance_mut(start), pages * PAGE_BYTES);
+        changed();
+    }
+
+    #[test]
+    fn a_mapped_file_is_readable_until_it_is_cut() {
+        let file = tempfile::tempfile().unwrap();
+        let whole = 2 * PAGE_BYTES as u64;
+        file.set_len(whole).unwrap();
+        // More than have a place of their own.
+        let starts: Vec<_> = (0..=FROM_FILES.len()).map(|_| map_file(&file, 2)).collect();
+        let all_are = |wanted: bool| {
+            let last = starts.iter().map(|start| address(start + PAGE_BYTES));
+            last.map(|at| is_readable(at, 1)).all(|it| it == wanted)
+        };
+        assert!(all_are(true) && all_are(true));
+        file.set_len(1).unwrap();
+        assert!(all_are(false));
+        file.set_len(whole).unwrap();
+        assert!(all_are(true));
+        for start in &starts {
+            assert!(is_from_file(start + PAGE_BYTES, 1));
+            unmap_file(*start, 2);
+        }
+        assert!(FROM_FILES.iter().all(|place| place.range() == (0, 0)));
+    }
+
+    #[test]
+    fn strings_end_before_what_cannot_be_read() {
+        let start = map(2 * PAGE_BYTES).unwrap();
+        take_away(start.wrapping_add(PAGE_BYTES), PAGE_BYTES);
+        let last = start.wrapping_add(PAGE_BYTES - 4);
+        // SAFETY: four bytes of the page that is there.
+        unsafe { ptr::copy_nonoverlapping(c"abc".as_ptr().cast(), last, 4) };
+        assert_eq!(text(last.cast()), Some(c"abc"));
+        // SAFETY: the last byte of that page.
+        unsafe { last.wrapping_add(3).write(b'd') };
+        assert_eq!(text(last.cast()), None);
+        assert_eq!(text(ptr::null()), None);
+        let long = vec![b'x'; PAGE_BYTES];
+        assert_eq!(text(long.as_ptr().cast()), None);
+        unmap(start, 2 * PAGE_BYTES);
+    }
+
+    #[test]
+    fn epochs_end_and_their_numbers_come_again() {
+        let byte = 0_u8;
+        assert!(is_readable((&raw const byte).cast(), 1));
+        for _ in 0..70_000 {
+            changed();
+            assert_ne!(low_half(epoch()), 0);
+        }
+        assert!(is_readable((&raw const byte).cast(), 1));
+    }
+}
