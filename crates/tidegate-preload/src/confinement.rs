@@ -15,8 +15,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::mpsc::channel;
 use std::thread;
 
-use crate::hooks::{attributes, close, names, open};
-use crate::hooks::{rights, size, sync, write};
+use crate::hooks::{attributes, close, names, open, rights, size, sync, write};
 use crate::state::{descriptors, process, record_locks};
 use crate::sys::{next, raw};
 use crate::testing::World;

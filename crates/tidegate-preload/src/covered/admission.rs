@@ -15,13 +15,15 @@
 //! A story that was not covered is ignored by recovery: wherever this fails the file is plain, and
 //! the real sync was what the program asked for.
 
+use tidegate::log::CoverState;
 use tidegate::log::cover::{
     AdmissionFacts, BeginAction, BeginFacts, NotAdmitted, cause_of_admission, decide_admission,
     decide_begin,
 };
-use tidegate::log::{CoverState, Definition};
 
-use super::{LOCK_TIMEOUT, Locked, Open, Sync};
+use super::in_place::is_overwritten_in_place;
+use super::story::Story;
+use super::{LOCK_TIMEOUT, Open, Sync};
 use crate::state::descriptors::{self, DIRECT, Entry, PINNED};
 use crate::state::files::{self, Identified, Seen};
 use crate::state::process::Holding;
@@ -29,16 +31,6 @@ use crate::state::{extents, process};
 use crate::sys::own_stack;
 use crate::sys::path::{self, PathBuffer};
 use crate::sys::signals::SignalsBlocked;
-
-/// A story that has begun.
-struct Story<'d> {
-    entry: Entry,
-    definition: Definition<'d>,
-    /// What tells it from a later one of the file.
-    number: u64,
-    /// [`tidegate::log::FileGuard::unlogged`] when it began.
-    unlogged: u64,
-}
 
 impl Open {
     /// Decides whether this sync admits the file. Counts it.
@@ -81,7 +73,7 @@ impl Open {
         let identified = Seen::of(self.fd)
             .ok()
             // Nothing of a file without a name outlives the processes that have it open.
-            .filter(|seen| seen.stat.st_nlink != 0 && self.is_overwritten_in_place(seen))
+            .filter(|seen| seen.stat.st_nlink != 0 && is_overwritten_in_place(self.fd, seen))
             .and_then(|_| files::identify(self.log, self.fd))
             .filter(|found| !self.log.has_copies(found.file_system.reference));
         let Some(identified) = identified else { return self.sync_refused(None, wanted) };
@@ -106,12 +98,9 @@ impl Open {
             BeginAction::LeaveAndBegin | BeginAction::Refuse => return None,
         }
         let (definition, unlogged) = (identified.definition(path), guard.unlogged());
-        guard.begin_story(&definition, self.size()?).ok()?;
-        Some(Story { entry, definition, number: guard.story(), unlogged })
-    }
-
-    fn size(&self) -> Option<u64> {
-        Seen::of(self.fd).ok().map(|seen| seen.size())
+        let size = Seen::of(self.fd).ok()?.size();
+        guard.begin_story(&definition, size).ok()?;
+        Some(Story::begun(self, entry, &guard, definition, unlogged))
     }
 
     fn sync_and_cover(&self, story: &Story<'_>) -> isize {
@@ -120,7 +109,7 @@ impl Open {
         let result = self.sync_real(Sync::All);
         let covered = state.filter(|_| result == 0).and_then(|state| self.cover(story, state));
         if covered.is_none() {
-            self.give_up(story);
+            story.give_up();
         }
         self.count(cause_of_admission(covered.is_some()));
         result
@@ -133,7 +122,7 @@ impl Open {
         let (device, inode) = (self.known.device, self.known.inode);
         let is_quiet = self.log.wait_for_plain(device, inode, LOCK_TIMEOUT)
             && self.log.wait_for_kept(file, LOCK_TIMEOUT);
-        let guard = self.lock(story.entry).ok().filter(|guard| is_quiet && is_of(guard, story))?;
+        let guard = story.lock().filter(|_| is_quiet)?;
         // Recovery would take a time to come for that of a change from outside.
         let seen = Seen::of(self.fd).ok().filter(|seen| !seen.is_of_the_future())?;
         let size = seen.size();
@@ -146,23 +135,10 @@ impl Open {
     fn cover(&self, story: &Story<'_>, state: CoverState) -> Option<()> {
         let is_dense =
             Holding::new().is_some_and(|_holding| extents::are_dense(self.fd, state.size));
-        let guard = self.lock(story.entry).ok().filter(|guard| is_of(guard, story))?;
+        let guard = story.lock()?;
         let state = CoverState { is_dense, ..state };
         guard.cover(&state, &story.definition).ok()?.then_some(())
     }
-
-    /// Ends the story, which was not covered.
-    fn give_up(&self, story: &Story<'_>) {
-        let guard = self.lock(story.entry).ok().filter(|guard| is_of(guard, story));
-        if guard.is_some_and(|guard| guard.end_story().is_err()) {
-            // Recovery ignores the story; here it goes on until the next sync begins another one.
-            self.log.mark_unlogged(story.entry.file);
-        }
-    }
-}
-
-fn is_of(guard: &Locked, story: &Story<'_>) -> bool {
-    guard.is_logged() && guard.story() == story.number
 }
 
 #[cfg(test)]

@@ -5,29 +5,30 @@
 //! covered, and the calls that share blocks make their files leave
 //! ([`transfer`](crate::hooks::transfer)).
 //!
-//! Entry point: [`Open::is_overwritten_in_place`].
+//! Entry point: [`is_overwritten_in_place`].
+
+use std::ffi::c_int;
 
 use tidegate::log::cover;
 
-use super::Open;
 use crate::state::files::Seen;
 use crate::sys::query;
 
-impl Open {
-    /// Whether an overwrite of the file, which was `seen`, changes its bytes and times alone.
-    pub(super) fn is_overwritten_in_place(&self, seen: &Seen) -> bool {
-        let inode_flags = || query::inode_flags(self.fd).ok();
-        let extended_flags = || query::file_flags(self.fd).ok().map(|found| found.flags);
-        let has_capability = || !self.has_no_capability();
-        let mode = seen.stat.st_mode;
-        cover::is_overwritten_in_place(mode, has_capability, inode_flags, extended_flags)
-    }
+/// Returns whether an overwrite of the file of `fd`, which was `seen`, changes its bytes and times
+/// alone.
+pub(super) fn is_overwritten_in_place(fd: c_int, seen: &Seen) -> bool {
+    let inode_flags = || query::inode_flags(fd).ok();
+    let extended_flags = || query::file_flags(fd).ok().map(|found| found.flags);
+    let has_capability = || !has_no_capability(fd);
+    let mode = seen.stat.st_mode;
+    cover::is_overwritten_in_place(mode, has_capability, inode_flags, extended_flags)
+}
 
-    /// The file has no capability, which a write or a change of its owner would take away.
-    pub(super) fn has_no_capability(&self) -> bool {
-        let capability = query::fgetxattr(self.fd, c"security.capability", &mut []);
-        matches!(capability, Err(libc::ENODATA | libc::EOPNOTSUPP))
-    }
+/// Returns whether the file has no capability, which a write or a change of its owner would take
+/// away.
+pub(super) fn has_no_capability(fd: c_int) -> bool {
+    let capability = query::fgetxattr(fd, c"security.capability", &mut []);
+    matches!(capability, Err(libc::ENODATA | libc::EOPNOTSUPP))
 }
 
 #[cfg(test)]

@@ -23,8 +23,7 @@ use std::ffi::{c_char, c_int};
 use tidegate::log::cover::leaves_unrecorded;
 use tidegate::log::{FileRef, Log, PlainCall};
 
-use crate::covered::plain;
-use crate::covered::{self, Gone, Remade, leave_gone};
+use crate::covered::{self, Gone, Remade, leave_gone, plain};
 use crate::state::descriptors::{self, Kind};
 use crate::state::files::{self, Identified};
 use crate::state::new_files::{self, Numbers};

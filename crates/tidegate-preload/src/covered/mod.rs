@@ -7,10 +7,10 @@
 //! 2. Without the lock (a signal handler that interrupted its holder, a holder that was stopped)
 //!    the file's story ends before it is changed.
 //!
-//! Entry points: [`Open::of`]; [`Open::write`] (`write`, `place`), [`Open::write_as_opened`]
-//! (`synchronous`), [`Open::truncate`] (`truncate`), [`Open::sync`] (`sync`, `admission`,
-//! `making`), [`change_name`] (`naming`), [`Remade`] (`remade`), [`Open::keep_owner`] (`owner`),
-//! [`Open::pin`] and [`Open::unseen`] (`leave`), [`Open::unseal`] (`sealed`).
+//! Entry points: [`Open::of`]; [`Open::write`] (`write`, `place`), [`write_as_opened`]
+//! (`synchronous`), [`truncate()`], [`Open::sync`] (`sync`, `admission`, `making`), [`change_name`]
+//! (`naming`), [`Remade`] (`remade`), [`chown_to_same`] (`owner`), [`Open::pin`] and
+//! [`Open::unseen`] (`leave`), [`unseal`] (`sealed`).
 
 mod admission;
 mod descriptor;
@@ -23,13 +23,14 @@ mod naming;
 mod owner;
 mod place;
 pub(crate) mod plain;
-mod real;
 mod remade;
 mod sealed;
+mod story;
 mod sync;
 mod synchronous;
 mod truncate;
 pub(crate) mod unseen;
+mod whole;
 mod write;
 
 use std::ffi::c_int;
@@ -45,9 +46,13 @@ pub(crate) use leave::{
 };
 pub(crate) use making::answers_directory;
 pub(crate) use naming::{Changed, change_name};
+pub(crate) use owner::chown_to_same;
 pub(crate) use place::Place;
 pub(crate) use remade::Remade;
+pub(crate) use sealed::unseal;
 pub(crate) use sync::{Sync, sync_by_kernel};
+pub(crate) use synchronous::{plain_as_opened, write_as_opened};
+pub(crate) use truncate::truncate;
 pub(crate) use write::Request;
 
 use crate::state::descriptors::{self, Entry, Kind, Known};

@@ -31,10 +31,9 @@ use crate::state::files::{Identified, Seen};
 use crate::state::parents::Parent;
 use crate::state::process::{self, Holding};
 use crate::state::record_locks::Unlocked;
-use crate::sys::own_stack;
 use crate::sys::path::PathBuffer;
-use crate::sys::query;
 use crate::sys::raw::{self, words};
+use crate::sys::{own_stack, query};
 
 /// A directory, and a path in it.
 pub(crate) type Path<'p> = (c_int, &'p CStr);

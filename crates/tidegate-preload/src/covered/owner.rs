@@ -10,51 +10,51 @@ use std::ffi::c_int;
 use libc::{gid_t, uid_t};
 use tidegate::log::{Change, PlainCall};
 
-use super::Open;
-use crate::covered::plain;
+use super::in_place::has_no_capability;
+use super::{Open, plain};
 use crate::sys::query;
 
 /// Bits of the mode that a change of the owner clears.
 const SET_ID_BITS: u32 = libc::S_ISUID | libc::S_ISGID;
 
-impl Open {
-    /// Makes `call`, which is `fchown` to `user` and `group`, if the file is covered and has that
-    /// owner already. None: the call was not made.
-    pub(crate) fn keep_owner(
-        &self,
-        user: uid_t,
-        group: gid_t,
-        call: impl FnOnce() -> c_int,
-    ) -> Option<c_int> {
-        let entry = self.entry_if_any()?;
-        let guard = self.lock(entry).ok().filter(|guard| guard.is_covered())?;
-        // Another thread's change of the owner is counted before it and after it. If it began
-        // before this count and has not ended at the second one, a sync that waits for its end
-        // waits for this call, too. In every other case the two counts differ.
-        let changes = self.log.changes(entry.file_system);
-        if !self.has_owner(user, group) {
-            return None;
-        }
-        let in_flight = plain::in_lane(self.log, PlainCall::Metadata);
-        let result = call();
-        if self.log.changes(entry.file_system) != changes {
-            self.log.note_own_change(entry.file);
-            self.log.note_change_everywhere();
-        }
-        drop(in_flight);
-        let (journaled, size) = ((result == 0).then_some(changes), guard.size());
-        guard.note_change(Change { bytes: 0, grew: true, journaled, size });
-        Some(result)
+/// Makes `call`, which is `fchown` to `user` and `group`, if the file is covered and has that owner
+/// already. None: the call was not made.
+pub(crate) fn chown_to_same(
+    open: &Open,
+    user: uid_t,
+    group: gid_t,
+    call: impl FnOnce() -> c_int,
+) -> Option<c_int> {
+    let Open { log, fd, .. } = *open;
+    let entry = open.entry_if_any()?;
+    let guard = open.lock(entry).ok().filter(|guard| guard.is_covered())?;
+    // Another thread's change of the owner is counted before it and after it. If it began
+    // before this count and has not ended at the second one, a sync that waits for its end
+    // waits for this call, too. In every other case the two counts differ.
+    let changes = log.changes(entry.file_system);
+    if !has_owner(fd, user, group) {
+        return None;
     }
+    let in_flight = plain::in_lane(log, PlainCall::Metadata);
+    let result = call();
+    if log.changes(entry.file_system) != changes {
+        log.note_own_change(entry.file);
+        log.note_change_everywhere();
+    }
+    drop(in_flight);
+    let (journaled, size) = ((result == 0).then_some(changes), guard.size());
+    guard.note_change(Change { bytes: 0, grew: true, journaled, size });
+    Some(result)
+}
 
-    /// `fchown` to these changes no owner, no mode and no capabilities; -1 stands for any owner.
-    fn has_owner(&self, user: uid_t, group: gid_t) -> bool {
-        let Ok(stat) = query::fstat(self.fd) else { return false };
-        [stat.st_uid, uid_t::MAX].contains(&user)
-            && [stat.st_gid, gid_t::MAX].contains(&group)
-            && stat.st_mode & SET_ID_BITS == 0
-            && self.has_no_capability()
-    }
+/// Returns whether `fchown` to these changes no owner, no mode and no capabilities; -1 stands for
+/// any owner.
+fn has_owner(fd: c_int, user: uid_t, group: gid_t) -> bool {
+    let Ok(stat) = query::fstat(fd) else { return false };
+    [stat.st_uid, uid_t::MAX].contains(&user)
+        && [stat.st_gid, gid_t::MAX].contains(&group)
+        && stat.st_mode & SET_ID_BITS == 0
+        && has_no_capability(fd)
 }
 
 #[cfg(test)]
@@ -73,7 +73,7 @@ mod tests {
         let owner = file.metadata().unwrap();
         for user in [owner.uid(), uid_t::MAX] {
             let from = world.log.head();
-            assert_eq!(open.keep_owner(user, owner.gid(), || 0), Some(0));
+            assert_eq!(chown_to_same(&open, user, owner.gid(), || 0), Some(0));
             let guard = open.lock(open.entry().unwrap()).unwrap();
             assert!(!guard.has_own_changes() && guard.has_grown());
             drop(guard);
@@ -87,14 +87,18 @@ mod tests {
         let world = World::new();
         let file = world.file("file");
         let open = world.covered(&file, 0);
-        let (user, group) = file.metadata().map(|it| (it.uid(), it.gid())).unwrap();
+        let (user, group) = file.metadata().map(|data| (data.uid(), data.gid())).unwrap();
         let never = || unreachable!("it changes the owner");
-        assert_eq!(open.keep_owner(user + 1, group, never), None);
-        assert_eq!(open.keep_owner(user, group + 1, never), None);
+        assert_eq!(chown_to_same(&open, user + 1, group, never), None);
+        assert_eq!(chown_to_same(&open, user, group + 1, never), None);
         let plain = world.file("plain");
-        assert_eq!(world.open(&plain, 0).keep_owner(user, group, never), None);
+        assert_eq!(chown_to_same(&world.open(&plain, 0), user, group, never), None);
         file.set_permissions(PermissionsExt::from_mode(0o4755)).unwrap();
-        assert_eq!(open.keep_owner(user, group, never), None, "it would clear a bit of the mode");
+        assert_eq!(
+            chown_to_same(&open, user, group, never),
+            None,
+            "it would clear a bit of the mode"
+        );
     }
 
     #[test]
@@ -108,7 +112,7 @@ mod tests {
             world.log.note_change(entry.file_system);
             0
         };
-        assert_eq!(open.keep_owner(owner.uid(), owner.gid(), call), Some(0));
+        assert_eq!(chown_to_same(&open, owner.uid(), owner.gid(), call), Some(0));
         assert!(open.lock(entry).unwrap().has_own_changes());
         assert!(world.log.is_pending(entry.file_system));
     }

@@ -7,20 +7,20 @@ use std::io::IoSlice;
 
 pub(crate) use tidegate::log::cover::Place;
 use tidegate::log::cover::{WriteExtent, confirmed_start};
-use tidegate::log::{AppendError, Change, FileGuard, Ticket};
+use tidegate::log::{AppendError, Change, Ticket};
 
-use super::write::Recorded;
-use super::{Open, is_disk_failure};
+use super::is_disk_failure;
+use super::write::{LoggedWrite, Recorded};
 use crate::state::descriptors;
 use crate::sys::query;
 use crate::sys::raw::Errno;
 
-impl Open {
-    /// The byte of the file that a write will start at.
+impl LoggedWrite<'_> {
+    /// Returns the offset in the file that the write will start at.
     #[inline]
-    pub(super) fn place(&self, place: Place) -> Result<u64, Errno> {
-        let appends = self.known.has(descriptors::APPEND);
-        match place {
+    pub(super) fn start(&self) -> Result<u64, Errno> {
+        let appends = self.open.known.has(descriptors::APPEND);
+        match self.request.place {
             // The kernel appends, then, whatever the place.
             _ if appends => self.end(),
             Place::End => self.end(),
@@ -29,50 +29,38 @@ impl Open {
         }
     }
 
-    fn end(&self) -> Result<u64, Errno> {
-        query::size(self.fd)
+    pub(super) fn end(&self) -> Result<u64, Errno> {
+        query::size(self.open.fd)
     }
 
     #[inline]
     fn position(&self) -> Result<u64, Errno> {
-        query::position(self.fd)
+        query::position(self.open.fd)
     }
 
-    /// Whether the kernel did what the record says.
+    /// Returns whether the kernel did what the record says, which starts at `recorded`.
     #[inline]
-    pub(super) fn is_as_recorded(
-        &self,
-        place: Place,
-        recorded: u64,
-        bytes: u64,
-        result: isize,
-    ) -> bool {
-        u64::try_from(result) == Ok(bytes)
-            && self.start_of_last(place, recorded, bytes) == Some(recorded)
+    pub(super) fn is_as_recorded(&self, recorded: u64, result: isize) -> bool {
+        u64::try_from(result) == Ok(self.bytes)
+            && self.start_of_last(recorded, self.bytes) == Some(recorded)
     }
 
     /// Returns where the kernel's last write, which had `bytes` bytes, began. Its record says
     /// `recorded`.
     #[inline]
-    fn start_of_last(&self, place: Place, recorded: u64, bytes: u64) -> Option<u64> {
+    fn start_of_last(&self, recorded: u64, bytes: u64) -> Option<u64> {
         let (position, end) = (|| self.position().ok(), || self.end().ok());
-        let appends = self.known.has(descriptors::APPEND);
-        confirmed_start((place, appends), recorded, bytes, position, end)
+        let appends = self.open.known.has(descriptors::APPEND);
+        confirmed_start((self.request.place, appends), recorded, bytes, position, end)
     }
 
     /// Makes the log say what the kernel did instead of what it was asked for; where that cannot be
     /// told, the file leaves the log.
     #[cold]
-    pub(super) fn correct(
-        &self,
-        guard: &FileGuard<'_>,
-        mut ticket: Ticket<'_>,
-        recorded: &Recorded<'_>,
-        place: Place,
-        result: isize,
-    ) {
+    pub(super) fn correct(&self, mut ticket: Ticket<'_>, recorded: &Recorded, result: isize) {
         /// The kernel may have written before it failed: a descriptor with `O_SYNC`, for one.
         const FAILED: isize = -(libc::EIO as isize);
+        let Self { open, guard, .. } = *self;
         if is_disk_failure(result) {
             guard.note_dropped();
         }
@@ -84,29 +72,23 @@ impl Open {
             return;
         }
         let done = u64::try_from(result).unwrap_or(0);
-        let is_corrected = voided
-            && (done == 0 || self.record_done(guard, &mut ticket, recorded, place, done).is_some());
+        let is_corrected =
+            voided && (done == 0 || self.record_done(&mut ticket, recorded, done).is_some());
         drop(ticket);
-        if !is_corrected && !self.leave(guard) && !voided {
+        if !is_corrected && !open.leave(guard) && !voided {
             // The record is wrong, and the disk does not take the file: no more is promised of it.
-            self.end_unsynced(guard);
+            open.end_unsynced(guard);
         }
     }
 
     /// Records that the kernel has written the first `done` bytes, and where; none where it cannot
     /// be told.
-    fn record_done(
-        &self,
-        guard: &FileGuard<'_>,
-        ticket: &mut Ticket<'_>,
-        recorded: &Recorded<'_>,
-        place: Place,
-        done: u64,
-    ) -> Option<()> {
-        let start = self.start_of_last(place, recorded.start, done)?;
+    fn record_done(&self, ticket: &mut Ticket<'_>, recorded: &Recorded, done: u64) -> Option<()> {
+        let guard = self.guard;
+        let start = self.start_of_last(recorded.start, done)?;
         let size = self.end().ok()?;
         let write = WriteExtent::of(guard, start, done);
-        record(ticket, start, done, recorded.parts, write.grows).ok()?;
+        record(ticket, start, done, self.request.parts, write.grows).ok()?;
         if write.makes_hole() {
             guard.note_hole();
         }

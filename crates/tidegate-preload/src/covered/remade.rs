@@ -15,14 +15,14 @@
 
 use std::ffi::{CStr, c_int};
 
-use tidegate::log::cover::{MADE_BYTES_MAX, MadeFacts, RecordFacts, may_record_attributes};
+use tidegate::log::cover::{MadeFacts, RecordFacts, may_record_attributes};
 use tidegate::log::{FileGuard, Log, NamesGuard};
 
+use super::whole::Whole;
 use super::{LOCK_TIMEOUT, Open};
 use crate::covered::metadata;
 use crate::state::descriptors::{Entry, Known};
-use crate::state::extended::Extended;
-use crate::state::files::{self, Identified, Seen};
+use crate::state::files::{self, Identified};
 use crate::state::parents::Parent;
 use crate::state::process::{self, Holding};
 use crate::state::record_locks::{self, Unlocked};
@@ -111,16 +111,13 @@ impl Remade {
     }
 
     fn record(&self, guard: &FileGuard<'_>, parent: &Parent) -> Option<()> {
-        let seen = Seen::of(self.open.fd).ok().filter(|seen| seen.size() <= MADE_BYTES_MAX)?;
-        let content = self.open.read(seen.size())?;
-        let mut extended = Extended::new();
-        extended.read(self.open.fd)?;
-        let make = self.open.look(&seen, parent, extended.bytes())?;
+        let whole = Whole::read(&self.open)?;
+        let make = whole.make(parent)?;
         let definition = self.identified.definition(&self.path);
-        let made = (&make, content.bytes(), seen.changed_ns());
+        let made = (&make, whole.bytes(), whole.changed_ns());
         let is_made = guard.make(made, &definition, guard.unlogged(), false, true);
         is_made.ok().filter(|is_made| *is_made)?;
-        self.open.note_sparse(guard, seen.size());
+        whole.note_sparse(guard);
         Some(())
     }
 }

@@ -16,7 +16,7 @@
 //!    covered.
 //! 4. A note may be lost at any time: its file leaves when the stream is closed.
 //!
-//! Entry points: [`Open::seal`], [`Open::unseal`].
+//! Entry points: [`seal`], [`unseal`].
 
 use std::ffi::c_int;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tidegate::log::FileGuard;
 use tidegate::log::cover::may_unseal;
 
+use super::whole::Content;
 use super::{LOCK_TIMEOUT, Open};
 use crate::state::descriptors::{self, PINNED};
 use crate::state::process::Holding;
@@ -53,66 +54,63 @@ fn checksum(content: &[u8]) -> u64 {
     hasher.finish()
 }
 
-impl Open {
-    /// Takes the stream's pin back, for as long as its file is made.
-    pub(super) fn unpin_to_make(&self, guard: &FileGuard<'_>) {
-        if self.known.has(PINNED) {
-            guard.stop_keeping();
-        }
+/// Takes the stream's pin back, for as long as its file is made.
+pub(super) fn unpin_to_make(open: &Open, guard: &FileGuard<'_>) {
+    if open.known.has(PINNED) {
+        guard.stop_keeping();
     }
+}
 
-    /// Pins the file of a stream again, of which a record has `content`.
-    pub(super) fn seal(&self, guard: &FileGuard<'_>, content: &[u8]) {
-        if !self.known.has(PINNED) {
-            return;
-        }
-        guard.keep_unlogged();
-        let sealed = Sealed {
-            fd: self.fd,
-            story: guard.story(),
-            unlogged: guard.unlogged(),
-            bytes: content.len() as u64,
-            checksum: checksum(content),
-        };
-        let place = PLACES.get(NEXT.fetch_add(1, Ordering::Relaxed) % NOTES);
-        place.and_then(|place| place.with(|note| *note = Some(sealed)));
+/// Pins the file of a stream again, of which a record has `content`.
+pub(super) fn seal(open: &Open, guard: &FileGuard<'_>, content: &[u8]) {
+    if !open.known.has(PINNED) {
+        return;
     }
+    guard.keep_unlogged();
+    let sealed = Sealed {
+        fd: open.fd,
+        story: guard.story(),
+        unlogged: guard.unlogged(),
+        bytes: content.len() as u64,
+        checksum: checksum(content),
+    };
+    let place = PLACES.get(NEXT.fetch_add(1, Ordering::Relaxed) % NOTES);
+    place.and_then(|place| place.with(|note| *note = Some(sealed)));
+}
 
-    /// Pins the file of a stream again, which was not made.
-    pub(super) fn pin_again(&self) {
-        if self.known.has(PINNED) {
-            let known = self.known.without(PINNED);
-            // Where the lock cannot be had, there is no pin to be given back.
-            descriptors::set(self.fd, known);
-            Self { known, ..*self }.pin();
-        }
+/// Pins the file of a stream again, which was not made.
+pub(super) fn pin_again(open: &Open) {
+    if open.known.has(PINNED) {
+        let known = open.known.without(PINNED);
+        // Where the lock cannot be had, there is no pin to be given back.
+        descriptors::set(open.fd, known);
+        Open { known, ..*open }.pin();
     }
+}
 
-    /// The stream of this descriptor is about to be closed, and holds nothing back: a file that is
-    /// as its record says is covered from now on.
-    pub(crate) fn unseal(&self) {
-        let take = |place: &Shared<Sealed>| {
-            place.with(|note| note.take_if(|sealed| sealed.fd == self.fd)).flatten()
-        };
-        if let Some(sealed) = PLACES.iter().find_map(take)
-            && self.unseal_as(&sealed).is_some()
-        {
-            descriptors::set(self.fd, self.known.without(PINNED));
-        }
+/// The stream of this descriptor is about to be closed, and holds nothing back: a file that is
+/// as its record says is covered from now on.
+pub(crate) fn unseal(open: &Open) {
+    let take = |place: &Shared<Sealed>| {
+        place.with(|note| note.take_if(|sealed| sealed.fd == open.fd)).flatten()
+    };
+    if let Some(sealed) = PLACES.iter().find_map(take)
+        && unseal_as(open, &sealed).is_some()
+    {
+        descriptors::set(open.fd, open.known.without(PINNED));
     }
+}
 
-    fn unseal_as(&self, sealed: &Sealed) -> Option<()> {
-        let entry = self.known.entry()?;
-        let _holding = Holding::new()?;
-        // Not as others lock it, which makes it leave.
-        let guard = self.log.lock_within(entry.file, LOCK_TIMEOUT).ok()?;
-        let is_as_recorded = || {
-            let content = self.read(sealed.bytes);
-            content.is_some_and(|content| checksum(content.bytes()) == sealed.checksum)
-        };
-        let is_same_story = guard.story() == sealed.story;
-        (may_unseal(guard.owner_died(), is_same_story, is_as_recorded)
-            && guard.unseal(sealed.unlogged))
+fn unseal_as(open: &Open, sealed: &Sealed) -> Option<()> {
+    let entry = open.known.entry()?;
+    let _holding = Holding::new()?;
+    // Not as others lock it, which makes it leave.
+    let guard = open.log.lock_within(entry.file, LOCK_TIMEOUT).ok()?;
+    let is_as_recorded = || {
+        let content = Content::of_file(open, sealed.bytes);
+        content.is_some_and(|content| checksum(content.bytes()) == sealed.checksum)
+    };
+    let is_same_story = guard.story() == sealed.story;
+    (may_unseal(guard.owner_died(), is_same_story, is_as_recorded) && guard.unseal(sealed.unlogged))
         .then_some(())
-    }
 }

@@ -9,16 +9,21 @@ use std::cell::Cell;
 use std::ffi::c_int;
 
 use tidegate::durable;
-use tidegate::log::cover::{SyncAction, SyncFacts, SyncLookups, SyncedState, decide_sync};
+use tidegate::log::cover::{
+    Cause, NotAdmitted, SyncAction, SyncFacts, SyncLookups, SyncedState, decide_sync,
+};
 use tidegate::log::{Counter, FileSystemRef, Log};
 
 pub(crate) use tidegate::log::cover::Sync;
 
+use super::in_place::is_overwritten_in_place;
+use super::making::sync_if_new;
 use super::{Locked, Open, is_disk_failure, negated};
 use crate::state::descriptors::{self, Entry};
 use crate::state::files::Seen;
 use crate::state::process::Holding;
-use crate::state::{extents, new_files};
+use crate::state::real::{self, tell, why_unseen};
+use crate::state::{extents, kept, new_files};
 use crate::sys::{own_stack, query, raw};
 
 /// Has the kernel sync: returns its result as the kernel gives it.
@@ -78,7 +83,9 @@ impl Open {
     pub(crate) fn sync_logged(&self, entry: Entry, guard: Locked, wanted: Sync) -> isize {
         let modified_ns = Cell::new(0);
         let lookups = SyncLookups {
-            is_in_place: || Seen::of(self.fd).is_ok_and(|seen| self.is_overwritten_in_place(&seen)),
+            is_in_place: || {
+                Seen::of(self.fd).is_ok_and(|seen| is_overwritten_in_place(self.fd, &seen))
+            },
             is_resized: || self.is_resized(&guard, &modified_ns),
             is_pending: || self.log.is_pending(guard.file_system),
         };
@@ -181,7 +188,7 @@ impl Open {
     /// Syncs a plain file, which may be covered from then on.
     fn sync_plain(&self, wanted: Sync) -> isize {
         new_files::note_sync();
-        let made = if new_files::has_some() { self.sync_if_new(wanted) } else { None };
+        let made = if new_files::has_some() { sync_if_new(self, wanted) } else { None };
         made.unwrap_or_else(|| self.sync_old(wanted))
     }
 
@@ -215,6 +222,38 @@ impl Open {
         stats.add(Counter::SyncsRealNs, raw::now_ns().saturating_sub(start_ns));
         result
     }
+
+    /// Makes a real sync, and counts it by its cause.
+    pub(super) fn sync_for(&self, cause: Counter, wanted: Sync) -> isize {
+        self.count(cause);
+        self.sync_real(wanted)
+    }
+
+    /// Counts a real sync of the file.
+    pub(crate) fn count(&self, cause: Counter) {
+        real::count(self.log, self.fd, (self.known.device, self.known.inode), cause);
+    }
+
+    /// Makes the sync of a plain file that it does not admit.
+    #[cold]
+    pub(super) fn sync_unadmitted(&self, wanted: Sync, why: NotAdmitted) -> isize {
+        if let Some(cause) = why.cause(why_unseen) {
+            tell(cause);
+        }
+        self.sync_for(why.counter(), wanted)
+    }
+
+    /// Makes the sync of a file that was to be admitted, but cannot be. Without its entry nothing
+    /// more is known of it.
+    #[cold]
+    pub(super) fn sync_refused(&self, entry: Option<Entry>, wanted: Sync) -> isize {
+        let pinned = entry.filter(|entry| self.log.is_pinned(entry.file));
+        let Some(entry) = pinned else { return self.sync_for(Counter::SyncsRefused, wanted) };
+        if kept::is_kept(entry.file) {
+            tell(Cause::Mapping);
+        }
+        self.sync_for(Counter::SyncsPinned, wanted)
+    }
 }
 
 #[cfg(test)]
@@ -227,6 +266,7 @@ mod tests {
 
     use super::super::{Place, Request};
     use super::*;
+    use crate::state::descriptors::PINNED;
     use crate::testing::World;
 
     struct Case {
@@ -452,5 +492,26 @@ mod tests {
         drop(guard);
         assert_eq!(case.sync(Sync::Data), real("end"));
         assert_eq!(case.sync(Sync::Data), real(""));
+    }
+
+    #[test]
+    fn a_real_sync_is_counted_by_its_cause() {
+        let world = World::new();
+        let file = world.file("file");
+        let total = |counter| world.log.stats().total(counter);
+        for (flags, cause) in [(0, Counter::SyncsNotYet), (PINNED, Counter::SyncsPinned)] {
+            let open = world.open(&file, flags);
+            assert_eq!(open.sync_unadmitted(Sync::All, open.admission().unwrap_err()), 0);
+            assert_eq!(total(cause), 1, "{cause:?}");
+        }
+        let open = world.open(&file, 0);
+        assert_eq!(open.sync_refused(open.entry(), Sync::All), 0);
+        assert_eq!((total(Counter::SyncsRefused), total(Counter::SyncsReal)), (1, 3));
+        open.keep().unwrap();
+        assert_eq!(open.sync_refused(open.entry(), Sync::All), 0);
+        assert_eq!(total(Counter::SyncsPinned), 2);
+        world.log.suspend();
+        assert_eq!(world.open(&file, PINNED).sync_old(Sync::All), 0);
+        assert_eq!(total(Counter::SyncsSuspended), 1);
     }
 }

@@ -19,70 +19,68 @@ use super::{Open, Place, Request, Sync};
 use crate::state::descriptors::{APPEND, DIRECT, FULLY_SYNCHRONOUS, SYNCHRONOUS};
 use crate::state::{real, record_locks};
 
-impl Open {
-    /// Writes by the file's entry, as the descriptor was opened; `kernel` is the program's own
-    /// system call, by the descriptor that it is given.
-    #[inline]
-    pub(crate) fn write_as_opened(
-        &self,
-        request: &Request<'_>,
-        kernel: impl Fn(c_int) -> isize,
-    ) -> isize {
-        if self.known.has(SYNCHRONOUS) {
-            self.write_synchronous(request, kernel)
-        } else {
-            self.write(request, || kernel(self.fd))
-        }
+/// Writes by the file's entry, as the descriptor was opened; `kernel` is the program's own
+/// system call, by the descriptor that it is given.
+#[inline]
+pub(crate) fn write_as_opened(
+    open: &Open,
+    request: &Request<'_>,
+    kernel: impl Fn(c_int) -> isize,
+) -> isize {
+    if open.known.has(SYNCHRONOUS) {
+        write_synchronous(open, request, kernel)
+    } else {
+        open.write(request, || kernel(open.fd))
     }
+}
 
-    #[cold]
-    fn write_synchronous(&self, request: &Request<'_>, kernel: impl Fn(c_int) -> isize) -> isize {
-        if !self.can_write_without_sync(request.place) {
-            let result = self.write(request, || kernel(self.fd));
-            real::note_synchronous(self, result);
-            return result;
-        }
-        let result = self.write(request, || match self.opened_again(libc::O_WRONLY) {
-            Some(opened) => kernel(opened.number()),
-            // The kernel syncs it.
-            None => kernel(self.fd),
-        });
-        self.synced(result, self.sync_of_writes())
+#[cold]
+fn write_synchronous(open: &Open, request: &Request<'_>, kernel: impl Fn(c_int) -> isize) -> isize {
+    if !can_write_without_sync(open, request.place) {
+        let result = open.write(request, || kernel(open.fd));
+        real::note_synchronous(open, result);
+        return result;
     }
+    let result = open.write(request, || match open.opened_again(libc::O_WRONLY) {
+        Some(opened) => kernel(opened.number()),
+        // The kernel syncs it.
+        None => kernel(open.fd),
+    });
+    open.synced(result, sync_of_writes(open))
+}
 
-    fn can_write_without_sync(&self, place: Place) -> bool {
-        let (device, inode) = (self.known.device, self.known.inode);
-        let may_have_record_lock = || record_locks::may_have(device, inode);
-        splits_sync(place, self.known.has(APPEND | DIRECT), may_have_record_lock)
-    }
+fn can_write_without_sync(open: &Open, place: Place) -> bool {
+    let (device, inode) = (open.known.device, open.known.inode);
+    let may_have_record_lock = || record_locks::may_have(device, inode);
+    splits_sync(place, open.known.has(APPEND | DIRECT), may_have_record_lock)
+}
 
-    fn sync_of_writes(&self) -> Sync {
-        if self.known.has(FULLY_SYNCHRONOUS) { Sync::All } else { Sync::Data }
-    }
+fn sync_of_writes(open: &Open) -> Sync {
+    if open.known.has(FULLY_SYNCHRONOUS) { Sync::All } else { Sync::Data }
+}
 
-    /// The result of a write to a plain file, which the kernel has synced where the descriptor says
-    /// so. That counts as a sync which may cover the file.
-    #[inline]
-    pub(crate) fn plain_as_opened(&self, place: Place, result: isize) -> isize {
-        if result > 0 && self.known.has(SYNCHRONOUS) {
-            return self.covered_by_write(place, result);
-        }
-        result
+/// The result of a write to a plain file, which the kernel has synced where the descriptor says
+/// so. That counts as a sync which may cover the file.
+#[inline]
+pub(crate) fn plain_as_opened(open: &Open, place: Place, result: isize) -> isize {
+    if result > 0 && open.known.has(SYNCHRONOUS) {
+        return covered_by_write(open, place, result);
     }
+    result
+}
 
-    #[cold]
-    fn covered_by_write(&self, place: Place, result: isize) -> isize {
-        if !self.can_write_without_sync(place) {
-            real::note_synchronous(self, result);
-            return result;
-        }
-        self.count(Counter::SyncsSynchronous);
-        if self.admission().is_err() {
-            return result;
-        }
-        let synced = self.admit(self.sync_of_writes());
-        if synced < 0 { synced } else { result }
+#[cold]
+fn covered_by_write(open: &Open, place: Place, result: isize) -> isize {
+    if !can_write_without_sync(open, place) {
+        real::note_synchronous(open, result);
+        return result;
     }
+    open.count(Counter::SyncsSynchronous);
+    if open.admission().is_err() {
+        return result;
+    }
+    let synced = open.admit(sync_of_writes(open));
+    if synced < 0 { synced } else { result }
 }
 
 #[cfg(test)]
@@ -127,7 +125,7 @@ mod tests {
             file.write_at(b"data", at).unwrap().cast_signed()
         };
         let parts = [IoSlice::new(b"data")];
-        assert_eq!(open.write_as_opened(&Request { parts: &parts, place }, kernel), 4);
+        assert_eq!(write_as_opened(&open, &Request { parts: &parts, place }, kernel), 4);
         let answered = world.log.stats().total(Counter::SyncsSkipped);
         (world.records_since(from), is_programs.get(), answered)
     }
@@ -176,9 +174,9 @@ mod tests {
         world.keep(&open);
         let counted = || world.log.stats().total(Counter::SyncsSynchronous);
         let at = Place::At(0);
-        assert_eq!((open.plain_as_opened(at, -5), counted()), (-5, 0));
-        assert_eq!((open.plain_as_opened(at, 4), counted()), (4, 1));
-        assert_eq!((open.plain_as_opened(Place::Current, 4), counted()), (4, 2));
-        assert_eq!((world.open(&file, 0).plain_as_opened(at, 4), counted()), (4, 2));
+        assert_eq!((plain_as_opened(&open, at, -5), counted()), (-5, 0));
+        assert_eq!((plain_as_opened(&open, at, 4), counted()), (4, 1));
+        assert_eq!((plain_as_opened(&open, Place::Current, 4), counted()), (4, 2));
+        assert_eq!((plain_as_opened(&world.open(&file, 0), at, 4), counted()), (4, 2));
     }
 }

@@ -11,77 +11,75 @@ use crate::covered::{metadata, plain};
 use crate::state::process;
 use crate::sys::own_stack;
 
-impl Open {
-    /// Truncates the file to `size` bytes; `kernel` is the program's own system call.
-    pub(crate) fn truncate(&self, size: u64, kernel: impl FnOnce() -> isize) -> isize {
-        if let Some(in_flight) = plain::enter(self.log, &self.known) {
-            let result = self.truncate_plain(kernel);
-            drop(in_flight);
-            return result;
-        }
-        let Some(entry) = self.entry() else {
-            return self.unidentified(|| metadata::counted(kernel));
-        };
-        let Ok(guard) = self.lock(entry) else {
-            return self.without_lock(entry, || metadata::counted(kernel));
-        };
-        let is_pending = || self.log.is_pending(guard.file_system);
-        let facts = (guard.is_logged(), guard.is_covered());
-        match decide_cut(facts, size, process::file_bytes_max(), is_pending) {
-            CutAction::Plain => return self.truncate_plain(kernel),
-            CutAction::Record => {
-                if let Ok((ticket, position)) = own_stack::run(|| self.record_size(&guard, size)) {
-                    return self.cut(&guard, ticket, position, size, kernel);
-                }
+/// Truncates the file to `size` bytes; `kernel` is the program's own system call.
+pub(crate) fn truncate(open: &Open, size: u64, kernel: impl FnOnce() -> isize) -> isize {
+    if let Some(in_flight) = plain::enter(open.log, &open.known) {
+        let result = truncate_plain(open, kernel);
+        drop(in_flight);
+        return result;
+    }
+    let Some(entry) = open.entry() else {
+        return open.unidentified(|| metadata::counted(kernel));
+    };
+    let Ok(guard) = open.lock(entry) else {
+        return open.without_lock(entry, || metadata::counted(kernel));
+    };
+    let is_pending = || open.log.is_pending(guard.file_system);
+    let facts = (guard.is_logged(), guard.is_covered());
+    match decide_cut(facts, size, process::file_bytes_max(), is_pending) {
+        CutAction::Plain => return truncate_plain(open, kernel),
+        CutAction::Record => {
+            if let Ok((ticket, position)) = own_stack::run(|| record_size(open, &guard, size)) {
+                return cut(open, &guard, ticket, position, size, kernel);
             }
-            CutAction::Leave => {}
         }
-        if self.leave(&guard) { metadata::counted(kernel) } else { negated(libc::EIO) }
+        CutAction::Leave => {}
     }
+    if open.leave(&guard) { metadata::counted(kernel) } else { negated(libc::EIO) }
+}
 
-    fn truncate_plain(&self, kernel: impl FnOnce() -> isize) -> isize {
-        metadata::counted_new(self.fd, (self.known.device, self.known.inode), kernel)
-    }
+fn truncate_plain(open: &Open, kernel: impl FnOnce() -> isize) -> isize {
+    metadata::counted_new(open.fd, (open.known.device, open.known.inode), kernel)
+}
 
-    fn record_size<'g>(
-        &self,
-        guard: &'g FileGuard<'_>,
-        size: u64,
-    ) -> Result<(Ticket<'g>, u64), Refused> {
-        let mut ticket = guard.begin()?;
-        if ticket.needs_define() || guard.take_renamed() {
-            self.define_again(guard, &mut ticket)?;
-        }
-        let position = ticket.set_size(size, size > guard.size())?;
-        Ok((ticket, position))
+fn record_size<'g>(
+    open: &Open,
+    guard: &'g FileGuard<'_>,
+    size: u64,
+) -> Result<(Ticket<'g>, u64), Refused> {
+    let mut ticket = guard.begin()?;
+    if ticket.needs_define() || guard.take_renamed() {
+        open.define_again(guard, &mut ticket)?;
     }
+    let position = ticket.set_size(size, size > guard.size())?;
+    Ok((ticket, position))
+}
 
-    fn cut(
-        &self,
-        guard: &Locked,
-        mut ticket: Ticket<'_>,
-        position: u64,
-        size: u64,
-        kernel: impl FnOnce() -> isize,
-    ) -> isize {
-        let grew = size > guard.size();
-        let changes = self.log.changes(guard.file_system);
-        let result = kernel();
-        if result >= 0 {
-            guard.note_size(size, grew);
-            guard.note_change(change_of_cut(size, changes));
-            return result;
-        }
-        if is_disk_failure(result) {
-            guard.note_dropped();
-        }
-        if ticket.void(position).is_err() {
-            drop(ticket);
-            // Where the disk fails, recovery may make the change that the kernel has refused.
-            let _ = self.leave(guard);
-        }
-        result
+fn cut(
+    open: &Open,
+    guard: &Locked,
+    mut ticket: Ticket<'_>,
+    position: u64,
+    size: u64,
+    kernel: impl FnOnce() -> isize,
+) -> isize {
+    let grew = size > guard.size();
+    let changes = open.log.changes(guard.file_system);
+    let result = kernel();
+    if result >= 0 {
+        guard.note_size(size, grew);
+        guard.note_change(change_of_cut(size, changes));
+        return result;
     }
+    if is_disk_failure(result) {
+        guard.note_dropped();
+    }
+    if ticket.void(position).is_err() {
+        drop(ticket);
+        // Where the disk fails, recovery may make the change that the kernel has refused.
+        let _ = open.leave(guard);
+    }
+    result
 }
 
 #[cfg(test)]
@@ -97,7 +95,7 @@ mod tests {
         let open = world.covered(&file, 0);
         prepare(&world, &open);
         let from = world.log.head();
-        assert_eq!(open.truncate(size, || result), result);
+        assert_eq!(truncate(&open, size, || result), result);
         (world.records_since(from), world.is_covered(&open))
     }
 
@@ -122,7 +120,7 @@ mod tests {
             let world = World::new();
             let file = world.file("file");
             let open = world.covered(&file, 0);
-            assert_eq!(open.truncate(2, || result), result);
+            assert_eq!(truncate(&open, 2, || result), result);
             world.log.pool().session().unwrap() == Some(tidegate::log::NO_BOOT)
         };
         assert!(replays_all(negated(libc::EROFS)) && replays_all(negated(libc::EIO)));
@@ -135,7 +133,7 @@ mod tests {
         let file = world.file("file");
         let open = world.covered(&file, 0);
         let entry = open.entry().unwrap();
-        open.truncate(2, || 0);
+        truncate(&open, 2, || 0);
         assert!(!world.log.is_pending(entry.file_system) && world.log.has_grown(entry.file));
         let guard = open.lock(entry).unwrap();
         assert_eq!((guard.size(), guard.durable_size()), (2, 2));
@@ -146,7 +144,7 @@ mod tests {
     fn that_of_a_plain_file_leaves_no_record() {
         let world = World::new();
         let file = world.file("file");
-        assert_eq!(world.open(&file, 0).truncate(2, || 0), 0);
+        assert_eq!(truncate(&world.open(&file, 0), 2, || 0), 0);
         assert_eq!(world.records_since(0), "");
     }
 }

@@ -14,8 +14,7 @@ use std::ffi::{CStr, c_int};
 use tidegate::log::cover::Cause;
 use tidegate::log::{FileGuard, FileRef, Log, PlainCall};
 
-use crate::covered::{Open, leave_closed, leave_numbers};
-use crate::covered::{metadata, plain};
+use crate::covered::{Open, leave_closed, leave_numbers, metadata, plain};
 use crate::state::descriptors::{self, Kind, PINNED};
 use crate::state::process::Holding;
 use crate::state::{kept, proc_fd, process, real};

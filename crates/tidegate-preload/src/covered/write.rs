@@ -36,9 +36,8 @@ impl Request<'_> {
 }
 
 /// A write that was recorded, before the kernel made it.
-pub(super) struct Recorded<'a> {
+pub(super) struct Recorded {
     pub(super) start: u64,
-    pub(super) parts: &'a [IoSlice<'a>],
     /// Position of its record.
     pub(super) position: u64,
     /// The count of changes in the file system before.
@@ -114,7 +113,8 @@ impl Open {
                 WriteAction::Plain => return kernel(),
                 WriteAction::Leave => Err(Refused::Never),
                 WriteAction::Record => {
-                    own_stack::run(|| self.write_logged(&guard, request, bytes, &kernel))
+                    let write = LoggedWrite { open: self, guard: &guard, request, bytes };
+                    own_stack::run(|| write.run(&kernel))
                 }
             };
             match logged {
@@ -158,70 +158,6 @@ impl Open {
         stats.add(Counter::FullWaitNs, raw::now_ns().saturating_sub(start_ns));
     }
 
-    #[inline]
-    fn write_logged(
-        &self,
-        guard: &Locked,
-        request: &Request<'_>,
-        bytes: u64,
-        kernel: &impl Fn() -> isize,
-    ) -> Result<isize, Refused> {
-        let mut ticket = guard.begin()?;
-        if ticket.needs_define() || guard.take_renamed() {
-            self.define_again(guard, &mut ticket)?;
-        }
-        let start = self.place(request.place).map_err(|_| Refused::Changed)?;
-        let write = WriteExtent::of(guard, start, bytes);
-        let file_system = guard.file_system;
-        let is_pending = || self.log.is_pending(file_system);
-        let kernel_size = || query::size(self.fd).ok();
-        let appends = request.place == Place::End || self.known.has(APPEND);
-        let bytes_max = process::file_bytes_max();
-        if !decide_record(&write, appends, bytes_max, kernel_size, is_pending) {
-            return Err(Refused::Never);
-        }
-        let changes = if write.grows { self.log.changes(file_system) } else { 0 };
-        let position = ticket.write(start, request.parts, write.grows)?;
-        let is_resized = write.is_resized();
-        let watches = || {
-            let (journaled, changes) = (guard.journaled_changes(), self.log.changes(file_system));
-            is_watched(is_pending(), journaled, changes)
-        };
-        let (result, journaled) = if is_resized || !watches() {
-            (kernel(), is_resized.then_some(changes))
-        } else {
-            self.watched(guard, kernel)
-        };
-        if self.is_as_recorded(request.place, start, bytes, result) {
-            if write.makes_hole() {
-                guard.note_hole();
-            }
-            guard.note_change(write.change(journaled));
-        } else {
-            let recorded = Recorded { start, parts: request.parts, position, changes };
-            self.correct(guard, ticket, &recorded, request.place, result);
-            return Ok(result);
-        }
-        ticket.count(bytes);
-        Ok(result)
-    }
-
-    /// Has the kernel make an overwrite while something is pending: returns its result, and as for
-    /// [`Change::journaled`](tidegate::log::Change::journaled). Without this, syncs of a file that
-    /// is only overwritten would stay real for ever.
-    #[cold]
-    fn watched(&self, guard: &Locked, kernel: impl Fn() -> isize) -> (isize, Option<u64>) {
-        let changed_at =
-            || query::fstat(self.fd).ok().map(|stat| (stat.st_ctime, stat.st_ctime_nsec));
-        // Counted before the first look: whatever sets the time after it is later than what is
-        // counted.
-        let changes = self.log.changes(guard.file_system);
-        let before = changed_at();
-        let result = kernel();
-        let is_journaled = before.is_some() && before != changed_at();
-        (result, is_journaled.then_some(changes))
-    }
-
     /// Defines the file anew by the slot of `ticket`, since the tail is about to pass the last
     /// definition. By the same slot, which keeps the tail where it is: by another one the file
     /// would have to be defined again where the cleaner has looked in between.
@@ -237,6 +173,77 @@ impl Open {
             path.clear();
         }
         Ok(guard.define_again(ticket, &identified.definition(&path))?)
+    }
+}
+
+/// A write of a locked file by the log.
+pub(super) struct LoggedWrite<'a> {
+    pub(super) open: &'a Open,
+    pub(super) guard: &'a Locked,
+    pub(super) request: &'a Request<'a>,
+    /// Bytes of the request.
+    pub(super) bytes: u64,
+}
+
+impl LoggedWrite<'_> {
+    /// Records the write, and has the kernel make it.
+    #[inline]
+    fn run(&self, kernel: &impl Fn() -> isize) -> Result<isize, Refused> {
+        let Self { open, guard, request, bytes } = *self;
+        let log = open.log;
+        let mut ticket = guard.begin()?;
+        if ticket.needs_define() || guard.take_renamed() {
+            open.define_again(guard, &mut ticket)?;
+        }
+        let start = self.start().map_err(|_| Refused::Changed)?;
+        let write = WriteExtent::of(guard, start, bytes);
+        let file_system = guard.file_system;
+        let is_pending = || log.is_pending(file_system);
+        let kernel_size = || self.end().ok();
+        let appends = request.place == Place::End || open.known.has(APPEND);
+        let bytes_max = process::file_bytes_max();
+        if !decide_record(&write, appends, bytes_max, kernel_size, is_pending) {
+            return Err(Refused::Never);
+        }
+        let changes = if write.grows { log.changes(file_system) } else { 0 };
+        let position = ticket.write(start, request.parts, write.grows)?;
+        let is_resized = write.is_resized();
+        let watches = || {
+            let (journaled, changes) = (guard.journaled_changes(), log.changes(file_system));
+            is_watched(is_pending(), journaled, changes)
+        };
+        let (result, journaled) = if is_resized || !watches() {
+            (kernel(), is_resized.then_some(changes))
+        } else {
+            self.watched(kernel)
+        };
+        if self.is_as_recorded(start, result) {
+            if write.makes_hole() {
+                guard.note_hole();
+            }
+            guard.note_change(write.change(journaled));
+        } else {
+            self.correct(ticket, &Recorded { start, position, changes }, result);
+            return Ok(result);
+        }
+        ticket.count(bytes);
+        Ok(result)
+    }
+
+    /// Has the kernel make an overwrite while a change is pending. Returns the kernel's result, and
+    /// [`Change::journaled`](tidegate::log::Change::journaled). Without this, syncs of a file that
+    /// is only overwritten would stay real for ever.
+    #[cold]
+    fn watched(&self, kernel: impl Fn() -> isize) -> (isize, Option<u64>) {
+        let changed_at =
+            || query::fstat(self.open.fd).ok().map(|stat| (stat.st_ctime, stat.st_ctime_nsec));
+        // Counted before the first look: whatever sets the time after it is later than what is
+        // counted.
+        let changes = self.open.log.changes(self.guard.file_system);
+        let before = changed_at();
+        let result = kernel();
+        let is_journaled = before.is_some() && before != changed_at();
+        (result, is_journaled.then_some(changes))
     }
 }
 

@@ -11,8 +11,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use libc::{aiocb, size_t};
 use tidegate::log::cover::Cause;
 
-use crate::covered::Open;
-use crate::covered::unseen;
+use crate::covered::{Open, unseen};
 use crate::hooks::rights;
 use crate::sys::{next, raw};
 

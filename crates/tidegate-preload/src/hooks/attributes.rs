@@ -10,8 +10,8 @@ use std::ffi::{c_char, c_int, c_void};
 
 use libc::{gid_t, mode_t, size_t, timespec, timeval, uid_t, utimbuf};
 
-use crate::covered::Open;
 use crate::covered::metadata::{Named, Sets, counted_attributes};
+use crate::covered::{Open, chown_to_same};
 use crate::sys::{next, raw};
 
 macro_rules! hooks {
@@ -58,6 +58,6 @@ pub(crate) unsafe extern "C-unwind" fn fchown(fd: c_int, uid: uid_t, gid: gid_t)
     let Some(function) = next::fchown.get() else { return raw::failed_int(libc::ENOSYS) };
     // SAFETY: the C library's function of this type, with what the program passed.
     let call = || unsafe { function(fd, uid, gid) };
-    let kept = Open::of(fd).and_then(|open| open.keep_owner(uid, gid, call));
-    kept.unwrap_or_else(|| counted_attributes(Named::Descriptor(fd), Sets::Others, call))
+    let made = Open::of(fd).and_then(|open| chown_to_same(&open, uid, gid, call));
+    made.unwrap_or_else(|| counted_attributes(Named::Descriptor(fd), Sets::Others, call))
 }

@@ -6,8 +6,7 @@
 
 use std::ffi::{c_int, c_uint};
 
-use crate::covered::unseen;
-use crate::covered::{self, Open};
+use crate::covered::{self, Open, unseen};
 use crate::hooks::synonyms::synonyms;
 use crate::state::descriptors::{self, Kind, Known, PINNED};
 use crate::state::{new_files, process, record_locks};

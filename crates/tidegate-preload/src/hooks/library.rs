@@ -10,8 +10,7 @@ use std::ptr;
 
 use libc::FILE;
 
-use crate::covered;
-use crate::covered::{metadata, unseen};
+use crate::covered::{self, metadata, unseen};
 use crate::hooks::close::forget;
 use crate::hooks::stdio;
 use crate::state::process;

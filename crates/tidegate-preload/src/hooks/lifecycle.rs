@@ -5,8 +5,7 @@
 
 use std::ffi::{c_char, c_int};
 
-use crate::covered;
-use crate::covered::unseen;
+use crate::covered::{self, unseen};
 use crate::hooks::{exec, loading, stdio};
 use crate::state::process::Attached;
 use crate::state::{descriptors, process, record_locks, supervisor, suspended};

@@ -14,8 +14,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use libc::{off_t, size_t};
 use tidegate::log::FileRef;
 
-use crate::covered::Open;
-use crate::covered::unseen;
+use crate::covered::{Open, unseen};
 use crate::hooks::synonyms::synonyms;
 use crate::state::process;
 use crate::sys::raw::{self, words};

@@ -13,10 +13,8 @@ use std::ptr;
 
 use libc::{FILE, sockaddr, socklen_t};
 
-use crate::covered;
-use crate::covered::Changed;
-use crate::covered::metadata;
 use crate::covered::metadata::{Named, counted_of};
+use crate::covered::{self, Changed, metadata};
 use crate::sys::next;
 use crate::sys::raw::{self, Made, by_architecture, words};
 use crate::sys::readable::{is_readable, text};

@@ -11,16 +11,13 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use crate::covered;
-use crate::covered::Open;
-use crate::covered::{metadata, unseen};
+use crate::covered::{self, Open, metadata, unseen};
 use crate::hooks::close::{appeared, forget};
 use crate::hooks::synonyms::synonyms;
 use crate::state::descriptors::Kind;
 use crate::state::files::Seen;
 use crate::state::process;
-use crate::sys::raw;
-use crate::sys::{cancel, next, query, readable};
+use crate::sys::{cancel, next, query, raw, readable};
 
 const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
 
@@ -150,7 +147,7 @@ fn emptied(fd: c_int, status: c_int, is_new: bool) -> c_int {
     let kernel = || unsafe { raw::call(libc::SYS_ftruncate, raw::words![fd, 0_i64]) };
     let open = process::log().map(|log| Open { log, fd, known });
     let result = match open.filter(|open| open.known.kind == Kind::File) {
-        Some(open) => open.truncate(0, kernel),
+        Some(open) => covered::truncate(&open, 0, kernel),
         None => metadata::counted(kernel),
     };
     if result < 0 {

@@ -7,8 +7,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::covered::Open;
-use crate::covered::unseen;
+use crate::covered::{Open, unseen};
 use crate::sys::next;
 
 /// A function that calls `$before` with its first argument, and jumps to what that returns.

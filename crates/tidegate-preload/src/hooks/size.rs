@@ -9,8 +9,7 @@ use std::ffi::{CStr, c_char, c_int};
 
 use libc::off_t;
 
-use crate::covered::Open;
-use crate::covered::{metadata, unseen};
+use crate::covered::{self, Open, metadata, unseen};
 use crate::state::process;
 use crate::sys::path::{LINK_BYTES, Opened, proc_link};
 use crate::sys::raw::{self, words};
@@ -45,7 +44,7 @@ fn truncate_name(path: &CStr, size: off_t) -> isize {
 fn truncate_descriptor(fd: c_int, size: off_t) -> c_int {
     let kernel = || raw::ftruncate(fd, size).map_or_else(|errno| -(errno as isize), |_| 0);
     let result = match Open::writable(fd).zip(u64::try_from(size).ok()) {
-        Some((open, size)) => open.truncate(size, kernel),
+        Some((open, size)) => covered::truncate(&open, size, kernel),
         None => metadata::counted(kernel),
     };
     c_int::try_from(raw::returned(result)).unwrap_or(-1)

@@ -4,7 +4,7 @@
 //! 1. What the C library writes for a stream, no hook sees. So a file is pinned to the kernel path
 //!    while a stream for writing is open on it, and while it is standard output or standard error.
 //!    A new one may have one record until the stream is closed
-//!    ([`unseal`](crate::covered::Open::unseal)).
+//!    ([`unseal`](crate::covered::unseal)).
 //! 2. `fopen` is an open by our own hook and an `fdopen`: files are made and emptied as with
 //!    `open`.
 #![allow(unsafe_code)] // C's calling convention and strings
@@ -14,8 +14,7 @@ use std::ptr;
 
 use libc::FILE;
 
-use crate::covered::Open;
-use crate::covered::{every_write, metadata, unseen};
+use crate::covered::{self, Open, every_write, metadata, unseen};
 use crate::hooks::close::{appeared, forget};
 use crate::hooks::open::open_at;
 use crate::hooks::synonyms::synonyms;
@@ -291,7 +290,7 @@ unsafe fn flush_pinned(stream: *mut FILE) {
     }
     // SAFETY: as promised.
     if let Some(open) = Open::of(unsafe { fileno(stream) }) {
-        open.unseal();
+        covered::unseal(&open);
     }
 }
 

@@ -22,8 +22,7 @@ use crate::hooks::{
 };
 use crate::state::process;
 use crate::state::suspended::Suspended;
-use crate::sys::raw;
-use crate::sys::readable;
+use crate::sys::{raw, readable};
 
 /// The words that the program gave, as what the hooks take.
 #[derive(Clone, Copy)]

@@ -8,8 +8,7 @@ use std::ptr;
 
 use libc::{off_t, size_t, ssize_t};
 
-use crate::covered::Open;
-use crate::covered::{every_write, metadata};
+use crate::covered::{Open, every_write, metadata};
 use crate::hooks::synonyms::synonyms;
 use crate::state::files::Seen;
 use crate::sys::raw::words;

@@ -11,8 +11,7 @@ use std::io::IoSlice;
 
 use libc::{iovec, off_t, size_t, ssize_t};
 
-use crate::covered::every_write;
-use crate::covered::{Open, Place, Request};
+use crate::covered::{Open, Place, Request, every_write, plain_as_opened, write_as_opened};
 use crate::hooks::synonyms::synonyms;
 use crate::sys::page::Page;
 use crate::sys::raw::{self, words};
@@ -95,12 +94,12 @@ unsafe fn one(
     let by_entry = || {
         // SAFETY: as for `write`.
         match unsafe { part(at, len) } {
-            Some(part) => open.write_as_opened(&Request { parts: &[part], place }, &kernel),
+            Some(part) => write_as_opened(open, &Request { parts: &[part], place }, &kernel),
             None => open.unseen_write(|| kernel(open.fd)),
         }
     };
     let plain = open.write_plain(|| kernel(open.fd));
-    raw::returned(plain.map_or_else(by_entry, |result| open.plain_as_opened(place, result)))
+    raw::returned(plain.map_or_else(by_entry, |result| plain_as_opened(open, place, result)))
 }
 
 /// A write of several buffers.
@@ -117,13 +116,13 @@ unsafe fn several(
     cancel::point();
     let by_entry = || {
         let write =
-            |parts: &[IoSlice<'_>]| open.write_as_opened(&Request { parts, place }, &kernel);
+            |parts: &[IoSlice<'_>]| write_as_opened(open, &Request { parts, place }, &kernel);
         // SAFETY: as for `writev`.
         unsafe { with_parts(vector, count, write) }
             .unwrap_or_else(|| open.unseen_write(|| kernel(open.fd)))
     };
     let plain = open.write_plain(|| kernel(open.fd));
-    raw::returned(plain.map_or_else(by_entry, |result| open.plain_as_opened(place, result)))
+    raw::returned(plain.map_or_else(by_entry, |result| plain_as_opened(open, place, result)))
 }
 
 #[unsafe(no_mangle)]

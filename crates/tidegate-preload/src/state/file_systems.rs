@@ -19,12 +19,11 @@ use tidegate::log::recover::{EXT_MAGIC, XFS_MAGIC, keeps_identities};
 use tidegate::log::{self, FileSystemId, FileSystemRef, Log};
 
 use crate::state::process;
-use crate::sys::own_stack;
 use crate::sys::page::Page;
 use crate::sys::path::{self, Opened};
-use crate::sys::query;
 use crate::sys::raw::{self, Errno, words};
 use crate::sys::signals::SignalsBlocked;
+use crate::sys::{own_stack, query};
 
 /// What tells a file system from all others, and where its pending changes are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,11 +16,10 @@ use tidegate::log::{self, Definition, FileHandle, FileKey, Log};
 use crate::state::descriptors::{self, Entry, Kind, Known};
 use crate::state::file_systems::{self, Disk, Identity};
 use crate::state::process::{self, Holding};
-use crate::sys::own_stack;
 use crate::sys::path::{self, PathBuffer};
-use crate::sys::query;
 pub(crate) use crate::sys::query::Seen;
 use crate::sys::raw::{self, Errno};
+use crate::sys::{own_stack, query};
 
 /// How far the clock that files are dated by may be behind another one.
 const TICK_NS: u64 = 20_000_000;
