@@ -118,8 +118,8 @@ struct Given {
 type Operation = (&'static str, fn(&Given) -> bool);
 
 macro_rules! operations {
-    ($($name:literal: |$it:pat_param| $call:expr;)*) => {
-        [$(($name, |$it| {
+    ($($name:literal: |$given:pat_param| $call:expr;)*) => {
+        [$(($name, |$given| {
             // SAFETY: descriptors and terminated paths of this test.
             let result = unsafe { $call };
             result >= 0
@@ -128,26 +128,26 @@ macro_rules! operations {
 }
 
 const OPERATIONS: [Operation; 20] = operations! {
-    "write": |it| write::write(it.fd, b"some".as_ptr().cast(), 4);
-    "pwrite": |it| write::pwrite64(it.fd, b"some".as_ptr().cast(), 4, 9000);
-    "fsync": |it| sync::fsync(it.fd);
-    "fdatasync": |it| sync::fdatasync(it.fd);
-    "syncfs": |it| sync::syncfs(it.fd);
-    "lockf": |it| record_locks::lockf(it.fd, libc::F_TEST, 0);
-    "ftruncate": |it| size::ftruncate(it.fd, 2);
-    "truncate": |it| size::truncate(it.path.as_ptr(), 2);
-    "fallocate": |it| size::fallocate(it.fd, 0, 0, 9000);
-    "open": |it| open::open(it.path.as_ptr(), libc::O_RDWR, 0);
-    "open and empty": |it| open::open(it.path.as_ptr(), libc::O_RDWR | libc::O_TRUNC, 0);
-    "open and make": |it| open::open(it.free.as_ptr(), libc::O_RDWR | libc::O_CREAT, 0o600);
-    "close": |it| close::close(it.fd);
-    "dup2": |it| close::dup2(it.fd, it.fd + 900);
-    "set flags": |it| close::fcntl64(it.fd, libc::F_SETFL, libc::O_APPEND.unsigned_abs() as usize);
-    "rename": |it| names::rename(it.path.as_ptr(), it.other.as_ptr());
-    "link": |it| names::link(it.path.as_ptr(), it.free.as_ptr());
-    "unlink": |it| names::unlink(it.path.as_ptr());
-    "fchmod": |it| attributes::fchmod(it.fd, 0o600);
-    "fchown": |it| attributes::fchown(it.fd, u32::MAX, u32::MAX);
+    "write": |given| write::write(given.fd, b"some".as_ptr().cast(), 4);
+    "pwrite": |given| write::pwrite64(given.fd, b"some".as_ptr().cast(), 4, 9000);
+    "fsync": |given| sync::fsync(given.fd);
+    "fdatasync": |given| sync::fdatasync(given.fd);
+    "syncfs": |given| sync::syncfs(given.fd);
+    "lockf": |given| record_locks::lockf(given.fd, libc::F_TEST, 0);
+    "ftruncate": |given| size::ftruncate(given.fd, 2);
+    "truncate": |given| size::truncate(given.path.as_ptr(), 2);
+    "fallocate": |given| size::fallocate(given.fd, 0, 0, 9000);
+    "open": |given| open::open(given.path.as_ptr(), libc::O_RDWR, 0);
+    "open and empty": |given| open::open(given.path.as_ptr(), libc::O_RDWR | libc::O_TRUNC, 0);
+    "open and make": |given| open::open(given.free.as_ptr(), libc::O_RDWR | libc::O_CREAT, 0o600);
+    "close": |given| close::close(given.fd);
+    "dup2": |given| close::dup2(given.fd, given.fd + 900);
+    "set flags": |given| close::fcntl64(given.fd, libc::F_SETFL, libc::O_APPEND.unsigned_abs() as usize);
+    "rename": |given| names::rename(given.path.as_ptr(), given.other.as_ptr());
+    "link": |given| names::link(given.path.as_ptr(), given.free.as_ptr());
+    "unlink": |given| names::unlink(given.path.as_ptr());
+    "fchmod": |given| attributes::fchmod(given.fd, 0o600);
+    "fchown": |given| attributes::fchown(given.fd, u32::MAX, u32::MAX);
 };
 
 /// What the log knows of the file before the operation.

@@ -176,7 +176,7 @@ mod tests {
         let file = world.file("file");
         let open = world.open(&file, 0);
         world.keep(&open);
-        open.keep().unwrap();
+        open.pin_until_exit().unwrap();
         assert_eq!(open.admit(Sync::All), 0);
         assert!(!world.is_covered(&open));
         let file = world.file("other");

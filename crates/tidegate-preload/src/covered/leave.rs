@@ -8,7 +8,7 @@
 //!    without the lock, the story ends, and the program's next sync says so.
 //!
 //! Entry points: [`Open::leave`] under the lock, [`Open::without_lock`] where it cannot be had;
-//! [`Open::pin`], [`Open::keep`], [`Open::mark`] for files that may change at any time,
+//! [`Open::pin`], [`Open::pin_until_exit`], [`Open::mark`] for files that may change at any time,
 //! [`Open::unseen`] for one change; [`leave_numbers`], [`leave_closed`] and [`leave_gone`] where
 //! there is no descriptor.
 
@@ -205,13 +205,14 @@ impl Open {
 
     /// As [`pin`](Self::pin), but noted with no descriptor, and until this process has ended. The
     /// entry, if the file is pinned.
-    pub(crate) fn keep(&self) -> Option<FileRef> {
+    pub(crate) fn pin_until_exit(&self) -> Option<FileRef> {
         let (_, guard) = self.left()?;
         guard.keep_unlogged();
         Some(guard.file())
     }
 
-    /// As [`keep`](Self::keep), but until the log is not in use any more.
+    /// As [`pin`](Self::pin), but noted with no descriptor, and until the log is not in use any
+    /// more.
     pub(crate) fn mark(&self) {
         if let Some((_, guard)) = self.left() {
             guard.mark_unlogged(true);
@@ -253,9 +254,9 @@ impl Open {
             drop(in_flight);
             return result;
         }
-        let kept = self.left().map(|(_, guard)| guard.keep_unlogged());
+        let pinned = self.left().map(|(_, guard)| guard.keep_unlogged());
         let result = metadata::counted(change);
-        let guard = kept.and_then(|()| self.lock_in_time(self.entry()?).ok());
+        let guard = pinned.and_then(|()| self.lock_in_time(self.entry()?).ok());
         if let Some(guard) = guard {
             guard.stop_keeping();
         }
@@ -316,7 +317,7 @@ pub(super) fn leave_half_named(log: &Log) {
 /// The files leave that a process was killed in the middle of changing.
 fn leave_interrupted(log: &Log) {
     let Some(_holding) = Holding::new() else { return };
-    for file in log.in_the_middle().filter_map(|it| log.file_of(&it)) {
+    for file in log.in_the_middle().filter_map(|operation| log.file_of(&operation)) {
         let guard = log.lock_within(file, PIN_TIMEOUT).ok();
         if let Some(guard) = guard.filter(FileGuard::owner_died) {
             // Where that fails, syncs of the file are real, or say so.
@@ -447,12 +448,12 @@ mod tests {
     fn a_file_whose_end_nobody_makes_space_for_is_logged_no_more() {
         let world = World::new();
         let (file, other) = (world.file("file"), world.file("other"));
-        let (open, held) = (world.covered(&file, 0), world.covered(&other, 0));
+        let (open, busy) = (world.covered(&file, 0), world.covered(&other, 0));
         // Else what lies before gives the end its space.
         assert!(retire_alone(world.log));
         let from = world.log.head();
         // A thread that is stopped in the middle of a write holds the tail.
-        let stopped = held.lock(held.entry().unwrap()).unwrap();
+        let stopped = busy.lock(busy.entry().unwrap()).unwrap();
         let ticket = stopped.begin().unwrap();
         let guard = open.lock(open.entry().unwrap()).unwrap();
         fill(&guard);

@@ -23,7 +23,7 @@ use crate::state::descriptors::{self, Entry};
 use crate::state::files::Seen;
 use crate::state::process::Holding;
 use crate::state::real::{self, tell, why_unseen};
-use crate::state::{extents, kept, new_files};
+use crate::state::{extents, new_files, pins};
 use crate::sys::{own_stack, query, raw};
 
 /// Has the kernel sync: returns its result as the kernel gives it.
@@ -249,7 +249,7 @@ impl Open {
     pub(super) fn sync_refused(&self, entry: Option<Entry>, wanted: Sync) -> isize {
         let pinned = entry.filter(|entry| self.log.is_pinned(entry.file));
         let Some(entry) = pinned else { return self.sync_for(Counter::SyncsRefused, wanted) };
-        if kept::is_kept(entry.file) {
+        if pins::has(entry.file) {
             tell(Cause::Mapping);
         }
         self.sync_for(Counter::SyncsPinned, wanted)
@@ -325,7 +325,7 @@ mod tests {
             assert_eq!(self.open.sync(wanted), 0);
             let is_real = log.stats().total(Counter::SyncsReal) > before;
             let records = self.world.records_since(from);
-            let said = records.split(' ').filter(|it| has_grown || !it.starts_with("mark"));
+            let said = records.split(' ').filter(|record| has_grown || !record.starts_with("mark"));
             (said.collect::<Vec<_>>().join(" "), is_real)
         }
     }
@@ -507,7 +507,7 @@ mod tests {
         let open = world.open(&file, 0);
         assert_eq!(open.sync_refused(open.entry(), Sync::All), 0);
         assert_eq!((total(Counter::SyncsRefused), total(Counter::SyncsReal)), (1, 3));
-        open.keep().unwrap();
+        open.pin_until_exit().unwrap();
         assert_eq!(open.sync_refused(open.entry(), Sync::All), 0);
         assert_eq!(total(Counter::SyncsPinned), 2);
         world.log.suspend();

@@ -2,11 +2,11 @@
 //!
 //! Invariants:
 //! 1. Each pin of this process in the log's table is noted either with a descriptor ([`PINNED`]) or
-//!    in [`kept`]; or it is meant to outlive the process.
+//!    in [`pins`]; or it is meant to outlive the process.
 //! 2. A forked child has pins of its own for all that it inherits; before `exec`, and when the
 //!    process ends, all are given back: by the supervisor, where the process has no time for it.
 //!
-//! Entry points: [`keep`] for a file, [`about_to_change`] for one change of it, [`all`] for
+//! Entry points: [`pin`] for a file, [`about_to_change`] for one change of it, [`all`] for
 //! whatever is written; [`release`], [`take_again`].
 
 use std::ffi::{CStr, c_int};
@@ -17,29 +17,29 @@ use tidegate::log::{FileGuard, FileRef, Log, PlainCall};
 use crate::covered::{Open, leave_closed, leave_numbers, metadata, plain};
 use crate::state::descriptors::{self, Kind, PINNED};
 use crate::state::process::Holding;
-use crate::state::{kept, proc_fd, process, real};
+use crate::state::{pins, proc_fd, process, real};
 use crate::sys::{query, raw};
 
-/// The open file is changed unseen until this process ends, or until [`stop`] is called with what
-/// this returns: none if that is so already.
-pub(crate) fn keep(open: &Open) -> Option<FileRef> {
-    if open.known.entry().is_some_and(|entry| kept::is_kept(entry.file)) {
+/// Pins the open file, which may change unseen until this process ends, or until [`unpin`] is
+/// called with the result. None: the file was pinned before, or cannot be.
+pub(crate) fn pin(open: &Open) -> Option<FileRef> {
+    if open.known.entry().is_some_and(|entry| pins::has(entry.file)) {
         return None;
     }
-    let file = open.keep()?;
-    kept::note(file);
+    let file = open.pin_until_exit()?;
+    pins::note(file);
     Some(file)
 }
 
-/// As [`keep`], for a file of which there is no descriptor.
-pub(crate) fn keep_closed(log: &Log, file: FileRef) {
+/// As [`pin`], for a file that this process has not open.
+pub(crate) fn pin_closed(log: &Log, file: FileRef) {
     leave_closed(log, file, FileGuard::keep_unlogged);
-    kept::note(file);
+    pins::note(file);
 }
 
-/// Takes one [`keep`] back: the file was not changed.
-pub(crate) fn stop(log: &Log, file: FileRef) {
-    if kept::forget(file) {
+/// Takes one [`pin`] back: the file was not changed.
+pub(crate) fn unpin(log: &Log, file: FileRef) {
+    if pins::forget(file) {
         locked(log, file, FileGuard::stop_keeping);
     }
 }
@@ -135,7 +135,7 @@ pub(crate) fn release() {
         return;
     }
     descriptors::each(0, u32::MAX, |fd, known| Open { log, fd, known }.unpin());
-    kept::each(|file| locked(log, file, FileGuard::stop_keeping));
+    pins::each(|file| locked(log, file, FileGuard::stop_keeping));
 }
 
 /// Takes all pins again: it did not end after all, or this is a forked child.
@@ -149,5 +149,5 @@ pub(crate) fn take_again() {
             Open { log, fd, known: known.without(PINNED) }.pin();
         }
     });
-    kept::each(|file| locked(log, file, FileGuard::keep_unlogged));
+    pins::each(|file| locked(log, file, FileGuard::keep_unlogged));
 }

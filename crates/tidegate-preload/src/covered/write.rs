@@ -237,7 +237,7 @@ impl LoggedWrite<'_> {
     fn watched(&self, kernel: impl Fn() -> isize) -> (isize, Option<u64>) {
         let changed_at =
             || query::fstat(self.open.fd).ok().map(|stat| (stat.st_ctime, stat.st_ctime_nsec));
-        // Counted before the first look: whatever sets the time after it is later than what is
+        // Counted before the first question: whatever sets the time after it is later than what is
         // counted.
         let changes = self.open.log.changes(self.guard.file_system);
         let before = changed_at();
@@ -274,24 +274,24 @@ mod tests {
         assert_eq!(world.records_since(from), "define 0 0");
     }
 
-    /// Each look of the cleaner asks for newer definitions.
+    /// Each round of the cleaner asks for newer definitions.
     #[test]
     fn a_cleaner_that_looks_all_the_time_keeps_no_write_out_of_the_log() {
         let world = World::new();
         let file = world.file("file");
         let open = world.covered(&file, 0);
         let (log, writes) = (world.log, 2000);
-        let (looks, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+        let (rounds, stop) = (AtomicU64::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     log.retire_to(log.safe_position()).unwrap();
-                    looks.fetch_add(1, Ordering::Relaxed);
+                    rounds.fetch_add(1, Ordering::Relaxed);
                 }
             });
             for number in 0..writes {
-                let seen = looks.load(Ordering::Relaxed);
-                while looks.load(Ordering::Relaxed) == seen {
+                let seen = rounds.load(Ordering::Relaxed);
+                while rounds.load(Ordering::Relaxed) == seen {
                     std::thread::yield_now();
                 }
                 let parts = [IoSlice::new(b"data")];

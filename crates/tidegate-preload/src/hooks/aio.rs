@@ -23,7 +23,7 @@ unsafe fn mark(request: *const c_void) {
     // SAFETY: as promised; on both architectures the descriptor comes first.
     let Some(request) = (unsafe { request.cast::<aiocb>().as_ref() }) else { return };
     if let Some(open) = Open::writable(request.aio_fildes) {
-        unseen::keep(&open);
+        unseen::pin(&open);
     }
 }
 

@@ -106,7 +106,7 @@ pub(crate) unsafe fn map(
 ) -> *mut c_void {
     let open = shared(flags, fd);
     let writable = open.filter(|_| protection & libc::PROT_WRITE != 0);
-    let kept = writable.and_then(|open| Some((open.log, unseen::keep(&open)?)));
+    let pinned = writable.and_then(|open| Some((open.log, unseen::pin(&open)?)));
     let arguments = words![at, len, protection, flags, fd, offset];
     // SAFETY: as promised.
     let mapped = raw::returned(unsafe { raw::call(libc::SYS_mmap, arguments) });
@@ -122,11 +122,11 @@ pub(crate) unsafe fn map(
         if let Some(open) = open.filter(|_| protection & libc::PROT_WRITE == 0)
             && !open.entry().is_some_and(|entry| note(start, len, entry.file))
         {
-            unseen::keep(&open);
+            unseen::pin(&open);
         }
-    } else if let Some((log, file)) = kept {
+    } else if let Some((log, file)) = pinned {
         // The kernel has refused it, as it does `MAP_SYNC` on most disks.
-        unseen::stop(log, file);
+        unseen::unpin(log, file);
     }
     ptr::with_exposed_provenance_mut(mapped.cast_unsigned())
 }
@@ -162,7 +162,7 @@ fn moved((old, old_len): (usize, usize), (new, new_len): (usize, usize)) {
             if !note(new, new_len, file)
                 && let Some(log) = process::log()
             {
-                unseen::keep_closed(log, file);
+                unseen::pin_closed(log, file);
             }
         }
     });
@@ -196,7 +196,7 @@ pub(crate) unsafe extern "C-unwind" fn mremap(
 fn becomes_writable(start: usize, len: usize) {
     let Some(log) = process::log() else { return };
     overlapping(start, len, |noted, _| {
-        unseen::keep_closed(log, FileRef::from_word(noted.file.load(Ordering::Relaxed)));
+        unseen::pin_closed(log, FileRef::from_word(noted.file.load(Ordering::Relaxed)));
         noted.start.store(0, Ordering::Release);
         COUNT.fetch_sub(1, Ordering::AcqRel);
     });

@@ -60,7 +60,7 @@ impl Request<'_> {
         if self.is_plain() || process::log().is_none() {
             return shown(self.by_library());
         }
-        let before = self.look();
+        let before = self.before();
         let given = self.flags & if self.empties() { !libc::O_TRUNC } else { !0 };
         let request = Self { flags: given, ..*self };
         let fd = match before {
@@ -73,7 +73,8 @@ impl Request<'_> {
         if self.empties() { emptied(fd, given, before == Before::Missing) } else { fd }
     }
 
-    fn look(&self) -> Before {
+    /// Returns whether there is a file, where a call makes one that is not there.
+    fn before(&self) -> Before {
         match self.flags & CREATE_NEW {
             CREATE_NEW => return Before::Missing,
             libc::O_CREAT => {}
@@ -353,11 +354,11 @@ mod tests {
     fn a_file_is_made_where_nothing_is_or_must_be() {
         let dir = tempfile::tempdir().unwrap();
         let path = std::ffi::CString::new(dir.path().join("x").to_str().unwrap()).unwrap();
-        let look = |flags| Request { path: &path, ..request(flags) }.look();
-        assert_eq!(look(libc::O_CREAT), Before::Missing);
+        let before = |flags| Request { path: &path, ..request(flags) }.before();
+        assert_eq!(before(libc::O_CREAT), Before::Missing);
         std::fs::write(dir.path().join("x"), b"").unwrap();
-        assert_eq!(look(libc::O_CREAT), Before::There);
-        assert_eq!(look(CREATE_NEW), Before::Missing);
-        assert_eq!(look(libc::O_TRUNC), Before::There);
+        assert_eq!(before(libc::O_CREAT), Before::There);
+        assert_eq!(before(CREATE_NEW), Before::Missing);
+        assert_eq!(before(libc::O_TRUNC), Before::There);
     }
 }

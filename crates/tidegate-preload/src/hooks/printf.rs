@@ -106,7 +106,7 @@ extern "C" fn before_checked(fd: c_int) -> *const c_void {
 
 fn hide(fd: c_int) {
     if let Some(open) = Open::writable(fd) {
-        unseen::keep(&open);
+        unseen::pin(&open);
     }
 }
 

@@ -67,7 +67,7 @@ pub(crate) unsafe extern "C-unwind" fn syncfs(fd: c_int) -> c_int {
     }
     let mount = log.and_then(|_| Seen::of(fd).ok()).map(|seen| seen.mount);
     let file_system = mount.and_then(file_systems::known);
-    let seen = log.zip(file_system).map(|(log, it)| (log, it, log.changes(it)));
+    let seen = log.zip(file_system).map(|(log, system)| (log, system, log.changes(system)));
     // SAFETY: no pointers.
     let result = raw::returned_int(unsafe { raw::call(libc::SYS_syncfs, words![fd]) });
     if let Some((log, file_system, changes)) = seen.filter(|_| result == 0) {

@@ -62,7 +62,8 @@ static NOTED: [Shared<Noted>; NOTES] = [const { Shared::new() }; NOTES];
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 fn noted(directory: c_int, seen: &Seen) -> Option<Noted> {
-    let found = NOTED.iter().find_map(|place| place.with(|note| *note)?.filter(|it| it.is(seen)));
+    let found =
+        NOTED.iter().find_map(|place| place.with(|note| *note)?.filter(|noted| noted.is(seen)));
     if found.is_some() && seen.created_ns != 0 {
         return found;
     }

@@ -243,14 +243,14 @@ pub(crate) fn set_vfork_child(is: bool) {
 
 /// Finds what the environment names. None: this process cannot use the log.
 pub(crate) fn attach() -> Option<Attached> {
-    let _ = SOCKET.set(kept("TIDEGATE_SOCKET").map(Path::new));
+    let _ = SOCKET.set(variable("TIDEGATE_SOCKET").map(Path::new));
     let is_set = |name| std::env::var_os(name).is_some_and(|value| value == "1");
     let every_write = is_set("TIDEGATE_EVERY_WRITE");
     EVERY_WRITE.store(every_write, Ordering::Relaxed);
     let pool = std::env::var_os("TIDEGATE_POOL")?;
     let control = std::env::var_os("TIDEGATE_CONTROL")?;
     let log = Log::attach(Path::new(&pool), Path::new(&control)).ok()?;
-    let lines = |name| kept(name).map_or(&b""[..], OsStrExt::as_bytes);
+    let lines = |name| variable(name).map_or(&b""[..], OsStrExt::as_bytes);
     let number = |name| std::env::var(name).ok()?.parse::<u32>().ok();
     let cover_after = number("TIDEGATE_COVER_AFTER");
     let covers_all = cover_after.is_some() || every_write;
@@ -279,7 +279,7 @@ pub(crate) fn refuse_log(cause: &'static str) {
 
 /// A variable of the environment, kept for the life of the process: the program may change its
 /// environment.
-fn kept(name: &str) -> Option<&'static OsStr> {
+fn variable(name: &str) -> Option<&'static OsStr> {
     let value = std::env::var_os(name)?.into_vec();
     Some(OsStr::from_bytes(Vec::leak(value)))
 }

@@ -52,7 +52,7 @@ pub(crate) fn is_readable(at: *const c_void, len: usize) -> bool {
     while page <= last {
         let block = page / BLOCK_PAGES;
         let block_last = last.min(block * BLOCK_PAGES + BLOCK_PAGES - 1);
-        if !is_noted(block, pages(page, block_last)) && !look(block, page, block_last) {
+        if !is_noted(block, pages(page, block_last)) && !probe(block, page, block_last) {
             return false;
         }
         page = block_last + 1;
@@ -207,7 +207,7 @@ fn epoch() -> u32 {
 /// Asks the kernel, and notes what it could read. A process that has given the log up does not ask:
 /// a filter of system calls may kill for that, and the kernel alone looks at what it is passed.
 #[cold]
-fn look(block: usize, first: usize, last: usize) -> bool {
+fn probe(block: usize, first: usize, last: usize) -> bool {
     if process::has_given_up() {
         return false;
     }
@@ -312,7 +312,7 @@ mod tests {
         let starts: Vec<_> = (0..=FROM_FILES.len()).map(|_| map_file(&file, 2)).collect();
         let all_are = |wanted: bool| {
             let last = starts.iter().map(|start| address(start + PAGE_BYTES));
-            last.map(|at| is_readable(at, 1)).all(|it| it == wanted)
+            last.map(|at| is_readable(at, 1)).all(|found| found == wanted)
         };
         assert!(all_are(true) && all_are(true));
         file.set_len(1).unwrap();

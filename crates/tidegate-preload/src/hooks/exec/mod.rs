@@ -56,7 +56,7 @@ impl Program<'_> {
             return false;
         }
         let first = strings(self.argv).get(1);
-        first.and_then(|first| name_of_program(*first)).is_some_and(|it| REQUESTS.contains(&it))
+        first.and_then(|first| name_of_program(*first)).is_some_and(|name| REQUESTS.contains(&name))
     }
 }
 
@@ -97,7 +97,7 @@ fn starting(
     }
     let additions = additions(session, judged.verdict != Verdict::AloneUnnamed);
     let suspension = suspension_for(program, &judged);
-    let suspended = suspension.as_ref().map(|it| Suspended::new(it.cause, it.program));
+    let suspended = suspension.as_ref().map(|why| Suspended::new(why.cause, why.program));
     if way == Way::Exec {
         unseen::release();
     }

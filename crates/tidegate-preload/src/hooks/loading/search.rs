@@ -142,7 +142,7 @@ fn expanded(path: &[u8], origin: &[u8]) -> Vec<CString> {
     let text = text.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin);
     let of_libraries =
         |directory: &str| text.replace("${LIB}", directory).replace("$LIB", directory);
-    let mut all: Vec<_> = DIRECTORIES.iter().map(|it| of_libraries(it)).collect();
+    let mut all: Vec<_> = DIRECTORIES.iter().map(|directory| of_libraries(directory)).collect();
     all.dedup();
     all.into_iter().filter_map(|text| CString::new(text).ok()).collect()
 }
@@ -156,8 +156,8 @@ fn in_directories(directories: &[Vec<u8>], name: &[u8]) -> Vec<CString> {
 fn in_system(name: &[u8]) -> Vec<CString> {
     let mut found: Vec<_> = cached(&read_cache(), name).collect();
     let roots = ["/", "/usr/"].iter();
-    let directories =
-        roots.flat_map(|root| DIRECTORIES.map(|it| format!("{root}{it}").into_bytes()));
+    let directories = roots
+        .flat_map(|root| DIRECTORIES.map(|directory| format!("{root}{directory}").into_bytes()));
     found.extend(in_directories(&directories.collect::<Vec<_>>(), name));
     found.retain(|path| exists(path));
     found
@@ -206,10 +206,10 @@ fn library_at(path: &CStr) -> Option<Library> {
 
 fn reading<T>(
     path: &CStr,
-    look: impl FnOnce(&mut dyn FnMut(u64, &mut [u8]) -> usize) -> Option<T>,
+    parse: impl FnOnce(&mut dyn FnMut(u64, &mut [u8]) -> usize) -> Option<T>,
 ) -> Option<T> {
     let opened = Opened::open(libc::AT_FDCWD, path, libc::O_RDONLY).ok()?;
-    look(&mut |at, out| query::pread(opened.number(), out, at).unwrap_or(0))
+    parse(&mut |at, out| query::pread(opened.number(), out, at).unwrap_or(0))
 }
 
 /// The path of the object at an address.
@@ -242,8 +242,8 @@ pub(super) fn may_bind_otherwise(paths: &[CString]) -> bool {
             loaded.extend(object.exports());
         }
     });
-    let defined: HashSet<_> = symbols.iter().flat_map(|it| it.defined.iter()).collect();
-    let referred: HashSet<_> = symbols.iter().flat_map(|it| it.referred.iter()).collect();
+    let defined: HashSet<_> = symbols.iter().flat_map(|file| file.defined.iter()).collect();
+    let referred: HashSet<_> = symbols.iter().flat_map(|file| file.referred.iter()).collect();
     referred.into_iter().any(|name| {
         let Ok(text) = CString::new(name.as_slice()) else { return true };
         let by_c = usize::from(objects::definitions(&of_c, &text) > 0);
