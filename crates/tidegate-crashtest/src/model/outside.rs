@@ -140,7 +140,7 @@ impl Skipped {
             model
         };
         let operation = operation.clone();
-        model.is_under_run.then(|| Before { operation, model: skipping(), sizes })
+        model.volume.is_under_run.then(|| Before { operation, model: skipping(), sizes })
     }
 
     /// Returns the states among `all` that a crash behind the next step may leave. `whole` has
@@ -152,11 +152,13 @@ impl Skipped {
         whole: &Model,
         committed: usize,
     ) -> Vec<Self> {
-        let is_there = |it: &Self| it.is_there_behind(step, whole, committed);
+        let is_there = |state: &Self| state.is_there_behind(step, whole, committed);
         let surely_there = all.iter().rposition(is_there).map_or(0, |last| last + 1);
-        let may_be_lost = |(at, it): &(usize, Self)| *at >= surely_there || it.is_of_new;
-        let left = all.into_iter().enumerate().filter(may_be_lost).map(|(_, it)| it);
-        left.filter(|it| !is_there(it)).filter_map(|mut it| it.take(step).then_some(it)).collect()
+        let may_be_lost = |(at, state): &(usize, Self)| *at >= surely_there || state.is_of_new;
+        let left = all.into_iter().enumerate().filter(may_be_lost).map(|(_, state)| state);
+        left.filter(|state| !is_there(state))
+            .filter_map(|mut state| state.take(step).then_some(state))
+            .collect()
     }
 
     /// Whether the change is surely there behind a step that `whole` has taken.
@@ -166,8 +168,10 @@ impl Skipped {
             Step::Outside(Outside::Retire) => true,
             _ if self.is_of_new => false,
             Step::Sync(Sync::All) | Step::Outside(Outside::Commit) => true,
-            Step::Sync(_) if whole.is_outside => {
-                is_own() || whole.bounds.here > committed && whole.bounds.here >= self.changes
+            Step::Sync(_) if whole.volume.is_outside => {
+                is_own()
+                    || whole.volume.bounds.here > committed
+                        && whole.volume.bounds.here >= self.changes
             }
             Step::Sync(Sync::File(_) | Sync::Data(_)) => self.resizes && is_own(),
             _ => false,
@@ -219,9 +223,9 @@ impl Before {
             Operation::Unlink { .. } | Operation::Rename { .. } | Operation::New { .. }
         );
         let resizes = !names_a_file && sizes != whole.sizes_of(&operation);
-        let is_new = |id: &Id| whole.inodes.get(id).is_some_and(|inode| inode.is_new);
+        let is_new = |id: &Id| whole.volume.inodes.get(id).is_some_and(|inode| inode.is_new);
         let is_of_new = matches!(operation, Operation::Chmod { .. }) && ids.iter().any(is_new);
-        let changes = whole.changes();
+        let changes = whole.volume.changes();
         Skipped { ids, changes, resizes, is_of_new, model: Box::new(model) }
     }
 }
@@ -254,7 +258,7 @@ impl Model {
 
     /// Returns the bytes that the log may put over those of other programs.
     pub(super) fn logged_of(&self, id: Id) -> Option<Logged> {
-        let inode = self.inodes.get(&id).filter(|_| self.is_under_run)?;
+        let inode = self.volume.inodes.get(&id).filter(|_| self.volume.is_under_run)?;
         let is_of_stream = inode.is_new && self.stream == Some(id);
         let logged = inode.logged.clone();
         Some(if is_of_stream { logged.of_stream() } else { logged })

@@ -70,8 +70,8 @@ impl Model {
     /// were never synced to be missing.
     pub fn judge(&self, state: &State, is_unordered: bool) -> Verdict {
         let own = self.judge_own(state, is_unordered);
-        let mut replayed = self.replayed.iter().map(|it| it.model.judge(state, is_unordered));
-        let mut skipped = self.skipped.iter().map(|it| it.judge(state, is_unordered));
+        let mut replayed = self.replayed.iter().map(|made| made.model.judge(state, is_unordered));
+        let mut skipped = self.skipped.iter().map(|other| other.judge(state, is_unordered));
         if own.is_allowed()
             || replayed.any(|verdict| verdict.is_allowed())
             || skipped.any(|verdict| verdict.is_allowed())
@@ -84,14 +84,15 @@ impl Model {
 
     fn judge_own(&self, state: &State, is_unordered: bool) -> Verdict {
         let objections = |prefix: usize| self.objections(prefix, state, is_unordered);
-        let bounds = self.bounds;
-        let mut prefixes = (bounds.sure..self.trees.len()).rev();
+        let bounds = self.volume.bounds;
+        let mut prefixes = (bounds.sure..self.volume.trees.len()).rev();
         match prefixes.find(|prefix| objections(*prefix).is_empty()) {
             Some(prefix) if prefix >= bounds.here => Verdict::Allowed,
             Some(_) => Verdict::Misordered(objections(bounds.here).join("; ")),
             _ => {
                 // Each is one way in which the state could have come about, and what is against it.
-                let allowed: Vec<_> = (bounds.sure..self.trees.len()).map(objections).collect();
+                let allowed: Vec<_> =
+                    (bounds.sure..self.volume.trees.len()).map(objections).collect();
                 let least = allowed.iter().map(Vec::len).min().unwrap_or_default();
                 let nearest = allowed.iter().filter(|against| against.len() == least);
                 let nearest: Vec<String> = nearest.map(|against| against.join("; ")).collect();
@@ -110,7 +111,7 @@ impl Model {
                 format!("{found} bytes, {wanted_bytes} expected, which differ at offset {at}")
             })
         };
-        let last = self.trees.len() - 1;
+        let last = self.volume.trees.len() - 1;
         self.compare(last, state, false, contents)
     }
 
@@ -132,7 +133,7 @@ impl Model {
         is_unordered: bool,
         contents: impl Fn(Id, &[u8]) -> Option<String>,
     ) -> Vec<String> {
-        let tree = &self.trees[prefix];
+        let tree = &self.volume.trees[prefix];
         let paths = tree.paths();
         let mut objections = Vec::new();
         for (path, id) in paths.iter().filter(|(path, _)| !self.refused.contains(*path)) {
@@ -145,7 +146,7 @@ impl Model {
                             .map(|difference| format!("{path}: {difference}")),
                     );
                 }
-                None if is_unordered && self.is_optional(*id, prefix) => {}
+                None if is_unordered && self.volume.is_optional(*id, prefix) => {}
                 None => objections.push(format!("{path}: missing")),
             }
         }
@@ -163,7 +164,7 @@ impl Model {
         links: u64,
         contents: &impl Fn(Id, &[u8]) -> Option<String>,
     ) -> Vec<String> {
-        let target = self.inodes.get(&id).and_then(|inode| inode.target.as_ref());
+        let target = self.volume.inodes.get(&id).and_then(|inode| inode.target.as_ref());
         let mut differences = Vec::new();
         match &found.node {
             Node::Directory if tree.is_directory(id) => {}
@@ -180,7 +181,7 @@ impl Model {
         if let Some(wanted) = wanted.filter(|wanted| **wanted != found.attributes) {
             differences.push(format!("{}; expected: {wanted}", found.attributes));
         }
-        let times = self.inodes.get(&id).map(|inode| &inode.times);
+        let times = self.volume.inodes.get(&id).map(|inode| &inode.times);
         if let Some(times) = times.filter(|times| !times.is_empty())
             && !times.contains(&found.modified)
         {
