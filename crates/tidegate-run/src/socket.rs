@@ -45,7 +45,7 @@ pub enum Request {
     /// `process` is about to become, or is, a process that cannot be watched: nothing is logged
     /// while it lives. Answered once the log is retired.
     Suspend {
-        /// The sender, or a child of it.
+        /// The sender, or a child of it; 0: the session, until it ends.
         process: i32,
         /// Why it cannot be watched.
         #[serde(default)]
@@ -69,6 +69,9 @@ pub enum Request {
         program: Option<String>,
     },
 }
+
+/// The process of a [`Request::Suspend`] that lasts as long as the session.
+pub(crate) const SESSION: i32 = 0;
 
 /// What a supervisor says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -32,7 +32,7 @@ use tidegate::log::{CLOSED, NO_BOOT};
 use super::cleaner::{Cleaner, Event};
 use super::mount::Mount;
 use super::paths::{Lock, PoolPaths};
-use super::socket::{Connection, Listener, Reply, Request, Welcome};
+use super::socket::{Connection, Listener, Reply, Request, SESSION, Welcome};
 use super::stats::{FileSyncs, Statistics, UNSUPPORTED};
 use super::suspension::Suspensions;
 use super::tree::{Announced, Tree, maps, name_of, parent_of, processes_that_map};
@@ -412,11 +412,15 @@ impl Supervisor {
         cause: Option<Cause>,
         program: Option<String>,
     ) -> io::Result<()> {
-        let Some(process) = self.process_of(key, process) else { return Ok(()) };
-        self.suspensions.add(self.charge.cleaner.log(), process);
-        self.announce(process)?;
+        let Some(named) = self.process_of(key, process) else { return Ok(()) };
+        if process == SESSION {
+            self.suspensions.add(self.charge.cleaner.log(), rustix::process::getpid());
+        } else {
+            self.suspensions.add(self.charge.cleaner.log(), named);
+            self.announce(named)?;
+        }
         if let Some(cause) = cause {
-            let program = program.unwrap_or_else(|| name_of(process));
+            let program = program.unwrap_or_else(|| name_of(named));
             self.tell_plain(&program, cause);
         }
         self.suspending.insert(key);

@@ -494,6 +494,63 @@ stat()"
     assert!(found.is_empty(), "{found:?}");
 }
 
+/// Runs a program that covers `file`, lets the kernel write to it in a way that no hook sees, and
+/// syncs it: no sync is answered by the log. Returns what the program printed, and what was said.
+fn plain_from_then_on(given_away: &str) -> (String, String) {
+    let program = format!(
+        "import fcntl
+file = covered('file')
+{given_away}
+answered = ask()['fsyncs_skipped']
+for n in range(20): os.pwrite(file, b'y', 4096); os.fsync(file)
+assert ask()['fsyncs_skipped'] == answered
+"
+    );
+    let bed = Bed::new();
+    let output = python(&bed, &[], "/usr/bin/python3", &program).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    (String::from_utf8_lossy(&output.stdout).into_owned(), said)
+}
+
+/// `losetup` ends, and the kernel goes on writing.
+#[test]
+fn syncs_of_a_file_that_became_a_loop_device() {
+    tool("losetup", "mount");
+    let (device, _) = plain_from_then_on(
+        "attach = ['losetup', '--find', '--show', 'file']
+print(subprocess.run(attach, check=True, capture_output=True, text=True).stdout)",
+    );
+    succeed(tool("losetup", "mount").args(["--detach", device.trim()]));
+}
+
+/// Files below are written under the overlay's names and numbers.
+#[test]
+fn syncs_after_an_overlay_was_mounted() {
+    for call in ["mount", "syscall"] {
+        let (_, said) = plain_from_then_on(&format!(
+            "for name in 'lower', 'upper', 'work', 'merged': os.mkdir(name)
+libc = ctypes.CDLL(None, use_errno=True)
+options = b'lowerdir=lower,upperdir=upper,workdir=work'
+number = 165 if os.uname().machine == 'x86_64' else 40
+call = libc.mount if '{call}' == 'mount' else lambda *words: libc.syscall(number, *words)
+assert call(b'none', b'merged', b'overlay', 0, options) == 0, ctypes.get_errno()
+assert libc.umount2(b'merged', 0) == 0"
+        ));
+        assert!(said.contains("mounts a file system over the files of others"), "{said}");
+    }
+}
+
+/// The supervisor's descriptor of the file would break it.
+#[test]
+fn syncs_of_a_file_with_a_lease() {
+    plain_from_then_on(
+        "fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+assert fcntl.fcntl(file, fcntl.F_GETLEASE) == fcntl.F_WRLCK",
+    );
+}
+
+/// Two processes of a program that uses `io_uring`, and syncs.
 /// Two processes of a program that uses `io_uring`, and syncs.
 const WITH_URING: &str = "for child in os.fork(), 0:
     ctypes.CDLL(None).syscall(425, 4, ctypes.create_string_buffer(200))

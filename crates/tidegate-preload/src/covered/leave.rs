@@ -20,11 +20,12 @@ use tidegate::log::cover::{LeaveAction, decide_leave};
 use tidegate::log::{AppendError, Counter, FileGuard, FileRef, LockError, Log, PlainCall};
 
 use super::{LOCK_TIMEOUT, Locked, Open, SPACE_TIMEOUT, TRIES};
-use crate::covered::{metadata, plain};
+use crate::covered::{metadata, plain, unseen};
 use crate::state::descriptors::{self, Entry, Known, PINNED};
 use crate::state::mounts;
 use crate::state::process::Holding;
 use crate::state::record_locks::{self, Unlocked};
+use crate::state::supervisor;
 use crate::sys::path::Opened;
 use crate::sys::{query, raw};
 
@@ -261,6 +262,15 @@ impl Open {
             guard.stop_keeping();
         }
         result
+    }
+}
+
+/// Has the file leave the log until this process ends: it is to have a lease, which the kernel gives
+/// only while no other process has the file open, as the supervisor may.
+pub(crate) fn leave_for_lease(fd: c_int) {
+    if let Some(open) = Open::of(fd) {
+        unseen::pin(&open);
+        supervisor::flush();
     }
 }
 

@@ -42,7 +42,7 @@ use tidegate::log::{AppendError, FileGuard, FileSystemRef, LockError, Log};
 
 pub(crate) use descriptor::{find_out, is_to_be_pinned, known, note, note_standard};
 pub(crate) use leave::{
-    Gone, leave_closed, leave_gone, leave_numbers, leave_unrecorded, retire_all,
+    Gone, leave_closed, leave_for_lease, leave_gone, leave_numbers, leave_unrecorded, retire_all,
 };
 pub(crate) use making::answers_directory;
 pub(crate) use naming::{Changed, change_name};

@@ -182,6 +182,7 @@ pub(crate) unsafe extern "C-unwind" fn fcntl64(
     match command {
         libc::F_SETFL => set_flags(fd, low_half(argument)),
         libc::F_SETLK | libc::F_SETLKW => record_locks::note(fd),
+        libc::F_SETLEASE if low_half(argument) != libc::F_UNLCK => covered::leave_for_lease(fd),
         _ => {}
     }
     let result = if let Some(fcntl64) = next::fcntl64.resolved() {

@@ -1,7 +1,7 @@
 //! The functions that stand in front of the C library's, by kind of call.
 //!
 //! - bytes: `write`, `printf`, `stdio`, `transfer`, `aio`, `mapping`; `size` and `sync`;
-//! - names: `open`, `names`, `attributes`, `unmount`; `library`, for changes that the C library
+//! - names: `open`, `names`, `attributes`, `mount`; `library`, for changes that the C library
 //!   makes by itself;
 //! - descriptors: `close`, `message`;
 //! - the process: `exec`, `fork`, `vfork`, `loading`, `lifecycle` (load, fork and exit), `rights`,
@@ -20,6 +20,7 @@ pub(crate) mod loading;
 mod mapping;
 mod memory_limits;
 mod message;
+mod mount;
 pub(crate) mod names;
 pub(crate) mod open;
 mod printf;
@@ -30,6 +31,5 @@ pub(crate) mod sync;
 pub(crate) mod synonyms;
 mod syscall;
 pub(crate) mod transfer;
-mod unmount;
 mod vfork;
 pub(crate) mod write;

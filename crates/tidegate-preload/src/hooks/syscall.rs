@@ -9,7 +9,7 @@
 
 mod numbers;
 
-use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::ptr;
 
 use tidegate::log::cover::Cause;
@@ -17,8 +17,8 @@ use tidegate::log::cover::Cause;
 use crate::covered::metadata::{Named, Sets};
 use crate::covered::{metadata, unseen};
 use crate::hooks::{
-    attributes, close, exec, fork, limits, mapping, memory_limits, message, names, open, rights,
-    size, sync, transfer, unmount, write,
+    attributes, close, exec, fork, limits, mapping, memory_limits, message, mount, names, open,
+    rights, size, sync, transfer, write,
 };
 use crate::state::process;
 use crate::state::suspended::Suspended;
@@ -188,7 +188,12 @@ unsafe fn of_descriptors(number: c_long, given: Arguments) -> Option<c_long> {
             rights::give_up_for("io_uring");
             return None;
         }
-        libc::SYS_umount2 => hook!(unmount::umount2(given.path(0), second)),
+        libc::SYS_mount => {
+            let (kind, data) = (given.path(2), given.pointer::<c_void>(4).cast_const());
+            hook!(mount::mount(given.path(0), given.path(1), kind, given.0[3] as c_ulong, data))
+        }
+        libc::SYS_fsopen => hook!(mount::fsopen(given.path(0), given.uint(1))),
+        libc::SYS_umount2 => hook!(mount::umount2(given.path(0), second)),
         libc::SYS_acct => hook!(libc::acct(given.path(0))),
         _ => return None,
     })

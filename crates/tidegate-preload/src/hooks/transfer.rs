@@ -1,6 +1,9 @@
-//! Hooks: calls that have the kernel copy into a file.
+//! Hooks: calls that have the kernel copy into a file, or give it a file to write to later.
 //!
-//! Invariant: the file is out of the log before the kernel begins, and until it is done.
+//! Invariants:
+//! 1. The file is out of the log before the kernel begins, and until it is done.
+//! 2. A file that becomes the storage of a device or of another file system stays out: the kernel
+//!    writes to it until that is detached, which may be after the process has ended.
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_uint, c_ulong};
@@ -152,6 +155,22 @@ fn others_of(request: c_ulong, argument: usize) -> impl Iterator<Item = c_int> {
     one.into_iter().chain(listed.filter_map(|fd| c_int::try_from(fd).ok()))
 }
 
+/// Returns the descriptor of a file that the kernel is given by a request, to write to it for a
+/// device or another file system.
+fn given_by(request: c_ulong, argument: usize) -> Option<c_int> {
+    const LOOP_SET_FD: c_ulong = 0x4c00;
+    const LOOP_CHANGE_FD: c_ulong = 0x4c06;
+    const LOOP_CONFIGURE: c_ulong = 0x4c0a;
+    const SET_BITMAP_FILE: c_ulong = 0x092b;
+    const FUSE_DEV_IOC_BACKING_OPEN: c_ulong = 0xe501;
+    match request & NAME {
+        // The argument is the descriptor.
+        LOOP_SET_FD | LOOP_CHANGE_FD | SET_BITMAP_FILE => c_int::try_from(argument).ok(),
+        LOOP_CONFIGURE | FUSE_DEV_IOC_BACKING_OPEN => number_at(argument, 0),
+        _ => None,
+    }
+}
+
 /// It is no device, whose requests may be of the same types.
 fn is_in_file_system(fd: c_int) -> bool {
     Seen::of(fd).is_ok_and(|seen| seen.is_file() || seen.is_directory())
@@ -166,6 +185,10 @@ pub(crate) unsafe extern "C-unwind" fn ioctl(
     let Some(ioctl) = next::ioctl.get() else { return raw::failed_int(libc::ENOSYS) };
     // SAFETY: the same function; an argument that is not given is not looked at.
     let call = || unsafe { ioctl(fd, request, argument) };
+    if let Some(given) = given_by(request, argument).and_then(Open::writable) {
+        given.mark();
+        return call();
+    }
     if !may_change(request) {
         return call();
     }
@@ -185,6 +208,8 @@ synonyms! {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
     use crate::state::descriptors;
     use crate::testing::World;
@@ -204,6 +229,30 @@ mod tests {
         (listed[2], listed[3], listed[7]) = (2, 8, 9);
         assert_eq!(others(0xc018_9436, &listed), [8, 9]);
         assert_eq!(others_of(0xc018_9436, 8).count(), 0, "memory that cannot be read");
+    }
+
+    #[test]
+    fn a_file_that_a_device_is_given_is_found() {
+        assert_eq!([0x4c00, 0x4c06, 0x4004_092b].map(|request| given_by(request, 8)), [Some(8); 3]);
+        let configuration = [8_u32; 76];
+        let given = |request| given_by(request, configuration.as_ptr().expose_provenance());
+        assert_eq!([given(0x4c0a), given(0x4010_e501)], [Some(8); 2]);
+        assert_eq!(given_by(0x4c0a, 8), None, "memory that cannot be read");
+        assert_eq!(given_by(0x4c01, 8), None, "LOOP_CLR_FD");
+    }
+
+    #[test]
+    fn a_file_that_a_device_is_given_does_not_come_back() {
+        let world = World::of_process();
+        let file = world.file("image");
+        let open = world.covered(&file, 0);
+        descriptors::set(open.fd, open.known);
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let fd = usize::try_from(open.fd).unwrap();
+        // SAFETY: a request that `/dev/null` refuses.
+        assert_eq!(unsafe { ioctl(null.as_raw_fd(), 0x4c00, fd) }, -1);
+        assert!(!world.is_covered(&open));
+        assert!(open.lock(open.entry().unwrap()).unwrap().is_pinned());
     }
 
     #[test]

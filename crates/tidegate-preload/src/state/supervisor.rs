@@ -16,6 +16,7 @@ use tidegate::log::cover::Cause;
 
 use crate::covered;
 use crate::state::process;
+use crate::sys::signals::SignalsBlocked;
 use crate::sys::{path, query};
 
 /// Bytes of the longest message that is sent, and of what is looked at of an answer.
@@ -157,6 +158,13 @@ pub(crate) fn suspend(process: u32, cause: Option<&str>, program: &CStr) {
         log.suspend_for_good();
         covered::retire_all(log, CHECKPOINT_TIMEOUT);
     }
+}
+
+/// As [`suspend`], until the session ends.
+pub(crate) fn suspend_session(cause: Cause) {
+    const SESSION: u32 = 0;
+    let _signals = SignalsBlocked::new();
+    suspend(SESSION, Some(cause.word()), c"");
 }
 
 /// Takes back one [`suspend`] of `process`.

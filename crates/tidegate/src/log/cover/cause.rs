@@ -51,6 +51,8 @@ pub enum Cause {
     /// The file is written by descriptors with `O_SYNC` or `O_DSYNC` in ways that leave each sync
     /// to the kernel.
     Synchronous,
+    /// The process mounts a file system that keeps its files in those of others.
+    StackedMount,
 }
 
 impl Cause {
@@ -85,6 +87,10 @@ impl Cause {
             Self::FileSystem => "syncs files that are not on an ext4 or XFS with a UUID",
             Self::Excluded => "syncs files that --include or --exclude keeps out",
             Self::Synchronous => "has the kernel sync its writes (O_SYNC, O_DSYNC)",
+            Self::StackedMount => {
+                "mounts a file system over the files of others (an overlay), which writes to them \
+                 unseen until it is unmounted"
+            }
         }
     }
 
@@ -133,7 +139,7 @@ mod tests {
             assert_eq!(word.as_str(), Some(cause.word()));
             causes += 1;
         }
-        assert_eq!((causes, Cause::DirectIo.word()), (19, "direct_io"));
+        assert_eq!((causes, Cause::DirectIo.word()), (20, "direct_io"));
     }
 
     #[test]
