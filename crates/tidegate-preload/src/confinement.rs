@@ -15,6 +15,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::mpsc::channel;
 use std::thread;
 
+use tidegate::log::cover::Cause;
+
 use crate::hooks::{attributes, close, names, open, rights, size, sync, write};
 use crate::state::{descriptors, process, record_locks};
 use crate::sys::{next, raw};
@@ -233,7 +235,7 @@ fn a_thread_waits_for_the_one_that_gives_the_log_up() {
     let (number, has_number) = channel();
     thread::scope(|scope| {
         scope.spawn(move || {
-            process::give_up("rights", || {
+            process::give_up(Cause::Rights, || {
                 begun.send(()).unwrap();
                 may_go_on.recv().unwrap();
             });

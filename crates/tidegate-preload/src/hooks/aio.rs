@@ -91,7 +91,7 @@ unsafe extern "C-unwind" fn io_queue_init(depth: c_int, context: *mut c_void) ->
 /// liburing, which makes its system calls by itself.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn io_uring_setup(entries: c_uint, parameters: *mut c_void) -> c_int {
-    rights::give_up_for("io_uring");
+    rights::give_up_for(Cause::IoUring);
     match next::io_uring_setup.get() {
         // SAFETY: the same function.
         Some(setup) => unsafe { setup(entries, parameters) },
@@ -105,7 +105,7 @@ unsafe extern "C-unwind" fn io_uring_queue_init(
     ring: *mut c_void,
     flags: c_uint,
 ) -> c_int {
-    rights::give_up_for("io_uring");
+    rights::give_up_for(Cause::IoUring);
     match next::io_uring_queue_init.get() {
         // SAFETY: the same function.
         Some(init) => unsafe { init(entries, ring, flags) },
@@ -119,7 +119,7 @@ unsafe extern "C-unwind" fn io_uring_queue_init_params(
     ring: *mut c_void,
     parameters: *mut c_void,
 ) -> c_int {
-    rights::give_up_for("io_uring");
+    rights::give_up_for(Cause::IoUring);
     match next::io_uring_queue_init_params.get() {
         // SAFETY: the same function.
         Some(init) => unsafe { init(entries, ring, parameters) },
@@ -135,7 +135,7 @@ unsafe extern "C-unwind" fn io_uring_queue_init_mem(
     memory: *mut c_void,
     memory_bytes: size_t,
 ) -> c_int {
-    rights::give_up_for("io_uring");
+    rights::give_up_for(Cause::IoUring);
     match next::io_uring_queue_init_mem.get() {
         // SAFETY: the same function.
         Some(init) => unsafe { init(entries, ring, parameters, memory, memory_bytes) },

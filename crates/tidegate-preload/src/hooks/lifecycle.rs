@@ -5,6 +5,8 @@
 
 use std::ffi::{c_char, c_int};
 
+use tidegate::log::cover::Cause;
+
 use crate::covered::{self, unseen};
 use crate::hooks::{exec, loading, stdio};
 use crate::state::process::Attached;
@@ -30,7 +32,7 @@ unsafe extern "C" fn loaded(_count: c_int, _arguments: Strings, environment: Str
     }
     match std::env::var_os("TIDEGATE_POOL") {
         // Of a process that has given the log up, for which logging is suspended.
-        Some(pool) if pool.is_empty() => return process::refuse_log("rights"),
+        Some(pool) if pool.is_empty() => return process::refuse_log(Cause::Rights),
         Some(_) => {}
         None => return,
     }
@@ -53,15 +55,15 @@ unsafe extern "C" fn loaded(_count: c_int, _arguments: Strings, environment: Str
     covered::note_standard();
 }
 
-/// What the environment names; or why this process cannot use it, in the supervisor's words.
-fn attach() -> Result<Attached, &'static str> {
+/// What the environment names; or why this process cannot use it.
+fn attach() -> Result<Attached, Cause> {
     // First: it also tells where the supervisor is.
     let attached = process::attach();
     match exec::own_cause(attached.as_ref()) {
         Some(cause) => Err(cause),
         None => attached.filter(|_| descriptors::make().is_ok()).ok_or_else(|| {
             let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
-            if limit.is_some() { "memory_limit" } else { "rights" }
+            if limit.is_some() { Cause::MemoryLimit } else { Cause::Rights }
         }),
     }
 }

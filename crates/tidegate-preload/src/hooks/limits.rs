@@ -11,6 +11,7 @@ use std::ffi::{c_int, c_uint};
 use std::ptr;
 
 use libc::{pid_t, rlimit};
+use tidegate::log::cover::Cause;
 
 use crate::hooks::rights;
 use crate::state::process;
@@ -25,7 +26,7 @@ pub(crate) unsafe extern "C-unwind" fn prlimit64(
     before: *mut rlimit,
 ) -> c_int {
     if resource == libc::RLIMIT_AS && limits_own_memory(process, limit) {
-        rights::give_up_for("memory_limit");
+        rights::give_up_for(Cause::MemoryLimit);
     }
     // SAFETY: the program's own arguments; the structure has 64 bits for each limit here.
     let result =

@@ -19,7 +19,9 @@ use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::hooks::exec::{self, OWN_CALLS};
+use tidegate::log::cover::Cause;
+
+use crate::hooks::exec;
 use crate::hooks::rights;
 use crate::state::objects;
 use crate::state::process::{self, Attached};
@@ -140,7 +142,7 @@ extern "C" fn before_dlmopen(
         return open(path, flags, caller);
     }
     // It has a C library of its own.
-    rights::give_up_for(OWN_CALLS);
+    rights::give_up_for(Cause::OwnCalls);
     Way::ON
 }
 
@@ -210,7 +212,7 @@ fn open(path: *const c_char, flags: c_int, caller: usize) -> Way {
         return Way::back(judged(attached, name, objects, || load(name, flags)));
     }
     if objects.is_none_or(search::may_bind_otherwise) {
-        rights::give_up_for(OWN_CALLS);
+        rights::give_up_for(Cause::OwnCalls);
         return Way::back(load(name, flags));
     }
     Way::back(judged(attached, name, objects, || load(name, flags & !libc::RTLD_DEEPBIND)))
@@ -245,7 +247,7 @@ fn judged(
     let after = objects::all();
     let mut new = after.iter().filter(|object| !before.contains(object));
     if new.any(|object| makes_own_calls(&object.path)) {
-        rights::give_up_for(OWN_CALLS);
+        rights::give_up_for(Cause::OwnCalls);
     }
     drop(suspended);
     handle

@@ -13,6 +13,7 @@
 use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
 use libc::{gid_t, size_t, uid_t};
+use tidegate::log::cover::Cause;
 
 use crate::state::{process, supervisor};
 use crate::sys::next;
@@ -20,7 +21,7 @@ use crate::sys::raw::{self, words};
 
 /// Gives the log up: to be called before the rights are.
 pub(crate) fn give_up() {
-    give_up_for("rights");
+    give_up_for(Cause::Rights);
 }
 
 /// Gives the log up before the program has its system calls filtered. A child of `vfork` has them
@@ -32,9 +33,9 @@ pub(crate) fn give_up_for_filter() {
     give_up();
 }
 
-/// Gives the log up, for a cause that the supervisor knows. Where another thread is about it,
+/// Gives the log up, for a cause that the supervisor is told. Where another thread is about it,
 /// returns once that one makes no system call for it any more: a filter may kill for one.
-pub(crate) fn give_up_for(cause: &'static str) {
+pub(crate) fn give_up_for(cause: Cause) {
     if process::in_vfork_child() {
         if process::log().is_some() {
             suspend(cause);
@@ -44,7 +45,7 @@ pub(crate) fn give_up_for(cause: &'static str) {
     process::give_up(cause, || suspend(cause));
 }
 
-fn suspend(cause: &'static str) {
+fn suspend(cause: Cause) {
     supervisor::suspend(process::number(), Some(cause), c"");
 }
 

@@ -185,7 +185,7 @@ unsafe fn of_descriptors(number: c_long, given: Arguments) -> Option<c_long> {
             return None;
         }
         libc::SYS_io_uring_setup => {
-            rights::give_up_for("io_uring");
+            rights::give_up_for(Cause::IoUring);
             return None;
         }
         libc::SYS_mount => {

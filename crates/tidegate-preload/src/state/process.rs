@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidegate::glob::{self, Filter};
+use tidegate::log::cover::Cause;
 use tidegate::log::{self, Log};
 
 use crate::sys::raw;
@@ -271,8 +272,8 @@ pub(crate) fn use_log(attached: Attached) {
 }
 
 /// This process cannot use the log, and writes what others have in it: as one that has given it up,
-/// for this cause in the supervisor's words.
-pub(crate) fn refuse_log(cause: &'static str) {
+/// for this cause.
+pub(crate) fn refuse_log(cause: Cause) {
     let _ = CAUSE.set(cause);
     GIVEN_UP.store(true, Ordering::SeqCst);
 }
@@ -366,14 +367,14 @@ pub(crate) fn pretend_given_up(is_given_up: bool) {
     GIVEN_UP.store(is_given_up, Ordering::SeqCst);
 }
 
-/// Why the log was given up, in the supervisor's words.
-pub(crate) fn cause() -> &'static str {
-    CAUSE.get().unwrap_or(&"rights")
+/// Returns why the log was given up.
+pub(crate) fn cause() -> Cause {
+    CAUSE.get().copied().unwrap_or(Cause::Rights)
 }
 
 static GIVEN_UP: AtomicBool = AtomicBool::new(false);
 /// Why the log was given up, for the supervisor.
-static CAUSE: OnceLock<&'static str> = OnceLock::new();
+static CAUSE: OnceLock<Cause> = OnceLock::new();
 
 /// Notes that this is a forked child: it has another number, and none of the other threads. Whether
 /// its thread had descriptors of its own.
@@ -414,7 +415,7 @@ const ENDED_TIMEOUT: Duration = Duration::from_secs(1);
 ///
 /// One thread does it. Another one that comes meanwhile waits, for a filter of system calls may be
 /// what it comes for.
-pub(crate) fn give_up(cause: &'static str, suspend: impl FnOnce()) {
+pub(crate) fn give_up(cause: Cause, suspend: impl FnOnce()) {
     match GIVING_UP.load(Ordering::SeqCst) {
         NOT_BEGUN if log().is_some() => give_up_first(cause, suspend),
         UNDER_WAY => {}
@@ -428,7 +429,7 @@ pub(crate) fn give_up(cause: &'static str, suspend: impl FnOnce()) {
 /// Gives the log up, unless another thread has begun to. Signals are blocked meanwhile: a handler
 /// could not wait for its own thread. The thread that comes second takes them again while it is a
 /// holder, for which the first one waits.
-fn give_up_first(cause: &'static str, suspend: impl FnOnce()) {
+fn give_up_first(cause: Cause, suspend: impl FnOnce()) {
     let Some(holder) = Holder::new() else { return };
     let _signals = SignalsBlocked::new();
     let order = Ordering::SeqCst;
@@ -445,7 +446,7 @@ fn give_up_first(cause: &'static str, suspend: impl FnOnce()) {
 /// A [`Holder`] is waited for: its lock is in a list of the C library that leads through the log's
 /// memory, or the kernel is to answer it still. Others find zeroes there: that no file has an
 /// entry.
-fn leave_log(cause: &'static str) {
+fn leave_log(cause: Cause) {
     let _ = CAUSE.set(cause);
     GIVEN_UP.store(true, Ordering::SeqCst);
     let at = ATTACHED.swap(ptr::null_mut(), Ordering::SeqCst);

@@ -32,7 +32,7 @@ struct Message {
 
 impl Message {
     /// A request about a process, or about none. What is `None`, or empty, is left out.
-    fn new(request: &str, process: Option<u32>, cause: Option<&str>, program: &str) -> Self {
+    fn new(request: &str, process: Option<u32>, cause: Option<Cause>, program: &str) -> Self {
         let mut message = Self { bytes: [0; MESSAGE_BYTES], len: 0 };
         // It fits: the longest of each have less than that.
         let _ = write!(message, "{{\"request\":\"{request}\"");
@@ -40,7 +40,7 @@ impl Message {
             let _ = write!(message, ",\"process\":{process}");
         }
         if let Some(cause) = cause {
-            let _ = write!(message, ",\"cause\":\"{cause}\"");
+            let _ = write!(message, ",\"cause\":\"{}\"", cause.word());
         }
         if !program.is_empty() {
             let _ = write!(message, ",\"program\":\"{program}\"");
@@ -87,7 +87,7 @@ pub(crate) fn announce() {
 pub(crate) fn tell_plain(cause: Cause) {
     let mut name = program_name();
     let len = name.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
-    tell(&Message::new("plain", None, Some(cause.word()), shown(&mut name[..len])));
+    tell(&Message::new("plain", None, Some(cause), shown(&mut name[..len])));
 }
 
 /// The name of this program in the kernel, with zeros behind it; all zeros where the kernel does
@@ -112,7 +112,7 @@ pub(crate) fn tell_trusted(program: &CStr) {
     tell(&Message::new(
         "plain",
         None,
-        Some(Cause::Trusted.word()),
+        Some(Cause::Trusted),
         name_of(program, &mut [0; NAME_BYTES]),
     ));
 }
@@ -147,7 +147,7 @@ fn shown(name: &mut [u8]) -> &str {
 /// Has all files leave the log, and none come back until `process` and what it starts have ended.
 /// Returns when that is so. The cause is one that the supervisor tells the user of, with the name
 /// of the program, or that of the process where the path of the program is empty.
-pub(crate) fn suspend(process: u32, cause: Option<&str>, program: &CStr) {
+pub(crate) fn suspend(process: u32, cause: Option<Cause>, program: &CStr) {
     let mut name = [0; NAME_BYTES];
     let message = Message::new("suspend", Some(process), cause, name_of(program, &mut name));
     if ask(&message, b"\"suspended\"") {
@@ -164,7 +164,7 @@ pub(crate) fn suspend(process: u32, cause: Option<&str>, program: &CStr) {
 pub(crate) fn suspend_session(cause: Cause) {
     const SESSION: u32 = 0;
     let _signals = SignalsBlocked::new();
-    suspend(SESSION, Some(cause.word()), c"");
+    suspend(SESSION, Some(cause), c"");
 }
 
 /// Takes back one [`suspend`] of `process`.
@@ -206,13 +206,13 @@ mod tests {
     #[test]
     fn the_longest_message_fits() {
         let name = "123456789012345";
-        let message = Message::new("suspend", Some(u32::MAX), Some("privileged_program"), name);
+        let message = Message::new("suspend", Some(u32::MAX), Some(Cause::PrivilegedProgram), name);
         let expected = format!(
             "{{\"request\":\"suspend\",\"process\":{},\"cause\":\"privileged_program\",\"program\":\"{name}\"}}",
             u32::MAX
         );
         assert_eq!(message.as_bytes(), expected.as_bytes());
-        let message = Message::new("plain", None, Some("synchronous"), "");
+        let message = Message::new("plain", None, Some(Cause::Synchronous), "");
         assert_eq!(message.as_bytes(), b"{\"request\":\"plain\",\"cause\":\"synchronous\"}");
     }
 

@@ -8,6 +8,8 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use tidegate::log::cover::Cause;
+
 use crate::state::{process, supervisor};
 use crate::sys::raw;
 use crate::sys::signals::SignalsBlocked;
@@ -24,7 +26,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Suspended {
     /// Has logging suspended. The cause is as for [`supervisor::suspend`].
-    pub(crate) fn new(cause: Option<&str>, program: &CStr) -> Self {
+    pub(crate) fn new(cause: Option<Cause>, program: &CStr) -> Self {
         locked(1, |_| supervisor::suspend(process::number(), cause, program));
         Self(())
     }

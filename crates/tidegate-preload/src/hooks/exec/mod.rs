@@ -25,9 +25,10 @@ use std::ffi::{CStr, c_char, c_int};
 use environment::Additions;
 pub(crate) use hooks::{execve, execveat};
 use program::{Judged, Verdict};
-pub(crate) use program::{OWN_CALLS, library_makes_own_calls, own_cause};
+pub(crate) use program::{library_makes_own_calls, own_cause};
 pub(crate) use session::remember;
 use session::{Session, strings};
+use tidegate::log::cover::Cause;
 
 use crate::covered::{metadata, unseen};
 use crate::state::suspended::Suspended;
@@ -113,7 +114,7 @@ fn starting(
 
 /// A program for whose life logging is suspended.
 struct Suspension<'a> {
-    cause: Option<&'static str>,
+    cause: Option<Cause>,
     program: &'a CStr,
 }
 
@@ -121,7 +122,7 @@ struct Suspension<'a> {
 fn suspension_for<'a>(program: &Program<'a>, judged: &Judged) -> Option<Suspension<'a>> {
     let program = program.path;
     if judged.verdict == Verdict::Preloaded {
-        let cause = Some("hidden_log");
+        let cause = Some(Cause::HiddenLog);
         return (!process::can_find_log()).then_some(Suspension { cause, program });
     }
     if judged.is_trusted {
@@ -198,7 +199,7 @@ fn starting_shell<R>(start: impl FnOnce() -> R) -> R {
     let (Some(_), Some(session)) = (process::log(), Session::get()) else { return start() };
     if additions(session, true).needed_bytes(session::environment()).is_some() {
         // The program has cleared its environment: the shell runs alone, for how long is not known.
-        supervisor::suspend(process::number(), Some("dropped_library"), c"");
+        supervisor::suspend(process::number(), Some(Cause::DroppedLibrary), c"");
     }
     start()
 }

@@ -6,6 +6,7 @@ use std::ffi::{CStr, c_char, c_int, c_long};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tidegate::log::ProgramVersion;
+use tidegate::log::cover::Cause;
 use tidegate_interpose::image::{self, HEAD_BYTES, Image};
 use tidegate_interpose::own_calls;
 
@@ -33,8 +34,8 @@ pub(super) enum Verdict {
 /// A program, judged.
 pub(super) struct Judged {
     pub(super) verdict: Verdict,
-    /// Why it runs without the library, in the supervisor's words, as far as that is known.
-    pub(super) cause: Option<&'static str>,
+    /// Why it runs without the library, as far as that is known.
+    pub(super) cause: Option<Cause>,
     /// The user trusts it, or the interpreter that runs it, to change no file that is synced.
     pub(super) is_trusted: bool,
 }
@@ -69,10 +70,10 @@ pub(super) fn judge(directory: c_int, path: &CStr, flags: c_int) -> Judged {
 }
 
 /// A verdict, and why a program runs without the library.
-type Why = (Verdict, Option<&'static str>);
+type Why = (Verdict, Option<Cause>);
 
 const MISSING: Why = (Verdict::Missing, None);
-const PRIVILEGED: Why = (Verdict::Alone, Some("privileged_program"));
+const PRIVILEGED: Why = (Verdict::Alone, Some(Cause::PrivilegedProgram));
 
 fn unopened(error: raw::Errno) -> Why {
     // A program may be executable and not readable.
@@ -114,12 +115,12 @@ fn judge_opened(opened: &Opened, interpreter: &mut PathBuffer) -> Result<Why, In
     }
 }
 
-fn cause_of(image: &Image) -> Option<&'static str> {
+fn cause_of(image: &Image) -> Option<Cause> {
     match image {
-        Image::Static => Some("static_program"),
-        Image::Go => Some("go_program"),
-        Image::OtherLibc => Some("other_libc"),
-        Image::OtherMachine => Some("other_machine"),
+        Image::Static => Some(Cause::StaticProgram),
+        Image::Go => Some(Cause::GoProgram),
+        Image::OtherLibc => Some(Cause::OtherLibc),
+        Image::OtherMachine => Some(Cause::OtherMachine),
         Image::Dynamic | Image::Malformed | Image::Script(_) | Image::Text => None,
     }
 }
@@ -127,7 +128,7 @@ fn cause_of(image: &Image) -> Option<&'static str> {
 /// Why the system calls of this process are not seen though it has the library, if that is so: a
 /// program that runs without the library may have started it, or it makes calls of its own, which
 /// is looked for only here. Nothing of the program has run yet.
-pub(crate) fn own_cause(attached: Option<&Attached>) -> Option<&'static str> {
+pub(crate) fn own_cause(attached: Option<&Attached>) -> Option<Cause> {
     let Ok(opened) = Opened::open(libc::AT_FDCWD, c"/proc/self/exe", libc::O_RDONLY) else {
         return PRIVILEGED.1;
     };
@@ -138,12 +139,8 @@ pub(crate) fn own_cause(attached: Option<&Attached>) -> Option<&'static str> {
         makes_own_calls(attached, &opened, head)
             || objects::all().iter().any(|object| library_makes_own_calls(attached, &object.path))
     };
-    cause.or_else(|| attached.is_some_and(has_own_calls).then_some(OWN_CALLS))
+    cause.or_else(|| attached.is_some_and(has_own_calls).then_some(Cause::OwnCalls))
 }
-
-/// The cause of a program that makes system calls of its own, or has a library that does, in the
-/// supervisor's words.
-pub(crate) const OWN_CALLS: &str = "own_calls";
 
 /// Whether the library at this path makes system calls of its own that the user does not trust. One
 /// that is not there any more may.
