@@ -60,7 +60,8 @@ pub enum RunFault {
 
 /// What programs saw at one moment.
 struct Moment {
-    names: u64,
+    /// How many changes of names there were.
+    names: usize,
     files: Vec<Vec<u8>>,
 }
 
@@ -168,7 +169,8 @@ impl Life {
             Ok(Known { entry: entry.map_err(text)?, synced_at: 0 })
         });
         let files = files.collect::<Result<Vec<_>, String>>()?;
-        let (kernel, twin) = (Kernel::new(FILES), Kernel::new(FILES));
+        let kernel = Kernel::new(true, FILES, &[]);
+        let twin = kernel.clone();
         let (moments, late, steps) = (Vec::new(), None, Vec::new());
         let mut life =
             Self { region, log, file_system, kernel, twin, files, moments, late, fault, steps };
@@ -179,7 +181,7 @@ impl Life {
     /// Notes what programs see now.
     fn note(&mut self) {
         let files = (0..FILES).map(|file| self.kernel.bytes(file).to_vec()).collect();
-        self.moments.push(Moment { names: self.kernel.names(), files });
+        self.moments.push(Moment { names: self.kernel.changes(), files });
     }
 
     /// Something that a program, the kernel or the supervisor does.
@@ -214,8 +216,8 @@ impl Life {
             11 => {
                 self.steps.push("rename".into());
                 self.log.note_change(self.file_system);
-                self.kernel.rename();
-                self.twin.rename();
+                self.kernel.change_other();
+                self.twin.change_other();
                 self.log.note_change(self.file_system);
             }
             12 => {
@@ -229,8 +231,8 @@ impl Life {
             }
             _ => {
                 self.steps.push(format!("write back {file} {page}"));
-                self.kernel.write_back(file, page);
-                self.twin.write_back(file, page);
+                self.kernel.write_back_page(file, page);
+                self.twin.write_back_page(file, page);
             }
         }
         self.note();
@@ -336,7 +338,7 @@ impl Life {
             // Before the pages, too: they wait for the commit of a new size.
             self.twin.commit();
         }
-        (0..PAGES).for_each(|page| self.twin.write_back(file, page));
+        self.twin.write_back(file);
         if commits {
             self.twin.commit();
         }
@@ -493,14 +495,14 @@ impl Life {
     }
 
     fn judge(&self) -> Result<(), String> {
-        let (names, least) = (self.kernel.names(), self.twin.names_on_disk());
+        let (names, least) = (self.kernel.changes(), self.twin.committed);
         if names < least {
             return Err(format!("names {names} are older than what was promised, {least}"));
         }
         (0..FILES).try_for_each(|file| self.judge_file(file, names))
     }
 
-    fn judge_file(&self, file: usize, names: u64) -> Result<(), String> {
+    fn judge_file(&self, file: usize, names: usize) -> Result<(), String> {
         let found = self.kernel.bytes(file);
         let since = &self.moments[self.files[file].synced_at.min(self.moments.len() - 1)..];
         let sizes = || since.iter().map(|moment| moment.files[file].len());

@@ -7,13 +7,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::kernel::{Inode, Kernel, Slot, Tree};
+use crate::files::{Inode, Kernel, Slot, Tree};
 
 /// What the history says of files, beside the twin.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
     /// The version that the last acknowledged sync has promised.
-    pub(super) synced: BTreeMap<Inode, usize>,
+    pub(super) synced: BTreeMap<Inode, u8>,
     /// Files whose existence some sync has promised.
     pub(super) existing: BTreeSet<Inode>,
     /// Number of changes when the file was first written.
@@ -74,7 +74,7 @@ impl Judge<'_> {
         self.objection_to_content(prefix, expected, self.found.version(inode))
     }
 
-    fn objection_to_content(&self, prefix: usize, inode: Inode, found: usize) -> Option<String> {
+    fn objection_to_content(&self, prefix: usize, inode: Inode, found: u8) -> Option<String> {
         let replaced = self.twin.replacing.iter();
         let replaced = replaced.filter(|it| it.inode == inode && it.change <= prefix);
         let least = replaced.map(|it| it.version).max().unwrap_or(0);

@@ -12,8 +12,8 @@ use tidegate::log::cover::{
     leaves_unrecorded, may_record_name, may_replace, may_unseal, stands_for_sync, stays_by_sync,
 };
 
-use super::kernel::{Inode, Kernel, Slot};
 use super::{NamesFault, directory_of};
+use crate::files::{Inode, Kernel, Slot};
 
 /// A change of names among covered files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl NameChange {
 pub(super) struct Made {
     pub(super) slot: Slot,
     pub(super) mode: usize,
-    pub(super) version: usize,
+    pub(super) version: u8,
     /// When the slot's directory was changed last, as far as the program could see.
     pub(super) directory_changed_at: usize,
 }
@@ -52,7 +52,7 @@ pub(super) enum Record {
     /// The file was made durable by a real sync; the log answers for it from now on.
     Cover { inode: Inode },
     /// Bytes of a covered file; the first ones make it grow.
-    Write { inode: Inode, version: usize, grows: bool },
+    Write { inode: Inode, version: u8, grows: bool },
     /// What grew before is promised.
     Mark { inode: Inode },
     /// A change of the names of a covered file, and how many names it has after that.
@@ -77,7 +77,7 @@ struct Known {
     /// A stream is open on it.
     is_pinned: bool,
     /// What a record has of it that was made while a stream was open.
-    sealed_version: usize,
+    sealed_version: u8,
     is_written: bool,
     /// A record has changed its names or attributes since its last sync; the next one would commit
     /// that.
@@ -198,7 +198,7 @@ impl Library {
     }
 
     /// To be called before the kernel's write.
-    pub(super) fn write(&mut self, both: &mut Both, inode: Inode, version: usize) {
+    pub(super) fn write(&mut self, both: &mut Both, inode: Inode, version: u8) {
         self.break_seal(both, inode);
         let kernel = &both.kernel;
         let (change, grows) = (kernel.changes(), kernel.version(inode) == 0);

@@ -6,7 +6,6 @@
 //! recovery runs, interrupted at random, and what it leaves must be a state that the twin could
 //! have left. The rules are in docs/decisions/run-logs-what-was-synced.md.
 //!
-//! - `kernel.rs`: names, a page cache, a journal;
 //! - `library.rs`: which syncs the log answers, and its records;
 //! - `recovery.rs`: what is made of the records;
 //! - `judge.rs`: which states are allowed.
@@ -16,7 +15,6 @@
 //! that remove one of two names or take a name that the log knows.
 
 mod judge;
-mod kernel;
 mod library;
 mod recovery;
 
@@ -25,12 +23,14 @@ use std::collections::BTreeSet;
 use tidegate::log::cover::Sync;
 
 use self::judge::{Facts, judge};
-use self::kernel::{DIRECTORIES, INITIAL_FILES, Inode, Kernel, NAMES, Slot, directory_of};
 use self::library::{Both, Called, Library, NameChange};
 use self::recovery::{Pool, Recovery};
+use crate::files::{DIRECTORIES, Inode, Kernel, NAMES, Slot, directory_of};
 use crate::random::Random;
 
 const STEPS: usize = 24;
+/// The files that there are at first; each has the content of version 1.
+const INITIAL_FILES: usize = 2;
 /// Slots that programs of the tree use.
 const SLOTS: usize = (DIRECTORIES - 1) * NAMES;
 
@@ -85,7 +85,8 @@ struct Life {
     both: Both,
     library: Library,
     facts: Facts,
-    version: usize,
+    /// The last version: a byte, which is all of a file that was written.
+    version: u8,
     /// Files that an outsider has given another name: the tree only unlinks those.
     moved: BTreeSet<Inode>,
     /// What was done, for the report of a failure.
@@ -98,7 +99,7 @@ struct Life {
 /// What a kernel with real syncs could not have left, in words.
 pub fn play(seed: u64, fault: NamesFault) -> Result<(), String> {
     let mut random = Random::new(seed);
-    let kernel = Kernel::new(random.one_in(2));
+    let kernel = Kernel::new(random.one_in(2), INITIAL_FILES, &[1]);
     let both = Both { twin: kernel.clone(), kernel };
     let mut life = Life {
         both,
@@ -234,8 +235,8 @@ impl Life {
         self.change_content(inode, self.version);
     }
 
-    fn change_content(&mut self, inode: Inode, version: usize) {
-        self.both.each(|kernel| kernel.write(inode, version));
+    fn change_content(&mut self, inode: Inode, version: u8) {
+        self.both.each(|kernel| kernel.write(inode, 0, &[version]));
         let changes = self.both.twin.changes();
         let first = if inode < INITIAL_FILES { 0 } else { changes };
         self.facts.written_at.entry(inode).or_insert(first);

@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 
 use tidegate::log::recover::{Decisions, DiskNames, NameFact, NameStories, Source};
 
-use super::kernel::{Inode, Kernel, Slot, Tree};
 use super::library::{Made, NameChange, Record};
 use super::{NamesFault, directory_of};
+use crate::files::{Inode, Kernel, Slot, Tree};
 use crate::random::Random;
 
 /// What recovery will do.
@@ -20,7 +20,7 @@ struct Plan {
     decisions: Decisions<Slot, Inode>,
     made: BTreeMap<Inode, Made>,
     modes: BTreeMap<Inode, usize>,
-    versions: BTreeMap<Inode, usize>,
+    versions: BTreeMap<Inode, u8>,
 }
 
 /// The pool: what of it outlives a power cut.
@@ -36,9 +36,9 @@ pub(super) struct Pool {
 #[derive(Debug, Default)]
 struct Stories {
     made: BTreeMap<Inode, Made>,
-    versions: BTreeMap<Inode, usize>,
+    versions: BTreeMap<Inode, u8>,
     /// What files hold if their growth counts; a mark says so, or the disk.
-    grown: BTreeMap<Inode, usize>,
+    grown: BTreeMap<Inode, u8>,
     names: NameStories<Slot, Inode>,
 }
 
@@ -223,7 +223,7 @@ impl Recovery<'_> {
             if self.fault == NamesFault::NamedBeforeWhole {
                 let mut made_as = 0;
                 self.call(|kernel| made_as = kernel.make_empty(*inode, made.mode))?;
-                self.call(|kernel| kernel.write(made_as, version))?;
+                self.call(|kernel| kernel.write(made_as, 0, &[version]))?;
                 self.call(|kernel| {
                     kernel.sync(made_as, false);
                 })?;
@@ -242,7 +242,7 @@ impl Recovery<'_> {
         }
         let exists = |inode: &Inode| plan.decisions.files.get(inode) != Some(&Source::Log);
         for (inode, version) in plan.versions.iter().filter(|(inode, _)| exists(inode)) {
-            self.call(|kernel| kernel.write(*inode, *version))?;
+            self.call(|kernel| kernel.write(*inode, 0, &[*version]))?;
             self.call(|kernel| {
                 kernel.sync(*inode, false);
             })?;
