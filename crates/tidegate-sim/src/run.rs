@@ -18,9 +18,10 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use tidegate::log::cover::{
-    BeginAction, BeginFacts, CutAction, LeaveAction, Sync, SyncAction, SyncFacts, SyncLookups,
-    SyncedState, WriteAction, WriteExtent, WriteFacts, change_of_cut, decide_begin, decide_cut,
-    decide_leave, decide_record, decide_sync, decide_write, is_watched,
+    AdmissionFacts, BeginAction, BeginFacts, CutAction, LeaveAction, Place, Sync, SyncAction,
+    SyncFacts, SyncLookups, SyncedState, WriteAction, WriteExtent, WriteFacts, change_of_cut,
+    decide_admission, decide_begin, decide_cut, decide_leave, decide_record, decide_sync,
+    decide_write, is_overwritten_in_place, is_watched, splits_sync,
 };
 use tidegate::log::recover::{ApplyOptions, Payload, Planner, Recovered, apply, recover_pool};
 use tidegate::log::{
@@ -56,6 +57,46 @@ pub enum RunFault {
     MarkWhilePending,
     /// A file that was cut grows in the log while names are pending.
     GrowthAfterCut,
+    /// A file goes on in the log when another one is made of its blocks.
+    CoveredWhileShared,
+    /// A file is covered as one that is overwritten in place, though its blocks are shared.
+    SharedTakenForDense,
+    /// The `fsync` of a file that was read, and not written, is answered while names are pending.
+    ReadNotCommitted,
+    /// A file is covered while the program writes in ways that no hook sees.
+    AdmittedThoughUnseen,
+    /// A file whose data is journaled is taken for one that is overwritten in place.
+    JournaledTakenForInPlace,
+    /// A write to the position of a descriptor with `O_DSYNC` is made by another descriptor.
+    SplitAtPosition,
+}
+
+/// Steps that a history has beside writes, cuts, syncs and changes of names. One kind at a time:
+/// together they would make the rare orders of the others rarer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extra {
+    /// None.
+    Nothing,
+    /// Files share blocks, and are read.
+    Shared,
+    /// The program writes in ways that no hook sees.
+    Unseen,
+    /// Writes by descriptors with `O_DSYNC`, and a file whose data is journaled.
+    Synchronous,
+}
+
+impl RunFault {
+    /// Returns the steps that the fault shows in.
+    pub fn extra(self) -> Extra {
+        match self {
+            Self::CoveredWhileShared | Self::SharedTakenForDense | Self::ReadNotCommitted => {
+                Extra::Shared
+            }
+            Self::AdmittedThoughUnseen => Extra::Unseen,
+            Self::JournaledTakenForInPlace | Self::SplitAtPosition => Extra::Synchronous,
+            _ => Extra::Nothing,
+        }
+    }
 }
 
 /// What programs saw at one moment.
@@ -88,6 +129,9 @@ struct Life {
     files: Vec<Known>,
     moments: Vec<Moment>,
     late: Option<Late>,
+    extra: Extra,
+    /// The program writes in ways that no hook sees.
+    writes_unseen: bool,
     fault: RunFault,
     /// What was done, for the report of a failure.
     steps: Vec<String>,
@@ -97,20 +141,21 @@ struct Life {
 ///
 /// # Errors
 /// What a kernel with real syncs could not have left, in words.
-pub fn play(seed: u64, fault: RunFault) -> Result<(), String> {
+pub fn play(seed: u64, extra: Extra, fault: RunFault) -> Result<(), String> {
     let mut random = Random::new(seed);
-    let mut life = Life::begin(fault)?;
+    let mut life = Life::begin(extra, fault)?;
     let steps = random.below(STEPS) + 1;
     for _ in 1..steps {
         life.step(&mut random)?;
     }
     let before = bytes_of(&life.region)?;
-    let (head, kernel) = (life.log.head(), life.kernel.clone());
+    let (head, kernel, promised) = (life.log.head(), life.kernel.clone(), life.promised());
     life.step(&mut random)?;
     // The kernel makes a write only after the fence of its record: the cut comes before that fence,
     // where any words of the record may be missing, or between both, or after both.
     if random.one_in(2) && life.is_one_write(head) {
         life.kernel = kernel;
+        life.promise(promised);
         if random.one_in(2) {
             life.tear(&before, &mut random)?;
         }
@@ -118,7 +163,7 @@ pub fn play(seed: u64, fault: RunFault) -> Result<(), String> {
     life.kernel.write_back_some(&mut random);
     life.recover(&mut random)?;
     life.judge().map_err(|what| {
-        format!("seed {seed:#x}, {fault:?}: {what}, after {}", life.steps.join(", "))
+        format!("seed {seed:#x}, {extra:?}, {fault:?}: {what}, after {}", life.steps.join(", "))
     })
 }
 
@@ -155,7 +200,7 @@ fn begin<'g>(guard: &'g FileGuard<'_>, file: usize) -> Result<Ticket<'g>, String
 }
 
 impl Life {
-    fn begin(fault: RunFault) -> Result<Self, String> {
+    fn begin(extra: Extra, fault: RunFault) -> Result<Self, String> {
         let region = Arc::new(Region::anonymous(POOL_BYTES.next_multiple_of(4096)).map_err(text)?);
         create(&region, &log_options(3)).map_err(text)?;
         let pool = LogPool::open(Arc::clone(&region)).map_err(text)?;
@@ -169,35 +214,76 @@ impl Life {
             Ok(Known { entry: entry.map_err(text)?, synced_at: 0 })
         });
         let files = files.collect::<Result<Vec<_>, String>>()?;
-        let kernel = Kernel::new(true, FILES, &[]);
+        let mut kernel = Kernel::new(true, FILES, &[]);
+        if extra == Extra::Synchronous {
+            kernel.journal_data(0);
+        }
         let twin = kernel.clone();
         let (moments, late, steps) = (Vec::new(), None, Vec::new());
-        let mut life =
-            Self { region, log, file_system, kernel, twin, files, moments, late, fault, steps };
+        let writes_unseen = false;
+        let mut life = Self {
+            region,
+            log,
+            file_system,
+            kernel,
+            twin,
+            files,
+            moments,
+            late,
+            extra,
+            writes_unseen,
+            fault,
+            steps,
+        };
         life.note();
         Ok(life)
     }
 
     /// Notes what programs see now.
     fn note(&mut self) {
-        let files = (0..FILES).map(|file| self.kernel.bytes(file).to_vec()).collect();
-        self.moments.push(Moment { names: self.kernel.changes(), files });
+        let files = (0..FILES).map(|file| self.twin.bytes(file).to_vec()).collect();
+        self.moments.push(Moment { names: self.twin.changes(), files });
+    }
+
+    /// Returns the names and, for each file, the moment that syncs have promised.
+    fn promised(&self) -> (usize, [usize; FILES]) {
+        (self.twin.committed, std::array::from_fn(|file| self.files[file].synced_at))
+    }
+
+    /// Takes promises back to these: the power cut came before a later sync had returned.
+    fn promise(&mut self, (names, synced_at): (usize, [usize; FILES])) {
+        self.twin.committed = names;
+        self.files.iter_mut().zip(synced_at).for_each(|(file, at)| file.synced_at = at);
+    }
+
+    /// Makes a change that no hook sees, in both kernels.
+    fn each(&mut self, change: impl Fn(&mut Kernel)) {
+        change(&mut self.kernel);
+        change(&mut self.twin);
+    }
+
+    /// Picks a write: its first byte, and its bytes.
+    fn pick_write(&self, file: usize, random: &mut Random) -> (usize, Vec<u8>) {
+        let offset = random.below(PAGES * PAGE_BYTES - 1);
+        let len = random.below((PAGES * PAGE_BYTES - offset).min(90)) + 1;
+        let data = vec![random.below(255).to_le_bytes()[0] + 1; len];
+        // Mostly at the end, as files grow.
+        let end = self.kernel.bytes(file).len();
+        let fits = end + len <= PAGES * PAGE_BYTES && random.one_in(2);
+        (if fits { end } else { offset }, data)
     }
 
     /// Something that a program, the kernel or the supervisor does.
     fn step(&mut self, random: &mut Random) -> Result<(), String> {
-        let (file, page) = (random.below(FILES), random.below(PAGES));
-        match random.below(16) {
+        // What is wrong with shared blocks shows in long orders of steps about one file.
+        let files = if self.extra == Extra::Shared { 1 } else { FILES };
+        let (file, page) = (random.below(files), random.below(PAGES));
+        let kinds = if self.extra == Extra::Nothing { 16 } else { 20 };
+        match random.below(kinds) {
             0..6 => {
-                let offset = random.below(PAGES * PAGE_BYTES - 1);
-                let len = random.below((PAGES * PAGE_BYTES - offset).min(90)) + 1;
-                let data = vec![random.below(255).to_le_bytes()[0] + 1; len];
-                // Mostly at the end, as files grow.
-                let end = self.kernel.bytes(file).len();
-                let fits = end + len <= PAGES * PAGE_BYTES && random.one_in(2);
-                let offset = if fits { end } else { offset };
-                self.steps.push(format!("write {file} {offset}+{len} of {}", data[0]));
-                self.write(file, offset, &data)?;
+                let (offset, data) = self.pick_write(file, random);
+                self.steps.push(format!("write {file} {offset}+{} of {}", data.len(), data[0]));
+                self.write(file, (offset, offset), &data)?;
             }
             6 => {
                 let size = random.below(PAGES * PAGE_BYTES);
@@ -216,26 +302,57 @@ impl Life {
             11 => {
                 self.steps.push("rename".into());
                 self.log.note_change(self.file_system);
-                self.kernel.change_other();
-                self.twin.change_other();
+                self.each(Kernel::change_other);
                 self.log.note_change(self.file_system);
             }
             12 => {
                 self.steps.push("commit".into());
-                self.kernel.commit();
-                self.twin.commit();
+                self.each(Kernel::commit);
             }
             13 => {
                 self.steps.push("clean".into());
                 self.clean()?;
             }
+            16.. => self.step_extra(file, random)?,
             _ => {
                 self.steps.push(format!("write back {file} {page}"));
-                self.kernel.write_back_page(file, page);
-                self.twin.write_back_page(file, page);
+                self.each(|kernel| kernel.write_back_page(file, page));
             }
         }
         self.note();
+        Ok(())
+    }
+
+    /// A step that only some histories have.
+    fn step_extra(&mut self, file: usize, random: &mut Random) -> Result<(), String> {
+        let (offset, data) = self.pick_write(file, random);
+        let write = format!("{file} {offset}+{} of {}", data.len(), data[0]);
+        let is_first = random.one_in(2);
+        match self.extra {
+            Extra::Nothing => {}
+            Extra::Shared if is_first => {
+                self.steps.push(format!("share {file}"));
+                self.share(file)?;
+            }
+            Extra::Shared => {
+                self.steps.push(format!("read {file}"));
+                self.each(|kernel| kernel.read(file));
+            }
+            Extra::Unseen if is_first => {
+                self.steps.push("begin or end unseen writes".into());
+                self.toggle_unseen()?;
+            }
+            Extra::Unseen => {
+                if self.writes_unseen {
+                    self.steps.push(format!("unseen write {write}"));
+                    self.each(|kernel| kernel.write(file, offset, &data));
+                }
+            }
+            Extra::Synchronous => {
+                self.steps.push(format!("synchronous write {write}, at a place {is_first}"));
+                self.write_synchronous(file, (offset, !is_first), &data)?;
+            }
+        }
         Ok(())
     }
 
@@ -268,7 +385,13 @@ impl Life {
         Ok(())
     }
 
-    fn write(&mut self, file: usize, offset: usize, data: &[u8]) -> Result<(), String> {
+    /// Writes to a byte of the file; the second one is where the library has the kernel write.
+    fn write(
+        &mut self,
+        file: usize,
+        (offset, at): (usize, usize),
+        data: &[u8],
+    ) -> Result<(), String> {
         self.append_late()?;
         let guard = self.lock(file)?;
         let write = WriteExtent::of(&guard, offset as u64, data.len() as u64);
@@ -289,8 +412,31 @@ impl Life {
             }
             WriteAction::Record => self.append(file, &write, data)?,
         }
-        self.kernel.write(file, offset, data);
+        self.kernel.write(file, at, data);
         self.twin.write(file, offset, data);
+        Ok(())
+    }
+
+    /// Writes by a descriptor with `O_DSYNC`.
+    fn write_synchronous(
+        &mut self,
+        file: usize,
+        (offset, to_position): (usize, bool),
+        data: &[u8],
+    ) -> Result<(), String> {
+        let is_told = !to_position || self.fault == RunFault::SplitAtPosition;
+        let place = if is_told { Place::At(offset as u64) } else { Place::Current };
+        if splits_sync(place, false, || false) {
+            // The position of another descriptor is its own.
+            let at = if to_position { 0 } else { offset };
+            self.write(file, (offset, at), data)?;
+            return self.sync(file, true);
+        }
+        self.write(file, (offset, offset), data)?;
+        self.append_late()?;
+        self.twin.sync(file, true);
+        self.sync_really(file, true);
+        self.files[file].synced_at = self.moments.len();
         Ok(())
     }
 
@@ -327,6 +473,25 @@ impl Life {
         Ok(())
     }
 
+    /// Makes another file of the file's blocks.
+    fn share(&mut self, file: usize) -> Result<(), String> {
+        self.append_late()?;
+        if self.fault != RunFault::CoveredWhileShared {
+            self.leave(file)?;
+        }
+        self.log.note_change(self.file_system);
+        self.each(|kernel| kernel.share(file));
+        self.log.note_change(self.file_system);
+        Ok(())
+    }
+
+    /// Begins to write in ways that no hook sees, for which all files leave, or ends that.
+    fn toggle_unseen(&mut self) -> Result<(), String> {
+        self.append_late()?;
+        self.writes_unseen = !self.writes_unseen;
+        if self.writes_unseen { (0..FILES).try_for_each(|file| self.leave(file)) } else { Ok(()) }
+    }
+
     /// A real sync of a file, which the program may not have asked for. To the twin the same
     /// happens as from outside: a kernel may write back and commit at any moment, and a later sync
     /// of the program then finds nothing to commit. What it did not commit stays so there.
@@ -358,8 +523,33 @@ impl Life {
         self.lock(file)?.end_story().map_err(text)
     }
 
+    /// Returns whether an overwrite of the file changes its bytes and times alone.
+    fn is_in_place(&self, file: usize) -> bool {
+        let is_asked = self.fault != RunFault::JournaledTakenForInPlace;
+        let flags = || is_asked.then(|| self.kernel.flags(file));
+        is_overwritten_in_place(0o644, || false, flags, || None)
+    }
+
+    /// Returns whether a sync of a plain file admits it.
+    fn is_admitted(&self, file: usize) -> bool {
+        let is_told = self.fault != RunFault::AdmittedThoughUnseen;
+        let facts = AdmissionFacts {
+            syncs: 1,
+            cover_after: 1,
+            every_write: false,
+            is_suspended: self.log.is_suspended(),
+            writes_unseen: self.writes_unseen && is_told,
+            is_direct: false,
+            is_pinned: false,
+        };
+        decide_admission(&facts, || true, || false).is_ok() && self.is_in_place(file)
+    }
+
     /// The first half of an admission: from now on writes are logged.
     fn begin_story(&mut self, file: usize) -> Result<(), String> {
+        if !self.is_admitted(file) {
+            return Ok(());
+        }
         let guard = self.lock(file)?;
         let action = decide_begin(&BeginFacts::of(&guard));
         drop(guard);
@@ -379,7 +569,8 @@ impl Life {
 
     fn cover(&mut self, file: usize, synced_from: u64) -> Result<(), String> {
         let size = self.kernel.bytes(file).len() as u64;
-        let is_dense = self.kernel.written(file).contain(0..size);
+        let is_shared = self.kernel.is_shared(file) && self.fault != RunFault::SharedTakenForDense;
+        let is_dense = self.kernel.written(file).contain(0..size) && !is_shared;
         let guard = self.lock(file)?;
         let state = CoverState { unlogged: guard.unlogged(), synced_from, size, is_dense };
         let covers = definition(file)?;
@@ -389,14 +580,15 @@ impl Life {
     fn sync(&mut self, file: usize, data_only: bool) -> Result<(), String> {
         self.twin.sync(file, data_only);
         let wanted = if data_only { Sync::Data } else { Sync::All };
-        let lookups = SyncLookups {
-            is_in_place: || true,
-            is_resized: || false,
-            is_pending: || self.is_pending() && self.fault != RunFault::MarkWhilePending,
-        };
         let facts = SyncFacts::of(&self.lock(file)?);
+        let is_seen = self.fault != RunFault::ReadNotCommitted || facts.was_written;
+        let lookups = SyncLookups {
+            is_in_place: || self.is_in_place(file),
+            is_resized: || false,
+            is_pending: || self.is_pending() && self.fault != RunFault::MarkWhilePending && is_seen,
+        };
         match decide_sync(wanted, &facts, &lookups) {
-            SyncAction::Plain => self.admit(file)?,
+            SyncAction::Plain => self.sync_plain(file, data_only)?,
             SyncAction::Real(_) => self.sync_covered(file)?,
             SyncAction::Leave(_) => {
                 self.sync_really(file, false);
@@ -417,7 +609,11 @@ impl Life {
         Ok(())
     }
 
-    fn admit(&mut self, file: usize) -> Result<(), String> {
+    fn sync_plain(&mut self, file: usize, data_only: bool) -> Result<(), String> {
+        if !self.is_admitted(file) {
+            self.sync_really(file, data_only);
+            return Ok(());
+        }
         self.begin_story(file)?;
         let synced_from = self.log.head();
         self.sync_really(file, false);

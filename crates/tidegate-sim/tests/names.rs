@@ -6,9 +6,9 @@
 use tidegate_sim::names::{NamesFault, play};
 use tidegate_sim::random::seeds;
 
-const HISTORIES: usize = 8000;
-/// The rarest fault shows in one history of some 20,000.
-const HISTORIES_FOR_A_FAULT: usize = 100_000;
+const HISTORIES: usize = 16_000;
+/// The rarest fault shows in one history of some 40,000.
+const HISTORIES_FOR_A_FAULT: usize = 200_000;
 
 #[test]
 fn p0_p1_names_are_as_a_kernel_with_real_syncs_could_leave_them() {
@@ -53,6 +53,9 @@ planted! {
     p1_with_a_file_that_leaves_unsynced: LeftUnsynced;
     p1_with_a_seal_that_is_ignored: SealIgnored;
     p1_with_a_file_covered_without_what_its_stream_wrote: UnsealedUnseen;
+    p1_with_a_mapped_file_recorded: MadeThoughMapped;
+    p1_with_a_file_recorded_though_its_writes_are_not_seen: MadeThoughUnseen;
+    p0_with_a_file_recorded_that_has_more_than_a_record_says: MadeThoughSpecial;
     p1_with_a_directory_answered_despite_a_creation: DirectoryIgnoresCreation;
     p1_with_records_retired_before_the_commit: RetiredWithoutCommit;
     p0_with_an_unlinked_file_made_again: UnlinkIgnored;

@@ -9,6 +9,10 @@
 //! if the file needs it. A crash keeps what was committed, and bytes that were overwritten in
 //! place.
 //!
+//! A page whose block another file has too, as on XFS, is given a new block instead of being
+//! overwritten in place. The pages of a file whose data is journaled wait for the commit, too. A
+//! read may put the inode into the journal, for its time of access.
+//!
 //! - `mod.rs`: bytes, sizes, the journal, syncs;
 //! - `tree.rs`: names and attributes;
 //! - `mounted.rs`: the files as recovery opens them.
@@ -25,6 +29,8 @@ use self::tree::Replacing;
 pub(crate) use self::tree::{DIRECTORIES, NAMES, Slot, Tree, directory_of};
 use crate::random::Random;
 
+/// Flag of an inode whose data goes through the journal, as `FS_IOC_GETFLAGS` says it.
+const FS_JOURNAL_DATA_FL: u32 = 0x4000;
 /// Bytes of a page.
 pub(crate) const PAGE_BYTES: usize = 64;
 
@@ -82,6 +88,10 @@ struct File {
     bytes: Vec<u8>,
     /// Pages that are to be written back.
     dirty: BTreeSet<usize>,
+    /// Pages whose blocks another file has too, until a new block of them is committed.
+    shared: BTreeSet<usize>,
+    /// The flags of the inode.
+    flags: u32,
     uncommitted: Uncommitted,
     disk: OnDisk,
 }
@@ -89,6 +99,12 @@ struct File {
 impl File {
     fn change(&mut self, kind: Uncommitted) {
         self.uncommitted = self.uncommitted.max(kind);
+    }
+
+    /// Returns whether a page that is written back is in the journal until the next commit.
+    fn is_journaled(&self, page: usize) -> bool {
+        let is_in_place = self.disk.pages.contains_key(&page) && !self.shared.contains(&page);
+        !is_in_place || self.flags & FS_JOURNAL_DATA_FL != 0
     }
 
     fn cached_page(&self, page: usize) -> Page {
@@ -120,7 +136,7 @@ impl File {
             let len = disk.size.saturating_sub(start).min(PAGE_BYTES);
             bytes[start.min(disk.size)..][..len].copy_from_slice(&content[..len]);
         }
-        *self = Self { bytes, disk, ..Self::default() };
+        *self = Self { bytes, disk, flags: self.flags, ..Self::default() };
     }
 }
 
@@ -195,8 +211,37 @@ impl Kernel {
         let file = self.file(inode);
         file.bytes.resize(size, 0);
         file.dirty.split_off(&size.div_ceil(PAGE_BYTES));
+        file.shared.split_off(&size.div_ceil(PAGE_BYTES));
         file.change(Uncommitted::Metadata);
         self.journal.push(Change::SetSize { file: inode, size });
+    }
+
+    /// Has the file's data journaled from now on.
+    pub(crate) fn journal_data(&mut self, inode: Inode) {
+        self.file(inode).flags |= FS_JOURNAL_DATA_FL;
+    }
+
+    /// Returns the flags of an inode.
+    pub(crate) fn flags(&self, inode: Inode) -> u32 {
+        self.files.get(&inode).map_or(0, |file| file.flags)
+    }
+
+    /// Makes another file of the blocks of this one, which is written back for that.
+    pub(crate) fn share(&mut self, inode: Inode) {
+        self.write_back(inode);
+        let file = self.file(inode);
+        file.shared.extend(0..file.bytes.len().div_ceil(PAGE_BYTES));
+        file.change(Uncommitted::Metadata);
+    }
+
+    /// Returns whether another file has some of the file's blocks.
+    pub(crate) fn is_shared(&self, inode: Inode) -> bool {
+        self.files.get(&inode).is_some_and(|file| !file.shared.is_empty())
+    }
+
+    /// Reads the file, which sets its time of access.
+    pub(crate) fn read(&mut self, inode: Inode) {
+        self.file(inode).change(Uncommitted::Metadata);
     }
 
     /// The journal has a change of the file's size.
@@ -217,14 +262,14 @@ impl Kernel {
         }
         let size = file.bytes.len().min((page + 1) * PAGE_BYTES);
         let content = file.cached_page(page);
-        let is_new = !file.disk.pages.contains_key(&page);
-        if !is_new {
+        let is_journaled = file.is_journaled(page);
+        if !is_journaled {
             file.disk.pages.insert(page, content);
         }
-        if is_new || size > file.disk.size {
+        if is_journaled || size > file.disk.size {
             file.change(Uncommitted::Data);
         }
-        let content = is_new.then_some(content);
+        let content = is_journaled.then_some(content);
         self.journal.push(Change::Allocate { file: inode, page, content, size });
     }
 
@@ -274,9 +319,12 @@ impl Kernel {
                     disk.pages.split_off(&size.div_ceil(PAGE_BYTES));
                 }
                 Change::Allocate { file, page, content, size } => {
-                    let disk = &mut self.file(file).disk;
-                    disk.size = disk.size.max(size);
-                    disk.pages.extend(content.map(|content| (page, content)));
+                    let file = self.file(file);
+                    file.disk.size = file.disk.size.max(size);
+                    if let Some(content) = content {
+                        file.shared.remove(&page);
+                        file.disk.pages.insert(page, content);
+                    }
                 }
             }
         }

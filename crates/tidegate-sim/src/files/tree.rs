@@ -26,6 +26,8 @@ pub(crate) struct Tree {
     pub(crate) reserved: BTreeMap<Inode, Inode>,
     /// Permission bits.
     pub(crate) modes: BTreeMap<Inode, usize>,
+    /// Extended flags that are set, which no record has.
+    pub(crate) extended: BTreeMap<Inode, u32>,
     /// When the entries of each directory changed last, as its `ctime` has it.
     pub(crate) changed_at: [usize; DIRECTORIES],
     /// How many changes there were that concern no regular file.
@@ -111,6 +113,12 @@ impl Kernel {
     pub(crate) fn set_mode(&mut self, inode: Inode, mode: usize) {
         self.change(&[inode], &[], |tree| {
             tree.modes.insert(inode, mode);
+        });
+    }
+
+    pub(crate) fn set_extended(&mut self, inode: Inode, flags: u32) {
+        self.change(&[inode], &[], |tree| {
+            tree.extended.insert(inode, flags);
         });
     }
 

@@ -71,6 +71,9 @@ impl Judge<'_> {
         if tree.modes[&expected] != self.tree.modes[&inode] {
             return Some(format!("file {expected} has mode {}", self.tree.modes[&inode]));
         }
+        if tree.extended.get(&expected) != self.tree.extended.get(&inode) {
+            return Some(format!("file {expected} has other extended flags"));
+        }
         self.objection_to_content(prefix, expected, self.found.version(inode))
     }
 

@@ -7,9 +7,11 @@
 use std::collections::BTreeMap;
 
 use tidegate::log::cover::{
-    self, DirectoryFacts, FileFacts, LeaveAction, MadeFacts, RecordFacts, ReplacedFacts, Sync,
-    SyncAction, SyncFacts, SyncLookups, answers_directory, decide_leave, decide_sync, has_all,
-    leaves_unrecorded, may_record_name, may_replace, may_unseal, stands_for_sync, stays_by_sync,
+    self, AdmissionFacts, BeginAction, BeginFacts, DirectoryFacts, FileFacts, LeaveAction,
+    MadeFacts, MakeFacts, RecordFacts, ReplacedFacts, Sync, SyncAction, SyncFacts, SyncLookups,
+    answers_directory, decide_admission, decide_begin, decide_leave, decide_sync, fit_record,
+    has_all, leaves_unrecorded, may_record_name, may_replace, may_seal, may_unseal,
+    stands_for_sync, stays_by_sync,
 };
 
 use super::{NamesFault, directory_of};
@@ -44,6 +46,9 @@ pub(super) struct Made {
     pub(super) directory_changed_at: usize,
 }
 
+/// An extended flag that no record has: the time of access is not set.
+const FS_XFLAG_NOATIME: u32 = 0x40;
+
 /// A record.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Record {
@@ -76,6 +81,8 @@ struct Known {
     is_retired: bool,
     /// A stream is open on it.
     is_pinned: bool,
+    /// A shared mapping of it can be written to.
+    is_mapped: bool,
     /// What a record has of it that was made while a stream was open.
     sealed_version: u8,
     is_written: bool,
@@ -91,6 +98,17 @@ struct Known {
 }
 
 impl Known {
+    /// Returns what is known of the file as a plain one.
+    fn plain(&self) -> Self {
+        let Self { is_pinned, is_mapped, last_change, .. } = *self;
+        Self { is_pinned, is_mapped, last_change, ..Self::default() }
+    }
+
+    /// Returns how often the file is pinned.
+    fn pins(&self) -> u64 {
+        u64::from(self.is_pinned) + u64::from(self.is_mapped)
+    }
+
     fn record_facts(&self) -> RecordFacts {
         let (is_covered, has_own_changes) = (self.is_covered, self.has_own_change);
         RecordFacts { can_record: true, is_covered, has_own_changes }
@@ -137,6 +155,8 @@ pub(super) struct Library {
     creations: Vec<Pending>,
     /// Number of the journal's changes that are known to be on the disk.
     committed: usize,
+    /// The program writes in ways that no hook sees.
+    writes_unseen: bool,
     fault: NamesFault,
 }
 
@@ -149,6 +169,7 @@ impl Library {
             pending: Vec::new(),
             creations: Vec::new(),
             committed: 0,
+            writes_unseen: false,
             fault,
         }
     }
@@ -225,9 +246,28 @@ impl Library {
         self.known(inode).is_pinned = !known.is_pinned;
     }
 
-    /// A stream is open on the file.
-    pub(super) fn has_stream(&mut self, inode: Inode) -> bool {
-        self.known(inode).is_pinned
+    /// A shared mapping of the file is made, or the one that there is ends.
+    pub(super) fn toggle_mapping(&mut self, both: &mut Both, inode: Inode) {
+        if self.known(inode).is_covered {
+            self.leave(both, inode);
+        }
+        self.known(inode).is_mapped ^= true;
+    }
+
+    /// The program begins to write in ways that no hook sees, or ends that.
+    pub(super) fn toggle_unseen(&mut self, both: &mut Both) {
+        self.covered().into_iter().for_each(|inode| self.leave(both, inode));
+        self.writes_unseen ^= true;
+    }
+
+    fn covered(&self) -> Vec<Inode> {
+        let covered = self.files.iter().filter(|(_, known)| known.is_covered);
+        covered.map(|(inode, _)| *inode).collect()
+    }
+
+    /// Returns whether the program may write to the file in ways that no hook sees.
+    pub(super) fn may_change_unseen(&mut self, inode: Inode) -> bool {
+        self.writes_unseen || self.known(inode).pins() > 0
     }
 
     /// Something is about to be done with the file.
@@ -252,6 +292,14 @@ impl Library {
         } else {
             self.note_plain(&both.kernel, Some(inode));
         }
+    }
+
+    /// Sets extended flags, which no record has.
+    pub(super) fn set_extended(&mut self, both: &mut Both, inode: Inode) {
+        self.break_seal(both, inode);
+        self.touch(both, inode);
+        both.each(|kernel| kernel.set_extended(inode, FS_XFLAG_NOATIME));
+        self.note_plain(&both.kernel, Some(inode));
     }
 
     fn may_record_attributes(&mut self, inode: Inode) -> bool {
@@ -360,8 +408,7 @@ impl Library {
             self.sync_really(both, inode);
         }
         self.append(&both.kernel, Record::Leave { inode });
-        let Known { last_change, is_pinned, .. } = *self.known(inode);
-        self.files.insert(inode, Known { is_pinned, last_change, ..Known::default() });
+        *self.known(inode) = self.known(inode).plain();
     }
 
     /// A real sync that the program may not have asked for: without Tidegate the same may happen
@@ -421,24 +468,62 @@ impl Library {
             return;
         }
         self.known(inode).created_at = None;
-        if covers && !self.known(inode).is_pinned {
+        if covers && self.is_admitted(inode) {
             self.known(inode).is_covered = true;
             self.append(&both.kernel, Record::Cover { inode });
         }
     }
 
+    fn is_admitted(&mut self, inode: Inode) -> bool {
+        let (known, writes_unseen) = (*self.known(inode), self.writes_unseen);
+        let facts = AdmissionFacts {
+            syncs: 1,
+            cover_after: 1,
+            every_write: false,
+            is_suspended: false,
+            writes_unseen,
+            is_direct: false,
+            is_pinned: known.is_pinned,
+        };
+        let begins = BeginFacts {
+            is_pinned: known.pins() > 0,
+            is_logged: false,
+            is_covered: false,
+            has_promises: false,
+        };
+        decide_admission(&facts, || true, || false).is_ok()
+            && decide_begin(&begins) == BeginAction::Begin
+    }
+
+    fn may_begin_made(&mut self, kernel: &Kernel, inode: Inode) -> bool {
+        let (fault, known) = (self.fault, *self.known(inode));
+        let facts = MakeFacts {
+            size: kernel.bytes(inode).len() as u64,
+            is_direct: false,
+            writes_unseen: self.writes_unseen && fault != NamesFault::MadeThoughUnseen,
+            in_vfork_child: false,
+            is_suspended: false,
+        };
+        let is_told = !known.is_mapped || fault != NamesFault::MadeThoughMapped;
+        let pins = if is_told { known.pins() } else { u64::from(known.is_pinned) };
+        cover::may_make(&facts, || true, || true) && may_seal(pins, known.is_pinned)
+    }
+
     fn may_make(&mut self, kernel: &Kernel, inode: Inode) -> bool {
+        let may_begin = self.may_begin_made(kernel, inode);
         let is_pending =
             || self.is_pending(Some(inode)) && self.fault != NamesFault::MadeWhilePending;
         let tree = kernel.present();
         let created_at = self.files.get(&inode).and_then(|known| known.created_at);
         let keeps_name = created_at.is_some_and(|slot| tree.names.get(&slot) == Some(&inode));
+        let flags = tree.extended.get(&inode).copied().unwrap_or(0);
+        let flags = if self.fault == NamesFault::MadeThoughSpecial { 0 } else { flags };
         let file = FileFacts {
             links: links_of(kernel, inode),
             keeps_name: keeps_name || self.fault == NamesFault::MadeAfterRename,
-            is_ordinary: true,
+            is_ordinary: fit_record(0, flags, [0; 3]),
         };
-        has_all(&file) && stands_for_sync(false, is_pending)
+        may_begin && has_all(&file) && stands_for_sync(false, is_pending)
     }
 
     fn make(&mut self, kernel: &Kernel, inode: Inode, wanted: Sync) {
@@ -453,9 +538,7 @@ impl Library {
         self.append(kernel, Record::Make { inode, made });
         self.pending.retain(|pending| pending.owner != Some(inode));
         self.creations.retain(|pending| pending.owner != Some(inode));
-        let Known { last_change, is_pinned, .. } = *self.known(inode);
         let known = Known {
-            is_pinned,
             sealed_version: kernel.version(inode),
             is_retired: self.fault == NamesFault::LeftUnsynced,
             is_covered: true,
@@ -463,8 +546,7 @@ impl Library {
             is_as_made: true,
             // `fdatasync` may have committed nothing: `fsync` would.
             is_written: wanted == Sync::Data,
-            last_change,
-            ..Known::default()
+            ..self.known(inode).plain()
         };
         self.files.insert(inode, known);
     }
@@ -482,9 +564,7 @@ impl Library {
 
     /// The supervisor makes all files durable, commits, and retires records up to `until`.
     pub(super) fn clean(&mut self, both: &mut Both, until: usize) {
-        let covered = self.files.iter().filter(|(_, known)| known.is_covered);
-        let covered: Vec<Inode> = covered.map(|(inode, _)| *inode).collect();
-        for inode in covered {
+        for inode in self.covered() {
             if self.fault == NamesFault::RetiredWithoutCommit {
                 both.kernel.write_back(inode);
             } else {

@@ -63,6 +63,12 @@ pub enum NamesFault {
     SealIgnored,
     /// A file is covered when its stream is closed, whatever that has written.
     UnsealedUnseen,
+    /// A record makes a file that is mapped.
+    MadeThoughMapped,
+    /// A record makes a file while the program writes in ways that no hook sees.
+    MadeThoughUnseen,
+    /// A record makes a file again that has more than a record says.
+    MadeThoughSpecial,
     /// The sync of a directory is answered though a file was created that no record has.
     DirectoryIgnoresCreation,
     /// Records are retired before the journal was committed.
@@ -87,6 +93,9 @@ struct Life {
     facts: Facts,
     /// The last version: a byte, which is all of a file that was written.
     version: u8,
+    /// Files are mapped, flags are set, and the program may write in ways that no hook sees.
+    /// Rarely: the rare orders of other steps would become rarer.
+    is_unusual: bool,
     /// Files that an outsider has given another name: the tree only unlinks those.
     moved: BTreeSet<Inode>,
     /// What was done, for the report of a failure.
@@ -106,6 +115,7 @@ pub fn play(seed: u64, fault: NamesFault) -> Result<(), String> {
         library: Library::new(fault),
         facts: Facts::default(),
         version: 1,
+        is_unusual: random.one_in(4),
         moved: BTreeSet::new(),
         steps: Vec::new(),
     };
@@ -143,7 +153,7 @@ impl Life {
 
     /// Something that a program, an outsider or the supervisor does.
     fn step(&mut self, random: &mut Random) {
-        match random.below(22) {
+        match random.below(if self.is_unusual { 24 } else { 22 }) {
             0..3 => self.create(random),
             3 => self.write(random),
             4 => self.set_mode(random),
@@ -157,7 +167,9 @@ impl Life {
             }
             18 => self.happen_outside(random),
             19 => self.toggle_stream(random),
-            20 => self.write_by_stream(random),
+            20 => self.write_unseen(random),
+            22 => self.toggle_mapping(random),
+            23 => self.change_unusually(random),
             _ => {
                 let until = random.below(self.library.log.len() + 1);
                 self.steps.push(format!("clean, retire {until} records"));
@@ -222,16 +234,33 @@ impl Life {
         self.library.toggle_stream(&mut self.both, inode);
     }
 
+    fn toggle_mapping(&mut self, random: &mut Random) {
+        let Some((_, inode)) = self.pick_name(random) else { return };
+        self.steps.push(format!("map or unmap {inode}"));
+        self.library.toggle_mapping(&mut self.both, inode);
+    }
+
+    /// Sets flags of a file; or begins or ends to write in ways that no hook sees.
+    fn change_unusually(&mut self, random: &mut Random) {
+        if random.one_in(4) {
+            self.steps.push("begin or end unseen writes".to_owned());
+            return self.library.toggle_unseen(&mut self.both);
+        }
+        let Some((_, inode)) = self.pick_name(random) else { return };
+        self.steps.push(format!("set extended flags of {inode}"));
+        self.library.set_extended(&mut self.both, inode);
+    }
+
     /// A write that the library does not see.
-    fn write_by_stream(&mut self, random: &mut Random) {
+    fn write_unseen(&mut self, random: &mut Random) {
         let mut inodes: Vec<Inode> = self.names().into_iter().map(|(_, inode)| inode).collect();
-        inodes.retain(|inode| self.library.has_stream(*inode));
+        inodes.retain(|inode| self.library.may_change_unseen(*inode));
         if inodes.is_empty() {
             return;
         }
         let inode = *random.pick(&inodes);
         self.version += 1;
-        self.steps.push(format!("write {inode} by its stream, version {}", self.version));
+        self.steps.push(format!("write {inode} unseen, version {}", self.version));
         self.change_content(inode, self.version);
     }
 
