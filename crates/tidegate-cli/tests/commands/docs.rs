@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::support::{directory_in, ok, succeed, tidegate, tool};
+use crate::support::{directory_in, ok, run, scratch, succeed, tidegate, tool};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -34,6 +34,23 @@ fn the_tests_of_the_threat_model_exist() {
         }
     }
     assert!(names > 25, "{names} tests are named");
+}
+
+/// The smallest BTT that the documents name is the smallest that `create` makes.
+#[test]
+fn the_smallest_btt_has_the_size_of_the_documents() {
+    let dir = scratch();
+    let pool = dir.path().join("pool");
+    for (version, smallest) in [("--btt-version=1.1", "16388K"), ("--btt-version=2.0", "16M")] {
+        let engine = ["create", pool.to_str().unwrap(), "--engine=btt", version];
+        let output = run(engine.iter().chain(&["--size=1M"]));
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains(&format!("the smallest is {smallest}\n")), "{error}");
+        ok(engine.iter().chain(&[format!("--size={smallest}").as_str(), "--force"]));
+    }
+    let limits = read("docs/operations/serve.md");
+    let named = "| pool size | 16388 KiB (16 MiB with `--btt-version 2.0`) to many TiB for `btt`";
+    assert!(limits.contains(named), "docs/operations/serve.md does not name them");
 }
 
 /// Each row of a table whose last column is what shows it names a test or a fuzz target.
