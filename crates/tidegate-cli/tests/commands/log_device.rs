@@ -36,6 +36,7 @@ fn a_write_is_in_the_log_after_a_kill_and_in_the_backing_after_sigterm() {
     let (status, _) = server.stop(Signal::TERM);
     assert!(status.success(), "{status}");
     assert_eq!(scene.in_file("disk", 3), 7);
+    assert!(!banner.contains("in boot"), "the session of a device is of no boot: {banner}");
     // The log is empty: it may serve another backing.
     let server = scene.serve("other", &[]);
     assert_eq!(read(&mut scene.client(), 3), 0);

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::check::{Report, check_records};
 use super::device::{Binding, LogDevice, LogDeviceError, LogDeviceOptions, has_records_of};
 use super::layout::{CODE, RING_OFFSET};
+use super::pool::NO_BOOT;
 use super::positions::PositionFault;
 use super::{LogError, LogOptions, LogPool, RING_BYTES_MIN, Scanner, create};
 use crate::pmem::Region;
@@ -161,8 +162,27 @@ struct Summary {
     live_bytes: u64,
     /// Records whose writer died while it wrote them.
     torn_records: u64,
-    /// The boot of the machine in which the log was used last, unless it was closed.
-    session: Option<Uuid>,
+    /// What the log notes of its last use, unless it was closed.
+    session: Option<Session>,
+}
+
+/// A session that was not closed.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Session {
+    /// The boot of the machine in which it was.
+    Boot(Uuid),
+    /// It is of no boot, as that of a log before a device.
+    NoBoot(&'static str),
+}
+
+impl Session {
+    fn of(noted: [u8; 16]) -> Self {
+        match noted {
+            NO_BOOT => Self::NoBoot("no boot"),
+            boot => Self::Boot(Uuid::from_bytes(boot)),
+        }
+    }
 }
 
 impl Summary {
@@ -183,7 +203,7 @@ impl Summary {
             records,
             live_bytes: head - tail,
             torn_records: scanner.torn(),
-            session: session.map(Uuid::from_bytes),
+            session: session.map(Session::of),
         })
     }
 
@@ -195,8 +215,9 @@ impl Summary {
                 format!("{} from {}, {size}", counted(records, "record"), self.tail)
             }
         };
-        let session = match self.session {
-            Some(boot) => format!("not closed, in boot {boot}"),
+        let session = match &self.session {
+            Some(Session::Boot(boot)) => format!("not closed, in boot {boot}"),
+            Some(Session::NoBoot(_)) => "not closed".into(),
             None => "closed".into(),
         };
         vec![line("uuid", self.uuid), line("log", log), line("session", session)]
