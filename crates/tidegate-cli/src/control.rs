@@ -1,6 +1,5 @@
 //! The control socket of a served pool: where it is, what it answers, and how commands ask.
 
-use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +13,7 @@ use tidegate_serve::control::{Asked, ControlServer, Reply, Request, ask};
 use tidegate_serve::metrics::MetricsServer;
 use tidegate_serve::nbd::{ListenAddress, Statistics};
 
-use tidegate_run::PoolPaths;
+use tidegate_run::{PoolPaths, open_pool_file};
 
 use crate::log::{Level, say};
 use crate::served::Served;
@@ -210,7 +209,7 @@ impl<T> Answer<T> {
         let shown = target.display();
         match self {
             Self::Of(answer) => Ok(answer),
-            Self::Nobody => match content_of(target) {
+            Self::Nobody => match content_of(target)? {
                 Some(found) => bail!("{shown} holds {found}, no pool"),
                 None => bail!("{shown} is not served: {no_server}"),
             },
@@ -219,13 +218,20 @@ impl<T> Answer<T> {
     }
 }
 
-/// What lies in the file at `path`, where that is no pool.
-fn content_of(path: &Path) -> Option<Content> {
-    let file = File::open(path).ok().filter(|_| path.is_file())?;
-    match glance(&file).ok()? {
-        Glance::Unknown(content) => Some(content),
-        _ => None,
+/// What lies in the file at `path`, where that is no pool. None: a pool, a devdax device, which no
+/// call reads, or the socket of a server that has ended.
+///
+/// # Errors
+/// The path can be none of these, or cannot be opened.
+fn content_of(path: &Path) -> Result<Option<Content>> {
+    if is_socket(path) {
+        return Ok(None);
     }
+    let file = open_pool_file(path)?;
+    Ok(match glance(&file) {
+        Ok(Glance::Unknown(content)) => Some(content),
+        _ => None,
+    })
 }
 
 /// Asks the server that listens at `target`, or serves the pool there, for its statistics.

@@ -44,7 +44,10 @@ mod writeback;
 
 pub use launcher::{Launch, Plan};
 pub use opening::{RecoverOptions, discard, log_in_use};
-pub use paths::{Lock, PoolPaths, default_pool, existing_log, is_empty, prepare_pool};
+pub use paths::{
+    Lock, PoolPaths, default_pool, existing_log, inspect_pool, is_empty, open_pool_file,
+    prepare_pool,
+};
 pub use preload::{Choice, Library, environment, preloaded};
 pub use program::{Program, ProgramError};
 pub use report::Reporter;

@@ -8,7 +8,6 @@
 //!    failed since it was opened.
 //! 3. While processes use the log it is never replayed: they go on appending to it.
 
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +24,7 @@ use tidegate::pmem::{PmemError, Region, RegionOptions, SharedMemory};
 use tidegate::pool::{Content, PoolKind, identify};
 
 use super::allocator::Allocator;
-use super::paths::PoolPaths;
+use super::paths::{PoolPaths, open_pool_file};
 use super::tree::processes_that_map;
 use tidegate::size::Size;
 
@@ -85,10 +84,8 @@ fn is_released(path: &Path) -> bool {
     let path = path.to_path_buf();
     // A thread, since this wait has no end of its own.
     std::thread::spawn(move || {
-        let locked = File::open(path).and_then(|file| {
-            rustix::fs::flock(&file, FlockOperation::LockShared)?;
-            Ok(())
-        });
+        let locked = open_pool_file(&path)
+            .and_then(|file| Ok(rustix::fs::flock(&file, FlockOperation::LockShared)?));
         // The asking thread may have stopped waiting.
         let _ = sender.send(locked.is_ok());
     });

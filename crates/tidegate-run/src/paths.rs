@@ -18,6 +18,7 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{Access, FlockOperation};
 
 use tidegate::log::CODE;
+use tidegate::opening::{self, Expected};
 use tidegate::pool::{Content, Glance, glance};
 use tidegate::size::Size;
 use tidegate::stack::REGISTRY;
@@ -210,7 +211,7 @@ pub fn is_empty(path: &Path) -> bool {
 }
 
 fn set_len(path: &Path, bytes: u64) -> io::Result<()> {
-    let file = File::options().write(true).open(path)?;
+    let file = opening::open(path, Expected::Pool, File::options().write(true))?;
     file.set_len(bytes)?;
     file.sync_all()
 }
@@ -222,12 +223,11 @@ fn set_len(path: &Path, bytes: u64) -> io::Result<()> {
 /// It is not there, or is a file that holds something else than a log pool.
 fn is_blank(path: &Path) -> Result<bool> {
     let shown = path.display();
-    let metadata = std::fs::metadata(path).with_context(|| format!("there is no pool {shown}"))?;
-    if !metadata.is_file() {
+    if !inspect_pool(path)?.is_file() {
         // Opening it tells.
         return Ok(false);
     }
-    let file = File::open(path).with_context(|| format!("cannot open {shown}"))?;
+    let file = open_pool_file(path)?;
     match glance(&file).with_context(|| format!("cannot read {shown}"))? {
         Glance::Unknown(Content::Zeroes) => Ok(true),
         // Of one that is damaged, opening it tells how.
@@ -279,23 +279,48 @@ fn new_pool(path: &Path, size: Size) -> io::Result<()> {
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
+/// Opens the pool's file or device at `path` to look at it, without a lock.
+///
+/// # Errors
+/// It is not there, neither a file nor a devdax device, or this user may not read it.
+pub fn open_pool_file(path: &Path) -> Result<File> {
+    let opened = opening::open(path, Expected::Pool, File::options().read(true));
+    opened.map_err(|error| not_reached(path, error))
+}
+
+/// Returns the metadata of the pool at `path`.
+///
+/// # Errors
+/// It is not there, or this user may not reach it.
+pub fn inspect_pool(path: &Path) -> Result<Metadata> {
+    std::fs::metadata(path).map_err(|error| not_reached(path, error))
+}
+
+/// The error of a pool that cannot be opened or inspected: only one that is not there is called so.
+fn not_reached(path: &Path, error: io::Error) -> anyhow::Error {
+    let shown = path.display();
+    let context = match error.kind() {
+        io::ErrorKind::NotFound => format!("there is no pool {shown}"),
+        io::ErrorKind::PermissionDenied => {
+            format!("user {} may not open {shown}, run this as the pool's owner", user())
+        }
+        _ => format!("cannot open {shown}"),
+    };
+    anyhow::Error::new(error).context(context)
+}
+
 /// Checks the pool's file at `path`, which must exist; hands back its absolute path.
 ///
 /// # Errors
 /// It is not there, no file or device, or not the user's own.
 pub(crate) fn existing_pool(path: &Path) -> Result<PathBuf> {
-    let path = std::fs::canonicalize(path)
-        .with_context(|| format!("there is no pool {}", path.display()))?;
+    let path = std::fs::canonicalize(path).map_err(|error| not_reached(path, error))?;
     let metadata = inspect(&path)?;
-    let kind = metadata.file_type();
-    if kind.is_char_device() {
-        // Rights on devices are the administrator's to give.
-        return Ok(path);
+    Expected::Pool.check(&metadata).map_err(|error| not_reached(&path, error))?;
+    // Rights on devices are the administrator's to give.
+    if metadata.is_file() {
+        expect_own(&path, &metadata)?;
     }
-    if !kind.is_file() {
-        bail!("{} is neither a file nor a devdax device: it can hold no pool", path.display());
-    }
-    expect_own(&path, &metadata)?;
     Ok(path)
 }
 
@@ -311,8 +336,7 @@ impl PoolPaths {
     /// # Errors
     /// The pool cannot be inspected; the directory for it cannot be made or is not the user's own.
     pub fn of_pool(path: &Path) -> Result<Self> {
-        let metadata = std::fs::metadata(path);
-        let metadata = metadata.with_context(|| format!("there is no pool {}", path.display()))?;
+        let metadata = inspect_pool(path)?;
         let is_device = metadata.file_type().is_char_device();
         let (device, inode) =
             if is_device { (metadata.rdev(), 0) } else { (metadata.dev(), metadata.ino()) };

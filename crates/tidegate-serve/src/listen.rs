@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{FlockOperation, Mode, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -240,7 +240,9 @@ impl Claim {
         loop {
             let mut options = File::options();
             options.write(true).create(true).truncate(false).mode(0o600);
-            let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+            // A FIFO at the path is refused at once.
+            let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+            let flags = flags.bits().cast_signed();
             let locked = options.custom_flags(flags).open(&path).map_err(failed)?;
             match flock(&locked, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::WOULDBLOCK) => return Err(in_use(socket)),

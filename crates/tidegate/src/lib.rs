@@ -11,6 +11,7 @@
 //! - [`log`]: a write log, for files and blocks, shared by processes;
 //! - [`raw`]: blocks in place on persistent memory, fast and not atomic;
 //! - [`dram`]: the DRAM tier, a volatile write cache over any device;
+//! - [`opening`]: opens of what a user's path names, which never wait;
 //! - [`size`]: numbers of bytes as people write them;
 //! - [`glob`]: patterns of paths;
 //! - [`backing`]: devices behind a pool, by URL;
@@ -29,6 +30,7 @@ pub mod dram;
 pub mod durable;
 pub mod glob;
 pub mod log;
+pub mod opening;
 pub mod pmem;
 pub mod pool;
 pub mod raw;

@@ -10,10 +10,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("sync", &[]),
     ("durable", &[]),
     ("glob", &[]),
+    ("opening", &[]),
     ("size", &[]),
     ("stats", &["sync"]),
-    ("pmem", &["sync"]),
-    ("device", &["durable", "pmem", "sync"]),
+    ("pmem", &["opening", "sync"]),
+    ("device", &["durable", "opening", "pmem", "sync"]),
     ("tier", &["device", "pmem", "size", "stats", "sync"]),
     ("btt", &["device", "pmem", "stats", "sync", "tier"]),
     ("pool", &["btt", "device", "pmem", "tier"]),
@@ -21,7 +22,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("dram", &["device", "pmem", "size", "stats", "sync", "tier"]),
     ("log", &["device", "durable", "pmem", "pool", "size", "stats", "sync", "tier"]),
     ("cache", &["device", "pmem", "pool", "size", "stats", "sync", "tier"]),
-    ("backing", &["device", "log", "pool", "size"]),
+    ("backing", &["device", "log", "opening", "pool", "size"]),
     (
         "stack",
         &[

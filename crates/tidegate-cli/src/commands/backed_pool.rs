@@ -1,7 +1,6 @@
 //! What `tidegate flush`, `recover` and `set` do with a pool that remembers its backing, such as a
 //! cache: what it has for the backing goes there.
 
-use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use tidegate::pool::glance;
 use tidegate::size::Size;
 use tidegate::stack::REGISTRY;
 use tidegate::tier::{Engine, State};
+use tidegate_run::open_pool_file;
 
 use super::destage;
 use crate::args::RecoverArgs;
@@ -21,10 +21,14 @@ use crate::output::{line, progress};
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
 /// The engine of the pool at `path`, also where a server has it open; none where its pools do not
-/// remember their backings.
-pub(super) fn engine_at(path: &Path) -> Option<&'static dyn Engine> {
-    let found = File::open(path).and_then(|file| glance(&file)).ok()?;
-    REGISTRY.of_glance(found).filter(|engine| engine.traits().remembers_backing)
+/// remember their backings, or no call reads the device.
+///
+/// # Errors
+/// It is not there, can be no pool, or cannot be opened.
+pub(super) fn engine_at(path: &Path) -> Result<Option<&'static dyn Engine>> {
+    let found = glance(&open_pool_file(path)?).ok();
+    let engine = found.and_then(|found| REGISTRY.of_glance(found));
+    Ok(engine.filter(|engine| engine.traits().remembers_backing))
 }
 
 /// Has the server of `pool` write what it holds to the backing. False: the pool has none.
@@ -60,9 +64,9 @@ pub(super) fn flush_served(pool: &Path) -> Result<bool> {
 /// The engine has no clean pages; the backing cannot be opened, or fails.
 pub(super) fn purge(pool: &Path) -> Result<()> {
     let shown = pool.display();
-    let Some(engine) = engine_at(pool).filter(|engine| engine.traits().has_clean_pages) else {
-        let file = File::open(pool).with_context(|| format!("cannot open {shown}"))?;
-        let found = glance(&file).with_context(|| format!("cannot read {shown}"))?;
+    let Some(engine) = engine_at(pool)?.filter(|engine| engine.traits().has_clean_pages) else {
+        let found =
+            glance(&open_pool_file(pool)?).with_context(|| format!("cannot read {shown}"))?;
         bail!(
             "{shown} holds {}, which keeps no pages of a backing: --purge needs a cache pool, \
              leave it out",

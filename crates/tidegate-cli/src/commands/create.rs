@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{FallocateFlags, StatVfsMountFlags};
 use tidegate::dram::{Policy, TierSpec};
 use tidegate::log::LogEngine;
+use tidegate::opening::{self, Expected};
 use tidegate::pmem::{Region, RegionOptions};
 use tidegate::pool::{self, Content, PoolError, PoolKind};
 use tidegate::size::Size;
@@ -114,7 +115,8 @@ fn create_file(args: &CreateArgs) -> Result<Region> {
 /// full file system.
 fn resize(path: &Path, size: Size) -> Result<()> {
     let in_file = || format!("cannot resize {} to {size}", path.display());
-    let file = File::options().write(true).open(path).with_context(in_file)?;
+    let opened = opening::open(path, Expected::Pool, File::options().write(true));
+    let file = opened.with_context(in_file)?;
     check_space(path, size, file.metadata().with_context(in_file)?.len())?;
     file.set_len(size.bytes).with_context(in_file)?;
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size.bytes)

@@ -21,7 +21,7 @@ pub(crate) fn run(args: &FlushArgs) -> Result<()> {
     if backed_pool::flush_served(&args.pool)? {
         return Ok(());
     }
-    if let Some(engine) = backed_pool::engine_at(&args.pool) {
+    if let Some(engine) = backed_pool::engine_at(&args.pool)? {
         return backed_pool::clean(engine, &args.pool);
     }
     let pool = existing_log(&args.pool)?;

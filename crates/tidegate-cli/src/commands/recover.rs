@@ -24,7 +24,7 @@ use crate::output::{Terminal, line};
 /// # Errors
 /// There is no such pool, it is in use, or something cannot be restored.
 pub(crate) fn run(args: &RecoverArgs) -> Result<()> {
-    if let Some(engine) = backed_pool::engine_at(&args.pool) {
+    if let Some(engine) = backed_pool::engine_at(&args.pool)? {
         return backed_pool::recover(engine, args);
     }
     let pool = existing_log(&args.pool)?;

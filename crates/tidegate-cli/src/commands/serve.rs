@@ -1,6 +1,5 @@
 //! `tidegate serve`: opens pools, offers them over NBD, and drains them when a signal stops it.
 
-use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
@@ -16,6 +15,7 @@ use tidegate::device::watch::{Notices, Watch};
 use tidegate::pmem::RegionOptions;
 use tidegate::size::Size;
 use tidegate::stack::{REGISTRY, Stack, StackOptions};
+use tidegate_run::open_pool_file;
 use tidegate_serve::Worker;
 use tidegate_serve::control::ControlServer;
 use tidegate_serve::metrics::MetricsServer;
@@ -177,8 +177,7 @@ fn served(
     server: &Server,
     stop: &StopHandle,
 ) -> Result<Served> {
-    let file = File::open(&plan.pool);
-    let file = file.with_context(|| format!("cannot open {}", plan.pool.display()))?;
+    let file = open_pool_file(&plan.pool)?;
     let statistics = server.export_statistics(&plan.args.export);
     let statistics = statistics.unwrap_or_else(|| server.statistics());
     let (plan, file, stop) = (Arc::new(plan), Arc::new(file), stop.clone());

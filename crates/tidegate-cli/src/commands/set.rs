@@ -8,16 +8,17 @@ use tidegate::tier::State;
 use super::backed_pool;
 use crate::args::SetArgs;
 use crate::control::{Answer, is_socket, set_at, stat_of};
-use crate::output::field;
+use crate::output::{UsageError, field};
 
 /// Runs the command.
 ///
 /// # Errors
-/// No server has the pool open, or a setting cannot be changed; the error says why. Then no setting
+/// A setting is given twice or cannot be changed, or no server has the pool open. Then no setting
 /// has changed, but for those that the error names.
 pub(crate) fn run(args: &SetArgs) -> Result<()> {
     let target = &args.target;
-    let engine = if is_socket(target) { None } else { backed_pool::engine_at(target) };
+    expect_each_key_once(&args.settings)?;
+    let engine = if is_socket(target) { None } else { backed_pool::engine_at(target)? };
     match (set_at(target, &args.settings)?, engine) {
         (Answer::Nobody, Some(engine)) => backed_pool::set(engine, target, &args.settings)?,
         (answer, _) => {
@@ -33,6 +34,14 @@ pub(crate) fn run(args: &SetArgs) -> Result<()> {
         field(key, value)?;
     }
     Ok(())
+}
+
+/// Refuses `settings` that have a key twice: which of the values was meant is unknown.
+fn expect_each_key_once(settings: &[(String, String)]) -> Result<(), UsageError> {
+    let twice = |at: &usize| settings[..*at].iter().any(|(key, _)| *key == settings[*at].0);
+    let Some(at) = (0..settings.len()).find(twice) else { return Ok(()) };
+    let key = &settings[at].0;
+    Err(UsageError(format!("the setting `{key}` is given twice; give each setting once")))
 }
 
 /// What the tiers at `target` hold; nothing where its server has ended.

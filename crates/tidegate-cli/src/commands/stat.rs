@@ -1,6 +1,5 @@
 //! `tidegate stat`: what a pool is, and what the server or the supervisor that has it open counted.
 
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +13,8 @@ use tidegate::size::Size;
 use tidegate::stack::{REGISTRY, Stat};
 use tidegate::stats::{Latencies, Reading, Unit, Value};
 use tidegate_run::{
-    Asked, PoolPaths, Reply, Request, Statistics, ask, ask_at, existing_log, log_in_use,
+    Asked, PoolPaths, Reply, Request, Statistics, ask, ask_at, existing_log, inspect_pool,
+    log_in_use, open_pool_file,
 };
 
 use crate::args::StatArgs;
@@ -71,8 +71,7 @@ fn of_socket(socket: &Path) -> Result<Found> {
 }
 
 fn of_pool(path: &Path) -> Result<Found> {
-    let shown = path.display();
-    let metadata = path.metadata().with_context(|| format!("there is no pool {shown}"))?;
+    let metadata = inspect_pool(path)?;
     if let Answer::Of(stat) = stat_of(path)? {
         return Ok(Found::Stack(Box::new(stat)));
     }
@@ -85,9 +84,8 @@ fn of_pool(path: &Path) -> Result<Found> {
 /// Whether the pool in the file at `path` is one that a supervisor of `tidegate run` uses, or so
 /// blank or damaged that only opening it tells more.
 fn may_be_supervised(path: &Path) -> Result<bool> {
-    let shown = path.display();
-    let file = File::open(path).with_context(|| format!("cannot open {shown}"))?;
-    let found = glance(&file).with_context(|| format!("cannot read {shown}"))?;
+    let file = open_pool_file(path)?;
+    let found = glance(&file).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(match found {
         Glance::Btt => false,
         Glance::Tidegate(Some(_)) => {

@@ -1,5 +1,6 @@
 //! A log pool as a block device: what it needs, what it refuses, and where its data is afterwards.
 
+use rustix::fs::{CWD, FileType, mknodat};
 use rustix::process::Signal;
 
 use crate::behind::{Scene, kill, read, write};
@@ -199,7 +200,13 @@ fn a_backing_without_a_block_is_refused() {
         assert!(error.contains("not one block"), "{bytes}: {error}");
     }
     std::fs::create_dir(scene.path("directory")).unwrap();
-    for (name, cause) in [("directory", "Is a directory"), ("missing", "No such file")] {
+    mknodat(CWD, scene.path("fifo"), FileType::Fifo, 0o600.into(), 0).unwrap();
+    let expected = "a regular file or a block device is expected";
+    for (name, cause) in [
+        ("directory", format!("it is a directory: {expected}")),
+        ("fifo", format!("it is a FIFO: {expected}")),
+        ("missing", "No such file".into()),
+    ] {
         let error = scene.refusal(&[&scene.backing(name)]);
         assert_eq!(error.to_lowercase().matches(&cause.to_lowercase()).count(), 1, "{error}");
     }

@@ -6,11 +6,12 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{CWD, FileType, mknodat};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::cache_device::Disk;
-use crate::support::{Server, ok, run, scratch, tidegate, tool};
+use crate::support::{Server, ok, run, scratch, tidegate, tool, user};
 use crate::{behind, nbd};
 
 /// A directory with a pool.
@@ -66,6 +67,80 @@ fn a_link_to_nothing_is_called_so() {
     for args in [vec!["info", &link], vec!["create", &link, "--engine=btt", "--size=32M"]] {
         let error = one_line(&run(&args), 1);
         assert!(error.contains("link is a link to nowhere, which is not there"), "{error}");
+    }
+}
+
+/// No command waits for the other end of a FIFO, or goes on as if a pool were there.
+#[test]
+fn what_can_be_no_pool_is_refused_by_each_command() {
+    let dir = scratch();
+    let (fifo, folder, copy) = (text(&dir, "fifo"), text(&dir, "folder"), text(&dir, "copy"));
+    let nbd = format!("--nbd=unix:{}", text(&dir, "socket"));
+    mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).unwrap();
+    std::fs::create_dir(&folder).unwrap();
+    for (path, found) in [
+        (fifo.as_str(), "is a FIFO: a regular file or a devdax"),
+        (&folder, "is a directory: a regular file or a devdax"),
+        ("/dev/null", "is a character device that is no devdax device"),
+    ] {
+        for args in [
+            &["info", path][..],
+            &["check", path],
+            &["stat", path],
+            &["flush", path],
+            &["flush", path, "--purge"],
+            &["recover", path],
+            &["snapshot", path, &copy],
+            &["set", path, "mode=wt"],
+            &["top", path],
+            &["create", path, "--engine=btt", "--size=32M"],
+            &["serve", path, &nbd],
+        ] {
+            let output = run(args);
+            let error = one_line(&output, output.status.code().expect("it is not killed"));
+            assert!(!output.status.success() && error.contains(found), "{args:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_setting_is_given_once_and_a_size_is_told_as_it_was_asked() {
+    let dir = scratch();
+    let pool = text(&dir, "pool");
+    ok(["create", &pool, "--engine=cache", "--size=16M"]);
+    let error = one_line(&run(["set", &pool, "mode=wt+flush", "mode=wb"]), 2);
+    assert!(error.contains("the setting `mode` is given twice"), "{error}");
+    let nbd = format!("--nbd=unix:{}", text(&dir, "socket"));
+    let mut command = tidegate();
+    command.args(["serve", &pool, "--backing=null:64M", &nbd]);
+    let server = Server::spawn(&mut command);
+    let error = one_line(&run(["set", &pool, "size=1"]), 1);
+    assert!(error.contains("1 bytes are too few for a pool"), "{error}");
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
+/// Only what is not there is called so.
+#[test]
+fn a_pool_that_another_user_may_not_open_is_not_called_missing() {
+    let dir = scratch();
+    let (folder, pool) = (dir.path().join("folder"), text(&dir, "folder/pool"));
+    std::fs::create_dir(&folder).unwrap();
+    ok(["create", &pool, "--engine=cache", "--size=16M"]);
+    let (user, group) = user("nobody");
+    let set_mode = |path: &Path, mode| {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    };
+    set_mode(dir.path(), 0o755);
+    for mode in [0o700, 0o755] {
+        set_mode(&folder, mode);
+        for args in [&["stat", &pool][..], &["set", &pool, "mode=wt"], &["flush", &pool]] {
+            let mut command = tool("setpriv", "util-linux");
+            command.args(["--clear-groups", &format!("--reuid={user}")]);
+            command.arg(format!("--regid={group}")).arg(tidegate().get_program()).args(args);
+            let error = one_line(&command.output().unwrap(), 1);
+            let expected = format!("user {user} may not open {pool}, run this as the pool's owner");
+            assert!(error.contains(&expected), "{args:?}: {error}");
+        }
     }
 }
 

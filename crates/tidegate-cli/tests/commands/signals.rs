@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, Read as _};
 use std::process::{Command, Stdio};
 
+use rustix::fs::{CWD, FileType, mknodat};
 use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
 
@@ -144,6 +145,11 @@ fn a_hangup_has_certificates_read_again() {
                 said.contains("the TLS certificate of before stays in use: TLS file"),
                 "{said}"
             );
+            // An open of this one would wait, and no signal would be handled any more.
+            std::fs::remove_file(scene.path("key")).unwrap();
+            mknodat(CWD, scene.path("key"), FileType::Fifo, 0o600.into(), 0).unwrap();
+            let said = hang_up(&server);
+            assert!(said.contains("it is a FIFO: a regular file is expected"), "{said}");
         } else {
             let said = hang_up(&server);
             assert!(said.contains("nothing is read again"), "{said}");

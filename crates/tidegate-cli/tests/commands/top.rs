@@ -167,7 +167,7 @@ fn a_server_is_watched_and_the_terminal_is_left_as_it_was() {
     terminal.command(&top);
     terminal.wait("top", |screen| screen.contains("q quit"));
     assert!(server.stop(Signal::TERM).0.success());
-    terminal.wait("the error", |screen| screen.contains("no server has it open"));
+    terminal.wait("the error", |screen| screen.contains("is not served"));
     assert_eq!(terminal.settings(), found, "after the server's end");
 }
 
@@ -182,5 +182,5 @@ fn without_a_terminal_it_names_stat() {
     assert!(error.contains("needs a terminal; `tidegate stat --json`"), "{error}");
     assert!(server.stop(Signal::TERM).0.success());
     let output = run(["top", pool.to_str().unwrap()]);
-    assert!(String::from_utf8_lossy(&output.stderr).contains("no server has it open"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is not served"));
 }

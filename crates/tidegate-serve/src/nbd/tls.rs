@@ -8,6 +8,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use tidegate::opening::Expected;
 
 use super::ServeError;
 
@@ -64,8 +65,10 @@ impl Tls {
     /// go on as they are.
     ///
     /// # Errors
-    /// As for [`from_files`](Self::from_files): what was read before stays in use.
+    /// As for [`from_files`](Self::from_files), or a file is none that can be read twice, such as a
+    /// FIFO, whose open would wait: what was read before stays in use.
     pub fn reload(&self) -> Result<(), ServeError> {
+        self.files.expect_regular()?;
         let config = Arc::new(self.files.read()?);
         *self.config.write() = config;
         Ok(())
@@ -77,6 +80,15 @@ impl Tls {
 }
 
 impl Files {
+    fn expect_regular(&self) -> Result<(), ServeError> {
+        let Self { certificate, key, client_authority } = self;
+        for path in [certificate, key].into_iter().chain(client_authority) {
+            let found = path.metadata().and_then(|it| Expected::File.check(&it));
+            found.map_err(|error| tls_error(path, &error))?;
+        }
+        Ok(())
+    }
+
     fn read(&self) -> Result<ServerConfig, ServeError> {
         let Self { certificate, key, client_authority } = self;
         let chain = certificates(certificate)?;

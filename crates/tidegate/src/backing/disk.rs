@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::areas::Areas;
 use super::facts::{Facts, Looped, Partition, identity_of, said};
 use super::inode::identity_of_file;
+use crate::opening::{self, Expected};
 
 /// Sysfs counts partitions in these, whatever the disk's sectors are.
 const SECTOR_BYTES: u64 = 512;
@@ -53,11 +54,16 @@ pub(super) fn is_read_only(folder: &Path) -> bool {
 /// The file behind the loop device in `folder`, where it is still at its path.
 fn looped(folder: &Path) -> Option<Looped> {
     let path = std::fs::read_to_string(folder.join("loop/backing_file")).ok()?;
-    let file = File::open(path.trim_end_matches('\n')).ok()?;
+    let file = open(Path::new(path.trim_end_matches('\n')))?;
     let metadata = file.metadata().ok().filter(|it| !it.file_type().is_block_device())?;
     let identity = identity_of_file(&file, &metadata).ok()?;
     let offset = number(&folder.join("loop/offset")).unwrap_or_default();
     Some(Looped { identity, offset })
+}
+
+/// Opens the file or disk at a path that the kernel told, and that may name something else by now.
+fn open(path: &Path) -> Option<File> {
+    opening::open(path, Expected::Blocks, File::options().read(true)).ok()
 }
 
 /// The partition in `folder` of the disk in `whole`.
@@ -72,7 +78,7 @@ fn partition(folder: &Path, whole: &Path) -> Partition {
 /// before 6.12 do not tell it.
 fn uuid_in_table(whole: &Path, number: u32) -> Option<String> {
     let sector = self::number(&whole.join("queue/logical_block_size"))?;
-    let file = File::open(Path::new("/dev").join(event_value(whole, "DEVNAME")?)).ok()?;
+    let file = open(&Path::new("/dev").join(event_value(whole, "DEVNAME")?))?;
     let found = file.metadata().ok().filter(|it| it.file_type().is_block_device())?;
     if folder_of(&found).canonicalize().ok()? != whole.canonicalize().ok()? {
         return None;

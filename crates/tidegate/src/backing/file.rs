@@ -15,6 +15,7 @@ use super::disk::{self, folder_of};
 use super::observe::Observer;
 use super::{BackingError, OpenBacking, Opening, Scheme};
 use crate::device::file::{FileDevice, FileOptions};
+use crate::opening::{self, Expected};
 use crate::pool::{Glance, glance};
 
 /// `file:PATH`, `file:///PATH` or a plain path.
@@ -42,7 +43,9 @@ fn open(rest: &str, opening: &Opening<'_>) -> Result<OpenBacking, BackingError> 
     let url = || format!("file:{rest}");
     let failed = |action| move |source| BackingError::Io { action, url: url(), source };
     let path = Path::new(rest);
-    let lock = File::options().read(true).write(true).open(path).map_err(failed("open"))?;
+    let mut options = File::options();
+    let options = options.read(true).write(true);
+    let lock = opening::open(path, Expected::Blocks, options).map_err(failed("open"))?;
     // A log would write its records over itself.
     if is_at(&lock, opening.pool).map_err(failed("inspect"))? {
         return Err(BackingError::IsPool { url: url() });

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::opening::Expected;
+
 /// An error of a [`Region`](super::Region).
 #[derive(Debug, thiserror::Error)]
 pub enum PmemError {
@@ -83,7 +85,7 @@ pub enum PmemError {
         path: PathBuf,
     },
     /// The path names something that cannot be mapped as persistent memory.
-    #[error("{path} is {found}: a regular file or a devdax character device is expected")]
+    #[error("{path} is {found}: {} is expected, name one", Expected::Pool)]
     NotMappable {
         /// The path.
         path: PathBuf,

@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::{Domain, PmemError};
+use crate::opening::{self, Expected, WrongKind, devdax_bytes, devdax_number};
 
 type Result<T> = std::result::Result<T, PmemError>;
 
@@ -94,15 +95,12 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps what is at `path`; a file so that it can grow to `limit_bytes`.
     pub(super) fn open(path: &Path, read_only: bool, limit_bytes: u64) -> Result<Self> {
-        let metadata = std::fs::metadata(path).map_err(not_there("open", path))?;
-        let file_type = metadata.file_type();
-        if !file_type.is_file() && !file_type.is_char_device() {
-            return Err(not_mappable(path, file_type));
-        }
-        let mut open = File::options();
-        let file = open.read(true).write(!read_only).open(path).map_err(os("open", path))?;
+        let mut options = File::options();
+        let options = options.read(true).write(!read_only);
+        let file = opening::open(path, Expected::Pool, options).map_err(not_opened(path))?;
+        let metadata = file.metadata().map_err(os("inspect", path))?;
         lock(&file, path, read_only)?;
-        if file_type.is_char_device() {
+        if metadata.file_type().is_char_device() {
             Self::of_devdax(file, path, metadata.rdev(), read_only)
         } else {
             Self::of_file(file, path, read_only, limit_bytes)
@@ -223,12 +221,11 @@ impl Mapping {
     }
 
     fn of_devdax(file: File, path: &Path, device: u64, read_only: bool) -> Result<Self> {
-        let sys = format!("/sys/dev/char/{}:{}", libc::major(device), libc::minor(device));
-        let Some(len_bytes) = read_number(&format!("{sys}/size")) else {
+        let Some(len_bytes) = devdax_bytes(device) else {
             let found = "a character device that is no devdax device";
             return Err(PmemError::NotMappable { path: path.to_path_buf(), found });
         };
-        let align_bytes = read_number(&format!("{sys}/align")).unwrap_or(DEVDAX_ALIGN_BYTES);
+        let align_bytes = devdax_number(device, "align").unwrap_or(DEVDAX_ALIGN_BYTES);
         let base = map(&file, len_bytes, read_only, MapFlags::SHARED).map_err(os("map", path))?;
         Ok(Self::new(base, (len_bytes, len_bytes), Kind::Devdax, align_bytes, Some(file)))
     }
@@ -466,15 +463,11 @@ fn not_there(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Pme
     }
 }
 
-fn not_mappable(path: &Path, file_type: std::fs::FileType) -> PmemError {
-    let found = match file_type {
-        kind if kind.is_dir() => "a directory",
-        kind if kind.is_block_device() => "a block device",
-        kind if kind.is_fifo() => "a pipe",
-        kind if kind.is_socket() => "a socket",
-        _ => "no regular file",
-    };
-    PmemError::NotMappable { path: path.to_path_buf(), found }
+fn not_opened(path: &Path) -> impl FnOnce(io::Error) -> PmemError {
+    move |error| match WrongKind::of(&error) {
+        Some(WrongKind { found, .. }) => PmemError::NotMappable { path: path.to_path_buf(), found },
+        None => not_there("open", path)(error),
+    }
 }
 
 /// Locks against other openers until the mapping is dropped.
@@ -568,8 +561,4 @@ fn address_for(len_bytes: u64) -> *mut std::ffi::c_void {
 fn on_tmpfs(file: &File) -> io::Result<bool> {
     let magic = rustix::fs::fstatfs(file)?.f_type;
     Ok(u64::try_from(magic) == Ok(TMPFS_MAGIC))
-}
-
-fn read_number(path: &str) -> Option<u64> {
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }

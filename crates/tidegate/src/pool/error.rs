@@ -28,7 +28,7 @@ pub enum PoolError {
         second: CopyFault,
     },
     /// The pool is too small for anything.
-    #[error("the pool has {found_bytes} bytes: this engine needs at least {least_bytes}")]
+    #[error("{found_bytes} bytes are too few for a pool: this engine needs at least {least_bytes}")]
     TooSmall {
         /// Size of the pool in bytes.
         found_bytes: u64,

@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use tidegate::stack::Stat;
 
 use crate::args::TopArgs;
-use crate::control::{Answer, stat_of};
+use crate::control::stat_of;
 use terminal::{Event, Terminal};
 use view::{Order, View};
 
@@ -34,16 +34,11 @@ pub(crate) fn run(args: &TopArgs) -> Result<()> {
 }
 
 fn read(args: &TopArgs) -> Result<Stat> {
-    let shown = args.target.display();
-    match stat_of(&args.target)? {
-        Answer::Of(stat) => Ok(stat),
-        Answer::Nobody => bail!("{shown}: no server has it open; start `tidegate serve`"),
-        Answer::Supervisor => {
-            bail!(
-                "{shown} is the socket of a supervisor of `tidegate run`; `tidegate stat` reads it"
-            )
-        }
-    }
+    stat_of(&args.target)?.of_server(
+        &args.target,
+        "start `tidegate serve` first",
+        "the socket of a supervisor of `tidegate run`; `tidegate stat` reads it",
+    )
 }
 
 /// Shows one reading after the other.

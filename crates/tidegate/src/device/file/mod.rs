@@ -40,6 +40,7 @@ use self::reopen::Reopening;
 use super::{AsyncRequest, BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry};
 use super::{Operation, Request, Result, WriteFlags, ZeroFlags};
 use crate::durable;
+use crate::opening::{self, Expected, WrongKind};
 
 /// How data moves between a [`FileDevice`] and its callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -144,8 +145,11 @@ fn open_file(path: &Path, options: &FileOptions) -> Result<File> {
             Some(Errno::BUSY) => ": it is in use, unmount it first",
             _ => "",
         };
-        let path = path.display();
-        DeviceError::with_source(DeviceErrorKind::Io, format!("cannot open {path}{hint}"), error)
+        let kind = match WrongKind::of(&error) {
+            Some(_) => DeviceErrorKind::Unsupported,
+            None => DeviceErrorKind::Io,
+        };
+        DeviceError::with_source(kind, format!("cannot open {}{hint}", path.display()), error)
     };
     let file = open_at(path, options).map_err(refused)?;
     if let Some(bytes) = options.create_bytes {
@@ -161,7 +165,11 @@ fn open_at(path: &Path, options: &FileOptions) -> std::io::Result<File> {
     flags.set(OFlags::EXCL, is_block && !options.read_only);
     let mut open = std::fs::OpenOptions::new();
     open.read(true).write(!options.read_only).create_new(options.create_bytes.is_some());
-    open.custom_flags(flags.bits().cast_signed()).open(path)
+    open.custom_flags(flags.bits().cast_signed());
+    match options.create_bytes {
+        Some(_) => open.open(path),
+        None => opening::open(path, Expected::Blocks, &open),
+    }
 }
 
 /// Makes a new file's name durable: flushes of the file alone do not.
@@ -176,12 +184,6 @@ fn geometry_of(file: &File, path: &Path, options: &FileOptions) -> Result<Geomet
     let os = |errno: Errno| DeviceError::os(format!("inspecting {path}"), errno);
     let metadata = file.metadata().map_err(|error| os(errno_of(&error)))?;
     let is_block = metadata.file_type().is_block_device();
-    if !is_block && !metadata.is_file() {
-        return Err(DeviceError::new(
-            DeviceErrorKind::Unsupported,
-            format!("{path} is neither a file nor a block device"),
-        ));
-    }
     let unit = if is_block {
         rustix::fs::ioctl_blksszget(file).map_err(os)?
     } else {

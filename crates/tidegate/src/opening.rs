@@ -1,0 +1,138 @@
+//! Opening what a user's path names, so that no open waits.
+//!
+//! An open of a FIFO waits for its other end, and an open of some devices changes them. So a
+//! descriptor that only names the file comes first, and tells the kind. Then that file is opened,
+//! whatever the path names by now.
+
+use std::fs::{File, FileType, Metadata, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+
+/// What a path is expected to name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
+pub enum Expected {
+    /// A pool.
+    #[strum(serialize = "a regular file or a devdax character device")]
+    Pool,
+    /// A backing, or another device of blocks.
+    #[strum(serialize = "a regular file or a block device")]
+    Blocks,
+    /// A file that can be read more than once.
+    #[strum(serialize = "a regular file")]
+    File,
+}
+
+impl Expected {
+    /// Refuses what `metadata` describes if it is of another kind.
+    ///
+    /// # Errors
+    /// A [`WrongKind`] inside.
+    pub fn check(self, metadata: &Metadata) -> io::Result<()> {
+        let kind = metadata.file_type();
+        let fits = match self {
+            _ if kind.is_file() => true,
+            Self::Pool => kind.is_char_device() && devdax_bytes(metadata.rdev()).is_some(),
+            Self::Blocks => kind.is_block_device(),
+            Self::File => false,
+        };
+        let found = match self {
+            Self::Pool if kind.is_char_device() => "a character device that is no devdax device",
+            _ => words(kind),
+        };
+        let wrong =
+            || io::Error::new(io::ErrorKind::InvalidInput, WrongKind { found, expected: self });
+        if fits { Ok(()) } else { Err(wrong()) }
+    }
+}
+
+/// A path names something of another kind than was expected.
+#[derive(Debug, thiserror::Error)]
+#[error("it is {found}: {expected} is expected, name one")]
+pub struct WrongKind {
+    /// What it names.
+    pub found: &'static str,
+    /// What was expected.
+    pub expected: Expected,
+}
+
+impl WrongKind {
+    /// Returns the cause of `error` if it is one of these.
+    pub fn of(error: &io::Error) -> Option<&Self> {
+        error.get_ref()?.downcast_ref()
+    }
+}
+
+/// Opens what `path` names with `options`, which create nothing.
+///
+/// # Errors
+/// That of the kernel; a [`WrongKind`] inside, before anything is opened.
+pub fn open(path: &Path, expected: Expected, options: &OpenOptions) -> io::Result<File> {
+    let named = File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
+    expected.check(&named.metadata()?)?;
+    options.open(format!("/proc/self/fd/{}", named.as_raw_fd()))
+}
+
+/// Returns the size of the character device `device` if that is a devdax device.
+pub(crate) fn devdax_bytes(device: u64) -> Option<u64> {
+    devdax_number(device, "size")
+}
+
+/// Returns a number that the kernel tells of the character device `device`.
+pub(crate) fn devdax_number(device: u64, name: &str) -> Option<u64> {
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let text = std::fs::read_to_string(format!("/sys/dev/char/{major}:{minor}/{name}"));
+    text.ok()?.trim().parse().ok()
+}
+
+fn words(kind: FileType) -> &'static str {
+    match kind {
+        kind if kind.is_file() => "a regular file",
+        kind if kind.is_dir() => "a directory",
+        kind if kind.is_block_device() => "a block device",
+        kind if kind.is_fifo() => "a FIFO",
+        kind if kind.is_socket() => "a socket",
+        kind if kind.is_char_device() => "a character device",
+        _ => "no regular file",
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use rustix::fs::{CWD, FileType, mknodat};
+
+    use super::*;
+
+    #[test]
+    fn only_what_is_expected_is_opened_and_nothing_waits() {
+        let dir = tempfile::tempdir().unwrap();
+        let [fifo, socket, file, none] =
+            ["fifo", "socket", "file", "none"].map(|name| dir.path().join(name));
+        mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).unwrap();
+        let _listens = UnixListener::bind(&socket).unwrap();
+        std::fs::write(&file, "precious").unwrap();
+        for expected in [Expected::Pool, Expected::Blocks, Expected::File] {
+            for writes in [false, true] {
+                let mut options = File::options();
+                let options = options.read(!writes).write(writes);
+                let opened = |path: &Path| open(path, expected, options);
+                for (path, found) in [
+                    (dir.path(), "a directory"),
+                    (&fifo, "a FIFO"),
+                    (&socket, "a socket"),
+                    (Path::new("/dev/null"), "a character device"),
+                ] {
+                    let error = opened(path).unwrap_err();
+                    assert!(WrongKind::of(&error).unwrap().found.starts_with(found), "{error}");
+                }
+                assert_eq!(opened(&none).unwrap_err().kind(), io::ErrorKind::NotFound);
+                assert_eq!(opened(&file).unwrap().metadata().unwrap().len(), 8);
+            }
+        }
+    }
+}
