@@ -32,7 +32,7 @@
 //! - `store` has the slots in persistent memory: layout, headers, lanes, batches, records;
 //! - `backing` has the device below: writes under way, writes not flushed, failures, pace.
 //!
-//! Beside them: `queue` and `start` take requests, `recover` opens a pool, [`check`] verifies one,
+//! Beside them: `start` and `routed` take requests, `recover` opens a pool, [`check`] verifies one,
 //! `resize` begins another size, `span` splits bytes into pages, `tier` and `counters` report, and
 //! `policy/` has the decisions without I/O.
 
@@ -49,10 +49,10 @@ mod error;
 pub mod fuzzing;
 mod pages;
 pub mod policy;
-mod queue;
 mod read;
 mod recover;
 mod resize;
+mod routed;
 mod router;
 mod span;
 mod start;
@@ -89,12 +89,12 @@ use crate::pmem::{PmemError, Region};
 use crate::stats::{RequestKind, Requests};
 use crate::sync::Ordering;
 use crate::tier::background::{Work, Workers};
-use crate::tier::clock::now_ns;
 use choices::Choices;
 use counters::{Counter, Tally};
 use policy::cost::{Kind, Place};
-use queue::Queue;
-use router::mode::{Behaviour, Mode};
+use routed::Routed;
+use router::mode::Mode;
+use router::{Misses, Route};
 use span::bytes_of;
 use span::{Content, ZERO_PAGE, pages_of, pieces};
 use store::layout::PAGE;
@@ -170,15 +170,6 @@ pub struct CacheDevice {
     recovered: Recovered,
 }
 
-/// Where a request comes from.
-#[derive(Debug, Clone, Copy)]
-struct Origin {
-    /// The client's queue.
-    queue: u16,
-    /// The IO class.
-    class: u8,
-}
-
 /// What a write asks for beside its data.
 #[derive(Debug, Clone, Copy)]
 struct Ask<'a> {
@@ -188,15 +179,16 @@ struct Ask<'a> {
     keeps_space: bool,
     /// Zeroes that the backing would have to write are refused.
     fast_only: bool,
-    from: Origin,
+    /// The IO class.
+    class: u8,
     /// What it did so far.
     tally: &'a Tally,
 }
 
 impl<'a> Ask<'a> {
     /// That of a write of data.
-    fn of_write(fua: bool, from: Origin, tally: &'a Tally) -> Self {
-        Self { fua, keeps_space: false, fast_only: false, from, tally }
+    fn of_write(fua: bool, class: u8, tally: &'a Tally) -> Self {
+        Self { fua, keeps_space: false, fast_only: false, class, tally }
     }
 }
 
@@ -300,67 +292,91 @@ impl Drop for CacheDevice {
 }
 
 impl Core {
-    fn read(&self, queue: u32, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.backing.geometry.check(offset, buf.len() as u64)?;
+    /// Routes a request that runs on this thread to its end.
+    fn take(&self, kind: Option<Kind>, range: (u64, u64)) -> Result<Route> {
+        self.router.route(0, kind, range).inspect(|route| self.router.take_turn(route))
+    }
+
+    /// Runs a read or a write as [`BlockDevice::attempt`] does.
+    fn attempt(&self, operation: &mut Operation<'_>, route: &Route) -> Attempt {
+        if !route.needs_cache_alone || route.place == Some(Place::Backing) {
+            return Attempt::WouldBlock;
+        }
+        let _under_way = self.router.by_cost.begin();
+        let done = match operation {
+            Operation::Read { buf, .. } => self.attempt_read(route, buf),
+            Operation::Write { data, flags, .. } => self.attempt_write(route, data, flags.fua),
+            _ => Attempt::WouldBlock,
+        };
+        if matches!(done, Attempt::Done(Ok(()))) {
+            self.router.take_turn(route);
+            self.router.admission.note_hit(&route.request);
+        }
+        done
+    }
+
+    fn read(&self, route: &Route, buf: &mut [u8]) -> Result<()> {
         self.backing.pace.note_request();
         let running = self.requests.begin(RequestKind::Read, buf.len() as u64);
         let _under_way = self.router.by_cost.begin();
-        let (from, behaviour) = self.router.sort(queue, (offset, buf.len() as u64), false);
-        self.read_by_cost(behaviour, offset, buf, from, &running)
+        self.read_routed(route, buf, &running)
     }
 
-    fn write(&self, queue: u32, offset: u64, data: &[u8], fua: bool) -> Result<()> {
-        self.backing.geometry.check_write(offset, data.len() as u64)?;
+    /// Writes as the mode does, or around the cache where that is quicker.
+    fn write(&self, route: &Route, data: &[u8], fua: bool) -> Result<()> {
         self.backing.pace.note_request();
         let _running = self.requests.begin(RequestKind::Write, data.len() as u64);
         if data.is_empty() {
             return Ok(());
         }
         let _under_way = self.router.by_cost.begin();
-        let (from, behaviour) = self.router.sort(queue, (offset, data.len() as u64), true);
-        let tally = Tally::default();
-        let content = Content::of(offset, data);
-        self.write_by_cost(behaviour, &content, Ask::of_write(fua, from, &tally))?;
-        self.pages.counters.count_write(from.class, &tally, &pages_of(offset, data.len() as u64));
+        let (tally, began_ns) = (Tally::default(), route.began_ns());
+        let content = Content::of(route.request.offset_bytes, data);
+        let ask = Ask::of_write(fua, route.class, &tally);
+        if route.place == Some(Place::Backing) {
+            self.pages.counters.add(Counter::WritesByCost, 1);
+            self.bypass(&content, Ask { fua: true, ..ask })?;
+        } else {
+            self.write_admitted(route, &content, ask)?;
+        }
+        self.router.note_write_cost(route, began_ns);
+        self.pages.counters.count_write(route.class, &tally, &route.pages());
         Ok(())
     }
 
     /// Zeroes that keep their space are stored as data: a slot without data becomes a hole of the
     /// backing. So they are never fast.
-    fn write_zeroes(&self, queue: u32, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.backing.geometry.check_zeroes(offset, len, flags)?;
-        let ZeroFlags { fua, may_unmap, fast_only } = flags;
+    fn write_zeroes(&self, route: &Route, flags: ZeroFlags) -> Result<()> {
+        let (bytes, ZeroFlags { fua, may_unmap, fast_only }) = (route.bytes(), flags);
+        let len = bytes.end - bytes.start;
+        self.backing.geometry.check_zeroes(bytes.start, len, flags)?;
         if fast_only && !may_unmap {
-            return Err(DeviceError::not_fast(offset, len));
+            return Err(DeviceError::not_fast(bytes.start, len));
         }
         self.backing.pace.note_request();
         let _running = self.requests.begin(RequestKind::Zero, len);
-        let (from, behaviour) = self.router.sort(queue, (offset, len), true);
-        let tally = Tally::default();
-        let ask = Ask { fua, keeps_space: !may_unmap, fast_only, from, tally: &tally };
-        pieces(offset..offset + len, u64::MAX).try_for_each(|bytes| {
+        let (class, tally) = (route.class, Tally::default());
+        let ask = Ask { fua, keeps_space: !may_unmap, fast_only, class, tally: &tally };
+        pieces(bytes, u64::MAX).try_for_each(|bytes| {
             let part_len = usize::try_from(bytes.end - bytes.start).unwrap_or(PAGE);
             let data = (!span::is_whole(&bytes)).then(|| &ZERO_PAGE[..part_len]);
-            behaviour.write(self, &Content { bytes, data }, ask)
+            route.mode.write(self, &Content { bytes, data }, ask)
         })?;
-        self.pages.counters.count_write(from.class, &tally, &pages_of(offset, len));
+        self.pages.counters.count_write(class, &tally, &route.pages());
         Ok(())
     }
 
-    /// Makes the whole pages of `len` bytes at `offset` zero; with atomic flush only those that are
-    /// cached.
-    fn discard(&self, queue: u32, offset: u64, len: u64) -> Result<()> {
-        self.backing.geometry.check_write(offset, len)?;
+    /// Makes the whole pages of the request zero; with atomic flush only those that are cached.
+    fn discard(&self, route: &Route) -> Result<()> {
         self.backing.pace.note_request();
-        let _running = self.requests.begin(RequestKind::Zero, len);
-        let (from, behaviour) = self.router.sort(queue, (offset, len), true);
+        let _running = self.requests.begin(RequestKind::Zero, route.request.len_bytes);
         // Not counted: a discard is no write, as in Open CAS.
         let tally = Tally::default();
-        let ask = Ask::of_write(false, from, &tally);
-        let mut whole = pieces(offset..offset + len, u64::MAX).filter(span::is_whole);
+        let ask = Ask::of_write(false, route.class, &tally);
+        let mut whole = pieces(route.bytes(), u64::MAX).filter(span::is_whole);
         whole.try_for_each(|bytes| match self.pages.groups {
             Some(_) => self.zero_cached(span::pages_in(&bytes), ask),
-            None => behaviour.write(self, &Content { bytes, data: None }, ask),
+            None => route.mode.write(self, &Content { bytes, data: None }, ask),
         })
     }
 
@@ -388,20 +404,15 @@ impl Core {
         Ok(whole)
     }
 
-    /// Writes `content` as `behaviour` does, but for what is not admitted: pages that are not
-    /// cached are written around the cache then.
-    fn write_admitted(
-        &self,
-        behaviour: &dyn Behaviour,
-        content: &Content<'_>,
-        ask: Ask<'_>,
-    ) -> Result<()> {
-        if !behaviour.caches_writes() || !self.router.admission.is_choosy() {
-            return behaviour.write(self, content, ask);
+    /// Writes `content` as the mode does, but for what is not admitted: pages that are not cached
+    /// are written around the cache then.
+    fn write_admitted(&self, route: &Route, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
+        if route.misses != Misses::IfAdmitted {
+            return route.mode.write(self, content, ask);
         }
         let (bytes, pages) = (&content.bytes, content.pages());
-        if self.admits(bytes, true, ask.from)? {
-            behaviour.write(self, content, ask)?;
+        if self.admits(route)? {
+            route.mode.write(self, content, ask)?;
             self.router.admission.note_cached(pages);
             return Ok(());
         }
@@ -415,42 +426,13 @@ impl Core {
             let part = bytes.start.max(of_run.start)..bytes.end.min(of_run.end);
             let content = content.part(part);
             if is_cached {
-                behaviour.write(self, &content, ask)?;
+                route.mode.write(self, &content, ask)?;
             } else {
                 self.bypass(&content, ask)?;
             }
             from = run.end;
         }
         Ok(())
-    }
-
-    /// Writes `content` as `behaviour` does, or around the cache where that is quicker,
-    /// and measures what it takes.
-    fn write_by_cost(
-        &self,
-        behaviour: &dyn Behaviour,
-        content: &Content<'_>,
-        ask: Ask<'_>,
-    ) -> Result<()> {
-        let write = || self.write_admitted(behaviour, content, ask);
-        if !behaviour.writes_back() || !self.router.may_go_around(&content.bytes) {
-            return write();
-        }
-        let len = content.len_bytes();
-        let goes_around = self.router.by_cost.picks_or_was_picked(Kind::Write, len);
-        let began_ns = now_ns();
-        let (place, written) = if goes_around {
-            self.pages.counters.add(Counter::WritesByCost, 1);
-            let written = self.bypass(content, Ask { fua: true, ..ask });
-            (Place::Backing, written)
-        } else {
-            (Place::Memory, write())
-        };
-        if written.is_ok() {
-            let took_ns = now_ns().saturating_sub(began_ns);
-            self.router.see_cost(place, Kind::Write, len, took_ns, 1);
-        }
-        written
     }
 }
 
@@ -461,11 +443,13 @@ impl BlockDevice for CacheDevice {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.core.read(0, offset, buf)
+        let route = self.core.take(Some(Kind::Read), (offset, buf.len() as u64))?;
+        self.core.read(&route, buf)
     }
 
     fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.core.write(0, offset, data, flags.fua)
+        let route = self.core.take(Some(Kind::Write), (offset, data.len() as u64))?;
+        self.core.write(&route, data, flags.fua)
     }
 
     /// Commits the writes before it, with atomic flush. Passes the flush on where writes reached
@@ -481,11 +465,11 @@ impl BlockDevice for CacheDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.core.discard(0, offset, len)
+        self.core.discard(&self.core.take(None, (offset, len))?)
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.core.write_zeroes(0, offset, len, flags)
+        self.core.write_zeroes(&self.core.take(None, (offset, len))?, flags)
     }
 
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
@@ -496,31 +480,20 @@ impl BlockDevice for CacheDevice {
     fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
         let core = &self.core;
         core.backing.pace.note_request();
-        let sort = |range, is_write| core.router.sort(context.queue, range, is_write);
-        let range = operation.range();
-        match operation {
+        let kind = match operation {
             Operation::Read { offset, buf: [] } => {
-                Attempt::Done(core.backing.geometry.check(*offset, 0))
+                return Attempt::Done(core.backing.geometry.check(*offset, 0));
             }
-            Operation::Read { offset, buf } => match sort(range, false) {
-                (from, it) if it.reads_hits() => {
-                    let _under_way = core.router.by_cost.begin();
-                    core.attempt_read_by_cost(*offset, buf, from)
-                }
-                _ => Attempt::WouldBlock,
-            },
-            Operation::Write { offset, data, flags } => match sort(range, true) {
-                (from, it) if it.writes_back() => {
-                    let _under_way = core.router.by_cost.begin();
-                    let tally = Tally::default();
-                    let ask = Ask::of_write(flags.fua, from, &tally);
-                    core.attempt_write_by_cost(*offset, data, ask)
-                }
-                _ => Attempt::WouldBlock,
-            },
-            Operation::Flush if core.pages.commits_many() => Attempt::WouldBlock,
-            Operation::Flush if !core.backing.passes_flush_on() => Attempt::Done(self.flush()),
-            _ => Attempt::WouldBlock,
+            Operation::Read { .. } => Kind::Read,
+            Operation::Write { .. } => Kind::Write,
+            Operation::Flush if !core.pages.commits_many() && !core.backing.passes_flush_on() => {
+                return Attempt::Done(self.flush());
+            }
+            _ => return Attempt::WouldBlock,
+        };
+        match core.router.route(context.queue, Some(kind), operation.range()) {
+            Ok(route) => core.attempt(operation, &route),
+            Err(error) => Attempt::Done(Err(error)),
         }
     }
 

@@ -1,12 +1,12 @@
 //! Reads: pages from their slots, the rest from the backing.
 
+use super::Core;
 use super::counters::Counter;
-use super::policy::cost::Kind;
-use super::router::by_cost::may_read_around;
-use super::router::mode::Behaviour;
-use super::span::{bytes_at, pages_of, parts};
+use super::policy::Request;
+use super::policy::cost::Place;
+use super::router::Route;
+use super::span::parts;
 use super::store::layout::{PAGE, PAGE_BYTES};
-use super::{Core, Origin};
 use crate::device::{Attempt, Result};
 use crate::stats::RequestKind;
 use crate::stats::Running;
@@ -14,17 +14,11 @@ use crate::tier::clock::now_ns;
 use crate::tier::version_locks::Version;
 
 impl Core {
-    /// Reads at `offset`. What the backing had is kept afterwards where `promotes`.
-    pub(super) fn read_bytes(
-        &self,
-        offset: u64,
-        buf: &mut [u8],
-        promotes: bool,
-        from: Origin,
-    ) -> Result<()> {
-        let Origin { class, .. } = from;
-        let pages = pages_of(offset, buf.len() as u64);
-        let promotes = promotes && self.admits(&bytes_at(offset, buf.len()), false, from)?;
+    /// Reads the bytes of a request, and keeps those of the backing where they are admitted.
+    pub(super) fn read_bytes(&self, route: &Route, buf: &mut [u8]) -> Result<()> {
+        let Route { class, request: Request { offset_bytes: offset, .. }, .. } = *route;
+        let pages = route.pages();
+        let promotes = self.admits(route)?;
         let (mut at, mut hits) = (0, 0);
         while let Some(part) = parts(offset + at as u64, buf.len() - at).next() {
             let rest = &mut buf[at..];
@@ -68,12 +62,11 @@ impl Core {
         Ok(stood)
     }
 
-    /// [`attempt`](crate::device::BlockDevice::attempt) of a read of whole blocks of the device,
-    /// which the caller has checked: done where all of it is cached.
-    pub(super) fn attempt_read(&self, offset: u64, buf: &mut [u8], class: u8) -> Attempt {
+    /// Reads where all pages are cached, as an attempt.
+    pub(super) fn attempt_read(&self, route: &Route, buf: &mut [u8]) -> Attempt {
         let running = self.requests.begin(RequestKind::Read, buf.len() as u64);
-        for part in parts(offset, buf.len()) {
-            match self.pages.read_hit(&part, &mut buf[part.at.clone()], class) {
+        for part in parts(route.request.offset_bytes, buf.len()) {
+            match self.pages.read_hit(&part, &mut buf[part.at.clone()], route.class) {
                 Ok(true) => {}
                 Ok(false) => {
                     running.hand_back();
@@ -82,29 +75,11 @@ impl Core {
                 Err(error) => return Attempt::Done(Err(error)),
             }
         }
-        let pages = pages_of(offset, buf.len() as u64);
+        let pages = route.pages();
         let pages = pages.end - pages.start;
-        self.pages.counters.count_read(class, pages, pages);
+        self.pages.counters.count_read(route.class, pages, pages);
         self.router.note_read_cost(buf.len(), &running);
         Attempt::Done(Ok(()))
-    }
-
-    /// [`attempt`](crate::device::BlockDevice::attempt) of a read: one that is the backing's is
-    /// handed back.
-    pub(super) fn attempt_read_by_cost(
-        &self,
-        offset: u64,
-        buf: &mut [u8],
-        from: Origin,
-    ) -> Attempt {
-        if let Err(error) = self.backing.geometry.check(offset, buf.len() as u64) {
-            return Attempt::Done(Err(error));
-        }
-        let may_be = self.router.by_cost.is_on() && may_read_around(offset, buf.len());
-        if may_be && self.router.hands_back(Kind::Read, buf.len() as u64) {
-            return Attempt::WouldBlock;
-        }
-        self.attempt_noted_read(offset, buf, from)
     }
 
     /// Reads whole pages from the backing for a client, counts them, and measures what it takes.
@@ -118,56 +93,37 @@ impl Core {
         Ok(())
     }
 
-    /// Reads at `offset` as `behaviour` does, or from the backing where that is quicker. `running`
-    /// may measure it.
-    pub(super) fn read_by_cost(
+    /// Reads as the mode does, or from the backing where that is quicker. `running` may measure it.
+    pub(super) fn read_routed(
         &self,
-        behaviour: &dyn Behaviour,
-        offset: u64,
+        route: &Route,
         buf: &mut [u8],
-        from: Origin,
         running: &Running<'_>,
     ) -> Result<()> {
-        if !self.router.by_cost.is_on() || !behaviour.reads_hits() {
-            return behaviour.read(self, offset, buf, from);
-        }
-        if self.reads_around(offset, buf, from.class) {
+        if route.place == Some(Place::Backing) && self.reads_around(route, buf) {
             return Ok(());
         }
-        let pages = pages_of(offset, buf.len() as u64);
-        let is_measured = running.sampled_ns().is_some() && self.pages.has_all(&pages);
-        behaviour.read(self, offset, buf, from)?;
+        let is_measured = route.needs_cache_alone
+            && self.router.by_cost.is_on()
+            && running.sampled_ns().is_some()
+            && self.pages.has_all(&route.pages());
+        route.mode.read(self, route, buf)?;
         if is_measured {
             self.router.note_read_cost(buf.len(), running);
         }
         Ok(())
     }
 
-    /// Reads clean pages at `offset` from the backing, where that is quicker. False: the cache is
-    /// to be read.
-    fn reads_around(&self, offset: u64, buf: &mut [u8], class: u8) -> bool {
-        let may_be = may_read_around(offset, buf.len());
-        if !may_be || !self.router.by_cost.picks_or_was_picked(Kind::Read, buf.len() as u64) {
-            return false;
-        }
-        let pages = pages_of(offset, buf.len() as u64);
-        let Some(seen) = self.router.see_clean(pages, class) else { return false };
-        let is_read = self.read_backing(offset, buf, class).is_ok();
+    /// Reads clean pages from the backing. Returns `false` where the cache is to be read.
+    fn reads_around(&self, route: &Route, buf: &mut [u8]) -> bool {
+        let Some(seen) = self.router.see_clean(route) else { return false };
+        let is_read = self.read_backing(route.request.offset_bytes, buf, route.class).is_ok();
         let stands = |(page, version): (u64, Version)| self.pages.locks.unchanged(page, version);
         if !is_read || !seen.into_iter().all(stands) {
             return false;
         }
-        self.pages.counters.add_of(class, Counter::PassThroughReads, 1);
+        self.pages.counters.add_of(route.class, Counter::PassThroughReads, 1);
         self.pages.counters.add(Counter::ReadsByCost, 1);
         true
-    }
-
-    /// [`attempt`](crate::device::BlockDevice::attempt) of a read: of cached pages alone.
-    pub(super) fn attempt_noted_read(&self, offset: u64, buf: &mut [u8], from: Origin) -> Attempt {
-        let done = self.attempt_read(offset, buf, from.class);
-        if matches!(done, Attempt::Done(Ok(()))) {
-            self.router.admission.note_hit(&bytes_at(offset, buf.len()), false, from.queue);
-        }
-        done
     }
 }

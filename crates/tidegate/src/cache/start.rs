@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use super::backing::pace::Foreground;
 use super::pages::Missing;
-use super::{CacheDevice, Core, Queue};
+use super::policy::cost::Kind;
+use super::router::{Misses, Route};
+use super::{CacheDevice, Core, Routed};
 use crate::device::{AsyncRequest, Operation, OwnedOperation, Result, start_on_pool};
 use crate::stats::{Begun, RequestKind};
 use crate::tier::clock::now_ns;
@@ -17,9 +19,8 @@ use crate::tier::clock::now_ns;
 /// A read at the backing.
 struct StartedRead {
     device: Arc<CacheDevice>,
-    class: u8,
-    /// The class for which the pages are kept, if they are.
-    kept_for: Option<u8>,
+    /// With the decision whether the pages are kept.
+    route: Route,
     missing: Vec<Missing>,
     begun: Begun,
     began_ns: u64,
@@ -37,51 +38,52 @@ impl Drop for StartedRead {
 
 impl CacheDevice {
     /// [`BlockDevice::start`](crate::device::BlockDevice::start).
-    pub(super) fn start_request(self: Arc<Self>, request: AsyncRequest) {
-        let refused = match request.owned() {
-            OwnedOperation::Read { .. } => self.start_read(request),
-            _ => Some(request),
+    pub(super) fn start_request(self: Arc<Self>, mut request: AsyncRequest) {
+        let kind = match request.owned() {
+            OwnedOperation::Read { .. } => Some(Kind::Read),
+            OwnedOperation::Write { .. } => Some(Kind::Write),
+            OwnedOperation::Discard { .. } | OwnedOperation::WriteZeroes { .. } => None,
+            OwnedOperation::Flush | OwnedOperation::Status { .. } => {
+                return start_on_pool(self, request);
+            }
         };
-        if let Some(request) = refused {
-            self.start_with_thread(request);
+        let range = request.operation().range();
+        let route = match self.core.router.route(request.context().queue, kind, range) {
+            Ok(route) => route,
+            Err(error) => return request.complete(Err(error)),
+        };
+        let is_read = kind == Some(Kind::Read) && route.needs_cache_alone;
+        match is_read.then(|| self.core.pages.missing_all(&route.bytes())).flatten() {
+            Some(missing) => self.start_read(request, route, missing),
+            None => self.start_with_thread(request, route),
         }
     }
 
-    fn start_with_thread(self: Arc<Self>, request: AsyncRequest) {
-        let queue = request.context().queue;
-        start_on_pool(Arc::new(Queue { device: self, queue }), request);
+    fn start_with_thread(self: Arc<Self>, request: AsyncRequest, route: Route) {
+        self.core.router.take_turn(&route);
+        start_on_pool(Arc::new(Routed { device: self, route }), request);
     }
 
-    /// Starts a read of which the cache has nothing; returns any other.
-    fn start_read(self: &Arc<Self>, mut request: AsyncRequest) -> Option<AsyncRequest> {
+    /// Starts a read of pages that are all `missing`.
+    fn start_read(self: Arc<Self>, request: AsyncRequest, route: Route, missing: Vec<Missing>) {
         let core = &self.core;
-        let range = request.operation().range();
-        let (from, behaviour) = core.router.sort(request.context().queue, range, false);
-        let missing = core.pages.missing_all(range).filter(|_| behaviour.reads_hits());
-        let Some(missing) = missing else { return Some(request) };
-        let admits = || core.admits(&(range.0..range.0 + range.1), false, from);
-        let is_kept = match behaviour.keeps_misses().then(admits).transpose() {
-            Ok(admitted) => admitted == Some(true),
-            Err(error) => {
-                request.complete(Err(error));
-                return None;
-            }
+        let misses = match core.admits(&route) {
+            Ok(true) => Misses::Cached,
+            Ok(false) => Misses::Uncached,
+            Err(error) => return request.complete(Err(error)),
         };
         core.backing.pace.note_request();
-        core.router.by_cost.give_back_read(range.1);
         let read = StartedRead {
-            device: Arc::clone(self),
-            class: from.class,
-            kept_for: is_kept.then_some(from.class),
+            device: Arc::clone(&self),
+            route: Route { misses, ..route },
             missing,
-            begun: core.requests.begin(RequestKind::Read, range.1).detach(),
+            begun: core.requests.begin(RequestKind::Read, route.request.len_bytes).detach(),
             began_ns: now_ns(),
             is_under_way: core.router.by_cost.begin().detach(),
             _foreground: core.backing.pace.foreground(),
         };
         let below = request.forward(move |request, result| read.conclude(request, result));
         Arc::clone(&core.backing.device).start(below);
-        None
     }
 }
 
@@ -89,28 +91,29 @@ impl StartedRead {
     /// The backing has answered. This thread may be the backing's: nothing here waits.
     fn conclude(self, mut request: AsyncRequest, result: Result<()>) {
         let core = &self.device.core;
-        core.pages.counters.count_core_read(self.class, self.missing.len() as u64, &result);
+        core.pages.counters.count_core_read(self.route.class, self.missing.len() as u64, &result);
         let stood = result.and_then(|()| match request.operation() {
             Operation::Read { buf, .. } => self.keep(core, buf),
             _ => Ok(true),
         });
         if let Ok(false) = stood {
-            return Arc::clone(&self.device).start_with_thread(request);
+            return Arc::clone(&self.device).start_with_thread(request, self.route);
         }
         drop(core.requests.resume(self.begun));
         request.complete(stood.map(drop));
     }
 
-    /// Offers the pages that were read to the cache. False: one was changed meanwhile.
+    /// Offers the pages that were read to the cache. Returns `false` if one was changed meanwhile.
     fn keep(&self, core: &Core, buf: &mut [u8]) -> Result<bool> {
         core.router.note_backing_read(buf.len(), self.began_ns);
         if core.pages.standing(&self.missing, buf)? < self.missing.len() {
             return Ok(false);
         }
-        if let Some(class) = self.kept_for {
+        let class = self.route.class;
+        if self.route.misses == Misses::Cached {
             core.background.fills.keep_read(&self.missing, buf, class);
         }
-        core.pages.counters.count_read(self.class, 0, self.missing.len() as u64);
+        core.pages.counters.count_read(class, 0, self.missing.len() as u64);
         Ok(true)
     }
 }

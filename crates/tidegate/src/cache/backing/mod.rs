@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::Ask;
 use super::counters::{Counter, Counters};
 use super::pages::index::Found;
 use super::span::{Content, bytes_at, bytes_of, pages_of};
-use super::{Ask, Origin};
 use crate::device::{BlockDevice, Geometry, Request, Result, WriteFlags, ZeroFlags};
 use crate::sync::{AtomicBool, Ordering};
 use crate::tier::ledger::{Failed, Ledger};
@@ -84,7 +84,7 @@ impl Backing {
 
     /// Writes to the backing; a flush is needed afterwards unless `ask.fua`.
     pub(in crate::cache) fn write(&self, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
-        let Ask { fua, keeps_space, fast_only, from: Origin { class, .. }, .. } = ask;
+        let Ask { fua, keeps_space, fast_only, class, .. } = ask;
         let (Range { start, end }, pages) = (content.bytes.clone(), content.pages());
         let _foreground = self.pace.foreground();
         let written = if let Some(data) = content.data {

@@ -27,7 +27,7 @@ use super::backing::Backing;
 use super::backing::traffic::Seen;
 use super::counters::{Counter, Counters};
 use super::policy::classes::Admission;
-use super::span::{is_whole, pages_of};
+use super::span::{is_whole, pages_in};
 use super::store::Store;
 use super::store::layout::whole_slot;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -108,13 +108,13 @@ impl Pages {
         pages.map_while(|page| self.missing(page)).collect()
     }
 
-    /// The pages of `len` bytes at `offset` where these are whole pages, and few, and the cache
-    /// does not have all of any.
-    pub(in crate::cache) fn missing_all(&self, (offset, len): (u64, u64)) -> Option<Vec<Missing>> {
-        if self.backing.geometry.check(offset, len).is_err() || !is_whole(&(offset..offset + len)) {
+    /// Returns the pages of `bytes` where these are whole pages, and few, and the cache does not
+    /// have all of any.
+    pub(in crate::cache) fn missing_all(&self, bytes: &Range<u64>) -> Option<Vec<Missing>> {
+        if !is_whole(bytes) {
             return None;
         }
-        let pages = pages_of(offset, len);
+        let pages = pages_in(bytes);
         let count = usize::try_from(pages.end - pages.start).ok().filter(|count| *count > 0)?;
         let run = self.missing_run(pages.start, count);
         (run.len() == count).then_some(run)

@@ -5,11 +5,9 @@
 //! A decision counts a request in streams and misses, so it is made once: a request that an attempt
 //! hands back was not counted.
 
-use std::ops::Range;
-
 use parking_lot::{Mutex, MutexGuard};
 
-use super::Router;
+use super::{Route, Router};
 use crate::cache::counters::Counter;
 use crate::cache::pages::remove::batch_pages;
 use crate::cache::policy::cutoff::{Cutoff, Streams};
@@ -95,10 +93,10 @@ impl Admission {
         !self.is_open.load(Ordering::Relaxed)
     }
 
-    /// A request for `bytes` of pages that are all cached went by.
-    pub(in crate::cache) fn note_hit(&self, bytes: &Range<u64>, is_write: bool, queue: u16) {
+    /// Counts a request for pages that are all cached.
+    pub(in crate::cache) fn note_hit(&self, request: &Request) {
         if let Some(mut deciding) = self.deciding() {
-            deciding.is_cut_off(&request_of(bytes, is_write, queue), false);
+            deciding.is_cut_off(request, false);
         }
     }
 
@@ -125,22 +123,13 @@ fn is_open(deciding: &Deciding) -> bool {
     !deciding.has_classes && deciding.promotion.admits_all() && deciding.cutoff.is_off()
 }
 
-pub(in crate::cache) fn request_of(bytes: &Range<u64>, is_write: bool, queue: u16) -> Request {
-    let Range { start, end } = *bytes;
-    Request { queue, offset_bytes: start, len_bytes: end - start, is_write }
-}
-
 impl Router {
-    /// Whether the policies want what `request` for `pages` misses, `missing` pages.
-    pub(in crate::cache) fn is_wanted(
-        &self,
-        pages: &Range<u64>,
-        missing: u64,
-        request: &Request,
-    ) -> bool {
+    /// Returns whether the policies want what a request misses, `missing` pages, and counts it.
+    pub(in crate::cache) fn is_wanted(&self, route: &Route, missing: u64) -> bool {
+        let pages = route.pages();
         let (occupancy, is_full) = self.occupancy_about(pages.start);
         let Some(mut deciding) = self.admission.deciding() else { return true };
-        let is_cut_off = deciding.is_cut_off(request, is_full);
+        let is_cut_off = deciding.is_cut_off(&route.request, is_full);
         if missing == 0 {
             return true;
         }
@@ -149,7 +138,7 @@ impl Router {
             return false;
         }
         let is_partly_cached = missing < pages.end - pages.start;
-        let admits = deciding.promotion.admits(pages.clone(), is_partly_cached, occupancy);
+        let admits = deciding.promotion.admits(pages, is_partly_cached, occupancy);
         if !admits {
             self.pages.counters.add(Counter::NotPromoted, 1);
         }

@@ -13,17 +13,16 @@
 //! Nothing is shared between requests but what is seldom changed: each thread counts for itself,
 //! and of the requests that only read memory one in 64 is measured.
 
-use std::ops::Range;
 use std::sync::atomic::AtomicU64 as StdAtomicU64;
 
 use parking_lot::Mutex;
 
-use super::Router;
+use super::{Route, Router};
 use crate::cache::Few;
 use crate::cache::policy::cost::{
     Costs, Decision, Kind, Place, SIZES, Sample, WHOLE, size_class, size_of_class,
 };
-use crate::cache::span::{bytes_at, is_whole, pages_in};
+use crate::cache::span::is_whole;
 use crate::size::Size;
 use crate::stats::{Running, SAMPLE_ONE_IN};
 use crate::sync::shard::{self, Shards};
@@ -47,20 +46,12 @@ pub(in crate::cache) struct ByCost {
     /// The share of the backing is this one, whatever is measured.
     fixed: Option<u32>,
     policy: Mutex<Costs>,
-    /// By kind and size class.
-    classes: [[Class; SIZES]; 2],
-    /// Requests of a thread for which there was a share.
+    /// Shares of [`WHOLE`], each with [`PROBE`], by kind and size class.
+    shares: [[AtomicU32; SIZES]; 2],
+    /// Requests of a thread that were served while there was a share.
     turns: Shards<StdAtomicU64>,
     /// Requests of a thread that are under way.
     under_way: Shards<StdAtomicU64>,
-}
-
-#[derive(Default)]
-struct Class {
-    /// Of [`WHOLE`], and [`PROBE`].
-    share: AtomicU32,
-    /// Requests that an attempt handed back because they are the backing's.
-    handed_back: AtomicU32,
 }
 
 /// A request under way; dropping it ends it.
@@ -96,9 +87,8 @@ impl ByCost {
         let mut policy = self.policy.lock();
         *policy = Costs::default();
         let share = self.fixed.unwrap_or(0);
-        for class in self.classes.as_flattened() {
-            class.share.store(share, Ordering::Relaxed);
-            class.handed_back.store(0, Ordering::Relaxed);
+        for word in self.shares.as_flattened() {
+            word.store(share, Ordering::Relaxed);
         }
         self.is_on.store(choice == AUTO || self.fixed.is_some(), Ordering::Relaxed);
     }
@@ -107,8 +97,8 @@ impl ByCost {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    fn class(&self, kind: Kind, len: u64) -> &Class {
-        &self.classes[kind as usize][size_class(len)]
+    fn share(&self, kind: Kind, len: u64) -> &AtomicU32 {
+        &self.shares[kind as usize][size_class(len)]
     }
 
     /// A request begins.
@@ -127,43 +117,32 @@ impl ByCost {
         shard::add(mine, u64::MAX, is_exclusive);
     }
 
-    /// A read of `len` bytes misses, so it is no part of a share: what an attempt may have picked
-    /// is taken back.
-    pub(in crate::cache) fn give_back_read(&self, len: u64) {
-        if self.is_on() {
-            let _ = self.picks_or_was_picked(Kind::Read, len);
-        }
-    }
-
     fn count_under_way(&self) -> u64 {
         let counts = self.under_way.iter().map(|it| it.load(Ordering::Relaxed));
         counts.fold(0, u64::wrapping_add)
     }
 
-    /// A request of this kind and size is the backing's.
+    /// Returns whether this thread's next request of this kind and size is the backing's.
     fn picks(&self, kind: Kind, len: u64) -> bool {
-        let class = self.class(kind, len);
-        let share = class.share.load(Ordering::Relaxed);
-        if share == 0 {
-            return false;
+        let share = self.share(kind, len).load(Ordering::Relaxed);
+        if share == 0 || share & PROBE != 0 {
+            return share != 0;
         }
-        if share & PROBE != 0 && class.share.fetch_and(!PROBE, Ordering::Relaxed) & PROBE != 0 {
-            return true;
-        }
-        let share = u64::from(share & !PROBE);
-        let (mine, is_exclusive) = self.turns.mine();
-        let turn = mine.load(Ordering::Relaxed);
-        shard::add(mine, 1, is_exclusive);
-        turn * share % u64::from(WHOLE) + share >= u64::from(WHOLE)
+        let turn = self.turns.mine().0.load(Ordering::Relaxed);
+        turn * u64::from(share) % u64::from(WHOLE) + u64::from(share) >= u64::from(WHOLE)
     }
 
-    /// Whether the cache serves a request that an attempt may have picked already and handed back.
-    pub(in crate::cache) fn picks_or_was_picked(&self, kind: Kind, len: u64) -> bool {
-        let handed_back = &self.class(kind, len).handed_back;
-        let take = |count: u32| count.checked_sub(1);
-        let was_picked = handed_back.load(Ordering::Relaxed) > 0
-            && handed_back.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok();
-        was_picked || self.picks(kind, len)
+    /// Counts a request of this kind and size: another one may be the backing's now.
+    fn take_turn(&self, kind: Kind, len: u64) {
+        let word = self.share(kind, len);
+        let share = word.load(Ordering::Relaxed);
+        if share & PROBE != 0 && word.fetch_and(!PROBE, Ordering::Relaxed) & PROBE != 0 {
+            return;
+        }
+        if share != 0 {
+            let (mine, is_exclusive) = self.turns.mine();
+            shard::add(mine, 1, is_exclusive);
+        }
     }
 
     fn see(&self, sample: &Sample) {
@@ -171,17 +150,16 @@ impl ByCost {
         let Some(mut policy) = self.policy.try_lock() else { return };
         let Decision { share, probes } = policy.see(sample);
         if self.fixed.is_none() && self.is_on() {
-            let class = &self.classes[sample.kind as usize][size_class(sample.len_bytes)];
-            let probe = class.share.load(Ordering::Relaxed) & PROBE;
-            let word = share | probe | if probes { PROBE } else { 0 };
-            class.share.store(word, Ordering::Relaxed);
+            let word = self.share(sample.kind, sample.len_bytes);
+            let probe = word.load(Ordering::Relaxed) & PROBE;
+            word.store(share | probe | if probes { PROBE } else { 0 }, Ordering::Relaxed);
         }
     }
 
     /// The shares of the backing that are not 0, in words.
     pub(in crate::cache) fn in_words(&self) -> Option<String> {
         let share_of = |(kind, class): (Kind, usize)| {
-            let share = self.classes[kind as usize][class].share.load(Ordering::Relaxed) & !PROBE;
+            let share = self.shares[kind as usize][class].load(Ordering::Relaxed) & !PROBE;
             let size = Size { bytes: size_of_class(class) };
             (share > 0).then(|| format!("{} % of {kind} from {size}", share * 100 / WHOLE))
         };
@@ -191,33 +169,37 @@ impl ByCost {
     }
 }
 
-/// A read of `len` bytes at `offset` is of whole pages.
-pub(in crate::cache) fn may_read_around(offset: u64, len: usize) -> bool {
-    len > 0 && is_whole(&bytes_at(offset, len))
-}
-
 impl Router {
-    pub(in crate::cache) fn hands_back(&self, kind: Kind, len: u64) -> bool {
-        let picks = self.by_cost.picks(kind, len);
-        if picks {
-            self.by_cost.class(kind, len).handed_back.fetch_add(1, Ordering::Relaxed);
+    /// Returns the quicker place for a request, where cost decides.
+    pub(super) fn place_by_cost(&self, route: &Route) -> Option<Place> {
+        let may_choose = self.by_cost.is_on()
+            && is_whole(&route.bytes())
+            && (!route.request.is_write || self.may_go_around(route));
+        let picks = || self.by_cost.picks(route.kind(), route.request.len_bytes);
+        may_choose.then(|| if picks() { Place::Backing } else { Place::Memory })
+    }
+
+    /// Counts a request in the share of the backing.
+    pub(in crate::cache) fn take_turn(&self, route: &Route) {
+        if route.place.is_some() {
+            self.by_cost.take_turn(route.kind(), route.request.len_bytes);
         }
-        picks
     }
 
     /// A request took `took_ns` at `place`, and stands for `weight` of its kind and size.
-    pub(in crate::cache) fn see_cost(
-        &self,
-        place: Place,
-        kind: Kind,
-        len_bytes: u64,
-        took_ns: u64,
-        weight: u32,
-    ) {
+    fn see_cost(&self, place: Place, kind: Kind, len_bytes: u64, took_ns: u64, weight: u32) {
         let at_backing = self.pages.backing.pace.foreground_requests();
         let all = u32::try_from(self.by_cost.count_under_way()).unwrap_or(u32::MAX);
         let depths = [all.saturating_sub(at_backing), at_backing];
         self.by_cost.see(&Sample { place, kind, len_bytes, took_ns, depths, weight });
+    }
+
+    /// Measures a write that began at `began_ns` and has ended, where cost decided about it.
+    pub(in crate::cache) fn note_write_cost(&self, route: &Route, began_ns: Option<u64>) {
+        if let (Some(place), Some(began_ns)) = (route.place, began_ns) {
+            let took_ns = now_ns().saturating_sub(began_ns);
+            self.see_cost(place, Kind::Write, route.request.len_bytes, took_ns, 1);
+        }
     }
 
     /// A read of `len` bytes that were all cached has ended, and `running` may have measured it.
@@ -238,31 +220,25 @@ impl Router {
         }
     }
 
-    /// The versions of `pages`, where all of them are cached, clean and whole, for a request of
-    /// `class` that uses them.
-    pub(in crate::cache) fn see_clean(
-        &self,
-        pages: Range<u64>,
-        class: u8,
-    ) -> Option<Few<(u64, Version)>> {
+    /// Returns the versions of the request's pages, where all of them are cached, clean and whole,
+    /// and counts that it uses them.
+    pub(in crate::cache) fn see_clean(&self, route: &Route) -> Option<Few<(u64, Version)>> {
         let see = |page| {
             // Before the look: a change after it is seen by the version.
             let version = self.pages.locks.version(page);
             let mut shard = self.pages.shard(page);
             let found = shard.find(page).filter(|found| !found.dirty && !found.record)?;
-            shard.touch(&found, class, false);
+            shard.touch(&found, route.class, false);
             Some((page, version))
         };
-        pages.map(see).collect()
+        route.pages().map(see).collect()
     }
 
-    /// A write of `bytes` may go around the cache by cost: by its ends, it misses.
-    pub(in crate::cache) fn may_go_around(&self, bytes: &Range<u64>) -> bool {
-        let is_large = self.by_cost.is_on() && bytes.end - bytes.start >= LARGE;
-        if !is_large || self.pages.groups.is_some() || !is_whole(bytes) {
-            return false;
-        }
-        let pages = pages_in(bytes);
-        [pages.start, pages.end - 1].iter().all(|page| self.pages.find(*page).is_none())
+    /// Returns whether a write of whole pages may go around the cache: by its ends, it misses.
+    fn may_go_around(&self, route: &Route) -> bool {
+        let ends = || [route.pages().start, route.pages().end - 1];
+        route.request.len_bytes >= LARGE
+            && self.pages.groups.is_none()
+            && ends().iter().all(|page| self.pages.find(*page).is_none())
     }
 }

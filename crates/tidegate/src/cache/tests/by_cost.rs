@@ -182,16 +182,29 @@ fn a_share_of_all_requests_conforms() {
     }
 }
 
+/// Attempts that are handed back, however many, leave the turn to the read that follows.
 #[test]
 fn an_attempt_hands_the_backings_share_back() {
-    let device = open_with(&pool(64), &memory(), ALL);
-    write(&device, 3, 7);
-    device.clean_all().unwrap();
-    let mut buf = vec![0; PAGE];
-    let mut operation = Operation::Read { offset: 3 * PAGE_BYTES, buf: &mut buf };
-    let attempt = device.attempt(&mut operation, Context::default());
-    assert!(matches!(attempt, Attempt::WouldBlock));
-    assert_eq!(count(&device, Counter::ReadsByCost), 0);
-    assert_eq!(read(&device, 3), 7);
-    assert_eq!(count(&device, Counter::ReadsByCost), 1);
+    for backing_share_pct in [50, 100] {
+        let backing_share_pct = Some(backing_share_pct);
+        let options = CacheDeviceOptions { backing_share_pct, ..NO_THREAD };
+        let device = open_with(&pool(64), &memory(), options);
+        write(&device, 3, 7);
+        device.clean_all().unwrap();
+        let is_done = || {
+            let mut buf = vec![0; PAGE];
+            let mut operation = Operation::Read { offset: 3 * PAGE_BYTES, buf: &mut buf };
+            device.attempt(&mut operation, Context::default()).done().is_some()
+        };
+        for round in 1..=3 {
+            assert!(
+                is_done() == (backing_share_pct == Some(50)),
+                "the cache's turn, if it has any"
+            );
+            (0..3).for_each(|_| assert!(!is_done()));
+            assert_eq!(count(&device, Counter::ReadsByCost), round - 1);
+            assert_eq!(read(&device, 3), 7);
+            assert_eq!(count(&device, Counter::ReadsByCost), round);
+        }
+    }
 }

@@ -291,28 +291,24 @@ fn a_stream_of_parts_of_pages_is_as_long_as_its_bytes() {
     }
 }
 
-/// The device for requests of queue `queue`.
-fn queue_of(device: &Arc<CacheDevice>, queue: u32) -> Queue {
-    Queue { device: Arc::clone(device), queue }
-}
-
 /// Each queue has streams of its own, and continues those of another one only after some requests.
 #[test]
 fn a_stream_is_one_queues_until_it_is_promoted() {
     for (promotion, expected) in [("8", [0, 1, 2, 3].as_slice()), ("3", &[0, 1, 2])] {
-        let device = Arc::new(open(&pool(300), &memory()));
+        let device = open(&pool(300), &memory());
         for (key, value) in
             [("cutoff", "always"), ("cutoff.threshold", "16K"), ("cutoff.promotion", promotion)]
         {
             device.set(key, value).unwrap();
         }
-        let queues = [1, 2].map(|queue| queue_of(&device, queue));
-        let write = |queue: usize, page: u64| {
-            queues[queue].write(page * PAGE_BYTES, &[1; PAGE], WriteFlags::default()).unwrap();
+        let write = |queue: u32, page: u64| {
+            let range = (page * PAGE_BYTES, PAGE_BYTES);
+            let route = device.core.router.route(queue, Some(Kind::Write), range).unwrap();
+            device.core.write(&route, &[1; PAGE], false).unwrap();
         };
-        (0..3).for_each(|page| write(0, page));
+        (0..3).for_each(|page| write(1, page));
         // The fourth request of the stream comes by the other queue.
-        write(1, 3);
+        write(2, 3);
         assert_eq!(cached(&device, 0..PAGES), expected, "promotion after {promotion}");
     }
 }

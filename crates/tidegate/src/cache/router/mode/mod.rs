@@ -20,8 +20,9 @@ mod wt;
 
 use strum::VariantArray;
 
+use crate::cache::router::Route;
 use crate::cache::span::Content;
-use crate::cache::{Ask, Core, Origin};
+use crate::cache::{Ask, Core};
 use crate::device::Result;
 
 /// How writes and reads are treated.
@@ -61,14 +62,15 @@ pub enum Mode {
     PassThrough,
 }
 
-/// What one mode does. Requests are whole blocks and inside the device.
-pub(in crate::cache) trait Behaviour {
+/// What one mode does. Requests are whole blocks and inside the device. The router asks what a mode
+/// needs and keeps; nobody else does.
+pub(in crate::cache) trait Behaviour: Sync {
     /// Writes `content`; where `ask` says so it is durable on return. Zeroes are for whole pages.
     fn write(&self, core: &Core, content: &Content<'_>, ask: Ask<'_>) -> Result<()>;
 
-    /// Reads at `offset`, for a request that comes `from` there.
-    fn read(&self, core: &Core, offset: u64, buf: &mut [u8], from: Origin) -> Result<()> {
-        core.read_bytes(offset, buf, self.keeps_misses(), from)
+    /// Reads the bytes of a request.
+    fn read(&self, core: &Core, route: &Route, buf: &mut [u8]) -> Result<()> {
+        core.read_bytes(route, buf)
     }
 
     /// A read of cached pages needs the cache alone.

@@ -3,8 +3,9 @@
 use super::Behaviour;
 use super::wi::WriteInvalidate;
 use crate::cache::counters::Counter;
-use crate::cache::span::{Content, pages_of};
-use crate::cache::{Ask, Core, Origin};
+use crate::cache::router::Route;
+use crate::cache::span::Content;
+use crate::cache::{Ask, Core};
 use crate::device::Result;
 
 pub(super) struct PassThrough;
@@ -14,19 +15,23 @@ impl Behaviour for PassThrough {
         WriteInvalidate.write(core, content, ask)
     }
 
-    fn read(&self, core: &Core, offset: u64, buf: &mut [u8], from: Origin) -> Result<()> {
+    fn read(&self, core: &Core, route: &Route, buf: &mut [u8]) -> Result<()> {
         if core.pages.groups.is_some() {
             // Pages that wait for a commit are not in the backing.
-            return core.read_bytes(offset, buf, false, from);
+            return core.read_bytes(route, buf);
         }
-        core.background.cleaners.clean_pages(&pages_of(offset, buf.len() as u64))?;
+        core.background.cleaners.clean_pages(&route.pages())?;
         let _foreground = core.backing.pace.foreground();
-        core.backing.read(offset, buf, from.class)?;
-        core.pages.counters.add_of(from.class, Counter::PassThroughReads, 1);
+        core.backing.read(route.request.offset_bytes, buf, route.class)?;
+        core.pages.counters.add_of(route.class, Counter::PassThroughReads, 1);
         Ok(())
     }
 
     fn reads_hits(&self) -> bool {
+        false
+    }
+
+    fn keeps_misses(&self) -> bool {
         false
     }
 }
