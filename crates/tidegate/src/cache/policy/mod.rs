@@ -24,11 +24,11 @@ pub mod lru;
 pub mod lrw;
 pub mod promotion;
 mod recent;
-#[cfg(all(test, not(loom)))]
-mod replacement_tests;
 pub mod s3fifo;
 pub mod settings;
 pub mod sieve;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 use crate::tier::list;
 

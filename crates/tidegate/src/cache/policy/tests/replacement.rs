@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::{Strategy, any, prop_oneof};
 use proptest::{prop_assert, prop_assert_eq, proptest};
 
-use super::*;
+use crate::cache::policy::*;
 use crate::cache::tests::{NO_THREAD, pool, work};
 use crate::cache::{Binding, CacheDevice};
 use crate::device::BlockDevice;

@@ -1,0 +1,3 @@
+//! Tests of policies that are more than units.
+
+mod replacement;
