@@ -49,7 +49,9 @@ impl Core {
             self.pages.remove_clean(&clean)?;
             let locks = self.pages.lock_pages(pages.clone());
             // A version of it may come back after a crash, over what is written now.
-            if let Some(page) = pages.clone().find(|page| self.pages.shard(*page).is_stuck(*page)) {
+            if let Some(page) =
+                pages.clone().find(|page| self.pages.shard(*page).allocator.is_stuck(*page))
+            {
                 let offset = page * PAGE_BYTES;
                 let found = format!("the page at offset {offset} cannot be written to the backing");
                 return Err(Pages::stuck(&found));

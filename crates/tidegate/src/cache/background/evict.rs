@@ -45,7 +45,7 @@ impl Departing<'_> {
     /// Adds `pages` of shard `number`.
     fn add(&mut self, number: usize, pages: &[Found]) {
         let count = u32::try_from(pages.len()).unwrap_or(u32::MAX);
-        self.pages.shards.lock(number).departing += count;
+        self.pages.shards.lock(number).allocator.departing += count;
         self.of.push((number, count));
     }
 }
@@ -53,7 +53,7 @@ impl Departing<'_> {
 impl Drop for Departing<'_> {
     fn drop(&mut self) {
         for (number, count) in &self.of {
-            self.pages.shards.lock(*number).departing -= *count;
+            self.pages.shards.lock(*number).allocator.departing -= *count;
         }
     }
 }
@@ -105,7 +105,8 @@ impl Cleaners {
     /// has them, and cleans them before where it `cleans`.
     fn evict_of_class(&self, number: usize, pages: u32, class: u8, cleans: bool) -> Result<()> {
         let mut shard = self.pages.shards.lock(number);
-        let most = pages.max(batch_pages(shard.slot_count()).min(shard.orders.share(class) / 8));
+        let most =
+            pages.max(batch_pages(shard.allocator.slot_count()).min(shard.orders.share(class) / 8));
         let coldest = shard.victims_of(class, most);
         drop(shard);
         let (dirty, clean): (Vec<_>, Vec<_>) = coldest.into_iter().partition(|found| found.dirty);
@@ -167,7 +168,7 @@ impl Cleaners {
     fn coldest(&self, number: usize, most: usize) -> Coldest {
         let mut pages = Vec::new();
         let mut shard = self.pages.shards.lock(number);
-        let slots = shard.slot_count();
+        let slots = shard.allocator.slot_count();
         let most = most.min(clean_pages(slots) as usize);
         shard.zeroed(batch_pages(slots) as usize, most, &mut pages);
         if !pages.is_empty() {
@@ -177,13 +178,14 @@ impl Cleaners {
         }
         let first = most.min(batch_pages(slots) as usize);
         let mut looked_at = shard.leaving_victims(first, &mut pages);
-        let is_clean = pages.iter().any(|found| !found.dirty && !shard.is_stuck(found.page));
+        let is_clean =
+            pages.iter().any(|found| !found.dirty && !shard.allocator.is_stuck(found.page));
         if !is_clean {
             looked_at += shard.leaving_victims(most - looked_at.min(most), &mut pages);
         }
         pages.retain(|found| {
             let can_leave = !found.dirty || !is_clean && shard.can_be_cleaned(found);
-            can_leave && !shard.is_stuck(found.page)
+            can_leave && !shard.allocator.is_stuck(found.page)
         });
         Coldest { pages, is_clean, looked_at }
     }
@@ -254,7 +256,7 @@ impl Cleaners {
         let mut coldest = Vec::new();
         {
             let mut shard = self.pages.shards.lock(number);
-            let most = batch_pages(shard.slot_count());
+            let most = batch_pages(shard.allocator.slot_count());
             shard.leaving_victims(most as usize, &mut coldest);
         }
         coldest.retain(|found| !found.dirty);
@@ -266,7 +268,7 @@ impl Cleaners {
     /// # Errors
     /// Cleaning failed meanwhile.
     pub(in crate::cache) fn wait_for_slot(&self, number: usize) -> Result<()> {
-        if self.pages.groups.is_some() && self.pages.shards.lock(number).keeps_slots() {
+        if self.pages.groups.is_some() && self.pages.shards.lock(number).allocator.keeps_slots() {
             // The group may hold all that are left.
             self.pages.counters.add(Counter::GroupsCommittedEarly, 1);
             self.pages.commit_groups()?;
@@ -283,7 +285,7 @@ impl Cleaners {
         // Also a thread that rests after a failure.
         self.pages.waker.wake_all();
         let mut shard = self.pages.shards.lock(number);
-        while shard.available() == 0
+        while shard.allocator.available() == 0
             && !shard.is_exhausted()
             && self.pages.waker.is_running()
             && self.pages.backing.ledger.failures() == failures

@@ -113,11 +113,11 @@ impl Background {
 
     /// Returns when all slots that are not in `places` have left; where that fails, all are back.
     pub(in crate::cache) fn shrink_to(&self, places: &Places) -> Result<()> {
-        self.each_resized(places, Shard::set_usable);
+        self.each_resized(places, |shard, count| shard.allocator.set_usable(count));
         let vacated = self.vacate();
         if vacated.is_err() {
             let before = self.pages.store.header.lock().places;
-            self.each_resized(&before, Shard::set_usable);
+            self.each_resized(&before, |shard, count| shard.allocator.set_usable(count));
             self.pages.notify_all();
         }
         vacated
@@ -152,7 +152,7 @@ impl Background {
 
     /// Number of slots that are still to leave.
     fn count_leaving(&self) -> u64 {
-        let leaving = |number| self.pages.shards.lock(number).leaving() as u64;
+        let leaving = |number| self.pages.shards.lock(number).allocator.leaving() as u64;
         let left = (0..self.pages.shards.count()).map(leaving).sum();
         self.resizing.slots_left.store(left, Ordering::Relaxed);
         left
@@ -211,7 +211,7 @@ impl Background {
     /// and do not leave the cache meanwhile: the pages are held.
     fn void_left_dead(&self, number: usize) -> Result<()> {
         loop {
-            let dead = self.pages.shards.lock(number).take_left_dead(BATCH_SLOTS);
+            let dead = self.pages.shards.lock(number).allocator.take_left_dead(BATCH_SLOTS);
             if self.pages.void_spent(number, &dead)? == 0 {
                 return Ok(());
             }

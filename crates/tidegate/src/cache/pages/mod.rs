@@ -205,13 +205,13 @@ impl Pages {
 
     /// The shards that need free slots.
     pub(in crate::cache) fn needy_shards(&self) -> Vec<usize> {
-        let needs_slots = |it: &usize| self.shards.lock(*it).needs_slots(self.reserve());
+        let needs_slots = |it: &usize| self.shards.lock(*it).allocator.needs_slots(self.reserve());
         (0..self.shards.count()).filter(needs_slots).collect()
     }
 
     /// What `shard` needs; cleaning at `now_ns`, where that may begin.
     pub(in crate::cache) fn need_of(&self, shard: &Shard, now_ns: Option<u64>) -> Option<Need> {
-        if shard.needs_slots(self.reserve()) {
+        if shard.allocator.needs_slots(self.reserve()) {
             return Some(Need::FreeSlots);
         }
         now_ns.filter(|now_ns| shard.wants_cleaning(*now_ns)).map(|_| Need::Cleaning)

@@ -175,7 +175,7 @@ impl Pages {
         }
         self.remove_clean(&[*found])?;
         let shard = self.shard(found.page);
-        if shard.stands(found) && shard.is_stuck(found.page) {
+        if shard.stands(found) && shard.allocator.is_stuck(found.page) {
             let offset = found.page * PAGE_BYTES;
             return Err(Self::stuck(&format!("the page at offset {offset} cannot be read")));
         }

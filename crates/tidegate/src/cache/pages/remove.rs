@@ -76,7 +76,7 @@ impl Pages {
     /// Makes slots of shard `number` whole again of which no part holds a page: one store voids the
     /// headers of all parts, dead ones too. Returns how many.
     pub(in crate::cache) fn unite_spent(&self, number: usize) -> Result<usize> {
-        let spent = self.shards.lock(number).take_spent(UNITED_AT_ONCE);
+        let spent = self.shards.lock(number).allocator.take_spent(UNITED_AT_ONCE);
         // Before any of them is written over: what lies in a part must not be taken for its header.
         self.void_spent(number, &spent)
     }
@@ -93,12 +93,12 @@ impl Pages {
         if let Err(error) = void {
             self.store.note_lost_slot();
             for it in spent {
-                shard.leave_spent(it);
+                shard.allocator.leave_spent(it);
             }
             return Err(error.into());
         }
         for it in spent {
-            shard.free_spent(it);
+            shard.allocator.free_spent(it);
         }
         shard.notify();
         Ok(spent.len())
@@ -113,7 +113,7 @@ impl Pages {
         let mut dead = Vec::new();
         let is_removable = |found: &&Found| {
             let mut shard = self.shard(found.page);
-            let is_removable = shard.can_leave(found) && !shard.is_held(found.page);
+            let is_removable = shard.can_leave(found) && !shard.allocator.is_held(found.page);
             if is_removable {
                 shard.take_older_of(found.page, &mut dead);
             }
@@ -131,7 +131,7 @@ impl Pages {
         let slots = removed.iter().map(|found| found.slot).chain(dead);
         for slot in slots {
             let mut shard = self.shards.lock(self.shard_of_slot(slot));
-            shard.free(slot);
+            shard.allocator.free(slot);
             shard.notify();
         }
         Ok(removed.len())
@@ -142,10 +142,10 @@ impl Pages {
     fn leave_stuck(&self, dead: &[u32], pages: &[&Found]) {
         self.store.note_lost_slot();
         for found in pages {
-            self.shard(found.page).stick(found.page);
+            self.shard(found.page).allocator.stick(found.page);
         }
         for slot in dead {
-            self.shards.lock(self.shard_of_slot(*slot)).lose(*slot);
+            self.shards.lock(self.shard_of_slot(*slot)).allocator.lose(*slot);
         }
     }
 

@@ -137,7 +137,8 @@ impl Writer {
     ) -> (Few<Member<'a>>, usize) {
         let take = |entry: &Entry<'a>| {
             let Payload { data, lines, over } = merged.data_of(entry);
-            let taken = self.pages.shard(entry.page).take_for(lines.count_ones(), reserve)?;
+            let taken =
+                self.pages.shard(entry.page).allocator.take_for(lines.count_ones(), reserve)?;
             let (Entry { page, dirty, class, .. }, version) = (*entry, taken.version);
             let zero = data.is_none();
             let rest = SlotHeader::default();
@@ -192,7 +193,7 @@ impl Writer {
             let is_whole = self.pages.store.region.read(data, &mut [0; PAGE][..len]).is_ok();
             let page = it.header.page;
             let mut shard = self.pages.shard(page);
-            shard.take_back(page, &taken, is_void && is_fenced, is_whole);
+            shard.allocator.take_back(page, &taken, is_void && is_fenced, is_whole);
             shard.notify();
         }
     }

@@ -149,7 +149,7 @@ impl Router {
     /// has no more free slots than eviction keeps.
     fn occupancy_about(&self, page: u64) -> (Occupancy, bool) {
         let shard = self.pages.shard(page);
-        let (slots, free) = (shard.slot_count(), shard.available());
+        let (slots, free) = (shard.allocator.slot_count(), shard.allocator.available());
         let used_slots = slots.saturating_sub(free).into();
         let is_full = free <= self.pages.reserve() + batch_pages(slots);
         (Occupancy { used_slots, slots: slots.into() }, is_full)

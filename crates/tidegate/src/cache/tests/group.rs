@@ -268,7 +268,7 @@ fn a_page_waits_until_all_slots_that_its_group_replaced_are_dead() {
     let sharding = Sharding { count: 1, ..Sharding::default() };
     let mut shard = Shard::new(0, sharding, 16, &REPLACEMENTS[0]);
     let mut publish = |page, group| {
-        let taken = shard.take().unwrap();
+        let taken = shard.allocator.take().unwrap();
         let stored =
             Stored { dirty: true, zero: false, record: false, over: false, group, class: 0 };
         shard.publish(page, &taken, stored);

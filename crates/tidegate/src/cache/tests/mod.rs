@@ -947,13 +947,13 @@ fn one_batch_makes_free_slots_in_all_full_shards() {
     let binding = Binding { pages, ..binding() };
     let device = CacheDevice::open(pool(SHARDED), backing, binding, NO_THREAD).unwrap();
     let core = &device.core;
-    let has_slot = |page: &u64| core.pages.shard(*page).available() > 0;
+    let has_slot = |page: &u64| core.pages.shard(*page).allocator.available() > 0;
     for page in 0..pages {
         if has_slot(&page) {
             write(&device, page, 1);
         }
     }
-    let full = |number: &usize| core.pages.shards.lock(*number).available() == 0;
+    let full = |number: &usize| core.pages.shards.lock(*number).allocator.available() == 0;
     let count = core.pages.shards.count();
     assert!(count > 1 && (0..count).all(|number| full(&number)));
     assert_eq!(device.background().step(), Progress::Again);

@@ -27,7 +27,9 @@ fn purged(freed: u64, left: u64) -> Purged {
 /// Slots that can be taken, in all shards.
 fn available(device: &CacheDevice) -> u64 {
     let shards = 0..device.core.pages.shards.count();
-    shards.map(|number| u64::from(device.core.pages.shards.lock(number).available())).sum()
+    shards
+        .map(|number| u64::from(device.core.pages.shards.lock(number).allocator.available()))
+        .sum()
 }
 
 #[test]
@@ -162,7 +164,7 @@ fn a_page_that_a_writer_holds_leaves_once_it_is_not_held() {
     (0..4).for_each(|page| write(&device, page, 1));
     write(&device, 2, 2);
     device.clean_all().unwrap();
-    let taken = device.core.pages.shards.lock(0).take().unwrap();
+    let taken = device.core.pages.shards.lock(0).allocator.take().unwrap();
     assert_eq!(taken.dead_page, Some(2));
     std::thread::scope(|scope| {
         let purge = scope.spawn(|| device.purge());

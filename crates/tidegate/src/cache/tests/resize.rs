@@ -70,7 +70,7 @@ fn every_shard_gets_its_slots() {
     for slots_wanted in [SHARDED + 77, SHARDED / 3, 7 * 1024] {
         let pool_bytes = (slots_wanted + slots_wanted / 64 + 20) * 4096;
         device.resize(pool_bytes).unwrap();
-        let count = |number| device.core.pages.shards.lock(number).slot_count();
+        let count = |number| device.core.pages.shards.lock(number).allocator.slot_count();
         let sum: u32 = (0..device.core.pages.shards.count()).map(count).sum();
         assert_eq!(sum, slots(&device));
         (0..PAGES).for_each(|page| assert_eq!(read(&device, page), 4));
@@ -130,14 +130,14 @@ fn a_version_that_was_replaced_does_not_come_back_with_another_size() {
     let stored =
         Stored { dirty: true, zero: false, record: false, over: false, group: 0, class: 0 };
     let [old, new] = [false, true].map(|is_replaced| {
-        let taken = shard.take().unwrap();
+        let taken = shard.allocator.take().unwrap();
         assert_eq!(shard.publish(7, &taken, stored), is_replaced);
         taken
     });
     assert!(old.slot > new.slot, "a look through all slots meets the older one last");
     shard.resize(20);
     assert_eq!(shard.find(7).unwrap().version, new.version);
-    assert_eq!((shard.usage().live, shard.available()), (1, 19));
+    assert_eq!((shard.usage().live, shard.allocator.available()), (1, 19));
 }
 
 #[test]

@@ -308,12 +308,12 @@ fn a_torn_split_is_no_split() {
 fn shard_with(slots: u32, records: u64) -> Shard {
     let sharding = Sharding { count: 1, ..Sharding::default() };
     let mut shard = Shard::new(0, sharding, slots, &REPLACEMENTS[0]);
-    let all: Vec<Taken> = std::iter::from_fn(|| shard.take()).collect();
+    let all: Vec<Taken> = std::iter::from_fn(|| shard.allocator.take()).collect();
     for it in &all {
-        shard.free(it.slot);
+        shard.allocator.free(it.slot);
     }
     for page in 0..records {
-        let taken = shard.take_for(8, 0).unwrap();
+        let taken = shard.allocator.take_for(8, 0).unwrap();
         let stored =
             Stored { dirty: true, zero: false, record: true, over: false, group: 0, class: 0 };
         shard.publish(page, &taken, stored);
@@ -327,7 +327,7 @@ fn what_is_dirty_is_found_where_the_shard_gets_another_size_meanwhile() {
         let mut shard = shard_with(16, 20);
         let mut found = Vec::new();
         let next = shard.dirty_from(0, 5, &mut found);
-        shard.set_usable(slots);
+        shard.allocator.set_usable(slots);
         shard.resize(slots);
         shard.dirty_from(next, 100, &mut found);
         let pages: Vec<u64> = found.iter().map(|found| found.page).collect();
@@ -340,10 +340,10 @@ fn what_is_dirty_is_found_where_the_shard_gets_another_size_meanwhile() {
 fn no_part_is_taken_beside_one_that_is_lost() {
     let mut shard = shard_with(16, 3);
     let lost = whole_slot(shard.find(0).unwrap().slot);
-    let taken = shard.take_for(8, 0).unwrap();
+    let taken = shard.allocator.take_for(8, 0).unwrap();
     assert_eq!(whole_slot(taken.slot), lost);
-    shard.take_back(9, &taken, false, false);
-    let other = shard.take_for(8, 0).unwrap();
+    shard.allocator.take_back(9, &taken, false, false);
+    let other = shard.allocator.take_for(8, 0).unwrap();
     assert_ne!(whole_slot(other.slot), lost);
     let mut victims = Vec::new();
     assert_eq!(shard.leaving_victims(16, &mut victims), 3);

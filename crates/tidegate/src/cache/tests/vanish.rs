@@ -734,7 +734,7 @@ impl Scene {
         let core = &self.device.core;
         let pages = pages_of(offset, len);
         let needs_base = !core.writer.makes_records() && !span::is_whole(&(offset..offset + len));
-        let available = u64::from(core.pages.shard(pages.start).available());
+        let available = u64::from(core.pages.shard(pages.start).allocator.available());
         let is_apart = core.pages.shards.count() == 1 && available >= pages.end - pages.start;
         is_apart && core.router.mode().writes_back() && !needs_base && !self.has_failed_memory
     }

@@ -10,7 +10,7 @@ use std::ops::{Index, IndexMut};
 
 use smallvec::SmallVec;
 
-use super::{BASE, LIVE, LOST_BASE, NONE, Slot};
+use super::slot::{BASE, LIVE, LOST_BASE, NONE, Slot};
 use crate::cache::pages::cluster::Sharding;
 use crate::cache::pages::table::Table;
 use crate::cache::policy::cleaning::DirtySlots;

@@ -1,0 +1,130 @@
+//! The orders of a shard where pages move in them, and where slots, classes or policies change.
+//!
+//! Slots leave a shard in three steps: [`Allocator::set_usable`](super::Allocator::set_usable) says
+//! from which number on; then the pages in them leave the cache, and dead ones become void; when
+//! [`Allocator::leaving`](super::Allocator::leaving) is 0, and the pool is of its new size,
+//! [`Shard::resize`] forgets them. Until then `set_usable` takes them back.
+
+use std::sync::Arc;
+
+use super::Shard;
+use super::found::Found;
+use crate::cache::pages::cleaner::Cleaner;
+use crate::cache::policy::ReplacementEntry;
+use crate::cache::policy::classes::{Admission, Classes};
+
+impl Shard {
+    /// All pages, the first to be evicted first.
+    fn order_of_all(&mut self) -> Vec<u32> {
+        let mut order = Vec::new();
+        self.orders.victims_of_each(usize::MAX, &mut order);
+        order.into_iter().map(|dense| self.allocator.slots.of_dense(dense)).collect()
+    }
+
+    /// There are other slots: what has an entry for each is made anew, and evicts in `order`.
+    fn reorder_all(&mut self, order: &[u32]) {
+        let capacity = self.allocator.slots.capacity();
+        self.orders.resize(self.allocator.slots.whole_count(), capacity);
+        self.insert_all(order);
+        self.allocator.slots.rebuild_table();
+        let cleaner = self.cleaner.for_slots(capacity);
+        self.set_cleaner(cleaner);
+    }
+
+    /// Puts the pages in the slots `order` into empty orders, the first to be evicted first.
+    pub(super) fn insert_all(&mut self, order: &[u32]) {
+        for own in order {
+            self.insert(*own);
+        }
+    }
+
+    /// Puts the page in slot `own` into its order.
+    pub(super) fn insert(&mut self, own: u32) {
+        let (slot, dense) = (self.allocator.slots[own], self.allocator.slots.dense(own));
+        self.orders.of(slot.class()).insert(dense, slot.page());
+    }
+
+    /// A write put `page`, which was in `old`, into `own`.
+    pub(super) fn reorder(&mut self, old: u32, own: u32, page: u64) {
+        let [before, class] = [old, own].map(|it| self.allocator.slots[it].class());
+        let [old, own] = [old, own].map(|it| self.allocator.slots.dense(it));
+        if before == class {
+            return self.orders.of(class).moved(old, own, page);
+        }
+        self.orders.of(before).remove(old, page);
+        self.orders.of(class).insert(own, page);
+    }
+
+    /// Slot `whole` is split, none of its units free; returns its first part.
+    pub(super) fn split_whole(&mut self, whole: u32) -> u32 {
+        if !self.allocator.slots.has_entry() {
+            let order = self.order_of_all();
+            self.allocator.slots.add_entries();
+            self.reorder_all(&order);
+        }
+        self.allocator.slots.split(whole)
+    }
+
+    /// Has `classes` decide from now on; none: all pages are of class 0. So are pages of a class
+    /// that is no more.
+    pub(in crate::cache) fn set_classes(&mut self, classes: Option<Arc<Classes>>) {
+        let order = self.order_of_all();
+        self.orders.set_classes(classes);
+        for own in &order {
+            let class = self.orders.known(self.allocator.slots[*own].class());
+            self.change(*own, |slot| slot.set_class(class));
+        }
+        self.insert_all(&order);
+    }
+
+    /// Has `replacement` order the pages from now on. It begins with the order in which they would
+    /// have been evicted.
+    pub(in crate::cache) fn set_replacement(&mut self, replacement: &'static ReplacementEntry) {
+        let order = self.order_of_all();
+        self.orders.set_replacement(replacement);
+        self.insert_all(&order);
+    }
+
+    /// Has `cleaner` clean the shard from now on; it hears of the dirty pages, the oldest version
+    /// first.
+    pub(in crate::cache) fn set_cleaner(&mut self, cleaner: Cleaner) {
+        self.cleaner = cleaner;
+        if !self.cleaner.entry.hears {
+            return;
+        }
+        let is_dirty = |own: &u32| self.allocator.slots[*own].is_dirty();
+        let mut dirty: Vec<u32> = self.allocator.slots.numbers().filter(is_dirty).collect();
+        dirty.sort_unstable_by_key(|own| self.allocator.slots[*own].version);
+        for own in dirty {
+            self.cleaner.dirtied(self.allocator.slots.dense(own), self.allocator.slots[own].page());
+        }
+    }
+
+    /// A request of `class` used `found`, which is of this class from now on: a read, or a write
+    /// that changed nothing.
+    pub(in crate::cache) fn touch(&mut self, found: &Found, class: u8, is_write: bool) {
+        let own = self.allocator.slots.own(found.slot);
+        let (before, class) = (self.allocator.slots[own].class(), self.orders.known(class));
+        let dense = self.allocator.slots.dense(own);
+        if before == class {
+            return self.orders.of(class).touch(dense, is_write);
+        }
+        self.orders.of(before).remove(dense, found.page);
+        self.change(own, |slot| slot.set_class(class));
+        self.orders.of(class).insert(dense, found.page);
+    }
+
+    /// What a request of `class` that misses `pages` pages may do here, where eviction keeps
+    /// `reserve` slots.
+    pub(in crate::cache) fn admission(&self, class: u8, pages: u32, reserve: u32) -> Admission {
+        self.orders.admission(class, pages, self.allocator.available() <= reserve)
+    }
+
+    /// The shard has `count` slots from now on, all of them usable. Those that it had from this
+    /// number on have left; the pages in the others keep the order of their eviction.
+    pub(in crate::cache) fn resize(&mut self, count: u32) {
+        let order = self.order_of_all();
+        self.allocator.resize(count);
+        self.reorder_all(&order);
+    }
+}

@@ -1,0 +1,132 @@
+//! Which pages of a shard go next: to evict, to clean, and to leave for another size.
+
+use super::Shard;
+use super::found::Found;
+use super::slot::{BASE, DIRTY, LIVE, RECORD, Slot};
+use crate::cache::policy::cleaning::Load;
+use crate::cache::store::layout::UNITS;
+
+impl Shard {
+    /// The next pages of `class` to evict that take `slots` slots together, as far as there are, in
+    /// the order of pages.
+    pub(in crate::cache) fn victims_of(&mut self, class: u8, slots: u32) -> Vec<Found> {
+        let (mut victims, mut left_units) = (Vec::new(), slots * UNITS);
+        // As often as where all of them are records of a unit.
+        while left_units > 0 && victims.len() < (slots * UNITS) as usize {
+            let mut dense = Vec::new();
+            self.orders.of(class).victims(left_units.div_ceil(UNITS) as usize, &mut dense);
+            if dense.is_empty() {
+                break;
+            }
+            let units = dense.iter().map(|at| self.units(self.allocator.slots.of_dense(*at)));
+            left_units = left_units.saturating_sub(units.sum());
+            self.add_found(dense, &mut victims);
+        }
+        each_once(&mut victims);
+        victims
+    }
+
+    /// Adds up to `n` pages of each IO class to `out`.
+    pub(in crate::cache) fn victims_of_each(&mut self, n: usize, out: &mut Vec<Found>) {
+        let mut slots = Vec::new();
+        self.orders.victims_of_each(n, &mut slots);
+        self.add_found(slots, out);
+    }
+
+    /// Adds those of the next `n` pages to evict to `out` that make free slots, and has all of
+    /// `out` in the order of pages, each once. Returns at how many it looked.
+    ///
+    /// A slot that is split is free when all its parts are, and each of them costs a write to the
+    /// backing as a page does. So all leave together, when each of them has come up.
+    pub(in crate::cache) fn leaving_victims(&mut self, n: usize, out: &mut Vec<Found>) -> usize {
+        let mut dense = Vec::with_capacity(n);
+        self.orders.victims(n, &mut dense);
+        for at in &dense {
+            let own = self.allocator.slots.of_dense(*at);
+            if self.allocator.slots.part(own).is_none() {
+                out.push(self.found(own));
+            } else if self.allocator.slots.offer(own) {
+                out.extend(self.allocator.slots.live_beside(own).map(|own| self.found(own)));
+            }
+        }
+        each_once(out);
+        dense.len()
+    }
+
+    /// At most one clean page of each of `parts` parts of the slots.
+    pub(in crate::cache) fn clean_samples(&self, parts: u32) -> Vec<Found> {
+        let end =
+            |part: u32| u64::from(self.allocator.slot_count()) * u64::from(part) / u64::from(parts);
+        let is_clean = |(_, slot): &(u32, Slot)| slot.is(LIVE) && !slot.is(DIRTY | RECORD);
+        let first = |part| self.allocator.slots.whole(end(part), end(part + 1)).find(is_clean);
+        (0..parts).filter_map(first).map(|(own, _)| self.found(own)).collect()
+    }
+
+    /// Adds up to `n` dirty pages that can be cleaned to `out`, from the slot with the number
+    /// `from` in this shard on, and returns where to go on, also where the shard gets another size.
+    pub(in crate::cache) fn dirty_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
+        let (found, next) = self.allocator.slots.from(from, n, Slot::can_be_cleaned);
+        out.extend(found.into_iter().map(|own| self.found(own)));
+        next
+    }
+
+    /// Adds up to `n` clean pages to `out`, from the slot with the number `from` in this shard on,
+    /// and returns where to go on, also where the shard gets another size.
+    pub(in crate::cache) fn clean_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
+        let (found, next) = self.allocator.slots.from(from, n, |it| it.is(LIVE) && !it.is(DIRTY));
+        out.extend(found.into_iter().map(|own| self.found(own)));
+        next
+    }
+
+    /// Adds up to `n` pages that have leaving slots to `out`, from slot number `from` on, and
+    /// returns where to go on.
+    pub(in crate::cache) fn leaving_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
+        let end = self.allocator.slots.whole_count();
+        let mut own = from.max(self.allocator.slot_count());
+        while own < end && out.len() < n {
+            let slot = self.allocator.slots[own];
+            if slot.is_split() {
+                out.extend(self.allocator.slots.live_parts(own).map(|part| self.found(part)));
+            } else {
+                // The page under a record leaves with the record, which is the newest version.
+                out.extend(self.find(slot.page()).filter(|_| slot.is(LIVE | BASE)));
+            }
+            own += 1;
+        }
+        own
+    }
+
+    /// Adds up to `n` dirty pages that are all zeroes to `out`, where there are at least `least`,
+    /// and forgets that they are: those that stay are evicted in their order.
+    pub(in crate::cache) fn zeroed(&mut self, least: usize, n: usize, out: &mut Vec<Found>) {
+        if self.zeroed.len() < least {
+            return;
+        }
+        for _ in 0..n {
+            let Some(own) = self.zeroed.pop_first() else { return };
+            out.push(self.found(own));
+        }
+    }
+
+    /// Adds the pages that the policy of cleaning names to `out`. Returns after how many
+    /// nanoseconds to ask it again.
+    pub(in crate::cache) fn next_to_clean(
+        &mut self,
+        now_ns: u64,
+        last_request_ns: u64,
+        out: &mut Vec<Found>,
+    ) -> u64 {
+        let (dirty_slots, slots) = (self.usage().cleanable(), self.allocator.slot_count().into());
+        let load = Load { now_ns, last_request_ns, dirty_slots, slots };
+        let mut named = Vec::new();
+        let rest_ns = self.cleaner.policy.next(&load, &self.allocator.slots, &mut named);
+        self.add_found(named, out);
+        rest_ns
+    }
+}
+
+/// Has `victims` in the order of pages, each once: a short order was gone through twice.
+fn each_once(victims: &mut Vec<Found>) {
+    victims.sort_unstable_by_key(|found| found.page);
+    victims.dedup_by_key(|found| found.page);
+}
