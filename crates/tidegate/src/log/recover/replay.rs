@@ -140,8 +140,13 @@ impl Replay {
             self.written.insert(start..extent.end.next_multiple_of(self.block_bytes));
             self.free_bytes = self.free_bytes.max(extent.end);
         }
+        let allowed = self.growth_end(extent.end);
+        if allowed < self.free_bytes.min(extent.end) {
+            // Growth that ends behind this one would show a page without the rest of this write.
+            self.free_bytes = allowed;
+        }
         // A later size shows the rest of a page, which the kernel writes whole or not at all.
-        let end = extent.end.min(self.growth_end(extent.end).max(size_to_come));
+        let end = extent.end.min(allowed.max(size_to_come));
         for part in self.written.within(extent.start..end.max(extent.start)) {
             self.size_bytes = self.size_bytes.max(part.end);
             self.extents.insert(extent.part(part));
@@ -256,6 +261,9 @@ mod tests {
         assert_eq!(grown(&[write(0, 30, 1000, true)]), short);
         let both = target(64, &[log(0, 30, 1000), log(30, 64, 2000)]);
         assert_eq!(grown(&[write(0, 30, 1000, true), write(30, 90, 2000, true)]), both);
+        // The kernel's page had the rest of the first write when the second one came.
+        let steps = [write(0, 120, 1000, true), write(80, 10, 2000, true)];
+        assert_eq!(grown(&steps), target(64, &[log(0, 64, 1000)]));
     }
 
     #[test]
