@@ -265,8 +265,8 @@ impl Open {
     }
 }
 
-/// Has the file leave the log until this process ends: it is to have a lease, which the kernel gives
-/// only while no other process has the file open, as the supervisor may.
+/// Has the file leave the log until this process ends. The kernel gives a lease only while no other
+/// process, such as the supervisor, has the file open.
 pub(crate) fn leave_for_lease(fd: c_int) {
     if let Some(open) = Open::of(fd) {
         unseen::pin(&open);

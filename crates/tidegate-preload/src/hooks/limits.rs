@@ -37,7 +37,7 @@ pub(crate) unsafe extern "C-unwind" fn prlimit64(
     raw::returned_int(result)
 }
 
-/// Whether the program limits its address space, of which the log would take a part.
+/// Returns whether the program limits its address space, which the log's memory counts in.
 fn limits_own_memory(process: pid_t, limit: *const rlimit) -> bool {
     /// No machine has so much.
     const UNLIMITED_BYTES: u64 = 1 << 46;

@@ -16,7 +16,7 @@ use crate::state::{process, supervisor};
 use crate::sys::raw::{self, words};
 use crate::sys::readable::is_readable;
 
-/// File systems that keep their files in those of others.
+/// File systems whose files lie in other file systems.
 const STACKED: [&CStr; 5] = [c"overlay", c"overlayfs", c"ecryptfs", c"aufs", c"unionfs"];
 
 /// Suspends logging if `kind` is a stacked file system.

@@ -85,7 +85,7 @@ macro_rules! hook {
     }};
 }
 
-/// Makes a call of which nothing is known.
+/// Makes an unknown call.
 fn unseen(number: c_long, given: Arguments) -> c_long {
     let _suspended = Suspended::new(None, c"");
     // SAFETY: the program's own arguments of that call.
@@ -321,8 +321,8 @@ unsafe fn of_attributes(number: c_long, given: Arguments) -> Option<c_long> {
     })
 }
 
-/// A change of attributes of the file that a directory, a path and flags name, by a call for which
-/// the C library may have no function.
+/// Changes attributes of the file that a directory, a path and flags name. The C library may have
+/// no function for the call.
 fn of_named(number: c_long, given: Arguments, flags: c_int) -> c_long {
     let named = Named::at(given.int(0), given.path(1), flags);
     // SAFETY: the program's own arguments of that call.

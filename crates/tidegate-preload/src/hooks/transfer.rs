@@ -128,12 +128,12 @@ fn may_change(request: c_ulong) -> bool {
 /// The number that stands at this byte of a request's argument.
 fn number_at<T: Copy>(argument: usize, byte: usize) -> Option<T> {
     let at = ptr::with_exposed_provenance::<T>(argument.wrapping_add(byte));
-    // SAFETY: readable; numbers, of which any bits are valid.
+    // SAFETY: readable; any bits are a valid number.
     is_readable(at.cast(), size_of::<T>()).then(|| unsafe { at.read_unaligned() })
 }
 
-/// The other descriptors whose files a request concerns: those of which it takes blocks, or to
-/// which it gives some.
+/// Returns the other descriptors of a request: it takes blocks from their files, or gives them
+/// some.
 fn others_of(request: c_ulong, argument: usize) -> impl Iterator<Item = c_int> {
     const FIRST_BYTE: usize = 24;
     const EACH_BYTES: usize = 32;

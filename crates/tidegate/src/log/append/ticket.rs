@@ -129,9 +129,9 @@ impl Ticket<'_> {
         record.with_parts(|parts| self.about(draft, parts, Share::Data))
     }
 
-    /// Appends all of the file, which is `content` and what `make` says, and its ctime: the record's
-    /// position. A record that is not `is_last` of the program's writes to the file says no times:
-    /// more of them may follow without a record.
+    /// Appends a whole file: `content`, the name and attributes of `make`, and the ctime. Returns
+    /// the record's position. Without `is_last` the record has no times, for the program may write
+    /// more without a record.
     pub(in crate::log) fn make(
         &mut self,
         (make, content, changed_ns): (&Make<'_>, &[u8], u64),

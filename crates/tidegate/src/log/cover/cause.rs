@@ -51,7 +51,7 @@ pub enum Cause {
     /// The file is written by descriptors with `O_SYNC` or `O_DSYNC` in ways that leave each sync
     /// to the kernel.
     Synchronous,
-    /// The process mounts a file system that keeps its files in those of others.
+    /// The process mounts a file system whose files lie in other file systems.
     StackedMount,
 }
 
