@@ -20,7 +20,8 @@ use crate::log::{Format, Level};
 /// served over NBD.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate", version, propagate_version = true, arg_required_else_help = true)]
-#[command(after_help = "Examples: on any machine (in ordinary memory, which a power cut empties):
+#[command(
+    after_help = "Examples: on any machine, without waiting for a disk (a power cut loses what was synced):
   tidegate run --volatile -- sqlite3 app.db 'create table if not exists t(n)'
   tidegate create /dev/shm/pool --engine btt --size 256M
   tidegate check /dev/shm/pool
@@ -32,7 +33,8 @@ Examples: with persistent memory at /mnt/pmem:
 
 `tidegate help backings` lists the devices that can be behind a pool.
 
-Exit status: 0 done; 1 it failed, or check found damage; 2 wrong usage.")]
+Exit status: 0 done; 1 it failed, or check found damage; 2 wrong usage."
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -438,7 +440,8 @@ wrong; 1 something is.")]
 
 /// Arguments of `tidegate run`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples: on any machine (in ordinary memory, which a power cut empties):
+#[command(
+    after_help = "Examples: on any machine, without waiting for a disk (a power cut loses what was synced):
   tidegate run --volatile -- sqlite3 app.db 'create table if not exists t(n)'
 
 Examples: with persistent memory at /mnt/pmem:
@@ -451,7 +454,8 @@ program could have left them without Tidegate, with each of its syncs really mad
 ordinary files on the disk they are on.
 
 Exit status: the program's, or 128 + N if signal N ended it; 1 with a line that begins with \
-`tidegate:` if the program was not started.")]
+`tidegate:` if the program was not started."
+)]
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 pub(crate) struct RunArgs {
     /// The log pool's file or devdax device, made on demand; by default one on a DAX file system
@@ -472,11 +476,23 @@ pub(crate) struct RunArgs {
     /// set-user-ID); may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) trust: Vec<OsString>,
-    /// Take a pool in ordinary memory (/dev/shm) where there is no persistent memory: for tests and
-    /// builds, whose files need no disk. `kill -9` loses nothing then; a power cut loses what
-    /// programs synced
-    #[arg(long, conflicts_with = "pool")]
-    pub(crate) volatile: bool,
+    /// Answer syncs at once, without a pool: for tests and builds, whose files need no disk. Nothing
+    /// is lost by `kill -9`; a power cut or a kernel crash loses what programs synced
+    #[arg(
+        long,
+        value_name = "PROGRAMS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "possible",
+        conflicts_with_all = [
+            "pool", "size", "include", "exclude", "trust", "every_write", "stats", "no_absorb",
+        ],
+    )]
+    pub(crate) volatile: Option<VolatileScope>,
+    /// With --volatile: make all syncs once, when the program has ended. The exit status is 1 if one
+    /// fails and the program's was 0
+    #[arg(long, requires = "volatile")]
+    pub(crate) sync_at_end: bool,
     /// Sync each write of a file when it returns, as if the file were open with `O_SYNC`
     #[arg(long)]
     pub(crate) every_write: bool,
@@ -493,6 +509,18 @@ pub(crate) struct RunArgs {
     /// The program and its arguments
     #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
     pub(crate) command: Vec<OsString>,
+}
+
+/// The programs whose syncs are answered at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum VolatileScope {
+    /// All with CAP_SYS_ADMIN (root has it), else those that use the C library; this is the default
+    Possible,
+    /// All: static and Go programs too. Without CAP_SYS_ADMIN no program gains privileges then:
+    /// sudo, su and newuidmap do not work
+    All,
+    /// Those that use the C library
+    Library,
 }
 
 /// Arguments of `tidegate recover`.

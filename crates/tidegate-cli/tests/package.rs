@@ -31,7 +31,12 @@ impl Packages {
         let library = preload_library();
         symlink(library, built.join(library.file_name().unwrap())).unwrap();
         // The others are beside it only where the whole workspace is built.
-        for name in ["tidegate-bench", "tidegate-replay", "libtidegate_record_preload.so"] {
+        for name in [
+            "tidegate-bench",
+            "tidegate-replay",
+            "libtidegate_volatile.so",
+            "libtidegate_record_preload.so",
+        ] {
             let there = binary.with_file_name(name);
             symlink(if there.exists() { &there } else { binary }, built.join(name)).unwrap();
         }
@@ -63,6 +68,7 @@ fn the_package_has_what_a_package_has() {
     for file in [
         "./usr/bin/tidegate",
         "./usr/lib/tidegate/libtidegate_preload.so",
+        "./usr/lib/tidegate/libtidegate_volatile.so",
         "./usr/lib/tidegate/libtidegate_record_preload.so",
         "./usr/lib/systemd/system/tidegate.service",
         "./usr/lib/systemd/system/tidegate.socket",

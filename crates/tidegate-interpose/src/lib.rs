@@ -2,15 +2,18 @@
 //!
 //! [`Next`] functions are those that the hooks of a library stand in front of. A library looks all
 //! of them up when it is loaded, since looking up may take the dynamic linker's lock and allocate.
-//! [`symbols`] finds them in the tables of loaded objects. [`image`] and [`own_calls`] tell which
-//! programs such a library can watch; [`library`] tells what a library comes with.
-#![allow(unsafe_code)] // the dynamic linker's answers become functions
+//! [`symbols`] finds them in the tables of loaded objects. [`raw`] makes system calls past all
+//! hooks. [`image`] and [`own_calls`] tell which programs such a library can watch; [`library`]
+//! tells what a library comes with. [`file_systems`] tells where a sync concerns other machines.
+#![allow(unsafe_code)] // the dynamic linker's answers become functions, and system calls
 
+pub mod file_systems;
 pub mod image;
 #[cfg(target_arch = "x86_64")]
 mod instruction;
 pub mod library;
 pub mod own_calls;
+pub mod raw;
 pub mod symbols;
 
 use std::ffi::{CStr, c_void};
@@ -72,6 +75,54 @@ impl<F: Copy, S: Source> Next<F, S> {
         }
         self.resolved()
     }
+}
+
+/// Declares [`Next`] functions that a [`Source`] finds, and `resolve`, which looks all of them up.
+/// The types must be those of the C library's manual.
+#[macro_export]
+macro_rules! functions {
+    ($source:ty; $($name:ident: fn($($argument:ty),*) -> $result:ty;)*) => {
+        $(
+            #[allow(non_upper_case_globals, missing_docs)]
+            pub(crate) static $name:
+                $crate::Next<unsafe extern "C-unwind" fn($($argument),*) -> $result, $source> =
+                // SAFETY: the type is that of the C library's manual.
+                unsafe {
+                    $crate::Next::new(
+                        match ::std::ffi::CStr::from_bytes_with_nul(
+                            concat!(stringify!($name), "\0").as_bytes(),
+                        ) {
+                            Ok(name) => name,
+                            Err(_) => c"",
+                        },
+                    )
+                };
+        )*
+
+        /// Looks up every next function.
+        pub(crate) fn resolve() {
+            $( $name.get(); )*
+        }
+    };
+}
+
+/// Declares functions that do what another of the same module does. They return an `int` unless
+/// they say otherwise.
+#[macro_export]
+macro_rules! synonyms {
+    (@result) => {
+        ::std::ffi::c_int
+    };
+    (@result $result:ty) => {
+        $result
+    };
+    ($($name:ident($($argument:ident: $kind:ty),*) $(-> $result:ty)? = $same:ident($($given:expr),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $crate::synonyms!(@result $($result)?) {
+            // SAFETY: the same function.
+            unsafe { $same($($given),*) }
+        }
+    )*};
 }
 
 #[cfg(test)]

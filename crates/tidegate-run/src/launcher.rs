@@ -9,8 +9,10 @@
 //!    that are sent to the launcher alone are passed on, to this program and never to another one
 //!    that took over its number.
 //!
-//! Map: [`Launch::start`] · [`Launch::wait`] · [`Launch::forward`], for the thread that catches
-//! signals.
+//! 4. A launcher that adopts gets the processes whose parents have ended, and reaps them.
+//!
+//! Map: [`Launch::start`] · [`Launch::wait`] · [`Launch::left`] · [`Launch::forward`], for the
+//! thread that catches signals.
 
 use std::ffi::OsString;
 use std::io;
@@ -20,14 +22,15 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, getpid, kill_process, pidfd_open,
-    pidfd_send_signal,
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpid, kill_process, pidfd_open,
+    pidfd_send_signal, set_child_subreaper,
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::Cause;
 
+use super::filter::Filter;
 use super::program::Program;
 
 /// Signals for the program that may be sent to the launcher alone.
@@ -46,6 +49,10 @@ pub struct Plan<'a> {
     pub command: &'a [OsString],
     /// Variables to set, or to remove.
     pub environment: Vec<(&'static str, Option<OsString>)>,
+    /// The filter of system calls to start it with.
+    pub filter: Option<Filter>,
+    /// The launcher adopts what the program leaves behind.
+    pub adopts: bool,
 }
 
 /// A program that was started.
@@ -53,6 +60,7 @@ pub struct Plan<'a> {
 pub struct Launch {
     child: Child,
     handle: Arc<OwnedFd>,
+    adopts: bool,
 }
 
 impl Launch {
@@ -64,9 +72,13 @@ impl Launch {
         // Caught before the program can run: it never lives without a thread that passes signals
         // on.
         let signals = SignalsInfo::<WithOrigin>::new(wanted_signals(ignored_signals()))?;
+        let adopts = plan.adopts;
+        if adopts {
+            set_child_subreaper(Some(getpid()))?;
+        }
         let child = command(plan).spawn()?;
         let handle = Arc::new(pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?);
-        let launch = Self { child, handle };
+        let launch = Self { child, handle, adopts };
         launch.forward(signals)?;
         Ok(launch)
     }
@@ -78,15 +90,28 @@ impl Launch {
     /// Another thread waited for the program.
     pub fn wait(&self) -> io::Result<i32> {
         let pid = Pid::from_child(&self.child);
-        let options = WaitIdOptions::EXITED | WaitIdOptions::STOPPED;
+        // All children of one that adopts are the program or were left behind by it.
+        let wanted = (!self.adopts).then_some(pid);
         loop {
-            match rustix::process::waitid(WaitId::Pid(pid), options) {
-                Ok(Some(status)) if status.stopped() => self.stop_too()?,
-                Ok(Some(status)) => return Ok(exit_status(&status)),
+            match rustix::process::waitpid(wanted, WaitOptions::UNTRACED) {
+                Ok(Some((changed, _))) if changed != pid => {}
+                Ok(Some((_, status))) if status.stopped() => self.stop_too()?,
+                Ok(Some((_, status))) => return Ok(exit_status(status)),
                 Ok(None) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
         }
+    }
+
+    /// Returns the adopted processes that are left, by name and number.
+    #[must_use]
+    pub fn left(&self) -> Vec<String> {
+        while self.adopts && matches!(rustix::process::wait(WaitOptions::NOHANG), Ok(Some(_))) {}
+        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let stats = entries.filter_map(|entry| std::fs::read(entry.path().join("stat")).ok());
+        let stats: Vec<_> = stats.collect();
+        let own = getpid().as_raw_pid();
+        stats.iter().filter(|_| self.adopts).filter_map(|stat| child_of(own, stat)).collect()
     }
 
     /// Does to the launcher what was done to the program, so that the shell sees a stopped job.
@@ -118,7 +143,7 @@ impl Launch {
 }
 
 fn command(plan: Plan<'_>) -> Command {
-    let Plan { program, command: words, environment } = plan;
+    let Plan { program, command: words, environment, filter, adopts: _ } = plan;
     let mut command = Command::new(&program.file);
     if let (true, Some(name)) = (program.before.is_empty(), words.first()) {
         command.arg0(name);
@@ -130,7 +155,19 @@ fn command(plan: Plan<'_>) -> Command {
             None => command.env_remove(name),
         };
     }
+    if let Some(filter) = filter {
+        filter.before(&mut command);
+    }
     command
+}
+
+/// Returns name and number of the process with this `/proc/PID/stat`, if `parent` is its parent.
+fn child_of(parent: i32, stat: &[u8]) -> Option<String> {
+    let stat = String::from_utf8_lossy(stat);
+    let (number, rest) = stat.split_once(" (")?;
+    let (name, rest) = rest.rsplit_once(") ")?;
+    let of: i32 = rest.split(' ').nth(1)?.parse().ok()?;
+    (of == parent).then(|| format!("{name} ({number})"))
 }
 
 /// What to catch: an ignored signal is left to be ignored, by the program too.
@@ -146,7 +183,7 @@ fn ignored_signals() -> u64 {
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
-fn exit_status(status: &WaitIdStatus) -> i32 {
+fn exit_status(status: WaitStatus) -> i32 {
     let signal = status.terminating_signal().map(|signal| SIGNAL_STATUS + signal);
     status.exit_status().or(signal).unwrap_or(SIGNAL_STATUS)
 }
@@ -159,7 +196,17 @@ mod tests {
         let program = Program { file: "/bin/sh".into(), before: Vec::new(), unwatched: None };
         let command = ["sh", "-c", script].map(OsString::from);
         let environment = vec![("TIDEGATE_TRIAL", Some("yes".into()))];
-        Launch::start(Plan { program: &program, command: &command, environment }).unwrap()
+        let (filter, adopts) = (None, false);
+        let plan = Plan { program: &program, command: &command, environment, filter, adopts };
+        Launch::start(plan).unwrap()
+    }
+
+    #[test]
+    fn the_children_of_a_process_are_told_by_their_parent() {
+        let stat = b"17 (a b) c) S 4 17 17 0 -1 4194560";
+        assert_eq!(child_of(4, stat).unwrap(), "a b) c (17)");
+        assert_eq!(child_of(5, stat), None);
+        assert_eq!(child_of(4, b"17"), None);
     }
 
     #[test]

@@ -8,12 +8,16 @@
 //! `rewrite`). Launcher, supervisor and programs talk over a `socket`, whose path is one of the
 //! pool's paths (`place`).
 //!
+//! A volatile run has no pool and no supervisor: a library and a filter of system calls (`filter`)
+//! answer syncs, and the launcher may make them at the end (`mounted`).
+//!
 //! The crate prints nothing: a [`Reporter`] does.
 
 mod allocator;
 mod backlog;
 mod cleaner;
 mod copies;
+mod filter;
 mod held;
 mod journal;
 mod kept;
@@ -21,6 +25,7 @@ mod kernel;
 mod launcher;
 mod locate;
 mod mount;
+mod mounted;
 mod opening;
 mod paths;
 mod policy;
@@ -42,7 +47,9 @@ mod tree;
 mod trial;
 mod writeback;
 
+pub use filter::{Filter, Scope};
 pub use launcher::{Launch, Plan};
+pub use mounted::Mounted;
 pub use opening::{RecoverOptions, discard, log_in_use};
 pub use paths::{
     Lock, PoolPaths, default_pool, existing_log, inspect_pool, is_empty, open_pool_file,

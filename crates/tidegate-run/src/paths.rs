@@ -32,26 +32,23 @@ fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// The pool of a user that names none: on a DAX file system that they may write to. Where there is
-/// none, in shared memory if `is_volatile`, whose contents a power cut destroys.
+/// Returns the pool of a user that names none: on a DAX file system that they may write to.
 ///
 /// # Errors
-/// There is no such file system, and the pool is not to be volatile; the directory cannot be made,
-/// or is not the user's own.
-pub fn default_pool(is_volatile: bool) -> Result<PathBuf> {
+/// There is no such file system; the directory cannot be made, or is not the user's own.
+pub fn default_pool() -> Result<PathBuf> {
     let mounts = std::fs::read("/proc/mounts").unwrap_or_default();
     let writable = |mount: &PathBuf| rustix::fs::access(mount, Access::WRITE_OK).is_ok();
     let dax = dax_mounts(&mounts).into_iter().find(writable);
-    let directory = match dax {
-        Some(mount) => mount.join(format!(".tidegate-{}", user())),
-        None if is_volatile => shared_directory(),
-        None => bail!(
+    let Some(mount) = dax else {
+        bail!(
             "there is no persistent memory here that user {} may write to (a DAX file system); without it \
-             `tidegate run --volatile -- CMD` runs with a pool in ordinary memory: kill -9 loses nothing then, a power cut loses \
+             `tidegate run --volatile -- CMD` answers syncs at once: kill -9 loses nothing then, a power cut loses \
              what programs synced; or name a pool by --pool",
             user()
-        ),
+        );
     };
+    let directory = mount.join(format!(".tidegate-{}", user()));
     own_directory(&directory)?;
     Ok(directory.join("default.pool"))
 }

@@ -26,6 +26,12 @@ impl Library {
         package: "tidegate-preload",
         variable: "TIDEGATE_PRELOAD",
     };
+    /// That of `tidegate run --volatile`.
+    pub const VOLATILE: Self = Self {
+        file: "libtidegate_volatile.so",
+        package: "tidegate-volatile",
+        variable: "TIDEGATE_VOLATILE_PRELOAD",
+    };
     /// That of `tidegate record`.
     pub const RECORD: Self = Self {
         file: "libtidegate_record_preload.so",

@@ -1,5 +1,7 @@
 //! `tidegate run`: one program, and all that it starts, with a log before its files.
 
+mod volatile;
+
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -28,9 +30,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         return Err(UsageError("no program is given: tidegate run -- CMD ARG...".into()).into());
     };
     let program = Program::find(name, std::env::var_os("PATH").as_deref(), &args.trust)?;
+    if let Some(scope) = args.volatile {
+        return volatile::run(args, &program, scope);
+    }
     let library = Library::RUN.find()?;
     let size = args.size.unwrap_or(DEFAULT_SIZE);
-    let path = args.pool.clone().map_or_else(|| default_pool(args.volatile), Ok)?;
+    let path = args.pool.clone().map_or_else(default_pool, Ok)?;
     if !path.exists() || is_empty(&path) {
         check_log_size(&path, size)?;
     }
@@ -47,11 +52,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let RunArgs { include, exclude, trust, every_write, .. } = args;
     let choice = Choice { include, exclude, trust, every_write: *every_write };
     let environment = environment(&library, &pool, &paths, choice);
-    let plan = Plan { program: &program, command: &args.command, environment };
+    let (filter, adopts) = (None, false);
+    let plan = Plan { program: &program, command: &args.command, environment, filter, adopts };
     let (status, statistics) = session.during(|| {
         suspend_for(&program, &paths, &terminal)?;
-        let launch = Launch::start(plan);
-        let launch = launch.with_context(|| format!("cannot run {}", program.file.display()))?;
+        let launch = start(plan)?;
         launch.wait().context("cannot wait for the program")
     })?;
     if let (true, Some(statistics)) = (args.stats, statistics) {
@@ -59,7 +64,16 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
             say(Level::Info, format_args!("{label:<14} {value}"));
         }
     }
-    Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
+    Ok(exit_code(status))
+}
+
+fn start(plan: Plan<'_>) -> Result<Launch> {
+    let program = plan.program;
+    Launch::start(plan).with_context(|| format!("cannot run {}", program.file.display()))
+}
+
+fn exit_code(status: i32) -> ExitCode {
+    ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX))
 }
 
 /// Suspends logging as long as this launcher lives, if `program` cannot be watched. One that is

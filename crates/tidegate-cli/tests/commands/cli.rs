@@ -128,8 +128,22 @@ fn help_of_run_has_its_options_and_says_what_statuses_mean() {
 }
 
 #[test]
-fn a_pool_that_is_named_is_not_volatile_too() {
-    says(&fails(2, &["run", "--volatile", "--pool", "p", "--", "true"]), &["--volatile", "--pool"]);
+fn a_volatile_run_has_no_log() {
+    for option in [
+        "--pool=p",
+        "--size=1G",
+        "--include=x",
+        "--exclude=x",
+        "--trust=x",
+        "--every-write",
+        "--stats",
+        "--no-absorb",
+    ] {
+        let name = option.split('=').next().unwrap();
+        says(&fails(2, &["run", "--volatile", option, "--", "true"]), &["--volatile", name]);
+    }
+    says(&fails(2, &["run", "--sync-at-end", "--", "true"]), &["--volatile"]);
+    says(&fails(2, &["run", "--volatile=some", "--", "true"]), &["some", "library"]);
 }
 
 #[test]

@@ -7,7 +7,6 @@
 use std::ffi::{c_int, c_uint};
 
 use crate::covered::{self, Open, unseen};
-use crate::hooks::synonyms::synonyms;
 use crate::state::descriptors::{self, Kind, Known, PINNED};
 use crate::state::{new_files, process, record_locks};
 use crate::sys::raw::{self, Made, by_architecture, words};
@@ -227,7 +226,7 @@ pub(crate) unsafe extern "C-unwind" fn daemon(
     result
 }
 
-synonyms! {
+tidegate_interpose::synonyms! {
     __close(fd: c_int) = close(fd);
     __dup2(original: c_int, copy: c_int) = dup2(original, copy);
     fcntl(fd: c_int, command: c_int, argument: usize) = fcntl64(fd, command, argument);

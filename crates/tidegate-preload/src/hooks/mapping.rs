@@ -15,7 +15,6 @@ use libc::{off_t, size_t};
 use tidegate::log::FileRef;
 
 use crate::covered::{Open, unseen};
-use crate::hooks::synonyms::synonyms;
 use crate::state::process;
 use crate::sys::raw::{self, words};
 use crate::sys::readable;
@@ -245,7 +244,7 @@ pub(crate) unsafe extern "C-unwind" fn pkey_mprotect(
     protect(at, len, protection, || unsafe { raw::call(number, words![at, len, protection, key]) })
 }
 
-synonyms! {
+tidegate_interpose::synonyms! {
     mmap(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void = map(at, len, protection, (flags, fd, offset));
     mmap64(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void = map(at, len, protection, (flags, fd, offset));
 }

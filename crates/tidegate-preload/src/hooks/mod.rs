@@ -6,7 +6,7 @@
 //! - descriptors: `close`, `message`;
 //! - the process: `exec`, `fork`, `vfork`, `loading`, `lifecycle` (load, fork and exit), `rights`,
 //!   `limits`, `memory_limits`;
-//! - `syscall`, for calls by number; `synonyms`, for functions with several names.
+//! - `syscall`, for calls by number.
 
 mod aio;
 pub(crate) mod attributes;
@@ -28,7 +28,6 @@ pub(crate) mod rights;
 pub(crate) mod size;
 pub(crate) mod stdio;
 pub(crate) mod sync;
-pub(crate) mod synonyms;
 mod syscall;
 pub(crate) mod transfer;
 mod vfork;

@@ -13,7 +13,6 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use crate::covered::{self, Open, metadata, unseen};
 use crate::hooks::close::{appeared, forget};
-use crate::hooks::synonyms::synonyms;
 use crate::state::descriptors::Kind;
 use crate::state::files::Seen;
 use crate::state::process;
@@ -312,7 +311,7 @@ unsafe fn make_temporary(template: *mut c_char, suffix_bytes: c_int, flags: c_in
     metadata::creating(flags & !libc::O_ACCMODE | libc::O_RDWR, make, appeared)
 }
 
-synonyms! {
+tidegate_interpose::synonyms! {
     mkstemp(template: *mut c_char) = make_temporary(template, 0, 0);
     mkstemp64(template: *mut c_char) = make_temporary(template, 0, 0);
     mkostemp(template: *mut c_char, flags: c_int) = make_temporary(template, 0, flags);

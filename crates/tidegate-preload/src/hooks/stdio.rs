@@ -17,7 +17,6 @@ use libc::FILE;
 use crate::covered::{self, Open, every_write, metadata, unseen};
 use crate::hooks::close::{appeared, forget};
 use crate::hooks::open::open_at;
-use crate::hooks::synonyms::synonyms;
 use crate::state::descriptors::{APPEND, Kind, PINNED, SYNCHRONOUS};
 use crate::state::{descriptors, process};
 use crate::sys::{next, query, raw, readable};
@@ -362,7 +361,7 @@ unsafe extern "C-unwind" fn __vdprintf_chk(
     printed(fd, || unsafe { print(fd, flag, format, arguments) })
 }
 
-synonyms! {
+tidegate_interpose::synonyms! {
     fopen(path: *const c_char, mode: *const c_char) -> *mut FILE = fopen64(path, mode);
     freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE = freopen64(path, mode, stream);
 }

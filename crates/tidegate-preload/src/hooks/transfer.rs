@@ -12,7 +12,6 @@ use std::ptr;
 use libc::{off_t, size_t, ssize_t};
 
 use crate::covered::{Open, every_write, metadata};
-use crate::hooks::synonyms::synonyms;
 use crate::state::files::Seen;
 use crate::sys::raw::words;
 use crate::sys::readable::is_readable;
@@ -202,7 +201,7 @@ pub(crate) unsafe extern "C-unwind" fn ioctl(
     c_int::try_from(raw::returned(result)).unwrap_or(-1)
 }
 
-synonyms! {
+tidegate_interpose::synonyms! {
     sendfile(to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t = sendfile64(to, from, offset, len);
 }
 

@@ -12,7 +12,6 @@ use std::io::IoSlice;
 use libc::{iovec, off_t, size_t, ssize_t};
 
 use crate::covered::{Open, Place, Request, every_write, plain_as_opened, write_as_opened};
-use crate::hooks::synonyms::synonyms;
 use crate::sys::page::Page;
 use crate::sys::raw::{self, words};
 use crate::sys::readable::is_readable;
@@ -241,7 +240,7 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64v2(
     }
 }
 
-synonyms! {
+tidegate_interpose::synonyms! {
     __write(fd: c_int, at: *const c_void, len: size_t) -> ssize_t = write(fd, at, len);
     pwrite(fd: c_int, at: *const c_void, len: size_t, offset: off_t) -> ssize_t = pwrite64(fd, at, len, offset);
     __pwrite64(fd: c_int, at: *const c_void, len: size_t, offset: off_t) -> ssize_t = pwrite64(fd, at, len, offset);

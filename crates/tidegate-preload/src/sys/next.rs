@@ -7,7 +7,7 @@
 //! is loaded, since looking up may take the dynamic linker's lock.
 #![allow(unsafe_code)] // the dynamic linker's answers become functions
 
-use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
+use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
 use libc::{
     FILE, gid_t, iovec, mode_t, off_t, pid_t, size_t, ssize_t, timespec, timeval, uid_t, utimbuf,
@@ -21,29 +21,8 @@ type Argv = *const *const c_char;
 /// What a child of `clone` runs.
 pub(crate) type Entry = extern "C-unwind" fn(*mut c_void) -> c_int;
 
-/// Declares next functions, and [`resolve`] over all of them.
-macro_rules! functions {
-    ($($name:ident: fn($($argument:ty),*) -> $result:ty;)*) => {
-        $(
-            #[allow(non_upper_case_globals, missing_docs)]
-            pub(crate) static $name: Next<unsafe extern "C-unwind" fn($($argument),*) -> $result> =
-                // SAFETY: the type is that of the C library's manual.
-                unsafe {
-                    Next::new(match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                        Ok(name) => name,
-                        Err(_) => c"",
-                    })
-                };
-        )*
-
-        /// Looks up every next function.
-        pub(crate) fn resolve() {
-            $( $name.get(); )*
-        }
-    };
-}
-
-functions! {
+tidegate_interpose::functions! {
+    OfLibraries;
     dlopen: fn(*const c_char, c_int) -> *mut c_void;
     dlmopen: fn(c_long, *const c_char, c_int) -> *mut c_void;
     dlclose: fn(*mut c_void) -> c_int;

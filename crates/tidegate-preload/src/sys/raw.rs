@@ -3,8 +3,7 @@
 //! Invariant: nothing here calls the C library but for the address of `errno`, so that no call
 //! comes back into a hook.
 //!
-//! Entry points: [`call`] for a call with the kernel's result, [`returned`] to hand that result to
-//! the program, [`errno`] and [`set_errno`]; typed calls below them.
+//! Untyped calls are [`tidegate_interpose::raw`]'s; typed ones stand here.
 #![allow(unsafe_code)] // system calls, and the C library's `errno`
 
 use std::ffi::{CStr, c_int, c_long};
@@ -13,64 +12,9 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use rustix::time::ClockId;
-
-/// An error number of the kernel.
-pub(crate) type Errno = c_int;
-
-/// Makes the system call `number`; a result in `-4095..0` is an error number, negated.
-///
-/// # Safety
-/// As the call itself: pointers among the arguments point to what the call reads and writes.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
-    let result: isize;
-    // SAFETY: the kernel's calling convention; the arguments are the caller's promise.
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            inlateout("rax") number => result,
-            in("rdi") arguments[0], in("rsi") arguments[1], in("rdx") arguments[2],
-            in("r10") arguments[3], in("r8") arguments[4], in("r9") arguments[5],
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack)
-        );
-    }
-    result
-}
-
-/// Makes the system call `number`; a result in `-4095..0` is an error number, negated.
-///
-/// # Safety
-/// As the call itself: pointers among the arguments point to what the call reads and writes.
-#[cfg(target_arch = "aarch64")]
-#[inline]
-pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
-    let result: isize;
-    // SAFETY: the kernel's calling convention; the arguments are the caller's promise.
-    unsafe {
-        std::arch::asm!(
-            "svc 0",
-            in("x8") number,
-            inlateout("x0") arguments[0] => result,
-            in("x1") arguments[1], in("x2") arguments[2], in("x3") arguments[3],
-            in("x4") arguments[4], in("x5") arguments[5],
-            options(nostack)
-        );
-    }
-    result
-}
-
-/// The arguments of a call as machine words; those that are not given are 0.
-macro_rules! words {
-    ($($argument:expr),* $(,)?) => {{
-        let given = [$($crate::sys::raw::Word::word($argument)),*];
-        let mut all = [0_usize; 6];
-        all[..given.len()].copy_from_slice(&given);
-        all
-    }};
-}
-pub(crate) use words;
+pub(crate) use tidegate_interpose::raw::{
+    Errno, call, checked, errno, failed, failed_int, returned, returned_int, set_errno, words,
+};
 
 /// The first expression on an architecture that has the older system calls, else the second one:
 /// each C library makes the oldest call that its architecture has.
@@ -93,97 +37,9 @@ pub(crate) use by_architecture;
 /// The system call that the C library makes for a function: its number and the arguments.
 pub(crate) type Made = (c_long, [usize; 6]);
 
-/// What may be an argument of a system call.
-pub(crate) trait Word {
-    /// The argument as the kernel takes it: signed numbers are extended.
-    fn word(self) -> usize;
-}
-
-macro_rules! word {
-    ($($kind:ty),*) => {$(
-        impl Word for $kind {
-            #[inline]
-            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, trivial_numeric_casts)]
-            fn word(self) -> usize {
-                self as usize
-            }
-        }
-    )*};
-}
-word!(i32, u32, i64, u64, isize, usize);
-
-impl<T> Word for *const T {
-    #[inline]
-    fn word(self) -> usize {
-        self as usize
-    }
-}
-
-impl<T> Word for *mut T {
-    #[inline]
-    fn word(self) -> usize {
-        self as usize
-    }
-}
-
-/// The kernel's result as a `Result`.
-#[inline]
-pub(crate) fn checked(result: isize) -> Result<usize, Errno> {
-    match usize::try_from(result) {
-        Ok(value) => Ok(value),
-        Err(_) => Err(c_int::try_from(-result).unwrap_or(libc::EIO)),
-    }
-}
-
-/// Gives a result of the kernel to the program: as it is, or -1 with `errno`.
-#[inline]
-pub(crate) fn returned(result: isize) -> isize {
-    if (-4095..0).contains(&result) {
-        failed(c_int::try_from(-result).unwrap_or(libc::EIO))
-    } else {
-        result
-    }
-}
-
-/// As [`returned`], for functions that return an `int`.
-#[inline]
-pub(crate) fn returned_int(result: isize) -> c_int {
-    c_int::try_from(returned(result)).unwrap_or(c_int::MAX)
-}
-
 /// What the kernel's result was where the C library has returned this, and set `errno` if it is -1.
 pub(crate) fn by_kernel(returned: isize) -> isize {
     if returned < 0 { -isize::try_from(errno()).unwrap_or(5) } else { returned }
-}
-
-/// As [`failed`], for functions that return an `int`.
-#[cold]
-pub(crate) fn failed_int(errno: Errno) -> c_int {
-    set_errno(errno);
-    -1
-}
-
-/// Sets `errno`, and is the -1 that goes with it.
-#[cold]
-pub(crate) fn failed(errno: Errno) -> isize {
-    set_errno(errno);
-    -1
-}
-
-/// The calling thread's `errno`.
-pub(crate) fn errno() -> Errno {
-    // SAFETY: takes nothing, gives the thread's own.
-    let place = unsafe { libc::__errno_location() };
-    // SAFETY: the thread's own, which lives as long as the thread.
-    unsafe { *place }
-}
-
-/// Sets the calling thread's `errno`.
-pub(crate) fn set_errno(errno: Errno) {
-    // SAFETY: takes nothing, gives the thread's own.
-    let place = unsafe { libc::__errno_location() };
-    // SAFETY: the thread's own, which lives as long as the thread.
-    unsafe { *place = errno };
 }
 
 /// Makes a call that has no pointers among its arguments.

@@ -1,0 +1,88 @@
+//! The file systems of this machine's disks that a program may write to, held so that they can be
+//! synced when it has ended.
+//!
+//! Invariant: they are opened before the program starts. So a write-back that fails while it runs
+//! is an error of the sync at the end, even where the program has mounted something over it.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+use tidegate_interpose::file_systems::is_remote_name;
+
+use super::paths::unescaped;
+
+/// File systems, each with the path of one of its mounts.
+#[derive(Debug, Default)]
+pub struct Mounted {
+    held: Vec<(PathBuf, File)>,
+}
+
+impl Mounted {
+    /// Opens each file system that is mounted writable. One that this user may not open is left
+    /// out: only the sync of the whole machine covers it.
+    ///
+    /// # Errors
+    /// The mounts cannot be read.
+    pub fn hold() -> io::Result<Self> {
+        let mounts = std::fs::read("/proc/self/mountinfo")?;
+        let opened = |path: PathBuf| {
+            let kind = path.metadata().ok()?;
+            let file =
+                if kind.is_dir() || kind.is_file() { File::open(&path).ok()? } else { None? };
+            Some((path, file))
+        };
+        Ok(Self { held: writable_mounts(&mounts).into_iter().filter_map(opened).collect() })
+    }
+
+    /// Syncs the whole machine, then each file system, which alone tells whether it failed. Returns
+    /// those that failed, with the reason.
+    #[must_use]
+    pub fn sync(&self) -> Vec<(&PathBuf, io::Error)> {
+        rustix::fs::sync();
+        let outcomes = self.held.iter().map(|(path, file)| (path, rustix::fs::syncfs(file)));
+        outcomes.filter_map(|(path, outcome)| Some((path, outcome.err()?.into()))).collect()
+    }
+}
+
+/// Returns a mount point of each file system on a disk that is mounted writable, from the text of
+/// `mountinfo`.
+fn writable_mounts(mounts: &[u8]) -> Vec<PathBuf> {
+    let mut devices = BTreeSet::new();
+    let found = mounts.split(|byte| *byte == b'\n').filter_map(writable_mount);
+    found.filter(|(device, _)| devices.insert(device.to_vec())).map(|(_, path)| path).collect()
+}
+
+/// Returns device and mount point of a line, unless its file system is read-only or remote.
+fn writable_mount(line: &[u8]) -> Option<(&[u8], PathBuf)> {
+    // 36 35 98:0 /mnt1 /mnt2 rw,noatime shared:1 - ext3 /dev/root rw,errors=continue
+    let mut fields = line.split(|byte| *byte == b' ');
+    let device = fields.nth(2)?;
+    let path = fields.nth(1)?;
+    let options = fields.next()?;
+    let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
+    let is_remote =
+        std::str::from_utf8(kind).is_ok_and(|kind| is_remote_name(kind) || kind == "autofs");
+    let is_writable = options.split(|byte| *byte == b',').any(|option| option == b"rw");
+    let path = PathBuf::from(std::ffi::OsString::from_vec(unescaped(path)));
+    (is_writable && !is_remote).then_some((device, path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_writable_file_system_of_this_machine_is_found_once() {
+        let mounts = b"21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+22 21 8:1 /srv /srv\\040x rw - ext4 /dev/sda1 rw
+23 21 8:2 / /ro ro - ext4 /dev/sda2 rw
+24 21 0:33 / /net rw - nfs4 host:/ rw
+25 21 0:34 / /auto rw - autofs none rw
+26 21 0:35 / /a\\040b rw shared:3 master:1 - btrfs /dev/sdb rw
+broken line";
+        assert_eq!(writable_mounts(mounts), [PathBuf::from("/"), PathBuf::from("/a b")]);
+    }
+}

@@ -1,0 +1,13 @@
+//! Cancellation of threads: calls that glibc lets a thread be cancelled at stay such calls.
+#![allow(unsafe_code)] // a function of the C library
+
+unsafe extern "C-unwind" {
+    fn pthread_testcancel();
+}
+
+/// Ends the calling thread here if another thread has cancelled it.
+pub(crate) fn point() {
+    // SAFETY: takes nothing. The frames above are those of hooks, which hold nothing that must be
+    // dropped.
+    unsafe { pthread_testcancel() };
+}

@@ -1,0 +1,41 @@
+//! The functions that the hooks stand in front of. The library looks all of them up when it is
+//! loaded, since looking up may take the dynamic linker's lock.
+#![allow(unsafe_code)] // the dynamic linker's answers become functions
+
+use std::ffi::{c_char, c_int, c_uint};
+
+use libc::{iovec, off_t, ssize_t};
+use tidegate_interpose::{InOrder, Next, raw};
+
+tidegate_interpose::functions! {
+    InOrder;
+    open64: fn(*const c_char, c_int, c_uint) -> c_int;
+    __open64_2: fn(*const c_char, c_int) -> c_int;
+    openat64: fn(c_int, *const c_char, c_int, c_uint) -> c_int;
+    __openat64_2: fn(c_int, *const c_char, c_int) -> c_int;
+    mkostemps64: fn(*mut c_char, c_int, c_int) -> c_int;
+    dup: fn(c_int) -> c_int;
+    dup2: fn(c_int, c_int) -> c_int;
+    dup3: fn(c_int, c_int, c_int) -> c_int;
+    fcntl64: fn(c_int, c_int, usize) -> c_int;
+    pwritev64v2: fn(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t;
+}
+
+/// Calls a next function by `call`; -1 with `ENOSYS` where no library has it.
+pub(crate) fn call<F: Copy, R: From<i8>>(next: &Next<F, InOrder>, call: impl FnOnce(F) -> R) -> R {
+    if let Some(function) = next.get() {
+        return call(function);
+    }
+    raw::set_errno(libc::ENOSYS);
+    R::from(-1)
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOADED: extern "C" fn() = loaded;
+
+extern "C" fn loaded() {
+    resolve();
+    // SAFETY: takes nothing. What an older C library lacks is no error of the program's.
+    unsafe { libc::dlerror() };
+}

@@ -1,0 +1,75 @@
+//! Hooks: syncs.
+#![allow(unsafe_code)] // C's calling convention
+
+use std::ffi::{c_int, c_long, c_uint, c_void};
+
+use libc::off_t;
+use tidegate_interpose::file_systems::REAL_SYNC;
+use tidegate_interpose::raw::{self, words};
+
+use crate::{cancel, place};
+
+/// All flags that `sync_file_range` has.
+const RANGE_FLAGS: c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+    | libc::SYNC_FILE_RANGE_WRITE
+    | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+
+/// Returns `fd` as an argument that has a filter of system calls let the call pass. The kernel does
+/// not look at the upper half.
+fn passing(fd: c_int) -> u64 {
+    u64::from(REAL_SYNC) << 32 | u64::from(fd.cast_unsigned())
+}
+
+/// Answers the sync `number` of what `fd` refers to, or makes it.
+fn synced(number: c_long, fd: c_int) -> c_int {
+    if place::is_answered(fd) {
+        return 0;
+    }
+    // SAFETY: no pointers.
+    raw::returned_int(unsafe { raw::call(number, words![passing(fd)]) })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn fsync(fd: c_int) -> c_int {
+    cancel::point();
+    synced(libc::SYS_fsync, fd)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn fdatasync(fd: c_int) -> c_int {
+    cancel::point();
+    synced(libc::SYS_fdatasync, fd)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn syncfs(fd: c_int) -> c_int {
+    synced(libc::SYS_syncfs, fd)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C-unwind" fn sync() {}
+
+/// Without flags the kernel checks the arguments, and does nothing.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn sync_file_range(
+    fd: c_int,
+    offset: off_t,
+    len: off_t,
+    flags: c_uint,
+) -> c_int {
+    cancel::point();
+    let flags = if place::is_answered(fd) { flags & !RANGE_FLAGS } else { flags };
+    let arguments = words![passing(fd), offset, len, flags];
+    // SAFETY: no pointers.
+    raw::returned_int(unsafe { raw::call(libc::SYS_sync_file_range, arguments) })
+}
+
+/// With `MS_ASYNC` the kernel checks the arguments, and does nothing.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn msync(at: *mut c_void, len: usize, flags: c_int) -> c_int {
+    cancel::point();
+    let both = libc::MS_SYNC | libc::MS_ASYNC;
+    let flags = if flags & both == libc::MS_SYNC { flags ^ both } else { flags };
+    // SAFETY: the kernel checks the range, which it only writes back.
+    raw::returned_int(unsafe { raw::call(libc::SYS_msync, words![at, len, flags]) })
+}
