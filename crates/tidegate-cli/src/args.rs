@@ -476,8 +476,8 @@ pub(crate) struct RunArgs {
     /// set-user-ID); may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) trust: Vec<OsString>,
-    /// Answer syncs at once, without a pool: for tests and builds, whose files need no disk. Nothing
-    /// is lost by `kill -9`; a power cut or a kernel crash loses what programs synced
+    /// Answer syncs at once, without a pool: for tests and builds, whose files need no disk. `kill
+    /// -9` loses nothing; a power cut or a kernel crash loses synced data
     #[arg(
         long,
         value_name = "PROGRAMS",
@@ -489,8 +489,8 @@ pub(crate) struct RunArgs {
         ],
     )]
     pub(crate) volatile: Option<VolatileScope>,
-    /// With --volatile: make all syncs once, when the program has ended. The exit status is 1 if one
-    /// fails and the program's was 0
+    /// With --volatile: make all syncs once, when the program has ended. If one fails, an exit
+    /// status 0 becomes 1
     #[arg(long, requires = "volatile")]
     pub(crate) sync_at_end: bool,
     /// Sync each write of a file when it returns, as if the file were open with `O_SYNC`
@@ -511,7 +511,7 @@ pub(crate) struct RunArgs {
     pub(crate) command: Vec<OsString>,
 }
 
-/// The programs whose syncs are answered at once.
+/// Which programs a volatile run covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum VolatileScope {
     /// All with CAP_SYS_ADMIN (root has it), else those that use the C library; this is the default

@@ -250,7 +250,7 @@ fn the_status_and_the_line_at_the_start_say_how_it_went() {
         let line = said(&output);
         assert_eq!(line.lines().count(), 1, "{line}");
         assert!(line.contains("a power cut loses what programs synced"), "{line}");
-        assert_eq!(line.contains("only programs that use the C library"), scope == "library");
+        assert_eq!(line.contains("static and Go ones too"), scope == "library");
         assert_eq!(run("kill -9 $$").status.code(), Some(137));
     }
     let quiet = tidegate().args(["run", "--volatile", "--quiet", "--", "true"]).output().unwrap();

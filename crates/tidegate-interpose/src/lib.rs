@@ -77,8 +77,8 @@ impl<F: Copy, S: Source> Next<F, S> {
     }
 }
 
-/// Declares [`Next`] functions that a [`Source`] finds, and `resolve`, which looks all of them up.
-/// The types must be those of the C library's manual.
+/// Declares [`Next`] functions that a [`Source`] finds, and `resolve`, which looks each
+/// function up. The types must be the ones in the C library's manual.
 #[macro_export]
 macro_rules! functions {
     ($source:ty; $($name:ident: fn($($argument:ty),*) -> $result:ty;)*) => {

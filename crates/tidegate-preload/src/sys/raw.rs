@@ -54,16 +54,16 @@ macro_rules! plain {
     };
 }
 
-plain!(/** The position of a descriptor. */ lseek = SYS_lseek(fd: c_int, offset: i64, whence: c_int));
+plain!(/** Returns the position of a descriptor. */ lseek = SYS_lseek(fd: c_int, offset: i64, whence: c_int));
 plain!(/** Sets a file's size. */ ftruncate = SYS_ftruncate(fd: c_int, size_bytes: i64));
 plain!(/** Makes a file durable. */ fsync = SYS_fsync(fd: c_int));
 plain!(/** Makes a file's data durable. */ fdatasync = SYS_fdatasync(fd: c_int));
 plain!(/** Closes a descriptor. */ close = SYS_close(fd: c_int));
-plain!(/** Descriptor operations with a number as argument. */ fcntl = SYS_fcntl(fd: c_int, command: c_int, argument: usize));
+plain!(/** Does a descriptor operation with a number as argument. */ fcntl = SYS_fcntl(fd: c_int, command: c_int, argument: usize));
 plain!(/** Sends a thread of a process a signal; 0 only asks whether it is there. */ tgkill = SYS_tgkill(process: u32, thread: u32, signal: c_int));
 plain!(/** Makes everything durable. */ sync_all = SYS_sync());
 
-/// The program's descriptor as the libraries take it.
+/// Returns the program's descriptor as the libraries take it.
 pub(crate) fn borrowed<'fd>(fd: c_int) -> BorrowedFd<'fd> {
     // SAFETY: the number is used as one only: what it refers to is the program's, whatever that
     // does, and the kernel refuses one that is closed.
@@ -96,17 +96,17 @@ pub(crate) fn wake(word: &AtomicU32) {
 
 pub(crate) const NS_PER_S: u64 = 1_000_000_000;
 
-/// Nanoseconds of a clock that only goes forwards.
+/// Returns nanoseconds of a clock that only goes forwards.
 pub(crate) fn now_ns() -> u64 {
     clock_ns(ClockId::Monotonic)
 }
 
-/// Nanoseconds since 1970, as the file systems count them.
+/// Returns nanoseconds since 1970, as the file systems count them.
 pub(crate) fn wall_clock_ns() -> u64 {
     clock_ns(ClockId::RealtimeCoarse)
 }
 
-/// How far the clock of times of files is ahead of one that nobody sets, in nanoseconds.
+/// Returns by how much the clock of times of files is ahead of one that nobody sets, in ns.
 pub(crate) fn clock_ahead_ns() -> u64 {
     clock_ns(ClockId::Realtime).saturating_sub(clock_ns(ClockId::Boottime))
 }

@@ -9,8 +9,7 @@ use super::{exit_code, start};
 use crate::args::{RunArgs, VolatileScope};
 use crate::log::{Level, say};
 
-/// Runs the program, and hands back its exit status; 1 where that is 0 and the syncs at the end
-/// fail.
+/// Runs the program, and returns its exit status; 1 where that is 0 and a sync at the end fails.
 ///
 /// # Errors
 /// The program cannot be run this way.
@@ -43,20 +42,20 @@ pub(super) fn run(args: &RunArgs, program: &Program, scope: VolatileScope) -> Re
     Ok(if status == 0 && failures != 0 { ExitCode::FAILURE } else { exit_code(status) })
 }
 
-/// Says what a power cut does, and to which programs' files.
+/// Says how a power cut ends, and which programs are covered.
 fn announce(filter: Option<&Filter>, program: &Program, is_synced_at_end: bool) {
     let others = match filter {
         Some(filter) if filter.no_new_privileges => {
-            "all programs; none gains privileges (sudo, su)"
+            "all programs, none of which gains privileges (no sudo, su, newuidmap)"
         }
         Some(_) => "all programs",
-        None => "only programs that use the C library; static and Go programs: --volatile=all",
+        None => "programs that use the C library; static and Go ones too: --volatile=all",
     };
     let until = if is_synced_at_end { "until the end " } else { "" };
     let message = "volatile: syncs are answered at once";
     say(
         Level::Info,
-        format_args!("{message}; {until}a power cut loses what programs synced; {others}"),
+        format_args!("{message}; {until}a power cut loses what programs synced; covered: {others}"),
     );
     if filter.is_none() && program.unwatched.is_some() {
         let file = program.file.display();
@@ -67,7 +66,7 @@ fn announce(filter: Option<&Filter>, program: &Program, is_synced_at_end: bool) 
     }
 }
 
-/// Names what the program left behind: the filter stays with it.
+/// Names the processes that keep the filter.
 fn name_left(left: &[String]) {
     if !left.is_empty() {
         let names = left.join(", ");
