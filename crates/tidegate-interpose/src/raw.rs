@@ -100,7 +100,10 @@ impl<T> Word for *mut T {
     }
 }
 
-/// The kernel's result as a `Result`.
+/// Returns the kernel's result as a `Result`.
+///
+/// # Errors
+/// The kernel's error number.
 #[inline]
 pub fn checked(result: isize) -> Result<usize, Errno> {
     match usize::try_from(result) {

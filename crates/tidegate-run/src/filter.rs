@@ -244,7 +244,8 @@ mod tests {
     /// Runs the filter as the kernel does.
     fn judge(architecture: u32, number: u32, arguments: [u64; 6]) -> u32 {
         let mut data = vec![number, architecture, 0, 0];
-        data.extend(arguments.iter().flat_map(|it| [*it as u32, (*it >> 32) as u32]));
+        let halves = |it: &u64| [it & 0xffff_ffff, it >> 32].map(|it| u32::try_from(it).unwrap());
+        data.extend(arguments.iter().flat_map(halves));
         let (mut accumulator, mut at) = (0, 0);
         let instructions = program();
         loop {
@@ -253,7 +254,7 @@ mod tests {
             at += 1;
             let mut jump = |holds: bool| at += usize::from(if holds { jt } else { jf });
             match code & 0x07 {
-                libc::BPF_LD => accumulator = data[k as usize / 4],
+                libc::BPF_LD => accumulator = data[usize::try_from(k / 4).unwrap()],
                 libc::BPF_ALU => accumulator &= k,
                 libc::BPF_JMP if code & 0xf0 == libc::BPF_JEQ => jump(accumulator == k),
                 libc::BPF_JMP => jump(accumulator & k != 0),
@@ -275,7 +276,9 @@ mod tests {
                 assert_eq!(judge(number, [1 << 32 | 7, 0, 0, 0, 0, 0]), ERRNO);
             }
             assert_eq!(judge(machine.sync, [0; 6]), ERRNO);
-            let msync = |flags: i32| judge(machine.msync, [4096, 4096, flags as u64, 0, 0, 0]);
+            let msync = |flags: i32| {
+                judge(machine.msync, [4096, 4096, u64::from(flags.cast_unsigned()), 0, 0, 0])
+            };
             assert_eq!(msync(libc::MS_SYNC), ERRNO);
             assert_eq!(msync(libc::MS_SYNC | libc::MS_INVALIDATE), ERRNO);
             assert_eq!(msync(libc::MS_ASYNC), ALLOW);

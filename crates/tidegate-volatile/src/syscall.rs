@@ -1,7 +1,7 @@
 //! Hook: `syscall`. A call that a hook has is made by that hook, any other one as it is.
 #![allow(unsafe_code)] // C's calling convention
 
-use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_long, c_uint};
 use std::ptr;
 
 use tidegate_interpose::raw;
@@ -52,39 +52,48 @@ unsafe extern "C-unwind" fn syscall(
         return result.into();
     }
     if number == libc::SYS_pwritev2 {
-        given.0[5] = write::without_sync(given.int(0), given.int(5)) as usize;
+        given.0[5] = write::without_sync(given.int(0), given.int(5)).cast_unsigned() as usize;
     }
     // SAFETY: the program's own arguments of that call.
     raw::returned(unsafe { raw::call(number, given.0) }) as c_long
 }
 
+/// Makes a call by a hook.
+macro_rules! hook {
+    ($call:expr) => {{
+        // SAFETY: the program's own arguments of the same call.
+        unsafe { $call }
+    }};
+}
+
+/// Makes the call `number` by the hook that has it, if one has.
+///
 /// # Safety
 /// As for the call.
 unsafe fn by_hook(number: c_long, given: Arguments) -> Option<c_int> {
     let fd = given.int(0);
-    // SAFETY: the program's own arguments of the same call, as promised.
-    Some(unsafe {
-        match number {
-            libc::SYS_fsync => sync::fsync(fd),
-            libc::SYS_fdatasync => sync::fdatasync(fd),
-            libc::SYS_syncfs => sync::syncfs(fd),
-            libc::SYS_sync_file_range => {
-                sync::sync_file_range(fd, given.long(1), given.long(2), given.uint(3))
-            }
-            libc::SYS_sync => {
-                sync::sync();
-                0
-            }
-            libc::SYS_msync => sync::msync(given.pointer::<c_void>(0), given.0[1], given.int(2)),
-            #[cfg(target_arch = "x86_64")]
-            libc::SYS_open => open::open64(given.path(0), given.int(1), given.uint(2)),
-            libc::SYS_openat => open::openat64(fd, given.path(1), given.int(2), given.uint(3)),
-            libc::SYS_fcntl => descriptors::fcntl64(fd, given.int(1), given.0[2]),
-            libc::SYS_dup => descriptors::dup(fd),
-            #[cfg(target_arch = "x86_64")]
-            libc::SYS_dup2 => descriptors::dup2(fd, given.int(1)),
-            libc::SYS_dup3 => descriptors::dup3(fd, given.int(1), given.int(2)),
-            _ => return None,
+    Some(match number {
+        libc::SYS_fsync => hook!(sync::fsync(fd)),
+        libc::SYS_fdatasync => hook!(sync::fdatasync(fd)),
+        libc::SYS_syncfs => hook!(sync::syncfs(fd)),
+        libc::SYS_sync_file_range => {
+            hook!(sync::sync_file_range(fd, given.long(1), given.long(2), given.uint(3)))
         }
+        libc::SYS_sync => {
+            sync::sync();
+            0
+        }
+        libc::SYS_msync => hook!(sync::msync(given.pointer(0), given.0[1], given.int(2))),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_open => hook!(open::open64(given.path(0), given.int(1), given.uint(2))),
+        libc::SYS_openat => {
+            hook!(open::openat64(fd, given.path(1), given.int(2), given.uint(3)))
+        }
+        libc::SYS_fcntl => hook!(descriptors::fcntl64(fd, given.int(1), given.0[2])),
+        libc::SYS_dup => hook!(descriptors::dup(fd)),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_dup2 => hook!(descriptors::dup2(fd, given.int(1))),
+        libc::SYS_dup3 => hook!(descriptors::dup3(fd, given.int(1), given.int(2))),
+        _ => return None,
     })
 }
