@@ -78,9 +78,11 @@ unsafe extern "C-unwind" fn mkostemps64(
     suffix_bytes: c_int,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the program's own arguments.
     let open = |flags| {
-        next::call(&next::mkostemps64, |open| unsafe { open(template, suffix_bytes, flags) })
+        next::call(&next::mkostemps64, |open| {
+            // SAFETY: the program's own arguments.
+            unsafe { open(template, suffix_bytes, flags) }
+        })
     };
     // SAFETY: the template is the path of a file that is not there yet.
     unsafe { opened((AT_FDCWD, template), flags, open) }
