@@ -514,9 +514,9 @@ pub(crate) struct RunArgs {
 /// Which programs a volatile run covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum VolatileScope {
-    /// All with CAP_SYS_ADMIN (root has it), else those that use the C library; this is the default
+    /// All with `CAP_SYS_ADMIN` (root has it), else as `library`; this is the default
     Possible,
-    /// All: static and Go programs too. Without CAP_SYS_ADMIN no program gains privileges then:
+    /// All: static and Go programs too. Without `CAP_SYS_ADMIN` no program gains privileges then:
     /// sudo, su and newuidmap do not work
     All,
     /// Those that use the C library
