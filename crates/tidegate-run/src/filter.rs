@@ -285,7 +285,7 @@ mod tests {
             assert_eq!(msync(0), ALLOW);
             assert_eq!(msync(libc::MS_SYNC | libc::MS_ASYNC), ALLOW, "the kernel refuses it");
         }
-        assert_eq!(judge(MACHINES[0].architecture, 74 | X32_BIT, [0; 6]), ERRNO, "x32");
+        assert_eq!(judge(MACHINES[0].architecture, X32_BIT + 74, [0; 6]), ERRNO, "x32");
     }
 
     #[test]

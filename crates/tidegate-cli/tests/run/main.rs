@@ -43,4 +43,5 @@ mod tree;
 mod unknown;
 mod usage;
 mod utilities;
+mod volatile;
 mod ways;

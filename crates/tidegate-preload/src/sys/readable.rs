@@ -259,12 +259,12 @@ fn is_judged() -> bool {
 
 /// Whether the kernel can read what lies at an address.
 fn kernel_reads(at: usize) -> bool {
-    if is_judged() {
-        return true;
-    }
     /// No way to change the mask of blocked signals: the mask is read, and the call fails.
     const NO_WAY: c_int = -1;
     const FAULT: isize = -(libc::EFAULT as isize);
+    if is_judged() {
+        return true;
+    }
     let arguments = words![NO_WAY, at, 0_usize, size_of::<u64>()];
     // SAFETY: the kernel reads a mask, if it can, and changes nothing.
     unsafe { raw::call(libc::SYS_rt_sigprocmask, arguments) != FAULT }

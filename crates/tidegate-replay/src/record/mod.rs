@@ -84,7 +84,13 @@ impl RecordArgs {
             tidegate_run::preloaded(&library),
             (RINGS_VARIABLE, Some(memory.path.clone().into())),
         ];
-        let plan = Plan { program: &program, command: &self.command, environment };
+        let plan = Plan {
+            program: &program,
+            command: &self.command,
+            environment,
+            filter: None,
+            adopts: false,
+        };
         let status = run_to_its_end(plan, &program.file);
         let mut summary = recorder.finish();
         if let Some(cause) = program.unwatched {

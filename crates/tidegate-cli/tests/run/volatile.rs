@@ -1,10 +1,6 @@
 //! `tidegate run --volatile`: what programs see, what reaches the disk, and how the run ends.
 //! programs/volatile.c asks for syncs in all ways.
 
-#[path = "run/programs.rs"]
-mod programs;
-mod support;
-
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -13,9 +9,9 @@ use std::process::{Command, Output, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use programs::compiled;
-use support::file_system::unmount;
-use support::{directory_in, preload_library, succeed, tidegate, tool};
+use crate::programs::compiled;
+use crate::support::file_system::unmount;
+use crate::support::{directory_in, preload_library, succeed, tidegate, tool};
 
 /// Syncs that a program of these tests makes.
 const SYNCS: u64 = 60;
