@@ -21,7 +21,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 use tidegate::log::recover::{file_system_id, handle_of, identity_of};
-use tidegate::log::{Change, CoverState, Definition, FileGuard, FileKey, Log};
+use tidegate::log::{Change, CoverState, Definition, FileGuard, FileKey, Log, Ring};
 
 use support::{ok, scratch, tidegate};
 
@@ -176,7 +176,7 @@ struct Program {
 
 impl Program {
     fn join(pool: &Path, control: &Path) -> Self {
-        Self { log: Log::attach(pool, control).expect("the log is there") }
+        Self { log: Ring::attach(pool, control).map(Log::over).expect("the log is there") }
     }
 
     fn of(session: &Session) -> Self {
@@ -226,7 +226,7 @@ fn log(log: &Log, guard: &FileGuard<'_>, file: &File, path: &Path, offset: u64, 
     };
     if !guard.is_logged() {
         guard.begin_story(&definition, metadata.len()).unwrap();
-        let (unlogged, synced_from) = (guard.unlogged(), log.head());
+        let (unlogged, synced_from) = (guard.unlogged(), log.ring().head());
         file.sync_all().unwrap();
         let state = CoverState { unlogged, synced_from, size: metadata.len(), is_dense: true };
         assert!(guard.cover(&state, &definition).unwrap());
@@ -353,7 +353,7 @@ fn a_supervisor_that_is_told_to_end_empties_the_log_and_stays_for_its_tree() {
     program.write(&dir.path().join("file"), 0, b"data");
     kill_process(session.supervisor(), Signal::TERM).unwrap();
     while session.stat()["log_used_bytes"] != 0 {}
-    assert!(program.log.supervisor_alive());
+    assert!(program.log.ring().supervisor_alive());
     drop(program);
     session.end();
 }
@@ -369,7 +369,7 @@ fn a_full_log_is_emptied_while_a_program_writes() {
     for number in 0..400 {
         let guard = program.lock(&file);
         loop {
-            let space = program.log.space_changes();
+            let space = program.log.ring().space_changes();
             let mut ticket = guard.begin().unwrap();
             if ticket.needs_define() {
                 drop(ticket);
@@ -380,7 +380,7 @@ fn a_full_log_is_emptied_while_a_program_writes() {
                 break;
             }
             drop(ticket);
-            program.log.wait_for_space(space, std::time::Duration::from_secs(10));
+            program.log.ring().wait_for_space(space, std::time::Duration::from_secs(10));
         }
         file.write_all_at(&data, number).unwrap();
     }
@@ -442,12 +442,12 @@ fn the_next_run_takes_over_from_a_killed_supervisor() {
     program.write(&one, 0, b"before");
     killed_in_a_write(&session, &two);
     session.kill_supervisor();
-    assert!(!program.log.supervisor_alive());
+    assert!(!program.log.ring().supervisor_alive());
     assert!(stat(&pool)["log_used_bytes"].as_u64() > Some(0));
 
     let next = Session::start(&pool, &[]);
     assert_eq!(next.control, session.control);
-    assert!(program.log.supervisor_alive(), "its programs are served again");
+    assert!(program.log.ring().supervisor_alive(), "its programs are served again");
     program.write(&one, 6, b" and after");
     ok(["flush", pool.to_str().unwrap()]);
     assert_eq!(next.stat()["log_used_bytes"], 0);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 use tidegate::log::{
-    self, CONTROL_BYTES, CoverState, Header, Log, LogOptions, LogPool, RecordKind, Scanner,
+    self, CONTROL_BYTES, CoverState, Header, Log, LogOptions, LogPool, RecordKind, Ring, Scanner,
 };
 use tidegate::pmem::{Region, SharedMemory};
 
@@ -38,7 +38,7 @@ impl World {
     }
 
     fn with(log: &'static Log) -> Self {
-        Self { log, start: log.head(), directory: tempfile::tempdir().unwrap() }
+        Self { log, start: log.ring().head(), directory: tempfile::tempdir().unwrap() }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -62,17 +62,19 @@ impl World {
     pub(crate) fn covered(&self, file: &File, flags: u32) -> Open {
         let open = self.open(file, flags);
         let identified = files::identify(self.log, open.fd).unwrap();
-        let file_system = self.log.file_system(77, true).unwrap();
+        let file_system = self.log.file_systems().find_or_add(77, true).unwrap();
         let entry = Entry { file: self.log.entry_for(&identified.key).unwrap(), file_system };
         let path = PathBuffer::new();
         let definition = identified.definition(&path);
         let size = Seen::of(open.fd).unwrap().size();
         let guard = self.log.lock(entry.file).unwrap();
         guard.begin_story(&definition, size).unwrap();
-        let (unlogged, synced_from) = (guard.unlogged(), self.log.head());
+        let (unlogged, synced_from) = (guard.unlogged(), self.log.ring().head());
         let state = CoverState { unlogged, synced_from, size, is_dense: true };
         assert!(guard.cover(&state, &definition).unwrap());
-        self.log.committed(file_system, self.log.changes(file_system));
+        self.log
+            .file_systems()
+            .committed(file_system, self.log.file_systems().changes(file_system));
         Open { known: open.known.with_entry(entry), ..open }
     }
 
@@ -87,7 +89,8 @@ impl World {
 
     /// The records since position `from` in words; 0: since the world was made.
     pub(crate) fn records_since(&self, from: u64) -> String {
-        let headers = Scanner::new(self.log.pool(), from.max(self.start), self.log.head());
+        let headers =
+            Scanner::new(self.log.ring().pool(), from.max(self.start), self.log.ring().head());
         let words = headers.map(|header| in_words(&header));
         words.collect::<Vec<_>>().join(" ")
     }
@@ -99,7 +102,7 @@ fn new_log(bytes: u64) -> Log {
     let pool = LogPool::open(region).unwrap();
     let all = pool.ring_bytes();
     let control = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
-    Log::start(pool, control, all).unwrap()
+    Ring::start(pool, control, all).map(Log::over).unwrap()
 }
 
 fn in_words(header: &Header) -> String {

@@ -21,7 +21,9 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tidegate::log::{self, CONTROL_BYTES, Counter, Log, LogOptions, LogPool, RecordKind, Scanner};
+use tidegate::log::{
+    self, CONTROL_BYTES, Counter, Log, LogOptions, LogPool, RecordKind, Ring, Scanner,
+};
 use tidegate::pmem::{Region, RegionOptions, SharedMemory};
 use tidegate_interpose::library::Symbols;
 
@@ -46,13 +48,13 @@ impl World {
         let pool = LogPool::open(region).unwrap();
         let ring_bytes = pool.ring_bytes();
         let control = SharedMemory::create(&memory.path().join("control"), CONTROL_BYTES).unwrap();
-        let log = Log::start(pool, control, ring_bytes).unwrap();
+        let log = Ring::start(pool, control, ring_bytes).map(Log::over).unwrap();
         Self { log, memory, directory: tempfile::tempdir_in("/dev/shm").unwrap() }
     }
 
     /// Runs a part of this test with the library preloaded: the records that it leaves, in words.
     fn run(&self, part: &str) -> String {
-        let from = self.log.head();
+        let from = self.log.ring().head();
         let stop = AtomicBool::new(false);
         let mut command = self.command(part);
         let (supervised, is_supervised) = std::sync::mpsc::channel();
@@ -61,11 +63,11 @@ impl World {
             is_supervised.recv().unwrap();
             let status = command.status();
             stop.store(true, Ordering::SeqCst);
-            self.log.wake_cleaner();
+            self.log.ring().wake_cleaner();
             status.unwrap()
         });
         assert!(status.success(), "{part}: {status}");
-        let records = Scanner::new(self.log.pool(), from, self.log.head());
+        let records = Scanner::new(self.log.ring().pool(), from, self.log.ring().head());
         let words = records.filter(|header| header.kind != RecordKind::Define).map(|header| {
             let kind = format!("{:?}", header.kind).to_lowercase();
             format!("{kind}:{}", header.offset)
@@ -93,22 +95,22 @@ impl World {
     /// Holds what is asked for, and retires what is to be retired: the files are on the disk as far
     /// as this test is concerned.
     fn supervise(&self, stop: &AtomicBool, supervised: &Sender<()>) {
-        let _supervision = self.log.supervise(Duration::from_secs(1)).unwrap();
+        let _supervision = self.log.ring().supervise(Duration::from_secs(1)).unwrap();
         supervised.send(()).unwrap();
         while !stop.load(Ordering::SeqCst) {
-            let seen = self.log.work();
+            let seen = self.log.ring().work();
             for file in self.log.take_wanted_kept() {
                 self.log.note_kept(file, true);
             }
-            if self.log.wanted() > self.log.tail() {
-                self.log.retire_to(self.log.safe_position()).unwrap();
+            if self.log.ring().wanted() > self.log.ring().tail() {
+                self.log.ring().retire_to(self.log.ring().safe_position()).unwrap();
             }
-            self.log.wait_for_work(seen, u64::MAX, Some(Duration::from_millis(20)));
+            self.log.ring().wait_for_work(seen, u64::MAX, Some(Duration::from_millis(20)));
         }
     }
 
     fn total(&self, counter: Counter) -> u64 {
-        self.log.stats().total(counter)
+        self.log.ring().stats().total(counter)
     }
 
     fn read(&self, name: &str) -> String {
@@ -300,8 +302,8 @@ fn a_process_that_gives_up_rights_gives_up_the_log() {
     let world = World::new();
     assert_eq!(world.run("rights"), "");
     assert_eq!(world.read("file"), "filedata");
-    assert!(world.log.is_suspended(), "there was nobody to ask");
-    assert!(world.log.tail() >= world.log.head(), "all is on the disk");
+    assert!(world.log.processes().is_suspended(), "there was nobody to ask");
+    assert!(world.log.ring().tail() >= world.log.ring().head(), "all is on the disk");
 }
 
 fn exec(directory: &Path) {
@@ -319,7 +321,7 @@ fn exec(directory: &Path) {
 fn before_a_program_starts_that_cannot_be_watched_all_files_leave() {
     let world = World::new();
     assert_eq!(world.run("exec"), "end:0");
-    assert!(world.log.is_suspended(), "there was nobody to tell that it did not start");
+    assert!(world.log.processes().is_suspended(), "there was nobody to tell that it did not start");
 }
 
 fn refused(directory: &Path) {

@@ -39,8 +39,8 @@ impl Allocator {
     /// # Errors
     /// There is none.
     pub(crate) fn begin(log: &Log) -> Result<Self, LogError> {
-        if log.allocated_bytes() == 0 {
-            log.allocate(START_BYTES)?;
+        if log.ring().allocated_bytes() == 0 {
+            log.ring().allocate(START_BYTES)?;
         }
         Ok(Self::default())
     }
@@ -55,13 +55,16 @@ impl Allocator {
             let ended = self.thread.take().and_then(|thread| thread.join().ok());
             return ended.unwrap_or(Ok(()));
         }
-        let (allocated, ring_bytes) = (log.allocated_bytes(), log.pool().ring_bytes());
-        let is_used = is_wanted || log.head() > log.tail();
-        let is_limited = log.is_space_limited();
+        let (allocated, ring_bytes) =
+            (log.ring().allocated_bytes(), log.ring().pool().ring_bytes());
+        let is_used = is_wanted || log.ring().head() > log.ring().tail();
+        let is_limited = log.ring().is_space_limited();
         if !is_used || is_limited || allocated >= ring_bytes || self.thread.is_some() {
             return Ok(());
         }
-        if log.head() % ring_bytes >= FIRST_BYTES / 2 || allocated >= FIRST_BYTES && is_wanted {
+        if log.ring().head() % ring_bytes >= FIRST_BYTES / 2
+            || allocated >= FIRST_BYTES && is_wanted
+        {
             self.thread = Some(give_all(log).map_err(|error| refused(log, &error))?);
         } else if allocated < FIRST_BYTES {
             give(log, FIRST_BYTES)?;
@@ -71,12 +74,12 @@ impl Allocator {
 
     /// The head at which space has to be asked for; none, if there is all of it, or will be.
     pub(crate) fn wake_at(&self, log: &Log) -> Option<u64> {
-        let ring_bytes = log.pool().ring_bytes();
-        let has_all = log.allocated_bytes() >= ring_bytes || log.is_space_limited();
+        let ring_bytes = log.ring().pool().ring_bytes();
+        let has_all = log.ring().allocated_bytes() >= ring_bytes || log.ring().is_space_limited();
         if has_all || self.thread.is_some() {
             return None;
         }
-        let head = log.head();
+        let head = log.ring().head();
         Some(head + (FIRST_BYTES / 2).saturating_sub(head % ring_bytes).max(1))
     }
 }
@@ -85,11 +88,11 @@ impl Allocator {
 fn give_all(log: &Arc<Log>) -> io::Result<JoinHandle<Result<(), String>>> {
     let log = Arc::clone(log);
     let give_all = move || {
-        let given = give(&log, log.pool().ring_bytes());
+        let given = give(&log, log.ring().pool().ring_bytes());
         // Failed memory is for the writer to find that stores there.
-        let _ = log.clear_pages();
+        let _ = log.ring().clear_pages();
         // The cleaner tells what has failed.
-        log.wake_cleaner();
+        log.ring().wake_cleaner();
         given
     };
     std::thread::Builder::new().name("allocator".into()).spawn(give_all)
@@ -97,16 +100,16 @@ fn give_all(log: &Arc<Log>) -> io::Result<JoinHandle<Result<(), String>>> {
 
 /// Gives the log space until it has `bytes`.
 fn give(log: &Log, bytes: u64) -> Result<(), String> {
-    while log.allocated_bytes() < bytes.min(log.pool().ring_bytes()) {
-        log.allocate(STEP_BYTES).map_err(|error| refused(log, &error))?;
+    while log.ring().allocated_bytes() < bytes.min(log.ring().pool().ring_bytes()) {
+        log.ring().allocate(STEP_BYTES).map_err(|error| refused(log, &error))?;
     }
     Ok(())
 }
 
 /// There is no more space: the log has to do with what it has.
 fn refused(log: &Log, error: &dyn std::fmt::Display) -> String {
-    log.stop_allocating();
-    let size = Size { bytes: log.allocated_bytes() };
+    log.ring().stop_allocating();
+    let size = Size { bytes: log.ring().allocated_bytes() };
     format!("no more space for the log, which stays at {size}: {error}")
 }
 
@@ -121,23 +124,29 @@ mod tests {
         let log = log_in_file(&directory.path().join("pool"), 256 << 20);
         let mut allocator = Allocator::begin(&log).unwrap();
         allocator.keep_ahead(&log, false).unwrap();
-        assert_eq!(log.allocated_bytes(), START_BYTES);
+        assert_eq!(log.ring().allocated_bytes(), START_BYTES);
         let trial = Trial::over(log);
         let file = trial.file("file", b"");
         trial.write(&file, "file", 0, b"x");
         allocator.keep_ahead(&trial.log, false).unwrap();
         allocator.keep_ahead(&trial.log, false).unwrap();
-        assert!((FIRST_BYTES..FIRST_BYTES + STEP_BYTES).contains(&trial.log.allocated_bytes()));
-        let ring_bytes = trial.log.pool().ring_bytes();
+        assert!(
+            (FIRST_BYTES..FIRST_BYTES + STEP_BYTES).contains(&trial.log.ring().allocated_bytes())
+        );
+        let ring_bytes = trial.log.ring().pool().ring_bytes();
         let woken = allocator.wake_at(&trial.log).map(|head| head % ring_bytes);
         assert_eq!(woken, Some(FIRST_BYTES / 2));
         for _ in 0..9 {
             trial.write(&file, "file", 0, &vec![1; 4 << 20]);
         }
         allocator.keep_ahead(&trial.log, false).unwrap();
-        let seen = trial.log.work();
-        while trial.log.allocated_bytes() < trial.log.pool().ring_bytes() {
-            trial.log.wait_for_work(seen, u64::MAX, Some(std::time::Duration::from_secs(10)));
+        let seen = trial.log.ring().work();
+        while trial.log.ring().allocated_bytes() < trial.log.ring().pool().ring_bytes() {
+            trial.log.ring().wait_for_work(
+                seen,
+                u64::MAX,
+                Some(std::time::Duration::from_secs(10)),
+            );
         }
         assert_eq!(allocator.wake_at(&trial.log), None);
     }

@@ -470,7 +470,7 @@ mod tests {
             let trial = Trial::new();
             let file = trial.file("file", &vec![0; MODEL_BYTES]);
             trial.begin_story(&file, "file");
-            let backlog = Backlog::new(trial.log.tail(), 10_000);
+            let backlog = Backlog::new(trial.log.ring().tail(), 10_000);
             let bytes = vec![0; MODEL_BYTES];
             Self { trial, file, backlog, written: Vec::new(), kernel: bytes.clone(), disk: bytes }
         }
@@ -496,10 +496,10 @@ mod tests {
         }
 
         fn scan(&mut self) {
-            let (from, safe) = (self.backlog.scanned(), self.trial.log.safe_position());
-            for header in self.trial.log.records(from, safe) {
+            let (from, safe) = (self.backlog.scanned(), self.trial.log.ring().safe_position());
+            for header in self.trial.log.ring().records(from, safe) {
                 let mut payload = vec![0; header.payload_bytes as usize];
-                self.trial.log.pool().read_payload(&header, 0, &mut payload).unwrap();
+                self.trial.log.ring().pool().read_payload(&header, 0, &mut payload).unwrap();
                 self.backlog.add(&header, &payload);
             }
             self.backlog.reached(safe);
@@ -510,7 +510,7 @@ mod tests {
             let safe = self.backlog.scanned();
             let chosen = self
                 .backlog
-                .due_for(dirty_bytes, log_bytes, |goal| self.trial.log.may_retire_to(goal));
+                .due_for(dirty_bytes, log_bytes, |goal| self.trial.log.ring().may_retire_to(goal));
             let (goal, due) = chosen.unwrap_or_else(|| (safe, self.backlog.due()));
             for (id, ranges) in &due.files {
                 let whole = (0, MODEL_BYTES as u64);
@@ -522,13 +522,13 @@ mod tests {
                     self.disk[start..end].copy_from_slice(&self.kernel[start..end]);
                 }
             }
-            self.trial.log.retire_to(goal).unwrap();
+            self.trial.log.ring().retire_to(goal).unwrap();
             self.backlog.retired(goal);
         }
 
         /// What is left of each byte by a power cut now, and what is promised at least.
         fn after_a_cut(&self) -> impl Iterator<Item = (usize, usize)> {
-            let tail = self.trial.log.tail();
+            let tail = self.trial.log.ring().tail();
             let (mut found, mut promised) = (self.disk.clone(), vec![0; MODEL_BYTES]);
             for (number, write) in (1..).zip(&self.written) {
                 let range = write.offset..write.offset + write.len;
@@ -590,7 +590,7 @@ mod tests {
         let mut backlog = trial.backlog();
         assert_eq!(backlog.dirty_bytes(), 1000 + 40_960);
         assert_eq!(backlog.due().dirty_bytes(), 4096 + 40_960, "in pages");
-        let cold_id = trial.lock(&cold).id();
+        let cold_id = trial.log.id_of(trial.lock(&cold).file());
         let started = backlog.worth_starting(u64::MAX);
         assert_eq!(started.files.keys().collect::<Vec<_>>(), [&cold_id]);
         assert_eq!(backlog.worth_starting(u64::MAX), Due::default(), "started once");
@@ -615,9 +615,9 @@ mod tests {
         for number in 0..40 {
             trial.write(&file, "file", number * 8192, &[1; 8192]);
         }
-        let end = trial.log.safe_position();
-        let records: Vec<_> = trial.log.records(trial.log.tail(), end).collect();
-        let mut backlog = Backlog::new(trial.log.tail(), 30_000);
+        let end = trial.log.ring().safe_position();
+        let records: Vec<_> = trial.log.ring().records(trial.log.ring().tail(), end).collect();
+        let mut backlog = Backlog::new(trial.log.ring().tail(), 30_000);
         for header in &records {
             backlog.add(header, &[]);
         }
@@ -641,15 +641,15 @@ mod tests {
         let trial = Trial::new();
         let file = trial.file("file", b"");
         trial.write(&file, "file", 0, b"x");
-        let middle = trial.log.safe_position();
+        let middle = trial.log.ring().safe_position();
         trial.write(&file, "file", 0, &[1; 8000]);
         let mut backlog = trial.backlog();
         backlog.retired(middle);
         // Defined anew behind the goal, so known still.
         assert_eq!(backlog.due().files.len(), 1);
-        let id = trial.lock(&file).id();
+        let id = trial.log.id_of(trial.lock(&file).file());
         assert!(backlog.file(id).is_some());
-        backlog.retired(trial.log.safe_position());
+        backlog.retired(trial.log.ring().safe_position());
         assert_eq!((backlog.due(), backlog.known.len()), (Due::default(), 0));
     }
 }

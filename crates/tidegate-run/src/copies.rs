@@ -21,8 +21,8 @@ impl Copies {
     pub(crate) fn look(&mut self, log: &Log) {
         let Ok(copied) = self.mounted.copied() else { return };
         let former = std::mem::replace(&mut self.ids, copied);
-        for gone in former.difference(&self.ids).filter_map(|id| log.with_uuid(id)) {
-            log.note_copies(gone, false);
+        for gone in former.difference(&self.ids).filter_map(|id| log.file_systems().with_uuid(id)) {
+            log.file_systems().note_copies(gone, false);
         }
     }
 
@@ -30,7 +30,9 @@ impl Copies {
     /// they did not know before.
     pub(crate) fn note(&self, log: &Log) -> Vec<FileSystemId> {
         let is_new = |id: &&FileSystemId| {
-            log.with_uuid(id).is_some_and(|reference| log.note_copies(reference, true))
+            log.file_systems()
+                .with_uuid(id)
+                .is_some_and(|reference| log.file_systems().note_copies(reference, true))
         };
         self.ids.iter().filter(is_new).copied().collect()
     }
@@ -38,7 +40,9 @@ impl Copies {
 
 /// The log knows of copies of the file system with this UUID.
 pub(crate) fn has_copies(log: &Log, id: &FileSystemId) -> bool {
-    log.with_uuid(id).is_some_and(|reference| log.has_copies(reference))
+    log.file_systems()
+        .with_uuid(id)
+        .is_some_and(|reference| log.file_systems().has_copies(reference))
 }
 
 #[cfg(test)]
@@ -53,13 +57,16 @@ mod tests {
         let id_of = |id: &FileSystemId| tidegate::log::identity(id, 0, b"");
         let mut copies = Copies { ids: BTreeSet::from([copied]), ..Copies::default() };
         assert!(copies.note(&trial.log).is_empty(), "the log does not know it");
-        let reference = trial.log.file_system(id_of(&copied), true).unwrap();
-        let single = trial.log.file_system(id_of(&other), true).unwrap();
+        let reference = trial.log.file_systems().find_or_add(id_of(&copied), true).unwrap();
+        let single = trial.log.file_systems().find_or_add(id_of(&other), true).unwrap();
         assert_eq!(copies.note(&trial.log), [copied]);
         assert!(copies.note(&trial.log).is_empty(), "it was told of");
-        assert!(trial.log.has_copies(reference) && trial.log.is_refused(reference));
-        assert!(!trial.log.has_copies(single) && !has_copies(&trial.log, &other));
+        assert!(
+            trial.log.file_systems().has_copies(reference)
+                && trial.log.file_systems().is_refused(reference)
+        );
+        assert!(!trial.log.file_systems().has_copies(single) && !has_copies(&trial.log, &other));
         copies.look(&trial.log);
-        assert!(!trial.log.has_copies(reference), "nothing of this UUID is mounted");
+        assert!(!trial.log.file_systems().has_copies(reference), "nothing of this UUID is mounted");
     }
 }

@@ -40,11 +40,11 @@ impl HeldFileSystems {
     /// there before. No names are recorded of one whose files this user may not open by their
     /// handles: recovery could not.
     pub(crate) fn hold_wanted(&mut self, log: &Log) {
-        for (reference, file) in log.take_wanted_held() {
+        for (reference, file) in log.file_systems().take_wanted_held() {
             match self.hold(log, reference, file) {
-                Ok(()) => log.note_held(reference),
+                Ok(()) => log.file_systems().note_held(reference),
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => {
-                    log.refuse_held(reference);
+                    log.file_systems().refuse_held(reference);
                 }
                 // The program waits for a moment only, makes a real sync, and asks again.
                 Err(_) => {}
@@ -54,7 +54,7 @@ impl HeldFileSystems {
 
     fn hold(&mut self, log: &Log, reference: FileSystemRef, file: FileRef) -> io::Result<()> {
         let (id, directory) = open(log, file)?;
-        if log.has_copies(reference) {
+        if log.file_systems().has_copies(reference) {
             return Err(io::ErrorKind::NotFound.into());
         }
         self.held.entry(id).or_insert(Held { reference, directory });
@@ -63,8 +63,10 @@ impl HeldFileSystems {
 
     /// None is held that a supervisor held which died: programs ask again.
     pub(crate) fn take_over(log: &Log) {
-        for reference in log.file_systems().filter(|reference| log.is_held(*reference)) {
-            if let Ok(names) = log.lock_names(reference) {
+        for reference in
+            log.file_systems().all().filter(|reference| log.file_systems().is_held(*reference))
+        {
+            if let Ok(names) = log.file_systems().lock_names(reference) {
                 names.let_go();
             }
         }
@@ -84,10 +86,10 @@ impl HeldFileSystems {
     /// held.
     pub(crate) fn sync(&self, log: &Log, id: &FileSystemId) -> Option<io::Result<()>> {
         let held = self.held.get(id)?;
-        let seen = log.changes(held.reference);
+        let seen = log.file_systems().changes(held.reference);
         let synced = durable::syncfs(&held.directory).map_err(io::Error::from);
         if synced.is_ok() {
-            log.synced_whole(held.reference, seen);
+            log.file_systems().synced_whole(held.reference, seen);
         }
         Some(synced)
     }
@@ -106,8 +108,8 @@ impl HeldFileSystems {
     }
 
     fn is_let_go(log: &Log, held: &Held) -> bool {
-        let names = log.lock_names_within(held.reference, Duration::ZERO);
-        let is_free = names.as_ref().is_ok_and(|_| log.head() == log.tail());
+        let names = log.file_systems().lock_names_within(held.reference, Duration::ZERO);
+        let is_free = names.as_ref().is_ok_and(|_| log.ring().head() == log.ring().tail());
         if let (Ok(names), true) = (names, is_free) {
             names.let_go();
         }
@@ -140,32 +142,35 @@ mod tests {
         let trial = Trial::new();
         let file = trial.file("file", b"");
         let Ok(id) = file_system_id(&file) else { return };
-        let reference = trial.log.file_system(1, true).unwrap();
+        let reference = trial.log.file_systems().find_or_add(1, true).unwrap();
         trial.begin_story_on(&file, "file", id);
         let entry = trial.lock(&file).file();
         let mut held = HeldFileSystems::default();
-        trial.log.want_held(reference, entry);
+        trial.log.file_systems().want_held(reference, entry);
         held.hold_wanted(&trial.log);
         if !held.holds(&id) {
             return;
         }
-        assert!(trial.log.is_held(reference) && !trial.log.is_pending(reference));
-        trial.log.note_change(reference);
+        assert!(
+            trial.log.file_systems().is_held(reference)
+                && !trial.log.file_systems().is_pending(reference)
+        );
+        trial.log.file_systems().note_change(reference);
         held.sync(&trial.log, &id).unwrap().unwrap();
-        assert!(!trial.log.is_pending(reference), "all of it was made durable");
+        assert!(!trial.log.file_systems().is_pending(reference), "all of it was made durable");
         held.release_all(&trial.log);
-        assert!(trial.log.is_held(reference), "the log is not empty");
-        trial.log.retire_to(trial.log.safe_position()).unwrap();
+        assert!(trial.log.file_systems().is_held(reference), "the log is not empty");
+        trial.log.ring().retire_to(trial.log.ring().safe_position()).unwrap();
         held.release_all(&trial.log);
-        assert!(!trial.log.is_held(reference) && held.is_empty());
+        assert!(!trial.log.file_systems().is_held(reference) && held.is_empty());
     }
 
     #[test]
     fn what_a_dead_supervisor_held_is_asked_for_again() {
         let trial = Trial::new();
-        let reference = trial.log.file_system(1, true).unwrap();
-        trial.log.note_held(reference);
+        let reference = trial.log.file_systems().find_or_add(1, true).unwrap();
+        trial.log.file_systems().note_held(reference);
         HeldFileSystems::take_over(&trial.log);
-        assert!(!trial.log.is_held(reference));
+        assert!(!trial.log.file_systems().is_held(reference));
     }
 }

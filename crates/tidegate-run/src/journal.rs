@@ -22,10 +22,10 @@ use super::locate;
 pub(crate) fn commit(log: &Log, file_system: FileSystemRef, known: &Known) -> io::Result<()> {
     let directory = locate::directory_on(known.device, &known.path);
     let directory = directory.ok_or(io::ErrorKind::NotFound)?;
-    let seen = log.changes(file_system);
+    let seen = log.file_systems().changes(file_system);
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let file = File::from(openat(&directory, c".", flags, Mode::RUSR | Mode::WUSR)?);
     durable::fsync(&file)?;
-    log.committed(file_system, seen);
+    log.file_systems().committed(file_system, seen);
     Ok(())
 }

@@ -234,7 +234,7 @@ mod tests {
         files.release_all(&trial.log);
         assert!(trial.log.is_kept(entry), "it has changes in the log");
         files.release_ended(&trial.log);
-        trial.log.retire_to(trial.log.safe_position()).unwrap();
+        trial.log.ring().retire_to(trial.log.ring().safe_position()).unwrap();
         files.release_ended(&trial.log);
         assert!(trial.log.is_kept(entry), "its story goes on");
         files.release_all(&trial.log);
@@ -264,7 +264,7 @@ mod tests {
         trial.log.note_kept(entry, false);
         trial.log.want_kept(entry);
         files.keep_wanted(&trial.log);
-        assert!(!trial.log.is_kept(entry) && trial.lock(&file).is_pinned());
+        assert!(!trial.log.is_kept(entry) && trial.lock(&file).pins() > 0);
         drop(others);
         trial.log.want_kept(entry);
         files.keep_wanted(&trial.log);

@@ -19,7 +19,9 @@ use tidegate::log::recover::{
     ApplyOptions, Failure, LocalFiles, NamesDone, Outcome, Progress, Recovered, plan_pool,
     recover_pool,
 };
-use tidegate::log::{CLOSED, CONTROL_BYTES, Log, LogError, LogOptions, LogPool, NO_BOOT, Scanner};
+use tidegate::log::{
+    CLOSED, CONTROL_BYTES, Log, LogError, LogOptions, LogPool, NO_BOOT, Ring, Scanner,
+};
 use tidegate::pmem::{PmemError, Region, RegionOptions, SharedMemory};
 use tidegate::pool::{Content, PoolKind, identify};
 
@@ -133,7 +135,7 @@ pub(crate) fn open_log(
     let pool = open_or_make(path)?;
     let control = paths.control();
     if let Some(log) = take_over(&pool, &control, options)? {
-        let left = log.head().saturating_sub(log.tail());
+        let left = log.ring().head().saturating_sub(log.ring().tail());
         let size = Size { bytes: left };
         let recovered =
             (left > 0).then(|| format!("{size} of log taken over from a supervisor that died"));
@@ -149,7 +151,7 @@ pub(crate) fn open_log(
     let memory = SharedMemory::create(&control, CONTROL_BYTES)?;
     let allocated_bytes = present_bytes(&pool, path)?;
     pool.set_session(boot_id()?)?;
-    let log = Log::start(pool, memory, allocated_bytes)?;
+    let log = Ring::start(pool, memory, allocated_bytes).map(Log::over)?;
     Ok(Opened { log, recovered, taken_over: false })
 }
 
@@ -180,7 +182,7 @@ fn take_over(pool: &LogPool, control: &Path, options: RecoverOptions) -> Result<
         return Ok(None);
     }
     // One that does not fit is of no use: its pool was made anew since.
-    let Ok(log) = Log::resume(open_again(pool)?, control) else { return Ok(None) };
+    let Ok(log) = Ring::resume(open_again(pool)?, control).map(Log::over) else { return Ok(None) };
     if !is_whole {
         log.distrust_all_files();
     }
@@ -339,7 +341,7 @@ pub fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Result<boo
     let ring_bytes = pool.ring_bytes();
     // No process shares this control memory: to start a log moves the tail behind all that was ever
     // written.
-    Log::start(pool, SharedMemory::anonymous(CONTROL_BYTES)?, ring_bytes)?;
+    Ring::start(pool, SharedMemory::anonymous(CONTROL_BYTES)?, ring_bytes).map(Log::over)?;
     Ok(has_some)
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct Repaired {
 /// Repairs the operations that threads of `process`, which has ended, were killed in; waits
 /// `timeout` at most for each lock.
 pub(crate) fn repair_after(log: &Log, process: u32, timeout: Duration) -> Repaired {
-    repair(log, log.interrupted_by(process).collect(), timeout)
+    repair(log, log.operations().interrupted_by(process).collect(), timeout)
 }
 
 /// Repairs these operations, whose processes have ended.
@@ -33,7 +33,7 @@ pub(crate) fn repair(log: &Log, interrupted: Vec<Interrupted>, timeout: Duration
     let mut repaired = Repaired::default();
     // One that was seen before may have ended: a process that lives may have the number of one that
     // has ended.
-    for it in interrupted.into_iter().filter(|it| log.is_interrupted(it)) {
+    for it in interrupted.into_iter().filter(|it| log.operations().is_interrupted(it)) {
         match repair_one(log, &it, timeout) {
             None => repaired.left.push(it),
             Some(Err(error)) => repaired.failures.push(format!(
@@ -51,16 +51,16 @@ fn repair_one(
     interrupted: &Interrupted,
     timeout: Duration,
 ) -> Option<Result<(), RepairError>> {
-    let Some(file) = log.file_of(interrupted) else {
+    let Some(file) = log.operations().file_of(interrupted) else {
         // Killed before the slot was anything's. No lock tells it from an operation that begins.
         return has_ended(interrupted.process, interrupted.thread()).then(|| {
-            log.complete(interrupted);
+            log.operations().complete(interrupted);
             Ok(())
         });
     };
     let guard = log.lock_within(file, timeout).ok()?;
     // Its holder in between may have done so.
-    Some(log.repair(&guard, || sync_names(log, &guard)))
+    Some(log.operations().repair(&guard, || sync_names(log, &guard)))
 }
 
 /// Ends the story of a [sealed](FileGuard::is_sealed) file. Whether the file is not sealed.
@@ -91,13 +91,15 @@ pub(crate) fn release_names(log: &Log, looks_at_all: bool) {
         it.header.is_some_and(|header| header.kind == RecordKind::Name)
             && has_ended(it.process, it.thread())
     };
-    for file_system in log.file_systems() {
-        if !looks_at_all && !log.has_orphaned_names(file_system) {
+    for file_system in log.file_systems().all() {
+        if !looks_at_all && !log.file_systems().has_orphaned_names(file_system) {
             continue;
         }
         // A living holder has found out by itself.
-        let Ok(names) = log.lock_names_within(file_system, Duration::ZERO) else { continue };
-        if names.is_orphaned() && !log.in_the_middle().any(|it| is_killed(&it)) {
+        let Ok(names) = log.file_systems().lock_names_within(file_system, Duration::ZERO) else {
+            continue;
+        };
+        if names.is_orphaned() && !log.operations().all().any(|it| is_killed(&it)) {
             names.repaired();
         }
     }
@@ -174,12 +176,13 @@ mod tests {
             assert_eq!(repaired(&trial), (0, vec![]));
             let guard = trial.lock(&file);
             assert!(guard.unlogged() > unlogged && !guard.owner_died() && !guard.is_logged());
-            let records = trial.log.records(trial.log.tail(), trial.log.head());
+            let records =
+                trial.log.ring().records(trial.log.ring().tail(), trial.log.ring().head());
             assert_eq!(records.last().unwrap().kind, RecordKind::End);
         }
         assert_eq!(std::fs::read(trial.path("file")).unwrap(), b"0123456789");
-        assert_eq!(trial.log.in_the_middle().count(), 0);
-        assert_eq!(trial.log.safe_position(), trial.log.head());
+        assert_eq!(trial.log.operations().all().count(), 0);
+        assert_eq!(trial.log.ring().safe_position(), trial.log.ring().head());
     }
 
     #[test]
@@ -188,10 +191,10 @@ mod tests {
         let file = trial.file("file", b"");
         trial.make(&file, "file", b"content");
         let to = NameAt { parent: FileHandle::new(1, &[1; 8]).unwrap(), name: b"to" };
-        let names = trial.log.file_system(1, true).unwrap();
+        let names = trial.log.file_systems().find_or_add(1, true).unwrap();
         std::thread::scope(|scope| {
             let dying = scope.spawn(|| {
-                std::mem::forget(trial.log.lock_names(names).unwrap());
+                std::mem::forget(trial.log.file_systems().lock_names(names).unwrap());
                 let guard = trial.lock(&file);
                 let mut ticket = guard.begin().unwrap();
                 ticket.name(&NameRecord { change: NameChange::Link { to }, links: 2 }).unwrap();
@@ -200,13 +203,13 @@ mod tests {
             });
             dying.join().unwrap();
         });
-        assert!(trial.log.lock_names(names).unwrap().is_orphaned());
+        assert!(trial.log.file_systems().lock_names(names).unwrap().is_orphaned());
         assert_eq!(repaired(&trial), (0, vec![]));
-        assert!(!trial.lock(&file).is_logged() && !trial.lock(&file).has_names());
-        let records = trial.log.records(trial.log.tail(), trial.log.head());
+        assert!(!trial.lock(&file).is_logged() && !trial.log.has_names(trial.lock(&file).file()));
+        let records = trial.log.ring().records(trial.log.ring().tail(), trial.log.ring().head());
         assert_eq!(records.last().unwrap().kind, RecordKind::End);
         release_names(&trial.log, false);
-        assert!(!trial.log.lock_names(names).unwrap().is_orphaned());
+        assert!(!trial.log.file_systems().lock_names(names).unwrap().is_orphaned());
     }
 
     #[test]
@@ -215,7 +218,7 @@ mod tests {
         let file = trial.file("file", b"same");
         die_in(&trial, &file, |_| {});
         assert_eq!(repaired(&trial), (0, vec![]));
-        assert_eq!(trial.log.in_the_middle().count(), 0);
+        assert_eq!(trial.log.operations().all().count(), 0);
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(crate) fn rewrite(log: &Log, entry: FileRef, kept: &File) -> io::Result<()> 
         // What its stream has written since must not be written over. The record is kept.
         return Err(io::Error::other(LockError::Busy));
     }
-    let records = story_of(log, guard.id())?;
+    let records = story_of(log, log.id_of(guard.file()))?;
     if records.is_empty() {
         return Ok(());
     }
@@ -43,7 +43,14 @@ pub(crate) fn rewrite(log: &Log, entry: FileRef, kept: &File) -> io::Result<()> 
         let (data, len) = data_of(log, record)?;
         for (start, end) in newest.take(record.offset, record.offset.saturating_add(len)) {
             let position = data + (start - record.offset);
-            copy_to_file(log.pool(), position, end - start, file.as_fd(), start, &mut buffer)?;
+            copy_to_file(
+                log.ring().pool(),
+                position,
+                end - start,
+                file.as_fd(),
+                start,
+                &mut buffer,
+            )?;
         }
     }
     Ok(())
@@ -72,7 +79,7 @@ fn data_of(log: &Log, record: &Header) -> io::Result<(u64, u64)> {
     if record.kind != RecordKind::Make {
         return Ok((record.data_position(), record.payload_bytes.into()));
     }
-    let content = log.pool().content_of(record).map_err(io::Error::other)?;
+    let content = log.ring().pool().content_of(record).map_err(io::Error::other)?;
     content.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
@@ -84,7 +91,7 @@ fn data_of(log: &Log, record: &Header) -> io::Result<(u64, u64)> {
 fn story_of(log: &Log, id: u64) -> io::Result<Vec<Header>> {
     let mut changes = Vec::new();
     let mut voided = HashSet::new();
-    let mut records = log.records(log.tail(), log.head());
+    let mut records = log.ring().records(log.ring().tail(), log.ring().head());
     for header in records.by_ref().filter(|header| header.file == id) {
         match header.kind {
             RecordKind::Write | RecordKind::SetSize => changes.push(header),

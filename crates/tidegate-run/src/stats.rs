@@ -272,22 +272,22 @@ impl CleanerCounts {
 impl Statistics {
     /// What was counted on `log`, the pool at `pool`.
     pub fn of(pool: &Path, log: &Log, counts: &CleanerCounts) -> Self {
-        let stats = log.stats();
+        let stats = log.ring().stats();
         let total = |counter| stats.total(counter);
         // In this order: the head, looked at first, may be passed by the tail meanwhile.
-        let tail = log.tail();
-        let used_bytes = log.head().saturating_sub(tail);
+        let tail = log.ring().tail();
+        let used_bytes = log.ring().head().saturating_sub(tail);
         let measured = total(Counter::SyncsReal);
         let fsync_mean_ns = total(Counter::SyncsRealNs).checked_div(measured).unwrap_or(0);
         let others = [Counter::SyncsUnsupported, Counter::SyncsOfDirectories];
         let fsyncs_done = measured + others.into_iter().map(total).sum::<u64>();
         let fsyncs_skipped = total(Counter::SyncsSkipped);
         let latencies = stats.latencies();
-        let (by_file, real_syncs_unlisted) = log.listed_real_syncs();
+        let (by_file, real_syncs_unlisted) = log.real_syncs().rows();
         Self {
             pool: pool.to_path_buf(),
             live: true,
-            log_bytes: log.pool().ring_bytes(),
+            log_bytes: log.ring().pool().ring_bytes(),
             log_used_bytes: used_bytes,
             log_used_max_bytes: total(Counter::HighWaterBytes).max(used_bytes),
             processes: 0,
@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn a_tail_that_is_ahead_leaves_nothing_in_use() {
         let trial = Trial::new();
-        trial.log.show_space(trial.log.head() + 4096);
+        trial.log.ring().show_space(trial.log.ring().head() + 4096);
         let counts = CleanerCounts::default();
         assert_eq!(Statistics::of(Path::new("pool"), &trial.log, &counts).log_used_bytes, 0);
     }

@@ -101,7 +101,7 @@ fn take_charge(pool: &Path, options: RecoverOptions, launcher: &Connection) -> R
 fn start_cleaner(opened: Opened) -> Result<(Welcome, Cleaner)> {
     let log = Arc::new(opened.log);
     let allocator = Allocator::begin(&log).context("there is no space for the log")?;
-    let region = log.pool().region();
+    let region = log.ring().pool().region();
     let welcome = Welcome {
         pool_bytes: region.len_bytes(),
         kind: region.kind().to_string(),

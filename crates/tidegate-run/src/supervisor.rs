@@ -182,7 +182,7 @@ impl Supervisor {
     /// The number of [`others`](Self::others), where some of them may have been unable to announce
     /// themselves: they have become another user, say.
     fn others_found(&mut self) -> io::Result<u64> {
-        if self.others() == 0 && self.charge.cleaner.log().has_unannounced() {
+        if self.others() == 0 && self.charge.cleaner.log().processes().has_unannounced() {
             self.announce_all()?;
         }
         Ok(self.others())
@@ -195,8 +195,8 @@ impl Supervisor {
     /// The timer cannot be set.
     fn reap_unannounced(&self) -> io::Result<()> {
         let log = self.charge.cleaner.log();
-        let in_the_middle = log.in_the_middle().map(|it| it.process);
-        let owners: BTreeSet<_> = in_the_middle.chain(log.keepers()).collect();
+        let in_the_middle = log.operations().all().map(|it| it.process);
+        let owners: BTreeSet<_> = in_the_middle.chain(log.keepers().processes()).collect();
         let owners = owners.into_iter().map(u32::cast_signed);
         let mut all_told = true;
         // The tree tells the end of those that it knows.
@@ -346,7 +346,7 @@ impl Supervisor {
             Request::Join { latencies } => {
                 self.set_role(key, Role::Launcher);
                 if latencies {
-                    self.charge.cleaner.log().stats().want_latencies();
+                    self.charge.cleaner.log().ring().stats().want_latencies();
                 }
                 let welcome = self.charge.welcome.clone();
                 // The next launcher finds nothing recovered.
@@ -492,7 +492,7 @@ impl Supervisor {
                 Event::Copied => self.separate(),
                 Event::Retired { ticket, result } if self.separating.remove(&ticket) => {
                     match result {
-                        Ok(_) => self.charge.cleaner.log().resume_logging(),
+                        Ok(_) => self.charge.cleaner.log().processes().resume_logging(),
                         // Logging stays suspended: what the log has may be about either.
                         Err(message) => self.tell_launchers(&message),
                     }
@@ -519,7 +519,7 @@ impl Supervisor {
     /// Ends the stories of all files, which begin again where they may.
     fn separate(&mut self) {
         let ticket = self.new_key();
-        self.charge.cleaner.log().suspend();
+        self.charge.cleaner.log().processes().suspend();
         self.separating.insert(ticket);
         self.charge.cleaner.retire_all(ticket);
     }
@@ -608,9 +608,9 @@ impl Ended {
         let statistics = Statistics { plain: self.plain, ..self.charge.statistics() };
         let control = self.charge.paths.control();
         let log = self.charge.cleaner.stop();
-        let is_empty = log.tail() == log.head();
+        let is_empty = log.ring().tail() == log.ring().head();
         let session = if is_empty { CLOSED } else { NO_BOOT };
-        if log.pool().set_session(session).is_ok() {
+        if log.ring().pool().set_session(session).is_ok() {
             // No process maps it any more; where it stays, it belongs to no session.
             let _ = std::fs::remove_file(control);
         }

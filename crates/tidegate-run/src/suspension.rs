@@ -27,7 +27,7 @@ impl Suspensions {
     pub(crate) fn add(&mut self, log: &Log, process: Pid) {
         self.found.remove(&process);
         if self.processes.insert(process) {
-            log.suspend();
+            log.processes().suspend();
         }
     }
 
@@ -40,8 +40,8 @@ impl Suspensions {
     pub(crate) fn remove(&mut self, log: &Log, process: Pid) {
         self.found.remove(&process);
         if self.processes.remove(&process) {
-            log.note_change_everywhere();
-            log.resume_logging();
+            log.file_systems().note_change_everywhere();
+            log.processes().resume_logging();
         }
     }
 
@@ -80,17 +80,17 @@ mod tests {
     fn logging_is_suspended_until_the_last_process_has_ended() {
         let trial = Trial::new();
         let log = &trial.log;
-        let fs = log.file_system(7, true).unwrap();
+        let fs = log.file_systems().find_or_add(7, true).unwrap();
         let mut suspensions = Suspensions::default();
         let (one, two) = (Pid::from_raw(1_000_001).unwrap(), Pid::from_raw(1_000_002).unwrap());
         suspensions.add(log, one);
         suspensions.add(log, one);
         suspensions.add(log, two);
         assert!(suspensions.ended(log, one, Path::new("/no/control")).is_empty());
-        assert!(log.is_suspended());
+        assert!(log.processes().is_suspended());
         suspensions.remove(log, two);
         suspensions.remove(log, two);
-        assert!(!log.is_suspended() && log.is_pending(fs));
+        assert!(!log.processes().is_suspended() && log.file_systems().is_pending(fs));
     }
 
     /// A process without the library under the pool with this control memory, until its input ends.
@@ -110,9 +110,9 @@ mod tests {
         let mut suspensions = Suspensions::default();
         suspensions.add(&trial.log, dead);
         assert_eq!(suspensions.ended(&trial.log, dead, &control), [heir]);
-        assert!(trial.log.is_suspended());
+        assert!(trial.log.processes().is_suspended());
         suspensions.announced(&trial.log, heir);
-        assert!(!trial.log.is_suspended());
+        assert!(!trial.log.processes().is_suspended());
         drop(child.stdin.take());
         child.wait().unwrap();
     }
@@ -126,7 +126,7 @@ mod tests {
         let mut suspensions = Suspensions::default();
         suspensions.add(&trial.log, dead);
         assert!(suspensions.ended(&trial.log, dead, &control).is_empty());
-        assert!(!trial.log.is_suspended());
+        assert!(!trial.log.processes().is_suspended());
         drop(child.stdin.take());
         child.wait().unwrap();
     }

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tidegate::log::recover::identity_of;
 use tidegate::log::{
     Attributes, CONTROL_BYTES, Definition, FileGuard, FileHandle, FileKey, FileSystemId, Log,
-    LogOptions, LogPool, Make, NameAt, RecordKind, Ticket, Timestamp,
+    LogOptions, LogPool, Make, NameAt, RecordKind, Ring, Ticket, Timestamp,
 };
 use tidegate::pmem::{Region, RegionOptions, SharedMemory};
 
@@ -112,11 +112,11 @@ impl Trial {
 
     /// All records, summed up.
     pub(super) fn backlog(&self) -> Backlog {
-        let mut backlog = Backlog::new(self.log.tail(), 4096);
-        for header in self.log.records(self.log.tail(), self.log.head()) {
+        let mut backlog = Backlog::new(self.log.ring().tail(), 4096);
+        for header in self.log.ring().records(self.log.ring().tail(), self.log.ring().head()) {
             let mut payload = vec![0; header.payload_bytes as usize];
             if header.kind == RecordKind::Define {
-                self.log.pool().read_payload(&header, 0, &mut payload).unwrap();
+                self.log.ring().pool().read_payload(&header, 0, &mut payload).unwrap();
             }
             backlog.add(&header, &payload);
         }
@@ -131,7 +131,7 @@ fn log_over(region: Region, allocated_bytes: u64) -> Arc<Log> {
     let pool = LogPool::open(region).unwrap();
     let allocated_bytes = pool.ring_bytes().min(allocated_bytes);
     let memory = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
-    Arc::new(Log::start(pool, memory, allocated_bytes).unwrap())
+    Arc::new(Ring::start(pool, memory, allocated_bytes).map(Log::over).unwrap())
 }
 
 /// A new log in a file of so many bytes, without space for its ring.

@@ -131,7 +131,7 @@ impl Writeback<'_> {
     /// The file system whose journal makes the file's ranges durable, if they are all that is due.
     fn journal_of(&self, id: u64, known: Option<&Known>, due: &Due) -> Option<FileSystemRef> {
         let known = known.filter(|_| !due.grown.contains(&id))?;
-        self.log.with_journal(&known.file_system)
+        self.log.file_systems().with_journal(&known.file_system)
     }
 
     /// Commits the journal of a file system, or makes these files of it durable one by one.
@@ -262,11 +262,11 @@ mod tests {
         let write = |(name, file): &(&str, File)| trial.write(file, name, 0, b"x");
         files[..2].iter().for_each(write);
         assert_eq!(sync(&trial.backlog()).calls, 2, "what the journal commits is not known");
-        let reference = trial.log.file_system(id, true).unwrap();
+        let reference = trial.log.file_systems().find_or_add(id, true).unwrap();
         let synced = sync(&trial.backlog());
         assert_eq!((synced.calls, synced.failures.len()), (3, 0), "two files and the journal");
-        assert!(!trial.log.is_pending(reference), "it was committed");
-        trial.log.note_change(reference);
+        assert!(!trial.log.file_systems().is_pending(reference), "it was committed");
+        trial.log.file_systems().note_change(reference);
         let (name, file) = &files[2];
         trial.record(file, name, |ticket| {
             ticket.write(7, &[std::io::IoSlice::new(b"x")], true).unwrap();

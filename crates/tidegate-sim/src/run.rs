@@ -26,7 +26,7 @@ use tidegate::log::cover::{
 use tidegate::log::recover::{ApplyOptions, Payload, Planner, Recovered, apply, recover_pool};
 use tidegate::log::{
     CONTROL_BYTES, CoverState, Definition, FileGuard, FileHandle, FileKey, FileRef, FileSystemRef,
-    Header, Log, LogPool, RecordKind, Scanner, Ticket, create,
+    Header, Log, LogPool, RecordKind, Ring, Scanner, Ticket, create,
 };
 use tidegate::pmem::{Region, SharedMemory};
 
@@ -149,7 +149,7 @@ pub fn play(seed: u64, extra: Extra, fault: RunFault) -> Result<(), String> {
         life.step(&mut random)?;
     }
     let before = bytes_of(&life.region)?;
-    let (head, kernel, promised) = (life.log.head(), life.kernel.clone(), life.promised());
+    let (head, kernel, promised) = (life.log.ring().head(), life.kernel.clone(), life.promised());
     life.step(&mut random)?;
     // The kernel makes a write only after the fence of its record: the cut comes before that fence,
     // where any words of the record may be missing, or between both, or after both.
@@ -206,8 +206,8 @@ impl Life {
         let pool = LogPool::open(Arc::clone(&region)).map_err(text)?;
         let control = SharedMemory::anonymous(CONTROL_BYTES).map_err(text)?;
         let ring_bytes = pool.ring_bytes();
-        let log = Log::start(pool, control, ring_bytes).map_err(text)?;
-        let file_system = log.file_system(7, true).ok_or("no file system")?;
+        let log = Ring::start(pool, control, ring_bytes).map(Log::over).map_err(text)?;
+        let file_system = log.file_systems().find_or_add(7, true).ok_or("no file system")?;
         let files = (0..FILES).map(|file| {
             let identity = file as u64 + 1;
             let entry = log.entry_for(&FileKey { device: 1, inode: identity, identity });
@@ -301,9 +301,9 @@ impl Life {
             }
             11 => {
                 self.steps.push("rename".into());
-                self.log.note_change(self.file_system);
+                self.log.file_systems().note_change(self.file_system);
                 self.each(Kernel::change_other);
-                self.log.note_change(self.file_system);
+                self.log.file_systems().note_change(self.file_system);
             }
             12 => {
                 self.steps.push("commit".into());
@@ -365,7 +365,7 @@ impl Life {
     }
 
     fn is_pending(&self) -> bool {
-        self.log.is_pending(self.file_system)
+        self.log.file_systems().is_pending(self.file_system)
     }
 
     /// Appends the record of a write, and notes the kernel's effect.
@@ -374,7 +374,7 @@ impl Life {
         if write.makes_hole() {
             guard.note_hole();
         }
-        let changes = self.log.changes(self.file_system);
+        let changes = self.log.file_systems().changes(self.file_system);
         let mut ticket = begin(&guard, file)?;
         ticket.write(write.start, &[IoSlice::new(data)], write.grows).map_err(text)?;
         drop(ticket);
@@ -456,19 +456,22 @@ impl Life {
             let grew = new_size > guard.size();
             begin(&guard, file)?.set_size(new_size, grew).map_err(text)?;
             guard.note_size(new_size, grew);
-            guard.note_change(change_of_cut(new_size, self.log.changes(self.file_system)));
+            guard.note_change(change_of_cut(
+                new_size,
+                self.log.file_systems().changes(self.file_system),
+            ));
         }
         drop(guard);
         if action == CutAction::Leave {
             self.leave(file)?;
         }
         if action != CutAction::Record {
-            self.log.note_change(self.file_system);
+            self.log.file_systems().note_change(self.file_system);
         }
         self.kernel.set_size(file, size);
         self.twin.set_size(file, size);
         if action != CutAction::Record {
-            self.log.note_change(self.file_system);
+            self.log.file_systems().note_change(self.file_system);
         }
         Ok(())
     }
@@ -479,9 +482,9 @@ impl Life {
         if self.fault != RunFault::CoveredWhileShared {
             self.leave(file)?;
         }
-        self.log.note_change(self.file_system);
+        self.log.file_systems().note_change(self.file_system);
         self.each(|kernel| kernel.share(file));
-        self.log.note_change(self.file_system);
+        self.log.file_systems().note_change(self.file_system);
         Ok(())
     }
 
@@ -496,10 +499,10 @@ impl Life {
     /// happens as from outside: a kernel may write back and commit at any moment, and a later sync
     /// of the program then finds nothing to commit. What it did not commit stays so there.
     fn sync_really(&mut self, file: usize, data_only: bool) {
-        let seen = self.log.changes(self.file_system);
+        let seen = self.log.file_systems().changes(self.file_system);
         let commits = self.kernel.sync(file, data_only);
         if commits {
-            self.log.committed(self.file_system, seen);
+            self.log.file_systems().committed(self.file_system, seen);
             // Before the pages, too: they wait for the commit of a new size.
             self.twin.commit();
         }
@@ -537,7 +540,7 @@ impl Life {
             syncs: 1,
             cover_after: 1,
             every_write: false,
-            is_suspended: self.log.is_suspended(),
+            is_suspended: self.log.processes().is_suspended(),
             writes_unseen: self.writes_unseen && is_told,
             is_direct: false,
             is_pinned: false,
@@ -562,7 +565,7 @@ impl Life {
         let size = self.kernel.bytes(file).len() as u64;
         self.lock(file)?.begin_story(&begins, size).map_err(text)?;
         if self.fault == RunFault::CoveredBeforeSync {
-            self.cover(file, self.log.head())?;
+            self.cover(file, self.log.ring().head())?;
         }
         Ok(())
     }
@@ -615,7 +618,7 @@ impl Life {
             return Ok(());
         }
         self.begin_story(file)?;
-        let synced_from = self.log.head();
+        let synced_from = self.log.ring().head();
         self.sync_really(file, false);
         self.cover(file, synced_from)
     }
@@ -631,7 +634,7 @@ impl Life {
         let (before, journaled) = (SyncedState::of(&guard), guard.journaled_changes());
         drop(guard);
         self.sync_really(file, false);
-        self.log.committed(self.file_system, journaled);
+        self.log.file_systems().committed(self.file_system, journaled);
         let guard = self.lock(file)?;
         if before.has_bytes(&SyncedState::of(&guard)) {
             guard.mark(guard.size(), 0).map_err(text)?;
@@ -642,21 +645,21 @@ impl Life {
 
     /// What the supervisor does: sync, then retire.
     fn clean(&mut self) -> Result<(), String> {
-        let safe = self.log.safe_position();
+        let safe = self.log.ring().safe_position();
         for file in 0..FILES {
             if self.is_logged(file)? && self.fault != RunFault::TailBeforeSync {
                 self.sync_really(file, false);
             }
         }
-        if self.log.may_retire_to(safe) {
-            self.log.retire_to(safe).map_err(text)?;
+        if self.log.ring().may_retire_to(safe) {
+            self.log.ring().retire_to(safe).map_err(text)?;
         }
         Ok(())
     }
 
     /// All that was appended since the head was `head` is one record of a write.
     fn is_one_write(&self, head: u64) -> bool {
-        let mut records = Scanner::new(self.log.pool(), head, self.log.head());
+        let mut records = Scanner::new(self.log.ring().pool(), head, self.log.ring().head());
         let first = records.next().map(|record| record.kind);
         first == Some(RecordKind::Write) && records.next().is_none()
     }

@@ -11,7 +11,7 @@ use tidegate::device::{
 };
 use tidegate::log::{
     AppendError, CONTROL_BYTES, Definition, FileHandle, FileKey, FileRef, Log, LogError,
-    LogOptions, LogPool,
+    LogOptions, LogPool, Ring,
 };
 use tidegate::pmem::{Region, SharedMemory};
 
@@ -184,7 +184,7 @@ impl LogAppend {
     /// Retires all that is finished, as the supervisor does once the files have it.
     fn reclaim(&self) -> std::result::Result<(), LogError> {
         let _alone = self.retiring.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        self.log.retire_to(self.log.safe_position())
+        self.log.ring().retire_to(self.log.ring().safe_position())
     }
 }
 
@@ -193,7 +193,9 @@ pub(super) fn new_log(region: Arc<Region>) -> Result<Log> {
     tidegate::log::create(&region, &LogOptions::default()).map_err(of_log)?;
     let pool = LogPool::open(region).map_err(of_log)?;
     let ring_bytes = pool.ring_bytes();
-    Log::start(pool, SharedMemory::anonymous(CONTROL_BYTES)?, ring_bytes).map_err(of_log)
+    Ring::start(pool, SharedMemory::anonymous(CONTROL_BYTES)?, ring_bytes)
+        .map(Log::over)
+        .map_err(of_log)
 }
 
 /// The log failed while it was measured.
@@ -267,6 +269,6 @@ mod tests {
         for _ in 0..1000 {
             device.append(0, &[7; 4096]).unwrap();
         }
-        assert!(device.log.head() > 3 << 20, "several laps");
+        assert!(device.log.ring().head() > 3 << 20, "several laps");
     }
 }

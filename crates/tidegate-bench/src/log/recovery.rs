@@ -73,7 +73,7 @@ fn fill(pool: &Path, pool_bytes: u64, path: &Path, blocks: u64) -> Result<u64> {
     let log = new_log(Arc::new(region))?;
     let file = File::open(path).map_err(BenchError::os("open", path))?;
     let written = append_all(&log, &file, path, blocks)?;
-    log.pool().set_session(NO_SESSION)?;
+    log.ring().pool().set_session(NO_SESSION)?;
     Ok(written * BLOCK_BYTES)
 }
 
@@ -96,7 +96,7 @@ fn append_all(log: &Log, file: &File, path: &Path, blocks: u64) -> Result<u64> {
     let entry = log.entry_for(&FileKey { device, inode, identity }).map_err(of_log)?;
     let guard = log.lock(entry).map_err(of_log)?;
     guard.begin_story(&definition, found.len()).map_err(of_log)?;
-    let (unlogged, synced_from, size) = (guard.unlogged(), log.head(), found.len());
+    let (unlogged, synced_from, size) = (guard.unlogged(), log.ring().head(), found.len());
     let state = CoverState { unlogged, synced_from, size, is_dense: true };
     guard.cover(&state, &definition).map_err(of_log)?;
     let mut ticket = guard.begin().map_err(of_log)?;

@@ -14,7 +14,7 @@ use tidegate::log::layout::RING_OFFSET;
 use tidegate::log::recover::{file_system_id, handle_of, identity_of};
 use tidegate::log::{
     CONTROL_BYTES, CoverState, Definition, FileKey, Header, Log, LogOptions, LogPool, RecordKind,
-    Scanner, create,
+    Ring, Scanner, create,
 };
 use tidegate::pmem::{Region, RegionOptions, SharedMemory};
 
@@ -166,7 +166,7 @@ impl Files {
         let pool = LogPool::open(region).unwrap();
         let ring_bytes = pool.ring_bytes();
         let control = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
-        let log = Log::start(pool, control, ring_bytes).unwrap();
+        let log = Ring::start(pool, control, ring_bytes).map(Log::over).unwrap();
         this.cover(&log, "one");
         this.cover(&log, "two");
         this
@@ -201,7 +201,7 @@ impl Files {
         let key = FileKey { device: stat.dev(), inode: stat.ino(), identity };
         let guard = log.lock(log.entry_for(&key).unwrap()).unwrap();
         guard.begin_story(&definition, 0).unwrap();
-        let (unlogged, synced_from) = (guard.unlogged(), log.head());
+        let (unlogged, synced_from) = (guard.unlogged(), log.ring().head());
         let state = CoverState { unlogged, synced_from, size: 8, is_dense: true };
         assert!(guard.cover(&state, &definition).unwrap());
         let mut ticket = guard.begin().unwrap();

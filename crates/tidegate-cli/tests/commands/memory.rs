@@ -12,7 +12,7 @@ use tidegate::btt::{self, Btt, BttOptions};
 use tidegate::cache::layout::{ALL_LINES, SlotHeader};
 use tidegate::cache::{self, CacheOptions};
 use tidegate::log::{
-    self, CONTROL_BYTES, Definition, FileHandle, FileKey, Log, LogOptions, LogPool,
+    self, CONTROL_BYTES, Definition, FileHandle, FileKey, Log, LogOptions, LogPool, Ring,
 };
 use tidegate::pmem::{Region, RegionOptions, SharedMemory};
 
@@ -102,7 +102,7 @@ fn a_log_is_checked_in_little_memory() {
     let pool = LogPool::open(region).unwrap();
     let (ring_bytes, control) =
         (pool.ring_bytes(), SharedMemory::anonymous(CONTROL_BYTES).unwrap());
-    let log = Log::start(pool, control, ring_bytes).unwrap();
+    let log = Ring::start(pool, control, ring_bytes).map(Log::over).unwrap();
     let handle = FileHandle::new(1, &[1]).unwrap();
     let definition = Definition {
         identity: 1,

@@ -42,7 +42,7 @@ impl Open {
             syncs: descriptors::count_sync(self.fd),
             cover_after: process::cover_after(),
             every_write: process::every_write(),
-            is_suspended: self.log.is_suspended(),
+            is_suspended: self.log.processes().is_suspended(),
             writes_unseen: process::writes_unseen(),
             is_direct: self.known.has(DIRECT),
             is_pinned: self.known.has(PINNED),
@@ -75,7 +75,7 @@ impl Open {
             // Nothing of a file without a name outlives the processes that have it open.
             .filter(|seen| seen.stat.st_nlink != 0 && is_overwritten_in_place(self.fd, seen))
             .and_then(|_| files::identify(self.log, self.fd))
-            .filter(|found| !self.log.has_copies(found.file_system.reference));
+            .filter(|found| !self.log.file_systems().has_copies(found.file_system.reference));
         let Some(identified) = identified else { return self.sync_refused(None, wanted) };
         let mut path = PathBuffer::new();
         if path::of_descriptor(self.fd, &mut path).is_err() {
@@ -120,14 +120,14 @@ impl Open {
         let Entry { file, .. } = story.entry;
         self.log.want_kept(file);
         let (device, inode) = (self.known.device, self.known.inode);
-        let is_quiet = self.log.wait_for_plain(device, inode, LOCK_TIMEOUT)
+        let is_quiet = self.log.lanes().wait_for_plain(device, inode, LOCK_TIMEOUT)
             && self.log.wait_for_kept(file, LOCK_TIMEOUT);
         let guard = story.lock().filter(|_| is_quiet)?;
         // Recovery would take a time to come for that of a change from outside.
         let seen = Seen::of(self.fd).ok().filter(|seen| !seen.is_of_the_future())?;
         let size = seen.size();
         guard.note_length(size);
-        let (unlogged, synced_from) = (story.unlogged, self.log.head());
+        let (unlogged, synced_from) = (story.unlogged, self.log.ring().head());
         // Asked once all of it is on the disk.
         Some(CoverState { unlogged, synced_from, size, is_dense: false })
     }
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(world.records_since(0), "define end", "there is no supervisor");
         assert!(!world.is_covered(&open));
         world.keep(&open);
-        let from = world.log.head();
+        let from = world.log.ring().head();
         assert_eq!(open.admit(Sync::Data), 0);
         assert_eq!(world.records_since(from), "define define");
         assert!(world.is_covered(&open));
@@ -285,7 +285,7 @@ mod tests {
             for _ in 0..ROUNDS {
                 assert_eq!(open.admit(Sync::All), 0);
                 covered += usize::from(world.is_covered(&open));
-                world.log.retire_to(world.log.safe_position()).unwrap();
+                world.log.ring().retire_to(world.log.ring().safe_position()).unwrap();
                 open.unseen(|| 0);
             }
             stop.store(true, Ordering::Relaxed);

@@ -59,7 +59,7 @@ mod tests {
         let open = world.covered(&file, 0);
         file.set_permissions(PermissionsExt::from_mode(0o4755)).unwrap();
         world.log.note_own_change(open.entry().unwrap().file);
-        let from = world.log.head();
+        let from = world.log.ring().head();
         assert_eq!(open.sync(Sync::Data), 0);
         assert_eq!(world.records_since(from), "end");
         assert!(!world.is_covered(&open));

@@ -38,19 +38,19 @@ const PIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// supervisor, makes it. With all records retired the story `is_over`, too. False: neither was
 /// possible.
 fn ended(log: &Log, end: impl Fn() -> Result<(), AppendError>, is_over: impl Fn() -> bool) -> bool {
-    log.stats().add(Counter::Leaves, 1);
+    log.ring().stats().add(Counter::Leaves, 1);
     for _ in 0..TRIES {
-        let space = log.space_changes();
+        let space = log.ring().space_changes();
         match end() {
             Ok(()) => return true,
-            Err(AppendError::Full | AppendError::NoSlot) if log.supervisor_alive() => {
-                log.wait_for_space(space, SPACE_TIMEOUT);
+            Err(AppendError::Full | AppendError::NoSlot) if log.ring().supervisor_alive() => {
+                log.ring().wait_for_space(space, SPACE_TIMEOUT);
             }
             // Memory that fails in the log need not do so where its tail is.
-            Err(_) if log.supervisor_alive() => _ = log.checkpoint(SPACE_TIMEOUT),
+            Err(_) if log.ring().supervisor_alive() => _ = log.ring().checkpoint(SPACE_TIMEOUT),
             Err(_) if retire_alone(log) => {}
             // Another thread does it, or a supervisor has come.
-            Err(_) => log.wait_for_space(space, LOCK_TIMEOUT),
+            Err(_) => log.ring().wait_for_space(space, LOCK_TIMEOUT),
         }
         if is_over() {
             return true;
@@ -107,15 +107,15 @@ fn sync_devices(mut numbers: impl Iterator<Item = u64>) {
 /// `timeout`: recovery then tells by their times which files were changed later, and leaves them as
 /// they are.
 pub(crate) fn retire_all(log: &Log, timeout: Duration) {
-    let until = log.head();
+    let until = log.ring().head();
     let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
     let end_ns = raw::now_ns().saturating_add(timeout_ns);
-    while log.tail() < until && raw::now_ns() < end_ns {
-        let space = log.space_changes();
-        if log.supervisor_alive() {
-            log.checkpoint(SPACE_TIMEOUT);
+    while log.ring().tail() < until && raw::now_ns() < end_ns {
+        let space = log.ring().space_changes();
+        if log.ring().supervisor_alive() {
+            log.ring().checkpoint(SPACE_TIMEOUT);
         } else if !retire_alone(log) {
-            log.wait_for_space(space, LOCK_TIMEOUT);
+            log.ring().wait_for_space(space, LOCK_TIMEOUT);
         }
     }
 }
@@ -316,10 +316,10 @@ pub(crate) fn leave_unrecorded(log: &Log) {
 /// changing. Recovery would make the change, whatever the sync has promised of the names.
 pub(super) fn leave_half_named(log: &Log) {
     let is_orphaned = |file_system| {
-        let names = log.lock_names_within(file_system, LOCK_TIMEOUT);
+        let names = log.file_systems().lock_names_within(file_system, LOCK_TIMEOUT);
         names.is_ok_and(|names| names.is_orphaned())
     };
-    if log.file_systems().any(is_orphaned) {
+    if log.file_systems().all().any(is_orphaned) {
         leave_interrupted(log);
     }
 }
@@ -327,11 +327,12 @@ pub(super) fn leave_half_named(log: &Log) {
 /// The files leave that a process was killed in the middle of changing.
 fn leave_interrupted(log: &Log) {
     let Some(_holding) = Holding::new() else { return };
-    for file in log.in_the_middle().filter_map(|operation| log.file_of(&operation)) {
+    for file in log.operations().all().filter_map(|operation| log.operations().file_of(&operation))
+    {
         let guard = log.lock_within(file, PIN_TIMEOUT).ok();
         if let Some(guard) = guard.filter(FileGuard::owner_died) {
             // Where that fails, syncs of the file are real, or say so.
-            let _ = log.repair(&guard, || {
+            let _ = log.operations().repair(&guard, || {
                 mounts::sync_device(log.device_of(file));
                 Ok(())
             });
@@ -426,7 +427,7 @@ mod tests {
         let from = NameAt { parent, name: b"file" };
         let record = NameRecord { change: NameChange::Unlink { from }, links: 0 };
         let die = || {
-            let names = log.lock_names(entry.file_system).unwrap();
+            let names = log.file_systems().lock_names(entry.file_system).unwrap();
             let guard = log.lock(entry.file).unwrap();
             let mut ticket = guard.begin().unwrap();
             ticket.name(&record).unwrap();
@@ -449,9 +450,9 @@ mod tests {
         let open = world.covered(&file, 0);
         let guard = open.lock(open.entry().unwrap()).unwrap();
         fill(&guard);
-        let full = world.log.head();
+        let full = world.log.ring().head();
         assert!(open.leave(&guard) && !guard.is_logged());
-        assert!(world.log.tail() >= full, "recovery has nothing of the file");
+        assert!(world.log.ring().tail() >= full, "recovery has nothing of the file");
     }
 
     #[test]
@@ -461,14 +462,14 @@ mod tests {
         let (open, busy) = (world.covered(&file, 0), world.covered(&other, 0));
         // Else what lies before gives the end its space.
         assert!(retire_alone(world.log));
-        let from = world.log.head();
+        let from = world.log.ring().head();
         // A thread that is stopped in the middle of a write holds the tail.
         let stopped = busy.lock(busy.entry().unwrap()).unwrap();
         let ticket = stopped.begin().unwrap();
         let guard = open.lock(open.entry().unwrap()).unwrap();
         fill(&guard);
         assert!(open.leave(&guard) && guard.is_disturbed() && !guard.is_covered());
-        assert!(world.log.tail() <= from, "the stopped thread's write would be lost");
+        assert!(world.log.ring().tail() <= from, "the stopped thread's write would be lost");
         drop(ticket);
         assert!(open.leave(&guard) && !guard.is_logged());
     }
@@ -478,9 +479,9 @@ mod tests {
         let world = World::new();
         let file = world.file("file");
         world.covered(&file, 0);
-        let until = world.log.head();
+        let until = world.log.ring().head();
         retire_all(world.log, Duration::from_secs(60));
-        assert!(world.log.tail() >= until);
+        assert!(world.log.ring().tail() >= until);
     }
 
     #[test]
@@ -491,10 +492,10 @@ mod tests {
         leave_half_named(world.log);
         assert!(world.is_covered(&open));
         remove_and_die(world.log, open.entry().unwrap());
-        let from = world.log.head();
+        let from = world.log.ring().head();
         leave_half_named(world.log);
         assert_eq!(world.records_since(from), "end");
-        assert!(!world.is_covered(&open) && world.log.in_the_middle().count() == 0);
+        assert!(!world.is_covered(&open) && world.log.operations().all().count() == 0);
     }
 
     #[test]

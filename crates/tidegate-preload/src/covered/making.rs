@@ -57,7 +57,7 @@ pub(crate) fn answers_directory(fd: c_int) -> bool {
 }
 
 pub(super) fn log_answers_directory(log: &Log, fd: c_int) -> bool {
-    if !log.has_stories() || log.is_suspended() {
+    if !log.has_stories() || log.processes().is_suspended() {
         return false;
     }
     let Some(_holding) = Holding::new() else { return false };
@@ -65,12 +65,12 @@ pub(super) fn log_answers_directory(log: &Log, fd: c_int) -> bool {
     leave_half_named(log);
     let Some(file_system) = file_systems::known(seen.mount) else { return false };
     let is_answered = cover::answers_directory(&DirectoryFacts {
-        is_held: log.is_held(file_system),
-        commits_in_order: log.commits_in_order(file_system),
-        is_pending: log.is_pending_for_directories(file_system),
+        is_held: log.file_systems().is_held(file_system),
+        commits_in_order: log.file_systems().commits_in_order(file_system),
+        is_pending: log.file_systems().is_pending_for_directories(file_system),
     });
     if is_answered {
-        log.stats().add(Counter::SyncsSkipped, 1);
+        log.ring().stats().add(Counter::SyncsSkipped, 1);
     }
     is_answered
 }
@@ -103,10 +103,10 @@ impl FirstSync {
         let Some(identified) = self.makeable() else { return self.open.sync_old(wanted) };
         let file_system = identified.file_system.reference;
         // Once the supervisor holds the file system, nothing is pending that came before.
-        let may_be_quiet = self.is_quiet(file_system) || !log.is_held(file_system);
+        let may_be_quiet = self.is_quiet(file_system) || !log.file_systems().is_held(file_system);
         if may_be_quiet && self.make(&identified, Purpose::Answer(wanted)).is_some() {
-            log.stats().add(Counter::SyncsMade, 1);
-            log.stats().add(Counter::SyncsSkipped, 1);
+            log.ring().stats().add(Counter::SyncsMade, 1);
+            log.ring().stats().add(Counter::SyncsSkipped, 1);
             return 0;
         }
         let commits = commits_all(log, file_system, (fd, self.seen.size()));
@@ -139,20 +139,21 @@ impl FirstSync {
             is_direct: known.has(DIRECT),
             writes_unseen: process::writes_unseen(),
             in_vfork_child: process::in_vfork_child(),
-            is_suspended: log.is_suspended(),
+            is_suspended: log.processes().is_suspended(),
         };
-        let is_clock_steady = || log.note_clock(raw::clock_ahead_ns());
+        let is_clock_steady = || log.file_systems().note_clock(raw::clock_ahead_ns());
         let may_be = cover::may_make(&facts, is_clock_steady, || files::is_wanted(fd));
         let identified = may_be.then(|| files::identify_seen(log, fd, &self.seen))??;
         let file_system = identified.file_system.reference;
-        let may_be = log.commits_in_order(file_system) && !log.is_refused(file_system);
+        let may_be = log.file_systems().commits_in_order(file_system)
+            && !log.file_systems().is_refused(file_system);
         may_be.then_some(identified)
     }
 
     /// Returns whether nothing is pending that a sync of the file would commit beside the file.
     fn is_quiet(&self, file_system: FileSystemRef) -> bool {
         let is_own = |number| self.new.numbers(file_system).any(|own| own == number);
-        !self.open.log.is_pending_beside(file_system, is_own)
+        !self.open.log.file_systems().is_pending_beside(file_system, is_own)
     }
 
     /// Notes that a real sync has committed the file's creation, and the changes that were counted
@@ -160,9 +161,11 @@ impl FirstSync {
     fn note_committed(&self, file_system: FileSystemRef, committed: Option<u64>) {
         let log = self.open.log;
         if let Some(committed) = committed {
-            log.committed(file_system, committed);
+            log.file_systems().committed(file_system, committed);
         }
-        self.new.numbers(file_system).for_each(|number| log.take_off(file_system, number));
+        self.new
+            .numbers(file_system)
+            .for_each(|number| log.file_systems().take_off(file_system, number));
     }
 
     /// Covers the file by a record of all of it. None: it is plain as before.
@@ -197,10 +200,10 @@ impl FirstSync {
     fn make_story(&self, story: &Story<'_>, parent: &Parent, purpose: Purpose) -> Option<()> {
         let Open { log, known, .. } = self.open;
         let Entry { file_system, .. } = story.entry;
-        let is_ready =
-            log.wait_for_plain(known.device, known.inode, LOCK_TIMEOUT) && hold(log, story.entry);
+        let is_ready = log.lanes().wait_for_plain(known.device, known.inode, LOCK_TIMEOUT)
+            && hold(log, story.entry);
         let _holding = Holding::new().filter(|_| is_ready)?;
-        let names = log.lock_names_within(file_system, LOCK_TIMEOUT);
+        let names = log.file_systems().lock_names_within(file_system, LOCK_TIMEOUT);
         let names = names.ok().filter(NamesGuard::may_record)?;
         let guard = story.lock()?;
         let whole = Whole::read(&self.open)?;
@@ -219,7 +222,9 @@ impl FirstSync {
         if let Some(journaled) = self.new.journaled(file_system) {
             guard.note_journaled(journaled);
         }
-        self.new.numbers(file_system).for_each(|number| log.take_off(file_system, number));
+        self.new
+            .numbers(file_system)
+            .for_each(|number| log.file_systems().take_off(file_system, number));
         if matches!(purpose, Purpose::Names) {
             guard.note_retired();
         }
@@ -234,14 +239,14 @@ impl FirstSync {
 fn hold(log: &Log, entry: Entry) -> bool {
     static NOT_BEFORE_NS: AtomicU64 = AtomicU64::new(0);
     let file_system = entry.file_system;
-    if log.is_held(file_system) {
+    if log.file_systems().is_held(file_system) {
         return true;
     }
     if raw::now_ns() < NOT_BEFORE_NS.load(Ordering::Relaxed) {
         return false;
     }
-    log.want_held(file_system, entry.file);
-    let is_held = log.wait_for_held(file_system, LOCK_TIMEOUT);
+    log.file_systems().want_held(file_system, entry.file);
+    let is_held = log.file_systems().wait_for_held(file_system, LOCK_TIMEOUT);
     if !is_held {
         NOT_BEFORE_NS.store(raw::now_ns() + PAUSE_NS, Ordering::Relaxed);
     }

@@ -56,9 +56,9 @@ pub(crate) fn counted_new<R>(fd: c_int, of_file: (u64, u64), call: impl FnOnce()
 /// As [`counted`], and with which numbers.
 pub(crate) fn with_numbers<R>(log: &'static Log, call: impl FnOnce() -> R) -> (R, Numbers) {
     let in_flight = plain::in_lane(log, PlainCall::Metadata);
-    let before = log.note_change_everywhere();
+    let before = log.file_systems().note_change_everywhere();
     let result = call();
-    let numbers = [before, log.note_change_everywhere()];
+    let numbers = [before, log.file_systems().note_change_everywhere()];
     drop(in_flight);
     (result, numbers)
 }
@@ -72,9 +72,9 @@ pub(crate) fn creating(
 ) -> c_int {
     let Some(log) = process::log() else { return call() };
     let in_flight = plain::in_lane(log, PlainCall::Metadata);
-    let before = log.note_creation_everywhere();
+    let before = log.file_systems().note_creation_everywhere();
     let fd = call();
-    let numbers = [before, log.note_creation_everywhere()];
+    let numbers = [before, log.file_systems().note_creation_everywhere()];
     drop(in_flight);
     if fd < 0 {
         take_off_all(log, numbers);
@@ -94,9 +94,9 @@ pub(crate) fn creating(
 
 /// Nothing waits for a change any more: it was not made, or a record has it.
 pub(crate) fn take_off_all(log: &Log, numbers: Numbers) {
-    for file_system in log.file_systems() {
+    for file_system in log.file_systems().all() {
         let numbers = numbers.iter().filter_map(|numbers| numbers.of(file_system));
-        numbers.for_each(|number| log.take_off(file_system, number));
+        numbers.for_each(|number| log.file_systems().take_off(file_system, number));
     }
 }
 

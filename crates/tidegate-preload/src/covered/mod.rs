@@ -167,7 +167,7 @@ impl Open {
         let guard = locked.or_else(|error| self.lock_again(error, timeout))?;
         if guard.owner_died() {
             // Where that fails, syncs of the file are real, or say so.
-            let _ = self.log.repair(&guard, || durable::fsync(raw::borrowed(self.fd)));
+            let _ = self.log.operations().repair(&guard, || durable::fsync(raw::borrowed(self.fd)));
         }
         if guard.is_sealed() {
             // Where the disk fails, its syncs are real, and its changes are refused.

@@ -91,7 +91,7 @@ struct Change<'p> {
 /// Makes a change of names with a record of it: the kernel's result. None: it is to be made without
 /// one, nothing was done.
 pub(crate) fn change_name(asked: Changed<'_>) -> Option<isize> {
-    let log = process::log().filter(|log| log.has_stories() && !log.is_suspended())?;
+    let log = process::log().filter(|log| log.has_stories() && !log.processes().is_suspended())?;
     if process::is_apart() {
         return None;
     }
@@ -132,7 +132,7 @@ impl<'p> Change<'p> {
 
     fn run(&self) -> Option<isize> {
         let file_system = self.identified.file_system.reference;
-        let names = self.log.lock_names_within(file_system, LOCK_TIMEOUT).ok()?;
+        let names = self.log.file_systems().lock_names_within(file_system, LOCK_TIMEOUT).ok()?;
         let guard = self.log.lock_within(self.file, LOCK_TIMEOUT).ok()?;
         let stat = self.from.child().filter(|stat| self.may_be_recorded(&names, &guard, stat))?;
         let replaced = match &self.to {
@@ -144,7 +144,7 @@ impl<'p> Change<'p> {
         }
         let links = self.asked.links_after(u32::try_from(stat.st_nlink).ok()?);
         let record = NameRecord { change: self.in_record(replaced.handle)?, links };
-        let changes = self.log.changes(file_system);
+        let changes = self.log.file_systems().changes(file_system);
         let (ticket, position) = self.record(&guard, &record)?;
         let result = self.call();
         if result < 0 {
@@ -155,7 +155,7 @@ impl<'p> Change<'p> {
         if let Some(file) = replaced.file {
             self.log.note_own_change(file);
         }
-        self.log.stats().add(Counter::NamesRecorded, 1);
+        self.log.ring().stats().add(Counter::NamesRecorded, 1);
         Some(result)
     }
 
@@ -166,13 +166,13 @@ impl<'p> Change<'p> {
         let guard = self.log.lock_within(self.file, LOCK_TIMEOUT).ok();
         let facts = guard.map(|guard| (guard.is_covered(), guard.needs_sync()));
         let (is_covered, needs_sync) = facts.unwrap_or_default();
-        let facts = (is_covered, needs_sync, self.log.is_pending(file_system));
+        let facts = (is_covered, needs_sync, self.log.file_systems().is_pending(file_system));
         let Some((opened, changes)) = stays_by_sync(facts, || self.opened_to_commit()) else {
             return false;
         };
         let is_synced = durable::fsync(raw::borrowed(opened.number())).is_ok();
         if is_synced {
-            self.log.committed(file_system, changes);
+            self.log.file_systems().committed(file_system, changes);
         }
         is_synced
     }
@@ -198,7 +198,7 @@ impl<'p> Change<'p> {
     ) -> bool {
         let file_system = self.identified.file_system.reference;
         let key = &self.identified.key;
-        let is_pending = || self.log.is_pending(file_system);
+        let is_pending = || self.log.file_systems().is_pending(file_system);
         (stat.st_dev, stat.st_ino) == (key.device, key.inode)
             && may_record_name(&RecordFacts::of(names, guard), is_pending)
     }

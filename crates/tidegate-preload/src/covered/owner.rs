@@ -31,15 +31,15 @@ pub(crate) fn chown_to_same(
     // Another thread's change of the owner is counted before it and after it. If it began
     // before this count and has not ended at the second one, a sync that waits for its end
     // waits for this call, too. In every other case the two counts differ.
-    let changes = log.changes(entry.file_system);
+    let changes = log.file_systems().changes(entry.file_system);
     if !has_owner(fd, user, group) {
         return None;
     }
     let in_flight = plain::in_lane(log, PlainCall::Metadata);
     let result = call();
-    if log.changes(entry.file_system) != changes {
+    if log.file_systems().changes(entry.file_system) != changes {
         log.note_own_change(entry.file);
-        log.note_change_everywhere();
+        log.file_systems().note_change_everywhere();
     }
     drop(in_flight);
     let (journaled, size) = ((result == 0).then_some(changes), guard.size());
@@ -72,7 +72,7 @@ mod tests {
         let open = world.covered(&file, 0);
         let owner = file.metadata().unwrap();
         for user in [owner.uid(), uid_t::MAX] {
-            let from = world.log.head();
+            let from = world.log.ring().head();
             assert_eq!(chown_to_same(&open, user, owner.gid(), || 0), Some(0));
             let guard = open.lock(open.entry().unwrap()).unwrap();
             assert!(!guard.has_own_changes() && guard.has_grown());
@@ -109,11 +109,11 @@ mod tests {
         let owner = file.metadata().unwrap();
         let entry = open.entry().unwrap();
         let call = || {
-            world.log.note_change(entry.file_system);
+            world.log.file_systems().note_change(entry.file_system);
             0
         };
         assert_eq!(chown_to_same(&open, owner.uid(), owner.gid(), call), Some(0));
         assert!(open.lock(entry).unwrap().has_own_changes());
-        assert!(world.log.is_pending(entry.file_system));
+        assert!(world.log.file_systems().is_pending(entry.file_system));
     }
 }

@@ -34,11 +34,11 @@ pub(crate) fn in_lane(log: &'static Log, call: PlainCall) -> Option<InFlight<'st
         // A lane that it claimed would stay in the name of its parent.
         return None;
     }
-    log.enter(call).or_else(|| in_new_lane(log, call))
+    log.lanes().enter(call).or_else(|| in_new_lane(log, call))
 }
 
 #[cold]
 fn in_new_lane(log: &'static Log, call: PlainCall) -> Option<InFlight<'static>> {
-    log.claim_lane(query::is_alive);
-    log.enter(call)
+    log.lanes().claim(query::is_alive);
+    log.lanes().enter(call)
 }

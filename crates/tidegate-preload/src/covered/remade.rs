@@ -72,7 +72,7 @@ impl Remade {
         let Some(parent) = Parent::of_path(libc::AT_FDCWD, self.path.as_c_str()) else {
             return Err(call);
         };
-        let names = log.lock_names_within(file_system, LOCK_TIMEOUT);
+        let names = log.file_systems().lock_names_within(file_system, LOCK_TIMEOUT);
         let Ok(names) = names else { return Err(call) };
         let Some(entry) = self.open.known.entry() else { return Err(call) };
         // Not as others lock it: what is sealed is not covered, and leaves otherwise.
@@ -83,7 +83,7 @@ impl Remade {
         // The slot is held until the record is there: if the process is killed before, the file
         // leaves.
         let Ok(ticket) = guard.begin() else { return Err(call) };
-        let changes = log.changes(file_system);
+        let changes = log.file_systems().changes(file_system);
         let (result, numbers) = metadata::with_numbers(log, call);
         let errno = raw::errno();
         let is_recorded = self.record(&guard, &parent).is_some();
@@ -105,7 +105,8 @@ impl Remade {
     }
 
     fn may_be_recorded(&self, names: &NamesGuard<'_>, guard: &FileGuard<'_>) -> bool {
-        let is_pending = || self.open.log.is_pending(self.identified.file_system.reference);
+        let is_pending =
+            || self.open.log.file_systems().is_pending(self.identified.file_system.reference);
         let facts = RecordFacts::of(names, guard);
         may_record_attributes(&facts, &MadeFacts::of(guard), is_pending)
     }

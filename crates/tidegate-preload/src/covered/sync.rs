@@ -45,7 +45,7 @@ pub(super) fn commits_all(
 ) -> Option<u64> {
     let _holding = Holding::new()?;
     // Counted before the file system is asked.
-    let changes = log.changes(file_system);
+    let changes = log.file_systems().changes(file_system);
     extents::are_delayed(fd, bytes).then_some(changes)
 }
 
@@ -87,7 +87,7 @@ impl Open {
                 Seen::of(self.fd).is_ok_and(|seen| is_overwritten_in_place(self.fd, &seen))
             },
             is_resized: || self.is_resized(&guard, &modified_ns),
-            is_pending: || self.log.is_pending(guard.file_system),
+            is_pending: || self.log.file_systems().is_pending(guard.file_system),
         };
         match decide_sync(wanted, &SyncFacts::of(&guard), &lookups) {
             SyncAction::Plain => {
@@ -109,7 +109,7 @@ impl Open {
                 guard.names_synced();
             }
         }
-        self.log.stats().add(Counter::SyncsSkipped, 1);
+        self.log.ring().stats().add(Counter::SyncsSkipped, 1);
         0
     }
 
@@ -147,7 +147,7 @@ impl Open {
         drop(guard);
         let result = self.sync_for(cause, Sync::All);
         if result == 0 {
-            self.log.committed(file_system, journaled_changes);
+            self.log.file_systems().committed(file_system, journaled_changes);
         }
         let Ok(guard) = self.lock(entry) else { return result };
         if result < 0 {
@@ -215,9 +215,9 @@ impl Open {
             result = negated(errno.raw_os_error());
         }
         if is_disk_failure(result) {
-            self.log.distrust_kernel();
+            self.log.ring().distrust_kernel();
         }
-        let stats = self.log.stats();
+        let stats = self.log.ring().stats();
         stats.add(Counter::SyncsReal, 1);
         stats.add(Counter::SyncsRealNs, raw::now_ns().saturating_sub(start_ns));
         result
@@ -308,22 +308,22 @@ mod tests {
 
         /// A name was changed somewhere in the file system.
         fn rename(&self) {
-            self.world.log.note_change(self.entry.file_system);
-            self.world.log.note_change(self.entry.file_system);
+            self.world.log.file_systems().note_change(self.entry.file_system);
+            self.world.log.file_systems().note_change(self.entry.file_system);
         }
 
         fn is_pending(&self) -> bool {
-            self.world.log.is_pending(self.entry.file_system)
+            self.world.log.file_systems().is_pending(self.entry.file_system)
         }
 
         /// What a sync appends, and whether it is real. Without growth a mark only confirms what
         /// the kernel has done, now and then.
         fn sync(&self, wanted: Sync) -> (String, bool) {
-            let (log, from) = (self.world.log, self.world.log.head());
+            let (log, from) = (self.world.log, self.world.log.ring().head());
             let has_grown = log.has_grown(self.entry.file);
-            let before = log.stats().total(Counter::SyncsReal);
+            let before = log.ring().stats().total(Counter::SyncsReal);
             assert_eq!(self.open.sync(wanted), 0);
-            let is_real = log.stats().total(Counter::SyncsReal) > before;
+            let is_real = log.ring().stats().total(Counter::SyncsReal) > before;
             let records = self.world.records_since(from);
             let said = records.split(' ').filter(|record| has_grown || !record.starts_with("mark"));
             (said.collect::<Vec<_>>().join(" "), is_real)
@@ -355,20 +355,20 @@ mod tests {
     #[test]
     fn a_sync_after_overwrites_says_when_the_kernel_has_done_them() {
         let case = Case::new();
-        let from = case.world.log.head();
+        let from = case.world.log.ring().head();
         assert_eq!(case.open.sync(Sync::Data), 0);
         assert_eq!(case.world.records_since(from), "", "nothing was written");
         case.write(0);
         assert_eq!(case.open.sync(Sync::Data), 0);
         assert_eq!(case.world.records_since(from), "0 mark:4");
-        let (from, at_once) = (case.world.log.head(), case.open.sync(Sync::Data));
+        let (from, at_once) = (case.world.log.ring().head(), case.open.sync(Sync::Data));
         assert_eq!((at_once, &*case.world.records_since(from)), (0, ""), "nothing was written");
         case.write(0);
         assert_eq!(case.open.sync(Sync::All), 0);
         assert_eq!(case.world.records_since(from), "0 mark:4", "however soon after the last");
         case.write(0);
         case.rename();
-        let from = case.world.log.head();
+        let from = case.world.log.ring().head();
         assert_eq!(case.open.sync(Sync::All), 0);
         assert_eq!(case.world.records_since(from), "mark:4", "a real sync says so, too");
         case.write(0);
@@ -383,7 +383,7 @@ mod tests {
         case.write(0);
         case.file.set_len(1).unwrap();
         assert_eq!(case.sync(Sync::Data), real("end"));
-        assert_eq!(case.world.log.stats().total(Counter::SyncsOutside), 1);
+        assert_eq!(case.world.log.ring().stats().total(Counter::SyncsOutside), 1);
     }
 
     #[test]
@@ -392,10 +392,10 @@ mod tests {
         case.write(0);
         case.write_and_die();
         let first_of_its_descriptor = case.world.open(&case.file, 0);
-        let from = case.world.log.head();
+        let from = case.world.log.ring().head();
         assert_eq!(first_of_its_descriptor.sync(Sync::Data), 0);
         assert_eq!(case.world.records_since(from), "end");
-        assert_eq!(case.world.log.in_the_middle().count(), 0);
+        assert_eq!(case.world.log.operations().all().count(), 0);
     }
 
     #[test]
@@ -498,7 +498,7 @@ mod tests {
     fn a_real_sync_is_counted_by_its_cause() {
         let world = World::new();
         let file = world.file("file");
-        let total = |counter| world.log.stats().total(counter);
+        let total = |counter| world.log.ring().stats().total(counter);
         for (flags, cause) in [(0, Counter::SyncsNotYet), (PINNED, Counter::SyncsPinned)] {
             let open = world.open(&file, flags);
             assert_eq!(open.sync_unadmitted(Sync::All, open.admission().unwrap_err()), 0);
@@ -510,7 +510,7 @@ mod tests {
         open.pin_until_exit().unwrap();
         assert_eq!(open.sync_refused(open.entry(), Sync::All), 0);
         assert_eq!(total(Counter::SyncsPinned), 2);
-        world.log.suspend();
+        world.log.processes().suspend();
         assert_eq!(world.open(&file, PINNED).sync_old(Sync::All), 0);
         assert_eq!(total(Counter::SyncsSuspended), 1);
     }

@@ -115,7 +115,7 @@ mod tests {
             .unwrap();
         let open = world.covered(&file, flags);
         prepare(&world, &open);
-        let from = world.log.head();
+        let from = world.log.ring().head();
         let is_programs = Cell::new(false);
         let kernel = |fd| {
             is_programs.set(fd == file.as_raw_fd());
@@ -126,7 +126,7 @@ mod tests {
         };
         let parts = [IoSlice::new(b"data")];
         assert_eq!(write_as_opened(&open, &Request { parts: &parts, place }, kernel), 4);
-        let answered = world.log.stats().total(Counter::SyncsSkipped);
+        let answered = world.log.ring().stats().total(Counter::SyncsSkipped);
         (world.records_since(from), is_programs.get(), answered)
     }
 
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_write_that_would_commit_what_is_pending_is_synced_for_real() {
         let pending = |world: &World, open: &Open| {
-            world.log.note_change(open.entry().unwrap().file_system);
+            world.log.file_systems().note_change(open.entry().unwrap().file_system);
         };
         let (records, is_programs, answered) = written(FLAGS, Place::At(4), pending);
         assert_eq!((&*records, is_programs, answered), ("4+ mark:8", false, 0));
@@ -172,7 +172,7 @@ mod tests {
         let file = world.file("file");
         let open = world.open(&file, FLAGS);
         world.keep(&open);
-        let counted = || world.log.stats().total(Counter::SyncsSynchronous);
+        let counted = || world.log.ring().stats().total(Counter::SyncsSynchronous);
         let at = Place::At(0);
         assert_eq!((plain_as_opened(&open, at, -5), counted()), (-5, 0));
         assert_eq!((plain_as_opened(&open, at, 4), counted()), (4, 1));

@@ -24,7 +24,7 @@ pub(crate) fn truncate(open: &Open, size: u64, kernel: impl FnOnce() -> isize) -
     let Ok(guard) = open.lock(entry) else {
         return open.without_lock(entry, || metadata::counted(kernel));
     };
-    let is_pending = || open.log.is_pending(guard.file_system);
+    let is_pending = || open.log.file_systems().is_pending(guard.file_system);
     let facts = (guard.is_logged(), guard.is_covered());
     match decide_cut(facts, size, process::file_bytes_max(), is_pending) {
         CutAction::Plain => return truncate_plain(open, kernel),
@@ -64,7 +64,7 @@ fn cut(
     kernel: impl FnOnce() -> isize,
 ) -> isize {
     let grew = size > guard.size();
-    let changes = open.log.changes(guard.file_system);
+    let changes = open.log.file_systems().changes(guard.file_system);
     let result = kernel();
     if result >= 0 {
         guard.note_size(size, grew);
@@ -94,13 +94,13 @@ mod tests {
         let file = world.file("file");
         let open = world.covered(&file, 0);
         prepare(&world, &open);
-        let from = world.log.head();
+        let from = world.log.ring().head();
         assert_eq!(truncate(&open, size, || result), result);
         (world.records_since(from), world.is_covered(&open))
     }
 
     fn pending(world: &World, open: &Open) {
-        world.log.note_change(open.entry().unwrap().file_system);
+        world.log.file_systems().note_change(open.entry().unwrap().file_system);
     }
 
     #[test]
@@ -121,7 +121,7 @@ mod tests {
             let file = world.file("file");
             let open = world.covered(&file, 0);
             assert_eq!(truncate(&open, 2, || result), result);
-            world.log.pool().session().unwrap() == Some(tidegate::log::NO_BOOT)
+            world.log.ring().pool().session().unwrap() == Some(tidegate::log::NO_BOOT)
         };
         assert!(replays_all(negated(libc::EROFS)) && replays_all(negated(libc::EIO)));
         assert!(!replays_all(negated(libc::ENOSPC)) && !replays_all(0));
@@ -134,7 +134,10 @@ mod tests {
         let open = world.covered(&file, 0);
         let entry = open.entry().unwrap();
         truncate(&open, 2, || 0);
-        assert!(!world.log.is_pending(entry.file_system) && world.log.has_grown(entry.file));
+        assert!(
+            !world.log.file_systems().is_pending(entry.file_system)
+                && world.log.has_grown(entry.file)
+        );
         let guard = open.lock(entry).unwrap();
         assert_eq!((guard.size(), guard.durable_size()), (2, 2));
         assert!(guard.grows(3) && !guard.grows(2));

@@ -66,7 +66,7 @@ impl Open {
             self.pin();
             return self.synced_if_wanted(metadata::counted(kernel));
         }
-        let stats = self.log.stats();
+        let stats = self.log.ring().stats();
         if !stats.wants_latencies() {
             return self.synced_if_wanted(self.write_by_entry(request, bytes, kernel));
         }
@@ -108,7 +108,7 @@ impl Open {
         let Some(entry) = self.entry() else { return self.unidentified(kernel) };
         for wait in 0..=WAITS {
             let Ok(guard) = self.lock(entry) else { return self.without_lock(entry, kernel) };
-            let space = self.log.space_changes();
+            let space = self.log.ring().space_changes();
             let logged = match decide_write(&WriteFacts::of(&guard)) {
                 WriteAction::Plain => return kernel(),
                 WriteAction::Leave => Err(Refused::Never),
@@ -131,7 +131,7 @@ impl Open {
                     if !self.leave(&guard) {
                         return negated(libc::EIO);
                     }
-                    self.log.stats().add(Counter::UnloggedWrites, 1);
+                    self.log.ring().stats().add(Counter::UnloggedWrites, 1);
                     return kernel();
                 }
             }
@@ -144,7 +144,7 @@ impl Open {
     #[cold]
     fn may_get_space(&self) -> bool {
         static DESERTED: AtomicBool = AtomicBool::new(false);
-        let is_alive = self.log.supervisor_alive();
+        let is_alive = self.log.ring().supervisor_alive();
         let was_deserted = DESERTED.swap(!is_alive, Ordering::Relaxed);
         is_alive || !was_deserted
     }
@@ -152,8 +152,8 @@ impl Open {
     #[cold]
     fn wait_for_space(&self, seen: u32) {
         let start_ns = raw::now_ns();
-        self.log.wait_for_space(seen, SPACE_TIMEOUT);
-        let stats = self.log.stats();
+        self.log.ring().wait_for_space(seen, SPACE_TIMEOUT);
+        let stats = self.log.ring().stats();
         stats.add(Counter::FullWaits, 1);
         stats.add(Counter::FullWaitNs, raw::now_ns().saturating_sub(start_ns));
     }
@@ -198,18 +198,19 @@ impl LoggedWrite<'_> {
         let start = self.start().map_err(|_| Refused::Changed)?;
         let write = WriteExtent::of(guard, start, bytes);
         let file_system = guard.file_system;
-        let is_pending = || log.is_pending(file_system);
+        let is_pending = || log.file_systems().is_pending(file_system);
         let kernel_size = || self.end().ok();
         let appends = request.place == Place::End || open.known.has(APPEND);
         let bytes_max = process::file_bytes_max();
         if !decide_record(&write, appends, bytes_max, kernel_size, is_pending) {
             return Err(Refused::Never);
         }
-        let changes = if write.grows { log.changes(file_system) } else { 0 };
+        let changes = if write.grows { log.file_systems().changes(file_system) } else { 0 };
         let position = ticket.write(start, request.parts, write.grows)?;
         let is_resized = write.is_resized();
         let watches = || {
-            let (journaled, changes) = (guard.journaled_changes(), log.changes(file_system));
+            let (journaled, changes) =
+                (guard.journaled_changes(), log.file_systems().changes(file_system));
             is_watched(is_pending(), journaled, changes)
         };
         let (result, journaled) = if is_resized || !watches() {
@@ -239,7 +240,7 @@ impl LoggedWrite<'_> {
             || query::fstat(self.open.fd).ok().map(|stat| (stat.st_ctime, stat.st_ctime_nsec));
         // Counted before the first question: whatever sets the time after it is later than what is
         // counted.
-        let changes = self.open.log.changes(self.guard.file_system);
+        let changes = self.open.log.file_systems().changes(self.guard.file_system);
         let before = changed_at();
         let result = kernel();
         let is_journaled = before.is_some() && before != changed_at();
@@ -267,7 +268,7 @@ mod tests {
             let kernel = || file.write_at(b"data", 0).unwrap().cast_signed();
             open.write(&Request { parts: &parts, place: Place::At(0) }, kernel);
         };
-        let from = world.log.head();
+        let from = world.log.ring().head();
         world.log.note_own_change(open.entry().unwrap().file);
         write();
         write();
@@ -285,7 +286,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    log.retire_to(log.safe_position()).unwrap();
+                    log.ring().retire_to(log.ring().safe_position()).unwrap();
                     rounds.fetch_add(1, Ordering::Relaxed);
                 }
             });
@@ -301,9 +302,9 @@ mod tests {
             }
             stop.store(true, Ordering::Relaxed);
         });
-        assert_eq!(log.stats().total(Counter::Writes), writes);
+        assert_eq!(log.ring().stats().total(Counter::Writes), writes);
         assert!(world.is_covered(&open));
-        let definitions = log.stats().total(Counter::Definitions);
+        let definitions = log.ring().stats().total(Counter::Definitions);
         assert!(definitions <= writes + 2, "{definitions} definitions");
     }
 
@@ -319,7 +320,7 @@ mod tests {
         let appends = flags & descriptors::APPEND != 0;
         let file = File::options().write(true).append(appends).open(world.path("file")).unwrap();
         let open = world.covered(&file, flags);
-        let from = world.log.head();
+        let from = world.log.ring().head();
         assert_eq!(open.write_plain(|| unreachable!("it is covered")), None);
         let parts = [IoSlice::new(b"data")];
         open.write(&Request { parts: &parts, place }, || kernel(&world, &file));
@@ -396,7 +397,7 @@ mod tests {
         let world = World::new();
         let file = world.file("file");
         let open = world.covered(&file, 0);
-        let from = world.log.head();
+        let from = world.log.ring().head();
         for at in [0, 1, 100, 0, 100] {
             let parts = [IoSlice::new(b"dat")];
             let kernel = || file.write_at(b"dat", at).unwrap().cast_signed();
@@ -412,7 +413,7 @@ mod tests {
         let open = world.covered(&file, 0);
         let entry = open.entry().unwrap();
         let guard = open.lock(entry).unwrap();
-        let from = world.log.head();
+        let from = world.log.ring().head();
         let parts = [IoSlice::new(b"data")];
         let request = Request { parts: &parts, place: Place::At(0) };
         assert_eq!(open.write(&request, || 4), 4);
@@ -440,8 +441,8 @@ mod tests {
         let world = World::new();
         let file = world.file("file");
         let open = world.covered(&file, 0);
-        let from = world.log.head();
-        world.log.suspend();
+        let from = world.log.ring().head();
+        world.log.processes().suspend();
         let parts = [IoSlice::new(b"data")];
         assert_eq!(open.write(&Request { parts: &parts, place: Place::At(0) }, || 4), 4);
         assert_eq!(world.records_since(from), "end");

@@ -87,7 +87,7 @@ pub(crate) extern "C" fn forked() {
         return;
     }
     if let Some(log) = process::log() {
-        log.forget_pages();
+        log.ring().forget_pages();
     }
     if had_own_descriptors {
         // What is noted is about those of the parent's other threads.

@@ -86,7 +86,7 @@ fn listed(memory: &mut Mapped) -> Result<&[u8], Errno> {
 /// The mappings of a list that are not the library's; whether each is memory that can be read and
 /// written.
 fn others(list: &[u8]) -> impl Iterator<Item = (Range<usize>, bool)> {
-    let of_log = process::log().map(tidegate::log::Log::memory).unwrap_or_default();
+    let of_log = process::log().map(|log| log.ring().memory()).unwrap_or_default();
     let own = [of_log[0].clone(), of_log[1].clone(), descriptors::memory()];
     let lines = list.split(|&byte| byte == b'\n').filter(|line| !is_library(line));
     let is_ordinary = |line: &[u8]| line.split(|&byte| byte == b' ').nth(1) == Some(b"rw-p");
@@ -134,7 +134,7 @@ mod tests {
         let mut memory = Mapped::new(LIST_BYTES).unwrap();
         let list = listed(&mut memory).unwrap();
         let all: Vec<_> = list.split(|&byte| byte == b'\n').filter_map(range_of).collect();
-        for own in world.log.memory().into_iter().chain([descriptors::memory()]) {
+        for own in world.log.ring().memory().into_iter().chain([descriptors::memory()]) {
             assert!(all.iter().any(|range| range.contains(&own.start)));
             assert!(!others(list).any(|(range, _)| range.contains(&own.start)), "{own:x?}");
         }

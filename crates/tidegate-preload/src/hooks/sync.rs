@@ -67,11 +67,12 @@ pub(crate) unsafe extern "C-unwind" fn syncfs(fd: c_int) -> c_int {
     }
     let mount = log.and_then(|_| Seen::of(fd).ok()).map(|seen| seen.mount);
     let file_system = mount.and_then(file_systems::known);
-    let seen = log.zip(file_system).map(|(log, system)| (log, system, log.changes(system)));
+    let seen =
+        log.zip(file_system).map(|(log, system)| (log, system, log.file_systems().changes(system)));
     // SAFETY: no pointers.
     let result = raw::returned_int(unsafe { raw::call(libc::SYS_syncfs, words![fd]) });
     if let Some((log, file_system, changes)) = seen.filter(|_| result == 0) {
-        log.synced_whole(file_system, changes);
+        log.file_systems().synced_whole(file_system, changes);
     }
     result
 }

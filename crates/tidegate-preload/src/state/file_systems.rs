@@ -137,9 +137,10 @@ fn find_identity(log: &Log, fd: c_int, device: u64) -> Option<Identity> {
         EXT_MAGIC => journal_of(device),
         _ => Journal::Unknown,
     };
-    let reference = log.file_system(log::identity(&id, 0, b""), journal == Journal::InOrder)?;
+    let reference =
+        log.file_systems().find_or_add(log::identity(&id, 0, b""), journal == Journal::InOrder)?;
     if journal == Journal::Absent {
-        log.note_commits_alone(reference);
+        log.file_systems().note_commits_alone(reference);
     }
     Some(Identity { id, reference })
 }

@@ -233,7 +233,7 @@ mod tests {
 
     /// The numbers of one change.
     fn change(world: &World) -> Numbers {
-        [(); 2].map(|()| world.log.note_change_everywhere())
+        [(); 2].map(|()| world.log.file_systems().note_change_everywhere())
     }
 
     /// A change of the file's attributes. Whether it is known by its numbers depends on whether
@@ -248,8 +248,8 @@ mod tests {
     #[test]
     fn a_file_is_new_until_it_is_forgotten() {
         let world = World::new();
-        let file_system = world.log.file_system(77, true).unwrap();
-        let first = world.log.changes(file_system);
+        let file_system = world.log.file_systems().find_or_add(77, true).unwrap();
+        let first = world.log.file_systems().changes(file_system);
         let file = File::create_new(world.path("file")).unwrap();
         let (fd, seen) = (file.as_raw_fd(), Seen::of(file.as_raw_fd()).unwrap());
         let of_file = (seen.stat.st_dev, seen.stat.st_ino);

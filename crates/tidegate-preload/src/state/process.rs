@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use tidegate::glob::{self, Filter};
 use tidegate::log::cover::Cause;
-use tidegate::log::{self, Log};
+use tidegate::log::{self, Log, Ring};
 
 use crate::sys::raw;
 use crate::sys::signals::SignalsBlocked;
@@ -250,7 +250,7 @@ pub(crate) fn attach() -> Option<Attached> {
     EVERY_WRITE.store(every_write, Ordering::Relaxed);
     let pool = std::env::var_os("TIDEGATE_POOL")?;
     let control = std::env::var_os("TIDEGATE_CONTROL")?;
-    let log = Log::attach(Path::new(&pool), Path::new(&control)).ok()?;
+    let log = Ring::attach(Path::new(&pool), Path::new(&control)).map(Log::over).ok()?;
     let lines = |name| variable(name).map_or(&b""[..], OsStrExt::as_bytes);
     let number = |name| std::env::var(name).ok()?.parse::<u32>().ok();
     let cover_after = number("TIDEGATE_COVER_AFTER");
@@ -459,9 +459,9 @@ fn leave_log(cause: Cause) {
         }
     };
     // Where the kernel does not do it, the memory stays mapped, but no hook uses it.
-    let _ = attached.log.abandon();
+    let _ = attached.log.ring().abandon();
     if is_free {
         // SAFETY: only holders use the pool, and there are none any more; it is never dropped.
-        unsafe { attached.log.pool().region().unmap() };
+        unsafe { attached.log.ring().pool().region().unmap() };
     }
 }

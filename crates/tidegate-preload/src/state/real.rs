@@ -56,12 +56,12 @@ pub(crate) fn why_unseen() -> Option<Cause> {
 /// Counts a real sync, through `fd`, of the file with these numbers.
 #[cold]
 pub(crate) fn count(log: &Log, fd: c_int, (device, inode): (u64, u64), cause: Counter) {
-    log.stats().add(cause, 1);
+    log.ring().stats().add(cause, 1);
     // As for `tell`. A handler that jumps out in the middle costs no more than the list.
     let Some(_holder) = Holder::new() else { return };
     if !process::in_vfork_child() {
         let sync = RealSync { cause, process: current_process(), device, inode };
-        log.list_real_sync(&sync, || {
+        log.real_syncs().add(&sync, || {
             let _signals = SignalsBlocked::new();
             own_stack::run(|| names(fd))
         });

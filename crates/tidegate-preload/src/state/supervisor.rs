@@ -78,7 +78,7 @@ pub(crate) fn announce() {
     if connect().is_none()
         && let Some(log) = process::log()
     {
-        log.note_unannounced();
+        log.processes().note_unannounced();
     }
 }
 
@@ -155,7 +155,7 @@ pub(crate) fn suspend(process: u32, cause: Option<Cause>, program: &CStr) {
     }
     // The supervisor cannot be reached, and so cannot take this back.
     if let Some(log) = process::log() {
-        log.suspend_for_good();
+        log.processes().suspend_for_good();
         covered::retire_all(log, CHECKPOINT_TIMEOUT);
     }
 }

@@ -27,7 +27,7 @@ const PAUSE_FOR_WRITER: Duration = Duration::from_millis(1);
 impl Worker {
     /// Sums up what can be retired by now: how far that is.
     pub(super) fn look(&mut self) -> u64 {
-        let safe = self.log.safe_position();
+        let safe = self.log.ring().safe_position();
         self.scan(safe);
         safe
     }
@@ -44,12 +44,12 @@ impl Worker {
 
     fn scan(&mut self, until: u64) {
         let mut payload = Vec::new();
-        let mut records = self.log.records(self.backlog.scanned(), until);
+        let mut records = self.log.ring().records(self.backlog.scanned(), until);
         for header in records.by_ref() {
             payload.clear();
             if header.kind == RecordKind::Define {
                 payload.resize(header.payload_bytes as usize, 0);
-                if self.log.pool().read_payload(&header, 0, &mut payload).is_err() {
+                if self.log.ring().pool().read_payload(&header, 0, &mut payload).is_err() {
                     // Failed memory: where the file is not kept, all file systems are synced.
                     payload.clear();
                 }
@@ -73,10 +73,11 @@ impl Worker {
 
     /// Makes a batch of records durable in their files and frees the log up to where that holds.
     pub(super) fn retire(&mut self, situation: &Situation) -> Step {
-        let (names_since, head) = (self.log.take_names_since(), self.log.head());
+        let (names_since, head) =
+            (self.log.file_systems().take_names_since(), self.log.ring().head());
         let step = self.retire_batch(situation);
-        if let Some(since_ns) = names_since.filter(|_| self.log.tail() < head) {
-            self.log.names_remain(since_ns);
+        if let Some(since_ns) = names_since.filter(|_| self.log.ring().tail() < head) {
+            self.log.file_systems().names_remain(since_ns);
         }
         step
     }
@@ -97,15 +98,15 @@ impl Worker {
             return self.failed(&synced.failures);
         }
         (self.failed_attempts, self.failure_told) = (0, false);
-        self.log.stats().raise(Counter::HighWaterBytes, situation.used_bytes);
-        let is_retired = goal > self.log.tail() && self.retire_to(goal);
+        self.log.ring().stats().raise(Counter::HighWaterBytes, situation.used_bytes);
+        let is_retired = goal > self.log.ring().tail() && self.retire_to(goal);
         if is_retired {
             self.is_blocked = false;
             self.speed.measured(dirty_bytes, started.elapsed());
             self.counts.written_back(dirty_bytes, self.backlog.files_seen());
         }
         self.answer_waiters();
-        if is_retired || self.log.head() == self.log.tail() {
+        if is_retired || self.log.ring().head() == self.log.ring().tail() {
             return Step::Again;
         }
         // A writer is in the middle of an operation. Each look asks writers for newer definitions,
@@ -127,20 +128,22 @@ impl Worker {
             let syncing = scope.spawn(|| {
                 let synced = writeback.sync(due);
                 is_over.store(true, Ordering::Release);
-                log.wake_cleaner();
+                log.ring().wake_cleaner();
                 synced
             });
             loop {
-                let seen = log.work();
+                let seen = log.ring().work();
                 if is_over.load(Ordering::Acquire) {
                     break syncing.join();
                 }
                 opened.extend(writeback.kept.open_wanted(log));
-                if let Err(message) = self.allocator.keep_ahead(log, log.has_blocked_writer()) {
+                if let Err(message) =
+                    self.allocator.keep_ahead(log, log.ring().has_blocked_writer())
+                {
                     self.events.send(Event::Notice(message));
                 }
                 let wake_at = self.allocator.wake_at(log).unwrap_or(u64::MAX);
-                log.wait_for_work(seen, wake_at, None);
+                log.ring().wait_for_work(seen, wake_at, None);
             }
         });
         self.kept.insert(opened);
@@ -149,8 +152,8 @@ impl Worker {
 
     /// Moves the tail to `position`.
     fn retire_to(&mut self, position: u64) -> bool {
-        let tail = self.log.tail();
-        match self.log.retire_to(position) {
+        let tail = self.log.ring().tail();
+        match self.log.ring().retire_to(position) {
             Ok(()) => {
                 self.count(Counter::RetiredBytes, position - tail);
                 self.backlog.retired(position);
@@ -171,8 +174,9 @@ impl Worker {
         let disk_bytes = self.speed.bytes_in(BATCH);
         let limit = self.policy.batch_bytes(&situation, disk_bytes);
         if let Some(limit) = limit {
-            let tail = self.log.tail();
-            let may_be_goal = |goal| tail < goal && goal <= safe && self.log.may_retire_to(goal);
+            let tail = self.log.ring().tail();
+            let may_be_goal =
+                |goal| tail < goal && goal <= safe && self.log.ring().may_retire_to(goal);
             let log_bytes = self.policy.batch_log_bytes();
             if let Some(chosen) = self.backlog.due_for(limit, log_bytes, may_be_goal) {
                 // No more than keeps the disk busy until the next batch: this thread waits while
@@ -204,12 +208,15 @@ mod tests {
         trial.make(&file, "file", b"content");
         let Step::Sleep { timeout, .. } = worker.step() else { panic!("names are young") };
         assert!(timeout.is_some_and(|timeout| timeout <= NAMES_AGE), "{timeout:?}");
-        assert!(trial.lock(&file).has_names());
+        assert!(trial.log.has_names(trial.lock(&file).file()));
         // As if the first had been appended when the machine was started.
-        trial.log.names_remain(1);
+        trial.log.file_systems().names_remain(1);
         worker.step();
-        assert_eq!((trial.log.tail(), trial.log.names_age()), (trial.log.head(), None));
-        assert!(!trial.lock(&file).has_names() && trial.lock(&file).is_covered());
+        assert_eq!(
+            (trial.log.ring().tail(), trial.log.file_systems().names_age()),
+            (trial.log.ring().head(), None)
+        );
+        assert!(!trial.log.has_names(trial.lock(&file).file()) && trial.lock(&file).is_covered());
     }
 
     #[test]
@@ -221,12 +228,18 @@ mod tests {
         let guard = trial.lock(&other);
         let ticket = guard.begin().unwrap();
         trial.make(&file, "file", b"");
-        trial.log.names_remain(1);
+        trial.log.file_systems().names_remain(1);
         worker.step();
-        assert!(trial.lock(&file).has_names() && trial.log.names_age().is_some());
+        assert!(
+            trial.log.has_names(trial.lock(&file).file())
+                && trial.log.file_systems().names_age().is_some()
+        );
         drop(ticket);
         worker.step();
-        assert!(!trial.lock(&file).has_names() && trial.log.names_age().is_none());
+        assert!(
+            !trial.log.has_names(trial.lock(&file).file())
+                && trial.log.file_systems().names_age().is_none()
+        );
     }
     /// The stories of its files end then, and their ends are records too.
     #[test]
@@ -237,11 +250,11 @@ mod tests {
         trial.write(&file, "file", 0, b"abc");
         trial.log.want_kept(trial.lock(&file).file());
         assert!(matches!(worker.step(), Step::Sleep { .. }), "the log is in use");
-        assert!(trial.log.head() > trial.log.tail() && trial.lock(&file).is_logged());
+        assert!(trial.log.ring().head() > trial.log.ring().tail() && trial.lock(&file).is_logged());
         let long_ago = Instant::now().checked_sub(QUIET).unwrap();
-        worker.quiet_since = (trial.log.head(), long_ago);
+        worker.quiet_since = (trial.log.ring().head(), long_ago);
         while worker.step() == Step::Again {}
         assert!(!trial.lock(&file).is_logged(), "its story has ended");
-        assert_eq!(trial.log.tail(), trial.log.head());
+        assert_eq!(trial.log.ring().tail(), trial.log.ring().head());
     }
 }

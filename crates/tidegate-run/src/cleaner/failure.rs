@@ -29,7 +29,7 @@ impl Worker {
             self.events.send(Event::Notice(message));
         }
         if !is_transient {
-            self.log.distrust_kernel();
+            self.log.ring().distrust_kernel();
         }
         let failed = failures.iter().filter(|failure| !failure.is_transient());
         let ids = failed.filter_map(|failure| failure.file);

@@ -82,7 +82,7 @@ impl Cleaner {
         let mut worker = Worker::new(&log, &jobs, &counts, reports, allocator);
         let thread = std::thread::Builder::new().name("cleaner".into()).spawn(move || {
             let log = Arc::clone(&worker.log);
-            let supervision = log.supervise(SUPERVISION_TIMEOUT);
+            let supervision = log.ring().supervise(SUPERVISION_TIMEOUT);
             // The starting thread waits for this.
             let _ = started.send(supervision.is_ok());
             if supervision.is_ok() {
@@ -138,7 +138,7 @@ impl Cleaner {
 
     fn post(&self, job: Job) {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner).push_back(job);
-        self.log.wake_cleaner();
+        self.log.ring().wake_cleaner();
     }
 }
 

@@ -111,14 +111,14 @@ impl Worker {
         events: Events,
         allocator: Allocator,
     ) -> Self {
-        let policy = Policy::new(log.pool().ring_bytes());
+        let policy = Policy::new(log.ring().pool().ring_bytes());
         Self {
             log: Arc::clone(log),
             jobs: Arc::clone(jobs),
             counts: Arc::clone(counts),
             events,
             allocator,
-            backlog: Backlog::new(log.tail(), policy.segment_bytes),
+            backlog: Backlog::new(log.ring().tail(), policy.segment_bytes),
             policy,
             kept: KeptFiles::default(),
             held: HeldFileSystems::default(),
@@ -130,7 +130,7 @@ impl Worker {
             suspension_told: false,
             is_blocked: false,
             swept_at: Instant::now(),
-            quiet_since: (log.head(), Instant::now()),
+            quiet_since: (log.ring().head(), Instant::now()),
             beaten: (Instant::now(), 0),
             speed: DiskSpeed::default(),
         }
@@ -146,11 +146,13 @@ impl Worker {
     fn run(&mut self) {
         loop {
             // Before the look at what is to be done: what comes after it wakes us.
-            let seen = self.log.work();
+            let seen = self.log.ring().work();
             match self.step() {
                 Step::Again => {}
                 Step::Stop => return,
-                Step::Sleep { wake_at, timeout } => self.log.wait_for_work(seen, wake_at, timeout),
+                Step::Sleep { wake_at, timeout } => {
+                    self.log.ring().wait_for_work(seen, wake_at, timeout);
+                }
             }
         }
     }
@@ -166,7 +168,7 @@ impl Worker {
         self.beat();
         self.sweep();
         self.tell_suspension();
-        let has_blocked_writer = self.log.take_blocked_writer();
+        let has_blocked_writer = self.log.ring().take_blocked_writer();
         if let Err(message) = self.allocator.keep_ahead(&self.log, has_blocked_writer) {
             self.events.send(Event::Notice(message));
         }
@@ -185,7 +187,7 @@ impl Worker {
             Action::Nothing if situation.is_idle => {
                 self.release_all();
                 // The ends of stories are records too. They are no reason to wait once more.
-                situation.used_bytes = self.log.head() - self.log.tail();
+                situation.used_bytes = self.log.ring().head() - self.log.ring().tail();
                 if situation.used_bytes > 0 { self.retire(&situation) } else { self.sleep() }
             }
             Action::Nothing => self.sleep(),
@@ -213,7 +215,7 @@ impl Worker {
                 Job::Ended(process) => self.reap(process),
                 Job::Mounts => self.copies.look(&self.log),
                 Job::RetireAll { ticket } => {
-                    let (until, from) = (self.log.head(), self.log.tail());
+                    let (until, from) = (self.log.ring().head(), self.log.ring().tail());
                     self.waiters.push(Waiter { ticket, until, from, has_released: false });
                 }
                 Job::Stop => return false,
@@ -226,7 +228,7 @@ impl Worker {
     /// were changed from outside.
     fn beat(&mut self) {
         let (beaten_at, done) = self.beaten;
-        if done == self.log.head() || beaten_at.elapsed() < BEAT {
+        if done == self.log.ring().head() || beaten_at.elapsed() < BEAT {
             return;
         }
         // Where the memory fails, recovery relies on what the records say.
@@ -245,24 +247,24 @@ impl Worker {
 
     /// No process can tell the supervisor, so this thread does, which each of them wakes.
     fn tell_suspension(&mut self) {
-        if !self.suspension_told && self.log.is_suspended_for_good() {
+        if !self.suspension_told && self.log.processes().is_suspended_for_good() {
             self.suspension_told = true;
             self.events.send(Event::Notice(UNREACHABLE.into()));
         }
     }
 
     fn situation(&mut self) -> Situation {
-        let (head, tail) = (self.log.head(), self.log.tail());
+        let (head, tail) = (self.log.ring().head(), self.log.ring().tail());
         if self.quiet_since.0 != head {
             self.quiet_since = (head, Instant::now());
         }
         Situation {
             used_bytes: head - tail,
             dirty_bytes: self.backlog.dirty_bytes(),
-            is_wanted: self.log.wanted() > tail || !self.waiters.is_empty(),
+            is_wanted: self.log.ring().wanted() > tail || !self.waiters.is_empty(),
             is_blocked: self.is_blocked,
             is_idle: self.quiet_since.1.elapsed() >= QUIET,
-            has_old_names: self.log.names_age().is_some_and(|age| age >= NAMES_AGE),
+            has_old_names: self.log.file_systems().names_age().is_some_and(|age| age >= NAMES_AGE),
         }
     }
 
@@ -273,17 +275,17 @@ impl Worker {
     }
 
     fn count(&self, counter: Counter, number: u64) {
-        self.log.stats().add(counter, number);
+        self.log.ring().stats().add(counter, number);
     }
 
     /// Answers those that waited for what is retired by now, once no file is kept of which the log
     /// has nothing.
     fn answer_waiters(&mut self) {
-        let tail = self.log.tail();
+        let tail = self.log.ring().tail();
         if self.waiters.iter().any(|waiter| waiter.until <= tail && !waiter.has_released) {
             self.release_all();
         }
-        let head = self.log.head();
+        let head = self.log.ring().head();
         for waiter in self.waiters.iter_mut().filter(|waiter| waiter.until <= tail) {
             if !waiter.has_released {
                 // The ends of stories are records too.
@@ -301,7 +303,7 @@ impl Worker {
     }
 
     fn sleep(&mut self) -> Step {
-        let (head, tail) = (self.log.head(), self.log.tail());
+        let (head, tail) = (self.log.ring().head(), self.log.ring().tail());
         let is_in_use = head > tail || !self.kept.is_empty() || !self.held.is_empty();
         let timeout = match (self.unrepaired.is_empty(), is_in_use) {
             (false, _) => Some(PAUSE_LEAST),
@@ -309,7 +311,7 @@ impl Worker {
             (true, true) => Some(QUIET),
             (true, false) => None,
         };
-        let names_age = self.log.names_age().filter(|_| head > tail);
+        let names_age = self.log.file_systems().names_age().filter(|_| head > tail);
         let until_old = names_age.map(|age| NAMES_AGE.saturating_sub(age));
         let timeout = timeout.into_iter().chain(until_old).min();
         let wake_at = self.policy.wake_at(tail, head, self.backlog.scanned());

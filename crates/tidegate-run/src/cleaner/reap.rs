@@ -34,9 +34,9 @@ impl Worker {
     /// Repairs what the process left, which has ended.
     pub(super) fn reap(&mut self, process: Pid) {
         let process = process.as_raw_nonzero().get().unsigned_abs();
-        self.log.release_lanes_of(process);
+        self.log.lanes().release_of(process);
         let repaired = repair::repair_after(&self.log, process, LOCK_TIMEOUT);
-        let mut pinned = self.log.stop_keeping_of(process, LOCK_TIMEOUT);
+        let mut pinned = self.log.keepers().stop_keeping_of(process, LOCK_TIMEOUT);
         pinned.retain(|file| !self.gives_back(process, *file, LOCK_TIMEOUT));
         if !repaired.left.is_empty() || !pinned.is_empty() {
             self.events.send(Event::Notice(
@@ -62,7 +62,7 @@ impl Worker {
     /// what its stream has written since is in no record.
     fn gives_back(&self, process: u32, file: FileRef, timeout: Duration) -> bool {
         repair::end_sealed(&self.log, file, timeout)
-            && self.log.stop_keeping_for(process, file, timeout)
+            && self.log.keepers().stop_keeping_for(process, file, timeout)
     }
 
     fn note(&mut self, repaired: Repaired) {
@@ -100,7 +100,7 @@ mod tests {
         worker.jobs.lock().unwrap().push_back(ended);
         worker.step();
         let guard = trial.lock(&file);
-        assert!(!guard.is_pinned() && !guard.is_logged() && events.try_iter().next().is_none());
+        assert!(guard.pins() == 0 && !guard.is_logged() && events.try_iter().next().is_none());
     }
 
     /// Else its slot would hold the tail, and its mark keep the file plain, until the whole tree
@@ -134,14 +134,14 @@ mod tests {
                 let again = matches!(step, Step::Sleep { timeout: Some(PAUSE_LEAST), .. });
                 assert!(again, "{step:?}");
             }
-            assert_eq!(trial.log.in_the_middle().count(), 1);
+            assert_eq!(trial.log.operations().all().count(), 1);
             drop(unlock);
         });
         assert_eq!(events.try_iter().count(), 1, "told once");
-        assert!(trial.lock(&file).is_pinned());
+        assert!(trial.lock(&file).pins() > 0);
         let step = worker.step();
         assert!(matches!(step, Step::Sleep { timeout: None, .. }), "{step:?}");
-        assert_eq!(trial.log.in_the_middle().count(), 0);
-        assert!(!trial.lock(&file).is_pinned() && events.try_iter().next().is_none());
+        assert_eq!(trial.log.operations().all().count(), 0);
+        assert!(trial.lock(&file).pins() == 0 && events.try_iter().next().is_none());
     }
 }

@@ -8,11 +8,11 @@ use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
 
-use super::layout::PATH_BYTES_MAX;
-use super::names::{HEAD_BYTES_MAX, Make, NameRecord};
-use super::record::{Definition, FileHandle, Header, RecordKind};
 use super::recover::Failure;
 use super::{Damage, DeviceLoss, LogError, LogPool, Scanner};
+use crate::log::pool::layout::PATH_BYTES_MAX;
+use crate::log::pool::names::{HEAD_BYTES_MAX, Make, NameRecord};
+use crate::log::pool::record::{Definition, FileHandle, Header, RecordKind};
 use crate::size::Size;
 use crate::tier::counted;
 

@@ -10,10 +10,9 @@ use uuid::Uuid;
 
 use super::check::{Report, check_records};
 use super::device::{Binding, LogDevice, LogDeviceError, LogDeviceOptions, has_records_of};
-use super::layout::{CODE, RING_OFFSET};
-use super::pool::NO_BOOT;
-use super::positions::PositionFault;
-use super::{LogError, LogOptions, LogPool, RING_BYTES_MIN, Scanner, create};
+use super::{LogError, LogOptions, LogPool, NO_BOOT, RING_BYTES_MIN, Scanner, create};
+use crate::log::pool::layout::{CODE, RING_OFFSET};
+use crate::log::pool::positions::PositionFault;
 use crate::pmem::Region;
 use crate::pool::Superblock;
 use crate::size::Size;

@@ -149,7 +149,9 @@ pub(crate) fn library_makes_own_calls(attached: &Attached, path: &CStr) -> bool 
         return false;
     }
     let version = query::fstatat(libc::AT_FDCWD, path, 0).map(|stat| version_of(&stat));
-    if version.is_ok_and(|version| attached.log().makes_own_calls(&version) == Some(false)) {
+    if version
+        .is_ok_and(|version| attached.log().processes().makes_own_calls(&version) == Some(false))
+    {
         return false;
     }
     let Ok(opened) = Opened::open(libc::AT_FDCWD, path, libc::O_RDONLY) else { return true };
@@ -161,11 +163,11 @@ pub(crate) fn library_makes_own_calls(attached: &Attached, path: &CStr) -> bool 
 fn makes_own_calls(attached: &Attached, opened: &Opened, head: &[u8]) -> bool {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let version = query::fstat(opened.number()).ok().map(|stat| version_of(&stat));
-    let known = version.and_then(|version| attached.log().makes_own_calls(&version));
+    let known = version.and_then(|version| attached.log().processes().makes_own_calls(&version));
     let makes = known.unwrap_or_else(|| {
         let makes = has_own_calls(opened, head);
         if let Some(version) = version {
-            attached.log().note_program(&version, makes, now);
+            attached.log().processes().note_program(&version, makes, now);
         }
         makes
     });

@@ -11,9 +11,9 @@
 //! Entry points: [`decide_admission`], [`is_overwritten_in_place`], [`decide_begin`];
 //! [`decide_leave`], [`leaves_unrecorded`].
 
-use super::super::append::FileGuard;
-use super::super::stats::Counter;
 use super::cause::Cause;
+use crate::log::control::stats::Counter;
+use crate::log::files::FileGuard;
 
 /// The sync of a descriptor that covers its file however young that is.
 const COVER_YOUNG_AFTER: u32 = 8;
@@ -162,7 +162,7 @@ impl BeginFacts {
     /// Reads the facts about a locked file.
     pub fn of(guard: &FileGuard<'_>) -> Self {
         Self {
-            is_pinned: guard.is_pinned(),
+            is_pinned: guard.pins() > 0,
             is_logged: guard.is_logged(),
             is_covered: guard.is_covered(),
             has_promises: guard.marked_until() > 0,

@@ -19,9 +19,9 @@
 //! Entry points: [`may_make`], [`has_all`], [`stands_for_sync`]; [`may_record_name`],
 //! [`may_replace`], [`stays_by_sync`]; [`may_record_attributes`]; [`may_seal`], [`may_unseal`].
 
-use super::super::append::FileGuard;
-use super::super::naming::NamesGuard;
-use super::super::stats::Counter;
+use crate::log::control::stats::Counter;
+use crate::log::files::FileGuard;
+use crate::log::files::naming::NamesGuard;
 
 /// The largest file that a record makes.
 pub const MADE_BYTES_MAX: u64 = 128 << 10;
@@ -166,7 +166,7 @@ pub struct MadeFacts {
 impl MadeFacts {
     /// Reads the facts about a locked file.
     pub fn of(guard: &FileGuard<'_>) -> Self {
-        let (has_names, was_moved) = (guard.has_names(), guard.was_moved());
+        let (has_names, was_moved) = (guard.log.has_names(guard.file()), guard.was_moved());
         Self { has_names, was_moved, size: guard.size() }
     }
 }

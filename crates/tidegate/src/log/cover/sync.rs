@@ -14,8 +14,8 @@
 //!
 //! Entry points: [`decide_sync`], [`SyncedState`], [`answers_directory`].
 
-use super::super::append::FileGuard;
-use super::super::stats::Counter;
+use crate::log::control::stats::Counter;
+use crate::log::files::FileGuard;
 
 /// Bytes that a file may log between two syncs. To copy more takes longer than the sync of a fast
 /// disk that the log saves, and pushes other files' records out of the log.

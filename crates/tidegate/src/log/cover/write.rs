@@ -12,8 +12,8 @@
 //! Entry points: [`decide_write`], then [`decide_record`]; [`confirmed_start`] behind the kernel's
 //! write; [`decide_cut`].
 
-use super::super::append::FileGuard;
-use super::super::story::Change;
+use crate::log::files::FileGuard;
+use crate::log::files::story::Change;
 
 /// What a truncation counts for among the bytes that a file has logged: its record.
 const RECORD_BYTES: u64 = 64;
@@ -60,8 +60,8 @@ impl WriteFacts {
     pub fn of(guard: &FileGuard<'_>) -> Self {
         Self {
             is_logged: guard.is_logged(),
-            is_suspended: guard.log.is_suspended(),
-            is_pinned: guard.is_pinned(),
+            is_suspended: guard.log.processes().is_suspended(),
+            is_pinned: guard.pins() > 0,
             is_disturbed: guard.is_disturbed(),
         }
     }

@@ -1,6 +1,7 @@
 //! Requests that wait for nothing: writes while the log has free space, reads of what it holds.
 
-use super::{Core, write_record, zero_record};
+use super::Core;
+use super::requests::{write_record, zero_record};
 use crate::device::{Attempt, Context, Operation, Result, ZeroFlags};
 use crate::stats::RequestKind;
 

@@ -1,6 +1,6 @@
 //! Which backing the records of a log are for.
 
-use super::super::record::{Definition, FileHandle};
+use crate::log::pool::record::{Definition, FileHandle};
 
 /// What a log remembers of its backing: the log's definition of the device.
 #[derive(Debug, Clone, PartialEq, Eq)]

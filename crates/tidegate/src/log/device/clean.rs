@@ -8,16 +8,17 @@ use std::ops::Range;
 
 use parking_lot::MutexGuard;
 
-use super::super::append::Ticket;
-use super::super::layout::RECORD_ALIGN_BYTES;
-use super::super::record::{Header, RecordKind};
-use super::super::stats::Counter;
 use super::index::Location;
 use super::{Core, GROUP_BLOCKS, append_failed};
 use crate::device::waits;
 use crate::device::{
     self, DeviceError, DeviceErrorKind, Operation, Request, Result, WriteFlags, ZeroFlags,
 };
+use crate::log::control::stats::Counter;
+use crate::log::control::table;
+use crate::log::pool::layout::RECORD_ALIGN_BYTES;
+use crate::log::pool::record::{Header, RecordKind};
+use crate::log::ring::Ticket;
 use crate::sync::Ordering;
 use crate::tier::ledger::Failed;
 
@@ -50,11 +51,42 @@ struct Run {
 }
 
 impl Core {
+    /// After an append: wakes the cleaner where the log is full enough.
+    ///
+    /// No wake-up is lost: the append changed the head, in the one order of sequentially consistent
+    /// stores and loads, before this looks whether the cleaner is idle. A cleaner that turns idle
+    /// says so and then looks at the head.
+    #[inline]
+    pub(super) fn wake_cleaner_where_due(&self) {
+        if self.is_full_enough() {
+            self.waker.wake();
+        }
+    }
+
+    /// After an append that may wait: cleans where no thread does and the log is full enough.
+    pub(super) fn clean_where_due(&self) {
+        if !self.waker.is_running()
+            && self.is_full_enough()
+            && let Some(mut scratch) = self.cleaning.try_lock()
+        {
+            // The next flush reports a failure.
+            let _ = self.clean(&mut scratch);
+        }
+    }
+
+    pub(super) fn is_filling(&self) -> bool {
+        (self.is_full_enough() || self.blocked.is_waiting()) && self.has_work()
+    }
+
+    fn is_full_enough(&self) -> bool {
+        self.used_bytes() > self.clean_from_bytes.load(Ordering::Relaxed)
+    }
+
     pub(super) fn lock_cleaning(&self) -> MutexGuard<'_, Scratch> {
         loop {
             match self.cleaning.try_lock() {
                 Some(scratch) => return scratch,
-                None => self.log.pool().region().relax(),
+                None => self.ring.pool().region().relax(),
             }
         }
     }
@@ -62,17 +94,17 @@ impl Core {
     /// The log has a record that the backing may not have.
     pub(super) fn has_work(&self) -> bool {
         let defined_end = self.defined_end.load(Ordering::Acquire);
-        self.log.head() != defined_end || self.log.tail() < self.defined_at()
+        self.ring.head() != defined_end || self.ring.tail() < self.defined_at()
     }
 
     /// The log has changes that the backing may not have. A log that was just opened has a record
     /// that is none: the definition of the device.
     pub(super) fn has_changes(&self) -> bool {
-        self.has_work() && self.index.touches(&(0..self.geometry.blocks), self.log.tail())
+        self.has_work() && self.index.touches(&(0..self.geometry.blocks), self.ring.tail())
     }
 
     fn defined_at(&self) -> u64 {
-        super::table::entry(&self.log.control, self.file.index).defined_at().load(Ordering::Acquire)
+        table::entry(&self.ring.control, self.file.index).defined_at().load(Ordering::Acquire)
     }
 
     /// Destages the oldest batch. False: there is none that is finished.
@@ -82,8 +114,8 @@ impl Core {
     }
 
     fn try_to_clean(&self, scratch: &mut Scratch) -> std::result::Result<bool, Failed> {
-        let start = self.log.tail();
-        let end = self.collect(start, self.log.safe_position(), scratch)?;
+        let start = self.ring.tail();
+        let end = self.collect(start, self.ring.safe_position(), scratch)?;
         if end == start {
             return Ok(false);
         }
@@ -101,9 +133,9 @@ impl Core {
     /// record needs one.
     pub(super) fn empty_at_opening(&self) -> Result<()> {
         let mut scratch = self.lock_cleaning();
-        let head = self.log.safe_position();
-        while self.log.tail() < head {
-            let end = self.collect(self.log.tail(), head, &mut scratch)?;
+        let head = self.ring.safe_position();
+        while self.ring.tail() < head {
+            let end = self.collect(self.ring.tail(), head, &mut scratch)?;
             self.destage(&mut scratch)?;
             self.retire(end, &scratch)?;
         }
@@ -116,7 +148,7 @@ impl Core {
         scratch.blocks.clear();
         scratch.zeroed.clear();
         scratch.zeroes.clear();
-        let mut records = self.log.records(start, safe);
+        let mut records = self.ring.records(start, safe);
         let (mut end, batch_bytes) = (start, self.batch_bytes.load(Ordering::Relaxed));
         while end - start < batch_bytes {
             let Some(header) = records.next() else {
@@ -182,7 +214,7 @@ impl Core {
         };
         self.submit(runs.iter().map(write).collect()).map_err(Failed::Below)?;
         self.backing.flush().map_err(Failed::Below)?;
-        self.log.stats().add(Counter::CleanerSyncs, 1);
+        self.ring.stats().add(Counter::CleanerSyncs, 1);
         Ok(())
     }
 
@@ -204,7 +236,7 @@ impl Core {
 
     /// Copies the blocks, which are in order, out of the log, neighbours next to each other.
     fn load(&self, blocks: &[(u64, u64)], data: &mut Vec<u8>) -> Result<Vec<Run>> {
-        let (block, pool) = (self.geometry.block_bytes as usize, self.log.pool());
+        let (block, pool) = (self.geometry.block_bytes as usize, self.ring.pool());
         device::resize(data, blocks.len() * block)?;
         let mut runs: Vec<Run> = Vec::new();
         for (index, (lba, at)) in blocks.iter().enumerate() {
@@ -233,7 +265,7 @@ impl Core {
 
     /// Appends the definition of the device.
     pub(super) fn define(&self) -> std::result::Result<(), super::AppendError> {
-        let mut ticket: Ticket<'_> = self.log.begin_unlocked(self.file)?;
+        let mut ticket: Ticket<'_> = self.ring.begin_unlocked(self.file)?;
         ticket.define(&self.binding.definition())?;
         let bytes = self.binding.record_bytes();
         self.defined_end.store(self.defined_at() + bytes, Ordering::Release);
@@ -241,11 +273,11 @@ impl Core {
     }
 
     fn retire(&self, end: u64, scratch: &Scratch) -> Result<()> {
-        let before = self.log.tail();
-        self.log.retire_to(end).map_err(|error| {
+        let before = self.ring.tail();
+        self.ring.retire_to(end).map_err(|error| {
             DeviceError::with_source(DeviceErrorKind::Io, "the log's tail cannot be moved", error)
         })?;
-        self.log.stats().add(Counter::RetiredBytes, end - before);
+        self.ring.stats().add(Counter::RetiredBytes, end - before);
         let written = scratch.blocks.iter().map(|(lba, _)| lba);
         written.chain(&scratch.zeroed).for_each(|lba| self.index.forget(*lba, end));
         self.index.forget_zeroes(end);

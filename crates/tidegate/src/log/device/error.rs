@@ -1,8 +1,8 @@
 //! What can keep a log from being opened as a device.
 
 use super::super::error::{AppendError, LogError};
-use super::super::losses::DeviceLoss;
 use crate::device::DeviceError;
+use crate::log::pool::losses::DeviceLoss;
 use crate::pmem::PmemError;
 
 /// An error of opening a [`LogDevice`](super::LogDevice).

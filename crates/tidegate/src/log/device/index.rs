@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use parking_lot::RwLock;
 
-use super::super::layout::RECORD_ALIGN_BYTES;
+use crate::log::pool::layout::RECORD_ALIGN_BYTES;
 use crate::sync::{AtomicU64, Ordering};
 
 const SHARDS: usize = 64;

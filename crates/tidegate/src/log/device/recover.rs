@@ -6,17 +6,18 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::super::error::LogError;
-use super::super::losses::{Damage, DeviceLoss};
-use super::super::record::{Definition, Header, RecordKind, record_bytes};
-use super::super::{Log, LogPool, Scanner};
+use super::super::{LogPool, Ring, Scanner};
 use super::clean::Scratch;
 use super::index::Index;
 use super::start::Blocked;
 use super::{
-    BATCH_BYTES, Binding, CONTROL_BYTES, Core, FileKey, LogDeviceError, LogDeviceOptions, NO_BOOT,
-    VERSIONS_LOG2, table,
+    BATCH_BYTES, Binding, CONTROL_BYTES, Core, LogDeviceError, LogDeviceOptions, NO_BOOT,
+    VERSIONS_LOG2,
 };
 use crate::device::{BlockDevice, DeviceError, Geometry};
+use crate::log::control::table::{self, FileKey};
+use crate::log::pool::losses::{Damage, DeviceLoss};
+use crate::log::pool::record::{Definition, Header, RecordKind, record_bytes};
 use crate::pmem::SharedMemory;
 use crate::stats::Requests;
 use crate::sync::{AtomicU64, Ordering};
@@ -71,17 +72,17 @@ pub(super) fn open(
     pool.region().allocate(pool.region_offset(0), pool.ring_bytes())?;
     pool.set_session(NO_BOOT)?;
     let memory = SharedMemory::anonymous(CONTROL_BYTES)?;
-    let log = Log::start_with_records(pool, memory, found.doubtful_from)?;
+    let ring = Ring::start_with_records(pool, memory, found.doubtful_from)?;
     let Definition { device, inode, identity, .. } = binding.definition();
-    let file = log.entry_for(&FileKey { device, inode, identity })?;
-    let ring_bytes = log.pool().ring_bytes();
+    let file = table::find_or_add(&ring.control, &FileKey { device, inode, identity })?;
+    let ring_bytes = ring.pool().ring_bytes();
     let clean_from_bytes = options.clean_from_bytes.unwrap_or(ring_bytes / 2);
     let batch_bytes = (ring_bytes / 8).min(BATCH_BYTES).min(clean_from_bytes.max(1));
     let core = Core {
         clean_from_bytes: AtomicU64::new(clean_from_bytes),
         requests: Requests::default(),
         batch_bytes: AtomicU64::new(batch_bytes),
-        log,
+        ring,
         file,
         binding,
         backing,
@@ -95,7 +96,7 @@ pub(super) fn open(
         waker: Arc::new(Waker::new(u32::from(!options.no_thread))),
         is_scheduled: options.is_scheduled,
     };
-    core.adopt(found.definition)?;
+    adopt(&core, found.definition)?;
     Ok((core, found.recovered))
 }
 
@@ -243,32 +244,31 @@ impl Found {
 impl Binding {
     /// Bytes that its definition takes in the log.
     pub(super) fn record_bytes(&self) -> u64 {
-        record_bytes((size_of::<super::super::layout::DefinitionBytes>() + self.path.len()) as u64)
+        record_bytes(
+            (size_of::<crate::log::pool::layout::DefinitionBytes>() + self.path.len()) as u64,
+        )
     }
 }
 
-impl Core {
-    /// Goes on with the device's definition, or makes one. A log without space for the next one is
-    /// emptied first.
-    fn adopt(&self, definition: Option<Defined>) -> Result<()> {
-        let entry = table::entry(&self.log.control, self.file.index);
-        let mut is_ours = false;
-        if let Some(it) = definition {
-            entry.id().store(it.id, Ordering::Relaxed);
-            entry.defined_at().store(it.position, Ordering::Relaxed);
-            self.defined_end.store(it.end, Ordering::Relaxed);
-            // The path too: `tidegate recover` finds the backing by it.
-            is_ours =
-                it.identity == self.binding.identity && it.path.as_bytes() == self.binding.path;
-        }
-        let needed_bytes = 3 * self.binding.record_bytes();
-        if self.used_bytes() + needed_bytes > self.log.pool().ring_bytes() {
-            self.empty_at_opening()?;
-        }
-        let is_there = self.log.tail() <= entry.defined_at().load(Ordering::Relaxed);
-        if is_ours && is_there {
-            return Ok(());
-        }
-        self.define().map_err(LogDeviceError::Define)
+/// Goes on with the device's definition, or makes one. A log without space for the next one is
+/// emptied first.
+fn adopt(core: &Core, definition: Option<Defined>) -> Result<()> {
+    let entry = table::entry(&core.ring.control, core.file.index);
+    let mut is_ours = false;
+    if let Some(it) = definition {
+        entry.id().store(it.id, Ordering::Relaxed);
+        entry.defined_at().store(it.position, Ordering::Relaxed);
+        core.defined_end.store(it.end, Ordering::Relaxed);
+        // The path too: `tidegate recover` finds the backing by it.
+        is_ours = it.identity == core.binding.identity && it.path.as_bytes() == core.binding.path;
     }
+    let needed_bytes = 3 * core.binding.record_bytes();
+    if core.used_bytes() + needed_bytes > core.ring.pool().ring_bytes() {
+        core.empty_at_opening()?;
+    }
+    let is_there = core.ring.tail() <= entry.defined_at().load(Ordering::Relaxed);
+    if is_ours && is_there {
+        return Ok(());
+    }
+    core.define().map_err(LogDeviceError::Define)
 }

@@ -20,9 +20,9 @@ use super::index::Location;
 use super::{Core, GROUP_BLOCKS, LogDevice};
 use crate::device::waits::{self, Waiting};
 use crate::device::{AsyncRequest, Attempt, BlockDevice, Context, OwnedOperation, start_on_pool};
-use crate::log::append::Share;
+use crate::log::control::stats::Counter;
 use crate::log::layout::RECORD_ALIGN_BYTES;
-use crate::log::stats::Counter;
+use crate::log::ring::Share;
 use crate::stats::RequestKind;
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::tier::version_locks::Version;
@@ -55,7 +55,16 @@ pub(super) struct Turn<'a> {
     number: u64,
 }
 
-impl Turn<'_> {
+impl<'a> Turn<'a> {
+    /// Puts the calling thread into the queue.
+    pub(super) fn join(core: &'a Core) -> Self {
+        let number = core.blocked.threads.fetch_add(1, Ordering::Relaxed);
+        let mut queue = core.blocked.queue.lock();
+        queue.push_back(Writer::Thread(number));
+        core.blocked.count.store(queue.len() as u64, Ordering::SeqCst);
+        Turn { core, number }
+    }
+
     /// Whether the thread is the first in the queue.
     pub(super) fn has_come(&self) -> bool {
         let queue = self.core.blocked.queue.lock();
@@ -65,14 +74,14 @@ impl Turn<'_> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let Core { blocked, log, waker, .. } = self.core;
+        let Core { blocked, ring, waker, .. } = self.core;
         let mut queue = blocked.queue.lock();
         queue.retain(|it| !matches!(it, Writer::Thread(number) if *number == self.number));
         blocked.count.store(queue.len() as u64, Ordering::SeqCst);
         let next_is_thread = queue.front().map(|it| matches!(it, Writer::Thread(_)));
         drop(queue);
         match next_is_thread {
-            Some(true) => log.announce_space(),
+            Some(true) => ring.announce_space(),
             Some(false) => waker.wake_all(),
             None => {}
         }
@@ -138,7 +147,7 @@ impl LogDevice {
         // Before the index: a cleaning that began before this and has not ended is known by what
         // the index says.
         let versions = core.versions_of(&blocks);
-        let tail = core.log.tail();
+        let tail = core.ring.tail();
         if blocks.clone().any(|lba| core.index.find(lba, tail) != Location::Backing) {
             return Some(request);
         }
@@ -184,23 +193,14 @@ impl Core {
         queue.push_back(Writer::Request(request, waits::begin(WHO, SPACE)));
         self.blocked.count.store(queue.len() as u64, Ordering::SeqCst);
         drop(queue);
-        self.log.stats().add(Counter::FullWaits, 1);
+        self.ring.stats().add(Counter::FullWaits, 1);
         // The cleaner appends it, at the latest when it has made free space.
         self.waker.wake_all();
         None
     }
 
-    /// Puts the calling thread into the queue.
-    pub(super) fn join_queue(&self) -> Turn<'_> {
-        let number = self.blocked.threads.fetch_add(1, Ordering::Relaxed);
-        let mut queue = self.blocked.queue.lock();
-        queue.push_back(Writer::Thread(number));
-        self.blocked.count.store(queue.len() as u64, Ordering::SeqCst);
-        Turn { core: self, number }
-    }
-
     fn has_space_for(&self, len: u64) -> bool {
-        self.used_bytes() + len + RECORD_ALIGN_BYTES <= self.log.usable_bytes(Share::Data)
+        self.used_bytes() + len + RECORD_ALIGN_BYTES <= self.ring.usable_bytes(Share::Data)
     }
 
     /// Appends for blocked writers while there is free space. For the cleaner's thread.
@@ -216,7 +216,7 @@ impl Core {
             let next_is_thread = matches!(queue.front(), Some(Writer::Thread(_)));
             drop(queue);
             if next_is_thread {
-                self.log.announce_space();
+                self.ring.announce_space();
             }
             request.complete(result);
         }

@@ -2,10 +2,11 @@
 //! from it.
 
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::super::{LogOptions, create};
+use super::super::{Counter, FileKey, Log, LogOptions, Ring, create};
 use super::*;
 use crate::device::conformance::{self, Model, Promises};
 use crate::device::fault::{Effect, Fault, Rule, When};
@@ -89,11 +90,11 @@ fn a_write_costs_one_fence_and_is_there_after_reopening() {
     assert_eq!(device.recovered().records, 2);
     device.drain().unwrap();
     assert_eq!((read(backing.as_ref(), 0), read(backing.as_ref(), 1)), (1, 2));
-    assert_eq!(device.core.log.pool().session().unwrap(), None, "closed");
+    assert_eq!(device.core.ring.pool().session().unwrap(), None, "closed");
     drop(device);
     let device = open(&region, &backing);
     assert_eq!(device.recovered().records, 0);
-    assert_eq!(device.core.log.pool().session().unwrap(), Some(NO_BOOT));
+    assert_eq!(device.core.ring.pool().session().unwrap(), Some(NO_BOOT));
 }
 
 /// A log that keeps its records at its end waits for no cleaner, and asks the backing for nothing.
@@ -149,7 +150,7 @@ fn a_hot_block_reaches_the_backing_once() {
         write(&device, 8, round).unwrap();
     }
     device.drain().unwrap();
-    let recorded = device.core.log.stats().total(Counter::CleanerSyncs);
+    let recorded = device.core.ring.stats().total(Counter::CleanerSyncs);
     assert_eq!(recorded, 1, "one batch");
     assert_eq!((read(&device, 7), read(below.as_ref(), 8)), (99, 99));
 }
@@ -269,7 +270,7 @@ fn the_thread_is_idle_while_the_log_is_less_than_half_full() {
     let device = open(&region, &backing);
     (0..50).for_each(|lba| write(&device, lba, 1).unwrap());
     device.core.waker.await_all_idle();
-    assert_eq!(device.core.log.stats().total(Counter::CleanerSyncs), 0);
+    assert_eq!(device.core.ring.stats().total(Counter::CleanerSyncs), 0);
     (50..200).for_each(|lba| write(&device, lba, 1).unwrap());
     while device.core.used_bytes() > POOL_BYTES / 2 {
         std::thread::yield_now();
@@ -280,7 +281,7 @@ fn the_thread_is_idle_while_the_log_is_less_than_half_full() {
 #[test]
 fn the_backing_is_flushed_for_each_batch() {
     let device = try_open(&region(), &backing(), 1, without_thread()).unwrap();
-    let flushes = || device.core.log.stats().total(Counter::CleanerSyncs);
+    let flushes = || device.core.ring.stats().total(Counter::CleanerSyncs);
     device.set("batch", "1").unwrap();
     (0..50).for_each(|lba| write(&device, lba, 1).unwrap());
     device.destage().unwrap();
@@ -369,7 +370,7 @@ fn records_of_files_are_not_taken_for_blocks() {
     let pool = LogPool::open(Arc::clone(&region)).unwrap();
     let all = pool.ring_bytes();
     let memory = crate::pmem::SharedMemory::anonymous(CONTROL_BYTES).unwrap();
-    let log = Log::start(pool, memory, all).unwrap();
+    let log = Ring::start(pool, memory, all).map(Log::over).unwrap();
     let file = log.entry_for(&FileKey { device: 1, inode: 2, identity: 3 }).unwrap();
     let guard = log.lock(file).unwrap();
     let mut ticket = guard.begin().unwrap();

@@ -2,9 +2,9 @@
 
 use serde_json::json;
 
-use super::super::stats::Counter;
 use super::{CLOSED, LogDevice};
 use crate::device::Result;
+use crate::log::control::stats::Counter;
 use crate::size::Size;
 use crate::stats::{Collector, Metric, Unit};
 use crate::sync::Ordering;
@@ -34,7 +34,7 @@ const BATCH_BYTES_MAX: u64 = 64 << 20;
 
 impl LogDevice {
     fn clean_from_pct(&self) -> u64 {
-        let ring_bytes = self.core.log.pool().ring_bytes();
+        let ring_bytes = self.core.ring.pool().ring_bytes();
         self.core.clean_from_bytes.load(Ordering::Relaxed) * 100 / ring_bytes
     }
 }
@@ -90,21 +90,21 @@ impl Tier for LogDevice {
     fn drain(&self) -> Result<()> {
         self.stop_thread();
         self.destage()?;
-        Ok(self.core.log.pool().set_session(CLOSED)?)
+        Ok(self.core.ring.pool().set_session(CLOSED)?)
     }
 
     fn stop_destaging(&self) {
         self.workers.abandon();
         self.core.end_blocking(self);
-        self.core.log.announce_space();
+        self.core.ring.announce_space();
     }
 
     fn destage(&self) -> Result<u64> {
-        let head = self.core.log.head();
+        let head = self.core.ring.head();
         let mut scratch = self.core.lock_cleaning();
-        while self.core.has_work() && self.core.log.tail() < head {
+        while self.core.has_work() && self.core.ring.tail() < head {
             if !self.core.clean(&mut scratch)? {
-                self.core.log.pool().region().relax();
+                self.core.ring.pool().region().relax();
             }
         }
         Ok(0)
@@ -141,7 +141,7 @@ impl Tier for LogDevice {
         match Change::of(key, value, &self.settings())? {
             Change::CleanFrom(pct) => {
                 // Rounded up, so that the setting reads as it was written.
-                let bytes = (self.core.log.pool().ring_bytes() * pct).div_ceil(100);
+                let bytes = (self.core.ring.pool().ring_bytes() * pct).div_ceil(100);
                 self.core.clean_from_bytes.store(bytes, Ordering::Relaxed);
                 self.core.waker.wake_another();
             }
@@ -152,13 +152,13 @@ impl Tier for LogDevice {
 
     fn metrics(&self, collector: &mut Collector) {
         let (used_bytes, ring_bytes) = self.fill_bytes();
-        let stats = self.core.log.stats();
+        let stats = self.core.ring.stats();
         collector.add(&USED_BYTES, used_bytes);
         collector.add(&RING_BYTES, ring_bytes);
         collector.add(&FULL_WAITS, stats.total(Counter::FullWaits));
         collector.add(&RETIRED_BYTES, stats.total(Counter::RetiredBytes));
         collector.add(&FAILURES, self.core.ledger.failures());
         self.core.requests.collect(collector);
-        memory::collect(self.core.log.pool().region(), collector);
+        memory::collect(self.core.ring.pool().region(), collector);
     }
 }

@@ -17,7 +17,7 @@ use std::io;
 use super::decide::{Decisions, DiskNames, Source};
 use super::failure::Failure;
 use super::named::{MadeFile, NamedFile, NamedPlan, Place};
-use crate::log::names::Timestamp;
+use crate::log::pool::names::Timestamp;
 use crate::log::{FileSystemId, RecordKind};
 
 /// The directories and names of file systems, as recovery sees them. `File` is an open file or

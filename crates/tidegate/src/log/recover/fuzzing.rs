@@ -7,7 +7,7 @@ use uuid::Uuid;
 use zerocopy::IntoBytes;
 
 use super::{Disk, DiskNames, plan_pool, replay};
-use crate::log::record::{Header, payload_checksum};
+use crate::log::pool::record::{Header, payload_checksum};
 use crate::log::{LogOptions, LogPool, RecordKind, create};
 use crate::pmem::Region;
 

@@ -18,7 +18,7 @@ use super::handle::{file_system_id, handle_of};
 use super::local::LocalFiles;
 use super::named::{MadeFile, NamedFile, Place};
 use crate::log::identity;
-use crate::log::names::{Extended, Timestamp};
+use crate::log::pool::names::{Extended, Timestamp};
 
 /// The most that the kernel lists of extended attributes: `XATTR_LIST_MAX`.
 const LIST_BYTES_MAX: usize = 64 << 10;

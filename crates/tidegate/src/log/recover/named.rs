@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::decide::{NameFact, NameStories};
-use crate::log::names::{Make, NameAt, NameChange, NameRecord, Timestamp};
+use crate::log::pool::names::{Make, NameAt, NameChange, NameRecord, Timestamp};
 use crate::log::{FileHandle, FileSystemId, identity};
 
 /// A name in a directory of some file system.

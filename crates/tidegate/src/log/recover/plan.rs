@@ -15,7 +15,7 @@ use super::dates::{Dates, StoryDates};
 use super::finding::{Finding, Findings};
 use super::named::{MadeFile, NameStep, NamedFile, NamedPlan};
 use super::saved::Saved;
-use crate::log::names::{Make, NameRecord, Timestamp};
+use crate::log::pool::names::{Make, NameRecord, Timestamp};
 use crate::log::{Damage, Definition, FileHandle, FileSystemId, Header, Heartbeat, RecordKind};
 
 /// No file is longer.

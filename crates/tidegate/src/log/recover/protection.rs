@@ -11,7 +11,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::saved::Saved;
-use crate::log::names::Timestamp;
+use crate::log::pool::names::Timestamp;
 
 const CAPABILITY: &str = "security.capability";
 /// More than any version of the attribute has.

@@ -4,7 +4,7 @@
 //! is made writable first. A recovery that was interrupted in between finds the note, and does not
 //! take what is left of the file for what it had.
 
-use crate::log::names::Timestamp;
+use crate::log::pool::names::Timestamp;
 
 /// Bytes of a file's note before those of its capability.
 const FIXED_BYTES: usize = 42;

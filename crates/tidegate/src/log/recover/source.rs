@@ -9,7 +9,7 @@ use super::carry_out::Notes;
 use super::parallel;
 use super::plan::{Payload, Plan, Planner};
 use crate::log::layout::{DefinitionBytes, HANDLE_BYTES_MAX, PATH_BYTES_MAX};
-use crate::log::names::HEAD_BYTES_MAX;
+use crate::log::pool::names::HEAD_BYTES_MAX;
 use crate::log::{Header, LogError, LogPool, NO_BOOT, RecordKind, Scanner};
 
 /// The most of a payload that a plan needs: of a file that can be made again.

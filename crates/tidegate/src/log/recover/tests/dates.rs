@@ -5,10 +5,11 @@
 
 use zerocopy::IntoBytes;
 
-use crate::log::names::{Attributes, Make, NameAt, Timestamp};
 use crate::log::recover::dates::LATE_NS;
 use crate::log::recover::{FilePlan, Payload, Planner};
-use crate::log::{Definition, FileHandle, Header, Heartbeat, RecordKind};
+use crate::log::{
+    Attributes, Definition, FileHandle, Header, Heartbeat, Make, NameAt, RecordKind, Timestamp,
+};
 
 const MS: u64 = 1_000_000;
 /// The clock of files goes on so often.

@@ -23,7 +23,8 @@ use crate::log::recover::{
 };
 use crate::log::{
     Attributes, CONTROL_BYTES, Definition, FileHandle, FileKey, FileRef, Heartbeat, Log,
-    LogOptions, LogPool, Make, NameAt, NameChange, NameRecord, Timestamp, create, put_extended,
+    LogOptions, LogPool, Make, NameAt, NameChange, NameRecord, Ring, Timestamp, create,
+    put_extended,
 };
 use crate::pmem::{Region, SharedMemory};
 
@@ -71,7 +72,7 @@ impl Bed {
         let pool = LogPool::open(Arc::clone(&region)).unwrap();
         let control = SharedMemory::anonymous(CONTROL_BYTES).unwrap();
         let ring_bytes = pool.ring_bytes();
-        let log = Log::start(pool, control, ring_bytes).unwrap();
+        let log = Ring::start(pool, control, ring_bytes).map(Log::over).unwrap();
         Some(Self { folder, region, log, inodes: Cell::new(1) })
     }
 
@@ -542,7 +543,7 @@ fn a_file_that_is_to_be_made_again_is_not_made_of_a_damaged_record() {
     bed.rename(file, "tmp", "new", None);
     bed.lose("tmp");
     let pool = bed.pool();
-    let mut records = bed.log.records(bed.log.tail(), bed.log.head());
+    let mut records = bed.log.ring().records(bed.log.ring().tail(), bed.log.ring().head());
     let made = records.find(|it| it.kind == crate::log::RecordKind::Make).unwrap();
     let (content, _) = pool.content_of(&made).unwrap().unwrap();
     bed.region.write(pool.region_offset(content), b"#").unwrap();

@@ -14,7 +14,7 @@ use crate::log::recover::{
 };
 use crate::log::{
     CONTROL_BYTES, CoverState, Definition, FileGuard, FileKey, Log, LogOptions, LogPool, NO_BOOT,
-    RecordKind, Scanner, create,
+    RecordKind, Ring, Scanner, create,
 };
 use crate::pmem::{Region, SharedMemory};
 
@@ -36,7 +36,7 @@ impl Bed {
         let pool = LogPool::open(Arc::clone(&region)).expect("the pool opens");
         let control = SharedMemory::anonymous(CONTROL_BYTES).expect("a little memory can be had");
         let ring_bytes = pool.ring_bytes();
-        let log = Log::start(pool, control, ring_bytes).expect("the log starts");
+        let log = Ring::start(pool, control, ring_bytes).map(Log::over).expect("the log starts");
         Self { folder, region, log }
     }
 
@@ -66,7 +66,7 @@ impl Bed {
         let entry = self.log.entry_for(&key).expect("the table has free space");
         let guard = self.log.lock(entry).expect("it is free");
         guard.begin_story(&definition, 0).expect("the log has free space");
-        let (unlogged, synced_from) = (guard.unlogged(), self.log.head());
+        let (unlogged, synced_from) = (guard.unlogged(), self.log.ring().head());
         let state = CoverState { unlogged, synced_from, size: size as u64, is_dense: true };
         assert!(guard.cover(&state, &definition).expect("the log has free space"));
         then(&guard);

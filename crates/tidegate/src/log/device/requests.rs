@@ -1,0 +1,219 @@
+//! Reads and writes of a device, with a thread that waits.
+
+use std::io::IoSlice;
+use std::time::Duration;
+
+use super::index::Location;
+use super::start::{SPACE, Turn, WHO};
+use super::{Core, GROUP_BLOCKS, append_failed};
+use crate::device::{Result, ZeroFlags, waits};
+use crate::log::control::stats::Counter;
+use crate::log::error::AppendError;
+use crate::log::ring::Ticket;
+use crate::stats::RequestKind;
+use crate::sync::{Ordering, fence};
+
+/// How long a write waits for free space before it looks again.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+impl Core {
+    /// Appends one record, once the log has free space for it. `note` puts it into the index.
+    pub(super) fn append(&self, mut record: impl Record, note: impl Fn(u64)) -> Result<()> {
+        if self.blocked.is_waiting() || !self.try_append(&mut record, &note)? {
+            self.append_in_turn(record, note)?;
+        }
+        self.clean_where_due();
+        Ok(())
+    }
+
+    /// Appends one record behind all writers that wait for free space.
+    fn append_in_turn(&self, mut record: impl Record, note: impl Fn(u64)) -> Result<()> {
+        let failures = self.ledger.failures();
+        let turn = Turn::join(self);
+        let _waiting = waits::begin(WHO, SPACE);
+        loop {
+            let space = self.ring.space_changes();
+            if turn.has_come() && self.try_append(&mut record, &note)? {
+                return Ok(());
+            }
+            self.wait_for_space(space, failures)?;
+        }
+    }
+
+    /// Appends one record, which `note` puts into the index. False: the log has no free space.
+    pub(super) fn try_append(&self, record: &mut impl Record, note: &impl Fn(u64)) -> Result<bool> {
+        loop {
+            let appended = self.ring.begin_unlocked(self.file).and_then(|mut ticket| {
+                // Noted before the ticket is given back: invariant 1.
+                record(&mut ticket).inspect(|position| {
+                    debug_assert!(*position >= self.ring.tail());
+                    note(*position);
+                })
+            });
+            match appended {
+                Ok(_) => {
+                    self.wake_cleaner_where_due();
+                    return Ok(true);
+                }
+                Err(AppendError::NoSlot) => self.ring.pool().region().relax(),
+                Err(AppendError::Full) => return Ok(false),
+                Err(error) => return Err(append_failed(error)),
+            }
+        }
+    }
+
+    /// Waits until a log may have free space that was full when [`Ring::space_changes`] returned
+    /// `free space`.
+    ///
+    /// # Errors
+    /// Cleaning has failed since `failures` was counted.
+    fn wait_for_space(&self, space: u32, failures: u64) -> Result<()> {
+        if self.ledger.failures() != failures {
+            return Err(self.full_and_failing());
+        }
+        self.ring.stats().add(Counter::FullWaits, 1);
+        if self.waker.is_running() {
+            // Also a cleaner that rests after a failure.
+            self.waker.wake_all();
+            if self.is_scheduled {
+                self.ring.pool().region().relax();
+            } else {
+                self.ring.wait_for_space(space, TIMEOUT);
+            }
+            return Ok(());
+        }
+        if let Some(mut scratch) = self.cleaning.try_lock() {
+            return self.clean(&mut scratch).map(drop);
+        }
+        self.ring.pool().region().relax();
+        Ok(())
+    }
+
+    pub(super) fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        let mut at = offset;
+        for part in data.chunks(self.record_bytes_max()) {
+            self.append(write_record(at, part), self.note_write(at, part))?;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Puts a record of `data` for `offset` into the index.
+    pub(super) fn note_write(&self, offset: u64, data: &[u8]) -> impl Fn(u64) {
+        let block = self.block_bytes();
+        let (first, count) = (offset / block, data.len() as u64 / block);
+        move |position| self.index.wrote(first, count, position, block)
+    }
+
+    pub(super) fn zero(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        self.geometry.check_zeroes(offset, len, flags)?;
+        let _running = self.requests.begin(RequestKind::Zero, len);
+        if len == 0 {
+            return Ok(());
+        }
+        self.append(zero_record(offset, len, flags), self.note_zeroes(offset, len))
+    }
+
+    /// Puts a record of `len` zero bytes at `offset` into the index.
+    pub(super) fn note_zeroes(&self, offset: u64, len: u64) -> impl Fn(u64) {
+        let blocks = self.blocks_of(offset, len);
+        move |position| self.index.zeroed(blocks.clone(), position)
+    }
+
+    /// Reads; `below` reads what only the backing has. False where `below` said so.
+    pub(super) fn read(&self, offset: u64, buf: &mut [u8], below: &impl ReadBelow) -> Result<bool> {
+        let (block, block_bytes) = (self.block_bytes(), self.geometry.block_bytes as usize);
+        let (mut lba, mut rest) = (offset / block, buf);
+        while !rest.is_empty() {
+            let in_group = GROUP_BLOCKS - lba % GROUP_BLOCKS;
+            let step = usize::try_from(in_group).unwrap_or(1).saturating_mul(block_bytes);
+            let (part, after) = rest.split_at_mut(step.min(rest.len()));
+            loop {
+                match self.read_group(lba, part, below)? {
+                    GroupRead::Whole => break,
+                    GroupRead::Cleaned => {}
+                    GroupRead::WouldBlock => return Ok(false),
+                }
+            }
+            lba += in_group;
+            rest = after;
+        }
+        Ok(true)
+    }
+
+    /// Reads blocks of one group.
+    fn read_group(&self, first: u64, buf: &mut [u8], below: &impl ReadBelow) -> Result<GroupRead> {
+        let group = first / GROUP_BLOCKS;
+        // Before the index, which has the blocks of a cleaning that began before this and has not
+        // ended.
+        let version = self.versions.version(group);
+        let block_bytes = self.geometry.block_bytes as usize;
+        let blocks = buf.len() / block_bytes;
+        let tail = self.ring.tail();
+        let location_of = |block: usize| self.index.find(first + block as u64, tail);
+        let mut block = 0;
+        let mut from_backing = false;
+        while block < blocks {
+            let location = location_of(block);
+            let mut end = block + 1;
+            if location == Location::Backing {
+                while end < blocks && location_of(end) == Location::Backing {
+                    end += 1;
+                }
+            }
+            let part = &mut buf[block * block_bytes..end * block_bytes];
+            match location {
+                Location::Zero => part.fill(0),
+                Location::Log(at) if !self.read_log(at, part)? => return Ok(GroupRead::Cleaned),
+                Location::Log(_) => {}
+                Location::Backing => {
+                    from_backing = true;
+                    if !below((first + block as u64) * self.block_bytes(), part)? {
+                        return Ok(GroupRead::WouldBlock);
+                    }
+                }
+            }
+            block = end;
+        }
+        let is_whole = !from_backing || self.versions.unchanged(group, version);
+        Ok(if is_whole { GroupRead::Whole } else { GroupRead::Cleaned })
+    }
+
+    /// Copies a block out of the log. False: its space was reused meanwhile.
+    fn read_log(&self, at: u64, buf: &mut [u8]) -> Result<bool> {
+        self.ring.pool().region().read(self.ring.pool().region_offset(at), buf)?;
+        fence(Ordering::Acquire);
+        Ok(self.ring.tail() <= at)
+    }
+}
+
+/// Writes a record with a ticket, any number of times: its position.
+pub(super) trait Record:
+    FnMut(&mut Ticket<'_>) -> std::result::Result<u64, AppendError>
+{
+}
+
+impl<F: FnMut(&mut Ticket<'_>) -> std::result::Result<u64, AppendError>> Record for F {}
+
+pub(super) fn write_record(offset: u64, data: &[u8]) -> impl Record {
+    move |ticket: &mut Ticket<'_>| ticket.write(offset, &[IoSlice::new(data)], false)
+}
+
+pub(super) fn zero_record(offset: u64, len: u64, flags: ZeroFlags) -> impl Record {
+    move |ticket: &mut Ticket<'_>| ticket.zero(offset, len, !flags.may_unmap)
+}
+
+/// Reads at an offset of the backing. False where that would block.
+pub(super) trait ReadBelow: Fn(u64, &mut [u8]) -> Result<bool> {}
+
+impl<F: Fn(u64, &mut [u8]) -> Result<bool>> ReadBelow for F {}
+
+/// What became of a read of blocks of one group.
+enum GroupRead {
+    /// All of them are the last versions.
+    Whole,
+    /// They were cleaned meanwhile, and have to be read again.
+    Cleaned,
+    /// The backing would block.
+    WouldBlock,
+}
