@@ -57,10 +57,17 @@ struct File {
     ctime: u64,
     /// A process has asked for the time since.
     is_asked: bool,
-    /// From when on a change from outside must be noticed; none since the last own operation.
-    confirmed_ns: Option<u64>,
+    /// From when on a change from outside must be noticed, and whether a record has the file's time;
+    /// none since the last own operation.
+    confirmed: Option<(u64, bool)>,
     /// When a process outside has changed it last, and the time that it got.
     outside: Option<(u64, u64)>,
+}
+
+impl File {
+    fn made() -> Self {
+        Self { time: EPOCH_NS, ctime: EPOCH_NS, ..Self::default() }
+    }
 }
 
 struct Session {
@@ -98,7 +105,7 @@ impl Session {
             given_ns: 0,
             last_word_ns: 0,
             is_supervised: true,
-            files: (0..FILES).map(|_| File::default()).collect(),
+            files: (0..FILES).map(|_| File::made()).collect(),
             headers: Vec::new(),
         };
         for number in 0..FILES {
@@ -132,7 +139,9 @@ impl Session {
         let is_coarse = matches!(kind, RecordKind::Write | RecordKind::SetSize);
         let wall_ns = if is_coarse { self.tick_ns() } else { self.wall_ns() };
         let (position, file) = (self.position, number as u64 + 1);
-        self.headers.push((Header { position, file, wall_ns, ..Header::of(kind) }, payload));
+        let payload_bytes = u32::try_from(payload.len()).unwrap();
+        let header = Header { position, file, payload_bytes, wall_ns, ..Header::of(kind) };
+        self.headers.push((header, payload));
         position
     }
 
@@ -186,7 +195,7 @@ impl Session {
         let time = self.touch(number);
         let file = &mut self.files[number];
         file.own.push(time);
-        (file.confirmed_ns, file.outside) = (None, None);
+        (file.confirmed, file.outside) = (None, None);
         file.in_the_middle = None;
     }
 
@@ -198,7 +207,7 @@ impl Session {
             0..4 if !is_in_the_middle => {
                 let position = self.put(RecordKind::Write, number, Vec::new());
                 self.files[number].in_the_middle = Some(position);
-                self.files[number].confirmed_ns = None;
+                self.files[number].confirmed = None;
                 if !self.is_supervised {
                     // Nothing but a heartbeat tells of one that takes longer.
                     let ns = self.random.below(LATE_NS - 2 * TICK_NS);
@@ -234,12 +243,15 @@ impl Session {
     /// The last record says that all is done, and the time of the file where it was asked for.
     fn confirm(&mut self, number: usize, time: Option<u64>) {
         let (at_ns, file) = (self.now_ns, &mut self.files[number]);
-        if let (Some(time), Some((header, _))) = (time, self.headers.last_mut()) {
+        file.confirmed = if let (Some(time), Some((header, _))) = (time, self.headers.last_mut()) {
             header.aux = time;
             file.is_asked = true;
-        }
-        let known_ns = if time.is_some() { at_ns + 1 } else { at_ns + TICK_NS };
-        file.confirmed_ns = Some(file.confirmed_ns.map_or(known_ns, |known| known.min(known_ns)));
+            Some((at_ns + 1, true))
+        } else {
+            // What an earlier record says of the time still holds.
+            let has_time = |confirmed: &(u64, bool)| confirmed.1;
+            file.confirmed.filter(has_time).or(Some((at_ns + TICK_NS, false)))
+        };
     }
 
     /// A record has all of the file, whose time the program may have set back.
@@ -261,7 +273,7 @@ impl Session {
         let fixed = make.encode();
         let payload = make.parts(&fixed, b"content").into_iter().flat_map(|part| part.to_vec());
         self.put(RecordKind::Make, number, payload.collect());
-        self.files[number].confirmed_ns = None;
+        self.files[number].confirmed = None;
         let ctime = self.files[number].ctime;
         self.confirm(number, Some(ctime));
     }
@@ -325,7 +337,7 @@ impl Session {
                 continue;
             };
             let late_ns = self.last_word_ns + LATE_NS + TICK_NS;
-            let known_ns = file.confirmed_ns.unwrap_or(late_ns);
+            let known_ns = file.confirmed.map_or(late_ns, |(known_ns, _)| known_ns);
             if at_ns >= known_ns && !is_refused(time) {
                 return Some(format!("file {number}: {time} from outside is overwritten"));
             }
