@@ -52,6 +52,9 @@ pub fn handle_of(file: impl AsFd) -> io::Result<FileHandle> {
     told.ok_or_else(|| io::Error::other("the kernel told of a handle that is too long"))
 }
 
+/// How often an open is tried that fails for a moment.
+const TRIES: u32 = 1000;
+
 /// Opens the file that has `handle` on the file system that `mount` is on. Needs the right to read
 /// and search everything (`CAP_DAC_READ_SEARCH`).
 ///
@@ -63,14 +66,23 @@ pub fn open_by_handle(mount: impl AsFd, handle: &FileHandle, flags: OFlags) -> i
     raw.content[..handle.bytes().len()].copy_from_slice(handle.bytes());
     let flags = (flags | OFlags::CLOEXEC).bits().cast_signed();
     let mount = mount.as_fd().as_raw_fd();
-    // SAFETY: `raw` begins as `file_handle` does and has as many bytes behind it as its first field
-    // says, and it lives until the call returns.
-    let file = unsafe { libc::open_by_handle_at(mount, (&raw mut raw).cast(), flags) };
-    if file < 0 {
-        return Err(io::Error::last_os_error());
+    let mut opened = || {
+        // SAFETY: `raw` begins as `file_handle` does and has as many bytes behind it as its first
+        // field says, and it lives until the call returns.
+        match unsafe { libc::open_by_handle_at(mount, (&raw mut raw).cast(), flags) } {
+            ..0 => Err(io::Error::last_os_error()),
+            // SAFETY: the kernel has just opened this descriptor for us, and nothing else owns it.
+            file => Ok(unsafe { File::from_raw_fd(file) }),
+        }
+    };
+    // The kernel says `ENOMEM`, too, while another process makes a file of the same inode number.
+    for _ in 0..TRIES {
+        match opened() {
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => std::thread::yield_now(),
+            result => return result,
+        }
     }
-    // SAFETY: the kernel has just opened this descriptor for us, and nothing else owns it.
-    Ok(unsafe { File::from_raw_fd(file) })
+    opened()
 }
 
 /// The identity of an open file: [`identity`] of its file system and its handle there. Of a file
