@@ -11,7 +11,7 @@
 //! 2. Hooks allocate nothing, take no lock, and may run in signal handlers and in children of
 //!    `fork` and `vfork`.
 //! 3. No hook calls a function by a name that a program or a hook may define: hooks make system
-//!    calls by instructions, or call the next function ([`next`]).
+//!    calls by instructions, or call the next function (`next`).
 //! 4. Calls that are not hooked cost nothing.
 //!
 //! # Map

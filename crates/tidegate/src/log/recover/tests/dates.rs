@@ -140,7 +140,7 @@ impl Session {
         let wall_ns = if is_coarse { self.tick_ns() } else { self.wall_ns() };
         let (position, file) = (self.position, number as u64 + 1);
         let payload_bytes = u32::try_from(payload.len()).unwrap();
-        let header = Header { position, file, payload_bytes, wall_ns, ..Header::of(kind) };
+        let header = Header { position, file, wall_ns, payload_bytes, ..Header::of(kind) };
         self.headers.push((header, payload));
         position
     }
