@@ -220,7 +220,7 @@ impl Ring {
     }
 
     /// Has the cleaner retire all that the log has by now, and waits for it, `timeout` at most:
-    /// whether that was done. The caller must have no [`Ticket`].
+    /// whether that was done. The caller must have no [`Ticket`](super::Ticket).
     pub fn checkpoint(&self, timeout: Duration) -> bool {
         let until = self.head();
         self.control.wanted().fetch_max(until, Ordering::SeqCst);

@@ -160,7 +160,7 @@ impl Ring {
         Self { pool, control, touched }
     }
 
-    /// To be called in the child after a fork, beside [`after_fork`].
+    /// To be called in the child after a fork, beside [`after_fork`](crate::log::after_fork).
     pub fn forget_pages(&self) {
         self.touched.forget();
     }

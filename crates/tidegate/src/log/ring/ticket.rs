@@ -116,7 +116,7 @@ impl Ticket<'_> {
 
     /// Appends that the names of the file are about to change: the record's position. The names'
     /// lock is held, and the ticket is kept until the kernel has made the change and
-    /// [`FileGuard::note_named`](super::FileGuard::note_named) was called, or the record was
+    /// [`FileGuard::note_named`](crate::log::FileGuard::note_named) was called, or the record was
     /// [voided](Self::void).
     ///
     /// # Errors

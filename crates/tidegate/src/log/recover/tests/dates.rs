@@ -57,8 +57,8 @@ struct File {
     ctime: u64,
     /// A process has asked for the time since.
     is_asked: bool,
-    /// From when on a change from outside must be noticed, and whether a record has the file's time;
-    /// none since the last own operation.
+    /// From when on a change from outside must be noticed, and whether a record has the file's
+    /// time; none since the last own operation.
     confirmed: Option<(u64, bool)>,
     /// When a process outside has changed it last, and the time that it got.
     outside: Option<(u64, u64)>,
