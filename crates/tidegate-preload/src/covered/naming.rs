@@ -25,7 +25,7 @@ use tidegate::log::{
 
 use super::LOCK_TIMEOUT;
 use super::leave::{Gone, leave_locked};
-use super::sync::commits_all;
+use crate::state::extents::commits_all;
 use crate::state::file_systems;
 use crate::state::files::{Identified, Seen};
 use crate::state::parents::Parent;

@@ -9,10 +9,10 @@ use std::cell::Cell;
 use std::ffi::c_int;
 
 use tidegate::durable;
+use tidegate::log::Counter;
 use tidegate::log::cover::{
     Cause, NotAdmitted, SyncAction, SyncFacts, SyncLookups, SyncedState, decide_sync,
 };
-use tidegate::log::{Counter, FileSystemRef, Log};
 
 pub(crate) use tidegate::log::cover::Sync;
 
@@ -23,7 +23,7 @@ use crate::state::descriptors::{self, Entry};
 use crate::state::files::Seen;
 use crate::state::process::Holding;
 use crate::state::real::{self, tell, why_unseen};
-use crate::state::{extents, new_files, pins};
+use crate::state::{new_files, pins};
 use crate::sys::{own_stack, query, raw};
 
 /// Has the kernel sync: returns its result as the kernel gives it.
@@ -33,20 +33,6 @@ pub(crate) fn sync_by_kernel(fd: c_int, wanted: Sync) -> isize {
         Sync::Data => raw::fdatasync(fd),
     };
     result.map_or_else(negated, |_| 0)
-}
-
-/// The count of changes of the file system, if a real sync of the open file from now on commits all
-/// that was counted by then: it gives some of the first `bytes` of the file blocks, in a
-/// transaction that is not older than any of these changes.
-pub(super) fn commits_all(
-    log: &Log,
-    file_system: FileSystemRef,
-    (fd, bytes): (c_int, u64),
-) -> Option<u64> {
-    let _holding = Holding::new()?;
-    // Counted before the file system is asked.
-    let changes = log.file_systems().changes(file_system);
-    extents::are_delayed(fd, bytes).then_some(changes)
 }
 
 /// Has the log say when the kernel had done what a sync promises of an overwritten file: recovery

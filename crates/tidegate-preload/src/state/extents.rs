@@ -4,7 +4,9 @@
 use std::ffi::c_int;
 
 use tidegate::log::recover::{MappedExtent, MappedExtents};
+use tidegate::log::{FileSystemRef, Log};
 
+use crate::state::process::Holding;
 use crate::sys::raw;
 
 /// Flags of an extent whose bytes can be overwritten in place: the last one, and one that was
@@ -23,6 +25,20 @@ const EXTENTS: usize = 32;
 /// written.
 pub(crate) fn are_dense(fd: c_int, size: u64) -> bool {
     are_in_extents(fd, size, IN_PLACE)
+}
+
+/// Returns the count of changes of the file system, if a real sync of the open file from now on
+/// commits all that was counted by then: it gives some of the first `bytes` of the file blocks, in
+/// a transaction that is not older than any of these changes.
+pub(crate) fn commits_all(
+    log: &Log,
+    file_system: FileSystemRef,
+    (fd, bytes): (c_int, u64),
+) -> Option<u64> {
+    let _holding = Holding::new()?;
+    // Counted before the file system is asked.
+    let changes = log.file_systems().changes(file_system);
+    are_delayed(fd, bytes).then_some(changes)
 }
 
 /// Whether a sync from now on makes the first `size` bytes of the open file
