@@ -70,7 +70,8 @@ fn a_filter_for_each_function_alone() {
     let program = compiled("one_call", &["-ldl"]);
     let names = succeed(&mut Command::new(&program));
     let mut script = String::from("umask 022\n");
-    for name in names.lines() {
+    // The C library makes that by a thread of its own, whose calls differ from time to time.
+    for name in names.lines().filter(|name| *name != "aio_write") {
         let calls = Vec::from_iter(calls_behind_the_filter(&program, &[name])).join(" ");
         let program = program.display();
         // Temporary files have random names.
