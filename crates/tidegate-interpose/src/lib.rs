@@ -3,10 +3,12 @@
 //! [`Next`] functions are those that the hooks of a library stand in front of. A library looks all
 //! of them up when it is loaded, since looking up may take the dynamic linker's lock and allocate.
 //! [`symbols`] finds them in the tables of loaded objects. [`raw`] makes system calls past all
-//! hooks. [`image`] and [`own_calls`] tell which programs such a library can watch; [`library`]
-//! tells what a library comes with. [`file_systems`] tells where a sync concerns other machines.
+//! hooks, and [`cancel`] keeps their points of cancellation. [`image`] and [`own_calls`] tell which
+//! programs such a library can watch; [`library`] tells what a library comes with.
+//! [`file_systems`] tells where a sync concerns other machines.
 #![allow(unsafe_code)] // the dynamic linker's answers become functions, and system calls
 
+pub mod cancel;
 pub mod file_systems;
 pub mod image;
 #[cfg(target_arch = "x86_64")]

@@ -4,9 +4,10 @@
 //! comes back into a hook.
 //!
 //! Entry points: [`call`] for a call with the kernel's result, [`returned`] to hand that result to
-//! the program, [`errno`] and [`set_errno`].
+//! the program, [`errno`] and [`set_errno`]; [`Arguments`] for the words that a program gave.
 
-use std::ffi::{c_int, c_long};
+use std::ffi::{c_char, c_int, c_long, c_uint};
+use std::ptr;
 
 /// An error number of the kernel.
 pub type Errno = c_int;
@@ -98,6 +99,49 @@ impl<T> Word for *mut T {
     fn word(self) -> usize {
         self as usize
     }
+}
+
+/// The words that a program gave to `syscall`, as what hooks take.
+#[derive(Debug, Clone, Copy)]
+pub struct Arguments(pub [usize; 6]);
+
+impl Arguments {
+    /// Returns the `int` in word `at`.
+    #[inline]
+    pub fn int(self, at: usize) -> c_int {
+        low_half(self.0[at])
+    }
+
+    /// Returns the `unsigned int` in word `at`.
+    #[inline]
+    pub fn uint(self, at: usize) -> c_uint {
+        self.int(at).cast_unsigned()
+    }
+
+    /// Returns word `at` as a signed number.
+    #[inline]
+    pub fn long(self, at: usize) -> i64 {
+        self.0[at].cast_signed() as i64
+    }
+
+    /// Returns word `at` as a pointer.
+    #[inline]
+    pub fn pointer<T>(self, at: usize) -> *mut T {
+        ptr::with_exposed_provenance_mut(self.0[at])
+    }
+
+    /// Returns word `at` as a string.
+    #[inline]
+    pub fn path(self, at: usize) -> *const c_char {
+        self.pointer::<c_char>(at)
+    }
+}
+
+/// Returns an `int` among arguments of unknown type: the upper half of the word is anything.
+#[inline]
+pub fn low_half(word: usize) -> c_int {
+    let [a, b, c, d, ..] = word.to_le_bytes();
+    c_int::from_le_bytes([a, b, c, d])
 }
 
 /// Returns the kernel's result as a `Result`.

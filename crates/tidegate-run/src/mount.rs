@@ -1,4 +1,4 @@
-//! The mount that a path lies on, for people.
+//! Mounts, as the kernel lists them: the one that a path lies on, for people, and all of them.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -9,6 +9,10 @@ use super::paths::unescaped;
 /// A mount.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
+    /// The device's numbers, as text.
+    pub(crate) device: String,
+    /// Programs may write to it.
+    pub(crate) is_writable: bool,
     /// Where it is.
     pub(crate) point: PathBuf,
     /// The type of its file system.
@@ -23,21 +27,28 @@ impl Mount {
         Self::of_path_in(path, &std::fs::read("/proc/self/mountinfo").ok()?)
     }
 
+    /// Returns all mounts in the text of `mountinfo`.
+    pub(crate) fn all_in(mounts: &[u8]) -> impl Iterator<Item = Self> {
+        mounts.split(|byte| *byte == b'\n').filter_map(Self::of_line)
+    }
+
     /// The mount of `path` in the text of `mountinfo`: of several at one point the last one hides
     /// the others.
     fn of_path_in(path: &Path, mounts: &[u8]) -> Option<Self> {
-        let lines = mounts.split(|byte| *byte == b'\n').filter_map(Self::of_line);
-        let above = lines.filter(|mount| path.starts_with(&mount.point));
+        let above = Self::all_in(mounts).filter(|mount| path.starts_with(&mount.point));
         above.max_by_key(|mount| mount.point.components().count())
     }
 
     fn of_line(line: &[u8]) -> Option<Self> {
         let text = |field: &[u8]| String::from_utf8_lossy(&unescaped(field)).into_owned();
         let mut fields = line.split(|byte| *byte == b' ');
-        let point = OsString::from_vec(unescaped(fields.nth(4)?)).into();
+        let device = text(fields.nth(2)?);
+        let point = OsString::from_vec(unescaped(fields.nth(1)?)).into();
+        let is_writable = fields.next()?.split(|byte| *byte == b',').any(|option| option == b"rw");
         // Optional fields end with a hyphen.
         let mut behind = fields.skip_while(|field| *field != b"-").skip(1);
-        Some(Self { point, kind: text(behind.next()?), source: text(behind.next()?) })
+        let (kind, source) = (text(behind.next()?), text(behind.next()?));
+        Some(Self { device, is_writable, point, kind, source })
     }
 
     /// The command that gives the file system a UUID, where its type can have one that tidegate
@@ -73,8 +84,8 @@ mod tests {
     #[test]
     fn only_ext4_and_xfs_are_given_a_uuid() {
         let command = |kind: &str| {
-            let (point, source) = ("/".into(), "/dev/x".into());
-            Mount { point, kind: kind.into(), source }.uuid_command()
+            let line = format!("22 1 8:1 / / rw - {kind} /dev/x rw");
+            Mount::of_line(line.as_bytes()).unwrap().uuid_command()
         };
         assert_eq!(command("ext4").as_deref(), Some("tune2fs -U random /dev/x"));
         assert_eq!(command("xfs").as_deref(), Some("xfs_admin -U generate /dev/x"));

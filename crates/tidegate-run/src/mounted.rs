@@ -7,12 +7,11 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
-use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use tidegate_interpose::file_systems::is_remote_name;
 
-use super::paths::unescaped;
+use super::mount::Mount;
 
 /// File systems, each with the path of one of its mounts.
 #[derive(Debug, Default)]
@@ -51,23 +50,9 @@ impl Mounted {
 /// `mountinfo`.
 fn writable_mounts(mounts: &[u8]) -> Vec<PathBuf> {
     let mut devices = BTreeSet::new();
-    let found = mounts.split(|byte| *byte == b'\n').filter_map(writable_mount);
-    found.filter(|(device, _)| devices.insert(device.to_vec())).map(|(_, path)| path).collect()
-}
-
-/// Returns device and mount point of a line, unless its file system is read-only or remote.
-fn writable_mount(line: &[u8]) -> Option<(&[u8], PathBuf)> {
-    // 36 35 98:0 /mnt1 /mnt2 rw,noatime shared:1 - ext3 /dev/root rw,errors=continue
-    let mut fields = line.split(|byte| *byte == b' ');
-    let device = fields.nth(2)?;
-    let path = fields.nth(1)?;
-    let options = fields.next()?;
-    let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
-    let is_remote =
-        std::str::from_utf8(kind).is_ok_and(|kind| is_remote_name(kind) || kind == "autofs");
-    let is_writable = options.split(|byte| *byte == b',').any(|option| option == b"rw");
-    let path = PathBuf::from(std::ffi::OsString::from_vec(unescaped(path)));
-    (is_writable && !is_remote).then_some((device, path))
+    let is_of_disk = |mount: &Mount| !is_remote_name(&mount.kind) && mount.kind != "autofs";
+    let found = Mount::all_in(mounts).filter(|mount| mount.is_writable && is_of_disk(mount));
+    found.filter(|mount| devices.insert(mount.device.clone())).map(|mount| mount.point).collect()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! Its functions stand in front of the C library's. A sync of a file or directory on a disk of this
 //! machine does nothing; writes that would sync by themselves (`O_SYNC`, `O_DSYNC`, `RWF_SYNC`,
-//! `RWF_DSYNC`) do not. All other syncs are the kernel's: of devices, of what cannot be synced, and
+//! `RWF_DSYNC`) do not. All other syncs are the kernel's: of devices, of pipes and sockets, and
 //! on file systems where a sync concerns other machines. So each error is the kernel's own.
 //!
 //! # Invariants
@@ -17,9 +17,8 @@
 //! # Map
 //! - the program's calls: `sync`, `write`, `open`, `descriptors`, `syscall`;
 //! - `place` (whether a file's syncs are answered), `flags` (the flags that were taken off);
-//! - `next` (the C library's functions), `cancel`.
+//! - `next` (the C library's functions).
 
-mod cancel;
 mod descriptors;
 mod flags;
 mod next;

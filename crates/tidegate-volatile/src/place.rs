@@ -25,7 +25,7 @@ fn borrowed<'fd>(fd: c_int) -> Option<BorrowedFd<'fd>> {
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Returns whether syncs of what `fd` refers to are answered.
+/// Returns whether syncs of the file behind `fd` are answered.
 pub(crate) fn is_answered(fd: c_int) -> bool {
     borrowed(fd).is_some_and(|fd| {
         let flags = rustix::fs::fcntl_getfl(fd);
@@ -33,7 +33,7 @@ pub(crate) fn is_answered(fd: c_int) -> bool {
     })
 }
 
-/// Returns the device and inode of what `fd` refers to.
+/// Returns the device and inode of the file behind `fd`.
 pub(crate) fn identity(fd: c_int) -> Option<(u64, u64)> {
     let Stat { st_dev, st_ino, .. } = rustix::fs::fstat(borrowed(fd)?).ok()?;
     Some((st_dev, st_ino))
@@ -62,7 +62,7 @@ pub(crate) unsafe fn is_answered_at(directory: c_int, path: *const c_char, flags
     judged.unwrap_or(false)
 }
 
-/// Returns whether `path` leads to what is on a disk.
+/// Returns whether `path` leads to a file or directory on a disk.
 ///
 /// # Safety
 /// As for `openat`.

@@ -4,10 +4,11 @@
 use std::ffi::{c_int, c_long, c_uint, c_void};
 
 use libc::off_t;
+use tidegate_interpose::cancel;
 use tidegate_interpose::file_systems::REAL_SYNC;
 use tidegate_interpose::raw::{self, words};
 
-use crate::{cancel, place};
+use crate::place;
 
 /// All flags that `sync_file_range` has.
 const RANGE_FLAGS: c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE
@@ -20,7 +21,7 @@ fn passing(fd: c_int) -> u64 {
     u64::from(REAL_SYNC) << 32 | u64::from(fd.cast_unsigned())
 }
 
-/// Answers the sync `number` of what `fd` refers to, or makes it.
+/// Answers the sync `number` of the file behind `fd`, or makes it.
 fn synced(number: c_long, fd: c_int) -> c_int {
     if place::is_answered(fd) {
         return 0;

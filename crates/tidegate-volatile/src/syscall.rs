@@ -1,39 +1,11 @@
 //! Hook: `syscall`. A call that a hook has is made by that hook, any other one as it is.
 #![allow(unsafe_code)] // C's calling convention
 
-use std::ffi::{c_char, c_int, c_long, c_uint};
-use std::ptr;
+use std::ffi::{c_int, c_long};
 
-use tidegate_interpose::raw;
+use tidegate_interpose::raw::{self, Arguments};
 
 use crate::{descriptors, open, sync, write};
-
-/// The words that the program gave.
-#[derive(Clone, Copy)]
-struct Arguments([usize; 6]);
-
-impl Arguments {
-    fn int(self, at: usize) -> c_int {
-        self.uint(at).cast_signed()
-    }
-
-    fn uint(self, at: usize) -> c_uint {
-        let [a, b, c, d, ..] = self.0[at].to_le_bytes();
-        c_uint::from_le_bytes([a, b, c, d])
-    }
-
-    fn long(self, at: usize) -> i64 {
-        self.0[at].cast_signed() as i64
-    }
-
-    fn pointer<T>(self, at: usize) -> *mut T {
-        ptr::with_exposed_provenance_mut(self.0[at])
-    }
-
-    fn path(self, at: usize) -> *const c_char {
-        self.pointer(at)
-    }
-}
 
 #[unsafe(no_mangle)]
 #[allow(clippy::many_single_char_names)] // seven words without names of their own

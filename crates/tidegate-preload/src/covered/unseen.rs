@@ -65,13 +65,7 @@ pub(crate) fn about_to_change(directory: c_int, path: &CStr, later: bool) {
 /// that has left the log. Counted as a change of metadata.
 pub(crate) fn while_plain(fd: c_int, change: impl FnOnce() -> isize) -> isize {
     let (Some(log), Ok(stat)) = (process::log(), query::fstat(fd)) else { return change() };
-    let (device, inode) = (stat.st_dev, stat.st_ino);
-    // In the lane first: a story that begins later waits for the change.
-    let in_flight = plain::in_lane(log, PlainCall::Write { device, inode });
-    leave_numbers(log, device, inode, false);
-    let result = metadata::counted(change);
-    drop(in_flight);
-    result
+    while_out(log, &stat, change)
 }
 
 /// Runs a change of the file under this path by the C library: as a plain one, of a file that has
@@ -81,6 +75,11 @@ pub(crate) fn while_plain_at<R>(path: &CStr, change: impl FnOnce() -> R) -> R {
     let stat = process::log().zip(query::fstatat(libc::AT_FDCWD, path, 0).ok());
     raw::set_errno(errno);
     let Some((log, stat)) = stat else { return metadata::counted(change) };
+    while_out(log, &stat, change)
+}
+
+/// Runs a change of a file while it is out of the log, as a plain one.
+fn while_out<R>(log: &'static Log, stat: &libc::stat, change: impl FnOnce() -> R) -> R {
     let (device, inode) = (stat.st_dev, stat.st_ino);
     // In the lane first: a story that begins later waits for the change.
     let in_flight = plain::in_lane(log, PlainCall::Write { device, inode });

@@ -166,12 +166,6 @@ fn set_flags(fd: c_int, flags: c_int) {
     }
 }
 
-/// An `int` among arguments of unknown type: the upper half of the word is anything.
-fn low_half(argument: usize) -> c_int {
-    let [a, b, c, d, ..] = argument.to_le_bytes();
-    c_int::from_le_bytes([a, b, c, d])
-}
-
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn fcntl64(
     fd: c_int,
@@ -179,9 +173,11 @@ pub(crate) unsafe extern "C-unwind" fn fcntl64(
     argument: usize,
 ) -> c_int {
     match command {
-        libc::F_SETFL => set_flags(fd, low_half(argument)),
+        libc::F_SETFL => set_flags(fd, raw::low_half(argument)),
         libc::F_SETLK | libc::F_SETLKW => record_locks::note(fd),
-        libc::F_SETLEASE if low_half(argument) != libc::F_UNLCK => covered::leave_for_lease(fd),
+        libc::F_SETLEASE if raw::low_half(argument) != libc::F_UNLCK => {
+            covered::leave_for_lease(fd);
+        }
         _ => {}
     }
     let result = if let Some(fcntl64) = next::fcntl64.resolved() {

@@ -14,34 +14,17 @@ use tidegate::log::cover::Cause;
 
 use crate::state::{process, supervisor};
 use crate::sys::raw::{self, words};
-use crate::sys::readable::is_readable;
+use crate::sys::readable::text_up_to;
 
 /// File systems whose files lie in other file systems.
 const STACKED: [&CStr; 5] = [c"overlay", c"overlayfs", c"ecryptfs", c"aufs", c"unionfs"];
 
-/// Suspends logging if `kind` is a stacked file system.
-///
-/// # Safety
-/// `kind` is the program's own argument of a call that takes the kind of a file system.
-unsafe fn about_to_stack(kind: *const c_char) {
+/// Suspends logging if `kind`, the program's own argument, is a stacked file system.
+fn about_to_stack(kind: *const c_char) {
     const KIND_BYTES: usize = 16;
-    if process::log().is_none() || kind.is_null() {
-        return;
-    }
-    let mut copy = [0_u8; KIND_BYTES];
-    for (at, byte) in copy[..KIND_BYTES - 1].iter_mut().enumerate() {
-        let from = kind.wrapping_add(at);
-        if !is_readable(from.cast(), 1) {
-            break;
-        }
-        // SAFETY: readable.
-        *byte = unsafe { from.read() }.cast_unsigned();
-        if *byte == 0 {
-            break;
-        }
-    }
-    let is_stacked = CStr::from_bytes_until_nul(&copy).is_ok_and(|kind| STACKED.contains(&kind));
-    if is_stacked {
+    if process::log().is_some()
+        && text_up_to(kind, KIND_BYTES).is_some_and(|kind| STACKED.contains(&kind))
+    {
         supervisor::suspend_session(Cause::StackedMount);
     }
 }
@@ -54,8 +37,7 @@ pub(crate) unsafe extern "C-unwind" fn mount(
     flags: c_ulong,
     data: *const c_void,
 ) -> c_int {
-    // SAFETY: the program's own argument.
-    unsafe { about_to_stack(kind) };
+    about_to_stack(kind);
     let arguments = words![source, target, kind, flags, data];
     // SAFETY: the program's own arguments.
     raw::returned_int(unsafe { raw::call(libc::SYS_mount, arguments) })
@@ -63,8 +45,7 @@ pub(crate) unsafe extern "C-unwind" fn mount(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn fsopen(kind: *const c_char, flags: c_uint) -> c_int {
-    // SAFETY: the program's own argument.
-    unsafe { about_to_stack(kind) };
+    about_to_stack(kind);
     // SAFETY: the program's own arguments.
     raw::returned_int(unsafe { raw::call(libc::SYS_fsopen, words![kind, flags]) })
 }

@@ -11,12 +11,14 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
+use tidegate_interpose::cancel;
+
 use crate::covered::{self, Open, metadata, unseen};
 use crate::hooks::close::{appeared, forget};
 use crate::state::descriptors::Kind;
 use crate::state::files::Seen;
 use crate::state::process;
-use crate::sys::{cancel, next, query, raw, readable};
+use crate::sys::{next, query, raw, readable};
 
 const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
 

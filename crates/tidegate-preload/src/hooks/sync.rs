@@ -9,12 +9,14 @@
 
 use std::ffi::c_int;
 
+use tidegate_interpose::cancel;
+
 use crate::covered::{self, Open, Sync};
 use crate::state::descriptors::Kind;
 use crate::state::files::Seen;
 use crate::state::{file_systems, process, real};
+use crate::sys::next;
 use crate::sys::raw::{self, words};
-use crate::sys::{cancel, next};
 
 /// Makes the file or directory of `fd` durable; `function` is the C library's for that.
 #[inline]

@@ -9,10 +9,10 @@
 
 mod numbers;
 
-use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
-use std::ptr;
+use std::ffi::{c_int, c_long, c_ulong, c_void};
 
 use tidegate::log::cover::Cause;
+use tidegate_interpose::raw::Arguments;
 
 use crate::covered::metadata::{Named, Sets};
 use crate::covered::{metadata, unseen};
@@ -23,33 +23,6 @@ use crate::hooks::{
 use crate::state::process;
 use crate::state::suspended::Suspended;
 use crate::sys::{raw, readable};
-
-/// The words that the program gave, as what the hooks take.
-#[derive(Clone, Copy)]
-struct Arguments([usize; 6]);
-
-impl Arguments {
-    fn int(self, at: usize) -> c_int {
-        let [a, b, c, d, ..] = self.0[at].to_le_bytes();
-        c_int::from_le_bytes([a, b, c, d])
-    }
-
-    fn uint(self, at: usize) -> c_uint {
-        self.int(at).cast_unsigned()
-    }
-
-    fn long(self, at: usize) -> i64 {
-        self.0[at].cast_signed() as i64
-    }
-
-    fn pointer<T>(self, at: usize) -> *mut T {
-        ptr::with_exposed_provenance_mut(self.0[at])
-    }
-
-    fn path(self, at: usize) -> *const c_char {
-        self.pointer::<c_char>(at)
-    }
-}
 
 #[unsafe(no_mangle)]
 #[allow(clippy::many_single_char_names)] // seven words without names of their own
@@ -216,7 +189,7 @@ unsafe fn open_2(given: Arguments) -> c_int {
     }
     // SAFETY: readable.
     let how = unsafe { how.read_unaligned() };
-    let flags = Arguments([usize::try_from(how[0]).unwrap_or(0); 6]).int(0);
+    let flags = raw::low_half(usize::try_from(how[0]).unwrap_or(0));
     open::open_emptying(flags, |flags| {
         let mut how = how;
         how[0] = how[0] & !u64::from(u32::MAX) | u64::from(flags.cast_unsigned());

@@ -10,12 +10,13 @@ use std::ffi::{c_int, c_uint, c_ulong};
 use std::ptr;
 
 use libc::{off_t, size_t, ssize_t};
+use tidegate_interpose::cancel;
 
 use crate::covered::{Open, every_write, metadata};
 use crate::state::files::Seen;
 use crate::sys::raw::words;
 use crate::sys::readable::is_readable;
-use crate::sys::{cancel, next, raw};
+use crate::sys::{next, raw};
 
 /// Runs a call of the C library that may change the file of `fd`, unless that can be covered: then
 /// the system call itself, in whose middle no thread is cancelled, as a change that no hook sees.

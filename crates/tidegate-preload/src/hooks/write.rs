@@ -10,12 +10,13 @@ use std::ffi::{c_int, c_void};
 use std::io::IoSlice;
 
 use libc::{iovec, off_t, size_t, ssize_t};
+use tidegate_interpose::cancel;
 
 use crate::covered::{Open, Place, Request, every_write, plain_as_opened, write_as_opened};
+use crate::sys::next;
 use crate::sys::page::Page;
 use crate::sys::raw::{self, words};
 use crate::sys::readable::is_readable;
-use crate::sys::{cancel, next};
 
 /// Parts of a vector that are looked at here; with more, the file leaves the log.
 const PARTS: usize = 64;

@@ -6,7 +6,6 @@
 //!   program's pointers);
 //! - `cancel` (of threads), `signals`.
 
-pub(crate) mod cancel;
 pub(crate) mod next;
 pub(crate) mod own_stack;
 pub(crate) mod page;

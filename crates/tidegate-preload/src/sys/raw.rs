@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use rustix::time::ClockId;
 pub(crate) use tidegate_interpose::raw::{
-    Errno, call, checked, errno, failed, failed_int, returned, returned_int, set_errno, words,
+    Errno, call, checked, errno, failed, failed_int, low_half, returned, returned_int, set_errno,
+    words,
 };
 
 /// The first expression on an architecture that has the older system calls, else the second one:
