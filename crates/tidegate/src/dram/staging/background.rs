@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::phases::Phase;
-use super::core::{Activity, Core};
+use super::cache::{Activity, StagingCache};
 use super::drain::Batch;
 use super::replacement::Replacement;
 
@@ -28,7 +28,7 @@ impl Idleness {
 
 /// A worker of a staging tier.
 pub(super) struct Stager<R: Replacement> {
-    core: Arc<Core<R>>,
+    core: Arc<StagingCache<R>>,
     /// The set that it works on.
     number: Option<usize>,
     batch: Batch,
@@ -37,7 +37,7 @@ pub(super) struct Stager<R: Replacement> {
 
 impl<R: Replacement> Stager<R> {
     /// A worker of the tier with this core.
-    pub(super) fn new(core: Arc<Core<R>>) -> Self {
+    pub(super) fn new(core: Arc<StagingCache<R>>) -> Self {
         Self { core, number: None, batch: Batch::default(), idleness: Idleness::default() }
     }
 

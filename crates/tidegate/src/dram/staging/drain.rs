@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::super::phases::Phase;
 use super::super::still_dirty;
-use super::core::{Core, SetGuard};
+use super::cache::{SetGuard, StagingCache};
 use super::replacement::Replacement;
 use super::set::FlushStep;
 use crate::device::{BlockDevice, DeviceError, Extent, Result, WriteFlags};
@@ -37,7 +37,7 @@ impl Drop for Batch {
     }
 }
 
-impl<R: Replacement> Core<R> {
+impl<R: Replacement> StagingCache<R> {
     /// Writes the batch back, for a request: to free the slot `free` of it, where it is for that.
     ///
     /// # Errors

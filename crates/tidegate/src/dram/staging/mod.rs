@@ -14,16 +14,16 @@
 //!
 //! Map: `replacement` what a policy decides, `pmbd`, `pmbd70`, `lru`, `coactive` the policies,
 //! `set` the state machine that they complete (`table`, `list`, `bloom` its parts): all of them
-//! without clock, threads, locks or I/O. `core` and `runtime` give them all of that: `request`
+//! without clock, threads, locks or I/O. `cache` and `runtime` give them all of that: `request`
 //! reads and writes, `drain` flushes, FUA, zeroes and discards, `background` the work of the
 //! threads. Lock order: set, then slot or the queue of calls; no lock is held over a call to the
 //! device below.
 
 mod background;
 mod bloom;
+mod cache;
 mod calls;
 mod coactive;
-mod core;
 mod drain;
 mod lru;
 mod pmbd;

@@ -2,14 +2,14 @@
 
 use super::super::phases::{Operation, Phase};
 use super::super::read::read_blocks;
-use super::core::{Core, SetGuard};
+use super::cache::{SetGuard, StagingCache};
 use super::drain::Batch;
 use super::replacement::Replacement;
 use super::set::{ReadStep, Victim, WriteStep};
 use crate::device::{self, Result, WriteFlags};
 use crate::sync::Ordering;
 
-impl<R: Replacement> Core<R> {
+impl<R: Replacement> StagingCache<R> {
     pub(super) fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
         self.geometry.check_write(offset, data.len() as u64)?;
         let mut operation = self.recorder.begin();

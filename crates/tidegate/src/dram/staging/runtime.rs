@@ -6,7 +6,7 @@ use super::super::slots::Slots;
 use super::super::tier::{collect, is_read_below, state_of};
 use super::super::{DramTier, Make, Phases, Policy, TierSummary, no_thread};
 use super::background::Stager;
-use super::core::Core;
+use super::cache::StagingCache;
 use super::replacement::Replacement;
 use crate::device::{
     AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
@@ -18,7 +18,7 @@ use crate::tier::{State, Tier};
 
 /// A staging cache over a device, by policy `R`.
 pub(super) struct Staging<R: Replacement> {
-    pub(super) core: Arc<Core<R>>,
+    pub(super) core: Arc<StagingCache<R>>,
     workers: Workers,
 }
 
@@ -26,7 +26,7 @@ impl<R: Replacement> Make for Staging<R> {
     /// `policy` is the name of `R`.
     fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<Self> {
         let slots = Slots::new(bytes, below.geometry().block_bytes)?;
-        let core = Arc::new(Core::new(policy, slots, below));
+        let core = Arc::new(StagingCache::new(policy, slots, below));
         let works = (0..core.workers()).map(|_| Stager::new(Arc::clone(&core)));
         let workers =
             Workers::start("stager", Arc::clone(core.calls.waker()), works).map_err(no_thread)?;
@@ -35,7 +35,7 @@ impl<R: Replacement> Make for Staging<R> {
 
     fn describe(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<TierSummary> {
         let slots = Slots::reserve(bytes, below.geometry().block_bytes)?;
-        let core = Core::<R>::new(policy, slots, below);
+        let core = StagingCache::<R>::new(policy, slots, below);
         Ok(core.summary(core.workers()))
     }
 }

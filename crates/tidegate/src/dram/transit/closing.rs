@@ -18,12 +18,12 @@ pub(super) struct Closed<'a> {
     lbas: Range<u64>,
 }
 
-impl Core {
-    /// Closes `lbas`, waiting where another request has one closed.
-    pub(super) fn close(&self, lbas: Range<u64>) -> Closed<'_> {
-        let mut closed = self.closed_from(lbas.start);
+impl<'a> Closed<'a> {
+    /// Closes `lbas`, and waits for each lba that another request has closed.
+    pub(super) fn close(core: &'a Core, lbas: Range<u64>) -> Self {
+        let mut closed = Self::none_from(core, lbas.start);
         for lba in lbas {
-            let mut set = self.sets.lock(self.table.set_of(lba));
+            let mut set = core.sets.lock(core.table.set_of(lba));
             while !set.set().close(lba) {
                 set.wait();
             }
@@ -32,13 +32,11 @@ impl Core {
         closed
     }
 
-    /// No lbas yet: the caller closes those from `first` on one by one.
-    pub(super) fn closed_from(&self, first: u64) -> Closed<'_> {
-        Closed { core: self, lbas: first..first }
+    /// Returns an empty range; the caller closes the lbas from `first` on one by one.
+    pub(super) fn none_from(core: &'a Core, first: u64) -> Self {
+        Self { core, lbas: first..first }
     }
-}
 
-impl Closed<'_> {
     /// The next lba has been closed under the lock of its set.
     pub(super) fn extend(&mut self) {
         self.lbas.end += 1;

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use super::Core;
 use super::costs::Worth;
 use super::cpu_share::{CpuShare, Verdict};
-use super::evict::Scratch;
+use super::drain::Scratch;
 use crate::sync::Ordering;
 use crate::sync::machine::{pause, yield_now};
 use crate::tier::background::{Step, Work};
@@ -84,15 +84,16 @@ impl Evictor {
     }
 
     fn work(&mut self) -> Step {
-        let Some(set) = self.core.look_for_work(self.cursor) else { return self.nap() };
+        let Some(set) = self.look_for_work() else { return self.nap() };
         self.naps_left = NAPS;
-        if let Some(awake_max) = self.core.awake_max()
+        if let Some(awake_max) = self.awake_max()
             && self.core.waker.awake() > awake_max
         {
             return Step::Yield { awake_max, wake_at_ns: now_ns() + LOOK_AGAIN_NS };
         }
         self.cursor = set + 1;
-        self.core.evict_from(set, &mut self.scratch);
+        // A failure is in the ledger.
+        self.core.evict_queued(set, u64::MAX, BATCH_BLOCKS, &mut self.scratch);
         // A writer whose CPU this took gets it back now, not at the end of a time slice.
         yield_now();
         self.adapt()
@@ -137,13 +138,38 @@ impl Evictor {
         let now_ns = now_ns();
         let left_ns = until_ns.saturating_sub(now_ns);
         let was_called = *alarms != self.core.waker.alarms();
-        if left_ns > 0 && !was_called && !self.core.no_writer_is_active() {
+        if left_ns > 0 && !was_called && !no_writer_is_active(&self.core) {
             return Some(left_ns);
         }
         let process_ns = process_cpu_ns().saturating_sub(began_ns.1);
         self.share.paused(now_ns.saturating_sub(began_ns.0), process_ns);
         self.pause = None;
         None
+    }
+
+    /// Returns how many evictors may be awake so that each active writer has a CPU, where writers
+    /// would write below at memory speed themselves. Returns `None` where the number does not
+    /// matter: the device below is slower, or the cache empties for bypassing, which ends.
+    fn awake_max(&self) -> Option<u32> {
+        let core = &*self.core;
+        let matters = core.is_below_memory && core.costs.worth() != Worth::Bypass;
+        matters.then(|| core.cpus.saturating_sub(core.writers()))
+    }
+
+    /// Returns the next set with work, where one appears within [`SPIN_NS`].
+    fn look_for_work(&self) -> Option<usize> {
+        let mut until_ns = None;
+        loop {
+            let found = self.core.sets.ready.next_from(self.cursor);
+            if found.is_some() {
+                return found;
+            }
+            let now = now_ns();
+            if now > *until_ns.get_or_insert(now + SPIN_NS) {
+                return None;
+            }
+            pause();
+        }
     }
 }
 
@@ -173,7 +199,8 @@ pub(super) struct UnpacedEvictor {
 impl Work for UnpacedEvictor {
     fn step(&mut self) -> Step {
         let Some(number) = self.core.sets.ready.next_from(0) else { return Step::IDLE };
-        self.core.evict_from(number, &mut Scratch::default());
+        // A failure is in the ledger.
+        self.core.evict_queued(number, u64::MAX, BATCH_BLOCKS, &mut Scratch::default());
         Step::Again
     }
 
@@ -182,56 +209,16 @@ impl Work for UnpacedEvictor {
     }
 }
 
-impl Core {
-    /// Writes back some of what set `number` holds.
-    fn evict_from(&self, number: usize, scratch: &mut Scratch) {
-        // A failure is in the ledger.
-        self.evict_queued(number, u64::MAX, BATCH_BLOCKS, scratch);
-    }
-
-    /// The cache is full: an evictor that naps has something to do.
-    pub(super) fn end_naps(&self) {
-        let napping = &self.napping;
-        if napping.load(Ordering::Relaxed) == 1 && napping.swap(0, Ordering::Relaxed) == 1 {
-            self.waker.wake_resting();
+/// Returns whether no writer is active for [`GLANCE_NS`].
+fn no_writer_is_active(core: &Core) -> bool {
+    let until_ns = now_ns() + GLANCE_NS;
+    // At least one look, however long the scheduler kept this thread from it.
+    loop {
+        if core.writers() > 0 {
+            return false;
         }
-    }
-
-    /// Returns how many evictors may be awake so that each active writer has a CPU, where writers
-    /// would write below at memory speed themselves. `None` where the number does not matter: the
-    /// device below is slower, or the cache is to become empty, which ends.
-    fn awake_max(&self) -> Option<u32> {
-        let matters = self.is_below_memory && self.costs.worth() != Worth::Bypass;
-        matters.then(|| self.cpus.saturating_sub(self.writers()))
-    }
-
-    /// The next set with work, where some comes within [`SPIN_NS`].
-    fn look_for_work(&self, cursor: usize) -> Option<usize> {
-        let mut until_ns = None;
-        loop {
-            let found = self.sets.ready.next_from(cursor);
-            if found.is_some() {
-                return found;
-            }
-            let now = now_ns();
-            if now > *until_ns.get_or_insert(now + SPIN_NS) {
-                return None;
-            }
-            pause();
-        }
-    }
-
-    /// Whether no writer is active for a moment.
-    fn no_writer_is_active(&self) -> bool {
-        let until_ns = now_ns() + GLANCE_NS;
-        // At least one look, however long this thread was kept from it.
-        loop {
-            if self.writers() > 0 {
-                return false;
-            }
-            if now_ns() >= until_ns {
-                return true;
-            }
+        if now_ns() >= until_ns {
+            return true;
         }
     }
 }

@@ -19,20 +19,18 @@
 //! - **Zeroes, discards and FUA writes** close their range, drain what is cached of it, and then go
 //!   below, so they are bypasses too.
 //!
-//! Map: `set` the state machine, `table` its cells, `sets` its locks; `evict` writing back, `flush`
+//! Map: `set` the state machine, `table` its cells, `sets` its locks; `drain` writing back and
 //! draining, `evictor` the background work, `cpu_share` when it rests, `costs` what is cheaper,
 //! `write_mode` what follows from that. Lock order: set, then slot or the gates of the waker and of
 //! `progress`; no lock is held over a call to the device below but that of the slot that is
 //! written, for reading.
 
-mod attempt;
 mod closing;
 mod costs;
 mod cpu_share;
-mod evict;
+mod drain;
 mod evictor;
 mod flags;
-mod flush;
 mod in_flight;
 #[cfg(all(test, not(loom)))]
 mod interleavings;

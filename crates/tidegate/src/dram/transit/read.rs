@@ -1,15 +1,17 @@
-//! The read of a request: hits from the slots, runs of misses from below.
+//! The read of a request: hits from the slots, runs of misses from below; and which requests wait
+//! for nothing below.
 
-use super::super::phases::Operation;
+use super::super::phases;
 use super::super::read::read_blocks;
 use super::set::{ReadStep, Set};
-use super::{Core, Phase, Result};
+use super::write_mode::WriteMode;
+use super::{Core, Operation, Phase, Result};
 
 impl Core {
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.geometry.check(offset, buf.len() as u64)?;
         let mut operation = self.recorder.begin();
-        let hit = |operation: &mut Operation<'_>, offset, block: &mut [u8]| {
+        let hit = |operation: &mut phases::Operation<'_>, offset, block: &mut [u8]| {
             self.read_cached(operation, self.lba_of(offset), block)
         };
         let below = |offset, buf: &mut [u8]| self.below.read(offset, buf);
@@ -19,7 +21,7 @@ impl Core {
     /// Copies `lba` out of the cache. False where it is not there.
     fn read_cached(
         &self,
-        operation: &mut Operation<'_>,
+        operation: &mut phases::Operation<'_>,
         lba: u64,
         block: &mut [u8],
     ) -> Result<bool> {
@@ -46,5 +48,35 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// Whether `operation` waits for nothing slower than memory, as far as the cache can tell now:
+    /// a block may leave, and a free slot be taken, before it runs.
+    pub(super) fn waits_for_nothing(&self, operation: &Operation<'_>) -> bool {
+        match operation {
+            _ if self.is_below_memory => true,
+            Operation::Read { offset, buf } => {
+                let mut lbas = (self.lba_of(*offset)..).take(buf.len() / self.block_bytes());
+                lbas.all(|lba| self.is_cached(lba))
+            }
+            Operation::Write { data, flags, .. } => {
+                let blocks = data.len() / self.block_bytes();
+                !flags.fua
+                    && self.mode_switch.mode() == WriteMode::Cached
+                    && self.free.count() as usize > blocks
+            }
+            _ => false,
+        }
+    }
+
+    pub(super) fn is_cached(&self, lba: u64) -> bool {
+        let number = self.table.set_of(lba);
+        // A write raises its set's flag before it is acknowledged, so nothing acknowledged is
+        // missed.
+        if !self.sets.occupied.get(number) {
+            return false;
+        }
+        let _set = self.sets.lock(number);
+        Set::contains(&self.table, lba)
     }
 }

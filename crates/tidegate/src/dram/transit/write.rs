@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::phases::Operation;
 use super::closing::Closed;
-use super::evict::Scratch;
+use super::drain::Scratch;
 use super::in_flight::Entered;
 use super::set::WriteStep;
 use super::sets::SetGuard;
@@ -40,15 +40,15 @@ impl Core {
         let _busy = self.busy.enter();
         let mut operation = self.recorder.begin();
         // Blocks that bypass the cache together: neighbours, closed meanwhile.
-        let mut bypassing = self.closed_from(first);
+        let mut bypassing = Closed::none_from(self, first);
         for (lba, block) in (first..).zip(data.chunks_exact(self.block_bytes())) {
             if self.place(&mut operation, lba, block)? == Placed::Cached {
                 continue;
             }
             // The block is closed: it belongs to `bypassing` before anything can fail.
             let begins_anew = bypassing.lbas().end != lba;
-            let done =
-                begins_anew.then(|| std::mem::replace(&mut bypassing, self.closed_from(lba)));
+            let done = begins_anew
+                .then(|| std::mem::replace(&mut bypassing, Closed::none_from(self, lba)));
             bypassing.extend();
             if let Some(done) = done {
                 self.bypass(&mut operation, offset, data, &done)?;
@@ -100,7 +100,7 @@ impl Core {
         let mut done = 0;
         while done < len {
             let (at, piece) = (offset + done, (len - done).min(piece_bytes));
-            let _closed = self.close(self.lba_of(at)..self.lba_of(at + piece));
+            let _closed = Closed::close(self, self.lba_of(at)..self.lba_of(at + piece));
             self.drain_range(at, piece)?;
             below(at, piece)?;
             done += piece;
@@ -262,5 +262,13 @@ impl Core {
     fn all_failed(&self) -> bool {
         let failed = |number| self.sets.lock(number).set().counts(&self.table).1;
         (0..self.sets.count()).map(failed).sum::<u64>() == u64::from(self.slots.count())
+    }
+
+    /// Wakes an evictor that naps: the cache is full.
+    fn end_naps(&self) {
+        let napping = &self.napping;
+        if napping.load(Ordering::Relaxed) == 1 && napping.swap(0, Ordering::Relaxed) == 1 {
+            self.waker.wake_resting();
+        }
     }
 }

@@ -22,7 +22,7 @@ use crate::tier::set_locks::{SetLock, SetLocks};
 const SLOTS_A_SET: u32 = 4;
 
 /// What requests and workers share.
-pub(super) struct Core<R> {
+pub(super) struct StagingCache<R> {
     policy: Policy,
     pub(super) below: Below,
     pub(super) geometry: Geometry,
@@ -47,12 +47,12 @@ struct Guarded<R> {
 
 /// A set locked. Unlocking calls a worker where the set wants one.
 pub(super) struct SetGuard<'a, R: Replacement> {
-    core: &'a Core<R>,
+    core: &'a StagingCache<R>,
     number: usize,
     lock: SetLock<'a, Guarded<R>>,
 }
 
-impl<R: Replacement> Core<R> {
+impl<R: Replacement> StagingCache<R> {
     /// An empty cache over `below`.
     pub(super) fn new(policy: Policy, slots: Slots, below: Arc<dyn BlockDevice>) -> Self {
         let geometry = below.geometry();
