@@ -12,7 +12,8 @@
 //! - [`log`]: the log in this process, and programs under `tidegate run`;
 //! - [`programs`]: databases and fio on a file system over NBD;
 //! - [`measure`], [`targets`], [`report`], [`table`], [`docs`], `publish`: medians, ratios,
-//!   verdicts, and where they go; `figures` and `plots` are those of the papers;
+//!   verdicts, and where they go; `published` what the last release measured; `figures` and `plots`
+//!   are those of the papers;
 //! - [`look`], [`page`], [`chart`]: the static page and its plots, for the report of a replay too.
 //!
 //! Entry points: [`args::Command`] for `tidegate bench`, [`suite::SuiteArgs`] for `make bench`.
@@ -54,6 +55,7 @@ pub mod program;
 pub mod programs;
 pub mod progress;
 mod publish;
+mod published;
 pub mod report;
 mod source;
 pub mod suite;

@@ -12,6 +12,7 @@ use crate::measure::{
     Amount, Key, Op, Row, Sample, Series, Spread, Traffic, ratio_cells, throughput,
 };
 use crate::open::{self, Opening};
+use crate::published;
 use crate::table::{Table, number_cell};
 use crate::targets::{Verdict, verdicts};
 use crate::tiers::{Breakdown, IdleRow, PhaseRow, TierReport};
@@ -290,9 +291,11 @@ impl Report {
 
 fn target_table(name: &'static str, title: &str, verdicts: Vec<Verdict>) -> Table {
     let rows = verdicts.into_iter().map(|Verdict { target, wanted, measured, met }| {
+        let before = published::of_target(&target).unwrap_or_default().to_owned();
         [
             ("target", target),
             ("wanted", wanted),
+            ("last release", before),
             ("measured", format!("{measured:.2}")),
             ("verdict", if met { "PASS" } else { "MISS" }.to_owned()),
         ]
