@@ -2,6 +2,7 @@
 //! cache: what it has for the backing goes there.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -76,7 +77,7 @@ pub(super) fn purge(pool: &Path) -> Result<()> {
     let purged = match purge_of(pool)? {
         Answer::Of(purged) => purged,
         Answer::Nobody | Answer::Supervisor => {
-            let Some(backing) = backing_of(engine, pool)? else { return tell_unused(engine, pool) };
+            let Some(backing) = backing_of(pool)? else { return tell_unused(engine, pool) };
             destage::purge(pool, &backing)?
         }
     };
@@ -123,7 +124,7 @@ pub(super) fn recover(engine: &dyn Engine, args: &RecoverArgs) -> Result<()> {
 /// The pool was never used, its backing cannot be opened, or a setting cannot be changed.
 pub(super) fn set(engine: &dyn Engine, pool: &Path, settings: &[(String, String)]) -> Result<()> {
     let shown = pool.display();
-    let Some(backing) = backing_of(engine, pool)? else {
+    let Some(backing) = backing_of(pool)? else {
         bail!("{shown}: the {engine} was never used: serve it with --backing first");
     };
     let stack = destage::open(pool, &backing, false)?;
@@ -162,9 +163,14 @@ pub(super) fn follow_resize(
     }
 }
 
-/// The backing of the pool at `pool`; none where it was never used.
-fn backing_of(engine: &dyn Engine, pool: &Path) -> Result<Option<String>> {
-    let region = Region::open(pool, &RegionOptions::default())?;
+/// Returns the backing for which the pool at `pool` is; `None` where it was never used.
+///
+/// # Errors
+/// The pool cannot be opened, or is damaged.
+pub(super) fn backing_of(pool: &Path) -> Result<Option<String>> {
+    let options = RegionOptions { read_only: true, ..RegionOptions::default() };
+    let region = Arc::new(Region::open(pool, &options)?);
+    let engine = REGISTRY.identify(&region)?;
     engine.backing_of(&region).with_context(|| format!("pool {}", pool.display()))
 }
 
@@ -174,7 +180,7 @@ fn backing_of(engine: &dyn Engine, pool: &Path) -> Result<Option<String>> {
 /// The backing cannot be opened, or fails.
 pub(super) fn clean(engine: &dyn Engine, pool: &Path) -> Result<()> {
     let shown = pool.display();
-    let Some(backing) = backing_of(engine, pool)? else { return tell_unused(engine, pool) };
+    let Some(backing) = backing_of(pool)? else { return tell_unused(engine, pool) };
     destage::destage(pool, &backing, false)?;
     Ok(line(format_args!("{shown}: the backing {backing} has all pages"))?)
 }

@@ -2,13 +2,8 @@
 //! a pool that remembers it and that no server has open.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use tidegate::log::LogPool;
-use tidegate::log::device::Binding;
-use tidegate::log::recover::plan_pool;
-use tidegate::pmem::{Region, RegionOptions};
 use tidegate_run::{
     PoolPaths, RecoverOptions, Request, Session, SessionOptions, ask, existing_log,
     processes_that_map,
@@ -56,20 +51,11 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<()> {
 /// # Errors
 /// The log is damaged; the device cannot be opened, or fails.
 pub(super) fn destage_device(pool: &Path, salvage: bool) -> Result<Option<()>> {
-    let Some(backing) = pending_backing(pool)? else { return Ok(None) };
+    let Some(backing) = backed_pool::backing_of(pool)? else { return Ok(None) };
     let found = destage(pool, &backing, salvage)?;
     let shown = pool.display();
     line(format_args!("{shown}: recovered: what the log had was written to {backing}: {found}"))?;
     Ok(Some(()))
-}
-
-/// The device that the records in the log are of, if they are not those of files.
-fn pending_backing(pool: &Path) -> Result<Option<String>> {
-    let options = RegionOptions { read_only: true, ..RegionOptions::default() };
-    let region = Arc::new(Region::open(pool, &options)?);
-    let log = LogPool::open(region).with_context(|| format!("pool {}", pool.display()))?;
-    let (plan, _) = plan_pool(&log)?;
-    Ok(plan.device().map(|path| String::from_utf8_lossy(Binding::name_of(path)).into_owned()))
 }
 
 /// Has a supervisor restore in the files what the log has, and says what it did.

@@ -62,7 +62,7 @@ impl Engine for CacheEngine {
         Ok(Box::new(CachePlan(CacheOptions { block_bytes, line_bytes, ..defaults })))
     }
 
-    fn backing_of(&self, region: &Region) -> Result<Option<String>> {
+    fn backing_of(&self, region: &Arc<Region>) -> Result<Option<String>> {
         let header = CacheHeader::read(region).map_err(EngineError::pool)?;
         Ok(header.binding.map(|binding| binding.name))
     }

@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::check::{Report, check_records};
 use super::device::{Binding, LogDevice, LogDeviceError, LogDeviceOptions, has_records_of};
+use super::recover::plan_pool;
 use super::{LogError, LogOptions, LogPool, NO_BOOT, RING_BYTES_MIN, Scanner, create};
 use crate::log::pool::layout::{CODE, RING_OFFSET};
 use crate::log::pool::positions::PositionFault;
@@ -46,6 +47,15 @@ impl Engine for LogEngine {
 
     fn plan(&self, _options: &Options) -> Result<Box<dyn Plan>> {
         Ok(Box::new(LogPlan))
+    }
+
+    /// Returns the device for which the log has records; `None` where it has records of files, or
+    /// none.
+    fn backing_of(&self, region: &Arc<Region>) -> Result<Option<String>> {
+        let pool = LogPool::open(Arc::clone(region)).map_err(EngineError::pool)?;
+        let (plan, _) = plan_pool(&pool).map_err(EngineError::pool)?;
+        let name = |path| String::from_utf8_lossy(Binding::name_of(path)).into_owned();
+        Ok(plan.device().map(name))
     }
 
     fn describe(&self, region: &Arc<Region>) -> Result<Description> {

@@ -55,11 +55,12 @@ pub trait Engine: Sync {
     /// Its header is damaged.
     fn describe(&self, region: &Arc<Region>) -> Result<Description, EngineError>;
 
-    /// The URL of the backing that the pool in `region` remembers. None: it was never used.
+    /// Returns the URL of the backing that the pool in `region` remembers, or for which it has
+    /// writes; `None` where there is no such backing.
     ///
     /// # Errors
     /// Its header is damaged.
-    fn backing_of(&self, region: &Region) -> Result<Option<String>, EngineError> {
+    fn backing_of(&self, region: &Arc<Region>) -> Result<Option<String>, EngineError> {
         let _ = region;
         Ok(None)
     }
