@@ -1,10 +1,10 @@
 //! Writes around the cache, to the backing.
 //!
-//! The cache gives up its copies first: a dirty one is cleaned, so that the only durable copy of a
-//! write is never lost; a clean one is voided and fenced before the backing is written, so that no
-//! crash brings it back. While such a write is under way its pages are neither cleaned nor kept.
-//! It begins when no cleaner is in the middle of a write of them: a page may be clean by a flush
-//! that came after it was written through, while a cleaner that found it dirty still writes it.
+//! The cache gives up its copies first. A dirty copy is cleaned, so that the only durable copy of a
+//! write is never lost. A clean copy is voided and fenced before the backing is written, so that no
+//! crash brings it back. While such a write is under way, its pages are neither cleaned nor cached.
+//! The write begins only when no cleaner is writing the pages: a page that was written through
+//! becomes clean by a later flush, while a cleaner that found it dirty may still write it.
 
 use std::ops::Range;
 
@@ -18,14 +18,14 @@ use crate::device::Result;
 
 impl Core {
     /// Writes `content` to the backing, and removes its pages from the cache. With atomic flush it
-    /// writes them into the cache: the backing never has a part of a group.
+    /// writes them into the cache, so that the backing never has a part of a group.
     pub(super) fn bypass(&self, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
         if self.pages.groups.is_some() {
             return self.write_whole_pages(content, ask, &mut |_| ());
         }
         for piece in content.pieces() {
             if !self.backing.takes(&piece.bytes) {
-                // Two writes of parts of one block of the backing would take back each other's
+                // Two writes of parts of one block of the backing would overwrite each other's
                 // bytes there: the cache orders them.
                 self.write_through(&piece, ask)?;
                 continue;
@@ -40,7 +40,7 @@ impl Core {
         Ok(())
     }
 
-    /// Removes the copies of `pages`, and begins the write to the backing.
+    /// Removes the cached copies of `pages`, and announces the write to the backing.
     fn give_up(&self, pages: &Range<u64>) -> Result<Vec<Passage>> {
         loop {
             self.background.cleaners.clean_pages(pages)?;
@@ -48,7 +48,7 @@ impl Core {
                 pages.clone().filter_map(|page| self.pages.find(page)).collect();
             self.pages.remove_clean(&clean)?;
             let locks = self.pages.lock_pages(pages.clone());
-            // A version of it may come back after a crash, over what is written now.
+            // A durable version may come back after a crash, over the data that is written now.
             if let Some(page) =
                 pages.clone().find(|page| self.pages.shard(*page).allocator.is_stuck(*page))
             {
@@ -58,10 +58,11 @@ impl Core {
             }
             let buckets = Traffic::buckets(pages.clone());
             let is_cached = pages.clone().any(|page| self.pages.find(page).is_some());
-            // After that look: a cleaner that begins later does not find the pages.
+            // The order of the two checks matters: a cleaner that begins later does not find the
+            // pages.
             if !is_cached && !self.backing.traffic.is_cleaning(pages, &buckets) {
-                // With the locks: a page that is written into the cache from now on is not cleaned
-                // before this write has ended.
+                // With the locks held: a page that is written into the cache from now on is not
+                // cleaned before this write has ended.
                 return Ok(buckets.into_iter().map(|it| self.backing.traffic.begin(it)).collect());
             }
             drop(locks);
@@ -69,8 +70,8 @@ impl Core {
         }
     }
 
-    /// Writes `content` to slots, durably, and through to the backing. The pages are clean after
-    /// the next flush of the backing.
+    /// Writes `content` to slots, durably, and to the backing. The pages are clean after the next
+    /// flush of the backing.
     pub(super) fn write_through(&self, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
         let ask = Ask { fua: false, ..ask };
         content.pieces().try_for_each(|piece| self.write_piece_through(&piece, ask))
@@ -91,9 +92,9 @@ impl Core {
         Ok(())
     }
 
-    /// Writes those of `stored` to the backing that are still the newest versions: a later write
-    /// has replaced any other, or it was cleaned and evicted. Of a part of a page it writes all of
-    /// the page, as its slot has it. Returns what it wrote.
+    /// Writes the pages of `stored` to the backing that are still the newest versions: a later
+    /// write replaced the others, or they were cleaned and evicted. For a part of a page, it writes
+    /// the whole page from its slot. Returns the written pages.
     fn write_standing(
         &self,
         content: &Content<'_>,
@@ -105,7 +106,7 @@ impl Core {
         let mut standing: Vec<Found> = stored.into_iter().filter(stands).collect();
         if !is_whole(&content.bytes) {
             let mut data = [0; PAGE];
-            // After the copy: until then the slot was this version's.
+            // After the copy: if the version still stands, the slot was its own until then.
             standing.retain(|found| {
                 let copied = self.pages.copy_out(found, &mut data);
                 copied.is_ok_and(|is_whole| is_whole) && stands(found)
@@ -126,13 +127,14 @@ impl Core {
         Ok(standing)
     }
 
-    /// Zeroes for many pages: those that are cached in their slots, all others in the backing.
+    /// Makes many pages zero: cached ones in their slots, all others on the backing.
     pub(super) fn zero_many(&self, pages: &Range<u64>, ask: Ask<'_>) -> Result<()> {
         let mut first = pages.start;
         while first < pages.end {
             let piece = first..pages.end.min(first + PIECE_PAGES);
             let missing = self.pages.missing_runs(&piece);
-            // By the same look: a page that enters or leaves the cache meanwhile is made zero too.
+            // The same look decides: a page that enters or leaves the cache meanwhile is made zero
+            // too.
             let cached = piece.clone().filter(|page| !missing.iter().any(|run| run.contains(page)));
             self.zero_pages(cached, ask, &mut |_| ())?;
             for run in &missing {
@@ -140,11 +142,12 @@ impl Core {
             }
             first = piece.end;
         }
-        // Durable before it is acknowledged, as all writes of these modes without atomic flush.
+        // Durable before it is acknowledged, like all writes of these modes without atomic flush.
         if self.pages.groups.is_some() { Ok(()) } else { self.pages.flush_backing_recorded() }
     }
 
-    /// Discard with atomic flush: pages that are cached are zeroes, all others stay as they are.
+    /// Makes the cached pages among `pages` zero, and leaves all others: a discard with atomic
+    /// flush.
     pub(super) fn zero_cached(&self, pages: Range<u64>, ask: Ask<'_>) -> Result<()> {
         let cached: Vec<u64> = pages.filter(|page| self.pages.find(*page).is_some()).collect();
         self.zero_pages(cached.into_iter(), ask, &mut |_| ())

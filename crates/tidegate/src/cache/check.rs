@@ -1,4 +1,4 @@
-//! Verification of a cache pool, and what its headers say in numbers. Changes nothing.
+//! Verification of a cache pool, and counts of its headers. Changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,15 +13,15 @@ use super::store::lane::LANES;
 use super::store::layout::{Decoded, PAGE_BYTES, SlotHeader, is_part};
 use crate::pmem::{ReadOnce, Region};
 
-/// Findings that are kept in words; more are counted.
+/// Most findings that are reported in words; all are counted.
 const FINDINGS_MAX: usize = 100;
-/// Versions of pages that are compared at once: 32 MiB of them.
+/// Versions of pages that are compared at once, in 32 MiB.
 const VERSIONS_AT_ONCE: u64 = 1 << 20;
 
-/// Most slots with older versions that a crash leaves half written over: each lane fills one batch.
+/// Most slots whose older version a crash leaves half overwritten: each lane fills one batch.
 const OVERWRITTEN_MAX: usize = LANES as usize * BATCH_PAGES_MAX;
 
-/// What the slots of a pool hold; the keys are a contract with scripts.
+/// Counts and faults of a pool's slots. Scripts rely on the keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// Slots that hold a page, older versions included, or parts.
@@ -34,42 +34,42 @@ pub struct Report {
     pub split_slots: u64,
     /// Slots that hold no page.
     pub free_slots: u64,
-    /// Headers and data of writes that never finished: recovery frees their slots.
+    /// Slots with the header or the data of an unfinished write: recovery frees them.
     pub unfinished_slots: u64,
     /// Slots of writes that no flush committed: recovery frees them.
     pub uncommitted_slots: u64,
-    /// Lanes in whose last batch data is not what its checksum says: nothing tells whether its
-    /// write was acknowledged.
+    /// Lanes whose last batch has data that does not match its checksum. The pool cannot tell
+    /// whether that write was acknowledged.
     pub doubtful_lanes: u64,
     /// The last group of writes that a flush committed; 0 without atomic flush.
     pub committed_group: u64,
     /// Number of faults.
     pub faults: u64,
-    /// The first of them, a line each.
+    /// The first faults, a line each.
     pub findings: Vec<String>,
-    /// What to do about the faults; none where there are none.
+    /// Advice about the faults; `None` if there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
-    /// Slots and parts that hold a page or lines of one.
+    /// Slots and parts that hold a page or a record.
     #[serde(skip)]
     pages: u64,
-    /// Slots in whose headers one bit changed.
+    /// Slots with one changed bit in the header.
     #[serde(skip)]
     pub(super) changed_slots: Vec<u32>,
-    /// Slots with data that is damaged: dirty pages, and clean ones.
+    /// Slots with damaged data.
     #[serde(skip)]
     damaged: Damaged,
-    /// A header has a copy that is not whole.
+    /// One copy of the superblock or of the cache header is damaged.
     #[serde(skip)]
     lacks_copy: bool,
 }
 
-/// Slots with damaged data.
+/// Slots with damaged data, by kind of page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Damaged {
     dirty: u64,
     clean: u64,
-    /// Of newest batches: recovery frees them.
+    /// Slots of newest batches: recovery frees them.
     newest: u64,
 }
 
@@ -85,8 +85,8 @@ impl Report {
         }
     }
 
-    /// Says what helps against each kind of fault that was found. `repaired`: what the pool itself
-    /// proves is restored by now.
+    /// Sets the advice for each kind of fault that was found. `repaired`: a repair has restored all
+    /// that the pool itself proves.
     pub(super) fn advise(&mut self, repaired: bool) {
         if self.faults == 0 {
             return;
@@ -149,7 +149,7 @@ fn count(report: &mut Report, scanned: &Scanned) {
 /// Compares all data with its checksums, and the headers with each other.
 ///
 /// # Errors
-/// As for [`summary`].
+/// The pool's headers are damaged, or the memory failed.
 pub fn check(region: &Region) -> Result<Report, CacheError> {
     let header = CacheHeader::read(region)?;
     let scan = Scan { region, header: &header };
@@ -176,7 +176,7 @@ pub fn check(region: &Region) -> Result<Report, CacheError> {
     Ok(report)
 }
 
-/// A verification, and what it found so far.
+/// A verification and its findings so far.
 struct Check<'a> {
     scan: Scan<'a>,
     newest: Newest,
@@ -185,7 +185,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// Compares the data of each slot with its header, and looks what headers were that are none.
+    /// Compares the data of each slot with its header, and reports headers with one changed bit.
     fn check_slots(&mut self) -> Result<(), CacheError> {
         let scan = self.scan;
         let of_newest: BTreeSet<u32> = self.newest.members().map(|(slot, _)| *slot).collect();
@@ -204,7 +204,8 @@ impl Check<'_> {
                 Decoded::Bad if self.report_changed(slot)? => {}
                 Decoded::Bad => bad_headers += 1,
                 Decoded::Header(found) => {
-                    // A group's members are fenced before its commit, and count only after it.
+                    // A group's members are fenced before its commit, and count only after the
+                    // commit.
                     let is_last = found.group == 0 && of_newest.contains(&slot);
                     let is_uncommitted = found.group > self.report.committed_group;
                     match scan.compare(slot, &found)? {
@@ -226,8 +227,8 @@ impl Check<'_> {
             Ok(())
         })?;
         self.report.doubtful_lanes = doubtful_lanes.len() as u64;
-        // A crash interrupts the newest batch of each lane, and opening the pool makes what it left
-        // void.
+        // A crash interrupts the newest batch of each lane. Opening the pool voids the batch's
+        // unfinished headers.
         let most = OVERWRITTEN_MAX as u64;
         if bad_headers > most {
             self.report.fault(format!(
@@ -238,8 +239,8 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Compares the versions of pages with each other: of one part of all pages, so that memory
-    /// does not grow with the pool.
+    /// Compares the versions of each page with each other, for one of `parts` parts of all pages.
+    /// So memory use does not grow with the pool.
     fn check_versions(&mut self, part: u64, parts: u64) -> Result<(), CacheError> {
         let mut versions = Vec::new();
         self.scan.each(|Scanned { slot, decoded, .. }| {
@@ -260,8 +261,9 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Tells a header of which one bit changed from that of a write that never finished: a later
-    /// batch of the lane, or data that is whole, shows that the write was finished.
+    /// Reports the header of `slot` if it is bad because one bit changed, and returns whether it
+    /// is. A later batch of the lane, or data that is whole, proves that the header's write was
+    /// finished.
     fn report_changed(&mut self, slot: u32) -> Result<bool, CacheError> {
         let what = match self.scan.changed(slot)? {
             Some((_, Decoded::Header(found)))
@@ -284,8 +286,8 @@ impl Check<'_> {
     }
 }
 
-/// Data of a lane's last batch that is not what its checksum says: damage where one bit makes the
-/// difference, else a write that never finished, as far as anything tells.
+/// Reports data of a lane's last batch that does not match its checksum: as damage if one bit makes
+/// the difference, else as an unfinished write, which it is as far as the pool can tell.
 fn report_last(slot: u32, found: &SlotHeader, data: Data, report: &mut Report) {
     if data == Data::Other {
         report.unfinished_slots += 1;
@@ -314,20 +316,20 @@ fn name_of(page: u64, is_dirty: bool) -> String {
     format!("the {kind} page at offset {}", page * PAGE_BYTES)
 }
 
-/// Slots whose data is not what their headers say.
+/// Slots whose data does not match their headers.
 ///
 /// A writer fills the slot of an older version, which is dead, and only then replaces its header.
-/// So a crash leaves the header of an older version over other data, and that is no damage.
+/// So a crash leaves the header of an older version over other data, which is no damage.
 #[derive(Default)]
 struct Mismatched {
-    /// By number: which of them are damaged unless they are older versions.
+    /// By slot: whether it is damaged unless it holds an older version.
     slots: BTreeMap<u32, bool>,
-    /// There are more of them than a crash leaves.
+    /// There are more such slots than a crash leaves.
     are_too_many: bool,
 }
 
 impl Mismatched {
-    /// Adds `slot`. False: there are too many.
+    /// Adds `slot`. Returns `false` if there are too many.
     fn add(&mut self, slot: u32, is_damaged_unless_older: bool) -> bool {
         self.are_too_many |= self.slots.len() == OVERWRITTEN_MAX;
         if !self.are_too_many {
@@ -336,13 +338,14 @@ impl Mismatched {
         !self.are_too_many
     }
 
-    /// None: the data of `slot` is whole. Else whether it is damaged unless it is an older version.
+    /// Returns whether `slot` is damaged unless it holds an older version; `None` if its data is
+    /// whole.
     fn get(&self, slot: u32) -> Option<bool> {
         self.slots.get(&slot).copied()
     }
 }
 
-/// What a slot holds: a version of a page, or a record.
+/// A version of a page in a slot: the page, or a record.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Stored {
     page: u64,
@@ -350,17 +353,17 @@ struct Stored {
     slot: u32,
     is_dirty: bool,
     is_committed: bool,
-    /// Version of the page under a record; 0: it is none.
+    /// Version of the page under a record; 0 for a page.
     over: u64,
 }
 
-/// The part of all pages, of so many, in which a page is.
+/// Returns the part that `page` belongs to, from 0 up to `parts`.
 fn part_of(page: u64, parts: u64) -> u64 {
     (page.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) % parts
 }
 
-/// All versions of one page, in order: each may be there once, and under the newest, if that is a
-/// dirty record, the page over which it lies must be.
+/// Checks all versions of one page, in order: each may be there once, and the page under the newest
+/// version must be there if that is a dirty record.
 fn check_page(versions: &[Stored], report: &mut Report) {
     for pair in versions.windows(2).filter(|pair| pair[0].version == pair[1].version) {
         report.fault(format!(
@@ -384,7 +387,7 @@ fn check_page(versions: &[Stored], report: &mut Report) {
     }
 }
 
-/// Of all versions of one page, in order: those whose data is damaged, but for the older ones.
+/// Reports damaged data among all versions of one page, in order, except for older versions.
 fn check_mismatched(versions: &[Stored], mismatched: &Mismatched, report: &mut Report) {
     let counts = |it: &&Stored| it.is_committed && mismatched.get(it.slot).is_none();
     let newest = versions.iter().rfind(counts);
@@ -397,7 +400,7 @@ fn check_mismatched(versions: &[Stored], mismatched: &Mismatched, report: &mut R
     }
 }
 
-/// Changes back the one bit of each header that [`check`] found to be changed; the number of them.
+/// Flips the changed bit of each header in `slots` back. Returns the number of repaired headers.
 ///
 /// # Errors
 /// The memory failed.

@@ -1,5 +1,5 @@
-//! What users choose of the policies, in one table that the cache header keeps: the settings of the
-//! engine, and of every policy, also while another one is in use.
+//! The settings of a cache, in one table that the cache header keeps: the engine's own settings,
+//! and the settings of every policy, even while another policy is in use.
 //!
 //! The header has a line `KEY=VALUE` for each setting that is not at its default.
 
@@ -31,7 +31,7 @@ const GRANULARITY: usize = 5;
 const BY_CONTENT: usize = 6;
 const COST: usize = 7;
 
-/// What a write of a part of a page that is not cached stores: the page, or a record.
+/// Names of the granularities: a write of a part of an uncached page stores the page, or a record.
 const GRANULARITIES: [&str; 2] = ["page", "record"];
 const RECORD: u64 = 1;
 
@@ -54,9 +54,9 @@ const SPECS: &[Spec] = &[
         .about("whether the backing serves what it is quicker at; auto measures both devices"),
 ];
 
-/// The setting that holds the table of IO classes: its lines, with semicolons between them.
+/// The setting that holds the table of IO classes: the lines of the table, joined by semicolons.
 const CLASSES: &str = "io-classes";
-/// Its value for class 0 alone.
+/// Value of the setting `io-classes` for class 0 alone.
 const NO_CLASSES: &str = "none";
 
 /// The settings with their present values.
@@ -80,10 +80,10 @@ impl Choices {
         Self { own, cleanings, promotions, cutoff, classes }
     }
 
-    /// Those of the pool with `header`.
+    /// Reads the settings in `header`.
     ///
     /// # Errors
-    /// [`CacheError::Setting`]: the header has one that this program does not know.
+    /// [`CacheError::Setting`]: this program does not know one of the settings.
     pub(super) fn of(header: &CacheHeader) -> Result<Self, CacheError> {
         let (choices, unknown) = Self::parse(&header.settings);
         match unknown.into_iter().next() {
@@ -92,7 +92,7 @@ impl Choices {
         }
     }
 
-    /// Reads lines `KEY=VALUE`; also returns those that cannot be used.
+    /// Reads lines `KEY=VALUE`. Also returns the lines that cannot be used.
     pub(super) fn parse(text: &str) -> (Self, Vec<String>) {
         let (mut choices, mut unknown) = (Self::new(), Vec::new());
         for line in text.lines() {
@@ -104,14 +104,14 @@ impl Choices {
         (choices, unknown)
     }
 
-    /// The lines that [`parse`](Self::parse) reads.
+    /// Returns the lines that [`parse`](Self::parse) reads.
     pub(super) fn text(&self) -> String {
         let classes = (!self.classes.is_default()).then(|| (CLASSES, self.classes_in_line()));
         let changed = self.tables().flat_map(Settings::changed).chain(classes);
         changed.map(|(key, value)| format!("{key}={value}\n")).collect::<Vec<_>>().concat()
     }
 
-    /// What `options` say, which is kept only with another change.
+    /// Applies the settings in `options`, which the header keeps only once another one changes.
     pub(super) fn override_by(&mut self, options: &CacheDeviceOptions) {
         if let Some(pct) = options.clean_from_pct {
             let _ = self.set("clean-from-pct", &pct.min(100).to_string());
@@ -138,7 +138,7 @@ impl Choices {
         Err(SettingError::of(key, &self.list()))
     }
 
-    /// All settings, as a tier shows them.
+    /// Returns all settings, as a tier lists them.
     pub(super) fn list(&self) -> Vec<Setting> {
         let help = "IO classes, as lines of a table with `;` between them, or none".into();
         let (key, value) = (CLASSES.into(), self.classes_in_line());
@@ -167,39 +167,39 @@ impl Choices {
         self.classes.to_string().trim_end().replace('\n', ";")
     }
 
-    /// The position of the policy that is chosen by `setting`, among those whose names it may be.
+    /// Returns the position of the policy that `setting` chooses, in the list of its policies.
     fn chosen(&self, setting: usize) -> usize {
         usize::try_from(self.own.get(setting)).unwrap_or_default()
     }
 
-    /// The policy of eviction.
+    /// Returns the eviction policy.
     pub(super) fn replacement(&self) -> &'static ReplacementEntry {
         &REPLACEMENTS[self.chosen(EVICTION)]
     }
 
-    /// The policy of promotion and its settings.
+    /// Returns the promotion policy and its settings.
     fn promotion(&self) -> (&'static PromotionEntry, &Settings) {
         let at = self.chosen(PROMOTION);
         (&PROMOTIONS[at], &self.promotions[at])
     }
 
-    /// Writes of parts of pages become records.
+    /// Returns whether writes of parts of pages become records.
     fn makes_records(&self) -> bool {
         self.own.get(GRANULARITY) == RECORD
     }
 
-    /// The granularity, by its name.
+    /// Returns the name of the granularity.
     pub(super) fn granularity(&self) -> &'static str {
         GRANULARITIES[usize::from(self.makes_records())]
     }
 
-    /// The policies of admission for a cache of `slots` slots.
+    /// Returns the admission policies for a cache of `slots` slots.
     pub(super) fn admission(&self, slots: u32) -> Admission {
         let (promotion, settings) = self.promotion();
         Admission::new(promotion, settings, &self.cutoff, slots)
     }
 
-    /// The policy of cleaning and its settings.
+    /// Returns the cleaning policy and its settings.
     fn cleaning(&self) -> (&'static CleaningEntry, &Settings) {
         let at = self.chosen(CLEANING);
         (&CLEANINGS[at], &self.cleanings[at])
@@ -210,7 +210,7 @@ impl Core {
     /// Changes setting `key` to `value`, in the header too.
     ///
     /// # Errors
-    /// [`SettingError`]; nothing has changed then.
+    /// [`SettingError`]: nothing has changed.
     pub(super) fn choose(&self, key: &str, value: &str) -> Result<(), SettingError> {
         let mut choices = self.choices.lock();
         let changed = self.with(&choices, &[(key, value)])?;
@@ -218,16 +218,16 @@ impl Core {
         let before = std::mem::replace(&mut *choices, changed);
         self.apply(&before, &choices);
         if key == SPECS[FALLBACK].key {
-            // Also where it did not change: this is how users begin anew.
+            // Even if the value did not change: so users reset the count of errors.
             self.router.fallback.set_threshold(choices.own.get(FALLBACK), &self.pages.failures);
         }
         Ok(())
     }
 
-    /// The choices that `settings` would make of the present ones.
+    /// Returns the present choices with `settings` applied.
     ///
     /// # Errors
-    /// [`SettingError`] of the first that cannot be set.
+    /// [`SettingError`] of the first setting that cannot be set.
     pub(super) fn changed_by(&self, settings: &[(&str, &str)]) -> Result<Choices, SettingError> {
         self.with(&self.choices.lock(), settings)
     }
@@ -251,7 +251,7 @@ impl Core {
         Ok(changed)
     }
 
-    /// Writes `choices` to the header; the error says what was expected.
+    /// Writes `choices` to the header. An error says which expectation was not met.
     fn keep(&self, choices: &Choices) -> Result<(), String> {
         let text = choices.text();
         let mut header = self.store.header.lock();
@@ -262,7 +262,7 @@ impl Core {
         })
     }
 
-    /// Has all of a cache that was opened work as its choices say.
+    /// Applies the choices to a cache that was opened.
     pub(super) fn begin(&self) {
         let choices = self.choices.lock();
         self.writer.makes_records.store(choices.makes_records(), Ordering::Relaxed);
@@ -311,7 +311,7 @@ impl Core {
         }
     }
 
-    /// Has the policy of `choices` clean from now on.
+    /// Starts the cleaning policy of `choices`.
     fn begin_cleaning(&self, choices: &Choices) {
         let (entry, settings) = choices.cleaning();
         self.backing.pace.hears.store(entry.hears, Ordering::Relaxed);
@@ -324,7 +324,7 @@ impl Core {
         });
     }
 
-    /// Promotion begins anew, for as many slots as there are now.
+    /// Restarts promotion, for the present number of slots.
     pub(super) fn restart_promotion(&self, choices: &Choices) {
         let (entry, settings) = choices.promotion();
         self.router.admission.set_promotion(entry, settings, self.store.slots());

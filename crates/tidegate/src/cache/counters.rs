@@ -1,6 +1,5 @@
-//! Counters of a cache: those of the whole cache, those of each IO class, and the tally of one
-//! write. Their names are those of Open CAS: the backing is its *core*, the device that clients see
-//! its *exported object*.
+//! Counters of the whole cache and of each IO class, and the tally of one write. The names are from
+//! Open CAS: its *core* is the backing, its *exported object* the device that clients see.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -15,8 +14,8 @@ use crate::stats::{Collector, Metric, Unit};
 use crate::sync::shard::{self, Shards};
 use crate::sync::{AtomicBool, Ordering};
 
-/// What is counted. The name of each is that of its metric, and what is said of it here is the help
-/// of the metric, without the full stop.
+/// A counter. Its name is the name of its metric, and its doc comment, without the full stop, is
+/// the help of the metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, EnumMessage, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case", prefix = "cache_")]
 pub(super) enum Counter {
@@ -82,17 +81,17 @@ impl Counter {
     }
 }
 
-/// Of all [`Counter`]s the first so many are counted for each IO class too: requests, and pages
-/// read and written for them.
+/// Number of [`Counter`]s, from the first on, that are counted for each IO class too: requests, and
+/// the pages that they read and write.
 const CLASS_COUNTERS: usize = Counter::CoreWrites as usize + 1;
 
-/// Requests of which all pages were cached, a part, nothing.
+/// Requests by their cached pages: all, a part, none.
 const READS: [Counter; 3] =
     [Counter::ReadHits, Counter::ReadPartialMisses, Counter::ReadFullMisses];
 const WRITES: [Counter; 3] =
     [Counter::WriteHits, Counter::WritePartialMisses, Counter::WriteFullMisses];
 
-/// Counters of one thread, or of several that share a shard: on no line that others write.
+/// Counters of one thread, or of several that share a shard. Other shards use other cache lines.
 type ThreadCounters = [StdAtomicU64; COUNTERS];
 
 /// Counters of one thread, or of several that share a shard, for each IO class.
@@ -110,7 +109,7 @@ pub(super) struct Counters {
     all: Shards<ThreadCounters>,
     /// There is more than one IO class.
     has_classes: AtomicBool,
-    /// Made with the first table of classes: few caches have one.
+    /// Created with the first table of classes: few caches have one.
     classes: OnceLock<Shards<ThreadClassCounters>>,
 }
 
@@ -120,20 +119,21 @@ impl Counters {
         shard::add(&mine[counter as usize], count, is_exclusive);
     }
 
-    /// The sum of all threads; those that run may have counted more.
+    /// Returns the sum over all threads. Threads that run may have counted more by now.
     pub(super) fn get(&self, counter: Counter) -> u64 {
         let of = |thread: &ThreadCounters| thread[counter as usize].load(Ordering::Relaxed);
         self.all.iter().map(of).fold(0, u64::wrapping_add)
     }
 
-    /// How many writes of the calling thread the cache took, at no cost to others.
+    /// Returns the number of the calling thread's writes that the cache took. Reads no counters of
+    /// other shards, and so costs other threads nothing.
     pub(super) fn own_cached_writes(&self) -> u64 {
         let mine = self.all.mine().0;
         let count = |counter: Counter| mine[counter as usize].load(Ordering::Relaxed);
         WRITES.map(count).into_iter().fold(0, u64::wrapping_add)
     }
 
-    /// The classes are counted from now on, or not.
+    /// Sets whether requests are counted by IO class from now on.
     pub(super) fn set_has_classes(&self, has_classes: bool) {
         if has_classes {
             self.classes.get_or_init(Shards::default);
@@ -141,7 +141,7 @@ impl Counters {
         self.has_classes.store(has_classes, Ordering::Relaxed);
     }
 
-    /// Counts for the cache and for IO class `class`.
+    /// Counts for the cache, and for IO class `class` if there are several classes.
     pub(super) fn add_of(&self, class: u8, counter: Counter, count: u64) {
         self.add(counter, count);
         if self.has_classes() {
@@ -149,7 +149,7 @@ impl Counters {
         }
     }
 
-    /// Counts one for each of `classes`: those of the pages of a batch.
+    /// Counts one for each of `classes`: the IO classes of a batch's pages.
     pub(super) fn add_each(&self, counter: Counter, classes: impl ExactSizeIterator<Item = u8>) {
         self.add(counter, classes.len() as u64);
         if self.has_classes() {
@@ -169,7 +169,7 @@ impl Counters {
         }
     }
 
-    /// What was counted for IO class `class`.
+    /// Collects the counters of IO class `class`.
     pub(super) fn collect_class(&self, class: u8, collector: &mut Collector) {
         let Some(threads) = self.classes.get() else { return };
         for counter in &Counter::VARIANTS[..CLASS_COUNTERS] {
@@ -180,15 +180,15 @@ impl Counters {
         }
     }
 
-    /// A read found `hits` of its `pages` cached.
+    /// Counts a read that found `hits` of its `pages` cached.
     pub(super) fn count_read(&self, class: u8, hits: u64, pages: u64) {
         self.count_request(class, READS, hits, pages);
         self.add_of(class, Counter::BlockReads, hits);
     }
 
-    /// A write of `pages` has ended, and did what `tally` says.
+    /// Counts a write of `pages` that has ended, by its `tally`.
     pub(super) fn count_write(&self, class: u8, tally: &Tally, pages: &Range<u64>) {
-        // All of it went around the cache.
+        // The whole write went around the cache.
         if tally.cached.get() == 0 {
             let is_empty = pages.is_empty();
             return self.add_of(class, Counter::PassThroughWrites, u64::from(!is_empty));
@@ -196,7 +196,7 @@ impl Counters {
         self.count_request(class, WRITES, tally.hits.get(), pages.end - pages.start);
     }
 
-    /// The backing was read, `pages` pages for IO class `class`, or that failed.
+    /// Counts a read of `pages` pages from the backing for IO class `class`, or its failure.
     pub(super) fn count_core_read(&self, class: u8, pages: u64, read: &Result<()>) {
         match read {
             Ok(()) => self.add_of(class, Counter::CoreReads, pages),
@@ -227,7 +227,7 @@ impl Counters {
     }
 }
 
-/// The pages of one write so far. A write is counted once, however many batches it takes.
+/// Counts of the pages of one write. A write is counted once, however many batches it takes.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) cached: Cell<u64>,
@@ -236,8 +236,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// `cached` more pages are in the cache as the write has them; `hits` of them were cached
-    /// before.
+    /// Adds `cached` pages that the write has stored in the cache; `hits` pages were cached before.
     pub(super) fn add(&self, cached: u64, hits: u64) {
         self.cached.set(self.cached.get() + cached);
         self.hits.set(self.hits.get() + hits);

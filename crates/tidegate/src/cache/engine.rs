@@ -26,14 +26,14 @@ type Result<T> = std::result::Result<T, EngineError>;
 /// The number of this engine in superblocks.
 pub const CODE: EngineCode = EngineCode(3);
 
-/// How much of the backing is filled and cleaned together.
+/// Neighbouring bytes of the backing that are filled and cleaned together.
 const LINE_SIZE: OptionSpec = OptionSpec {
     name: "line-size",
     value_name: "BYTES",
     help: "Neighbouring bytes that a cache fills and cleans together: 4K, 8K, 16K, 32K or 64K",
 };
 
-/// What the engine is called, and what its pools can do.
+/// The engine's name, and the abilities of its pools.
 const TRAITS: Traits = Traits {
     options: &[BLOCK_SIZE, LINE_SIZE],
     code: Some(CODE),
@@ -45,7 +45,7 @@ const TRAITS: Traits = Traits {
     ..Traits::of("cache", "pages before a device")
 };
 
-/// The registry's entry.
+/// The engine's entry in the registry.
 pub struct CacheEngine;
 
 impl Engine for CacheEngine {
@@ -179,7 +179,7 @@ impl Plan for CachePlan {
     }
 }
 
-/// The granularity, by its name.
+/// Returns the name of the granularity.
 fn granularity_of(header: &CacheHeader) -> &'static str {
     Choices::parse(&header.settings).0.granularity()
 }
@@ -198,8 +198,7 @@ fn lines_of(header: &CacheHeader, used: String) -> Vec<Line> {
     lines
 }
 
-/// Restores damaged copies of headers, and drops settings that are not known. Returns what was
-/// done.
+/// Restores damaged copies of headers, and drops unknown settings. Returns a line for each repair.
 pub(super) fn repair_headers(region: &Region) -> Result<Vec<String>> {
     let mut header = CacheHeader::read(region).map_err(EngineError::pool)?;
     let mut done = Vec::new();
@@ -226,7 +225,7 @@ fn open_device(
     let name = String::from_utf8_lossy(&name).into_owned();
     let header = CacheHeader::read(&region).map_err(EngineError::pool)?;
     let is_known = header.binding.is_some_and(|binding| binding.identity == identity);
-    // On the backing of this pool, a client may have made what looks like a pool.
+    // A client may have written data that looks like a pool to a backing of this pool.
     if let Some(found) = holds.filter(|_| !force && !is_known) {
         return Err(EngineError::Refused(format!(
             "the backing {name} holds {found}, which writes to the cache would destroy; --force \
@@ -244,7 +243,7 @@ fn open_device(
     CacheDevice::open(region, device, binding, options).map_err(|error| refused(error, doubt))
 }
 
-/// What to say of lanes in whose last batches data is not what its checksum says.
+/// Returns a remark about lanes whose last batch has data that does not match its checksum.
 fn doubt(lanes: u64) -> String {
     if lanes == 0 {
         return String::new();
@@ -253,10 +252,10 @@ fn doubt(lanes: u64) -> String {
     format!("; of the last writes of {lanes} nothing tells whether they were acknowledged")
 }
 
-/// The way out that gives dirty pages up.
+/// Advice that gives up the dirty pages.
 const GIVE_UP: &str = "`tidegate create --force` makes the pool anew without them";
 
-/// The error for people; `doubt` says why the backing is not as the pool left it.
+/// Returns the error for users. `doubt` says how the backing changed since the pool left it.
 fn refused(error: CacheError, doubt: Option<String>) -> EngineError {
     match error {
         CacheError::OtherBacking { .. } => {

@@ -1,15 +1,15 @@
-//! What can keep a pool from being opened as a cache.
+//! Errors of opening and resizing a cache pool.
 
 use super::router::mode::Mode;
 use crate::device::DeviceError;
 use crate::pmem::PmemError;
 use crate::pool::PoolError;
 
-/// An error of opening a cache pool.
+/// An error of opening or resizing a cache pool.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CacheError {
-    /// The superblock is not that of a cache pool that can be used.
+    /// The superblock does not belong to a cache pool that can be used.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// The persistent memory failed.
@@ -25,7 +25,7 @@ pub enum CacheError {
         "the cache header has version {found}, this program knows 1, 2 and 4: flush the pool with the Tidegate that made it, and make it anew"
     )]
     UnknownVersion {
-        /// Its version.
+        /// Version of the header.
         found: u32,
     },
     /// The pool is too small for its cache header.
@@ -43,7 +43,7 @@ pub enum CacheError {
         "the cache has lines of {found_bytes} bytes, expected 4096, 8192, 16384, 32768 or 65536: use a later Tidegate"
     )]
     LineSize {
-        /// The size.
+        /// Size of a line in bytes.
         found_bytes: u32,
     },
     /// The pool keeps a setting that this program does not know.
@@ -63,7 +63,7 @@ pub enum CacheError {
         bytes.next_multiple_of(4096)
     )]
     PartialPage {
-        /// Its size in bytes.
+        /// Size of the backing in bytes.
         bytes: u64,
     },
     /// The pool holds dirty pages of another backing.
@@ -73,15 +73,15 @@ pub enum CacheError {
     OtherBacking {
         /// Path or URL of that backing.
         name: String,
-        /// Number of its dirty pages.
+        /// Number of dirty pages.
         dirty: u64,
     },
-    /// The backing was written to, but not by this pool, since the pool was before it.
+    /// Another program wrote to the backing since this pool last cached it.
     #[error(
         "the cache holds {dirty} dirty pages of a backing that another program changed since: restore the backing as it was, or say that it is to get them"
     )]
     ChangedBacking {
-        /// Number of the dirty pages.
+        /// Number of dirty pages.
         dirty: u64,
     },
     /// A dirty page lies behind the end of the backing.
@@ -94,12 +94,12 @@ pub enum CacheError {
         /// Size of the backing in bytes.
         bytes: u64,
     },
-    /// A page lies in a slot where no program of this version puts it.
+    /// A page lies in a slot of another shard, where no program of this version puts it.
     #[error(
         "slot {slot} of the cache holds a page of another shard: the pool was made by another program"
     )]
     Misplaced {
-        /// The slot.
+        /// Number of the slot.
         slot: u32,
     },
     /// The commit words of atomic flush are damaged.
@@ -107,10 +107,10 @@ pub enum CacheError {
         "the commit words of the cache hold {found:x?}, which no flush wrote: which writes the last flush covered is lost, restore the pool from a backup"
     )]
     CommitWords {
-        /// What was found.
+        /// Content of both copies of the commit words.
         found: [[u64; 2]; 2],
     },
-    /// The mode does not go with atomic flush.
+    /// The mode does not support atomic flush.
     #[error(
         "atomic flush needs the mode wb or wo, found {mode}: the backing would get a part of what a flush covers; set the mode without atomic flush first"
     )]
@@ -123,25 +123,25 @@ pub enum CacheError {
     TooFewSlots {
         /// Slots of a pool of that size.
         found: u32,
-        /// The fewest that this pool can have.
+        /// Fewest slots that this pool can have.
         expected: u32,
     },
-    /// Another thread changes the size of the pool.
+    /// Another thread is changing the size of the pool.
     #[error("another change of the size is under way: wait until it is done")]
     Resizing,
-    /// Slots that are to leave stay taken.
+    /// A slot that has to leave the pool stays taken.
     #[error("the memory failed while a slot was filled: stop the server and serve the pool again")]
     LostSlots,
     /// The cache was shut down before the pool had its new size.
     #[error("the cache is being shut down: the pool keeps its size")]
     ShutDown,
-    /// A thread was refused.
+    /// The operating system refused a thread.
     #[error("the cache's thread cannot be started")]
     Thread(#[source] std::io::Error),
 }
 
 impl CacheError {
-    /// The error with its causes, in one line.
+    /// Returns the error with its causes, in one line.
     pub(super) fn in_words(&self) -> String {
         let causes = std::iter::successors(std::error::Error::source(self), |it| it.source());
         causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"))

@@ -19,17 +19,17 @@ use crate::tier::background::{Step, Work};
 const PAGES: u64 = 32;
 /// Superblocks, headers, and 18 slots.
 const POOL_BYTES: u64 = 29 * PAGE_BYTES;
-/// Background steps after which a device is left alone.
+/// Most background steps of one use of a device.
 const STEPS_MAX: usize = 100;
-/// Bytes that say how a pool is patched.
+/// Length of a patch in bytes.
 const PATCH: usize = 6;
 
 /// Makes a small pool, patches it as `bytes` say, and checks, opens, uses and repairs it. The first
-/// byte chooses the form of the pool. The others are the text of the pool's settings; or of each
-/// six, they change a byte anywhere, or store a header that holds in a slot.
+/// byte chooses the form of the pool. The other bytes are the text of the pool's settings, or
+/// patches of six bytes: each changes a byte anywhere, or stores a valid header in a slot.
 ///
 /// # Panics
-/// Where the engine has a bug.
+/// Panics if the engine has a bug.
 pub fn patched_pool(bytes: &[u8]) {
     let Some((&form, patches)) = bytes.split_first() else { return };
     let options = CacheDeviceOptions {
@@ -66,7 +66,7 @@ fn open(region: &Arc<Region>, options: CacheDeviceOptions) -> Option<CacheDevice
     CacheDevice::open(Arc::clone(region), backing(), binding, options).ok()
 }
 
-/// A pool in which some pages were written, some of them in part and some twice.
+/// Creates a pool with some written pages: some in part, and some twice.
 fn small_pool(form: u8, options: CacheDeviceOptions) -> Arc<Region> {
     let region = Arc::new(Region::anonymous(POOL_BYTES).expect("a little memory can be had"));
     let block_bytes = if form & 1 == 0 { 4096 } else { 512 };
@@ -90,7 +90,7 @@ fn change_bytes(region: &Region, patch: [u8; PATCH]) {
     region.write(offset % POOL_BYTES, &patch[4..5]).expect("the offset is inside");
 }
 
-/// Stores a header with a right checksum, which may say anything.
+/// Stores a header with a right checksum and any content.
 fn store_header(region: &Region, patch: [u8; PATCH]) {
     let Ok(header) = CacheHeader::read(region) else { return };
     let [kind, slot, page, version, lines, rest] = patch;
@@ -133,7 +133,7 @@ fn exercise(region: &Arc<Region>, options: CacheDeviceOptions) {
     use_device(region, options);
 }
 
-/// Errors are fine, panics are not.
+/// Uses the device in many ways. Errors are fine, panics are not.
 fn use_device(region: &Arc<Region>, options: CacheDeviceOptions) {
     let Some(device) = open(region, options) else { return };
     let mut page = [0; PAGE];

@@ -5,36 +5,38 @@
 //!    makes both durable. The slot of the version before is used again only after that fence.
 //! 2. The newest version of a page counts: in the index, after a crash, and on the way to the
 //!    backing.
-//! 3. The newest version of a page leaves the medium only after all older ones durably did, so that
-//!    none of them comes back.
+//! 3. The newest version of a page leaves the medium only after all older versions durably did, so
+//!    that no older version comes back.
 //! 4. A page is clean only if the backing has flushed its bytes.
 //! 5. The only durable copy of a write is never given up before another one is durable.
-//! 6. A backing that fails loses nothing: dirty pages stay, and are written again. A flush fails
-//!    only where the backing may have lost writes that went around the cache, or the pool itself
-//!    failed.
+//! 6. A failure of the backing loses nothing: dirty pages stay, and are written again. A flush
+//!    fails only if the backing may have lost writes that went around the cache, or if the pool
+//!    itself failed.
 //!
-//! Which thread may do what with a page:
-//! - its lock (`locks`) is held while its place in the index changes; a reader without the lock
-//!   looks whether the lock's version stood still. No lock is held while the backing works;
-//! - its bucket in `traffic` says which writes to the backing are under way;
-//! - the lock of its shard guards the index, and nothing waits under it.
+//! Rules for threads that work on a page:
+//! - A thread holds the page's lock (`locks`) while it changes the page's place in the index. A
+//!   reader without the lock checks that the lock's version has not changed. No thread holds a lock
+//!   while the backing works.
+//! - The page's bucket in `traffic` counts the writes to the backing that are under way.
+//! - The lock of the page's shard guards the index; no thread waits while it holds that lock.
 //!
-//! Owners, and the direction of calls. Each owner has its own fields and calls only those below it:
+//! Owners, and the direction of calls. Each owner has its own fields and calls only the owners
+//! below:
 //!
 //! - `Core`, the requests: each is routed, and then reads (`read`), writes (`write`) or goes around
 //!   the cache (`bypass`). `choices` applies settings, `worker` runs the background;
 //! - `router` decides: the IO class of a request, its mode, whether it is admitted, whether memory
 //!   or backing is cheaper, and whether failures of the memory make it pass through;
-//! - `background` works beside requests: `Cleaners` clean pages and make free slots, `Fills` keep
-//!   what was read, and `Background` resizes and purges;
+//! - `background` works beside requests: `Cleaners` clean pages and make free slots, `Fills` cache
+//!   pages that were read, and `Background` resizes and purges;
 //! - `pages` has the index by shards, the locks of pages and the groups of atomic flush. Its
 //!   `Writer` merges parts of pages and stores batches in free slots;
 //! - `store` has the slots in persistent memory: layout, headers, lanes, batches, records;
 //! - `backing` has the device below: writes under way, writes not flushed, failures, pace.
 //!
-//! Beside them: `start` and `routed` take requests, `recover` opens a pool, [`check`] verifies one,
-//! `resize` begins another size, `span` splits bytes into pages, `tier` and `counters` report, and
-//! `policy/` has the decisions without I/O.
+//! Beside the owners: `start` and `routed` take requests, `recover` opens a pool, [`check`]
+//! verifies one, `resize` begins a change of size, `span` splits bytes into pages, `tier` and
+//! `counters` report, and `policy/` has the decisions without I/O.
 
 mod background;
 mod backing;
@@ -103,40 +105,40 @@ use worker::Worker;
 /// Number of words of page locks, as a power of two.
 const LOCKS_LOG2: u32 = 14;
 
-/// What a request has one of for each page: on the stack where these are few, so that small
+/// A list with one entry for each page of a request. Few entries lie on the stack, so that small
 /// requests allocate no memory.
 type Few<T> = SmallVec<[T; 4]>;
 
-/// Of stores to the memory.
+/// Result of stores to the memory.
 type PmemResult = std::result::Result<(), PmemError>;
 
-/// How a [`CacheDevice`] is to work.
+/// Options of a [`CacheDevice`].
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(clippy::struct_excessive_bools)]
 pub struct CacheDeviceOptions {
-    /// No threads: requests that find no free slot make some.
+    /// Start no threads: a request that finds no free slot makes free slots.
     pub no_thread: bool,
-    /// In place of the pool's setting `clean-from-pct`.
+    /// Value in place of the pool's setting `clean-from-pct`.
     pub clean_from_pct: Option<u32>,
-    /// Keep this many slots of a shard free; one in a hundred unless set.
+    /// Number of slots to keep free in each shard; one in a hundred unless set.
     pub keep_free: Option<u32>,
-    /// Write the dirty pages of another backing to this one: it is that backing by another name, or
-    /// a copy.
+    /// Write the dirty pages of another backing to this one, which is that backing by another name,
+    /// or a copy.
     pub adopt_foreign: bool,
-    /// Another program wrote to the backing since this pool was before it: clean pages are given
+    /// Another program wrote to the backing since this pool last cached it: clean pages are given
     /// up.
     pub backing_changed: bool,
-    /// The backing serves this share, in percent, of what it may serve with the setting `cost`,
-    /// whatever is measured.
+    /// Share, in percent, of the requests that the setting `cost` may give to the backing. The
+    /// backing serves this share whatever is measured.
     pub backing_share_pct: Option<u32>,
-    /// After a crash the pages are as they were at a flush, but for FUA writes: what one flush
-    /// covers is there as a whole or not at all. Writes are durable at the next flush, and the mode
-    /// is `wb` or `wo`.
+    /// After a crash the pages are as they were at a flush, except for FUA writes: the writes that
+    /// one flush covers are there as a whole or not at all. Writes are durable at the next flush,
+    /// and the mode is `wb` or `wo`.
     pub atomic_flush: bool,
 }
 
 impl CacheDeviceOptions {
-    /// Number of threads in the background.
+    /// Returns the number of background threads.
     fn threads(&self) -> u32 {
         if self.no_thread { 0 } else { background::clean::CLEANERS }
     }
@@ -170,30 +172,30 @@ pub struct CacheDevice {
     recovered: Recovered,
 }
 
-/// What a write asks for beside its data.
+/// Options of a write, and its tally.
 #[derive(Debug, Clone, Copy)]
 struct Ask<'a> {
     /// Force unit access: durable when acknowledged.
     fua: bool,
     /// Zeroes keep their space on the backing.
     keeps_space: bool,
-    /// Zeroes that the backing would have to write are refused.
+    /// Zeroes are refused if the backing would have to write them.
     fast_only: bool,
     /// The IO class.
     class: u8,
-    /// What it did so far.
+    /// Counts of the write so far.
     tally: &'a Tally,
 }
 
 impl<'a> Ask<'a> {
-    /// That of a write of data.
+    /// Returns the options of a write of data.
     fn of_write(fua: bool, class: u8, tally: &'a Tally) -> Self {
         Self { fua, keeps_space: false, fast_only: false, class, tally }
     }
 }
 
-/// A cache by its owners, for requests and workers. Requests run here: each is routed, and then
-/// reads and writes pages.
+/// The owners of a cache, shared by requests and workers. Requests run here: each one is routed,
+/// and then reads and writes pages.
 struct Core {
     store: Arc<Store>,
     backing: Arc<Backing>,
@@ -206,8 +208,8 @@ struct Core {
 }
 
 impl CacheDevice {
-    /// Opens the cache in `region` as a device over `backing`, which `binding` names, and so
-    /// recovers it.
+    /// Opens the cache in `region` as a device over `backing`, which `binding` names, and recovers
+    /// it.
     ///
     /// # Errors
     /// [`CacheError`]: the pool is damaged, or holds dirty pages that are not for this backing.
@@ -225,27 +227,27 @@ impl CacheDevice {
         Ok(Self { core, workers, recovered })
     }
 
-    /// The background work, for a scheduler that runs it beside requests where the device has no
-    /// thread.
+    /// Returns the background work of a device without threads, for a scheduler that runs it beside
+    /// requests.
     pub fn background(&self) -> impl Work + use<> {
         Worker(Arc::clone(&self.core))
     }
 
-    /// What was found in the cache when it was opened.
+    /// Returns the findings of recovery when the cache was opened.
     pub fn recovered(&self) -> Recovered {
         self.recovered
     }
 
-    /// The mode.
+    /// Returns the mode.
     pub fn mode(&self) -> Mode {
         self.core.router.mode()
     }
 
-    /// Changes the mode, for requests that come from now on, and for the next open. Dirty pages
-    /// stay dirty until they are cleaned; every mode takes care of them.
+    /// Changes the mode, for requests from now on, and for the next open. Dirty pages stay dirty
+    /// until they are cleaned; every mode handles dirty pages.
     ///
     /// # Errors
-    /// The memory failed, or the mode does not go with atomic flush.
+    /// The memory failed, or the mode does not support atomic flush.
     pub fn set_mode(&self, mode: Mode) -> std::result::Result<(), CacheError> {
         if self.core.pages.groups.is_some() && !mode.writes_back() {
             return Err(CacheError::NotAtomic { mode });
@@ -258,7 +260,7 @@ impl CacheDevice {
     }
 
     /// Writes all dirty pages to the backing and flushes it, while requests go on. With atomic
-    /// flush those that no flush covered yet stay.
+    /// flush, pages that no flush covered yet stay dirty.
     ///
     /// # Errors
     /// The backing failed; another call tries again.
@@ -266,10 +268,10 @@ impl CacheDevice {
         self.core.background.cleaners.clean_all()
     }
 
-    /// Writes all dirty pages to the backing, as after a flush, and stops the thread.
+    /// Stops the background threads, and writes all dirty pages to the backing, as after a flush.
     ///
     /// # Errors
-    /// As for [`clean_all`](Self::clean_all).
+    /// The memory or the backing failed; another call tries again.
     pub fn shutdown(&self) -> Result<()> {
         self.stop_thread();
         self.core.pages.commit_groups()?;
@@ -279,20 +281,20 @@ impl CacheDevice {
     fn stop_thread(&self) {
         self.core.background.resizing.stop();
         self.workers.stop();
-        // Writers that wait for the thread make free slots by themselves now.
+        // Writers that wait for a background thread make free slots by themselves now.
         self.core.pages.notify_all();
     }
 }
 
 impl Drop for CacheDevice {
     fn drop(&mut self) {
-        // The data in the cache is durable; with atomic flush, what a flush covered.
+        // The data in the cache is durable; with atomic flush, up to the last flush.
         self.stop_thread();
     }
 }
 
 impl Core {
-    /// Routes a request that runs on this thread to its end.
+    /// Routes a request that runs to its end on this thread.
     fn take(&self, kind: Option<Kind>, range: (u64, u64)) -> Result<Route> {
         self.router.route(0, kind, range).inspect(|route| self.router.take_turn(route))
     }
@@ -322,7 +324,7 @@ impl Core {
         self.read_routed(route, buf, &running)
     }
 
-    /// Writes as the mode does, or around the cache where that is quicker.
+    /// Writes in the route's mode, or around the cache if that is quicker.
     fn write(&self, route: &Route, data: &[u8], fua: bool) -> Result<()> {
         self.backing.pace.note_request();
         let _running = self.requests.begin(RequestKind::Write, data.len() as u64);
@@ -344,8 +346,8 @@ impl Core {
         Ok(())
     }
 
-    /// Zeroes that keep their space are stored as data: a slot without data becomes a hole of the
-    /// backing. So they are never fast.
+    /// Makes the bytes of a request zero. Zeroes that keep their space are stored as data, because
+    /// a slot without data becomes a hole of the backing. So they are never fast.
     fn write_zeroes(&self, route: &Route, flags: ZeroFlags) -> Result<()> {
         let (bytes, ZeroFlags { fua, may_unmap, fast_only }) = (route.bytes(), flags);
         let len = bytes.end - bytes.start;
@@ -366,7 +368,7 @@ impl Core {
         Ok(())
     }
 
-    /// Makes the whole pages of the request zero; with atomic flush only those that are cached.
+    /// Makes the whole pages of the request zero; with atomic flush, only pages that are cached.
     fn discard(&self, route: &Route) -> Result<()> {
         self.backing.pace.note_request();
         let _running = self.requests.begin(RequestKind::Zero, route.request.len_bytes);
@@ -380,7 +382,8 @@ impl Core {
         })
     }
 
-    /// Where the cache has a page of the range dirty, all of it counts as data.
+    /// Returns the extents of a range. If one of its pages is dirty, the whole range counts as
+    /// data.
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         self.backing.geometry.check(offset, len)?;
         let pages = pages_of(offset, len);
@@ -397,15 +400,16 @@ impl Core {
         let block_bytes = self.backing.geometry.block_bytes;
         let whole = in_whole_blocks(found.into_iter().filter_map(within), block_bytes);
         if whole.is_empty() {
-            // The backing's answer ends inside the first block, which has parts of both kinds.
+            // The backing's answer ends inside the first block, so the block has parts of both
+            // kinds.
             let len = u64::from(block_bytes);
             return Ok(vec![Extent { offset, len, hole: false, zero: false }]);
         }
         Ok(whole)
     }
 
-    /// Writes `content` as the mode does, but for what is not admitted: pages that are not cached
-    /// are written around the cache then.
+    /// Writes `content` in the route's mode. If the request is not admitted, pages that are not
+    /// cached are written around the cache.
     fn write_admitted(&self, route: &Route, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
         if route.misses != Misses::IfAdmitted {
             return route.mode.write(self, content, ask);
@@ -437,7 +441,7 @@ impl Core {
 }
 
 impl BlockDevice for CacheDevice {
-    /// The size of the backing, in blocks of the pool's block size.
+    /// Returns the size of the backing, in blocks of the pool's block size.
     fn geometry(&self) -> Geometry {
         self.core.backing.geometry
     }
@@ -452,9 +456,9 @@ impl BlockDevice for CacheDevice {
         self.core.write(&route, data, flags.fua)
     }
 
-    /// Commits the writes before it, with atomic flush. Passes the flush on where writes reached
-    /// the backing that it has not flushed, and fails where the backing told meanwhile that it may
-    /// have lost such writes, or a dirty page was found damaged.
+    /// Commits the earlier writes with atomic flush. Flushes the backing if it has writes that are
+    /// not flushed. Fails if the backing reported meanwhile that it may have lost such writes, or
+    /// if a dirty page was found damaged.
     fn flush(&self) -> Result<()> {
         drop(self.core.requests.begin(RequestKind::Flush, 0));
         self.core.pages.commit_groups()?;
@@ -476,7 +480,8 @@ impl BlockDevice for CacheDevice {
         self.core.status(offset, len, most)
     }
 
-    /// Writes into free slots, reads of pages that are cached, and flushes that end here.
+    /// Writes into free slots, reads cached pages, and flushes if the backing need not take part.
+    /// Every other operation would block.
     fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
         let core = &self.core;
         core.backing.pace.note_request();

@@ -14,7 +14,7 @@ use crate::tier::clock::now_ns;
 use crate::tier::version_locks::Version;
 
 impl Core {
-    /// Reads the bytes of a request, and keeps those of the backing where they are admitted.
+    /// Reads the bytes of a request. Caches the pages that the backing served if they are admitted.
     pub(super) fn read_bytes(&self, route: &Route, buf: &mut [u8]) -> Result<()> {
         let Route { class, request: Request { offset_bytes: offset, .. }, .. } = *route;
         let pages = route.pages();
@@ -42,19 +42,19 @@ impl Core {
         Ok(())
     }
 
-    /// Reads neighbours from `first` on that the cache does not have from the backing, at most as
-    /// many as fit into `buf`, for `class`, and keeps them where it `promotes`. Returns how many: 0
-    /// where it has the first one by now.
+    /// Reads neighbouring pages from `first` on that are not cached from the backing: at most as
+    /// many as fit into `buf`. Caches them for `class` if `promotes`. Returns the number of pages
+    /// read; 0 if the first page was cached or written meanwhile.
     fn read_missing(&self, first: u64, buf: &mut [u8], promotes: bool, class: u8) -> Result<usize> {
         let run = self.pages.missing_run(first, buf.len() / PAGE);
         if run.is_empty() {
-            // It came into the cache this moment.
+            // The first page was cached a moment ago.
             self.store.region.relax();
             return Ok(0);
         }
         let buf = &mut buf[..run.len() * PAGE];
         self.read_backing(first * PAGE_BYTES, buf, class)?;
-        // A page that was written meanwhile is read again, with all behind it.
+        // The caller reads a page that was written meanwhile again, with all pages behind it.
         let stood = self.pages.standing(&run, buf)?;
         if promotes {
             self.background.fills.keep_read(&run[..stood], buf, class);
@@ -62,7 +62,7 @@ impl Core {
         Ok(stood)
     }
 
-    /// Reads where all pages are cached, as an attempt.
+    /// Attempts a read, which succeeds if all pages are cached.
     pub(super) fn attempt_read(&self, route: &Route, buf: &mut [u8]) -> Attempt {
         let running = self.requests.begin(RequestKind::Read, buf.len() as u64);
         for part in parts(route.request.offset_bytes, buf.len()) {
@@ -82,7 +82,7 @@ impl Core {
         Attempt::Done(Ok(()))
     }
 
-    /// Reads whole pages from the backing for a client, counts them, and measures what it takes.
+    /// Reads whole pages from the backing for a client, counts them, and measures the time.
     pub(super) fn read_backing(&self, offset: u64, buf: &mut [u8], class: u8) -> Result<()> {
         let _foreground = self.backing.pace.foreground();
         let began_ns = if self.router.by_cost.is_on() { now_ns() } else { 0 };
@@ -93,7 +93,7 @@ impl Core {
         Ok(())
     }
 
-    /// Reads as the mode does, or from the backing where that is quicker. `running` may measure it.
+    /// Reads in the route's mode, or from the backing if that is quicker. `running` may measure it.
     pub(super) fn read_routed(
         &self,
         route: &Route,
@@ -114,7 +114,7 @@ impl Core {
         Ok(())
     }
 
-    /// Reads clean pages from the backing. Returns `false` where the cache is to be read.
+    /// Reads clean pages from the backing. Returns `false` if the cache has to be read instead.
     fn reads_around(&self, route: &Route, buf: &mut [u8]) -> bool {
         let Some(seen) = self.router.see_clean(route) else { return false };
         let is_read = self.read_backing(route.request.offset_bytes, buf, route.class).is_ok();

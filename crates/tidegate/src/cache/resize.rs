@@ -1,5 +1,5 @@
-//! Requests for another size of a pool, one at a time. The steps are those of
-//! [`background::resize`](super::background::resize).
+//! Requests to resize a pool, one at a time. [`background::resize`](super::background::resize) has
+//! the steps.
 
 use std::sync::Arc;
 
@@ -10,12 +10,14 @@ use super::store::header::free_headers;
 use super::{CacheDevice, Core};
 use crate::sync::Ordering;
 
-/// A change of the size; dropping it ends it.
+/// A resize that is under way; dropping it ends it.
 struct UnderWay(Arc<Core>);
 
 impl UnderWay {
+    /// Begins a resize.
+    ///
     /// # Errors
-    /// Another one is under way, or the cache was shut down.
+    /// Another resize is under way, or the cache was shut down.
     fn begin(core: &Arc<Core>) -> Result<Self> {
         if core.background.resizing.is_under_way.swap(true, Ordering::SeqCst) {
             return Err(CacheError::Resizing);
@@ -36,21 +38,21 @@ impl Drop for UnderWay {
 }
 
 impl CacheDevice {
-    /// Makes the pool `pool_bytes` bytes long, rounded down to 4096, while requests go on. Pages in
-    /// the slots that leave are written to the backing where they are dirty, and then evicted.
-    /// Durable on return; until then a crash leaves the old size.
+    /// Makes the pool `pool_bytes` bytes long, rounded down to a multiple of 4096, while requests
+    /// go on. Cleans the dirty pages in the slots that leave, and evicts all pages there. The new
+    /// size is durable on return; a crash before leaves the old size.
     ///
     /// # Errors
-    /// The size does not do; another thread changes it; the backing or the memory failed, or the
-    /// device is shut down meanwhile: the pool has its old size. Where only the file cannot be cut,
-    /// it has the new one.
+    /// The size is not possible; another thread changes it; the backing or the memory failed; or
+    /// the device is shut down meanwhile: the pool has its old size. If only truncating the file
+    /// fails, the pool has the new size.
     pub fn resize(&self, pool_bytes: u64) -> Result<()> {
         let _under_way = UnderWay::begin(&self.core)?;
         resize(&self.core, pool_bytes)
     }
 
-    /// As [`resize`](Self::resize), on a thread of its own where slots have to leave before:
-    /// [`Resizing::details`] tells of its end.
+    /// Resizes the pool like [`resize`](Self::resize), on a thread of its own if slots have to
+    /// leave first. `Resizing::details` reports the result of that thread.
     pub(in crate::cache) fn begin_resize(&self, pool_bytes: u64) -> Result<()> {
         let core = Arc::clone(&self.core);
         let under_way = UnderWay::begin(&core)?;
@@ -76,11 +78,11 @@ fn resize(core: &Core, pool_bytes: u64) -> Result<()> {
         core.background.shrink_to(&plan.places)?;
     } else {
         core.store.region.grow(pool_bytes)?;
-        // Before the superblock says that they are headers.
+        // The new headers are void before the superblock says that they are headers.
         free_headers(&core.store.region, &plan.places, core.store.slots())?;
     }
-    // Slots that left are not used from here on, whatever becomes of this: where it fails the
-    // pool may have either size.
+    // Slots that left are not used from here on, even if this fails: the pool may have either size
+    // then.
     core.background.commit_size(&plan)?;
     resize_shards(core);
     if pool_bytes < before_bytes {
@@ -89,10 +91,10 @@ fn resize(core: &Core, pool_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// The shards get the slots that the pool has now.
+/// Gives the shards the slots that the pool has now.
 fn resize_shards(core: &Core) {
     let (places, choices) = (core.store.header.lock().places, core.choices.lock());
-    // One shard at a time: requests wait for one list of pages at most.
+    // One shard at a time, so that requests wait for at most one list of pages.
     core.background.each_resized(&places, Shard::resize);
     core.pages.notify_all();
     core.restart_promotion(&choices);

@@ -6,7 +6,7 @@ use super::CacheDevice;
 use super::router::Route;
 use crate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
 
-/// The device for one request, the bytes of which are those of `route`.
+/// The device for one request; `route` has the request's bytes.
 pub(super) struct Routed {
     pub(super) device: Arc<CacheDevice>,
     pub(super) route: Route,

@@ -1,5 +1,4 @@
-//! Requests are bytes, the cache has pages: which bytes are whole pages, and which are parts of
-//! one.
+//! Splits the bytes of requests into whole pages and parts of pages.
 
 use std::ops::Range;
 
@@ -12,31 +11,31 @@ pub(super) static ZERO_PAGE: [u8; PAGE] = [0; PAGE];
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) page: u64,
-    /// The first of them in the page.
+    /// First byte, in the page.
     pub(super) from: usize,
-    /// Where they lie in the request's data.
+    /// Position of the bytes in the request's data.
     pub(super) at: Range<usize>,
 }
 
 impl Part {
-    /// They are all of the page.
+    /// Returns whether the part is a whole page.
     pub(super) fn is_whole(&self) -> bool {
         self.at.len() == PAGE
     }
 }
 
-/// The pages that hold `len` bytes at `offset`.
+/// Returns the pages that hold `len` bytes at `offset`.
 pub(super) fn pages_of(offset: u64, len: u64) -> Range<u64> {
     let first = offset / PAGE_BYTES;
     if len == 0 { first..first } else { first..(offset + len).div_ceil(PAGE_BYTES) }
 }
 
-/// The pages that hold `bytes`.
+/// Returns the pages that hold `bytes`.
 pub(super) fn pages_in(bytes: &Range<u64>) -> Range<u64> {
     pages_of(bytes.start, bytes.end - bytes.start)
 }
 
-/// The bytes of `pages`.
+/// Returns the bytes of `pages`.
 pub(super) fn bytes_of(pages: &Range<u64>) -> Range<u64> {
     pages.start * PAGE_BYTES..pages.end * PAGE_BYTES
 }
@@ -46,17 +45,17 @@ pub(super) fn page_bytes(pages: u64) -> u64 {
     pages * PAGE_BYTES
 }
 
-/// The bytes of the backing that `len` bytes of data at `offset` are for.
+/// Returns the bytes of the backing for `len` bytes of data at `offset`.
 pub(super) fn bytes_at(offset: u64, len: usize) -> Range<u64> {
     offset..offset + len as u64
 }
 
-/// `bytes` are whole pages.
+/// Returns whether `bytes` are whole pages.
 pub(super) fn is_whole(bytes: &Range<u64>) -> bool {
     bytes.start.is_multiple_of(PAGE_BYTES) && bytes.end.is_multiple_of(PAGE_BYTES)
 }
 
-/// `len` bytes at `offset`, page by page.
+/// Splits `len` bytes at `offset` by page.
 pub(super) fn parts(offset: u64, len: usize) -> impl Iterator<Item = Part> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -69,7 +68,7 @@ pub(super) fn parts(offset: u64, len: usize) -> impl Iterator<Item = Part> {
     })
 }
 
-/// `bytes` in pieces: each is up to `pages_max` whole pages, or a part of one page.
+/// Splits `bytes` into pieces: each is up to `pages_max` whole pages, or a part of one page.
 pub(super) fn pieces(bytes: Range<u64>, pages_max: u64) -> impl Iterator<Item = Range<u64>> {
     let Range { mut start, end } = bytes;
     let whole_end = end - end % PAGE_BYTES;
@@ -87,27 +86,27 @@ pub(super) fn pieces(bytes: Range<u64>, pages_max: u64) -> impl Iterator<Item = 
 /// Most pages of a write that go to the backing at once.
 pub(super) const PIECE_PAGES: u64 = 256;
 
-/// What is written to some bytes of the backing.
+/// Data or zeroes for some bytes of the backing.
 pub(super) struct Content<'a> {
     pub(super) bytes: Range<u64>,
-    /// None: zeroes.
+    /// `None` for zeroes.
     pub(super) data: Option<&'a [u8]>,
 }
 
 impl<'a> Content<'a> {
-    /// `data` at `offset`.
+    /// Returns the content `data` at `offset`.
     pub(super) fn of(offset: u64, data: &'a [u8]) -> Self {
         Self { bytes: bytes_at(offset, data.len()), data: Some(data) }
     }
 
-    /// What of it is for `bytes`.
+    /// Returns the part for `bytes`.
     pub(super) fn part(&self, bytes: Range<u64>) -> Self {
         let at = |byte: u64| usize::try_from(byte - self.bytes.start).unwrap_or(usize::MAX);
         let data = self.data.map(|data| &data[at(bytes.start)..at(bytes.end)]);
         Self { bytes, data }
     }
 
-    /// In pieces that are written at once.
+    /// Splits the content into pieces that are written at once.
     pub(super) fn pieces(&self) -> impl Iterator<Item = Self> {
         pieces(self.bytes.clone(), PIECE_PAGES).map(|piece| self.part(piece))
     }
@@ -120,7 +119,7 @@ impl<'a> Content<'a> {
         self.bytes.end - self.bytes.start
     }
 
-    /// Zeroes for more pages than go to slots: the backing is asked.
+    /// Returns whether these are too many zeroes for slots, so that the backing has to zero them.
     pub(super) fn is_many_zeroes(&self) -> bool {
         self.data.is_none() && self.len_bytes() > PIECE_PAGES * PAGE_BYTES
     }

@@ -1,9 +1,9 @@
-//! Reads that are started: those of which the cache has nothing wait for the backing without a
-//! thread each.
+//! Reads that are started: a read that misses all of its pages waits for the backing without a
+//! thread.
 //!
-//! Such a read is of whole pages, and the cache has all of none of them. When the backing has
-//! answered, the versions of the pages decide: where one was changed meanwhile, the read is made
-//! once more, with a thread.
+//! Such a read has whole pages only, and no page is whole in the cache. When the backing has
+//! answered, the versions of the pages decide: if a page was changed meanwhile, a thread reads once
+//! more.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use crate::device::{AsyncRequest, Operation, OwnedOperation, Result, start_on_po
 use crate::stats::{Begun, RequestKind};
 use crate::tier::clock::now_ns;
 
-/// A read at the backing.
+/// A read that waits for the backing.
 struct StartedRead {
     device: Arc<CacheDevice>,
-    /// With the decision whether the pages are kept.
+    /// The route, with the decision whether the pages are cached.
     route: Route,
     missing: Vec<Missing>,
     begun: Begun,
@@ -37,7 +37,7 @@ impl Drop for StartedRead {
 }
 
 impl CacheDevice {
-    /// [`BlockDevice::start`](crate::device::BlockDevice::start).
+    /// Implements [`BlockDevice::start`](crate::device::BlockDevice::start).
     pub(super) fn start_request(self: Arc<Self>, mut request: AsyncRequest) {
         let kind = match request.owned() {
             OwnedOperation::Read { .. } => Some(Kind::Read),
@@ -88,7 +88,8 @@ impl CacheDevice {
 }
 
 impl StartedRead {
-    /// The backing has answered. This thread may be the backing's: nothing here waits.
+    /// Ends the read when the backing has answered. May run on a thread of the backing: never
+    /// waits.
     fn conclude(self, mut request: AsyncRequest, result: Result<()>) {
         let core = &self.device.core;
         core.pages.counters.count_core_read(self.route.class, self.missing.len() as u64, &result);
@@ -103,7 +104,8 @@ impl StartedRead {
         request.complete(stood.map(drop));
     }
 
-    /// Offers the pages that were read to the cache. Returns `false` if one was changed meanwhile.
+    /// Offers the pages that were read to the cache. Returns `false` if a page was changed
+    /// meanwhile.
     fn keep(&self, core: &Core, buf: &mut [u8]) -> Result<bool> {
         core.router.note_backing_read(buf.len(), self.began_ns);
         if core.pages.standing(&self.missing, buf)? < self.missing.len() {

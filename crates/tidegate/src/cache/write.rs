@@ -1,4 +1,4 @@
-//! Writes: into slots, or around the cache where the router says so.
+//! Writes: into slots, or around the cache if the router says so.
 
 use super::counters::{Counter, Tally};
 use super::pages::merge::{Demand, Entry};
@@ -11,10 +11,10 @@ use crate::device::{Attempt, Result};
 use crate::stats::RequestKind;
 
 impl Core {
-    /// Returns whether what a request misses is cached.
+    /// Returns whether to cache the pages that a request misses.
     ///
     /// # Errors
-    /// The class made place for it, and that failed.
+    /// Reclaiming slots of the IO class failed.
     pub(super) fn admits(&self, route: &Route) -> Result<bool> {
         if route.misses != Misses::IfAdmitted {
             return Ok(route.misses == Misses::Cached);
@@ -29,13 +29,14 @@ impl Core {
             )?)
     }
 
-    /// Stores `content`, dirty. Durable on return, or with atomic flush and unless `ask.fua`, when
-    /// its group is committed.
+    /// Stores `content`, dirty. It is durable on return; or, with atomic flush and without
+    /// `ask.fua`, when its group is committed.
     pub(super) fn write_content(&self, content: &Content<'_>, ask: Ask<'_>) -> Result<()> {
         self.store_content(content, self.writer.demand(ask), &mut |_| ())
     }
 
-    /// As [`write_content`](Self::write_content), and the slots hold whole pages afterwards.
+    /// Stores `content` like [`write_content`](Self::write_content), as whole pages; `note` gets
+    /// them.
     pub(super) fn write_whole_pages(
         &self,
         content: &Content<'_>,
@@ -58,8 +59,8 @@ impl Core {
         self.store_all(&entries, demand, note)
     }
 
-    /// Makes pages zero, dirty: without data, or with data where they keep their space on the
-    /// backing. Durable as for [`write_content`](Self::write_content).
+    /// Makes pages zero, dirty: without data, or with data if they keep their space on the backing.
+    /// They are durable when a [`write_content`](Self::write_content) would be.
     pub(super) fn zero_pages(
         &self,
         pages: impl Iterator<Item = u64>,
@@ -72,7 +73,7 @@ impl Core {
         self.store_all(&entries, demand, note)
     }
 
-    /// Stores all `entries`, and waits for what they need.
+    /// Stores all `entries`. Waits for slots, reads base pages and commits groups where needed.
     fn store_all(
         &self,
         mut entries: &[Entry<'_>],
@@ -102,7 +103,7 @@ impl Core {
         Ok(())
     }
 
-    /// Writes where there are slots, as an attempt; one that misses a page has to be admitted.
+    /// Attempts a write, which succeeds if there are free slots and no page has to be admitted.
     pub(super) fn attempt_write(&self, route: &Route, data: &[u8], fua: bool) -> Attempt {
         let pages = route.pages();
         if data.len() > BATCH_PAGES_MAX * PAGE
