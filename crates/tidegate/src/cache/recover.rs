@@ -1,16 +1,17 @@
-//! Opening a pool, after a crash too: the index from the headers, and nothing is thrown away.
+//! Opens a pool, after a crash too: builds the index from the headers, and loses no data.
 //!
-//! 1. All headers are read. One with a wrong check is a write that never finished: its slot is
+//! 1. All headers are read. A header with a wrong check belongs to an unfinished write: its slot is
 //!    free.
-//! 2. Of each lane's newest batch the data is compared with its checksum: only there a crash can
+//! 2. The data of each lane's newest batch is compared with its checksum: only there can a crash
 //!    have left a header without its data.
-//! 3. What counts of the newest batches is written back and fenced: a process that was killed may
-//!    have left it in the CPU's caches, and older versions go next. So may it have left the words
-//!    that voided headers.
+//! 3. The valid slots of the newest batches are written back and fenced, because a process that was
+//!    killed may have left them in the CPU's caches, and older versions are voided next. For the
+//!    same reason, the words that voided headers are written back.
 //! 4. Older versions of a page, unfinished headers, unfinished data, and members of groups that no
 //!    flush committed are voided, and fenced.
 //!
-//! A crash in between leaves what this finds again: steps 3 and 4 change nothing that counts.
+//! A crash during recovery is harmless: steps 3 and 4 change nothing that counts, so the next
+//! recovery finds the same versions.
 
 use std::collections::{BTreeSet, HashMap};
 use std::panic::resume_unwind;
@@ -59,66 +60,66 @@ use crate::tier::version_locks::VersionLocks;
 
 type Result<T> = std::result::Result<T, CacheError>;
 
-/// Clean pages that are compared with the backing, about.
+/// Approximate number of clean pages that are compared with the backing.
 const SAMPLES: u32 = 16;
-/// Most headers that are read at once: those of a run.
+/// Most headers that are read at once, as one run.
 const HEADERS_AT_ONCE: usize = 64;
 /// Most threads that read headers.
 const THREADS_MAX: usize = 4;
 
-/// What was found in a cache when it was opened.
+/// Findings of recovery, when a cache was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Pages that the cache holds.
     pub pages: u64,
-    /// Those of them that the backing may lack.
+    /// Cached pages that the backing may lack.
     pub dirty_pages: u64,
-    /// Headers and data of writes that never finished.
+    /// Headers and data of unfinished writes.
     pub unfinished: u64,
-    /// Older versions of pages that were left.
+    /// Older versions of pages that were still there.
     pub older: u64,
-    /// Pages that were written with atomic flush after the last flush: none of them counts.
+    /// Pages that were written with atomic flush after the last flush: they do not count.
     pub uncommitted: u64,
-    /// Clean pages that were given up, for the backing is another one or was changed.
+    /// Clean pages that were given up, because the backing is another one or was changed.
     pub forgotten: u64,
-    /// Lanes in whose last batch data is not what its checksum says: nothing tells whether its
-    /// write was acknowledged.
+    /// Lanes whose last batch has data that does not match its checksum. The pool cannot tell
+    /// whether that write was acknowledged.
     pub doubtful_lanes: u64,
-    /// Slots of such batches whose data differs by one bit from its checksum: damage, most likely.
+    /// Slots of such batches whose data differs from its checksum by one bit: most likely damage.
     pub changed: u64,
-    /// Where the page of the first of those begins.
+    /// Offset of the page of the first such slot.
     pub first_changed_offset: Option<u64>,
 }
 
 /// How the data of a slot compares with its checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Data {
-    /// It is what the checksum says.
+    /// The data matches its checksum.
     Whole,
-    /// It differs by one bit.
+    /// The data differs by one bit.
     OneBitOff,
-    /// It differs in any other way.
+    /// The data differs in any other way.
     Other,
 }
 
-/// The slots of a pool, as one pass over its headers finds them.
+/// The slots of a pool, for a pass over their headers.
 #[derive(Clone, Copy)]
 pub(super) struct Scan<'a> {
     pub(super) region: &'a Region,
     pub(super) header: &'a CacheHeader,
 }
 
-/// A slot and what its header says.
+/// A slot and the content of its header.
 pub(super) struct Scanned {
     pub(super) slot: u32,
     pub(super) decoded: Decoded,
-    /// It is split by a header of which one bit was changed. The header is right in any case:
-    /// before one is stored all parts are void.
+    /// The slot's header says with one changed bit that the slot is split. That is true in any
+    /// case: all parts are void before a split header is stored.
     pub(super) is_changed_split: bool,
 }
 
 impl Scan<'_> {
-    /// Shows every slot to `see`, and keeps none in memory.
+    /// Passes every slot to `see`, and keeps none in memory.
     pub(super) fn each(&self, mut see: impl FnMut(Scanned) -> Result<()>) -> Result<()> {
         let mut read_once = ReadOnce::new(self.region);
         self.each_chunk(|first, headers| {
@@ -131,7 +132,7 @@ impl Scan<'_> {
         })
     }
 
-    /// Shows the slots of shard `part`, and of each `step`th one behind it, to `see`, some at a
+    /// Passes the slots of shard `part`, and of every `step`th shard behind it, to `see`, some at a
     /// time.
     fn each_of(
         &self,
@@ -154,7 +155,7 @@ impl Scan<'_> {
         })
     }
 
-    /// Shows `slot`, which has the header `bytes`, to `see`, and then its parts if it is split.
+    /// Passes `slot`, which has the header `bytes`, to `see`, and then its parts if it is split.
     fn show(
         &self,
         slot: u32,
@@ -169,8 +170,8 @@ impl Scan<'_> {
         if decoded == Decoded::Split { self.show_parts(slot, see) } else { Ok(()) }
     }
 
-    /// Shows the parts that `slot` can have to `see`. No header counts that lies in the units of a
-    /// part before: all of these are void before that one is stored.
+    /// Passes the parts that `slot` can have to `see`. A header within the units of an earlier part
+    /// does not count: these headers are all void before the earlier part's header is stored.
     fn show_parts(&self, slot: u32, see: &mut impl FnMut(Scanned) -> Result<()>) -> Result<()> {
         let mut headers = [0; ALL_PART_HEADERS];
         self.region.read(self.header.places.header(part_of(slot, 0)), &mut headers)?;
@@ -190,7 +191,7 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// Shows the bytes of headers to `see`, some at a time, with the slot of the first one.
+    /// Passes the bytes of headers to `see`, some at a time, with the slot of the first one.
     fn each_chunk(&self, mut see: impl FnMut(u32, &[[u8; HEADER]]) -> Result<()>) -> Result<()> {
         let places = self.header.places;
         let mut bytes = [0; HEADERS_AT_ONCE * HEADER];
@@ -202,14 +203,15 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// What the header of `slot`, which is none, says with one bit changed, and that bit.
+    /// Returns the bit that makes the bad header of `slot` valid if it is changed, with that
+    /// header.
     pub(super) fn changed(&self, slot: u32) -> Result<Option<(usize, Decoded)>> {
         let mut bytes = [0; HEADER];
         self.region.read(self.header.places.header(slot), &mut bytes)?;
         Ok(SlotHeader::decode_changed(&bytes, self.header.salt, slot))
     }
 
-    /// The data of the page `found`. None: it is not what its header says.
+    /// Returns the data of the page `found`; `None` if it does not match its header.
     fn page(&self, found: &Found) -> Result<Option<[u8; PAGE]>> {
         let mut data = [0; PAGE];
         if found.zero {
@@ -245,11 +247,12 @@ impl Scan<'_> {
         if slots.is_empty() { Ok(()) } else { Ok(self.region.fence()?) }
     }
 
-    /// Takes the verdicts of `slots`, whose headers are durably void, away, durably.
+    /// Clears the verdicts of `slots`, whose headers are durably void. The verdicts are durably
+    /// gone on return.
     ///
-    /// Versions of void headers are not known here, so one may be given out again. The verdict of
-    /// the version before would then hold for a header that was stored in part: a page whose bytes
-    /// the backing lacks would count as clean. A slot gets a new header only after this fence.
+    /// The versions of void headers are unknown here, so such a version may be given out again. The
+    /// old verdict would then hold for a header that was stored only in part: a page whose bytes
+    /// the backing lacks would count as clean. So a slot gets a new header only after this fence.
     fn clear_verdicts<'b>(&self, slots: impl Iterator<Item = &'b u32>) -> Result<()> {
         let mut has_cleared = false;
         for slot in slots {
@@ -269,7 +272,7 @@ impl Scan<'_> {
     }
 }
 
-/// The newest batch of each lane: its number and its slots.
+/// The number and the slots of each lane's newest batch.
 #[derive(Default)]
 pub(super) struct Newest {
     batches: Vec<(u64, Vec<(u32, SlotHeader)>)>,
@@ -303,48 +306,47 @@ impl Newest {
         self.batches.iter().flat_map(|(_, members)| members)
     }
 
-    /// A batch of the same lane as `header` came after it.
+    /// Returns whether a later batch followed that of `header` in its lane.
     pub(super) fn is_newer_than(&self, header: &SlotHeader) -> bool {
         self.batches.get(usize::from(header.lane)).is_some_and(|(batch, _)| *batch > header.batch)
     }
 
-    /// The numbers of the batches, of at least [`LANES`] lanes.
+    /// Returns the numbers of the batches, of at least [`LANES`] lanes.
     fn numbers(&self) -> Vec<u64> {
         let known = self.batches.iter().map(|(batch, _)| *batch);
         known.chain(std::iter::repeat(0)).take(self.batches.len().max(LANES.into())).collect()
     }
 }
 
-/// The state of a recovery: of the whole pool, or of what one thread has read of it.
+/// The state of a recovery, of the whole pool or of one thread's part.
 #[derive(Default)]
 struct Recovery {
     shards: Shards,
     newest: Newest,
     newest_version: u64,
-    /// The last page of which there is a header.
+    /// The last page that has a header.
     last_page: u64,
-    /// The last group of which the members count.
+    /// The last committed group: its members count.
     committed_group: u64,
-    /// What to tell of it, as far as it was counted.
+    /// The findings, as far as they are counted.
     found: Recovered,
     /// Slots that hold an older version of a page.
     older: Vec<Found>,
-    /// By the slot of a record: the version of the page over which it lies.
+    /// By the slot of a record: the version of the page under the record.
     over: HashMap<u32, u64>,
-    /// Slots whose headers are to be voided.
+    /// Slots whose headers have to be voided.
     void: Vec<u32>,
     /// Slots whose voided headers may not be durable yet.
     voided: Vec<u32>,
-    /// Slots that are split, of which the headers may not be durable yet; and whether one bit of
-    /// them was changed.
+    /// Split slots whose headers may not be durable yet, and whether one bit of the header changed.
     split: Vec<(u32, bool)>,
-    /// Of the newest batches, those that hold data which is not what its checksum says.
+    /// Lanes whose newest batch has data that does not match its checksum.
     doubtful_lanes: BTreeSet<u16>,
     /// A slot with a page of another shard.
     misplaced: Option<u32>,
 }
 
-/// Each `step`th one of the `count` shards of a pool.
+/// Every `step`th of the `count` shards of a pool.
 #[derive(Default)]
 struct Shards {
     of: Vec<Shard>,
@@ -410,13 +412,13 @@ pub(super) fn open(
     header.restore(&region)?;
     let core = core_of(region, backing, geometry, header, recovery, choices, options);
     core.begin();
-    // What an earlier process wrote around the cache may wait for a flush. Where this one fails,
-    // the next flush tries again, and nothing is kept of what is read before.
+    // An earlier process may have written around the cache without a flush. If this flush fails,
+    // the next one tries again, and pages that are read before that are not cached.
     let _ = core.pages.flush_backing();
     Ok((core, found))
 }
 
-/// Threads that read headers: more of them wait for the memory.
+/// Returns the number of threads that read headers: more threads would wait for the memory.
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, |cpus| cpus.get().min(THREADS_MAX))
 }
@@ -508,8 +510,8 @@ fn geometry_over(
         preferred_bytes: below.preferred_bytes.max(4096),
         read_only: below.read_only,
         atomic_block: true,
-        // With atomic flush a crash takes writes back; modes that write around the cache leave them
-        // in the backing's own.
+        // With atomic flush a crash undoes writes; modes that write around the cache leave writes
+        // in the backing's own cache.
         volatile_cache: atomic_flush || below.volatile_cache,
         fast_zero: below.fast_zero,
         keeps_data: true,
@@ -517,7 +519,8 @@ fn geometry_over(
 }
 
 impl Recovery {
-    /// Reads all headers by `threads` threads. Each has shards of its own, and so slots of its own.
+    /// Reads all headers with `threads` threads. Each has shards of its own, and so slots of its
+    /// own.
     fn read(
         scan: &Scan<'_>,
         replacement: &'static ReplacementEntry,
@@ -580,8 +583,8 @@ impl Recovery {
         whole
     }
 
-    /// Reads where the pages of `scanned` will be looked for. The index is larger than the CPU's
-    /// caches: so the reads wait for the memory together, not one after the other.
+    /// Reads the index cells that `scanned` will need. The index is larger than the CPU's caches:
+    /// so the reads wait for the memory together, not one after the other.
     fn look_up_ahead(&self, scanned: &[Scanned]) {
         let Shards { of, sharding, step } = &self.shards;
         let pages = scanned.iter().filter_map(|it| match it.decoded {
@@ -623,7 +626,7 @@ impl Recovery {
         }
     }
 
-    /// The header or the data of `slot` is unfinished.
+    /// Records that the header or the data of `slot` is unfinished.
     fn give_up(&mut self, slot: u32) {
         self.found.unfinished += 1;
         self.void.push(slot);
@@ -640,10 +643,10 @@ impl Recovery {
         }
     }
 
-    /// Looks at the data of the newest batches, and makes what counts of them durable.
+    /// Checks the data of the newest batches, and writes back the slots that count.
     fn check_batches(&mut self, scan: &Scan<'_>) -> Result<()> {
         let Scan { region, header } = *scan;
-        // A member of a group was fenced before the group's commit, and counts only after it.
+        // A group's members were fenced before the commit, and count only after it.
         let members = self.newest.members().filter(|(_, found)| found.group == 0);
         let members: Vec<_> = members.copied().collect();
         for (slot, found) in members {
@@ -662,9 +665,9 @@ impl Recovery {
         Ok(())
     }
 
-    /// Keeps what is to be said of a member of a newest batch whose data is not whole. One bit of
-    /// it may have changed; a slot that held almost the same before looks so too where a crash
-    /// kept its new data off the medium. So the version before it counts in either case.
+    /// Records a member of a newest batch whose data is not whole. One of its bits may have
+    /// changed. But a slot that held almost the same data before looks equal if a crash kept the
+    /// new data off the medium. So the version before it counts in either case.
     fn note_doubt(&mut self, found: &SlotHeader, data: Data) {
         self.doubtful_lanes.insert(found.lane);
         if data == Data::OneBitOff {
@@ -673,8 +676,8 @@ impl Recovery {
         }
     }
 
-    /// `found` is unfinished: the version before it counts, which was not written over, for that
-    /// waits for the fence that `found` lacks.
+    /// Removes `found`, which is unfinished. The version before it counts. That version was not
+    /// overwritten, because its slot is free only after the fence that `found` lacks.
     fn remove_unfinished(&mut self, found: &Found) {
         self.give_up(found.slot);
         self.older.retain(|older| older.slot != found.slot);
@@ -688,8 +691,8 @@ impl Recovery {
         }
     }
 
-    /// Some clean pages are not what the backing has, which another program changed then. A backing
-    /// that cannot be read says nothing, and none that keeps nothing.
+    /// Returns whether a sample of clean pages differs from the backing, which another program
+    /// changed then. A backing that cannot be read or keeps no data proves nothing.
     fn differs(&self, scan: &Scan<'_>, backing: &dyn BlockDevice) -> Result<bool> {
         let geometry = backing.geometry();
         let pages = if geometry.keeps_data { geometry.size_bytes() / PAGE_BYTES } else { 0 };
@@ -704,15 +707,15 @@ impl Recovery {
         Ok(false)
     }
 
-    /// Some clean pages, of all shards.
+    /// Returns some clean pages of each shard.
     fn samples(&self) -> Vec<Found> {
         let share = SAMPLES.div_ceil(self.shards.sharding.count.max(1));
         self.shards.of.iter().flat_map(|shard| shard.clean_samples(share)).collect()
     }
 
-    /// The backing is another one, or another program wrote to it: dirty pages are for it where it
-    /// `adopts` them, else there is the error `refusal` of their number; clean ones mean nothing,
-    /// and are given up.
+    /// Gives up all clean pages, because the backing is another one or another program wrote to it.
+    /// Fails with `refusal` of the number of dirty pages if there are any, unless the backing
+    /// `adopts` them.
     fn forget_clean(
         &mut self,
         adopts: bool,
@@ -732,7 +735,8 @@ impl Recovery {
         Ok(())
     }
 
-    /// Pages behind the end of a backing that became smaller.
+    /// Gives up pages behind the end of a backing that became smaller. Fails if such a page is
+    /// dirty.
     fn check_fit(&mut self, pages: u64) -> Result<()> {
         if self.last_page < pages {
             return Ok(());
@@ -750,8 +754,9 @@ impl Recovery {
         Ok(())
     }
 
-    /// Finds the pages over which records lie among the older versions. Where one is gone the
-    /// record is of no use: a dirty one is kept as a damaged page, a clean one is in the backing.
+    /// Finds the pages under records among the older versions. A record without its page is
+    /// useless: a dirty one is kept as a damaged page, a clean one is given up, since the backing
+    /// has its data.
     fn find_bases(&mut self) {
         let mut bases = HashMap::new();
         let over = std::mem::take(&mut self.over);
@@ -780,7 +785,7 @@ impl Recovery {
         }
     }
 
-    /// Makes durable what counts, and then voids what does not.
+    /// Makes all that counts durable, and then voids the rest.
     fn finish(&mut self, scan: &Scan<'_>, threads: usize) -> Result<Recovered> {
         let Scan { region, header } = *scan;
         for (slot, _) in self.split.iter().filter(|(_, is_changed)| *is_changed) {
@@ -792,14 +797,14 @@ impl Recovery {
             .iter()
             .chain(split)
             .try_for_each(|slot| region.write_back(header.places.header(*slot), HEADER_BYTES))?;
-        // A commit counts by now, and so is durable before the versions go that it replaced.
+        // A commit counts by now, so it is durable before the versions that it replaced are voided.
         let commit_words = header.superblock.data_offset + commit_offset(0);
         region.write_back(commit_words, PAGE_BYTES)?;
-        // Newer versions are durable before older ones go: invariant 3 of the cache.
+        // Newer versions are durable before older ones are voided: invariant 3 of the cache.
         region.fence()?;
         self.find_bases();
         let older: Vec<u32> = self.older.iter().map(|it| it.slot).collect();
-        // Older versions go before pages that leave the cache.
+        // Older versions are voided before pages that leave the cache.
         scan.void_all(&older)?;
         scan.void_all(&self.void)?;
         let split = self.split.iter().map(|(slot, _)| slot);
@@ -830,7 +835,7 @@ impl Recovery {
     }
 }
 
-/// The pages that `shard` holds.
+/// Returns all pages in `shard`.
 fn all_of(shard: &Shard) -> Vec<Found> {
     let mut all = Vec::new();
     shard.each_live(|found| all.push(found));
@@ -844,7 +849,7 @@ mod tests {
     use super::super::tests::{PAGES, SHARDED, memory, open, pool, write};
     use super::*;
 
-    /// A version that is not known here may be given out once more, in the same slot.
+    /// A version that is unknown here may be given out once more, in the same slot.
     #[test]
     fn a_void_header_has_no_verdict_when_its_slot_is_written_again() {
         let (region, backing) = (pool(64), memory());

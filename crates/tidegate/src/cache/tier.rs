@@ -1,6 +1,5 @@
-//! What a cache says of itself, and how it is drained and tuned. Its counters have the names that
-//! Open CAS gives them: the backing is its *core*, the device that clients see its *exported
-//! object*.
+//! State, drain and settings of a cache. Its counters have the names of Open CAS, whose *core* is
+//! the backing, and whose *exported object* is the device that clients see.
 
 use serde_json::json;
 
@@ -51,12 +50,12 @@ const FALLBACK: Metric = Metric::gauge(
 const MODE: &str = "mode";
 const SIZE: &str = "size";
 const SIZE_HELP: &str = "size of the pool; a smaller one writes dirty pages to the backing first";
-/// Behind a mode: all dirty pages are cleaned before the setting returns.
+/// Suffix of a mode: all dirty pages are cleaned before the setting returns.
 const FLUSH_SUFFIX: &str = "+flush";
-/// What `mode` may be set to, in words.
+/// Values of `mode`, in words.
 const MODES: &str = "wb, wt, wa, wi, wo or pt, and +flush behind it to clean all dirty pages";
 
-/// The mode that `value` names, and whether all dirty pages are cleaned too.
+/// Returns the mode that `value` names, and whether all dirty pages are cleaned too.
 fn mode_of(value: &str) -> std::result::Result<(Mode, bool), SettingError> {
     let (name, flushes) = match value.strip_suffix(FLUSH_SUFFIX) {
         Some(name) => (name, true),
@@ -76,7 +75,7 @@ fn not_atomic(value: &str) -> SettingError {
 }
 
 impl CacheDevice {
-    /// What there is to say of atomic flush, where it is on.
+    /// Returns a line about atomic flush if it is on.
     fn atomic_flush_line(&self, waiting: u64) -> Option<Line> {
         self.core.pages.groups.as_ref()?;
         let groups = self.core.pages.counters.get(Counter::GroupsCommitted);
@@ -86,8 +85,8 @@ impl CacheDevice {
         Some(line("atomic flush", said))
     }
 
-    /// Changes the mode. Where the pages that are to be cleaned cannot be, the mode is the one of
-    /// before again.
+    /// Changes the mode. If dirty pages have to be cleaned and that fails, restores the mode of
+    /// before.
     fn set_mode_text(&self, value: &str) -> std::result::Result<(), SettingError> {
         let wrong = |expected: String| SettingError::value(MODE, value, expected);
         let (mode, flushes) = mode_of(value)?;
@@ -192,7 +191,7 @@ impl Tier for CacheDevice {
         self.core.backing.keeps_dirty.store(true, Ordering::SeqCst);
         self.core.background.resizing.abandon();
         self.workers.abandon();
-        // Writers that wait for a thread make free slots by themselves now.
+        // Writers that wait for a background thread make free slots by themselves now.
         self.core.pages.notify_all();
     }
 
@@ -274,7 +273,7 @@ impl Router {
         self.mode().to_string()
     }
 
-    /// What the IO classes use, where there are any but class 0: by class.
+    /// Returns the usage of each IO class; nothing if there is class 0 alone.
     fn class_usage(&self) -> Vec<(Class, ClassUsage)> {
         let mut usage = [ClassUsage::default(); CLASSES];
         self.pages.each_shard(|shard| {
@@ -305,7 +304,7 @@ impl Router {
         self.class_usage().into_iter().map(shown).collect()
     }
 
-    /// Usage, requests and blocks of each IO class, as those of the cache.
+    /// Collects usage, requests and blocks of each IO class, by the names that the cache uses.
     fn collect_classes(&self, collector: &mut Collector) {
         for (class, usage) in self.class_usage() {
             collector.labelled("io_class", class.id.to_string(), |collector| {

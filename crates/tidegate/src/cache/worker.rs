@@ -1,4 +1,4 @@
-//! A worker of a cache: keeps what was read, evicts and cleans ahead of need.
+//! A worker of a cache: caches pages that were read, evicts and cleans ahead of need.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use super::Core;
 use super::background::Progress;
 use crate::tier::background::{Step, Work};
 
-/// After a failure: when to try again, unless a writer waits for a free slot before.
+/// Time until another try after a failure, unless a writer waits for a free slot before.
 const RETRY_NS: u64 = 1_000_000_000;
-/// When to look again at pages that other writes keep busy.
+/// Time until another look at pages that other writes keep busy.
 const MOMENT_NS: u64 = 1_000_000;
-/// When to look again for pages to keep, after some were kept. Reads that miss come one after the
-/// other, and to wake an idle worker costs a reader some microseconds each time.
+/// Rest after a fill, before the next look for pages to fill. Reads that miss come one after the
+/// other, and waking an idle worker costs a reader some microseconds each time.
 const FILL_REST_NS: u64 = 250_000;
 
 /// A worker of a cache; there are two, so that a batch is copied while another one is written.
@@ -31,7 +31,7 @@ impl Work for Worker {
             Ok(Progress::Filled) => Step::rest(FILL_REST_NS),
             Ok(Progress::Blocked) => Step::rest(MOMENT_NS),
             Err(_) => {
-                // Writers that wait look at the ledger.
+                // Waiting writers look at the ledger.
                 core.pages.notify_all();
                 Step::rest(RETRY_NS)
             }

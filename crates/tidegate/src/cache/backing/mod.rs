@@ -35,7 +35,8 @@ pub(super) struct Backing {
 }
 
 impl Backing {
-    /// Reads at `offset` from the backing for `class`, by whole pages where that has larger blocks.
+    /// Reads at `offset` from the backing for `class`; whole pages if the backing has larger
+    /// blocks.
     pub(in crate::cache) fn read(&self, offset: u64, buf: &mut [u8], class: u8) -> Result<()> {
         let range = pages_of(offset, buf.len() as u64);
         let read_core = |offset: u64, buf: &mut [u8]| {
@@ -54,7 +55,7 @@ impl Backing {
         Ok(())
     }
 
-    /// A flush has to go on to the backing: that has writes that it has not flushed.
+    /// Returns whether a flush has to go on to the backing, because that has unflushed writes.
     pub(in crate::cache) fn passes_flush_on(&self) -> bool {
         if self.keeps_dirty.load(Ordering::SeqCst) {
             return self.traffic.needs_own_flush();
@@ -62,10 +63,11 @@ impl Backing {
         self.traffic.needs_flush() || !self.written.lock().is_empty()
     }
 
-    /// Does `work` with the backing outside of a client's flush. Where the backing fails, and
-    /// acknowledged writes went around the cache that it had not flushed when the work began, the
-    /// client's next flush fails too: a backing may tell only once that it lost them. All others
-    /// are durable in the pool. Where the pool fails, the next flush does in any case.
+    /// Does `work` with the backing outside of a client's flush. If the backing fails, and
+    /// acknowledged writes that went around the cache were unflushed when the work began, the
+    /// client's next flush fails too, because a backing may report only once that it lost such
+    /// writes. All other writes are durable in the pool. If the pool fails, the next flush fails in
+    /// any case.
     pub(in crate::cache) fn apart_from_flushes<T>(
         &self,
         work: impl FnOnce() -> std::result::Result<T, Failed>,
@@ -76,7 +78,7 @@ impl Backing {
         })
     }
 
-    /// `bytes` are whole blocks of the backing.
+    /// Returns whether `bytes` are whole blocks of the backing.
     pub(super) fn takes(&self, bytes: &Range<u64>) -> bool {
         let block = u64::from(self.device.geometry().block_bytes);
         bytes.start.is_multiple_of(block) && bytes.end.is_multiple_of(block)
@@ -97,20 +99,20 @@ impl Backing {
             Ok(()) => self.counters.add_of(class, Counter::CoreWrites, pages.end - pages.start),
             Err(_) => self.counters.add(Counter::CoreWriteErrors, 1),
         }
-        // Also after a failure: a part may have been written. With FUA it is flushed, but a flush
-        // says so to the fills too.
+        // Even after a failure: a part may have been written. With FUA the write is flushed, but
+        // the fills learn that only from a flush.
         for bucket in Traffic::buckets(pages) {
             self.traffic.bypassed(bucket);
         }
         written
     }
 
-    /// A block of the device is whole blocks of the backing.
+    /// Returns whether a block of the device is whole blocks of the backing.
     pub(super) fn takes_blocks(&self) -> bool {
         self.geometry.block_bytes.is_multiple_of(self.device.geometry().block_bytes)
     }
 
-    /// Has the backing work on `requests`, and counts those that it fails as `errors`.
+    /// Submits `requests` to the backing, and counts the failed ones as `errors`.
     pub(in crate::cache) fn submit(
         &self,
         mut requests: Vec<Request<'_>>,

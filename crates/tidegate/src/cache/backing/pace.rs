@@ -1,8 +1,8 @@
 //! The pace of cleaning ahead of need, which yields to requests in two ways.
 //!
-//! Users may set a limit of bytes a second. After a batch beside which requests were at the backing
-//! too, cleaning rests for as long as the batch took, so these requests have at least half of the
-//! backing's time. Neither holds where writers need free slots.
+//! Users may set a limit of bytes a second. And if requests were at the backing beside a batch,
+//! cleaning rests for as long as the batch took, so that requests have at least half of the
+//! backing's time. Neither limit holds if writers need free slots.
 
 use std::sync::Arc;
 
@@ -14,15 +14,15 @@ const SECOND_NS: u128 = 1_000_000_000;
 /// How fast the cache is cleaned ahead of need.
 #[derive(Default)]
 pub(in crate::cache) struct Pace {
-    /// Most bytes a second; 0: no limit.
+    /// Most bytes a second; 0 for no limit.
     rate_bytes: AtomicU64,
     /// Requests of clients at the backing.
     foreground: Arc<AtomicU32>,
-    /// Cleaning yields to them.
+    /// Cleaning yields to requests of clients.
     yields: bool,
-    /// When the next batch may begin; 0: at once.
+    /// Time when the next batch may begin; 0 for at once.
     free_at_ns: AtomicU64,
-    /// The policy wants to know of requests.
+    /// The cleaning policy needs the time of the last request.
     pub(in crate::cache) hears: AtomicBool,
     pub(in crate::cache) last_request_ns: AtomicU64,
 }
@@ -37,7 +37,7 @@ impl Drop for Foreground {
 }
 
 impl Pace {
-    /// Without a limit.
+    /// Returns a pace without a limit.
     pub(in crate::cache) fn new(yields: bool) -> Self {
         Self { yields, ..Self::default() }
     }
@@ -47,13 +47,13 @@ impl Pace {
         self.free_at_ns.store(0, Ordering::Relaxed);
     }
 
-    /// A request of a client goes to the backing.
+    /// Counts a client's request at the backing until the result is dropped.
     pub(in crate::cache) fn foreground(&self) -> Foreground {
         self.foreground.fetch_add(1, Ordering::Relaxed);
         Foreground(Arc::clone(&self.foreground))
     }
 
-    /// Requests of clients at the backing.
+    /// Returns the number of clients' requests at the backing.
     pub(in crate::cache) fn foreground_requests(&self) -> u32 {
         self.foreground.load(Ordering::Relaxed)
     }
@@ -62,19 +62,19 @@ impl Pace {
         self.yields && self.foreground.load(Ordering::Relaxed) > 0
     }
 
-    /// A request of a client came.
+    /// Notes the time of a client's request, if the cleaning policy needs it.
     pub(in crate::cache) fn note_request(&self) {
         if self.hears.load(Ordering::Relaxed) {
             self.last_request_ns.store(now_ns(), Ordering::Relaxed);
         }
     }
 
-    /// When the next batch may begin; 0: at once.
+    /// Returns the time when the next batch may begin; 0 for at once.
     pub(in crate::cache) fn free_at_ns(&self) -> u64 {
         self.free_at_ns.load(Ordering::Relaxed)
     }
 
-    /// A batch may begin at `now_ns`.
+    /// Returns whether a batch may begin at `now_ns`.
     pub(in crate::cache) fn is_free(&self, now_ns: u64) -> bool {
         if self.free_at_ns() > now_ns {
             return false;
@@ -83,7 +83,7 @@ impl Pace {
         true
     }
 
-    /// A batch of `bytes` took the time from `began_ns` to `now_ns`.
+    /// Sets when the next batch may begin, after a batch of `bytes` from `began_ns` to `now_ns`.
     pub(in crate::cache) fn batch_ended(
         &self,
         bytes: u64,

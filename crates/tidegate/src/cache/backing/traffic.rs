@@ -1,14 +1,15 @@
 //! Writes to the backing that are under way, by bucket of pages.
 //!
-//! Two writes of one page to the backing may arrive there in either order. So a writer that must
-//! know which was the last asks whether it was *alone* from begin to end: no other write to a page
-//! of its bucket overlapped it.
+//! Two writes of one page to the backing may arrive there in either order. A writer that must know
+//! the last one asks whether its write was *alone* from begin to end: no other write to a page of
+//! its bucket overlapped it.
 //!
-//! A writer that goes around the cache waits for cleaners of its own pages alone: the pages that a
-//! cleaner has in hand are announced too, for a batch shares a bucket with most large writes.
+//! A writer that goes around the cache waits only for cleaners of its own pages. So cleaners
+//! announce the pages of their batches too, because a batch shares a bucket with most large writes.
 //!
-//! Also by bucket: since when a write that went around the cache waits for a flush of the backing.
-//! Until then the backing may lose it, so no page of the bucket is filled from the backing.
+//! Each bucket also has the epoch of its last write around the cache, which may wait for a flush of
+//! the backing. Until that flush the backing may lose the write, so no page of the bucket is filled
+//! from the backing.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,11 +20,11 @@ use crate::cache::pages::table::hash;
 use crate::sync::{AtomicU64, Ordering};
 
 const BUCKETS: usize = 4096;
-/// A word counts all writes so far in its upper half.
+/// Upper half of a word: all writes so far.
 const BEGUN: u64 = 1 << 32;
-/// Those under way it counts in its lower half: the cleaners' in the upper part of that.
+/// Lower half of a word: writes under way, with the cleaners' writes in its upper part.
 const UNDER_WAY: u64 = BEGUN - 1;
-/// The epoch of what was written before the pool was opened.
+/// The epoch of writes before the pool was opened.
 const BEFORE: u64 = 1;
 const ONE: u64 = 1;
 const ONE_CLEANING: u64 = 1 << 16;
@@ -31,20 +32,20 @@ const ONE_CLEANING: u64 = 1 << 16;
 /// Writes to the backing.
 pub(in crate::cache) struct Traffic {
     words: Box<[AtomicU64]>,
-    /// The pages of each batch of a cleaner, in order: announced from before its writes begin until
-    /// they have ended.
+    /// The pages of each cleaner's batch, in order, from before the batch's writes begin until they
+    /// have ended.
     batches: Mutex<Vec<Arc<[u64]>>>,
     /// By bucket: the epoch of the last write that went around the cache.
     bypassed: Box<[AtomicU64]>,
     /// Grows with each flush of the backing that begins.
     epoch: AtomicU64,
-    /// The last epoch of which all writes are flushed.
+    /// The last epoch that is flushed, with all of its writes.
     flushed: AtomicU64,
     /// The last epoch with a write around the cache.
     last_bypassed: AtomicU64,
 }
 
-/// The state of a bucket, for a look whether it changed.
+/// The state of a bucket, to be compared with a later one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cache) struct Seen(u64);
 
@@ -59,12 +60,13 @@ impl Seen {
 pub(in crate::cache) struct Passage {
     bucket: usize,
     seen: Seen,
-    /// What it counts for among those under way.
+    /// Its count in the lower half of the word.
     one: u64,
 }
 
 impl Traffic {
-    /// No write is under way. What was written before is flushed only by the next flush.
+    /// Returns traffic without a write under way. Earlier writes are flushed only by the next
+    /// flush.
     pub(in crate::cache) fn new() -> Self {
         let words = |value| (0..BUCKETS).map(|_| AtomicU64::new(value)).collect();
         Self {
@@ -77,12 +79,12 @@ impl Traffic {
         }
     }
 
-    /// The bucket of `page`.
+    /// Returns the bucket of `page`.
     pub(in crate::cache) fn bucket(page: u64) -> usize {
         usize::try_from(hash(page) >> 40).unwrap_or_default() % BUCKETS
     }
 
-    /// The buckets of `pages`, each once.
+    /// Returns the buckets of `pages`, each once.
     pub(in crate::cache) fn buckets(pages: impl Iterator<Item = u64>) -> Vec<usize> {
         let mut buckets: Vec<usize> = pages.map(Self::bucket).collect();
         buckets.sort_unstable();
@@ -90,12 +92,12 @@ impl Traffic {
         buckets
     }
 
-    /// A write to pages of `bucket` begins.
+    /// Begins a write to pages of `bucket`.
     pub(in crate::cache) fn begin(&self, bucket: usize) -> Passage {
         self.begin_as(bucket, ONE)
     }
 
-    /// A cleaner's write to pages of `bucket` begins: of versions that were found dirty.
+    /// Begins a cleaner's write to pages of `bucket`, of versions that were found dirty.
     pub(in crate::cache) fn begin_cleaning(&self, bucket: usize) -> Passage {
         self.begin_as(bucket, ONE_CLEANING)
     }
@@ -105,17 +107,17 @@ impl Traffic {
         Passage { bucket, seen: Seen(before), one }
     }
 
-    /// Announces `pages`, in order, of which a cleaner is about to begin writes.
+    /// Announces the `pages` of a cleaner's batch, in order, before their writes begin.
     pub(in crate::cache) fn announce(&self, pages: &Arc<[u64]>) {
         self.batches.lock().push(Arc::clone(pages));
     }
 
-    /// The writes of announced `pages` have ended.
+    /// Withdraws announced `pages`, whose writes have ended.
     pub(in crate::cache) fn withdraw(&self, pages: &Arc<[u64]>) {
         self.batches.lock().retain(|batch| !Arc::ptr_eq(batch, pages));
     }
 
-    /// A cleaner writes one of `pages`, which are in `buckets`, or is about to.
+    /// Returns whether a cleaner writes one of `pages`, which are in `buckets`, or is about to.
     pub(in crate::cache) fn is_cleaning(&self, pages: &Range<u64>, buckets: &[usize]) -> bool {
         let is_in = |batch: &Arc<[u64]>| {
             let first = batch.partition_point(|page| *page < pages.start);
@@ -125,82 +127,84 @@ impl Traffic {
         may_be && self.batches.lock().iter().any(is_in)
     }
 
-    /// A cleaner's write to pages of `bucket` is under way.
+    /// Returns whether a cleaner's write to pages of `bucket` is under way.
     fn is_cleaning_bucket(&self, bucket: usize) -> bool {
         self.words[bucket].load(Ordering::SeqCst) & UNDER_WAY >= ONE_CLEANING
     }
 
-    /// The write is the only one under way in its bucket.
+    /// Returns whether no other write was under way in the bucket when this one began.
     pub(in crate::cache) fn began_alone(passage: &Passage) -> bool {
         passage.seen.is_quiet()
     }
 
-    /// The write ended. True: no other one overlapped it.
+    /// Ends a write. Returns whether no other write overlapped it.
     pub(in crate::cache) fn end(&self, passage: &Passage) -> bool {
         let before = self.words[passage.bucket].fetch_sub(passage.one, Ordering::SeqCst);
         let alone = passage.seen.0.wrapping_add(BEGUN | passage.one);
         passage.seen.is_quiet() && before == alone
     }
 
-    /// What `page`'s bucket is now.
+    /// Returns the present state of `page`'s bucket.
     pub(in crate::cache) fn see(&self, page: u64) -> Seen {
         Seen(self.words[Self::bucket(page)].load(Ordering::SeqCst))
     }
 
-    /// What was read from the backing since `seen` may be kept: no write of the page was under way,
-    /// and the backing has flushed all before.
+    /// Returns whether data that was read from the backing since `seen` may be cached: no write of
+    /// the page was under way, and the backing has flushed all earlier ones.
     pub(in crate::cache) fn may_fill(&self, page: u64, seen: Seen) -> bool {
         let bypassed = self.bypassed[Self::bucket(page)].load(Ordering::SeqCst);
         self.is_unchanged(page, seen) && bypassed <= self.flushed()
     }
 
-    /// No write of `page` to the backing was under way since `seen`.
+    /// Returns whether no write of `page` to the backing was under way since `seen`.
     pub(in crate::cache) fn is_unchanged(&self, page: u64, seen: Seen) -> bool {
         seen.is_quiet() && self.see(page) == seen
     }
 
-    /// A write around the cache to a page of `bucket` reached the backing. Before its end.
+    /// Records a write around the cache to a page of `bucket`, before the write ends.
     pub(in crate::cache) fn bypassed(&self, bucket: usize) {
         let epoch = self.epoch.load(Ordering::SeqCst);
         self.bypassed[bucket].fetch_max(epoch, Ordering::SeqCst);
         self.last_bypassed.fetch_max(epoch, Ordering::SeqCst);
     }
 
-    /// Writes around the cache wait for a flush.
+    /// Returns whether writes around the cache wait for a flush.
     pub(in crate::cache) fn needs_flush(&self) -> bool {
         self.has_bypassed_since(self.flushed())
     }
 
-    /// Writes around the cache wait for a flush that came since the pool was opened: the next open
-    /// begins with all that was written before it, as this one did.
+    /// Returns whether writes around the cache since the pool was opened wait for a flush. Earlier
+    /// writes need none here: the next open treats all earlier writes as unflushed, as this one
+    /// did.
     pub(in crate::cache) fn needs_own_flush(&self) -> bool {
         self.has_bypassed_since(self.flushed().max(BEFORE))
     }
 
-    /// The last epoch of which all writes are flushed, to ask
-    /// [`has_bypassed_since`](Self::has_bypassed_since) later.
+    /// Returns the last flushed epoch, for a later
+    /// [`has_bypassed_since`](Self::has_bypassed_since).
     pub(in crate::cache) fn flushed(&self) -> u64 {
         self.flushed.load(Ordering::SeqCst)
     }
 
-    /// There was a write around the cache that was not flushed when `flushed` was, or came later.
+    /// Returns whether a write around the cache was unflushed when `flushed` was read, or came
+    /// later.
     pub(in crate::cache) fn has_bypassed_since(&self, flushed: u64) -> bool {
         self.last_bypassed.load(Ordering::SeqCst) > flushed
     }
 
-    /// A flush of the backing begins: its epoch.
+    /// Begins a flush of the backing, and returns its epoch.
     pub(in crate::cache) fn flush_begins(&self) -> u64 {
         self.epoch.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// Nothing that was read of the backing before may be kept.
+    /// Invalidates all that was read from the backing before: it may not be cached.
     pub(in crate::cache) fn keep_nothing_read(&self) {
         for word in &self.words {
             word.fetch_add(BEGUN, Ordering::SeqCst);
         }
     }
 
-    /// The flush of `epoch` succeeded.
+    /// Records that the flush of `epoch` succeeded.
     pub(in crate::cache) fn flush_succeeded(&self, epoch: u64) {
         self.flushed.fetch_max(epoch, Ordering::SeqCst);
     }

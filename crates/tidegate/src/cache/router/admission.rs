@@ -1,9 +1,9 @@
-//! Which requests that miss are cached: those that are no part of a long stream, and whose pages
-//! the promotion policy wants. All others go around the cache; what is cached is always served by
-//! it.
+//! Decides whether the pages that a request misses are cached: only if the request is not part of a
+//! long stream, and the promotion policy wants the pages. All others go around the cache; the cache
+//! always serves the pages that it has.
 //!
-//! A decision counts a request in streams and misses, so it is made once: a request that an attempt
-//! hands back was not counted.
+//! A decision counts the request in streams and misses, so it is made once: a request that an
+//! attempt hands back was not counted.
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -16,12 +16,12 @@ use crate::cache::policy::settings::Settings;
 use crate::cache::policy::{Occupancy, Request};
 use crate::sync::{AtomicBool, Ordering};
 
-/// Queues with streams of their own; of more queues several share them.
+/// Queues with streams of their own; more queues share them.
 const QUEUES: usize = 64;
 
 /// The policies of promotion and of long streams.
 pub(in crate::cache) struct Admission {
-    /// All that misses is cached: no request is looked at.
+    /// All misses are cached: no request is looked at.
     is_open: AtomicBool,
     deciding: Mutex<Deciding>,
 }
@@ -29,10 +29,10 @@ pub(in crate::cache) struct Admission {
 pub(in crate::cache) struct Deciding {
     pub(in crate::cache) promotion: Box<dyn Promotion>,
     pub(in crate::cache) cutoff: Cutoff,
-    /// By queue: the streams of those that had a request.
+    /// Streams by queue, for queues that had a request.
     streams: Vec<Option<Streams>>,
     long_streams: Streams,
-    /// There are IO classes.
+    /// There is more than IO class 0.
     pub(in crate::cache) has_classes: bool,
 }
 
@@ -52,8 +52,8 @@ impl Deciding {
 }
 
 impl Admission {
-    /// With `promotion` and its `settings`, and the settings of the `cutoff`, for a cache of
-    /// `slots` slots.
+    /// Returns the policies for a cache of `slots` slots: `promotion` with its `settings`, and the
+    /// cutoff with the settings `cutoff`.
     pub(in crate::cache) fn new(
         promotion: &PromotionEntry,
         settings: &Settings,
@@ -71,14 +71,14 @@ impl Admission {
         Self { is_open: AtomicBool::new(is_open), deciding: Mutex::new(deciding) }
     }
 
-    /// Changes what decides.
+    /// Changes the policies.
     pub(in crate::cache) fn change(&self, change: impl FnOnce(&mut Deciding)) {
         let mut deciding = self.deciding.lock();
         change(&mut deciding);
         self.is_open.store(is_open(&deciding), Ordering::Relaxed);
     }
 
-    /// Begins anew with another policy of promotion.
+    /// Replaces the promotion policy by a new one of `entry`.
     pub(in crate::cache) fn set_promotion(
         &self,
         entry: &PromotionEntry,
@@ -88,7 +88,7 @@ impl Admission {
         self.change(|it| it.promotion = promotion_of(entry, settings, slots));
     }
 
-    /// Requests are looked at before they are admitted.
+    /// Returns whether requests are looked at before they are admitted.
     pub(in crate::cache) fn is_choosy(&self) -> bool {
         !self.is_open.load(Ordering::Relaxed)
     }
@@ -100,14 +100,14 @@ impl Admission {
         }
     }
 
-    /// `pages` were cached.
+    /// Tells promotion that `pages` were cached.
     pub(in crate::cache) fn note_cached(&self, pages: impl Iterator<Item = u64>) {
         if let Some(mut deciding) = self.deciding() {
             pages.for_each(|page| deciding.promotion.cached(page));
         }
     }
 
-    /// The policies, where they look at requests.
+    /// Returns the policies, if they look at requests.
     fn deciding(&self) -> Option<MutexGuard<'_, Deciding>> {
         (!self.is_open.load(Ordering::Relaxed)).then(|| self.deciding.lock())
     }
@@ -124,7 +124,8 @@ fn is_open(deciding: &Deciding) -> bool {
 }
 
 impl Router {
-    /// Returns whether the policies want what a request misses, `missing` pages, and counts it.
+    /// Returns whether the policies want the `missing` pages that a request misses; counts the
+    /// request.
     pub(in crate::cache) fn is_wanted(&self, route: &Route, missing: u64) -> bool {
         let pages = route.pages();
         let (occupancy, is_full) = self.occupancy_about(pages.start);
@@ -145,8 +146,8 @@ impl Router {
         admits
     }
 
-    /// How full the cache is, by the shard of `page`, for pages are spread evenly; and whether it
-    /// has no more free slots than eviction keeps.
+    /// Returns how full the shard of `page` is, which stands for the whole cache because pages are
+    /// spread evenly, and whether it has no more free slots than eviction keeps.
     fn occupancy_about(&self, page: u64) -> (Occupancy, bool) {
         let shard = self.pages.shard(page);
         let (slots, free) = (shard.allocator.slot_count(), shard.allocator.available());

@@ -1,8 +1,8 @@
-//! IO classes in the engine: the class of a request, its mode, and slots for its misses.
+//! The class of a request, its mode, and slots for its misses.
 //!
-//! The table and its decisions are [`policy::classes`](crate::cache::policy::classes). A class may
-//! use a share of each shard, since pages are spread evenly. A request that misses makes slots of
-//! its own class once the class has used its share; where it cannot, it goes around the cache. A
+//! [`policy::classes`](crate::cache::policy::classes) has the table and its decisions. A class may
+//! use a share of each shard, since pages are spread evenly. Once a class has used its share, a
+//! request that misses reclaims slots of its own class; if it cannot, it goes around the cache. A
 //! page has the class of the request that wrote or read it last. The medium does not keep classes:
 //! all pages are of class 0 when a pool is opened.
 
@@ -25,7 +25,7 @@ pub(in crate::cache) struct IoClasses {
 }
 
 impl IoClasses {
-    /// The class of `request`, and the mode that the class has of its own.
+    /// Returns the class of `request`, and the class's own mode if it has one.
     pub(in crate::cache) fn of(&self, request: &Request) -> (u8, Option<Mode>) {
         if !self.is_used.load(Ordering::Relaxed) {
             return (0, None);
@@ -36,20 +36,20 @@ impl IoClasses {
         (id, mode.and_then(|name| name.parse().ok()))
     }
 
-    /// The table; none where there is class 0 alone.
+    /// Returns the table; `None` if there is class 0 alone.
     pub(in crate::cache) fn table(&self) -> Option<Arc<Classes>> {
         self.is_used.load(Ordering::Relaxed).then(|| Arc::clone(&self.table.read()))
     }
 }
 
-/// The first mode of `classes` that does not write back: atomic flush has no use for it.
+/// Returns the first mode of `classes` that does not write back, and so excludes atomic flush.
 pub(in crate::cache) fn mode_against_groups(classes: &Classes) -> Option<Mode> {
     let modes = classes.iter().filter_map(|class| class.mode?.parse::<Mode>().ok());
     modes.into_iter().find(|mode| !mode.writes_back())
 }
 
 impl Router {
-    /// Has `classes` decide from now on.
+    /// Makes `classes` decide from now on.
     pub(in crate::cache) fn set_classes(&self, classes: &Classes) {
         let table = (!classes.is_default()).then(|| Arc::new(classes.clone()));
         self.pages.each_shard(|shard| shard.set_classes(table.clone()));

@@ -1,23 +1,23 @@
-//! Pass-through after errors of the memory: from a number of them on, requests are treated as in
-//! mode `pt`, so that a failing memory is given no new page (Open CAS's fallback).
+//! Pass-through after errors of the memory: after a number of errors, requests are treated as in
+//! mode `pt`, so that a failing memory gets no new page (Open CAS's fallback).
 //!
-//! What is dirty is cleaned before the backing is asked: a dirty page that cannot be read is an
-//! error in this state too, never the backing's older bytes.
+//! Dirty pages are cleaned before the backing is read: even now a dirty page that cannot be read is
+//! an error, and never read as the backing's older bytes.
 
 use crate::cache::pages::Failures;
 use crate::sync::{AtomicU64, Ordering};
 
-/// How many failures are too many.
+/// Threshold of failures for pass-through.
 #[derive(Default)]
 pub(in crate::cache) struct Fallback {
-    /// 0: no number is.
+    /// Number of failures that are too many; 0 for no limit.
     threshold: AtomicU64,
     /// Failures before the threshold was set.
     before: AtomicU64,
 }
 
 impl Fallback {
-    /// Passes requests through from `errors` more failures on, where there were `failures`.
+    /// Passes requests through after `errors` failures more than the present `failures`.
     pub(in crate::cache) fn set_threshold(&self, errors: u64, failures: &Failures) {
         self.before.store(failures.total(), Ordering::Relaxed);
         self.threshold.store(errors, Ordering::Relaxed);

@@ -1,10 +1,10 @@
 //! The router decides how a request is served: by its IO class, the mode, the policies of admission
 //! and the measured cost of memory and backing.
 //!
-//! [`Router::route`] decides once for a request, and changes nothing by that: an attempt that hands
-//! its request back leaves no trace, and the request is routed again when it is started. The
-//! [`Route`] then goes along with the request. What counts requests is told by
-//! [`Router::take_turn`], [`Router::note_hit`] and [`Router::is_wanted`].
+//! [`Router::route`] decides once for a request, and changes nothing: an attempt that hands its
+//! request back leaves no trace, and the request is routed again when it is started. The [`Route`]
+//! then goes along with the request. Callers count requests by [`Router::take_turn`],
+//! [`Admission::note_hit`] and [`Router::is_wanted`].
 
 pub(super) mod admission;
 pub(super) mod by_cost;
@@ -32,7 +32,7 @@ use mode::{Behaviour, Mode};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Misses {
     Cached,
-    /// Where the policies of admission want them.
+    /// Cached if the admission policies want them.
     IfAdmitted,
     Uncached,
 }
@@ -44,10 +44,10 @@ pub(super) struct Route {
     /// The IO class.
     pub(super) class: u8,
     pub(super) mode: &'static dyn Behaviour,
-    /// The request needs the cache alone, as far as the cache has its pages or slots for them.
+    /// The request needs the cache alone, if the cache has its pages or free slots.
     pub(super) needs_cache_alone: bool,
     pub(super) misses: Misses,
-    /// The quicker place; `None`: cost does not decide.
+    /// The quicker place; `None` if cost does not decide.
     pub(super) place: Option<Place>,
 }
 
@@ -63,25 +63,25 @@ impl Route {
         pages_in(&self.bytes())
     }
 
-    /// Returns the kind by which cost is measured.
+    /// Returns the kind of request, for the measurement of cost.
     fn kind(&self) -> Kind {
         if self.request.is_write { Kind::Write } else { Kind::Read }
     }
 
-    /// Returns when the request begins, where its cost is measured.
+    /// Returns the present time if the cost of the request is measured.
     pub(super) fn began_ns(&self) -> Option<u64> {
         self.place.map(|_| now_ns())
     }
 }
 
-/// What decides how requests are served.
+/// The parts that decide how requests are served.
 pub(super) struct Router {
     pub(super) pages: Arc<Pages>,
     pub(super) classes: IoClasses,
     pub(super) admission: Admission,
     pub(super) by_cost: ByCost,
     pub(super) fallback: Fallback,
-    /// A [`Mode`] by its code.
+    /// Code of the [`Mode`].
     pub(super) mode: AtomicU32,
 }
 
@@ -91,7 +91,7 @@ impl Router {
     }
 
     /// Routes a request of `queue` for `len_bytes` bytes at `offset_bytes`. `kind` is `None` for
-    /// zeroes: cost does not decide about them.
+    /// zeroes, because cost does not decide about zeroes.
     ///
     /// # Errors
     /// The device has no such bytes, or the request would change a device that is read-only.
@@ -130,8 +130,8 @@ impl Router {
         Ok(Route { place, ..route })
     }
 
-    /// Returns what requests do now whose IO class has the mode `own`: as the mode says, unless
-    /// there were too many errors.
+    /// Returns the behaviour of requests whose IO class has the mode `own`: that of the mode, or
+    /// pass-through after too many errors.
     fn behaviour(&self, own: Option<Mode>) -> &'static dyn Behaviour {
         if self.fallback.is_reached(&self.pages.failures) {
             return Mode::PassThrough.behaviour();
