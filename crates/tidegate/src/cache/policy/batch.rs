@@ -1,29 +1,29 @@
-//! How many pages are cleaned at once: as many as the backing takes in a while that a writer may
-//! wait.
+//! The number of pages that are cleaned at once: as many as the backing takes in a time that a
+//! writer may wait.
 //!
-//! A large batch is cheap for the backing, which flushes once for all of it and takes neighbours
-//! together. But a writer that finds the cache full waits for it, and for a disk 512 pages in any
-//! order may be a tenth of a second. So the batch that follows one that took too long is smaller in
-//! proportion, and grows again by steps.
+//! A large batch is cheap for the backing, which flushes once for the whole batch and takes
+//! neighbours together. But a writer that finds the cache full waits for it, and 512 pages in any
+//! order may take a disk a tenth of a second. So the batch after one that took too long is smaller
+//! in proportion, and later batches grow again by steps.
 //!
-//! What a flush costs however few pages it has is not made less by smaller batches, but paid more
-//! often. Two batches of different sizes tell how much that is, and it does not count.
+//! The fixed cost of a flush does not fall with the size of a batch: smaller batches only pay it
+//! more often. Two batches of different sizes give an estimate of that cost, which does not count.
 
-/// Most pages of a batch: from here on more of them make none cheaper.
+/// Most pages of a batch: larger batches make no page cheaper.
 pub const PAGES_MAX: usize = 512;
 /// Fewest pages of a batch, however slow the backing is.
 pub const PAGES_MIN: usize = 32;
-/// What a batch may take beside what each of them costs: a writer that finds the cache full waits
-/// for the batch that is under way, and for its own.
+/// Target time of a batch, without its fixed cost: a writer that finds the cache full waits for the
+/// batch that is under way, and for its own.
 const TARGET_NS: u64 = 20_000_000;
 
-/// The size of batches, from the time of those before.
+/// The size of batches, by the times of earlier ones.
 #[derive(Debug)]
 pub struct BatchSize {
     pages: usize,
     /// Pages and time of the last batch.
     last: Option<(u64, u64)>,
-    /// What a batch takes however few pages it has.
+    /// Estimated time of a batch without pages.
     fixed_ns: u64,
 }
 
@@ -34,26 +34,27 @@ impl Default for BatchSize {
 }
 
 impl BatchSize {
-    /// Pages of the next batch, from [`PAGES_MIN`] to [`PAGES_MAX`].
+    /// Returns the number of pages of the next batch, from [`PAGES_MIN`] to [`PAGES_MAX`].
     pub fn pages(&self) -> usize {
         self.pages
     }
 
-    /// A batch of `pages` pages took the backing `took_ns`.
+    /// Takes in a batch of `pages` pages that took the backing `took_ns`.
     pub fn see(&mut self, pages: usize, took_ns: u64) {
         self.estimate_fixed(pages as u64, took_ns);
         let beside_ns = took_ns.saturating_sub(self.fixed_ns);
         let fitting = (pages as u64).saturating_mul(TARGET_NS) / beside_ns.max(1);
         let fitting = usize::try_from(fitting).unwrap_or(PAGES_MAX);
         let is_slow = beside_ns > TARGET_NS;
-        // A quick batch of few pages says nothing of larger ones.
+        // A quick batch of few pages says nothing about larger ones.
         if is_slow || 2 * pages >= self.pages {
             let most = if is_slow { self.pages } else { 2 * self.pages };
             self.pages = fitting.min(most).clamp(PAGES_MIN, PAGES_MAX);
         }
     }
 
-    /// What two batches of sizes that differ by a quarter say of the time of one without pages.
+    /// Estimates the time of a batch without pages, from two batches that differ by a quarter in
+    /// size.
     fn estimate_fixed(&mut self, pages: u64, took_ns: u64) {
         let Some((last_pages, last_ns)) = self.last.replace((pages, took_ns)) else { return };
         let (few, many) = ((pages, took_ns), (last_pages, last_ns));

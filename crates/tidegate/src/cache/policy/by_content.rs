@@ -1,17 +1,17 @@
-//! Dirty by content: whether a write is compared with what the cache has of its pages, so that only
-//! changed lines are stored (AFCM has lines dirty by what a program wrote, not by what it changed).
+//! Dirty by content: whether a write is compared with the cached bytes of its pages, so that only
+//! changed lines are stored. (In AFCM the lines that a program wrote are dirty, changed or not.)
 //!
-//! A comparison takes time at each write of a page that is cached, and saves the stores of lines
-//! that have the same bytes already. Samples say what both cost here; the cheaper one is done.
+//! A comparison takes time at each write of a cached page, and saves stores of lines that do not
+//! change. Samples measure both; the cheaper way is chosen.
 
-/// What one write that was sampled showed.
+/// Measurements of one sampled write.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sample {
     /// Time of the comparison.
     pub compare_ns: u64,
-    /// Bytes of memory that need not be stored, data and headers.
+    /// Bytes of memory, data and headers, that need not be stored.
     pub saved_bytes: u64,
-    /// Bytes of memory that were stored, data and headers.
+    /// Bytes of memory, data and headers, that were stored.
     pub stored_bytes: u64,
     /// Time of these stores, with their fence.
     pub store_ns: u64,
@@ -19,9 +19,9 @@ pub struct Sample {
 
 /// Samples after which the policy decides anew.
 pub const SAMPLES: u32 = 32;
-/// Stores of fewer bytes say what a fence costs, not a byte.
+/// Stores of fewer bytes measure the cost of a fence, not of a byte.
 const STORED_BYTES_MIN: u64 = 4096;
-/// The savings at which comparing begins, in percent of its time. It ends below 100.
+/// Comparing begins if the savings are at least this many percent of its time, and ends below 100.
 const BEGIN_PCT: u128 = 125;
 
 /// The decision, from samples.
@@ -36,13 +36,13 @@ pub struct ByContent {
 }
 
 impl ByContent {
-    /// Takes `sample` in. Returns whether writes are to be compared from now on.
+    /// Takes `sample` in. Returns whether writes have to be compared from now on.
     pub fn see(&mut self, sample: &Sample) -> bool {
         self.samples += 1;
         self.compare_ns = self.compare_ns.saturating_add(sample.compare_ns);
         self.saved_bytes = self.saved_bytes.saturating_add(sample.saved_bytes);
         if sample.stored_bytes >= STORED_BYTES_MIN {
-            // Half of what was seen before counts.
+            // Earlier samples count half.
             self.stored_bytes = (self.stored_bytes / 2).saturating_add(sample.stored_bytes);
             self.store_ns = (self.store_ns / 2).saturating_add(sample.store_ns);
         }

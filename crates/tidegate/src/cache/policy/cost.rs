@@ -1,53 +1,53 @@
-//! By measured cost: which share of requests the backing takes because it is quicker there.
+//! Decides by measured cost which share of requests the backing serves because it is quicker.
 //!
-//! A cache turns slower than its backing where its memory is saturated, or where a write waits for
-//! dirty pages to leave. Open CAS turns large writes away by a constant (the study's third
-//! takeaway). Here the time of requests at both devices decides, by their size and by how many are
-//! under way, and what is sent to the backing is a share of them: as both devices turn slower with
-//! more requests, the share moves until they take about as long (Orthus, "The Storage Hierarchy is
-//! Not a Hierarchy", FAST 2021, moves its share by measured throughput).
+//! A cache is slower than its backing if its memory is saturated, or if a write waits for dirty
+//! pages to leave. Open CAS turns large writes away by a constant (the study's third takeaway).
+//! Here the time of requests at both devices decides, by their size and by the number of requests
+//! under way. The backing gets a share of the requests: since both devices are slower with more
+//! requests, the share moves until they take about as long (Orthus, "The Storage Hierarchy is Not a
+//! Hierarchy", FAST 2021, moves its share by measured throughput).
 //!
 //! Invariants:
 //! - The memory always keeps a part of the requests, so its cost stays known.
-//! - While the backing gets no share, requests that are sent there only to see what it costs take
-//!   at most a hundredth of the time of the others, after the first.
+//! - While the backing has no share, probes (requests that are sent there only to measure it) take
+//!   at most a hundredth of the time of the other requests, after the first probe.
 
 /// Parts of a share.
 pub const WHOLE: u32 = 64;
-/// The share moves by so many parts.
+/// Parts by which the share moves.
 const STEP: u32 = 4;
 /// The largest share of the backing.
 const SHARE_MAX: u32 = WHOLE - STEP;
-/// The share grows where the memory takes more than this, in percent of the backing's time; it
-/// shrinks below 100.
+/// The share grows if the memory takes more than this, in percent of the backing's time. It shrinks
+/// below 100.
 const BEGIN_PCT: u128 = 125;
-/// Size classes: from 4 KiB on, each four times the one before.
+/// Number of size classes: from 4 KiB on, each four times the one before.
 pub const SIZES: usize = 5;
-/// Depth classes: 1, 2, 4 and so on, up to 32 and more requests under way.
+/// Number of depth classes: 1, 2, 4 and so on, up to 32 and more requests under way.
 const DEPTHS: usize = 6;
-/// Time at the memory after which the backing is asked what it costs, in units of that cost.
+/// Time at the memory before the next probe of the backing, in units of the backing's time.
 const PROBE_ONE_IN: u64 = 100;
-/// As [`PROBE_ONE_IN`], where the backing is four times slower.
+/// Like `PROBE_ONE_IN`, for a backing that is more than four times slower.
 const SELDOM_ONE_IN: u64 = 1000;
-/// What a backing of unknown cost is taken for.
+/// Assumed time of a backing of unknown cost.
 const UNKNOWN_NS: u64 = 1_000_000;
-/// Of the first requests at a device and depth the quickest counts. One that meets a device at
-/// rest, or waits for something once, would stand for all that come after it.
+/// Of so many first requests at a device and depth the quickest counts. Otherwise a request that
+/// meets an idle device, or waits once, would stand for all later ones.
 const FIRST: u8 = 4;
-/// A sample that stands for many requests counts for at most so many times their mean: what one of
-/// them waited for, the others did not.
+/// A sample that stands for many requests counts for at most so many times their mean, because the
+/// other requests did not have the same wait.
 const OUTLIER: u64 = 8;
 
-/// Where a request was served.
+/// The device that served a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// The persistent memory, with all that a request waits for there.
+    /// The persistent memory, with all waits of a request there.
     Memory,
     /// The backing.
     Backing,
 }
 
-/// What a request does.
+/// Kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 pub enum Kind {
     /// Reads clean pages that are cached.
@@ -63,16 +63,16 @@ impl Kind {
     pub const ALL: [Self; 2] = [Self::Read, Self::Write];
 }
 
-/// A request that was measured.
+/// A measured request.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
-    /// Where it was served.
+    /// The device that served it.
     pub place: Place,
-    /// What it did.
+    /// Kind of the request.
     pub kind: Kind,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub len_bytes: u64,
-    /// Its time.
+    /// Time that it took.
     pub took_ns: u64,
     /// Requests under way at the memory and at the backing, itself included.
     pub depths: [u32; 2],
@@ -80,19 +80,19 @@ pub struct Sample {
     pub weight: u32,
 }
 
-/// What becomes of the requests of one kind and size.
+/// The decision about requests of one kind and size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Decision {
-    /// So many of [`WHOLE`] go to the backing.
+    /// The backing's share, in parts of [`WHOLE`].
     pub share: u32,
-    /// One more is to go there, to see what that costs.
+    /// The backing gets one more request, as a probe.
     pub probes: bool,
 }
 
-/// A mean that forgets: each new value counts an eighth, after the first ones.
+/// A moving mean: after the first values, each new one counts an eighth.
 #[derive(Debug, Clone, Copy, Default)]
 struct Mean {
-    /// 0: none yet.
+    /// The mean; 0 before the first sample.
     ns: u64,
     /// Samples so far, up to [`FIRST`].
     seen: u8,
@@ -117,13 +117,13 @@ struct Class {
     /// By place and depth.
     means: [[Mean; DEPTHS]; 2],
     share: u32,
-    /// Time at the memory since the backing was asked last.
+    /// Time at the memory since the last probe of the backing.
     since_probe_ns: u64,
 }
 
 impl Class {
-    /// What `place` takes with `depth` requests under way: as with the nearest depth that was seen,
-    /// a smaller one first.
+    /// Returns the time at `place` with `depth` requests under way: that of the nearest measured
+    /// depth, a smaller one first.
     fn estimate(&self, place: Place, depth: u32) -> Option<Mean> {
         let (means, depth) = (&self.means[place as usize], depth_class(depth));
         let smaller = means[..=depth].iter().rev();
@@ -169,26 +169,26 @@ impl Class {
     }
 }
 
-/// What requests cost at both devices, and the decisions.
+/// The cost of requests at both devices, and the decisions.
 #[derive(Debug, Default)]
 pub struct Costs {
     classes: [[Class; SIZES]; 2],
 }
 
 impl Costs {
-    /// Takes `sample` in. Returns what becomes of requests like it from now on.
+    /// Takes `sample` in. Returns the decision about requests like it from now on.
     pub fn see(&mut self, sample: &Sample) -> Decision {
         self.classes[sample.kind as usize][size_class(sample.len_bytes)].see(sample)
     }
 }
 
-/// The size class of requests of `len_bytes`.
+/// Returns the size class of requests of `len_bytes`.
 pub fn size_class(len_bytes: u64) -> usize {
     let class = (len_bytes >> 12).max(1).ilog2() / 2;
     usize::try_from(class).unwrap_or(SIZES).min(SIZES - 1)
 }
 
-/// The smallest request of size class `class`, in bytes.
+/// Returns the size of the smallest request of size class `class`, in bytes.
 pub fn size_of_class(class: usize) -> u64 {
     4096 << (2 * class.min(SIZES - 1))
 }

@@ -1,14 +1,14 @@
-//! Sequential cutoff: a stream of requests that each begin where the one before ended goes around
-//! the cache once it is long (Open CAS).
+//! Sequential cutoff: a stream is a series of requests that each begin at the end of the one
+//! before. Once it is long, it goes around the cache (Open CAS).
 //!
 //! Invariants:
-//! - A stream is known by its direction and by where it ended. Reads never continue writes.
+//! - A stream is known by its direction and its end. Reads never continue writes.
 //! - The streams of a queue are its own, so that a decision takes no lock. A stream that stays on
 //!   its queue for some requests moves to the shared streams, where each queue finds it: clients
 //!   spread long streams over queues.
 //! - A request that continues no stream is never cut off, whatever its size. It begins a stream in
-//!   the queue, in place of the one that was continued least recently.
-//! - A stream counts also while the policy does not cut it off, but for `never`.
+//!   the queue, in place of the least recently continued one.
+//! - Streams are followed even while the policy does not cut them off, except with `never`.
 
 use std::ops::DerefMut;
 
@@ -21,12 +21,12 @@ const THRESHOLD: usize = 1;
 const PROMOTION: usize = 2;
 const PROMOTE_ON_THRESHOLD: usize = 3;
 
-/// Positions of the choices of `cutoff`.
+/// Positions of the values of `cutoff`.
 const NEVER: u64 = 0;
 const FULL: u64 = 1;
 
-/// The settings; ranges and defaults are those of Open CAS, whose default of `cutoff` is `full`:
-/// what is written around a cache is durable only when the backing is flushed.
+/// The settings. Ranges and defaults are from Open CAS, except the default of `cutoff`, which is
+/// `full` there: data that is written around a cache is durable only when the backing is flushed.
 pub const SPECS: &[Spec] = &[
     Spec::choice("cutoff", &["never", "full", "always"], NEVER)
         .about("when long streams go around the cache: never, while it is full, or always"),
@@ -43,7 +43,7 @@ const QUEUE_STREAMS: u32 = 64;
 /// Shared streams, as in Open CAS.
 const SHARED_STREAMS: u32 = 128;
 
-/// Stands for the end of no stream: an offset of 2^63 - 1 does not exist.
+/// The key of no stream: an offset of 2^63 - 1 does not exist.
 const NO_KEY: u64 = u64::MAX;
 
 /// The decision.
@@ -54,18 +54,18 @@ pub struct Cutoff {
 
 /// Streams that requests may continue.
 pub struct Streams {
-    /// Of each stream: twice its end in bytes, plus 1 for writes. Apart, because every request
-    /// looks through all of them.
+    /// Twice the end of each stream in bytes, plus 1 for writes. In an array of its own, because
+    /// every request searches all keys.
     keys: Box<[u64]>,
     lengths: Box<[Length]>,
     links: Links,
-    /// The streams, the one continued least recently first.
+    /// The streams, the least recently continued one first.
     order: List,
     /// Number of keys that are not `NO_KEY`.
     used: u32,
 }
 
-/// How long a stream is.
+/// Length of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Length {
     bytes: u64,
@@ -73,12 +73,12 @@ struct Length {
 }
 
 impl Streams {
-    /// The streams of one queue.
+    /// Returns the streams of one queue.
     pub fn of_queue() -> Self {
         Self::new(QUEUE_STREAMS)
     }
 
-    /// The streams that all queues share.
+    /// Returns the streams that all queues share.
     pub fn shared() -> Self {
         Self::new(SHARED_STREAMS)
     }
@@ -90,7 +90,7 @@ impl Streams {
         Self { keys: vec![NO_KEY; count as usize].into(), lengths, links, order, used: 0 }
     }
 
-    /// Adds `request` to the stream that it continues; returns the stream and how long it is now.
+    /// Adds `request` to the stream that it continues. Returns the stream and its new length.
     fn continued(&mut self, request: &Request) -> Option<(u32, Length)> {
         if self.used == 0 {
             return None;
@@ -106,8 +106,8 @@ impl Streams {
         Some((stream, length))
     }
 
-    /// Adds a stream of `length` that ends with `request`, in place of the one that was continued
-    /// least recently.
+    /// Adds a stream of `length` that ends with `request`, in place of the least recently continued
+    /// one.
     fn add(&mut self, request: &Request, length: Length) {
         if let Some(stream) = self.order.first() {
             self.store(stream, request, length);
@@ -129,23 +129,23 @@ impl Streams {
     }
 }
 
-/// What a stream that ends at `end_bytes` is found by; none for an offset that no device has.
+/// Returns the key of a stream that ends at `end_bytes`; `None` if no device has that offset.
 fn key(end_bytes: u64, is_write: bool) -> Option<u64> {
     (end_bytes < 1 << 62).then_some(end_bytes << 1 | u64::from(is_write))
 }
 
 impl Cutoff {
-    /// It looks at no request.
+    /// Returns whether the policy looks at no request.
     pub fn is_off(&self) -> bool {
         self.settings.get(POLICY) == NEVER
     }
 
-    /// Records `request`, which came by the queue of `queue`, and tells whether it goes around the
-    /// cache.
+    /// Records `request`, whose queue has the streams `queue`. Returns whether the request goes
+    /// around the cache.
     ///
     /// `is_full`: the cache has no more free slots than the engine keeps in reserve (in Open CAS:
-    /// at most 640). `shared` locks the shared streams; it is called only for a request that no
-    /// stream of the queue explains, or whose stream moves there.
+    /// at most 640). `shared` locks the shared streams; it is called only for a request that
+    /// continues no stream of the queue, or whose stream moves there.
     pub fn is_cut_off<G: DerefMut<Target = Streams>>(
         &self,
         request: &Request,

@@ -10,7 +10,7 @@ pub struct Lru {
 }
 
 impl Lru {
-    /// The policy of `slots` slots, at most [`MAX_SLOTS`](super::MAX_SLOTS).
+    /// Returns the policy for `slots` slots, at most [`MAX_SLOTS`](super::MAX_SLOTS).
     pub fn new(slots: u32) -> Self {
         Self { links: Links::new(slots), used: List::EMPTY }
     }

@@ -7,7 +7,7 @@ use super::lru::Lru;
 pub struct Lrw(Lru);
 
 impl Lrw {
-    /// The policy of `slots` slots, at most [`MAX_SLOTS`](super::MAX_SLOTS).
+    /// Returns the policy for `slots` slots, at most [`MAX_SLOTS`](super::MAX_SLOTS).
     pub fn new(slots: u32) -> Self {
         Self(Lru::new(slots))
     }

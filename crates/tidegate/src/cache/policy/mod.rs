@@ -1,18 +1,18 @@
-//! The decisions of a cache, without I/O, threads, locks or clocks: the engine tells a policy what
-//! happens, passes the time in nanoseconds, and asks what to do.
+//! The decisions of a cache, without I/O, threads, locks or clocks. The engine reports events to a
+//! policy, passes the time in nanoseconds, and asks for decisions.
 //!
 //! - [`Replacement`]: which slots to evict; [`REPLACEMENTS`] lists [`lru`], [`lrw`], [`sieve`] and
 //!   [`s3fifo`];
 //! - [`promotion`]: which pages that miss are cached;
-//! - [`cutoff`]: which requests are part of a stream that is longer than what a cache is for;
+//! - [`cutoff`]: which requests are part of a stream that is too long for a cache;
 //! - [`cleaning`]: which dirty slots are written to the backing, and when;
 //! - [`batch`]: how many pages are cleaned at once;
-//! - [`by_content`]: whether writes are compared with what is cached;
+//! - [`by_content`]: whether writes are compared with cached bytes;
 //! - [`cost`]: which share of requests the backing takes because it is quicker;
-//! - [`classes`]: which requests form an IO class, and what a class may use of the cache;
-//! - [`settings`]: the table of what users set of a policy.
+//! - [`classes`]: which requests form an IO class, and how much of the cache a class may use;
+//! - [`settings`]: the table of a policy's settings.
 //!
-//! Names, ranges and defaults of settings are those of Open CAS where Open CAS has them.
+//! Names, ranges and defaults of settings are from Open CAS where it has them.
 
 pub mod batch;
 pub mod by_content;
@@ -37,8 +37,8 @@ pub const MAX_SLOTS: u32 = list::MAX_SLOTS;
 
 /// The order in which slots are evicted.
 ///
-/// `slot` is a number below the number of slots that the policy was made for. A policy accepts
-/// every sequence of calls: to insert a slot twice is to use it, to touch or remove a slot that is
+/// `slot` is a number below the number of slots that the policy was created for. A policy accepts
+/// every sequence of calls: inserting a slot twice uses it, and touching or removing a slot that is
 /// not there does nothing.
 pub trait Replacement: Send {
     /// Adds `slot`, which holds `page` from now on.
@@ -52,19 +52,18 @@ pub trait Replacement: Send {
 
     /// Records that a write of `page`, which was in `from`, put it into `to`, which held nothing.
     ///
-    /// The page keeps what the policy knows of its uses. To remove and insert it instead would
-    /// make it a new page, which costs the policies that count uses their advantage over LRU
-    /// (docs/policies/cache.md).
+    /// The page keeps its history of uses. Removing and inserting it would make it a new page,
+    /// which costs the policies that count uses their advantage over LRU (docs/policies/cache.md).
     fn moved(&mut self, from: u32, to: u32, page: u64) {
         self.remove(from, page);
         self.insert(to, page);
     }
 
-    /// Appends up to `n` slots to `out`, the next one to evict first, none of them twice.
+    /// Appends up to `n` slots to `out`, each once, in the order of eviction.
     ///
-    /// They stay in the policy until [`remove`](Self::remove). A victim that the caller keeps,
-    /// because it is dirty or in use, comes up again only after the other slots, so that repeated
-    /// calls always get on.
+    /// The slots stay in the policy until [`remove`](Self::remove). A victim that the caller keeps,
+    /// because it is dirty or in use, is returned again only after the other slots, so that
+    /// repeated calls always make progress.
     fn victims(&mut self, n: usize, out: &mut Vec<u32>);
 }
 
@@ -72,12 +71,12 @@ pub trait Replacement: Send {
 pub struct ReplacementEntry {
     /// The name on the command line.
     pub name: &'static str,
-    /// What it evicts, in a few words.
+    /// Help in a few words.
     pub about: &'static str,
     /// Bytes of memory for a slot, rounded up.
     pub slot_bytes: usize,
-    /// Makes the policy for a number of entries, at most [`MAX_SLOTS`], of so many slots: where
-    /// slots hold several pages there are more entries.
+    /// Creates the policy for `slots` slots with `entries` entries, at most [`MAX_SLOTS`]. There
+    /// are more entries than slots where slots hold several pages.
     pub create: fn(entries: u32, slots: u32) -> Box<dyn Replacement>,
 }
 
@@ -113,19 +112,19 @@ pub static REPLACEMENTS: [ReplacementEntry; 4] = [
 pub static REPLACEMENT_NAMES: [&str; REPLACEMENTS.len()] =
     [REPLACEMENTS[0].name, REPLACEMENTS[1].name, REPLACEMENTS[2].name, REPLACEMENTS[3].name];
 
-/// The replacement policy called `name`.
+/// Returns the replacement policy called `name`.
 pub fn replacement(name: &str) -> Option<&'static ReplacementEntry> {
     REPLACEMENTS.iter().find(|entry| entry.name == name)
 }
 
-/// A request, as far as policies look at it.
+/// A request, as policies see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// Number of the queue that it came by.
+    /// Number of the queue of the request.
     pub queue: u16,
-    /// Its first byte on the device.
+    /// First byte on the device.
     pub offset_bytes: u64,
-    /// Its length.
+    /// Length in bytes.
     pub len_bytes: u64,
     /// A write; otherwise a read.
     pub is_write: bool,
@@ -141,12 +140,12 @@ pub struct Occupancy {
 }
 
 impl Occupancy {
-    /// Slots that hold nothing.
+    /// Returns the number of slots that hold nothing.
     pub fn free_slots(self) -> u64 {
         self.slots.saturating_sub(self.used_slots)
     }
 
-    /// Whether at least `pct` percent of the slots are used.
+    /// Returns whether at least `pct` percent of the slots are used.
     pub fn is_at_least_pct(self, pct: u64) -> bool {
         u128::from(self.used_slots) * 100 >= u128::from(self.slots) * u128::from(pct)
     }

@@ -1,29 +1,30 @@
 //! A bounded table of pages that were seen lately.
 //!
-//! Pages are known by a part of a hash within a set of eight, of which the oldest leaves first.
+//! A page is known by a part of its hash within a set of eight pages. The oldest page of a set
+//! leaves first.
 
 /// Pages of a set.
 const WAYS: usize = 8;
-/// Bits of a [`Counted`] that count.
+/// Bits of a [`Counted`] for its count.
 const COUNT_BITS: u32 = 10;
 /// Largest count.
 pub(super) const MAX_COUNT: u32 = (1 << COUNT_BITS) - 1;
 
-/// What a table remembers of a page; the default stands for none.
+/// The memory of a page in a table; the default stands for no page.
 pub(super) trait Entry: Copy + Default + PartialEq {
-    /// The entry of a page with this hash.
+    /// Returns the entry of a page with this hash.
     fn of(hash: u64) -> Self;
 
-    /// Whether it is the entry of a page with this hash.
+    /// Returns whether this is the entry of a page with this hash.
     fn is_of(self, hash: u64) -> bool;
 }
 
-/// That it was seen: 2 bytes. A page is taken for another one in about one of 8000 look-ups.
+/// A page that was seen: 2 bytes. A page is taken for another one in about one of 8000 look-ups.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Seen(u16);
 
-/// How often it was seen: 4 bytes, 22 bits of the hash above a count. A page is taken for another
-/// one in about two of a million look-ups.
+/// A count of a page's occurrences: 4 bytes, 22 bits of the hash above the count. A page is taken
+/// for another one in about two of a million look-ups.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Counted(u32);
 
@@ -56,13 +57,13 @@ pub(super) struct RecentPages<E> {
 }
 
 impl<E: Entry> RecentPages<E> {
-    /// The table of at least `pages` pages.
+    /// Creates a table of at least `pages` pages.
     pub(super) fn new(pages: u64) -> Self {
         let sets = usize::try_from(pages.div_ceil(WAYS as u64).max(1)).unwrap_or(usize::MAX);
         Self { sets: vec![[E::default(); WAYS]; sets].into() }
     }
 
-    /// Adds `page`, which is not there, as seen once; the oldest page of a full set leaves.
+    /// Adds `page`, which is not in the table, as seen once. The oldest page of a full set leaves.
     pub(super) fn remember(&mut self, page: u64) {
         let (set, hash) = self.find(page);
         let end = set.iter().position(|it| *it == E::default()).unwrap_or(WAYS - 1);
@@ -70,7 +71,7 @@ impl<E: Entry> RecentPages<E> {
         set[0] = E::of(hash);
     }
 
-    /// Removes `page`; returns whether it was there.
+    /// Removes `page`, and returns whether it was there.
     pub(super) fn forget(&mut self, page: u64) -> bool {
         let entry = self.entry(page);
         let was_there = entry.is_some();
@@ -80,7 +81,7 @@ impl<E: Entry> RecentPages<E> {
         was_there
     }
 
-    /// Bytes of memory.
+    /// Returns the bytes of memory.
     #[cfg(all(test, not(loom)))]
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.sets)
@@ -91,7 +92,7 @@ impl<E: Entry> RecentPages<E> {
         set.iter_mut().find(|it| it.is_of(hash))
     }
 
-    /// The set of `page`, and its hash.
+    /// Returns the set of `page`, and its hash.
     fn find(&mut self, page: u64) -> (&mut [E; WAYS], u64) {
         let hash = mix(page);
         let set = (u128::from(hash) * self.sets.len() as u128) >> 64;
@@ -101,7 +102,7 @@ impl<E: Entry> RecentPages<E> {
 }
 
 impl RecentPages<Counted> {
-    /// Counts `page` up, to [`MAX_COUNT`] at most; none where it is not there.
+    /// Counts `page` up, to [`MAX_COUNT`] at most. Returns `None` if it is not in the table.
     pub(super) fn count_up(&mut self, page: u64) -> Option<u32> {
         let entry = self.entry(page)?;
         if entry.0 & MAX_COUNT < MAX_COUNT {
@@ -111,7 +112,7 @@ impl RecentPages<Counted> {
     }
 }
 
-/// The finalizer of `SplitMix64`: every bit of the result depends on every bit of `page`.
+/// Mixes `page` as `SplitMix64` does: every bit of the result depends on every bit of `page`.
 fn mix(page: u64) -> u64 {
     let mixed = page.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -5,9 +5,9 @@
 //! - A use counts up to 3 and moves nothing.
 //! - The small queue gives up slots while it holds a tenth of all or more. A slot that was used
 //!   twice or more moves to the main queue, with its count cleared; another is a victim.
-//! - Otherwise the main queue does. A slot that was used goes around once more, with its count
-//!   lower by one; another is a victim.
-//! - Where the caller keeps all victims, the other queue follows when one was offered once: slots
+//! - Otherwise the main queue gives up slots. A slot that was used goes around once more, with its
+//!   count lower by one; another is a victim.
+//! - If the caller keeps all victims, the other queue follows after one round of this one: slots
 //!   that cannot leave must not hide those that can.
 
 use super::Replacement;
@@ -21,21 +21,22 @@ const MAIN: u32 = 4;
 /// The mark of a slot that the last call of `victims` appended.
 const VICTIM: u32 = 8;
 
-/// The queues; 10 bytes a slot, of which 2 remember pages that left.
+/// The queues; 10 bytes a slot, and 2 of these remember pages that left.
 pub struct S3Fifo {
     links: Links,
     small: List,
     main: List,
-    /// Slots that the last call of `victims` appended and that were not removed since.
+    /// Slots that the last call of `victims` appended, and that were not removed since.
     victims: List,
     small_target: u32,
-    /// Victims that were kept one after the other, since a slot was removed.
+    /// Victims in a row that the caller kept, since a slot was removed.
     kept: u32,
     left: RecentPages<Seen>,
 }
 
 impl S3Fifo {
-    /// The policy of `entries` entries, at most [`MAX_SLOTS`](super::MAX_SLOTS), of `slots` slots.
+    /// Returns the policy for `slots` slots with `entries` entries, at most
+    /// [`MAX_SLOTS`](super::MAX_SLOTS).
     pub fn new(entries: u32, slots: u32) -> Self {
         let small_target = (slots / 10).max(1);
         Self {
@@ -49,7 +50,7 @@ impl S3Fifo {
         }
     }
 
-    /// The list of the slots with `mark`, and the links.
+    /// Returns the list of the slots with `mark`, and the links.
     fn list(&mut self, mark: u32) -> (&mut List, &mut Links) {
         let list = if mark & VICTIM != 0 {
             &mut self.victims
@@ -67,7 +68,7 @@ impl S3Fifo {
         list.push_last(links, slot);
     }
 
-    /// Takes `slot` out of its list; returns its mark.
+    /// Takes `slot` out of its list, and returns its mark.
     fn take(&mut self, slot: u32) -> u32 {
         let mark = self.links.mark(slot);
         let (list, links) = self.list(mark);
@@ -75,7 +76,7 @@ impl S3Fifo {
         mark
     }
 
-    /// The next victim is one of the small queue.
+    /// Returns whether the next victim is in the small queue.
     fn is_small_next(&self) -> bool {
         let is_first = self.small.len() >= self.small_target;
         let first = if is_first { &self.small } else { &self.main };
@@ -83,7 +84,7 @@ impl S3Fifo {
         self.main.is_empty() || is_first != is_passed && !self.small.is_empty()
     }
 
-    /// The next victim, moved to the list of victims.
+    /// Returns the next victim, which it moves to the list of victims.
     fn victim(&mut self) -> Option<u32> {
         loop {
             let from_small = self.is_small_next();

@@ -1,4 +1,4 @@
-//! The table of what users set of a policy: name, unit, range and default, and the present values.
+//! The table of a policy's settings: name, unit, range and default, and the present values.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -9,19 +9,18 @@ use crate::tier::{Setting, SettingError};
 /// A setting as a policy declares it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spec {
-    /// Its name on the command line. Where it is a number of anything but bytes, it ends in its
-    /// unit.
+    /// Name on the command line. The name of a number that is not of bytes ends in its unit.
     pub key: &'static str,
-    /// What it may be.
+    /// Type and range.
     pub kind: Kind,
     /// The default: a number in the kind's unit, or the position of a choice.
     pub default: u64,
-    /// What it does, in a few words.
+    /// Help in a few words.
     pub help: &'static str,
 }
 
 impl Spec {
-    /// A number of `unit` in `range`.
+    /// Declares a number of `unit` in `range`.
     pub const fn number(
         key: &'static str,
         unit: Unit,
@@ -31,19 +30,19 @@ impl Spec {
         Self { key, kind: Kind::Number(unit, *range.start(), *range.end()), default, help: "" }
     }
 
-    /// One of `words`.
+    /// Declares a choice of one of `words`; `default` is a position.
     pub const fn choice(key: &'static str, words: &'static [&'static str], default: u64) -> Self {
         Self { key, kind: Kind::Choice(words), default, help: "" }
     }
 
-    /// With `help`.
+    /// Returns the setting with `help`.
     #[must_use]
     pub const fn about(self, help: &'static str) -> Self {
         Self { help, ..self }
     }
 }
 
-/// What a setting may be.
+/// Type and range of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A number from the first to the second, both included.
@@ -52,7 +51,7 @@ pub enum Kind {
     Choice(&'static [&'static str]),
 }
 
-/// What a number counts.
+/// Unit of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Pages, streams, requests: see the help.
@@ -68,7 +67,7 @@ pub enum Unit {
 }
 
 impl Kind {
-    /// The number that `text` stands for, if it is in range.
+    /// Parses `text`. Returns `None` if it is no value in range.
     fn parse(self, text: &str) -> Option<u64> {
         match self {
             Self::Choice(words) => words.iter().position(|word| *word == text).map(|at| at as u64),
@@ -82,7 +81,7 @@ impl Kind {
         }
     }
 
-    /// `number` as [`parse`](Self::parse) reads it.
+    /// Returns `number` in the form that [`parse`](Self::parse) reads.
     fn show(self, number: u64) -> String {
         match self {
             Self::Choice(words) => {
@@ -95,7 +94,7 @@ impl Kind {
     }
 }
 
-/// The range, for people.
+/// Writes the range, for users.
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -122,28 +121,28 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The settings that `specs` declares, with their defaults.
+    /// Returns the settings that `specs` declares, with their defaults.
     pub fn new(specs: &'static [Spec]) -> Self {
         Self { specs, values: specs.iter().map(|spec| spec.default).collect() }
     }
 
-    /// The present value of the setting at position `at` of the table.
+    /// Returns the present value of the setting at position `at` of the table.
     pub fn get(&self, at: usize) -> u64 {
         self.values[at]
     }
 
-    /// Whether there is a setting `key`.
+    /// Returns whether there is a setting `key`.
     pub fn has(&self, key: &str) -> bool {
         self.specs.iter().any(|spec| spec.key == key)
     }
 
-    /// The settings that are not at their defaults, with their values.
+    /// Returns the settings that are not at their defaults, with their values.
     pub fn changed(&self) -> impl Iterator<Item = (&'static str, String)> {
         let changed = self.specs.iter().zip(&self.values).filter(|(spec, it)| spec.default != **it);
         changed.map(|(spec, value)| (spec.key, spec.kind.show(*value)))
     }
 
-    /// The settings, as a tier shows them.
+    /// Returns the settings, as a tier lists them.
     pub fn list(&self) -> Vec<Setting> {
         let shown = |(spec, &value): (&Spec, &u64)| Setting {
             key: spec.key.to_owned(),
@@ -157,7 +156,7 @@ impl Settings {
     /// Changes setting `key` to `text`.
     ///
     /// # Errors
-    /// [`SettingError`]; nothing has changed then.
+    /// [`SettingError`]: nothing has changed.
     pub fn set(&mut self, key: &str, text: &str) -> Result<(), SettingError> {
         let Some(at) = self.specs.iter().position(|spec| spec.key == key) else {
             return Err(SettingError::of(key, &self.list()));

@@ -12,18 +12,18 @@ const VISITED: u32 = 1;
 pub struct Sieve {
     links: Links,
     inserted: List,
-    /// The slot that the hand looks at next; none for the oldest one.
+    /// The slot that the hand looks at next; `None` for the oldest one.
     hand: Option<u32>,
 }
 
 impl Sieve {
-    /// The policy of `slots` slots, at most [`MAX_SLOTS`](super::MAX_SLOTS).
+    /// Returns the policy for `slots` slots, at most [`MAX_SLOTS`](super::MAX_SLOTS).
     pub fn new(slots: u32) -> Self {
         Self { links: Links::new(slots), inserted: List::EMPTY, hand: None }
     }
 
-    /// Moves the hand on to the next slot that was not visited, clearing the marks of those before
-    /// it. Ends after two laps at most.
+    /// Moves the hand on to the next slot that was not visited, and clears the marks on its way.
+    /// Ends after at most two laps.
     fn next_unvisited(&mut self) -> Option<u32> {
         loop {
             let slot = self.hand.or(self.inserted.first())?;
@@ -73,8 +73,8 @@ impl Replacement for Sieve {
         self.touch(to, true);
     }
 
-    /// A victim is marked as visited: should the caller keep it, the hand passes over it once, and
-    /// so a call never meets it twice.
+    /// Marks the victims as visited. If the caller keeps a victim, the hand passes over it once, so
+    /// a call never returns it twice.
     fn victims(&mut self, n: usize, out: &mut Vec<u32>) {
         for _ in 0..n.min(self.inserted.len() as usize) {
             let Some(slot) = self.next_unvisited() else { return };

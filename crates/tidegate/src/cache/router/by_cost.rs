@@ -1,17 +1,17 @@
-//! By measured cost: requests that the backing serves because the memory would take longer, as the
-//! policy [`cost`](crate::cache::policy::cost) says.
+//! Decides by measured cost: requests that the memory would serve slower go to the backing, by the
+//! policy [`cost`](crate::cache::policy::cost).
 //!
 //! - A read of pages that are all cached, whole and clean: the backing has flushed these bytes, and
 //!   a page that was changed meanwhile has another version in its lock. Such a read is made again,
 //!   from the cache; so is one that the backing failed.
-//! - A large write that misses, in a mode that writes back: around the cache by forced unit access,
-//!   so that it is as durable when it is acknowledged as one into the cache. A crash may tear its
-//!   blocks, as far as the backing tears them, and readers may see it before it is durable. Pages
-//!   of it that are cached, clean or dirty, leave the cache first, as in all writes around it. Not
-//!   with atomic flush.
+//! - A large write that misses, in a mode that writes back. It goes around the cache by forced unit
+//!   access, so that it is durable when it is acknowledged, like a write into the cache. A crash
+//!   may tear its blocks, as far as the backing tears them, and readers may see it before it is
+//!   durable. Its pages that are cached, clean or dirty, leave the cache first, as in all writes
+//!   around it. Not with atomic flush.
 //!
-//! Nothing is shared between requests but what is seldom changed: each thread counts for itself,
-//! and of the requests that only read memory one in 64 is measured.
+//! Requests share only data that seldom changes: each thread counts for itself, and one in 64 of
+//! the requests that only read memory is measured.
 
 use std::sync::atomic::AtomicU64 as StdAtomicU64;
 
@@ -36,19 +36,19 @@ const AUTO: u64 = 1;
 
 /// Smaller writes are always cached.
 const LARGE: u64 = 64 << 10;
-/// In a share: one request more goes to the backing.
+/// Bit of a share: one request more goes to the backing.
 const PROBE: u32 = 1 << 31;
 
-/// What goes to the backing.
+/// Decides which requests go to the backing.
 #[derive(Default)]
 pub(in crate::cache) struct ByCost {
     is_on: AtomicBool,
-    /// The share of the backing is this one, whatever is measured.
+    /// The share of the backing, whatever is measured; `None` if measurements decide.
     fixed: Option<u32>,
     policy: Mutex<Costs>,
     /// Shares of [`WHOLE`], each with [`PROBE`], by kind and size class.
     shares: [[AtomicU32; SIZES]; 2],
-    /// Requests of a thread that were served while there was a share.
+    /// Requests of a thread that were served while the share was not 0.
     turns: Shards<StdAtomicU64>,
     /// Requests of a thread that are under way.
     under_way: Shards<StdAtomicU64>,
@@ -66,7 +66,7 @@ impl Drop for UnderWay<'_> {
 }
 
 impl UnderWay<'_> {
-    /// The request ends by [`ByCost::end`] instead, on any thread, if this is true.
+    /// Returns whether the request is counted, and so has to end by [`ByCost::end`], on any thread.
     pub(in crate::cache) fn detach(self) -> bool {
         let is_counted = self.0.is_some();
         std::mem::forget(self);
@@ -75,14 +75,14 @@ impl UnderWay<'_> {
 }
 
 impl ByCost {
-    /// Off until [`set`](Self::set); then with a share of `fixed_pct` percent for the backing.
+    /// Returns the state before [`set`](Self::set): off. `fixed_pct` fixes the backing's share in
+    /// percent.
     pub(in crate::cache) fn new(fixed_pct: Option<u32>) -> Self {
         let fixed = fixed_pct.map(|pct| pct.min(100) * WHOLE / 100);
         Self { fixed, ..Self::default() }
     }
 
-    /// Begins anew as the setting has it at position `choice` of [`CHOICES`]; or on, where the
-    /// share is fixed.
+    /// Begins anew with the value at position `choice` of [`CHOICES`]; a fixed share is always on.
     pub(in crate::cache) fn set(&self, choice: u64) {
         let mut policy = self.policy.lock();
         *policy = Costs::default();
@@ -101,7 +101,7 @@ impl ByCost {
         &self.shares[kind as usize][size_class(len)]
     }
 
-    /// A request begins.
+    /// Counts a request that begins, if cost decides, until the result is dropped.
     pub(in crate::cache) fn begin(&self) -> UnderWay<'_> {
         if !self.is_on() {
             return UnderWay(None);
@@ -111,7 +111,7 @@ impl ByCost {
         UnderWay(Some(self))
     }
 
-    /// A request that was counted at its beginning ends.
+    /// Ends a request that was counted at its beginning.
     pub(in crate::cache) fn end(&self) {
         let (mine, is_exclusive) = self.under_way.mine();
         shard::add(mine, u64::MAX, is_exclusive);
@@ -132,7 +132,7 @@ impl ByCost {
         turn * u64::from(share) % u64::from(WHOLE) + u64::from(share) >= u64::from(WHOLE)
     }
 
-    /// Counts a request of this kind and size: another one may be the backing's now.
+    /// Counts a request of this kind and size: the next one may be the backing's.
     fn take_turn(&self, kind: Kind, len: u64) {
         let word = self.share(kind, len);
         let share = word.load(Ordering::Relaxed);
@@ -146,7 +146,7 @@ impl ByCost {
     }
 
     fn see(&self, sample: &Sample) {
-        // Another thread is at it: samples are many.
+        // Another thread decides at the moment; this sample is one of many.
         let Some(mut policy) = self.policy.try_lock() else { return };
         let Decision { share, probes } = policy.see(sample);
         if self.fixed.is_none() && self.is_on() {
@@ -156,7 +156,7 @@ impl ByCost {
         }
     }
 
-    /// The shares of the backing that are not 0, in words.
+    /// Returns the shares of the backing that are not 0, in words; `None` if cost does not decide.
     pub(in crate::cache) fn in_words(&self) -> Option<String> {
         let share_of = |(kind, class): (Kind, usize)| {
             let share = self.shares[kind as usize][class].load(Ordering::Relaxed) & !PROBE;
@@ -170,7 +170,7 @@ impl ByCost {
 }
 
 impl Router {
-    /// Returns the quicker place for a request, where cost decides.
+    /// Returns the quicker place for a request; `None` if cost does not decide.
     pub(super) fn place_by_cost(&self, route: &Route) -> Option<Place> {
         let may_choose = self.by_cost.is_on()
             && is_whole(&route.bytes())
@@ -179,14 +179,15 @@ impl Router {
         may_choose.then(|| if picks() { Place::Backing } else { Place::Memory })
     }
 
-    /// Counts a request in the share of the backing.
+    /// Counts a request for the share of the backing.
     pub(in crate::cache) fn take_turn(&self, route: &Route) {
         if route.place.is_some() {
             self.by_cost.take_turn(route.kind(), route.request.len_bytes);
         }
     }
 
-    /// A request took `took_ns` at `place`, and stands for `weight` of its kind and size.
+    /// Takes in a request that took `took_ns` at `place`. It stands for `weight` requests of its
+    /// kind and size.
     fn see_cost(&self, place: Place, kind: Kind, len_bytes: u64, took_ns: u64, weight: u32) {
         let at_backing = self.pages.backing.pace.foreground_requests();
         let all = u32::try_from(self.by_cost.count_under_way()).unwrap_or(u32::MAX);
@@ -194,7 +195,7 @@ impl Router {
         self.by_cost.see(&Sample { place, kind, len_bytes, took_ns, depths, weight });
     }
 
-    /// Measures a write that began at `began_ns` and has ended, where cost decided about it.
+    /// Measures a write that began at `began_ns` and has ended, if cost decided about it.
     pub(in crate::cache) fn note_write_cost(&self, route: &Route, began_ns: Option<u64>) {
         if let (Some(place), Some(began_ns)) = (route.place, began_ns) {
             let took_ns = now_ns().saturating_sub(began_ns);
@@ -202,7 +203,7 @@ impl Router {
         }
     }
 
-    /// A read of `len` bytes that were all cached has ended, and `running` may have measured it.
+    /// Measures a read of `len` cached bytes that has ended, if `running` has its time.
     pub(in crate::cache) fn note_read_cost(&self, len: usize, running: &Running<'_>) {
         if self.by_cost.is_on()
             && let Some(took_ns) = running.sampled_ns()
@@ -212,7 +213,7 @@ impl Router {
         }
     }
 
-    /// A read of `len` bytes that began at `began_ns` was answered by the backing.
+    /// Measures a read of `len` bytes from the backing that began at `began_ns` and has ended.
     pub(in crate::cache) fn note_backing_read(&self, len: usize, began_ns: u64) {
         if self.by_cost.is_on() {
             let took_ns = now_ns().saturating_sub(began_ns);
@@ -220,11 +221,11 @@ impl Router {
         }
     }
 
-    /// Returns the versions of the request's pages, where all of them are cached, clean and whole,
-    /// and counts that it uses them.
+    /// Returns the versions of the request's pages if all pages are cached, clean and whole, and
+    /// counts a use of each; `None` otherwise.
     pub(in crate::cache) fn see_clean(&self, route: &Route) -> Option<Few<(u64, Version)>> {
         let see = |page| {
-            // Before the look: a change after it is seen by the version.
+            // The version is read before the look, so that it shows a later change.
             let version = self.pages.locks.version(page);
             let mut shard = self.pages.shard(page);
             let found = shard.find(page).filter(|found| !found.dirty && !found.record)?;
@@ -234,7 +235,8 @@ impl Router {
         route.pages().map(see).collect()
     }
 
-    /// Returns whether a write of whole pages may go around the cache: by its ends, it misses.
+    /// Returns whether a write of whole pages may go around the cache: its first and last page
+    /// miss.
     fn may_go_around(&self, route: &Route) -> bool {
         let ends = || [route.pages().start, route.pages().end - 1];
         route.request.len_bytes >= LARGE

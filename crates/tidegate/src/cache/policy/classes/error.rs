@@ -1,4 +1,4 @@
-//! What is wrong with a table of IO classes.
+//! Errors in a table of IO classes.
 
 /// A table of IO classes that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -6,11 +6,11 @@
 pub struct ClassError {
     /// Number of the line, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The problem of the line.
     pub problem: Problem,
 }
 
-/// What is wrong with a line.
+/// The problem of a line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
@@ -39,17 +39,17 @@ pub enum Problem {
     Twice {
         /// The id.
         id: u8,
-        /// Where it was used first.
+        /// Number of the line that used it first.
         first_line: usize,
     },
     /// A value is out of range.
     #[error("{what} is `{found}`; expected {expected}")]
     Value {
-        /// What the value says.
+        /// Name of the value.
         what: &'static str,
         /// The value.
         found: String,
-        /// What would do.
+        /// Values that are allowed.
         expected: String,
     },
     /// There is no such condition.
@@ -59,19 +59,19 @@ pub enum Problem {
     Condition {
         /// The condition.
         found: String,
-        /// Why there is none.
+        /// Reason why it is not known.
         reason: &'static str,
     },
     /// The classes cannot all have their minimum.
     #[error("the minimums up to here are {total_pct} % of the cache; expected at most 100 %")]
     Minimums {
-        /// Their sum.
+        /// Sum of the minimums.
         total_pct: u32,
     },
 }
 
 impl Problem {
-    /// The problem that `what` is `found`.
+    /// Returns the problem that `what` is `found`, and not `expected`.
     pub(super) fn value(what: &'static str, found: &str, expected: impl Into<String>) -> Self {
         Self::Value { what, found: found.to_owned(), expected: expected.into() }
     }

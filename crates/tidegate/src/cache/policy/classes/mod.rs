@@ -1,12 +1,12 @@
-//! IO classes: requests sorted by size, direction, offset and queue, and what each class may use of
-//! the cache (Open CAS).
+//! IO classes: requests sorted by size, direction, offset and queue, and the share of the cache
+//! that each class may use (Open CAS).
 //!
 //! - `rule`: the conditions of a class;
 //! - `parse`: the table as text;
-//! - `shares`: what the classes may use, and which class gives up slots first.
+//! - `shares`: the shares of the classes, and the order in which they give up slots.
 //!
-//! A class has an id from 0 to 32. Of the classes whose rule matches a request the one with the
-//! highest id counts, unless one before it ends in `done`. Class 0 takes what no other matches.
+//! A class has an id from 0 to 32. A request belongs to the class with the highest id whose rule
+//! matches, unless a class before it matches and ends in `done`. Class 0 takes all other requests.
 
 mod error;
 mod parse;
@@ -24,15 +24,15 @@ use super::Request;
 /// Highest id of a class.
 pub const MAX_ID: u8 = 32;
 
-/// Number of classes that can be.
+/// Largest number of classes.
 pub const CLASSES: usize = MAX_ID as usize + 1;
 
 /// A class.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Class {
-    /// Its number.
+    /// Number of the class.
     pub id: u8,
-    /// What requests belong to it.
+    /// Conditions of its requests.
     pub rule: Rule,
     /// How soon it gives up slots.
     pub priority: Priority,
@@ -40,11 +40,11 @@ pub struct Class {
     pub min_pct: u8,
     /// Share of the slots, in percent, that it may use. At 0 its requests go around the cache.
     pub max_pct: u8,
-    /// The cache mode of its requests; none for that of the cache.
+    /// The cache mode of its requests; `None` for the mode of the cache.
     pub mode: Option<&'static str>,
 }
 
-/// How soon a class gives up slots; the greatest one first.
+/// How soon a class gives up slots: the greatest priority first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {
     /// Other classes never evict it.
@@ -61,7 +61,7 @@ pub struct Classes {
 }
 
 impl Class {
-    /// Class 0 where no table says otherwise: the whole cache, given up first.
+    /// Returns class 0 without a table: it may use the whole cache, and gives up slots first.
     fn unclassified() -> Self {
         Self {
             id: 0,
@@ -75,7 +75,7 @@ impl Class {
 }
 
 impl Classes {
-    /// The id of the class of `request`.
+    /// Returns the id of the class of `request`.
     pub fn classify(&self, request: &Request) -> u8 {
         let mut id = 0;
         for class in &self.classes {
@@ -89,23 +89,23 @@ impl Classes {
         id
     }
 
-    /// The class with `id`.
+    /// Returns the class with `id`.
     pub fn get(&self, id: u8) -> Option<&Class> {
         let at = self.classes.binary_search_by_key(&id, |class| class.id).ok()?;
         self.classes.get(at)
     }
 
-    /// The id of the class that gives up slots last.
+    /// Returns the id of the class that gives up slots last.
     pub fn foremost(&self) -> u8 {
         self.classes.iter().min_by_key(|class| class.priority).map_or(0, |class| class.id)
     }
 
-    /// There is class 0 alone, and it takes the whole cache.
+    /// Returns whether there is class 0 alone, which takes the whole cache.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
-    /// All classes, by id.
+    /// Returns all classes, by id.
     pub fn iter(&self) -> impl Iterator<Item = &Class> {
         self.classes.iter()
     }

@@ -17,14 +17,14 @@ use super::{Class, ClassError, Classes, MAX_ID, Priority, Problem, Rule};
 
 /// All columns.
 const HEADER: &str = "IO class id,IO class name,Eviction priority,Allocation,Cache mode,Minimum";
-/// Columns that a table has to have.
+/// Columns that every table has.
 const NEEDED: usize = 4;
 
 impl Classes {
-    /// The classes in `text`. A cache mode has to be one of `modes`.
+    /// Parses the classes in `text`. A cache mode has to be one of `modes`.
     ///
     /// # Errors
-    /// [`ClassError`]: the first line that does not do.
+    /// [`ClassError`] of the first line that is wrong.
     pub fn parse(text: &str, modes: &[&'static str]) -> Result<Self, ClassError> {
         let mut lines = text.lines().map(str::trim).zip(1..).filter(|(line, _)| !line.is_empty());
         let (header, number) = lines.next().unwrap_or(("", 1));
@@ -45,7 +45,7 @@ impl Classes {
     }
 }
 
-/// The number of columns of the table.
+/// Returns the number of columns of the table.
 fn parse_header(line: &str) -> Result<usize, Problem> {
     let columns = line.split(',').count();
     let mut names = HEADER.split(',').zip(line.split(','));
@@ -79,7 +79,7 @@ fn parse_line(line: &str, columns: usize, modes: &[&'static str]) -> Result<Clas
     })
 }
 
-/// `class`, unless it cannot be beside the classes `before`, each with its line.
+/// Returns `class`, unless it conflicts with the earlier classes `before`, each with its line.
 fn check_with_others(class: Class, before: &[(Class, usize)]) -> Result<Class, Problem> {
     if let Some((_, first_line)) = before.iter().find(|it| it.0.id == class.id) {
         return Err(Problem::Twice { id: class.id, first_line: *first_line });
@@ -120,7 +120,7 @@ fn parse_mode(text: &str, modes: &[&'static str]) -> Result<Option<&'static str>
     mode.map(Some).ok_or_else(|| Problem::value("the cache mode", text, expected()))
 }
 
-/// Hundredths from a text such as `1`, `0.5` or `0.25`.
+/// Parses a text such as `1`, `0.5` or `0.25`, and returns hundredths.
 fn parse_share(what: &'static str, text: &str) -> Result<u8, Problem> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
     let is_number = |digits: &str| digits.bytes().all(|digit| digit.is_ascii_digit());

@@ -9,32 +9,33 @@ use super::Problem;
 use crate::cache::policy::Request;
 use crate::size::parse_bytes;
 
-/// What requests belong to a class.
+/// The conditions of a class's requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// Each condition with how it is joined to those before it. No condition: no request.
+    /// Each condition with its join to the conditions before. Without conditions no request
+    /// matches.
     pub conditions: Vec<(Join, Condition)>,
     /// A request that matches is not offered to classes with higher ids.
     pub is_final: bool,
 }
 
-/// How a condition is joined to those before it.
+/// The join of a condition to the conditions before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Join {
-    /// It has to hold too; as the first of a rule, alone.
+    /// The condition must hold too; the first one of a rule must hold alone.
     And,
-    /// It may hold instead.
+    /// The condition may hold instead.
     Or,
 }
 
 /// A condition on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Condition {
-    /// On one of its numbers.
+    /// A condition on a number of the request.
     Number(Field, Compare, u64),
     /// `io_direction`: `read` or `write`.
     Direction {
-        /// It is a write.
+        /// The request is a write.
         is_write: bool,
     },
 }
@@ -43,13 +44,13 @@ pub enum Condition {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::EnumString)]
 #[strum(serialize_all = "snake_case")]
 pub enum Field {
-    /// `request_size`: its length in bytes.
+    /// `request_size`: length in bytes.
     RequestSize,
-    /// `lba`: its first byte in sectors of 512 bytes.
+    /// `lba`: first byte in sectors of 512 bytes.
     Lba,
-    /// `offset`: its first byte.
+    /// `offset`: first byte.
     Offset,
-    /// `queue`: the queue that it came by.
+    /// `queue`: the queue of the request.
     Queue,
 }
 
@@ -88,7 +89,7 @@ impl Rule {
     /// The rule of class 0.
     pub const UNCLASSIFIED: Self = Self { conditions: Vec::new(), is_final: false };
 
-    /// Whether `request` belongs to the class.
+    /// Returns whether `request` belongs to the class.
     pub fn matches(&self, request: &Request) -> bool {
         let join = |before, (join, condition): &(Join, Condition)| match join {
             Join::And => before && condition.holds(request),
@@ -97,7 +98,7 @@ impl Rule {
         !self.conditions.is_empty() && self.conditions.iter().fold(true, join)
     }
 
-    /// The rule in `text`.
+    /// Parses the rule in `text`.
     pub(super) fn parse(text: &str) -> Result<Self, Problem> {
         let (text, is_final) = match text.strip_suffix("&done") {
             Some(before) => (before, true),
@@ -153,7 +154,7 @@ impl Field {
     }
 }
 
-/// The comparison and the number of `condition`, which stand behind its name.
+/// Parses the comparison and the number of `condition`, which follow its name as `text`.
 fn number(condition: &str, text: &str) -> Result<(Compare, u64), Problem> {
     let parsed = text.split_once(':').and_then(|(by, number)| {
         let by = by.parse().ok()?;
@@ -165,7 +166,7 @@ fn number(condition: &str, text: &str) -> Result<(Compare, u64), Problem> {
     parsed.ok_or_else(|| Problem::value("the condition", condition, expected))
 }
 
-/// Why there is no condition called `name`.
+/// Returns the reason why there is no condition called `name`.
 fn reason(name: &str) -> &'static str {
     match name {
         "metadata" | "direct" | "file_size" | "file_offset" | "directory" | "extension"

@@ -1,17 +1,17 @@
-//! What the classes may use of the cache, and which class gives up slots first.
+//! The shares of the classes in the cache, and the order in which they give up slots.
 
 use std::cmp::Reverse;
 
 use super::{CLASSES, Class, Classes, Priority};
 
-/// What a request of a class that misses may do.
+/// Rights of a request of a class that misses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admission {
-    /// Take free slots, or those of the classes of [`Classes::surplus`].
+    /// Take free slots, or slots of the classes in [`Classes::surplus`].
     Insert,
-    /// Take slots of its own class only: the class has all that it may use.
+    /// Take slots of its own class only, which uses its whole share.
     ReplaceOwn,
-    /// Go around the cache: the class may use nothing.
+    /// Go around the cache: the class has no share.
     Bypass,
 }
 
@@ -20,13 +20,13 @@ pub enum Admission {
 pub struct Surplus {
     /// The id of the class.
     pub id: u8,
-    /// Most slots to take from it.
+    /// Most slots to take.
     pub slots: u64,
 }
 
 impl Classes {
-    /// What a request of class `id` may do that misses, in a cache of `slots` slots of which the
-    /// classes use `used`.
+    /// Returns the rights of a request of class `id` that misses, in a cache of `slots` slots.
+    /// `used` counts the slots of each class.
     pub fn admission(&self, id: u8, used: &[u64; CLASSES], slots: u64) -> Admission {
         let Some(class) = self.get(id) else { return Admission::Bypass };
         match share(slots, class.max_pct) {
@@ -36,10 +36,10 @@ impl Classes {
         }
     }
 
-    /// Which classes give up slots for class `id`, in this order.
+    /// Returns the classes that give up slots for class `id`, in this order.
     ///
-    /// What a class uses beyond its allocation comes first. Then come, down to their minimums, the
-    /// classes that are not more important than `id`, the least important first. Pinned classes
+    /// Slots that a class uses beyond its allocation come first. Then come, down to their minimums,
+    /// the classes that are not more important than `id`, the least important first. Pinned classes
     /// give up slots for pinned ones only.
     pub fn surplus(&self, id: u8, used: &[u64; CLASSES], slots: u64) -> Vec<Surplus> {
         let mut order: Vec<_> = self.iter().collect();
@@ -62,7 +62,7 @@ fn used_by(class: &Class, used: &[u64; CLASSES]) -> u64 {
     used.get(usize::from(class.id)).copied().unwrap_or_default()
 }
 
-/// `pct` percent of `slots`.
+/// Returns `pct` percent of `slots`.
 fn share(slots: u64, pct: u8) -> u64 {
     let share = u128::from(slots) * u128::from(pct) / 100;
     u64::try_from(share).unwrap_or(u64::MAX)

@@ -1,9 +1,9 @@
 //! `acp`: dirty pages are cleaned without rest, in the order of the backing (Open CAS's aggressive
 //! cleaning policy).
 //!
-//! The backing is divided into chunks of 100 MiB. Chunks are kept in eleven buckets by their share
-//! of dirty pages: none, up to 10 %, ... up to 100 %. The chunk that was longest in the fullest
-//! bucket is cleaned from its first page to its last one, a batch at a time.
+//! The backing is divided into chunks of 100 MiB. Eleven buckets keep the chunks by their share of
+//! dirty pages: none, up to 10 %, ... up to 100 %. The chunk that was in the fullest bucket for
+//! longest is cleaned from its first page to its last one, a batch at a time.
 
 use super::{Cleaning, DirtySlots, Load, MILLISECOND_NS};
 use crate::cache::policy::settings::{Settings, Spec, Unit};
@@ -12,7 +12,7 @@ use crate::tier::list::{Links, List};
 const WAKE_UP: usize = 0;
 const MAX_BUFFERS: usize = 1;
 
-/// The settings; ranges and defaults are those of Open CAS.
+/// The settings; ranges and defaults are from Open CAS.
 pub const SPECS: &[Spec] = &[
     Spec::number("acp.wake-up-ms", Unit::Milliseconds, 0..=10_000, 10)
         .about("rest between two batches"),
@@ -41,7 +41,7 @@ pub struct Acp {
     cleaned: Option<Cleaned>,
 }
 
-/// How far the chunk that is being cleaned is.
+/// Progress in the chunk that is being cleaned.
 #[derive(Debug, Clone, Copy)]
 struct Cleaned {
     chunk: u32,
@@ -49,7 +49,7 @@ struct Cleaned {
 }
 
 impl Acp {
-    /// The policy over a backing of `pages` pages.
+    /// Returns the policy for a backing of `pages` pages.
     pub fn new(pages: u64) -> Self {
         let chunk_pages = pages.div_ceil(MAX_CHUNKS).max(CHUNK_PAGES);
         let chunks = u32::try_from(pages.div_ceil(chunk_pages).max(1)).unwrap_or(u32::MAX);
@@ -59,14 +59,14 @@ impl Acp {
         Self { settings: Settings::new(SPECS), chunk_pages, dirty, links, buckets, cleaned: None }
     }
 
-    /// The chunk of `page`; pages beyond the backing belong to the last one.
+    /// Returns the chunk of `page`; pages beyond the backing belong to the last one.
     fn chunk_of(&self, page: u64) -> u32 {
         let last = self.dirty.len() - 1;
         let chunk = usize::try_from(page / self.chunk_pages).map_or(last, |chunk| chunk.min(last));
         u32::try_from(chunk).unwrap_or(u32::MAX)
     }
 
-    /// The bucket of a chunk with `dirty` dirty pages.
+    /// Returns the bucket of a chunk with `dirty` dirty pages.
     fn bucket_of(&self, dirty: u32) -> usize {
         let tenths = (u64::from(dirty) * 10).div_ceil(self.chunk_pages);
         usize::try_from(tenths).map_or(BUCKETS - 1, |tenths| tenths.min(BUCKETS - 1))
@@ -84,13 +84,14 @@ impl Acp {
         }
     }
 
-    /// The chunk to clean, from its first page: the first of the fullest bucket.
+    /// Returns the chunk to clean, from its first page: the first chunk of the fullest bucket.
     fn choose(&self) -> Option<Cleaned> {
         let fullest = self.buckets[1..].iter().rev().find_map(List::first)?;
         Some(Cleaned { chunk: fullest, next_page: u64::from(fullest) * self.chunk_pages })
     }
 
-    /// Ends the cleaning of `chunk`. What stayed dirty waits until the rest of its bucket is clean.
+    /// Ends the cleaning of `chunk`. Its pages that are still dirty wait for the rest of its
+    /// bucket.
     fn finish(&mut self, chunk: u32) {
         let bucket = self.bucket_of(self.dirty[chunk as usize]);
         self.buckets[bucket].move_last(&mut self.links, chunk);

@@ -1,13 +1,13 @@
-//! `alru`: slots that were not written for a while are cleaned, the oldest first, while no client
-//! has sent a request for a while (Open CAS's default).
+//! `alru`: cleans slots that were not written for a while, the oldest first, while no client has
+//! sent a request for a while (Open CAS's default).
 //!
-//! Above a ratio of dirty slots it cleans whatever the clients do, also slots that were written
+//! Above a ratio of dirty slots it cleans whatever the clients do, even slots that were written
 //! just now, until the ratio is lower by the inertia.
 //!
-//! A slot costs 8 bytes: its links in one list of all dirty slots by their last write, with no time
-//! of its own. A few checkpoints remember up to which slot all were written by when. There are at
-//! most two in a sixteenth of the staleness time, and a slot counts as stale late by that sixteenth
-//! at most, and never early.
+//! A slot costs 8 bytes: its links in one list of all dirty slots by their last write, without a
+//! time. Instead, a few checkpoints each say that all slots up to one were written by some time.
+//! There are at most two checkpoints in a sixteenth of the staleness time, and a slot counts as
+//! stale at most that sixteenth too late, and never too early.
 
 use std::collections::VecDeque;
 
@@ -22,7 +22,7 @@ const ACTIVITY: usize = 3;
 const DIRTY_RATIO: usize = 4;
 const INERTIA: usize = 5;
 
-/// The settings; ranges and defaults are those of Open CAS.
+/// The settings; ranges and defaults are from Open CAS.
 pub const SPECS: &[Spec] = &[
     Spec::number("alru.wake-up-s", Unit::Seconds, 0..=3600, 20)
         .about("rest between two looks for stale slots"),
@@ -40,21 +40,21 @@ pub const SPECS: &[Spec] = &[
 
 /// Bytes of a slot.
 const SLOT_BYTES: u64 = 4096;
-/// The mark of the slot of a checkpoint.
+/// The mark of a slot that has a checkpoint.
 const CHECKPOINT: u32 = 1;
-/// Checkpoints of a staleness time.
+/// Checkpoints in a staleness time.
 const CHECKPOINTS: u64 = 16;
 
-/// The dirty slots, the one first that was not written for longest.
+/// The dirty slots, the one with the oldest last write first.
 pub struct Alru {
     settings: Settings,
     links: Links,
     dirty: List,
-    /// Oldest first, each of another slot, in the order of the list.
+    /// Oldest first, each for another slot, in the order of the list.
     checkpoints: VecDeque<Checkpoint>,
     /// The newest time seen with a write: no slot was written later.
     last_write_ns: u64,
-    /// The dirty ratio was above its threshold and is not yet below it by the inertia.
+    /// The dirty ratio was above its threshold, and is not yet lower by the inertia.
     is_over_ratio: bool,
     parts: u32,
 }
@@ -66,8 +66,9 @@ struct Checkpoint {
 }
 
 impl Alru {
-    /// The policy of `slots` slots, at most [`MAX_SLOTS`](crate::cache::policy::MAX_SLOTS), of a
-    /// cache of `parts` parts, which divide the inertia among them.
+    /// Returns the policy for `slots` slots, at most
+    /// [`MAX_SLOTS`](crate::cache::policy::MAX_SLOTS), of a cache of `parts` parts, which share the
+    /// inertia.
     pub fn new(slots: u32, parts: u32) -> Self {
         Self {
             settings: Settings::new(SPECS),
@@ -93,7 +94,7 @@ impl Alru {
         self.dirty.push_last(&mut self.links, slot);
     }
 
-    /// Remembers by when all slots were written, unless the newest checkpoint is about as new as
+    /// Adds a checkpoint for the newest slot, unless the newest checkpoint is about as new as
     /// `now_ns`.
     fn add_checkpoint(&mut self, now_ns: u64) {
         let Some(slot) = self.dirty.last() else { return };
@@ -106,7 +107,7 @@ impl Alru {
         }
     }
 
-    /// Of the checkpoints whose slots are stale only the newest matters.
+    /// Drops all checkpoints with stale slots except the newest.
     fn drop_stale_checkpoints(&mut self, now_ns: u64) {
         while self.checkpoints.get(1).is_some_and(|it| self.is_stale(it, now_ns)) {
             if let Some(dropped) = self.checkpoints.pop_front() {
@@ -119,8 +120,7 @@ impl Alru {
         checkpoint.written_ns.saturating_add(self.staleness_ns()) <= now_ns
     }
 
-    /// Takes `slot` out. Its checkpoint moves to the slot before it, unless that has one, whose
-    /// time is earlier.
+    /// Takes `slot` out. Its checkpoint moves to the slot before, unless that has an earlier one.
     fn take(&mut self, slot: u32) {
         if self.links.mark(slot) == CHECKPOINT {
             let before = self.links.previous(slot);
@@ -138,7 +138,7 @@ impl Alru {
         self.dirty.remove(&mut self.links, slot);
     }
 
-    /// The newest slot that is stale.
+    /// Returns the newest slot that is stale.
     fn last_stale(&mut self, now_ns: u64) -> Option<u32> {
         self.add_checkpoint(now_ns);
         self.drop_stale_checkpoints(now_ns);
@@ -146,7 +146,7 @@ impl Alru {
         self.is_stale(oldest, now_ns).then_some(oldest.slot)
     }
 
-    /// The newest slot that may be cleaned now.
+    /// Returns the newest slot that may be cleaned now.
     fn last_due(&mut self, load: &Load) -> Option<u32> {
         self.update_ratio(load);
         if self.is_over_ratio {

@@ -1,8 +1,9 @@
 //! Cleaning: which dirty slots are written to the backing, and when.
 //!
-//! A policy hears of each slot that becomes dirty and of each that is dirty no more. A cleaner asks
-//! it for slots with [`Cleaning::next`], cleans them, and asks again after the time that it was
-//! told. Slots whose cleaning failed are [put off](Cleaning::rewritten), so that others come first.
+//! A policy hears of each slot that becomes dirty, and of each slot that is no longer dirty. A
+//! cleaner asks it for slots with [`Cleaning::next`], cleans them, and asks again after the time
+//! that `next` returned. Slots whose cleaning failed are [put off](Cleaning::rewritten), so that
+//! others come first.
 //!
 //! A cache may have parts, each with a policy of its own.
 
@@ -17,58 +18,59 @@ use super::settings::{Settings, Spec};
 const SECOND_NS: u64 = 1_000_000_000;
 /// Nanoseconds of a millisecond.
 const MILLISECOND_NS: u64 = 1_000_000;
-/// Stands for a time that never comes.
+/// A time that never comes.
 pub const NEVER_NS: u64 = u64::MAX;
 
-/// Decides what is cleaned next. Times are those of one clock that does not go back; an older time
-/// counts as the newest one seen.
+/// Decides which slots are cleaned next. Times are from one clock that does not go back; an older
+/// time counts as the newest one seen.
 pub trait Cleaning: Send {
     /// Adds `slot`, which holds `page` and became dirty by a write at `now_ns`.
     fn dirtied(&mut self, slot: u32, page: u64, now_ns: u64) {
         let _ = (slot, page, now_ns);
     }
 
-    /// Records that `slot`, which is dirty, was written again at `now_ns`, or that it could not be
+    /// Records that the dirty `slot` was written again at `now_ns`, or that it could not be
     /// cleaned.
     fn rewritten(&mut self, slot: u32, now_ns: u64) {
         let _ = (slot, now_ns);
     }
 
-    /// Removes `slot`, which held `page`: it is clean, or holds nothing any more.
+    /// Removes `slot`, which held `page`: it is clean, or no longer holds anything.
     fn cleaned(&mut self, slot: u32, page: u64) {
         let _ = (slot, page);
     }
 
-    /// Appends the slots to clean next to `out`, and returns after how many nanoseconds to ask
-    /// again, counted from when these are clean: 0 for at once, [`NEVER_NS`] for never.
+    /// Appends the next slots to clean to `out`. Returns the nanoseconds until the next call,
+    /// counted from when these slots are clean: 0 for at once, [`NEVER_NS`] for never.
     fn next(&mut self, load: &Load, dirty: &dyn DirtySlots, out: &mut Vec<u32>) -> u64;
 
-    /// Whether to ask at once, whatever time [`next`](Self::next) told, with `dirty_slots` of
-    /// `slots` slots dirty.
+    /// Returns whether to call [`next`](Self::next) at once, whatever time it returned, with
+    /// `dirty_slots` of `slots` slots dirty.
     fn is_due(&self, dirty_slots: u64, slots: u64) -> bool {
         let _ = (dirty_slots, slots);
         false
     }
 
-    /// Decides by `settings` from now on, which have the values of its own table.
+    /// Decides by `settings` from now on, which belong to the policy's own table.
     fn set_settings(&mut self, settings: &Settings) {
         let _ = settings;
     }
 }
 
-/// The slots that are dirty.
+/// The dirty slots.
 pub trait DirtySlots {
-    /// The slot of `page`, where that is dirty.
+    /// Returns the slot of `page` if it is dirty.
     fn of_page(&self, page: u64) -> Option<u32>;
 
-    /// Appends up to `n` of them to `out`, from slot number `from` on, and returns where to go on.
+    /// Appends up to `n` dirty slots to `out`, from slot number `from` on, and returns where to go
+    /// on.
     fn from(&self, from: u32, n: usize, out: &mut Vec<u32>) -> u32;
 }
 
 /// A part of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// Its slots.
+    /// Slots of the part.
     pub slots: u32,
     /// Pages of the backing.
     pub pages: u64,
@@ -76,12 +78,12 @@ pub struct Part {
     pub parts: u32,
 }
 
-/// What a part of a cache is doing.
+/// The present load of a part of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
-    /// The time.
+    /// Present time.
     pub now_ns: u64,
-    /// When the last request of a client came.
+    /// Time of the last request of a client.
     pub last_request_ns: u64,
     /// Slots that are dirty.
     pub dirty_slots: u64,
@@ -93,15 +95,15 @@ pub struct Load {
 pub struct CleaningEntry {
     /// The name on the command line.
     pub name: &'static str,
-    /// What it cleans, in a few words.
+    /// Help in a few words.
     pub about: &'static str,
-    /// It is told of slots that become dirty, are written again and are cleaned.
+    /// The policy hears of slots that become dirty, are written again and are cleaned.
     pub hears: bool,
     /// Dirty neighbours of a page are cleaned with it.
     pub joins: bool,
-    /// Its settings.
+    /// Settings of the policy.
     pub specs: &'static [Spec],
-    /// Makes the policy for a part of a cache.
+    /// Creates the policy for a part of a cache.
     pub create: fn(Part) -> Box<dyn Cleaning>,
 }
 
@@ -145,7 +147,7 @@ pub static CLEANINGS: [CleaningEntry; 4] = [
 pub static CLEANING_NAMES: [&str; CLEANINGS.len()] =
     [CLEANINGS[0].name, CLEANINGS[1].name, CLEANINGS[2].name, CLEANINGS[3].name];
 
-/// The cleaning policy called `name`.
+/// Returns the cleaning policy called `name`.
 pub fn cleaning(name: &str) -> Option<&'static CleaningEntry> {
     CLEANINGS.iter().find(|entry| entry.name == name)
 }

@@ -1,5 +1,5 @@
-//! `watermark`: slots are cleaned without rest while more than a part of them is dirty, in the
-//! order of slots. Below that nothing is: a page that is written again soon is not written to the
+//! `watermark`: cleans slots without rest, in the order of slots, while more than a part of them is
+//! dirty. Below that nothing is cleaned: a page that is written again soon is not written to the
 //! backing each time, and the clean part takes a burst of writes.
 
 use super::{Cleaning, DirtySlots, Load, NEVER_NS};
@@ -17,7 +17,7 @@ const SLOTS_AT_ONCE: usize = 512;
 /// The policy.
 pub struct Watermark {
     settings: Settings,
-    /// Where to look next.
+    /// Slot to look at next.
     hand: u32,
 }
 

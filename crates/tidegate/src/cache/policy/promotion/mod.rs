@@ -10,11 +10,11 @@ use super::settings::{Settings, Spec};
 
 /// Decides which requests that miss have their pages cached.
 pub trait Promotion: Send {
-    /// Whether the pages of a request that misses at least one of them are cached.
+    /// Returns whether to cache the pages of a request that misses at least one of its `pages`.
     /// `is_partly_cached`: at least one other is cached already.
     fn admits(&mut self, pages: Range<u64>, is_partly_cached: bool, occupancy: Occupancy) -> bool;
 
-    /// It admits every request.
+    /// Returns whether the policy admits every request.
     fn admits_all(&self) -> bool {
         false
     }
@@ -22,7 +22,7 @@ pub trait Promotion: Send {
     /// Records that `page` was cached.
     fn cached(&mut self, page: u64);
 
-    /// Decides by `settings` from now on, which have the values of its own table.
+    /// Decides by `settings` from now on, which belong to the policy's own table.
     fn set_settings(&mut self, settings: &Settings) {
         let _ = settings;
     }
@@ -32,11 +32,11 @@ pub trait Promotion: Send {
 pub struct PromotionEntry {
     /// The name on the command line.
     pub name: &'static str,
-    /// What it caches, in a few words.
+    /// Help in a few words.
     pub about: &'static str,
-    /// Its settings.
+    /// Settings of the policy.
     pub specs: &'static [Spec],
-    /// Makes the policy for a cache of a number of slots.
+    /// Creates the policy for a cache of so many slots.
     pub create: fn(u32) -> Box<dyn Promotion>,
 }
 
@@ -59,7 +59,7 @@ pub static PROMOTIONS: [PromotionEntry; 2] = [
 /// The names of [`PROMOTIONS`].
 pub static PROMOTION_NAMES: [&str; PROMOTIONS.len()] = [PROMOTIONS[0].name, PROMOTIONS[1].name];
 
-/// The promotion policy called `name`.
+/// Returns the promotion policy called `name`.
 pub fn promotion(name: &str) -> Option<&'static PromotionEntry> {
     PROMOTIONS.iter().find(|entry| entry.name == name)
 }

@@ -1,8 +1,8 @@
 //! `nhit`: a page is cached at its n-th miss, once the cache is nearly full (Open CAS).
 //!
-//! Below the trigger every page is cached and none is counted. A request is admitted where each of
-//! its pages has missed often enough, or where one of them is cached already: to refuse that one
-//! would make the engine invalidate it.
+//! Below the trigger every page is cached and none is counted. A request is admitted if each of its
+//! pages has missed often enough, or if one is cached already: refusing it would make the engine
+//! invalidate that page.
 //!
 //! Counts are kept in a bounded table of twice as many pages as the cache has slots, 8 bytes a
 //! slot. A page that leaves the table counts from 1 again.
@@ -17,7 +17,7 @@ use crate::cache::policy::settings::{Settings, Spec, Unit};
 const THRESHOLD: usize = 0;
 const TRIGGER: usize = 1;
 
-/// The settings; ranges and defaults are those of Open CAS.
+/// The settings; ranges and defaults are from Open CAS.
 pub const SPECS: &[Spec] = &[
     Spec::number("nhit.threshold", Unit::Count, 2..=1000, 3)
         .about("misses of a page, with the one that caches it"),
@@ -38,7 +38,7 @@ pub struct Nhit {
 }
 
 impl Nhit {
-    /// The policy of a cache of `slots` slots.
+    /// Returns the policy for a cache of `slots` slots.
     pub fn new(slots: u32) -> Self {
         Self {
             settings: Settings::new(SPECS),
@@ -46,7 +46,7 @@ impl Nhit {
         }
     }
 
-    /// Counts a miss of `page`; returns how many it has now.
+    /// Counts a miss of `page`, and returns its number of misses.
     fn count(&mut self, page: u64) -> u64 {
         self.misses.count_up(page).map_or_else(
             || {
@@ -64,7 +64,7 @@ impl Promotion for Nhit {
             return true;
         }
         let threshold = self.settings.get(THRESHOLD);
-        // Each page is counted, also after one that missed too rarely.
+        // Each page is counted, even after one that missed too rarely.
         let rare = pages.filter(|&page| self.count(page) < threshold).count();
         rare == 0 || is_partly_cached
     }

@@ -1,15 +1,15 @@
-//! The modes of Open CAS, one file each: what a write, of zeroes too, and a read do.
+//! The modes of Open CAS, one file each: how they write, also zeroes, and read.
 //!
 //! | mode | write | read |
 //! |---|---|---|
-//! | `wb` | into the cache, durable there | from the cache; a miss from the backing, and kept |
+//! | `wb` | into the cache, durable there | from the cache; a miss from the backing, then cached |
 //! | `wt` | into the cache and to the backing | as `wb` |
-//! | `wa` | as `wt` where all of it is cached, else as `wi` | as `wb` |
+//! | `wa` | as `wt` if all pages are cached, else as `wi` | as `wb` |
 //! | `wi` | to the backing; the cache gives its copies up | as `wb` |
-//! | `wo` | as `wb` | as `wb`, but a miss is not kept |
+//! | `wo` | as `wb` | as `wb`, but a miss is not cached |
 //! | `pt` | as `wi` | from the backing; dirty pages are cleaned before |
 //!
-//! Any mode finds pages of any other in the cache, dirty ones too.
+//! Every mode may find pages of any other mode in the cache, dirty ones too.
 
 mod pt;
 mod wa;
@@ -62,10 +62,10 @@ pub enum Mode {
     PassThrough,
 }
 
-/// What one mode does. Requests are whole blocks and inside the device. The router asks what a mode
-/// needs and keeps; nobody else does.
+/// The behaviour of one mode. Requests are whole blocks and inside the device. Only the router asks
+/// about a mode's needs.
 pub(in crate::cache) trait Behaviour: Sync {
-    /// Writes `content`; where `ask` says so it is durable on return. Zeroes are for whole pages.
+    /// Writes `content`, durably on return if `ask` says so. Zeroes are for whole pages.
     fn write(&self, core: &Core, content: &Content<'_>, ask: Ask<'_>) -> Result<()>;
 
     /// Reads the bytes of a request.
@@ -73,22 +73,22 @@ pub(in crate::cache) trait Behaviour: Sync {
         core.read_bytes(route, buf)
     }
 
-    /// A read of cached pages needs the cache alone.
+    /// Returns whether a read of cached pages needs the cache alone.
     fn reads_hits(&self) -> bool {
         true
     }
 
-    /// Pages that a read missed are kept.
+    /// Returns whether pages that a read missed are cached.
     fn keeps_misses(&self) -> bool {
         true
     }
 
-    /// Writes that miss are cached.
+    /// Returns whether writes that miss are cached.
     fn caches_writes(&self) -> bool {
         self.writes_back()
     }
 
-    /// A write needs the cache alone.
+    /// Returns whether a write needs the cache alone.
     fn writes_back(&self) -> bool {
         false
     }
@@ -98,22 +98,23 @@ impl Mode {
     /// All modes, in the order of their codes.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// The name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// All writes go into the cache, and to the backing later: what atomic flush needs.
+    /// Returns whether all writes go into the cache, and to the backing later, as atomic flush
+    /// needs.
     pub fn writes_back(self) -> bool {
         self.behaviour().writes_back()
     }
 
-    /// The number in the cache header.
+    /// Returns the mode's number in the cache header.
     pub(in crate::cache) fn code(self) -> u32 {
         self as u32
     }
 
-    /// The mode with this number.
+    /// Returns the mode with the number `code`; `None` if there is none.
     pub(in crate::cache) fn of_code(code: u32) -> Option<Self> {
         Self::from_repr(code)
     }

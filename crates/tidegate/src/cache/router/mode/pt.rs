@@ -1,4 +1,4 @@
-//! Pass-through: writes and reads go to the backing; dirty pages of an earlier mode before them.
+//! Pass-through: writes and reads go to the backing, after dirty pages of an earlier mode.
 
 use super::Behaviour;
 use super::wi::WriteInvalidate;

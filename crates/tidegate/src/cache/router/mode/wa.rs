@@ -1,4 +1,4 @@
-//! Write-around: a write of which all pages are cached goes through the cache, any other around it.
+//! Write-around: a write goes through the cache if all its pages are cached, else around it.
 
 use super::Behaviour;
 use super::wi::WriteInvalidate;

@@ -1,4 +1,4 @@
-//! Write-only: writes as write-back; what a read finds in the backing alone is not kept.
+//! Write-only: writes as write-back; reads that miss are not cached.
 
 use super::Behaviour;
 use super::wb::WriteBack;

@@ -1,4 +1,4 @@
-//! Write-through: a write is durable in the cache, and in the backing when that is flushed.
+//! Write-through: a write is durable in the cache, and in the backing after the next flush.
 //!
 //! The cache has it first: a crash in between leaves the page dirty there, so it is written to the
 //! backing again, whole.
@@ -16,7 +16,7 @@ impl Behaviour for WriteThrough {
             return core.write_through(content, ask);
         }
         core.bypass(content, ask)?;
-        // Durable before it is acknowledged, as all writes of this mode.
+        // Durable before it is acknowledged, like all writes of this mode.
         core.pages.flush_backing_recorded()
     }
 
