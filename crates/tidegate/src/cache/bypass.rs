@@ -58,8 +58,7 @@ impl Core {
             }
             let buckets = Traffic::buckets(pages.clone());
             let is_cached = pages.clone().any(|page| self.pages.find(page).is_some());
-            // The order of the two checks matters: a cleaner that begins later does not find the
-            // pages.
+            // After that look: a cleaner that begins later does not find the pages.
             if !is_cached && !self.backing.traffic.is_cleaning(pages, &buckets) {
                 // With the locks held: a page that is written into the cache from now on is not
                 // cleaned before this write has ended.
@@ -133,8 +132,7 @@ impl Core {
         while first < pages.end {
             let piece = first..pages.end.min(first + PIECE_PAGES);
             let missing = self.pages.missing_runs(&piece);
-            // The same look decides: a page that enters or leaves the cache meanwhile is made zero
-            // too.
+            // By the same look: a page that enters or leaves the cache meanwhile is made zero too.
             let cached = piece.clone().filter(|page| !missing.iter().any(|run| run.contains(page)));
             self.zero_pages(cached, ask, &mut |_| ())?;
             for run in &missing {
@@ -146,8 +144,7 @@ impl Core {
         if self.pages.groups.is_some() { Ok(()) } else { self.pages.flush_backing_recorded() }
     }
 
-    /// Makes the cached pages among `pages` zero, and leaves all others: a discard with atomic
-    /// flush.
+    /// Makes the cached ones of `pages` zero, and no others: a discard with atomic flush.
     pub(super) fn zero_cached(&self, pages: Range<u64>, ask: Ask<'_>) -> Result<()> {
         let cached: Vec<u64> = pages.filter(|page| self.pages.find(*page).is_some()).collect();
         self.zero_pages(cached.into_iter(), ask, &mut |_| ())

@@ -204,8 +204,7 @@ impl Check<'_> {
                 Decoded::Bad if self.report_changed(slot)? => {}
                 Decoded::Bad => bad_headers += 1,
                 Decoded::Header(found) => {
-                    // A group's members are fenced before its commit, and count only after the
-                    // commit.
+                    // A group's members are fenced before its commit, and count only after it.
                     let is_last = found.group == 0 && of_newest.contains(&slot);
                     let is_uncommitted = found.group > self.report.committed_group;
                     match scan.compare(slot, &found)? {
@@ -227,8 +226,7 @@ impl Check<'_> {
             Ok(())
         })?;
         self.report.doubtful_lanes = doubtful_lanes.len() as u64;
-        // A crash interrupts the newest batch of each lane. Opening the pool voids the batch's
-        // unfinished headers.
+        // A crash interrupts each lane's newest batch. Opening the pool voids its unfinished slots.
         let most = OVERWRITTEN_MAX as u64;
         if bad_headers > most {
             self.report.fault(format!(
@@ -262,8 +260,7 @@ impl Check<'_> {
     }
 
     /// Reports the header of `slot` if it is bad because one bit changed, and returns whether it
-    /// is. A later batch of the lane, or data that is whole, proves that the header's write was
-    /// finished.
+    /// is. A later batch of the lane, or whole data, proves that the header's write was finished.
     fn report_changed(&mut self, slot: u32) -> Result<bool, CacheError> {
         let what = match self.scan.changed(slot)? {
             Some((_, Decoded::Header(found)))
@@ -338,7 +335,7 @@ impl Mismatched {
         !self.are_too_many
     }
 
-    /// Returns whether `slot` is damaged unless it holds an older version; `None` if its data is
+    /// Returns whether `slot` is damaged unless it is an older version; `None` if its data is
     /// whole.
     fn get(&self, slot: u32) -> Option<bool> {
         self.slots.get(&slot).copied()

@@ -20,8 +20,7 @@
 //! - The page's bucket in `traffic` counts the writes to the backing that are under way.
 //! - The lock of the page's shard guards the index; no thread waits while it holds that lock.
 //!
-//! Owners, and the direction of calls. Each owner has its own fields and calls only the owners
-//! below:
+//! Owners, and the direction of calls. Each owner has its own fields, and calls only later ones:
 //!
 //! - `Core`, the requests: each is routed, and then reads (`read`), writes (`write`) or goes around
 //!   the cache (`bypass`). `choices` applies settings, `worker` runs the background;
@@ -105,8 +104,8 @@ use worker::Worker;
 /// Number of words of page locks, as a power of two.
 const LOCKS_LOG2: u32 = 14;
 
-/// A list with one entry for each page of a request. Few entries lie on the stack, so that small
-/// requests allocate no memory.
+/// A list with an entry for each page of a request. Short ones are on the stack, and so allocate no
+/// memory.
 type Few<T> = SmallVec<[T; 4]>;
 
 /// Result of stores to the memory.
@@ -122,14 +121,12 @@ pub struct CacheDeviceOptions {
     pub clean_from_pct: Option<u32>,
     /// Number of slots to keep free in each shard; one in a hundred unless set.
     pub keep_free: Option<u32>,
-    /// Write the dirty pages of another backing to this one, which is that backing by another name,
-    /// or a copy.
+    /// Write another backing's dirty pages to this one: it is a copy, or that one by another name.
     pub adopt_foreign: bool,
-    /// Another program wrote to the backing since this pool last cached it: clean pages are given
-    /// up.
+    /// Another program wrote to the backing since this pool cached it: clean pages are given up.
     pub backing_changed: bool,
-    /// Share, in percent, of the requests that the setting `cost` may give to the backing. The
-    /// backing serves this share whatever is measured.
+    /// The backing serves this percentage of the requests that the setting `cost` may give to it;
+    /// `None` leaves that to measurements.
     pub backing_share_pct: Option<u32>,
     /// After a crash the pages are as they were at a flush, except for FUA writes: the writes that
     /// one flush covers are there as a whole or not at all. Writes are durable at the next flush,
@@ -208,8 +205,7 @@ struct Core {
 }
 
 impl CacheDevice {
-    /// Opens the cache in `region` as a device over `backing`, which `binding` names, and recovers
-    /// it.
+    /// Opens the cache in `region` over `backing`, which `binding` names, and recovers it.
     ///
     /// # Errors
     /// [`CacheError`]: the pool is damaged, or holds dirty pages that are not for this backing.
@@ -382,8 +378,7 @@ impl Core {
         })
     }
 
-    /// Returns the extents of a range. If one of its pages is dirty, the whole range counts as
-    /// data.
+    /// Returns the extents of a range. If it has a dirty page, the whole range counts as data.
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         self.backing.geometry.check(offset, len)?;
         let pages = pages_of(offset, len);
@@ -400,8 +395,7 @@ impl Core {
         let block_bytes = self.backing.geometry.block_bytes;
         let whole = in_whole_blocks(found.into_iter().filter_map(within), block_bytes);
         if whole.is_empty() {
-            // The backing's answer ends inside the first block, so the block has parts of both
-            // kinds.
+            // The backing's answer ends inside the first block: the block has parts of both kinds.
             let len = u64::from(block_bytes);
             return Ok(vec![Extent { offset, len, hole: false, zero: false }]);
         }
@@ -456,9 +450,9 @@ impl BlockDevice for CacheDevice {
         self.core.write(&route, data, flags.fua)
     }
 
-    /// Commits the earlier writes with atomic flush. Flushes the backing if it has writes that are
-    /// not flushed. Fails if the backing reported meanwhile that it may have lost such writes, or
-    /// if a dirty page was found damaged.
+    /// Commits the earlier writes, with atomic flush. Flushes the backing if it has unflushed
+    /// writes. Fails if the backing reported meanwhile that it may have lost such writes, or if a
+    /// dirty page was found damaged.
     fn flush(&self) -> Result<()> {
         drop(self.core.requests.begin(RequestKind::Flush, 0));
         self.core.pages.commit_groups()?;

@@ -4,14 +4,13 @@
 //!    free.
 //! 2. The data of each lane's newest batch is compared with its checksum: only there can a crash
 //!    have left a header without its data.
-//! 3. The valid slots of the newest batches are written back and fenced, because a process that was
+//! 3. The slots of the newest batches that count are written back and fenced: a process that was
 //!    killed may have left them in the CPU's caches, and older versions are voided next. For the
-//!    same reason, the words that voided headers are written back.
-//! 4. Older versions of a page, unfinished headers, unfinished data, and members of groups that no
-//!    flush committed are voided, and fenced.
+//!    same reason the words that voided headers are written back.
+//! 4. Older versions of a page, unfinished headers and data, and members of groups that no flush
+//!    committed are voided, and fenced.
 //!
-//! A crash during recovery is harmless: steps 3 and 4 change nothing that counts, so the next
-//! recovery finds the same versions.
+//! A crash in between is harmless: steps 3 and 4 change nothing that counts.
 
 use std::collections::{BTreeSet, HashMap};
 use std::panic::resume_unwind;
@@ -132,7 +131,7 @@ impl Scan<'_> {
         })
     }
 
-    /// Passes the slots of shard `part`, and of every `step`th shard behind it, to `see`, some at a
+    /// Passes the slots of shard `part`, and of every `step`th one behind it, to `see`, some at a
     /// time.
     fn each_of(
         &self,
@@ -203,8 +202,7 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// Returns the bit that makes the bad header of `slot` valid if it is changed, with that
-    /// header.
+    /// Returns the bit that makes the bad header of `slot` valid if changed, and that header.
     pub(super) fn changed(&self, slot: u32) -> Result<Option<(usize, Decoded)>> {
         let mut bytes = [0; HEADER];
         self.region.read(self.header.places.header(slot), &mut bytes)?;
@@ -247,12 +245,12 @@ impl Scan<'_> {
         if slots.is_empty() { Ok(()) } else { Ok(self.region.fence()?) }
     }
 
-    /// Clears the verdicts of `slots`, whose headers are durably void. The verdicts are durably
-    /// gone on return.
+    /// Clears the verdicts of `slots`, whose headers are durably void. They are durably gone on
+    /// return.
     ///
-    /// The versions of void headers are unknown here, so such a version may be given out again. The
-    /// old verdict would then hold for a header that was stored only in part: a page whose bytes
-    /// the backing lacks would count as clean. So a slot gets a new header only after this fence.
+    /// Versions of void headers are unknown here, so such a version may be given out again. Its old
+    /// verdict would then hold for a header that was stored only in part: a page whose bytes the
+    /// backing lacks would count as clean. So a slot gets a new header only after this fence.
     fn clear_verdicts<'b>(&self, slots: impl Iterator<Item = &'b u32>) -> Result<()> {
         let mut has_cleared = false;
         for slot in slots {
@@ -510,8 +508,8 @@ fn geometry_over(
         preferred_bytes: below.preferred_bytes.max(4096),
         read_only: below.read_only,
         atomic_block: true,
-        // With atomic flush a crash undoes writes; modes that write around the cache leave writes
-        // in the backing's own cache.
+        // With atomic flush a crash undoes writes. Other modes may leave writes in the backing's
+        // cache.
         volatile_cache: atomic_flush || below.volatile_cache,
         fast_zero: below.fast_zero,
         keeps_data: true,
@@ -519,8 +517,7 @@ fn geometry_over(
 }
 
 impl Recovery {
-    /// Reads all headers with `threads` threads. Each has shards of its own, and so slots of its
-    /// own.
+    /// Reads all headers with `threads` threads. Each thread has shards, and so slots, of its own.
     fn read(
         scan: &Scan<'_>,
         replacement: &'static ReplacementEntry,
@@ -626,7 +623,7 @@ impl Recovery {
         }
     }
 
-    /// Records that the header or the data of `slot` is unfinished.
+    /// Notes that the header or the data of `slot` is unfinished.
     fn give_up(&mut self, slot: u32) {
         self.found.unfinished += 1;
         self.void.push(slot);
@@ -665,9 +662,9 @@ impl Recovery {
         Ok(())
     }
 
-    /// Records a member of a newest batch whose data is not whole. One of its bits may have
-    /// changed. But a slot that held almost the same data before looks equal if a crash kept the
-    /// new data off the medium. So the version before it counts in either case.
+    /// Notes a member of a newest batch whose data is not whole. One of its bits may have changed.
+    /// But a slot that held almost the same data before looks equal if a crash kept the new data
+    /// off the medium. So the version before it counts in either case.
     fn note_doubt(&mut self, found: &SlotHeader, data: Data) {
         self.doubtful_lanes.insert(found.lane);
         if data == Data::OneBitOff {
@@ -735,8 +732,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Gives up pages behind the end of a backing that became smaller. Fails if such a page is
-    /// dirty.
+    /// Gives up pages behind the end of a smaller backing. Fails if such a page is dirty.
     fn check_fit(&mut self, pages: u64) -> Result<()> {
         if self.last_page < pages {
             return Ok(());
@@ -755,8 +751,8 @@ impl Recovery {
     }
 
     /// Finds the pages under records among the older versions. A record without its page is
-    /// useless: a dirty one is kept as a damaged page, a clean one is given up, since the backing
-    /// has its data.
+    /// useless: a dirty one is kept as a damaged page, a clean one is given up, for the backing has
+    /// its data.
     fn find_bases(&mut self) {
         let mut bases = HashMap::new();
         let over = std::mem::take(&mut self.over);

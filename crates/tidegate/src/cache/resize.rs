@@ -1,5 +1,5 @@
-//! Requests to resize a pool, one at a time. [`background::resize`](super::background::resize) has
-//! the steps.
+//! Requests to resize a pool, one at a time. The steps are in
+//! [`background::resize`](super::background::resize).
 
 use std::sync::Arc;
 
@@ -44,8 +44,8 @@ impl CacheDevice {
     ///
     /// # Errors
     /// The size is not possible; another thread changes it; the backing or the memory failed; or
-    /// the device is shut down meanwhile: the pool has its old size. If only truncating the file
-    /// fails, the pool has the new size.
+    /// the device is shut down meanwhile: the pool has its old size. If storing the new size fails,
+    /// it may have either. If only truncating the file fails, it has the new one.
     pub fn resize(&self, pool_bytes: u64) -> Result<()> {
         let _under_way = UnderWay::begin(&self.core)?;
         resize(&self.core, pool_bytes)
@@ -78,11 +78,10 @@ fn resize(core: &Core, pool_bytes: u64) -> Result<()> {
         core.background.shrink_to(&plan.places)?;
     } else {
         core.store.region.grow(pool_bytes)?;
-        // The new headers are void before the superblock says that they are headers.
+        // The new headers are free before the superblock says that they are headers.
         free_headers(&core.store.region, &plan.places, core.store.slots())?;
     }
-    // Slots that left are not used from here on, even if this fails: the pool may have either size
-    // then.
+    // Slots that left are not used from here on, even if this fails: the pool may have either size.
     core.background.commit_size(&plan)?;
     resize_shards(core);
     if pool_bytes < before_bytes {

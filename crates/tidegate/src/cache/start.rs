@@ -1,9 +1,7 @@
-//! Reads that are started: a read that misses all of its pages waits for the backing without a
-//! thread.
+//! Reads that are started: a read that misses all its pages waits for the backing without a thread.
 //!
 //! Such a read has whole pages only, and no page is whole in the cache. When the backing has
-//! answered, the versions of the pages decide: if a page was changed meanwhile, a thread reads once
-//! more.
+//! answered, the versions of the pages decide: if a page was changed, a thread reads once more.
 
 use std::sync::Arc;
 
@@ -88,8 +86,7 @@ impl CacheDevice {
 }
 
 impl StartedRead {
-    /// Ends the read when the backing has answered. May run on a thread of the backing: never
-    /// waits.
+    /// Ends the read after the backing's answer, maybe on a thread of the backing: never waits.
     fn conclude(self, mut request: AsyncRequest, result: Result<()>) {
         let core = &self.device.core;
         core.pages.counters.count_core_read(self.route.class, self.missing.len() as u64, &result);
@@ -104,8 +101,7 @@ impl StartedRead {
         request.complete(stood.map(drop));
     }
 
-    /// Offers the pages that were read to the cache. Returns `false` if a page was changed
-    /// meanwhile.
+    /// Offers the pages that were read to the cache. Returns `false` if a page was changed.
     fn keep(&self, core: &Core, buf: &mut [u8]) -> Result<bool> {
         core.router.note_backing_read(buf.len(), self.began_ns);
         if core.pages.standing(&self.missing, buf)? < self.missing.len() {

@@ -85,8 +85,7 @@ impl CacheDevice {
         Some(line("atomic flush", said))
     }
 
-    /// Changes the mode. If dirty pages have to be cleaned and that fails, restores the mode of
-    /// before.
+    /// Changes the mode. If dirty pages have to be cleaned and that fails, restores the old mode.
     fn set_mode_text(&self, value: &str) -> std::result::Result<(), SettingError> {
         let wrong = |expected: String| SettingError::value(MODE, value, expected);
         let (mode, flushes) = mode_of(value)?;

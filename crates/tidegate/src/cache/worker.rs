@@ -10,7 +10,7 @@ use crate::tier::background::{Step, Work};
 const RETRY_NS: u64 = 1_000_000_000;
 /// Time until another look at pages that other writes keep busy.
 const MOMENT_NS: u64 = 1_000_000;
-/// Rest after a fill, before the next look for pages to fill. Reads that miss come one after the
+/// Rest after a fill, before the next look for pages to cache. Reads that miss come one after the
 /// other, and waking an idle worker costs a reader some microseconds each time.
 const FILL_REST_NS: u64 = 250_000;
 

@@ -35,8 +35,7 @@ impl Core {
         self.store_content(content, self.writer.demand(ask), &mut |_| ())
     }
 
-    /// Stores `content` like [`write_content`](Self::write_content), as whole pages; `note` gets
-    /// them.
+    /// Stores `content` like [`write_content`](Self::write_content), but as whole pages.
     pub(super) fn write_whole_pages(
         &self,
         content: &Content<'_>,

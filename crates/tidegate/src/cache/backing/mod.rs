@@ -35,8 +35,7 @@ pub(super) struct Backing {
 }
 
 impl Backing {
-    /// Reads at `offset` from the backing for `class`; whole pages if the backing has larger
-    /// blocks.
+    /// Reads at `offset` from the backing, for `class`; whole pages if its blocks are larger.
     pub(in crate::cache) fn read(&self, offset: u64, buf: &mut [u8], class: u8) -> Result<()> {
         let range = pages_of(offset, buf.len() as u64);
         let read_core = |offset: u64, buf: &mut [u8]| {
@@ -64,10 +63,9 @@ impl Backing {
     }
 
     /// Does `work` with the backing outside of a client's flush. If the backing fails, and
-    /// acknowledged writes that went around the cache were unflushed when the work began, the
-    /// client's next flush fails too, because a backing may report only once that it lost such
-    /// writes. All other writes are durable in the pool. If the pool fails, the next flush fails in
-    /// any case.
+    /// acknowledged writes around the cache were unflushed when the work began, the client's next
+    /// flush fails too: a backing may report their loss only once. All other writes are durable in
+    /// the pool. If the pool fails, the next flush fails in any case.
     pub(in crate::cache) fn apart_from_flushes<T>(
         &self,
         work: impl FnOnce() -> std::result::Result<T, Failed>,

@@ -1,15 +1,14 @@
 //! Writes to the backing that are under way, by bucket of pages.
 //!
-//! Two writes of one page to the backing may arrive there in either order. A writer that must know
-//! the last one asks whether its write was *alone* from begin to end: no other write to a page of
-//! its bucket overlapped it.
+//! Two writes of one page to the backing may arrive in either order. A writer that must know the
+//! last one asks whether its write was *alone* from begin to end: no other write to a page of its
+//! bucket overlapped it.
 //!
 //! A writer that goes around the cache waits only for cleaners of its own pages. So cleaners
 //! announce the pages of their batches too, because a batch shares a bucket with most large writes.
 //!
-//! Each bucket also has the epoch of its last write around the cache, which may wait for a flush of
-//! the backing. Until that flush the backing may lose the write, so no page of the bucket is filled
-//! from the backing.
+//! Each bucket also has the epoch of its last write around the cache. Until a flush of the backing
+//! covers that epoch, the write may be lost, so no page of the bucket is filled from the backing.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,8 +31,8 @@ const ONE_CLEANING: u64 = 1 << 16;
 /// Writes to the backing.
 pub(in crate::cache) struct Traffic {
     words: Box<[AtomicU64]>,
-    /// The pages of each cleaner's batch, in order, from before the batch's writes begin until they
-    /// have ended.
+    /// The pages of each cleaner's batch, in order, from before its first write until its last
+    /// ended.
     batches: Mutex<Vec<Arc<[u64]>>>,
     /// By bucket: the epoch of the last write that went around the cache.
     bypassed: Box<[AtomicU64]>,
@@ -65,8 +64,7 @@ pub(in crate::cache) struct Passage {
 }
 
 impl Traffic {
-    /// Returns traffic without a write under way. Earlier writes are flushed only by the next
-    /// flush.
+    /// Returns the state when a pool is opened: no write is under way, and nothing is flushed yet.
     pub(in crate::cache) fn new() -> Self {
         let words = |value| (0..BUCKETS).map(|_| AtomicU64::new(value)).collect();
         Self {
@@ -161,7 +159,7 @@ impl Traffic {
         seen.is_quiet() && self.see(page) == seen
     }
 
-    /// Records a write around the cache to a page of `bucket`, before the write ends.
+    /// Notes a write around the cache to a page of `bucket`, before the write ends.
     pub(in crate::cache) fn bypassed(&self, bucket: usize) {
         let epoch = self.epoch.load(Ordering::SeqCst);
         self.bypassed[bucket].fetch_max(epoch, Ordering::SeqCst);
@@ -174,8 +172,7 @@ impl Traffic {
     }
 
     /// Returns whether writes around the cache since the pool was opened wait for a flush. Earlier
-    /// writes need none here: the next open treats all earlier writes as unflushed, as this one
-    /// did.
+    /// ones need none here: the next open takes all earlier writes for unflushed, as this one did.
     pub(in crate::cache) fn needs_own_flush(&self) -> bool {
         self.has_bypassed_since(self.flushed().max(BEFORE))
     }
@@ -186,7 +183,7 @@ impl Traffic {
         self.flushed.load(Ordering::SeqCst)
     }
 
-    /// Returns whether a write around the cache was unflushed when `flushed` was read, or came
+    /// Returns whether a write around the cache was unflushed at the time of `flushed`, or came
     /// later.
     pub(in crate::cache) fn has_bypassed_since(&self, flushed: u64) -> bool {
         self.last_bypassed.load(Ordering::SeqCst) > flushed
@@ -204,7 +201,7 @@ impl Traffic {
         }
     }
 
-    /// Records that the flush of `epoch` succeeded.
+    /// Notes that the flush of `epoch` succeeded.
     pub(in crate::cache) fn flush_succeeded(&self, epoch: u64) {
         self.flushed.fetch_max(epoch, Ordering::SeqCst);
     }

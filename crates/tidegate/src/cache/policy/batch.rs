@@ -1,13 +1,13 @@
-//! The number of pages that are cleaned at once: as many as the backing takes in a time that a
-//! writer may wait.
+//! The number of pages that are cleaned at once: as many as the backing takes while a writer may
+//! wait.
 //!
 //! A large batch is cheap for the backing, which flushes once for the whole batch and takes
-//! neighbours together. But a writer that finds the cache full waits for it, and 512 pages in any
-//! order may take a disk a tenth of a second. So the batch after one that took too long is smaller
-//! in proportion, and later batches grow again by steps.
+//! neighbours together. But a writer that finds the cache full waits for the batch, and 512 pages
+//! in any order may take a disk a tenth of a second. So the batch after one that took too long is
+//! smaller in proportion, and later ones grow again by steps.
 //!
-//! The fixed cost of a flush does not fall with the size of a batch: smaller batches only pay it
-//! more often. Two batches of different sizes give an estimate of that cost, which does not count.
+//! The fixed cost of a flush does not count: smaller batches would only pay it more often. Two
+//! batches of different sizes give an estimate of it.
 
 /// Most pages of a batch: larger batches make no page cheaper.
 pub const PAGES_MAX: usize = 512;
@@ -53,8 +53,7 @@ impl BatchSize {
         }
     }
 
-    /// Estimates the time of a batch without pages, from two batches that differ by a quarter in
-    /// size.
+    /// Estimates the time of a batch without pages, from two batches of sizes a quarter apart.
     fn estimate_fixed(&mut self, pages: u64, took_ns: u64) {
         let Some((last_pages, last_ns)) = self.last.replace((pages, took_ns)) else { return };
         let (few, many) = ((pages, took_ns), (last_pages, last_ns));
@@ -106,8 +105,8 @@ mod tests {
     }
 
     proptest! {
-        /// Over a backing of which a flush and a page take their times, the pages of a batch come
-        /// to take the target, as far as their number can.
+        /// Over a backing with a fixed time for a flush and for a page, batches come to take the
+        /// target time, as far as their limits allow.
         #[test]
         fn batches_come_to_take_what_they_may(
             flush_ns in 0..30 * MILLISECOND_NS, page_ns in 1..3 * MILLISECOND_NS,

@@ -21,7 +21,7 @@ pub struct Sample {
 pub const SAMPLES: u32 = 32;
 /// Stores of fewer bytes measure the cost of a fence, not of a byte.
 const STORED_BYTES_MIN: u64 = 4096;
-/// Comparing begins if the savings are at least this many percent of its time, and ends below 100.
+/// Comparing begins if it saves more than this percentage of its time, and ends at 100.
 const BEGIN_PCT: u128 = 125;
 
 /// The decision, from samples.
@@ -65,7 +65,7 @@ impl ByContent {
 mod tests {
     use super::*;
 
-    /// A page, of which so many bytes are saved, takes so long to compare and 410 ns to store.
+    /// A page with `saved_bytes`, which takes `compare_ns` to compare and 410 ns to store.
     fn page(saved_bytes: u64, compare_ns: u64) -> Sample {
         Sample { compare_ns, saved_bytes, stored_bytes: 4160 - saved_bytes, store_ns: 410 }
     }

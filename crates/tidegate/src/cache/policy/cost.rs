@@ -14,11 +14,11 @@
 
 /// Parts of a share.
 pub const WHOLE: u32 = 64;
-/// Parts by which the share moves.
+/// Number of parts by which a share moves.
 const STEP: u32 = 4;
 /// The largest share of the backing.
 const SHARE_MAX: u32 = WHOLE - STEP;
-/// The share grows if the memory takes more than this, in percent of the backing's time. It shrinks
+/// The share grows if the memory takes more than this percentage of the backing's time. It shrinks
 /// below 100.
 const BEGIN_PCT: u128 = 125;
 /// Number of size classes: from 4 KiB on, each four times the one before.
@@ -222,13 +222,13 @@ mod tests {
 
     struct Run {
         decision: Decision,
-        /// Time of all requests at the memory, and of those at the backing.
+        /// Time of all requests at the memory; the next field counts probes of the backing.
         memory_ns: u64,
         probes_ns: u64,
         probes: u32,
     }
 
-    /// `count` reads of 4 KiB by `clients` clients, of which each waits for its last one.
+    /// Runs `count` reads of 4 KiB by `clients` clients, which each wait for their last one.
     fn run(model: Model, clients: u32, count: u32) -> Run {
         let mut costs = Costs::default();
         let mut run = Run { decision: Decision::default(), memory_ns: 0, probes_ns: 0, probes: 0 };
@@ -280,7 +280,8 @@ mod tests {
 
     #[test]
     fn a_saturated_memory_shares_until_both_take_as_long() {
-        // One request at a time in 10 µs, against 30 in 80 µs: 8 of 32 clients wait as long there.
+        // One request at a time in 10 µs, against 32 in 80 µs: 8 of 32 clients at the memory take
+        // as long.
         let model = Model { each_ns: [10 * MICROSECOND_NS, 80 * MICROSECOND_NS], servers: [1, 32] };
         let share = run(model, 32, 50_000).decision.share;
         assert!((36..=52).contains(&share), "{share} of {WHOLE}");
@@ -340,8 +341,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever both devices are: the share is at an end that the costs there ask for, or both
-        /// cost about as much within a step or two of it.
+        /// The share ends at the limit that the costs ask for, or where both devices cost about as
+        /// much, within a step or two.
         #[test]
         fn the_share_comes_to_rest_where_the_costs_are_even(
             memory_us in 1_u64..200, backing_us in 1_u64..200, clients in 1_u32..48,

@@ -1,5 +1,5 @@
-//! Sequential cutoff: a stream is a series of requests that each begin at the end of the one
-//! before. Once it is long, it goes around the cache (Open CAS).
+//! Sequential cutoff: a stream of requests that each begin at the end of the one before goes around
+//! the cache once it is long (Open CAS).
 //!
 //! Invariants:
 //! - A stream is known by its direction and its end. Reads never continue writes.
@@ -54,8 +54,8 @@ pub struct Cutoff {
 
 /// Streams that requests may continue.
 pub struct Streams {
-    /// Twice the end of each stream in bytes, plus 1 for writes. In an array of its own, because
-    /// every request searches all keys.
+    /// Twice the end of each stream in bytes, plus 1 for writes. In an array apart, because every
+    /// request searches all keys.
     keys: Box<[u64]>,
     lengths: Box<[Length]>,
     links: Links,
@@ -140,8 +140,8 @@ impl Cutoff {
         self.settings.get(POLICY) == NEVER
     }
 
-    /// Records `request`, whose queue has the streams `queue`. Returns whether the request goes
-    /// around the cache.
+    /// Counts `request`, whose queue has the streams `queue`. Returns whether it goes around the
+    /// cache.
     ///
     /// `is_full`: the cache has no more free slots than the engine keeps in reserve (in Open CAS:
     /// at most 640). `shared` locks the shared streams; it is called only for a request that

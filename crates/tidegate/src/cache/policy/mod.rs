@@ -35,7 +35,7 @@ use crate::tier::list;
 /// Most slots that one policy orders.
 pub const MAX_SLOTS: u32 = list::MAX_SLOTS;
 
-/// The order in which slots are evicted.
+/// The order of eviction of slots.
 ///
 /// `slot` is a number below the number of slots that the policy was created for. A policy accepts
 /// every sequence of calls: inserting a slot twice uses it, and touching or removing a slot that is
@@ -44,13 +44,13 @@ pub trait Replacement: Send {
     /// Adds `slot`, which holds `page` from now on.
     fn insert(&mut self, slot: u32, page: u64);
 
-    /// Records a use of `slot`, by a write or by a read.
+    /// Notes a use of `slot`, by a write or by a read.
     fn touch(&mut self, slot: u32, write: bool);
 
     /// Removes `slot`: `page`, which it held, was evicted or discarded.
     fn remove(&mut self, slot: u32, page: u64);
 
-    /// Records that a write of `page`, which was in `from`, put it into `to`, which held nothing.
+    /// Notes that a write of `page`, which was in `from`, put it into `to`, which held nothing.
     ///
     /// The page keeps its history of uses. Removing and inserting it would make it a new page,
     /// which costs the policies that count uses their advantage over LRU (docs/policies/cache.md).

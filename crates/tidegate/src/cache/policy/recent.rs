@@ -1,7 +1,6 @@
 //! A bounded table of pages that were seen lately.
 //!
-//! A page is known by a part of its hash within a set of eight pages. The oldest page of a set
-//! leaves first.
+//! A page is known by a part of its hash, in a set of eight pages; the oldest one leaves first.
 
 /// Pages of a set.
 const WAYS: usize = 8;

@@ -7,8 +7,8 @@
 //!   twice or more moves to the main queue, with its count cleared; another is a victim.
 //! - Otherwise the main queue gives up slots. A slot that was used goes around once more, with its
 //!   count lower by one; another is a victim.
-//! - If the caller keeps all victims, the other queue follows after one round of this one: slots
-//!   that cannot leave must not hide those that can.
+//! - If the caller keeps all victims of a queue, the other queue follows: slots that cannot leave
+//!   must not hide those that can.
 
 use super::Replacement;
 use super::recent::{RecentPages, Seen};
@@ -35,8 +35,7 @@ pub struct S3Fifo {
 }
 
 impl S3Fifo {
-    /// Returns the policy for `slots` slots with `entries` entries, at most
-    /// [`MAX_SLOTS`](super::MAX_SLOTS).
+    /// Returns the policy for at most [`MAX_SLOTS`](super::MAX_SLOTS) `entries` in `slots` slots.
     pub fn new(entries: u32, slots: u32) -> Self {
         let small_target = (slots / 10).max(1);
         Self {

@@ -1,6 +1,5 @@
-//! Decides whether the pages that a request misses are cached: only if the request is not part of a
-//! long stream, and the promotion policy wants the pages. All others go around the cache; the cache
-//! always serves the pages that it has.
+//! Decides whether the pages that a request misses are cached: only if it is not part of a long
+//! stream, and the promotion policy wants them. Other misses go around the cache; hits never do.
 //!
 //! A decision counts the request in streams and misses, so it is made once: a request that an
 //! attempt hands back was not counted.
@@ -52,8 +51,7 @@ impl Deciding {
 }
 
 impl Admission {
-    /// Returns the policies for a cache of `slots` slots: `promotion` with its `settings`, and the
-    /// cutoff with the settings `cutoff`.
+    /// Returns `promotion` with its `settings`, and the cutoff with its own, for `slots` slots.
     pub(in crate::cache) fn new(
         promotion: &PromotionEntry,
         settings: &Settings,
@@ -124,8 +122,7 @@ fn is_open(deciding: &Deciding) -> bool {
 }
 
 impl Router {
-    /// Returns whether the policies want the `missing` pages that a request misses; counts the
-    /// request.
+    /// Counts the request, and returns whether the policies want its `missing` pages.
     pub(in crate::cache) fn is_wanted(&self, route: &Route, missing: u64) -> bool {
         let pages = route.pages();
         let (occupancy, is_full) = self.occupancy_about(pages.start);

@@ -1,5 +1,5 @@
-//! Decides by measured cost: requests that the memory would serve slower go to the backing, by the
-//! policy [`cost`](crate::cache::policy::cost).
+//! Decides by measured cost, with the policy [`cost`](crate::cache::policy::cost): the backing
+//! serves a request if the memory would take longer.
 //!
 //! - A read of pages that are all cached, whole and clean: the backing has flushed these bytes, and
 //!   a page that was changed meanwhile has another version in its lock. Such a read is made again,
@@ -7,8 +7,8 @@
 //! - A large write that misses, in a mode that writes back. It goes around the cache by forced unit
 //!   access, so that it is durable when it is acknowledged, like a write into the cache. A crash
 //!   may tear its blocks, as far as the backing tears them, and readers may see it before it is
-//!   durable. Its pages that are cached, clean or dirty, leave the cache first, as in all writes
-//!   around it. Not with atomic flush.
+//!   durable. Its cached pages, clean or dirty, leave the cache first, as in all writes around it.
+//!   Never with atomic flush.
 //!
 //! Requests share only data that seldom changes: each thread counts for itself, and one in 64 of
 //! the requests that only read memory is measured.
@@ -75,8 +75,7 @@ impl UnderWay<'_> {
 }
 
 impl ByCost {
-    /// Returns the state before [`set`](Self::set): off. `fixed_pct` fixes the backing's share in
-    /// percent.
+    /// Returns the state before [`set`](Self::set): off. `fixed_pct` fixes the backing's share.
     pub(in crate::cache) fn new(fixed_pct: Option<u32>) -> Self {
         let fixed = fixed_pct.map(|pct| pct.min(100) * WHOLE / 100);
         Self { fixed, ..Self::default() }
@@ -186,8 +185,7 @@ impl Router {
         }
     }
 
-    /// Takes in a request that took `took_ns` at `place`. It stands for `weight` requests of its
-    /// kind and size.
+    /// Takes in a request that took `took_ns` at `place`, for `weight` requests like it.
     fn see_cost(&self, place: Place, kind: Kind, len_bytes: u64, took_ns: u64, weight: u32) {
         let at_backing = self.pages.backing.pace.foreground_requests();
         let all = u32::try_from(self.by_cost.count_under_way()).unwrap_or(u32::MAX);
@@ -235,8 +233,7 @@ impl Router {
         route.pages().map(see).collect()
     }
 
-    /// Returns whether a write of whole pages may go around the cache: its first and last page
-    /// miss.
+    /// Returns whether a write of whole pages may go around the cache, by its first and last page.
     fn may_go_around(&self, route: &Route) -> bool {
         let ends = || [route.pages().start, route.pages().end - 1];
         route.request.len_bytes >= LARGE

@@ -3,7 +3,7 @@
 //!
 //! - `rule`: the conditions of a class;
 //! - `parse`: the table as text;
-//! - `shares`: the shares of the classes, and the order in which they give up slots.
+//! - `shares`: the shares of the classes, and the order of giving up slots.
 //!
 //! A class has an id from 0 to 32. A request belongs to the class with the highest id whose rule
 //! matches, unless a class before it matches and ends in `done`. Class 0 takes all other requests.

@@ -12,8 +12,8 @@ use crate::size::parse_bytes;
 /// The conditions of a class's requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// Each condition with its join to the conditions before. Without conditions no request
-    /// matches.
+    /// Each condition with its join to the conditions before. A rule without any matches no
+    /// request.
     pub conditions: Vec<(Join, Condition)>,
     /// A request that matches is not offered to classes with higher ids.
     pub is_final: bool,

@@ -1,4 +1,4 @@
-//! The shares of the classes in the cache, and the order in which they give up slots.
+//! The shares of the classes in the cache, and the order of giving up slots.
 
 use std::cmp::Reverse;
 

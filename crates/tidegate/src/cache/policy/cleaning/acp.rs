@@ -90,8 +90,7 @@ impl Acp {
         Some(Cleaned { chunk: fullest, next_page: u64::from(fullest) * self.chunk_pages })
     }
 
-    /// Ends the cleaning of `chunk`. Its pages that are still dirty wait for the rest of its
-    /// bucket.
+    /// Ends the cleaning of `chunk`. Pages that are still dirty wait for the rest of its bucket.
     fn finish(&mut self, chunk: u32) {
         let bucket = self.bucket_of(self.dirty[chunk as usize]);
         self.buckets[bucket].move_last(&mut self.links, chunk);
@@ -167,7 +166,7 @@ mod tests {
             }
         }
 
-        /// The pages of the next batch, which are clean then.
+        /// Cleans the next batch. Returns its pages, and the rest after it.
         fn clean(&mut self) -> (Vec<u64>, u64) {
             let mut slots = Vec::new();
             let rest_ns =

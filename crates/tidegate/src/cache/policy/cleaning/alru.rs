@@ -67,7 +67,7 @@ struct Checkpoint {
 
 impl Alru {
     /// Returns the policy for `slots` slots, at most
-    /// [`MAX_SLOTS`](crate::cache::policy::MAX_SLOTS), of a cache of `parts` parts, which share the
+    /// [`MAX_SLOTS`](crate::cache::policy::MAX_SLOTS). `parts` parts of the cache share the
     /// inertia.
     pub fn new(slots: u32, parts: u32) -> Self {
         Self {
@@ -310,8 +310,9 @@ mod tests {
     }
 
     proptest! {
-        /// Against a list with times: a prefix of it, nothing that is not stale, all that has been
-        /// for a sixteenth of the staleness time, and few checkpoints.
+        /// Compares with a list of times. The found slots are a prefix of that list, none too
+        /// early, all at most a sixteenth of the staleness time too late, and there are few
+        /// checkpoints.
         #[test]
         fn the_stale_are_found_in_order_and_in_time(calls in calls(), is_seen_often: bool) {
             let (mut alru, mut model) = (Alru::new(20, 1), VecDeque::<(u32, u64)>::new());

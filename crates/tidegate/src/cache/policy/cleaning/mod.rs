@@ -1,9 +1,8 @@
 //! Cleaning: which dirty slots are written to the backing, and when.
 //!
-//! A policy hears of each slot that becomes dirty, and of each slot that is no longer dirty. A
-//! cleaner asks it for slots with [`Cleaning::next`], cleans them, and asks again after the time
-//! that `next` returned. Slots whose cleaning failed are [put off](Cleaning::rewritten), so that
-//! others come first.
+//! A policy hears of each slot that becomes dirty or clean. A cleaner asks it for slots with
+//! [`Cleaning::next`], cleans them, and asks again after the time that `next` returned. Slots whose
+//! cleaning failed are [put off](Cleaning::rewritten), so that others come first.
 //!
 //! A cache may have parts, each with a policy of its own.
 
@@ -29,8 +28,7 @@ pub trait Cleaning: Send {
         let _ = (slot, page, now_ns);
     }
 
-    /// Records that the dirty `slot` was written again at `now_ns`, or that it could not be
-    /// cleaned.
+    /// Notes that the dirty `slot` was written again at `now_ns`, or that cleaning it failed.
     fn rewritten(&mut self, slot: u32, now_ns: u64) {
         let _ = (slot, now_ns);
     }
@@ -62,8 +60,7 @@ pub trait DirtySlots {
     /// Returns the slot of `page` if it is dirty.
     fn of_page(&self, page: u64) -> Option<u32>;
 
-    /// Appends up to `n` dirty slots to `out`, from slot number `from` on, and returns where to go
-    /// on.
+    /// Appends up to `n` dirty slots from slot number `from` on to `out`. Returns where to go on.
     fn from(&self, from: u32, n: usize, out: &mut Vec<u32>) -> u32;
 }
 

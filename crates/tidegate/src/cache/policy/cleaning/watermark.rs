@@ -1,5 +1,5 @@
-//! `watermark`: cleans slots without rest, in the order of slots, while more than a part of them is
-//! dirty. Below that nothing is cleaned: a page that is written again soon is not written to the
+//! `watermark`: cleans slots without rest, in the order of slots, while the dirty part is too
+//! large. Below that nothing is cleaned: a page that is written again soon is not written to the
 //! backing each time, and the clean part takes a burst of writes.
 
 use super::{Cleaning, DirtySlots, Load, NEVER_NS};

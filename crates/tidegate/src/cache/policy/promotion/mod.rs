@@ -11,7 +11,7 @@ use super::settings::{Settings, Spec};
 /// Decides which requests that miss have their pages cached.
 pub trait Promotion: Send {
     /// Returns whether to cache the pages of a request that misses at least one of its `pages`.
-    /// `is_partly_cached`: at least one other is cached already.
+    /// `is_partly_cached`: another one is cached already.
     fn admits(&mut self, pages: Range<u64>, is_partly_cached: bool, occupancy: Occupancy) -> bool;
 
     /// Returns whether the policy admits every request.
@@ -19,7 +19,7 @@ pub trait Promotion: Send {
         false
     }
 
-    /// Records that `page` was cached.
+    /// Notes that `page` was cached.
     fn cached(&mut self, page: u64);
 
     /// Decides by `settings` from now on, which belong to the policy's own table.

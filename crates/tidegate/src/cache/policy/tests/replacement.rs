@@ -15,7 +15,7 @@ use crate::device::BlockDevice;
 use crate::device::memory::MemoryDevice;
 use crate::tier::{Tier, list};
 
-/// LRU, and LRW where reads do not count: the slots from the oldest use on.
+/// LRU, or LRW if reads do not count: the slots from the oldest use on.
 struct Recency {
     order: VecDeque<u32>,
     reads_count: bool,
@@ -102,7 +102,7 @@ struct Queues {
     /// Slots, and whether they come from the small queue.
     victims: VecDeque<(u32, bool)>,
     left: VecDeque<u64>,
-    /// Victims that were kept since a slot was removed.
+    /// Victims that the caller kept since a slot was removed.
     kept: usize,
     small_target: usize,
     left_most: usize,
@@ -208,7 +208,7 @@ impl Replacement for Queues {
     }
 }
 
-/// The model of the policy called `name`.
+/// Returns the model of the policy called `name`.
 fn model(name: &str, slots: u32) -> Box<dyn Replacement> {
     match name {
         "lru" => Box::new(Recency { order: VecDeque::new(), reads_count: true }),
@@ -224,13 +224,14 @@ enum Call {
     Insert(u32),
     Touch(u32, bool),
     Remove(u32),
-    /// Moves a page from the first slot to the second one, another one.
+    /// Moves a page from the first slot to the second.
     Moved(u32, u32),
-    /// Evicts up to so many, but keeps those whose number is a multiple of the second one.
+    /// Asks for so many victims, and evicts those with a number modulo 4 not below the second
+    /// value.
     Evict(usize, u32),
 }
 
-/// Slots of a test of calls: few, so that calls meet.
+/// Number of slots in a test of calls: few, so that calls hit the same slots.
 const FEW_SLOTS: u32 = 8;
 
 fn calls() -> impl Strategy<Value = Vec<Call>> {
@@ -245,7 +246,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
     vec(call, 0..200)
 }
 
-/// Makes `call`; `page_of` tells the page of a slot.
+/// Makes `call`. `page_of` returns the page of a slot. Returns the victims.
 fn apply(policy: &mut dyn Replacement, call: Call, page_of: impl Fn(u32) -> u64) -> Vec<u32> {
     let mut victims = Vec::new();
     match call {
@@ -265,7 +266,7 @@ fn apply(policy: &mut dyn Replacement, call: Call, page_of: impl Fn(u32) -> u64)
 /// The page that each slot holds, as an engine knows it.
 struct Pages(Box<[u64]>);
 
-/// Stands for the page of a slot that holds nothing.
+/// The page of a slot that holds nothing.
 const NO_PAGE: u64 = u64::MAX;
 
 impl Pages {
@@ -281,8 +282,8 @@ impl Pages {
         self.0[slot as usize] = page;
     }
 
-    /// Prepares `call`: an insertion has a page that no other slot has. False for a move that no
-    /// engine makes.
+    /// Prepares `call`: an insertion gets a page that no other slot has. Returns `false` for a move
+    /// that no engine makes.
     fn prepare(&mut self, call: Call) -> bool {
         match call {
             Call::Insert(slot) if self.get(slot) == NO_PAGE => {
@@ -302,7 +303,7 @@ impl Pages {
         true
     }
 
-    /// Forgets the pages that `call`, which chose `victims`, removed.
+    /// Forgets the pages that `call` removed, with its `victims`.
     fn complete(&mut self, call: Call, victims: &[u32]) {
         match call {
             Call::Remove(slot) => self.set(slot, NO_PAGE),
@@ -317,8 +318,8 @@ impl Pages {
 }
 
 proptest! {
-    /// With 40 slots of which 8 are used the small queue of `s3fifo` has more than one, and its
-    /// memory of pages never overflows.
+    /// With 40 slots, 8 of these in use, the small queue of `s3fifo` has several, and its memory of
+    /// pages never overflows.
     #[test]
     fn policies_choose_what_their_models_choose(calls in calls(), slots in proptest::sample::select(vec![FEW_SLOTS, 40])) {
         for entry in &REPLACEMENTS {
@@ -368,7 +369,7 @@ proptest! {
 }
 
 /// An engine that looks for a page that can leave asks for a few victims at a time, and keeps all
-/// that cannot: each other one comes up before long.
+/// that cannot leave: every other page is returned before long.
 #[test]
 fn victims_that_are_kept_do_not_hide_others() {
     const SLOTS: u32 = 64;
@@ -477,7 +478,7 @@ fn hit_pct(mut cache: Cache, trace: &[u64]) -> f64 {
 }
 
 /// Zipf 0.99 over ten times the capacity. The models evict one slot at a time, as the papers do.
-/// LRW keeps the order of insertion here, for nothing is written.
+/// Without writes, LRW keeps the order of insertion.
 #[test]
 fn hit_ratios_under_zipf_are_those_of_the_models() {
     const CAPACITY: u32 = 1000;
@@ -499,7 +500,8 @@ fn hit_ratios_under_zipf_are_those_of_the_models() {
     assert!(found["lru"] > found["lrw"] + 2.0, "{found:?}");
 }
 
-/// The engine against an exact simulation, which evicts one page at a time and keeps none free.
+/// Compares the engine with an exact simulation, which evicts one page at a time and keeps none
+/// free.
 #[test]
 fn hit_ratios_of_the_engine_under_zipf_are_those_of_the_policies() {
     const CAPACITY: u32 = 1000;

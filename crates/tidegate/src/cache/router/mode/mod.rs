@@ -63,7 +63,7 @@ pub enum Mode {
 }
 
 /// The behaviour of one mode. Requests are whole blocks and inside the device. Only the router asks
-/// about a mode's needs.
+/// for the properties of a mode.
 pub(in crate::cache) trait Behaviour: Sync {
     /// Writes `content`, durably on return if `ask` says so. Zeroes are for whole pages.
     fn write(&self, core: &Core, content: &Content<'_>, ask: Ask<'_>) -> Result<()>;
@@ -103,8 +103,8 @@ impl Mode {
         self.into()
     }
 
-    /// Returns whether all writes go into the cache, and to the backing later, as atomic flush
-    /// needs.
+    /// Returns whether all writes go into the cache, and to the backing later. Atomic flush needs
+    /// it.
     pub fn writes_back(self) -> bool {
         self.behaviour().writes_back()
     }
