@@ -225,7 +225,7 @@ fn open_device(
     let name = String::from_utf8_lossy(&name).into_owned();
     let header = CacheHeader::read(&region).map_err(EngineError::pool)?;
     let is_known = header.binding.is_some_and(|binding| binding.identity == identity);
-    // A client may have written data that looks like a pool to a backing of this pool.
+    // On a backing of this pool, a client may have written data that looks like a pool.
     if let Some(found) = holds.filter(|_| !force && !is_known) {
         return Err(EngineError::Refused(format!(
             "the backing {name} holds {found}, which writes to the cache would destroy; --force \

@@ -42,9 +42,9 @@ impl Core {
         Ok(())
     }
 
-    /// Reads neighbouring pages from `first` on that are not cached from the backing: at most as
-    /// many as fit into `buf`. Caches them for `class` if `promotes`. Returns the number of pages
-    /// read; 0 if the first page was cached or written meanwhile.
+    /// Reads uncached pages from the backing: the neighbours from `first` on, at most as many as
+    /// fit into `buf`. Caches them for `class` if `promotes`. Returns the number of pages read; 0
+    /// if the first page was cached or written meanwhile.
     fn read_missing(&self, first: u64, buf: &mut [u8], promotes: bool, class: u8) -> Result<usize> {
         let run = self.pages.missing_run(first, buf.len() / PAGE);
         if run.is_empty() {

@@ -245,8 +245,7 @@ impl Scan<'_> {
         if slots.is_empty() { Ok(()) } else { Ok(self.region.fence()?) }
     }
 
-    /// Clears the verdicts of `slots`, whose headers are durably void. They are durably gone on
-    /// return.
+    /// Clears the verdicts of `slots`, durably. The headers of `slots` are durably void.
     ///
     /// Versions of void headers are unknown here, so such a version may be given out again. Its old
     /// verdict would then hold for a header that was stored only in part: a page whose bytes the

@@ -7,7 +7,7 @@
 //! smaller in proportion, and later ones grow again by steps.
 //!
 //! The fixed cost of a flush does not count: smaller batches would only pay it more often. Two
-//! batches of different sizes give an estimate of it.
+//! batches of different sizes give an estimate of that cost.
 
 /// Most pages of a batch: larger batches make no page cheaper.
 pub const PAGES_MAX: usize = 512;

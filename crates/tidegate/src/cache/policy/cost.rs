@@ -14,7 +14,7 @@
 
 /// Parts of a share.
 pub const WHOLE: u32 = 64;
-/// Number of parts by which a share moves.
+/// Step of a share, in parts.
 const STEP: u32 = 4;
 /// The largest share of the backing.
 const SHARE_MAX: u32 = WHOLE - STEP;

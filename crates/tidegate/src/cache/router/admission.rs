@@ -1,5 +1,5 @@
 //! Decides whether the pages that a request misses are cached: only if it is not part of a long
-//! stream, and the promotion policy wants them. Other misses go around the cache; hits never do.
+//! stream, and the promotion policy wants them. The cache still serves the pages that it has.
 //!
 //! A decision counts the request in streams and misses, so it is made once: a request that an
 //! attempt hands back was not counted.

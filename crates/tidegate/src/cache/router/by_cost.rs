@@ -233,7 +233,7 @@ impl Router {
         route.pages().map(see).collect()
     }
 
-    /// Returns whether a write of whole pages may go around the cache, by its first and last page.
+    /// Returns whether a write may bypass the cache: it is large, and its first and last page miss.
     fn may_go_around(&self, route: &Route) -> bool {
         let ends = || [route.pages().start, route.pages().end - 1];
         route.request.len_bytes >= LARGE

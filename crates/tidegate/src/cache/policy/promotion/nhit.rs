@@ -1,8 +1,8 @@
 //! `nhit`: a page is cached at its n-th miss, once the cache is nearly full (Open CAS).
 //!
 //! Below the trigger every page is cached and none is counted. A request is admitted if each of its
-//! pages has missed often enough, or if one is cached already: refusing it would make the engine
-//! invalidate that page.
+//! pages has missed often enough, or if one is cached already (as in Open CAS, which would have to
+//! invalidate that page otherwise).
 //!
 //! Counts are kept in a bounded table of twice as many pages as the cache has slots, 8 bytes a
 //! slot. A page that leaves the table counts from 1 again.

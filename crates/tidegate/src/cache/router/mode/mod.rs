@@ -62,8 +62,7 @@ pub enum Mode {
     PassThrough,
 }
 
-/// The behaviour of one mode. Requests are whole blocks and inside the device. Only the router asks
-/// for the properties of a mode.
+/// The behaviour of one mode. Requests are whole blocks and inside the device.
 pub(in crate::cache) trait Behaviour: Sync {
     /// Writes `content`, durably on return if `ask` says so. Zeroes are for whole pages.
     fn write(&self, core: &Core, content: &Content<'_>, ask: Ask<'_>) -> Result<()>;
