@@ -507,8 +507,8 @@ fn geometry_over(
         preferred_bytes: below.preferred_bytes.max(4096),
         read_only: below.read_only,
         atomic_block: true,
-        // With atomic flush a crash undoes writes. Other modes may leave writes in the backing's
-        // cache.
+        // With atomic flush a crash undoes writes; modes that write around the cache leave writes
+        // in the backing's own cache.
         volatile_cache: atomic_flush || below.volatile_cache,
         fast_zero: below.fast_zero,
         keeps_data: true,
@@ -662,8 +662,8 @@ impl Recovery {
     }
 
     /// Notes a member of a newest batch whose data is not whole. One of its bits may have changed.
-    /// But a slot that held almost the same data before looks equal if a crash kept the new data
-    /// off the medium. So the version before it counts in either case.
+    /// But a slot that held almost the same data before looks so too if a crash kept the new
+    /// data off the medium. So the version before it counts in either case.
     fn note_doubt(&mut self, found: &SlotHeader, data: Data) {
         self.doubtful_lanes.insert(found.lane);
         if data == Data::OneBitOff {

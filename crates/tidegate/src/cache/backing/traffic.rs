@@ -159,7 +159,7 @@ impl Traffic {
         seen.is_quiet() && self.see(page) == seen
     }
 
-    /// Notes a write around the cache to a page of `bucket`, before the write ends.
+    /// Notes a write around the cache to a page of `bucket`; has to precede its [`end`](Self::end).
     pub(in crate::cache) fn bypassed(&self, bucket: usize) {
         let epoch = self.epoch.load(Ordering::SeqCst);
         self.bypassed[bucket].fetch_max(epoch, Ordering::SeqCst);
