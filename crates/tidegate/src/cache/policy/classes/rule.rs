@@ -22,7 +22,7 @@ pub struct Rule {
 /// The join of a condition to the conditions before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Join {
-    /// The condition must hold too; the first one of a rule must hold alone.
+    /// The condition must hold too; also the join of the first condition of a rule.
     And,
     /// The condition may hold instead.
     Or,
