@@ -1,8 +1,8 @@
-//! What `tidegate check` says of the records of a log.
+//! Verifies the records of a log for `tidegate check`.
 //!
-//! One pass looks at each record; a second one, where some are torn, looks which of those were
-//! acknowledged, and what is there without them. Nothing that grows with the log is kept, but what
-//! it says of its files.
+//! One pass looks at each record. If some are torn, a second pass finds out which of these were
+//! acknowledged, and which older records remain in their stead. Memory grows with the number of
+//! files, not with the log.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,19 +16,19 @@ use crate::log::pool::record::{Definition, FileHandle, Header, RecordKind};
 use crate::size::Size;
 use crate::tier::counted;
 
-/// Findings that are kept; the rest are counted.
+/// Findings whose text is kept; further ones are only counted.
 const KEPT_MAX: usize = 1000;
 
 type Result<T> = std::result::Result<T, LogError>;
 
-/// What a check found; the keys are a contract with scripts.
+/// The result of a check; the keys are a contract with scripts.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Report {
     pub(super) records: u64,
     /// Bytes of files or of a device that the records hold.
     pub(super) data_bytes: u64,
     pub(super) files: u64,
-    /// Records that nothing tells to have been acknowledged, and that are not whole.
+    /// Records that are not whole, without evidence that they were acknowledged.
     pub(super) torn_records: u64,
     pub(super) unreadable_bytes: u64,
     /// Number of faults.
@@ -43,16 +43,16 @@ pub(super) struct Report {
     pub(super) repaired_positions: usize,
     /// Headers of records that repair wrote anew.
     pub(super) repaired_records: usize,
-    /// From this position on nothing tells whether a record is missing; 0: of no record. None:
-    /// there is none, or the log was closed, and needs none.
+    /// From this position on a missing record would go unnoticed; 0: anywhere in the log. `None` if
+    /// every loss would be noticed, or the log was closed.
     pub(super) doubtful_from: Option<u64>,
-    /// What to do about the faults; none where there are none.
+    /// Advice about the faults; `None` without faults.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) advice: Option<&'static str>,
 }
 
 impl Report {
-    /// A line for each thing worth knowing.
+    /// Returns the report as lines of text.
     pub(super) fn lines(&self) -> Vec<String> {
         let mut lines = self.findings.clone();
         let restored = [
@@ -81,7 +81,7 @@ impl Report {
     }
 }
 
-/// What is known of an id.
+/// The state of the file that an id names.
 #[derive(Debug, Default)]
 struct File {
     identity: u64,
@@ -133,7 +133,7 @@ impl Look<'_> {
         }
     }
 
-    /// A whole record.
+    /// Verifies a whole record, and counts it.
     fn see(&mut self, header: &Header) -> Result<()> {
         self.found.records += 1;
         let position = header.position;
@@ -156,7 +156,7 @@ impl Look<'_> {
         Ok(())
     }
 
-    /// Whether the payload is what the kind of record has.
+    /// Returns whether the payload is sound for its kind of record.
     fn is_understood(&mut self, header: &Header) -> Result<bool> {
         match header.kind {
             RecordKind::Define => {
@@ -174,7 +174,7 @@ impl Look<'_> {
         }
     }
 
-    /// The first bytes of a payload, as many as make sense of it.
+    /// Returns the first bytes of a payload, enough to decode it.
     fn payload(&self, header: &Header) -> Result<Vec<u8>> {
         const { assert!(PATH_BYTES_MAX < HEAD_BYTES_MAX) };
         let mut payload = vec![0; (header.payload_bytes as usize).min(HEAD_BYTES_MAX)];
@@ -182,7 +182,7 @@ impl Look<'_> {
         Ok(payload)
     }
 
-    /// Whether the id was that of the same file before.
+    /// Notes a definition. Returns whether earlier definitions gave the id to the same file.
     fn define(&mut self, header: &Header, definition: &Definition<'_>) -> bool {
         self.is_of_device |= definition.handle == FileHandle::NONE;
         self.newest.insert(definition.identity, header.file);
@@ -213,7 +213,7 @@ impl Look<'_> {
         }
     }
 
-    /// Which of the records that are not whole were acknowledged.
+    /// Reports missing records, and torn ones that were acknowledged or may have been.
     fn judge_torn(&mut self, scanner: &Scanner<'_>) -> Result<()> {
         let mut torn: Vec<Torn> = scanner.losses.damaged().map(|it| Torn::new(it, true)).collect();
         torn.extend(scanner.losses.doubtful().map(|it| Torn::new(it, false)));
@@ -250,7 +250,7 @@ impl Look<'_> {
         Ok(())
     }
 
-    /// What the records beside them say of those that are torn.
+    /// Judges torn records by the whole records of their files.
     fn look_around(&self, torn: &mut [Torn]) -> Result<()> {
         let positions: HashSet<u64> = torn.iter().map(|it| it.header.position).collect();
         let files: HashSet<u64> = torn.iter().map(|it| it.header.file).collect();
@@ -299,7 +299,8 @@ impl Torn {
         Self { header: *header, was_acknowledged, is_over: false, path: None, older: None }
     }
 
-    /// Another record of the same file: a definition comes with whether a story starts, and a path.
+    /// Takes in another record of the same file. `definition` has the `starts` flag and the path of
+    /// a definition.
     fn see(&mut self, other: &Header, definition: Option<&(bool, Vec<u8>)>, is_of_device: bool) {
         if let Some((_, path)) = definition.filter(|(_, path)| !path.is_empty()) {
             self.path = Some(path.clone());
@@ -321,7 +322,7 @@ impl Torn {
         }
     }
 
-    /// As recovery says it.
+    /// Describes the loss in the words of recovery.
     fn describe(&self, is_of_device: bool) -> String {
         let damage = Damage::of(&self.header);
         if is_of_device {

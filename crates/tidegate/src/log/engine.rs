@@ -25,10 +25,10 @@ use crate::tier::{
 type Result<T> = std::result::Result<T, EngineError>;
 
 const PAGE_BYTES: u64 = 4096;
-/// Three pages of superblocks and what the log keeps before its ring.
+/// Three pages of superblocks, the log's pages before its ring, and the smallest ring.
 const POOL_BYTES_MIN: u64 = 3 * PAGE_BYTES + RING_OFFSET + RING_BYTES_MIN;
 
-/// What the engine is called, and what its pools can do.
+/// The engine's name and abilities.
 const TRAITS: Traits = Traits {
     code: Some(CODE),
     needs_backing: true,
@@ -131,7 +131,7 @@ fn open_device(
             "the log holds records for a backing that is in doubt: {doubt}; --force destages them all the same, `tidegate recover --discard` throws them away"
         )));
     }
-    // Records of this very backing: whatever its client wrote on it is meant to be there.
+    // If the log has records for this backing, its client wrote this content on purpose.
     if let Some(found) = holds.filter(|_| !force)
         && !has_records_of(&pool, &binding).map_err(|error| refused(error, None))?
     {
@@ -145,7 +145,7 @@ fn open_device(
         .map_err(|error| refused(error, doubt.as_deref()))
 }
 
-/// The error for people; `doubt` says why the backing may be another one.
+/// Converts `error` for users; `doubt` says why the backing may be another one.
 fn refused(error: LogDeviceError, doubt: Option<&str>) -> EngineError {
     let why = doubt.map(|doubt| format!("; {doubt}")).unwrap_or_default();
     match error {
@@ -156,13 +156,13 @@ fn refused(error: LogDeviceError, doubt: Option<&str>) -> EngineError {
     }
 }
 
-/// What the header and the records of a log say; the keys are a contract with scripts.
+/// The header and the records of a log in numbers; the keys are a contract with scripts.
 #[derive(Debug, Serialize)]
 struct Summary {
     uuid: Uuid,
     /// Bytes of the ring.
     ring_bytes: u64,
-    /// The position of the first record that files may lack.
+    /// Position of the first record that the files may lack.
     tail: u64,
     /// Where the last record ends.
     head: u64,
@@ -171,7 +171,7 @@ struct Summary {
     live_bytes: u64,
     /// Records whose writer died while it wrote them.
     torn_records: u64,
-    /// What the log notes of its last use, unless it was closed.
+    /// The last session; `None` if it was closed.
     session: Option<Session>,
 }
 
@@ -179,9 +179,9 @@ struct Summary {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Session {
-    /// The boot of the machine in which it was.
+    /// The boot id of the session.
     Boot(Uuid),
-    /// It is of no boot, as that of a log before a device.
+    /// The session has no boot id, like every session of a log before a device.
     NoBoot(&'static str),
 }
 
@@ -233,7 +233,7 @@ impl Summary {
     }
 }
 
-/// What to do about damage that is left.
+/// Returns the advice for damage that is left.
 fn advice(is_repaired: bool) -> &'static str {
     if is_repaired {
         "restore a backup, or go on without what is damaged: `tidegate recover --salvage`"

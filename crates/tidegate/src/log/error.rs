@@ -1,4 +1,4 @@
-//! What can go wrong with the log.
+//! The errors of a log.
 
 use crate::pmem::{LockFailure, PmemError};
 use crate::pool::PoolError;
@@ -43,14 +43,14 @@ pub enum LogError {
         /// Tail or limit.
         field: &'static str,
     },
-    /// A number on the medium makes no sense.
+    /// A number on the medium is out of its range.
     #[error("the log's {field} is {found}, expected {expected}")]
     Inconsistent {
-        /// Which.
+        /// Name of the number.
         field: &'static str,
         /// The number.
         found: u64,
-        /// What would make sense, in words.
+        /// The expected value or range, in words.
         expected: &'static str,
     },
     /// The log holds writes to a device, not to files of programs.
@@ -72,18 +72,18 @@ pub enum LogError {
         /// The least.
         least_bytes: u64,
     },
-    /// There is no space left for what recovery notes.
+    /// No space is left for the notes of recovery.
     #[error("the log has no space left for the notes of its recovery")]
     NoteSpace,
-    /// The control memory is not of this pool, or of another version.
+    /// The control memory belongs to another pool or to another version.
     #[error(
         "the control memory does not belong to this pool: stop all that uses the pool, and remove it"
     )]
     ForeignControl,
-    /// A lock of the control memory was not had.
+    /// A lock of the control memory was not acquired.
     #[error("a lock of the control memory was not had")]
     Lock(#[source] LockFailure),
-    /// More files are in use at once than the table holds.
+    /// More files are in use than the table holds.
     #[error("the table of files is full: {most} files are in use at once")]
     TableFull {
         /// Files that the table holds.
@@ -91,24 +91,24 @@ pub enum LogError {
     },
 }
 
-/// Why a lock of a file was not had.
+/// Why a file's lock was not acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LockError {
     /// The entry belongs to another file by now.
     #[error("the entry belongs to another file by now")]
     Stale,
-    /// Its holder did not give it back in time.
+    /// The holder did not release the lock in time.
     #[error("the lock of the file is held")]
     Busy,
-    /// This thread holds it: a signal handler has interrupted an operation on the same file.
+    /// This thread holds the lock: a signal handler has interrupted an operation on the same file.
     #[error("this thread holds the lock of the file")]
     Reentered,
 }
 
-/// Why a record was not appended. Nothing of it counts, then.
+/// Why a record was not appended. Recovery ignores any part that was stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AppendError {
-    /// There is no free space until the cleaner has moved the tail.
+    /// The log has no free space until the cleaner moves the tail.
     #[error("the log is full")]
     Full,
     /// More threads are in the middle of an operation than there are slots.
@@ -117,7 +117,7 @@ pub enum AppendError {
     /// The record is larger than a quarter of the log.
     #[error("the record is too large for the log")]
     TooLarge,
-    /// The record says what no file can have, or more than a record holds.
+    /// The record's content is impossible for a file, or exceeds the format's limits.
     #[error("the record makes no sense")]
     Unsound,
     /// The memory failed.

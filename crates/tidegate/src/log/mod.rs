@@ -1,12 +1,13 @@
 //! Engine `log`: a write log on persistent memory, for files and for blocks.
 //!
-//! A record is durable with one fence and tells by itself whether it is whole (`pool`). Many
-//! processes append without a lock between them (`ring`); what they share beside the pool is the
-//! control memory (`control`), with the slots of operations in the middle and the table of files.
-//! A device (`device`) needs no more. `run` has `files` on top; its rules decide what a process
-//! appends ([`cover`]). One process, the supervisor, retires what the files have. After a crash,
-//! [`Scanner`] finds the records. From the `NVCache` paper, whose log has fixed entries of 4 KiB,
-//! two fences a write and one process; docs/walks/log.md says what differs and why.
+//! A record is durable with one fence, and its checksums tell whether it is whole (`pool`). Many
+//! processes append without a lock between them (`ring`). Beside the pool they share the control
+//! memory (`control`): slots of operations in progress, and the table of files. A device (`device`)
+//! needs no more. `tidegate run` uses `files` on top, and [`cover`] has the rules for appends of
+//! processes. One process, the supervisor, retires records that the files have. After a crash,
+//! [`Scanner`] finds the records. The design is that of the `NVCache` paper, whose log has fixed
+//! entries of 4 KiB, two fences a write and one process; docs/walks/log.md explains the
+//! differences.
 //!
 //! Entry points: [`create`], [`LogPool::open`], [`Ring::start`], [`Ring::attach`]; [`Log::lock`],
 //! [`FileGuard::begin`], [`Ticket::write`]; [`Ring::safe_position`], [`Ring::retire_to`];

@@ -1,15 +1,16 @@
-//! The control memory: what all processes that use a log share, and lose with the machine.
+//! The control memory: volatile state that all processes of a log share.
 //!
 //! Invariants:
-//! 1. `tail <= goal <= head` and `tail <= limit`; all of them only grow. The tail and the limit
-//!    here never run ahead of the persistent ones.
-//! 2. A slot is taken before its holder reserves free space in the log, and holds a position that
-//!    is not above any that the holder depends on, until the holder's operation has been done by
-//!    the kernel too.
-//! 3. It is as trusted as its owner: numbers read from it are checked before they index anything.
+//! 1. `tail <= goal <= head` and `tail <= limit`; all four only grow. The tail and the limit here
+//!    never run ahead of the persistent ones.
+//! 2. A holder takes its slot before it reserves free space in the log. Until the kernel too has
+//!    done the operation, the slot has a position that is not above any position that the holder
+//!    depends on.
+//! 3. The memory is as trusted as its owner: numbers from it are checked before they index
+//!    anything.
 //!
-//! Map: the places of all words are here; `ring` moves head, limit, goal and tail; `slots` has the
-//! operations in the middle, `table` the files, `stats` the counters.
+//! Map: the offsets of all words are here; `ring` moves head, limit, goal and tail; `slots` has the
+//! operations in progress, `table` the files, `stats` the counters.
 
 pub(super) mod owner;
 pub(super) mod slots;
@@ -41,27 +42,27 @@ pub(in crate::log) const REAL_SYNCS_LOCK_AT: u64 = 1280;
 pub(in crate::log) const TABLE_AT: u64 = 2048;
 pub(in crate::log) const STATS_AT: u64 = 64 << 10;
 const SLOTS_AT: u64 = 128 << 10;
-/// What is pending in each file system.
+/// The pending changes of each file system.
 pub(in crate::log) const FILE_SYSTEMS_AT: u64 = 32 << 10;
-/// What is known of programs.
+/// The programs whose code is known.
 pub(in crate::log) const PROGRAMS_AT: u64 = 44 << 10;
-/// How many programs are known at most.
+/// Programs that the table holds.
 pub(in crate::log) const PROGRAMS: u64 = 2048;
 /// Plain writes in flight.
 pub(in crate::log) const LANES_AT: u64 = 1 << 20;
 /// The kinds of the last changes of each file system.
 pub(in crate::log) const KINDS_AT: u64 = 0x18_0000;
-/// Which process keeps which file unlogged.
+/// The files that processes keep unlogged.
 pub(in crate::log) const KEEPERS_AT: u64 = 192 << 10;
 pub(in crate::log) const BUCKETS_AT: u64 = 256 << 10;
-/// Which files are synced for real.
+/// The list of real syncs.
 pub(in crate::log) const REAL_SYNCS_AT: u64 = 768 << 10;
 pub(in crate::log) const ENTRIES_AT: u64 = 2 << 20;
 
-/// Operations that may be in the middle at once, in all processes.
+/// Operations that may be in progress at once, in all processes.
 #[cfg(not(loom))]
 pub const SLOTS: u64 = 1024;
-/// Operations that may be in the middle at once: few, for loom looks at each word of each.
+/// Operations that may be in progress at once: few, since loom explores each word.
 #[cfg(loom)]
 pub const SLOTS: u64 = 2;
 const SLOT_BYTES: u64 = 64;
@@ -70,11 +71,11 @@ pub const FILES_MAX: u64 = 65536;
 pub(in crate::log) const ENTRY_BYTES: u64 = 256;
 
 pub(in crate::log) const FILE_SYSTEM_BYTES: u64 = 192;
-/// Where the lock of the names is in an entry.
+/// Offset of the names' lock in the entry of a file system.
 pub(in crate::log) const NAMES_LOCK_AT: u64 = 128;
 /// File systems whose files may be covered at once; the files of others stay plain.
 pub(in crate::log) const FILE_SYSTEMS: u64 = 64;
-/// Bytes of the control memory. Most of it is never touched.
+/// Bytes of the control memory, most of which are never touched.
 pub const CONTROL_BYTES: u64 = ENTRIES_AT + FILES_MAX * ENTRY_BYTES;
 
 const _: () = {
@@ -85,7 +86,7 @@ const _: () = {
     assert!(SLOTS_USED_AT + SLOTS.div_ceil(64) * 8 <= SUPERVISOR_LOCK_AT);
 };
 
-/// How long a lock is waited for before an operation goes on without the log.
+/// How long an operation waits for a lock before it goes on without the log.
 pub(in crate::log) const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The control memory of one log.
@@ -93,8 +94,8 @@ pub struct Control {
     memory: SharedMemory,
 }
 
-/// Words at fixed places, each with the function that returns it: `$type` is what `$word` makes of
-/// a place.
+/// Declares words at fixed offsets, each with the function that returns it; `$word` converts an
+/// offset to a `$type`.
 macro_rules! words {
     ($type:ty = $word:ident: $($(#[$doc:meta])* $name:ident at $offset:expr;)*) => {
         $($(#[$doc])* #[inline] pub(in crate::log) fn $name(&self) -> $type {
@@ -104,7 +105,7 @@ macro_rules! words {
 }
 pub(in crate::log) use words;
 
-/// Where a log's volatile numbers start.
+/// Initial values of a log's volatile numbers.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::log) struct Start {
     pub(in crate::log) pool: u64,
@@ -116,7 +117,7 @@ pub(in crate::log) struct Start {
 }
 
 impl Control {
-    /// Makes control memory out of zero bytes.
+    /// Initializes control memory in zero bytes.
     pub(in crate::log) fn init(memory: SharedMemory, start: Start) -> Self {
         let names_locks = (0..FILE_SYSTEMS)
             .map(|number| FILE_SYSTEMS_AT + number * FILE_SYSTEM_BYTES + NAMES_LOCK_AT);
@@ -137,12 +138,12 @@ impl Control {
         this.lap_bytes().store(start.lap_bytes, Ordering::Relaxed);
         this.wake_at().store(u64::MAX, Ordering::Relaxed);
         this.pool().store(start.pool, Ordering::Relaxed);
-        // Last: a process that finds it finds all.
+        // Last: a process that finds the magic finds all.
         this.magic().store(MAGIC, Ordering::Release);
         this
     }
 
-    /// Joins the control memory at `path`, that of the pool whose salt is `pool`.
+    /// Joins the control memory at `path`, which must belong to the pool whose salt is `pool`.
     pub(in crate::log) fn open(path: &Path, pool: u64) -> Result<Self, LogError> {
         let this = Self { memory: SharedMemory::open(path)? };
         let fits = this.memory.len_bytes() >= CONTROL_BYTES
@@ -168,10 +169,10 @@ impl Control {
         /// The salt of the pool.
         pool at 8;
         head at 64;
-        /// All records below this position are finished: see `append::finished`. In the line of
-        /// the head, which a writer has when it asks for this.
+        /// All records below this position are finished: see `ring::finished`. This word is in the
+        /// line of the head, which a writer has in its cache when it reads this.
         finished at 72;
-        /// Below this position space may have been reserved that no record will ever fill.
+        /// Below this position, reserved space may remain without a record for ever.
         holes_end at 80;
         tail at 128;
         goal at 192;
@@ -180,31 +181,30 @@ impl Control {
         allocated_bytes at 320;
         /// Bytes of the ring, from its start, that records may use: all, unless space was refused.
         lap_bytes at 328;
-        /// The head at which the cleaner wants to be woken; the largest number: it does not sleep,
+        /// The cleaner wants to be woken when the head reaches this; `u64::MAX`: it does not sleep,
         /// or was woken.
         wake_at at 576;
-        /// The position up to which a caller waits for the log to be retired.
+        /// The tail that a caller waits for.
         wanted at 640;
-        /// Processes that cannot be watched: while there is one, no file is covered.
+        /// Number of processes that cannot be watched: above 0, no file is covered.
         suspended at 704;
-        /// Processes that could not tell the supervisor that they are there.
+        /// Number of processes that could not announce themselves to the supervisor.
         unannounced at 712;
         /// How many stories of files have begun since the log is in use.
         stories at 728;
-        /// When the first record of names was appended that is not on its way to be retired, in
+        /// When the first record of names was appended that the cleaner does not yet retire, in
         /// nanoseconds of the monotonic clock; 0: there is none.
         named_ns at 736;
-        /// The most that the clock of times of files was ahead of one that nobody sets, in
-        /// nanoseconds.
+        /// The most that the clock of file times was ahead of the monotonic clock, in nanoseconds.
         clock_ahead_ns at 752;
-        /// The lanes that were ever used, from the first on.
+        /// How many lanes, from the first on, were ever used.
         lanes_used at 760;
     }
 
     words! { &AtomicU32 = half:
         /// Not zero: a writer found no free space since this was cleared.
         blocked_writer at 516;
-        /// Not zero: a file waits for the supervisor to hold a descriptor of it.
+        /// Not zero: the supervisor is asked to hold a descriptor of some file.
         want_kept at 724;
         /// Not zero: the supervisor is asked to hold a descriptor of some file system.
         want_held at 744;
@@ -216,18 +216,18 @@ impl Control {
         self.suspended().load(Ordering::SeqCst) != 0
     }
 
-    /// Changes the half word at `at`, and wakes those that [wait](Self::wait) for that.
+    /// Changes the half word at `at`, and wakes all threads that [wait](Self::wait) for a change.
     pub(in crate::log) fn announce(&self, at: u64) {
         self.half(at).fetch_add(1, std::sync::atomic::Ordering::Release);
         self.memory.wake(at, i32::MAX);
     }
 
-    /// A number that changes with each [`announce`](Self::announce).
+    /// Returns the half word at `at`, which each [`announce`](Self::announce) changes.
     pub(in crate::log) fn announced(&self, at: u64) -> u32 {
         self.half(at).load(std::sync::atomic::Ordering::Acquire)
     }
 
-    /// Sleeps until that number is not `seen` any more, `timeout` at most.
+    /// Sleeps until the half word at `at` differs from `seen`, at most `timeout`.
     pub(in crate::log) fn wait(&self, at: u64, seen: u32, timeout: Option<Duration>) {
         self.memory.wait(at, seen, timeout);
     }

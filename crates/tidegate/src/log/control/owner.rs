@@ -1,13 +1,13 @@
-//! Which process and thread hold a slot, by the kernel's numbers.
+//! The process and thread that hold a slot, by the kernel's numbers.
 
 use std::cell::Cell;
 
 thread_local! {
-    /// Asking the kernel takes longer than an append of a hundred bytes.
+    /// Cached, since asking the kernel takes longer than an append of a hundred bytes.
     static OWNER: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The calling thread: its process in the upper half, itself in the lower.
+/// Returns the number of the calling thread, with that of its process in the upper half.
 #[inline]
 pub(in crate::log) fn owner() -> u64 {
     let owner = OWNER.get();
@@ -22,23 +22,24 @@ fn learn() -> u64 {
     owner
 }
 
-/// The calling process.
+/// Returns the number of the calling process.
 #[inline]
 pub fn current_process() -> u32 {
     process_of(owner())
 }
 
-/// To be called in the child after a fork: its only thread has another number than the parent's.
+/// Forgets the thread's number. The child calls this after a fork: its only thread has another
+/// number than the parent's.
 pub fn after_fork() {
     OWNER.set(0);
 }
 
-/// The process of an owner.
+/// Returns the process of an owner.
 pub fn process_of(owner: u64) -> u32 {
     u32::try_from(owner >> 32).unwrap_or(0)
 }
 
-/// The thread of an owner.
+/// Returns the thread of an owner.
 pub fn thread_of(owner: u64) -> u32 {
     u32::try_from(owner & u64::from(u32::MAX)).unwrap_or(0)
 }

@@ -1,11 +1,11 @@
-//! Slots: what an operation that is in the middle says of itself.
+//! Slots: the state of operations in progress.
 
 use super::owner::owner;
 use super::{Control, SLOT_BYTES, SLOTS, SLOTS_AT, SLOTS_USED_AT};
 use crate::sync::{AtomicU64, Ordering};
 
-/// Bit of [`SlotWords::record`]: space from this position on may be reserved, for a record that is
-/// not there yet.
+/// Bit of [`SlotWords::record`]: space from this position on may be reserved for a record that is
+/// not stored yet.
 pub(in crate::log) const RESERVING: u64 = 1;
 /// Bit of [`SlotWords::record`]: the record is durable.
 pub(in crate::log) const FINISHED: u64 = 2;
@@ -13,32 +13,32 @@ pub(in crate::log) const FINISHED: u64 = 2;
 /// The words of a slot.
 #[derive(Clone, Copy)]
 pub(in crate::log) struct SlotWords<'a> {
-    /// Process and thread that hold it, 0: nobody.
+    /// Process and thread that hold the slot; 0: free.
     pub(in crate::log) owner: &'a AtomicU64,
-    /// No position below this may be retired; 0: nothing is depended on yet.
+    /// Positions from here on must not be retired; 0: the holder depends on none yet.
     pub(in crate::log) bound: &'a AtomicU64,
-    /// Position of the record that is being written, 0: none yet; with [`RESERVING`] or
-    /// [`FINISHED`].
+    /// Position of the record in progress, with [`RESERVING`] or [`FINISHED`]; 0: none yet.
     pub(in crate::log) record: &'a AtomicU64,
     /// Number of the file's entry plus 1, 0: none.
     pub(in crate::log) file: &'a AtomicU64,
 }
 
 impl SlotWords<'_> {
-    /// Position of the record for which the holder has space, finished or not; 0: none.
+    /// Returns the position of the holder's record, finished or not; 0 if the holder has no space
+    /// for one.
     pub(in crate::log) fn record_position(&self) -> u64 {
         let word = self.record.load(Ordering::Acquire);
         if word & RESERVING == 0 { word & !FINISHED } else { 0 }
     }
 
-    /// The position from which on the holder may have a record whose operation the kernel has not
-    /// done.
+    /// Returns the lowest position at which the holder may have a record whose operation the kernel
+    /// has not done.
     pub(in crate::log) fn in_the_middle_from(&self) -> Option<u64> {
         let word = self.record.load(Ordering::Acquire);
         (word != 0).then_some(word & !(RESERVING | FINISHED))
     }
 
-    /// The position from which on the holder may have space with a record that is not finished.
+    /// Returns the lowest position at which the holder may have space whose record is not finished.
     pub(in crate::log) fn unfinished_from(&self) -> Option<u64> {
         let word = self.record.load(Ordering::Acquire);
         (word != 0 && word & FINISHED == 0).then_some(word & !RESERVING)
@@ -46,12 +46,12 @@ impl SlotWords<'_> {
 }
 
 impl Control {
-    /// Slots that were ever taken: those with numbers from `64 * index` on, a bit each.
+    /// Returns a bit for each slot that was ever taken, for the 64 slots from `64 * index` on.
     pub(in crate::log) fn slots_used(&self, index: u64) -> &AtomicU64 {
         self.word(SLOTS_USED_AT + index * 8)
     }
 
-    /// Slot `number`, below [`SLOTS`].
+    /// Returns slot `number`, below [`SLOTS`].
     pub(in crate::log) fn slot(&self, number: u64) -> SlotWords<'_> {
         let at = SLOTS_AT + number * SLOT_BYTES;
         SlotWords {
@@ -62,14 +62,14 @@ impl Control {
         }
     }
 
-    /// What holders of a slot have counted, `which` below 4. Changed by the slot's holder
-    /// alone.
+    /// Returns counter `which`, below 4, of a slot. Only the slot's holder changes it.
     #[inline]
     pub(in crate::log) fn slot_counter(&self, number: u64, which: u64) -> &AtomicU64 {
         self.word(SLOTS_AT + number * SLOT_BYTES + 32 + which * 8)
     }
 
-    /// Takes a free slot: near the thread's last one, so that threads seldom meet.
+    /// Takes a free slot. Starts at a hash of the thread, so that threads seldom contend. Returns
+    /// `None` if all slots are taken.
     pub(in crate::log) fn take_slot(&self) -> Option<(u64, SlotWords<'_>)> {
         let owner = owner();
         let first = owner.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
@@ -86,7 +86,7 @@ impl Control {
         })
     }
 
-    /// The slot with this number may have a record from now on.
+    /// Notes that slot `number` may have a record from now on.
     #[inline]
     fn note_used(&self, number: u64) {
         let (used, bit) = (self.slots_used(number / 64), 1 << (number % 64));
@@ -95,7 +95,7 @@ impl Control {
         }
     }
 
-    /// The position below which the kernel has done the operations of all records.
+    /// Returns the position below which the kernel has done the operations of all records.
     pub(in crate::log) fn done_position(&self) -> u64 {
         let head = self.head().load(Ordering::SeqCst);
         let slots = (0..SLOTS).map(|number| self.slot(number));
@@ -103,7 +103,7 @@ impl Control {
     }
 }
 
-/// Frees a slot. The owner last: a free slot's other words mean nothing.
+/// Frees a slot. Clears the owner last: the next owner must find the other words clear.
 pub(in crate::log) fn release(slot: SlotWords<'_>) {
     slot.file.store(0, Ordering::Relaxed);
     slot.record.store(0, Ordering::Release);

@@ -1,21 +1,21 @@
 //! Counters and latencies of all processes that use a log, in its control memory.
 //!
-//! Spread over shards by thread, so that counting does not make threads wait for each other; what
-//! is counted with each write, in the writer's slot, which nobody else changes: a load and a store.
-//! The sum is exact once all have stopped.
+//! The counters are spread over shards by thread, so that threads do not contend. Counters that
+//! each write changes are in the writer's slot, which has one writer: a load and a store suffice.
+//! The sum is exact once all threads have stopped.
 
 use crate::log::control::owner::owner;
 use crate::log::control::{Control, SLOTS, STATS_AT};
 use crate::stats::histogram;
 use crate::sync::Ordering;
 
-/// What is counted.
+/// The counters of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Counter {
     /// Writes that went into the log.
     Writes = 0,
-    /// Bytes of them.
+    /// Bytes of these writes.
     WriteBytes = 1,
     /// Writes that went to the kernel only.
     UnloggedWrites = 2,
@@ -25,13 +25,13 @@ pub enum Counter {
     SyncsReal = 4,
     /// Definitions of files.
     Definitions = 5,
-    /// Times that a write found the log full.
+    /// Waits of writes for a full log.
     FullWaits = 6,
-    /// Nanoseconds spent so.
+    /// Nanoseconds of these waits.
     FullWaitNs = 7,
     /// Files and directories that the cleaner synced.
     CleanerSyncs = 8,
-    /// Nanoseconds that this took.
+    /// Nanoseconds of these syncs.
     CleanerSyncNs = 9,
     /// Bytes of the log that the cleaner retired.
     RetiredBytes = 10,
@@ -41,12 +41,11 @@ pub enum Counter {
     SyncsRealNs = 12,
     /// Files that a sync has admitted to the log.
     Admissions = 13,
-    /// Syncs of covered files that were made for real since names, attributes or sizes were
-    /// pending.
+    /// Real syncs of covered files, since names, attributes or sizes were pending.
     SyncsPending = 14,
     /// Files that have left the log.
     Leaves = 15,
-    /// Real syncs of files that no sync has admitted yet.
+    /// Real syncs of files that are not admitted yet.
     SyncsNotYet = 16,
     /// Real syncs of files that are pinned to the kernel path: mapped, written by `io_uring`, and
     /// the like.
@@ -55,7 +54,7 @@ pub enum Counter {
     SyncsUnsupported = 18,
     /// Real syncs while a process ran that cannot be watched.
     SyncsSuspended = 19,
-    /// Real syncs by which files left the log since logging them cost more than syncing them.
+    /// Real syncs of files that left the log since logging them cost more than syncing them.
     SyncsByGain = 20,
     /// Real syncs of files that could not be admitted: no descriptor kept, no space in the log.
     SyncsRefused = 21,
@@ -67,22 +66,22 @@ pub enum Counter {
     SyncsOfDirectories = 24,
     /// Writes that the kernel synced, since their descriptors have `O_SYNC` or `O_DSYNC`.
     SyncsSynchronous = 25,
-    /// Syncs of new files that a record of all of the file has answered.
+    /// Syncs of new files that a record of the whole file has answered.
     SyncsMade = 26,
     /// Changes of names that were recorded.
     NamesRecorded = 27,
     /// Real syncs of new files while names, attributes or sizes of others were pending.
     SyncsNewPending = 28,
-    /// Real syncs of new files that no record could make again.
+    /// Real syncs of new files that no record could recreate.
     SyncsNewRefused = 29,
-    /// Real syncs by which files left the log since a process was killed while it changed them.
+    /// Real syncs of files that left the log since a process was killed while it changed them.
     SyncsInterrupted = 30,
-    /// Real syncs by which files left the log since a process outside changed their size.
+    /// Real syncs of files that left the log since a process outside changed their size.
     SyncsOutside = 31,
 }
 
 const COUNTERS: u64 = 32;
-/// Those that slots have, in their order there.
+/// The counters that slots have, in their order there.
 const IN_SLOTS: [Counter; 2] = [Counter::Writes, Counter::WriteBytes];
 /// Buckets of latencies: the first ones of [`histogram`], up to 2^33 ns.
 pub const BUCKETS: usize = 248;
@@ -104,17 +103,17 @@ impl Stats<'_> {
         STATS_AT + (owner().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60) % SHARDS * SHARD_BYTES
     }
 
-    /// Counts.
+    /// Adds `number` to a counter.
     #[inline]
     pub fn add(&self, counter: Counter, number: u64) {
         let at = Self::shard() + counter as u64 * 8;
         self.control.memory().word(at).fetch_add(number, Ordering::Relaxed);
     }
 
-    /// Counts a write of so many bytes, for the holder of a slot.
+    /// Counts a write of `bytes`, for the holder of `slot`.
     ///
-    /// Not a locked instruction: a slot's holder sees all that its former holder did, and changes
-    /// these words alone.
+    /// Needs no locked instruction: a slot's holder sees all stores of the former holder, and is
+    /// the only one to change these words.
     #[inline]
     pub(in crate::log) fn add_write(&self, slot: u64, bytes: u64) {
         for (which, number) in [1, bytes].into_iter().enumerate() {
@@ -123,13 +122,13 @@ impl Stats<'_> {
         }
     }
 
-    /// Keeps the largest number.
+    /// Raises a counter to `number`, if that is larger.
     pub fn raise(&self, counter: Counter, number: u64) {
         let at = STATS_AT + counter as u64 * 8;
         self.control.memory().word(at).fetch_max(number, Ordering::Relaxed);
     }
 
-    /// What was counted, over all threads.
+    /// Returns the sum of a counter over all threads.
     pub fn total(&self, counter: Counter) -> u64 {
         let in_slots = IN_SLOTS.iter().position(|it| *it == counter).map_or(0, |which| {
             let words = (0..SLOTS).map(|slot| self.control.slot_counter(slot, which as u64));
@@ -138,7 +137,7 @@ impl Stats<'_> {
         self.sum(counter as u64) + in_slots
     }
 
-    /// Whether latencies are wanted: taking the time costs more than a short append.
+    /// Returns whether latencies are wanted: taking the time costs more than a short append.
     #[inline]
     pub fn wants_latencies(&self) -> bool {
         self.control.memory().word(ENABLED_AT).load(Ordering::Relaxed) != 0
@@ -149,14 +148,14 @@ impl Stats<'_> {
         self.control.memory().word(ENABLED_AT).store(1, Ordering::Relaxed);
     }
 
-    /// Notes that a write took so long.
+    /// Notes the latency of a write.
     pub fn record_latency(&self, nanoseconds: u64) {
         let bucket = histogram::bucket_of(nanoseconds).min(BUCKETS - 1) as u64;
         let at = Self::shard() + (COUNTERS + bucket) * 8;
         self.control.memory().word(at).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many writes fell into each bucket; see [`histogram::upper_bound_ns`].
+    /// Returns the number of writes in each bucket; see [`histogram::upper_bound_ns`].
     pub fn latencies(&self) -> [u64; BUCKETS] {
         std::array::from_fn(|bucket| self.sum(COUNTERS + bucket as u64))
     }
@@ -181,7 +180,8 @@ mod tests {
         Control::init(memory, start)
     }
 
-    /// The histogram has more buckets: one of those would be a word of the next shard.
+    /// The histogram has more buckets; a bucket beyond the last one here would be a word of the
+    /// next shard.
     #[test]
     fn a_latency_beyond_the_last_bucket_falls_into_that() {
         let control = control();

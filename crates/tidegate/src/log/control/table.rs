@@ -1,14 +1,14 @@
-//! The table of files that are in use: a hash table in the control memory.
+//! The table of files in use: a hash table in the control memory.
 //!
 //! Invariants:
-//! 1. The table's shape (buckets, chains, which entry is whose) changes under the table's lock
+//! 1. The table's shape (buckets, chains, the file of each entry) changes under the table's lock
 //!    only.
 //! 2. An entry's other words change under the entry's lock, or are atomics that may change at any
 //!    time.
-//! 3. An entry is given to another file only while nobody holds its lock, none of its records is
-//!    live, nothing changes the file in ways that are not logged, and nothing that its lock's
-//!    holder was killed in is left to be completed. Its generation grows then, so that a
-//!    [`FileRef`] to the former file is found stale.
+//! 3. An entry is given to another file only while its lock is free, none of its records is live,
+//!    nothing changes the file in ways that are not logged, and no interrupted operation on the
+//!    file remains to be completed. Its generation grows then, so that a [`FileRef`] to the former
+//!    file is found stale.
 //! 4. A chain that leads outside the table ends there.
 
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::sync::{AtomicU64, Ordering, store_before_loads};
 const BUCKETS: u64 = 65536;
 /// Entries that were ever used, from the first on.
 const USED_AT: u64 = TABLE_AT;
-/// Where the search for an entry to give to another file goes on.
+/// Index where the search for a reusable entry continues.
 const HAND_AT: u64 = TABLE_AT + 8;
 
 const _: () = assert!(BUCKETS_AT + BUCKETS * 8 <= REAL_SYNCS_AT);
@@ -36,7 +36,8 @@ pub struct FileKey {
     pub device: u64,
     /// Inode number.
     pub inode: u64,
-    /// What tells it from later files of the same number: [`identity`](crate::log::identity).
+    /// Distinguishes the file from later files with the same inode number:
+    /// [`identity`](crate::log::identity).
     pub identity: u64,
 }
 
@@ -48,12 +49,12 @@ pub struct FileRef {
 }
 
 impl FileRef {
-    /// The reference in a word, never 0.
+    /// Returns the reference as a word, never 0.
     pub fn to_word(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
 
-    /// The reference that [`to_word`](Self::to_word) made the word of.
+    /// Returns the reference in a word of [`to_word`](Self::to_word).
     pub fn from_word(word: u64) -> Self {
         let half = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0);
         Self { index: half(word), generation: half(word >> 32) }
@@ -67,11 +68,11 @@ pub(in crate::log) struct Entry<'a> {
     at: u64,
 }
 
-/// Where an entry's words begin that say nothing of a file that is new in the table.
+/// Offset of the words that are cleared when an entry gets a new file.
 const ID_AT: u64 = 96;
 
 impl<'a> Entry<'a> {
-    /// Clears a bit of [`flag`]: whether it was set.
+    /// Clears a bit of [`flag`]. Returns whether it was set.
     pub(in crate::log) fn take_flag(&self, bit: u64) -> bool {
         let flags = self.flags();
         flags.load(Ordering::Relaxed) & bit != 0
@@ -118,46 +119,45 @@ impl<'a> Entry<'a> {
         device at 72;
         inode at 80;
         identity at 88;
-        /// Position of the file's first definition, 0: none. Records name the file by it.
+        /// Position of the file's first definition, which serves as its id in records; 0: none.
         id at ID_AT;
         /// Position of the file's last definition.
         defined_at at 104;
-        /// Where the file's last record ends.
+        /// End of the file's last record.
         last_end at 112;
         /// Bits of [`flag`].
         flags at 120;
-        /// Counts changes that the log does not have.
+        /// Counts changes that were made around the log.
         unlogged at 128;
-        /// What `unlogged` was when a real sync that covered it began.
+        /// The value of `unlogged` at the start of the last real sync that covered the file.
         synced at 136;
-        /// Reasons for which the file may change unseen at any time.
+        /// Number of reasons why the file may change unseen at any time.
         pins at 144;
         /// Number of the next entry of the chain plus 1, 0: none.
         next at 152;
-        /// Position up to which the file's growth is promised: that of its last mark.
+        /// End of the last mark: growth before this position is promised.
         marked_at at 160;
-        /// Bytes of the file that are known to be on the disk or promised by the log.
+        /// Bytes from the file's start that are known to be on the disk or promised by the log.
         durable_size at 168;
-        /// What the file system's count of changes was before a change of the file that is in the
-        /// journal.
+        /// The file system's count of changes before a change of the file that is in the journal.
         journaled_changes at 176;
-        /// Where the last record ends that changes the file's bytes or size.
+        /// End of the last record that changes the file's bytes or size.
         changed_end at 184;
         /// Bytes that were logged of the file since its last sync.
         unsynced_bytes at 192;
         /// The file's size in bytes, while its changes are logged.
         size at 200;
-        /// Where the file's last record ends that retires those before it.
+        /// End of the file's last record that retires the earlier ones.
         retired_end at 208;
         /// Position of the definition that the file's story begins with.
         story at 216;
         /// Counts changes of the file's names and attributes, while its changes are logged.
         own_changes at 224;
-        /// What `own_changes` was when a real sync that covered it began.
+        /// The value of `own_changes` at the start of the last real sync that covered the file.
         own_synced at 232;
-        /// Where the last record ends that has the file's creation or a change of its names.
+        /// End of the last record with the file's creation or a change of its names.
         names_end at 240;
-        /// When a sync has looked at the file's size last, on the clock that only goes forwards.
+        /// When a sync last looked at the file's size, on the monotonic clock.
         checked_ns at 248;
     }
 }
@@ -170,19 +170,19 @@ pub(in crate::log) mod flag {
     pub(in crate::log) const LOGGED: u64 = 2;
     /// The story has grown the file, or changed its size, since its last mark.
     pub(in crate::log) const GREW: u64 = 4;
-    /// A write-back failed, and nobody was told yet.
+    /// A write-back failed, and no sync has reported it yet.
     pub(in crate::log) const FAILED: u64 = 8;
-    /// A write-back failed, after which the kernel may take for clean what the disk does not have.
+    /// A write-back failed, after which the kernel may take pages for clean that the disk lacks.
     pub(in crate::log) const DROPPED: u64 = 16;
     /// The story has changed the file since its last sync.
     pub(in crate::log) const WRITTEN: u64 = 32;
     /// Each byte below `durable_size` is written and allocated on the disk, or promised by the log.
     pub(in crate::log) const DENSE: u64 = 64;
-    /// A holder of its lock was killed, and nobody has repaired what it was killed in.
+    /// A holder of the entry's lock was killed, and its operation is not repaired yet.
     pub(in crate::log) const ORPHANED: u64 = 128;
     /// The supervisor holds a descriptor of the file, which hears of each failed write-back.
     pub(in crate::log) const KEPT: u64 = 256;
-    /// The supervisor is asked to hold one.
+    /// The supervisor is asked to hold a descriptor of the file.
     pub(in crate::log) const WANT_KEPT: u64 = 512;
 
     /// The story has cut the file since its last real sync.
@@ -193,25 +193,25 @@ pub(in crate::log) mod flag {
 
     /// The story has changed the file's names or attributes since its last sync.
     pub(in crate::log) const NAMED: u64 = 4096;
-    /// The story was covered by a record that can make the file again: the supervisor need not hold
-    /// a descriptor of the file.
+    /// A record that can recreate the file covered the story: the supervisor need not hold a
+    /// descriptor of the file.
     pub(in crate::log) const MADE: u64 = 8192;
 
     /// The story has changed the file's names.
     pub(in crate::log) const MOVED: u64 = 16384;
 
-    /// What is true of one story only.
+    /// The flags that hold for one story only.
     pub(in crate::log) const OF_STORY: u64 =
         COVERED | LOGGED | GREW | WRITTEN | DENSE | CUT | RENAMED | NAMED | MADE | MOVED;
 }
 
-/// Entry `index`, which must be below [`FILES_MAX`].
+/// Returns entry `index`, which must be below [`FILES_MAX`].
 pub(in crate::log) fn entry(control: &Control, index: u32) -> Entry<'_> {
     let index = u64::from(index) % FILES_MAX;
     Entry { control, at: ENTRIES_AT + index * ENTRY_BYTES }
 }
 
-/// The number of the chain that an entry of this file is in.
+/// Returns the number of the bucket whose chain has the entries of this file.
 pub(in crate::log) fn bucket_number(device: u64, inode: u64) -> u64 {
     let mixed = (inode ^ device.rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (mixed >> 48) % BUCKETS
@@ -225,7 +225,7 @@ fn narrow(index: u64) -> u32 {
     u32::try_from(index % FILES_MAX).unwrap_or(0)
 }
 
-/// The entry of the file with this key; one is made for it where there is none.
+/// Returns the entry of the file with this key; adds one if there is none.
 pub(in crate::log) fn find_or_add(control: &Control, key: &FileKey) -> Result<FileRef, LogError> {
     let _lock = control.memory().lock(TABLE_LOCK_AT, TIMEOUT).map_err(LogError::Lock)?;
     if let Some(file) = find(control, key) {
@@ -235,7 +235,7 @@ pub(in crate::log) fn find_or_add(control: &Control, key: &FileKey) -> Result<Fi
     add(control, key)
 }
 
-/// The entry of the file with this key, if there is one.
+/// Returns the entry of the file with this key, if there is one.
 pub(in crate::log) fn find_only(
     control: &Control,
     key: &FileKey,
@@ -244,12 +244,13 @@ pub(in crate::log) fn find_only(
     Ok(find(control, key))
 }
 
-/// No entry is missed that was there before the call.
+/// Returns whether a file with these numbers may have an entry. Misses no entry from before the
+/// call.
 pub(in crate::log) fn may_have(control: &Control, device: u64, inode: u64) -> bool {
     bucket(control, device, inode).load(Ordering::SeqCst) != 0
 }
 
-/// The entries that a file with these numbers may have, with their indexes.
+/// Returns the entries that a file with these numbers may have, with their indexes.
 fn chain(control: &Control, device: u64, inode: u64) -> impl Iterator<Item = (u64, Entry<'_>)> {
     let behind = move |link: &AtomicU64| {
         let index = link.load(Ordering::Relaxed).checked_sub(1)?;
@@ -257,7 +258,7 @@ fn chain(control: &Control, device: u64, inode: u64) -> impl Iterator<Item = (u6
     };
     let first = behind(bucket(control, device, inode));
     let chain = std::iter::successors(first, move |(_, entry)| behind(entry.next()));
-    // No longer than any can be, in a table that was damaged.
+    // Bounded, since the chain of a damaged table may be a cycle.
     (0..FILES_MAX).zip(chain).map(|(_, found)| found)
 }
 
@@ -267,7 +268,7 @@ fn find(control: &Control, key: &FileKey) -> Option<FileRef> {
     found.map(|(index, found)| reference(&found, index))
 }
 
-/// A file with these numbers whose changes are logged.
+/// Returns a file with these numbers whose changes are logged.
 pub(in crate::log) fn find_logged(control: &Control, device: u64, inode: u64) -> Option<FileRef> {
     let _lock = control.memory().lock(TABLE_LOCK_AT, TIMEOUT).ok()?;
     let is_it = |(_, found): &(u64, Entry<'_>)| {
@@ -290,8 +291,8 @@ fn add(control: &Control, key: &FileKey) -> Result<FileRef, LogError> {
     if index < FILES_MAX {
         let fresh = entry(control, narrow(index));
         control.memory().init_lock(fresh.at);
-        // A name in the chains only after the lock was made: a crash in between leaves the entry
-        // unused.
+        // Counted and chained only after the lock is initialized: a crash in between leaves the
+        // entry unused.
         used.store(index + 1, Ordering::Relaxed);
         return Ok(take(control, &fresh, index, key));
     }
@@ -301,27 +302,27 @@ fn add(control: &Control, key: &FileKey) -> Result<FileRef, LogError> {
 
 /// Gives an entry, which is in no chain, to the file with this key.
 fn take(control: &Control, entry: &Entry<'_>, index: u64, key: &FileKey) -> FileRef {
-    // All words behind the key.
+    // Clears all words behind the key.
     for offset in (ID_AT..ENTRY_BYTES).step_by(8) {
         entry.word(offset).store(0, Ordering::Relaxed);
     }
     entry.device().store(key.device, Ordering::Relaxed);
     entry.inode().store(key.inode, Ordering::Relaxed);
     entry.identity().store(key.identity, Ordering::Relaxed);
-    // The generation before the chain: a process with an old reference finds it stale.
+    // The generation changes before the chain: a process with an old reference finds it stale.
     let generation = entry.generation().load(Ordering::Relaxed) % u64::from(u32::MAX) + 1;
     entry.generation().store(generation, Ordering::SeqCst);
     let bucket = bucket(control, key.device, key.inode);
     entry.next().store(bucket.load(Ordering::Relaxed), Ordering::Relaxed);
-    // In one order with the lanes: see `lanes`.
+    // Stored in one order with the lanes: see `lanes`.
     store_before_loads(bucket, index + 1);
     reference(entry, index)
 }
 
-/// Takes the entries out of their chain whose files have lost their numbers to the file with this
-/// key, and of which the log has nothing: else chains would grow with each file that is made and
-/// removed, since the kernel gives out the same few numbers again. A file that comes back, as after
-/// an unmount, is plain then. The entries themselves are given away like all others.
+/// Unchains entries without live records whose inode number now belongs to the file with this key.
+/// Otherwise chains would grow with each file that is created and removed, since the kernel reuses
+/// a few inode numbers. A file that comes back, as after an unmount, is plain then. The entries
+/// themselves are reused like all others.
 fn forget_dead(control: &Control, key: &FileKey) {
     let mut link = bucket(control, key.device, key.inode);
     for _ in 0..FILES_MAX {
@@ -343,13 +344,13 @@ fn is_dead(control: &Control, entry: &Entry<'_>, successor: &FileKey) -> bool {
         && key.identity != successor.identity
 }
 
-/// Entries that a search for this key may have to look at.
+/// Returns how many entries a search for this key may look at.
 #[cfg(all(test, not(loom)))]
 pub(in crate::log) fn chain_len(control: &Control, key: &FileKey) -> usize {
     chain(control, key.device, key.inode).count()
 }
 
-/// Takes an entry out of its chain whose file needs it no more.
+/// Unchains an entry that its file does not need any more. Returns its index.
 fn free_one(control: &Control) -> Result<u64, LogError> {
     let hand = control.memory().word(HAND_AT);
     for _ in 0..FILES_MAX {
@@ -361,7 +362,7 @@ fn free_one(control: &Control) -> Result<u64, LogError> {
         if is_needed(control, &candidate) || is_interrupted(control, &candidate, index) {
             continue;
         }
-        // Stale for all from here on, also for a thread that waits for its lock.
+        // From here on all references are stale, also for a thread that waits for the lock.
         let generation = candidate.generation().load(Ordering::Relaxed);
         candidate.generation().store(generation + 1, Ordering::SeqCst);
         unchain(control, &candidate, index);
@@ -376,8 +377,8 @@ fn is_needed(control: &Control, entry: &Entry<'_>) -> bool {
         || entry.flags().load(Ordering::Relaxed) & flag::FAILED != 0
 }
 
-/// A process was killed in the middle of an operation on the file, whose lock is held, and nobody
-/// has seen to it.
+/// Returns whether a process was killed in an operation on the file that is not completed yet. The
+/// caller holds the file's lock.
 fn is_interrupted(control: &Control, entry: &Entry<'_>, index: u64) -> bool {
     let has_slot =
         || (0..SLOTS).any(|number| control.slot(number).file.load(Ordering::Acquire) == index + 1);
@@ -399,7 +400,7 @@ fn unchain(control: &Control, gone: &Entry<'_>, index: u64) {
     }
 }
 
-/// Locks the entry, if it still is that file's.
+/// Locks the entry if it still belongs to `file`.
 pub(in crate::log) fn lock(
     control: &Control,
     file: FileRef,
@@ -414,20 +415,20 @@ pub(in crate::log) fn lock(
         LockFailure::Reentered => LockError::Reentered,
         LockFailure::Damaged => LockError::Stale,
     })?;
-    // Also where it has become another file's: that one's lock it is now.
+    // Also if the entry now belongs to another file: that file's lock it is now.
     keep_word(&entry, &locked);
     if entry.is_of(file) { Ok(locked) } else { Err(LockError::Stale) }
 }
 
-/// Keeps the word that the lock's holder died: the kernel tells one holder only, which may have
-/// other things to do.
+/// Notes in the entry that the lock's holder died. The kernel tells only one next owner, which may
+/// be unable to repair.
 fn keep_word(entry: &Entry<'_>, locked: &Locked<'_>) {
     if locked.owner_died() {
         entry.set(flag::ORPHANED);
     }
 }
 
-/// All entries that were ever used.
+/// Returns all entries that were ever used.
 pub(in crate::log) fn all(control: &Control) -> impl Iterator<Item = (FileRef, Entry<'_>)> {
     let used = control.memory().word(USED_AT).load(Ordering::Acquire).min(FILES_MAX);
     (0..used).map(|index| {
@@ -441,7 +442,7 @@ mod tests {
     use super::*;
     use crate::log::tests::{key, log};
 
-    /// Else the lock's next holder would work on what a killed process left half done.
+    /// Otherwise the lock's next holder would use a file that a killed process left half changed.
     #[test]
     fn who_finds_another_file_behind_a_dead_holders_lock_keeps_the_word_of_it() {
         let log = log();
@@ -492,7 +493,7 @@ mod tests {
         log.operations().interrupted_on(&guard).for_each(|it| log.operations().complete(&it));
         guard.entry.clear(flag::ORPHANED);
         drop(guard);
-        // Nothing is left to be completed of this one.
+        // This holder leaves no operation to complete.
         die(false);
         for inode in FILES_MAX + 2..=2 * FILES_MAX + 2 {
             log.entry_for(&key(inode)).unwrap();

@@ -1,22 +1,23 @@
-//! The ring of records: space, append, cleaning. A device uses it alone, files are on top.
+//! The ring of records: space, append, cleaning. A device uses the ring alone; files are a layer on
+//! top.
 //!
 //! Invariants:
-//! 1. A [`Ticket`] holds a slot from before free space is reserved until the operation is done. So
-//!    the cleaner, which looks at all slots after it has chosen its goal, never retires a record
-//!    whose operation the kernel may still have to do.
-//! 2. A record names its file by an id whose definition is not retired before the record is: the
-//!    slot's bound is not above the definition, and a definition below the cleaner's goal is
-//!    written anew.
+//! 1. A [`Ticket`] holds a slot from before it reserves free space until its operation is done. The
+//!    cleaner looks at all slots after it has chosen its goal, so it never retires a record whose
+//!    operation the kernel may still have to do.
+//! 2. A record names its file by an id. The id's definition is not retired before the record: the
+//!    slot's bound is not above the definition, and a writer replaces a definition below the
+//!    cleaner's goal by a new one.
 //!
-//! Why both hold without a lock: the writer stores its bound and then reads head and goal; the
-//! cleaner stores the goal, which is a head it has read, and then reads the bounds; all four in one
-//! total order (`SeqCst`). If the cleaner misses the bound, the writer's reads come after the
-//! cleaner's stores: it reserves at or above that head, and finds its definition below the goal, so
-//! that it writes a new one. If the cleaner sees the bound, it stays below it.
+//! Why both hold without a lock: the writer stores its bound and then reads head and goal. The
+//! cleaner stores the goal, which is a head it has read, and then reads the bounds. All four
+//! accesses are in one total order (`SeqCst`). If the cleaner misses the bound, the writer's reads
+//! come after the cleaner's store: the writer reserves at or above that head, finds its definition
+//! below the goal, and writes a new one. If the cleaner sees the bound, it stays below the bound.
 //!
-//! Map: a [`Ticket`] holds a slot; `ticket` has the kinds of records; `store` writes one to the
-//! medium, where `reserve` finds free space for it; `finished` knows which records are durable;
-//! `cleaning` moves the tail.
+//! Map: a [`Ticket`] holds a slot; `ticket` has the kinds of records; `store` writes a record to
+//! the medium, to space from `reserve`; `finished` knows which records are durable; `cleaning`
+//! moves the tail.
 
 mod cleaning;
 mod finished;
@@ -49,23 +50,23 @@ pub struct Ring {
     touched: Touched,
 }
 
-/// The right to clean a log; dropping it, or dying, gives it up.
+/// The right to clean a log. Dropping the guard, or the thread's death, releases the right.
 pub struct Supervision<'a>(#[expect(dead_code, reason = "held, not looked at")] Locked<'a>);
 
-/// A slot, for the operation of one thread on one file; dropping it says that the kernel has done
-/// the operation.
+/// A slot, for the operation of one thread on one file. Dropping the ticket says that the kernel
+/// has done the operation.
 pub struct Ticket<'a> {
     ring: &'a Ring,
     entry: Entry<'a>,
     number: u64,
     slot: SlotWords<'a>,
-    /// The records say when they were made.
+    /// The records carry the time of their creation.
     is_dated: bool,
 }
 
 impl Ring {
-    /// Starts to use a recovered log, whose tail is where its records begin and end: all of it is
-    /// free space. `allocated_bytes` of the ring have space in the file under the pool.
+    /// Starts to use a recovered log, which has no live records: all of the ring is free space. The
+    /// first `allocated_bytes` of the ring have space in the file under the pool.
     ///
     /// # Errors
     /// [`LogError`].
@@ -76,21 +77,21 @@ impl Ring {
     ) -> Result<Self, LogError> {
         pool.raise_format()?;
         let limit = pool.limit()?;
-        // A process that was killed while it raised the limit may have stored it only: the tail
-        // must not be durable before it.
+        // A process that was killed while it raised the limit may have stored it without a fence.
+        // The tail must not be durable before the limit.
         pool.set_limit(limit)?;
-        // What lies between tail and limit was reserved once: a new record there could meet an old
-        // one's position.
+        // Space between tail and limit was reserved before: a new record there could have the
+        // position of an old one.
         pool.set_tail(limit)?;
         let mut position = limit;
         if allocated_bytes < pool.ring_bytes() {
-            // From the ring's start, which has space: a program that writes little never needs
+            // Begins at the ring's start, which has space: a program that writes little needs no
             // more.
             position = limit.next_multiple_of(pool.ring_bytes());
             pool.set_limit(position)?;
             pool.set_tail(position)?;
         }
-        // Behind the tail: what a recovery that was interrupted has noted serves until then.
+        // After the tail: until the tail moves, the notes of an interrupted recovery serve.
         pool.set_heartbeat(Heartbeat { done: position, ..Heartbeat::default() })?;
         let start = Start {
             pool: pool.salt(),
@@ -103,8 +104,8 @@ impl Ring {
         Ok(Self::of(pool, Control::init(memory, start)))
     }
 
-    /// Starts to use a log with the records that are in it; new ones begin at the limit. All of the
-    /// ring has space. Of what has no record from `doubtful_from` on nothing was acknowledged.
+    /// Starts to use a log with its records; new records begin at the limit. All of the ring has
+    /// space. From `doubtful_from` on, space without a record holds nothing that was acknowledged.
     ///
     /// # Errors
     /// [`LogError`].
@@ -115,12 +116,13 @@ impl Ring {
     ) -> Result<Self, LogError> {
         pool.raise_format()?;
         let (tail, limit) = (pool.tail()?, pool.limit()?);
-        // What a killed process stored may be seen before it is durable; free space must not be
-        // used again before the tail is.
+        // Stores of a killed process may be visible before they are durable. Free space must not be
+        // used again before the tail is durable.
         pool.set_tail(tail)?;
         pool.set_limit(limit)?;
         let has_gap = doubtful_from < limit;
-        // A log that has no space for that says nothing of finished records until it is cleaned.
+        // Without space for the gap record, the log states no finished position until it is
+        // cleaned.
         let is_told = !has_gap || pool.append_gap(doubtful_from).is_ok();
         let limit = pool.limit()?;
         let start = Start {
@@ -134,21 +136,21 @@ impl Ring {
         Ok(Self::of(pool, Control::init(memory, start)))
     }
 
-    /// Joins a log that a supervisor has started, from another process: takes no lock and installs
-    /// no handler there.
+    /// Joins, from another process, a log that a supervisor has started. Takes no lock and installs
+    /// no signal handler there.
     ///
     /// # Errors
-    /// [`LogError`]: there is no such log.
+    /// [`LogError`] if no supervisor has started this log.
     pub fn attach(pool: &Path, control: &Path) -> Result<Self, LogError> {
         let options = RegionOptions { guest: true, ..RegionOptions::default() };
         Self::resume(LogPool::open(Arc::new(Region::open(pool, &options)?))?, control)
     }
 
-    /// Takes over a log whose supervisor died: its control memory at `control` lives, and processes
-    /// may still use it.
+    /// Takes over a log whose supervisor died. Processes may still use its control memory, at
+    /// `control`.
     ///
     /// # Errors
-    /// [`LogError`]: it is not there, or belongs to another pool.
+    /// [`LogError`] if the control memory is missing, or belongs to another pool.
     pub fn resume(pool: LogPool, control: &Path) -> Result<Self, LogError> {
         let control = Control::open(control, pool.salt())?;
         Ok(Self::of(pool, control))
@@ -160,55 +162,55 @@ impl Ring {
         Self { pool, control, touched }
     }
 
-    /// To be called in the child after a fork, beside [`after_fork`](crate::log::after_fork).
+    /// Forgets the page tables of the parent. The child calls this after a fork, beside
+    /// [`after_fork`](crate::log::after_fork).
     pub fn forget_pages(&self) {
         self.touched.forget();
     }
 
-    /// Gives the log up for this process: neither pool nor control memory is mapped any more. No
-    /// operation on the log may be in the middle, or be begun after that; one that reads finds
-    /// zeroes.
+    /// Unmaps pool and control memory in this process. No operation on the log may be in progress
+    /// or begin afterwards; a later read finds zeroes.
     ///
     /// # Errors
-    /// The kernel's: what could not be given up is mapped as before.
+    /// The kernel's error; memory that was not unmapped stays mapped.
     pub fn abandon(&self) -> std::io::Result<()> {
         self.pool.region().abandon()?;
         self.control.memory().abandon()
     }
 
-    /// The addresses of its memory: that of the medium, and that which processes share.
+    /// Returns the addresses of its memory: the medium, then the control memory.
     pub fn memory(&self) -> [std::ops::Range<usize>; 2] {
         [self.pool.region().addresses(), self.control.memory().addresses()]
     }
 
-    /// The log on its medium.
+    /// Returns the log on its medium.
     pub fn pool(&self) -> &LogPool {
         &self.pool
     }
 
-    /// Where the next record will be, or later.
+    /// Returns a lower bound of the next record's position.
     pub fn head(&self) -> u64 {
         self.control.head().load(Ordering::SeqCst)
     }
 
-    /// Where the records begin that are not retired.
+    /// Returns the position below which all records are retired.
     pub fn tail(&self) -> u64 {
         self.control.tail().load(Ordering::SeqCst)
     }
 
-    /// Bytes of the ring, from its start, that have space in the file under the pool.
+    /// Returns how many bytes of the ring, from its start, have space in the file under the pool.
     pub fn allocated_bytes(&self) -> u64 {
         self.control.allocated_bytes().load(Ordering::Acquire)
     }
 
-    /// A process cleans the log.
+    /// Returns whether a supervisor holds the right to clean the log.
     #[inline]
     pub fn supervisor_alive(&self) -> bool {
         self.control.memory().is_held(SUPERVISOR_LOCK_AT)
     }
 
-    /// Takes the right to clean the log, for as long as the guard and
-    /// the calling thread live. Waits at most `timeout`.
+    /// Acquires the right to clean the log for as long as the guard and the calling thread live.
+    /// Waits at most `timeout`.
     ///
     /// # Errors
     /// [`LockFailure::TimedOut`]: another thread has it.
@@ -216,7 +218,7 @@ impl Ring {
         self.control.memory().lock(SUPERVISOR_LOCK_AT, timeout).map(Supervision)
     }
 
-    /// Counters and latencies.
+    /// Returns the counters and latencies.
     pub fn stats(&self) -> Stats<'_> {
         Stats { control: &self.control }
     }
@@ -227,7 +229,7 @@ impl Ring {
         let mut ticket = self.claim(file)?;
         ticket.is_dated = true;
         let slot = ticket.slot;
-        // The module's text says why these are in this order, and how strong they are.
+        // The module's documentation explains the order and the orderings.
         let head = self.control.head().load(Ordering::SeqCst);
         let defined_at = ticket.entry.defined_at().load(Ordering::Relaxed);
         let bound = if defined_at == 0 { head } else { defined_at.min(head) };
@@ -238,8 +240,8 @@ impl Ring {
         Ok(ticket)
     }
 
-    /// Takes a slot for an operation on a file whose lock nobody uses: one whose cleaner never
-    /// moves the tail past its last definition, and whose records may come in any order.
+    /// Takes a slot for an operation on a file that is used without its lock. The file's cleaner
+    /// never moves the tail past its last definition, and its records may come in any order.
     pub(super) fn begin_unlocked(&self, file: FileRef) -> Result<Ticket<'_>, AppendError> {
         let ticket = self.claim(file)?;
         store_before_loads(ticket.slot.bound, self.control.head().load(Ordering::SeqCst));
@@ -255,14 +257,14 @@ impl Ring {
 }
 
 impl Ticket<'_> {
-    /// No position from here on is retired before the operation is done.
+    /// Returns the bound: positions from here on are not retired before the operation is done.
     #[cfg(all(test, not(loom)))]
     pub(super) fn bound(&self) -> u64 {
         self.slot.bound.load(Ordering::Relaxed)
     }
 
-    /// The file's definition is not in the log, or may be retired soon: [`define`](Self::define)
-    /// comes first.
+    /// Returns whether the caller must [`define`](Self::define) the file first: its definition is
+    /// not in the log, or may be retired soon.
     pub fn needs_define(&self) -> bool {
         let defined_at = self.entry.defined_at().load(Ordering::Relaxed);
         defined_at == 0 || defined_at < self.ring.control.goal().load(Ordering::SeqCst)

@@ -1,5 +1,5 @@
-//! Space for a record: as far as tail, limit and the file under the pool allow, and as its kind of
-//! record may fill the log.
+//! Space for a record, within the bounds of tail, limit, the file under the pool, and the share of
+//! the log that the kind of record may fill.
 
 use super::Ring;
 use crate::log::control::slots::RESERVING;
@@ -9,35 +9,35 @@ use crate::log::pool::layout::RECORD_ALIGN_BYTES;
 use crate::pmem::{LockFailure, Locked};
 use crate::sync::{AtomicU64, Ordering};
 
-/// Looks at the lock of the limit before a thread sleeps for it.
+/// Attempts to take the limit's lock before a thread sleeps.
 const LOOKS: u32 = 100;
 
-/// How full a record may make the log. Each kind leaves a part for the next.
+/// How full a record may make the log. Each kind leaves a part for the next one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::log) enum Share {
     /// Users' data.
     Data,
-    /// Definitions of files and marks: without them, the data helps nobody.
+    /// Definitions of files, and marks: data is useless without them.
     Definitions,
-    /// What takes records back: without it, a replay would undo what the log does not have. A part
-    /// is left for what recovery has to note.
+    /// Records that void others or end a story: without them, a replay would undo changes that are
+    /// not in the log. A part is left for the notes of recovery.
     Reserve,
 }
 
 /// Free space for a record.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::log) struct Reserved {
-    /// Where the head was: before this all is reserved by others.
+    /// The former head: the space below belongs to other records.
     pub(in crate::log) from: u64,
-    /// Of the record, behind that of a [`RecordKind::Gap`](crate::log::RecordKind::Gap) where it
-    /// begins a lap.
+    /// Position of the record. At the beginning of a lap it is behind a
+    /// [`RecordKind::Gap`](crate::log::RecordKind::Gap).
     pub(in crate::log) position: u64,
     pub(in crate::log) end: u64,
 }
 
 impl Ring {
-    /// Reserves free space for a record of `bytes` bytes. `slot_record` says so before it is
-    /// reserved: see `finished`.
+    /// Reserves free space for a record of `bytes` bytes, and announces that in `slot_record`
+    /// before the head moves: see `finished`.
     #[inline]
     pub(in crate::log) fn reserve(
         &self,
@@ -55,12 +55,11 @@ impl Ring {
             let head = control.head().load(Ordering::SeqCst);
             let at = head % ring_bytes;
             let is_in_lap = at + bytes <= lap_bytes;
-            // What the lap leaves is told by a record at the start of the next one.
+            // A gap record at the start of the next lap covers the rest of this one.
             let next_lap = head + (ring_bytes - at) + RECORD_ALIGN_BYTES;
             let position = if is_in_lap { head } else { next_lap };
             let end = position + bytes;
-            // A tail that has passed the end means a head that has, too: it is looked at again
-            // below.
+            // A tail above `end` means that the head is too: the exchange below then fails.
             let used_bytes = end.saturating_sub(control.tail().load(Ordering::Acquire));
             let has_space = used_bytes <= usable_bytes;
             if !has_space || !self.is_allocated(end) {
@@ -82,8 +81,8 @@ impl Ring {
         }
     }
 
-    /// A large record found no free space: asks for all that there may be at once. Where free space
-    /// is shown in steps, others fill each of them with smaller records.
+    /// Asks the cleaner to retire all records if a large record found no free space. When free
+    /// space appears in steps, smaller records of other writers fill each step.
     #[cold]
     pub(super) fn ask_for_all_space(&self, bytes: u64, error: AppendError) {
         if error == AppendError::Full && bytes > self.pool.ring_bytes() / 16 {
@@ -91,26 +90,26 @@ impl Ring {
         }
     }
 
-    /// The file under the pool has space for the record that ends at `end`.
+    /// Returns whether the file under the pool has space for the record that ends at `end`.
     fn is_allocated(&self, end: u64) -> bool {
         let end_in_lap = (end - 1) % self.pool.ring_bytes() + 1;
         end_in_lap <= self.control.allocated_bytes().load(Ordering::Acquire)
     }
 
-    /// Has the kernel map what is about to be stored to, if it does not yet.
+    /// Makes the kernel map the pages of a record before the stores, unless they are mapped.
     #[inline]
     fn touch(&self, position: u64, bytes: u64) {
         let region = self.pool.region();
         self.touched.note(self.pool.region_offset(position), bytes, |at| {
-            // A part may end behind the space that the file has. A load there would take some, and
-            // kill the program where none is left: SIGBUS.
+            // A part may end behind the file's space. A load there would allocate some, and kill
+            // the program with SIGBUS if none is left.
             let end = self.pool.region_offset(0) + self.allocated_bytes();
-            // What lies there does not matter.
+            // The value is not used.
             let _ = region.load_u64(at.min(end - 8));
         });
     }
 
-    /// Makes durable that records may end up to `end`. Seldom: the limit moves in steps.
+    /// Raises the durable limit to `end` or above. This is rare: the limit moves in steps.
     #[cold]
     fn raise_limit(&self, end: u64) -> Result<(), AppendError> {
         let _lock = self.lock_limit()?;
@@ -119,17 +118,19 @@ impl Ring {
             return Ok(());
         }
         let raised = end.next_multiple_of(self.pool.limit_step_bytes());
-        // Recovery notes what it makes behind the limit, within one lap of the tail.
+        // Recovery appends its notes behind the limit, within one lap of the tail.
         let usable_end =
             self.control.tail().load(Ordering::Acquire) + self.usable_bytes(Share::Reserve);
         let raised = raised.min(usable_end).max(end);
         self.pool.set_limit(raised).map_err(|_| AppendError::Memory)?;
-        // After the persistent one: a writer that sees this one may acknowledge records below it.
+        // After the persistent limit: a writer that sees this value may acknowledge records below
+        // it.
         limit.store(raised, Ordering::Release);
         Ok(())
     }
 
-    /// Held for the time of a store and a fence: seldom worth sleeping for.
+    /// Acquires the limit's lock. Holders keep it for a store and a fence, so spinning mostly
+    /// avoids a sleep.
     fn lock_limit(&self) -> Result<Locked<'_>, AppendError> {
         for _ in 0..LOOKS {
             match self.control.memory().try_lock(LIMIT_LOCK_AT) {
@@ -140,7 +141,7 @@ impl Ring {
         self.control.memory().lock(LIMIT_LOCK_AT, TIMEOUT).map_err(|_| AppendError::Full)
     }
 
-    /// Bytes of the ring that a record may help to fill.
+    /// Returns how many bytes of the ring may be in use once a record of this share is appended.
     pub(in crate::log) fn usable_bytes(&self, space: Share) -> u64 {
         let ring_bytes = self.pool.ring_bytes();
         let reserve_bytes = (ring_bytes / 16).min(1 << 20);

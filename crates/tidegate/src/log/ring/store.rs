@@ -1,4 +1,4 @@
-//! A record on its way to the medium: free space, payload, header, one fence.
+//! Storing a record to the medium: free space, payload, header, one fence.
 
 use std::io::IoSlice;
 
@@ -13,18 +13,19 @@ use crate::log::pool::layout::RECORD_ALIGN_BYTES;
 use crate::log::pool::record::{Header, RecordKind, record_bytes};
 use crate::sync::Ordering;
 
-/// Bytes of a payload that are copied at once, and of one for which a smaller buffer will do.
+/// Bytes of a payload that are copied at once; a payload up to `SMALL_BYTES` uses a smaller buffer.
 const CHUNK_BYTES: usize = 4096;
 const SMALL_BYTES: usize = 512;
 
-/// The record before `position`, which begins a lap: what lies between it and `from` holds nothing.
+/// Returns the gap record before `position`, which begins a lap: space from `from` to it has no
+/// record.
 fn gap(from: u64, position: u64, finished: u64) -> Header {
     let position = position - RECORD_ALIGN_BYTES;
     Header { position, aux: from, finished, ..Header::of(RecordKind::Gap) }
 }
 
 impl Ring {
-    /// Appends the record of `draft` and `parts` for the holder of `slot`: its header.
+    /// Appends the record of `draft` and `parts` for the holder of `slot`. Returns its header.
     #[inline]
     pub(super) fn put(
         &self,
@@ -59,8 +60,7 @@ impl Ring {
         }
     }
 
-    /// Stores the record of `draft` and `parts` to the space that was reserved, and makes it
-    /// durable.
+    /// Stores the record of `draft` and `parts` to the reserved space, and makes it durable.
     #[inline]
     fn fill(
         &self,
@@ -71,11 +71,11 @@ impl Ring {
     ) -> Result<Header, AppendError> {
         let position = reserved.position;
         if reserved.from != position {
-            // The rest of a lap lies before the record.
+            // The record begins a lap, and a gap covers the rest of the former one.
             self.seal(&gap(reserved.from, position, draft.finished))?;
         }
-        // Before the record is whole: a killed writer's record is found by the next holder, which
-        // completes it.
+        // Announced before the record is whole: the lock's next owner finds the record of a killed
+        // writer, and completes it.
         slot.record.store(position, Ordering::Release);
         let payload = u64::from(draft.payload_bytes);
         let payload_checksum = if payload <= SMALL_BYTES as u64 {
@@ -89,9 +89,9 @@ impl Ring {
         Ok(header)
     }
 
-    /// Stores the payload of the record at `position`: the checksum of what is stored. Another
-    /// thread of the program may change the bytes meanwhile, as databases do with pages that they
-    /// write.
+    /// Stores the payload of the record at `position`. Returns the checksum of the stored bytes:
+    /// another thread of the program may change `parts` meanwhile, as databases do with pages that
+    /// they write.
     fn store_payload<const CHUNK: usize>(
         &self,
         position: u64,
@@ -99,18 +99,18 @@ impl Ring {
     ) -> Result<u32, AppendError> {
         let region = self.pool.region();
         let to = self.pool.region_offset(position) + RECORD_ALIGN_BYTES;
-        // What the payload leaves of its last line is the record's, too.
+        // The record owns its last line, also behind the payload.
         region.write_streaming_crc32c::<CHUNK>(to, parts).map_err(|_| AppendError::Memory)
     }
 
-    /// Stores the header of a record whose payload was stored, and makes both durable: one fence.
+    /// Stores the header of a record whose payload is stored, and makes both durable with one
+    /// fence.
     fn seal(&self, header: &Header) -> Result<(), AppendError> {
         let region = self.pool.region();
         let at = self.pool.region_offset(header.position);
         let stored = region
             .write_streaming(at, header.encode(self.pool.salt()).as_bytes())
-            // The only fence: header and payload carry each other's checksums, so their order does
-            // not matter.
+            // Header and payload need no order between them: the header's checksums cover both.
             .and_then(|()| region.fence());
         stored.map_err(|_| AppendError::Memory)
     }

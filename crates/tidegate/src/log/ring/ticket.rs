@@ -1,4 +1,4 @@
-//! The kinds of records: what can be said of a file.
+//! The kinds of records that an operation on a file may append.
 
 use std::io::IoSlice;
 
@@ -12,7 +12,7 @@ use crate::log::pool::record::{Definition, Header, RecordKind};
 use crate::sync::Ordering;
 
 impl Ticket<'_> {
-    /// Says which file the records are about.
+    /// Appends a definition: which file the records are about.
     ///
     /// # Errors
     /// [`AppendError`].
@@ -20,7 +20,8 @@ impl Ticket<'_> {
         self.define_marked(definition, 0)
     }
 
-    /// As [`define`](Self::define), and that growth in records before `marked_until` is promised.
+    /// Appends a definition that also says that growth in records before `marked_until` is
+    /// promised.
     pub(in crate::log) fn define_marked(
         &mut self,
         definition: &Definition<'_>,
@@ -40,8 +41,8 @@ impl Ticket<'_> {
         Ok(())
     }
 
-    /// Appends that `parts` are written at byte `offset`: the record's position. With `grows` the
-    /// write does more than to overwrite bytes that are known to be written and allocated on the
+    /// Appends that `parts` are written at byte `offset`. Returns the record's position. With
+    /// `grows`, the write changes more than bytes that are known to be written and allocated on the
     /// disk.
     ///
     /// # Errors
@@ -57,13 +58,14 @@ impl Ticket<'_> {
         self.about(draft, parts, Share::Data)
     }
 
-    /// Counts a write of so many bytes.
+    /// Counts a write of `bytes`.
     #[inline]
     pub fn count(&self, bytes: u64) {
         self.ring.stats().add_write(self.number, bytes);
     }
 
-    /// Appends that the file's size becomes `size`; with `grows` it was smaller.
+    /// Appends that the file's size becomes `size`; with `grows`, the size was smaller. Returns the
+    /// record's position.
     ///
     /// # Errors
     /// [`AppendError`].
@@ -72,7 +74,7 @@ impl Ticket<'_> {
         self.about(draft, &[], Share::Data)
     }
 
-    /// Appends that `len` bytes at `offset` become zero.
+    /// Appends that `len` bytes at `offset` become zero. Returns the record's position.
     ///
     /// # Errors
     /// [`AppendError`].
@@ -82,8 +84,8 @@ impl Ticket<'_> {
         self.about(draft, &[], Share::Data)
     }
 
-    /// Appends that all earlier records of the file are promised, a size of `size` bytes, and a
-    /// time of modification, unless `modified_ns` is 0: the record's position.
+    /// Appends that all earlier records of the file are promised, with the file's size, and with
+    /// its modification time unless `modified_ns` is 0. Returns the record's position.
     ///
     /// # Errors
     /// [`AppendError`].
@@ -93,7 +95,7 @@ impl Ticket<'_> {
     }
 
     /// Appends that the story ends: all earlier records of the file are durable in the file, or are
-    /// not promised any more.
+    /// no longer promised.
     ///
     /// # Errors
     /// [`AppendError`].
@@ -105,7 +107,8 @@ impl Ticket<'_> {
         Ok(())
     }
 
-    /// Appends that the operation of the record at `position` failed.
+    /// Appends that the operation of the record at `position` failed. Returns the new record's
+    /// position.
     ///
     /// # Errors
     /// [`AppendError`].
@@ -114,13 +117,13 @@ impl Ticket<'_> {
         self.about(draft, &[], Share::Reserve)
     }
 
-    /// Appends that the names of the file are about to change: the record's position. The names'
-    /// lock is held, and the ticket is kept until the kernel has made the change and
-    /// [`FileGuard::note_named`](crate::log::FileGuard::note_named) was called, or the record was
-    /// [voided](Self::void).
+    /// Appends that the names of the file are about to change. Returns the record's position. The
+    /// caller holds the names' lock. It keeps the ticket until the kernel has made the change and
+    /// the caller has called [`FileGuard::note_named`](crate::log::FileGuard::note_named), or has
+    /// [voided](Self::void) the record.
     ///
     /// # Errors
-    /// [`AppendError`]; [`AppendError::Unsound`]: a name that no directory has.
+    /// [`AppendError`]; [`AppendError::Unsound`] for a name that is impossible in a directory.
     pub fn name(&mut self, record: &NameRecord<'_>) -> Result<u64, AppendError> {
         if !record.is_sound() {
             return Err(AppendError::Unsound);
@@ -130,8 +133,8 @@ impl Ticket<'_> {
     }
 
     /// Appends a whole file: `content`, the name and attributes of `make`, and the ctime. Returns
-    /// the record's position. Without `is_last` the record has no times, for the program may write
-    /// more without a record.
+    /// the record's position. Without `is_last` the record has no times, since the program may
+    /// write more without a record.
     pub(in crate::log) fn make(
         &mut self,
         (make, content, changed_ns): (&Make<'_>, &[u8], u64),
@@ -147,7 +150,7 @@ impl Ticket<'_> {
         self.about(Header { aux, ..Header::of(RecordKind::Make) }, &parts, Share::Data)
     }
 
-    /// Appends what `draft` says of the file.
+    /// Appends the record of `draft` with the id of the file.
     fn about(
         &mut self,
         draft: Header,

@@ -1,13 +1,13 @@
-//! Which parts of the ring this process has in its page tables.
+//! The parts of the ring that this process has in its page tables.
 //!
-//! The first store to each page of a mapping costs more than an append. A load costs half as much
-//! and loads its neighbours, 64 KiB with Linux as it comes: so an append that comes to a new
-//! part of the ring loads from it first, and the next fifteen find their pages there. Only for
-//! files in tmpfs, which keep nothing to be told of a store.
+//! The first store to a page of a mapping costs more than an append. A load costs half as much, and
+//! the kernel maps the neighbours too, 64 KiB by default. So an append that comes to a new part of
+//! the ring loads from it first, and the next fifteen appends find their pages mapped. Only for
+//! files in tmpfs, where the kernel needs no notice of the first store to a page.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the kernel maps around a load.
+/// Bytes that the kernel maps around a load.
 const PART_BYTES: u64 = 64 << 10;
 
 /// A bit for each part of the region.
@@ -16,15 +16,15 @@ pub(in crate::log) struct Touched {
 }
 
 impl Touched {
-    /// None of the parts of a region of `region_bytes`; of a region of no bytes nothing is ever to
-    /// be touched.
+    /// Creates a set without any part of a region of `region_bytes`. With 0 bytes,
+    /// [`note`](Self::note) never calls `touch`.
     pub(in crate::log) fn new(region_bytes: u64) -> Self {
         let words = region_bytes.div_ceil(PART_BYTES * 64);
         Self { words: (0..words).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Calls `touch` with the first and the last word of each part of the `len` bytes at `offset`
-    /// that is new.
+    /// Calls `touch` with the first and the last word of each new part of the `len` bytes at
+    /// `offset`.
     #[inline]
     pub(in crate::log) fn note(&self, offset: u64, len: u64, touch: impl Fn(u64)) {
         for part in offset / PART_BYTES..=(offset + len.max(1) - 1) / PART_BYTES {
@@ -33,15 +33,15 @@ impl Touched {
             let bit = 1 << (part % 64);
             if word.load(Ordering::Relaxed) & bit == 0 {
                 word.fetch_or(bit, Ordering::Relaxed);
-                // The parts of the kernel's addresses may begin elsewhere: both ends see to all of
-                // it.
+                // The kernel's parts may be aligned differently: two loads, at both ends, cover
+                // this one.
                 touch(part * PART_BYTES);
                 touch((part + 1) * PART_BYTES - 8);
             }
         }
     }
 
-    /// Nothing is in the page tables: those of a forked child are new.
+    /// Clears the set: the page tables of a forked child are new.
     pub(in crate::log) fn forget(&self) {
         self.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
