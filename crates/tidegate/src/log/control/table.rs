@@ -147,7 +147,8 @@ impl<'a> Entry<'a> {
         unsynced_bytes at 192;
         /// The file's size in bytes, while its changes are logged.
         size at 200;
-        /// End of the file's last record that retires the earlier ones.
+        /// End of the file's records that a real sync or the story's end has made durable in the
+        /// file.
         retired_end at 208;
         /// Position of the definition that the file's story begins with.
         story at 216;

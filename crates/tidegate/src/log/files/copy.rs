@@ -1,5 +1,4 @@
-//! Copies bytes of the log into a file: to repair a write that its process was killed in, and to
-//! write once more what the kernel may have dropped.
+//! Copies bytes of the log into a file, to write data again that the kernel may have dropped.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -9,8 +8,8 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::log::pool::LogPool;
 
-/// Copies `len` bytes at `position` of the log to byte `offset` of `file`, by way of `buf`. Writes
-/// at that offset also through a descriptor that appends. Allocates nothing.
+/// Copies `len` bytes at `position` of the log to byte `offset` of `file`, in steps of `buf`.
+/// Ignores the append mode of the descriptor. Allocates nothing.
 ///
 /// # Errors
 /// What the kernel says; part of the bytes may have been written then. Failed memory of the log is
@@ -42,7 +41,7 @@ fn read(pool: &LogPool, position: u64, buf: &mut [u8]) -> io::Result<()> {
     read.map_err(|_| Errno::IO.into())
 }
 
-/// Writes all of `bytes` at byte `offset` of `file`, also through a descriptor that appends.
+/// Writes all of `bytes` at byte `offset` of `file`, even through a descriptor in append mode.
 ///
 /// # Errors
 /// What the kernel says; part of the bytes may have been written then.
@@ -72,8 +71,8 @@ fn pwrite_in_place(file: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> rustix::i
     }
 }
 
-/// Whether [`write_in_place`] can write through this descriptor: not where it appends and the
-/// kernel is too old to be told otherwise.
+/// Returns whether [`write_in_place`] can write through this descriptor. In append mode this needs
+/// Linux 6.9.
 pub fn can_write_in_place(file: BorrowedFd<'_>) -> bool {
     pwrite_in_place(file, &[], 0).is_ok()
 }

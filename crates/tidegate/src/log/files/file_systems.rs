@@ -1,18 +1,18 @@
-//! What is pending in each file system: changes of names, attributes and sizes that the kernel has
-//! made and its journal may not have.
+//! The pending changes of each file system: changes of names, attributes and sizes that the kernel
+//! has made and its journal may lack.
 //!
 //! A sync that commits the journal makes all earlier changes durable (ext4 with a journal, XFS). So
-//! a sync that the log answers instead must not return while there are such changes.
+//! the log must not answer a sync while such changes are pending.
 //!
 //! Invariants:
-//! 1. Each change is counted before its call and after it, so that a sync finds it pending from
-//!    before the kernel makes it until a sync that began after it ended.
-//! 2. `committed` is given a count that was read before something was made that a successful sync
-//!    has made durable, and only for a file system that commits in order.
+//! 1. Each change is counted before its call and after it. So it is pending from before the kernel
+//!    makes it until the end of a sync that began after it.
+//! 2. The count for `committed` was read before a change that a successful sync has made durable,
+//!    and only file systems that commit in order take it.
 //! 3. Each change has a number, the count before it. A number that is not committed stands for a
-//!    change of any kind, unless its word in the ring of kinds says that it is a creation, which
-//!    only syncs of directories wait for, or that nothing waits for it any more. A word has its
-//!    number beside the kind: one of another number says nothing.
+//!    change of any kind, unless its word in the ring of kinds says otherwise: a creation, which
+//!    only syncs of directories wait for, or a change that no sync waits for any more. A word has
+//!    the number beside the kind, and counts only for that number.
 //!
 //! Entry points: [`FileSystems::find_or_add`], [`FileSystems::note_change`],
 //! [`FileSystems::note_creation_everywhere`], [`FileSystems::take_off`],
@@ -27,22 +27,22 @@ use crate::log::pool::record::{FileSystemId, identity};
 use crate::log::ring::Ring;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Numbers of changes whose kind is known, of each file system: the last ones.
+/// Changes of each file system whose kind is known: the last ones.
 const KINDS: u64 = 1024;
-/// Numbers that are looked at each time though nothing waits for them any more.
+/// Settled numbers that are skipped one by one before `committed` moves past them.
 const LOOKS: u64 = 16;
-/// File systems whose numbers a [`ChangeNumbers`] has.
+/// File systems that a [`ChangeNumbers`] covers.
 const TRACKED: usize = 4;
 
-/// The change with the number made a regular file.
+/// The change created a regular file.
 const CREATION: u64 = 1;
-/// Nothing waits for the change with the number.
+/// No sync waits for the change any more.
 const TAKEN_OFF: u64 = 2;
 
 const _: () = assert!(FILE_SYSTEMS_AT + FILE_SYSTEMS * FILE_SYSTEM_BYTES <= STATS_AT - 64);
 const _: () = assert!(KINDS_AT + FILE_SYSTEMS * KINDS * 8 <= ENTRIES_AT);
 
-/// The numbers that one change has in the counts of the first file systems that the log knows.
+/// The numbers of one change in the counts of the first file systems that the log knows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ChangeNumbers {
     numbers: [u64; TRACKED],
@@ -50,8 +50,8 @@ pub struct ChangeNumbers {
 }
 
 impl ChangeNumbers {
-    /// The number in a file system; none where the change was not counted there, or has no number
-    /// that is kept.
+    /// Returns the number in a file system; `None` if the change was not counted there, or its
+    /// number is not kept.
     #[inline]
     pub fn of(&self, file_system: FileSystemRef) -> Option<u64> {
         let at = usize::try_from(file_system.0).ok()?;
@@ -72,34 +72,34 @@ impl ChangeNumbers {
 pub struct FileSystemRef(u32);
 
 impl FileSystemRef {
-    /// The reference as a number, below 64.
+    /// Returns the reference as a number, below 64.
     pub fn to_number(self) -> u32 {
         self.0
     }
 
-    /// The reference that [`to_number`](Self::to_number) gave as a number.
+    /// Returns the reference with a number from [`to_number`](Self::to_number).
     pub fn from_number(number: u32) -> Self {
         Self(number)
     }
 }
 
 pub(in crate::log) struct Words<'a> {
-    /// 0: free. Another value never changes.
+    /// A hash of the UUID; 0: free. Another value never changes.
     id: &'a AtomicU64,
     commits_in_order: &'a AtomicU64,
     changes: &'a AtomicU64,
     committed: &'a AtomicU64,
-    /// Not zero: a sync commits its own file only, so that nothing ever has to be waited for.
+    /// Not zero: a sync commits its own file only, so that syncs never wait for other changes.
     commits_alone: &'a AtomicU64,
     /// Not zero: the supervisor holds a descriptor of the file system.
     pub(in crate::log) held: &'a AtomicU64,
-    /// The file by which the supervisor is to find the file system, 0: it is not asked.
+    /// A file on the file system that the supervisor is asked to hold; 0: it is not asked.
     pub(in crate::log) wanted_by: &'a AtomicU64,
-    /// Not zero: a holder of the names' lock was killed, and its record was not seen to.
+    /// Not zero: a holder of the names' lock was killed, and its record is not repaired.
     pub(in crate::log) orphaned: &'a AtomicU64,
     /// Not zero: another mounted file system has the UUID.
     copies: &'a AtomicU64,
-    /// The lock of the names.
+    /// Offset of the names' lock.
     pub(in crate::log) names_lock_at: u64,
 }
 
@@ -120,13 +120,14 @@ pub(in crate::log) fn words(control: &Control, number: u64) -> Words<'_> {
     }
 }
 
-/// The word of the change with this number, which has its kind if it has the number.
+/// Returns the word for the kind of the change with this number. An older change may still have the
+/// word.
 fn kind_word(control: &Control, file_system: u64, number: u64) -> &AtomicU64 {
     let at = file_system % FILE_SYSTEMS * KINDS + number % KINDS;
     control.memory().word(KINDS_AT + at * 8)
 }
 
-/// What is pending in each file system, and the locks of their names.
+/// The pending changes of each file system, and the locks of their names.
 #[derive(Clone, Copy)]
 pub struct FileSystems<'a> {
     pub(super) ring: &'a Ring,
@@ -138,67 +139,68 @@ impl<'a> FileSystems<'a> {
         words(&self.ring.control, file_system.0.into())
     }
 
-    /// The file system of this id, a hash of its UUID, not 0. With `commits_in_order` a sync that
-    /// commits one change of it commits all earlier ones. None: the log knows too many others.
+    /// Returns the file system with this id, a hash of its UUID, not 0; adds it if the log does not
+    /// know it. With `commits_in_order`, a sync that commits one of its changes commits all earlier
+    /// ones. Returns `None` if the log has no space for another file system.
     pub fn find_or_add(self, id: u64, commits_in_order: bool) -> Option<FileSystemRef> {
         (0..FILE_SYSTEMS).find_map(|number| {
             let words = words(&self.ring.control, number);
             let found = match words.id.load(Ordering::Acquire) {
-                // Set by each that finds the place free: they say the same, or are not let in.
+                // If several threads find the slot free, the first one wins. The others have the
+                // same id, or try the next slot.
                 0 => words.id.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire),
                 other => Err(other),
             };
             let is_it = found.is_ok() || found == Err(id);
             if found.is_ok() {
                 words.commits_in_order.store(u64::from(commits_in_order), Ordering::Release);
-                // What was changed before the log knew the file system was counted nowhere.
+                // Changes from before the log knew the file system were not counted.
                 words.changes.fetch_add(1, Ordering::SeqCst);
             }
             is_it.then(|| FileSystemRef(u32::try_from(number).unwrap_or(0)))
         })
     }
 
-    /// The file system with this UUID, if the log knows that one commit of its journal commits all
-    /// changes before it.
+    /// Returns the file system with this UUID, if the log knows that it commits in order.
     pub fn with_journal(self, uuid: &FileSystemId) -> Option<FileSystemRef> {
         self.with_uuid(uuid).filter(|found| self.commits_in_order(*found))
     }
 
-    /// The file system with this UUID, if the log knows it.
+    /// Returns the file system with this UUID, if the log knows it.
     pub fn with_uuid(self, uuid: &FileSystemId) -> Option<FileSystemRef> {
         let id = identity(uuid, 0, b"");
         let has_id = |found: &FileSystemRef| self.words(*found).id.load(Ordering::Acquire) == id;
         self.all().find(has_id)
     }
 
-    /// Notes whether several file systems are mounted that have the UUID of this one. Recovery
-    /// could not tell them apart, so none of their files is covered meanwhile. Returns whether that
-    /// is new.
+    /// Notes whether several file systems with the UUID of this one are mounted. Recovery could not
+    /// tell them apart, so none of their files is covered meanwhile. Returns whether that is new.
     pub fn note_copies(self, file_system: FileSystemRef, has_copies: bool) -> bool {
         let word = self.words(file_system).copies;
         word.swap(has_copies.into(), Ordering::SeqCst) != u64::from(has_copies)
     }
 
-    /// Several file systems with the UUID of this one are mounted, as far as the supervisor knows.
+    /// Returns whether several file systems with the UUID of this one are mounted, as far as the
+    /// supervisor knows.
     pub fn has_copies(self, file_system: FileSystemRef) -> bool {
         self.words(file_system).copies.load(Ordering::SeqCst) != 0
     }
 
-    /// Counts a change of names, attributes or sizes in the file system: to be called before the
-    /// system call and after it.
+    /// Counts a change of names, attributes or sizes in the file system. The caller calls this
+    /// before the system call and after it.
     #[inline]
     pub fn note_change(self, file_system: FileSystemRef) {
         self.words(file_system).changes.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// As [`note_change`](Self::note_change), for a change of which the file system is not known.
+    /// Counts a change in each file system, since the caller does not know which one it is in.
     #[inline]
     pub fn note_change_everywhere(self) -> ChangeNumbers {
         self.count_everywhere(|_, _| ())
     }
 
-    /// As [`note_change_everywhere`](Self::note_change_everywhere), for the creation of a regular
-    /// file: only syncs of directories wait for it.
+    /// Counts the creation of a regular file in each file system. Only syncs of directories wait
+    /// for the creation.
     #[inline]
     pub fn note_creation_everywhere(self) -> ChangeNumbers {
         let set = |file_system, number| {
@@ -223,27 +225,27 @@ impl<'a> FileSystems<'a> {
         numbers
     }
 
-    /// Nothing has to wait for the change with this number any more: it is on the disk, or a
-    /// durable record has it, or it was not made.
+    /// Notes that no sync has to wait for the change with this number any more: the change is on
+    /// the disk or in a durable record, or was not made.
     pub fn take_off(self, file_system: FileSystemRef, number: u64) {
         let word = kind_word(&self.ring.control, file_system.0.into(), number);
         word.store(number << 2 | TAKEN_OFF, Ordering::SeqCst);
     }
 
-    /// The count of changes, for [`committed`](Self::committed).
+    /// Returns the count of changes, for [`committed`](Self::committed).
     #[inline]
     pub fn changes(self, file_system: FileSystemRef) -> u64 {
         self.words(file_system).changes.load(Ordering::SeqCst)
     }
 
-    /// Some change may not be on the disk that a sync of a file has to wait for.
+    /// Returns whether a change that syncs of files wait for may not be on the disk.
     #[inline]
     pub fn is_pending(self, file_system: FileSystemRef) -> bool {
         self.waits_for(file_system, |_, kind| kind != CREATION)
     }
 
-    /// As [`is_pending`](Self::is_pending), but for the changes with numbers that `is_own` holds
-    /// for.
+    /// Returns whether a change that syncs of files wait for may not be on the disk, apart from
+    /// changes whose numbers satisfy `is_own`.
     pub fn is_pending_beside(
         self,
         file_system: FileSystemRef,
@@ -252,13 +254,13 @@ impl<'a> FileSystems<'a> {
         self.waits_for(file_system, |number, kind| kind != CREATION && !is_own(number))
     }
 
-    /// Some change may not be on the disk that a sync of a directory has to wait for.
+    /// Returns whether a change that syncs of directories wait for may not be on the disk.
     pub fn is_pending_for_directories(self, file_system: FileSystemRef) -> bool {
         self.waits_for(file_system, |_, _| true)
     }
 
-    /// Some change is not committed that nothing has taken off, and that `waits` holds for, given
-    /// its number and its kind.
+    /// Returns whether a change is not committed, not [taken off](Self::take_off), and satisfies
+    /// `waits`, which gets its number and kind.
     #[inline]
     fn waits_for(self, file_system: FileSystemRef, waits: impl Fn(u64, u64) -> bool) -> bool {
         let words = self.words(file_system);
@@ -273,32 +275,33 @@ impl<'a> FileSystems<'a> {
         let kind_of = |number: u64| {
             let word = kind_word(&self.ring.control, file_system.0.into(), number);
             let word = word.load(Ordering::SeqCst);
-            // Of another number: nothing is said of this one.
+            // A word of another number says nothing about this one.
             if word >> 2 == number { word & 3 } else { 0 }
         };
         let is_left = |number: &u64| kind_of(*number) != TAKEN_OFF;
         let first = (committed..changes).find(is_left).unwrap_or(changes);
         if first > committed + LOOKS {
-            // Not looked at again.
+            // So that later calls skip these numbers.
             words.committed.fetch_max(first, Ordering::SeqCst);
         }
         (first..changes).filter(is_left).any(|number| waits(number, kind_of(number)))
     }
 
-    /// A sync that commits one change of the file system commits all earlier ones.
+    /// Returns whether a sync that commits one change of the file system commits all earlier ones.
     pub fn commits_in_order(self, file_system: FileSystemRef) -> bool {
         let words = self.words(file_system);
         words.commits_in_order.load(Ordering::Acquire) != 0
     }
 
-    /// The file system has no journal: a sync of a file makes nothing else durable. So nothing is
-    /// pending for it but the file's [own changes](crate::log::FileGuard::has_own_changes).
+    /// Notes that the file system has no journal: a sync of a file makes only that file durable. So
+    /// nothing is pending but a file's [own changes](crate::log::FileGuard::has_own_changes).
     pub fn note_commits_alone(self, file_system: FileSystemRef) {
         self.words(file_system).commits_alone.store(1, Ordering::SeqCst);
     }
 
-    /// A real sync has made something durable that was done after [`changes`](Self::changes) was
-    /// `seen`: all that was counted by then is durable, if the file system commits in order.
+    /// Notes that a real sync has made a change durable that was done after
+    /// [`changes`](Self::changes) was `seen`. If the file system commits in order, all changes
+    /// counted by then are durable.
     pub fn committed(self, file_system: FileSystemRef, seen: u64) {
         let words = self.words(file_system);
         if words.commits_in_order.load(Ordering::Acquire) != 0 {
@@ -306,14 +309,14 @@ impl<'a> FileSystems<'a> {
         }
     }
 
-    /// A sync of all of the file system has succeeded that began after [`changes`](Self::changes)
-    /// was `seen`.
+    /// Notes the success of a sync of the whole file system that began after
+    /// [`changes`](Self::changes) was `seen`.
     pub fn synced_whole(self, file_system: FileSystemRef, seen: u64) {
         let words = self.words(file_system);
         words.committed.fetch_max(seen, Ordering::SeqCst);
     }
 
-    /// All file systems that the log knows.
+    /// Returns all file systems that the log knows.
     pub fn all(self) -> impl Iterator<Item = FileSystemRef> + 'a {
         let known =
             |number: &u64| words(&self.ring.control, *number).id.load(Ordering::Acquire) != 0;

@@ -1,8 +1,9 @@
-//! The lock of a file, and what processes tell each other of the file.
+//! The lock of a file, and the state of the file that processes share.
 //!
 //! Invariants:
-//! 1. Records of one file are appended under its lock, which is held until the kernel has done the
-//!    operation too: the order of records is the order in which the page cache changed.
+//! 1. Records of one file are appended under its lock. The holder keeps the lock until the kernel
+//!    has done the operation too: the order of records is the order in which the page cache
+//!    changed.
 
 use std::time::Duration;
 
@@ -33,10 +34,10 @@ impl Log {
         self.lock_within(file, TIMEOUT)
     }
 
-    /// As [`lock`](Self::lock), but waits `timeout` at most.
+    /// Locks the file of an entry. Waits at most `timeout`.
     ///
     /// # Errors
-    /// As for [`lock`](Self::lock).
+    /// [`LockError`]; the operation then goes on without the log.
     #[inline]
     pub fn lock_within(
         &self,
@@ -47,8 +48,8 @@ impl Log {
         Ok(FileGuard { log: self, file, entry: self.entry(file), _locked: locked })
     }
 
-    /// A change of the file was or will be made without its lock and that the log does not have. To
-    /// be called before the change and after it: a sync in between does not cover it.
+    /// Counts a change of the file that is made around the log, without the file's lock. The caller
+    /// calls this before the change and after it: a sync in between does not cover the change.
     pub fn mark_unlogged(&self, file: FileRef) {
         let entry = self.entry(file);
         if entry.is_of(file) {
@@ -58,65 +59,67 @@ impl Log {
 }
 
 impl FileGuard<'_> {
-    /// A former holder of the lock was killed while it held it, and the file is to be
+    /// Returns whether a holder of the lock was killed, so that the file must be
     /// [repaired](super::Operations::repair).
     #[inline]
     pub fn owner_died(&self) -> bool {
         self.entry.has(flag::ORPHANED)
     }
 
-    /// The file's entry.
+    /// Returns the file's entry.
     pub fn file(&self) -> FileRef {
         self.file
     }
 
-    /// The file's changes are logged: its story has begun.
+    /// Returns whether the file has a story, so that its changes are logged.
     #[inline]
     pub fn is_logged(&self) -> bool {
         self.entry.has(flag::LOGGED)
     }
 
-    /// The log has records of the file that are not retired yet.
+    /// Returns whether the log has records of the file that are not retired yet.
     pub fn is_live(&self) -> bool {
         self.entry.last_end().load(Ordering::Relaxed) > self.log.ring.tail()
     }
 
-    /// The log has changes of the file's bytes, size or names that are not retired yet.
+    /// Returns whether the log has changes of the file's bytes, size or names that are not retired
+    /// yet.
     pub fn has_live_changes(&self) -> bool {
         let changed_end = self.entry.changed_end().load(Ordering::Relaxed);
         changed_end.max(self.entry.names_end().load(Ordering::Relaxed)) > self.log.ring.tail()
     }
 
-    /// A real sync has made durable all that the log has promised of the file. It may have more,
-    /// which the next [answered](Log::note_sync_skipped) sync promises.
+    /// Notes that a real sync has made durable all that the log has promised of the file. Later
+    /// records of the file are promised by the next [answered](Log::note_sync_skipped) sync.
     pub fn note_retired(&self) {
         let last_end = self.entry.last_end().load(Ordering::Relaxed);
         self.entry.retired_end().store(last_end, Ordering::Relaxed);
     }
 
     /// Returns whether the disk may lack something that the log has promised of the file: neither
-    /// the tail nor a record of the file has retired its last record, or a write-back failed.
+    /// the tail nor a real sync has retired the file's last record, or a write-back failed.
     pub fn needs_sync(&self) -> bool {
         let retired_end = self.entry.retired_end().load(Ordering::Relaxed);
         let is_unretired = self.entry.last_end().load(Ordering::Relaxed) > retired_end;
         self.is_live() && is_unretired || self.entry.has(flag::FAILED | flag::DROPPED)
     }
 
-    /// How many may change the file at any time in ways that are not logged.
+    /// Returns the number of pins: reasons why the file may change at any time without a record.
     pub fn pins(&self) -> u64 {
         self.entry.pins().load(Ordering::SeqCst)
     }
 
-    /// A pinned file has a story: one record of all that it was when its sync was answered. Nothing
-    /// but the end of the pin may be done with it before the story has ended.
+    /// Returns whether a pinned file has a story: one record of the whole file as of its answered
+    /// sync. Until the story has ended, only the end of the pin is allowed.
     #[inline]
     pub fn is_sealed(&self) -> bool {
         self.pins() > 0 && self.is_logged()
     }
 
-    /// Takes the one pin of a sealed file back, which belongs to this process: nothing was changed
-    /// around the log since [`unlogged`](Self::unlogged) was as given. Whether the story goes on
-    /// as one of a covered file: not where another process marked the file since.
+    /// Removes the only pin of a sealed file, which must belong to this process: the file has not
+    /// changed around the log since [`unlogged`](Self::unlogged) was `unlogged`. Returns whether
+    /// the file is covered and its story goes on; `false` if another process has marked the file
+    /// since.
     pub fn unseal(&self, unlogged: u64) -> bool {
         let is_as_sealed = self.is_sealed() && self.pins() == 1 && self.unlogged() == unlogged;
         if is_as_sealed {
@@ -127,7 +130,7 @@ impl FileGuard<'_> {
         is_as_sealed
     }
 
-    /// A change that the log does not have was or will be made; with `pin`, at any time until
+    /// Counts a change around the log, made or imminent; with `pin`, changes at any time until
     /// [`release_pin`](Self::release_pin). The file's records must be retired before the change.
     pub fn mark_unlogged(&self, pin: bool) {
         if pin {
@@ -136,27 +139,27 @@ impl FileGuard<'_> {
         self.entry.unlogged().fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Takes back one pin; the next real sync brings the file back into the log.
+    /// Removes one pin. The next real sync may admit the file to the log again.
     pub fn release_pin(&self) {
         let less = |pin: u64| Some(pin.saturating_sub(1));
         let _ = self.entry.pins().fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
         self.entry.unlogged().fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The file may change at any time in ways that are not logged, until
-    /// [`stop_keeping`](Self::stop_keeping), or until this process has ended.
+    /// Pins the file, since it may change at any time without a record, until
+    /// [`stop_keeping`](Self::stop_keeping) or the end of this process.
     pub fn keep_unlogged(&self) {
         self.mark_unlogged(true);
         keepers::note(&self.log.ring.control, self.file, current_process());
     }
 
-    /// Takes one [`keep_unlogged`](Self::keep_unlogged) of this process back.
+    /// Undoes one [`keep_unlogged`](Self::keep_unlogged) of this process.
     pub fn stop_keeping(&self) {
         keepers::forget(&self.log.ring.control, self.file, current_process());
         self.release_pin();
     }
 
-    /// A number of changes that the log does not have, to be given to [`cover`](Self::cover).
+    /// Returns the count of changes around the log, for [`cover`](Self::cover).
     pub fn unlogged(&self) -> u64 {
         self.entry.unlogged().load(Ordering::SeqCst)
     }
@@ -167,15 +170,15 @@ impl FileGuard<'_> {
         self.entry.set(flag::FAILED | flag::DROPPED);
     }
 
-    /// A sync of the file failed, and its caller was told: the cleaner has to write once more what
-    /// the log has.
+    /// Notes that a sync of the file failed and has reported that. The cleaner must write the
+    /// file's records to it again.
     pub fn note_dropped(&self) {
         self.log.ring.distrust_kernel();
         self.entry.set(flag::DROPPED);
     }
 
-    /// A write-back of the file failed since this was asked last: the sync that asks has to report
-    /// it.
+    /// Takes a failed write-back of the file. Returns whether one failed since the last call: the
+    /// sync that calls this has to report it.
     pub fn take_failure(&self) -> bool {
         self.entry.flags().fetch_and(!flag::FAILED, Ordering::SeqCst) & flag::FAILED != 0
     }

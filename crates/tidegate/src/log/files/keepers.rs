@@ -1,12 +1,13 @@
-//! Which process keeps which file unlogged, so that what a killed process kept is given back.
+//! Notes of the files that each process keeps unlogged, so that the supervisor can release the pins
+//! of a killed process.
 //!
 //! Invariants:
-//! 1. A note stands for one pin of a file's entry. It is made after the mark and removed before it,
-//!    under the file's lock: a process that is killed in between leaves a mark that stays, and
-//!    nobody takes another's.
-//! 2. Where there is no place for a note, the mark of a killed process stays for as long as the log
-//!    is in use.
-//! 3. A process writes only notes that it has taken; those of a dead one are the supervisor's.
+//! 1. A note stands for one pin of a file's entry. It is made after the pin and removed before it,
+//!    under the file's lock. If the process is killed in between, the pin stays; otherwise a pin
+//!    could be released twice, the second time in the place of another process's pin.
+//! 2. Without space for a note, the pin of a killed process stays for as long as the log is in use.
+//! 3. A process writes only notes that it has taken; the supervisor writes the notes of a dead
+//!    process.
 
 use std::time::Duration;
 
@@ -18,13 +19,13 @@ use crate::sync::{AtomicU64, Ordering};
 
 const NOTE_BYTES: u64 = 16;
 const NOTES: u64 = (BUCKETS_AT - KEEPERS_AT) / NOTE_BYTES;
-/// Places for a note that are looked at.
+/// Slots that may have a note of one file and process.
 const PLACES: u64 = 256;
 
-/// A place for a note.
+/// A slot for a note.
 #[derive(Clone, Copy)]
 struct Note<'a> {
-    /// 0: free.
+    /// The process; 0: free.
     process: &'a AtomicU64,
     /// The file's entry as a word, 0: not noted yet.
     file: &'a AtomicU64,
@@ -51,7 +52,7 @@ fn note_at(control: &Control, number: u64) -> Note<'_> {
     Note { process: control.memory().word(at), file: control.memory().word(at + 8) }
 }
 
-/// Where notes of the process about the file may be.
+/// Returns the slots that may have notes of the process about the file.
 fn places(control: &Control, file: FileRef, process: u64) -> impl Iterator<Item = Note<'_>> {
     let mixed = (file.to_word() ^ process << 40).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
     (0..PLACES).map(move |step| note_at(control, mixed + step))
@@ -69,7 +70,7 @@ pub(in crate::log) fn note(control: &Control, file: FileRef, process: u32) {
     }
 }
 
-/// Removes one such note.
+/// Removes one note that the process keeps the file unlogged.
 pub(in crate::log) fn forget(control: &Control, file: FileRef, process: u32) {
     let process = u64::from(process);
     if let Some(note) = places(control, file, process).find(|note| note.is(file, process)) {
@@ -77,17 +78,17 @@ pub(in crate::log) fn forget(control: &Control, file: FileRef, process: u32) {
     }
 }
 
-/// Which process keeps which file unlogged.
+/// The files that processes keep unlogged.
 #[derive(Clone, Copy)]
 pub struct Keepers<'a> {
     pub(super) log: &'a Log,
 }
 
 impl<'a> Keepers<'a> {
-    /// Gives back all files that `process`, which is dead, has kept unlogged. Those that a living
-    /// process has locked for longer than `timeout`, and those that are
-    /// [sealed](crate::log::FileGuard::is_sealed), are handed back, for
-    /// [`stop_keeping_for`](Self::stop_keeping_for).
+    /// Releases all pins that `process`, which is dead, has on files. Returns the files that are
+    /// left: files that a living process has locked for longer than `timeout`, and
+    /// [sealed](crate::log::FileGuard::is_sealed) files.
+    /// [`stop_keeping_for`](Self::stop_keeping_for) tries such a file again.
     pub fn stop_keeping_of(self, process: u32, timeout: Duration) -> Vec<FileRef> {
         let process = u64::from(process);
         let of_it = |note: &Note<'_>| note.process.load(Ordering::Acquire) == process;
@@ -106,8 +107,8 @@ impl<'a> Keepers<'a> {
         left
     }
 
-    /// Gives back one mark of one file that `process`, which is dead, has kept unlogged. Whether it
-    /// was given back, now or before. That of a sealed file is not: its story has to end before.
+    /// Releases one pin that `process`, which is dead, has on `file`. Returns whether it is
+    /// released, now or before. A pin of a sealed file stays until the file's story has ended.
     pub fn stop_keeping_for(self, process: u32, file: FileRef, timeout: Duration) -> bool {
         let process = u64::from(process);
         let note =
@@ -119,14 +120,14 @@ impl<'a> Keepers<'a> {
         match self.log.lock_within(file, timeout) {
             Ok(guard) if guard.is_sealed() => false,
             Ok(guard) => {
-                // Once more, under the lock: a note is removed once.
+                // Checked again under the lock, since a note is removed only once.
                 if note.is(file, process) {
                     note.free();
                     guard.release_pin();
                 }
                 true
             }
-            // The mark went with the entry.
+            // The pin is gone with the entry.
             Err(LockError::Stale) => {
                 note.free();
                 true
@@ -135,7 +136,7 @@ impl<'a> Keepers<'a> {
         }
     }
 
-    /// The processes that keep files unlogged.
+    /// Returns the processes that keep files unlogged, one for each note.
     pub fn processes(self) -> impl Iterator<Item = u32> + 'a {
         notes(&self.log.ring.control).filter_map(|note| {
             let process = u32::try_from(note.process.load(Ordering::Acquire)).ok()?;

@@ -1,18 +1,18 @@
-//! Lanes: what a thread does to files around the log at this moment.
+//! Lanes: the calls that threads make around the log at present.
 //!
-//! A write to a plain file takes no lock and leaves no record. So the thread that begins a file's
-//! story has to know that no such write is in flight, which the real sync that follows might miss.
+//! A write to a plain file takes no lock and leaves no record. A thread that begins a file's story
+//! must therefore know that no such write is in flight: the real sync that follows might miss it.
 //!
 //! Invariants:
-//! 1. A writer says in its lane what it is about to write, and then looks whether the file has an
-//!    entry. A story begins with an entry in the table, and then looks at all lanes. Both do the
-//!    store before the load, in one total order (`SeqCst`): the writer finds the entry, or the lane
-//!    is seen.
-//! 2. A lane is one thread's until the thread has ended. A signal handler that writes while its
-//!    thread does says [`ANY`]: what it hides is among that.
+//! 1. A writer announces its write in its lane, and then looks whether the file has an entry. A
+//!    thread that begins a story adds an entry to the table, and then looks at all lanes. Both
+//!    store before they load, in one total order (`SeqCst`): the writer finds the entry, or the
+//!    other thread sees the lane.
+//! 2. A lane belongs to one thread until the thread has ended. A signal handler that interrupts a
+//!    call of its thread announces [`ANY`], which includes that call.
 //!
-//! 3. How many lanes were ever used is noted before one of them is taken: a look at all of them
-//!    touches no page of the control memory that no lane was ever in.
+//! 3. The count of used lanes grows before a lane is taken: a look at all used lanes touches no
+//!    page of the control memory that never had a lane.
 //!
 //! Entry points: [`Lanes::enter`]; [`Lanes::wait_for_plain`]; [`Lanes::release_of`] for the
 //! supervisor.
@@ -30,38 +30,38 @@ use crate::tier::clock::now_ns;
 const LANE_BYTES: u64 = 64;
 #[cfg(not(loom))]
 const LANES: u64 = 8192;
-/// Few, for loom looks at each.
+/// Few, since loom explores each.
 #[cfg(loom)]
 const LANES: u64 = 2;
 /// A change of names or attributes.
 const METADATA: u64 = 1 << 62;
 /// Writes to any files.
 const ANY: u64 = 1 << 61;
-/// How long the beginning of a story sleeps between two looks at a lane that is in use.
+/// How long a thread that begins a story sleeps between two looks at a busy lane.
 const PAUSE: Duration = Duration::from_micros(50);
 
 const _: () = assert!(LANES_AT + LANES * LANE_BYTES <= KINDS_AT);
 
 thread_local! {
-    /// The thread's lane plus 1; 0: none yet.
+    /// The number of the thread's lane plus 1, and the owner that took it; 0: none yet.
     static OWN: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// What a thread is about to do around the log.
+/// A call around the log that a thread is about to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlainCall {
-    /// It writes to the file with these numbers.
+    /// A write to the file with these numbers.
     Write {
         /// Device number.
         device: u64,
         /// Inode number.
         inode: u64,
     },
-    /// It changes names or attributes.
+    /// A change of names or attributes.
     Metadata,
 }
 
-/// A call around the log; dropping it says that the call is over.
+/// A call around the log. Dropping this says that the call is over.
 pub struct InFlight<'a> {
     word: &'a AtomicU64,
     before: u64,
@@ -84,15 +84,15 @@ fn lane(control: &Control, number: u64) -> Lane<'_> {
     Lane { owner: control.memory().word(at), in_flight: control.memory().word(at + 8) }
 }
 
-/// What threads do around the log at this moment.
+/// The calls that threads make around the log at present.
 #[derive(Clone, Copy)]
 pub struct Lanes<'a> {
     pub(super) log: &'a Log,
 }
 
 impl<'a> Lanes<'a> {
-    /// Says what the calling thread is about to do around the log. None: there is no lane for it;
-    /// the caller then has to give the file an entry and mark it.
+    /// Announces a call of the calling thread. Returns `None` if the thread has no lane; the caller
+    /// must then add an entry for the file and mark it.
     #[inline]
     pub fn enter(self, call: PlainCall) -> Option<InFlight<'a>> {
         let word = self.own_lane()?.in_flight;
@@ -101,7 +101,7 @@ impl<'a> Lanes<'a> {
             PlainCall::Metadata => METADATA,
         };
         let before = word.load(Ordering::Relaxed);
-        // A handler that interrupted a call on this thread hides what that said.
+        // A signal handler replaces the word of the call that it interrupts.
         let said = if before == 0 { said } else { said | before | ANY };
         store_before_loads(word, said);
         Some(InFlight { word, before })
@@ -111,20 +111,21 @@ impl<'a> Lanes<'a> {
     fn own_lane(self) -> Option<Lane<'a>> {
         let (number, of) = OWN.get();
         let lane = lane(&self.log.ring.control, number.checked_sub(1)?);
-        // Another owner: this is a forked child, or the supervisor took the thread for dead.
+        // With another owner, this is a forked child, or the supervisor took the thread for dead.
         (of == owner() && lane.owner.load(Ordering::Relaxed) == of).then_some(lane)
     }
 
-    /// Gives the calling thread a lane if it has none. To be called where [`enter`](Self::enter)
-    /// says that there is none; the thread has one afterwards unless more threads live than there
-    /// are lanes.
+    /// Gives the calling thread a lane if it has none, after [`enter`](Self::enter) returned
+    /// `None`. The thread stays without one if more threads live than there are lanes. `is_alive`
+    /// takes the numbers of process and thread.
     #[cold]
     pub fn claim(self, is_alive: impl Fn(u32, u32) -> bool) {
         if self.own_lane().is_some() {
             return;
         }
         let own = owner();
-        // The first free one: the beginning of a story looks at all up to the last one ever used.
+        // The first free lane: a thread that begins a story looks at all up to the last one ever
+        // used.
         let is_free =
             |number: &u64| lane(&self.log.ring.control, *number).owner.load(Ordering::Relaxed) == 0;
         let free = (0..LANES).find(|number| is_free(number) && self.take_lane(*number, 0, own));
@@ -150,22 +151,22 @@ impl<'a> Lanes<'a> {
         taken.is_ok()
     }
 
-    /// Clears the lane of a thread that has ended; a change of names that it was killed in is
-    /// counted.
+    /// Clears the lane of a thread that has ended, and counts a change of names or attributes that
+    /// was in flight.
     fn reap_lane(self, lane: Lane<'_>) {
         if lane.in_flight.swap(0, Ordering::SeqCst) & METADATA != 0 {
             self.log.file_systems().note_change_everywhere();
         }
     }
 
-    /// The lanes that were ever used.
+    /// Returns the lanes that were ever used.
     fn used_lanes(self) -> impl Iterator<Item = Lane<'a>> {
         let used = self.log.ring.control.lanes_used().load(Ordering::SeqCst).min(LANES);
         (0..used).map(|number| lane(&self.log.ring.control, number))
     }
 
-    /// Frees the lanes of a process that has ended. A change of names or attributes that it was
-    /// killed in counts as pending in all file systems.
+    /// Frees the lanes of a process that has ended. A change of names or attributes that was in
+    /// flight counts as pending in all file systems.
     pub fn release_of(self, process: u32) {
         for lane in self.used_lanes() {
             let of = lane.owner.load(Ordering::Relaxed);
@@ -176,19 +177,19 @@ impl<'a> Lanes<'a> {
         }
     }
 
-    /// Waits until each plain write that was in flight when this was called, on this file or on one
-    /// that shares its bucket, has ended. False: one goes on after `timeout`.
+    /// Waits for the end of all plain writes that are in flight at the call, on this file or on one
+    /// that shares its bucket. Returns `false` if one goes on after `timeout`.
     ///
     /// The file must have an entry by now: see the module's first invariant.
     pub fn wait_for_plain(self, device: u64, inode: u64, timeout: Duration) -> bool {
         let said = table::bucket_number(device, inode) + 1;
         let until_ns = now_ns().saturating_add(nanoseconds(timeout));
         let own = self.own_lane().map(|lane| std::ptr::from_ref(lane.in_flight));
-        // A thread that takes a lane behind the last one notes that before it says what it writes:
-        // unseen here, it finds the entry.
+        // A thread that takes a lane behind the last one raises the count before it announces a
+        // write: if that lane is unseen here, the thread finds the entry.
         self.used_lanes().all(|lane| {
-            // The caller's own lane hides nothing, unless a handler interrupted a write: that never
-            // ends.
+            // The caller's own lane is idle, unless this is a handler that interrupted a write,
+            // which cannot end.
             let is_own = own == Some(std::ptr::from_ref(lane.in_flight));
             let is_over = || !is_about(lane.in_flight.load(Ordering::SeqCst), said);
             while !is_over() {
@@ -202,8 +203,8 @@ impl<'a> Lanes<'a> {
     }
 }
 
-/// The threads of loom's models are one of the kernel's, and each run of a model has lanes of its
-/// own.
+/// Forgets the thread's lane: loom's threads are one kernel thread, and each run of a model has
+/// lanes of its own.
 #[cfg(all(test, loom))]
 pub(in crate::log) fn forget_own_lane() {
     OWN.set((0, 0));
@@ -221,7 +222,7 @@ fn pause() {
     std::thread::sleep(PAUSE);
 }
 
-/// Whether a lane that says `word` may be about the bucket.
+/// Returns whether the call that `word` announces may be a write to a file of `bucket`.
 fn is_about(word: u64, bucket: u64) -> bool {
     word & ANY != 0 || word & !METADATA == bucket
 }

@@ -1,7 +1,7 @@
-//! The state of `run` over the ring: the table of covered files, and what processes and the
-//! supervisor tell each other of files, file systems and programs.
+//! The state of `tidegate run` over the ring: the table of covered files, and messages between
+//! processes and the supervisor about files, file systems and programs.
 //!
-//! Map: [`Log`] finds files; `guard` is the lock of one; `story` says from where to where its
+//! Map: [`Log`] finds files; `guard` is a file's lock; `story` has the span in which a file's
 //! changes are logged; `naming` covers new files and names; `supervising` is for the supervisor.
 //! Types of their own: [`FileSystems`], [`Lanes`], [`Processes`], [`Keepers`], [`Operations`],
 //! [`RealSyncList`].
@@ -51,30 +51,30 @@ impl Log {
         &self.ring
     }
 
-    /// Returns what is pending in each file system.
+    /// Returns the pending changes of each file system.
     #[inline]
     pub fn file_systems(&self) -> FileSystems<'_> {
         FileSystems { ring: &self.ring }
     }
 
-    /// Returns what threads do around the log at this moment.
+    /// Returns the calls that threads make around the log at present.
     #[inline]
     pub fn lanes(&self) -> Lanes<'_> {
         Lanes { log: self }
     }
 
-    /// Returns what is known of processes and their programs.
+    /// Returns the state of processes and the known programs.
     #[inline]
     pub fn processes(&self) -> Processes<'_> {
         Processes { log: self }
     }
 
-    /// Returns which process keeps which file unlogged.
+    /// Returns the files that processes keep unlogged.
     pub fn keepers(&self) -> Keepers<'_> {
         Keepers { log: self }
     }
 
-    /// Returns the operations in the middle.
+    /// Returns the operations in progress.
     pub fn operations(&self) -> Operations<'_> {
         Operations { log: self }
     }
@@ -93,7 +93,7 @@ impl Log {
         table::all(&self.ring.control)
     }
 
-    /// The entry of the file with this key; one is made for it where there is none.
+    /// Returns the entry of the file with this key; adds one if there is none.
     ///
     /// # Errors
     /// [`LogError::TableFull`], [`LogError::Lock`].
@@ -101,7 +101,7 @@ impl Log {
         table::find_or_add(&self.ring.control, key)
     }
 
-    /// The entry of the file with this key, if it has one.
+    /// Returns the entry of the file with this key, if it has one.
     ///
     /// # Errors
     /// [`LogError::Lock`].
@@ -109,30 +109,31 @@ impl Log {
         table::find_only(&self.ring.control, key)
     }
 
-    /// A file of these numbers may have an entry. Costs a load or two, takes no lock.
+    /// Returns whether a file with these numbers may have an entry. Costs a load or two, takes no
+    /// lock.
     pub fn may_have(&self, device: u64, inode: u64) -> bool {
         table::may_have(&self.ring.control, device, inode)
     }
 
-    /// The number of the device that the file is on.
+    /// Returns the number of the file's device.
     pub fn device_of(&self, file: FileRef) -> u64 {
         self.entry(file).device().load(Ordering::Relaxed)
     }
 
-    /// The numbers of the devices of all files that have an entry, one for each file.
+    /// Returns the device numbers of all files with an entry, one for each file.
     pub fn devices(&self) -> impl Iterator<Item = u64> + '_ {
         self.entries().map(|(_, entry)| entry.device().load(Ordering::Relaxed))
     }
 
-    /// What the kernel calls the file of an entry.
+    /// Returns the key of an entry's file.
     pub fn key_of(&self, file: FileRef) -> FileKey {
         self.entry(file).key()
     }
 
-    /// The entries of the files with these ids, of those that have one: one walk through the table
-    /// for all of them.
+    /// Returns the entries of the files with these ids; ids without an entry are left out. Walks
+    /// the table once.
     pub fn files_with_ids(&self, ids: impl IntoIterator<Item = u64>) -> HashMap<u64, FileRef> {
-        // 0 is the id of all files that have none yet.
+        // Files without an id have 0 there.
         let wanted: HashSet<u64> = ids.into_iter().filter(|id| *id != 0).collect();
         let found = self
             .entries()
@@ -141,13 +142,13 @@ impl Log {
         found.take(wanted.len()).collect()
     }
 
-    /// The id that records name the file by, 0 if it has none yet.
+    /// Returns the file's id in records, 0 if it has none yet.
     pub fn id_of(&self, file: FileRef) -> u64 {
         self.entry(file).id().load(Ordering::Acquire)
     }
 
-    /// The payload of the file's last definition, if that is not retired: see
-    /// [`Definition::decode`].
+    /// Returns the payload of the file's last definition, for [`Definition::decode`]; `None` if the
+    /// definition is retired or cannot be read.
     ///
     /// [`Definition::decode`]: crate::log::Definition::decode
     pub fn definition_of(&self, file: FileRef) -> Option<Vec<u8>> {
@@ -162,7 +163,7 @@ impl Log {
         (header.kind == RecordKind::Define).then_some(payload)
     }
 
-    /// The entry is still that of the file it was made for.
+    /// Returns whether the entry still belongs to the file of this reference.
     pub(in crate::log) fn is_current(&self, file: FileRef) -> bool {
         self.entry(file).is_of(file)
     }

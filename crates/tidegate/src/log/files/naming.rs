@@ -1,16 +1,16 @@
-//! Files that the log can make again, and their names: the lock of the names of a file system, the
-//! descriptor by which the supervisor hears of its failures, what a file's story has of names.
+//! Files that the log can recreate, and their names: the lock of the names of a file system, the
+//! descriptor that tells the supervisor of the file system's failures, the names in a file's story.
 //!
 //! Invariants (B2, B8 and B9 of docs/decisions/run-logs-what-was-synced.md):
 //! 1. A [`RecordKind::Make`] or [`RecordKind::Name`] is appended under the lock of the names of its
 //!    file system, while [`NamesGuard::may_record`] holds. A Name's lock is held until the kernel
 //!    has made the change: the order of these records is the order in which the names changed.
-//! 2. The supervisor lets go of a file system under that lock, and only while the log has no record
-//!    of its names.
-//! 3. A holder of the lock that was killed leaves it *orphaned*. No names are recorded until the
-//!    supervisor has made the file that it was about leave the log.
-//! 4. A file *has names in the log* while the log has a Make or a Name of its story. Any change of
-//!    its names or attributes that is not recorded makes it leave first.
+//! 2. The supervisor closes its descriptor of a file system under that lock, and only while the log
+//!    has no record of the file system's names.
+//! 3. A killed holder leaves the lock *orphaned*. No names are recorded until the file of the
+//!    interrupted operation has left the log.
+//! 4. A file *has names in the log* while the log has a Make or a Name of its story. Before any
+//!    change of its names or attributes that is not recorded, it leaves the log.
 //!
 //! Locks are taken in this order: names, file.
 //!
@@ -39,15 +39,15 @@ pub struct NamesGuard<'a> {
     _locked: Locked<'a>,
 }
 
-/// The supervisor holds a descriptor of a file system.
+/// The supervisor holds a descriptor of the file system.
 const HELD: u64 = 1;
-/// It cannot.
+/// The supervisor cannot hold the file system.
 const REFUSED: u64 = 2;
 
 impl<'a> FileSystems<'a> {
-    /// Notes how far the clock of times of files is ahead of one that nobody sets, in nanoseconds.
-    /// False: it was set back since the log is in use. The parent of a new file may then have been
-    /// changed later, by that clock, than it is now.
+    /// Notes how far the clock of file times is ahead of the clock since boot, in nanoseconds.
+    /// Returns `false` if the clock was set back since the log is in use: the parent of a new file
+    /// may then have a time later than now.
     pub fn note_clock(self, ahead_ns: u64) -> bool {
         let most_ns = self.ring.control.clock_ahead_ns().fetch_max(ahead_ns, Ordering::SeqCst);
         ahead_ns.saturating_add(TICK_NS) >= most_ns
@@ -61,10 +61,10 @@ impl<'a> FileSystems<'a> {
         self.lock_names_within(file_system, TIMEOUT)
     }
 
-    /// As [`lock_names`](Self::lock_names), for callers that wait less.
+    /// Locks the names of a file system. Waits at most `timeout`.
     ///
     /// # Errors
-    /// As for [`lock_names`](Self::lock_names).
+    /// [`LockError`]; the change is then made without a record.
     pub fn lock_names_within(
         self,
         file_system: FileSystemRef,
@@ -91,8 +91,8 @@ impl<'a> FileSystems<'a> {
         self.ring.wake_cleaner();
     }
 
-    /// The file systems for which [`want_held`](Self::want_held) was called, and a file on each;
-    /// each is handed out once.
+    /// Returns the file systems with a call of [`want_held`](Self::want_held) since the last time,
+    /// each once, with a file on each.
     pub fn take_wanted_held(self) -> Vec<(FileSystemRef, FileRef)> {
         if self.ring.control.want_held().swap(0, std::sync::atomic::Ordering::SeqCst) == 0 {
             return Vec::new();
@@ -104,67 +104,69 @@ impl<'a> FileSystems<'a> {
         wanted.collect()
     }
 
-    /// The supervisor holds a descriptor of the file system from now on.
+    /// Notes that the supervisor holds a descriptor of the file system.
     pub fn note_held(self, file_system: FileSystemRef) {
         self.words(file_system).held.store(HELD, Ordering::SeqCst);
         self.ring.control.announce(KEPT_AT);
     }
 
-    /// The supervisor cannot hold the file system, or cannot find its files by their handles: it is
-    /// not asked any more.
+    /// Notes that the supervisor cannot hold the file system, or cannot find its files by their
+    /// handles. Callers then stop asking.
     pub fn refuse_held(self, file_system: FileSystemRef) {
         self.words(file_system).held.store(REFUSED, Ordering::SeqCst);
         self.ring.control.announce(KEPT_AT);
     }
 
-    /// The supervisor [cannot hold](Self::refuse_held) the file system, or it [has
-    /// copies](Self::has_copies).
+    /// Returns whether the supervisor [cannot hold](Self::refuse_held) the file system, or the file
+    /// system [has copies](Self::has_copies).
     pub fn is_refused(self, file_system: FileSystemRef) -> bool {
         self.has_copies(file_system)
             || self.words(file_system).held.load(Ordering::SeqCst) == REFUSED
     }
 
-    /// The supervisor holds a descriptor of the file system, and can find its files by their
-    /// handles.
+    /// Returns whether the supervisor holds a descriptor of the file system, and can find its files
+    /// by their handles.
     pub fn is_held(self, file_system: FileSystemRef) -> bool {
         self.words(file_system).held.load(Ordering::SeqCst) == HELD
     }
 
-    /// A holder of the lock of the names was killed, as its next owner has found.
+    /// Returns whether the names' lock is orphaned: its next owner found that a holder was killed.
     pub fn has_orphaned_names(self, file_system: FileSystemRef) -> bool {
         self.words(file_system).orphaned.load(Ordering::SeqCst) != 0
     }
 
-    /// Waits until the supervisor holds a descriptor of the file system; whether it does after
-    /// `timeout`.
+    /// Waits at most `timeout` for the supervisor to hold a descriptor of the file system. Returns
+    /// whether it does.
     pub fn wait_for_held(self, file_system: FileSystemRef, timeout: Duration) -> bool {
         let held = self.words(file_system).held;
         wait_for_supervisor(self.ring, timeout, || held.load(Ordering::SeqCst) != 0)
             && self.is_held(file_system)
     }
 
-    /// How long ago the first record of names was appended since
-    /// [`take_names_since`](Self::take_names_since).
+    /// Returns the age of the first record of names since
+    /// [`take_names_since`](Self::take_names_since); `None` if there is none.
     pub fn names_age(self) -> Option<Duration> {
         let since_ns = self.ring.control.named_ns().load(Ordering::SeqCst);
         (since_ns != 0).then(|| Duration::from_nanos(monotonic_ns().saturating_sub(since_ns)))
     }
 
-    /// When that was, in nanoseconds of the monotonic clock; the records since then are about to be
-    /// retired.
+    /// Takes the time of the first record of names since the last call, in nanoseconds of the
+    /// monotonic clock. The caller is about to retire these records.
     pub fn take_names_since(self) -> Option<u64> {
         Some(self.ring.control.named_ns().swap(0, Ordering::SeqCst))
             .filter(|since_ns| *since_ns != 0)
     }
 
-    /// Records of names since `since_ns` were not retired.
+    /// Undoes [`take_names_since`](Self::take_names_since): records of names since `since_ns` were
+    /// not retired.
     pub fn names_remain(self, since_ns: u64) {
         self.ring.control.named_ns().store(since_ns, Ordering::SeqCst);
     }
 }
 
 impl Log {
-    /// The log has the file's creation, or changes of its names, that are not retired.
+    /// Returns whether the log has the file's creation, or changes of its names, that are not
+    /// retired.
     pub fn has_names(&self, file: FileRef) -> bool {
         let entry = self.entry(file);
         entry.has(flag::LOGGED)
@@ -172,7 +174,7 @@ impl Log {
             && entry.is_of(file)
     }
 
-    /// The files that were covered by a record that can make them again, and whose story goes on.
+    /// Returns the files with a story that a Make record covered.
     pub fn made_files(&self) -> Vec<FileRef> {
         let wanted = flag::MADE | flag::LOGGED;
         let made = self
@@ -193,31 +195,33 @@ impl NamesGuard<'_> {
             && !self.file_systems.ring.control.is_suspended()
     }
 
-    /// A former holder was killed, and [`repaired`](Self::repaired) was not called since.
+    /// Returns whether a former holder was killed, and [`repaired`](Self::repaired) was not called
+    /// since.
     pub fn is_orphaned(&self) -> bool {
         self.file_systems.has_orphaned_names(self.file_system)
     }
 
-    /// No operation on names is left that a holder was killed in.
+    /// Notes that no interrupted operation on names is left.
     pub fn repaired(&self) {
         self.file_systems.words(self.file_system).orphaned.store(0, Ordering::SeqCst);
     }
 
-    /// The supervisor is about to close its descriptor of the file system.
+    /// Notes that the supervisor is about to close its descriptor of the file system.
     pub fn let_go(&self) {
         self.file_systems.words(self.file_system).held.store(0, Ordering::SeqCst);
     }
 }
 
 impl FileGuard<'_> {
-    /// Covers a file whose story has [begun](Self::begin_story) by a record of all of it; or
-    /// records all of a covered one anew, whose names are as in its first such record. The names'
-    /// lock is held, and nothing of the file was changed since `make` and `content` were looked
-    /// at, which was after the file was locked and no plain write of it was in flight. The file's
-    /// ctime was `changed_ns` then, in nanoseconds since 1970. `unlogged` is [what it
-    /// was](Self::unlogged) when the story began. With `data_only` the record answers
-    /// an `fdatasync`. No write that has no record follows where it `is_last`. False: the file was
-    /// changed around the log.
+    /// Appends a record of the whole file. The record covers a file whose story has
+    /// [begun](Self::begin_story), or replaces the earlier records of a covered file whose names
+    /// are as in its first such record. Returns `false` if the file was changed around the log.
+    ///
+    /// The caller holds the names' lock. It looked at `make`, `content` and the file's ctime,
+    /// `changed_ns` in nanoseconds since 1970, while the file was locked and no plain write was in
+    /// flight, and nothing has changed since. `unlogged` is the value of
+    /// [`unlogged`](Self::unlogged) when the story began. With `data_only` the record answers an
+    /// `fdatasync`. With `is_last`, no write without a record follows.
     ///
     /// # Errors
     /// [`AppendError`]: the file is not covered.
@@ -246,45 +250,45 @@ impl FileGuard<'_> {
         entry.unsynced_bytes().store(0, Ordering::Relaxed);
         entry.synced().fetch_max(unlogged, Ordering::SeqCst);
         self.entry.clear(flag::GREW | flag::WRITTEN | flag::NAMED);
-        // The kernel may have committed nothing for an `fdatasync`: an `fsync` still would. And the
-        // disk may have any size that the file ever had.
+        // The kernel may commit nothing for an `fdatasync`, so that an `fsync` would still have to.
+        // And the disk may have any size that the file ever had.
         let changed = if data_only { flag::WRITTEN } else { 0 };
         self.entry.set(flag::COVERED | flag::DENSE | flag::CUT | flag::MADE | changed);
         Ok(true)
     }
 
-    /// The kernel has made a change of the file's names that was recorded. `journaled` is what the
-    /// count of changes in the file system was before it did.
+    /// Notes that the kernel has made a recorded change of the file's names. `journaled` is the
+    /// file system's count of changes from before the change.
     pub fn note_named(&self, journaled: u64) {
         self.entry.journaled_changes().fetch_max(journaled, Ordering::SeqCst);
         self.entry.set(flag::NAMED | flag::RENAMED | flag::MOVED);
     }
 
-    /// The kernel has made a change of the file's attributes, which was recorded. `journaled` is as
-    /// for [`note_named`](Self::note_named).
+    /// Notes that the kernel has made a recorded change of the file's attributes. `journaled` is
+    /// the file system's count of changes from before the change.
     pub fn note_attributes(&self, journaled: u64) {
         self.entry.journaled_changes().fetch_max(journaled, Ordering::SeqCst);
         self.entry.set(flag::NAMED);
     }
 
-    /// The story has changed the file's names.
+    /// Returns whether the story has changed the file's names.
     pub fn was_moved(&self) -> bool {
         self.entry.has(flag::MOVED)
     }
 
-    /// A recorded change of the file's names or attributes came after its last sync: the next one
-    /// would commit that, `fdatasync` perhaps too.
+    /// Returns whether a recorded change of the file's names or attributes came after its last
+    /// sync. The next sync would commit the change, perhaps even an `fdatasync`.
     pub fn was_named(&self) -> bool {
         self.entry.has(flag::NAMED)
     }
 
-    /// Where the last record ends that has the file's creation or a change of its names.
+    /// Returns the end of the last record with the file's creation or a change of its names.
     pub fn named_until(&self) -> u64 {
         self.entry.names_end().load(Ordering::SeqCst)
     }
 
-    /// A sync has answered for the file's names: a real one, or one of the log while nothing was
-    /// pending.
+    /// Notes that a sync has promised the file's names: a real one, or one that the log answered
+    /// while nothing was pending.
     pub fn names_synced(&self) {
         self.entry.clear(flag::NAMED);
     }

@@ -1,11 +1,12 @@
-//! What becomes of a file whose lock's holder was killed: it leaves the log, synced.
+//! Repairs a file whose lock's holder was killed: the file leaves the log, synced.
 //!
-//! The kernel may have done a part of a change that is in no record, attributes too. Until the file
-//! has left, an older record that recovery replays could undo what a sync has promised since, one
-//! of the whole file system by a process outside included. No process was told that the change was
-//! made, so both outcomes are right.
+//! The kernel may have done part of a change that no record has, of attributes too. Until the file
+//! has left, recovery could replay an older record and undo changes that a later sync has promised,
+//! even a sync of the whole file system by a process outside. The killed process did not learn that
+//! its change was made, so both outcomes are right.
 //!
-//! Invariant: nobody changes the file before: the killed thread held its lock.
+//! Invariant: no other thread changes the file before the repair: the killed thread held the file's
+//! lock, and the lock's next owner repairs first.
 
 use rustix::io::Errno;
 
@@ -18,7 +19,7 @@ use crate::log::error::AppendError;
 use crate::log::pool::record::Header;
 use crate::sync::Ordering;
 
-/// An operation that a process was killed in.
+/// An operation that was interrupted by its process's death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interrupted {
     slot: u64,
@@ -27,22 +28,21 @@ pub struct Interrupted {
     record: u64,
     /// The process.
     pub process: u32,
-    /// The record, if one was finished: its operation may have been done by the kernel, or not, or
-    /// in part.
+    /// The record, if it is whole. The kernel may have done its operation, in part or not at all.
     pub header: Option<Header>,
 }
 
 impl Interrupted {
-    /// The thread.
+    /// Returns the number of the thread.
     pub fn thread(&self) -> u32 {
         thread_of(self.owner)
     }
 }
 
-/// Why a file could not leave. Its syncs are real until it has.
+/// Why a file could not leave the log. Its syncs are real until it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RepairError {
-    /// The record that says so was not appended.
+    /// The end of its story was not appended.
     #[error(transparent)]
     Append(#[from] AppendError),
     /// The file was not made durable.
@@ -50,20 +50,20 @@ pub enum RepairError {
     Sync(Errno),
 }
 
-/// The operations in the middle, and what becomes of those whose threads were killed.
+/// The operations in progress, and the repair of interrupted ones.
 #[derive(Clone, Copy)]
 pub struct Operations<'a> {
     pub(super) log: &'a Log,
 }
 
 impl<'a> Operations<'a> {
-    /// The operations that threads of `process` were killed in, or of the killed holder of a file's
-    /// lock: slots that it never gave back. The process must be dead.
+    /// Returns the interrupted operations of `process`, which must be dead: its slots that were
+    /// never freed.
     pub fn interrupted_by(self, process: u32) -> impl Iterator<Item = Interrupted> + 'a {
         self.taken_slots(move |slot_owner, _| process_of(slot_owner) == process)
     }
 
-    /// The operations on a locked file that their threads were killed in.
+    /// Returns the interrupted operations on a locked file.
     pub(in crate::log) fn interrupted_on(
         self,
         guard: &FileGuard<'_>,
@@ -73,7 +73,8 @@ impl<'a> Operations<'a> {
         self.taken_slots(move |slot_owner, slot_file| slot_file == file && slot_owner != own)
     }
 
-    /// All operations in the middle: of killed processes, where all processes are.
+    /// Returns all operations in progress. If all processes are dead, these are the interrupted
+    /// ones.
     pub fn all(self) -> impl Iterator<Item = Interrupted> + 'a {
         self.taken_slots(|_, _| true)
     }
@@ -100,8 +101,9 @@ impl<'a> Operations<'a> {
         })
     }
 
-    /// Makes the record durable: its writer may have been killed before it did. The thread that
-    /// finds it whole does what it says, other programs read that, and their syncs rely on the log.
+    /// Makes a whole record durable, since its writer may have been killed before the fence. The
+    /// kernel may have done the operation; other programs then see the result, and their syncs rely
+    /// on the log.
     fn make_durable(self, interrupted: &Interrupted) {
         let Some(header) = &interrupted.header else { return };
         let persisted = self.log.ring.pool().persist_record(header);
@@ -109,12 +111,12 @@ impl<'a> Operations<'a> {
             self.log.ring.note_hole();
         }
         if let (Err(_), Some(file)) = (persisted, self.file_of(interrupted)) {
-            // One that is gone from the table is synced by nobody.
+            // A file that is gone from the table gets no more syncs.
             let _ = self.log.note_failure(file);
         }
     }
 
-    /// The entry of the file on which an operation was interrupted, if it was one on a file.
+    /// Returns the entry of the file of an interrupted operation; `None` if its slot names no file.
     pub fn file_of(self, interrupted: &Interrupted) -> Option<FileRef> {
         let number = self.log.ring.control.slot(interrupted.slot).file.load(Ordering::Acquire);
         let index = u32::try_from(number.checked_sub(1)?).ok()?;
@@ -122,15 +124,15 @@ impl<'a> Operations<'a> {
         Some(FileRef { index, generation: u32::try_from(found).ok()? })
     }
 
-    /// The slot is the interrupted operation's still.
+    /// Returns whether the slot still belongs to the interrupted operation.
     pub fn is_interrupted(self, interrupted: &Interrupted) -> bool {
         let slot = self.log.ring.control.slot(interrupted.slot);
         slot.owner.load(Ordering::Acquire) == interrupted.owner
             && slot.record_position() == interrupted.record
     }
 
-    /// Nothing is left to do of the interrupted operation: its slot is free again. One that serves
-    /// another operation by now is left alone.
+    /// Frees the slot of an interrupted operation that is repaired. Does nothing if the slot serves
+    /// another operation by now.
     pub fn complete(self, interrupted: &Interrupted) {
         if self.is_interrupted(interrupted) {
             let slot = self.log.ring.control.slot(interrupted.slot);
@@ -141,12 +143,13 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Has the file leave whose lock's former holder was killed, and gives back what that was in
-    /// the middle of. `sync` makes the file and its names durable as the kernel has them.
+    /// Makes a file leave the log after a holder of its lock was killed, and frees the slots of
+    /// that holder's operations. `sync` makes the file and its names durable as the kernel has
+    /// them.
     ///
     /// # Errors
-    /// [`RepairError`]: the story goes on, for the log alone has what it promises. The file's syncs
-    /// are real, or say that it failed.
+    /// [`RepairError`]: the story goes on, since only the log has the promised changes. The file's
+    /// syncs are real, or report the failure.
     pub fn repair(
         self,
         guard: &FileGuard<'_>,

@@ -1,10 +1,11 @@
-//! What is known of programs' code, so that it is read once in a session and not at each start.
+//! The programs whose code is known, so that it is read once in a session and not at each start;
+//! and the processes that cannot be watched.
 //!
 //! Invariants:
-//! 1. A word of the table stands for one version of a file: its device, inode, size and times are
-//!    in the hash. A file that was changed a moment ago is not noted, since the next change may
-//!    leave its times as they are.
-//! 2. What is not known, or no more, is looked at again: any word may be overwritten at any time.
+//! 1. A word of the table stands for one version of a file: device, inode, size and times are in
+//!    the hash. A file that was changed a moment ago is not noted, since the next change may leave
+//!    its times equal.
+//! 2. Any word may be overwritten at any time. An unknown program is read again.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
@@ -13,23 +14,23 @@ use super::Log;
 use crate::log::control::{PROGRAMS, PROGRAMS_AT};
 use crate::sync::{AtomicU64, Ordering};
 
-/// How old a version of a file is at least when it is noted.
+/// The least age of a version of a file that is noted.
 const AGE_MIN: Duration = Duration::from_secs(2);
 /// Bit of a word: the program makes system calls of its own.
 const MAKES_OWN_CALLS: u64 = 1;
-/// In the count of suspensions: one that is never taken back.
+/// Bit of the count of suspensions: logging never resumes.
 const FOR_GOOD: u64 = 1 << 32;
-/// Bit of a word: it is not an empty one.
+/// Bit of a word: it is in use.
 const IS_NOTED: u64 = 2;
 
-/// A version of a program's file, as `stat` tells it.
+/// A version of a program's file, from `stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ProgramVersion {
     /// The file's device.
     pub device: u64,
     /// The file's inode.
     pub inode: u64,
-    /// How long the file is.
+    /// Size of the file.
     pub len_bytes: u64,
     /// When its bytes were changed: seconds and nanoseconds since 1970.
     pub changed: (i64, i64),
@@ -50,22 +51,22 @@ impl ProgramVersion {
     }
 }
 
-/// What is known of processes: their programs, and whether they can be watched.
+/// The state of processes: the known programs, and whether all processes can be watched.
 #[derive(Clone, Copy)]
 pub struct Processes<'a> {
     pub(super) log: &'a Log,
 }
 
 impl<'a> Processes<'a> {
-    /// What was noted of the program: whether it makes system calls of its own.
+    /// Returns whether the program makes system calls of its own; `None` if it is not known.
     pub fn makes_own_calls(self, version: &ProgramVersion) -> Option<bool> {
         let hash = version.hash();
         let word = self.program_word(hash).load(Ordering::Relaxed);
         (word & !MAKES_OWN_CALLS == noted(hash)).then_some(word & MAKES_OWN_CALLS != 0)
     }
 
-    /// Notes whether the program makes system calls of its own. Its version was read at `now`, the
-    /// time since 1970, and its code after that.
+    /// Notes whether the program makes system calls of its own. The caller read its version at
+    /// `now`, the time since 1970, and its code after that.
     pub fn note_program(self, version: &ProgramVersion, makes_own_calls: bool, now: Duration) {
         if !version.is_old_enough_at(now) {
             return;
@@ -79,27 +80,27 @@ impl<'a> Processes<'a> {
         self.log.ring.control.memory().word(PROGRAMS_AT + (hash >> 32) % PROGRAMS * 8)
     }
 
-    /// This process could not tell the supervisor that it is there.
+    /// Notes that this process could not announce itself to the supervisor.
     pub fn note_unannounced(self) {
         self.log.ring.control.unannounced().fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Some process could not.
+    /// Returns whether some process could not announce itself to the supervisor.
     pub fn has_unannounced(self) -> bool {
         self.log.ring.control.unannounced().load(Ordering::SeqCst) > 0
     }
 
-    /// From now on no file is covered and nothing is logged, until
-    /// [`resume_logging`](Self::resume_logging) was called as often: a process runs that cannot be
-    /// watched. What the log has of files must be retired before that process runs: see
-    /// [`checkpoint`](crate::log::Ring::checkpoint).
+    /// Suspends logging for a process that cannot be watched: no file is covered until
+    /// [`resume_logging`](Self::resume_logging) was called as often. The records of all files must
+    /// be retired before that process runs: see [`checkpoint`](crate::log::Ring::checkpoint).
     pub fn suspend(self) {
         self.log.ring.control.suspended().fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The process for which [`suspend`](Self::suspend) was called has ended.
+    /// Undoes one [`suspend`](Self::suspend), after its process has ended.
     ///
-    /// What it changed of names, attributes and sizes was not counted: it is pending everywhere.
+    /// Its changes of names, attributes and sizes were not counted, so this counts a change in each
+    /// file system.
     pub fn resume_logging(self) {
         self.log.file_systems().note_change_everywhere();
         let less = |word: u64| (word & !FOR_GOOD > 0).then(|| word - 1);
@@ -110,18 +111,18 @@ impl<'a> Processes<'a> {
         );
     }
 
-    /// As [`suspend`](Self::suspend), for as long as the log is open: the process that cannot be
-    /// watched cannot be told to the supervisor.
+    /// Suspends logging for as long as the log is open, for a process that cannot be watched and
+    /// cannot be announced to the supervisor.
     pub fn suspend_for_good(self) {
         self.log.ring.control.suspended().fetch_or(FOR_GOOD, Ordering::SeqCst);
     }
 
-    /// [`suspend_for_good`](Self::suspend_for_good) was called.
+    /// Returns whether [`suspend_for_good`](Self::suspend_for_good) was called.
     pub fn is_suspended_for_good(self) -> bool {
         self.log.ring.control.suspended().load(Ordering::SeqCst) & FOR_GOOD != 0
     }
 
-    /// Some process cannot be watched.
+    /// Returns whether some process cannot be watched.
     #[inline]
     pub fn is_suspended(self) -> bool {
         self.log.ring.control.is_suspended()

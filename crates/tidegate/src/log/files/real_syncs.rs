@@ -1,18 +1,19 @@
-//! Which files are synced for real, by which process and why: a list of those with the most syncs.
+//! The real syncs: a list of the files, processes and causes with the most syncs.
 //!
 //! Invariants:
-//! 1. It is for people alone. A process that dies while it changes the list leaves one row wrong.
-//! 2. The rows and the number of others add up to the syncs that were listed. A full list gives up
-//!    the row with the fewest, whose syncs are counted among the others from then on.
-//! 3. Nothing waits and nothing allocates: a sync that meets the lock held is one of the others. So
-//!    a signal handler may list a sync.
+//! 1. The list is for people only. A process that dies while it changes the list leaves one row
+//!    wrong.
+//! 2. The rows and the number of unlisted syncs add up to all syncs. A full list gives up the row
+//!    with the fewest syncs, which then count as unlisted.
+//! 3. Adding a sync neither waits nor allocates: while the lock is held, the sync counts as
+//!    unlisted. So a signal handler may add one.
 
 use crate::log::control::stats::Counter;
 use crate::log::control::{Control, LANES_AT, REAL_SYNCS_AT, REAL_SYNCS_LOCK_AT, TIMEOUT};
 use crate::pmem::Locked;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Rows of the list: few, for a supervisor answers with all of them in one message.
+/// Rows of the list: few, since the supervisor sends all in one message.
 const ROWS: u64 = 64;
 /// Bytes of a program's name.
 pub const PROGRAM_BYTES: usize = 16;
@@ -32,7 +33,7 @@ const PATH_AT: u64 = PROGRAM_AT + PROGRAM_BYTES as u64;
 const _: () = assert!(PATH_AT + PATH_END_BYTES as u64 <= ROW_BYTES);
 const _: () = assert!(ROWS_AT + ROWS * ROW_BYTES <= LANES_AT);
 
-/// What a row of the list is about.
+/// The file, process and cause of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RealSync {
     /// Why the sync is real.
@@ -46,7 +47,7 @@ pub struct RealSync {
 }
 
 impl RealSync {
-    /// What tells rows apart; never 0.
+    /// Returns a hash that identifies the row; never 0.
     fn key(&self) -> u64 {
         let parts = [self.cause as u64, u64::from(self.process), self.device, self.inode];
         parts.into_iter().fold(1, |key: u64, part| {
@@ -58,9 +59,9 @@ impl RealSync {
 /// The names of a row, with zeros behind them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SyncNames {
-    /// The program's.
+    /// Name of the program.
     pub program: [u8; PROGRAM_BYTES],
-    /// The file's, or the end of it.
+    /// Path of the file, or its last part.
     pub path: [u8; PATH_END_BYTES],
 }
 
@@ -76,7 +77,7 @@ pub struct RealSyncs {
     pub cause: u64,
     /// The process that made them.
     pub process: u32,
-    /// Its program, and the file.
+    /// The names of its program and of the file.
     pub names: SyncNames,
     /// Syncs since the row is in the list.
     pub number: u64,
@@ -89,7 +90,7 @@ pub struct RealSyncList<'a> {
 }
 
 impl<'a> RealSyncList<'a> {
-    /// Adds a sync to the list. `names` is called where that takes a new row.
+    /// Adds a sync to the list. Calls `names` only for a new row.
     pub fn add(self, sync: &RealSync, names: impl FnOnce() -> SyncNames) {
         if let Some(_locked) = self.try_lock() {
             self.add_locked(sync, names);
@@ -98,9 +99,9 @@ impl<'a> RealSyncList<'a> {
         }
     }
 
-    /// Returns the rows, those with most syncs first, and the number of syncs that no row has.
+    /// Returns the rows, in descending order of syncs, and the number of unlisted syncs.
     pub fn rows(self) -> (Vec<RealSyncs>, u64) {
-        // Without the lock, one row may have the names of another.
+        // Goes on without the lock after a timeout: then one row may have the names of another.
         let _locked = self.control.memory().lock(REAL_SYNCS_LOCK_AT, TIMEOUT);
         let mut rows: Vec<_> = (0..ROWS).filter_map(|row| self.read(row)).collect();
         rows.sort_by_key(|row| std::cmp::Reverse(row.number));
@@ -139,7 +140,7 @@ impl<'a> RealSyncList<'a> {
         self.number(row).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The row with the fewest syncs, which is empty now.
+    /// Empties the row with the fewest syncs. Returns its index.
     fn give_up_least(self) -> u64 {
         let number = |row: &u64| self.number(*row).load(Ordering::Relaxed);
         let row = (0..ROWS).min_by_key(number).unwrap_or(0);

@@ -1,19 +1,20 @@
-//! The story of a file: from where its changes are logged, what of them is promised, where it ends.
+//! The story of a file: its beginning, from which on its changes are logged, the promises about it,
+//! and its end.
 //!
-//! A file is *plain* until a sync admits it. Its story begins with a definition, from which on its
-//! changes are logged; after the real sync a second one says that the file is *covered*: all its
-//! bytes, its size and its existence under its names are on the disk or in the log. Recovery
+//! A file is *plain* until a sync admits it. Its story begins with a definition; from then on its
+//! changes are logged. After the real sync a second definition says that the file is *covered*: all
+//! its bytes, its size and its existence under its names are on the disk or in the log. Recovery
 //! ignores a story that was never covered.
 //!
 //! Invariants:
-//! 1. A covered file has no change that the log does not have. One that is about to get such a
-//!    change leaves before: a real sync, then [`FileGuard::end_story`].
+//! 1. A covered file has no change that the log lacks. Before such a change, the file leaves the
+//!    log: a real sync, then [`FileGuard::end_story`].
 //! 2. Bytes below `durable_size` of a dense file are known to be written and allocated on the disk,
-//!    or promised by a mark. A record that does more than to overwrite such bytes says that it
-//!    grows the file, and recovery applies it only if a mark follows, or as far as the disk has it
-//!    anyway.
-//! 3. A mark is appended only where a sync that commits the journal would promise the same: nothing
-//!    was pending in the file system when that sync began.
+//!    or promised by a mark. A record that changes more than such bytes says that it grows the
+//!    file. Recovery applies it only if a mark follows, or as far as the disk already has the
+//!    growth.
+//! 3. A mark is appended only if a sync that commits the journal would promise no more: nothing was
+//!    pending in the file system when that sync began.
 //!
 //! Entry points, all under the file's lock: [`FileGuard::begin_story`], [`FileGuard::cover`],
 //! [`FileGuard::grows`], [`FileGuard::note_change`], [`FileGuard::mark`], [`FileGuard::end_story`];
@@ -28,11 +29,11 @@ use crate::log::ring::Ticket;
 use crate::sync::Ordering;
 use crate::tier::clock::now_ns;
 
-/// How often syncs of one file ask for its size, at most: it takes as long as some syncs that the
-/// log answers.
+/// The shortest time between two checks of a file's size by syncs: a check takes as long as some
+/// syncs that the log answers.
 const CHECK_NS: u64 = 250_000;
 
-/// What a real sync has shown of a file that is to be covered.
+/// The state of a file around the real sync that admits it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CoverState {
     /// [`FileGuard::unlogged`] before the sync.
@@ -41,21 +42,22 @@ pub struct CoverState {
     pub synced_from: u64,
     /// The file's size in bytes before the sync.
     pub size: u64,
-    /// Each byte below `size` is in an extent that is written.
+    /// Each byte below `size` is in a written extent.
     pub is_dense: bool,
 }
 
-/// What a change did to a covered file.
+/// The effect of a change on a covered file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change {
     /// Bytes that were logged.
     pub bytes: u64,
-    /// It did more than to overwrite bytes that are known to be on the disk.
+    /// It changed more than bytes that are known to be on the disk.
     pub grew: bool,
-    /// The kernel has put the inode into a transaction of its journal, for a new size or new times:
-    /// the count of changes in the file system before it did. An `fsync` commits all of these.
+    /// The file system's count of changes from before the kernel put the inode into a transaction
+    /// of its journal, for a new size or new times; `None` if it did not. An `fsync` commits all
+    /// earlier changes too.
     pub journaled: Option<u64>,
-    /// The file's size in bytes since.
+    /// The file's new size in bytes.
     pub size: u64,
 }
 
@@ -68,57 +70,57 @@ fn is_covered(log: &Log, entry: &Entry<'_>) -> bool {
 }
 
 impl Log {
-    /// All of the file is in the log or on the disk.
+    /// Returns whether all of the file is in the log or on the disk.
     ///
-    /// Needs no lock: what is written at the same time is not covered by the caller's sync.
+    /// Needs no lock: the caller's sync does not cover a concurrent write.
     #[inline]
     pub fn is_covered(&self, file: FileRef) -> bool {
         let entry = self.entry(file);
         is_covered(self, &entry) && entry.is_of(file)
     }
 
-    /// Changes of the file are to be logged, or the reference is stale: the file is to be looked
-    /// up.
+    /// Returns whether changes of the file must be logged, or the reference is stale, so that the
+    /// caller must look the file up again.
     ///
-    /// Asked by a thread that is in its [lane](super::Lanes): either it finds the story here, or
-    /// the thread that begins the story finds the lane.
+    /// The caller has announced its call in its [lane](super::Lanes): either it finds the story
+    /// here, or the thread that begins the story sees the lane.
     #[inline]
     pub fn must_log(&self, file: FileRef) -> bool {
         let entry = self.entry(file);
         entry.has(flag::LOGGED) || !entry.is_of(file)
     }
 
-    /// The file has no story, and no program is to be told of a failure.
+    /// Returns whether the file has no story, and no failure that a sync must report.
     #[inline]
     pub fn is_plain(&self, file: FileRef) -> bool {
         let entry = self.entry(file);
         !entry.has(flag::LOGGED | flag::FAILED) && entry.is_of(file)
     }
 
-    /// The file is pinned to the kernel path.
+    /// Returns whether the file is pinned to the kernel path.
     #[inline]
     pub fn is_pinned(&self, file: FileRef) -> bool {
         let entry = self.entry(file);
         entry.pins().load(Ordering::SeqCst) > 0 && entry.is_of(file)
     }
 
-    /// The story of some file has begun since the log is in use.
+    /// Returns whether any story has begun since the log is in use.
     #[inline]
     pub fn has_stories(&self) -> bool {
         self.stories() != 0
     }
 
-    /// How many stories have begun since the log is in use, and are found by
-    /// [`logged_with`](Self::logged_with). One that is found and not counted yet has made nothing
-    /// durable.
+    /// Returns how many stories have begun since the log is in use.
+    /// [`logged_with`](Self::logged_with) finds all of them. It may find one more that is not
+    /// counted yet; that story has made nothing durable.
     #[inline]
     pub fn stories(&self) -> u64 {
         self.ring.control.stories().load(Ordering::SeqCst)
     }
 
-    /// Counts a change of the names or attributes of a file whose changes are logged: to be called
-    /// before the system call and after it. The file's next sync is real, since it would make that
-    /// durable.
+    /// Counts a change of the names or attributes of a file whose changes are logged. The caller
+    /// calls this before the system call and after it. The file's next sync is real, since it must
+    /// make the change durable.
     pub fn note_own_change(&self, file: FileRef) {
         let entry = self.entry(file);
         if entry.is_of(file) {
@@ -127,29 +129,29 @@ impl Log {
         }
     }
 
-    /// A file with these numbers whose changes are logged, if there is one. There may be two where
-    /// one was removed and the other one has got its number.
+    /// Returns a file with these numbers whose changes are logged, if there is one. There may be
+    /// two if one was removed and a new file got its number.
     pub fn logged_with(&self, device: u64, inode: u64) -> Option<FileRef> {
         table::find_logged(&self.ring.control, device, inode)
     }
 
-    /// A covered file was changed since its last sync.
+    /// Returns whether a covered file was changed since its last sync.
     #[inline]
     pub fn was_written(&self, file: FileRef) -> bool {
         self.entry(file).has(flag::WRITTEN | flag::GREW)
     }
 
-    /// A covered file has grown, or changed its size, since its last mark.
+    /// Returns whether a covered file has grown, or changed its size, since its last mark.
     #[inline]
     pub fn has_grown(&self, file: FileRef) -> bool {
         self.entry(file).has(flag::GREW)
     }
 
-    /// Ends the story of a file whose lock cannot be had: its holder is stopped, or is the calling
-    /// thread. The file must have been made durable before. The file is plain from now on.
+    /// Ends the story of a file without its lock, whose holder is stopped, or is the calling
+    /// thread. The file must have been made durable before. It is plain afterwards.
     ///
-    /// Why the holder does no harm: a record of it before this one's end is dropped by recovery,
-    /// and one that it appends later belongs to no story that was covered.
+    /// Why the holder does no harm: recovery drops its records before the end of the story, and a
+    /// later record belongs to no story that was covered.
     ///
     /// # Errors
     /// [`AppendError`]: the story goes on.
@@ -163,7 +165,8 @@ impl Log {
         Ok(())
     }
 
-    /// As [`FileGuard::end_retired`], of a file whose lock cannot be had.
+    /// Ends a story whose records are all retired, without the file's lock. Returns `false` if the
+    /// log still has a record of the file.
     pub fn end_retired_without_lock(&self, file: FileRef) -> bool {
         let entry = self.entry(file);
         let is_over = entry.last_end().load(Ordering::SeqCst) <= self.ring.tail();
@@ -173,7 +176,7 @@ impl Log {
         is_over
     }
 
-    /// A sync of a covered file was answered by what the log has.
+    /// Notes that the log has answered a sync of a covered file.
     #[inline]
     pub fn note_sync_skipped(&self, file: FileRef) {
         let entry = self.entry(file);
@@ -181,7 +184,7 @@ impl Log {
         entry.retired_end().store(0, Ordering::Relaxed);
     }
 
-    /// The files that are [sealed](FileGuard::is_sealed).
+    /// Returns the files that are [sealed](FileGuard::is_sealed).
     pub fn sealed_files(&self) -> impl Iterator<Item = FileRef> + '_ {
         let is_sealed =
             |entry: &Entry<'_>| entry.has(flag::LOGGED) && entry.pins().load(Ordering::SeqCst) > 0;
@@ -191,8 +194,8 @@ impl Log {
 }
 
 impl FileGuard<'_> {
-    /// The story goes on, and nothing has changed around the log since
-    /// [`unlogged`](Self::unlogged) was as given, or may now.
+    /// Returns whether the story goes on, and the file can have no change around the log since
+    /// [`unlogged`](Self::unlogged) was `unlogged`.
     pub(in crate::log) fn is_undisturbed_since(&self, unlogged: u64) -> bool {
         self.is_logged()
             && self.unlogged() == unlogged
@@ -200,13 +203,13 @@ impl FileGuard<'_> {
             && !self.log.processes().is_suspended()
     }
 
-    /// All of the file is in the log or on the disk.
+    /// Returns whether all of the file is in the log or on the disk.
     pub fn is_covered(&self) -> bool {
         is_covered(self.log, &self.entry)
     }
 
-    /// Begins the file's story: from now on its changes are logged. The file is `size` bytes long,
-    /// but for plain writes that are in flight.
+    /// Begins the file's story: from now on its changes are logged. The file has `size` bytes,
+    /// apart from plain writes in flight.
     ///
     /// # Errors
     /// [`AppendError`]: no story has begun.
@@ -215,7 +218,7 @@ impl FileGuard<'_> {
         self.begin()?.define(&starts)?;
         self.entry.clear(flag::OF_STORY);
         self.entry.marked_at().store(0, Ordering::Relaxed);
-        // Not known yet; a truncation before the file is covered makes it less.
+        // Unknown yet; a truncation before the file is covered lowers it.
         self.entry.durable_size().store(u64::MAX, Ordering::Relaxed);
         self.entry.unsynced_bytes().store(0, Ordering::Relaxed);
         self.entry.size().store(size, Ordering::Relaxed);
@@ -227,8 +230,8 @@ impl FileGuard<'_> {
         Ok(())
     }
 
-    /// Says that the file is covered, after the real sync that `state` was taken for. Whether it
-    /// is: not where it was changed around the log meanwhile.
+    /// Covers the file after the real sync for which the caller took `state`. Returns `false` if
+    /// the file was changed around the log meanwhile, and is not covered.
     ///
     /// # Errors
     /// [`AppendError`]: the file is not covered.
@@ -251,8 +254,8 @@ impl FileGuard<'_> {
         Ok(true)
     }
 
-    /// Defines the file anew by the slot of `ticket`, where that
-    /// [needs it](crate::log::Ticket::needs_define): the story goes on.
+    /// Defines the file anew with the slot of `ticket`, which
+    /// [needs it](crate::log::Ticket::needs_define). The story goes on.
     ///
     /// # Errors
     /// [`AppendError`].
@@ -267,9 +270,9 @@ impl FileGuard<'_> {
         ticket.define_marked(&goes_on, self.marked_until())
     }
 
-    /// The file may have another name since this was asked last: the story is to be
-    /// [defined again](Self::define_again). Recovery without the right to open files by handle
-    /// would look for it under the old name.
+    /// Clears the flag of a rename. Returns whether the file may have a new name since the last
+    /// call, so that the story must be [defined again](Self::define_again): recovery without the
+    /// right to open files by handle would look for the old name.
     #[inline]
     pub fn take_renamed(&self) -> bool {
         self.entry.has(flag::RENAMED) && {
@@ -279,7 +282,7 @@ impl FileGuard<'_> {
     }
 
     /// Ends the file's story. The file must have been made durable before, unless its story was
-    /// never covered. The file is plain from now on.
+    /// never covered. It is plain afterwards.
     ///
     /// # Errors
     /// [`AppendError`]: the story goes on.
@@ -291,8 +294,8 @@ impl FileGuard<'_> {
         Ok(())
     }
 
-    /// Ends a story of which the log has no record any more, since all are retired. False: it has
-    /// some.
+    /// Ends a story whose records are all retired. Returns `false` if the log still has a record of
+    /// the file.
     pub fn end_retired(&self) -> bool {
         let is_over = !self.is_live();
         if is_over {
@@ -301,24 +304,26 @@ impl FileGuard<'_> {
         is_over
     }
 
-    /// The file was covered, and was or may be changed without a record since: it is to leave
-    /// before the log has another one.
+    /// Returns whether a covered file was or may be changed without a record. It must leave before
+    /// the log gets another record of it.
     pub fn is_disturbed(&self) -> bool {
         self.entry.has(flag::COVERED)
             && self.unlogged() != self.entry.synced().load(Ordering::SeqCst)
     }
 
-    /// Bytes of the file that are known to be on the disk or promised.
+    /// Returns the number of bytes, from the file's start, that are known to be on the disk or
+    /// promised.
     pub fn durable_size(&self) -> u64 {
         self.entry.durable_size().load(Ordering::Relaxed)
     }
 
-    /// The position up to which the file's growth is promised.
+    /// Returns the end of the file's last mark: growth before this position is promised.
     pub fn marked_until(&self) -> u64 {
         self.entry.marked_at().load(Ordering::Relaxed)
     }
 
-    /// A write that ends at byte `end` does more than to overwrite what is known to be on the disk.
+    /// Returns whether a write that ends at byte `end` changes more than bytes that are known to be
+    /// on the disk.
     #[inline]
     pub fn grows(&self, end: u64) -> bool {
         !self.entry.has(flag::DENSE) || end > self.durable_size()
@@ -341,9 +346,8 @@ impl FileGuard<'_> {
         }
     }
 
-    /// The kernel has made the file `size` bytes long, which was logged: what was known of the
-    /// bytes behind that is no longer true. With a size that is larger than before, they are a
-    /// hole.
+    /// Notes that the kernel has made the file `size` bytes long, which was logged. Bytes behind
+    /// that count as durable no longer; if the size has grown, they are a hole.
     pub fn note_size(&self, size: u64, grew: bool) {
         if grew {
             self.entry.clear(flag::DENSE);
@@ -353,86 +357,85 @@ impl FileGuard<'_> {
         }
     }
 
-    /// The story has cut the file since its last real sync: the disk may still have the former
-    /// size, so that recovery cannot tell whether it has growth from after the cut. Such a file
-    /// must not grow while names are pending.
+    /// Returns whether the story has cut the file since its last real sync. The disk may still have
+    /// the former size, so that recovery cannot tell whether the disk has growth from after the
+    /// cut. Such a file must not grow while names are pending.
     #[inline]
     pub fn was_cut(&self) -> bool {
         self.entry.has(flag::CUT)
     }
 
-    /// A real sync that began after the file's last change has succeeded.
+    /// Notes that a real sync that began after the file's last change has succeeded.
     pub fn note_real_sync(&self) {
         self.entry.clear(flag::CUT);
     }
 
-    /// The file was changed since its last sync.
+    /// Returns whether the file was changed since its last sync.
     pub fn was_written(&self) -> bool {
         self.entry.has(flag::WRITTEN | flag::GREW)
     }
 
-    /// The file has grown, or changed its size, since its last mark.
+    /// Returns whether the file has grown, or changed its size, since its last mark.
     pub fn has_grown(&self) -> bool {
         self.entry.has(flag::GREW)
     }
 
-    /// The count of changes of the file's names and attributes, for
+    /// Returns the count of changes of the file's names and attributes, for
     /// [`own_synced`](Self::own_synced).
     pub fn own_changes(&self) -> u64 {
         self.entry.own_changes().load(Ordering::SeqCst)
     }
 
-    /// Names or attributes of the file were changed since its last real sync.
+    /// Returns whether names or attributes of the file were changed since its last real sync.
     pub fn has_own_changes(&self) -> bool {
         self.own_changes() != self.entry.own_synced().load(Ordering::SeqCst)
     }
 
-    /// A real sync of all of the file has succeeded, or is about to be made for its story, that
-    /// begins after [`own_changes`](Self::own_changes) was `seen`.
+    /// Notes a real sync of the whole file that has succeeded, or is about to be made for its
+    /// story, and that begins after [`own_changes`](Self::own_changes) was `seen`.
     pub fn own_synced(&self, seen: u64) {
         self.entry.own_synced().fetch_max(seen, Ordering::SeqCst);
     }
 
-    /// Where the last record ends that changes the file's bytes or size.
+    /// Returns the end of the last record that changes the file's bytes or size.
     pub fn last_change(&self) -> u64 {
         self.entry.changed_end().load(Ordering::Relaxed)
     }
 
-    /// Position of the definition that the file's story begins with.
+    /// Returns the position of the definition that begins the file's story.
     pub fn story(&self) -> u64 {
         self.entry.story().load(Ordering::Relaxed)
     }
 
-    /// The size in bytes of a file whose story has begun, as [`note_change`](Self::note_change) was
-    /// told last.
+    /// Returns the size in bytes of a file whose story has begun.
     pub fn size(&self) -> u64 {
         self.entry.size().load(Ordering::Relaxed)
     }
 
-    /// The file is `size` bytes long, and no plain write is in flight.
+    /// Notes the file's size in bytes, while no plain write is in flight.
     pub fn note_length(&self, size: u64) {
         self.entry.size().store(size, Ordering::Relaxed);
     }
 
-    /// What the count of changes in the file system was before the last [change](Change::journaled)
+    /// Returns the file system's count of changes from before the last [change](Change::journaled)
     /// that is known to be in the journal.
     pub fn journaled_changes(&self) -> u64 {
         self.entry.journaled_changes().load(Ordering::Relaxed)
     }
 
-    /// Notes that a change of the file is in the journal, and what the count of changes in the file
-    /// system was before it.
+    /// Notes that a change of the file is in the journal. `changes` is the file system's count from
+    /// before the change.
     pub fn note_journaled(&self, changes: u64) {
         self.entry.journaled_changes().fetch_max(changes, Ordering::SeqCst);
     }
 
-    /// Bytes that were logged of the file since its last sync.
+    /// Returns how many bytes of the file were logged since its last sync.
     pub fn unsynced_bytes(&self) -> u64 {
         self.entry.unsynced_bytes().load(Ordering::Relaxed)
     }
 
-    /// Promises all of the file as it is now, of `size` bytes: by a mark, if it has grown.
-    /// `modified_ns` is the file's time of modification now, 0 if that is not known.
+    /// Promises the whole present file, of `size` bytes: by a mark, if it has grown. `modified_ns`
+    /// is the file's present modification time, 0 if that is not known.
     ///
     /// # Errors
     /// [`AppendError`]: nothing more is promised than before.
@@ -448,28 +451,29 @@ impl FileGuard<'_> {
         Ok(())
     }
 
-    /// No sync has looked at the file's size for `CHECK_NS`. One that has nothing to do looks, too:
-    /// another process may have cut the file.
+    /// Returns whether no sync has checked the file's size for `CHECK_NS`. Even a sync that has
+    /// nothing to do then checks it: another process may have cut the file.
     #[inline]
     pub fn is_unchecked(&self) -> bool {
         now_ns().saturating_sub(self.entry.checked_ns().load(Ordering::Relaxed)) >= CHECK_NS
     }
 
-    /// A sync has looked at the file's size.
+    /// Notes that a sync has checked the file's size.
     pub fn note_checked(&self) {
         self.entry.checked_ns().store(now_ns(), Ordering::Relaxed);
     }
 
-    /// The file was overwritten since its last sync: a record is to [say](Self::confirm) that the
-    /// kernel has done so. Where it has grown, the mark says that.
+    /// Returns whether the file was overwritten since its last sync, so that a record must
+    /// [confirm](Self::confirm) that the kernel has done so. If the file has grown, the mark
+    /// confirms that.
     #[inline]
     pub fn is_unconfirmed(&self) -> bool {
         self.unsynced_bytes() > 0 && !self.has_grown()
     }
 
-    /// Appends that the kernel has done all of the file's changes: recovery takes times of the file
-    /// after `modified_ns` for those of processes outside; if that is 0, those after this call.
-    /// Only while nothing of the file has [grown](Self::has_grown), which a mark would promise.
+    /// Appends that the kernel has done all of the file's changes. Recovery then attributes file
+    /// times after `modified_ns` to processes outside; if that is 0, times after this call. The
+    /// file must not have [grown](Self::has_grown): a mark would promise the growth.
     ///
     /// # Errors
     /// [`AppendError`]: a change from outside is noticed from the next heartbeat on.
@@ -477,8 +481,8 @@ impl FileGuard<'_> {
         self.begin()?.mark(self.size(), modified_ns).map(drop)
     }
 
-    /// Overwrites of the file allocate blocks from now on: it has a hole, as where a write begins
-    /// behind its end, or blocks that it shares.
+    /// Notes that overwrites of the file may allocate blocks from now on: the file has a hole, for
+    /// example since a write began behind its end, or blocks that it shares.
     pub fn note_hole(&self) {
         self.entry.clear(flag::DENSE);
     }

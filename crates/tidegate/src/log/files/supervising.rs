@@ -1,5 +1,4 @@
-//! What the supervisor does beside the ring: descriptors that it holds of files, write-backs that
-//! failed, the heartbeat.
+//! The supervisor's side of files: descriptors that it holds, failed write-backs, the heartbeat.
 
 use std::time::Duration;
 
@@ -23,7 +22,8 @@ impl Log {
         self.ring.wake_cleaner();
     }
 
-    /// The files for which [`want_kept`](Self::want_kept) was called; each is handed out once.
+    /// Returns the files with a call of [`want_kept`](Self::want_kept) since the last time, each
+    /// once.
     pub fn take_wanted_kept(&self) -> Vec<FileRef> {
         if self.ring.control.want_kept().swap(0, std::sync::atomic::Ordering::SeqCst) == 0 {
             return Vec::new();
@@ -32,8 +32,8 @@ impl Log {
         wanted.map(|(file, _)| file).collect()
     }
 
-    /// The supervisor holds a descriptor of the file from now on, or does not any more. It is to be
-    /// closed only where the file's story has ended, under the file's lock.
+    /// Notes whether the supervisor holds a descriptor of the file. It closes the descriptor only
+    /// under the file's lock, after the file's story has ended.
     pub fn note_kept(&self, file: FileRef, is_kept: bool) {
         if !self.is_current(file) {
             return;
@@ -47,23 +47,25 @@ impl Log {
         }
     }
 
-    /// The files of which the supervisor holds a descriptor, or one that died did.
+    /// Returns the files whose descriptors the supervisor holds, or a former one held when it died.
     pub fn kept_files(&self) -> Vec<FileRef> {
         let kept = self.entries().filter(|(_, entry)| entry.has(flag::KEPT));
         kept.map(|(file, _)| file).collect()
     }
 
-    /// The supervisor holds a descriptor of the file.
+    /// Returns whether the supervisor holds a descriptor of the file.
     pub fn is_kept(&self, file: FileRef) -> bool {
         self.entry(file).has(flag::KEPT)
     }
 
-    /// Waits until the supervisor holds a descriptor of the file; whether it does after `timeout`.
+    /// Waits at most `timeout` for the supervisor to hold a descriptor of the file. Returns whether
+    /// it does.
     pub fn wait_for_kept(&self, file: FileRef, timeout: Duration) -> bool {
         wait_for_supervisor(&self.ring, timeout, || self.is_kept(file))
     }
 
-    /// Beats: notes in the pool what the kernel has done by now. The position up to which it has.
+    /// Writes a heartbeat to the pool. Returns the position below which the kernel has done all
+    /// operations.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -73,19 +75,19 @@ impl Log {
         let set_back_ns = most_ns.saturating_sub(ahead_ns.saturating_add(TICK_NS));
         let former = self.ring.pool().heartbeat()?.unwrap_or_default();
         let done = self.ring.control.done_position();
-        // After the slots: what was done before them was done before this.
+        // Read after the slots: operations below `done` have no later time.
         let wall_ns = clock::wall_ns();
         let set_back_ns = former.set_back_ns.max(set_back_ns);
         self.ring.pool().set_heartbeat(Heartbeat { wall_ns, done, set_back_ns, recovery_ns: 0 })?;
         Ok(done)
     }
 
-    /// Retires all that can be retired, where no supervisor does. `sync` makes all files durable as
-    /// the kernel has them, also where threads were killed in the middle of an operation, of which
-    /// `is_dead` knows by the numbers of process and thread: nobody was told of those. Returns
-    /// whether the tail has moved.
+    /// Retires all records that it can, if there is no supervisor. `sync` makes all files durable
+    /// as the kernel has them. Interrupted operations of dead threads do not hold the tail back,
+    /// since their callers got no answer; `is_dead` takes the numbers of process and thread.
+    /// Returns whether the tail has moved.
     ///
-    /// Not where a write-back has failed: the log alone has what the disk does not.
+    /// Moves nothing after a failed write-back: the disk may lack data that only the log has.
     pub fn retire_alone(
         &self,
         is_dead: impl Fn(u32, u32) -> bool,
@@ -104,15 +106,15 @@ impl Log {
         true
     }
 
-    /// The kernel may have dropped what the log has of some file.
+    /// Returns whether the kernel may have dropped logged data of some file.
     fn has_dropped(&self) -> bool {
         let mut entries = self.entries();
         let bits = flag::FAILED | flag::DROPPED;
         entries.any(|(_, entry)| entry.has(bits))
     }
 
-    /// Notes that a write-back of the file failed: its next sync will say so, and it is [to be
-    /// written](Self::take_dropped) once more.
+    /// Notes that a write-back of the file failed: its next sync reports that, and the cleaner
+    /// [writes](Self::take_dropped) the file's records to it again.
     ///
     /// # Errors
     /// [`LockError::Stale`]: the file is gone from the table.
@@ -121,7 +123,8 @@ impl Log {
         self.raise(file, flag::FAILED | flag::DROPPED)
     }
 
-    /// The file is still [to be written](Self::take_dropped) once more: that was not possible yet.
+    /// Notes that the cleaner could not yet write the records of a [dropped](Self::take_dropped)
+    /// file again.
     ///
     /// # Errors
     /// [`LockError::Stale`]: the file is gone from the table.
@@ -138,23 +141,22 @@ impl Log {
         Ok(())
     }
 
-    /// Has all that the log has written to its files once more before they are synced.
+    /// Makes the cleaner write all records to their files again before it syncs them.
     pub fn distrust_all_files(&self) {
         for (_, entry) in self.entries() {
             entry.set(flag::DROPPED);
         }
     }
 
-    /// Ids of the files of which the kernel may have dropped what the log has, since a write-back
-    /// failed that others were told of; each is handed out once.
+    /// Returns the ids of files whose logged data the kernel may have dropped after a failed
+    /// write-back, each once.
     pub fn take_dropped(&self) -> Vec<u64> {
         let dropped = self.entries().filter(|(_, it)| it.take_flag(flag::DROPPED));
         dropped.map(|(_, entry)| entry.id().load(Ordering::Acquire)).collect()
     }
 }
 
-/// Waits until the supervisor has opened what `is_done` asks for; whether it has after
-/// `timeout`.
+/// Waits at most `timeout` for an action of the supervisor. Returns `is_done` at the end.
 pub(super) fn wait_for_supervisor(
     ring: &Ring,
     timeout: Duration,

@@ -74,8 +74,8 @@ impl Ring {
             // The record begins a lap, and a gap covers the rest of the former one.
             self.seal(&gap(reserved.from, position, draft.finished))?;
         }
-        // Announced before the record is whole: the lock's next owner finds the record of a killed
-        // writer, and completes it.
+        // Announced before the record is whole, so that the lock's next owner finds the record of a
+        // killed writer.
         slot.record.store(position, Ordering::Release);
         let payload = u64::from(draft.payload_bytes);
         let payload_checksum = if payload <= SMALL_BYTES as u64 {
