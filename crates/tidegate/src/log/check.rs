@@ -1,8 +1,8 @@
 //! Verifies the records of a log for `tidegate check`.
 //!
 //! One pass looks at each record. If some are torn, a second pass finds out which of these were
-//! acknowledged, and which older records remain in their stead. Memory grows with the number of
-//! files, not with the log.
+//! acknowledged, and which older records take their place. Memory grows only with the number of
+//! files.
 
 use std::collections::{HashMap, HashSet};
 
@@ -299,8 +299,7 @@ impl Torn {
         Self { header: *header, was_acknowledged, is_over: false, path: None, older: None }
     }
 
-    /// Takes in another record of the same file. `definition` has the `starts` flag and the path of
-    /// a definition.
+    /// Takes in another record of the file, with `starts` and the path if it is a definition.
     fn see(&mut self, other: &Header, definition: Option<&(bool, Vec<u8>)>, is_of_device: bool) {
         if let Some((_, path)) = definition.filter(|(_, path)| !path.is_empty()) {
             self.path = Some(path.clone());

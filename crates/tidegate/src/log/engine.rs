@@ -1,5 +1,4 @@
-//! The engine `log` as the registry sees it: a log before a device, or before the files of
-//! `tidegate run`.
+//! The engine `log` of the registry: a log before a device, or before the files of a program.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -4,10 +4,9 @@
 //! 1. `tail <= goal <= head` and `tail <= limit`; all four only grow. The tail and the limit here
 //!    never run ahead of the persistent ones.
 //! 2. A holder takes its slot before it reserves free space in the log. Until the kernel too has
-//!    done the operation, the slot has a position that is not above any position that the holder
-//!    depends on.
-//! 3. The memory is as trusted as its owner: numbers from it are checked before they index
-//!    anything.
+//!    done the operation, the slot has a bound that is not above any position that the holder
+//!    needs.
+//! 3. The memory is as trusted as its owner: numbers from it are checked before use as an index.
 //!
 //! Map: the offsets of all words are here; `ring` moves head, limit, goal and tail; `slots` has the
 //! operations in progress, `table` the files, `stats` the counters.
@@ -75,7 +74,7 @@ pub(in crate::log) const FILE_SYSTEM_BYTES: u64 = 192;
 pub(in crate::log) const NAMES_LOCK_AT: u64 = 128;
 /// File systems whose files may be covered at once; the files of others stay plain.
 pub(in crate::log) const FILE_SYSTEMS: u64 = 64;
-/// Bytes of the control memory, most of which are never touched.
+/// Bytes of the control memory. Most pages are never touched.
 pub const CONTROL_BYTES: u64 = ENTRIES_AT + FILES_MAX * ENTRY_BYTES;
 
 const _: () = {
@@ -94,8 +93,7 @@ pub struct Control {
     memory: SharedMemory,
 }
 
-/// Declares words at fixed offsets, each with the function that returns it; `$word` converts an
-/// offset to a `$type`.
+/// Declares functions that return words at fixed offsets; `$word` makes a `$type` of an offset.
 macro_rules! words {
     ($type:ty = $word:ident: $($(#[$doc:meta])* $name:ident at $offset:expr;)*) => {
         $($(#[$doc])* #[inline] pub(in crate::log) fn $name(&self) -> $type {
@@ -181,8 +179,7 @@ impl Control {
         allocated_bytes at 320;
         /// Bytes of the ring, from its start, that records may use: all, unless space was refused.
         lap_bytes at 328;
-        /// The cleaner wants to be woken when the head reaches this; `u64::MAX`: it does not sleep,
-        /// or was woken.
+        /// The head that wakes the cleaner; `u64::MAX`: it does not sleep, or was woken.
         wake_at at 576;
         /// The tail that a caller waits for.
         wanted at 640;

@@ -28,8 +28,7 @@ pub fn current_process() -> u32 {
     process_of(owner())
 }
 
-/// Forgets the thread's number. The child calls this after a fork: its only thread has another
-/// number than the parent's.
+/// Forgets the thread's number, for the child after a fork: its thread has another number.
 pub fn after_fork() {
     OWNER.set(0);
 }

@@ -4,8 +4,7 @@ use super::owner::owner;
 use super::{Control, SLOT_BYTES, SLOTS, SLOTS_AT, SLOTS_USED_AT};
 use crate::sync::{AtomicU64, Ordering};
 
-/// Bit of [`SlotWords::record`]: space from this position on may be reserved for a record that is
-/// not stored yet.
+/// Bit of [`SlotWords::record`]: space from here on may be reserved for a record to come.
 pub(in crate::log) const RESERVING: u64 = 1;
 /// Bit of [`SlotWords::record`]: the record is durable.
 pub(in crate::log) const FINISHED: u64 = 2;
@@ -24,15 +23,13 @@ pub(in crate::log) struct SlotWords<'a> {
 }
 
 impl SlotWords<'_> {
-    /// Returns the position of the holder's record, finished or not; 0 if the holder has no space
-    /// for one.
+    /// Returns the position of the holder's record, finished or not; 0 without reserved space.
     pub(in crate::log) fn record_position(&self) -> u64 {
         let word = self.record.load(Ordering::Acquire);
         if word & RESERVING == 0 { word & !FINISHED } else { 0 }
     }
 
-    /// Returns the lowest position at which the holder may have a record whose operation the kernel
-    /// has not done.
+    /// Returns the lowest position of a record whose operation the kernel may not have done.
     pub(in crate::log) fn in_the_middle_from(&self) -> Option<u64> {
         let word = self.record.load(Ordering::Acquire);
         (word != 0).then_some(word & !(RESERVING | FINISHED))
@@ -68,8 +65,8 @@ impl Control {
         self.word(SLOTS_AT + number * SLOT_BYTES + 32 + which * 8)
     }
 
-    /// Takes a free slot. Starts at a hash of the thread, so that threads seldom contend. Returns
-    /// `None` if all slots are taken.
+    /// Takes a free slot, near a hash of the thread so that threads seldom contend, if there is
+    /// one.
     pub(in crate::log) fn take_slot(&self) -> Option<(u64, SlotWords<'_>)> {
         let owner = owner();
         let first = owner.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;

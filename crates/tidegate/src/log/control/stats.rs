@@ -47,8 +47,7 @@ pub enum Counter {
     Leaves = 15,
     /// Real syncs of files that are not admitted yet.
     SyncsNotYet = 16,
-    /// Real syncs of files that are pinned to the kernel path: mapped, written by `io_uring`, and
-    /// the like.
+    /// Real syncs of files pinned to the kernel path: mapped, written by `io_uring`, and so on.
     SyncsPinned = 17,
     /// Real syncs of files on disks whose file systems are not covered.
     SyncsUnsupported = 18,
@@ -180,8 +179,7 @@ mod tests {
         Control::init(memory, start)
     }
 
-    /// The histogram has more buckets; a bucket beyond the last one here would be a word of the
-    /// next shard.
+    /// The histogram has more buckets; the next one here would be a word of the next shard.
     #[test]
     fn a_latency_beyond_the_last_bucket_falls_into_that() {
         let control = control();

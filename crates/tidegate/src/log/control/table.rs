@@ -1,14 +1,12 @@
 //! The table of files in use: a hash table in the control memory.
 //!
 //! Invariants:
-//! 1. The table's shape (buckets, chains, the file of each entry) changes under the table's lock
-//!    only.
-//! 2. An entry's other words change under the entry's lock, or are atomics that may change at any
-//!    time.
+//! 1. The table's shape (buckets, chains, files of entries) changes under the table's lock only.
+//! 2. An entry's other words change under the entry's lock, or may change at any time.
 //! 3. An entry is given to another file only while its lock is free, none of its records is live,
 //!    nothing changes the file in ways that are not logged, and no interrupted operation on the
-//!    file remains to be completed. Its generation grows then, so that a [`FileRef`] to the former
-//!    file is found stale.
+//!    file is incomplete. Its generation grows then, so that references to the former file are
+//!    stale.
 //! 4. A chain that leads outside the table ends there.
 
 use std::time::Duration;
@@ -147,8 +145,7 @@ impl<'a> Entry<'a> {
         unsynced_bytes at 192;
         /// The file's size in bytes, while its changes are logged.
         size at 200;
-        /// End of the file's records that a real sync or the story's end has made durable in the
-        /// file.
+        /// End of the records that a real sync or the story's end has made durable in the file.
         retired_end at 208;
         /// Position of the definition that the file's story begins with.
         story at 216;
@@ -194,8 +191,7 @@ pub(in crate::log) mod flag {
 
     /// The story has changed the file's names or attributes since its last sync.
     pub(in crate::log) const NAMED: u64 = 4096;
-    /// A record that can recreate the file covered the story: the supervisor need not hold a
-    /// descriptor of the file.
+    /// A Make record covers the story: the supervisor need not hold a descriptor of the file.
     pub(in crate::log) const MADE: u64 = 8192;
 
     /// The story has changed the file's names.
@@ -245,8 +241,7 @@ pub(in crate::log) fn find_only(
     Ok(find(control, key))
 }
 
-/// Returns whether a file with these numbers may have an entry. Misses no entry from before the
-/// call.
+/// Returns `false` only if no file with these numbers had an entry before the call.
 pub(in crate::log) fn may_have(control: &Control, device: u64, inode: u64) -> bool {
     bucket(control, device, inode).load(Ordering::SeqCst) != 0
 }
@@ -292,8 +287,7 @@ fn add(control: &Control, key: &FileKey) -> Result<FileRef, LogError> {
     if index < FILES_MAX {
         let fresh = entry(control, narrow(index));
         control.memory().init_lock(fresh.at);
-        // Counted and chained only after the lock is initialized: a crash in between leaves the
-        // entry unused.
+        // Used only after the lock is initialized: a crash in between leaves the entry unused.
         used.store(index + 1, Ordering::Relaxed);
         return Ok(take(control, &fresh, index, key));
     }
@@ -378,8 +372,8 @@ fn is_needed(control: &Control, entry: &Entry<'_>) -> bool {
         || entry.flags().load(Ordering::Relaxed) & flag::FAILED != 0
 }
 
-/// Returns whether a process was killed in an operation on the file that is not completed yet. The
-/// caller holds the file's lock.
+/// Returns whether an operation on the file, whose lock the caller holds, was interrupted and is
+/// not completed.
 fn is_interrupted(control: &Control, entry: &Entry<'_>, index: u64) -> bool {
     let has_slot =
         || (0..SLOTS).any(|number| control.slot(number).file.load(Ordering::Acquire) == index + 1);
@@ -421,7 +415,7 @@ pub(in crate::log) fn lock(
     if entry.is_of(file) { Ok(locked) } else { Err(LockError::Stale) }
 }
 
-/// Notes in the entry that the lock's holder died. The kernel tells only one next owner, which may
+/// Notes in the entry that the lock's holder died: the kernel tells only the next owner, which may
 /// be unable to repair.
 fn keep_word(entry: &Entry<'_>, locked: &Locked<'_>) {
     if locked.owner_died() {

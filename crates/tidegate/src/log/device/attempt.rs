@@ -1,11 +1,11 @@
-//! Requests that wait for nothing: writes while the log has free space, reads of what it holds.
+//! Requests that must not wait: writes while the log has free space, reads of blocks in the log.
 
 use super::Core;
 use super::requests::{write_record, zero_record};
 use crate::device::{Attempt, Context, Operation, Result, ZeroFlags};
 use crate::stats::RequestKind;
 
-/// The kind and the bytes of `operation` in the statistics; a question about allocation is in none.
+/// Returns the kind and the bytes of `operation` in the statistics. A status request has no kind.
 fn counted_as(operation: &Operation<'_>) -> (Option<RequestKind>, u64) {
     match operation {
         Operation::Read { buf, .. } => (Some(RequestKind::Read), buf.len() as u64),
@@ -19,7 +19,7 @@ fn counted_as(operation: &Operation<'_>) -> (Option<RequestKind>, u64) {
 }
 
 impl Core {
-    /// [`BlockDevice::attempt`](crate::device::BlockDevice::attempt).
+    /// Implements [`BlockDevice::attempt`](crate::device::BlockDevice::attempt).
     pub(super) fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
         let is_change = !matches!(
             operation,
@@ -71,7 +71,7 @@ impl Core {
         self.read(offset, buf, &below)
     }
 
-    /// One record at most, so that nothing is written twice where the log is full in the middle.
+    /// Attempts a write of one record only: a retry of a part would write records twice.
     fn attempt_write(&self, offset: u64, data: &[u8]) -> Result<bool> {
         self.geometry.check_write(offset, data.len() as u64)?;
         if data.is_empty() {

@@ -1,14 +1,13 @@
-//! The background work of a log device: it cleans ahead of need, and is idle where nothing is to
-//! do.
+//! The background work of a log device: cleaning ahead of need.
 
 use std::sync::Arc;
 
 use super::Core;
 use crate::tier::background::{Step, Work};
 
-/// After a failure: when to try again, unless a writer waits for free space before.
+/// Pause after a failure, unless a writer waits for free space before.
 const RETRY_NS: u64 = 1_000_000_000;
-/// When to look again at the record of a write under way.
+/// Pause before another look at the record of a write in progress.
 const MOMENT_NS: u64 = 1_000_000;
 
 /// The cleaner of a log device.
@@ -22,7 +21,7 @@ impl Work for Cleaner {
             return Step::IDLE;
         }
         let Some(mut scratch) = core.cleaning.try_lock() else {
-            // A request cleans.
+            // A request is cleaning.
             return Step::rest(MOMENT_NS);
         };
         match core.clean(&mut scratch) {
@@ -30,7 +29,7 @@ impl Work for Cleaner {
             Ok(false) => Step::rest(MOMENT_NS),
             Err(_) => {
                 core.fail_blocked();
-                // Writers that wait with a thread look at the ledger.
+                // Writers that wait with a thread then check the ledger.
                 core.ring.announce_space();
                 Step::rest(RETRY_NS)
             }

@@ -1,19 +1,18 @@
-//! Which backing the records of a log are for.
+//! The backing that the records of a log are for.
 
 use crate::log::pool::record::{Definition, FileHandle};
 
-/// What a log remembers of its backing: the log's definition of the device.
+/// The identity of a log's backing, in the log's definition of the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Binding {
-    /// What tells the backing from all others: [`identity`](super::super::identity) for a file.
+    /// Distinguishes the backing from all others: [`identity`](super::super::identity) for a file.
     pub identity: u64,
-    /// Absolute path of a file or disk, by which `tidegate recover` finds it; `/(NAME)` for all
-    /// others.
+    /// Absolute path of a file or disk, for `tidegate recover`; `/(NAME)` for all others.
     pub path: Vec<u8>,
 }
 
 impl Binding {
-    /// The backing whose path or URL is `name`.
+    /// Creates the binding of the backing whose path or URL is `name`.
     pub fn new(identity: u64, name: &[u8]) -> Self {
         let path = match name {
             [b'/', ..] => name.to_vec(),
@@ -22,19 +21,19 @@ impl Binding {
         Self { identity, path }
     }
 
-    /// The path or URL of which [`new`](Self::new) made `path`.
+    /// Returns the path or URL that [`new`](Self::new) has converted to `path`.
     pub fn name_of(path: &[u8]) -> &[u8] {
         let url = path.strip_prefix(b"/(").and_then(|rest| rest.strip_suffix(b")"));
         url.filter(|url| url.contains(&b':')).unwrap_or(path)
     }
 
-    /// A backing that is no file, for tests and simulation.
+    /// Creates the binding of a backing that is no file, for tests and simulation.
     pub fn unnamed(identity: u64) -> Self {
         Self::new(identity, b"unnamed")
     }
 
     pub(super) fn definition(&self) -> Definition<'_> {
-        // The log's records know files; a device has neither file system nor numbers.
+        // The log's records name files; a device has neither file system nor inode numbers.
         let Self { identity, ref path } = *self;
         Definition {
             identity,

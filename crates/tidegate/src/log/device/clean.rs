@@ -1,8 +1,7 @@
-//! Destaging: from the oldest part of the log to the backing.
+//! Destages the oldest part of the log to the backing.
 //!
-//! Only the newest version of a block is written: of a block that is written often, the log sees
-//! all versions, the backing the last. Zeroes go before data, for the data that is still live is
-//! newer than they are.
+//! Only the newest version of a block is written: the log sees all versions of a block that is
+//! written often, the backing only the last. Zeroes go before data, since live data is newer.
 
 use std::ops::Range;
 
@@ -30,32 +29,31 @@ const REQUEST_BYTES_MAX: u64 = 1 << 20;
 pub(super) struct Scratch {
     /// Blocks of the batch and their positions.
     blocks: Vec<(u64, u64)>,
-    /// Blocks of the batch that were made zero later: the index forgets them with the batch.
+    /// Blocks of the batch that a later record made zero: the index forgets them with the batch.
     zeroed: Vec<u64>,
     zeroes: Vec<Zeroes>,
     data: Vec<u8>,
 }
 
-/// Blocks that are made zero.
+/// Blocks to make zero.
 struct Zeroes {
     blocks: Range<u64>,
-    /// The backing keeps space for them.
+    /// The backing keeps their space allocated.
     keeps_space: bool,
 }
 
-/// Neighbouring blocks that are written by one request: first block, and their bytes in the
-/// scratch.
+/// Neighbouring blocks that one request writes: the first block, and the range in the data.
 struct Run {
     first: u64,
     bytes: Range<usize>,
 }
 
 impl Core {
-    /// After an append: wakes the cleaner where the log is full enough.
+    /// Wakes the cleaner after an append if the log is full enough.
     ///
-    /// No wake-up is lost: the append changed the head, in the one order of sequentially consistent
-    /// stores and loads, before this looks whether the cleaner is idle. A cleaner that turns idle
-    /// says so and then looks at the head.
+    /// No wake-up is lost, by the one order of sequentially consistent stores and loads: the append
+    /// changes the head before this looks whether the cleaner is idle, and a cleaner that turns
+    /// idle says so before it looks at the head.
     #[inline]
     pub(super) fn wake_cleaner_where_due(&self) {
         if self.is_full_enough() {
@@ -63,13 +61,13 @@ impl Core {
         }
     }
 
-    /// After an append that may wait: cleans where no thread does and the log is full enough.
+    /// Cleans after an append that may wait, if no cleaner runs and the log is full enough.
     pub(super) fn clean_where_due(&self) {
         if !self.waker.is_running()
             && self.is_full_enough()
             && let Some(mut scratch) = self.cleaning.try_lock()
         {
-            // The next flush reports a failure.
+            // The ledger has the failure.
             let _ = self.clean(&mut scratch);
         }
     }
@@ -91,14 +89,14 @@ impl Core {
         }
     }
 
-    /// The log has a record that the backing may not have.
+    /// Returns whether the log has a record that the backing may lack.
     pub(super) fn has_work(&self) -> bool {
         let defined_end = self.defined_end.load(Ordering::Acquire);
         self.ring.head() != defined_end || self.ring.tail() < self.defined_at()
     }
 
-    /// The log has changes that the backing may not have. A log that was just opened has a record
-    /// that is none: the definition of the device.
+    /// Returns whether the log has changes that the backing may lack. The definition of the device
+    /// is a record, but no change.
     pub(super) fn has_changes(&self) -> bool {
         self.has_work() && self.index.touches(&(0..self.geometry.blocks), self.ring.tail())
     }
@@ -107,9 +105,9 @@ impl Core {
         table::entry(&self.ring.control, self.file.index).defined_at().load(Ordering::Acquire)
     }
 
-    /// Destages the oldest batch. False: there is none that is finished.
+    /// Destages the oldest batch. Returns `false` if no record is finished.
     pub(super) fn clean(&self, scratch: &mut Scratch) -> Result<bool> {
-        // Nothing goes around the log: what the backing loses is in it.
+        // No write bypasses the log, so the log has all data that the backing loses.
         self.try_to_clean(scratch).map_err(|failed| self.ledger.write_back_failed(failed, false))
     }
 
@@ -128,9 +126,8 @@ impl Core {
         Ok(true)
     }
 
-    /// Destages all records at opening, where no writer appends: of a log so full that the
-    /// definition does not fit. Between the moment at which it is empty and the new definition, no
-    /// record needs one.
+    /// Destages all records at opening, before any writer appends, if the log is too full for the
+    /// new definition. An empty log needs no definition in between.
     pub(super) fn empty_at_opening(&self) -> Result<()> {
         let mut scratch = self.lock_cleaning();
         let head = self.ring.safe_position();
@@ -142,8 +139,8 @@ impl Core {
         Ok(())
     }
 
-    /// Collects what the records from `start` on say and no newer record replaced: a batch of
-    /// records, which ends at the result.
+    /// Collects a batch of records from `start` on: their blocks and zeroes that no newer record
+    /// has replaced. Returns the end of the batch.
     fn collect(&self, start: u64, safe: u64, scratch: &mut Scratch) -> Result<u64> {
         scratch.blocks.clear();
         scratch.zeroed.clear();
@@ -218,7 +215,7 @@ impl Core {
         Ok(())
     }
 
-    /// A reader that is reading one of these blocks from the backing has to read it again.
+    /// Makes readers that are reading one of these blocks from the backing read it again.
     fn announce_cleaning(&self, blocks: &[(u64, u64)], zeroes: &[Zeroes]) {
         let groups = |Zeroes { blocks, .. }: &Zeroes| {
             blocks.start / GROUP_BLOCKS..=(blocks.end - 1) / GROUP_BLOCKS
@@ -234,7 +231,7 @@ impl Core {
         requests.iter_mut().try_for_each(|request| request.take_result().unwrap_or(Ok(())))
     }
 
-    /// Copies the blocks, which are in order, out of the log, neighbours next to each other.
+    /// Copies the blocks, which are in order, from the log to `data`, and joins neighbours.
     fn load(&self, blocks: &[(u64, u64)], data: &mut Vec<u8>) -> Result<Vec<Run>> {
         let (block, pool) = (self.geometry.block_bytes as usize, self.ring.pool());
         device::resize(data, blocks.len() * block)?;
@@ -255,7 +252,7 @@ impl Core {
         run.first + bytes / self.block_bytes() == lba && bytes < REQUEST_BYTES_MAX
     }
 
-    /// Defines the device behind `end`. Returns how far the tail may go then.
+    /// Defines the device again, behind `end`. Returns the highest tail that is allowed then.
     fn define_again(&self, end: u64) -> u64 {
         match self.define() {
             Ok(()) => end,

@@ -1,4 +1,4 @@
-//! What can keep a log from being opened as a device.
+//! The errors of opening a log as a device.
 
 use super::super::error::{AppendError, LogError};
 use crate::device::DeviceError;
@@ -20,7 +20,7 @@ pub enum LogDeviceError {
         "the log holds {records} records for another backing, {path}: use that one, or say that this one is to get them"
     )]
     OtherBacking {
-        /// Path of that backing, as the log has it.
+        /// Path of that backing in the log.
         path: String,
         /// Its records.
         records: u64,
@@ -28,7 +28,7 @@ pub enum LogDeviceError {
     /// The log has records of files.
     #[error("the log holds {records} records of files: destage them with `tidegate recover`")]
     Files {
-        /// How many.
+        /// Number of records.
         records: u64,
     },
     /// A record lies outside the backing.
@@ -61,13 +61,13 @@ pub enum LogDeviceError {
         match losses.len() { 1 => String::new(), number => format!(", and {} more", number - 1) }
     )]
     Lost {
-        /// What was lost; not empty.
+        /// The losses; not empty.
         losses: Vec<DeviceLoss>,
     },
     /// The log did not take the definition of the device.
     #[error("the log cannot say which backing it is for")]
     Define(#[source] AppendError),
-    /// A thread was refused.
+    /// The kernel refused a thread.
     #[error("the cleaner's thread cannot be started")]
     Thread(#[source] std::io::Error),
 }

@@ -1,9 +1,9 @@
-//! Where the newest version of a block is.
+//! The location of each block's newest version.
 //!
 //! Invariants:
-//! 1. A version replaces older ones only, whatever the order in which they arrive.
-//! 2. What lies before the tail is not in the log any more, whether the index still has it or not.
-//! 3. No lock is held over an access to the log or the backing.
+//! 1. A version replaces only older ones, in whatever order they arrive.
+//! 2. Versions before the tail are not in the log any more, even if the index has them.
+//! 3. No lock of the index is held during an access to the log or the backing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -16,12 +16,12 @@ use crate::sync::{AtomicU64, Ordering};
 
 const SHARDS: usize = 64;
 
-/// Where a block is to be read.
+/// The place to read a block from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Location {
     /// In the log, its first byte at this position.
     Log(u64),
-    /// Nowhere: the log says that the block is zero.
+    /// None: the log says that the block is zero.
     Zero,
     /// In the backing.
     Backing,
@@ -29,18 +29,18 @@ pub(super) enum Location {
 
 /// The index of a device.
 pub(super) struct Index {
-    /// By block: position of its bytes in the log.
+    /// Position of each block's bytes in the log.
     shards: Box<[RwLock<Blocks>]>,
     /// Ranges of zeroes by first block: the block behind, and the record's position. They do not
     /// overlap.
     zeroes: RwLock<BTreeMap<u64, (u64, u64)>>,
-    /// Number of those ranges, so that a look-up takes no lock where there are none.
+    /// Number of these ranges, so that a look-up takes no lock if there are none.
     zero_ranges: AtomicU64,
 }
 
 type Blocks = HashMap<u64, u64, BuildHasherDefault<Mixed>>;
 
-/// No attacker chooses block numbers to slow look-ups down: one multiplication does.
+/// A hasher with one multiplication: no attacker chooses block numbers to slow look-ups down.
 #[derive(Default)]
 struct Mixed(u64);
 
@@ -69,12 +69,12 @@ impl Index {
         }
     }
 
-    /// Neighbours go to different shards, so that sequential writers do not share a lock.
+    /// Returns the shard of a block. Neighbours differ, so that sequential writers share no lock.
     fn shard(&self, lba: u64) -> &RwLock<Blocks> {
         &self.shards[usize::try_from(lba % SHARDS as u64).unwrap_or(0)]
     }
 
-    /// The record at `position` has `count` blocks from `first` on.
+    /// Notes that the record at `position` has `count` blocks from `first` on.
     pub(super) fn wrote(&self, first: u64, count: u64, position: u64, block_bytes: u64) {
         let at =
             (position + RECORD_ALIGN_BYTES..).step_by(usize::try_from(block_bytes).unwrap_or(1));
@@ -85,7 +85,7 @@ impl Index {
         }
     }
 
-    /// The record at `position` says that `blocks` are zero.
+    /// Notes that the record at `position` makes `blocks` zero.
     pub(super) fn zeroed(&self, blocks: Range<u64>, position: u64) {
         let mut zeroes = self.zeroes.write();
         let mut first = blocks.start;
@@ -109,7 +109,7 @@ impl Index {
         self.zero_ranges.store(zeroes.len() as u64, Ordering::Release);
     }
 
-    /// Where block `lba` is, of what the log has from `tail` on.
+    /// Returns the location of block `lba`, without regard to records before `tail`.
     pub(super) fn find(&self, lba: u64, tail: u64) -> Location {
         let written = self.shard(lba).read().get(&lba).copied().filter(|at| *at >= tail);
         let zeroed = self.zero_at(lba).filter(|position| *position >= tail);
@@ -129,7 +129,7 @@ impl Index {
         (lba < *end).then_some(*position)
     }
 
-    /// The parts of `blocks` that the record at `position`, and no later one, made zero.
+    /// Returns the parts of `blocks` that the record at `position`, and no later record, made zero.
     pub(super) fn zeroes_of(&self, blocks: &Range<u64>, position: u64) -> Vec<Range<u64>> {
         let zeroes = self.zeroes.read();
         let before = zeroes.range(..blocks.start).next_back();
@@ -140,7 +140,7 @@ impl Index {
             .collect()
     }
 
-    /// Whether the log has a record of `blocks`.
+    /// Returns whether the log has a record of `blocks` from `tail` on.
     pub(super) fn touches(&self, blocks: &Range<u64>, tail: u64) -> bool {
         if blocks.end - blocks.start <= SHARDS as u64 {
             return blocks.clone().any(|lba| self.find(lba, tail) != Location::Backing);
@@ -153,7 +153,7 @@ impl Index {
             || self.shards.iter().any(written)
     }
 
-    /// Forgets block `lba` where it is before `tail`.
+    /// Forgets block `lba` if its position is before `tail`.
     pub(super) fn forget(&self, lba: u64, tail: u64) {
         let mut shard = self.shard(lba).write();
         if shard.get(&lba).is_some_and(|at| *at < tail) {
@@ -171,7 +171,7 @@ impl Index {
     }
 }
 
-/// Takes the parts of all ranges that lie inside `blocks` out, and returns them in order.
+/// Removes the parts of all ranges that lie inside `blocks`. Returns them in order.
 fn cut_out(zeroes: &mut BTreeMap<u64, (u64, u64)>, blocks: &Range<u64>) -> Vec<(u64, (u64, u64))> {
     let before = zeroes.range(..blocks.start).next_back().map(|(start, _)| *start);
     let inside = zeroes.range(blocks.clone()).map(|(start, _)| *start);
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against a plain list of the last record of each block.
+        /// Compares the index with a plain list of the last record of each block.
         #[test]
         fn the_newest_record_of_a_block_wins(
             ops in proptest::collection::vec((any::<bool>(), 0..40_u64, 1..20_u64, 1..50_u64), 1..60),

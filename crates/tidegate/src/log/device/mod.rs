@@ -1,28 +1,25 @@
-//! The log as a tier: a block device over a slower one. A write is durable in the log with one
-//! fence.
+//! The log as a tier: a block device over a slower one. One fence makes a write durable.
 //!
 //! Invariants:
-//! 1. A write is one record, or several of whole blocks where it is larger than a record may be. It
-//!    is in the index before its slot is given back, so the cleaner finds every block of a finished
-//!    record in the index, or superseded there.
+//! 1. A write is one record, or several of whole blocks if it is larger than a record may be. The
+//!    writer adds the record to the index before it frees its slot. So the cleaner finds every
+//!    block of a finished record in the index, or a newer version there.
 //! 2. The newest record of a block wins, by position: in the index, after a crash, and on the way
-//!    to the backing. So writers need no lock of a block: of two at once either may be the newer
-//!    one, and all agree which.
-//! 3. A block is read from the log while its newest record is not before the tail, else from the
-//!    backing. A copy out of the log counts if the tail has not passed the record meanwhile; one
-//!    from the backing if no cleaning of its blocks began.
-//! 4. The tail moves past a record when the backing has flushed what the record said or a newer one
-//!    says, and never past the last definition of the device: the log always tells which backing
-//!    its records are for.
-//! 5. A backing that fails loses nothing: the tail stays, the next flush reports the failure,
-//!    cleaning is tried again.
+//!    to the backing. So writers need no lock of a block: of two concurrent writes either may be
+//!    the newer one, and index, recovery and cleaner agree on it.
+//! 3. A block is read from the log while its newest record is not before the tail, otherwise from
+//!    the backing. A copy from the log counts if the tail has not passed the record meanwhile; a
+//!    copy from the backing counts if no cleaning of its blocks began.
+//! 4. The tail moves past a record once the backing has flushed its data or newer data, and never
+//!    past the last definition of the device: the log always names the backing of its records.
+//! 5. A failing backing loses no data: the tail stays, the cleaner tries again, and writes fail
+//!    only once the log is full. A flush reports only failures of the log itself.
 //!
-//! After a crash the index is rebuilt from the records and the device goes on: nothing has to be
-//! destaged before the first request.
+//! After a crash, opening rebuilds the index from the records, and destages nothing.
 //!
-//! Map: `requests` reads and writes, `attempt` those that wait for nothing, `start` those that wait
-//! without a thread, `index` where the newest version of a block is, `clean` destaging records,
-//! `background` when that is done, `recover` opening, `binding` which backing it is.
+//! Map: `requests` reads and writes, `attempt` serves requests that must not wait, `start` has
+//! requests that wait without a thread, `index` locates the newest version of a block, `clean`
+//! destages records, `background` decides when, `recover` opens, `binding` identifies the backing.
 
 mod attempt;
 mod background;
@@ -64,29 +61,28 @@ use clean::Scratch;
 use index::Index;
 use start::Blocked;
 
-/// Blocks that share a version: of neighbours, so that a long read looks at few.
+/// Neighbouring blocks that share a version, so that a long read checks few versions.
 const GROUP_BLOCKS: u64 = 64;
-/// Number of versions, as a power of two; groups that share one only read again more often.
+/// Number of versions, as a power of two. Groups that share one only cause repeated reads.
 const VERSIONS_LOG2: u32 = 12;
-/// Most bytes of a record: a larger write is several.
+/// Most bytes of a record; a larger write is split.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
 /// Most bytes of the log that are destaged between two flushes of the backing, unless set.
 const BATCH_BYTES: u64 = 8 << 20;
-/// How a [`LogDevice`] is to work.
+/// The options of a [`LogDevice`].
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(clippy::struct_excessive_bools)]
 pub struct LogDeviceOptions {
-    /// No thread: the writes that fill the log clean it.
+    /// Start no thread: writes that fill the log clean it.
     pub no_thread: bool,
-    /// No thread: a scheduler runs [`LogDevice::cleaner`], and writers wait for it by
+    /// Start no thread: a scheduler runs [`LogDevice::cleaner`], and writers wait for it by
     /// [`Region::relax`](crate::pmem::Region::relax).
     pub is_scheduled: bool,
-    /// How full the log may be before it is cleaned, in bytes; half of it unless set.
+    /// How full the log may be before it is cleaned, in bytes; half its size unless set.
     pub clean_from_bytes: Option<u64>,
-    /// Destage the records of another backing to this one: it is that backing by another name, or a
-    /// copy.
+    /// Destage the records of another backing to this one, its copy or the same under a new name.
     pub adopt_foreign: bool,
-    /// Go on without what the log has lost.
+    /// Open the log despite lost records.
     pub salvage: bool,
 }
 
@@ -119,7 +115,7 @@ pub struct LogDevice {
     recovered: Recovered,
 }
 
-/// What requests and the cleaner share.
+/// The state that requests and the cleaner share.
 struct Core {
     ring: Ring,
     file: FileRef,
@@ -127,18 +123,17 @@ struct Core {
     backing: Arc<dyn BlockDevice>,
     geometry: Geometry,
     index: Index,
-    /// By group of blocks: changes when cleaning writes to one of them.
+    /// By group of blocks: changes when cleaning writes to a block of the group.
     versions: VersionLocks,
     ledger: Ledger,
     blocked: Blocked,
     cleaning: Mutex<Scratch>,
-    /// How full the log may be before it is cleaned; may change at any time.
+    /// How full the log may be before it is cleaned, in bytes; may change at any time.
     clean_from_bytes: AtomicU64,
     requests: Requests,
-    /// Bytes of the log that are destaged between two flushes of the backing; may change at any
-    /// time.
+    /// Bytes of the log destaged between two flushes of the backing; may change at any time.
     batch_bytes: AtomicU64,
-    /// Where the last definition ends: a log that ends there has nothing to destage.
+    /// End of the last definition: a log that ends there has nothing to destage.
     defined_end: AtomicU64,
     waker: Arc<Waker>,
     /// See [`LogDeviceOptions::is_scheduled`].
@@ -146,8 +141,7 @@ struct Core {
 }
 
 impl LogDevice {
-    /// Opens the log in `pool` as a device over `backing`, which `binding` names, and so recovers
-    /// it.
+    /// Opens and recovers the log in `pool` as a device over `backing`, which `binding` identifies.
     ///
     /// # Errors
     /// [`LogDeviceError`]: the log is damaged, or has records that are not for this backing.
@@ -166,17 +160,17 @@ impl LogDevice {
         Ok(Self { core, workers, recovered })
     }
 
-    /// The work of the cleaner, for a scheduler that runs it beside requests.
+    /// Returns the work of the cleaner, for a scheduler that runs it beside requests.
     pub fn cleaner(&self) -> impl Work + use<> {
         Cleaner(Arc::clone(&self.core))
     }
 
-    /// What was found in the log when it was opened.
+    /// Returns what opening has found in the log.
     pub fn recovered(&self) -> &Recovered {
         &self.recovered
     }
 
-    /// Bytes of the log that are in use, and that it has.
+    /// Returns the used bytes and the size of the ring.
     pub fn fill_bytes(&self) -> (u64, u64) {
         (self.core.used_bytes(), self.core.ring.pool().ring_bytes())
     }
@@ -184,14 +178,14 @@ impl LogDevice {
     fn stop_thread(&self) {
         self.workers.stop();
         self.core.end_blocking(self);
-        // Writers that wait for the thread clean by themselves now.
+        // Writers that wait for the thread now clean the log themselves.
         self.core.ring.announce_space();
     }
 }
 
 impl Drop for LogDevice {
     fn drop(&mut self) {
-        // The data in the log is durable.
+        // Needs no drain: the data in the log is durable.
         self.stop_thread();
     }
 }
@@ -205,18 +199,18 @@ impl Core {
         self.ring.head().saturating_sub(self.ring.tail())
     }
 
-    /// Whole blocks that a record may have.
+    /// Returns the most bytes, in whole blocks, of one record.
     fn record_bytes_max(&self) -> usize {
         let most = self.ring.pool().payload_bytes_max().min(RECORD_BYTES_MAX);
         usize::try_from(most - most % self.block_bytes()).unwrap_or(usize::MAX)
     }
 
-    /// The error of a write for which a failed write-back leaves no free space.
+    /// Returns the error of a write that finds no free space after a failed write-back.
     fn full_and_failing(&self) -> DeviceError {
         self.ledger.blocked("the log is full and cannot be written back")
     }
 
-    /// The numbers of the blocks in `len` bytes at `offset`.
+    /// Returns the numbers of the blocks in `len` bytes at `offset`.
     fn blocks_of(&self, offset: u64, len: u64) -> Range<u64> {
         offset / self.block_bytes()..(offset + len) / self.block_bytes()
     }
@@ -227,7 +221,7 @@ fn append_failed(error: AppendError) -> DeviceError {
 }
 
 impl BlockDevice for LogDevice {
-    /// That of the backing, but atomic and durable at once.
+    /// Returns the geometry of the backing, but with atomic and immediately durable writes.
     fn geometry(&self) -> Geometry {
         self.core.geometry
     }
@@ -245,8 +239,8 @@ impl BlockDevice for LogDevice {
         self.core.write(offset, data)
     }
 
-    /// Every acknowledged write is durable in the log, whatever the backing does. Fails where the
-    /// log itself failed since the last flush.
+    /// Reports a failure of the log since the last flush. Every acknowledged write is durable in
+    /// the log already, even if the backing fails.
     fn flush(&self) -> Result<()> {
         drop(self.core.requests.begin(RequestKind::Flush, 0));
         self.core.ledger.report()
@@ -260,7 +254,7 @@ impl BlockDevice for LogDevice {
         self.core.zero(offset, len, flags)
     }
 
-    /// Where the log has a record of the range, all of it counts as data.
+    /// Returns the backing's extents, or all as data if the log has a record of the range.
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         let core = &self.core;
         core.geometry.check(offset, len)?;

@@ -1,4 +1,4 @@
-//! Opening: the index is rebuilt from the records that a crash left, which stay where they are.
+//! Opening: rebuilds the index from the records that a crash left, which stay in the log.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,16 +27,16 @@ use crate::tier::version_locks::VersionLocks;
 
 type Result<T> = std::result::Result<T, LogDeviceError>;
 
-/// What was found in a log when it was opened.
+/// The content of a log at its opening.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Records of writes and zeroes that the backing may not have.
+    /// Records of writes and zeroes that the backing may lack.
     pub records: u64,
-    /// Bytes of the log that they take.
+    /// Bytes of these records in the log.
     pub bytes: u64,
-    /// Records that were being written: no caller was told that they are durable.
+    /// Unfinished records, which were not acknowledged.
     pub torn: u64,
-    /// What was acknowledged and is lost.
+    /// Acknowledged data that is lost.
     pub lost: Vec<DeviceLoss>,
 }
 
@@ -50,7 +50,7 @@ struct Defined {
     end: u64,
 }
 
-/// What the records say.
+/// The result of a scan of the records.
 struct Found {
     index: Index,
     definition: Option<Defined>,
@@ -68,7 +68,7 @@ pub(super) fn open(
     let geometry = geometry_over(backing.geometry())?;
     check_size(&pool, &binding, geometry)?;
     let found = find(&pool, &binding, geometry, options)?;
-    // Where the pool is a sparse file: no store may end in a full file system.
+    // The pool may be a sparse file: without this, a store could fail on a full file system.
     pool.region().allocate(pool.region_offset(0), pool.ring_bytes())?;
     pool.set_session(NO_BOOT)?;
     let memory = SharedMemory::anonymous(CONTROL_BYTES)?;
@@ -107,8 +107,7 @@ fn geometry_over(backing: Geometry) -> Result<Geometry> {
     Ok(Geometry { atomic_block: true, volatile_cache: false, ..backing })
 }
 
-/// The part of the log that users' data leaves free must hold two definitions, and a record at
-/// least a block.
+/// Checks that the space for definitions holds two, and that a record holds a block.
 fn check_size(pool: &LogPool, binding: &Binding, geometry: Geometry) -> Result<()> {
     let least = (32 * 2 * binding.record_bytes()).max(4 * u64::from(geometry.block_bytes));
     let found_bytes = pool.ring_bytes();
@@ -134,11 +133,10 @@ fn find(
     if !lost.is_empty() && !options.salvage {
         return Err(LogDeviceError::Lost { losses: lost });
     }
-    // What is passed over now is not to be found again.
+    // Losses that are passed over now must not be found again.
     let is_all_told = lost.is_empty() && scanner.losses.finished() > 0;
     let doubtful_from = if is_all_told { scanner.doubtful_from() } else { pool.tail()? };
-    // A process that was killed may have stored the last ones without making them durable: later
-    // records will call them finished.
+    // A killed process may not have fenced the last records, which later records call finished.
     pool.persist_records(scanner.losses.finished()..doubtful_from)?;
     let defined = definitions(pool, &headers)?;
     let data = headers.iter().filter(|header| header.kind != RecordKind::Define);
@@ -162,7 +160,7 @@ fn find(
     Ok(found)
 }
 
-/// What was acknowledged and is lost, and what comes back without it.
+/// Returns the acknowledged data that is lost, with the older records that come back in its stead.
 fn losses(scanner: &Scanner<'_>, headers: &[Header]) -> Vec<DeviceLoss> {
     let records = scanner.losses.damaged().map(|header| {
         let damage = Damage::of(header);
@@ -175,7 +173,7 @@ fn losses(scanner: &Scanner<'_>, headers: &[Header]) -> Vec<DeviceLoss> {
     records.chain(bytes).collect()
 }
 
-/// Whether the log has records that are to be destaged to the backing that `binding` names.
+/// Returns whether the log has records to destage to the backing that `binding` identifies.
 ///
 /// # Errors
 /// The log cannot be read.
@@ -187,7 +185,7 @@ pub fn has_records_of(pool: &LogPool, binding: &Binding) -> Result<bool> {
     Ok(data.any(|header| defined.get(&header.file).is_some_and(is_of_it)))
 }
 
-/// The last definition of each id.
+/// Returns the last definition of each id.
 fn definitions(pool: &LogPool, headers: &[Header]) -> Result<HashMap<u64, Defined>> {
     let mut defined = HashMap::new();
     for header in headers.iter().filter(|header| header.kind == RecordKind::Define) {
@@ -202,7 +200,7 @@ fn definitions(pool: &LogPool, headers: &[Header]) -> Result<HashMap<u64, Define
     Ok(defined)
 }
 
-/// The error for records of another device, or of files.
+/// Returns the error for records of another device, or of files.
 fn foreign(headers: &[Header], file: u64, defined: &HashMap<u64, Defined>) -> LogDeviceError {
     let is_data = |header: &&Header| header.kind != RecordKind::Define;
     let is_block = |header: &Header| matches!(header.kind, RecordKind::Write | RecordKind::Zero);
@@ -242,7 +240,7 @@ impl Found {
 }
 
 impl Binding {
-    /// Bytes that its definition takes in the log.
+    /// Returns the size of its definition in the log.
     pub(super) fn record_bytes(&self) -> u64 {
         record_bytes(
             (size_of::<crate::log::pool::layout::DefinitionBytes>() + self.path.len()) as u64,
@@ -250,8 +248,7 @@ impl Binding {
     }
 }
 
-/// Goes on with the device's definition, or makes one. A log without space for the next one is
-/// emptied first.
+/// Adopts the device's definition, or appends one, in a log that is emptied first if too full.
 fn adopt(core: &Core, definition: Option<Defined>) -> Result<()> {
     let entry = table::entry(&core.ring.control, core.file.index);
     let mut is_ours = false;
@@ -259,7 +256,7 @@ fn adopt(core: &Core, definition: Option<Defined>) -> Result<()> {
         entry.id().store(it.id, Ordering::Relaxed);
         entry.defined_at().store(it.position, Ordering::Relaxed);
         core.defined_end.store(it.end, Ordering::Relaxed);
-        // The path too: `tidegate recover` finds the backing by it.
+        // The path must match too: `tidegate recover` finds the backing there.
         is_ours = it.identity == core.binding.identity && it.path.as_bytes() == core.binding.path;
     }
     let needed_bytes = 3 * core.binding.record_bytes();

@@ -1,4 +1,4 @@
-//! Reads and writes of a device, with a thread that waits.
+//! Reads and writes of a device whose calling thread may wait.
 
 use std::io::IoSlice;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::sync::{Ordering, fence};
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Core {
-    /// Appends one record, once the log has free space for it. `note` puts it into the index.
+    /// Appends one record once the log has the free space. `note` adds the record to the index.
     pub(super) fn append(&self, mut record: impl Record, note: impl Fn(u64)) -> Result<()> {
         if self.blocked.is_waiting() || !self.try_append(&mut record, &note)? {
             self.append_in_turn(record, note)?;
@@ -40,11 +40,11 @@ impl Core {
         }
     }
 
-    /// Appends one record, which `note` puts into the index. False: the log has no free space.
+    /// Appends one record, which `note` adds to the index. Returns `false` without free space.
     pub(super) fn try_append(&self, record: &mut impl Record, note: &impl Fn(u64)) -> Result<bool> {
         loop {
             let appended = self.ring.begin_unlocked(self.file).and_then(|mut ticket| {
-                // Noted before the ticket is given back: invariant 1.
+                // Noted before the ticket is dropped: invariant 1.
                 record(&mut ticket).inspect(|position| {
                     debug_assert!(*position >= self.ring.tail());
                     note(*position);
@@ -62,18 +62,18 @@ impl Core {
         }
     }
 
-    /// Waits until a log may have free space that was full when [`Ring::space_changes`] returned
-    /// `free space`.
+    /// Waits until the log may have free space again, after it was full when
+    /// [`Ring::space_changes`] returned `space`.
     ///
     /// # Errors
-    /// Cleaning has failed since `failures` was counted.
+    /// Cleaning has failed since the count was `failures`.
     fn wait_for_space(&self, space: u32, failures: u64) -> Result<()> {
         if self.ledger.failures() != failures {
             return Err(self.full_and_failing());
         }
         self.ring.stats().add(Counter::FullWaits, 1);
         if self.waker.is_running() {
-            // Also a cleaner that rests after a failure.
+            // Also wakes a cleaner that rests after a failure.
             self.waker.wake_all();
             if self.is_scheduled {
                 self.ring.pool().region().relax();
@@ -98,7 +98,7 @@ impl Core {
         Ok(())
     }
 
-    /// Puts a record of `data` for `offset` into the index.
+    /// Returns a function that adds the record of a write, by its position, to the index.
     pub(super) fn note_write(&self, offset: u64, data: &[u8]) -> impl Fn(u64) {
         let block = self.block_bytes();
         let (first, count) = (offset / block, data.len() as u64 / block);
@@ -114,13 +114,13 @@ impl Core {
         self.append(zero_record(offset, len, flags), self.note_zeroes(offset, len))
     }
 
-    /// Puts a record of `len` zero bytes at `offset` into the index.
+    /// Returns a function that adds a record of zeroes, by its position, to the index.
     pub(super) fn note_zeroes(&self, offset: u64, len: u64) -> impl Fn(u64) {
         let blocks = self.blocks_of(offset, len);
         move |position| self.index.zeroed(blocks.clone(), position)
     }
 
-    /// Reads; `below` reads what only the backing has. False where `below` said so.
+    /// Reads; `below` reads from the backing. Returns `false` if `below` did.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8], below: &impl ReadBelow) -> Result<bool> {
         let (block, block_bytes) = (self.block_bytes(), self.geometry.block_bytes as usize);
         let (mut lba, mut rest) = (offset / block, buf);
@@ -144,8 +144,7 @@ impl Core {
     /// Reads blocks of one group.
     fn read_group(&self, first: u64, buf: &mut [u8], below: &impl ReadBelow) -> Result<GroupRead> {
         let group = first / GROUP_BLOCKS;
-        // Before the index, which has the blocks of a cleaning that began before this and has not
-        // ended.
+        // Before the index, which still has the blocks of a cleaning in progress.
         let version = self.versions.version(group);
         let block_bytes = self.geometry.block_bytes as usize;
         let blocks = buf.len() / block_bytes;
@@ -179,7 +178,7 @@ impl Core {
         Ok(if is_whole { GroupRead::Whole } else { GroupRead::Cleaned })
     }
 
-    /// Copies a block out of the log. False: its space was reused meanwhile.
+    /// Copies a block from the log. Returns `false` if its space was reused meanwhile.
     fn read_log(&self, at: u64, buf: &mut [u8]) -> Result<bool> {
         self.ring.pool().region().read(self.ring.pool().region_offset(at), buf)?;
         fence(Ordering::Acquire);
@@ -187,7 +186,7 @@ impl Core {
     }
 }
 
-/// Writes a record with a ticket, any number of times: its position.
+/// Appends a record with a ticket, repeatedly if need be. Returns the record's position.
 pub(super) trait Record:
     FnMut(&mut Ticket<'_>) -> std::result::Result<u64, AppendError>
 {
@@ -203,16 +202,16 @@ pub(super) fn zero_record(offset: u64, len: u64, flags: ZeroFlags) -> impl Recor
     move |ticket: &mut Ticket<'_>| ticket.zero(offset, len, !flags.may_unmap)
 }
 
-/// Reads at an offset of the backing. False where that would block.
+/// Reads at an offset of the backing. Returns `false` if that would block.
 pub(super) trait ReadBelow: Fn(u64, &mut [u8]) -> Result<bool> {}
 
 impl<F: Fn(u64, &mut [u8]) -> Result<bool>> ReadBelow for F {}
 
-/// What became of a read of blocks of one group.
+/// The outcome of a read of blocks of one group.
 enum GroupRead {
-    /// All of them are the last versions.
+    /// All blocks have their newest version.
     Whole,
-    /// They were cleaned meanwhile, and have to be read again.
+    /// Blocks were cleaned meanwhile: the group must be read again.
     Cleaned,
     /// The backing would block.
     WouldBlock,

@@ -1,14 +1,14 @@
-//! Writers that wait for free space, in one queue, and requests that are started: reads that only
-//! the backing can answer, and writers that wait without a thread each.
+//! The queue of writers that wait for free space, and started requests: reads that only the backing
+//! can answer, and writers that wait without a thread each.
 //!
 //! Invariants:
-//! 1. Blocked writers append in the order of their arrival, and before writers that come later, so
-//!    that small records do not take the space that a large one waits for.
-//! 2. A failure to clean fails all writers that are blocked.
+//! 1. Blocked writers append in the order of their arrival, before later writers, so that small
+//!    records do not take the space that a large record waits for.
+//! 2. A failure to clean fails all blocked writers.
 //! 3. While the queue has a writer, the log counts as filling: the cleaner goes on, however empty
-//!    the log is. A record that does not fit behind the end of a lap needs more free space than
-//!    its length, so a log that is half empty may have none for it.
-//! 4. A started request is in the queue only while a thread cleans.
+//!    the log is. A record that does not fit into the rest of a lap needs more free space than its
+//!    length, so even a half empty log may lack the space.
+//! 4. A started request is in the queue only while a cleaner runs.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -27,7 +27,7 @@ use crate::stats::RequestKind;
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::tier::version_locks::Version;
 
-/// What the list of waits says of writers that are blocked.
+/// Names of a blocked writer and its resource in the list of waits.
 pub(super) const WHO: &str = "a write to the log";
 pub(super) const SPACE: &str = "free space in the log";
 
@@ -35,7 +35,7 @@ pub(super) const SPACE: &str = "free space in the log";
 #[derive(Default)]
 pub(super) struct Blocked {
     queue: Mutex<VecDeque<Writer>>,
-    /// Number of them, for a look without the lock.
+    /// Length of the queue, readable without the lock.
     count: AtomicU64,
     /// Number of threads that joined the queue so far.
     threads: AtomicU64,
@@ -43,20 +43,20 @@ pub(super) struct Blocked {
 
 /// A writer that waits for free space.
 enum Writer {
-    /// The cleaner appends its record.
+    /// A request: the cleaner appends its record.
     Request(AsyncRequest, Waiting),
-    /// The thread with this number appends its record itself.
+    /// A thread, by its number in the queue: it appends its record itself.
     Thread(u64),
 }
 
-/// The place of a thread in the queue, until this is dropped.
+/// A thread's membership in the queue, until this is dropped.
 pub(super) struct Turn<'a> {
     core: &'a Core,
     number: u64,
 }
 
 impl<'a> Turn<'a> {
-    /// Puts the calling thread into the queue.
+    /// Adds the calling thread to the queue.
     pub(super) fn join(core: &'a Core) -> Self {
         let number = core.blocked.threads.fetch_add(1, Ordering::Relaxed);
         let mut queue = core.blocked.queue.lock();
@@ -65,7 +65,7 @@ impl<'a> Turn<'a> {
         Turn { core, number }
     }
 
-    /// Whether the thread is the first in the queue.
+    /// Returns whether the thread is the first in the queue.
     pub(super) fn has_come(&self) -> bool {
         let queue = self.core.blocked.queue.lock();
         matches!(queue.front(), Some(Writer::Thread(number)) if *number == self.number)
@@ -89,12 +89,12 @@ impl Drop for Turn<'_> {
 }
 
 impl Blocked {
-    /// A writer waits: one that comes now goes behind it.
+    /// Returns whether a writer waits, so that a new writer must queue.
     pub(super) fn is_waiting(&self) -> bool {
         self.count.load(Ordering::SeqCst) > 0
     }
 
-    /// Takes the first writer, where that is a request. It still counts as waiting.
+    /// Takes the first writer if it is a request. It still counts as waiting.
     fn take_first(&self) -> Option<(AsyncRequest, Waiting)> {
         let mut queue = self.queue.lock();
         match queue.pop_front()? {
@@ -122,7 +122,7 @@ impl Blocked {
 }
 
 impl LogDevice {
-    /// [`BlockDevice::start`](crate::device::BlockDevice::start).
+    /// Implements [`BlockDevice::start`](crate::device::BlockDevice::start).
     pub(super) fn start_request(self: Arc<Self>, request: AsyncRequest) {
         let refused = match request.owned() {
             OwnedOperation::Read { .. } => self.start_read(request),
@@ -136,7 +136,7 @@ impl LogDevice {
         }
     }
 
-    /// Starts a read of which the log has nothing; returns any other.
+    /// Starts a read whose blocks are all in the backing; returns any other request.
     fn start_read(self: &Arc<Self>, mut request: AsyncRequest) -> Option<AsyncRequest> {
         let (offset, len) = request.operation().range();
         let core = &self.core;
@@ -144,8 +144,7 @@ impl LogDevice {
             return Some(request);
         }
         let blocks = core.blocks_of(offset, len);
-        // Before the index: a cleaning that began before this and has not ended is known by what
-        // the index says.
+        // Before the index, which still has the blocks of a cleaning in progress.
         let versions = core.versions_of(&blocks);
         let tail = core.ring.tail();
         if blocks.clone().any(|lba| core.index.find(lba, tail) != Location::Backing) {
@@ -168,14 +167,14 @@ impl LogDevice {
 }
 
 impl Core {
-    /// The versions of the groups of `blocks`.
+    /// Returns the versions of the groups of `blocks`.
     fn versions_of(&self, blocks: &Range<u64>) -> Vec<Version> {
         let groups = blocks.start / GROUP_BLOCKS..blocks.end.div_ceil(GROUP_BLOCKS);
         groups.map(|group| self.versions.version(group)).collect()
     }
 
-    /// Has the cleaner append a change once there is free space. Returns one that is several
-    /// records or finds free space now, and any where no thread cleans.
+    /// Queues a change for the cleaner, which appends it once there is free space. Returns the
+    /// request if it needs several records or finds free space now, or if no cleaner runs.
     fn start_change(&self, mut request: AsyncRequest) -> Option<AsyncRequest> {
         let (_, len) = request.operation().range();
         let is_write = matches!(request.owned(), OwnedOperation::Write { .. });
@@ -203,7 +202,7 @@ impl Core {
         self.used_bytes() + len + RECORD_ALIGN_BYTES <= self.ring.usable_bytes(Share::Data)
     }
 
-    /// Appends for blocked writers while there is free space. For the cleaner's thread.
+    /// Appends blocked requests while there is free space. For the cleaner's thread.
     pub(super) fn resume_blocked(&self) {
         loop {
             let Some((mut request, waiting)) = self.blocked.take_first() else { return };
@@ -222,7 +221,7 @@ impl Core {
         }
     }
 
-    /// Fails blocked writers, since the log cannot be cleaned. For the cleaner's thread.
+    /// Fails blocked requests, since the log cannot be cleaned. For the cleaner's thread.
     pub(super) fn fail_blocked(&self) {
         self.resume_blocked();
         for request in self.blocked.take_requests() {
@@ -230,9 +229,9 @@ impl Core {
         }
     }
 
-    /// The thread has stopped: blocked writers go on here, and clean.
+    /// Runs blocked requests, which clean the log themselves, after the cleaner's thread stopped.
     pub(super) fn end_blocking(&self, device: &impl BlockDevice) {
-        // A writer that joined the queue saw, under its lock, that the thread was running.
+        // None joins now: that needs a running cleaner, under the queue's lock.
         for request in self.blocked.take_requests() {
             request.run_on(device);
         }

@@ -1,4 +1,4 @@
-//! What a log device says of itself, and how it is drained and tuned.
+//! A log device as a tier: state, draining, settings, metrics.
 
 use serde_json::json;
 
@@ -29,7 +29,7 @@ const FAILURES: Metric = Metric::counter(
 const CLEAN_FROM: &str = "clean-from-pct";
 /// The batch of `NVCache`'s cleanup thread (figure 6 of its paper), in bytes of the log.
 const BATCH: &str = "batch";
-/// The largest batch: the cleaner has its blocks in memory.
+/// The largest batch: the cleaner holds its blocks in memory.
 const BATCH_BYTES_MAX: u64 = 64 << 20;
 
 impl LogDevice {

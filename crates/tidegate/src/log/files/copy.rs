@@ -12,8 +12,7 @@ use crate::log::pool::LogPool;
 /// Ignores the append mode of the descriptor. Allocates nothing.
 ///
 /// # Errors
-/// What the kernel says; part of the bytes may have been written then. Failed memory of the log is
-/// `EIO`.
+/// The kernel's error; part of the bytes may be written. `EIO` if the log's memory fails.
 pub fn copy_to_file(
     pool: &LogPool,
     position: u64,
@@ -44,7 +43,7 @@ fn read(pool: &LogPool, position: u64, buf: &mut [u8]) -> io::Result<()> {
 /// Writes all of `bytes` at byte `offset` of `file`, even through a descriptor in append mode.
 ///
 /// # Errors
-/// What the kernel says; part of the bytes may have been written then.
+/// The kernel's error; part of the bytes may be written.
 pub fn write_in_place(file: BorrowedFd<'_>, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match pwrite_in_place(file, bytes, offset) {
@@ -71,8 +70,7 @@ fn pwrite_in_place(file: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> rustix::i
     }
 }
 
-/// Returns whether [`write_in_place`] can write through this descriptor. In append mode this needs
-/// Linux 6.9.
+/// Returns whether [`write_in_place`] works on this descriptor; append mode needs Linux 6.9.
 pub fn can_write_in_place(file: BorrowedFd<'_>) -> bool {
     pwrite_in_place(file, &[], 0).is_ok()
 }

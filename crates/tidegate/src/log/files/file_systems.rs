@@ -1,5 +1,5 @@
-//! The pending changes of each file system: changes of names, attributes and sizes that the kernel
-//! has made and its journal may lack.
+//! The pending changes of each file system: names, attributes and sizes that the kernel has changed
+//! and its journal may lack.
 //!
 //! A sync that commits the journal makes all earlier changes durable (ext4 with a journal, XFS). So
 //! the log must not answer a sync while such changes are pending.
@@ -50,8 +50,7 @@ pub struct ChangeNumbers {
 }
 
 impl ChangeNumbers {
-    /// Returns the number in a file system; `None` if the change was not counted there, or its
-    /// number is not kept.
+    /// Returns the number in a file system, if the change was counted there and the number is kept.
     #[inline]
     pub fn of(&self, file_system: FileSystemRef) -> Option<u64> {
         let at = usize::try_from(file_system.0).ok()?;
@@ -120,8 +119,7 @@ pub(in crate::log) fn words(control: &Control, number: u64) -> Words<'_> {
     }
 }
 
-/// Returns the word for the kind of the change with this number. An older change may still have the
-/// word.
+/// Returns the word for the kind of a change; it may still have an older change.
 fn kind_word(control: &Control, file_system: u64, number: u64) -> &AtomicU64 {
     let at = file_system % FILE_SYSTEMS * KINDS + number % KINDS;
     control.memory().word(KINDS_AT + at * 8)
@@ -146,8 +144,7 @@ impl<'a> FileSystems<'a> {
         (0..FILE_SYSTEMS).find_map(|number| {
             let words = words(&self.ring.control, number);
             let found = match words.id.load(Ordering::Acquire) {
-                // If several threads find the slot free, the first one wins. The others have the
-                // same id, or try the next slot.
+                // One thread wins a free slot. The others have the same id, or try the next slot.
                 0 => words.id.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire),
                 other => Err(other),
             };
@@ -180,8 +177,7 @@ impl<'a> FileSystems<'a> {
         word.swap(has_copies.into(), Ordering::SeqCst) != u64::from(has_copies)
     }
 
-    /// Returns whether several file systems with the UUID of this one are mounted, as far as the
-    /// supervisor knows.
+    /// Returns whether several file systems with this UUID are known to be mounted.
     pub fn has_copies(self, file_system: FileSystemRef) -> bool {
         self.words(file_system).copies.load(Ordering::SeqCst) != 0
     }
@@ -199,8 +195,7 @@ impl<'a> FileSystems<'a> {
         self.count_everywhere(|_, _| ())
     }
 
-    /// Counts the creation of a regular file in each file system. Only syncs of directories wait
-    /// for the creation.
+    /// Counts a regular file's creation, which only syncs of directories wait for, everywhere.
     #[inline]
     pub fn note_creation_everywhere(self) -> ChangeNumbers {
         let set = |file_system, number| {
@@ -299,9 +294,8 @@ impl<'a> FileSystems<'a> {
         self.words(file_system).commits_alone.store(1, Ordering::SeqCst);
     }
 
-    /// Notes that a real sync has made a change durable that was done after
-    /// [`changes`](Self::changes) was `seen`. If the file system commits in order, all changes
-    /// counted by then are durable.
+    /// Notes that a real sync has made a change from after [`changes`](Self::changes) was `seen`
+    /// durable. If the file system commits in order, all changes counted by then are durable.
     pub fn committed(self, file_system: FileSystemRef, seen: u64) {
         let words = self.words(file_system);
         if words.commits_in_order.load(Ordering::Acquire) != 0 {

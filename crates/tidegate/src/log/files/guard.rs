@@ -2,8 +2,7 @@
 //!
 //! Invariants:
 //! 1. Records of one file are appended under its lock. The holder keeps the lock until the kernel
-//!    has done the operation too: the order of records is the order in which the page cache
-//!    changed.
+//!    has done the operation too: records have the order of the changes of the page cache.
 
 use std::time::Duration;
 
@@ -82,8 +81,7 @@ impl FileGuard<'_> {
         self.entry.last_end().load(Ordering::Relaxed) > self.log.ring.tail()
     }
 
-    /// Returns whether the log has changes of the file's bytes, size or names that are not retired
-    /// yet.
+    /// Returns whether the log has unretired changes of the file's bytes, size or names.
     pub fn has_live_changes(&self) -> bool {
         let changed_end = self.entry.changed_end().load(Ordering::Relaxed);
         changed_end.max(self.entry.names_end().load(Ordering::Relaxed)) > self.log.ring.tail()
@@ -116,10 +114,9 @@ impl FileGuard<'_> {
         self.pins() > 0 && self.is_logged()
     }
 
-    /// Removes the only pin of a sealed file, which must belong to this process: the file has not
-    /// changed around the log since [`unlogged`](Self::unlogged) was `unlogged`. Returns whether
-    /// the file is covered and its story goes on; `false` if another process has marked the file
-    /// since.
+    /// Removes the only pin of a sealed file, which this process must own: the file has not changed
+    /// around the log since [`unlogged`](Self::unlogged) was `unlogged`. Returns `false`, and keeps
+    /// the pin, if another process has marked the file since.
     pub fn unseal(&self, unlogged: u64) -> bool {
         let is_as_sealed = self.is_sealed() && self.pins() == 1 && self.unlogged() == unlogged;
         if is_as_sealed {
@@ -170,8 +167,7 @@ impl FileGuard<'_> {
         self.entry.set(flag::FAILED | flag::DROPPED);
     }
 
-    /// Notes that a sync of the file failed and has reported that. The cleaner must write the
-    /// file's records to it again.
+    /// Notes that a sync failed and reported it. The cleaner must write the file's records again.
     pub fn note_dropped(&self) {
         self.log.ring.distrust_kernel();
         self.entry.set(flag::DROPPED);

@@ -1,13 +1,11 @@
-//! Notes of the files that each process keeps unlogged, so that the supervisor can release the pins
-//! of a killed process.
+//! Notes of the files that processes keep unlogged, to release the pins of a killed process.
 //!
 //! Invariants:
 //! 1. A note stands for one pin of a file's entry. It is made after the pin and removed before it,
 //!    under the file's lock. If the process is killed in between, the pin stays; otherwise a pin
 //!    could be released twice, the second time in the place of another process's pin.
 //! 2. Without space for a note, the pin of a killed process stays for as long as the log is in use.
-//! 3. A process writes only notes that it has taken; the supervisor writes the notes of a dead
-//!    process.
+//! 3. A process writes only its own notes; the supervisor writes the notes of a dead process.
 
 use std::time::Duration;
 

@@ -124,8 +124,7 @@ impl<'a> Lanes<'a> {
             return;
         }
         let own = owner();
-        // The first free lane: a thread that begins a story looks at all up to the last one ever
-        // used.
+        // The first free lane, since the beginning of a story looks at all up to the last used one.
         let is_free =
             |number: &u64| lane(&self.log.ring.control, *number).owner.load(Ordering::Relaxed) == 0;
         let free = (0..LANES).find(|number| is_free(number) && self.take_lane(*number, 0, own));
@@ -151,8 +150,7 @@ impl<'a> Lanes<'a> {
         taken.is_ok()
     }
 
-    /// Clears the lane of a thread that has ended, and counts a change of names or attributes that
-    /// was in flight.
+    /// Clears the lane of a thread that has ended. Counts a metadata change that was in flight.
     fn reap_lane(self, lane: Lane<'_>) {
         if lane.in_flight.swap(0, Ordering::SeqCst) & METADATA != 0 {
             self.log.file_systems().note_change_everywhere();
@@ -188,8 +186,7 @@ impl<'a> Lanes<'a> {
         // A thread that takes a lane behind the last one raises the count before it announces a
         // write: if that lane is unseen here, the thread finds the entry.
         self.used_lanes().all(|lane| {
-            // The caller's own lane is idle, unless this is a handler that interrupted a write,
-            // which cannot end.
+            // The own lane is idle, unless this is a handler that interrupted a write.
             let is_own = own == Some(std::ptr::from_ref(lane.in_flight));
             let is_over = || !is_about(lane.in_flight.load(Ordering::SeqCst), said);
             while !is_over() {
@@ -203,8 +200,7 @@ impl<'a> Lanes<'a> {
     }
 }
 
-/// Forgets the thread's lane: loom's threads are one kernel thread, and each run of a model has
-/// lanes of its own.
+/// Forgets the thread's lane: each run of a loom model has lanes of its own, on one thread.
 #[cfg(all(test, loom))]
 pub(in crate::log) fn forget_own_lane() {
     OWN.set((0, 0));

@@ -1,9 +1,9 @@
 //! The state of `tidegate run` over the ring: the table of covered files, and messages between
 //! processes and the supervisor about files, file systems and programs.
 //!
-//! Map: [`Log`] finds files; `guard` is a file's lock; `story` has the span in which a file's
-//! changes are logged; `naming` covers new files and names; `supervising` is for the supervisor.
-//! Types of their own: [`FileSystems`], [`Lanes`], [`Processes`], [`Keepers`], [`Operations`],
+//! Map: [`Log`] finds files; `guard` is a file's lock; `story` begins and ends the logging of a
+//! file's changes; `naming` covers new files and names; `supervising` is for the supervisor. Types
+//! of their own: [`FileSystems`], [`Lanes`], [`Processes`], [`Keepers`], [`Operations`],
 //! [`RealSyncList`].
 
 pub(super) mod copy;
@@ -109,8 +109,7 @@ impl Log {
         table::find_only(&self.ring.control, key)
     }
 
-    /// Returns whether a file with these numbers may have an entry. Costs a load or two, takes no
-    /// lock.
+    /// Returns whether a file with these numbers may have an entry, with few loads and no lock.
     pub fn may_have(&self, device: u64, inode: u64) -> bool {
         table::may_have(&self.ring.control, device, inode)
     }
@@ -130,8 +129,7 @@ impl Log {
         self.entry(file).key()
     }
 
-    /// Returns the entries of the files with these ids; ids without an entry are left out. Walks
-    /// the table once.
+    /// Returns the entries that have one of these ids, by one walk through the table.
     pub fn files_with_ids(&self, ids: impl IntoIterator<Item = u64>) -> HashMap<u64, FileRef> {
         // Files without an id have 0 there.
         let wanted: HashSet<u64> = ids.into_iter().filter(|id| *id != 0).collect();

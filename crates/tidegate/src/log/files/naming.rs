@@ -3,8 +3,8 @@
 //!
 //! Invariants (B2, B8 and B9 of docs/decisions/run-logs-what-was-synced.md):
 //! 1. A [`RecordKind::Make`] or [`RecordKind::Name`] is appended under the lock of the names of its
-//!    file system, while [`NamesGuard::may_record`] holds. A Name's lock is held until the kernel
-//!    has made the change: the order of these records is the order in which the names changed.
+//!    file system, while [`NamesGuard::may_record`] holds. The lock for a Name is held until the
+//!    kernel has made the change: these records have the order of the changes.
 //! 2. The supervisor closes its descriptor of a file system under that lock, and only while the log
 //!    has no record of the file system's names.
 //! 3. A killed holder leaves the lock *orphaned*. No names are recorded until the file of the
@@ -83,16 +83,15 @@ impl<'a> FileSystems<'a> {
         Ok(NamesGuard { file_systems: self, file_system, _locked: locked })
     }
 
-    /// Asks the supervisor to hold a descriptor of the file system of `file`, whose story has
-    /// begun.
+    /// Asks the supervisor to hold the file system of `file`, whose story has begun.
     pub fn want_held(self, file_system: FileSystemRef, file: FileRef) {
         self.words(file_system).wanted_by.store(file.to_word(), Ordering::SeqCst);
         self.ring.control.want_held().store(1, std::sync::atomic::Ordering::SeqCst);
         self.ring.wake_cleaner();
     }
 
-    /// Returns the file systems with a call of [`want_held`](Self::want_held) since the last time,
-    /// each once, with a file on each.
+    /// Returns each file system that was [wanted](Self::want_held) since the last call, with a
+    /// file.
     pub fn take_wanted_held(self) -> Vec<(FileSystemRef, FileRef)> {
         if self.ring.control.want_held().swap(0, std::sync::atomic::Ordering::SeqCst) == 0 {
             return Vec::new();
@@ -110,8 +109,7 @@ impl<'a> FileSystems<'a> {
         self.ring.control.announce(KEPT_AT);
     }
 
-    /// Notes that the supervisor cannot hold the file system, or cannot find its files by their
-    /// handles. Callers then stop asking.
+    /// Notes for good that the supervisor cannot hold the file system, or find files by handle.
     pub fn refuse_held(self, file_system: FileSystemRef) {
         self.words(file_system).held.store(REFUSED, Ordering::SeqCst);
         self.ring.control.announce(KEPT_AT);
@@ -124,8 +122,7 @@ impl<'a> FileSystems<'a> {
             || self.words(file_system).held.load(Ordering::SeqCst) == REFUSED
     }
 
-    /// Returns whether the supervisor holds a descriptor of the file system, and can find its files
-    /// by their handles.
+    /// Returns whether the supervisor holds the file system and can find its files by handle.
     pub fn is_held(self, file_system: FileSystemRef) -> bool {
         self.words(file_system).held.load(Ordering::SeqCst) == HELD
     }
@@ -135,8 +132,7 @@ impl<'a> FileSystems<'a> {
         self.words(file_system).orphaned.load(Ordering::SeqCst) != 0
     }
 
-    /// Waits at most `timeout` for the supervisor to hold a descriptor of the file system. Returns
-    /// whether it does.
+    /// Waits at most `timeout` for the supervisor to hold the file system. Returns whether it does.
     pub fn wait_for_held(self, file_system: FileSystemRef, timeout: Duration) -> bool {
         let held = self.words(file_system).held;
         wait_for_supervisor(self.ring, timeout, || held.load(Ordering::SeqCst) != 0)
@@ -157,16 +153,14 @@ impl<'a> FileSystems<'a> {
             .filter(|since_ns| *since_ns != 0)
     }
 
-    /// Undoes [`take_names_since`](Self::take_names_since): records of names since `since_ns` were
-    /// not retired.
+    /// Undoes [`take_names_since`](Self::take_names_since), since records were not retired.
     pub fn names_remain(self, since_ns: u64) {
         self.ring.control.named_ns().store(since_ns, Ordering::SeqCst);
     }
 }
 
 impl Log {
-    /// Returns whether the log has the file's creation, or changes of its names, that are not
-    /// retired.
+    /// Returns whether the log has the file's creation or changes of its names, not retired.
     pub fn has_names(&self, file: FileRef) -> bool {
         let entry = self.entry(file);
         entry.has(flag::LOGGED)
@@ -186,8 +180,7 @@ impl Log {
 
 impl NamesGuard<'_> {
     /// Returns whether names of the file system may be recorded now: it commits in order, the
-    /// supervisor holds it, no holder of the lock was killed, and no process runs that cannot be
-    /// watched.
+    /// supervisor holds it, the lock is not orphaned, and all processes can be watched.
     pub fn may_record(&self) -> bool {
         self.file_systems.commits_in_order(self.file_system)
             && self.file_systems.is_held(self.file_system)
@@ -195,8 +188,7 @@ impl NamesGuard<'_> {
             && !self.file_systems.ring.control.is_suspended()
     }
 
-    /// Returns whether a former holder was killed, and [`repaired`](Self::repaired) was not called
-    /// since.
+    /// Returns whether a holder was killed since the last [`repaired`](Self::repaired).
     pub fn is_orphaned(&self) -> bool {
         self.file_systems.has_orphaned_names(self.file_system)
     }
@@ -287,8 +279,7 @@ impl FileGuard<'_> {
         self.entry.names_end().load(Ordering::SeqCst)
     }
 
-    /// Notes that a sync has promised the file's names: a real one, or one that the log answered
-    /// while nothing was pending.
+    /// Notes that a sync, real or answered while nothing was pending, has promised the names.
     pub fn names_synced(&self) {
         self.entry.clear(flag::NAMED);
     }

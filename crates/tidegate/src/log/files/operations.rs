@@ -57,8 +57,7 @@ pub struct Operations<'a> {
 }
 
 impl<'a> Operations<'a> {
-    /// Returns the interrupted operations of `process`, which must be dead: its slots that were
-    /// never freed.
+    /// Returns the interrupted operations of `process`, which must be dead.
     pub fn interrupted_by(self, process: u32) -> impl Iterator<Item = Interrupted> + 'a {
         self.taken_slots(move |slot_owner, _| process_of(slot_owner) == process)
     }
@@ -73,8 +72,7 @@ impl<'a> Operations<'a> {
         self.taken_slots(move |slot_owner, slot_file| slot_file == file && slot_owner != own)
     }
 
-    /// Returns all operations in progress. If all processes are dead, these are the interrupted
-    /// ones.
+    /// Returns all operations in progress; if all processes are dead, these are interrupted.
     pub fn all(self) -> impl Iterator<Item = Interrupted> + 'a {
         self.taken_slots(|_, _| true)
     }
@@ -101,9 +99,8 @@ impl<'a> Operations<'a> {
         })
     }
 
-    /// Makes a whole record durable, since its writer may have been killed before the fence. The
-    /// kernel may have done the operation; other programs then see the result, and their syncs rely
-    /// on the log.
+    /// Makes a whole record durable: its writer may have been killed before the fence, while the
+    /// kernel did the operation, other programs saw the result, and their syncs rely on the log.
     fn make_durable(self, interrupted: &Interrupted) {
         let Some(header) = &interrupted.header else { return };
         let persisted = self.log.ring.pool().persist_record(header);
@@ -131,8 +128,7 @@ impl<'a> Operations<'a> {
             && slot.record_position() == interrupted.record
     }
 
-    /// Frees the slot of an interrupted operation that is repaired. Does nothing if the slot serves
-    /// another operation by now.
+    /// Frees the slot of a repaired operation, unless it serves another operation by now.
     pub fn complete(self, interrupted: &Interrupted) {
         if self.is_interrupted(interrupted) {
             let slot = self.log.ring.control.slot(interrupted.slot);
@@ -143,9 +139,8 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Makes a file leave the log after a holder of its lock was killed, and frees the slots of
-    /// that holder's operations. `sync` makes the file and its names durable as the kernel has
-    /// them.
+    /// Makes a file leave the log after its lock's holder was killed, and frees the holder's slots.
+    /// `sync` makes the file and its names durable as the kernel has them.
     ///
     /// # Errors
     /// [`RepairError`]: the story goes on, since only the log has the promised changes. The file's

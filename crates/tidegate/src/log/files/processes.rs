@@ -3,8 +3,7 @@
 //!
 //! Invariants:
 //! 1. A word of the table stands for one version of a file: device, inode, size and times are in
-//!    the hash. A file that was changed a moment ago is not noted, since the next change may leave
-//!    its times equal.
+//!    the hash. A file that has just changed is not noted: another change may keep its times.
 //! 2. Any word may be overwritten at any time. An unknown program is read again.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -99,8 +98,7 @@ impl<'a> Processes<'a> {
 
     /// Undoes one [`suspend`](Self::suspend), after its process has ended.
     ///
-    /// Its changes of names, attributes and sizes were not counted, so this counts a change in each
-    /// file system.
+    /// Counts a change in each file system, since the process's own changes were not counted.
     pub fn resume_logging(self) {
         self.log.file_systems().note_change_everywhere();
         let less = |word: u64| (word & !FOR_GOOD > 0).then(|| word - 1);

@@ -1,5 +1,4 @@
-//! The story of a file: its beginning, from which on its changes are logged, the promises about it,
-//! and its end.
+//! The story of a file: its beginning, its promises and its end.
 //!
 //! A file is *plain* until a sync admits it. Its story begins with a definition; from then on its
 //! changes are logged. After the real sync a second definition says that the file is *covered*: all
@@ -10,9 +9,8 @@
 //! 1. A covered file has no change that the log lacks. Before such a change, the file leaves the
 //!    log: a real sync, then [`FileGuard::end_story`].
 //! 2. Bytes below `durable_size` of a dense file are known to be written and allocated on the disk,
-//!    or promised by a mark. A record that changes more than such bytes says that it grows the
-//!    file. Recovery applies it only if a mark follows, or as far as the disk already has the
-//!    growth.
+//!    or promised by a mark. A record that changes more than such bytes is marked as growth.
+//!    Recovery applies growth only if a mark follows, or as far as the disk already has it.
 //! 3. A mark is appended only if a sync that commits the journal would promise no more: nothing was
 //!    pending in the file system when that sync began.
 //!
@@ -29,8 +27,7 @@ use crate::log::ring::Ticket;
 use crate::sync::Ordering;
 use crate::tier::clock::now_ns;
 
-/// The shortest time between two checks of a file's size by syncs: a check takes as long as some
-/// syncs that the log answers.
+/// The least time between two checks of a file's size: one takes as long as a short sync.
 const CHECK_NS: u64 = 250_000;
 
 /// The state of a file around the real sync that admits it.
@@ -54,8 +51,7 @@ pub struct Change {
     /// It changed more than bytes that are known to be on the disk.
     pub grew: bool,
     /// The file system's count of changes from before the kernel put the inode into a transaction
-    /// of its journal, for a new size or new times; `None` if it did not. An `fsync` commits all
-    /// earlier changes too.
+    /// of its journal, if it did, for a new size or times. An `fsync` commits all these changes.
     pub journaled: Option<u64>,
     /// The file's new size in bytes.
     pub size: u64,
@@ -111,16 +107,15 @@ impl Log {
     }
 
     /// Returns how many stories have begun since the log is in use.
-    /// [`logged_with`](Self::logged_with) finds all of them. It may find one more that is not
+    /// [`logged_with`](Self::logged_with) finds each of these. It may find one more that is not
     /// counted yet; that story has made nothing durable.
     #[inline]
     pub fn stories(&self) -> u64 {
         self.ring.control.stories().load(Ordering::SeqCst)
     }
 
-    /// Counts a change of the names or attributes of a file whose changes are logged. The caller
-    /// calls this before the system call and after it. The file's next sync is real, since it must
-    /// make the change durable.
+    /// Counts a change of names or attributes of a logged file, before the system call and after
+    /// it. The file's next sync is real, to make the change durable.
     pub fn note_own_change(&self, file: FileRef) {
         let entry = self.entry(file);
         if entry.is_of(file) {
@@ -208,8 +203,7 @@ impl FileGuard<'_> {
         is_covered(self.log, &self.entry)
     }
 
-    /// Begins the file's story: from now on its changes are logged. The file has `size` bytes,
-    /// apart from plain writes in flight.
+    /// Begins the file's story. The file has `size` bytes, apart from plain writes in flight.
     ///
     /// # Errors
     /// [`AppendError`]: no story has begun.
@@ -230,8 +224,8 @@ impl FileGuard<'_> {
         Ok(())
     }
 
-    /// Covers the file after the real sync for which the caller took `state`. Returns `false` if
-    /// the file was changed around the log meanwhile, and is not covered.
+    /// Covers the file after a real sync; the caller took `state` around that sync. Returns `false`
+    /// if the file was changed around the log meanwhile, and is not covered.
     ///
     /// # Errors
     /// [`AppendError`]: the file is not covered.
@@ -294,8 +288,7 @@ impl FileGuard<'_> {
         Ok(())
     }
 
-    /// Ends a story whose records are all retired. Returns `false` if the log still has a record of
-    /// the file.
+    /// Ends a story whose records are all retired. Returns `false` if one is not retired.
     pub fn end_retired(&self) -> bool {
         let is_over = !self.is_live();
         if is_over {
@@ -305,14 +298,13 @@ impl FileGuard<'_> {
     }
 
     /// Returns whether a covered file was or may be changed without a record. It must leave before
-    /// the log gets another record of it.
+    /// the log gets another of its records.
     pub fn is_disturbed(&self) -> bool {
         self.entry.has(flag::COVERED)
             && self.unlogged() != self.entry.synced().load(Ordering::SeqCst)
     }
 
-    /// Returns the number of bytes, from the file's start, that are known to be on the disk or
-    /// promised.
+    /// Returns how many bytes, from the file's start, are known to be on the disk or promised.
     pub fn durable_size(&self) -> u64 {
         self.entry.durable_size().load(Ordering::Relaxed)
     }
@@ -322,8 +314,7 @@ impl FileGuard<'_> {
         self.entry.marked_at().load(Ordering::Relaxed)
     }
 
-    /// Returns whether a write that ends at byte `end` changes more than bytes that are known to be
-    /// on the disk.
+    /// Returns whether a write up to `end` changes more than bytes known to be on the disk.
     #[inline]
     pub fn grows(&self, end: u64) -> bool {
         !self.entry.has(flag::DENSE) || end > self.durable_size()
@@ -380,8 +371,7 @@ impl FileGuard<'_> {
         self.entry.has(flag::GREW)
     }
 
-    /// Returns the count of changes of the file's names and attributes, for
-    /// [`own_synced`](Self::own_synced).
+    /// Returns the count of changes of names and attributes, for [`own_synced`](Self::own_synced).
     pub fn own_changes(&self) -> u64 {
         self.entry.own_changes().load(Ordering::SeqCst)
     }
@@ -423,8 +413,7 @@ impl FileGuard<'_> {
         self.entry.journaled_changes().load(Ordering::Relaxed)
     }
 
-    /// Notes that a change of the file is in the journal. `changes` is the file system's count from
-    /// before the change.
+    /// Notes that a change of the file, after the file system's count `changes`, is in the journal.
     pub fn note_journaled(&self, changes: u64) {
         self.entry.journaled_changes().fetch_max(changes, Ordering::SeqCst);
     }
@@ -464,8 +453,7 @@ impl FileGuard<'_> {
     }
 
     /// Returns whether the file was overwritten since its last sync, so that a record must
-    /// [confirm](Self::confirm) that the kernel has done so. If the file has grown, the mark
-    /// confirms that.
+    /// [confirm](Self::confirm) that the kernel has done so. For growth, the mark does that.
     #[inline]
     pub fn is_unconfirmed(&self) -> bool {
         self.unsynced_bytes() > 0 && !self.has_grown()

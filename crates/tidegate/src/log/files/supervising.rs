@@ -22,8 +22,7 @@ impl Log {
         self.ring.wake_cleaner();
     }
 
-    /// Returns the files with a call of [`want_kept`](Self::want_kept) since the last time, each
-    /// once.
+    /// Returns each file that was [wanted](Self::want_kept) since the last call.
     pub fn take_wanted_kept(&self) -> Vec<FileRef> {
         if self.ring.control.want_kept().swap(0, std::sync::atomic::Ordering::SeqCst) == 0 {
             return Vec::new();
@@ -58,14 +57,12 @@ impl Log {
         self.entry(file).has(flag::KEPT)
     }
 
-    /// Waits at most `timeout` for the supervisor to hold a descriptor of the file. Returns whether
-    /// it does.
+    /// Waits at most `timeout` for the supervisor to hold the file. Returns whether it does.
     pub fn wait_for_kept(&self, file: FileRef, timeout: Duration) -> bool {
         wait_for_supervisor(&self.ring, timeout, || self.is_kept(file))
     }
 
-    /// Writes a heartbeat to the pool. Returns the position below which the kernel has done all
-    /// operations.
+    /// Writes a heartbeat. Returns the position below which the kernel has done all operations.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -123,8 +120,7 @@ impl Log {
         self.raise(file, flag::FAILED | flag::DROPPED)
     }
 
-    /// Notes that the cleaner could not yet write the records of a [dropped](Self::take_dropped)
-    /// file again.
+    /// Marks a [dropped](Self::take_dropped) file again that the cleaner could not write yet.
     ///
     /// # Errors
     /// [`LockError::Stale`]: the file is gone from the table.
@@ -148,8 +144,7 @@ impl Log {
         }
     }
 
-    /// Returns the ids of files whose logged data the kernel may have dropped after a failed
-    /// write-back, each once.
+    /// Returns each id of a file whose data the kernel may have dropped after a failed write-back.
     pub fn take_dropped(&self) -> Vec<u64> {
         let dropped = self.entries().filter(|(_, it)| it.take_flag(flag::DROPPED));
         dropped.map(|(_, entry)| entry.id().load(Ordering::Acquire)).collect()

@@ -1,5 +1,4 @@
-//! The supervisor's side of a log: chooses how far it may be retired, moves the tail, and copes
-//! with killed processes.
+//! Cleaning a log: chooses how far it may be retired, and moves the tail.
 //!
 //! Invariants:
 //! 1. Only the holder of the supervisor's lock chooses the goal and moves the tail.
@@ -55,12 +54,10 @@ impl Ring {
         self.with_definitions(position) == position
     }
 
-    /// Returns the largest position, at most `safe`, behind which each record has a definition of
-    /// its file too.
+    /// Returns the largest position up to `safe` behind which each record has its definition too.
     ///
-    /// Only records below the last goal matter: records behind the goal have definitions behind the
-    /// goal. The caller must have read the slots before: a writer stores its file's `last_end`
-    /// before it frees its slot.
+    /// Only records below the last goal matter: later ones have definitions behind the goal. The
+    /// caller has read the slots before: a writer stores `last_end` before it frees its slot.
     pub(in crate::log) fn with_definitions(&self, mut safe: u64) -> u64 {
         loop {
             let needed = table::all(&self.control).filter_map(|(_, entry)| {
@@ -75,15 +72,13 @@ impl Ring {
         }
     }
 
-    /// Returns the records from `start` to `end`, which [`safe_position`](Self::safe_position) has
-    /// returned.
+    /// Returns the records from `start` to a [`safe_position`](Self::safe_position).
     pub fn records(&self, start: u64, end: u64) -> Scanner<'_> {
         let lap_bytes = self.control.lap_bytes().load(Ordering::Acquire);
         Scanner::of_finished(&self.pool, start, end).in_laps_of(lap_bytes)
     }
 
-    /// Moves the tail to `position`: the operations of all records below are durable in their
-    /// files.
+    /// Moves the tail to `position`, once the files have the operations of all records below.
     ///
     /// # Errors
     /// [`LogError::Pmem`]; the tail has not moved.
@@ -103,8 +98,7 @@ impl Ring {
     }
 
     /// Gives writers the free space up to `position`, which must be retired. Rounds down to the
-    /// alignment of records: the limit follows from the tail that writers see, and the next tail
-    /// from the limit.
+    /// records' alignment: the limit follows from this tail, and the next tail from the limit.
     pub fn show_space(&self, position: u64) {
         let position = position - position % RECORD_ALIGN_BYTES;
         if self.control.tail().fetch_max(position, Ordering::SeqCst) < position {
@@ -156,8 +150,7 @@ impl Ring {
         self.announce_space();
     }
 
-    /// Returns whether [`stop_allocating`](Self::stop_allocating) has confined the ring to a part
-    /// of its space.
+    /// Returns whether [`stop_allocating`](Self::stop_allocating) has confined the ring.
     pub fn is_space_limited(&self) -> bool {
         self.control.lap_bytes().load(Ordering::Acquire) < self.pool.ring_bytes()
     }
@@ -166,8 +159,7 @@ impl Ring {
     /// after [`work`](Self::work) returned `seen`; at most `timeout`. May return early.
     pub fn wait_for_work(&self, seen: u32, position: u64, timeout: Option<Duration>) {
         self.control.wake_at().store(position, Ordering::SeqCst);
-        // A writer moves the head and then reads `wake_at`; here the order is reversed, so one of
-        // the two sees the other.
+        // A writer moves the head and then reads `wake_at`: one of the two sees the other.
         if self.head() < position {
             self.control.wait(WORK_AT, seen, timeout);
         }
@@ -196,8 +188,7 @@ impl Ring {
         self.control.blocked_writer().load(std::sync::atomic::Ordering::Acquire) != 0
     }
 
-    /// Clears the flag of a blocked writer. Returns whether a writer has found no free space since
-    /// the last call.
+    /// Takes the flag of a blocked writer: whether one found no free space since the last call.
     pub fn take_blocked_writer(&self) -> bool {
         self.control.blocked_writer().swap(0, std::sync::atomic::Ordering::AcqRel) != 0
     }
@@ -210,8 +201,7 @@ impl Ring {
         }
     }
 
-    /// Returns a number that changes whenever the log gains free space. A writer reads it before an
-    /// append that may find the log full.
+    /// Returns a number that changes with new free space, to read before an append that may fail.
     pub fn space_changes(&self) -> u32 {
         self.control.announced(SPACE_AT)
     }
@@ -250,15 +240,13 @@ impl Ring {
     }
 
     /// Notes durably that a write-back failed, after which the kernel may take pages for clean that
-    /// the disk lacks. The next opening of the pool then replays the whole log, even without a
-    /// crash of the machine.
+    /// the disk lacks. The next opening of the pool then replays the whole log.
     pub fn distrust_kernel(&self) {
         // If this store fails too, there is nothing better to do.
         let _ = self.pool.set_session(NO_BOOT);
     }
 
-    /// Notes that a record of names was appended. Wakes the cleaner for the first record of a
-    /// batch.
+    /// Notes that a record of names was appended. The first of a batch wakes the cleaner.
     pub(in crate::log) fn note_names(&self) {
         let named_ns = self.control.named_ns();
         if named_ns.load(Ordering::SeqCst) == 0 {

@@ -1,13 +1,11 @@
-//! The ring of records: space, append, cleaning. A device uses the ring alone; files are a layer on
-//! top.
+//! The ring of records: space, append, cleaning. Devices use it directly, files through `files`.
 //!
 //! Invariants:
 //! 1. A [`Ticket`] holds a slot from before it reserves free space until its operation is done. The
 //!    cleaner looks at all slots after it has chosen its goal, so it never retires a record whose
 //!    operation the kernel may still have to do.
-//! 2. A record names its file by an id. The id's definition is not retired before the record: the
-//!    slot's bound is not above the definition, and a writer replaces a definition below the
-//!    cleaner's goal by a new one.
+//! 2. A record names its file by an id, whose definition is not retired before the record: the
+//!    slot's bound is not above it, and a definition below the cleaner's goal is written anew.
 //!
 //! Why both hold without a lock: the writer stores its bound and then reads head and goal. The
 //! cleaner stores the goal, which is a head it has read, and then reads the bounds. All four
@@ -53,8 +51,7 @@ pub struct Ring {
 /// The right to clean a log. Dropping the guard, or the thread's death, releases the right.
 pub struct Supervision<'a>(#[expect(dead_code, reason = "held, not looked at")] Locked<'a>);
 
-/// A slot, for the operation of one thread on one file. Dropping the ticket says that the kernel
-/// has done the operation.
+/// A slot for a thread's operation on a file; dropping it says that the kernel has done that.
 pub struct Ticket<'a> {
     ring: &'a Ring,
     entry: Entry<'a>,
@@ -80,13 +77,11 @@ impl Ring {
         // A process that was killed while it raised the limit may have stored it without a fence.
         // The tail must not be durable before the limit.
         pool.set_limit(limit)?;
-        // Space between tail and limit was reserved before: a new record there could have the
-        // position of an old one.
+        // Space between tail and limit may have old records with positions of new ones.
         pool.set_tail(limit)?;
         let mut position = limit;
         if allocated_bytes < pool.ring_bytes() {
-            // Begins at the ring's start, which has space: a program that writes little needs no
-            // more.
+            // At the ring's start, which has space: enough for a program that writes little.
             position = limit.next_multiple_of(pool.ring_bytes());
             pool.set_limit(position)?;
             pool.set_tail(position)?;
@@ -121,8 +116,7 @@ impl Ring {
         pool.set_tail(tail)?;
         pool.set_limit(limit)?;
         let has_gap = doubtful_from < limit;
-        // Without space for the gap record, the log states no finished position until it is
-        // cleaned.
+        // Without space for the gap, no finished position is stated until the log is cleaned.
         let is_told = !has_gap || pool.append_gap(doubtful_from).is_ok();
         let limit = pool.limit()?;
         let start = Start {
@@ -136,8 +130,8 @@ impl Ring {
         Ok(Self::of(pool, Control::init(memory, start)))
     }
 
-    /// Joins, from another process, a log that a supervisor has started. Takes no lock and installs
-    /// no signal handler there.
+    /// Joins a log that a supervisor in another process has started. Takes no lock and installs no
+    /// signal handler.
     ///
     /// # Errors
     /// [`LogError`] if no supervisor has started this log.
@@ -146,8 +140,7 @@ impl Ring {
         Self::resume(LogPool::open(Arc::new(Region::open(pool, &options)?))?, control)
     }
 
-    /// Takes over a log whose supervisor died. Processes may still use its control memory, at
-    /// `control`.
+    /// Takes over a log whose supervisor died, with the control memory that processes still use.
     ///
     /// # Errors
     /// [`LogError`] if the control memory is missing, or belongs to another pool.
@@ -209,8 +202,7 @@ impl Ring {
         self.control.memory().is_held(SUPERVISOR_LOCK_AT)
     }
 
-    /// Acquires the right to clean the log for as long as the guard and the calling thread live.
-    /// Waits at most `timeout`.
+    /// Acquires the right to clean the log, for as long as guard and thread live, within `timeout`.
     ///
     /// # Errors
     /// [`LockFailure::TimedOut`]: another thread has it.

@@ -123,14 +123,12 @@ impl Ring {
             self.control.tail().load(Ordering::Acquire) + self.usable_bytes(Share::Reserve);
         let raised = raised.min(usable_end).max(end);
         self.pool.set_limit(raised).map_err(|_| AppendError::Memory)?;
-        // After the persistent limit: a writer that sees this value may acknowledge records below
-        // it.
+        // After the persistent limit: it allows writers to acknowledge records below it.
         limit.store(raised, Ordering::Release);
         Ok(())
     }
 
-    /// Acquires the limit's lock. Holders keep it for a store and a fence, so spinning mostly
-    /// avoids a sleep.
+    /// Acquires the limit's lock, which holders keep for a store and a fence only.
     fn lock_limit(&self) -> Result<Locked<'_>, AppendError> {
         for _ in 0..LOOKS {
             match self.control.memory().try_lock(LIMIT_LOCK_AT) {

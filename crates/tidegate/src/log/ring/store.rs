@@ -17,8 +17,7 @@ use crate::sync::Ordering;
 const CHUNK_BYTES: usize = 4096;
 const SMALL_BYTES: usize = 512;
 
-/// Returns the gap record before `position`, which begins a lap: space from `from` to it has no
-/// record.
+/// Returns the gap record before `position`, the first of a lap: no record is from `from` to it.
 fn gap(from: u64, position: u64, finished: u64) -> Header {
     let position = position - RECORD_ALIGN_BYTES;
     Header { position, aux: from, finished, ..Header::of(RecordKind::Gap) }
@@ -74,8 +73,7 @@ impl Ring {
             // The record begins a lap, and a gap covers the rest of the former one.
             self.seal(&gap(reserved.from, position, draft.finished))?;
         }
-        // Announced before the record is whole, so that the lock's next owner finds the record of a
-        // killed writer.
+        // Before the record is whole, so that the next owner of the lock finds it after a crash.
         slot.record.store(position, Ordering::Release);
         let payload = u64::from(draft.payload_bytes);
         let payload_checksum = if payload <= SMALL_BYTES as u64 {
@@ -90,8 +88,7 @@ impl Ring {
     }
 
     /// Stores the payload of the record at `position`. Returns the checksum of the stored bytes:
-    /// another thread of the program may change `parts` meanwhile, as databases do with pages that
-    /// they write.
+    /// another thread may change `parts` meanwhile, as databases do with pages that they write.
     fn store_payload<const CHUNK: usize>(
         &self,
         position: u64,
@@ -103,8 +100,7 @@ impl Ring {
         region.write_streaming_crc32c::<CHUNK>(to, parts).map_err(|_| AppendError::Memory)
     }
 
-    /// Stores the header of a record whose payload is stored, and makes both durable with one
-    /// fence.
+    /// Stores the header of a record behind its payload, and makes both durable with one fence.
     fn seal(&self, header: &Header) -> Result<(), AppendError> {
         let region = self.pool.region();
         let at = self.pool.region_offset(header.position);

@@ -20,8 +20,7 @@ impl Ticket<'_> {
         self.define_marked(definition, 0)
     }
 
-    /// Appends a definition that also says that growth in records before `marked_until` is
-    /// promised.
+    /// Appends a definition that also promises growth in records before `marked_until`.
     pub(in crate::log) fn define_marked(
         &mut self,
         definition: &Definition<'_>,
@@ -42,8 +41,7 @@ impl Ticket<'_> {
     }
 
     /// Appends that `parts` are written at byte `offset`. Returns the record's position. With
-    /// `grows`, the write changes more than bytes that are known to be written and allocated on the
-    /// disk.
+    /// `grows`, not all of the bytes there are known to be written and allocated on the disk.
     ///
     /// # Errors
     /// [`AppendError`].
@@ -64,8 +62,7 @@ impl Ticket<'_> {
         self.ring.stats().add_write(self.number, bytes);
     }
 
-    /// Appends that the file's size becomes `size`; with `grows`, the size was smaller. Returns the
-    /// record's position.
+    /// Appends a new size, larger than before with `grows`. Returns the record's position.
     ///
     /// # Errors
     /// [`AppendError`].
@@ -107,8 +104,7 @@ impl Ticket<'_> {
         Ok(())
     }
 
-    /// Appends that the operation of the record at `position` failed. Returns the new record's
-    /// position.
+    /// Appends that the operation of the record at `position` failed. Returns its own position.
     ///
     /// # Errors
     /// [`AppendError`].
@@ -118,9 +114,9 @@ impl Ticket<'_> {
     }
 
     /// Appends that the names of the file are about to change. Returns the record's position. The
-    /// caller holds the names' lock. It keeps the ticket until the kernel has made the change and
-    /// the caller has called [`FileGuard::note_named`](crate::log::FileGuard::note_named), or has
-    /// [voided](Self::void) the record.
+    /// caller holds the names' lock. It drops the ticket after it has
+    /// [noted](crate::log::FileGuard::note_named) the kernel's change or [voided](Self::void) the
+    /// record.
     ///
     /// # Errors
     /// [`AppendError`]; [`AppendError::Unsound`] for a name that is impossible in a directory.
@@ -133,8 +129,8 @@ impl Ticket<'_> {
     }
 
     /// Appends a whole file: `content`, the name and attributes of `make`, and the ctime. Returns
-    /// the record's position. Without `is_last` the record has no times, since the program may
-    /// write more without a record.
+    /// the record's position. Unless it `is_last`, it has no times: writes without a record may
+    /// follow.
     pub(in crate::log) fn make(
         &mut self,
         (make, content, changed_ns): (&Make<'_>, &[u8], u64),

@@ -23,8 +23,7 @@ impl Touched {
         Self { words: (0..words).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Calls `touch` with the first and the last word of each new part of the `len` bytes at
-    /// `offset`.
+    /// Calls `touch` with the first and last word of each new part of `len` bytes at `offset`.
     #[inline]
     pub(in crate::log) fn note(&self, offset: u64, len: u64, touch: impl Fn(u64)) {
         for part in offset / PART_BYTES..=(offset + len.max(1) - 1) / PART_BYTES {
@@ -33,8 +32,7 @@ impl Touched {
             let bit = 1 << (part % 64);
             if word.load(Ordering::Relaxed) & bit == 0 {
                 word.fetch_or(bit, Ordering::Relaxed);
-                // The kernel's parts may be aligned differently: two loads, at both ends, cover
-                // this one.
+                // The kernel's parts may be aligned differently: loads at both ends map all.
                 touch(part * PART_BYTES);
                 touch((part + 1) * PART_BYTES - 8);
             }
