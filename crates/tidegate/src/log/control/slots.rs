@@ -65,8 +65,7 @@ impl Control {
         self.word(SLOTS_AT + number * SLOT_BYTES + 32 + which * 8)
     }
 
-    /// Takes a free slot, near a hash of the thread so that threads seldom contend, if there is
-    /// one.
+    /// Takes a free slot, if any, near a hash of the thread, so that threads seldom contend.
     pub(in crate::log) fn take_slot(&self) -> Option<(u64, SlotWords<'_>)> {
         let owner = owner();
         let first = owner.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. The table's shape (buckets, chains, files of entries) changes under the table's lock only.
-//! 2. An entry's other words change under the entry's lock, or may change at any time.
+//! 2. An entry's other words change under the entry's lock; some atomics may change at any time.
 //! 3. An entry is given to another file only while its lock is free, none of its records is live,
 //!    nothing changes the file in ways that are not logged, and no interrupted operation on the
 //!    file is incomplete. Its generation grows then, so that references to the former file are

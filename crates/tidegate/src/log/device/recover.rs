@@ -248,7 +248,8 @@ impl Binding {
     }
 }
 
-/// Adopts the device's definition, or appends one, in a log that is emptied first if too full.
+/// Adopts the device's definition, or appends one. A log without space for the next definition is
+/// emptied first.
 fn adopt(core: &Core, definition: Option<Defined>) -> Result<()> {
     let entry = table::entry(&core.ring.control, core.file.index);
     let mut is_ours = false;

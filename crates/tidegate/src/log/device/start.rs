@@ -231,7 +231,7 @@ impl Core {
 
     /// Runs blocked requests, which clean the log themselves, after the cleaner's thread stopped.
     pub(super) fn end_blocking(&self, device: &impl BlockDevice) {
-        // None joins now: that needs a running cleaner, under the queue's lock.
+        // No request joins now: it checks for a running cleaner under the queue's lock.
         for request in self.blocked.take_requests() {
             request.run_on(device);
         }

@@ -1,5 +1,4 @@
-//! The log as a device, in one process: what it promises, what its backing sees, and what it keeps
-//! from it.
+//! The log as a device, in one process: its promises, and the requests to its backing.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -97,7 +96,7 @@ fn a_write_costs_one_fence_and_is_there_after_reopening() {
     assert_eq!(device.core.ring.pool().session().unwrap(), Some(NO_BOOT));
 }
 
-/// A log that keeps its records at its end waits for no cleaner, and asks the backing for nothing.
+/// A log that keeps its records when it closes neither waits for the cleaner nor uses the backing.
 #[test]
 fn a_log_that_stops_destaging_keeps_its_records() {
     let (region, below) = (region(), Arc::new(Fault::new(backing(), 1)));
@@ -111,7 +110,7 @@ fn a_log_that_stops_destaging_keeps_its_records() {
     device.flush().unwrap();
     assert!(device.state().pending_bytes > 0);
     drop(device);
-    // The thread that hangs has the region still.
+    // Copied, since the hanging thread still holds the region.
     let mut image = vec![0; usize::try_from(POOL_BYTES).unwrap()];
     region.read(0, &mut image).unwrap();
     let copy = Arc::new(Region::anonymous(POOL_BYTES).unwrap());
@@ -143,7 +142,7 @@ fn what_a_log_has_for_the_backing_is_pending_from_its_first_change_on() {
 fn a_hot_block_reaches_the_backing_once() {
     let below = Arc::new(Fault::new(backing(), 1));
     let device = try_open(&region(), &below, 1, without_thread()).unwrap();
-    // Counts: the rule never fires.
+    // The rule never fires; it counts writes.
     below.add(Rule::new(&[Op::Write], When::From(u64::MAX), Effect::Disappear));
     for round in 0..100 {
         write(&device, 7, round).unwrap();
@@ -160,7 +159,7 @@ fn a_full_log_is_cleaned_by_its_writers_or_by_the_thread() {
     for options in [LogDeviceOptions::default(), without_thread()] {
         let (region, backing) = (region(), backing());
         let device = try_open(&region, &backing, 1, options).unwrap();
-        // Some 16 MiB through 1 MiB, from three threads, each with blocks of its own.
+        // About 16 MiB through a log of 1 MiB, from three threads with blocks of their own.
         std::thread::scope(|scope| {
             for thread in 0..3_usize {
                 let device = &device;
@@ -215,7 +214,7 @@ fn a_backing_that_fails_loses_nothing_and_is_tried_again() {
             below.add(Rule::new(&[op], When::Always, Effect::Fail(kind)));
             assert_eq!(device.drain().unwrap_err().kind(), kind);
             device.flush().expect("all is durable in the log");
-            // The log goes on until it is full, and then says why it takes no more.
+            // The log accepts writes until it is full, then names the backing's error.
             let refused = (50..1024).find_map(|lba| write(&device, lba, 2).err()).unwrap();
             assert_eq!(refused.kind(), kind);
             assert_eq!((read(&device, 7), read(&device, 60)), (1, 2));
@@ -227,7 +226,7 @@ fn a_backing_that_fails_loses_nothing_and_is_tried_again() {
     }
 }
 
-/// What the log itself cannot read any more is no failure of the backing.
+/// A record that the log itself cannot read is not a failure of the backing.
 #[test]
 fn a_log_whose_memory_failed_is_reported_by_the_next_flush() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -238,7 +237,7 @@ fn a_log_whose_memory_failed_is_reported_by_the_next_flush() {
     let device = try_open(&region, &backing(), 1, without_thread()).unwrap();
     (0..50).for_each(|lba| write(&device, lba, 1).unwrap());
     device.flush().unwrap();
-    // Most of the records.
+    // Cuts off most of the records.
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     file.set_len(POOL_BYTES / 16).unwrap();
     device.drain().unwrap_err();
@@ -325,7 +324,7 @@ fn a_log_with_records_for_another_backing_is_refused() {
     let small = Arc::new(MemoryDevice::new(4096, 1).unwrap());
     let refused = try_open(&region, &small, 1, LogDeviceOptions::default()).err().unwrap();
     assert!(matches!(refused, LogDeviceError::Misfit { offset: 4096, .. }), "{refused}");
-    // Once all of it is destaged, another backing may have the log; by force, at once, with its
+    // Once all records are destaged, another backing may have the log; with force, at once with the
     // records.
     let device = open(&region, &one);
     device.drain().unwrap();
@@ -354,7 +353,7 @@ fn a_log_without_free_space_opens() {
     let written = (0..1024).take_while(|lba| write(&device, *lba, 3).is_ok()).count();
     drop(device);
     below.heal();
-    // Opened again and again without cleaning, each time at the limit.
+    // Opens the log repeatedly without cleaning; each opening begins at the limit.
     for _ in 0..40 {
         drop(try_open(&region, &below, 1, without_thread()).unwrap());
     }
@@ -492,7 +491,7 @@ fn write_of(lba: usize, byte: u8) -> OwnedOperation {
     OwnedOperation::Write { offset: (lba * BLOCK) as u64, buffer, flags: WriteFlags::default() }
 }
 
-/// A log before a backing all of whose requests hang.
+/// Returns a log before a backing that hangs on all requests.
 fn before_hung() -> (Arc<LogDevice>, Arc<Fault>) {
     let below = Arc::new(Fault::new(backing(), 1));
     let device = Arc::new(open(&region(), &below));
@@ -514,7 +513,7 @@ fn what_the_log_holds_never_waits_for_the_backing() {
     below.heal();
 }
 
-/// More reads than there are threads wait in the backing together.
+/// More reads than there are threads can wait in the backing at once.
 #[test]
 fn reads_of_the_backing_wait_without_a_thread() {
     let (device, below) = before_hung();
@@ -533,8 +532,7 @@ fn reads_of_the_backing_wait_without_a_thread() {
     }
 }
 
-/// Writers that find the log full wait without a thread, and go on in their order when it is
-/// cleaned.
+/// Writers that find the log full wait without a thread. They go on in order after cleaning.
 #[test]
 fn blocked_writers_wait_without_a_thread() {
     let (device, below) = before_hung();
@@ -546,7 +544,7 @@ fn blocked_writers_wait_without_a_thread() {
     let blocked: Vec<_> = (0..100).map(|_| start(&device, write_of(5, 2))).collect();
     let last = start(&device, write_of(5, 3));
     assert!(blocked.iter().all(|ended| ended.try_recv().is_err()));
-    // A write that comes later waits for those that came before.
+    // A later write waits for the earlier ones.
     assert!(write_at_once(&device, 6, 9).is_none());
     below.heal();
     below.release();
@@ -573,7 +571,7 @@ fn blocked_writers_fail_with_the_backing() {
     assert_eq!(read(&*device, 5), 1);
 }
 
-/// The device goes on by itself without its thread: what was blocked is written, by cleaning.
+/// Without its thread, the device cleans the log and completes the blocked writes.
 #[test]
 fn blocked_writers_end_with_the_thread() {
     let (device, below) = before_hung();
@@ -592,8 +590,8 @@ fn blocked_writers_end_with_the_thread() {
     assert!(ended.into_iter().all(|ended| ended.recv().unwrap().1.is_ok()));
 }
 
-/// Writes and zeroes of any length end in the smallest logs, from whatever share on those are
-/// cleaned, started or by a thread. The ring ends at another place of a record in each round.
+/// Writes and zeroes of any length complete in the smallest logs, for any `clean_from_bytes`,
+/// started or with a thread. The end of the ring falls into another part of a record in each round.
 #[test]
 fn changes_larger_than_the_log_end_from_every_share_on() {
     const TIMEOUT: Duration = Duration::from_secs(60);

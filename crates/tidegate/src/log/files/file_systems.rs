@@ -195,7 +195,7 @@ impl<'a> FileSystems<'a> {
         self.count_everywhere(|_, _| ())
     }
 
-    /// Counts a regular file's creation, which only syncs of directories wait for, everywhere.
+    /// Counts a regular file's creation in each file system; it holds up syncs of directories only.
     #[inline]
     pub fn note_creation_everywhere(self) -> ChangeNumbers {
         let set = |file_system, number| {

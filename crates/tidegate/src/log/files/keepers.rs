@@ -1,9 +1,10 @@
 //! Notes of the files that processes keep unlogged, to release the pins of a killed process.
 //!
 //! Invariants:
-//! 1. A note stands for one pin of a file's entry. It is made after the pin and removed before it,
-//!    under the file's lock. If the process is killed in between, the pin stays; otherwise a pin
-//!    could be released twice, the second time in the place of another process's pin.
+//! 1. A note stands for one pin of a file's entry. A process adds the note after the pin and
+//!    removes it before the pin, under the file's lock. A process that is killed in between leaves
+//!    a pin that stays; the other order could release a pin twice, the second time another
+//!    process's pin.
 //! 2. Without space for a note, the pin of a killed process stays for as long as the log is in use.
 //! 3. A process writes only its own notes; the supervisor writes the notes of a dead process.
 

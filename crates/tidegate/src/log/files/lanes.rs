@@ -186,7 +186,8 @@ impl<'a> Lanes<'a> {
         // A thread that takes a lane behind the last one raises the count before it announces a
         // write: if that lane is unseen here, the thread finds the entry.
         self.used_lanes().all(|lane| {
-            // The own lane is idle, unless this is a handler that interrupted a write.
+            // The own lane is idle, unless this handler interrupted a write, which cannot end
+            // meanwhile.
             let is_own = own == Some(std::ptr::from_ref(lane.in_flight));
             let is_over = || !is_about(lane.in_flight.load(Ordering::SeqCst), said);
             while !is_over() {
@@ -293,7 +294,7 @@ mod tests {
         log.lanes().release_of(crate::log::current_process());
         assert!(log.file_systems().is_pending(fs));
         assert!(log.lanes().wait_for_plain(1, 7, SHORT), "and is in flight no more");
-        // An entry for the file does not matter here.
+        // An entry for the file makes no difference here.
         log.entry_for(&key(7)).unwrap();
     }
 }

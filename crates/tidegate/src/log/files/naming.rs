@@ -90,8 +90,8 @@ impl<'a> FileSystems<'a> {
         self.ring.wake_cleaner();
     }
 
-    /// Returns each file system that was [wanted](Self::want_held) since the last call, with a
-    /// file.
+    /// Returns each file system [wanted](Self::want_held) since the last call, and one of its
+    /// files.
     pub fn take_wanted_held(self) -> Vec<(FileSystemRef, FileRef)> {
         if self.ring.control.want_held().swap(0, std::sync::atomic::Ordering::SeqCst) == 0 {
             return Vec::new();

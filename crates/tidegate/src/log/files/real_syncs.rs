@@ -1,7 +1,7 @@
 //! The real syncs: a list of the files, processes and causes with the most syncs.
 //!
 //! Invariants:
-//! 1. The list is for people only: a process that dies while it changes it leaves a row wrong.
+//! 1. The list is for people only: a process's death during a change leaves one row wrong.
 //! 2. The rows and the number of unlisted syncs add up to all syncs. A full list gives up the row
 //!    with the fewest syncs, which then count as unlisted.
 //! 3. Adding a sync neither waits nor allocates: while the lock is held, the sync counts as

@@ -413,7 +413,7 @@ impl FileGuard<'_> {
         self.entry.journaled_changes().load(Ordering::Relaxed)
     }
 
-    /// Notes that a change of the file, after the file system's count `changes`, is in the journal.
+    /// Notes a change of the file in the journal; `changes` is the file system's count before that.
     pub fn note_journaled(&self, changes: u64) {
         self.entry.journaled_changes().fetch_max(changes, Ordering::SeqCst);
     }
@@ -489,7 +489,7 @@ mod tests {
         log.entry_for(&key(1)).unwrap()
     }
 
-    /// Covers the file, of `size` bytes that are all written.
+    /// Covers the file, whose `size` bytes are all written.
     fn cover(log: &Log, size: u64) -> bool {
         let guard = log.lock(file(log)).unwrap();
         guard.begin_story(&definition(1), 100).unwrap();

@@ -221,7 +221,7 @@ impl Ring {
         let mut ticket = self.claim(file)?;
         ticket.is_dated = true;
         let slot = ticket.slot;
-        // The module's documentation explains the order and the orderings.
+        // The module's documentation explains the order of these accesses and their orderings.
         let head = self.control.head().load(Ordering::SeqCst);
         let defined_at = ticket.entry.defined_at().load(Ordering::Relaxed);
         let bound = if defined_at == 0 { head } else { defined_at.min(head) };

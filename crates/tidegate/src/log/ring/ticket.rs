@@ -129,7 +129,7 @@ impl Ticket<'_> {
     }
 
     /// Appends a whole file: `content`, the name and attributes of `make`, and the ctime. Returns
-    /// the record's position. Unless it `is_last`, it has no times: writes without a record may
+    /// the record's position. Without `is_last` it has no times: writes without a record may
     /// follow.
     pub(in crate::log) fn make(
         &mut self,
