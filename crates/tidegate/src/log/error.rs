@@ -111,7 +111,7 @@ pub enum AppendError {
     /// The log has no free space until the cleaner moves the tail.
     #[error("the log is full")]
     Full,
-    /// More threads are in the middle of an operation than there are slots.
+    /// More operations are in progress than there are slots.
     #[error("no slot is free")]
     NoSlot,
     /// The record is larger than a quarter of the log.

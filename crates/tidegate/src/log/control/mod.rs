@@ -192,8 +192,8 @@ impl Control {
         /// When the first record of names was appended that the cleaner does not yet retire, in
         /// nanoseconds of the monotonic clock; 0: there is none.
         named_ns at 736;
-        /// The most that the clock of file times was ahead of the clock since boot, which nobody
-        /// sets, in nanoseconds.
+        /// The most that the clock of file times was ahead of the clock since boot, which is never
+        /// set, in nanoseconds.
         clock_ahead_ns at 752;
         /// How many lanes, from the first on, were ever used.
         lanes_used at 760;

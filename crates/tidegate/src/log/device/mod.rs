@@ -165,7 +165,7 @@ impl LogDevice {
         Cleaner(Arc::clone(&self.core))
     }
 
-    /// Returns what opening has found in the log.
+    /// Returns the content of the log at its opening.
     pub fn recovered(&self) -> &Recovered {
         &self.recovered
     }

@@ -29,7 +29,7 @@ use crate::sync::{AtomicU64, Ordering};
 
 /// Changes of each file system whose kind is known: the last ones.
 const KINDS: u64 = 1024;
-/// Settled numbers that are skipped one by one before `committed` moves past them.
+/// Numbers taken off that are skipped one by one before `committed` moves past them.
 const LOOKS: u64 = 16;
 /// File systems that a [`ChangeNumbers`] covers.
 const TRACKED: usize = 4;
