@@ -1,12 +1,13 @@
-//! Admission and leaving: at which sync a plain file is covered, and how it becomes plain again.
+//! Admission and leaving: decides which sync covers a plain file, and how a file becomes plain
+//! again.
 //!
 //! Invariants:
 //! 1. A file is covered whole or not at all. Only a real sync, or a record of all of the file,
 //!    covers it.
-//! 2. No file is covered of which an overwrite changes more than bytes and times: the log answers
-//!    an `fdatasync` after mere overwrites because the kernel would commit nothing for it.
-//! 3. A file leaves by a real sync and the end of its story, in this order: recovery never puts
-//!    older bytes over newer ones.
+//! 2. A file is covered only if an overwrite changes nothing but its bytes and times. The log
+//!    answers an `fdatasync` after overwrites because the kernel would commit nothing for it.
+//! 3. A file leaves by a real sync and then the end of its story: recovery never writes older bytes
+//!    over newer ones.
 //!
 //! Entry points: [`decide_admission`], [`is_overwritten_in_place`], [`decide_begin`];
 //! [`decide_leave`], [`leaves_unrecorded`].
@@ -15,22 +16,22 @@ use super::cause::Cause;
 use crate::log::control::stats::Counter;
 use crate::log::files::FileGuard;
 
-/// The sync of a descriptor that covers its file however young that is.
+/// The number of syncs of a descriptor after which its file is covered even if the file is young.
 const COVER_YOUNG_AFTER: u32 = 8;
 /// Bits of the mode that a write clears: set-user-ID and set-group-ID.
 const SET_ID_BITS: u32 = 0o6000;
-/// Flag of a file of ext4 whose data goes through the journal.
+/// Flag of an ext4 file whose data goes through the journal.
 const FS_JOURNAL_DATA_FL: u32 = 0x4000;
-/// Flag of a file of XFS on the real-time device, which may be one that is never overwritten.
+/// Flag of an XFS file on the real-time device, which may never be overwritten in place.
 const FS_XFLAG_REALTIME: u32 = 0x1;
 
-/// What a process knows of a plain file that it syncs.
+/// Facts of a process about a plain file that it syncs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools, reason = "independent facts")]
 pub struct AdmissionFacts {
-    /// How often the descriptor was synced, with this sync; 0: it is not known.
+    /// Number of syncs of the descriptor, including this one; 0: unknown.
     pub syncs: u32,
-    /// From which sync on files are covered.
+    /// Number of syncs of a descriptor that covers its file.
     pub cover_after: u32,
     /// The user wants each write to be synced.
     pub every_write: bool,
@@ -44,10 +45,11 @@ pub struct AdmissionFacts {
     pub is_pinned: bool,
 }
 
-/// Why a sync of a plain file does not admit it.
+/// The obstacle that keeps a sync from admitting a plain file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotAdmitted {
-    /// Logging is suspended, for a process that cannot be watched. The user was told of that.
+    /// Logging is suspended because of a process that cannot be watched. A notice has told the
+    /// user.
     Suspended,
     /// Any file of the process may change unseen.
     Unseen,
@@ -57,12 +59,12 @@ pub enum NotAdmitted {
     Stream,
     /// The user's globs keep the file out.
     Excluded,
-    /// The file was not synced often enough, or may be gone in a moment.
+    /// The file was not synced often enough, or may soon be removed.
     NotYet,
 }
 
 impl NotAdmitted {
-    /// Returns what the real sync counts as.
+    /// Returns the counter of the real sync.
     pub fn counter(self) -> Counter {
         match self {
             Self::Suspended => Counter::SyncsSuspended,
@@ -72,7 +74,7 @@ impl NotAdmitted {
         }
     }
 
-    /// Returns what the user is told; `why_unseen` says why files may change unseen.
+    /// Returns the cause to tell the user. `why_unseen` returns why files may change unseen.
     pub fn cause(self, why_unseen: impl FnOnce() -> Option<Cause>) -> Option<Cause> {
         match self {
             Self::Unseen => why_unseen(),
@@ -110,17 +112,17 @@ pub fn decide_admission(
         return Err(NotAdmitted::Excluded);
     }
     let is_often = facts.syncs != 0 && (facts.syncs >= facts.cover_after || facts.every_write);
-    // To cover a rollback journal that is gone in a moment costs more than its syncs. A file that
-    // was synced often is none.
+    // Covering a rollback journal that is soon removed costs more than its syncs. A file with many
+    // syncs is no such journal.
     let lasts = || facts.syncs >= COVER_YOUNG_AFTER || !is_young();
     if is_often && lasts() { Ok(()) } else { Err(NotAdmitted::NotYet) }
 }
 
-/// Returns whether an overwrite of a file with this `mode` changes its bytes and times alone.
+/// Returns whether an overwrite of a file with this `mode` changes only its bytes and times.
 ///
-/// `has_capability` asks for a capability, which a write takes away. `inode_flags` and
-/// `extended_flags` ask for those of `FS_IOC_GETFLAGS` and `FS_IOC_FSGETXATTR`: a file system
-/// without these has no such files.
+/// `has_capability` asks for a capability, which a write removes. `inode_flags` and
+/// `extended_flags` ask for the flags of `FS_IOC_GETFLAGS` and `FS_IOC_FSGETXATTR`. A file system
+/// without these flags has no files with other effects of an overwrite.
 pub fn is_overwritten_in_place(
     mode: u32,
     has_capability: impl FnOnce() -> bool,
@@ -133,18 +135,18 @@ pub fn is_overwritten_in_place(
         && extended_flags().unwrap_or(0) & FS_XFLAG_REALTIME == 0
 }
 
-/// How a story begins that a real sync is to cover.
+/// How the story of a file begins before the real sync that is to cover it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BeginAction {
-    /// It does not: the sync is that of a file that cannot be covered.
+    /// No story begins: the file cannot be covered by this sync.
     Refuse,
-    /// At once.
+    /// The story begins at once.
     Begin,
-    /// Behind the end of the last story: what that has promised must not hang on the sync to come.
+    /// The last story ends first: its promises must not depend on the sync to come.
     LeaveAndBegin,
 }
 
-/// What the log has noted about a locked file that is to be admitted.
+/// Facts from the log about a locked file that is to be admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools, reason = "independent facts")]
 pub struct BeginFacts {
@@ -170,7 +172,7 @@ impl BeginFacts {
     }
 }
 
-/// Decides how the story of a file begins that a real sync is to cover.
+/// Decides how the story of a file begins before the real sync that is to cover it.
 pub fn decide_begin(facts: &BeginFacts) -> BeginAction {
     if facts.is_pinned || facts.is_logged && facts.is_covered {
         BeginAction::Refuse
@@ -181,7 +183,7 @@ pub fn decide_begin(facts: &BeginFacts) -> BeginAction {
     }
 }
 
-/// Returns the cause of the real sync that was to cover a file.
+/// Returns the cause of a real sync that was to cover a file.
 pub fn cause_of_admission(is_covered: bool) -> Counter {
     if is_covered { Counter::SyncsNotYet } else { Counter::SyncsRefused }
 }
@@ -189,16 +191,16 @@ pub fn cause_of_admission(is_covered: bool) -> Counter {
 /// How a file leaves the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaveAction {
-    /// It is not there.
+    /// The file is not in the log.
     Nothing,
-    /// Its story ends: the disk has all that the log has promised.
+    /// The file's story ends: the disk has everything that the log has promised.
     End,
-    /// It is made durable, and then its story ends.
+    /// The file is made durable, and then its story ends.
     SyncAndEnd,
 }
 
-/// Decides how a locked file leaves. It `needs_sync` where the disk may lack what the log has
-/// promised.
+/// Decides how a locked file leaves. It `needs_sync` if the disk may lack bytes, a size or names
+/// that the log has promised.
 #[inline]
 pub fn decide_leave(is_logged: bool, needs_sync: impl FnOnce() -> bool) -> LeaveAction {
     if !is_logged {
@@ -210,9 +212,9 @@ pub fn decide_leave(is_logged: bool, needs_sync: impl FnOnce() -> bool) -> Leave
     }
 }
 
-/// Returns whether a file leaves before a change of its names or attributes that no record says:
-/// the log has names of it, or the change `sets_times`, of which recovery would take a later one
-/// for that of a change from outside.
+/// Returns whether a file leaves before a change of its names or attributes that the log does not
+/// record. It leaves if the log has names of the file, or if the change `sets_times`: recovery
+/// would take a later timestamp for a change from outside.
 #[inline]
 pub fn leaves_unrecorded(sets_times: bool, has_names: impl FnOnce() -> bool) -> bool {
     sets_times || has_names()

@@ -1,9 +1,9 @@
-//! Why a process or a file is plain: its syncs are real ones.
+//! The causes that keep a process or a file plain, so that its syncs are real.
 
 use serde::{Deserialize, Serialize};
 use strum::{FromRepr, IntoStaticStr};
 
-/// A reason for which something is plain. Processes and the supervisor name it by its
+/// A cause that keeps a process or a file plain. Processes and the supervisor name it by its
 /// [word](Cause::word).
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, FromRepr, IntoStaticStr,
@@ -16,17 +16,17 @@ pub enum Cause {
     StaticProgram,
     /// The program is a Go program.
     GoProgram,
-    /// The program makes system calls by instructions of its own.
+    /// The program makes system calls by its own instructions.
     OwnCalls,
     /// The program uses another C library than glibc.
     OtherLibc,
     /// The program is made for another kind of machine.
     OtherMachine,
-    /// The program starts where the log's memory is not to be found.
+    /// The program starts where it cannot find the log's memory.
     HiddenLog,
     /// The program gains rights when it starts, or may not be read.
     PrivilegedProgram,
-    /// The user says that the program changes no file that is synced.
+    /// The user has declared that the program changes no file that is synced.
     Trusted,
     /// The process gave up rights.
     Rights,
@@ -56,12 +56,12 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// Returns the word for it in messages, without an allocation.
+    /// Returns the word for the cause in messages, without an allocation.
     pub fn word(self) -> &'static str {
         self.into()
     }
 
-    /// Says it of a program, for people.
+    /// Returns the cause as a predicate about a program, for messages.
     pub fn reason(self) -> &'static str {
         match self {
             Self::StaticProgram => "is linked statically",
@@ -94,13 +94,14 @@ impl Cause {
         }
     }
 
-    /// Returns what the user of `program` can do about it, if that is known.
+    /// Returns a setting or action that avoids the cause for the user of `program`, if one is
+    /// known.
     pub fn remedy(self, program: &str) -> Option<&'static str> {
         let is_mariadb = ["mariadbd", "mysqld"].contains(&program);
         match self {
             Self::IoUring | Self::Libaio if is_mariadb => Some("innodb_use_native_aio=0"),
             Self::IoUring if program == "postgres" => Some("io_method=worker"),
-            // Its log has a setting of its own; that of MySQL has not.
+            // MariaDB has a setting for its log alone; MySQL has none.
             Self::DirectIo if program == "mariadbd" => Some("innodb_log_file_buffering=ON"),
             Self::DirectIo | Self::Synchronous if is_mariadb => Some("innodb_flush_method=fsync"),
             Self::Synchronous if program == "postgres" => Some("wal_sync_method=fdatasync"),
@@ -110,9 +111,9 @@ impl Cause {
         }
     }
 
-    /// Returns whether the user is told by a notice: all files of the program are plain and the
-    /// user has not asked for that, or can change what makes some of them plain. Statistics list
-    /// all causes.
+    /// Returns whether a notice tells the user. It does if all files of the program are plain and
+    /// the user has not asked for that, or if the user can change a setting that keeps some files
+    /// plain. Statistics list all causes.
     pub fn is_told(self, program: &str) -> bool {
         let is_expected = matches!(
             self,

@@ -1,20 +1,20 @@
-//! The rules of `run`: what is done with a file, and why, decided from facts.
+//! The rules of `run`: decides from facts how a file is served, and why.
 //!
 //! The preload library gathers the facts and carries the actions out on the kernel. The simulator
-//! does both on its model of a kernel, and plants its mistakes in the facts. So the rules that it
-//! plays are those that ship.
+//! does both on its model of a kernel, and injects its mistakes into the facts. So the simulator
+//! tests the rules that ship.
 //!
 //! Invariants:
-//! 1. A decision makes no system call, takes no lock and allocates nothing: hooks decide inside of
+//! 1. A decision makes no system call, takes no lock and allocates nothing: hooks decide inside
 //!    signal handlers and on small stacks.
-//! 2. A fact that costs a system call or a search is a closure. A decision asks for it at most
-//!    once, and only where the answer matters.
-//! 3. Nothing here changes the log: a decision is an action, which the caller carries out under the
-//!    lock by which it gathered the facts.
+//! 2. A fact that costs a system call or a search is a closure. A decision calls the closure at
+//!    most once, and only if the answer matters.
+//! 3. Nothing here changes the log. A decision returns an action. The caller carries it out under
+//!    the lock that it held while it gathered the facts.
 //!
-//! Map: `sync` has the table of syncs, `write` has writes and truncations, `admission` when a file
-//! is covered and how it leaves, `names` new files, names, attributes and seals. `cause` names what
-//! keeps files plain.
+//! Map: `sync` has the table of syncs, `write` has writes and truncations, `admission` decides when
+//! a file is covered and how it leaves, `names` has new files, names, attributes and seals. `cause`
+//! lists the causes that keep files plain.
 //! docs/decisions/run-logs-what-was-synced.md has the reasons.
 
 mod admission;

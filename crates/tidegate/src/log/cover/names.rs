@@ -1,20 +1,20 @@
-//! New files, their names and attributes: what a record says instead of a real sync.
+//! New files, their names and attributes: decides whether a record replaces a real sync.
 //!
-//! The numbers are those of the rules in docs/decisions/run-logs-what-was-synced.md.
+//! The rules have the numbers of docs/decisions/run-logs-what-was-synced.md.
 //!
 //! Invariants:
-//! 1. B1: one record of all of a file answers its first sync only if the file has the one name
-//!    under which this process made it, all that it is fits the record, and nothing is pending in
-//!    its file system but creations and changes of its own attributes.
+//! 1. B1: one record of the whole file answers its first sync only if the file has the one name
+//!    under which this process created it, all of the file fits the record, and nothing is pending
+//!    in its file system except creations and changes of its own attributes.
 //! 2. B2: a change of the names of a covered file is recorded before the kernel makes it, and only
-//!    while nothing is pending. What a rename replaces has no other name: it ends there.
-//! 3. B3: a change of the attributes of a file that a record has made, and whose names were not
-//!    changed since, is recorded behind the change, and only while nothing is pending. A file that
-//!    would have to be synced to leave is synced, and stays, where that commits all that is
-//!    pending.
-//! 4. B10: a file on which a stream is open, whose writes are not seen, is *sealed*: its story is
-//!    the one record that makes it. Whatever else is to be done with it makes it leave. When the
-//!    stream is closed it is covered if it is as in the record.
+//!    while nothing is pending. The file that a rename replaces has no other name: its story ends.
+//! 3. B3: a change of the attributes is recorded after the change, and only while nothing is
+//!    pending. The file's creation is in a record, and its names were not changed since. If a file
+//!    would have to be synced to leave, and the sync commits all pending changes, the file is
+//!    synced and stays.
+//! 4. B10: a file with an open stream, whose writes no hook sees, is *sealed*: its story is the one
+//!    record that creates it. Any other operation on the file makes it leave. When the stream is
+//!    closed, the file becomes covered if it is as in the record.
 //!
 //! Entry points: [`may_make`], [`has_all`], [`stands_for_sync`]; [`may_record_name`],
 //! [`may_replace`], [`stays_by_sync`]; [`may_record_attributes`]; [`may_seal`], [`may_unseal`].
@@ -23,16 +23,16 @@ use crate::log::control::stats::Counter;
 use crate::log::files::FileGuard;
 use crate::log::files::naming::NamesGuard;
 
-/// The largest file that a record makes.
+/// The largest file that a record creates, in bytes.
 pub const MADE_BYTES_MAX: u64 = 128 << 10;
 
-/// Attributes of a file by `statx` that no record has: compressed, immutable, appended to only,
-/// encrypted, authenticated, mapped directly.
+/// Attributes by `statx` that no record has: compressed, immutable, append-only, encrypted,
+/// authenticated, mapped directly.
 const SPECIAL: u64 = 0x4 | 0x10 | 0x20 | 0x800 | 0x10_0000 | 0x20_0000;
 /// Extended flag of a file that has extended attributes.
 const HAS_ATTRIBUTES: u32 = 0x8000_0000;
 
-/// What a process knows of a file that it has made, before the file is looked at.
+/// A process's facts about a file that it created, before it looks at the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools, reason = "independent facts")]
 pub struct MakeFacts {
@@ -48,7 +48,7 @@ pub struct MakeFacts {
     pub is_suspended: bool,
 }
 
-/// Returns whether a record may make the file at all.
+/// Returns whether a record may create the file at all.
 pub fn may_make(
     facts: &MakeFacts,
     is_clock_steady: impl FnOnce() -> bool,
@@ -63,25 +63,26 @@ pub fn may_make(
         && is_wanted()
 }
 
-/// Returns the cause of the real sync of a new file. `is_quiet`: nothing is pending beside it.
+/// Returns the cause of the real sync of a new file. `is_quiet`: no other change is pending.
 pub fn cause_of_new(is_quiet: bool) -> Counter {
     if is_quiet { Counter::SyncsNewRefused } else { Counter::SyncsNewPending }
 }
 
-/// The facts of the kernel about a file that a record is to hold whole.
+/// Facts from the kernel about a file that a record is to hold whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileFacts {
-    /// How many names it has.
+    /// Number of the file's names.
     pub links: u32,
-    /// It has the name that the record says.
+    /// The file has the name in the record.
     pub keeps_name: bool,
-    /// An overwrite changes its bytes and times alone, and a record has
-    /// [all of its attributes](fit_record).
+    /// An overwrite changes only bytes and times, and a record has [all attributes](fit_record) of
+    /// the file.
     pub is_ordinary: bool,
 }
 
-/// Returns whether a record has all of a file's attributes, by those of `statx` and by its extended
-/// flags, project and extent sizes, as `FS_IOC_FSGETXATTR` says them.
+/// Returns whether a record has all of a file's attributes. `attributes` are those of `statx`.
+/// `flags` and `others` are the extended flags, and the project and extent sizes, of
+/// `FS_IOC_FSGETXATTR`.
 pub fn fit_record(attributes: u64, flags: u32, others: [u32; 3]) -> bool {
     attributes & SPECIAL == 0 && flags & !HAS_ATTRIBUTES == 0 && others == [0; 3]
 }
@@ -91,16 +92,17 @@ pub fn has_all(file: &FileFacts) -> bool {
     file.is_ordinary && file.links == 1 && file.keeps_name
 }
 
-/// Returns whether a record of all of a file stands for a sync: nothing is pending that this would
-/// commit beside the file itself.
+/// Returns whether a record of the whole file replaces a sync: the sync would commit no pending
+/// change except the file itself.
 pub fn stands_for_sync(has_own_changes: bool, is_pending_beside: impl FnOnce() -> bool) -> bool {
     !has_own_changes && !is_pending_beside()
 }
 
-/// What the log knows of a locked file whose names or attributes are about to change.
+/// Facts from the log about a locked file before a change of its names or attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordFacts {
-    /// Names of the file system may be recorded now, and no holder of the file's lock was killed.
+    /// The log may record names of the file system now, and no holder of the file's lock was
+    /// killed.
     pub can_record: bool,
     /// The log has all of the file.
     pub is_covered: bool,
@@ -109,7 +111,7 @@ pub struct RecordFacts {
 }
 
 impl RecordFacts {
-    /// Reads the facts about a locked file, whose names are locked, too.
+    /// Reads the facts about a locked file with locked names.
     pub fn of(names: &NamesGuard<'_>, guard: &FileGuard<'_>) -> Self {
         Self {
             can_record: names.may_record() && !guard.owner_died(),
@@ -119,32 +121,32 @@ impl RecordFacts {
     }
 }
 
-/// Returns whether a change of the file's names is recorded, as far as the file decides it.
+/// Returns whether a change of the file's names may be recorded, as far as the file decides it.
 pub fn may_record_name(facts: &RecordFacts, is_pending: impl FnOnce() -> bool) -> bool {
     facts.can_record && facts.is_covered && !facts.has_own_changes && !is_pending()
 }
 
-/// A file that has the new name of another one.
+/// A file that already has the new name of a renamed file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplacedFacts {
-    /// The call is a rename that replaces what it finds.
+    /// The call is a rename that replaces an existing file.
     pub is_replacing: bool,
     /// It is a regular file.
     pub is_file: bool,
-    /// How many names it has.
+    /// Number of the file's names.
     pub links: u32,
-    /// It is on the same file system as the other file, and another one.
+    /// It is on the file system of the renamed file, and a different file.
     pub is_beside: bool,
 }
 
-/// Returns whether a record may say that a rename replaces the file: it has no other name.
+/// Returns whether a record may replace the file by a rename: the file has no other name.
 pub fn may_replace(replaced: &ReplacedFacts) -> bool {
     replaced.is_replacing && replaced.is_file && replaced.links == 1 && replaced.is_beside
 }
 
-/// Looks for a reason to sync a file for real, so that a change of its names can be recorded: the
-/// file would have to be synced to leave, and `commits` finds that this commits all that is
-/// pending.
+/// Looks for a reason to sync a file for real, so that a change of its names can be recorded. There
+/// is one if the file would have to be synced to leave, and `commits` finds that this sync commits
+/// all pending changes.
 pub fn stays_by_sync<T>(
     (is_covered, needs_sync, is_pending): (bool, bool, bool),
     commits: impl FnOnce() -> Option<T>,
@@ -152,10 +154,10 @@ pub fn stays_by_sync<T>(
     if is_covered && needs_sync && is_pending { commits() } else { None }
 }
 
-/// What the log has of a file that a record may have made.
+/// Facts from the log about a file that a record may have created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MadeFacts {
-    /// The log has the file's creation, or changes of its names, that are not retired.
+    /// The log has the file's creation or changes of its names in records that are not retired.
     pub has_names: bool,
     /// The story has changed the file's names.
     pub was_moved: bool,
@@ -171,7 +173,7 @@ impl MadeFacts {
     }
 }
 
-/// Returns whether a change of the file's attributes is recorded behind it.
+/// Returns whether a change of the file's attributes may be recorded after the change.
 pub fn may_record_attributes(
     facts: &RecordFacts,
     made: &MadeFacts,
@@ -181,14 +183,14 @@ pub fn may_record_attributes(
     is_as_made && may_record_name(facts, is_pending)
 }
 
-/// Returns whether a file with so many pins may have a story that a record begins: only the stream
-/// may pin it that the descriptor belongs to.
+/// Returns whether a record may begin the story of a file with this number of pins. Only the stream
+/// of the descriptor may pin the file.
 pub fn may_seal(pins: u64, has_stream: bool) -> bool {
     pins == u64::from(has_stream)
 }
 
-/// Returns whether a sealed file is covered when its stream is closed: its story is that of the
-/// record, and the file is as in it.
+/// Returns whether a sealed file becomes covered when its stream is closed: the story is that of
+/// the record, and the file is as in the record.
 pub fn may_unseal(
     owner_died: bool,
     is_same_story: bool,

@@ -1,15 +1,15 @@
-//! The table of syncs: when the log answers one, and for which cause a sync is real.
+//! The table of syncs: decides whether the log answers a sync, or the cause of a real one.
 //!
-//! `fsync`, `fdatasync` and writes by descriptors with `O_SYNC` or `O_DSYNC` are decided here, and
+//! The table covers `fsync`, `fdatasync`, writes by descriptors with `O_SYNC` or `O_DSYNC`, and
 //! `fsync` of directories. `sync` and `syncfs` are always real. `msync` and `sync_file_range` go to
 //! the kernel: a file with a shared writable mapping has left the log.
 //!
 //! Invariants:
-//! 1. The log answers a sync of a covered file only where the kernel would commit nothing of the
-//!    journal for it, or where nothing is pending in the file system: asked after the sync began. A
-//!    sync after the file's own names or attributes were changed is real: on XFS even `fdatasync`
-//!    commits those. So is one after a recorded change of its names, which the kernel would commit,
-//!    while something else is pending.
+//! 1. The log answers a sync of a covered file only if the kernel would commit nothing of the
+//!    journal for it, or if nothing is pending in the file system. It asks for pending changes
+//!    after the sync began. A sync is real after a change of the file's own names or attributes
+//!    without a record: on XFS even `fdatasync` commits those. A sync that would commit a recorded
+//!    change of the file's names is real while another change is pending.
 //! 2. A mark is appended after a real sync only if the file has not changed since before that sync.
 //!
 //! Entry points: [`decide_sync`], [`SyncedState`], [`answers_directory`].
@@ -17,20 +17,20 @@
 use crate::log::control::stats::Counter;
 use crate::log::files::FileGuard;
 
-/// Bytes that a file may log between two syncs. To copy more takes longer than the sync of a fast
-/// disk that the log saves, and pushes other files' records out of the log.
+/// Bytes that a file may log between two syncs. Copying more takes longer than the sync of a fast
+/// disk that the log saves, and displaces other files' records from the log.
 pub const GAIN_BYTES_MAX: u64 = 4 << 20;
 
-/// How much of a file a sync makes durable.
+/// The part of a file that a sync makes durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sync {
-    /// All, as `fsync`.
+    /// All of the file, as by `fsync`.
     All,
-    /// The data and the size, as `fdatasync`.
+    /// The data and the size, as by `fdatasync`.
     Data,
 }
 
-/// What the log has noted about a file whose story has begun.
+/// Facts from the log about a file whose story has begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(clippy::struct_excessive_bools, reason = "independent facts")]
 pub struct SyncFacts {
@@ -66,10 +66,10 @@ impl SyncFacts {
     }
 }
 
-/// The facts about a sync that have to be looked up.
+/// Facts about a sync that cost a lookup.
 #[derive(Debug, Clone, Copy)]
 pub struct SyncLookups<I, R, P> {
-    /// Asks whether an overwrite of the file changes its bytes and times alone.
+    /// Asks whether an overwrite of the file changes only its bytes and times.
     pub is_in_place: I,
     /// Asks whether a process outside has changed the file's size.
     pub is_resized: R,
@@ -80,16 +80,16 @@ pub struct SyncLookups<I, R, P> {
 /// How a sync of a file whose story has begun is carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SyncAction {
-    /// The sync is that of a plain file.
+    /// The sync is served like that of a plain file.
     Plain,
-    /// The kernel syncs, always as `fsync`, for this cause. The file stays covered.
+    /// The kernel makes an `fsync`, for this cause. The file stays covered.
     Real(Counter),
-    /// The kernel syncs, for this cause, and the file leaves.
+    /// The kernel makes the sync, for this cause, and the file leaves.
     Leave(Counter),
     /// The log answers, and promises nothing new.
     Nothing,
-    /// The log answers an `fdatasync`, for which the kernel may commit nothing. A recorded change
-    /// of names is still left to the next `fsync`.
+    /// The log answers an `fdatasync` that may leave the kernel's journal as it is. A recorded
+    /// change of names still waits for the next `fsync`.
     NothingYet,
     /// The log answers, and a mark promises all of the file.
     Mark,
@@ -135,7 +135,7 @@ fn answer(wanted: Sync, facts: &SyncFacts, is_pending: bool) -> SyncAction {
         Sync::Data => facts.has_grown,
         Sync::All => facts.was_written,
     };
-    // A read may have set the time of access, which `fsync` would commit with the pending changes.
+    // A read may have set the access time, which `fsync` would commit with the pending changes.
     let commits = is_needed || facts.was_named || wanted == Sync::All && is_pending;
     match (commits, is_pending) {
         (false, _) => SyncAction::Nothing,
@@ -145,14 +145,14 @@ fn answer(wanted: Sync, facts: &SyncFacts, is_pending: bool) -> SyncAction {
     }
 }
 
-/// How far a file had come when a real sync of it began.
+/// The state of a file when a real sync began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SyncedState {
-    /// The story.
+    /// Number of the story.
     pub story: u64,
-    /// Where the last record ends that changes bytes or the size.
+    /// End of the last record that changes bytes or the size.
     pub last_change: u64,
-    /// Where the last record ends that changes names.
+    /// End of the last record that changes names.
     pub named_until: u64,
 }
 
@@ -166,31 +166,31 @@ impl SyncedState {
         }
     }
 
-    /// Returns whether a sync that began at this state has committed the names of the file `now`.
+    /// Returns whether a sync that began at this state has committed the names in the state `now`.
     pub fn has_names(&self, now: &Self) -> bool {
         self.named_until == now.named_until
     }
 
-    /// Returns whether a sync that began at this state may be followed by a mark, since it has
-    /// made all of the file `now` durable.
+    /// Returns whether a sync that began at this state has made the state `now` durable, so that a
+    /// mark may follow.
     pub fn has_bytes(&self, now: &Self) -> bool {
         (self.story, self.last_change) == (now.story, now.last_change)
     }
 }
 
-/// What the log knows about the file system of a directory that is synced.
+/// Facts from the log about the file system of a directory that is synced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectoryFacts {
-    /// The supervisor holds a descriptor of the file system: its files can be made again.
+    /// The supervisor holds a descriptor of the file system: recovery can create its files again.
     pub is_held: bool,
     /// A commit of the journal commits all changes before it.
     pub commits_in_order: bool,
-    /// A change without a record is pending, or the creation of a file.
+    /// A change without a record, or the creation of a file, is pending.
     pub is_pending: bool,
 }
 
-/// Returns whether the log answers the sync of a directory: each file of its file system that was
-/// made is on the disk or in the log, and so is each change of names.
+/// Returns whether the log answers the sync of a directory: each file that was created in its file
+/// system, and each change of names, is on the disk or in the log.
 pub fn answers_directory(facts: &DirectoryFacts) -> bool {
     facts.is_held && facts.commits_in_order && !facts.is_pending
 }
@@ -211,7 +211,7 @@ mod tests {
         was_named: false,
     };
 
-    /// Decides, and counts the lookups in the order in place, resized, pending.
+    /// Decides, and counts the lookups: in place, resized, pending.
     fn decide(wanted: Sync, facts: &SyncFacts, answers: [bool; 3]) -> (SyncAction, [u32; 3]) {
         let asked = [const { Cell::new(0) }; 3];
         let ask = |which: usize| {

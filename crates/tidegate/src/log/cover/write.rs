@@ -1,29 +1,30 @@
-//! Writes and cuts: which of them the log records, and which make a file leave first.
+//! Writes and cuts: decides whether the log records them, or the file leaves first.
 //!
 //! Invariants:
-//! 1. A write is recorded before the kernel makes it, where the log knows all of the file and the
-//!    size that the file has.
-//! 2. A truncation of a covered file is recorded only while nothing is pending in its file system:
-//!    recovery always applies a cut, which must not outlive an earlier change that it lacks.
-//! 3. Growth behind a cut is recorded only while nothing is pending, too: recovery cannot tell it
-//!    from the bytes before the cut, and would show it without the pending changes.
+//! 1. A write is recorded before the kernel makes it, and only if the log knows all of the file and
+//!    its current size.
+//! 2. A truncation of a covered file is recorded only while nothing is pending in its file system.
+//!    Recovery always applies a cut, so the cut must not outlive an earlier change that recovery
+//!    lacks.
+//! 3. Growth behind a cut is also recorded only while nothing is pending. Recovery cannot
+//!    distinguish it from the bytes before the cut, and would apply it without the pending changes.
 //! 4. A file whose change the log does not take leaves before that change.
 //!
-//! Entry points: [`decide_write`], then [`decide_record`]; [`confirmed_start`] behind the kernel's
+//! Entry points: [`decide_write`], then [`decide_record`]; [`confirmed_start`] after the kernel's
 //! write; [`decide_cut`].
 
 use crate::log::files::FileGuard;
 use crate::log::files::story::Change;
 
-/// What a truncation counts for among the bytes that a file has logged: its record.
+/// Bytes that a truncation adds to the file's logged bytes: its record.
 const RECORD_BYTES: u64 = 64;
 
-/// Where a write goes.
+/// The target of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// To the descriptor's position, which moves.
     Current,
-    /// To a byte of the file.
+    /// To this offset in the file.
     At(u64),
     /// To the file's end, without moving the position.
     End,
@@ -40,17 +41,17 @@ pub enum WriteAction {
     Leave,
 }
 
-/// What the log has noted about a locked file that is written.
+/// Facts from the log about a locked file that is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools, reason = "independent facts")]
 pub struct WriteFacts {
     /// The file's story has begun.
     pub is_logged: bool,
-    /// Logging is suspended: a process runs that cannot be watched.
+    /// Logging is suspended: a process runs that the supervisor cannot watch.
     pub is_suspended: bool,
     /// The file is pinned to the kernel path.
     pub is_pinned: bool,
-    /// The file was covered, and may have been changed without a record since.
+    /// The file was covered, and may have been changed without a record since then.
     pub is_disturbed: bool,
 }
 
@@ -79,23 +80,23 @@ pub fn decide_write(facts: &WriteFacts) -> WriteAction {
     }
 }
 
-/// A write whose first byte is known, and the file that the log knows before it.
+/// A write whose first byte is known, and the log's facts about the file before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WriteExtent {
-    /// The first byte of the file that is written.
+    /// Offset of the first byte that is written.
     pub start: u64,
-    /// The bytes that are written.
+    /// Number of bytes that are written.
     pub bytes: u64,
     /// The file's size in bytes.
     pub size: u64,
-    /// The write does more than to overwrite bytes that are known to be on the disk.
+    /// The write does more than overwrite bytes that are known to be on the disk.
     pub grows: bool,
     /// The story has cut the file since its last real sync.
     pub was_cut: bool,
 }
 
 impl WriteExtent {
-    /// Reads the facts about a write of `bytes` bytes from `start` on of a locked file.
+    /// Reads the facts about a write of `bytes` bytes at `start` of a locked file.
     #[inline]
     pub fn of(guard: &FileGuard<'_>, start: u64, bytes: u64) -> Self {
         Self {
@@ -123,7 +124,7 @@ impl WriteExtent {
         self.start > self.size
     }
 
-    /// Returns what the write changes, once the kernel has made it. `journaled` is as for
+    /// Returns the change by the write, once the kernel has made it. For `journaled` see
     /// [`Change::journaled`].
     #[inline]
     pub fn change(&self, journaled: Option<u64>) -> Change {
@@ -134,9 +135,9 @@ impl WriteExtent {
 
 /// Returns whether the log records the write; otherwise the file leaves.
 ///
-/// `appends`: the kernel writes at the file's end. `bytes_max`: how long the process may make a
-/// file; it may be killed for a longer one, and then no other process may make the write once more.
-/// `kernel_size` asks for the file's size; an overwrite does not ask, but its sync does.
+/// With `appends` the kernel writes at the file's end. `bytes_max` is the longest file that the
+/// process may make. A longer one may kill the process, and then no other process may repeat the
+/// write. `kernel_size` asks for the file's size; an overwrite does not ask, but its sync does.
 #[inline]
 pub fn decide_record(
     write: &WriteExtent,
@@ -155,20 +156,21 @@ pub fn decide_record(
     write.end() <= bytes_max && !is_resized_outside() && !is_ambiguous()
 }
 
-/// Returns whether an overwrite is watched: a change is pending that came after the inode was last
-/// put into the journal. If the overwrite sets the file's time of change, the inode is in a
-/// transaction that no change counted before is later than: the next `fsync` commits them all.
+/// Returns whether the caller watches an overwrite: a change is pending that is newer than the
+/// inode's last entry in the journal. If the overwrite sets the file's time of change, the inode is
+/// in a transaction that is no older than any change counted before: the next `fsync` commits them
+/// all.
 #[inline]
 pub fn is_watched(is_pending: bool, journaled_changes: u64, changes: u64) -> bool {
     is_pending && journaled_changes != changes
 }
 
-/// Returns the byte at which the kernel's last write of `bytes` bytes began, whose record says
-/// `recorded`; none where that cannot be told.
+/// Returns the offset of the kernel's last write of `bytes` bytes, whose record has the offset
+/// `recorded`. Returns `None` if the offset cannot be confirmed.
 ///
-/// A process that shares the description may have moved its position since, and a process outside
-/// the tree may have made the file longer since. So position and end are believed where they
-/// confirm the record, and only there: the file leaves before any other process changes it.
+/// Since the write, a process that shares the description may have moved its position, and a
+/// process outside the tree may have made the file longer. So position and end count only if they
+/// confirm the record. If they do not, the file leaves before another process changes it.
 #[inline]
 pub fn confirmed_start(
     (place, appends): (Place, bool),
@@ -191,9 +193,10 @@ pub fn confirmed_start(
     end()?.checked_sub(bytes).filter(|by_end| *by_end == recorded)
 }
 
-/// Returns whether a write by a descriptor with `O_SYNC` or `O_DSYNC` is made without the flag, and
-/// synced as by a call of the program. Otherwise the kernel syncs it: another descriptor would not
-/// write to the same place, or could not be closed without releasing a record lock.
+/// Returns whether a write by a descriptor with `O_SYNC` or `O_DSYNC` goes through another
+/// descriptor without the flag, and is then synced like a sync call of the program. Otherwise the
+/// kernel syncs the write: the other descriptor would write to another offset, or closing it would
+/// release a record lock.
 pub fn splits_sync(
     place: Place,
     appends_or_is_direct: bool,
@@ -205,16 +208,16 @@ pub fn splits_sync(
 /// How a truncation of a locked file is carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CutAction {
-    /// The kernel alone makes it, and it is pending.
+    /// The kernel alone makes it, and then it is pending.
     Plain,
     /// The log records it first.
     Record,
-    /// The file leaves, the kernel makes it, and it is pending.
+    /// The file leaves, the kernel makes the truncation, and then it is pending.
     Leave,
 }
 
-/// Decides a truncation to `size` bytes. The kernel refuses one to more than `bytes_max` bytes, or
-/// kills for it.
+/// Decides a truncation to `size` bytes. The kernel refuses a size above `bytes_max`, or kills the
+/// process.
 pub fn decide_cut(
     (is_logged, is_covered): (bool, bool),
     size: u64,
@@ -230,8 +233,8 @@ pub fn decide_cut(
     }
 }
 
-/// Returns what a truncation to `size` bytes changes, once the kernel has made it; `changes` is the
-/// count of changes in the file system before it.
+/// Returns the change by a truncation to `size` bytes, once the kernel has made it. `changes` is
+/// the count of changes in the file system before it.
 pub fn change_of_cut(size: u64, changes: u64) -> Change {
     Change { bytes: RECORD_BYTES, grew: true, journaled: Some(changes), size }
 }
@@ -307,7 +310,7 @@ mod tests {
         assert_eq!(found, [false, false, true]);
     }
 
-    /// Of a write of five bytes that was recorded at byte 10.
+    /// Checks a write of five bytes that was recorded at byte 10.
     #[test]
     fn the_start_of_a_write_is_believed_where_it_confirms_the_record() {
         let start = |place, appends, position: Option<u64>, end: Option<u64>| {

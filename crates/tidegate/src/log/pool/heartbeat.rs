@@ -1,4 +1,4 @@
-//! What the log's session knew when, by the clock of times of files: so that recovery can tell a
+//! Heartbeats of the log's session, by the clock of file timestamps. With them recovery detects a
 //! file that a process outside has changed since.
 //!
 //! Invariants:
@@ -7,9 +7,9 @@
 //! 2. [`Heartbeat::recovery_ns`] is durable before recovery changes the first file, and is cleared
 //!    only once no record of that session is left.
 //!
-//! Why 1 holds: a writer's slot says from where on it reserves space before the writer moves the
-//! head, and names its record until the kernel has done the operation. The heart beats in this
-//! order: the head, all slots, the clock.
+//! Why 1 holds: before a writer moves the head, its slot announces the lowest position that it may
+//! reserve. The slot then names the writer's record until the kernel has done the operation.
+//! A heartbeat reads in this order: the head, all slots, the clock.
 
 use crc_fast::{CrcAlgorithm, checksum};
 use zerocopy::IntoBytes;
@@ -21,19 +21,19 @@ use crate::log::pool::record::RecordKind;
 use crate::pmem::PmemError;
 use crate::tier::clock;
 
-/// How far the clock that nobody sets may seem to differ: a tick of the coarse one.
+/// The apparent set-back of a clock that was not set: a tick of the coarse clock.
 pub(in crate::log) const TICK_NS: u64 = 20_000_000;
 
-/// What the session knew when.
+/// The knowledge of the log's session at one time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Heartbeat {
-    /// When: nanoseconds since 1970.
+    /// Time of the heartbeat in nanoseconds since 1970.
     pub wall_ns: u64,
-    /// The kernel had done the operations of all records below this position.
+    /// At `wall_ns` the kernel had done the operations of all records below this position.
     pub done: u64,
-    /// The most that the clock was set back in this session, in nanoseconds.
+    /// The largest step back of the clock in this session, in nanoseconds.
     pub set_back_ns: u64,
-    /// When the first recovery of this session's records began to write to files; 0: none has.
+    /// Time when the first recovery of this session's records began to write to files; 0: none has.
     pub recovery_ns: u64,
 }
 
@@ -64,8 +64,9 @@ fn checksum_of(bytes: &HeartbeatBytes) -> u64 {
     checksum(CrcAlgorithm::Crc64Nvme, &bytes.as_bytes()[8..])
 }
 
-/// When a record of this kind is made. A record of an operation that the kernel has yet to do
-/// bounds no time by itself, so a cheaper clock will do.
+/// Returns the time to store in a new record of this kind, in nanoseconds since 1970; 0 for a Zero.
+/// A record that is stored before the kernel does its operation does not bound a timestamp by
+/// itself, so the cheaper coarse clock is sufficient.
 pub(in crate::log) fn time_of(kind: RecordKind) -> u64 {
     match kind {
         RecordKind::Zero => 0,
@@ -75,8 +76,8 @@ pub(in crate::log) fn time_of(kind: RecordKind) -> u64 {
 }
 
 impl LogPool {
-    /// The last heartbeat; none in a log of a release that had none, or where both copies are
-    /// damaged.
+    /// Returns the last heartbeat. Returns `None` if the log's release had no heartbeats, or if
+    /// both copies are damaged.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -96,13 +97,13 @@ impl LogPool {
         Ok(None)
     }
 
-    /// Stores a heartbeat: durable when this returns.
+    /// Stores a heartbeat. Durable on return.
     ///
     /// # Errors
     /// [`PmemError`].
     pub fn set_heartbeat(&self, heartbeat: Heartbeat) -> Result<(), PmemError> {
         let at = self.superblock().data_offset + HEARTBEAT_OFFSET;
-        // One after the other: a crash tears one of them at most.
+        // Each copy is persisted before the next is stored: a crash tears at most one.
         for at in [at, at + COPY_DISTANCE] {
             self.region().write(at, heartbeat.encode().as_bytes())?;
             self.region().persist(at, size_of::<HeartbeatBytes>() as u64)?;
@@ -110,7 +111,7 @@ impl LogPool {
         Ok(())
     }
 
-    /// Notes that recovery is about to write to files, if none has noted that before.
+    /// Stores that recovery is about to write to files, unless an earlier recovery stored it.
     ///
     /// # Errors
     /// [`PmemError`].

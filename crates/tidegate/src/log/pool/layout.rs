@@ -1,4 +1,4 @@
-//! The log's bytes on the medium, and nothing else: docs/formats.md explains them.
+//! The layout of the log on the medium, and nothing else. docs/formats.md explains it.
 //!
 //! All numbers are little-endian. Offsets of the areas are bytes from the start of the pool's data:
 //!
@@ -6,7 +6,7 @@
 //! |---|---|
 //! | 0 | [`LogHeaderBytes`], written once when the pool is made |
 //! | 4096 | its second copy |
-//! | 8192 | the tail: the position before which nothing counts any more, a [`position_word`] |
+//! | 8192 | the tail: no record before this position counts any more, a [`position_word`] |
 //! | 8256 | the limit: no record ends after this position, a [`position_word`] |
 //! | 8320 | [`SessionBytes`] |
 //! | 8384 | [`HeartbeatBytes`] |
@@ -35,13 +35,15 @@ pub const HEARTBEAT_OFFSET: u64 = 8384;
 pub const COPY_DISTANCE: u64 = 4096;
 /// Where the ring begins.
 pub const RING_OFFSET: u64 = 16384;
-/// A record starts at a multiple of this, and its header is as long.
+/// A record starts at a multiple of this, and its header has this length.
 pub const RECORD_ALIGN_BYTES: u64 = 64;
-/// The limit moves in steps of this, or less in a small ring, so that it costs a write in hundreds.
+/// The limit moves in steps of this, or less in a small ring, so that hundreds of records share one
+/// store.
 pub const LIMIT_STEP_BYTES: u64 = 1 << 20;
 /// The first bytes of a header.
 pub const MAGIC: [u8; 8] = *b"TIDELOG4";
-/// Those of the format before, which has no record of names: all of it means the same in this one.
+/// The first bytes of a header of the former format. It has no record of names; everything in it
+/// has the same meaning in this format.
 pub const FORMER_MAGIC: [u8; 8] = *b"TIDELOG3";
 /// The longest path in a record, in bytes.
 pub const PATH_BYTES_MAX: usize = 4095;
@@ -49,30 +51,31 @@ pub const PATH_BYTES_MAX: usize = 4095;
 pub const HANDLE_BYTES_MAX: usize = 128;
 /// The longest name in a directory, in bytes: `NAME_MAX`.
 pub const NAME_BYTES_MAX: usize = 255;
-/// The most that all extended attributes of a file may have in a record, in bytes.
+/// The longest extended attributes of a file in a record, in bytes, all together.
 pub const EXTENDED_BYTES_MAX: usize = 8192;
 
-/// Set in each word that holds a position and its checksum; a word of the format before has neither
-/// bit 63 nor a checksum.
+/// Set in each word that holds a position with its checksum. A word of the former format has
+/// neither bit 63 nor a checksum.
 const WORD_CHECKED: u64 = 1 << 63;
-/// Bits of a word that are the position: below 2^62, and a multiple of 64.
+/// The bits of a word that hold the position, a multiple of 64 below 2^62.
 const WORD_POSITION: u64 = (1 << 62) - RECORD_ALIGN_BYTES;
 
-/// A position as it lies on the medium: one word, which is stored whole or not at all, with a
-/// checksum of 7 bits where the position has none.
+/// Encodes a position as one word for the medium, which is stored whole or not at all. The 7 bits
+/// that no position uses hold a checksum.
 pub fn position_word(position: u64) -> u64 {
     let check = u64::from(position_check(position));
     WORD_CHECKED | (check >> 6) << 62 | position & WORD_POSITION | check & 63
 }
 
-/// The position that a word holds; none where its checksum is wrong.
+/// Decodes a position. Returns `None` if the checksum is wrong or the position is 0.
 pub fn position_of(word: u64) -> Option<u64> {
     let position = word & WORD_POSITION;
     let is_whole = word == position_word(position) || word == position;
     (is_whole && position != 0).then_some(position)
 }
 
-/// CRC-7 (polynomial 9) of the position's 56 bits: tells any change of one or two bits.
+/// Computes the CRC-7 (polynomial 9) of the position's 56 bits. It detects each change of one or
+/// two bits.
 fn position_check(position: u64) -> u8 {
     (6..62).rev().fold(0x7F, |check: u8, bit| {
         let carry = (check >> 6) ^ u8::from(position & 1 << bit != 0);
@@ -80,7 +83,7 @@ fn position_check(position: u64) -> u8 {
     })
 }
 
-/// What a log pool says of itself, once.
+/// The header of a log pool, written once.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LogHeaderBytes {
@@ -88,7 +91,8 @@ pub struct LogHeaderBytes {
     pub magic: [u8; 8],
     /// CRC-64/NVME of the header with zero here.
     pub checksum: U64,
-    /// Random: what the checksums of records begin with, so that no user data passes for a record.
+    /// A random number that starts the checksum of each record, so that no user data passes for a
+    /// record.
     pub salt: U64,
     /// Bytes of the ring: a multiple of 4096.
     pub ring_bytes: U64,
@@ -96,33 +100,34 @@ pub struct LogHeaderBytes {
     pub reserved: [u8; 32],
 }
 
-/// Which boot of the machine the records in the log were written in.
+/// The boot of the machine that wrote the records in the log.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct SessionBytes {
-    /// The kernel's boot id; zeroes: the log was closed.
+    /// The kernel's boot id. Zeroes: the log was closed.
     pub boot_id: [u8; 16],
     /// CRC-64/NVME of the boot id.
     pub checksum: U64,
 }
 
-/// What the session of the log knew when. Releases before it leave zeroes here.
+/// The [`Heartbeat`](crate::log::Heartbeat) on the medium. Releases without heartbeats leave zeroes
+/// here.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct HeartbeatBytes {
-    /// CRC-64/NVME of what follows.
+    /// CRC-64/NVME of the other fields.
     pub checksum: U64,
-    /// When this was written: nanoseconds since 1970, by the clock of times of files.
+    /// Time of this heartbeat in nanoseconds since 1970, by the clock of file timestamps.
     pub wall_ns: U64,
-    /// The kernel had done the operations of all records below this position by then.
+    /// At `wall_ns` the kernel had done the operations of all records below this position.
     pub done: U64,
-    /// The most that the clock was set back in this session, in nanoseconds.
+    /// The largest step back of the clock in this session, in nanoseconds.
     pub set_back_ns: U64,
-    /// When the first recovery of this session's records began to write to files; 0: none has.
+    /// Time when the first recovery of this session's records began to write to files; 0: none has.
     pub recovery_ns: U64,
 }
 
@@ -132,44 +137,44 @@ pub struct HeartbeatBytes {
 pub struct RecordHeaderBytes {
     /// CRC-64/NVME of the header with the pool's salt here, and 64 zeroes behind it.
     pub checksum: U64,
-    /// Where in the endless log the record is: its offset in the ring is this, modulo the ring's
+    /// The record's position in the endless log. Its offset in the ring is this, modulo the ring's
     /// size.
     pub position: U64,
     /// Id of the file.
     pub file: U64,
-    /// Byte of the file; or the file's new size.
+    /// Offset in the file, or the file's new size.
     pub offset: U64,
-    /// Of a Zero: bytes that the operation covers. Of all others when the record was made, in
-    /// nanoseconds since 1970; 0: that is not said.
+    /// In a Zero: bytes that the operation covers. In all other records: time of the record in
+    /// nanoseconds since 1970, or 0 if unknown.
     pub len: U64,
     /// Position of a voided record.
     pub aux: U64,
     /// Bytes that follow the header.
     pub payload_bytes: U32,
-    /// CRC-32C of them.
+    /// CRC-32C of the payload.
     pub payload_checksum: U32,
     /// The operation: [`RecordKind`](crate::log::RecordKind).
     pub kind: U16,
     /// Bit 0: reserved. Bit 1: [`RECORD_GROWS`].
     pub flags: U16,
-    /// How far before this record all records were finished when it was stored, in units of 64
-    /// bytes, plus 1; 0: that is not said.
+    /// All records were finished up to this far before this record when it was stored, in units of
+    /// 64 bytes, plus 1. 0: unknown.
     pub finished: U32,
 }
 
-/// Bit of [`RecordHeaderBytes::flags`]: the operation is durable in the file only by a commit of
-/// its file system.
+/// Bit of [`RecordHeaderBytes::flags`]: the operation becomes durable in the file only by a commit
+/// of its file system.
 pub const RECORD_GROWS: u16 = 2;
 
 /// The start of the payload of a record that defines a file; its handle and its path follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DefinitionBytes {
-    /// What tells the file from all others of all times: [`identity`](crate::log::identity).
+    /// Distinguishes the file from all others of all times: [`identity`](crate::log::identity).
     pub identity: U64,
     /// UUID of the file's file system.
     pub file_system: [u8; 16],
-    /// Size of the file that is durable, if the definition is covered.
+    /// Durable size of the file, if the definition is covered.
     pub size_bytes: U64,
     /// Device number when the record was written.
     pub device: U64,
@@ -189,7 +194,7 @@ pub const DEFINITION_COVERED: u16 = 1;
 /// count.
 pub const DEFINITION_STARTS: u16 = 2;
 
-/// The start of the payload of a record that can make a file again. Handle of the parent, name,
+/// The start of the payload of a record that can create a file again. Handle of the parent, name,
 /// extended attributes and content follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -224,9 +229,9 @@ pub struct MakeBytes {
     pub reserved: U32,
 }
 
-/// The start of the payload of a record of a change of names. The handle of the former parent, the
-/// former name, the handle of the new parent, the new name, and the handle of the file that the
-/// change replaces follow.
+/// The start of the payload of a record of a change of names. It is followed by the handle of the
+/// former parent, the former name, the handle of the new parent, the new name, and the handle of
+/// the file that the change replaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct NameBytes {
@@ -234,7 +239,7 @@ pub struct NameBytes {
     pub change: U16,
     /// Zero.
     pub reserved: U16,
-    /// Names that the file has after the change.
+    /// Number of names that the file has after the change.
     pub links: U32,
     /// Type of the former parent's handle.
     pub from_type: I32,

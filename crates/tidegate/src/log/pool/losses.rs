@@ -1,29 +1,29 @@
-//! What a log has lost: records that were acknowledged and are not whole, or not there at all. The
-//! finished positions in later records say so.
+//! Losses of a log: acknowledged records that are damaged, or missing altogether. The finished
+//! positions in later records prove that they were acknowledged.
 
 use std::fmt;
 use std::ops::Range;
 
 use crate::log::pool::record::{Header, RecordKind};
 
-/// Items of each kind that are kept; a log has more only where most of it is lost.
+/// Items kept per kind. A log has more only if most of its records are lost.
 const KEPT_MAX: usize = 4096;
 
-/// A record that was acknowledged and is not whole any more.
+/// An acknowledged record that is damaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Damage {
-    /// Of the record.
+    /// Position of the record.
     pub position: u64,
-    /// What it told.
+    /// Operation of the record.
     pub kind: RecordKind,
-    /// First byte of the file or device that it is about.
+    /// First byte of the file or device that the record changes.
     pub offset: u64,
-    /// Bytes of the file or device that it is about.
+    /// Number of bytes of the file or device that the record changes.
     pub bytes: u64,
 }
 
 impl Damage {
-    /// That of the record with this header.
+    /// Returns the damage of the record with this header.
     pub fn of(header: &Header) -> Self {
         let &Header { position, kind, offset, .. } = header;
         let is_zero = kind == RecordKind::Zero;
@@ -31,7 +31,8 @@ impl Damage {
         Self { position, kind, offset, bytes }
     }
 
-    /// Whether the operation of `header` came before, and changed some of the same bytes.
+    /// Returns whether the operation of `header` came before this one and changed some of the same
+    /// bytes.
     pub(in crate::log) fn comes_after(&self, header: &Header) -> bool {
         let other = Self::of(header);
         matches!(other.kind, RecordKind::Write | RecordKind::Zero)
@@ -58,22 +59,22 @@ impl fmt::Display for Damage {
     }
 }
 
-/// What the log of a device has lost.
+/// A loss in the log of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceLoss {
     /// A record that was acknowledged.
     Record {
         /// The record.
         damage: Damage,
-        /// The newest earlier record of some of the same bytes: what comes back. None: what the
-        /// backing has.
+        /// The newest earlier record that changed some of the same bytes: its data comes back.
+        /// `None`: the data of the backing comes back.
         older: Option<u64>,
     },
-    /// Records that were acknowledged, of which not even a header is left.
+    /// Acknowledged records that have not even a header left.
     Bytes {
-        /// Where they began.
+        /// Position where they began.
         position: u64,
-        /// How many bytes of the log they took.
+        /// Bytes of the log that they occupied.
         bytes: u64,
     },
 }
@@ -97,19 +98,19 @@ impl fmt::Display for DeviceLoss {
     }
 }
 
-/// What a scan has found so far that may be lost, or may never have been finished.
+/// Records that a scan has found to be lost, or perhaps never finished.
 #[derive(Debug, Default)]
 pub(in crate::log) struct Losses {
-    /// All records below this position were finished once.
+    /// All records below this position were finished.
     finished: u64,
     holes: Vec<Range<u64>>,
     torn: Vec<Header>,
-    /// The lowest position of what is kept no more.
+    /// The lowest position of an item that was dropped because [`KEPT_MAX`] items are kept.
     dropped_from: Option<u64>,
 }
 
 impl Losses {
-    /// A record was found whose header is whole, behind the bytes of `hole`, which are none of a
+    /// Notes a record with a whole header. It follows the bytes of `hole`, which belong to no
     /// record.
     pub(in crate::log) fn found(&mut self, hole: Range<u64>, header: &Header) {
         if !hole.is_empty() {
@@ -121,7 +122,7 @@ impl Losses {
         }
     }
 
-    /// The payload of that record is not whole.
+    /// Notes that the payload of the record is torn.
     pub(in crate::log) fn is_torn(&mut self, header: &Header) {
         self.keep(header.position, |losses| losses.torn.push(*header));
     }
@@ -134,7 +135,7 @@ impl Losses {
         }
     }
 
-    /// Nothing was acknowledged of what is missing from `from` on.
+    /// Forgets all losses from `from` on: none of the missing records was acknowledged.
     fn excuse(&mut self, from: u64) {
         self.holes.retain_mut(|hole| {
             hole.end = hole.end.min(from);
@@ -144,29 +145,29 @@ impl Losses {
         self.dropped_from = self.dropped_from.filter(|position| *position < from);
     }
 
-    /// All records below this position were finished once; 0: no record says so.
+    /// Returns the position below which all records were finished; 0 if no record has one.
     pub(in crate::log) fn finished(&self) -> u64 {
         self.finished
     }
 
-    /// Where bytes of acknowledged records are, no header of which is left.
+    /// Iterates over the positions of acknowledged records that have no header left.
     pub(in crate::log) fn missing(&self) -> impl Iterator<Item = Range<u64>> {
         let holes = self.holes.iter().filter(|hole| hole.start < self.finished);
         holes.map(|hole| hole.start..hole.end.min(self.finished))
     }
 
-    /// Acknowledged records whose payload is not what it was.
+    /// Iterates over the acknowledged records whose payload is damaged.
     pub(in crate::log) fn damaged(&self) -> impl Iterator<Item = &Header> {
         self.torn.iter().filter(|header| header.position < self.finished)
     }
 
-    /// Records of which nobody can know whether they were acknowledged.
+    /// Iterates over the torn records that may or may not have been acknowledged.
     pub(in crate::log) fn doubtful(&self) -> impl Iterator<Item = &Header> {
         self.torn.iter().filter(|header| header.position >= self.finished)
     }
 
-    /// The first position of which nobody can know whether a record was acknowledged there; `end`
-    /// is where the last record ends.
+    /// Returns the first position where an acknowledged record may have been lost. `end` is the end
+    /// of the last record.
     pub(in crate::log) fn doubtful_from(&self, end: u64) -> u64 {
         let holes = self.holes.iter().map(|hole| hole.start);
         let all = holes.chain(self.torn.iter().map(|header| header.position));

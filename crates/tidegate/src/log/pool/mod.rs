@@ -1,11 +1,11 @@
-//! The log on its medium: header, tail, limit, session, and where a position lies.
+//! The log on its medium: header, tail, limit, session, and the offset of each position.
 //!
 //! Invariants:
 //! 1. `tail <= every live record < limit`, and `limit <= tail + ring + one step`.
-//! 2. The limit is durable before a record that ends before it is acknowledged; the tail is moved
-//!    only when all before it is durable in the files.
-//! 3. Positions never repeat: an opener that starts anew does so at the limit, which is beyond all
-//!    that was ever reserved.
+//! 2. The limit is durable before a record that ends below it is acknowledged. The tail moves only
+//!    when the files have everything before it durably.
+//! 3. Positions never repeat: an opener that starts a new log starts it at the limit, beyond every
+//!    position that was ever reserved.
 
 pub(super) mod heartbeat;
 pub mod layout;
@@ -36,11 +36,11 @@ use crate::pool::{self, Superblock};
 
 type Result<T> = std::result::Result<T, LogError>;
 
-/// A session of no boot: the files of this log may lack what the log has, whatever boot it is.
+/// A session of no boot: the files of this log may lack records of the log in any boot.
 pub const NO_BOOT: [u8; 16] = [0xFF; 16];
-/// A session that was closed: the files have all of the log.
+/// A session that was closed: the files have all records of the log.
 pub const CLOSED: [u8; 16] = [0; 16];
-/// The least that a ring may have.
+/// The smallest ring, in bytes.
 pub const RING_BYTES_MIN: u64 = 64 << 10;
 
 /// How to make a log pool.
@@ -48,7 +48,7 @@ pub const RING_BYTES_MIN: u64 = 64 << 10;
 pub struct LogOptions {
     /// The pool's uuid; the salt of its checksums comes from random bits of another one.
     pub uuid: Uuid,
-    /// What checksums begin with.
+    /// The start of each checksum.
     pub salt: u64,
 }
 
@@ -58,7 +58,7 @@ impl Default for LogOptions {
     }
 }
 
-/// Makes a log pool of all of `region`; whatever was there is lost.
+/// Formats all of `region` as a log pool. The former content is lost.
 ///
 /// # Errors
 /// [`LogError::TooSmall`] before anything changes; [`LogError::Pool`], [`LogError::Pmem`].
@@ -80,15 +80,15 @@ pub fn create(region: &Region, options: &LogOptions) -> Result<Superblock> {
     region.zero_streaming(base, RING_OFFSET)?;
     region.write(base, header.as_bytes())?;
     region.write(base + SECOND_HEADER_OFFSET, header.as_bytes())?;
-    // One lap ahead, so that no position is 0 and none of an older log in these bytes is met in the
-    // first lap.
+    // The first lap starts at `ring_bytes`: no position is 0, and the first lap cannot meet a
+    // position of an older log in these bytes.
     for offset in [TAIL_OFFSET, LIMIT_OFFSET] {
         region.store_u64(base + offset, position_word(ring_bytes))?;
         region.store_u64(base + offset + COPY_DISTANCE, position_word(ring_bytes))?;
     }
     region.write_back(base, RING_OFFSET)?;
     region.fence()?;
-    // The superblock last: a crash before it leaves no pool, instead of a pool without a log.
+    // The superblock comes last: a crash before it leaves no pool, instead of a pool without a log.
     superblock.write(region)?;
     Ok(superblock)
 }
@@ -102,24 +102,24 @@ fn header_checksum(header: &LogHeaderBytes) -> u64 {
     checksum(CrcAlgorithm::Crc64Nvme, zeroed.as_bytes())
 }
 
-/// What is wrong with a copy of a log's header.
+/// A fault of a copy of a log's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderFault {
-    /// Its checksum is wrong, or it is of another format.
+    /// Its checksum is wrong, or it has another format.
     #[error("the log's header at offset {offset} is damaged; the other copy is whole")]
     Damaged {
-        /// Where in the pool it lies.
+        /// Its offset in the pool.
         offset: u64,
     },
-    /// It is whole, but not what the first one says.
+    /// It is whole, but differs from the first copy.
     #[error("the log's header at offset {offset} differs from the first copy")]
     Different {
-        /// Where in the pool it lies.
+        /// Its offset in the pool.
         offset: u64,
     },
 }
 
-/// A log pool, opened.
+/// An open log pool.
 #[derive(Debug)]
 pub struct LogPool {
     region: Arc<Region>,
@@ -132,14 +132,14 @@ impl LogPool {
     /// Opens the log pool in `region`; changes nothing.
     ///
     /// # Errors
-    /// [`LogError`]: there is none, or it is damaged.
+    /// [`LogError`]: `region` has no log pool, or a damaged one.
     pub fn open(region: Arc<Region>) -> Result<Self> {
         let pool = Self::open_damaged(region)?;
         pool.check()?;
         Ok(pool)
     }
 
-    /// Opens a pool whose tail and limit may make no sense.
+    /// Opens a pool whose tail and limit may be invalid.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -163,7 +163,7 @@ impl LogPool {
         Ok(pool)
     }
 
-    /// Checks what no checksum can: that tail and limit fit each other.
+    /// Checks that tail and limit fit each other, which no checksum covers.
     fn check(&self) -> Result<()> {
         let ring = self.ring_bytes;
         let (tail, limit) = (self.tail()?, self.limit()?);
@@ -177,8 +177,7 @@ impl LogPool {
         require(is_near, "limit", limit, "a multiple of 64 between the tail and one lap beyond it")
     }
 
-    /// What is wrong with one of the two copies of the header; the other one is that by which the
-    /// pool was opened.
+    /// Returns the fault of one copy of the header. The pool was opened by the other copy.
     ///
     /// # Errors
     /// [`LogError::Pmem`].
@@ -195,8 +194,7 @@ impl LogPool {
         })
     }
 
-    /// Makes the copy of the header that [`header_fault`](Self::header_fault) names like the other
-    /// one.
+    /// Overwrites the copy that [`header_fault`](Self::header_fault) names with the other copy.
     ///
     /// # Errors
     /// [`LogError::Pmem`].
@@ -212,15 +210,15 @@ impl LogPool {
         Ok(self.region.persist(to, size_of::<LogHeaderBytes>() as u64)?)
     }
 
-    /// Says that the log may have records of names, and second copies of its positions, from now
-    /// on, which releases that know only the former format must not read.
+    /// Raises the header to the format with records of names and second copies of positions.
+    /// Releases that know only the former format then refuse the log.
     ///
     /// # Errors
     /// [`LogError::Pmem`].
     pub(in crate::log) fn raise_format(&self) -> Result<()> {
         let [first, second] = self.header_offsets();
-        // The second copy first: a reader takes it only where the first one is damaged, and a crash
-        // in between leaves a whole one of either format.
+        // The second copy comes first: a reader uses it only if the first one is damaged. A crash
+        // between the two leaves a whole header of either format.
         for at in [second, first] {
             let Ok(mut header) = read_header(&self.region, at)? else { continue };
             if header.magic == FORMER_MAGIC {
@@ -237,36 +235,37 @@ impl LogPool {
         [0, SECOND_HEADER_OFFSET].map(|offset| self.superblock.data_offset + offset)
     }
 
-    /// The memory under the pool.
+    /// Returns the memory of the pool.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// What the pool says of itself.
+    /// Returns the pool's superblock.
     pub fn superblock(&self) -> Superblock {
         self.superblock
     }
 
-    /// Bytes of the ring.
+    /// Returns the size of the ring in bytes.
     pub fn ring_bytes(&self) -> u64 {
         self.ring_bytes
     }
 
-    /// By how much the limit moves: never past the part of the ring that users' data leaves free,
-    /// so that a log that starts at the limit finds free space.
+    /// Returns the step of the limit in bytes. It never exceeds the part of the ring that users'
+    /// data leaves free, so that a log that starts at the limit finds free space.
     pub(in crate::log) fn limit_step_bytes(&self) -> u64 {
         let share = self.ring_bytes / 32;
         LIMIT_STEP_BYTES.min(share - share % RECORD_ALIGN_BYTES)
     }
 
-    /// The largest payload of a record: a quarter of the ring, so that a full log always has free
-    /// space for one soon.
+    /// Returns the largest payload of a record in bytes: a quarter of the ring, so that a full log
+    /// soon has free space for one.
     pub fn payload_bytes_max(&self) -> u64 {
         (self.ring_bytes / 4).min(1 << 30)
     }
 
-    /// The persistent tail: the lower one of two whole copies, since a crash may have come between
-    /// them; 0 where neither is whole, as in no pool that [`open`](Self::open) accepts.
+    /// Returns the persistent tail. Of two whole copies the lower one counts, since a crash may
+    /// have come between them. Returns 0 if neither copy is whole; [`open`](Self::open) refuses
+    /// such a pool.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -274,8 +273,8 @@ impl LogPool {
         Ok(self.position_copies(TAIL_OFFSET)?.into_iter().flatten().min().unwrap_or(0))
     }
 
-    /// The position that no record passes: the higher one of two whole copies, and 0 as for
-    /// [`tail`](Self::tail).
+    /// Returns the position that no record passes. Of two whole copies the higher one counts.
+    /// Returns 0 if neither copy is whole; [`open`](Self::open) refuses such a pool.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -283,7 +282,7 @@ impl LogPool {
         Ok(self.position_copies(LIMIT_OFFSET)?.into_iter().flatten().max().unwrap_or(0))
     }
 
-    /// The copies of tail or limit that are whole. Memory that failed has none.
+    /// Returns the whole copies of tail or limit. A copy in memory that failed is `None`.
     pub(in crate::log) fn position_copies(
         &self,
         offset: u64,
@@ -296,7 +295,8 @@ impl LogPool {
         Ok([read(offset)?, read(offset + COPY_DISTANCE)?])
     }
 
-    /// Moves the persistent tail. All before `position` must be durable in the files.
+    /// Moves the persistent tail. The caller has made everything before `position` durable in the
+    /// files.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -312,8 +312,8 @@ impl LogPool {
         self.set_position(LIMIT_OFFSET, position)
     }
 
-    /// A word of eight bytes is stored whole or not at all, so both copies share a fence: after a
-    /// crash each is the old one or the new one, and either is right.
+    /// Stores both copies of a position with one fence. A word of eight bytes is stored whole or
+    /// not at all: after a crash each copy is the old one or the new one, and either is correct.
     fn set_position(&self, offset: u64, position: u64) -> std::result::Result<(), PmemError> {
         debug_assert!(position.is_multiple_of(RECORD_ALIGN_BYTES), "no record is at {position}");
         let at = self.superblock.data_offset + offset;
@@ -324,8 +324,8 @@ impl LogPool {
         self.region.fence()
     }
 
-    /// The boot in which the log was written last; none where it was closed, or that cannot be
-    /// told.
+    /// Returns the boot that wrote the log last. Returns `None` if the log was closed, or if both
+    /// copies of the session are damaged.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -333,7 +333,8 @@ impl LogPool {
         Ok(self.whole_session()?.filter(|boot_id| *boot_id != CLOSED))
     }
 
-    /// The log was closed: the files have all of it, and a record that is lost changes nothing.
+    /// Returns whether the log was closed: the files have all records, and a lost record changes
+    /// nothing.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -341,13 +342,13 @@ impl LogPool {
         Ok(self.whole_session()? == Some(CLOSED))
     }
 
-    /// The boot id of the first copy of the session that is whole.
+    /// Returns the boot id of the first whole copy of the session.
     fn whole_session(&self) -> std::result::Result<Option<[u8; 16]>, PmemError> {
         let whole = self.session_copies()?.into_iter().find(is_whole_session);
         Ok(whole.map(|bytes| bytes.boot_id))
     }
 
-    /// Notes the boot in which the log is written, [`NO_BOOT`] or [`CLOSED`].
+    /// Stores the boot that writes the log, [`NO_BOOT`] or [`CLOSED`]. Durable on return.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -355,7 +356,7 @@ impl LogPool {
         let checksum = U64::new(checksum(CrcAlgorithm::Crc64Nvme, &boot_id));
         let bytes = SessionBytes { boot_id, checksum };
         let at = self.superblock.data_offset + SESSION_OFFSET;
-        // One after the other: a crash tears one of them at most.
+        // Each copy is persisted before the next is stored: a crash tears at most one.
         for at in [at, at + COPY_DISTANCE] {
             self.region.write(at, bytes.as_bytes())?;
             self.region.persist(at, size_of::<SessionBytes>() as u64)?;
@@ -363,14 +364,14 @@ impl LogPool {
         Ok(())
     }
 
-    /// Whether tail or limit is one of the former format, which has no second copy.
+    /// Reports whether tail or limit has the former format, which has no second copy.
     pub(in crate::log) fn is_former(&self, offset: u64) -> std::result::Result<bool, PmemError> {
         let at = self.superblock.data_offset + offset;
         let (word, copy) = (self.region.load_u64(at)?, self.region.load_u64(at + COPY_DISTANCE)?);
         Ok(copy == 0 && position_of(word) == Some(word))
     }
 
-    /// Both copies of the session, as they are.
+    /// Reads both copies of the session, whole or not.
     pub(in crate::log) fn session_copies(
         &self,
     ) -> std::result::Result<[SessionBytes; 2], PmemError> {
@@ -382,7 +383,7 @@ impl LogPool {
         Ok([read(SESSION_OFFSET)?, read(SESSION_OFFSET + COPY_DISTANCE)?])
     }
 
-    /// Where in the region the byte at `position` lies.
+    /// Returns the region's offset of the byte at `position`.
     pub(in crate::log) fn region_offset(&self, position: u64) -> u64 {
         self.superblock.data_offset + RING_OFFSET + position % self.ring_bytes
     }
@@ -391,14 +392,15 @@ impl LogPool {
         self.salt
     }
 
-    /// The header of the record at `position`, if there is one; its payload may be torn. One bit of
-    /// it may have changed on the medium: it is read as it was.
+    /// Reads the header of the record at `position`. Returns `None` if there is no record. The
+    /// payload may be torn. If one bit of the header has changed on the medium, the header is
+    /// returned with that bit repaired.
     ///
     /// # Errors
     /// [`PmemError`].
     pub fn read_header(&self, position: u64) -> std::result::Result<Option<Header>, PmemError> {
         let at = self.region_offset(position);
-        // Most places that a scan looks at hold no record: one word tells.
+        // Most offsets that a scan reads hold no record: one word tells.
         if (self.region.load_u64(at + 8)? ^ position).count_ones() > 1 {
             return Ok(None);
         }
@@ -408,7 +410,7 @@ impl LogPool {
         Ok(header.filter(|header| self.fits(header)))
     }
 
-    /// Whether a bit of the header on the medium is not what it was.
+    /// Reports whether the header on the medium differs from `header` in any bit.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -421,7 +423,7 @@ impl LogPool {
         Ok(bytes != header.encode(self.salt))
     }
 
-    /// Writes the header as it was.
+    /// Writes `header` to the medium again, durably.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -434,16 +436,17 @@ impl LogPool {
         self.region.persist(at, RECORD_ALIGN_BYTES)
     }
 
-    /// A record never passes the end of the ring.
+    /// Returns whether the record ends within its lap, as every record does, and has a valid
+    /// length.
     fn fits(&self, header: &Header) -> bool {
         header.position % self.ring_bytes + header.record_bytes() <= self.ring_bytes
             && u64::from(header.payload_bytes) <= self.payload_bytes_max()
     }
 
-    /// Copies a part of a record's payload: `buf.len()` bytes from byte `at` of it on.
+    /// Copies `buf.len()` bytes of a record's payload, from the payload's byte `at` on.
     ///
     /// # Errors
-    /// [`PmemError`]; also where the payload has not so many bytes.
+    /// [`PmemError`]; [`PmemError::OutOfRange`] if the payload is too short.
     pub fn read_payload(
         &self,
         header: &Header,
@@ -457,11 +460,11 @@ impl LogPool {
         self.region.read(self.region_offset(header.position) + RECORD_ALIGN_BYTES + at, buf)
     }
 
-    /// Appends a record behind the limit of a log that no process uses: durable when this returns.
-    /// The part of the ring that records leave free is for this.
+    /// Appends a record behind the limit of a log that no process uses. Durable on return. The part
+    /// of the ring that writers leave free is for such notes.
     ///
     /// # Errors
-    /// [`LogError::NoteSpace`]: there is no space left; [`LogError::Pmem`].
+    /// [`LogError::NoteSpace`]: no space is left; [`LogError::Pmem`].
     pub(in crate::log) fn append_note(
         &self,
         kind: RecordKind,
@@ -471,11 +474,11 @@ impl LogPool {
         self.append_behind_limit(Header { offset, ..Header::of(kind) }, payload)
     }
 
-    /// Appends, in the same way, that nothing was acknowledged of what the log has no record of
-    /// from `from` on.
+    /// Appends a gap behind the limit: no record that is missing from `from` on was acknowledged.
+    /// Durable on return.
     ///
     /// # Errors
-    /// As for [`append_note`](Self::append_note).
+    /// See [`append_note`](Self::append_note).
     pub(in crate::log) fn append_gap(&self, from: u64) -> Result<()> {
         self.append_behind_limit(Header { aux: from, ..Header::of(RecordKind::Gap) }, &[])
     }
@@ -500,7 +503,7 @@ impl LogPool {
         Ok(self.persist_record(&header)?)
     }
 
-    /// Makes durable what is there of the records at `positions`, a lap at most.
+    /// Makes the stored bytes of the records at `positions`, at most a lap, durable.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -518,7 +521,7 @@ impl LogPool {
         self.region.fence()
     }
 
-    /// Makes durable what is there of the record.
+    /// Makes the stored bytes of the record durable.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -529,7 +532,7 @@ impl LogPool {
         self.region.persist(self.region_offset(header.position), header.record_bytes())
     }
 
-    /// Whether all of the record's payload is there.
+    /// Returns whether the payload matches its checksum.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -537,7 +540,7 @@ impl LogPool {
         Ok(self.payload_checksum_of(header)? == header.payload_checksum)
     }
 
-    /// Whether the payload differs by one bit from its checksum.
+    /// Returns whether the payload differs from its checksum by one changed bit.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -564,12 +567,12 @@ impl LogPool {
     }
 }
 
-/// The session's checksum is right.
+/// Returns whether the session's checksum is correct.
 pub(in crate::log) fn is_whole_session(bytes: &SessionBytes) -> bool {
     checksum(CrcAlgorithm::Crc64Nvme, &bytes.boot_id) == bytes.checksum.get()
 }
 
-/// Refuses a number on the medium that makes no sense.
+/// Refuses an invalid number on the medium.
 fn require(holds: bool, field: &'static str, found: u64, expected: &'static str) -> Result<()> {
     if holds { Ok(()) } else { Err(LogError::Inconsistent { field, found, expected }) }
 }

@@ -1,6 +1,6 @@
-//! Records of files that were made and of their names, on the medium.
+//! Records of created files and of their names, on the medium.
 //!
-//! Whatever bytes a payload has, reading it gives a record that makes sense, or none.
+//! Decoding any bytes yields a valid record or `None`.
 
 use std::io::IoSlice;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::log::pool::layout::{
 use crate::log::pool::record::{FileHandle, Header};
 use crate::pmem::PmemError;
 
-/// The longest part of the payload of a record of names that is not content.
+/// The longest payload of a record of names, without content.
 pub(in crate::log) const HEAD_BYTES_MAX: usize =
     size_of::<MakeBytes>() + HANDLE_BYTES_MAX + NAME_BYTES_MAX + EXTENDED_BYTES_MAX;
 const _: () = {
@@ -23,7 +23,7 @@ const _: () = {
     assert!(name <= HEAD_BYTES_MAX);
 };
 
-/// A point in time of a file.
+/// A timestamp of a file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Timestamp {
     /// Seconds since 1970.
@@ -38,7 +38,7 @@ impl Timestamp {
         (this.ns < 1_000_000_000).then_some(this)
     }
 
-    /// The point that is so many nanoseconds after 1970.
+    /// Converts nanoseconds since 1970.
     pub(in crate::log) fn of_ns(ns: u64) -> Self {
         let since = Duration::from_nanos(ns);
         Self { s: since.as_secs().cast_signed(), ns: since.subsec_nanos() }
@@ -50,7 +50,7 @@ impl Timestamp {
 pub struct NameAt<'a> {
     /// The directory's handle, on the file system of the file.
     pub parent: FileHandle,
-    /// The name in it: 1 to 255 bytes, without a slash or a NUL, not `.` or `..`.
+    /// The name in the directory: 1 to 255 bytes, without a slash or a NUL, not `.` or `..`.
     pub name: &'a [u8],
 }
 
@@ -68,7 +68,7 @@ impl<'a> NameAt<'a> {
     }
 }
 
-/// What a file has beside names and content.
+/// Attributes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes<'a> {
     /// Permission bits, with set-user-ID, set-group-ID and the sticky bit.
@@ -81,18 +81,18 @@ pub struct Attributes<'a> {
     pub accessed: Timestamp,
     /// The last modification.
     pub modified: Timestamp,
-    /// Extended attributes, ACLs among them, as [`put_extended`] puts them one behind the other; at
-    /// most 8192 bytes.
+    /// Extended attributes, ACLs among them, as [`put_extended`] encodes them one behind the other;
+    /// at most 8192 bytes.
     pub extended: &'a [u8],
 }
 
-/// All of a file but its content.
+/// Everything that creates a file again, except its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Make<'a> {
     /// The only name that the file has, under which it was created.
     pub at: NameAt<'a>,
-    /// When the parent was last changed (`st_ctime`), looked at after the file was created: while
-    /// the parent on the disk is not newer, no commit had the file.
+    /// The parent's last change (`st_ctime`), read after the file was created. While the parent on
+    /// the disk is not newer, no commit had the file.
     pub parent_changed: Timestamp,
     /// Its attributes.
     pub attributes: Attributes<'a>,
@@ -103,14 +103,14 @@ fn narrow<T: TryFrom<usize> + Default>(len: usize) -> T {
 }
 
 impl<'a> Make<'a> {
-    /// The record makes sense: what is read of it will be what was written.
+    /// Returns whether the record is valid: it decodes to the values that were encoded.
     pub(in crate::log) fn is_sound(&self) -> bool {
         NameAt::checked(Some(self.at.parent), self.at.name).is_some()
             && self.attributes.extended.len() <= EXTENDED_BYTES_MAX
             && Extended(self.attributes.extended).all(|attribute| attribute.is_some())
     }
 
-    /// The fixed part of the payload.
+    /// Encodes the fixed part of the payload.
     pub(in crate::log) fn encode(&self) -> MakeBytes {
         let Attributes { mode, owner, group, accessed, modified, extended } = self.attributes;
         MakeBytes {
@@ -131,7 +131,7 @@ impl<'a> Make<'a> {
         }
     }
 
-    /// The payload, whose fixed part is `fixed`.
+    /// Returns the payload in parts, the first one `fixed`.
     pub(in crate::log) fn parts<'b>(
         &'b self,
         fixed: &'b MakeBytes,
@@ -141,8 +141,8 @@ impl<'a> Make<'a> {
         [fixed.as_bytes(), parent, name, self.attributes.extended, content].map(IoSlice::new)
     }
 
-    /// Reads the beginning of a payload, and where in the payload the content begins; none, where
-    /// it makes no sense.
+    /// Decodes the start of a payload. Also returns the content's offset in the payload. Returns
+    /// `None` if the payload is invalid.
     pub fn decode(payload: &'a [u8]) -> Option<(Self, u64)> {
         let (fixed, rest) = MakeBytes::read_from_prefix(payload).ok()?;
         let (parent, rest) = rest.split_at_checked(usize::from(fixed.parent_bytes.get()))?;
@@ -166,9 +166,8 @@ impl<'a> Make<'a> {
 }
 
 impl LogPool {
-    /// Where in the log the content of the file is that a
-    /// [`RecordKind::Make`](crate::log::RecordKind::Make) has, and its length; none, where the
-    /// record makes no sense.
+    /// Returns the log position and the length of the content in a
+    /// [`RecordKind::Make`](crate::log::RecordKind::Make). Returns `None` if the record is invalid.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -182,7 +181,8 @@ impl LogPool {
     }
 }
 
-/// Puts an extended attribute into `buf`: the bytes that it takes there. None: it does not fit.
+/// Encodes an extended attribute into `buf`. Returns the encoded length, or `None` if it does not
+/// fit.
 pub fn put_extended(name: &[u8], value: &[u8], buf: &mut [u8]) -> Option<usize> {
     let name_bytes = u16::try_from(name.len()).ok().filter(|bytes| *bytes > 0)?;
     let value_bytes = u16::try_from(value.len()).ok()?;
@@ -194,8 +194,8 @@ pub fn put_extended(name: &[u8], value: &[u8], buf: &mut [u8]) -> Option<usize> 
     Some(at)
 }
 
-/// The extended attributes in such bytes, name and value of each; ends with none where they make no
-/// sense.
+/// An iterator over name and value of encoded extended attributes. Invalid bytes yield `None` and
+/// end the iteration.
 #[derive(Debug, Clone)]
 pub struct Extended<'a>(pub &'a [u8]);
 
@@ -228,33 +228,33 @@ impl<'a> Iterator for Extended<'a> {
 #[expect(clippy::large_enum_variant, reason = "one at a time, where no memory is to be allocated")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NameChange<'a> {
-    /// It gets one more.
+    /// The file gets one more name.
     Link {
-        /// The new one, where nothing was.
+        /// The new name, which no file had.
         to: NameAt<'a>,
     },
-    /// It loses one.
+    /// The file loses a name.
     Unlink {
-        /// The former one.
+        /// The former name.
         from: NameAt<'a>,
     },
-    /// It gets one for another.
+    /// The file gets one name in exchange for another.
     Rename {
-        /// The former one.
+        /// The former name.
         from: NameAt<'a>,
-        /// The new one.
+        /// The new name.
         to: NameAt<'a>,
-        /// The handle of the file that had the new name, and that it was the only one of.
+        /// The handle of the file that had the new name, as its only name.
         replaced: Option<FileHandle>,
     },
 }
 
-/// What a [`RecordKind::Name`](crate::log::RecordKind::Name) says.
+/// The payload of a [`RecordKind::Name`](crate::log::RecordKind::Name).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NameRecord<'a> {
     /// The change.
     pub change: NameChange<'a>,
-    /// Names that the file has after it.
+    /// Number of names that the file has after the change.
     pub links: u32,
 }
 
@@ -263,7 +263,7 @@ const UNLINK: u16 = 2;
 const RENAME: u16 = 3;
 
 impl<'a> NameRecord<'a> {
-    /// Code, former name, new name and replaced file.
+    /// Returns code, former name, new name and replaced file.
     fn fields(&self) -> (u16, Option<NameAt<'a>>, Option<NameAt<'a>>, Option<FileHandle>) {
         match self.change {
             NameChange::Link { to } => (LINK, None, Some(to), None),
@@ -272,7 +272,7 @@ impl<'a> NameRecord<'a> {
         }
     }
 
-    /// The record makes sense: what is read of it will be what was written.
+    /// Returns whether the record is valid: it decodes to the values that were encoded.
     pub(in crate::log) fn is_sound(&self) -> bool {
         let (_, from, to, replaced) = self.fields();
         let is_fine = |at: NameAt<'_>| NameAt::checked(Some(at.parent), at.name).is_some();
@@ -281,7 +281,7 @@ impl<'a> NameRecord<'a> {
             && replaced.is_none_or(|handle| !handle.bytes().is_empty())
     }
 
-    /// The payload: handed to `use_it` in parts.
+    /// Calls `use_it` with the payload in parts.
     pub(in crate::log) fn with_parts<R>(&self, use_it: impl FnOnce(&[IoSlice<'_>]) -> R) -> R {
         const NOTHING: NameAt<'static> = NameAt { parent: FileHandle::NONE, name: b"" };
         let (change, from, to, replaced) = self.fields();
@@ -306,7 +306,7 @@ impl<'a> NameRecord<'a> {
         use_it(&parts.map(IoSlice::new))
     }
 
-    /// Reads a payload; none, where it makes no sense.
+    /// Decodes a payload. Returns `None` if it is invalid.
     pub fn decode(payload: &'a [u8]) -> Option<Self> {
         let (fixed, mut rest) = NameBytes::read_from_prefix(payload).ok()?;
         let mut take = |bytes: U16| {

@@ -1,10 +1,10 @@
-//! Damage of the log's tail, limit and session, of which the medium has two copies each: what is
-//! wrong, and what can be repaired.
+//! Detects and repairs damage of the log's tail, limit and session. The medium has two copies of
+//! each.
 //!
-//! Where both copies of a position are damaged the records tell, by their own positions. The limit
-//! is proved by the tail: no record was ever stored behind one lap. The tail is proved only where
-//! no record is left that it could be before: of a record alone nothing tells whether its file has
-//! it already.
+//! If both copies of a position are damaged, the records may prove it by their own positions. The
+//! tail proves the limit: no record was ever stored beyond one lap. The limit proves the tail only
+//! if the ring holds no record before the limit: a record does not tell whether its file has it
+//! already.
 
 use std::fmt;
 
@@ -14,21 +14,21 @@ use crate::log::pool::layout::{
 };
 use crate::log::pool::{LogPool, is_whole_session};
 
-/// What is wrong with tail, limit or session.
+/// A fault of tail, limit or session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::log) enum PositionFault {
     /// One copy is damaged.
     Copy {
-        /// Which number.
+        /// Name of the number.
         field: &'static str,
-        /// Where in the pool the copy lies.
+        /// Offset of the copy in the pool.
         offset: u64,
     },
     /// Both copies are damaged.
     Both {
-        /// Which number.
+        /// Name of the number.
         field: &'static str,
-        /// What the records say it was; none where they do not prove it.
+        /// The value that the records prove, if they prove one.
         proved: Option<u64>,
     },
 }
@@ -57,7 +57,7 @@ impl fmt::Display for PositionFault {
 }
 
 impl LogPool {
-    /// What is wrong with tail, limit and session.
+    /// Returns the faults of tail, limit and session.
     ///
     /// # Errors
     /// [`LogError::Pmem`].
@@ -80,8 +80,8 @@ impl LogPool {
         Ok(faults)
     }
 
-    /// Writes the copies that are damaged anew, and positions that the records prove: the number of
-    /// faults that are gone.
+    /// Writes damaged copies again, and positions that the records prove. Returns the number of
+    /// faults that are repaired.
     ///
     /// # Errors
     /// [`LogError::Pmem`].
@@ -109,7 +109,8 @@ impl LogPool {
         PositionFault::Copy { field, offset: self.superblock().data_offset + offset + distance }
     }
 
-    /// What a position must have been, both of whose copies are lost.
+    /// Returns the value of a position that the other position and the records prove, after both
+    /// copies are lost.
     fn proved(&self, offset: u64) -> Result<Option<u64>, LogError> {
         let (tail, limit) = (self.tail()?, self.limit()?);
         Ok(match offset {
@@ -119,7 +120,7 @@ impl LogPool {
         })
     }
 
-    /// Whether any record of the lap before `limit` is in the ring, whole or torn.
+    /// Returns whether the ring holds any record of the lap before `limit`, whole or torn.
     fn has_records_before(&self, limit: u64) -> Result<bool, LogError> {
         let start = limit.saturating_sub(self.ring_bytes());
         for position in (start..limit).step_by(size_of::<RecordHeaderBytes>()) {
@@ -131,7 +132,7 @@ impl LogPool {
     }
 }
 
-/// The session is whole, or was never written.
+/// Returns whether the session is whole, or was never written.
 fn is_sound_session(bytes: &SessionBytes) -> bool {
     is_whole_session(bytes) || *bytes == SessionBytes::default()
 }

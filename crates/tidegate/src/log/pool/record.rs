@@ -1,9 +1,9 @@
-//! A record: what it says, its checksums, its length in the ring.
+//! A record: its meaning, its checksums, its length in the ring.
 //!
 //! Why a record needs one fence: its header carries the checksum of its payload, and its own
-//! checksum carries the pool's salt and the record's position. Whatever subset of its words a crash
-//! leaves, one of the two sums does not hold, or all of it is there. So header and payload may
-//! become durable in any order, and nothing has to be stored after them.
+//! checksum carries the pool's salt and the record's position. If a crash leaves only some of its
+//! words, one of the two checksums fails. So header and payload may become durable in any order,
+//! and no store has to follow them.
 
 use std::io::IoSlice;
 use std::mem::offset_of;
@@ -18,7 +18,7 @@ use crate::log::pool::layout::{
     RECORD_ALIGN_BYTES, RECORD_GROWS, RecordHeaderBytes,
 };
 
-/// What a record tells.
+/// The operation of a record.
 ///
 /// A file's *story* begins at a definition without [`Definition::covered`] and ends at an `End`.
 /// Recovery applies a story only if a definition in it is covered.
@@ -34,49 +34,47 @@ pub enum RecordKind {
     SetSize = 3,
     /// The file is the one that the payload, a [`Definition`], names.
     Define = 4,
-    /// The story ends: the file has all earlier records, or none of them counts.
+    /// The story ends. Either the file has all earlier records durably, or none of them counts.
     End = 8,
     /// The operation of the record at `aux` failed.
     Void = 9,
-    /// A sync: all that the file became before this record is to outlive a crash, `offset` bytes
-    /// long.
+    /// A sync: the file as of this record, `offset` bytes long, is promised to outlive a crash.
     Mark = 11,
-    /// A sync of a file that the program has made: the payload, a [`Make`](crate::log::Make) and
-    /// the content, is all of the file at this place of its story. The story is covered.
+    /// A sync of a file that the program created. The payload, a [`Make`](crate::log::Make) and the
+    /// content, is the whole file at this point of its story. The story is covered.
     Make = 12,
     /// The names of a covered file change as the payload, a [`NameRecord`](crate::log::NameRecord),
     /// says.
     Name = 13,
-    /// What recovery has decided to do with names, before it does that: the payload has a part of
-    /// it, which begins at byte `offset`.
+    /// A part of recovery's decision about names, from byte `offset` of the decision on. It is
+    /// stored before recovery carries the decision out.
     Decided = 14,
-    /// Recovery has done what it decided.
+    /// Recovery has carried its decision out.
     Done = 15,
-    /// What the log has no record of between `aux` and this record was never acknowledged: the rest
-    /// of a lap, or what a crash cut off.
+    /// Bytes between `aux` and this record that hold no record were never acknowledged: the rest of
+    /// a lap, or records that a crash cut off.
     Gap = 16,
-    /// Recovery is about to touch files: the payload has what each of them has that a write takes
-    /// away.
+    /// Recovery is about to change files. The payload has the attributes of each file that a write
+    /// clears.
     Begun = 17,
-    /// Recovery left some files, and has restored those with the ids in the payload.
+    /// Recovery did not finish some files. It has restored the files with the ids in the payload.
     Restored = 18,
 }
 
-/// A record's header, as the log's users see it.
+/// A decoded record header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Where the record is in the endless log.
+    /// The record's position in the endless log.
     pub position: u64,
     /// The operation.
     pub kind: RecordKind,
     /// Id of the file.
     pub file: u64,
-    /// Byte of the file, or its new size.
+    /// Offset in the file, or its new size.
     pub offset: u64,
     /// Bytes of the file that a [`RecordKind::Zero`] covers.
     pub len: u64,
-    /// When the record was made, in nanoseconds since 1970. 0: that is not said, as of a
-    /// [`RecordKind::Zero`].
+    /// Time of the record in nanoseconds since 1970. 0: unknown, as in a [`RecordKind::Zero`].
     pub wall_ns: u64,
     /// See [`RecordKind`].
     pub aux: u64,
@@ -85,24 +83,24 @@ pub struct Header {
     /// CRC-32C of the payload.
     pub payload_checksum: u32,
     /// The operation needs a commit of the file system to be durable: it ends beyond the durable
-    /// size, or may meet bytes that are not written or not allocated.
+    /// size, or may cover bytes that are not written or not allocated.
     pub grows: bool,
     /// All records below this position were finished when this one was stored: durable, or known
-    /// never to be. 0: that is not said.
+    /// never to be. 0: unknown.
     pub finished: u64,
 }
 
-/// Bytes that the checksum of a header is taken over: the header, then zeroes.
+/// Bytes under the checksum of a header: the header, then zeroes.
 ///
-/// As strong as over the header alone: what follows multiplies the remainder by a power of x, which
-/// can be undone. But this is where the checksum's wide instructions begin: 14 ns instead of 37,
-/// measured here, for each record.
+/// The zeroes do not weaken the checksum: they multiply the remainder by a power of x, which is
+/// invertible. But from this length on the checksum uses wide instructions: 14 ns a record instead
+/// of 37, measured here.
 const CHECKED_BYTES: usize = 128;
 
-/// Bits of a header before those of its position.
+/// Bits of a header before the bits of its position.
 const POSITION_BITS: usize = offset_of!(RecordHeaderBytes, position) * 8;
 
-/// The checksum of a header that has the pool's salt in its place.
+/// Computes the checksum of a header that has the pool's salt in its checksum field.
 fn header_checksum(salted: &RecordHeaderBytes) -> u64 {
     let mut checked = [0; CHECKED_BYTES];
     checked[..size_of::<RecordHeaderBytes>()].copy_from_slice(salted.as_bytes());
@@ -111,8 +109,8 @@ fn header_checksum(salted: &RecordHeaderBytes) -> u64 {
 
 const HEADER_BITS: usize = size_of::<RecordHeaderBytes>() * 8;
 
-/// How each bit of a header changes its checksum, whatever the others are: a CRC is linear. A bit
-/// of the checksum itself changes what is compared with it.
+/// The change of a header's checksum by each bit. A CRC is linear, so the other bits do not matter.
+/// A changed bit of the checksum field changes the stored checksum instead.
 static DIFFERENCES: LazyLock<[u64; HEADER_BITS]> = LazyLock::new(|| {
     let of_zeroes = header_checksum(&RecordHeaderBytes::new_zeroed());
     std::array::from_fn(|bit| {
@@ -127,7 +125,7 @@ static DIFFERENCES: LazyLock<[u64; HEADER_BITS]> = LazyLock::new(|| {
 /// Bits of the checksum, the first field.
 const CHECKSUM_BITS: usize = 64;
 
-/// The bit whose change makes the checksum of a header right, if there is one.
+/// Returns the bit whose change makes the checksum of a header correct, if there is one.
 fn changed_bit(bytes: &RecordHeaderBytes, salt: u64) -> Option<usize> {
     let salted = RecordHeaderBytes { checksum: U64::new(salt), ..*bytes };
     let difference = header_checksum(&salted) ^ bytes.checksum.get();
@@ -135,7 +133,7 @@ fn changed_bit(bytes: &RecordHeaderBytes, salt: u64) -> Option<usize> {
 }
 
 impl Header {
-    /// One of this kind that says nothing more.
+    /// Returns a header of this kind with all other fields zero.
     pub(in crate::log) const fn of(kind: RecordKind) -> Self {
         Self {
             position: 0,
@@ -152,7 +150,7 @@ impl Header {
         }
     }
 
-    /// The header's bytes, with its checksum.
+    /// Encodes the header with its checksum.
     pub(in crate::log) fn encode(&self, salt: u64) -> RecordHeaderBytes {
         let mut bytes = RecordHeaderBytes {
             checksum: U64::new(salt),
@@ -171,7 +169,8 @@ impl Header {
         bytes
     }
 
-    /// Reads a header that should be at `position`; none, where there is no such record.
+    /// Decodes the header of a record at `position`. Returns `None` if the bytes are no such
+    /// header.
     pub(in crate::log) fn decode(
         bytes: &RecordHeaderBytes,
         salt: u64,
@@ -202,12 +201,13 @@ impl Header {
         })
     }
 
-    /// As [`decode`](Self::decode), also where one bit of the header has changed: then only one
-    /// change makes its checksum right.
+    /// Decodes the header of a record at `position`, also if one of its bits has changed. At most
+    /// one change of a bit makes the checksum correct.
     ///
-    /// A header that a crash cut off does not pass for such a one: all of its words but one would
-    /// have to be there, and that one to differ in one bit from what lay there before. And then the
-    /// record is what was being written, if its payload is whole, and may count.
+    /// A header that a crash cut off does not pass for a changed one: the medium would have to hold
+    /// all of its words but one, and the old value of that word would have to differ in one bit
+    /// only. Even then the repaired header is the one that was being written, so the record may
+    /// count if its payload is whole.
     pub(in crate::log) fn decode_repairing(
         bytes: &RecordHeaderBytes,
         salt: u64,
@@ -227,39 +227,39 @@ impl Header {
         }
     }
 
-    /// Position of the payload's first byte.
+    /// Returns the position of the payload's first byte.
     pub fn data_position(&self) -> u64 {
         self.position + RECORD_ALIGN_BYTES
     }
 
-    /// Bytes that the record takes in the log.
+    /// Returns the bytes that the record occupies in the log.
     pub fn record_bytes(&self) -> u64 {
         record_bytes(u64::from(self.payload_bytes))
     }
 }
 
-/// How a record at `position` says that all records below `finished` were finished: 0 says nothing,
-/// as where the distance is 256 GiB or more.
+/// Encodes, for a record at `position`, that all records below `finished` were finished. Returns 0
+/// for unknown, also if the distance is 256 GiB or more.
 fn finished_distance(position: u64, finished: u64) -> u32 {
     let distance = position.checked_sub(finished).filter(|_| finished != 0);
     let units = distance.map_or(0, |bytes| bytes / RECORD_ALIGN_BYTES + 1);
     u32::try_from(units).unwrap_or(0)
 }
 
-/// The position of which [`finished_distance`] made `units`; 0: it says nothing.
+/// Decodes the position from the `units` of [`finished_distance`]. 0: unknown.
 fn finished_position(position: u64, units: u32) -> u64 {
     let distance = u64::from(units).checked_sub(1).map(|units| units * RECORD_ALIGN_BYTES);
     distance.and_then(|bytes| position.checked_sub(bytes)).unwrap_or(0)
 }
 
-/// Bytes that a record with so much payload takes in the log.
+/// Returns the bytes that a record with this payload occupies in the log.
 pub(in crate::log) fn record_bytes(payload_bytes: u64) -> u64 {
     RECORD_ALIGN_BYTES + payload_bytes.next_multiple_of(RECORD_ALIGN_BYTES)
 }
 
-/// CRC-32C of a payload in parts.
+/// Computes the CRC-32C of a payload in parts.
 ///
-/// CRC-32C through the crate `crc-fast`: 66 ns for 4 KiB where it was measured, `crc32c` took 150.
+/// The crate `crc-fast` takes 66 ns for 4 KiB where it was measured, `crc32c` took 150.
 pub(in crate::log) fn payload_checksum(parts: &[IoSlice<'_>]) -> u32 {
     let sum = match parts {
         [] => checksum(CrcAlgorithm::Crc32Iscsi, &[]),
@@ -275,7 +275,7 @@ pub(in crate::log) fn payload_checksum(parts: &[IoSlice<'_>]) -> u32 {
     u32::try_from(sum).unwrap_or(u32::MAX)
 }
 
-/// The checksum of a payload that comes in pieces.
+/// The checksum of a payload that arrives in pieces.
 pub(in crate::log) struct PayloadDigest(Digest);
 
 impl Default for PayloadDigest {
@@ -285,79 +285,79 @@ impl Default for PayloadDigest {
 }
 
 impl PayloadDigest {
-    /// Takes the next piece.
+    /// Adds the next piece.
     pub(in crate::log) fn add(&mut self, piece: &[u8]) {
         self.0.update(piece);
     }
 
-    /// The checksum of all pieces.
+    /// Returns the checksum of all pieces.
     pub(in crate::log) fn finish(&self) -> u32 {
         u32::try_from(self.0.finalize()).unwrap_or(u32::MAX)
     }
 }
 
-/// What tells a file system from all others: its UUID.
+/// The UUID of a file system.
 pub type FileSystemId = [u8; 16];
 
-/// A file's handle on its file system, as `name_to_handle_at` gives it: it outlives a reboot.
+/// A file's handle on its file system, from `name_to_handle_at`. It outlives a reboot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileHandle {
     kind: i32,
     len: u8,
-    /// Behind the handle zeroes.
+    /// The handle, then zeroes.
     bytes: [u8; HANDLE_BYTES_MAX],
 }
 
 impl FileHandle {
-    /// No handle: what a log before a device records.
+    /// No handle, as in the records of a log before a device.
     pub const NONE: Self = Self { kind: 0, len: 0, bytes: [0; HANDLE_BYTES_MAX] };
 
-    /// The handle of this type with these bytes; none, where there are more than any handle has.
+    /// Makes a handle. Returns `None` if it has more bytes than any handle.
     pub fn new(kind: i32, handle: &[u8]) -> Option<Self> {
         let mut bytes = [0; HANDLE_BYTES_MAX];
         bytes.get_mut(..handle.len())?.copy_from_slice(handle);
         Some(Self { kind, len: u8::try_from(handle.len()).ok()?, bytes })
     }
 
-    /// The handle's type, which the file system chooses.
+    /// Returns the handle's type, which the file system chooses.
     pub fn kind(&self) -> i32 {
         self.kind
     }
 
-    /// The handle's bytes, at most 128.
+    /// Returns the handle's bytes, at most 128.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 }
 
-/// What a [`RecordKind::Define`] says.
+/// The payload of a [`RecordKind::Define`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Definition<'a> {
-    /// What tells the file from all others of all times: [`identity`].
+    /// Distinguishes the file from all others of all times: [`identity`].
     pub identity: u64,
-    /// The file's file system.
+    /// The UUID of the file's file system.
     pub file_system: FileSystemId,
-    /// The file's handle there.
+    /// The file's handle on that file system.
     pub handle: FileHandle,
-    /// The story is confirmed: all that the file was when the story began is durable in the file.
+    /// The story is confirmed: the file as of the story's begin is durable.
     pub covered: bool,
-    /// The story begins here: no earlier record of the file counts. Else it goes on, and the
-    /// definition is repeated, since the tail is about to pass the former one.
+    /// The story begins here: no earlier record of the file counts. If false, the story goes on.
+    /// The definition is then repeated because the tail is about to pass the former one.
     pub starts: bool,
-    /// Size of the file in bytes that is durable, if `covered`. Growth in records before the
-    /// position that the header's `aux` says is promised then, too.
+    /// Durable size of the file in bytes, if `covered`. Growth in records before the position in
+    /// the header's `aux` is then promised, too.
     pub size_bytes: u64,
     /// Device number when the record was written.
     pub device: u64,
     /// Inode number.
     pub inode: u64,
-    /// Absolute path, for messages and to find the file where its handle cannot be opened. Empty:
-    /// none is known.
+    /// Absolute path, for messages and to find the file if its handle cannot be opened. Empty if
+    /// unknown.
     pub path: &'a [u8],
 }
 
 impl<'a> Definition<'a> {
-    /// The fixed part of the payload; [`parts`](Self::parts) has all of it.
+    /// Encodes the fixed part of the payload; [`parts`](Self::parts) returns the whole payload.
     pub(in crate::log) fn encode(&self) -> DefinitionBytes {
         DefinitionBytes {
             identity: U64::new(self.identity),
@@ -374,12 +374,12 @@ impl<'a> Definition<'a> {
         }
     }
 
-    /// The payload, whose fixed part is `fixed`: that, the handle, the path.
+    /// Returns the payload in parts: `fixed`, the handle, the path.
     pub(in crate::log) fn parts<'b>(&'b self, fixed: &'b DefinitionBytes) -> [IoSlice<'b>; 3] {
         [fixed.as_bytes(), self.handle.bytes(), self.path].map(IoSlice::new)
     }
 
-    /// Reads a payload; none, where it makes no sense.
+    /// Decodes a payload. Returns `None` if it is invalid.
     pub fn decode(payload: &'a [u8]) -> Option<Self> {
         let (fixed, rest) = DefinitionBytes::read_from_prefix(payload).ok()?;
         let (handle, path) = rest.split_at_checked(usize::from(fixed.handle_bytes.get()))?;
@@ -397,14 +397,14 @@ impl<'a> Definition<'a> {
     }
 }
 
-/// The path, if it is one that the log may hold: absolute, whole, without a NUL, not too long.
+/// Returns the path if the log may hold it: absolute, without a NUL, not too long.
 pub fn checked_path(path: &[u8]) -> Option<&[u8]> {
     let fine = path.first() == Some(&b'/') && path.len() <= PATH_BYTES_MAX && !path.contains(&0);
     fine.then_some(path)
 }
 
-/// What tells a file from all others of all times: a checksum of its file system and of its handle
-/// there, which has the inode's generation in it. Never 0.
+/// Computes a number that distinguishes a file from all others of all times: a checksum of its file
+/// system and of its handle there, which contains the inode's generation. Never 0.
 pub fn identity(file_system: &FileSystemId, handle_type: i32, handle: &[u8]) -> u64 {
     let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
     digest.update(file_system);

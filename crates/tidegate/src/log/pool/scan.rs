@@ -1,10 +1,10 @@
 //! Finds the records between two positions of a log.
 //!
-//! Records are found by position: at each step of 64 bytes the scanner asks whether the word that
-//! would be a record's position says this one. Where it does and the header's checksum holds, the
-//! record's length is known and its payload can be checked; where not, there is a hole: the rest of
-//! a lap, or what a writer reserved and never finished. Which holes are losses the finished
-//! positions of later records tell ([`Losses`]).
+//! The scanner finds records by their position: every 64 bytes it compares the word that would be a
+//! record's position with its own. If they match and the header's checksum holds, the record's
+//! length is known and its payload can be checked. If not, there is a hole: the rest of a lap, or
+//! space that a writer reserved and never finished. The finished positions of later records tell
+//! the holes that are losses ([`Losses`]).
 
 use crate::log::pool::LogPool;
 use crate::log::pool::layout::RECORD_ALIGN_BYTES;
@@ -17,21 +17,22 @@ pub struct Scanner<'a> {
     pool: &'a LogPool,
     position: u64,
     end: u64,
-    /// Records end within so many bytes of each lap.
+    /// Records end within this many bytes of each lap.
     lap_bytes: u64,
     check_payloads: bool,
     torn: u64,
     unreadable_bytes: u64,
-    /// Where the last record ends whose header was found.
+    /// End of the last record whose header was found.
     known_end: u64,
     pub(in crate::log) losses: Losses,
     read_once: Option<ReadOnce<'a>>,
-    /// What is before this position was read.
+    /// Everything before this position was read.
     read_until: u64,
 }
 
 impl<'a> Scanner<'a> {
-    /// The records from `start` to `end`, each one checked whole. At most one lap is looked at.
+    /// Makes a scanner of the records from `start` to `end`, at most a lap, that checks each
+    /// payload.
     pub fn new(pool: &'a LogPool, start: u64, end: u64) -> Self {
         let end = end.min(start.saturating_add(pool.ring_bytes()));
         let position = start.next_multiple_of(RECORD_ALIGN_BYTES);
@@ -51,46 +52,47 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// A scanner of records that are known to be whole, because their writers have finished them:
-    /// payloads are not read.
+    /// Makes a scanner of records that are known to be whole because their writers have finished
+    /// them. It does not read payloads.
     pub fn of_finished(pool: &'a LogPool, start: u64, end: u64) -> Self {
         Self { check_payloads: false, ..Self::new(pool, start, end) }
     }
 
-    /// This scanner, of a ring of which only the first `lap_bytes` have space in the file: a look
-    /// behind them could allocate it.
+    /// Restricts the scanner to the first `lap_bytes` of each lap, the only part of the ring that
+    /// has space in the file. A read behind that part could allocate space.
     #[must_use]
     pub(in crate::log) fn in_laps_of(self, lap_bytes: u64) -> Self {
         Self { lap_bytes, ..self }
     }
 
-    /// This scanner, with little memory: for a caller that does not read the records again soon.
+    /// Lets the scanner release memory behind it, for a caller that does not read the records again
+    /// soon.
     #[must_use]
     pub(in crate::log) fn reading_once(self) -> Self {
         Self { read_once: Some(ReadOnce::new(self.pool.region())), ..self }
     }
 
-    /// Where the scanner is.
+    /// Returns the scanner's position.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Records so far whose header is there and whose payload is not.
+    /// Returns the number of records so far that have a header and a torn payload.
     pub fn torn(&self) -> u64 {
         self.torn
     }
 
-    /// The first position of which nobody can know whether a record was acknowledged there.
+    /// Returns the first position where an acknowledged record may have been lost.
     pub fn doubtful_from(&self) -> u64 {
         self.losses.doubtful_from(self.known_end)
     }
 
-    /// Bytes so far that could not be read.
+    /// Returns the number of bytes so far that could not be read.
     pub fn unreadable_bytes(&self) -> u64 {
         self.unreadable_bytes
     }
 
-    /// Needs no more what the caller has seen.
+    /// Releases the memory of records that the caller has seen.
     fn let_go(&mut self) {
         let Some(read_once) = &mut self.read_once else { return };
         let ring_bytes = self.pool.ring_bytes();
@@ -100,7 +102,7 @@ impl<'a> Scanner<'a> {
         self.read_until = self.position;
     }
 
-    /// The whole record at the present position, if there is one; moves on.
+    /// Moves past the current position. Returns the whole record there, if there is one.
     fn step(&mut self) -> Result<Option<Header>, PmemError> {
         let ring_bytes = self.pool.ring_bytes();
         if self.position % ring_bytes >= self.lap_bytes {
