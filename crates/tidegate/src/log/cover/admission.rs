@@ -1,13 +1,11 @@
-//! Admission and leaving: decides which sync covers a plain file, and how a file becomes plain
-//! again.
+//! Admission and leaving: decides which sync covers a file, and how it becomes plain again.
 //!
 //! Invariants:
 //! 1. A file is covered whole or not at all. Only a real sync, or a record of all of the file,
 //!    covers it.
 //! 2. A file is covered only if an overwrite changes nothing but its bytes and times. The log
 //!    answers an `fdatasync` after overwrites because the kernel would commit nothing for it.
-//! 3. A file leaves by a real sync and then the end of its story: recovery never writes older bytes
-//!    over newer ones.
+//! 3. A file leaves by a real sync, then the end of its story: no recovery overwrites newer bytes.
 //!
 //! Entry points: [`decide_admission`], [`is_overwritten_in_place`], [`decide_begin`];
 //! [`decide_leave`], [`leaves_unrecorded`].
@@ -48,8 +46,7 @@ pub struct AdmissionFacts {
 /// The obstacle that keeps a sync from admitting a plain file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotAdmitted {
-    /// Logging is suspended because of a process that cannot be watched. A notice has told the
-    /// user.
+    /// Logging is suspended because of a process that cannot be watched. The user was notified.
     Suspended,
     /// Any file of the process may change unseen.
     Unseen,

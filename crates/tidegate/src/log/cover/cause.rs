@@ -48,8 +48,8 @@ pub enum Cause {
     FileSystem,
     /// The file's path is excluded.
     Excluded,
-    /// The file is written by descriptors with `O_SYNC` or `O_DSYNC` in ways that leave each sync
-    /// to the kernel.
+    /// The file is written by descriptors with `O_SYNC` or `O_DSYNC` that leave syncs to the
+    /// kernel.
     Synchronous,
     /// The process mounts a file system whose files lie in other file systems.
     StackedMount,
@@ -94,8 +94,7 @@ impl Cause {
         }
     }
 
-    /// Returns a setting or action that avoids the cause for the user of `program`, if one is
-    /// known.
+    /// Returns the setting or action that avoids the cause for the user of `program`, if known.
     pub fn remedy(self, program: &str) -> Option<&'static str> {
         let is_mariadb = ["mariadbd", "mysqld"].contains(&program);
         match self {

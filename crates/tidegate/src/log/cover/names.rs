@@ -8,10 +8,10 @@
 //!    in its file system except creations and changes of its own attributes.
 //! 2. B2: a change of the names of a covered file is recorded before the kernel makes it, and only
 //!    while nothing is pending. The file that a rename replaces has no other name: its story ends.
-//! 3. B3: a change of the attributes is recorded after the change, and only while nothing is
-//!    pending. The file's creation is in a record, and its names were not changed since. If a file
-//!    would have to be synced to leave, and the sync commits all pending changes, the file is
-//!    synced and stays.
+//! 3. B3: if the file's creation is in a record, and its names were not changed since, a change of
+//!    its attributes is recorded, after the change and only while nothing is pending. A file that
+//!    would have to be synced to leave is synced and stays, if the sync commits all pending
+//!    changes.
 //! 4. B10: a file with an open stream, whose writes no hook sees, is *sealed*: its story is the one
 //!    record that creates it. Any other operation on the file makes it leave. When the stream is
 //!    closed, the file becomes covered if it is as in the record.
@@ -75,13 +75,12 @@ pub struct FileFacts {
     pub links: u32,
     /// The file has the name in the record.
     pub keeps_name: bool,
-    /// An overwrite changes only bytes and times, and a record has [all attributes](fit_record) of
-    /// the file.
+    /// An overwrite changes only bytes and times, and [all attributes](fit_record) fit a record.
     pub is_ordinary: bool,
 }
 
-/// Returns whether a record has all of a file's attributes. `attributes` are those of `statx`.
-/// `flags` and `others` are the extended flags, and the project and extent sizes, of
+/// Returns whether a record has all of a file's attributes: `attributes` from `statx`, and extended
+/// `flags`, project and extent sizes from `FS_IOC_FSGETXATTR`.
 /// `FS_IOC_FSGETXATTR`.
 pub fn fit_record(attributes: u64, flags: u32, others: [u32; 3]) -> bool {
     attributes & SPECIAL == 0 && flags & !HAS_ATTRIBUTES == 0 && others == [0; 3]
@@ -101,8 +100,7 @@ pub fn stands_for_sync(has_own_changes: bool, is_pending_beside: impl FnOnce() -
 /// Facts from the log about a locked file before a change of its names or attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordFacts {
-    /// The log may record names of the file system now, and no holder of the file's lock was
-    /// killed.
+    /// The log may record names of the file system now, and no holder of the file's lock died.
     pub can_record: bool,
     /// The log has all of the file.
     pub is_covered: bool,

@@ -171,8 +171,8 @@ impl SyncedState {
         self.named_until == now.named_until
     }
 
-    /// Returns whether a sync that began at this state has made the state `now` durable, so that a
-    /// mark may follow.
+    /// Returns whether a sync that began at this state made all of `now` durable: a mark may
+    /// follow.
     pub fn has_bytes(&self, now: &Self) -> bool {
         (self.story, self.last_change) == (now.story, now.last_change)
     }

@@ -124,8 +124,7 @@ impl WriteExtent {
         self.start > self.size
     }
 
-    /// Returns the change by the write, once the kernel has made it. For `journaled` see
-    /// [`Change::journaled`].
+    /// Returns the change by the write, once made. For `journaled` see [`Change::journaled`].
     #[inline]
     pub fn change(&self, journaled: Option<u64>) -> Change {
         let size = self.size.max(self.end());
@@ -216,8 +215,7 @@ pub enum CutAction {
     Leave,
 }
 
-/// Decides a truncation to `size` bytes. The kernel refuses a size above `bytes_max`, or kills the
-/// process.
+/// Decides a truncation to `size` bytes. Above `bytes_max` the kernel refuses it or kills.
 pub fn decide_cut(
     (is_logged, is_covered): (bool, bool),
     size: u64,

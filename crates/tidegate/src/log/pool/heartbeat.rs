@@ -76,8 +76,7 @@ pub(in crate::log) fn time_of(kind: RecordKind) -> u64 {
 }
 
 impl LogPool {
-    /// Returns the last heartbeat. Returns `None` if the log's release had no heartbeats, or if
-    /// both copies are damaged.
+    /// Returns the last heartbeat, or `None` if the pool has none or both copies are damaged.
     ///
     /// # Errors
     /// [`PmemError`].

@@ -37,8 +37,7 @@ pub const COPY_DISTANCE: u64 = 4096;
 pub const RING_OFFSET: u64 = 16384;
 /// A record starts at a multiple of this, and its header has this length.
 pub const RECORD_ALIGN_BYTES: u64 = 64;
-/// The limit moves in steps of this, or less in a small ring, so that hundreds of records share one
-/// store.
+/// The limit moves in steps of this, or less in a small ring: hundreds of records share a store.
 pub const LIMIT_STEP_BYTES: u64 = 1 << 20;
 /// The first bytes of a header.
 pub const MAGIC: [u8; 8] = *b"TIDELOG4";
@@ -74,8 +73,7 @@ pub fn position_of(word: u64) -> Option<u64> {
     (is_whole && position != 0).then_some(position)
 }
 
-/// Computes the CRC-7 (polynomial 9) of the position's 56 bits. It detects each change of one or
-/// two bits.
+/// Computes the CRC-7 (polynomial 9) of the position's 56 bits. It detects up to two changed bits.
 fn position_check(position: u64) -> u8 {
     (6..62).rev().fold(0x7F, |check: u8, bit| {
         let carry = (check >> 6) ^ u8::from(position & 1 << bit != 0);
@@ -91,7 +89,7 @@ pub struct LogHeaderBytes {
     pub magic: [u8; 8],
     /// CRC-64/NVME of the header with zero here.
     pub checksum: U64,
-    /// A random number that starts the checksum of each record, so that no user data passes for a
+    /// A random number that starts each record's checksum, so that no user data passes for a
     /// record.
     pub salt: U64,
     /// Bytes of the ring: a multiple of 4096.
@@ -112,8 +110,7 @@ pub struct SessionBytes {
     pub checksum: U64,
 }
 
-/// The [`Heartbeat`](crate::log::Heartbeat) on the medium. Releases without heartbeats leave zeroes
-/// here.
+/// A [`Heartbeat`](crate::log::Heartbeat). Releases without heartbeats leave zeroes here.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -137,8 +134,8 @@ pub struct HeartbeatBytes {
 pub struct RecordHeaderBytes {
     /// CRC-64/NVME of the header with the pool's salt here, and 64 zeroes behind it.
     pub checksum: U64,
-    /// The record's position in the endless log. Its offset in the ring is this, modulo the ring's
-    /// size.
+    /// The record's position in the endless log. Modulo the ring's size it is the offset in the
+    /// ring.
     pub position: U64,
     /// Id of the file.
     pub file: U64,
@@ -157,8 +154,8 @@ pub struct RecordHeaderBytes {
     pub kind: U16,
     /// Bit 0: reserved. Bit 1: [`RECORD_GROWS`].
     pub flags: U16,
-    /// All records were finished up to this far before this record when it was stored, in units of
-    /// 64 bytes, plus 1. 0: unknown.
+    /// Distance back to the finished position when the record was stored, in units of 64 bytes,
+    /// plus 1. 0: unknown.
     pub finished: U32,
 }
 
@@ -190,8 +187,7 @@ pub struct DefinitionBytes {
 
 /// Bit of [`DefinitionBytes::flags`]: the file's story is confirmed by a sync of the file.
 pub const DEFINITION_COVERED: u16 = 1;
-/// Bit of [`DefinitionBytes::flags`]: a story begins here; earlier records of the file do not
-/// count.
+/// Bit of [`DefinitionBytes::flags`]: a story begins here, so no earlier record of the file counts.
 pub const DEFINITION_STARTS: u16 = 2;
 
 /// The start of the payload of a record that can create a file again. Handle of the parent, name,

@@ -31,8 +31,7 @@ impl Damage {
         Self { position, kind, offset, bytes }
     }
 
-    /// Returns whether the operation of `header` came before this one and changed some of the same
-    /// bytes.
+    /// Returns whether the operation of `header` came before and changed some of the same bytes.
     pub(in crate::log) fn comes_after(&self, header: &Header) -> bool {
         let other = Self::of(header);
         matches!(other.kind, RecordKind::Write | RecordKind::Zero)
@@ -110,8 +109,7 @@ pub(in crate::log) struct Losses {
 }
 
 impl Losses {
-    /// Notes a record with a whole header. It follows the bytes of `hole`, which belong to no
-    /// record.
+    /// Notes a record with a whole header, after the bytes of `hole`, which belong to no record.
     pub(in crate::log) fn found(&mut self, hole: Range<u64>, header: &Header) {
         if !hole.is_empty() {
             self.keep(hole.start, |losses| losses.holes.push(hole));
@@ -166,8 +164,8 @@ impl Losses {
         self.torn.iter().filter(|header| header.position >= self.finished)
     }
 
-    /// Returns the first position where an acknowledged record may have been lost. `end` is the end
-    /// of the last record.
+    /// Returns the first position where an acknowledged record may be lost. `end` ends the last
+    /// one.
     pub(in crate::log) fn doubtful_from(&self, end: u64) -> u64 {
         let holes = self.holes.iter().map(|hole| hole.start);
         let all = holes.chain(self.torn.iter().map(|header| header.position));

@@ -295,8 +295,7 @@ impl LogPool {
         Ok([read(offset)?, read(offset + COPY_DISTANCE)?])
     }
 
-    /// Moves the persistent tail. The caller has made everything before `position` durable in the
-    /// files.
+    /// Moves the persistent tail. The files must have everything before `position` durably.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -324,8 +323,8 @@ impl LogPool {
         self.region.fence()
     }
 
-    /// Returns the boot that wrote the log last. Returns `None` if the log was closed, or if both
-    /// copies of the session are damaged.
+    /// Returns the boot that wrote the log last. Returns `None` if the log was closed, or if no
+    /// copy of the session is whole.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -333,8 +332,7 @@ impl LogPool {
         Ok(self.whole_session()?.filter(|boot_id| *boot_id != CLOSED))
     }
 
-    /// Returns whether the log was closed: the files have all records, and a lost record changes
-    /// nothing.
+    /// Returns whether the log was closed: the files have all records, so a loss changes nothing.
     ///
     /// # Errors
     /// [`PmemError`].
@@ -436,8 +434,7 @@ impl LogPool {
         self.region.persist(at, RECORD_ALIGN_BYTES)
     }
 
-    /// Returns whether the record ends within its lap, as every record does, and has a valid
-    /// length.
+    /// Returns whether the record ends within its lap, as all records do, and its length is valid.
     fn fits(&self, header: &Header) -> bool {
         header.position % self.ring_bytes + header.record_bytes() <= self.ring_bytes
             && u64::from(header.payload_bytes) <= self.payload_bytes_max()

@@ -181,8 +181,7 @@ impl LogPool {
     }
 }
 
-/// Encodes an extended attribute into `buf`. Returns the encoded length, or `None` if it does not
-/// fit.
+/// Encodes an extended attribute into `buf`. Returns its length, or `None` if it does not fit.
 pub fn put_extended(name: &[u8], value: &[u8], buf: &mut [u8]) -> Option<usize> {
     let name_bytes = u16::try_from(name.len()).ok().filter(|bytes| *bytes > 0)?;
     let value_bytes = u16::try_from(value.len()).ok()?;

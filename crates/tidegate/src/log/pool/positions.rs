@@ -1,5 +1,4 @@
-//! Detects and repairs damage of the log's tail, limit and session. The medium has two copies of
-//! each.
+//! Detects and repairs damage of the log's tail, limit and session, which have two copies each.
 //!
 //! If both copies of a position are damaged, the records may prove it by their own positions. The
 //! tail proves the limit: no record was ever stored beyond one lap. The limit proves the tail only
@@ -109,8 +108,8 @@ impl LogPool {
         PositionFault::Copy { field, offset: self.superblock().data_offset + offset + distance }
     }
 
-    /// Returns the value of a position that the other position and the records prove, after both
-    /// copies are lost.
+    /// Returns a position whose copies are both lost, if the other position and the records prove
+    /// it.
     fn proved(&self, offset: u64) -> Result<Option<u64>, LogError> {
         let (tail, limit) = (self.tail()?, self.limit()?);
         Ok(match offset {

@@ -43,8 +43,7 @@ pub enum RecordKind {
     /// A sync of a file that the program created. The payload, a [`Make`](crate::log::Make) and the
     /// content, is the whole file at this point of its story. The story is covered.
     Make = 12,
-    /// The names of a covered file change as the payload, a [`NameRecord`](crate::log::NameRecord),
-    /// says.
+    /// A change of a covered file's names: the payload is a [`NameRecord`](crate::log::NameRecord).
     Name = 13,
     /// A part of recovery's decision about names, from byte `offset` of the decision on. It is
     /// stored before recovery carries the decision out.
@@ -54,8 +53,7 @@ pub enum RecordKind {
     /// Bytes between `aux` and this record that hold no record were never acknowledged: the rest of
     /// a lap, or records that a crash cut off.
     Gap = 16,
-    /// Recovery is about to change files. The payload has the attributes of each file that a write
-    /// clears.
+    /// Recovery is about to change files. The payload has their attributes that a write changes.
     Begun = 17,
     /// Recovery did not finish some files. It has restored the files with the ids in the payload.
     Restored = 18,
@@ -339,7 +337,7 @@ pub struct Definition<'a> {
     pub file_system: FileSystemId,
     /// The file's handle on that file system.
     pub handle: FileHandle,
-    /// The story is confirmed: the file as of the story's begin is durable.
+    /// The story is confirmed: the file is durable as it was when the story began.
     pub covered: bool,
     /// The story begins here: no earlier record of the file counts. If false, the story goes on.
     /// The definition is then repeated because the tail is about to pass the former one.
@@ -351,8 +349,7 @@ pub struct Definition<'a> {
     pub device: u64,
     /// Inode number.
     pub inode: u64,
-    /// Absolute path, for messages and to find the file if its handle cannot be opened. Empty if
-    /// unknown.
+    /// Absolute path, for messages and for a file whose handle cannot be opened. Empty if unknown.
     pub path: &'a [u8],
 }
 

@@ -31,8 +31,7 @@ pub struct Scanner<'a> {
 }
 
 impl<'a> Scanner<'a> {
-    /// Makes a scanner of the records from `start` to `end`, at most a lap, that checks each
-    /// payload.
+    /// Makes a scanner of the records from `start` to `end`, at most a lap. It checks each payload.
     pub fn new(pool: &'a LogPool, start: u64, end: u64) -> Self {
         let end = end.min(start.saturating_add(pool.ring_bytes()));
         let position = start.next_multiple_of(RECORD_ALIGN_BYTES);
@@ -65,8 +64,7 @@ impl<'a> Scanner<'a> {
         Self { lap_bytes, ..self }
     }
 
-    /// Lets the scanner release memory behind it, for a caller that does not read the records again
-    /// soon.
+    /// Releases the memory behind the scanner, for a caller that does not read the records again.
     #[must_use]
     pub(in crate::log) fn reading_once(self) -> Self {
         Self { read_once: Some(ReadOnce::new(self.pool.region())), ..self }

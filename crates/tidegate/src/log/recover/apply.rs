@@ -1,16 +1,17 @@
-//! From a plan to files: bytes and sizes that are missing on the disk are written.
+//! Applies a plan to files: writes the bytes and sizes that the disk lacks.
 //!
 //! Invariants:
-//! 1. All files are looked at before one is touched. What asks for a decision about the log, damage
-//!    for one, stops recovery there: a person finds all files as the crash left them.
-//! 2. A file that cannot be recovered for any other reason is left, and keeps no other back but
-//!    those that names bind to it. The log keeps what it has of it, and says that the others are
-//!    restored: the next recovery writes to none of them.
-//! 3. A file that was removed needs nothing, unless the log has records of its names.
-//! 4. A file is what its handle says, never what its path says.
-//! 5. What a former, interrupted run wrote is written and synced again: that it is visible does not
-//!    say that it is durable.
-//! 6. What a write takes from a file is noted in the log before it is touched, and given back.
+//! 1. Recovery looks at all files before it changes one. A failure that requires a decision about
+//!    the log, such as damage, stops recovery there: a person finds all files as the crash left
+//!    them.
+//! 2. A file that cannot be recovered for another reason is left, and holds back only files that
+//!    names bind to it. The log keeps its records, and notes that the other files are restored: the
+//!    next recovery writes to none of these.
+//! 3. A removed file needs nothing, unless the log has records of its names.
+//! 4. The handle identifies a file, its path never does.
+//! 5. Bytes that an interrupted recovery wrote are written and synced again: visible bytes need not
+//!    be durable.
+//! 6. Attributes that a write changes are noted in the log before the file changes, and restored.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -31,118 +32,116 @@ use super::replay::{Disk, Target, replay};
 use super::saved::Saved;
 use crate::log::RecordKind;
 
-/// Data of a file that one thread copies at a time.
+/// Bytes of a file that one thread copies at a time.
 const PART_BYTES: u64 = 8 << 20;
-/// Bytes of a file that are compared at once.
+/// Bytes of a file that are compared at a time.
 const COMPARED_BYTES: u64 = 1 << 20;
-/// What is tried when a file is synced, for messages.
+/// The name of a sync in messages.
 const SYNC: &str = "sync the file";
 
-/// The files, as recovery sees them.
+/// The files that recovery works on.
 pub trait FileSystem: Sync {
     /// An open file.
     type File: Sync;
 
-    /// Opens the file; none, where it was removed.
+    /// Opens the file. Returns `None` if it was removed.
     ///
     /// # Errors
-    /// It can't be found, or not be opened.
+    /// The file cannot be found or opened.
     fn open(&self, file: &FilePlan, access: Access) -> Result<Option<Self::File>, Failure>;
 
-    /// Size and time of an open file.
+    /// Returns size and times of an open file.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn state(&self, file: &Self::File) -> io::Result<FileState>;
 
-    /// The bytes of an open file, `size_bytes` long, that are allocated and written.
+    /// Returns the bytes of an open file with size `size_bytes` that are allocated and written.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn written(&self, file: &Self::File, size_bytes: u64) -> io::Result<Ranges>;
 
-    /// What an open file has that a write takes from it.
+    /// Returns the attributes of an open file that a write changes.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn saved(&self, _file: &Self::File) -> io::Result<Saved> {
         Ok(Saved { mode: 0o600, ..Saved::default() })
     }
 
-    /// Lets a file that is open for reading be opened for writing, until
-    /// [`restore`](Self::restore).
+    /// Makes a file writable that is open for reading, until [`restore`](Self::restore).
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn unlock(&self, _file: &Self::File, _saved: &Saved) -> io::Result<()> {
         Ok(())
     }
 
-    /// Gives an open file back what it had; one that `is_made` has mode and capability from the
-    /// log.
+    /// Restores the attributes of an open file, except mode and capability of one that `is_made`.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn restore(&self, _file: &Self::File, _saved: &Saved, _is_made: bool) -> io::Result<()> {
         Ok(())
     }
 
-    /// Has [`read`](Self::read) ask the disk of a file that was synced, where that can be done.
+    /// Drops the cached pages of a synced file if possible, so that [`read`](Self::read) gets the
+    /// disk's.
     fn let_go(&self, _file: &Self::File) {}
 
     /// Reads all of `buf`.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn read(&self, _file: &Self::File, _offset: u64, _buf: &mut [u8]) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Sets the size; new bytes are zero.
+    /// Sets the size. New bytes are zero.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn set_size(&self, file: &Self::File, size_bytes: u64) -> io::Result<()>;
 
     /// Writes all of `data`.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn write(&self, file: &Self::File, offset: u64, data: &[u8]) -> io::Result<()>;
 
-    /// Makes bytes zero that are inside the file.
+    /// Zeroes bytes inside the file.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn zero(&self, file: &Self::File, offset: u64, len: u64) -> io::Result<()>;
 
-    /// Has the disk begin to take bytes that were written: ahead of [`sync`](Self::sync), which
-    /// alone says whether it has.
+    /// Starts to write bytes back. Only [`sync`](Self::sync) reports whether they are durable.
     fn start_sync(&self, file: &Self::File, offset: u64, len: u64);
 
     /// Makes bytes and size durable.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn sync(&self, file: &Self::File) -> io::Result<()>;
 
-    /// Directories and names. None: the files have none that recovery could change.
+    /// Returns the directories and names, or `None` if recovery cannot change names of these files.
     fn names(&self) -> Option<&dyn NameSystem<Self::File>> {
         None
     }
 }
 
-/// What a file is opened for.
+/// The purpose of opening a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// To look at it.
+    /// To look at the file.
     Read,
-    /// To restore it.
+    /// To restore the file.
     Write,
 }
 
 impl Access {
-    /// What is being done, for messages.
+    /// Returns the attempt, for messages.
     pub(super) fn doing(self) -> &'static str {
         match self {
             Self::Read => "open the file",
@@ -151,69 +150,71 @@ impl Access {
     }
 }
 
-/// What the system says of an open file.
+/// Size and times of an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileState {
     /// Size in bytes.
     pub size_bytes: u64,
-    /// Size of the blocks in which its file system allocates, in bytes.
+    /// Block size of the file system's allocation, in bytes.
     pub block_bytes: u64,
-    /// When the file was last changed (`st_ctime`), in nanoseconds since 1970.
+    /// Time of the last change (`st_ctime`), in nanoseconds since 1970.
     pub changed_ns: i128,
-    /// When its bytes or size were last changed (`st_mtime`), in nanoseconds since 1970.
+    /// Time of the last change of bytes or size (`st_mtime`), in nanoseconds since 1970.
     pub modified_ns: i128,
 }
 
-/// How to recover.
+/// Options of a recovery.
 #[derive(Debug, Clone, Copy)]
 pub struct ApplyOptions {
     /// Threads that restore files at once.
     pub workers: usize,
-    /// When the machine was started after the crash, in nanoseconds since 1970: a file that was
-    /// changed since then is refused. None: it was not started anew, or that is not known.
+    /// Time when the machine was started after the crash, in nanoseconds since 1970. Files that
+    /// were changed since then are refused. `None`: the machine was not restarted, or the time is
+    /// unknown.
     pub booted_ns: Option<i128>,
-    /// What is damaged, or was changed since the boot, is passed over with a [`Finding`].
+    /// Skip damage, and files that were changed since the boot, with a [`Finding`].
     pub salvage: bool,
 }
 
-/// How far recovery is.
+/// Progress of a recovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     /// Bytes copied to files.
     pub done_bytes: u64,
-    /// Bytes that are to be copied, at most.
+    /// Bytes to copy, at most.
     pub total_bytes: u64,
 }
 
-/// What became of a plan.
+/// Result of applying a plan.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// Files whose bytes or size were set.
     pub files_written: u64,
     /// Files that were removed before the crash, or by it.
     pub files_gone: u64,
-    /// What was done to names.
+    /// Changes of names.
     pub names: NamesDone,
-    /// Bytes that were copied.
+    /// Bytes that were copied to files.
     pub written_bytes: u64,
-    /// What could not be done.
+    /// Failures. The plan is incomplete if there is one.
     pub failures: Vec<Failure>,
-    /// What was odd.
+    /// Oddities in the records or the files.
     pub findings: Findings,
 }
 
 impl Outcome {
-    /// All of the plan is on the disk: its records may go.
+    /// Returns whether the disk has the whole plan, so that its records may be retired.
     pub fn is_complete(&self) -> bool {
         self.failures.is_empty()
     }
 
-    /// Nothing asks for a decision before files are touched.
+    /// Returns whether no failure requires a decision before files are changed.
     fn may_begin(&self) -> bool {
         self.failures.iter().all(Failure::leaves_one_file)
     }
 
-    /// Whether recovery can't go on for `failure`, which is noted.
+    /// Adds `failure` to the failures, or to the findings if salvaged. Returns whether recovery
+    /// stops.
     fn stops_at(&mut self, failure: Failure, options: ApplyOptions) -> bool {
         let stops = !(options.salvage && failure.can_be_salvaged());
         if stops {
@@ -225,7 +226,7 @@ impl Outcome {
     }
 }
 
-/// What all phases use.
+/// State that all phases share.
 struct Context<'a, F> {
     data: &'a dyn LogData,
     files: &'a F,
@@ -233,29 +234,29 @@ struct Context<'a, F> {
     meter: Meter<'a>,
 }
 
-/// A file that is there.
+/// A file that exists and may need changes.
 struct Due<'p> {
     file: &'p FilePlan,
-    /// What it had before recovery touched it first.
+    /// Its attributes before recovery first changed it.
     saved: Saved,
-    /// It can be written to, as it is or once it is unlocked.
+    /// It can be opened for writing, perhaps after an unlock.
     is_writable: bool,
 }
 
-/// What a look at all files has found.
+/// Result of a look at all files.
 struct Survey<'p> {
     due: Vec<Due<'p>>,
     /// Identities of files that cannot be recovered now.
     left: BTreeSet<u64>,
 }
 
-/// What is to be done to names.
+/// The changes of names to carry out.
 struct Decided<'a, File> {
     naming: Naming<'a, File>,
     decisions: Decisions<usize, u64>,
 }
 
-/// Counts copied bytes and tells the caller.
+/// Counts copied bytes and reports the progress to the caller.
 struct Meter<'a> {
     done_bytes: Mutex<u64>,
     total_bytes: u64,
@@ -266,16 +267,16 @@ impl Meter<'_> {
     fn add(&self, bytes: u64) {
         let mut done = self.done_bytes.lock();
         *done += bytes;
-        // Under the lock, so that the caller never sees it go back.
+        // The lock is held here so that the caller's progress never goes back.
         (self.tell)(Progress { done_bytes: *done, total_bytes: self.total_bytes });
     }
 }
 
-/// Makes `files` match `plan`, whose bytes are in `data`. `begin` is called before the first file
-/// is touched. `unreadable_bytes` of the log are not in the plan.
+/// Makes `files` match `plan`, whose bytes are in `data`. Calls `begin` before it changes the first
+/// file. `unreadable_bytes` of the log are not in the plan.
 ///
-/// May be called again after any crash or failure, with the plan of the same records. Only if the
-/// outcome is complete may the log's tail move over them.
+/// May be called again after any crash or failure, with the plan of the same records. The log's
+/// tail may move over the records only if the outcome is complete.
 pub fn apply<F: FileSystem>(
     (plan, unreadable_bytes): (&Plan, u64),
     data: &dyn LogData,
@@ -287,7 +288,7 @@ pub fn apply<F: FileSystem>(
     apply_noting((plan, unreadable_bytes), (data, None), files, options, progress, begin)
 }
 
-/// As [`apply`], with a place to note what recovery decides, without which no name is touched.
+/// Applies a plan like [`apply`], and notes decisions in `notes`. Without it no name is changed.
 pub(super) fn apply_noting<F: FileSystem>(
     (plan, unreadable_bytes): (&Plan, u64),
     (data, notes): (&dyn LogData, Option<&dyn Notes>),
@@ -312,7 +313,7 @@ pub(super) fn apply_noting<F: FileSystem>(
 }
 
 impl<F: FileSystem> Context<'_, F> {
-    /// The files that are there and can be recovered. Touches none.
+    /// Returns the files that exist and can be recovered. Changes no file.
     fn survey<'p>(
         &self,
         plan: &'p Plan,
@@ -346,7 +347,7 @@ impl<F: FileSystem> Context<'_, F> {
         survey
     }
 
-    /// What is to be done to names. Touches none.
+    /// Decides the changes of names. Changes no file.
     fn naming<'a>(
         &'a self,
         plan: &'a Plan,
@@ -361,7 +362,7 @@ impl<F: FileSystem> Context<'_, F> {
             outcome.failures.push(Failure::Log(error));
             return None;
         };
-        // By the log's own time where it has one: the clock of this boot may be behind.
+        // The log's own time is preferred: the clock of this boot may be behind.
         let booted_ns = self.options.booted_ns.filter(|_| !self.options.salvage);
         let booted_ns = booted_ns.map(|booted_ns| plan.dates.ended_ns().unwrap_or(booted_ns));
         let naming = Naming { plan: plan.names(), system, notes, booted_ns };
@@ -378,7 +379,7 @@ impl<F: FileSystem> Context<'_, F> {
         }
     }
 
-    /// A file that is to be made again has a damaged record.
+    /// Reports damaged records of files that are to be created again.
     fn find_damaged(&self, plan: &Plan, decisions: &Decisions<usize, u64>, outcome: &mut Outcome) {
         let is_made = |file: &&FilePlan| decisions.files.get(&file.identity) == Some(&Source::Log);
         for file in plan.files.iter().filter(is_made) {
@@ -389,7 +390,7 @@ impl<F: FileSystem> Context<'_, F> {
         }
     }
 
-    /// Restores names and files; what a former recovery has done to names is not done again.
+    /// Restores names and files. Does not repeat changes of names that a former recovery completed.
     fn restore(
         &self,
         plan: &Plan,
@@ -403,7 +404,7 @@ impl<F: FileSystem> Context<'_, F> {
         }
         let is_noted = notes.is_some_and(|notes| note_saved(plan, &due, notes).is_ok());
         if let Some(notes) = notes.filter(|_| !is_noted) {
-            // A later recovery tells by it which changes may be of this one.
+            // By this time a later recovery recognizes changes that may be from this one.
             notes.note_recovery().map_err(Failure::Log)?;
         }
         if !is_noted || self.options.booted_ns.is_none() {
@@ -411,7 +412,7 @@ impl<F: FileSystem> Context<'_, F> {
         }
         let reserved = decided.map_or(Ok(()), |decided| self.reserve(plan, decided, outcome));
         let restored = self.restore_all(&due, &mut left, outcome);
-        // A file that is not restored could take the name of one that is whole.
+        // With a file left, a name could move from a whole file to one that is not restored.
         let are_ready = !left.iter().any(|identity| plan.names().files.contains_key(identity));
         let named = match (reserved, decided) {
             (Ok(()), Some(decided)) if are_ready => set_names(decided, outcome),
@@ -424,7 +425,7 @@ impl<F: FileSystem> Context<'_, F> {
         }
     }
 
-    /// Gives the files that get names their reserved ones, and makes files again.
+    /// Gives reserved names to the files that get names, and creates missing files.
     fn reserve(
         &self,
         plan: &Plan,
@@ -440,7 +441,7 @@ impl<F: FileSystem> Context<'_, F> {
         Ok(())
     }
 
-    /// Makes a new file what the log says of the file with this identity, and durable.
+    /// Writes content and attributes of the file with this identity to a new file, durably.
     fn fill_made(&self, plan: &Plan, identity: u64, opened: &F::File) -> Result<(), Failure> {
         let Some(file) = plan.files.iter().find(|file| file.identity == identity) else {
             return Err(Failure::Undefined { records: 1 });
@@ -454,7 +455,7 @@ impl<F: FileSystem> Context<'_, F> {
         synced.map_err(|(doing, error)| Failure::io(file, doing, error))
     }
 
-    /// Sets the attributes of a file of which the log has all.
+    /// Sets the attributes of a file that the log has a whole record of.
     fn set_made(&self, file: &FilePlan, opened: &F::File, with_times: bool) -> Attempt {
         let Some((made, system)) = file.made.as_ref().zip(self.files.names()) else {
             return Ok(());
@@ -463,17 +464,17 @@ impl<F: FileSystem> Context<'_, F> {
         set.map_err(|error| ("set the attributes", error))
     }
 
-    /// Returns what is to be done to the file; `None` where it is gone.
+    /// Looks at the file. Returns `None` if it was removed.
     fn look<'p>(&self, plan: &Plan, file: &'p FilePlan) -> Result<Option<Due<'p>>, Failure> {
         let Some(opened) = self.files.open(file, Access::Read)? else {
-            // It may be one that was to be made again.
+            // The damaged record may be the one that was to create the file.
             let lost = file.damaged.filter(|_| file.has_lost_make);
             let damaged = |damage| Failure::Damaged { path: file.name(), damage };
             return lost.map_or(Ok(None), |damage| Err(damaged(damage)));
         };
         let failed = |error| Failure::io(file, "look at the file", error);
         let state = self.files.state(&opened).map_err(failed)?;
-        // A recovery that was interrupted has changed it.
+        // If an earlier recovery was interrupted, the change may be its own.
         if file.begun.is_none() && self.was_changed(plan, file, &state) {
             return Err(Failure::Changed { path: file.name() });
         }
@@ -490,8 +491,8 @@ impl<F: FileSystem> Context<'_, F> {
         Ok(Some(Due { file, saved, is_writable }))
     }
 
-    /// A process outside has changed the file since the log's last record of it, or since the
-    /// machine was started where the log does not say when its records were made.
+    /// Returns whether a process outside has changed the file since the log's last record of it. If
+    /// the records have no time, the last boot counts instead.
     fn was_changed(&self, plan: &Plan, file: &FilePlan, state: &FileState) -> bool {
         match file.modified_until_ns {
             Some(until_ns) => plan.dates.is_from_outside(state.modified_ns, until_ns),
@@ -499,7 +500,7 @@ impl<F: FileSystem> Context<'_, F> {
         }
     }
 
-    /// The files that are restored.
+    /// Restores all files that it can. Returns the restored ones.
     fn restore_all<'d, 'p>(
         &self,
         due: &'d [Due<'p>],
@@ -524,7 +525,7 @@ impl<F: FileSystem> Context<'_, F> {
         done
     }
 
-    /// Sets bytes and size of a file. One that cannot be opened for writing may have both.
+    /// Sets bytes and size of a file. One that cannot be opened for writing may already have both.
     fn restore_one(&self, due: &Due<'_>) -> Result<Restored, Failure> {
         let file = due.file;
         let Some(found) = self.files.open(file, Access::Read)? else { return Ok(Restored::Gone) };
@@ -564,20 +565,20 @@ impl<F: FileSystem> Context<'_, F> {
     fn write_durably(&self, due: &Due<'_>, opened: &F::File) -> Attempt {
         let target = self.target(due.file, opened)?;
         let written = self.write(due, &target, opened);
-        // A sync that fails may tell of what went wrong before, and leaves clean what the disk did
-        // not take.
+        // A failed sync may report an earlier write-back, and leaves pages clean that the disk does
+        // not have. So the file is written once more.
         let written = written.or_else(|failed| match failed {
             (SYNC, _) => self.unlock(due, opened).and_then(|()| self.write(due, &target, opened)),
             failed => Err(failed),
         });
         if written.is_err() {
-            // The next recovery tries again: the log has the note.
+            // The next recovery tries again, from the attributes noted in the log.
             let _ = self.files.restore(opened, &due.saved, due.file.made.is_some());
         }
         written
     }
 
-    /// Writes, gives back what the writes took, syncs.
+    /// Writes the target, restores the attributes, syncs.
     fn write(&self, due: &Due<'_>, target: &Target, opened: &F::File) -> Attempt {
         self.fill(target, opened)?;
         self.give_back(due, opened)?;
@@ -601,7 +602,7 @@ impl<F: FileSystem> Context<'_, F> {
         restored.map_err(|error| ("give back its attributes", error))
     }
 
-    /// The disk has all that the file must be.
+    /// Returns whether the disk has the file's target.
     fn is_whole(&self, file: &FilePlan, opened: &F::File) -> Result<bool, Failed> {
         self.sync(opened)?;
         self.files.let_go(opened);
@@ -610,7 +611,7 @@ impl<F: FileSystem> Context<'_, F> {
         Ok(state.size_bytes == target.size_bytes && self.has(&target.extents, opened)?)
     }
 
-    /// The open file has these extents.
+    /// Returns whether the open file has the bytes of these extents.
     fn has(&self, extents: &[Extent], opened: &F::File) -> Result<bool, Failed> {
         let (mut expected, mut found) = (Vec::new(), Vec::new());
         for extent in extents {
@@ -640,7 +641,8 @@ impl<F: FileSystem> Context<'_, F> {
         self.files.sync(opened).map_err(|error| (SYNC, error))
     }
 
-    /// Size, zeroes, bytes. The size first: what is behind it is not to be written.
+    /// Sets the size, zeroes ranges, copies bytes. The size comes first: no byte is written behind
+    /// it.
     fn fill(&self, target: &Target, opened: &F::File) -> Attempt {
         let state = self.files.state(opened).map_err(|error| ("look at the file", error))?;
         if state.size_bytes != target.size_bytes {
@@ -654,13 +656,12 @@ impl<F: FileSystem> Context<'_, F> {
         self.copy(&target.extents, opened)
     }
 
-    /// Copies all data, joined to large writes where it is adjacent; of a large file several parts
-    /// at a time: while the kernel has one, the others are read from the log or are on their way to
+    /// Copies all data, adjacent data in large writes. Several parts of a large file are copied in
+    /// parallel: while the kernel writes one part, others are read from the log or written back to
     /// the disk.
     fn copy(&self, extents: &[Extent], opened: &F::File) -> Attempt {
         let parts = parts(extents);
-        // The kernel lets one write to a file at a time, and a thread that waits there may use up a
-        // CPU.
+        // The kernel serializes writes to a file, and a waiting thread may spin on a CPU.
         let turn = Mutex::new(());
         let copied = parallel::map(self.options.workers, &parts, |part| {
             self.copy_part(part, opened, &turn)?;
@@ -690,15 +691,15 @@ impl<F: FileSystem> Context<'_, F> {
     }
 }
 
-/// What became of a file.
+/// Result of restoring one file.
 enum Restored {
     Written,
-    /// It could not be written to, and needed not.
+    /// It could not be opened for writing, and was already as it must be.
     Whole,
     Gone,
 }
 
-/// Sets names, and takes the reserved ones away.
+/// Sets the names, then removes the reserved ones.
 fn set_names<File>(
     Decided { naming, decisions }: &Decided<'_, File>,
     outcome: &mut Outcome,
@@ -709,9 +710,9 @@ fn set_names<File>(
     naming.release(decisions)
 }
 
-/// Notes what the files have that recovery is about to touch, unless a former one has noted it.
+/// Notes the attributes of the files that recovery is about to change, unless noted before.
 fn note_saved(plan: &Plan, due: &[Due<'_>], notes: &dyn Notes) -> io::Result<()> {
-    // A name changes the time of its file, too.
+    // A change of names changes the file's ctime, too.
     let is_touched =
         |due: &&Due<'_>| due.is_writable || plan.names().files.contains_key(&due.file.identity);
     let new = due.iter().filter(|due| due.file.begun.is_none()).filter(is_touched);
@@ -723,13 +724,13 @@ fn note_saved(plan: &Plan, due: &[Due<'_>], notes: &dyn Notes) -> io::Result<()>
     note_all(notes, RecordKind::Begun, entries)
 }
 
-/// Notes that these files have all of the log.
+/// Notes that these files are restored.
 fn note_restored(restored: &[&Due<'_>], notes: &dyn Notes) -> Result<(), Failure> {
     let entries = restored.iter().map(|due| due.file.id.to_le_bytes().to_vec());
     note_all(notes, RecordKind::Restored, entries).map_err(Failure::Log)
 }
 
-/// Notes `entries`, as many in one note as it holds.
+/// Notes `entries`, each note with as many entries as fit.
 fn note_all(
     notes: &dyn Notes,
     kind: RecordKind,
@@ -746,12 +747,12 @@ fn note_all(
     if note.is_empty() { Ok(()) } else { notes.note(kind, 0, &note) }
 }
 
-/// What was tried and why it failed.
+/// The attempt and its error.
 type Failed = (&'static str, io::Error);
-/// Done, or not.
+/// Success, or the failed attempt.
 type Attempt = Result<(), Failed>;
 
-/// The extents in parts of [`PART_BYTES`] or more.
+/// Splits the extents into parts of [`PART_BYTES`] or more.
 fn parts(extents: &[Extent]) -> Vec<&[Extent]> {
     let (mut parts, mut from, mut bytes) = (Vec::new(), 0, 0);
     for (index, extent) in extents.iter().enumerate() {

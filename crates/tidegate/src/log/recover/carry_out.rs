@@ -1,15 +1,15 @@
-//! Names: looked at, decided, carried out.
+//! Looks at names, decides about them, and carries the decisions out.
 //!
-//! Rule B8 of docs/decisions/run-logs-what-was-synced.md, stage B. The order, and why a recovery
-//! that was interrupted anywhere is completed by the next one:
-//! 1. The decisions are in the pool before the first file is touched: what is done below changes
-//!    what they were made of.
-//! 2. Each file that gets names has a *reserved* name, in the directory of the first of them. A
-//!    file that is made again gets it when it is whole and durable. So none is without a name while
-//!    others are changed, and none is seen half made.
-//! 3. All names are set before one is removed. Each step looks whether it was done.
-//! 4. That all is done is noted in the pool before the reserved names go: without them a file could
-//!    not be found again.
+//! Rule B8 of docs/decisions/run-logs-what-was-synced.md, stage B. This order lets the next
+//! recovery complete one that was interrupted anywhere:
+//! 1. The decisions are in the pool before the first file is changed, because the steps below
+//!    change the facts that they are based on.
+//! 2. Each file that gets names has a *reserved* name, in the directory of its first new name. A
+//!    file that is created again gets its reserved name once it is whole and durable. So no file is
+//!    without a name while others change, and none is visible half made.
+//! 3. All names are set before one is removed. Each step checks whether it was done.
+//! 4. The pool notes that all steps are done before the reserved names are removed: without its
+//!    reserved name a file could not be found again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,93 +20,91 @@ use super::named::{MadeFile, NamedFile, NamedPlan, Place};
 use crate::log::pool::names::Timestamp;
 use crate::log::{FileSystemId, RecordKind};
 
-/// The directories and names of file systems, as recovery sees them. `File` is an open file or
-/// directory.
+/// The directories and names of file systems. `File` is an open file or directory.
 pub trait NameSystem<File> {
-    /// Opens the directory of a name; none, where it was removed.
+    /// Opens the directory of a name. Returns `None` if it was removed.
     ///
     /// # Errors
-    /// It can't be found, or not be opened: for want of a right, for one.
+    /// The directory cannot be found or opened, for example for lack of a right.
     fn directory(&self, place: &Place) -> io::Result<Option<File>>;
 
-    /// Opens a file for reading; none, where it was removed.
+    /// Opens a file for reading. Returns `None` if it was removed.
     ///
     /// # Errors
-    /// As for [`directory`](Self::directory).
+    /// See [`directory`](Self::directory).
     fn file(&self, file: &NamedFile) -> io::Result<Option<File>>;
 
-    /// The identity of what is at a name, whatever it is.
+    /// Returns the identity of the file at a name, of any type.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn identity_at(&self, directory: &File, name: &[u8]) -> io::Result<Option<u64>>;
 
-    /// Names that an open file has.
+    /// Returns the number of names of an open file.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn links(&self, file: &File) -> io::Result<u64>;
 
-    /// When an open directory was last changed.
+    /// Returns the ctime of an open directory.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn changed(&self, directory: &File) -> io::Result<Timestamp>;
 
-    /// Makes an empty file without a name, for a directory.
+    /// Creates an empty file without a name, for a directory.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn make(&self, directory: &File) -> io::Result<File>;
 
-    /// Sets what the log has of a file beside names and content; the times only where they are
-    /// wanted.
+    /// Sets the attributes of a file, and its timestamps if `with_times`.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn set_attributes(&self, file: &File, made: &MadeFile, with_times: bool) -> io::Result<()>;
 
-    /// Gives an open file a name where nothing is.
+    /// Gives an open file a name that no file has.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn link(&self, file: &File, directory: &File, name: &[u8]) -> io::Result<()>;
 
-    /// Gives what is at a name another one at the directory, in one step.
+    /// Renames a file within the directory, in one step.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn rename(&self, directory: &File, from: &[u8], to: &[u8]) -> io::Result<()>;
 
-    /// Opens what is at a name.
+    /// Opens the file at a name.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn open_at(&self, directory: &File, name: &[u8]) -> io::Result<File>;
 
     /// Removes a name of a file.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn unlink(&self, directory: &File, name: &[u8]) -> io::Result<()>;
 
-    /// Makes all of the file system of an open file durable.
+    /// Makes the whole file system of an open file durable.
     ///
     /// # Errors
-    /// As of the system.
+    /// The system's error.
     fn commit(&self, file: &File) -> io::Result<()>;
 }
 
-/// What recovery notes in the log that it recovers.
+/// The notes of recovery in its log.
 pub trait Notes {
-    /// Appends a note, durable when this returns: `payload` with byte `offset`.
+    /// Appends a note whose `payload` starts at byte `offset` of its whole. Durable on return.
     ///
     /// # Errors
-    /// There is no space for it, or the memory failed.
+    /// The log has no space for the note, or the memory failed.
     fn note(&self, kind: RecordKind, offset: u64, payload: &[u8]) -> io::Result<()>;
 
-    /// Notes when recovery begins to write to files that it has no note of: later times may be of
-    /// its own.
+    /// Notes the time when recovery begins to write to files without notes of their attributes:
+    /// later timestamps may be from recovery.
     ///
     /// # Errors
     /// The memory failed.
@@ -114,48 +112,48 @@ pub trait Notes {
         Ok(())
     }
 
-    /// Makes the name under which recovery keeps the file with this identity: one that others
-    /// cannot guess.
+    /// Returns the name under which recovery keeps the file. No other user can guess it.
     fn reserved_name(&self, identity: u64) -> Vec<u8>;
 }
 
-/// The payload of a note, at most: small, so that a note fits where the log has little space left.
+/// The largest payload of a note, in bytes. A small note fits a log with little free space.
 pub(super) const NOTE_BYTES: usize = 960;
 
-/// What was done to names.
+/// Changes of names.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct NamesDone {
-    /// Files that were made again.
+    /// Files that were created again.
     pub made: u64,
-    /// Names that files were given.
+    /// Names that were set.
     pub set: u64,
     /// Names that were removed.
     pub removed: u64,
-    /// Names that could not be given, since another file has them.
+    /// Names that were not set because another file has them.
     pub taken: Vec<String>,
 }
 
-/// The names of a plan and the file systems that they are in.
+/// The names of a plan and their file systems.
 pub(super) struct Naming<'a, File> {
     pub(super) plan: &'a NamedPlan,
     pub(super) system: &'a dyn NameSystem<File>,
     pub(super) notes: &'a dyn Notes,
-    /// When the machine was started after the crash, if that says something.
+    /// Time when the machine was started after the crash, in nanoseconds since 1970; `None` if
+    /// unknown or if salvaging.
     pub(super) booted_ns: Option<i128>,
 }
 
-/// What the disk has at the names of a plan.
+/// The state of a plan's names on the disk.
 #[derive(Debug, Default)]
 struct OnDisk {
     at: Vec<Option<u64>>,
-    /// When the directories of the names were changed.
+    /// The ctime of each name's directory.
     changed: Vec<Option<Timestamp>>,
     links: BTreeMap<u64, u64>,
-    /// Files that no commit can have had.
+    /// Files that no commit can have included.
     unseen: BTreeSet<u64>,
 }
 
-/// What is at a name without a directory: no file, and nothing that may be replaced.
+/// The identity at a name whose directory is gone: no file, and never replaced.
 const NOWHERE: u64 = 0;
 
 impl DiskNames<usize, u64> for OnDisk {
@@ -173,13 +171,13 @@ impl DiskNames<usize, u64> for OnDisk {
 }
 
 impl Place {
-    /// The name, for messages.
+    /// Returns the name for messages.
     pub(super) fn name(&self) -> String {
         String::from_utf8_lossy(&self.name).into_owned()
     }
 }
 
-/// The failure of `doing` something with a name.
+/// Returns a function that converts an error of `doing` at `place` to a failure.
 fn failed<'p>(place: &'p Place, doing: &'static str) -> impl Fn(io::Error) -> Failure + use<'p> {
     move |source| match source.raw_os_error() {
         Some(libc::EPERM) => Failure::Unprivileged { path: place.name() },
@@ -192,8 +190,8 @@ fn failed<'p>(place: &'p Place, doing: &'static str) -> impl Fn(io::Error) -> Fa
 }
 
 impl<File> Naming<'_, File> {
-    /// What is to be done: what a former recovery has decided, or what the disk says. Touches
-    /// nothing. Also the names that cannot be given.
+    /// Returns the decisions of a former recovery, or decides from the state of the disk. Also
+    /// returns the names that cannot be set. Changes nothing.
     pub(super) fn decide(&self) -> Result<(Decisions<usize, u64>, Vec<String>), Failure> {
         if let Some(decisions) = self.decided() {
             return Ok((decisions, Vec::new()));
@@ -206,7 +204,7 @@ impl<File> Naming<'_, File> {
         Ok((decisions, taken))
     }
 
-    /// What a former recovery has decided, all of it.
+    /// Returns the decisions of a former recovery, if the log has all parts.
     fn decided(&self) -> Option<Decisions<usize, u64>> {
         let bytes = &self.plan.decided;
         let bit = |at: usize| bytes.get(at / 8).map(|byte| byte >> (at % 8) & 1 != 0);
@@ -214,7 +212,7 @@ impl<File> Naming<'_, File> {
         (!bytes.is_empty()).then(|| self.plan.stories.from_bits(&bits?)).flatten()
     }
 
-    /// Another file has the name that a file was to get.
+    /// Returns whether a file that the log does not know has the name that a file was to get.
     fn is_taken(&self, at: usize, disk: &OnDisk) -> bool {
         let found = disk.at(&at).filter(|found| *found != NOWHERE);
         let stories = &self.plan.stories;
@@ -254,14 +252,15 @@ impl<File> Naming<'_, File> {
         Ok(disk)
     }
 
-    /// A name of the file, for messages.
+    /// Returns a name of the file, for messages.
     fn place_of(&self, identity: u64) -> Option<&Place> {
         let mut names = self.plan.stories.names();
         let known = names.find(|at| self.plan.stories.knows(at, &identity));
         known.and_then(|at| self.plan.places.get(*at))
     }
 
-    /// The directory of a file that can be made again is as old as its record.
+    /// Returns the files that no commit can have included: their directories are as old as the
+    /// records.
     fn unseen(&self, disk: &OnDisk) -> BTreeSet<u64> {
         let is_unseen = |(identity, made): &(&u64, &MadeFile)| {
             let changed = self.plan.stories.made_at(identity).and_then(|at| disk.changed[*at]);
@@ -270,8 +269,8 @@ impl<File> Naming<'_, File> {
         self.plan.made.iter().filter(is_unseen).map(|(identity, _)| *identity).collect()
     }
 
-    /// A file is missing whose directory was changed since the machine was started: whether it was
-    /// removed or is to be made again cannot be told.
+    /// Fails if a file is missing and its directory was changed since the machine was started. Such
+    /// a file may have been removed, or may have to be created again.
     fn refuse_changed(&self, disk: &OnDisk) -> Result<(), Failure> {
         let Some(booted_ns) = self.booted_ns else { return Ok(()) };
         let stories = &self.plan.stories;
@@ -290,7 +289,7 @@ impl<File> Naming<'_, File> {
         Ok(())
     }
 
-    /// Writes the decisions into the log, unless they are there.
+    /// Writes the decisions to the log, unless a former recovery did.
     pub(super) fn note(&self, decisions: &Decisions<usize, u64>) -> Result<(), Failure> {
         if self.decided().is_some() {
             return Ok(());
@@ -306,12 +305,12 @@ impl<File> Naming<'_, File> {
         Ok(())
     }
 
-    /// A former recovery has carried out the decisions.
+    /// Returns whether a former recovery has carried out the decisions.
     pub(super) fn is_done(&self) -> bool {
         self.plan.is_done && self.decided().is_some()
     }
 
-    /// Opens the directory of a name that was decided on.
+    /// Opens the directory of a decided name.
     fn directory(&self, at: usize) -> Result<(&Place, File), Failure> {
         let place = &self.plan.places[at];
         let opened = self.system.directory(place).map_err(failed(place, "open a directory"))?;
@@ -319,13 +318,14 @@ impl<File> Naming<'_, File> {
         Ok((place, opened.ok_or_else(gone)?))
     }
 
-    /// The name in whose directory the file has its reserved name.
+    /// Returns the name whose directory holds the file's reserved name.
     fn home(decisions: &Decisions<usize, u64>, file: u64) -> Option<usize> {
         let gets = decisions.names.iter().find(|(_, gets)| **gets == Some(file));
         gets.map(|(at, _)| *at)
     }
 
-    /// Gives each file that gets names its reserved one; `fill` makes one that is made again whole.
+    /// Gives its reserved name to each file that gets names. `fill` completes a file that is
+    /// created again. Returns the number of files that are created again.
     pub(super) fn reserve(
         &self,
         decisions: &Decisions<usize, u64>,
@@ -362,7 +362,7 @@ impl<File> Naming<'_, File> {
         Ok(made)
     }
 
-    /// Sets names, then removes names. What another file has since is left alone.
+    /// Sets names, then removes names. A name that another file has taken meanwhile stays.
     pub(super) fn set_names(
         &self,
         decisions: &Decisions<usize, u64>,
@@ -408,7 +408,7 @@ impl<File> Naming<'_, File> {
         match found {
             None => self.system.link(&file, &directory, &place.name).map_err(doing),
             Some(found) if self.plan.stories.knows(&at, &found) => {
-                // Under a second reserved name first: what is there is replaced in one step.
+                // A second reserved name lets the rename replace the old file in one step.
                 let second = [&reserved[..], b"-to"].concat();
                 if self.system.identity_at(&directory, &second).map_err(doing)?.is_some() {
                     self.system.unlink(&directory, &second).map_err(doing)?;
@@ -449,7 +449,7 @@ impl<File> Naming<'_, File> {
         self.commit(decisions)
     }
 
-    /// Makes the file systems of the names durable.
+    /// Makes the file systems of the decided names durable.
     fn commit(&self, decisions: &Decisions<usize, u64>) -> Result<(), Failure> {
         let mut committed: BTreeSet<FileSystemId> = BTreeSet::new();
         for at in decisions.names.keys() {

@@ -1,47 +1,45 @@
-//! Which changes of a file are from outside: told by its time of modification and what the log's
-//! session knew when.
+//! Detects changes of a file from outside, by its modification time and the log's heartbeats.
 //!
-//! A record says when it was made, before the kernel did its operation; a heartbeat, which
-//! operations were done by then. The clock of both is that of times of files, and the kernel never
-//! gives a file a later time than it has. So the session leaves no time in a file that is later
-//! than the first moment at which the last operation on it is known to be done. Where the log has
-//! no such moment, the session ended before the next heartbeat: no own time is later than that.
-//! Where the record of a sync says which time the file had, and nothing was done to it since, the
-//! session has left that one, or an earlier one. For a record of a whole file that time is its
-//! ctime, which no program can set back.
+//! A record has the time when it was made, before the kernel did its operation. A heartbeat tells
+//! the operations that were done by its time. Both use the clock of file timestamps, and the kernel
+//! never sets a timestamp later than that clock. So the session leaves no timestamp in a file later
+//! than the first moment when the file's last operation is known to be done. If the log has no such
+//! moment, the session ended before the next heartbeat was due: none of its timestamps is later. If
+//! the record of a sync has the file's timestamp, and nothing changed the file since, the session
+//! left that timestamp or an earlier one. In a record of a whole file it is the ctime, which no
+//! program can set back.
 //!
 //! Invariants:
-//! 1. A time that the session may have left is never taken for one from outside. A clock that was
-//!    set back moves the bound by as much.
-//! 2. A change from outside is noticed if the clock of times of files has moved on since the last
-//!    own one: by a tick at once after a sync, by [`LATE_NS`] at the end of the session.
+//! 1. A timestamp that the session may have left is never taken for a change from outside. If the
+//!    clock was set back, the bound moves by as much.
+//! 2. A change from outside is noticed if the clock of file timestamps has since moved on from the
+//!    session's last change: by a tick after a sync, by [`LATE_NS`] at the end of the session.
 
 use super::named::MadeFile;
 use crate::log::{Header, Heartbeat, RecordKind};
 
-/// How much later than its last word the session may have changed a file: a heartbeat, and how late
-/// one may come.
+/// The longest time from the session's last record or heartbeat to its last change of a file: the
+/// interval of heartbeats and their delay.
 pub(super) const LATE_NS: u64 = 500_000_000;
-/// A tick of the clock of times of files, at most.
+/// The longest tick of the clock of file timestamps.
 const TICK_NS: u64 = 10_000_000;
 
-/// What the records of one story say of time.
+/// The timestamps in the records of one story.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct StoryDates {
     /// The last record.
     last: Option<Last>,
-    /// The latest time of a record: the clock may have been set back while no supervisor noticed.
+    /// The latest time of a record, not always the last one's: the clock may have been set back.
     latest_ns: u64,
-    /// The last change of bytes or size that was synced: the time that the file had at the sync, or
-    /// where no record says that, the time of the record of the change.
+    /// The last change of bytes or size that was synced: the file's timestamp at the sync, or the
+    /// time of the change's record if the sync's record has no timestamp.
     pub(super) synced_ns: u64,
     /// The last change of bytes or size that was not synced.
     unsynced_ns: u64,
-    /// The latest time that the file can have had until its last sync, if nothing was done to it
-    /// since.
+    /// The latest timestamp of the file until its last sync, if nothing changed it since.
     shown_ns: Option<u64>,
-    /// All of the file was recorded after its last change of bytes or size: a program may have set
-    /// its time back.
+    /// The whole file was recorded after its last change of bytes or size: a program may have set
+    /// its modification time back.
     was_made: bool,
 }
 
@@ -49,12 +47,12 @@ pub(super) struct StoryDates {
 struct Last {
     position: u64,
     wall_ns: u64,
-    /// The kernel did its operation after it was made.
+    /// The kernel did the operation after the record was made.
     is_before_operation: bool,
 }
 
 impl StoryDates {
-    /// Takes the story's next record.
+    /// Adds the story's next record.
     pub(super) fn add(&mut self, header: &Header) {
         let is_before_operation = matches!(header.kind, RecordKind::Write | RecordKind::SetSize);
         let &Header { position, wall_ns, .. } = header;
@@ -82,7 +80,7 @@ impl StoryDates {
     }
 }
 
-/// What a log says of time.
+/// The timestamps of a log.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Dates {
     heartbeat: Option<Heartbeat>,
@@ -94,19 +92,20 @@ impl Dates {
         Self { heartbeat, latest_ns: heartbeat.map_or(0, |beat| beat.wall_ns) }
     }
 
-    /// Takes the log's next record.
+    /// Adds the log's next record.
     pub(super) fn add(&mut self, header: &Header) {
         self.latest_ns = self.latest_ns.max(header.wall_ns);
     }
 
-    /// No time that the session has left is later; none where the log does not say.
+    /// Returns a bound on the session's timestamps, or `None` if the log has no times.
     pub(super) fn ended_ns(&self) -> Option<i128> {
         let set_back_ns = self.heartbeat.map_or(0, |beat| beat.set_back_ns);
         let ended_ns = self.latest_ns.saturating_add(LATE_NS).saturating_add(set_back_ns);
         (self.latest_ns != 0).then(|| ended_ns.into())
     }
 
-    /// The latest time of modification that the session can have left in a file with this story.
+    /// Returns the latest modification time that the session may have left in a file with this
+    /// story.
     pub(super) fn modified_until(
         &self,
         story: &StoryDates,
@@ -115,7 +114,7 @@ impl Dates {
         let last = story.last.filter(|last| last.wall_ns != 0)?;
         let beat = self.heartbeat.unwrap_or_default();
         let made_ns = made.map_or(0, MadeFile::modified_ns);
-        // Where the clock was set back, an older state of the file has a later time.
+        // If the clock was set back, an older state of the file may have a later timestamp.
         let is_ordered = beat.set_back_ns == 0 && story.latest_ns <= last.wall_ns;
         if let Some(shown_ns) = story.shown_ns.filter(|_| is_ordered) {
             return Some(shown_ns.max(made_ns));
@@ -131,9 +130,9 @@ impl Dates {
         Some(latest_ns.max(made_ns))
     }
 
-    /// A file that was modified then was so from outside, if `until_ns` is the latest time that the
-    /// session can have left. A recovery that was interrupted has left later ones, which cannot be
-    /// told from those of an outsider after it.
+    /// Returns whether a process outside modified the file at `modified_ns`, if the session can
+    /// have left no timestamp after `until_ns`. An interrupted recovery has left later ones, so
+    /// changes after its start do not count.
     pub(super) fn is_from_outside(&self, modified_ns: i128, until_ns: u64) -> bool {
         let recovery_ns = self.heartbeat.map_or(0, |beat| beat.recovery_ns);
         modified_ns > until_ns.into()

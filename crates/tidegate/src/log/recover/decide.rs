@@ -1,89 +1,90 @@
-//! What recovery does to names: decided from what the log says of them and what the disk has. Pure,
-//! and blind to what names and files are: `tidegate-sim` plays a million histories over this code.
+//! Decides how recovery changes names, from the log's records and the names on the disk. The code
+//! is pure, and generic over names and files: `tidegate-sim` runs a million histories on it.
 //!
 //! The rules (numbers as in docs/decisions/run-logs-what-was-synced.md, stage B):
-//! - B6: a name at which the disk has a file that it had in the log, or nothing, becomes what it
-//!   was last. Anything else stays. A file that has more or fewer names on the disk than the log
-//!   explains was moved from outside: it gets no names, and what a rename took away stays.
-//! - B7: a file that the disk does not have is made again only if it has a name at the end of the
-//!   log, the log has all of it, and no commit can have had it.
-//! - A file that the log leaves a name is never left without one: where all its names would go
-//!   since its last one is taken, they stay.
+//! - B6: a name gets its last file if the disk has no file there, or one that the name had in the
+//!   log. Any other name stays. A file with more or fewer names on the disk than the log explains
+//!   was moved from outside: it gets no names, and a name that a rename took from it stays.
+//! - B7: a missing file is created again only if it has a name at the end of the log, the log has
+//!   the whole file, and no commit can have included it.
+//! - A file that has a name at the end of the log is never left without one. If it would lose all
+//!   its names because its last name is taken, it keeps them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a record says of names: `S` is a name in a directory, `F` a file.
+/// A change of names in a record: `S` is a name in a directory, `F` a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NameFact<S, F> {
-    /// The log has all of the file, which has this only name.
+    /// The log has the whole file, which has only this name.
     Made(S),
     /// The file got a name.
     Linked(S),
     /// The file lost a name.
     Unlinked(S),
-    /// The file got the name `to` for `from`, where `replaced` was.
+    /// The file got the name `to` in exchange for `from`.
     Renamed {
         /// The former name.
         from: S,
         /// The new name.
         to: S,
-        /// What had the new name, and no other one.
+        /// The file that had the new name, as its only one.
         replaced: Option<F>,
     },
 }
 
-/// What the disk has.
+/// The names and files on the disk.
 pub trait DiskNames<S, F> {
-    /// The file at a name.
+    /// Returns the file at a name.
     fn at(&self, name: &S) -> Option<F>;
 
-    /// How many names a file has.
+    /// Returns the number of a file's names.
     fn links(&self, file: &F) -> u64;
 
-    /// No commit can have had the file, of which the log has all: its directory is not newer.
+    /// Returns whether no commit can have included the file, because its directory is not newer.
+    /// The log has the whole file.
     fn is_unseen(&self, file: &F) -> bool;
 }
 
-/// Where a file that gets names comes from.
+/// The source of a file that gets names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// The disk has it.
+    /// The disk has the file.
     Disk,
-    /// It is made again.
+    /// The file is created again.
     Log,
 }
 
-/// What recovery will do.
+/// The changes that recovery makes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Decisions<S, F> {
-    /// What each of these names becomes.
+    /// The new file of each name to change, or `None` to remove the name.
     pub names: BTreeMap<S, Option<F>>,
     /// The files that get names.
     pub files: BTreeMap<F, Source>,
 }
 
-/// What the log says of a name.
+/// The log's facts about a name.
 #[derive(Debug)]
 struct Name<F> {
-    /// The files that it had in the course of the log.
+    /// The files that had the name at some time in the log.
     files: BTreeSet<F>,
     last: Option<F>,
-    /// The file that was renamed away from it last.
+    /// The last file that was renamed away from the name.
     renamed: Option<F>,
 }
 
-/// What the log says of names, in the order of its records.
+/// The log's facts about names, in the order of its records.
 #[derive(Debug, Default)]
 pub struct NameStories<S, F> {
     names: BTreeMap<S, Name<F>>,
-    /// How many names files have at the end of the log.
+    /// Number of each file's names at the end of the log.
     links: BTreeMap<F, u64>,
-    /// The files that the log can make again, and the name of each when it was made.
+    /// The files that the log can create again, and the name of each when it was created.
     made: BTreeMap<F, S>,
 }
 
 impl<S: Ord + Clone, F: Ord + Clone> NameStories<S, F> {
-    /// Takes the next record: it is about `file`, which has `links` names after it.
+    /// Adds the next record. It changes names of `file`, which then has `links` names.
     pub fn add(&mut self, file: &F, fact: NameFact<S, F>, links: u64) {
         self.links.insert(file.clone(), links);
         match fact {
@@ -113,39 +114,39 @@ impl<S: Ord + Clone, F: Ord + Clone> NameStories<S, F> {
         name
     }
 
-    /// All names that the log knows.
+    /// Returns all names that the log knows.
     pub fn names(&self) -> impl Iterator<Item = &S> {
         self.names.keys()
     }
 
-    /// All files that the log knows at some name.
+    /// Returns all files that the log knows at some name.
     pub fn files(&self) -> BTreeSet<&F> {
         self.names.values().flat_map(|name| &name.files).collect()
     }
 
-    /// The log has had the file at the name.
+    /// Returns whether the file had the name at some time in the log.
     pub fn knows(&self, at: &S, file: &F) -> bool {
         self.names.get(at).is_some_and(|name| name.files.contains(file))
     }
 
-    /// The file that has the name at the end of the log.
+    /// Returns the file that has the name at the end of the log.
     pub fn last_of(&self, at: &S) -> Option<&F> {
         self.names.get(at)?.last.as_ref()
     }
 
-    /// The name that a file was made with, if the log can make it again.
+    /// Returns the name that the file was created with, if the log can create it again.
     pub fn made_at(&self, file: &F) -> Option<&S> {
         self.made.get(file)
     }
 
-    /// The names that a file has at the end of the log, of those that the log knows.
+    /// Returns the known names that a file has at the end of the log.
     pub fn last_names<'a>(&'a self, file: &'a F) -> impl Iterator<Item = &'a S> {
         let names = self.names.iter().filter(move |(_, name)| name.last.as_ref() == Some(file));
         names.map(|(at, _)| at)
     }
 
-    /// A process outside has changed the file's names: those that the log does not know are more or
-    /// fewer than they were.
+    /// Returns whether a process outside has changed the file's names: the number of its names that
+    /// the log does not know has changed.
     fn was_moved(&self, disk: &impl DiskNames<S, F>, file: &F) -> bool {
         let names = || self.names.iter().filter(|(_, name)| name.files.contains(file));
         let last = names().filter(|(_, name)| name.last.as_ref() == Some(file)).count() as u64;
@@ -154,7 +155,7 @@ impl<S: Ord + Clone, F: Ord + Clone> NameStories<S, F> {
         others.is_some_and(|others| disk.links(file) != others + found)
     }
 
-    /// What is to be done.
+    /// Decides the changes.
     pub fn decide(&self, disk: &impl DiskNames<S, F>) -> Decisions<S, F> {
         let mut names = BTreeMap::new();
         for (at, name) in &self.names {
@@ -174,7 +175,7 @@ impl<S: Ord + Clone, F: Ord + Clone> NameStories<S, F> {
         Decisions { files: files.collect(), names }
     }
 
-    /// Where the file comes from; nowhere, if it is not for recovery to give it names.
+    /// Returns the source of the file, or `None` if recovery must not give it names.
     fn source(&self, disk: &impl DiskNames<S, F>, file: &F) -> Option<Source> {
         if disk.links(file) > 0 {
             return (!self.was_moved(disk, file)).then_some(Source::Disk);
@@ -182,7 +183,7 @@ impl<S: Ord + Clone, F: Ord + Clone> NameStories<S, F> {
         (self.made.contains_key(file) && disk.is_unseen(file)).then_some(Source::Log)
     }
 
-    /// Leaves alone what would take the last name of a file that the log leaves one.
+    /// Drops changes that would take the last name of a file that ends the log with a name.
     fn keep_names(&self, disk: &impl DiskNames<S, F>, names: &mut BTreeMap<S, Option<F>>) {
         let lasting: BTreeSet<&F> =
             self.names.values().filter_map(|name| name.last.as_ref()).collect();
@@ -204,13 +205,13 @@ impl<S: Ord + Clone, F: Ord + Clone> NameStories<S, F> {
         }
     }
 
-    /// How many bits decisions have.
+    /// Returns the number of bits that encode decisions.
     pub fn bits(&self) -> usize {
         self.names.len() + self.made.len()
     }
 
-    /// Decisions as bits: one for each name, in their order, whether it is changed, and one for
-    /// each file that the log can make, whether it is made.
+    /// Encodes decisions as bits: one per name, in order, that it changes, and one per file that
+    /// the log can create, that it is created.
     pub fn to_bits(&self, decisions: &Decisions<S, F>) -> Vec<bool> {
         let names = self.names.keys().map(|at| decisions.names.contains_key(at));
         let made = self.made.keys();
@@ -218,8 +219,7 @@ impl<S: Ord + Clone, F: Ord + Clone> NameStories<S, F> {
         names.chain(made).collect()
     }
 
-    /// The decisions that [`to_bits`](Self::to_bits) gave these bits of; none, where the log does
-    /// not say the same any more.
+    /// Decodes the bits of [`to_bits`](Self::to_bits). Returns `None` if the log's names differ.
     pub fn from_bits(&self, bits: &[bool]) -> Option<Decisions<S, F>> {
         let (of_names, of_made) = bits.split_at_checked(self.names.len())?;
         if of_made.len() != self.made.len() {
@@ -245,7 +245,7 @@ mod tests {
     #[derive(Default)]
     struct Disk {
         names: Vec<(&'static str, u64)>,
-        /// Names that the log does not know.
+        /// Files of names that the log does not know.
         others: Vec<u64>,
         is_seen: bool,
     }

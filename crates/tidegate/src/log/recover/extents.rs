@@ -1,19 +1,19 @@
-//! What of a file's bytes the log knows: the newest of each byte.
+//! The contents of a file that the log knows: the newest one of each byte.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Where the bytes of an extent come from.
+/// The source of an extent's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// From this position of the log on.
+    /// The log, from this position on.
     Log(u64),
-    /// They are zero.
+    /// Zeroes.
     Zero,
 }
 
 impl Content {
-    /// The content `bytes` further on.
+    /// Returns the content `bytes` further on.
     fn skip(self, bytes: u64) -> Self {
         match self {
             Self::Log(position) => Self::Log(position.saturating_add(bytes)),
@@ -27,19 +27,19 @@ impl Content {
 pub struct Extent {
     /// First byte of the file.
     pub start: u64,
-    /// First byte after it.
+    /// First byte after the extent.
     pub end: u64,
-    /// What its bytes are.
+    /// Source of the bytes.
     pub content: Content,
 }
 
 impl Extent {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> u64 {
         self.end - self.start
     }
 
-    /// The part of it that `range`, which lies inside, names.
+    /// Returns the part of the extent at `range`, which must lie inside.
     pub(super) fn part(&self, range: Range<u64>) -> Self {
         let content = self.content.skip(range.start - self.start);
         Self { start: range.start, end: range.end, content }
@@ -53,12 +53,12 @@ pub(super) struct ExtentMap {
 }
 
 impl ExtentMap {
-    /// Puts an extent over what is there.
+    /// Inserts an extent over earlier ones.
     pub(super) fn insert(&mut self, extent: Extent) {
         if extent.start >= extent.end {
             return;
         }
-        // They are apart, so the last one that begins before its end tells whether any is under it.
+        // Extents do not overlap: only the last one that starts before the new end needs a check.
         let before = self.extents.range(..extent.end).next_back();
         if before.is_some_and(|(_, (end, _))| *end > extent.start) {
             self.clear(extent.start, extent.end);
@@ -74,13 +74,13 @@ impl ExtentMap {
         }
     }
 
-    /// Drops all from `size` on.
+    /// Drops all bytes from `size` on.
     pub(super) fn cut(&mut self, size: u64) {
         self.split(size);
         self.extents.split_off(&size);
     }
 
-    /// Makes an extent that goes across `at` two.
+    /// Splits the extent that contains `at`.
     fn split(&mut self, at: u64) {
         let Some((&start, &(end, content))) = self.extents.range(..at).next_back() else { return };
         if end > at {
@@ -89,7 +89,7 @@ impl ExtentMap {
         }
     }
 
-    /// All extents in order.
+    /// Returns all extents in order.
     pub(super) fn into_vec(self) -> Vec<Extent> {
         let extents = self.extents.into_iter();
         extents.map(|(start, (end, content))| Extent { start, end, content }).collect()

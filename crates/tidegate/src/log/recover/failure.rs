@@ -1,8 +1,8 @@
-//! Why a file, or a part of the log, could not be recovered.
+//! Failures to recover a file or a part of the log.
 //!
-//! A failure of one file that a person can take out of the way ([`Failure::leaves_one_file`])
-//! leaves that file for the next recovery; all others are recovered. One that takes a decision
-//! about what the log has stops recovery before any file is touched.
+//! A failure of one file with a cause outside the log ([`Failure::leaves_one_file`]) leaves that
+//! file to the next recovery. All other files are recovered. A failure that requires a decision
+//! about the log stops recovery before it changes any file.
 
 use std::io;
 
@@ -11,11 +11,11 @@ use uuid::Uuid;
 use super::plan::FilePlan;
 use crate::log::Damage;
 
-/// Something that could not be done. The records that tell of it must stay in the log.
+/// A failure of recovery. The records that it concerns must stay in the log.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// The file's file system is not there.
+    /// The file's file system is not mounted for writing.
     #[error(
         "{path}: its file system {file_system} is not mounted for writing; mount it and recover again"
     )]
@@ -25,12 +25,12 @@ pub enum Failure {
         /// UUID of the file system.
         file_system: Uuid,
     },
-    /// Several file systems have the UUID of the file's.
+    /// Several file systems have the UUID of the file's file system.
     #[error("{path}: {copies}")]
     Ambiguous {
         /// The file's path.
         path: String,
-        /// Where they are mounted.
+        /// Their mount points.
         copies: Copies,
     },
     /// The file is not at its path, and its handle can't be opened.
@@ -50,7 +50,7 @@ pub enum Failure {
         /// The file's path.
         path: String,
     },
-    /// A record that was acknowledged is not whole any more.
+    /// An acknowledged record is damaged.
     #[error(
         "{path}: {damage}, was acknowledged and is damaged; what is left without it is the file as its disk has it"
     )]
@@ -60,15 +60,15 @@ pub enum Failure {
         /// The record.
         damage: Damage,
     },
-    /// Records that were acknowledged are not there any more.
+    /// Acknowledged records are missing.
     #[error(
         "{bytes} bytes of the log from position {position} on were acknowledged and are lost, and of which files they \
          told is not known"
     )]
     Missing {
-        /// Where they began.
+        /// Position where they began.
         position: u64,
-        /// How many bytes.
+        /// Number of bytes.
         bytes: u64,
     },
     /// A part of the log can't be read.
@@ -76,26 +76,26 @@ pub enum Failure {
         "{bytes} bytes of the log cannot be read, and what they promised of which file is not known"
     )]
     Unreadable {
-        /// How many bytes.
+        /// Number of bytes.
         bytes: u64,
     },
-    /// Records are about files that no record defines.
+    /// Records concern files that no record defines.
     #[error("{records} records are about files that are not defined: a part of the log is lost")]
     Undefined {
-        /// How many.
+        /// Number of records.
         records: u64,
     },
-    /// The system refused.
+    /// The system returned an error.
     #[error("{path}: cannot {doing} ({source}); {}", remedy(source))]
     Io {
         /// The file's path.
         path: String,
-        /// What was tried.
+        /// The attempt.
         doing: &'static str,
-        /// Why not.
+        /// The error.
         source: io::Error,
     },
-    /// The log could not be told what recovery is about to do, or has done.
+    /// A note of recovery could not be written to the log.
     #[error("the log cannot be written ({0})")]
     Log(io::Error),
 }
@@ -113,7 +113,7 @@ pub struct Copies {
     pub mounts: String,
 }
 
-/// What a person can do about an error of the system.
+/// Returns the user's remedy for an error of the system.
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ETXTBSY) => "end the program that runs it, then recover again",
@@ -130,8 +130,8 @@ impl Failure {
         Self::Io { path: file.name(), doing, source }
     }
 
-    /// Only this file, or its names, cannot be recovered now, and something outside the log is in
-    /// the way: all others are recovered, and the log keeps what it has of this one.
+    /// Returns whether the failure concerns only one file or its names, and has a cause outside the
+    /// log. All other files are recovered, and the log keeps its records of this one.
     pub fn leaves_one_file(&self) -> bool {
         matches!(
             self,
@@ -143,7 +143,7 @@ impl Failure {
         )
     }
 
-    /// Recovery can do the rest without it.
+    /// Returns whether recovery may continue without the failed part.
     pub(super) fn can_be_salvaged(&self) -> bool {
         matches!(
             self,

@@ -1,41 +1,41 @@
-//! What was odd about the records, or about the files that they were applied to.
+//! Oddities in the records, or in the files that recovery applied them to.
 
 /// Findings kept; the rest are only counted.
 const KEPT_MAX: usize = 1000;
 
-/// Something that recovery noticed and that is worth a line.
+/// An oddity that recovery reports.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Finding {
-    /// A record's kind or payload makes no sense in a log of files; it was ignored.
+    /// A record's kind or payload is invalid in a log of files. The record was ignored.
     #[error("the record at {position} cannot be understood; ignored")]
     Payload {
-        /// The record.
+        /// Position of the record.
         position: u64,
     },
-    /// A record covers bytes that no file can have; it was ignored.
+    /// A record covers bytes that no file can have. The record was ignored.
     #[error("the record at {position} covers bytes that no file has; ignored")]
     Range {
-        /// The record.
+        /// Position of the record.
         position: u64,
     },
-    /// A record says that an id is another file than it was; it was ignored.
+    /// A record gives an id to another file. The record was ignored.
     #[error("the record at {position} makes file {file} another one; ignored")]
     Redefined {
-        /// The record.
+        /// Position of the record.
         position: u64,
         /// Id of the file.
         file: u64,
     },
-    /// Recovery could not do something, and was told to go on without it.
+    /// Recovery skipped a failure, as the user asked.
     #[error("{what}; passed over")]
     Salvaged {
-        /// What, and why not.
+        /// The failure.
         what: String,
     },
 }
 
-/// Findings, the first 1000 of them.
+/// The first 1000 findings, and their number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Findings {
     kept: Vec<Finding>,
@@ -43,7 +43,7 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// Adds one.
+    /// Adds a finding.
     pub(super) fn add(&mut self, finding: Finding) {
         self.total += 1;
         if self.kept.len() < KEPT_MAX {
@@ -51,12 +51,12 @@ impl Findings {
         }
     }
 
-    /// The first 1000.
+    /// Returns the first 1000 findings.
     pub fn kept(&self) -> &[Finding] {
         &self.kept
     }
 
-    /// How many there were.
+    /// Returns the number of all findings.
     pub fn total(&self) -> u64 {
         self.total
     }

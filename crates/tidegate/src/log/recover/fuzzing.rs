@@ -1,4 +1,4 @@
-//! The body of the fuzz target for log pools: any bytes give an error or a plan, never a panic.
+//! The body of the fuzz target for log pools: any bytes yield an error or a plan, never a panic.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -28,22 +28,22 @@ const KINDS: [RecordKind; 12] = [
     RecordKind::Gap,
 ];
 
-/// Opens and plans a pool that holds `bytes` as they are.
+/// Opens and plans a pool whose memory is `bytes`.
 ///
 /// # Panics
-/// Where recovery has a bug.
+/// If recovery has a bug.
 pub fn arbitrary_pool(bytes: &[u8]) {
     let Ok(region) = Region::anonymous((bytes.len() as u64).max(1)) else { return };
     region.write(0, bytes).expect("the bytes fit their region");
     plan(&Arc::new(region));
 }
 
-/// Makes a small pool, fills its log as `bytes` say with records whose checksums hold, patches it,
-/// and plans it. Of the first two bytes one says how much of the rest are records, the other
-/// whether the numbers beside the ring are patched.
+/// Makes a small pool, fills its log with valid records from `bytes`, patches it, and plans it. The
+/// first byte is the share of records in the rest. The second byte selects patches of the ring or
+/// of the areas before it.
 ///
 /// # Panics
-/// Where recovery has a bug.
+/// If recovery has a bug.
 pub fn patched_pool(bytes: &[u8]) {
     let Some((&[share, form], rest)) = bytes.split_first_chunk::<2>() else { return };
     let region = Arc::new(Region::anonymous(POOL_BYTES).expect("a little memory can be had"));
@@ -63,8 +63,8 @@ pub fn patched_pool(bytes: &[u8]) {
     plan(&region);
 }
 
-/// Each record is a byte for its kind and one for its file, three bytes that make numbers, one for
-/// the payload's length, and the payload; where the next record would begin.
+/// Stores records. Each one is a byte for its kind, one for its file, three for numbers, one for
+/// the payload's length, and the payload. Returns the position behind the last record.
 fn put_records(pool: &LogPool, mut bytes: &[u8]) -> u64 {
     let start = pool.tail().expect("memory can be read");
     let mut position = start;
@@ -96,7 +96,7 @@ fn put_records(pool: &LogPool, mut bytes: &[u8]) -> u64 {
     position
 }
 
-/// Small numbers, positions of records, and the ends of all ranges.
+/// Maps a byte to a small number, a position of a record, or a number at the end of a range.
 fn number(byte: u8, start: u64) -> u64 {
     let low = u64::from(byte >> 2);
     match byte & 3 {
@@ -107,7 +107,7 @@ fn number(byte: u8, start: u64) -> u64 {
     }
 }
 
-/// A disk that has no file.
+/// A disk without files.
 struct NoNames;
 
 impl DiskNames<usize, u64> for NoNames {
@@ -127,7 +127,7 @@ impl DiskNames<usize, u64> for NoNames {
 fn plan(region: &Arc<Region>) {
     let Ok(pool) = LogPool::open(Arc::clone(region)) else { return };
     let Ok((plan, _)) = plan_pool(&pool) else { return };
-    // Every record has 64 bytes at least.
+    // Every record has at least 64 bytes.
     let most = usize::try_from(pool.ring_bytes() / 64).unwrap_or(usize::MAX);
     let steps = plan.files().iter().map(|file| file.steps.len());
     assert!(plan.files().len() + steps.sum::<usize>() <= most, "the plan is larger than the log");

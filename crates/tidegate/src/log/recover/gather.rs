@@ -1,11 +1,11 @@
-//! Joins what is scattered in the log to large pieces of a file.
+//! Gathers data that is scattered in the log into large writes to a file.
 
 use super::extents::{Content, Extent};
 
-/// Bytes that are gathered at once.
+/// Bytes of a batch.
 pub(super) const BATCH_BYTES: usize = 1 << 20;
 
-/// Bytes for one or more places of a file, in order.
+/// Bytes for one or more ranges of a file, in order.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     bytes: Vec<u8>,
@@ -21,7 +21,7 @@ struct Run {
 }
 
 impl Batch {
-    /// What is to be written, each with its offset in the file.
+    /// Returns the adjacent bytes to write, with their offsets in the file.
     pub(super) fn runs(&self) -> impl Iterator<Item = (u64, &[u8])> {
         let mut rest = &self.bytes[..self.used];
         self.runs.iter().map(move |run| {
@@ -31,25 +31,24 @@ impl Batch {
         })
     }
 
-    /// So many bytes would fit into an empty batch, but do not fit into this one.
+    /// Returns whether `bytes` fit an empty batch but not the rest of this one.
     fn parts(&self, bytes: u64) -> bool {
         let left = (BATCH_BYTES - self.used) as u64;
         bytes > left && bytes <= BATCH_BYTES as u64
     }
 
-    /// Bytes that are to be written.
+    /// Returns the number of gathered bytes.
     pub(super) fn used(&self) -> usize {
         self.used
     }
 
-    /// Forgets them; the memory stays.
+    /// Empties the batch, and keeps its memory.
     fn clear(&mut self) {
         self.used = 0;
         self.runs.clear();
     }
 
-    /// Memory for the next bytes, `most` at most, which belong to `offset` of the file; none where
-    /// the batch is full.
+    /// Returns memory for up to `most` bytes at `offset` of the file: none if the batch is full.
     fn space(&mut self, offset: u64, most: u64) -> &mut [u8] {
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let len = most.min(BATCH_BYTES - self.used);
@@ -66,8 +65,8 @@ impl Batch {
     }
 }
 
-/// Reads what `extents` have of the log, by `read`, and gives it to `full`, a batch at a time. An
-/// extent that is no longer than a batch is read in one piece.
+/// Reads the data of `extents` from the log with `read`, and passes it to `full` in batches. An
+/// extent that fits a batch is never split.
 pub(super) fn gather<E>(
     extents: impl Iterator<Item = Extent>,
     read: impl Fn(u64, &mut [u8]) -> Result<(), E>,

@@ -1,4 +1,4 @@
-//! What the kernel tells of an open file: its identity, its file system, its mount, its extents.
+//! Facts from the kernel about an open file: its identity, file system, mount and extents.
 #![allow(
     unsafe_code,
     reason = "no safe crate has handles of files and the control calls of file systems"
@@ -17,7 +17,7 @@ use super::ranges::Ranges;
 use crate::log::layout::HANDLE_BYTES_MAX;
 use crate::log::{FileHandle, FileSystemId, identity};
 
-/// `struct file_handle` with free space for any handle.
+/// `struct file_handle` with space for any handle.
 #[repr(C)]
 struct Handle {
     bytes: libc::c_uint,
@@ -25,16 +25,16 @@ struct Handle {
     content: [u8; HANDLE_BYTES_MAX],
 }
 
-/// The handle of an open file: what tells it from all others of its file system, of all times.
+/// Returns the handle of an open file. It is unique in its file system, also among removed files.
 ///
 /// # Errors
-/// The file system has no handles, for one.
+/// For example, the file system has no handles.
 pub fn handle_of(file: impl AsFd) -> io::Result<FileHandle> {
     let bytes = u32::try_from(HANDLE_BYTES_MAX).unwrap_or(0);
     let mut handle = Handle { bytes, kind: 0, content: [0; HANDLE_BYTES_MAX] };
     let mut mount = 0;
-    // SAFETY: the path is a C string, `handle` begins as `file_handle` does and has as many bytes
-    // behind it as its first field says, and both pointers are to live variables.
+    // SAFETY: the path is a C string. `handle` begins like `file_handle`, and has space behind it
+    // for as many bytes as its first field says. Both pointers refer to live variables.
     let result = unsafe {
         libc::name_to_handle_at(
             file.as_fd().as_raw_fd(),
@@ -52,14 +52,14 @@ pub fn handle_of(file: impl AsFd) -> io::Result<FileHandle> {
     told.ok_or_else(|| io::Error::other("the kernel told of a handle that is too long"))
 }
 
-/// How often an open is tried that fails for a moment.
+/// Attempts of an open that fails temporarily.
 const TRIES: u32 = 1000;
 
-/// Opens the file that has `handle` on the file system that `mount` is on. Needs the right to read
-/// and search everything (`CAP_DAC_READ_SEARCH`).
+/// Opens the file with this `handle` on the file system of `mount`. Requires the right to read and
+/// search everything (`CAP_DAC_READ_SEARCH`).
 ///
 /// # Errors
-/// `ESTALE`: the file was removed. `EPERM`: the right is missing. Others as for `open`.
+/// `ESTALE`: the file was removed. `EPERM`: the right is missing. Otherwise the error of `open`.
 pub fn open_by_handle(mount: impl AsFd, handle: &FileHandle, flags: OFlags) -> io::Result<File> {
     let bytes = u32::try_from(handle.bytes().len()).unwrap_or(0);
     let mut raw = Handle { bytes, kind: handle.kind(), content: [0; HANDLE_BYTES_MAX] };
@@ -67,15 +67,15 @@ pub fn open_by_handle(mount: impl AsFd, handle: &FileHandle, flags: OFlags) -> i
     let flags = (flags | OFlags::CLOEXEC).bits().cast_signed();
     let mount = mount.as_fd().as_raw_fd();
     let mut opened = || {
-        // SAFETY: `raw` begins as `file_handle` does and has as many bytes behind it as its first
-        // field says, and it lives until the call returns.
+        // SAFETY: `raw` begins like `file_handle`, holds as many bytes behind it as its first field
+        // says, and lives until the call returns.
         match unsafe { libc::open_by_handle_at(mount, (&raw mut raw).cast(), flags) } {
             ..0 => Err(io::Error::last_os_error()),
-            // SAFETY: the kernel has just opened this descriptor for us, and nothing else owns it.
+            // SAFETY: the kernel has just opened this descriptor here, and nothing else owns it.
             file => Ok(unsafe { File::from_raw_fd(file) }),
         }
     };
-    // The kernel says `ENOMEM`, too, while another process makes a file of the same inode number.
+    // The kernel also returns `ENOMEM` while another process creates a file with this inode number.
     for _ in 0..TRIES {
         match opened() {
             Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => std::thread::yield_now(),
@@ -85,12 +85,11 @@ pub fn open_by_handle(mount: impl AsFd, handle: &FileHandle, flags: OFlags) -> i
     opened()
 }
 
-/// The identity of an open file: [`identity`] of its file system and its handle there. Of a file
-/// system without a UUID, the kernel's number of it stands for that, which may be another one after
-/// a reboot.
+/// Returns the identity of an open file: [`identity`] of its file system and its handle there. For
+/// a file system without a UUID the kernel's number counts instead, which may change at a reboot.
 ///
 /// # Errors
-/// The file system has no handles, for one.
+/// For example, the file system has no handles.
 pub fn identity_of(file: impl AsFd) -> io::Result<u64> {
     let file = file.as_fd();
     let file_system = file_system_id(file).or_else(|_| number_of_file_system(file))?;
@@ -104,7 +103,7 @@ fn number_of_file_system(file: BorrowedFd<'_>) -> io::Result<FileSystemId> {
     Ok(id)
 }
 
-/// `struct fsuuid2`, what `FS_IOC_GETFSUUID` fills.
+/// `struct fsuuid2`, the result of `FS_IOC_GETFSUUID`.
 #[repr(C)]
 #[derive(Default)]
 struct GenericUuid {
@@ -112,7 +111,7 @@ struct GenericUuid {
     uuid: FileSystemId,
 }
 
-/// `struct fsuuid` with free space for 16 bytes, what `EXT4_IOC_GETFSUUID` fills.
+/// `struct fsuuid` with space for 16 bytes, the result of `EXT4_IOC_GETFSUUID`.
 #[repr(C)]
 struct Ext4Uuid {
     bytes: u32,
@@ -120,7 +119,7 @@ struct Ext4Uuid {
     uuid: FileSystemId,
 }
 
-/// `struct xfs_fsop_geom_v1`, what `XFS_IOC_FSGEOMETRY_V1` fills.
+/// `struct xfs_fsop_geom_v1`, the result of `XFS_IOC_FSGEOMETRY_V1`.
 #[repr(C)]
 #[derive(Default)]
 struct XfsGeometry {
@@ -143,23 +142,22 @@ pub const EXT_MAGIC: i64 = 0xef53;
 /// Magic number of XFS.
 pub const XFS_MAGIC: i64 = 0x5846_5342;
 
-/// Whether file systems with this magic number keep their UUID and the handles of their files over
-/// a reboot. Files of others are never covered.
+/// Returns whether file systems with this magic number keep their UUID and the handles of their
+/// files over a reboot. Files on other file systems are never covered.
 pub fn keeps_identities(magic: i64) -> bool {
     matches!(magic, EXT_MAGIC | XFS_MAGIC)
 }
 
-/// The UUID of the file system of an open file: it outlives a reboot, and a device under another
-/// number.
+/// Returns the UUID of an open file's file system. It outlives reboots and new device numbers.
 ///
 /// # Errors
-/// The file system does not tell one: ext4 and XFS do, and others since Linux 6.9.
+/// The file system reports no UUID: ext4 and XFS do, and others since Linux 6.9.
 pub fn file_system_id(file: impl AsFd) -> io::Result<FileSystemId> {
     first_known(file.as_fd(), &[generic_uuid, ext4_uuid, xfs_uuid])
 }
 
-/// The first UUID that one of `sources` tells. Some kernels answer the generic question for an ext4
-/// with zeros, which stand for none, and know its UUID all the same.
+/// Returns the first UUID from `sources`. Some kernels answer the generic request for an ext4 with
+/// zeros instead of its UUID, and know the UUID all the same.
 fn first_known(
     file: BorrowedFd<'_>,
     sources: &[fn(BorrowedFd<'_>) -> io::Result<FileSystemId>],
@@ -178,9 +176,9 @@ fn first_known(
 
 fn generic_uuid(file: BorrowedFd<'_>) -> io::Result<FileSystemId> {
     let mut told = GenericUuid::default();
-    // SAFETY: the kernel fills a structure of this size.
+    // SAFETY: `FS_IOC_GETFSUUID` writes a `struct fsuuid2`, which `GenericUuid` mirrors.
     let request = unsafe { Updater::<FS_IOC_GETFSUUID, _>::new(&mut told) };
-    // SAFETY: the request is that of this structure.
+    // SAFETY: `request` has the opcode and the structure of `FS_IOC_GETFSUUID`.
     unsafe { ioctl(file, request) }?;
     let is_long = usize::from(told.bytes) == told.uuid.len();
     if is_long { Ok(told.uuid) } else { Err(io::ErrorKind::Unsupported.into()) }
@@ -188,33 +186,33 @@ fn generic_uuid(file: BorrowedFd<'_>) -> io::Result<FileSystemId> {
 
 fn ext4_uuid(file: BorrowedFd<'_>) -> io::Result<FileSystemId> {
     let mut told = Ext4Uuid { bytes: 16, flags: 0, uuid: FileSystemId::default() };
-    // SAFETY: the kernel reads how many bytes there are for the UUID, and fills them at most.
+    // SAFETY: `EXT4_IOC_GETFSUUID` writes at most `bytes` bytes of the UUID, which has 16.
     let request = unsafe { Updater::<EXT4_IOC_GETFSUUID, _>::new(&mut told) };
-    // SAFETY: the request is that of this structure.
+    // SAFETY: `request` has the opcode and the structure of `EXT4_IOC_GETFSUUID`.
     unsafe { ioctl(file, request) }?;
     Ok(told.uuid)
 }
 
 fn xfs_uuid(file: BorrowedFd<'_>) -> io::Result<FileSystemId> {
     let mut told = XfsGeometry::default();
-    // SAFETY: the kernel fills a structure of this size.
+    // SAFETY: `XFS_IOC_FSGEOMETRY_V1` writes `struct xfs_fsop_geom_v1`, which `XfsGeometry`
+    // mirrors.
     let request = unsafe { Updater::<XFS_IOC_FSGEOMETRY_V1, _>::new(&mut told) };
-    // SAFETY: the request is that of this structure.
+    // SAFETY: `request` has the opcode and the structure of `XFS_IOC_FSGEOMETRY_V1`.
     unsafe { ioctl(file, request) }?;
     Ok(told.uuid)
 }
 
-/// Extents that are asked for in one call.
+/// Extents per request.
 const EXTENTS_AT_ONCE: usize = 64;
-/// Set in [`MappedExtent::flags`] of extents whose bytes the disk does not
-/// have: `UNKNOWN`, `DELALLOC`, `UNWRITTEN`.
+/// Set in [`MappedExtent::flags`] of extents whose bytes are not on the disk: `UNKNOWN`,
+/// `DELALLOC`, `UNWRITTEN`.
 const NOT_WRITTEN: u32 = 0x0002 | 0x0004 | 0x0800;
 
-/// The bytes of an open file that lie in extents which are allocated and written, in or behind its
-/// size.
+/// Returns the bytes of an open file in allocated and written extents, also behind its size.
 ///
 /// # Errors
-/// The file system cannot tell.
+/// The file system cannot list extents.
 pub fn written_ranges(file: impl AsFd) -> io::Result<Ranges> {
     let mut written = Ranges::default();
     let mut start = 0;
@@ -232,11 +230,10 @@ pub fn written_ranges(file: impl AsFd) -> io::Result<Ranges> {
     }
 }
 
-/// The bytes of an open file that its file system does not take for a hole: for file systems that
-/// have no [`written_ranges`].
+/// Returns the bytes of an open file that are no hole, for file systems without [`written_ranges`].
 ///
 /// # Errors
-/// The file system cannot tell.
+/// The file system cannot seek to data and holes.
 pub(super) fn data_ranges(file: impl AsFd, size_bytes: u64) -> io::Result<Ranges> {
     use rustix::fs::{SeekFrom, seek};
     use rustix::io::Errno;
@@ -254,8 +251,9 @@ pub(super) fn data_ranges(file: impl AsFd, size_bytes: u64) -> io::Result<Ranges
     Ok(ranges)
 }
 
-/// The mount through which a file was opened: a number that the kernel gives once while it runs,
-/// higher than all before. 0 where it has no such numbers, before Linux 6.8.
+/// Returns the unique id of the mount that a file was opened in. While the kernel runs it never
+/// reuses such an id, and each is higher than all before. Returns 0 before Linux 6.8, which has no
+/// such ids.
 pub fn mount_of(file: impl AsFd) -> u64 {
     /// `STATX_MNT_ID_UNIQUE`.
     const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
@@ -281,7 +279,7 @@ mod tests {
         assert_eq!(identity, identity_of(&again).expect("the file system has handles"));
     }
 
-    /// A source that answers with zeros has said nothing, and the next one is asked.
+    /// Checks that the next source is asked after one that answers with zeros.
     #[test]
     fn a_uuid_of_zeros_is_none() {
         type Source = fn(BorrowedFd<'_>) -> io::Result<FileSystemId>;

@@ -24,9 +24,9 @@ use super::saved::Saved;
 use super::writing::start_writing;
 use crate::log::{FileHandle, FileSystemId};
 
-/// Zeroes are written in pieces of this size where they cannot be made otherwise.
+/// Piece size of zeroes that are written where the file system cannot punch holes.
 const ZEROES_BYTES: u64 = 1 << 20;
-/// File systems whose files have handles and UUIDs that outlive a reboot, as mounts name them.
+/// Types of file systems whose UUIDs and handles of files outlive a reboot, as mounts name them.
 const WITH_HANDLES: [&[u8]; 4] = [b"ext2", b"ext3", b"ext4", b"xfs"];
 
 /// A mount of a file system whose files can be found by their handles.
@@ -46,7 +46,7 @@ pub struct LocalFiles {
 }
 
 impl LocalFiles {
-    /// The files on all file systems that are mounted now.
+    /// Opens the mounts of all file systems that are mounted now.
     ///
     /// # Errors
     /// The list of mounts cannot be read.
@@ -56,11 +56,11 @@ impl LocalFiles {
         Ok(Self { mounts: mounts.collect() })
     }
 
-    /// Opens the file with this handle on the file system `id`; none, where it was removed.
+    /// Opens the file with this handle on the file system `id`. Returns `None` if it was removed.
     ///
     /// # Errors
-    /// `NotFound`: no file system of this UUID is mounted for writing. [`Copies`]: several have it.
-    /// Others as for [`open_by_handle`].
+    /// `NotFound`: no file system with this UUID is mounted for writing. [`Copies`]: several have
+    /// this UUID. Otherwise the error of [`open_by_handle`].
     pub fn find(
         &self,
         id: &FileSystemId,
@@ -73,11 +73,11 @@ impl LocalFiles {
         }
     }
 
-    /// As [`find`](Self::find), on the file system that has the number `device` as long as it is
-    /// mounted, whatever others have its UUID.
+    /// Opens the file with this handle on the mounted file system with this UUID and `device`
+    /// number, even if other file systems have its UUID. Returns `None` if the file was removed.
     ///
     /// # Errors
-    /// `NotFound`: it is not mounted. Others as for [`open_by_handle`].
+    /// `NotFound`: the file system is not mounted. Otherwise the error of [`open_by_handle`].
     pub fn find_on(
         &self,
         (id, device): (&FileSystemId, u64),
@@ -88,8 +88,8 @@ impl LocalFiles {
         found(&mount.ok_or(io::ErrorKind::NotFound)?.root, handle, flags)
     }
 
-    /// A mount of the file system with this UUID, one for writing if there is one. The number of
-    /// the device says nothing: after a restart a copy may have the number that the volume had.
+    /// Returns a mount of the file system with this UUID, preferably a writable one. The device
+    /// number does not help: after a restart a copy may have the number that the volume had.
     fn mount_of(&self, id: &FileSystemId) -> Result<Option<&Mounted>, Copies> {
         let mounts = || self.mounts.iter().filter(|mount| mount.id == *id);
         let first = mounts().find(|mount| mount.is_writable).or_else(|| mounts().next());
@@ -106,16 +106,16 @@ impl LocalFiles {
     }
 }
 
-/// What is mounted, looked at again and again. Each mount is opened once, for a moment, in which it
-/// cannot be unmounted.
+/// The UUIDs of mounted file systems, for repeated lookups. Each mount is opened only once and
+/// briefly, since it cannot be unmounted while it is open.
 #[derive(Debug, Default)]
 pub struct MountedIds {
-    /// UUID and device of each line of the kernel's list, where files have handles.
+    /// UUID and device of each line of the kernel's list. `None` if its files have no handles.
     known: HashMap<Vec<u8>, Option<(FileSystemId, u64)>>,
 }
 
 impl MountedIds {
-    /// The UUIDs that several mounted file systems have.
+    /// Returns the UUIDs that several mounted file systems have.
     ///
     /// # Errors
     /// The list of mounts cannot be read.
@@ -140,7 +140,7 @@ impl fmt::Display for Mounted {
     }
 }
 
-/// The file with this handle on the file system that `root` is on; none, where it was removed.
+/// Opens the file with this handle on the file system of `root`. Returns `None` if it was removed.
 fn found(root: &File, handle: &FileHandle, flags: OFlags) -> io::Result<Option<File>> {
     match open_by_handle(root, handle, flags) {
         Err(error) if is_gone(&error) => Ok(None),
@@ -148,7 +148,7 @@ fn found(root: &File, handle: &FileHandle, flags: OFlags) -> io::Result<Option<F
     }
 }
 
-/// The mount that a line of the kernel's list tells of, if files can be found by handles there.
+/// Opens the mount in a line of the kernel's list, if its files can be found by handles.
 fn mounted(line: &[u8]) -> Option<Mounted> {
     let mut fields = line.split(|byte| *byte == b' ');
     let point = unescaped(fields.nth(4)?);
@@ -157,13 +157,13 @@ fn mounted(line: &[u8]) -> Option<Mounted> {
     if !WITH_HANDLES.contains(&kind) {
         return None;
     }
-    // Another mount may lie over it: what is found there says itself what it is.
+    // Another mount may hide this one, so its UUID and device come from the opened directory.
     let root = File::open(&point).ok()?;
     let (id, device) = (file_system_id(&root).ok()?, root.metadata().ok()?.dev());
     Some(Mounted { id, device, is_writable, point, root })
 }
 
-/// A path of the kernel's list of mounts, where blanks and the like are three octal digits.
+/// Decodes a path in the kernel's list of mounts, which has blanks and the like as octal digits.
 fn unescaped(field: &[u8]) -> PathBuf {
     let mut path = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -183,7 +183,7 @@ impl FileSystem for LocalFiles {
     fn open(&self, file: &FilePlan, access: Access) -> Result<Option<File>, Failure> {
         let mount = self.mount_of(&file.file_system);
         let mount = mount.map_err(|copies| Failure::Ambiguous { path: file.name(), copies })?;
-        // Without NONBLOCK: the kernel takes a lease away after a time, and opens the file then.
+        // Without NONBLOCK the open waits until the kernel has broken a lease.
         let flags = match access {
             Access::Read => OFlags::RDONLY,
             Access::Write => OFlags::RDWR,
@@ -233,7 +233,7 @@ impl FileSystem for LocalFiles {
     }
 
     fn let_go(&self, file: &File) {
-        // Where it cannot be done, what is read is what the kernel has.
+        // If this fails, reads return the kernel's cached pages.
         let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
     }
 
@@ -258,7 +258,7 @@ impl FileSystem for LocalFiles {
     }
 
     fn start_sync(&self, file: &File, offset: u64, len: u64) {
-        // Where it cannot be done, the sync does it.
+        // If this fails, the sync writes the pages back.
         let _ = start_writing(file, offset, len);
     }
 
@@ -271,12 +271,12 @@ impl FileSystem for LocalFiles {
     }
 }
 
-/// The kernel says that no file has the handle any more.
+/// Returns whether the error means that no file has the handle any more.
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ESTALE | libc::ENOENT))
 }
 
-/// Opens the file by one of its paths; none, where it is at none of them.
+/// Opens the file at one of its paths. Returns `None` if none leads to it.
 fn open_by_paths(file: &FilePlan, access: Access, flags: OFlags) -> Result<Option<File>, Failure> {
     let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for path in file.paths.iter().rev().filter(|path| !path.is_empty()) {

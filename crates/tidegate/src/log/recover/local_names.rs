@@ -20,7 +20,7 @@ use super::named::{MadeFile, NamedFile, Place};
 use crate::log::identity;
 use crate::log::pool::names::{Extended, Timestamp};
 
-/// The most that the kernel lists of extended attributes: `XATTR_LIST_MAX`.
+/// The kernel's longest list of extended attributes, in bytes: `XATTR_LIST_MAX`.
 const LIST_BYTES_MAX: usize = 64 << 10;
 
 impl NameSystem<File> for LocalFiles {
@@ -59,7 +59,7 @@ impl NameSystem<File> for LocalFiles {
     }
 
     fn set_attributes(&self, file: &File, made: &MadeFile, with_times: bool) -> io::Result<()> {
-        // The owner first: that takes capabilities and set-user-ID away.
+        // The owner comes first, since its change clears capabilities and set-user-ID.
         fchown(file, Some(Uid::from_raw(made.owner)), Some(Gid::from_raw(made.group)))?;
         set_extended(file, &made.extended)?;
         fchmod(file, Mode::from_raw_mode(made.mode))?;
@@ -95,7 +95,7 @@ impl NameSystem<File> for LocalFiles {
     }
 }
 
-/// Gives the file these extended attributes, and takes others away that programs can set.
+/// Sets these extended attributes on the file, and removes others that programs can set.
 fn set_extended(file: &File, extended: &[u8]) -> io::Result<()> {
     let wanted = || Extended(extended).flatten();
     let mut list = vec![0; LIST_BYTES_MAX];

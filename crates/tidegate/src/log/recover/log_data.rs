@@ -1,15 +1,15 @@
-//! Where the bytes of extents come from: the pool.
+//! The source of the bytes of extents: the pool.
 
 use std::io;
 
 use crate::log::LogPool;
 
-/// The data that a plan's extents point to.
+/// The data that a plan's extents refer to.
 pub trait LogData: Sync {
-    /// Copies `buf.len()` bytes from `position` of the log on.
+    /// Copies `buf.len()` bytes from `position` of the log.
     ///
     /// # Errors
-    /// The memory failed there.
+    /// The memory failed.
     fn read(&self, position: u64, buf: &mut [u8]) -> io::Result<()>;
 }
 

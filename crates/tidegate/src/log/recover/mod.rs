@@ -1,17 +1,16 @@
-//! Recovery: from the records that a crash left to files that have all that was promised.
+//! Recovery: makes files have everything that was promised, from the records that a crash left.
 //!
-//! Three steps. [`Planner`] takes the records and tells which stories of files count; no file is
-//! looked at. [`replay`] computes what one file must be, from its story and from what the disk has
-//! of it; it is pure, too. [`apply`] makes the files so, through a seam ([`FileSystem`]) that tests
-//! break at will.
+//! It has three steps. [`Planner`] finds the stories of files that count, from the records alone.
+//! [`replay`] computes the target of one file from its story and its state on the disk. Both are
+//! pure. [`apply`] changes the files, through a seam ([`FileSystem`]) that tests break at will.
 //!
-//! Bytes and sizes of files are restored; names, and files that are not there, where the log has
-//! records of them: `named` has what these say, `decide` what is done, `carry_out` does it. All
-//! other names and attributes are what the kernel has left.
+//! Bytes and sizes of files are restored. Names and missing files are restored if the log has
+//! records of names: `named` collects these records, `decide` decides, `carry_out` carries the
+//! decisions out. All other names and attributes stay as the kernel left them.
 //!
-//! A target says what must be, not what to do next, so that applying it twice, or again after a
-//! crash inside it, ends in the same files. The records stay in the log until the caller has seen
-//! an [`Outcome`] that is complete.
+//! A target is a final state, not a list of actions. So a second replay, or one after a crash in
+//! the first, ends in the same files. The records stay in the log until the caller has a complete
+//! [`Outcome`].
 
 mod apply;
 mod carry_out;

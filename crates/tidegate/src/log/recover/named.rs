@@ -1,5 +1,5 @@
-//! What the log says of names, as recovery needs it: from the records of covered stories to the
-//! names and files that [`NameStories`] decides on.
+//! The log's names for recovery: converts the records of covered stories to the names and files
+//! that [`NameStories`] decides on.
 
 use std::collections::BTreeMap;
 
@@ -10,28 +10,28 @@ use crate::log::{FileHandle, FileSystemId, identity};
 /// A name in a directory of some file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// The file system.
+    /// The UUID of the file system.
     pub file_system: FileSystemId,
-    /// Its number when the record was written.
+    /// Device number of the file system when the record was written.
     pub device: u64,
     /// Handle of the directory.
     pub parent: FileHandle,
-    /// The name in it.
+    /// The name in the directory.
     pub name: Vec<u8>,
 }
 
-/// A file whose names the log has.
+/// A file whose names are in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedFile {
-    /// The file system.
+    /// The UUID of the file system.
     pub file_system: FileSystemId,
-    /// Its number when the file was defined.
+    /// Device number of the file system when the file was defined.
     pub device: u64,
-    /// The file's handle there.
+    /// The file's handle on that file system.
     pub handle: FileHandle,
 }
 
-/// What a file that the log can make again has beside names and content.
+/// Attributes of a file that the log can create again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MadeFile {
     /// Permission bits, with set-user-ID and the like.
@@ -44,26 +44,26 @@ pub struct MadeFile {
     pub times: (Timestamp, Timestamp),
     /// Extended attributes: see [`Extended`](crate::log::Extended).
     pub extended: Vec<u8>,
-    /// When its directory was last changed.
+    /// The ctime of its directory when the file was recorded.
     pub parent_changed: Timestamp,
 }
 
 impl MadeFile {
-    /// When it was last modified, in nanoseconds since 1970; 0 before that.
+    /// Returns the last modification in nanoseconds since 1970; 0 for earlier times.
     pub(super) fn modified_ns(&self) -> u64 {
         let Timestamp { s, ns } = self.times.1;
         u64::try_from(s).unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(ns.into())
     }
 }
 
-/// A record of names, with the handles and names in it copied out.
+/// A record of names, with its own copies of handles and names.
 #[derive(Debug, Clone)]
 pub(super) enum NameStep {
     Made(Box<((FileHandle, Vec<u8>), MadeFile)>),
     Changed(Box<OwnedChange>),
 }
 
-/// [`NameChange`] with bytes of its own.
+/// A [`NameChange`] with its own copies of names.
 #[derive(Debug, Clone)]
 pub(super) struct OwnedChange {
     from: Option<(FileHandle, Vec<u8>)>,
@@ -90,7 +90,7 @@ impl NameStep {
         Self::Made(Box::new((owned(&make.at), made)))
     }
 
-    /// What the file has, if the log has all of it.
+    /// Returns the file's attributes, if the record has the whole file.
     pub(super) fn made(&self) -> Option<&MadeFile> {
         match self {
             Self::Made(made) => Some(&made.1),
@@ -110,27 +110,26 @@ impl NameStep {
     }
 }
 
-/// What the log says of names. Names are numbered, in the order in which the log has them first;
-/// files go by their identities.
+/// The names in the log, numbered in the order of their first records. Files have identities.
 #[derive(Debug, Default)]
 pub struct NamedPlan {
     /// The names.
     pub places: Vec<Place>,
     /// The files.
     pub files: BTreeMap<u64, NamedFile>,
-    /// Those that the log can make again.
+    /// The files that the log can create again.
     pub made: BTreeMap<u64, MadeFile>,
-    /// What happened.
+    /// The changes of names.
     pub stories: NameStories<usize, u64>,
-    /// What a former recovery has decided.
+    /// The decisions of a former recovery.
     pub(super) decided: Vec<u8>,
-    /// A former recovery has done it.
+    /// A former recovery has carried the decisions out.
     pub(super) is_done: bool,
     numbers: BTreeMap<(FileSystemId, i32, Vec<u8>, Vec<u8>), usize>,
 }
 
 impl NamedPlan {
-    /// The log has no names.
+    /// Returns whether the log has no names.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
@@ -174,13 +173,13 @@ impl NamedPlan {
         })
     }
 
-    /// Takes a part of what a former recovery has decided, which begins at byte `offset`.
+    /// Adds a part of a former recovery's decisions, from byte `offset` of the decisions on.
     pub(super) fn add_decided(&mut self, offset: u64, part: &[u8]) {
         self.is_done = false;
         if offset == 0 {
             self.decided.clear();
         }
-        // A part is missing: no recovery has acted upon this.
+        // Otherwise a part is missing, so no recovery has acted upon the decisions.
         if offset == self.decided.len() as u64 {
             self.decided.extend_from_slice(part);
         }

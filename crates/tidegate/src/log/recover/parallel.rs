@@ -1,10 +1,10 @@
-//! A few threads over a list.
+//! Runs a function over a list in a few threads.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-/// `f` of each item, in the order of the items; `workers` at once.
+/// Returns `f` of each item, in the order of the items. At most `workers` threads run at once.
 pub(super) fn map<'i, T: Sync, R: Send>(
     workers: usize,
     items: &'i [T],

@@ -1,12 +1,13 @@
-//! From records to stories: which of them count, file by file. No file is looked at.
+//! Finds the stories of files that count, from the records alone. Looks at no file.
 //!
 //! Invariants:
 //! 1. A story counts only if a definition in it is covered. A definition that starts a story drops
-//!    what lies before it, as an end does; so does a story of the same file under another id.
+//!    the records before it, as an end does. A story under another id of the same file supersedes
+//!    it.
 //! 2. Records of one file are appended under its lock, one after the other, each durable before the
-//!    next one begins. So a record that is not whole, and that a later whole one of its story
-//!    follows, was acknowledged: it is damaged. So is one below a position that a later record
-//!    calls finished. Any other was cut off by the crash.
+//!    next one begins. So a torn record was acknowledged, and is damaged, if a later whole record
+//!    of its story follows, or if a later record has a finished position above it. Any other torn
+//!    record was cut off by the crash.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -18,21 +19,21 @@ use super::saved::Saved;
 use crate::log::pool::names::{Make, NameRecord, Timestamp};
 use crate::log::{Damage, Definition, FileHandle, FileSystemId, Header, Heartbeat, RecordKind};
 
-/// No file is longer.
+/// The largest size of a file, in bytes.
 const FILE_BYTES_MAX: u64 = i64::MAX.cast_unsigned();
 
-/// What a record did to its file.
+/// The operation of a record on its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// Bytes of the log were written.
     Write {
-        /// Where in the file.
+        /// Offset in the file.
         offset: u64,
         /// Number of bytes.
         len: u64,
-        /// Where in the log the bytes are.
+        /// Position of the bytes in the log.
         data: u64,
-        /// The write did more than to overwrite written and allocated bytes of the durable file.
+        /// The write did more than overwrite written and allocated bytes of the durable file.
         grows: bool,
     },
     /// The size became this.
@@ -44,53 +45,53 @@ pub enum Operation {
 pub struct Step {
     /// Position of the record.
     pub position: u64,
-    /// What was done.
+    /// The operation.
     pub operation: Operation,
 }
 
-/// What the log has of a file.
+/// The plan of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilePlan {
     /// Id of the file in the log.
     pub id: u64,
     /// The file's identity.
     pub identity: u64,
-    /// The file system that it is on.
+    /// The file's file system.
     pub file_system: FileSystemId,
-    /// Its handle there.
+    /// The file's handle on that file system.
     pub handle: FileHandle,
-    /// Number of the device when the file was defined.
+    /// Device number when the file was defined.
     pub device: u64,
-    /// Paths by which it was known, the last one last.
+    /// Known paths of the file, the newest last.
     pub paths: Vec<Vec<u8>>,
-    /// What was done to it, in order.
+    /// Operations on the file, in order.
     pub steps: Vec<Step>,
     /// A sync has promised growth by all steps before this position.
     pub marked_until: u64,
-    /// The first record of the story that was acknowledged and is damaged.
+    /// The first acknowledged record of the story that is damaged.
     pub damaged: Option<Damage>,
-    /// What the file has beside names and content, where the log has all of it.
+    /// The file's attributes, if the log has a record of the whole file.
     pub made: Option<MadeFile>,
-    /// The log has had all of the file, and the record of that is damaged.
+    /// The log had a record of the whole file, which is damaged.
     pub has_lost_make: bool,
-    /// The latest time of modification, in nanoseconds since 1970, that the file can have without a
-    /// change from outside; none, where the log does not say.
+    /// The latest modification time, in nanoseconds since 1970, that the file can have without a
+    /// change from outside. `None` if the log does not tell.
     pub modified_until_ns: Option<u64>,
-    /// The time of modification that the last sync has promised, in nanoseconds since 1970; 0: the
-    /// log does not say.
+    /// The modification time that the last sync has promised, in nanoseconds since 1970; 0:
+    /// unknown.
     pub changed_ns: u64,
-    /// A former recovery was about to touch the file, which had this.
+    /// The file's attributes before an interrupted recovery changed it.
     pub begun: Option<Saved>,
 }
 
 impl FilePlan {
-    /// The file was changed after the record that has all of it.
+    /// Returns whether a record after the one of the whole file changes the file.
     pub(super) fn is_changed_since_made(&self) -> bool {
         let first = self.steps.first().map(|step| step.position);
         self.steps.iter().any(|step| Some(step.position) != first)
     }
 
-    /// The path to name the file by in messages.
+    /// Returns the file's path for messages.
     pub fn name(&self) -> String {
         let path = self.paths.last().filter(|path| !path.is_empty());
         path.map_or_else(
@@ -100,13 +101,12 @@ impl FilePlan {
     }
 }
 
-/// What the log has of all files.
+/// The plan of all files.
 #[derive(Debug, Default)]
 pub struct Plan {
     pub(super) files: Vec<FilePlan>,
     pub(super) undefined_records: u64,
-    /// The name of the device that the records are of, where they are those of a log before a
-    /// device.
+    /// The device's name, if this is the log before a device.
     pub(super) device: Option<Vec<u8>>,
     pub(super) names: NamedPlan,
     pub(super) missing: Vec<Range<u64>>,
@@ -115,32 +115,32 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Positions of acknowledged records of which not even a header is left.
+    /// Returns the positions of acknowledged records that have not even a header left.
     pub fn missing(&self) -> &[Range<u64>] {
         &self.missing
     }
 
-    /// What the log says of names.
+    /// Returns the plan of names.
     pub fn names(&self) -> &NamedPlan {
         &self.names
     }
 
-    /// The name of the device that the records are of, where they are not those of files.
+    /// Returns the device's name, if this is the log before a device.
     pub fn device(&self) -> Option<&[u8]> {
         self.device.as_deref()
     }
 
-    /// The files, in the order of their ids.
+    /// Returns the files, in the order of their ids.
     pub fn files(&self) -> &[FilePlan] {
         &self.files
     }
 
-    /// What was odd about the records.
+    /// Returns the oddities in the records.
     pub fn findings(&self) -> &Findings {
         &self.findings
     }
 
-    /// There is nothing to do.
+    /// Returns whether recovery has nothing to do.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty()
             && self.undefined_records == 0
@@ -150,19 +150,20 @@ impl Plan {
     }
 }
 
-/// How much of a record is there.
+/// The payload of a record, as far as it can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Payload<'a> {
-    /// All of it. The bytes are needed of a [`RecordKind::Define`], of a [`RecordKind::Name`] and
-    /// of recovery's notes only, and the first some thousand of a [`RecordKind::Make`].
+    /// The payload is whole. The bytes are required only for a [`RecordKind::Define`], a
+    /// [`RecordKind::Name`] and recovery's notes, and the first few thousand for a
+    /// [`RecordKind::Make`].
     Whole(&'a [u8]),
-    /// Not all: a crash cut it off, or it was damaged later.
+    /// A crash cut the payload off, or it was damaged later.
     Torn,
-    /// The memory failed there.
+    /// The payload's memory failed.
     Unreadable,
 }
 
-/// What is known of an id so far.
+/// The story of one id so far.
 #[derive(Debug, Default)]
 struct Story {
     identity: u64,
@@ -173,10 +174,10 @@ struct Story {
     is_superseded: bool,
     steps: Vec<Step>,
     names: Vec<(u64, NameStep)>,
-    /// The record that covers the story is not whole.
+    /// Position of a torn record of the whole file, which covers the story.
     broken_make: Option<u64>,
     marked_until: u64,
-    /// Records that are not whole, which nothing of the story has followed so far.
+    /// Torn records that no later record of the story has followed so far.
     torn: Vec<Damage>,
     damaged: Option<Damage>,
     dates: StoryDates,
@@ -184,21 +185,21 @@ struct Story {
 }
 
 impl Story {
-    /// Forgets all that was told before.
+    /// Forgets all records so far.
     fn drop_records(&mut self) {
         let Self { identity, defined, is_superseded, .. } = *self;
         let paths = std::mem::take(&mut self.paths);
         *self = Self { identity, defined, paths, is_superseded, ..Self::default() };
     }
 
-    /// A whole record follows.
+    /// Notes that a whole record follows: torn records before it are damaged.
     fn goes_on(&mut self) {
         self.is_covered |= self.broken_make.is_some();
         self.damaged = self.damaged.or(self.torn.first().copied());
         self.torn.clear();
     }
 
-    /// A later record is not whole.
+    /// Notes a torn record. It `is_damaged` if it is known to have been acknowledged.
     fn note_broken(&mut self, header: &Header, is_damaged: bool) {
         if header.kind == RecordKind::Make {
             self.broken_make = Some(header.position);
@@ -212,7 +213,7 @@ impl Story {
     }
 }
 
-/// Makes a [`Plan`] of records that are given in the order of their positions.
+/// Makes a [`Plan`] from records in the order of their positions.
 #[derive(Debug, Default)]
 pub struct Planner {
     stories: HashMap<u64, Story>,
@@ -228,25 +229,25 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// A planner that has seen no record.
+    /// Makes a planner without records.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A planner for a log all of whose records below `finished` were acknowledged, and which has
-    /// no header left of those in `missing`.
+    /// Makes a planner for a log with losses. All records below `finished` were acknowledged, and
+    /// those in `missing` have no header left.
     pub fn with_losses(finished: u64, missing: Vec<Range<u64>>) -> Self {
         Self { finished, missing, ..Self::default() }
     }
 
-    /// This planner, of a log whose session has left this heartbeat.
+    /// Adds the last heartbeat of the log's session.
     #[must_use]
     pub fn with_heartbeat(mut self, heartbeat: Option<Heartbeat>) -> Self {
         self.dates = Dates::new(heartbeat);
         self
     }
 
-    /// Takes the next record.
+    /// Adds the next record.
     pub fn add(&mut self, header: &Header, payload: Payload<'_>) {
         let Payload::Whole(payload) = payload else {
             let is_damaged = payload == Payload::Unreadable || header.position < self.finished;
@@ -288,7 +289,7 @@ impl Planner {
         self.stories.entry(id).or_default()
     }
 
-    /// A former recovery was about to touch files. What the first one found counts.
+    /// Takes the attributes that a former recovery noted before it changed files. The first counts.
     fn begun(&mut self, mut notes: &[u8]) {
         while let Some((id, saved, rest)) = Saved::decode(notes) {
             self.story(id).begun.get_or_insert(saved);
@@ -296,8 +297,8 @@ impl Planner {
         }
     }
 
-    /// A former recovery has restored files, which may have been changed since. Their names may not
-    /// be set yet.
+    /// Drops the changes of files that a former recovery has restored: the files may have been
+    /// changed since. Their names may still have to be set.
     fn restored(&mut self, payload: &[u8]) {
         for id in payload.as_chunks().0 {
             let story = self.story(u64::from_le_bytes(*id));
@@ -355,7 +356,7 @@ impl Planner {
         story.steps.push(Step { position, operation });
     }
 
-    /// All of the file is in the record: what came before it does not count.
+    /// Takes a record of the whole file, which replaces all earlier changes.
     fn make(&mut self, header: &Header, payload: &[u8]) {
         let position = header.position;
         let Some((make, content_at)) = Make::decode(payload) else {
@@ -386,7 +387,7 @@ impl Planner {
         story.names.push((position, NameStep::of_record(&record)));
     }
 
-    /// What all the records say.
+    /// Returns the plan of all records.
     pub fn finish(self) -> Plan {
         let Self { device, names, missing, findings, dates, .. } = self;
         let mut plan = Plan { device, names, missing, findings, dates, ..Plan::default() };

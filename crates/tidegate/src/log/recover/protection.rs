@@ -1,4 +1,4 @@
-//! What a write takes from a file of this machine, and what keeps it from being written.
+//! Saves and restores the attributes of a local file that a write changes or that prevent writes.
 
 use std::fs::File;
 use std::io;
@@ -14,15 +14,15 @@ use super::saved::Saved;
 use crate::log::pool::names::Timestamp;
 
 const CAPABILITY: &str = "security.capability";
-/// More than any version of the attribute has.
+/// More than the longest version of the attribute.
 const CAPABILITY_BYTES_MAX: usize = 64;
-/// Flags of an inode that keep even root from writing to it.
+/// Flags of an inode that prevent even root from writing to it.
 const LOCKS: IFlags = IFlags::IMMUTABLE.union(IFlags::APPEND);
-/// Bits of a mode that recovery adds to write, or that a write takes away.
+/// Bits of a mode that recovery sets to write, or that a write clears.
 const CHANGED_MODE: u32 = 0o6200;
 const MODE: u32 = 0o7777;
 
-/// What the file has that recovery may change.
+/// Returns the attributes of the file that recovery may change.
 pub(super) fn saved(file: &File) -> io::Result<Saved> {
     let found = file.metadata()?;
     let time = |s, ns: i64| Timestamp { s, ns: u32::try_from(ns).unwrap_or(0) };
@@ -41,7 +41,7 @@ pub(super) fn saved(file: &File) -> io::Result<Saved> {
     })
 }
 
-/// Lets the file be opened for writing, until [`restore`].
+/// Makes the file writable, until [`restore`].
 pub(super) fn unlock(file: &File, saved: &Saved) -> io::Result<()> {
     if saved.flags != 0 {
         ioctl_setflags(file, ioctl_getflags(file)? - LOCKS)?;
@@ -51,13 +51,13 @@ pub(super) fn unlock(file: &File, saved: &Saved) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives the file back what it had. One that `is_made` has mode and capability from the log.
+/// Restores the file's attributes, except mode and capability of one that `is_made`.
 pub(super) fn restore(file: &File, saved: &Saved, is_made: bool) -> io::Result<()> {
     if !is_made {
         restore_rights(file, saved)?;
     }
     restore_times(file, saved)?;
-    // The last: such a file does not take times.
+    // The flags come last: an immutable or append-only file does not accept times.
     if saved.flags != 0 {
         ioctl_setflags(file, ioctl_getflags(file)? | IFlags::from_bits_retain(saved.flags))?;
     }
@@ -66,7 +66,7 @@ pub(super) fn restore(file: &File, saved: &Saved, is_made: bool) -> io::Result<(
 
 fn restore_rights(file: &File, saved: &Saved) -> io::Result<()> {
     let found = file.metadata()?.mode() & MODE;
-    // Another mode is not what recovery has left.
+    // Recovery leaves no other mode, so another process has set it: it stays.
     let is_ours = (found ^ saved.mode) & MODE & !CHANGED_MODE == 0;
     if is_ours && found != saved.mode {
         fchmod(file, Mode::from_raw_mode(saved.mode))?;
@@ -82,7 +82,7 @@ fn restore_times(file: &File, saved: &Saved) -> io::Result<()> {
     let timespec = |time: Timestamp| Timespec { tv_sec: time.s, tv_nsec: time.ns.into() };
     let (last_access, last_modification) = (timespec(saved.accessed), timespec(saved.modified));
     match futimens(file, &Timestamps { last_access, last_modification }) {
-        // A user who may write to another user's file may not choose its times.
+        // A user with write access to another user's file may not set its times.
         Err(Errno::PERM) => Ok(()),
         set => Ok(set?),
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Ranges of bytes that do not overlap and do not touch, in order.
+/// Ranges of bytes in order, which neither overlap nor touch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ranges(Vec<Range<u64>>);
 
@@ -20,7 +20,7 @@ impl Ranges {
         self.0.splice(from..to, [joined]);
     }
 
-    /// The parts of `range` that are in the set.
+    /// Returns the parts of `range` that are in the set.
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let from = self.0.partition_point(|it| it.end <= range.start);
         let overlapping = self.0[from..].iter().take_while(move |it| it.start < range.end);
@@ -28,7 +28,7 @@ impl Ranges {
         parts.filter(|part| !part.is_empty())
     }
 
-    /// All bytes of `range` are in the set.
+    /// Returns whether all bytes of `range` are in the set.
     pub fn contain(&self, range: Range<u64>) -> bool {
         range.is_empty() || self.within(range.clone()).eq([range])
     }

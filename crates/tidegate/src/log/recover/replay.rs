@@ -1,62 +1,61 @@
-//! From a story and what the disk has of its file to what the file must be. Pure: no file is
-//! touched.
+//! Computes the target of a file from its story and its state on the disk. Pure: changes no file.
 //!
 //! Three kinds of steps:
-//! - A write that only overwrites durable bytes, and growth that a sync has promised, are done.
-//! - A change of the size is done. It was logged only while nothing was pending in the file system,
-//!   so a commit at that moment would have made it durable, and nothing that the log does not have.
-//! - Growth that no sync has promised is done only where the disk, or an earlier step, has written
-//!   and allocated bytes within the file's size: the kernel could have written those at any time.
-//!   It ends where such growth can end: with a block, or with the write. More would need a commit
-//!   of the file system, which would have made durable names that the log does not have.
+//! - A write that only overwrites durable bytes, and growth that a sync has promised, are applied.
+//! - A change of the size is applied. It was logged only while nothing was pending in the file
+//!   system: a commit at that moment would have made it durable, and nothing that the log lacks.
+//! - Growth that no sync has promised is applied only to bytes within the file's size that the
+//!   disk, or an earlier step, has written and allocated: the kernel could have written those at
+//!   any time. It ends where such growth can end: with a block, or with the write. More would need
+//!   a commit of the file system, which would have made names durable that the log lacks.
 //!
-//! Invariant: the result of a replay over any state that an interrupted replay left is the result
-//! of the first, or that with more of the unpromised growth. For this reason the file is never made
-//! shorter than it will be: what lies behind a cut is zeroed, not cut off and written again.
+//! Invariant: a replay over any state that an interrupted replay left has the result of the first
+//! one, or that result with more of the unpromised growth. For this reason the file is never made
+//! shorter than its target: bytes behind a cut are zeroed, not cut off and written again.
 
 use super::extents::{Content, Extent, ExtentMap};
 use super::plan::{FilePlan, Operation, Plan};
 use super::ranges::Ranges;
 
-/// What the disk has of a file.
+/// The state of a file on the disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Disk {
     /// Size in bytes.
     pub size_bytes: u64,
-    /// The bytes that are in allocated extents and were written.
+    /// The bytes in allocated and written extents.
     pub written: Ranges,
-    /// Size of the blocks in which the file system allocates, in bytes, at least 1.
+    /// Block size of the file system's allocation, in bytes, at least 1.
     pub block_bytes: u64,
 }
 
 impl Disk {
-    /// A disk that has all that was ever written of a file.
+    /// Returns a disk that has every byte of a file allocated and written.
     pub(super) fn that_has_all() -> Self {
         Self { size_bytes: u64::MAX, written: Ranges::from(0..u64::MAX), block_bytes: 1 }
     }
 }
 
-/// What a file must be.
+/// The target of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Target {
     /// Size in bytes.
     pub size_bytes: u64,
-    /// What its bytes must be, in order; all others are as the disk has them, or a hole.
+    /// The contents to set, in order. All other bytes are as on the disk, or a hole.
     pub extents: Vec<Extent>,
 }
 
-/// A replay in the middle.
+/// A replay in progress.
 struct Replay {
     disk_bytes: u64,
     size_bytes: u64,
-    /// The size that the file may have without one more commit of its file system.
+    /// The size that the file may have without another commit of its file system.
     free_bytes: u64,
     written: Ranges,
     block_bytes: u64,
     extents: ExtentMap,
 }
 
-/// What the file must be after all its steps.
+/// Computes the target of the file after all its steps.
 pub fn replay(file: &FilePlan, disk: &Disk) -> Target {
     let size_bytes = disk.size_bytes;
     let (written, extents) = (disk.written.clone(), ExtentMap::default());
@@ -81,7 +80,7 @@ pub fn replay(file: &FilePlan, disk: &Disk) -> Target {
 }
 
 impl FilePlan {
-    /// Bytes of the log that the file needs at most.
+    /// Returns the largest number of bytes that the file needs from the log.
     pub fn data_bytes(&self) -> u64 {
         let target = replay(self, &Disk::that_has_all());
         let from_log = target.extents.iter().filter(|it| matches!(it.content, Content::Log(_)));
@@ -90,13 +89,13 @@ impl FilePlan {
 }
 
 impl Plan {
-    /// Bytes of the log that the files need at most.
+    /// Returns the largest number of bytes that the files need from the log.
     pub fn data_bytes(&self) -> u64 {
         self.files.iter().map(FilePlan::data_bytes).sum()
     }
 }
 
-/// For each step the largest size that a step from there on sets, 0 if none does.
+/// Returns for each step the largest size that it or a later step sets, 0 if none does.
 fn sizes_to_come(file: &FilePlan) -> Vec<u64> {
     let mut largest = 0;
     let backwards = file.steps.iter().rev().map(|step| {
@@ -116,16 +115,16 @@ impl Replay {
             self.extents.cut(size_bytes);
             let (start, end) = (size_bytes, self.disk_bytes);
             self.extents.insert(Extent { start, end, content: Content::Zero });
-            // Growth before the cut allows none behind it: the cut may be durable.
+            // Growth before the cut permits no growth behind it: the cut may be durable.
             self.free_bytes = self.disk_bytes;
         }
         self.size_bytes = size_bytes;
         self.free_bytes = self.free_bytes.max(size_bytes);
     }
 
-    /// How long unpromised growth to `end` may make the file. The kernel makes a file grow to the
-    /// end of a write, or of a block of it. Where the disk's size is neither, it is that of before
-    /// a cut, and no file of that size has bytes that were written since.
+    /// Returns the largest size after unpromised growth to `end`. The kernel extends a file to the
+    /// end of a write, or of a block in it. A disk's size that is neither dates from before a cut,
+    /// and no file of that size has bytes that were written since.
     fn growth_end(&self, end: u64) -> u64 {
         let allowed = self.free_bytes.min(end);
         let is_inside = allowed == end || allowed <= self.size_bytes;
@@ -135,17 +134,17 @@ impl Replay {
 
     fn write(&mut self, extent: Extent, is_promised: bool, size_to_come: u64) {
         if is_promised {
-            // The file system allocates whole blocks, whose rest later writes overwrite.
+            // The file system allocates whole blocks: later writes overwrite the rest of a block.
             let start = extent.start - extent.start % self.block_bytes;
             self.written.insert(start..extent.end.next_multiple_of(self.block_bytes));
             self.free_bytes = self.free_bytes.max(extent.end);
         }
         let allowed = self.growth_end(extent.end);
         if allowed < self.free_bytes.min(extent.end) {
-            // Growth that ends behind this one would show a page without the rest of this write.
+            // Growth that ends behind this one would expose a page without the rest of this write.
             self.free_bytes = allowed;
         }
-        // A later size shows the rest of a page, which the kernel writes whole or not at all.
+        // A later size exposes the rest of a page, which the kernel writes whole or not at all.
         let end = extent.end.min(allowed.max(size_to_come));
         for part in self.written.within(extent.start..end.max(extent.start)) {
             self.size_bytes = self.size_bytes.max(part.end);

@@ -1,20 +1,20 @@
-//! What recovery takes from a file when it writes to it, and gives back: noted in the log before.
+//! The attributes that recovery changes in a file and restores. The log has them before.
 //!
-//! A write sets times and takes away capabilities and set-user-ID; a file that nobody may write to
-//! is made writable first. A recovery that was interrupted in between finds the note, and does not
-//! take what is left of the file for what it had.
+//! A write sets times and clears capabilities and set-user-ID. A file without write permission is
+//! made writable first. After an interruption the next recovery restores the attributes from the
+//! note, not from the changed file.
 
 use crate::log::pool::names::Timestamp;
 
-/// Bytes of a file's note before those of its capability.
+/// Bytes of a file's note before its capability.
 const FIXED_BYTES: usize = 42;
 
-/// What a file has beside names and content, as far as recovery changes it.
+/// The attributes of a file that recovery may change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Saved {
     /// Permission bits, with set-user-ID and the like.
     pub mode: u32,
-    /// The flags of the inode that keep it from being written: immutable, append-only.
+    /// The inode's flags that prevent writes: immutable, append-only.
     pub flags: u32,
     /// Last access.
     pub accessed: Timestamp,
@@ -25,14 +25,14 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// Not even the owner may write to the file as it is.
+    /// Returns whether even the file's owner may not write to it.
     pub(super) fn is_locked(&self) -> bool {
         self.flags != 0 || self.mode & 0o200 == 0
     }
 
-    /// Takes the time of a logged change for that of the last modification, where the disk has an
-    /// older state of the file, changed last at `disk_changed_ns`. A later state has the time that
-    /// a program gave it since.
+    /// Sets the last modification to the time of a logged change, if the disk has an older state of
+    /// the file, last changed at `disk_changed_ns`. A later state has the time that a program gave
+    /// it since.
     pub(super) fn modified_at(mut self, logged_ns: u64, disk_changed_ns: i128) -> Self {
         if disk_changed_ns < logged_ns.into() {
             self.modified = self.modified.max(Timestamp::of_ns(logged_ns));
@@ -54,7 +54,7 @@ impl Saved {
         note.extend(&self.capability[..usize::from(capability_bytes)]);
     }
 
-    /// The first note of `notes`, with its file's id, and what follows.
+    /// Decodes the first note of `notes`. Also returns its file's id and the rest of `notes`.
     pub(super) fn decode(notes: &[u8]) -> Option<(u64, Self, &[u8])> {
         let (fixed, rest) = notes.split_at_checked(FIXED_BYTES)?;
         let u32_at = |at: usize| Some(u32::from_le_bytes(fixed.get(at..at + 4)?.try_into().ok()?));

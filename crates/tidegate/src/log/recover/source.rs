@@ -1,4 +1,4 @@
-//! Where a plan's records and data come from: the pool.
+//! The source of a plan's records and data: the pool.
 
 use std::io;
 
@@ -12,21 +12,21 @@ use crate::log::layout::{DefinitionBytes, HANDLE_BYTES_MAX, PATH_BYTES_MAX};
 use crate::log::pool::names::HEAD_BYTES_MAX;
 use crate::log::{Header, LogError, LogPool, NO_BOOT, RecordKind, Scanner};
 
-/// The most of a payload that a plan needs: of a file that can be made again.
+/// The longest part of a payload that a plan needs, in bytes: of a file that can be created again.
 const PLANNED_BYTES_MAX: usize = HEAD_BYTES_MAX;
 const _: () = {
     let definition = size_of::<DefinitionBytes>() + HANDLE_BYTES_MAX + PATH_BYTES_MAX;
     assert!(definition <= PLANNED_BYTES_MAX);
 };
-/// Records whose payloads are checked in one go.
+/// Records per unit of work of a thread that checks payloads.
 const CHUNK: usize = 1024;
-/// Threads that check payloads at most.
+/// The most threads that check payloads.
 const CHECKERS_MOST: usize = 8;
 
-/// What a recovery did.
+/// Result of a recovery.
 #[derive(Debug)]
 pub struct Recovered {
-    /// What became of the files.
+    /// Result of applying the plan.
     pub outcome: Outcome,
     /// Bytes of the log that could not be read.
     pub unreadable_bytes: u64,
@@ -47,18 +47,17 @@ impl Notes for LogPool {
     }
 }
 
-/// Replays what a pool has into `files`; none, where there was nothing to do. Nobody else uses the
-/// pool.
+/// Applies a pool's records to `files`, or returns `None` if there are none. No process may use the
+/// pool meanwhile.
 ///
-/// Which files recovery is about to change is noted before the first one is touched, so that the
-/// next recovery, should this one be interrupted, does not take that for changes of others. Where
-/// there is no space for this note, or where the boot says nothing of changes, the pool's session
-/// becomes [`NO_BOOT`].
+/// Before recovery changes the first file, it notes which files it is about to change. So the next
+/// recovery does not take changes of an interrupted one for changes from outside. If the log has no
+/// space for the note, or the time of the boot is unknown, the pool's session becomes [`NO_BOOT`].
 ///
-/// Only if the outcome is complete may the log's tail move.
+/// The log's tail may move only if the outcome is complete.
 ///
 /// # Errors
-/// [`LogError::Pmem`]; [`LogError::OfDevice`]: the records are not those of files.
+/// [`LogError::Pmem`]; [`LogError::OfDevice`]: the log belongs to a device.
 pub fn recover_pool<F: FileSystem>(
     pool: &LogPool,
     files: &F,
@@ -79,11 +78,11 @@ pub fn recover_pool<F: FileSystem>(
     Ok(Some(Recovered { outcome, unreadable_bytes }))
 }
 
-/// The plan of all records in a pool; also how many bytes of the log could not be read that may
-/// have been records.
+/// Returns the plan of all records in a pool, and the number of unreadable bytes of the log that
+/// may have been records.
 ///
-/// Where a record ends is said by its header alone. So all headers are found first, then several
-/// threads look whether the payloads are whole.
+/// The header alone tells where a record ends. So all headers are found first, then several threads
+/// check the payloads.
 ///
 /// # Errors
 /// [`LogError::Pmem`].
@@ -91,7 +90,7 @@ pub fn plan_pool(pool: &LogPool) -> Result<(Plan, u64), LogError> {
     let mut scanner = Scanner::of_finished(pool, pool.tail()?, pool.limit()?);
     let headers: Vec<_> = scanner.by_ref().collect();
     let chunks: Vec<_> = headers.chunks(CHUNK).collect();
-    // To ask for the number of CPUs takes longer than a short log.
+    // Reading the number of CPUs takes longer than checking a short log.
     let checkers = match chunks.len() {
         0 | 1 => 1,
         _ => std::thread::available_parallelism().map_or(1, usize::from).min(CHECKERS_MOST),
@@ -109,7 +108,7 @@ pub fn plan_pool(pool: &LogPool) -> Result<(Plan, u64), LogError> {
     Ok((planner.finish(), scanner.unreadable_bytes()))
 }
 
-/// The payload as a plan needs it; `is_whole` is none where the memory failed.
+/// Reads the part of the payload that a plan needs. `is_whole` is `None` if the memory failed.
 fn payload_of<'a>(
     pool: &LogPool,
     header: &Header,
@@ -125,7 +124,7 @@ fn payload_of<'a>(
     let payload_bytes = header.payload_bytes as usize;
     let planned_bytes = match header.kind {
         RecordKind::Make => payload_bytes.min(PLANNED_BYTES_MAX),
-        // What is too long makes no sense: it stays empty, and is then ignored as such.
+        // A payload that is too long is invalid: it is passed on empty, and then ignored.
         RecordKind::Define
         | RecordKind::Name
         | RecordKind::Decided

@@ -1,28 +1,28 @@
-//! Dirty pages on their way to the disk, ahead of the sync that makes them durable.
+//! Writes dirty pages back to the disk ahead of the sync that makes them durable.
 #![allow(unsafe_code, reason = "no safe crate has sync_file_range")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Starts to write the dirty pages of `len` bytes at `offset` of `file` to its disk, and does not
-/// wait for them. A failure is told to the next sync.
+/// Starts to write back the dirty pages of `len` bytes at `offset` of `file`, without waiting. The
+/// next sync reports a failure.
 ///
 /// # Errors
-/// The file system cannot do that.
+/// The file system does not support it.
 pub fn start_writing(file: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
     sync_range(file, offset, len, libc::SYNC_FILE_RANGE_WRITE)
 }
 
-/// Has the disk take the dirty pages of `len` bytes at `offset` of `file`, and waits for that; they
-/// are not durable by it.
+/// Writes back the dirty pages of `len` bytes at `offset` of `file`, and waits until the disk has
+/// them. They are not durable yet.
 ///
-/// Sooner than one that starts to write and waits later: of a disk that others read from, the
-/// kernel gives writers that do not wait a small part of the queue.
+/// This is faster than starting now and waiting later: while other processes read from a disk, the
+/// kernel gives writers that do not wait a small share of the queue.
 ///
 /// # Errors
-/// A write failed: no later call will say so once more.
+/// A write failed. No later call reports it again.
 pub fn finish_writing(file: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
-    // The kernel takes all three together for a write that a caller waits for.
+    // With all three flags the kernel handles the writes as writes with a waiting caller.
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
@@ -34,7 +34,7 @@ fn sync_range(file: impl AsFd, offset: u64, len: u64, flags: libc::c_uint) -> io
     let offset = libc::off64_t::try_from(offset).map_err(out_of_range)?;
     let len = libc::off64_t::try_from(len).map_err(out_of_range)?;
     let file = file.as_fd().as_raw_fd();
-    // SAFETY: a system call on an open descriptor.
+    // SAFETY: `file` is an open descriptor, and the call accesses no memory of this process.
     let outcome = unsafe { libc::sync_file_range(file, offset, len, flags) };
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
