@@ -5,7 +5,7 @@
 //!    covers it.
 //! 2. A file is covered only if an overwrite changes nothing but its bytes and times. The log
 //!    answers an `fdatasync` after overwrites because the kernel would commit nothing for it.
-//! 3. A file leaves by a real sync, then the end of its story: no recovery overwrites newer bytes.
+//! 3. A file leaves by a real sync, then the end of its story: recovery overwrites no newer bytes.
 //!
 //! Entry points: [`decide_admission`], [`is_overwritten_in_place`], [`decide_begin`];
 //! [`decide_leave`], [`leaves_unrecorded`].

@@ -48,8 +48,8 @@ pub enum Cause {
     FileSystem,
     /// The file's path is excluded.
     Excluded,
-    /// The file is written by descriptors with `O_SYNC` or `O_DSYNC` that leave syncs to the
-    /// kernel.
+    /// The file is written by descriptors with `O_SYNC` or `O_DSYNC` in ways that leave each sync
+    /// to the kernel.
     Synchronous,
     /// The process mounts a file system whose files lie in other file systems.
     StackedMount,

@@ -81,7 +81,6 @@ pub struct FileFacts {
 
 /// Returns whether a record has all of a file's attributes: `attributes` from `statx`, and extended
 /// `flags`, project and extent sizes from `FS_IOC_FSGETXATTR`.
-/// `FS_IOC_FSGETXATTR`.
 pub fn fit_record(attributes: u64, flags: u32, others: [u32; 3]) -> bool {
     attributes & SPECIAL == 0 && flags & !HAS_ATTRIBUTES == 0 && others == [0; 3]
 }

@@ -88,7 +88,7 @@ pub enum SyncAction {
     Leave(Counter),
     /// The log answers, and promises nothing new.
     Nothing,
-    /// The log answers an `fdatasync` that may leave the kernel's journal as it is. A recorded
+    /// The log answers an `fdatasync` that the kernel may answer without a commit. A recorded
     /// change of names still waits for the next `fsync`.
     NothingYet,
     /// The log answers, and a mark promises all of the file.

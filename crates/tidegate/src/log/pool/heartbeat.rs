@@ -21,7 +21,7 @@ use crate::log::pool::record::RecordKind;
 use crate::pmem::PmemError;
 use crate::tier::clock;
 
-/// The apparent set-back of a clock that was not set: a tick of the coarse clock.
+/// The largest apparent set-back of a clock that was not set: a tick of the coarse clock.
 pub(in crate::log) const TICK_NS: u64 = 20_000_000;
 
 /// The knowledge of the log's session at one time.

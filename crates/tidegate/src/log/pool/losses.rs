@@ -182,7 +182,7 @@ mod tests {
         Header { position, file: 1, finished, ..Header::of(RecordKind::Write) }
     }
 
-    /// First and last positions of what is missing.
+    /// Returns start and end of each missing range.
     fn missing(losses: &Losses) -> Vec<(u64, u64)> {
         losses.missing().map(|it| (it.start, it.end)).collect()
     }

@@ -78,7 +78,8 @@ pub trait FileSystem: Sync {
         Ok(())
     }
 
-    /// Restores the attributes of an open file, except mode and capability of one that `is_made`.
+    /// Restores the attributes of an open file. If it `is_made` it keeps mode and capability from
+    /// the log.
     ///
     /// # Errors
     /// The system's error.
@@ -141,7 +142,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// Returns the attempt, for messages.
+    /// Describes the attempt, for messages.
     pub(super) fn doing(self) -> &'static str {
         match self {
             Self::Read => "open the file",
@@ -172,7 +173,7 @@ pub struct ApplyOptions {
     /// were changed since then are refused. `None`: the machine was not restarted, or the time is
     /// unknown.
     pub booted_ns: Option<i128>,
-    /// Skip damage, and files that were changed since the boot, with a [`Finding`].
+    /// Report damage, and files that were changed since the boot, as [`Finding`]s, and go on.
     pub salvage: bool,
 }
 
@@ -412,7 +413,7 @@ impl<F: FileSystem> Context<'_, F> {
         }
         let reserved = decided.map_or(Ok(()), |decided| self.reserve(plan, decided, outcome));
         let restored = self.restore_all(&due, &mut left, outcome);
-        // With a file left, a name could move from a whole file to one that is not restored.
+        // If a file is left, setting names could replace a whole file by an unrestored one.
         let are_ready = !left.iter().any(|identity| plan.names().files.contains_key(identity));
         let named = match (reserved, decided) {
             (Ok(()), Some(decided)) if are_ready => set_names(decided, outcome),
@@ -455,7 +456,7 @@ impl<F: FileSystem> Context<'_, F> {
         synced.map_err(|(doing, error)| Failure::io(file, doing, error))
     }
 
-    /// Sets the attributes of a file that the log has a whole record of.
+    /// Sets the attributes of a file, if the log has a record of the whole file.
     fn set_made(&self, file: &FilePlan, opened: &F::File, with_times: bool) -> Attempt {
         let Some((made, system)) = file.made.as_ref().zip(self.files.names()) else {
             return Ok(());

@@ -1,13 +1,13 @@
 //! Detects changes of a file from outside, by its modification time and the log's heartbeats.
 //!
-//! A record has the time when it was made, before the kernel did its operation. A heartbeat tells
-//! the operations that were done by its time. Both use the clock of file timestamps, and the kernel
-//! never sets a timestamp later than that clock. So the session leaves no timestamp in a file later
-//! than the first moment when the file's last operation is known to be done. If the log has no such
-//! moment, the session ended before the next heartbeat was due: none of its timestamps is later. If
-//! the record of a sync has the file's timestamp, and nothing changed the file since, the session
-//! left that timestamp or an earlier one. In a record of a whole file it is the ctime, which no
-//! program can set back.
+//! A record has the time when it was made, before the kernel did its operation. A heartbeat has the
+//! position below which all operations were done by its time. Both use the clock of file
+//! timestamps, and the kernel never sets a timestamp later than that clock. So the session leaves
+//! no timestamp in a file later than the first moment when the file's last operation is known to be
+//! done. If the log has no such moment, the session ended before the next heartbeat was due: none
+//! of its timestamps is later. If the record of a sync has the file's timestamp, and nothing
+//! changed the file since, the session left that timestamp or an earlier one. In a record of a
+//! whole file it is the ctime, which no program can set back.
 //!
 //! Invariants:
 //! 1. A timestamp that the session may have left is never taken for a change from outside. If the

@@ -183,7 +183,7 @@ impl<S: Ord + Clone, F: Ord + Clone> NameStories<S, F> {
         (self.made.contains_key(file) && disk.is_unseen(file)).then_some(Source::Log)
     }
 
-    /// Drops changes that would take the last name of a file that ends the log with a name.
+    /// Drops changes that would take a file's last name, if the log leaves the file a name.
     fn keep_names(&self, disk: &impl DiskNames<S, F>, names: &mut BTreeMap<S, Option<F>>) {
         let lasting: BTreeSet<&F> =
             self.names.values().filter_map(|name| name.last.as_ref()).collect();
@@ -210,8 +210,8 @@ impl<S: Ord + Clone, F: Ord + Clone> NameStories<S, F> {
         self.names.len() + self.made.len()
     }
 
-    /// Encodes decisions as bits: one per name, in order, that it changes, and one per file that
-    /// the log can create, that it is created.
+    /// Encodes decisions as bits: for each name, in order, whether it changes, then for each file
+    /// that the log can create, whether it is created.
     pub fn to_bits(&self, decisions: &Decisions<S, F>) -> Vec<bool> {
         let names = self.names.keys().map(|at| decisions.names.contains_key(at));
         let made = self.made.keys();
@@ -265,7 +265,7 @@ mod tests {
         }
     }
 
-    /// File 1 is made at `tmp` and renamed to `new`, over file 2.
+    /// Makes file 1 at `tmp` and renames it to `new`, over file 2.
     fn replaced() -> Stories {
         let mut stories = Stories::default();
         stories.add(&1, NameFact::Made("tmp"), 1);

@@ -101,7 +101,7 @@ mod tests {
         Extent { start, end: start + bytes, content: Content::Log(position) }
     }
 
-    /// What is written where, and in how many batches.
+    /// Returns the writes with their offsets, and the number of batches.
     fn gathered(extents: &[Extent]) -> (Vec<(u64, Vec<u8>)>, usize) {
         let (mut written, mut batches) = (Vec::new(), 0);
         let read = |position: u64, buf: &mut [u8]| {

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! 1. A story counts only if a definition in it is covered. A definition that starts a story drops
-//!    the records before it, as an end does. A story under another id of the same file supersedes
-//!    it.
+//!    the records before it, as an end does. A story under a newer id of the same file
+//!    supersedes it.
 //! 2. Records of one file are appended under its lock, one after the other, each durable before the
 //!    next one begins. So a torn record was acknowledged, and is damaged, if a later whole record
 //!    of its story follows, or if a later record has a finished position above it. Any other torn

@@ -51,7 +51,7 @@ pub(super) fn unlock(file: &File, saved: &Saved) -> io::Result<()> {
     Ok(())
 }
 
-/// Restores the file's attributes, except mode and capability of one that `is_made`.
+/// Restores the file's attributes. A file that `is_made` keeps mode and capability from the log.
 pub(super) fn restore(file: &File, saved: &Saved, is_made: bool) -> io::Result<()> {
     if !is_made {
         restore_rights(file, saved)?;

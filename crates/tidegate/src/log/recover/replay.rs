@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(grown(&[write(0, 30, 1000, true)]), short);
         let both = target(64, &[log(0, 30, 1000), log(30, 64, 2000)]);
         assert_eq!(grown(&[write(0, 30, 1000, true), write(30, 90, 2000, true)]), both);
-        // The kernel's page had the rest of the first write when the second one came.
+        // The kernel's page had the rest of the first write when the second one was made.
         let steps = [write(0, 120, 1000, true), write(80, 10, 2000, true)];
         assert_eq!(grown(&steps), target(64, &[log(0, 64, 1000)]));
     }

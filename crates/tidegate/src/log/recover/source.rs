@@ -47,8 +47,8 @@ impl Notes for LogPool {
     }
 }
 
-/// Applies a pool's records to `files`, or returns `None` if there are none. No process may use the
-/// pool meanwhile.
+/// Applies a pool's records to `files`. Returns `None` if there was nothing to do. No other process
+/// may use the pool meanwhile.
 ///
 /// Before recovery changes the first file, it notes which files it is about to change. So the next
 /// recovery does not take changes of an interrupted one for changes from outside. If the log has no

@@ -1,7 +1,8 @@
-//! Histories of a session, its clock and processes outside: no time that the session has left is
-//! taken for one from outside, and one from outside is noticed once the clock of files moves on.
-//! Where a record has the file's time, any later one is noticed: the kernel of these histories
-//! gives a file whose time was asked for a later one at the next change, as Linux does since 6.13.
+//! Histories of a session, its clock and processes outside. No timestamp of the session may be
+//! taken for one from outside, and one from outside must be noticed once the clock of file
+//! timestamps has moved on. If a record has the file's timestamp, any later one must be noticed:
+//! like Linux since 6.13, the kernel here gives a file whose timestamp was read a later one at its
+//! next change.
 
 use zerocopy::IntoBytes;
 
@@ -12,25 +13,24 @@ use crate::log::{
 };
 
 const MS: u64 = 1_000_000;
-/// The clock of files goes on so often.
+/// Tick of the clock of file timestamps.
 const TICK_NS: u64 = 4 * MS;
-/// How often the heart beats while something is not known to be done.
+/// Interval of heartbeats while an operation is not known to be done.
 const BEAT_NS: u64 = 100 * MS;
 const FILES: usize = 3;
 const EPOCH_NS: u64 = 1_700_000_000_000_000_000;
 
-/// A mistake in what the session does.
+/// A mistake of the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mistake {
     None,
-    /// The heart takes all that is in the log for done.
+    /// A heartbeat takes all records for done.
     AllDone,
-    /// It looks at the clock long before it looks at the slots.
+    /// A heartbeat reads the clock long before the slots.
     ClockFirst,
-    /// A clock that is set back is not noticed.
+    /// The session does not notice that the clock is set back.
     StepsUnseen,
-    /// The kernel makes a change that no record says, as the supervisor does when it writes once
-    /// more.
+    /// The kernel makes a change without a record, as when the supervisor writes again.
     Unannounced,
 }
 
@@ -47,20 +47,20 @@ impl Random {
 
 #[derive(Default)]
 struct File {
-    /// The record of an operation that the kernel has not done.
+    /// Position of the record of an operation that the kernel has not done.
     in_the_middle: Option<u64>,
-    /// Times that the session has given it.
+    /// Timestamps that the session has given the file.
     own: Vec<u64>,
-    /// Its time now, given by the session or from outside.
+    /// The current timestamp, from the session or from outside.
     time: u64,
-    /// The last change of the file itself; its own time may have been set back since.
+    /// The last change of the file itself. The program may have set `time` back since.
     ctime: u64,
-    /// A process has asked for the time since.
+    /// A process has read the timestamp since the last change.
     is_asked: bool,
-    /// From when on a change from outside must be noticed, and whether a record has the file's
-    /// time; none since the last own operation.
+    /// The time from which on a change from outside must be noticed, and whether a record has the
+    /// file's timestamp. `None` since the session's last operation.
     confirmed: Option<(u64, bool)>,
-    /// When a process outside has changed it last, and the time that it got.
+    /// Time of the last change from outside, and the file's timestamp from it.
     outside: Option<(u64, u64)>,
 }
 
@@ -75,15 +75,15 @@ struct Session {
     mistake: Mistake,
     planner: Planner,
     position: u64,
-    /// Nanoseconds since the session began, which no clock shows.
+    /// Nanoseconds since the session began. No clock shows them.
     now_ns: u64,
     wall_ahead_ns: u64,
     most_ahead_ns: u64,
     beat: Heartbeat,
     beaten_ns: u64,
-    /// The latest time that the kernel has given a file.
+    /// The latest timestamp that the kernel has given a file.
     given_ns: u64,
-    /// When the last record was made, or the heart has beaten last.
+    /// Time of the last record or heartbeat.
     last_word_ns: u64,
     is_supervised: bool,
     files: Vec<File>,
@@ -122,7 +122,7 @@ impl Session {
         self.now_ns - self.now_ns % TICK_NS + self.wall_ahead_ns
     }
 
-    /// The kernel changes a file: the time that it gives.
+    /// Changes a file as the kernel does. Returns the new timestamp.
     fn touch(&mut self, number: usize) -> u64 {
         let (coarse_ns, fine_ns) = (self.tick_ns().max(self.given_ns), self.wall_ns());
         let file = &mut self.files[number];
@@ -165,7 +165,7 @@ impl Session {
         }
     }
 
-    /// Lets time pass; the heart beats meanwhile.
+    /// Lets time pass, with heartbeats.
     fn pass(&mut self, ns: u64) {
         let until_ns = self.now_ns + ns;
         let is_beating = |it: &Self| it.is_supervised && it.beat.done <= it.position;
@@ -190,7 +190,7 @@ impl Session {
         self.beat = Heartbeat { wall_ns, done, set_back_ns, recovery_ns: 0 };
     }
 
-    /// The kernel does an operation of the session.
+    /// Does an operation of the session, as the kernel does.
     fn change(&mut self, number: usize) {
         let time = self.touch(number);
         let file = &mut self.files[number];
@@ -209,7 +209,7 @@ impl Session {
                 self.files[number].in_the_middle = Some(position);
                 self.files[number].confirmed = None;
                 if !self.is_supervised {
-                    // Nothing but a heartbeat tells of one that takes longer.
+                    // Only a heartbeat bounds a longer operation.
                     let ns = self.random.below(LATE_NS - 2 * TICK_NS);
                     self.now_ns += ns;
                     self.change(number);
@@ -217,7 +217,7 @@ impl Session {
             }
             4..9 if !is_in_the_middle => {
                 self.put(RecordKind::Mark, number, Vec::new());
-                // A sync soon after another one does not ask for the time.
+                // A sync soon after another one does not read the timestamp.
                 let asks = self.random.below(2) == 0;
                 let time = self.files[number].time;
                 self.confirm(number, asks.then_some(time));
@@ -240,7 +240,7 @@ impl Session {
         }
     }
 
-    /// The last record says that all is done, and the time of the file where it was asked for.
+    /// Marks all operations done by the last record, which has the file's `time` if it was read.
     fn confirm(&mut self, number: usize, time: Option<u64>) {
         let (at_ns, file) = (self.now_ns, &mut self.files[number]);
         file.confirmed = if let (Some(time), Some((header, _))) = (time, self.headers.last_mut()) {
@@ -248,13 +248,13 @@ impl Session {
             file.is_asked = true;
             Some((at_ns + 1, true))
         } else {
-            // What an earlier record says of the time still holds.
+            // The timestamp in an earlier record still holds.
             let has_time = |confirmed: &(u64, bool)| confirmed.1;
             file.confirmed.filter(has_time).or(Some((at_ns + TICK_NS, false)))
         };
     }
 
-    /// A record has all of the file, whose time the program may have set back.
+    /// Records the whole file. The program may have set its timestamp back.
     fn make(&mut self, number: usize) {
         if self.random.below(2) == 0 {
             self.touch(number);
@@ -278,8 +278,8 @@ impl Session {
         self.confirm(number, Some(ctime));
     }
 
-    /// Sets the clock while the supervisor lives and nothing is in the middle. The heart beats
-    /// before the next operation: the bound of one that comes first is that of the former clock.
+    /// Sets the clock while the supervisor lives and no operation is in progress. A heartbeat comes
+    /// before the next operation: before it the bound would be that of the former clock.
     fn set_clock(&mut self) {
         let is_quiet = self.files.iter().all(|file| file.in_the_middle.is_none());
         if !self.is_supervised || !is_quiet || self.random.below(4) > 0 {
@@ -293,7 +293,7 @@ impl Session {
         self.beat();
     }
 
-    /// Dies after some time without a word; what is in the middle may be done then.
+    /// Ends the session without a last record. The kernel may complete operations in progress.
     fn die(&mut self) {
         let ns = self.random.below(BEAT_NS);
         self.pass(ns);
@@ -302,7 +302,7 @@ impl Session {
                 self.change(number);
             }
         }
-        // Processes outside go on.
+        // Processes outside continue.
         for number in 0..FILES {
             let ns = self.random.below(3000 * MS);
             self.now_ns += ns;
@@ -312,7 +312,7 @@ impl Session {
         }
     }
 
-    /// What is wrong with what recovery makes of the times.
+    /// Returns the fault of recovery's judgment about timestamps, if there is one.
     fn judge(mut self) -> Option<String> {
         let mut planner = std::mem::take(&mut self.planner).with_heartbeat(Some(self.beat));
         for (header, payload) in &self.headers {
@@ -346,7 +346,7 @@ impl Session {
     }
 }
 
-/// Plays a history: what is wrong with its end.
+/// Plays a history. Returns its fault, if there is one.
 fn played(seed: u64, mistake: Mistake) -> Option<String> {
     let mut session = Session::new(seed, mistake);
     for _ in 0..=session.random.below(60) {
@@ -375,7 +375,7 @@ fn each_mistake_of_the_session_is_noticed() {
     }
 }
 
-/// A log of one file: its last record, made then, is of this kind.
+/// Plans one file whose last record is of this kind and time. Returns its bound on timestamps.
 fn until(kind: RecordKind, wall_ns: u64, beat: Option<Heartbeat>) -> Option<u64> {
     let mut session = Session::new(1, Mistake::None);
     session.put(RecordKind::Write, 0, Vec::new());
@@ -399,7 +399,7 @@ fn a_story_whose_last_record_has_no_date_says_nothing_of_times() {
     assert_eq!(until(RecordKind::Write, later_ns, Some(beat)), Some(later_ns + MS));
 }
 
-/// A log of one file: its records are a write and these, each with its `aux`.
+/// Plans one file with a write and these records, each with its `aux`.
 fn planned(records: &[(RecordKind, u64)], beat: Heartbeat) -> FilePlan {
     let mut session = Session::new(1, Mistake::None);
     session.put(RecordKind::Write, 0, Vec::new());
@@ -428,7 +428,7 @@ fn the_time_that_a_sync_saw_is_the_last_one_of_the_session() {
     assert_eq!(of(&[(Mark, shown_ns)], beat), (shown_ns, shown_ns));
     assert_eq!(of(&[(Mark, 0)], beat), (tick(1), EPOCH_NS), "it did not ask");
     assert_eq!(of(&[(Mark, shown_ns), (Mark, 0)], beat), (shown_ns, shown_ns));
-    // What was written since may have another time, which no sync has promised.
+    // Bytes written since may have another timestamp, which no sync has promised.
     let written = [(Mark, shown_ns), (Write, 0)];
     assert_eq!(of(&written, beat), (tick(2) + LATE_NS, shown_ns));
     assert_eq!(of(&[(Write, 0)], beat), (tick(1) + LATE_NS, 0));

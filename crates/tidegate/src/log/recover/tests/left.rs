@@ -1,5 +1,6 @@
-//! Files that cannot be recovered now, on files of this machine: all others are, none is restored
-//! twice, and what recovery takes from a file it gives back, wherever it is interrupted.
+//! Files of this machine that cannot be recovered now. All other files are recovered, no file is
+//! restored twice, and recovery restores the attributes that it changes, wherever it is
+//! interrupted.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,13 +20,13 @@ use crate::log::recover::{
 };
 use crate::log::{LogPool, RecordKind};
 
-/// `cap_net_bind_service`, as `setcap` sets it.
+/// The capability `cap_net_bind_service`, as `setcap` sets it.
 const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 4, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 const BEFORE: &str = "........";
 const AFTER: &str = "LOGGED..";
 const CHANGED: &str = "changed.";
 
-/// What keeps a file from being restored.
+/// The fault that keeps a file from being restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
@@ -57,7 +58,7 @@ fn fault() -> impl Strategy<Value = Fault> {
 #[derive(Debug, Clone)]
 struct Run {
     faults: Vec<Fault>,
-    /// Calls until the power is lost; none: it is not.
+    /// Calls until the power is lost, if it is.
     calls: Option<usize>,
 }
 
@@ -66,7 +67,7 @@ fn run(files: usize) -> impl Strategy<Value = Run> {
         .prop_map(|(faults, calls)| Run { faults, calls })
 }
 
-/// The files and the pool of a machine on which calls fail.
+/// The files and the pool of a machine with faults.
 struct Faulty<'a> {
     files: LocalFiles,
     pool: &'a LogPool,
@@ -83,7 +84,7 @@ impl Faulty<'_> {
         call()
     }
 
-    /// The power is lost.
+    /// Returns whether the power is lost.
     fn is_off(&self) -> bool {
         self.calls_left.load(Ordering::Relaxed) == 0
     }
@@ -144,7 +145,7 @@ impl FileSystem for Faulty<'_> {
 
     fn write(&self, file: &File, offset: u64, data: &[u8]) -> io::Result<()> {
         if let Fault::Write(errno) = self.fault_of(file) {
-            // A part of it may be there.
+            // A part of the data may be written.
             self.call(|| file.write_all_at(&data[..data.len() / 2], offset))?;
             return Self::fail(errno);
         }
@@ -179,7 +180,7 @@ fn name(number: usize) -> String {
     format!("file{number}")
 }
 
-/// What a file has beside its content: mode, capability, time of the last modification.
+/// Returns mode, capability and modification time of a file.
 fn attributes(file: &File) -> (u32, Vec<u8>, SystemTime) {
     let metadata = file.metadata().unwrap();
     let mut capability = [0; 64];
@@ -193,7 +194,7 @@ fn recover(bed: &Bed, run: &Run, inodes: &[u64]) -> (Outcome, bool) {
     let calls_left = AtomicUsize::new(run.calls.unwrap_or(usize::MAX));
     let faulty = Faulty { files, pool: &pool, run, inodes, calls_left };
     let (plan, unreadable_bytes) = plan_pool(&pool).unwrap();
-    // One after the other: what a run does hangs on its seed alone.
+    // One worker, so that a run depends on its seed alone.
     let options = ApplyOptions { workers: 1, booted_ns: Some(i128::MAX), ..OPTIONS };
     let begin = &mut || faulty.call(|| Ok(()));
     let noting = (&pool as _, Some(&faulty as _));
@@ -220,7 +221,7 @@ proptest! {
             let file = File::options().write(true).open(bed.path(&name)).unwrap();
             fs::set_permissions(bed.path(&name), fs::Permissions::from_mode(*mode)).unwrap();
             if with_capability[number] {
-                // Only root may.
+                // Only root may set it.
                 let flags = XattrFlags::empty();
                 let _ = fsetxattr(&file, "security.capability", &CAPABILITY, flags);
             }
@@ -251,7 +252,7 @@ proptest! {
             if outcome.is_complete() {
                 break;
             }
-            // A program goes on with the files that are restored.
+            // A program continues with the restored files.
             for number in (0..3).filter(|number| !is_left(number)) {
                 is_changed[number] = true;
                 fs::write(bed.path(&name(number)), CHANGED).unwrap();
@@ -291,7 +292,7 @@ fn what_is_left_and_changed_after_the_boot_is_refused_and_what_recovery_changed_
     let begun: Vec<_> = plan.files().iter().map(|file| file.begun.is_some()).collect();
     assert_eq!(begun, [false, true], "the first one was not touched");
     for name in ["file0", "file1"] {
-        // Later than the session can have left.
+        // This time is later than any that the session can have left.
         let file = File::options().write(true).open(bed.path(name)).unwrap();
         let modified = file.metadata().unwrap().modified().unwrap();
         file.set_modified(modified + Duration::from_secs(60)).unwrap();

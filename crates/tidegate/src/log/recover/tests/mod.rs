@@ -13,7 +13,7 @@ use super::fuzzing;
 use super::plan::{FilePlan, Operation, Step};
 use crate::log::FileHandle;
 
-/// A file with the operations, of which the first `marked` are promised whatever they are.
+/// Makes a file with these operations. The first `marked` ones are promised.
 pub(super) fn file_of(operations: &[Operation], marked: u64) -> FilePlan {
     let steps = (0..).zip(operations);
     FilePlan {

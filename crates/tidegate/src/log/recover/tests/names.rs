@@ -1,9 +1,8 @@
-//! Names and files that are made again, on the files of this machine: for each state of the disk
-//! what docs/decisions/run-logs-what-was-synced.md says, and recovery that is interrupted anywhere.
+//! Names and files that are created again, on the files of this machine. Each state of the disk is
+//! recovered as docs/decisions/run-logs-what-was-synced.md says, also if recovery is interrupted.
 //!
-//! The disk is what each test leaves of it, the log what it says. Where this machine's temporary
-//! folder is on no file system that recovery finds files on by handle, or for want of the right to,
-//! nothing can be shown: the tests then say so.
+//! Each test prepares the disk and the log. If the temporary folder is on a file system without
+//! handles, or the right to open files by handle is missing, the tests report that and pass.
 
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -29,9 +28,9 @@ use crate::log::{
 use crate::pmem::{Region, SharedMemory};
 
 const OPTIONS: ApplyOptions = ApplyOptions { workers: 2, booted_ns: None, salvage: false };
-/// Later than any directory of a test was changed: no commit can have had the file.
+/// Later than any directory of a test: no commit can have included the file.
 const UNSEEN: Timestamp = Timestamp { s: 1 << 40, ns: 0 };
-/// Earlier than that.
+/// Earlier than any directory of a test.
 const SEEN: Timestamp = Timestamp { s: 1, ns: 0 };
 const MODIFIED: Timestamp = Timestamp { s: 1_000_000, ns: 5 };
 
@@ -42,14 +41,14 @@ struct Bed {
     inodes: Cell<u64>,
 }
 
-/// A file that the log has.
+/// A file in the log.
 #[derive(Clone, Copy)]
 struct Logged {
     entry: FileRef,
 }
 
 impl Bed {
-    /// None: files cannot be found by their handles here.
+    /// Makes a bed. Returns `None` if files cannot be found by their handles here.
     fn new() -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let directory = File::open(folder.path()).unwrap();
@@ -89,7 +88,7 @@ impl Bed {
         NameAt { parent: self.parent(name), name: last.as_bytes() }
     }
 
-    /// An empty file at `name`, of which the log has all: `content` and attributes.
+    /// Makes an empty file at `name`, and records it whole, with `content` and attributes.
     fn made(&self, name: &str, content: &str, parent_changed: Timestamp) -> Logged {
         fs::write(self.path(name), b"").unwrap();
         let file = File::open(self.path(name)).unwrap();
@@ -107,7 +106,7 @@ impl Bed {
             inode: stat.ino(),
             path: path.as_os_str().as_bytes(),
         };
-        // Numbers that are given out again are no matter here.
+        // Reused inode numbers do not matter here.
         let inode = self.inodes.replace(self.inodes.get() + 1);
         let key = FileKey { device: stat.dev(), inode, identity };
         let entry = self.log.entry_for(&key).unwrap();
@@ -130,7 +129,7 @@ impl Bed {
         Logged { entry }
     }
 
-    /// Records a change of names that the kernel may have made or not.
+    /// Records a change of names, whether the kernel makes it or not.
     fn record(&self, file: Logged, change: &NameChange<'_>, links: u32) {
         let guard = self.log.lock(file.entry).unwrap();
         guard.begin().unwrap().name(&NameRecord { change: *change, links }).unwrap();
@@ -141,7 +140,7 @@ impl Bed {
         self.record(file, &NameChange::Rename { from, to, replaced }, 1);
     }
 
-    /// As the disk is if no commit had the file.
+    /// Removes the file, as if no commit had included it.
     fn lose(&self, name: &str) {
         fs::remove_file(self.path(name)).unwrap();
     }
@@ -155,7 +154,7 @@ impl Bed {
         recover_pool(&self.pool(), &files, options, &|_| ()).unwrap().unwrap().outcome
     }
 
-    /// Recovers, and again: the same.
+    /// Recovers twice. The second recovery must change nothing.
     fn recover(&self) -> Outcome {
         let first = self.recover_with(OPTIONS);
         assert!(first.is_complete(), "{:?}", first.failures);
@@ -166,13 +165,13 @@ impl Bed {
         first
     }
 
-    /// All names with their contents.
+    /// Returns all names with their contents.
     fn names(&self) -> Vec<(String, String)> {
         let entries = fs::read_dir(self.folder.path()).unwrap().map(Result::unwrap);
         let files = entries.filter(|entry| entry.file_type().unwrap().is_file());
         let mut names: Vec<_> = files
             .map(|entry| {
-                // A read would set the time of access.
+                // A plain read would set the access time.
                 let mut options = File::options();
                 options.read(true).custom_flags(libc::O_NOATIME);
                 let file = options.open(entry.path()).unwrap();
@@ -224,7 +223,7 @@ fn what_was_written_after_the_record_is_there_too() {
     bed.recover();
     bed.assert_names(&[("tmp", "coNTent")]);
     bed.lose("tmp");
-    // Decided: it is not made a second time.
+    // The decision is made: the file is not created a second time.
     assert!(bed.recover_with(OPTIONS).is_complete());
     bed.assert_names(&[]);
 }
@@ -245,7 +244,7 @@ fn a_file_that_is_not_there_is_made_again_with_all_that_it_had() {
     let file = bed.made("tmp", "content", UNSEEN);
     bed.rename(file, "tmp", "new", None);
     bed.lose("tmp");
-    // Another one may have its inode number now.
+    // Another file may have its inode number now.
     fs::write(bed.path("other"), b"other").unwrap();
     let outcome = bed.recover();
     bed.assert_names(&[("new", "content"), ("other", "other")]);
@@ -275,7 +274,7 @@ fn a_directory_that_was_changed_since_the_boot_stops_recovery() {
     bed.made("file", "content", SEEN);
     bed.lose("file");
     let options = ApplyOptions { booted_ns: Some(1 << 40), ..OPTIONS };
-    // The session ended long before the directory was changed, or the log does not say when.
+    // The session ended long before the directory was changed, or the log has no times.
     for dates in
         [Dates::new(Some(Heartbeat { wall_ns: 1 << 40, ..Heartbeat::default() })), Dates::default()]
     {
@@ -385,7 +384,7 @@ fn a_record_that_was_voided_or_has_left_does_not_count() {
     bed.assert_names(&[("left", ""), ("voided", "content")]);
 }
 
-/// Files whose calls end after some number of them, as at the next power cut.
+/// Files whose calls fail after some number, as at the next power cut.
 struct Interrupted {
     files: LocalFiles,
     calls_left: AtomicUsize,
@@ -488,8 +487,8 @@ impl NameSystem<File> for Interrupted {
     }
 }
 
-/// Two files that change places with a third name, one of them lost, one that replaces another, one
-/// unlinked.
+/// Makes two files that swap names over a third name, one missing file, one that replaces another,
+/// and one that is unlinked.
 fn mixed(bed: &Bed) {
     let (one, two) = (bed.made("one", "1", UNSEEN), bed.made("two", "2", UNSEEN));
     bed.rename(one, "one", "three", None);

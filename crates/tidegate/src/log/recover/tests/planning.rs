@@ -1,11 +1,11 @@
-//! Which records count.
+//! Tests that the planner counts the right records.
 
 use zerocopy::IntoBytes;
 
 use crate::log::recover::{Finding, Operation, Payload, Plan, Planner};
 use crate::log::{Definition, FileHandle, Header, RecordKind};
 
-/// Records by position, given to a planner one after the other.
+/// Gives a planner records in the order of their positions.
 #[derive(Default)]
 struct Log {
     planner: Planner,
@@ -81,7 +81,7 @@ impl Log {
     }
 }
 
-/// Positions of the steps that count, by file.
+/// Returns the positions of the counted steps, by file.
 fn steps(plan: &Plan) -> Vec<(u64, Vec<u64>)> {
     let positions = |file: &crate::log::recover::FilePlan| {
         (file.id, file.steps.iter().map(|step| step.position).collect())
@@ -112,7 +112,7 @@ fn an_end_and_a_new_story_drop_what_was_before() {
     log.cover(1);
     log.write(1);
     log.simple(RecordKind::End, 1);
-    // A stopped writer's, which was appended late.
+    // The record of a stopped writer, appended late.
     log.write(1);
     log.cover(2);
     log.write(2);

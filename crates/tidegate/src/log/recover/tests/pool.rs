@@ -1,4 +1,4 @@
-//! A real log pool, brought into real files.
+//! Recovers a real log pool into real files.
 
 use std::fs::{self, File};
 use std::io::IoSlice;
@@ -44,7 +44,7 @@ impl Bed {
         self.folder.path().join(name)
     }
 
-    /// A file of so many bytes `.`, covered; what happens to it then goes to the log alone.
+    /// Makes a covered file of `size` bytes `.`. Operations of `then` go to the log alone.
     pub(super) fn covered(&self, name: &str, size: usize, then: impl FnOnce(&FileGuard<'_>)) {
         let path = self.path(name);
         fs::write(&path, vec![b'.'; size]).expect("a file can be written");
@@ -158,7 +158,7 @@ fn a_file_that_was_changed_from_outside_is_left_and_all_others_are_recovered() {
         ("........".into(), "logged..".into())
     );
     fs::write(bed.path("other"), "later...").expect("a file can be written");
-    // The log keeps what it has of the file, and says that the other one is restored.
+    // The log keeps the records of the file, and has noted that the other one is restored.
     assert!(matches!(&bed.recover_with(OPTIONS).failures[..], [Failure::Changed { .. }]));
     assert_eq!(
         (bed.content("changed"), bed.content("other")),
@@ -167,11 +167,11 @@ fn a_file_that_was_changed_from_outside_is_left_and_all_others_are_recovered() {
     let salvaged = bed.recover_with(ApplyOptions { salvage: true, ..OPTIONS });
     assert_eq!((salvaged.is_complete(), salvaged.findings.total()), (true, 1));
     file.set_modified(modified).expect("times can be set");
-    // The clock of this boot says nothing.
+    // The clock of this boot must not matter.
     let options = ApplyOptions { booted_ns: Some(0), ..OPTIONS };
     assert!(bed.recover_with(options).is_complete());
     assert_eq!(bed.content("changed"), "logged..");
-    // It has its own, later time now.
+    // The file has a later timestamp of its own now.
     assert!(bed.recover_with(OPTIONS).is_complete());
 }
 
@@ -218,7 +218,7 @@ fn large_files_are_copied_in_parts() {
     assert_eq!(bed.content("large"), part.repeat(5));
 }
 
-/// The right to open files by their handles, on a file system that has a UUID.
+/// Returns whether files can be opened by handle here, on a file system with a UUID.
 fn can_open_by_handle(path: &Path) -> bool {
     let file = File::open(path).expect("it is there");
     let flags = rustix::fs::OFlags::RDONLY;
