@@ -1,10 +1,10 @@
-//! How the library is linked.
+//! Sets how the library is linked.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    // Calls of what the library itself defines stay in it: a program may have a function of that
-    // name, which calls the library.
+    // Calls of functions that the library itself defines stay in the library: a program may define
+    // a function of that name, which calls the library.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
-    // Its constructor runs before those of other libraries, which may change files.
+    // The constructor runs before other libraries can run theirs, which may change files.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,initfirst");
 }

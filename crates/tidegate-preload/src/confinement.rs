@@ -1,10 +1,10 @@
-//! A test of all that the hooks do while another thread gives the log up and installs a filter of
-//! system calls: after that, each thread makes the program's own system calls only.
+//! Tests that, once another thread has given the log up and installed a filter of system calls, a
+//! hook makes only the program's own system calls.
 //!
-//! The other thread may be so fast only where it waits for no
-//! [`Holder`](crate::state::process::Holder): before a hook begins, when it has seen that there is
-//! a log, and whenever a holder has gone. Each of these seams is tried in each operation. The
-//! filter kills for any other system call.
+//! The other thread can do so at a *seam*, where it waits for no
+//! [`Holder`](crate::state::process::Holder): before a hook begins, after the hook has seen that
+//! there is a log, and whenever a holder has gone. The test tries each seam of each operation. The
+//! filter kills the process for any other system call.
 #![allow(unsafe_code)] // the hooks, and a system call that no crate has
 
 use std::cell::Cell;
@@ -23,11 +23,11 @@ use crate::sys::{next, raw};
 use crate::testing::World;
 
 thread_local! {
-    /// The seams of the thread that are to be passed before it is confined; none: it never is.
+    /// Seams that the thread still passes before it is confined; `None`: it is not confined.
     static SEAMS: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// A holder has gone.
+/// Counts a seam. At the last one, gives the log up and installs the filter.
 fn seam() {
     match SEAMS.get() {
         Some(0) => {
@@ -39,7 +39,8 @@ fn seam() {
     }
 }
 
-/// What the threads of any program need, and what the operations here make for the program.
+/// System calls that the threads of any program need, and those that the operations below make for
+/// the program.
 const ALLOWED: [c_long; 29] = [
     libc::SYS_getpid,
     libc::SYS_gettid,
@@ -72,7 +73,7 @@ const ALLOWED: [c_long; 29] = [
     libc::SYS_fcntl,
 ];
 
-/// For the calling thread alone, for ever.
+/// Installs the filter for the calling thread alone. It cannot be removed.
 fn install_filter() {
     let instruction = |code: u32, if_not: u8, k: u32| {
         let code = u16::try_from(code).unwrap();
@@ -81,7 +82,8 @@ fn install_filter() {
     let load = |at| instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, at);
     let answer = |answer| instruction(libc::BPF_RET | libc::BPF_K, 0, answer);
     let jump = |how, if_not, k| instruction(libc::BPF_JMP | how | libc::BPF_K, if_not, k);
-    // A change of the mask by a way that there is: the library asks by ways that there are not.
+    // Allows real changes of the signal mask. The library probes memory by calls with an invalid
+    // `how`: the filter kills for these.
     let masks = u32::try_from(libc::SYS_rt_sigprocmask).unwrap();
     let mut filter = vec![
         load(0),
@@ -101,14 +103,15 @@ fn install_filter() {
     let len = u16::try_from(filter.len()).unwrap();
     let program = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
     let arguments = raw::words![libc::PR_SET_NO_NEW_PRIVS, 1_usize];
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     assert_eq!(unsafe { raw::call(libc::SYS_prctl, arguments) }, 0);
     let arguments = raw::words![libc::SECCOMP_SET_MODE_FILTER, 0_usize, &raw const program];
-    // SAFETY: a filter that lives until the call returns.
+    // SAFETY: the filter lives until the call returns.
     assert_eq!(unsafe { raw::call(libc::SYS_seccomp, arguments) }, 0);
 }
 
-/// What an operation is given: a descriptor, and the paths of its file, of no file, and of another.
+/// The arguments of an operation: a descriptor, the path of its file, an unused path, and the path
+/// of another file.
 struct Given {
     fd: c_int,
     path: CString,
@@ -116,13 +119,13 @@ struct Given {
     other: CString,
 }
 
-/// A call as programs make it: whether it has succeeded.
+/// A call as programs make it. Returns whether it succeeds.
 type Operation = (&'static str, fn(&Given) -> bool);
 
 macro_rules! operations {
     ($($name:literal: |$given:pat_param| $call:expr;)*) => {
         [$(($name, |$given| {
-            // SAFETY: descriptors and terminated paths of this test.
+            // SAFETY: the test's own descriptors and terminated paths.
             let result = unsafe { $call };
             result >= 0
         })),*]
@@ -152,13 +155,13 @@ const OPERATIONS: [Operation; 20] = operations! {
     "fchown": |given| attributes::fchown(given.fd, u32::MAX, u32::MAX);
 };
 
-/// What the log knows of the file before the operation.
+/// How the log knows the file before the operation.
 #[derive(Debug, Clone, Copy)]
 enum State {
     Unknown,
     Plain,
     Covered,
-    /// This process has made it.
+    /// This process has created the file.
     New,
 }
 
@@ -177,9 +180,9 @@ fn file_in(world: &World, name: &str, state: State) -> File {
     file
 }
 
-/// Runs the operation with the log given up at a seam; whether it has so many.
+/// Runs the operation and gives the log up at a seam. Returns whether it has that many seams.
 fn run_confined(world: &World, (name, run): Operation, state: State, seams: u32) -> bool {
-    // The last line before the filter kills.
+    // If the filter kills the process, this is the last line of output.
     println!("{name} of a file that is {state:?}, after {seams} seams");
     let name = format!("{name}-{state:?}-{seams}");
     let [free, other] = ["free", "other"].map(|suffix| format!("{name}-{suffix}"));
@@ -221,7 +224,7 @@ fn no_system_call_but_the_program_s_is_made_after_the_log_was_given_up() {
     assert!(confined > 200, "{confined}");
 }
 
-/// The thread waits, or has ended.
+/// Returns whether the thread waits or has ended.
 fn is_at_rest(thread: rustix::thread::Pid) -> bool {
     let stat = format!("/proc/self/task/{thread}/stat");
     std::fs::read_to_string(stat).map_or(true, |stat| stat.contains(") S "))

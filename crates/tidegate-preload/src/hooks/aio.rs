@@ -1,9 +1,9 @@
 //! Hooks: asynchronous writes.
 //!
-//! Invariant: a file is out of the log before a write of it is handed to a thread or to the kernel,
-//! which makes it later. Which file that is, the kernel's own interfaces do not tell in passing:
-//! where libaio is set up, all files that the process has open leave the log. `io_uring` opens,
-//! cuts and renames any file as well: a process that sets it up [gives the log up](super::rights).
+//! Invariant: a file leaves the log before a write to it is handed to a thread or to the kernel,
+//! which writes later. The kernel's own interfaces do not show cheaply which file that is. So when
+//! a process sets up libaio, all files that it has open leave the log. `io_uring` also opens,
+//! truncates and renames files: a process that sets it up [gives the log up](super::rights).
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -15,12 +15,13 @@ use crate::covered::{Open, unseen};
 use crate::hooks::rights;
 use crate::sys::{next, raw};
 
-/// The file of the request is written at some time.
+/// Pins the file of the request, which is written at an unknown time.
 ///
 /// # Safety
-/// `request` is the program's own, or null.
+/// `request` is null or points to a request of the caller.
 unsafe fn mark(request: *const c_void) {
-    // SAFETY: as promised; on both architectures the descriptor comes first.
+    // SAFETY: null or a valid request; on both architectures it begins with the descriptor, and
+    // that is all that is read.
     let Some(request) = (unsafe { request.cast::<aiocb>().as_ref() }) else { return };
     if let Some(open) = Open::writable(request.aio_fildes) {
         unseen::pin(&open);
@@ -32,9 +33,9 @@ macro_rules! writes {
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name(request: *mut c_void) -> c_int {
             let Some(aio_write64) = next::aio_write64.get() else { return raw::failed_int(libc::ENOSYS) };
-            // SAFETY: as promised to this function.
+            // SAFETY: null or the request of the caller.
             unsafe { mark(request) };
-            // SAFETY: the same function.
+            // SAFETY: `aio_write` and `aio_write64` are one function on 64-bit machines.
             unsafe { aio_write64(request) }
         }
     )*};
@@ -52,48 +53,49 @@ macro_rules! lists {
         ) -> c_int {
             let Some(lio_listio64) = next::lio_listio64.get() else { return raw::failed_int(libc::ENOSYS) };
             for number in 0..usize::try_from(count).unwrap_or(0) {
-                // SAFETY: the program says that so many are there.
+                // SAFETY: the caller says that the list has `count` requests.
                 let request = unsafe { list.add(number) };
-                // SAFETY: the program says that so many are there.
+                // SAFETY: the caller says that the list has `count` requests.
                 let request = unsafe { *request };
-                // SAFETY: the program's own request.
+                // SAFETY: null or a request of the caller.
                 unsafe { mark(request) };
             }
-            // SAFETY: the same function.
+            // SAFETY: `lio_listio` and `lio_listio64` are one function on 64-bit machines.
             unsafe { lio_listio64(mode, list, count, event) }
         }
     )*};
 }
 lists!(lio_listio lio_listio64);
 
-/// libaio. Its errors are negative numbers, not `errno`.
+/// Pins all files of the process before libaio is set up. Returns errors as negative numbers;
+/// `errno` is not set.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn io_setup(depth: c_int, context: *mut c_void) -> c_int {
     unseen::all(Some(Cause::Libaio));
     match next::io_setup.get() {
-        // SAFETY: the same function.
+        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
         Some(io_setup) => unsafe { io_setup(depth, context) },
         None => -libc::ENOSYS,
     }
 }
 
-/// As `io_setup`.
+/// Pins all files of the process before libaio is set up, as the hook of `io_setup` does.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn io_queue_init(depth: c_int, context: *mut c_void) -> c_int {
     unseen::all(Some(Cause::Libaio));
     match next::io_queue_init.get() {
-        // SAFETY: the same function.
+        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
         Some(init) => unsafe { init(depth, context) },
         None => -libc::ENOSYS,
     }
 }
 
-/// liburing, which makes its system calls by itself.
+/// Gives the log up before `io_uring` is set up: liburing makes its own system calls.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn io_uring_setup(entries: c_uint, parameters: *mut c_void) -> c_int {
     rights::give_up_for(Cause::IoUring);
     match next::io_uring_setup.get() {
-        // SAFETY: the same function.
+        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
         Some(setup) => unsafe { setup(entries, parameters) },
         None => -libc::ENOSYS,
     }
@@ -107,7 +109,7 @@ unsafe extern "C-unwind" fn io_uring_queue_init(
 ) -> c_int {
     rights::give_up_for(Cause::IoUring);
     match next::io_uring_queue_init.get() {
-        // SAFETY: the same function.
+        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
         Some(init) => unsafe { init(entries, ring, flags) },
         None => -libc::ENOSYS,
     }
@@ -121,7 +123,7 @@ unsafe extern "C-unwind" fn io_uring_queue_init_params(
 ) -> c_int {
     rights::give_up_for(Cause::IoUring);
     match next::io_uring_queue_init_params.get() {
-        // SAFETY: the same function.
+        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
         Some(init) => unsafe { init(entries, ring, parameters) },
         None => -libc::ENOSYS,
     }
@@ -137,7 +139,7 @@ unsafe extern "C-unwind" fn io_uring_queue_init_mem(
 ) -> c_int {
     rights::give_up_for(Cause::IoUring);
     match next::io_uring_queue_init_mem.get() {
-        // SAFETY: the same function.
+        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
         Some(init) => unsafe { init(entries, ring, parameters, memory, memory_bytes) },
         None => -libc::ENOSYS,
     }

@@ -1,9 +1,9 @@
 //! Hooks: owner, mode, times and extended attributes of files.
 //!
-//! Invariant: they are the kernel's. A change of them is counted as pending, and makes the next
-//! sync of a covered file real. A file whose names the log has leaves it before, and so does one
-//! whose times are set. `fchown` to the
-//! owner that a file has is no such change (`covered/owner.rs`).
+//! Invariant: the kernel makes all these changes. Each is counted as pending, and makes the next
+//! sync of a covered file real. A file whose names the log has leaves the log first, and so does a
+//! file whose times are set. An exception is `fchown` to the owner that a file has already
+//! (`covered/owner.rs`).
 #![allow(unsafe_code)] // C's functions
 
 use std::ffi::{c_char, c_int, c_void};
@@ -19,7 +19,7 @@ macro_rules! hooks {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub(crate) unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> c_int {
             let Some(function) = next::$name.get() else { return raw::failed_int(libc::ENOSYS) };
-            // SAFETY: the C library's function of this type, with what the program passed.
+            // SAFETY: the C library's function of this type, with the caller's arguments.
             counted_attributes($named, Sets::$sets, || unsafe { function($($argument),*) })
         }
     )*};
@@ -56,7 +56,7 @@ hooks! {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C-unwind" fn fchown(fd: c_int, uid: uid_t, gid: gid_t) -> c_int {
     let Some(function) = next::fchown.get() else { return raw::failed_int(libc::ENOSYS) };
-    // SAFETY: the C library's function of this type, with what the program passed.
+    // SAFETY: the C library's function of this type, with the caller's arguments.
     let call = || unsafe { function(fd, uid, gid) };
     let made = Open::of(fd).and_then(|open| chown_to_same(&open, uid, gid, call));
     made.unwrap_or_else(|| counted_attributes(Named::Descriptor(fd), Sets::Others, call))

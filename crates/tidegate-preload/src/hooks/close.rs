@@ -1,7 +1,7 @@
-//! Hooks: descriptors that go, are copied, or change how they write.
+//! Hooks: descriptors that are closed or duplicated, or change how they write.
 //!
-//! Invariants: see [`descriptors`]. A copy starts with what is known of the original, but pins a
-//! file by a pin of its own.
+//! Invariants: see [`descriptors`]. A copy starts with all that is known about the original, but
+//! pins a file by a pin of its own.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::{c_int, c_uint};
@@ -12,7 +12,8 @@ use crate::state::{new_files, process, record_locks};
 use crate::sys::raw::{self, Made, by_architecture, words};
 use crate::sys::{next, query};
 
-/// The descriptor will mean nothing, or something else: forgets what is known of it.
+/// Forgets all that is known about a descriptor, which is about to be closed or to mean another
+/// file.
 #[inline]
 pub(crate) fn forget(fd: c_int) {
     new_files::closed(fd);
@@ -33,9 +34,9 @@ fn released(fd: c_int, known: Known) {
 pub(crate) unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     forget(fd);
     match next::close.resolved() {
-        // SAFETY: the same function.
+        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
         Some(close) => unsafe { close(fd) },
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         None => raw::returned_int(unsafe { raw::call(libc::SYS_close, words![fd]) }),
     }
 }
@@ -48,10 +49,10 @@ pub(crate) unsafe extern "C-unwind" fn close_range(
 ) -> c_int {
     const ONLY_MARKS: c_int = libc::CLOSE_RANGE_CLOEXEC.cast_signed();
     const LEAVES_TABLE: c_int = libc::CLOSE_RANGE_UNSHARE.cast_signed();
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     let call = || unsafe { raw::call(libc::SYS_close_range, words![first, last, flags]) };
     if flags & LEAVES_TABLE != 0 {
-        // The others keep theirs.
+        // Other threads keep their descriptors, so the table stays as it is.
         return raw::returned_int(unseen::leaving_table(call));
     }
     if flags & ONLY_MARKS == 0 {
@@ -64,12 +65,12 @@ pub(crate) unsafe extern "C-unwind" fn close_range(
 pub(crate) unsafe extern "C-unwind" fn closefrom(first: c_int) {
     descriptors::each(c_uint::try_from(first).unwrap_or(0), c_uint::MAX, |fd, _| forget(fd));
     if let Some(closefrom) = next::closefrom.get() {
-        // SAFETY: the same function.
+        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
         unsafe { closefrom(first) };
     }
 }
 
-/// `copy` is a copy of `original` since now.
+/// Notes that `copy` is a duplicate of `original` from now on.
 pub(crate) fn copied(original: c_int, copy: c_int) {
     let known = descriptors::get(original);
     if known.kind == Kind::Unknown {
@@ -84,7 +85,7 @@ pub(crate) fn copied(original: c_int, copy: c_int) {
     }
 }
 
-/// `fd` is a descriptor of something that nothing is known of.
+/// Notes that `fd` is a new descriptor of an unknown file.
 #[inline]
 pub(crate) fn appeared(fd: c_int) {
     forget(fd);
@@ -102,7 +103,7 @@ fn duplicated(original: c_int, copy: c_int, result: isize) -> c_int {
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     let result = unsafe { raw::call(libc::SYS_dup, words![fd]) };
     if let Ok(copy) = c_int::try_from(result)
         && copy >= 0
@@ -113,11 +114,11 @@ pub(crate) unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
     raw::returned_int(result)
 }
 
-/// Makes `copy` a copy by `number`, the call that the C library makes. The kernel closes the file
-/// that `copy` was before, if it succeeds.
+/// Makes `copy` a duplicate by `number`, the call that the C library makes. If it succeeds, the
+/// kernel closes the file that `copy` was before.
 fn replace(original: c_int, copy: c_int, (number, arguments): Made) -> c_int {
     let before = descriptors::clear(copy);
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     let result = unsafe { raw::call(number, arguments) };
     if result < 0 {
         descriptors::set(copy, before);
@@ -130,12 +131,12 @@ fn replace(original: c_int, copy: c_int, (number, arguments): Made) -> c_int {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn dup2(original: c_int, copy: c_int) -> c_int {
     if original == copy {
-        // The C library asks in the same way whether it is open.
+        // The C library checks in this way whether the descriptor is open.
         let (number, arguments) = by_architecture!(
             (libc::SYS_dup2, words![original, copy]),
             (libc::SYS_fcntl, words![original, libc::F_GETFD]),
         );
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         let result = raw::returned_int(unsafe { raw::call(number, arguments) });
         return if result < 0 { result } else { copy };
     }
@@ -155,8 +156,8 @@ pub(crate) unsafe extern "C-unwind" fn dup3(original: c_int, copy: c_int, flags:
     }
 }
 
-/// Before the flags of a description are set: if that changes how it writes, what is noted of its
-/// copies, in whatever process, is no longer true. So the file stays out of the log.
+/// Pins the file if new status flags will change how the description writes: the notes about all
+/// its copies, in any process, then become wrong. To be called before the flags are set.
 fn set_flags(fd: c_int, flags: c_int) {
     const OF_WRITES: c_int = libc::O_APPEND | libc::O_DIRECT;
     let Some(open) = Open::writable(fd) else { return };
@@ -181,10 +182,11 @@ pub(crate) unsafe extern "C-unwind" fn fcntl64(
         _ => {}
     }
     let result = if let Some(fcntl64) = next::fcntl64.resolved() {
-        // SAFETY: the same function; an argument that is not given is not looked at.
+        // SAFETY: the C library's function of this type; it ignores an argument that the command
+        // does not take.
         unsafe { fcntl64(fd, command, argument) }
     } else {
-        // SAFETY: the program's own arguments.
+        // SAFETY: the caller's arguments, which only the kernel reads.
         raw::returned_int(unsafe { raw::call(libc::SYS_fcntl, words![fd, command, argument]) })
     };
     if result >= 0 && matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
@@ -198,22 +200,21 @@ pub(crate) unsafe extern "C-unwind" fn fcntl64(
 pub(crate) unsafe extern "C-unwind" fn closedir(stream: *mut std::ffi::c_void) -> c_int {
     let Some(closedir) = next::closedir.get() else { return raw::failed_int(libc::ENOSYS) };
     if let Some(dirfd) = next::dirfd.get() {
-        // SAFETY: the program's own stream.
+        // SAFETY: the caller's open stream.
         forget(unsafe { dirfd(stream) });
     }
-    // SAFETY: the same function.
+    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
     unsafe { closedir(stream) }
 }
 
-/// Becomes a daemon: its standard descriptors are other ones then, in a child that only the C
-/// library has forked.
+/// Runs `daemon`. The C library forks a child and gives it other standard descriptors, both unseen.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn daemon(
     keep_directory: c_int,
     keep_descriptors: c_int,
 ) -> c_int {
     let Some(daemon) = next::daemon.get() else { return raw::failed_int(libc::ENOSYS) };
-    // SAFETY: the same function.
+    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
     let result = unsafe { daemon(keep_directory, keep_descriptors) };
     if result == 0 && keep_descriptors == 0 {
         (0..3).for_each(forget);

@@ -1,9 +1,9 @@
-//! Hooks: functions by which the C library changes files by calls of its own, which no hook sees.
+//! Hooks: functions of the C library that change files by calls of its own, which no hook sees.
 //!
-//! Invariant: what such a function makes, empties or writes is counted as a change of metadata,
-//! before and after it; and a file that it writes to is out of the log until it is done.
+//! Invariant: such a function is counted as a change of metadata, before and after it runs. A file
+//! that it writes to is out of the log until it returns.
 #![allow(unsafe_code)] // C's calling convention and strings
-#![allow(clippy::missing_safety_doc)] // as in the manual of each
+#![allow(clippy::missing_safety_doc)] // the manual page of each function says it
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::ptr;
@@ -17,17 +17,18 @@ use crate::state::process;
 use crate::sys::readable::text;
 use crate::sys::{next, raw};
 
-/// Where the C library notes who is logged in, unless `utmpname` says otherwise; and who was.
+/// The files where the C library notes who is logged in, unless `utmpname` names another, and who
+/// was.
 const LOGGED_IN: &CStr = c"/var/run/utmp";
 const LOGINS: &CStr = c"/var/log/wtmp";
 
-/// Standard input, output and error are other files now.
+/// Notes that standard input, output and error are other files now.
 fn standard_replaced() {
     (0..3).for_each(forget);
     covered::note_standard();
 }
 
-/// Runs a change of the file under a path of the program.
+/// Runs a change of the file at a path of the program, which is out of the log meanwhile.
 fn of_path<R>(path: *const c_char, change: impl FnOnce() -> R) -> R {
     match text(path) {
         Some(path) => unseen::while_plain_at(path, change),
@@ -39,14 +40,14 @@ fn of_logins<R>(change: impl FnOnce() -> R) -> R {
     unseen::while_plain_at(LOGGED_IN, || unseen::while_plain_at(LOGINS, change))
 }
 
-/// Functions that are called by `$around`, with the C library's own function.
+/// Declares hooks that run `$around`, with a call of the C library's own function.
 macro_rules! hooks {
     ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty, $missing:expr, |$call:ident| $around:expr;)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[allow(clippy::unused_unit, reason = "some functions return nothing")]
         unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
             let Some(function) = next::$name.get() else { return $missing };
-            // SAFETY: the C library's function of this type, with what the program passed.
+            // SAFETY: the C library's function of this type, with the caller's arguments.
             let $call = || unsafe { function($($argument),*) };
             $around
         }
@@ -82,19 +83,19 @@ hooks! {
         result
     };
     setmntent(file: *const c_char, mode: *const c_char) -> *mut FILE, ptr::null_mut(), |call| {
-        // SAFETY: the program's own arguments.
+        // SAFETY: the caller's arguments, as for `fopen`.
         unsafe { stdio::by_library(file, mode, call) }
     };
     endmntent(stream: *mut FILE) -> c_int, 1, |call| {
         if process::log().is_some() && !stream.is_null() {
-            // SAFETY: the program's own stream.
+            // SAFETY: the caller's open stream.
             unsafe { stdio::about_to_close(stream) };
         }
         call()
     };
 }
 
-/// From now on the C library, or the kernel, may write to this file at any time.
+/// Unlogs a file for good: from now on, the C library or the kernel may write to it at any time.
 fn named(file: *const c_char, call: impl FnOnce() -> c_int) -> c_int {
     if let Some(file) = text(file) {
         unseen::about_to_change(libc::AT_FDCWD, file, true);

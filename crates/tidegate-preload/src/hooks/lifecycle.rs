@@ -1,6 +1,7 @@
-//! What is done when the library is loaded, and when the process forks and ends.
+//! Work at load, at fork and at exit.
 //!
-//! Invariant: nothing lasting is made in the program: no thread, no signal handler, no descriptor.
+//! Invariant: the library leaves nothing behind in the program: no thread, no signal handler, no
+//! descriptor.
 #![allow(unsafe_code)] // the load-time constructor, and fork handlers
 
 use std::ffi::{c_char, c_int};
@@ -19,25 +20,25 @@ static LOADED: unsafe extern "C" fn(c_int, Strings, Strings) = loaded;
 
 type Strings = *const *const c_char;
 
-/// The dynamic linker calls it with the arguments of `main`, before the constructors of all other
-/// libraries, the C library's included.
+/// Attaches to the log. The dynamic linker calls it with the arguments of `main`, before the
+/// constructors of all other libraries, including the C library's.
 unsafe extern "C" fn loaded(_count: c_int, _arguments: Strings, environment: Strings) {
     unsafe extern "C" {
         static mut environ: Strings;
     }
-    // SAFETY: the C library's own; no other thread runs yet.
+    // SAFETY: the C library defines it, and no other thread runs yet.
     if unsafe { environ }.is_null() {
-        // SAFETY: as above. The C library sets it in its constructor to the same.
+        // SAFETY: no other thread runs yet. The C library's constructor sets it to this value, too.
         unsafe { environ = environment };
     }
     match std::env::var_os("TIDEGATE_POOL") {
-        // Of a process that has given the log up, for which logging is suspended.
+        // A process that has given the log up started this one, and logging is suspended.
         Some(pool) if pool.is_empty() => return process::refuse_log(Cause::Rights),
         Some(_) => {}
         None => return,
     }
     next::resolve();
-    // SAFETY: a function that lives as long as the process.
+    // SAFETY: the function lives as long as the process.
     unsafe { libc::pthread_atfork(None, None, Some(forked)) };
     let attached = match attach() {
         Ok(attached) => attached,
@@ -55,9 +56,9 @@ unsafe extern "C" fn loaded(_count: c_int, _arguments: Strings, environment: Str
     covered::note_standard();
 }
 
-/// What the environment names; or why this process cannot use it.
+/// Attaches to the log that the environment names, or returns why this process cannot use it.
 fn attach() -> Result<Attached, Cause> {
-    // First: it also tells where the supervisor is.
+    // This comes first: it also finds the socket of the supervisor.
     let attached = process::attach();
     match exec::own_cause(attached.as_ref()) {
         Some(cause) => Err(cause),
@@ -68,19 +69,20 @@ fn attach() -> Result<Attached, Cause> {
     }
 }
 
-/// Has the supervisor suspend logging for this process, which has given the log up.
+/// Asks the supervisor to suspend logging for this process, which has given the log up.
 fn suspend() {
     supervisor::suspend(process::number(), Some(process::cause()), c"");
 }
 
-/// In the child: it is another process to the supervisor.
+/// Makes a forked child a process of its own, also for the supervisor.
 pub(crate) extern "C" fn forked() {
     let had_own_descriptors = process::become_child();
     record_locks::become_child();
     suspended::become_child();
-    // First: the parent's thread that gave the log up may not have come to its memory.
+    // This comes first: if a thread of the parent was giving the log up, this copy may still have
+    // the log's memory.
     if process::has_given_up() {
-        // Where a filter may kill, the supervisor finds the child by its environment.
+        // If a filter may kill for the call, the supervisor finds the child by its environment.
         if !process::is_filtered() {
             suspend();
         }
@@ -90,12 +92,12 @@ pub(crate) extern "C" fn forked() {
         log.ring().forget_pages();
     }
     if had_own_descriptors {
-        // What is noted is about those of the parent's other threads.
+        // The table describes the descriptors of the parent's other threads.
         descriptors::each(0, u32::MAX, |fd, _| {
             descriptors::clear(fd);
         });
     }
-    // Both processes can write now, and each will give its own pins back.
+    // Both processes can write now, and each gives back its own pins.
     unseen::take_again();
     supervisor::announce();
 }
@@ -104,11 +106,11 @@ pub(crate) extern "C" fn forked() {
 #[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
 static UNLOADED: extern "C" fn() = unloaded;
 
-/// The process ends. What the C library still has to write for standard output goes first.
+/// Runs when the process ends. Flushes standard output before the pins are given back.
 extern "C" fn unloaded() {
     stdio::flush_standard();
     if process::every_write() {
-        // SAFETY: all streams.
+        // SAFETY: null stands for all streams.
         unsafe { stdio::flush_stream(std::ptr::null_mut()) };
     }
     unseen::release();

@@ -1,11 +1,11 @@
-//! The environment of a program that is about to start: the caller's, with what the library needs
-//! to be loaded there too.
+//! Builds the environment of a program that is about to start: the caller's, with the variables
+//! that load the library there too.
 //!
-//! Pure: works in the memory it is given. The caller's strings are shared, only changed ones are
-//! written anew.
+//! Pure: works in the memory that it is given. The strings of the caller are shared; only changed
+//! strings are written anew.
 //!
-//! Entry points: [`Additions::needed_bytes`] says how much memory [`Additions::build`] wants; none
-//! where the caller's environment will do as it is.
+//! Entry points: [`Additions::needed_bytes`] returns how much memory [`Additions::build`] needs, or
+//! `None` if the caller's environment will do as it is.
 
 #![allow(unsafe_code)] // strings and arrays of C
 
@@ -13,14 +13,14 @@ use std::ffi::{CStr, c_char};
 
 const PRELOAD: &[u8] = b"LD_PRELOAD";
 
-/// What has to be in the environment.
+/// The library and the variables that the environment must contain.
 #[derive(Clone, Copy)]
 pub(crate) struct Additions<'a> {
     /// Path of the library, as it stands in `LD_PRELOAD`.
     pub library: &'a [u8],
-    /// Whether the library is to be loaded, or must not be.
+    /// Whether the library must be loaded; if not, it must not be.
     pub preload: bool,
-    /// `NAME=value` of the session; a program may have set its own value, which stays.
+    /// `NAME=value` of the session. A value that the program has set itself stays.
     pub variables: &'a [&'a CStr],
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Additions<'a> {
 pub(crate) type Strings<'a> = &'a [*const c_char];
 
 impl Additions<'_> {
-    /// Bytes that [`Self::build`] needs, `None` where nothing has to change.
+    /// Returns how many bytes [`Self::build`] needs, or `None` if nothing has to change.
     pub(crate) fn needed_bytes(&self, theirs: Strings<'_>) -> Option<usize> {
         let missing = self
             .variables
@@ -43,7 +43,8 @@ impl Additions<'_> {
         Some(pointers * size_of::<*const c_char>() + preload_bytes)
     }
 
-    /// The new environment in `memory`, NULL included. `None` where the memory does not suffice.
+    /// Builds the new environment in `memory`, NULL included. Returns `None` if the memory does not
+    /// suffice.
     pub(crate) fn build<'m>(
         &self,
         theirs: Strings<'_>,
@@ -68,7 +69,7 @@ impl Additions<'_> {
         Some(array.finish())
     }
 
-    /// Their libraries stay in front: some insist on being first.
+    /// Pushes `LD_PRELOAD`. The caller's libraries stay in front: some insist on being first.
     fn push_preload(
         &self,
         theirs: Option<&[u8]>,
@@ -92,18 +93,18 @@ impl Additions<'_> {
     }
 }
 
-/// The value of the first `name=value`.
+/// Returns the value of the first `name=value`.
 pub(crate) fn find<'a>(strings: Strings<'a>, name: &[u8]) -> Option<&'a [u8]> {
     strings.iter().find_map(|&entry| bytes_of(entry).strip_prefix(name)?.strip_prefix(b"="))
 }
 
-/// Whether the dynamic linker only lists what it would load, as `ldd` has it: it runs nothing of
-/// the program, and the library would be in the list.
+/// Returns whether the dynamic linker only lists the libraries that it would load, as for `ldd`. It
+/// then runs nothing of the program, and the library would appear in the list.
 pub(crate) fn only_lists(environment: Strings<'_>) -> bool {
     find(environment, b"LD_TRACE_LOADED_OBJECTS").is_some()
 }
 
-/// Whether `library` is one of a list of libraries as `ld.so` reads it.
+/// Returns whether `library` is in a list of libraries as `ld.so` reads it.
 fn contains(list: &[u8], library: &[u8]) -> bool {
     list.split(|&byte| is_separator(byte)).any(|item| item == library)
 }
@@ -122,7 +123,7 @@ fn bytes_of<'a>(entry: *const c_char) -> &'a [u8] {
     unsafe { CStr::from_ptr(entry) }.to_bytes()
 }
 
-/// Pointers in the first part of the memory.
+/// An array of pointers, in the first part of the memory.
 struct Array<'m> {
     words: &'m mut [usize],
     len: usize,
@@ -138,13 +139,13 @@ impl<'m> Array<'m> {
     fn finish(self) -> Strings<'m> {
         let words = self.words;
         let len = self.len.min(words.len());
-        // SAFETY: a pointer is as large and aligned as a usize, and each of the first `len` words
-        // is one.
+        // SAFETY: a pointer has the size and alignment of a `usize`, and `push` has stored a
+        // pointer in each of the first `len` words.
         unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), len) }
     }
 }
 
-/// Strings in the second part.
+/// Strings, in the second part of the memory.
 struct Text<'m> {
     free: &'m mut [u8],
 }
@@ -153,7 +154,7 @@ impl<'m> Text<'m> {
     fn new(words: &'m mut [usize]) -> Self {
         let len_bytes = size_of_val(words);
         let start = words.as_mut_ptr().cast();
-        // SAFETY: any memory is bytes, and the borrow passes on.
+        // SAFETY: the words are initialized memory, and the bytes borrow them for as long.
         let free = unsafe { std::slice::from_raw_parts_mut(start, len_bytes) };
         Self { free }
     }

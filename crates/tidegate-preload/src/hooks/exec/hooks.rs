@@ -1,6 +1,6 @@
-//! The C functions that start programs.
+//! Hooks: the C functions that start programs.
 #![allow(unsafe_code)] // C's functions
-#![allow(clippy::missing_safety_doc)] // as in the manual of each
+#![allow(clippy::missing_safety_doc)] // the manual page of each function says it
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -16,7 +16,7 @@ use crate::sys::{next, query};
 type ActionsAt = *const c_void;
 type AttributesAt = *const c_void;
 
-/// As `execveat`; returns only where it failed.
+/// Executes a program as `execveat` does. Returns only if that fails.
 fn execute(directory: c_int, path: *const c_char, argv: Argv, envp: Argv, flags: c_int) -> c_int {
     let (number, arguments) = if directory == libc::AT_FDCWD && flags == 0 {
         (libc::SYS_execve, words![path, argv, envp])
@@ -27,8 +27,8 @@ fn execute(directory: c_int, path: *const c_char, argv: Argv, envp: Argv, flags:
     let start = |envp: Argv| {
         let mut arguments = arguments;
         arguments[environment_at] = envp.expose_provenance();
-        // SAFETY: the program's promise to the function that it called; the environment is theirs
-        // or ours.
+        // SAFETY: the arguments are the caller's; the environment is the caller's or one that
+        // `starting` built.
         let result = unsafe { raw::call(number, arguments) };
         c_int::try_from(result).unwrap_or(-libc::EIO)
     };
@@ -44,8 +44,8 @@ fn execute(directory: c_int, path: *const c_char, argv: Argv, envp: Argv, flags:
     c_int::try_from(raw::returned(result as isize)).unwrap_or(-1)
 }
 
-/// The file that a name without a slash stands for, by the same search as the C library's; none
-/// where there is none.
+/// Finds the file that a name stands for, by the C library's search. Returns `None` if there is
+/// none.
 fn found(name: *const c_char, buffer: &mut PathBuffer) -> Option<&CStr> {
     let name = name_of_program(name)?.to_bytes();
     if name.contains(&b'/') {
@@ -79,7 +79,7 @@ fn with_found(
     start: impl FnOnce(Argv) -> c_int,
 ) -> c_int {
     let mut buffer = PathBuffer::new();
-    // The empty path is that of no program.
+    // No program has the empty path.
     let path = found(name, &mut buffer).unwrap_or_default();
     starting(&Program { directory: libc::AT_FDCWD, path, flags: 0, argv, opens }, way, envp, start)
 }
@@ -87,7 +87,7 @@ fn with_found(
 fn execute_found(name: *const c_char, argv: Argv, envp: Argv) -> c_int {
     with_found(name, Way::Exec, false, (argv, envp), |envp| {
         let Some(execvpe) = next::execvpe.get() else { return raw::failed_int(libc::ENOSYS) };
-        // SAFETY: the C library's function of this type, with what the program passed.
+        // SAFETY: the C library's function of this type, with the caller's arguments.
         unsafe { execvpe(name, argv, envp) }
     })
 }
@@ -124,7 +124,7 @@ hooks! {
     }
     posix_spawn(pid: *mut libc::pid_t, path: *const c_char, actions: ActionsAt, attributes: AttributesAt, argv: Argv, envp: Argv) -> c_int {
         let start = |envp| match next::posix_spawn.get() {
-            // SAFETY: the C library's function of this type, with what the program passed.
+            // SAFETY: the C library's function of this type, with the caller's arguments.
             Some(spawn) => unsafe { spawn(pid, path, actions, attributes, argv, envp) },
             None => libc::ENOSYS,
         };
@@ -135,24 +135,25 @@ hooks! {
     }
     posix_spawnp(pid: *mut libc::pid_t, name: *const c_char, actions: ActionsAt, attributes: AttributesAt, argv: Argv, envp: Argv) -> c_int {
         with_found(name, Way::Spawn(pid), opens(actions), (argv, envp), |envp| match next::posix_spawnp.get() {
-            // SAFETY: the C library's function of this type, with what the program passed.
+            // SAFETY: the C library's function of this type, with the caller's arguments.
             Some(spawn) => unsafe { spawn(pid, name, actions, attributes, argv, envp) },
             None => libc::ENOSYS,
         })
     }
     posix_spawn_file_actions_addopen(actions: *mut c_void, fd: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
         let Some(add) = next::posix_spawn_file_actions_addopen.get() else { return libc::ENOSYS };
-        // The C library empties it in the child, at some time. Of its standard output a program
-        // takes note when it starts.
+        // The C library empties the file in the child, at an unknown time. A program notes its
+        // standard output itself when it starts; the file of another descriptor stays out of the
+        // log.
         if flags & libc::O_TRUNC != 0 && let Some(path) = text(path) {
             unseen::about_to_change(libc::AT_FDCWD, path, fd > libc::STDERR_FILENO);
         }
-        // SAFETY: the C library's function of this type, with what the program passed.
+        // SAFETY: the C library's function of this type, with the caller's arguments.
         unsafe { add(actions, fd, path, flags, mode) }
     }
     system(command: *const c_char) -> c_int {
         starting_shell(|| match next::system.get() {
-            // SAFETY: the C library's function of this type, with what the program passed.
+            // SAFETY: the C library's function of this type, with the caller's arguments.
             Some(system) => unsafe { system(command) },
             None => -1,
         })
@@ -161,43 +162,42 @@ hooks! {
         /// `WRDE_NOSPACE`.
         const NO_SPACE: c_int = 1;
         starting_shell(|| match next::wordexp.get() {
-            // SAFETY: the C library's function of this type, with what the program passed.
+            // SAFETY: the C library's function of this type, with the caller's arguments.
             Some(wordexp) => unsafe { wordexp(words, result, flags) },
             None => NO_SPACE,
         })
     }
     popen(command: *const c_char, mode: *const c_char) -> *mut c_void {
         starting_shell(|| match next::popen.get() {
-            // SAFETY: the C library's function of this type, with what the program passed.
+            // SAFETY: the C library's function of this type, with the caller's arguments.
             Some(popen) => unsafe { popen(command, mode) },
             None => std::ptr::null_mut(),
         })
     }
 }
 
-/// `execl`: `argv` is what was passed behind the path, with its NULL.
+/// Runs `execl`: `argv` holds the arguments after the path, NULL included.
 unsafe extern "C-unwind" fn execl_listed(path: *const c_char, argv: Argv) -> c_int {
     execute(libc::AT_FDCWD, path, argv, environment().as_ptr(), 0)
 }
 
-/// `execlp`.
+/// Runs `execlp`: `argv` holds the arguments after the name, NULL included.
 unsafe extern "C-unwind" fn execlp_listed(name: *const c_char, argv: Argv) -> c_int {
     execute_found(name, argv, environment().as_ptr())
 }
 
-/// `execle`: the environment stands behind the NULL.
+/// Runs `execle`: the environment follows the NULL of `argv`.
 unsafe extern "C-unwind" fn execle_listed(path: *const c_char, argv: Argv) -> c_int {
     let arguments = super::strings(argv);
-    // SAFETY: one more argument follows the NULL.
+    // SAFETY: a caller of `execle` passes one more argument after the NULL.
     let behind = unsafe { argv.add(arguments.len() + 1) };
-    // SAFETY: as above.
+    // SAFETY: `behind` points to that argument.
     let envp: Argv = unsafe { *behind }.cast();
     execute(libc::AT_FDCWD, path, argv, envp, 0)
 }
 
-/// Functions with any number of arguments, all of them pointers: those in registers are stored
-/// right below those on the stack, so that all make one array, which is the second argument of
-/// `$listed`.
+/// Declares functions with any number of pointer arguments. The arguments in registers are stored
+/// right below those on the stack. All then form one array, the second argument of `$listed`.
 macro_rules! listed {
     ($($name:ident => $listed:ident;)*) => {$(
         #[cfg(target_arch = "x86_64")]

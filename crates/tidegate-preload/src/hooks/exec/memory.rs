@@ -1,14 +1,14 @@
-//! Memory for the length of a call that is not the program's heap: a child of `vfork` may not touch
-//! that.
+//! Memory for the length of a call, outside of the program's heap, which a child of `vfork` must
+//! not touch.
 #![allow(unsafe_code)] // mappings
 
 use crate::sys::page::{map, unmap};
 
-/// What the stack gives. Larger environments are mapped, which a child of `vfork` that succeeds
-/// leaves to its parent.
+/// Words that the stack provides. A larger environment is mapped; a child of `vfork` that succeeds
+/// leaves the mapping to its parent.
 const STACK_WORDS: usize = 512;
 
-/// Calls `work` with `needed_bytes` of zeroed memory, none where there is none.
+/// Calls `work` with `needed_bytes` of zeroed memory, or `None` if there is none.
 pub(super) fn with<R>(needed_bytes: usize, work: impl FnOnce(Option<&mut [usize]>) -> R) -> R {
     let words = needed_bytes.div_ceil(size_of::<usize>());
     if words <= STACK_WORDS { on_stack(words, work) } else { mapped(words, work) }
@@ -25,7 +25,7 @@ fn mapped<R>(words: usize, work: impl FnOnce(Option<&mut [usize]>) -> R) -> R {
     let Some(at) = map(len_bytes) else { return work(None) };
     #[allow(clippy::cast_ptr_alignment)] // a mapping starts at a page
     let start = at.cast::<usize>();
-    // SAFETY: fresh, zeroed memory of that length.
+    // SAFETY: a new mapping of `len_bytes` zeroed bytes, which nothing else refers to.
     let memory = unsafe { std::slice::from_raw_parts_mut(start, words) };
     let result = work(Some(memory));
     unmap(at, len_bytes);

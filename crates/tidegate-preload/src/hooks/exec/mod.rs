@@ -1,16 +1,16 @@
-//! Programs that this process starts: they are to have the library too.
+//! Hooks: programs that this process starts, which are to have the library too.
 //!
 //! Invariants:
-//! 1. A program that can have the library has it, whatever environment its caller passes.
-//! 2. Before a program starts that will not have it, or will not find the log, all files leave the
-//!    log, and none comes back while it lives: it may change any of them unseen. A program with
-//!    system calls of its own has the library, which does this when it is loaded. One that the user
-//!    trusts only is told of.
-//! 3. What a process starts that has given up rights does not map the log either: it may still have
-//!    the right to open the pool.
+//! 1. A program that can load the library has it, whatever environment its caller passes.
+//! 2. Before a program starts that will not have the library, or will not find the log, all files
+//!    leave the log. None comes back while that program lives, which may change any file unseen. A
+//!    program with system calls of its own has the library, which does this when it is loaded. If
+//!    the user trusts the program, the supervisor is only told, and files stay in the log.
+//! 3. After a process gives up rights, the programs that it starts do not map the log either: they
+//!    may still have the right to open the pool.
 //! 4. Nothing here touches the heap: it may run in a child of `vfork`.
 //!
-//! Entry points: `hooks` are what programs call; [`remember`] at load.
+//! Entry points: `hooks`, which programs call; [`remember`] at load.
 
 #![allow(unsafe_code)] // the environment
 
@@ -44,12 +44,13 @@ struct Program<'a> {
     path: &'a CStr,
     flags: c_int,
     argv: Argv,
-    /// The C library opens files for it before it starts, and may make or empty them.
+    /// The C library opens files for the program before it starts, and may create or empty them.
     opens: bool,
 }
 
 impl Program<'_> {
-    /// Whether it is the dynamic linker, and asked what it would load.
+    /// Returns whether the program is the dynamic linker, called only to list libraries or check a
+    /// file.
     fn is_asked_for_lists(&self) -> bool {
         const REQUESTS: [&CStr; 4] = [c"--verify", c"--list", c"--help", c"--version"];
         let name = crate::state::objects::name_of(self.path.to_bytes());
@@ -61,17 +62,18 @@ impl Program<'_> {
     }
 }
 
-/// What happens to this process.
+/// How this process starts the program.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// It becomes the program: a call that returns has failed.
+    /// This process becomes the program: a call that returns has failed.
     Exec,
-    /// It gets a child, whose number is put there, or an error's number.
+    /// This process gets a child, whose number the C library stores here. The call returns 0 or an
+    /// error's number.
     Spawn(*mut libc::pid_t),
 }
 
-/// Calls `start` with the environment that the program is to have. Where the program will not have
-/// the library, all files have left the log by then.
+/// Calls `start` with the environment that the program is to have. If the program will not have the
+/// library, all files leave the log before.
 fn starting(
     program: &Program<'_>,
     way: Way,
@@ -89,7 +91,7 @@ fn starting(
         return start(environment);
     }
     let judged = program::judge(program.directory, program.path, program.flags);
-    // Behind the judgement, which is none if another thread has given the log up by then.
+    // Checked after `judge`: it returns `Missing` if another thread has given the log up by then.
     if process::has_given_up() {
         return with_additions(&additions(session, false), environment, start);
     }
@@ -118,7 +120,7 @@ struct Suspension<'a> {
     program: &'a CStr,
 }
 
-/// Why logging has to be suspended before the program starts, if it has to.
+/// Returns why logging has to be suspended before the program starts, or `None` if it need not be.
 fn suspension_for<'a>(program: &Program<'a>, judged: &Judged) -> Option<Suspension<'a>> {
     let program = program.path;
     if judged.verdict == Verdict::Preloaded {
@@ -133,15 +135,15 @@ fn suspension_for<'a>(program: &Program<'a>, judged: &Judged) -> Option<Suspensi
 }
 
 impl Suspension<'_> {
-    /// After the start: it is the child for whose life logging is suspended, if there is one, and
-    /// not this process.
+    /// Hands the suspension over to a child that was started: logging stays suspended while the
+    /// child lives, and no longer for this process.
     fn hand_on(&self, way: Way, result: c_int, suspended: Option<Suspended>) {
         if let Way::Spawn(child) = way
             && result == 0
         {
-            // SAFETY: the program's own, or null; the C library has just written it.
+            // SAFETY: the caller's pointer, or null; the C library has just written the number.
             let child = unsafe { child.as_ref() }.and_then(|child| u32::try_from(*child).ok());
-            // Whose number is not known, for its life this process stands.
+            // The child's number is not known: logging stays suspended while this process lives.
             let Some(child) = child else { return std::mem::forget(suspended) };
             supervisor::suspend(child, self.cause, self.program);
         }
@@ -149,17 +151,18 @@ impl Suspension<'_> {
     }
 }
 
-/// Whether the kernel could read a list of strings, too; where it cannot, it will say so.
+/// Returns whether the kernel can read a list of strings, and all its strings. If it cannot, the
+/// call that starts the program fails.
 fn is_readable_list(list: Argv) -> bool {
-    /// No program can be started with a longer one.
+    /// The kernel accepts no longer string.
     const STRING_BYTES_MAX: usize = 128 << 10;
-    // Not asked any more: the program's promise counts.
+    // After the log was given up, the kernel is not asked: the caller's list is taken as valid.
     let mut place = if process::has_given_up() { std::ptr::null() } else { list };
     while !place.is_null() {
         if !is_readable(place.cast(), size_of::<*const c_char>()) {
             return false;
         }
-        // SAFETY: readable.
+        // SAFETY: `is_readable` has checked it.
         let string = unsafe { *place };
         if string.is_null() {
             break;
@@ -189,8 +192,7 @@ fn with_additions(
     })
 }
 
-/// Calls `start`, by which the C library starts a shell with the environment of this process as it
-/// is.
+/// Calls `start`: the C library starts a shell with the environment of this process as it is.
 fn starting_shell<R>(start: impl FnOnce() -> R) -> R {
     if process::has_given_up() {
         session::hide_pool();
@@ -198,7 +200,8 @@ fn starting_shell<R>(start: impl FnOnce() -> R) -> R {
     }
     let (Some(_), Some(session)) = (process::log(), Session::get()) else { return start() };
     if additions(session, true).needed_bytes(session::environment()).is_some() {
-        // The program has cleared its environment: the shell runs alone, for how long is not known.
+        // The program has cleared its environment: the shell runs without the library, for an
+        // unknown time.
         supervisor::suspend(process::number(), Some(Cause::DroppedLibrary), c"");
     }
     start()

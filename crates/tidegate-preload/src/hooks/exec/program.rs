@@ -1,5 +1,4 @@
-//! The program that a name stands for: whether it will have the library, or what else has to be
-//! seen to.
+//! Judges the program that a name stands for: whether it will have the library, and why not.
 #![allow(unsafe_code)] // system calls
 
 use std::ffi::{CStr, c_char, c_int, c_long};
@@ -22,10 +21,10 @@ use crate::sys::raw::{self, words};
 pub(super) enum Verdict {
     /// With the library.
     Preloaded,
-    /// Without it: what the program does is seen by the kernel only.
+    /// Without it: only the kernel sees the program's calls.
     Alone,
-    /// Without it, and naming it in the environment would keep the program from starting, or make
-    /// it complain.
+    /// Without it. Naming the library in the environment would keep the program from starting, or
+    /// make it complain.
     AloneUnnamed,
     /// Not at all: there is no such program.
     Missing,
@@ -34,16 +33,17 @@ pub(super) enum Verdict {
 /// A program, judged.
 pub(super) struct Judged {
     pub(super) verdict: Verdict,
-    /// Why it runs without the library, as far as that is known.
+    /// Why the program runs without the library, as far as that is known.
     pub(super) cause: Option<Cause>,
-    /// The user trusts it, or the interpreter that runs it, to change no file that is synced.
+    /// The user trusts the program, or an interpreter that runs it, to change no file that is
+    /// synced.
     pub(super) is_trusted: bool,
 }
 
-/// Interpreters of interpreters that the kernel follows.
+/// The longest chain of interpreters that the kernel follows.
 const SCRIPTS_MOST: usize = 5;
 
-/// Judges what `execveat` would start.
+/// Judges the program that `execveat` would start with these arguments.
 pub(super) fn judge(directory: c_int, path: &CStr, flags: c_int) -> Judged {
     const READ: c_int = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY;
     let mut link = [0; LINK_BYTES];
@@ -80,7 +80,7 @@ fn unopened(error: raw::Errno) -> Why {
     if error == libc::EACCES { PRIVILEGED } else { MISSING }
 }
 
-/// Whether the user trusts what this path leads to, which need not be readable.
+/// Returns whether the user trusts the program at this path, which need not be readable.
 fn is_trusted(directory: c_int, path: &CStr) -> bool {
     if !process::trusts_any() {
         return false;
@@ -102,7 +102,7 @@ fn judge_opened(opened: &Opened, interpreter: &mut PathBuffer) -> Result<Why, In
     let mut head = [0; HEAD_BYTES];
     let head = read_head(opened, &mut head);
     match image::classify(head, |at, out| read_at(opened, at, out)) {
-        // The kernel takes an interpreter's rights, not a script's.
+        // The kernel takes the rights from the interpreter and ignores the rights of a script.
         Image::Script(at) => {
             interpreter.clear();
             let path = head.get(at).unwrap_or_default();
@@ -125,9 +125,10 @@ fn cause_of(image: &Image) -> Option<Cause> {
     }
 }
 
-/// Why the system calls of this process are not seen though it has the library, if that is so: a
-/// program that runs without the library may have started it, or it makes calls of its own, which
-/// is looked for only here. Nothing of the program has run yet.
+/// Returns why the hooks do not see all system calls of this process, although it has the library;
+/// `None` if they do. A program that runs without the library may have started this one, whose
+/// image is then judged only here. System calls of its own are looked for only here, too. To be
+/// called before any code of the program runs.
 pub(crate) fn own_cause(attached: Option<&Attached>) -> Option<Cause> {
     let Ok(opened) = Opened::open(libc::AT_FDCWD, c"/proc/self/exe", libc::O_RDONLY) else {
         return PRIVILEGED.1;
@@ -142,8 +143,8 @@ pub(crate) fn own_cause(attached: Option<&Attached>) -> Option<Cause> {
     cause.or_else(|| attached.is_some_and(has_own_calls).then_some(Cause::OwnCalls))
 }
 
-/// Whether the library at this path makes system calls of its own that the user does not trust. One
-/// that is not there any more may.
+/// Returns whether the library at this path makes system calls of its own and the user does not
+/// trust it. Returns true if the file cannot be opened any more.
 pub(crate) fn library_makes_own_calls(attached: &Attached, path: &CStr) -> bool {
     if objects::is_hooked(path) {
         return false;
@@ -159,7 +160,8 @@ pub(crate) fn library_makes_own_calls(attached: &Attached, path: &CStr) -> bool 
     makes_own_calls(attached, &opened, read_head(&opened, &mut head))
 }
 
-/// Whether the program or library makes system calls of its own that the user does not trust.
+/// Returns whether the program or library makes system calls of its own and the user does not trust
+/// it.
 fn makes_own_calls(attached: &Attached, opened: &Opened, head: &[u8]) -> bool {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let version = query::fstat(opened.number()).ok().map(|stat| version_of(&stat));
@@ -184,7 +186,8 @@ fn version_of(stat: &libc::stat) -> ProgramVersion {
     }
 }
 
-/// As the program's code says. Without memory to read it into it has some.
+/// Returns whether the code of the program makes system calls. Returns true if there is no memory
+/// to read the code into.
 fn has_own_calls(opened: &Opened, head: &[u8]) -> bool {
     const MEMORY_BYTES: usize = 128 << 10;
     let read = |at, out: &mut [u8]| read_at(opened, at, out);
@@ -192,7 +195,7 @@ fn has_own_calls(opened: &Opened, head: &[u8]) -> bool {
         .is_none_or(|mut memory| own_calls::makes_own_calls(head, read, memory.bytes_mut()))
 }
 
-/// Whether the user trusts the program; if so, it is listed.
+/// Returns whether the user trusts the program, and tells the supervisor if so.
 fn is_trusted_by(attached: &Attached, opened: &Opened) -> bool {
     let mut path = PathBuffer::new();
     let is_trusted =
@@ -210,12 +213,12 @@ fn read_head<'h>(opened: &Opened, head: &'h mut [u8; HEAD_BYTES]) -> &'h [u8] {
 
 fn read_at(opened: &Opened, at: u64, out: &mut [u8]) -> usize {
     let arguments = words![opened.number(), out.as_mut_ptr(), out.len(), at];
-    // SAFETY: memory for the answer.
+    // SAFETY: `out` has space for `out.len()` bytes.
     unsafe { query::call(libc::SYS_pread64, arguments) }.unwrap_or(0)
 }
 
-/// Whether the linker will ignore `LD_PRELOAD` since the program has rights that its caller has
-/// not.
+/// Returns whether the linker will ignore `LD_PRELOAD`, because the program gains rights that its
+/// caller lacks.
 fn gains_rights(opened: &Opened, stat: &libc::stat) -> bool {
     let (uid, gid) = (number(libc::SYS_getuid), number(libc::SYS_getgid));
     let set_uid = stat.st_mode & libc::S_ISUID != 0 && u64::from(stat.st_uid) != uid;
@@ -225,14 +228,14 @@ fn gains_rights(opened: &Opened, stat: &libc::stat) -> bool {
 }
 
 fn number(call: c_long) -> u64 {
-    // SAFETY: these take nothing.
+    // SAFETY: these calls take no arguments.
     unsafe { query::call(call, words![]) }.map_or(u64::MAX, |number| number as u64)
 }
 
 fn has_capabilities(opened: &Opened) -> bool {
     let name: *const c_char = c"security.capability".as_ptr();
     let arguments = words![opened.number(), name, std::ptr::null::<u8>(), 0_usize];
-    // SAFETY: a terminated name, and no free space for the value: its size is the answer.
+    // SAFETY: a terminated name, and no memory for the value: the kernel returns its size.
     unsafe { query::call(libc::SYS_fgetxattr, arguments) }.is_ok()
 }
 

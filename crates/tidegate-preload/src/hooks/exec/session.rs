@@ -1,8 +1,7 @@
-//! What the environment of this process said of the session when it was loaded: what programs that
-//! it starts have to be told.
+//! The session's variables, copied from the environment when the library is loaded: programs that
+//! this process starts need them.
 //!
-//! The program may clear its environment, and `setproctitle` writes over it: so there is a copy,
-//! made once.
+//! The program may clear its environment, and `setproctitle` writes over it.
 #![allow(unsafe_code)] // the environment, and the linker's answers
 
 use std::ffi::{CStr, c_char};
@@ -15,7 +14,7 @@ use crate::sys::page;
 const VARIABLES_MOST: usize = 12;
 const PREFIX: &[u8] = b"TIDEGATE_";
 
-/// What has to be passed on.
+/// The path and the variables that are passed on.
 pub(super) struct Session {
     /// The library, as `LD_PRELOAD` names it.
     pub(super) library: &'static [u8],
@@ -30,19 +29,19 @@ impl Session {
         SESSION.get()
     }
 
-    /// `NAME=value`, each.
+    /// Returns the session's variables, each as `NAME=value`.
     pub(super) fn variables(&self) -> &[&'static CStr] {
         &self.variables[..self.count.min(VARIABLES_MOST)]
     }
 }
 
-/// Copies what is to be passed on. To be called once, when the library is loaded. Without it
-/// programs run without the library.
+/// Copies the session's variables. To be called once, when the library is loaded. If it fails,
+/// programs start with the environment that their caller passes.
 pub(crate) fn remember() {
     let Some(library) = objects::own_path().map(CStr::to_bytes) else { return };
     let mut session = Session { library, variables: [c""; VARIABLES_MOST], count: 0 };
     for &entry in environment() {
-        // SAFETY: the environment's entries are terminated strings.
+        // SAFETY: the entries of the environment are terminated strings.
         let entry = unsafe { CStr::from_ptr(entry) };
         let bytes = entry.to_bytes();
         if bytes.starts_with(PREFIX) && session.count < VARIABLES_MOST {
@@ -54,55 +53,56 @@ pub(crate) fn remember() {
     let _ = SESSION.set(session);
 }
 
-/// The program's environment.
+/// Returns the program's environment.
 pub(super) fn environment() -> Strings<'static> {
     unsafe extern "C" {
         static environ: *const *const c_char;
     }
-    // SAFETY: the C library's own, which a program only changes while no thread reads it.
+    // SAFETY: the C library defines it. A program changes it only while no other thread reads it.
     let array = unsafe { environ };
     strings(array)
 }
 
-/// Takes the pool's path out of the program's environment: what is started with that cannot map it.
+/// Empties the path of the pool in the environment, so that programs started with it cannot map the
+/// pool.
 pub(super) fn hide_pool() {
     const POOL: &[u8] = b"TIDEGATE_POOL=";
     for &entry in environment() {
-        // SAFETY: the environment's entries are terminated strings.
+        // SAFETY: the entries of the environment are terminated strings.
         if unsafe { CStr::from_ptr(entry) }.to_bytes().starts_with(POOL) {
             let value = entry.cast_mut().wrapping_add(POOL.len());
-            // SAFETY: inside the string, or its end. It lies on the stack or the heap: the kernel
-            // or `setenv` has put it there.
+            // SAFETY: at least the terminating NUL is there. The string is writable: the kernel put
+            // it on the stack, or `setenv` on the heap.
             unsafe { value.write(0) };
         }
     }
 }
 
-/// A NULL-terminated array of strings; NULL is an empty one.
+/// Returns the strings of a NULL-terminated array without the NULL; none if `array` is null.
 pub(super) fn strings<'a>(array: *const *const c_char) -> Strings<'a> {
     if array.is_null() {
         return &[];
     }
     let mut len = 0;
     loop {
-        // SAFETY: the array goes on until its NULL, which was not met yet.
+        // SAFETY: the array ends with a NULL, and none of its first `len` entries is NULL.
         let place = unsafe { array.add(len) };
-        // SAFETY: as above.
+        // SAFETY: `place` is in the array or at its NULL.
         if unsafe { *place }.is_null() {
             break;
         }
         len += 1;
     }
-    // SAFETY: `len` pointers were just read there; they stay as long as the call that they were
-    // passed to.
+    // SAFETY: the loop has read `len` pointers there. They stay for as long as the call that got
+    // them.
     unsafe { std::slice::from_raw_parts(array, len) }
 }
 
-/// A copy that stays, in memory that is not the program's heap.
+/// Copies a string for the life of the process, to memory outside of the program's heap.
 fn copied(text: &CStr) -> Option<&'static CStr> {
     let bytes = text.to_bytes_with_nul();
     let at = page::map(bytes.len())?;
-    // SAFETY: fresh memory of that length, which is never unmapped.
+    // SAFETY: a new mapping of `bytes.len()` bytes, which is never unmapped.
     let copy: &'static mut [u8] = unsafe { std::slice::from_raw_parts_mut(at.cast(), bytes.len()) };
     copy.copy_from_slice(bytes);
     CStr::from_bytes_with_nul(copy).ok()
