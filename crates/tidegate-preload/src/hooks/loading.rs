@@ -1,13 +1,13 @@
-//! Hooks: libraries that are loaded while the program runs, and functions that are asked for by
+//! Hooks: libraries that are loaded while the program runs, and functions that are looked up by
 //! name.
 //!
 //! Invariants:
-//! 1. Before a library runs any code whose system calls the hooks do not see, all files have left
-//!    the log for as long as this process lives: one with instructions of its own, one that binds
-//!    to the C library around the hooks, one with another copy of the C library.
-//! 2. A caller that asks for the function that a hook stands in front of gets the hook.
+//! 1. All files leave the log, for as long as this process lives, before a library runs code whose
+//!    system calls the hooks do not see. Such a library has system call instructions of its own,
+//!    binds to the C library around the hooks, or comes with another copy of the C library.
+//! 2. A caller that looks up a function with a hook in front gets the hook.
 //! 3. The dynamic linker looks at the address of its caller. So it is called in place of the hook,
-//!    or with a path for which that address makes no difference.
+//!    or with a path that makes the address irrelevant.
 //!
 //! The dynamic linker allocates, and so may these hooks.
 #![allow(unsafe_code)] // C's calling convention, and assembly
@@ -33,7 +33,7 @@ pub(crate) use search::remember;
 
 type Handle = *mut c_void;
 
-/// Where a hook goes on.
+/// How a hook goes on.
 #[repr(C)]
 struct Way {
     is_answered: usize,
@@ -41,17 +41,17 @@ struct Way {
 }
 
 impl Way {
-    /// With the C library's function, called in place of the hook.
+    /// Jumps to the C library's function, which takes the place of the hook.
     const ON: Self = Self { is_answered: 0, answer: ptr::null_mut() };
 
-    /// With its caller, which gets this.
+    /// Returns this to the caller of the hook.
     const fn back(answer: *mut c_void) -> Self {
         Self { is_answered: 1, answer }
     }
 }
 
-/// Declares hooks of up to three arguments. `$before` is called with these and the address of the
-/// caller, and says where to go on; it has set `$next`.
+/// Declares hooks of up to three arguments. `$before` is called with the arguments and the caller's
+/// address. It sets `$next` and returns how the hook goes on.
 macro_rules! in_place {
     ($($name:ident: $before:ident, $next:ident;)*) => {$(
         static $next: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
@@ -116,12 +116,12 @@ in_place! {
     dlvsym: before_dlvsym, DLVSYM;
 }
 
-/// Stands where a C library has no such function.
+/// Returns null, in place of a function that the C library does not have.
 extern "C" fn missing() -> *mut c_void {
     ptr::null_mut()
 }
 
-/// Notes where the hook goes on.
+/// Sets the function that the hook goes on with.
 fn set<F>(next: &AtomicPtr<c_void>, function: Option<F>, address: impl Fn(F) -> *mut c_void) {
     next.store(function.map_or(missing as *mut c_void, address), Ordering::Relaxed);
 }
@@ -141,7 +141,7 @@ extern "C" fn before_dlmopen(
     if namespace == libc::LM_ID_BASE {
         return open(path, flags, caller);
     }
-    // It has a C library of its own.
+    // The new namespace has a C library of its own.
     rights::give_up_for(Cause::OwnCalls);
     Way::ON
 }
@@ -150,7 +150,7 @@ extern "C" fn before_dlsym(handle: Handle, name: *const c_char, _: usize, caller
     set(&DLSYM, next::dlsym.get(), |function| function as *mut c_void);
     ask(handle, name, caller, || {
         let dlsym = next::dlsym.get()?;
-        // SAFETY: the program's own arguments.
+        // SAFETY: the C library's function of this type, with the caller's arguments.
         Some(unsafe { dlsym(handle, name) })
     })
 }
@@ -164,13 +164,13 @@ extern "C" fn before_dlvsym(
     set(&DLVSYM, next::dlvsym.get(), |function| function as *mut c_void);
     ask(handle, name, caller, || {
         let dlvsym = next::dlvsym.get()?;
-        // SAFETY: the program's own arguments.
+        // SAFETY: the C library's function of this type, with the caller's arguments.
         Some(unsafe { dlvsym(handle, name, version) })
     })
 }
 
-/// The function that a caller asks for; `found` is what the dynamic linker finds by a library's
-/// handle.
+/// Answers a caller that looks up a function by name. `found` asks the dynamic linker with the
+/// handle of a library.
 fn ask(
     handle: Handle,
     name: *const c_char,
@@ -182,7 +182,7 @@ fn ask(
     }
     let Some(hook) = text(name).and_then(objects::hook) else { return Way::ON };
     if handle == libc::RTLD_DEFAULT {
-        // The hook, or a function of the program in front of it.
+        // The dynamic linker finds the hook, or a function of the program in front of the hook.
         return Way::ON;
     }
     if handle == libc::RTLD_NEXT {
@@ -190,18 +190,18 @@ fn ask(
     }
     match found() {
         Some(found) if objects::is_of_hooked(found.addr()) => Way::back(hook),
-        // Asked once more, the dynamic linker tells the error.
+        // When asked once more, the dynamic linker returns the error.
         _ => Way::ON,
     }
 }
 
-/// Loads a library.
+/// Loads a library. Gives the log up if the library's system calls will not be seen.
 fn open(path: *const c_char, flags: c_int, caller: usize) -> Way {
     let (Some(attached), Some(dlopen)) = (process::attached(), next::dlopen.get()) else {
         return Way::ON;
     };
     let Some(name) = text(path).filter(|name| !name.is_empty()) else { return Way::ON };
-    // SAFETY: the program's own name.
+    // SAFETY: a terminated name.
     let load = |name: &CStr, flags| unsafe { dlopen(name.as_ptr(), flags) };
     if process::in_vfork_child() || is_loaded(name, load) {
         return Way::ON;
@@ -218,21 +218,21 @@ fn open(path: *const c_char, flags: c_int, caller: usize) -> Way {
     Way::back(judged(attached, name, objects, || load(name, flags & !libc::RTLD_DEEPBIND)))
 }
 
-/// Whether the library is loaded: no more of it will be.
+/// Returns whether the library is loaded already, so that its code is not new.
 fn is_loaded(name: &CStr, load: impl FnOnce(&CStr, c_int) -> Handle) -> bool {
     let handle = load(name, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
     if !handle.is_null()
         && let Some(dlclose) = next::dlclose.get()
     {
-        // SAFETY: a handle of our own.
+        // SAFETY: a handle that `load` has just returned, closed once.
         unsafe { dlclose(handle) };
     }
     !handle.is_null()
 }
 
 /// Loads a library by `load`, which also runs its constructors. `expected` are the files that come
-/// with it; where that is not known, or one of them makes system calls of its own, logging is
-/// suspended meanwhile.
+/// with the library. If they are not known, or one makes system calls of its own, logging is
+/// suspended meanwhile. If a new file makes such calls, the log is given up.
 fn judged(
     attached: &Attached,
     name: &CStr,

@@ -1,10 +1,10 @@
 //! Hooks: files that are mapped.
 //!
 //! Invariants:
-//! 1. A file that may be changed through a mapping is unlogged before the mapping is there, for as
-//!    long as the process lives.
-//! 2. Mappings that may become writable later are noted in [`NOTED`]; where there is no place left,
-//!    the file is unlogged at once.
+//! 1. Before a mapping exists that can change a file, the file is unlogged for as long as the
+//!    process lives.
+//! 2. Mappings that may become writable later are noted in [`NOTED`]. If that is full, the file is
+//!    unlogged at once.
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_void};
@@ -21,7 +21,7 @@ use crate::sys::readable;
 
 /// A shared mapping, not writable, of a file that is open for writing.
 struct Noted {
-    /// 0: free.
+    /// 0 if the entry is free.
     start: AtomicUsize,
     end: AtomicUsize,
     file: AtomicU64,
@@ -30,9 +30,9 @@ struct Noted {
 static NOTED: [Noted; 128] = [const {
     Noted { start: AtomicUsize::new(0), end: AtomicUsize::new(0), file: AtomicU64::new(0) }
 }; 128];
-/// How many places are in use.
+/// How many entries are in use.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Being filled.
+/// The `start` of an entry that is being filled.
 const BUSY: usize = usize::MAX;
 
 impl Noted {
@@ -48,7 +48,7 @@ impl Noted {
     }
 }
 
-/// Notes a mapping; false where there is no place left.
+/// Notes a mapping. Returns false if no entry is free.
 fn note(start: usize, len: usize, file: FileRef) -> bool {
     let taken = NOTED.iter().find(|noted| {
         noted.start.compare_exchange(0, BUSY, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -79,7 +79,7 @@ fn overlapping(start: usize, len: usize, mut visit: impl FnMut(&Noted, (usize, u
 fn unmapped(start: usize, len: usize) {
     readable::unmapped(start, len);
     overlapping(start, len, |noted, range| {
-        // A part that stays is noted on: too much does no harm.
+        // If a part of the mapping stays, so does the whole note: too much does no harm.
         if start <= range.0 && range.1 <= start.saturating_add(len) {
             noted.start.store(0, Ordering::Release);
             COUNT.fetch_sub(1, Ordering::AcqRel);
@@ -89,12 +89,14 @@ fn unmapped(start: usize, len: usize) {
 
 const SHARED: c_int = libc::MAP_SHARED;
 
-/// The open file that a mapping can change, now or later.
+/// Returns the open file that a mapping can change, now or later.
 fn shared(flags: c_int, fd: c_int) -> Option<Open> {
     // MAP_SHARED_VALIDATE has the bit of MAP_SHARED, too.
     if flags & SHARED == 0 || flags & libc::MAP_ANONYMOUS != 0 { None } else { Open::writable(fd) }
 }
 
+/// Maps memory as `mmap` does, and unlogs or notes the file.
+///
 /// # Safety
 /// As for `mmap`.
 pub(crate) unsafe fn map(
@@ -107,10 +109,10 @@ pub(crate) unsafe fn map(
     let writable = open.filter(|_| protection & libc::PROT_WRITE != 0);
     let pinned = writable.and_then(|open| Some((open.log, unseen::pin(&open)?)));
     let arguments = words![at, len, protection, flags, fd, offset];
-    // SAFETY: as promised.
+    // SAFETY: the caller vouches for the arguments, as for `mmap`.
     let mapped = raw::returned(unsafe { raw::call(libc::SYS_mmap, arguments) });
     if let Ok(start) = usize::try_from(mapped) {
-        // What was there before is gone, if the address was fixed.
+        // If the address was fixed, the mapping has replaced any other there.
         unmapped(start, len);
         if flags & libc::MAP_FIXED != 0 {
             readable::changed();
@@ -124,7 +126,7 @@ pub(crate) unsafe fn map(
             unseen::pin(&open);
         }
     } else if let Some((log, file)) = pinned {
-        // The kernel has refused it, as it does `MAP_SYNC` on most disks.
+        // The kernel has refused the mapping, as it refuses `MAP_SYNC` on most disks.
         unseen::unpin(log, file);
     }
     ptr::with_exposed_provenance_mut(mapped.cast_unsigned())
@@ -132,9 +134,9 @@ pub(crate) unsafe fn map(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn munmap(at: *mut c_void, len: size_t) -> c_int {
-    // Before: another thread may be given these addresses at once.
+    // Noted before the call: another thread may get these addresses as soon as they are free.
     unmapped(at.addr(), len);
-    // SAFETY: as promised to this function.
+    // SAFETY: the caller gives the memory up.
     let result = unsafe { raw::call(libc::SYS_munmap, words![at, len]) };
     readable::changed();
     raw::returned_int(result)
@@ -142,13 +144,13 @@ pub(crate) unsafe extern "C-unwind" fn munmap(at: *mut c_void, len: size_t) -> c
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn shmdt(at: *const c_void) -> c_int {
-    // SAFETY: as promised to this function.
+    // SAFETY: the caller gives the memory up.
     let result = unsafe { raw::call(libc::SYS_shmdt, words![at]) };
     readable::changed();
     raw::returned_int(result)
 }
 
-/// What lay at the first range lies at the second one now.
+/// Notes that `mremap` has moved the first range to the second.
 fn moved((old, old_len): (usize, usize), (new, new_len): (usize, usize)) {
     overlapping(old, old_len.max(1), |noted, (start, end)| {
         if old <= start && end <= old.saturating_add(old_len) {
@@ -156,7 +158,7 @@ fn moved((old, old_len): (usize, usize), (new, new_len): (usize, usize)) {
         } else if new == old {
             noted.place(start, end.max(new + new_len));
         } else {
-            // The rest stays where it was: too much of that does no harm.
+            // The rest stays at its address: too much of a note does no harm.
             let file = FileRef::from_word(noted.file.load(Ordering::Relaxed));
             if !note(new, new_len, file)
                 && let Some(log) = process::log()
@@ -176,12 +178,13 @@ pub(crate) unsafe extern "C-unwind" fn mremap(
     new_at: *mut c_void,
 ) -> *mut c_void {
     let arguments = words![at, len, new_len, flags, new_at];
-    // SAFETY: as promised to this function; an address that is not given is not looked at.
+    // SAFETY: the caller gives the old memory up; without `MREMAP_FIXED` the kernel ignores
+    // `new_at`.
     let mapped = raw::returned(unsafe { raw::call(libc::SYS_mremap, arguments) });
     readable::changed();
     if let Ok(start) = usize::try_from(mapped) {
         const STAYS: c_int = libc::MREMAP_DONTUNMAP;
-        // Of a length of 0, a shared mapping gets a second one.
+        // A length of 0 maps a shared mapping a second time.
         let old_len = if flags & STAYS == 0 { len } else { 0 };
         if readable::is_from_file(at.addr(), len.max(1)) {
             readable::mapped_from_file(start, new_len);
@@ -191,7 +194,7 @@ pub(crate) unsafe extern "C-unwind" fn mremap(
     ptr::with_exposed_provenance_mut(mapped.cast_unsigned())
 }
 
-/// What lies there becomes writable.
+/// Unlogs the files whose noted mappings in this range become writable.
 fn becomes_writable(start: usize, len: usize) {
     let Some(log) = process::log() else { return };
     overlapping(start, len, |noted, _| {
@@ -201,7 +204,7 @@ fn becomes_writable(start: usize, len: usize) {
     });
 }
 
-/// Changes what may be done with memory.
+/// Changes the access to memory, by `kernel`.
 fn protect(
     at: *mut c_void,
     len: size_t,
@@ -224,7 +227,7 @@ pub(crate) unsafe extern "C-unwind" fn mprotect(
     len: size_t,
     protection: c_int,
 ) -> c_int {
-    // SAFETY: as promised to this function.
+    // SAFETY: the caller vouches for the access that it takes or gives.
     protect(at, len, protection, || unsafe {
         raw::call(libc::SYS_mprotect, words![at, len, protection])
     })
@@ -237,10 +240,10 @@ pub(crate) unsafe extern "C-unwind" fn pkey_mprotect(
     protection: c_int,
     key: c_int,
 ) -> c_int {
-    // Without a key it is `mprotect`, also where there are no keys.
+    // Without a key it is `mprotect`, also on machines without keys.
     let (number, key) =
         if key == -1 { (libc::SYS_mprotect, 0) } else { (libc::SYS_pkey_mprotect, key) };
-    // SAFETY: as promised to this function.
+    // SAFETY: the caller vouches for the access that it takes or gives.
     protect(at, len, protection, || unsafe { raw::call(number, words![at, len, protection, key]) })
 }
 

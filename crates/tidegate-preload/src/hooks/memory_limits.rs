@@ -1,7 +1,7 @@
-//! Hook: `mlockall`, which is to lock the program's memory, and not the log's.
+//! Hook: `mlockall`, which locks the program's memory and not the log's.
 //!
-//! Invariant: what the program may lock, and what it has locked then, is what it would be without
-//! the library. Nothing of the log is locked: that would be all of the pool.
+//! Invariant: the program may lock as much memory, and locks the same memory, as without the
+//! library. No memory of the log is locked: that would be the whole pool.
 #![allow(unsafe_code)] // C's calling convention, and system calls
 
 use std::ffi::{c_int, c_uint};
@@ -15,9 +15,9 @@ use crate::sys::path::Opened;
 use crate::sys::query;
 use crate::sys::raw::{self, Errno, checked, words};
 
-/// The longest list of mappings that is looked at.
+/// The longest list of mappings that is read.
 const LIST_BYTES: usize = 4 << 20;
-/// Kinds of memory that `mlockall` is about.
+/// Flags of `mlockall`.
 const CURRENT: c_uint = libc::MCL_CURRENT.cast_unsigned();
 const FUTURE: c_uint = libc::MCL_FUTURE.cast_unsigned();
 const ON_FAULT: c_uint = libc::MCL_ONFAULT.cast_unsigned();
@@ -36,11 +36,11 @@ fn is_mapped() -> bool {
 }
 
 fn lock(flags: c_uint) -> Result<usize, Errno> {
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     checked(unsafe { raw::call(libc::SYS_mlockall, words![flags]) })
 }
 
-/// Locks all memory but the log's, as `mlockall` with these flags locks all.
+/// Locks all memory but the log's, as `mlockall` with these flags locks all. Returns 0.
 fn lock_others(flags: c_uint) -> Result<usize, Errno> {
     let mut memory = Mapped::new(LIST_BYTES).ok_or(libc::ENOMEM)?;
     let list = listed(&mut memory)?;
@@ -56,12 +56,13 @@ fn lock_others(flags: c_uint) -> Result<usize, Errno> {
     let on_fault = c_uint::from(flags & ON_FAULT != 0);
     for (range, is_ordinary) in others(list) {
         let arguments = words![range.start, range.len(), on_fault];
-        // SAFETY: memory that is locked keeps its content.
+        // SAFETY: locking changes no content.
         let locked = checked(unsafe { raw::call(libc::SYS_mlock2, arguments) });
-        // Memory without access is locked, and is an error of this call, not of `mlockall`.
+        // `mlock2` locks memory without access and returns an error, which `mlockall` does not
+        // return.
         let is_refused = locked == Err(libc::EPERM) || is_ordinary && locked == Err(libc::ENOMEM);
         if is_beyond && is_refused {
-            // SAFETY: no pointers.
+            // SAFETY: the call takes no pointers.
             unsafe { raw::call(libc::SYS_munlockall, words![]) };
             return Err(libc::ENOMEM);
         }
@@ -69,7 +70,7 @@ fn lock_others(flags: c_uint) -> Result<usize, Errno> {
     Ok(0)
 }
 
-/// `/proc/self/maps`.
+/// Reads `/proc/self/maps` into `memory`. Fails with `ENOMEM` if it does not fit.
 fn listed(memory: &mut Mapped) -> Result<&[u8], Errno> {
     let file = Opened::open(libc::AT_FDCWD, c"/proc/self/maps", libc::O_RDONLY)?;
     let mut len = 0;
@@ -83,8 +84,8 @@ fn listed(memory: &mut Mapped) -> Result<&[u8], Errno> {
     Ok(memory.bytes().get(..len).unwrap_or_default())
 }
 
-/// The mappings of a list that are not the library's; whether each is memory that can be read and
-/// written.
+/// Returns the mappings of a list that are not the library's, and whether each is memory that can
+/// be read and written.
 fn others(list: &[u8]) -> impl Iterator<Item = (Range<usize>, bool)> {
     let of_log = process::log().map(|log| log.ring().memory()).unwrap_or_default();
     let own = [of_log[0].clone(), of_log[1].clone(), descriptors::memory()];
@@ -94,12 +95,13 @@ fn others(list: &[u8]) -> impl Iterator<Item = (Range<usize>, bool)> {
     ranges.filter(move |(range, _)| !own.iter().any(|own| own.contains(&range.start)))
 }
 
-/// A mapping of the library's own file, which its own memory lies next to.
+/// Returns whether a line is a mapping of the library's own file, whose other memory lies next to
+/// it.
 fn is_library(line: &[u8]) -> bool {
     line.ends_with(b"/libtidegate_preload.so")
 }
 
-/// The addresses at the start of a line.
+/// Returns the addresses at the start of a line.
 fn range_of(line: &[u8]) -> Option<Range<usize>> {
     let mut ends = line.split(|&byte| byte == b' ').next()?.splitn(2, |&byte| byte == b'-');
     let mut end = || {
@@ -109,7 +111,7 @@ fn range_of(line: &[u8]) -> Option<Range<usize>> {
     Some(end()?..end()?)
 }
 
-/// Whether this process may lock more than its limit.
+/// Returns whether this process may lock more than its limit.
 fn may_exceed() -> bool {
     const VERSION_3: c_uint = 0x2008_0522;
     const IPC_LOCK: c_uint = 14;
@@ -117,7 +119,7 @@ fn may_exceed() -> bool {
     // Effective, permitted, inheritable; twice.
     let mut sets = [0 as c_uint; 6];
     let arguments = words![header.as_ptr(), sets.as_mut_ptr()];
-    // SAFETY: the kernel's structures.
+    // SAFETY: a header and two sets, as the kernel expects them for this version.
     let is_told = unsafe { query::call(libc::SYS_capget, arguments) }.is_ok();
     is_told && sets[0] & 1 << IPC_LOCK != 0
 }

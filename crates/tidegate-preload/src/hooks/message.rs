@@ -1,7 +1,7 @@
-//! Hooks: `sendmsg` and `sendmmsg`, by which descriptors get to other processes.
+//! Hooks: `sendmsg` and `sendmmsg`, which pass descriptors to other processes.
 //!
-//! Invariant: a file leaves the log, and does not come back, before another process gets a
-//! descriptor to write it with: that process may not be watched.
+//! Invariant: before another process gets a descriptor to write a file with, the file leaves the
+//! log and does not come back: that process may not be watched.
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_uint};
@@ -21,33 +21,34 @@ unsafe fn share(message: *const msghdr) {
     if !is_readable(message.cast(), size_of::<msghdr>()) {
         return;
     }
-    // SAFETY: readable, and the program's own for the length of the call.
+    // SAFETY: `is_readable` has checked it, and the caller keeps it for the length of the call.
     let given = unsafe { &*message };
     if given.msg_controllen == 0 || !is_readable(given.msg_control, given.msg_controllen) {
         return;
     }
-    // SAFETY: a message whose control data is readable.
+    // SAFETY: `is_readable` has checked the message and its control data.
     let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
     while !header.is_null() {
-        // SAFETY: inside the message, as the macros see to.
+        // SAFETY: the macros return only headers inside of the control data.
         let control = unsafe { &*header };
         if (control.cmsg_level, control.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            // SAFETY: the header says that there are descriptors.
+            // SAFETY: the header's type says that descriptors follow.
             #[allow(clippy::cast_ptr_alignment)] // read as if it were not aligned
-            // SAFETY: the header's own descriptors, as its type says.
+            // SAFETY: the header's type says that descriptors follow.
             let data = unsafe { libc::CMSG_DATA(header) }.cast::<c_int>();
             let bytes = control.cmsg_len.saturating_sub(size_of::<libc::cmsghdr>());
             let count =
                 if is_readable(data.cast(), bytes) { bytes / size_of::<c_int>() } else { 0 };
             for at in 0..count {
-                // SAFETY: so many descriptors are there.
+                // SAFETY: the data has `count` descriptors.
                 let fd = unsafe { data.add(at) };
-                // SAFETY: inside the data, aligned or not.
+                // SAFETY: inside of the data, which `is_readable` has checked; it need not be
+                // aligned.
                 let fd = unsafe { fd.read_unaligned() };
                 Open::writable(fd).iter().for_each(Open::mark);
             }
         }
-        // SAFETY: the program's own message.
+        // SAFETY: a header of this message.
         header = unsafe { libc::CMSG_NXTHDR(message, header) };
     }
 }
@@ -58,12 +59,12 @@ pub(crate) unsafe extern "C-unwind" fn sendmsg(
     message: *const msghdr,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: as promised to this function.
+    // SAFETY: the caller's message, as for `sendmsg`.
     unsafe { share(message) };
     match next::sendmsg.resolved() {
-        // SAFETY: the same function.
+        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
         Some(sendmsg) => unsafe { sendmsg(fd, message, flags) },
-        // SAFETY: the program's own arguments.
+        // SAFETY: the caller's arguments, which only the kernel reads.
         None => raw::returned(unsafe { raw::call(libc::SYS_sendmsg, words![fd, message, flags]) }),
     }
 }
@@ -80,15 +81,15 @@ pub(crate) unsafe extern "C-unwind" fn sendmmsg(
         if !is_readable(message.cast(), size_of::<libc::mmsghdr>()) {
             break;
         }
-        // SAFETY: readable.
+        // SAFETY: `is_readable` has checked it.
         let header = unsafe { &raw const (*message).msg_hdr };
-        // SAFETY: as promised to this function.
+        // SAFETY: the caller's message, as for `sendmsg`.
         unsafe { share(header) };
     }
     match next::sendmmsg.resolved() {
-        // SAFETY: the same function.
+        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
         Some(sendmmsg) => unsafe { sendmmsg(fd, messages, count, flags) },
-        // SAFETY: the program's own arguments.
+        // SAFETY: the caller's arguments, which only the kernel reads.
         None => raw::returned_int(unsafe {
             raw::call(libc::SYS_sendmmsg, words![fd, messages, count, flags])
         }),

@@ -1,8 +1,8 @@
 //! The functions that stand in front of the C library's, by kind of call.
 //!
 //! - bytes: `write`, `printf`, `stdio`, `transfer`, `aio`, `mapping`; `size` and `sync`;
-//! - names: `open`, `names`, `attributes`, `mount`; `library`, for changes that the C library
-//!   makes by itself;
+//! - names: `open`, `names`, `attributes`, `mount`; `library`, for changes that the C library makes
+//!   by itself;
 //! - descriptors: `close`, `message`;
 //! - the process: `exec`, `fork`, `vfork`, `loading`, `lifecycle` (load, fork and exit), `rights`,
 //!   `limits`, `memory_limits`;

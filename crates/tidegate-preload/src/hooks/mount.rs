@@ -1,11 +1,12 @@
 //! Hooks: `mount`, `umount` and their kin.
 //!
-//! A file system that is stacked on others writes to their files by the kernel, under names and
-//! numbers of its own. So nothing is logged any more before one is mounted, until the session ends:
-//! a mount outlives the process that makes it.
+//! A file system that is stacked on others changes their files inside the kernel, under names and
+//! numbers of its own. Before one is mounted, logging is suspended until the session ends: a mount
+//! outlives the process that makes it.
 //!
 //! The supervisor holds descriptors of files and file systems whose records are not retired. A
-//! program that unmounts one waits until all are retired and the descriptors are closed.
+//! program that unmounts a file system waits until all records are retired and the descriptors are
+//! closed.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
@@ -19,7 +20,7 @@ use crate::sys::readable::text_up_to;
 /// File systems whose files lie in other file systems.
 const STACKED: [&CStr; 5] = [c"overlay", c"overlayfs", c"ecryptfs", c"aufs", c"unionfs"];
 
-/// Suspends logging if `kind`, the program's own argument, is a stacked file system.
+/// Suspends logging if `kind`, the caller's argument, names a stacked file system.
 fn about_to_stack(kind: *const c_char) {
     const KIND_BYTES: usize = 16;
     if process::log().is_some()
@@ -39,14 +40,14 @@ pub(crate) unsafe extern "C-unwind" fn mount(
 ) -> c_int {
     about_to_stack(kind);
     let arguments = words![source, target, kind, flags, data];
-    // SAFETY: the program's own arguments.
+    // SAFETY: the caller's arguments, which only the kernel reads.
     raw::returned_int(unsafe { raw::call(libc::SYS_mount, arguments) })
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn fsopen(kind: *const c_char, flags: c_uint) -> c_int {
     about_to_stack(kind);
-    // SAFETY: the program's own arguments.
+    // SAFETY: the caller's arguments, which only the kernel reads.
     raw::returned_int(unsafe { raw::call(libc::SYS_fsopen, words![kind, flags]) })
 }
 
@@ -55,12 +56,12 @@ pub(crate) unsafe extern "C-unwind" fn umount2(target: *const c_char, flags: c_i
     if process::log().is_some_and(tidegate::log::Log::has_stories) {
         supervisor::flush();
     }
-    // SAFETY: the program's own arguments.
+    // SAFETY: the caller's arguments, which only the kernel reads.
     raw::returned_int(unsafe { raw::call(libc::SYS_umount2, words![target, flags]) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn umount(target: *const c_char) -> c_int {
-    // SAFETY: the same call without flags.
+    // SAFETY: the caller's target, and no flags.
     unsafe { umount2(target, 0) }
 }

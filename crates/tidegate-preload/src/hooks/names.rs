@@ -1,12 +1,12 @@
 //! Hooks: the C functions that change names.
 //!
-//! Each makes the system call that the C library's function makes, so that errors are the kernel's
-//! and a filter of system calls that allows what the program needs allows it.
-//! Of a file that the log has, links, renames and removals are recorded if they can be
+//! Each hook makes the system call that the C library's function makes. So errors are the kernel's,
+//! and a filter of system calls that allows the program's calls allows the hook's. Links, renames
+//! and removals of a file that the log has are recorded if they can be
 //! ([`covered::change_name`](crate::covered::change_name)). All other changes are counted as
 //! pending.
 #![allow(unsafe_code)] // C's functions
-#![allow(clippy::missing_safety_doc)] // as in the manual of each
+#![allow(clippy::missing_safety_doc)] // the manual page of each function says it
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -21,7 +21,7 @@ use crate::sys::readable::{is_readable, text};
 
 /// Makes a system call with arguments of the program.
 fn call((number, arguments): Made) -> isize {
-    // SAFETY: the program's promise to the function that it called.
+    // SAFETY: the caller's arguments, as for the function that it called.
     unsafe { raw::call(number, arguments) }
 }
 
@@ -34,7 +34,7 @@ fn make_name(made: Made) -> c_int {
     result(metadata::counted(|| call(made)))
 }
 
-/// A path of the program, if it can be read.
+/// Returns a path of the program, if it can be read.
 fn path<'p>((directory, path): (c_int, *const c_char)) -> Option<(c_int, &'p CStr)> {
     Some((directory, text(path)?))
 }
@@ -92,35 +92,37 @@ fn add_name(old: At, new: At, flags: c_int, made: Made) -> c_int {
     result(counted_of(named, || call(made)))
 }
 
-/// Makes a node: the C library has had the newer call alone since 2.33.
+/// Makes a node by the newer call, which the C library alone makes since 2.33.
 fn make_node(directory: c_int, path: *const c_char, mode: c_uint, device: u64) -> c_int {
     make_name((libc::SYS_mknodat, words![directory, path, mode, device]))
 }
 
-/// What programs that are older than glibc 2.33 pass.
+/// Reads the device number that programs built for a glibc before 2.33 pass.
 fn device_at(device: *const u64) -> u64 {
-    // SAFETY: the program's promise to the function that it called.
+    // SAFETY: the caller's arguments, as for the function that it called.
     unsafe { device.as_ref() }.copied().unwrap_or(0)
 }
 
-/// The C library makes the directory by itself.
+/// Counts a directory that the C library makes by itself.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn mkdtemp(template: *mut c_char) -> *mut c_char {
     let Some(mkdtemp) = next::mkdtemp.get() else {
         raw::set_errno(libc::ENOSYS);
         return ptr::null_mut();
     };
-    // SAFETY: the same function.
+    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
     metadata::counted(|| unsafe { mkdtemp(template) })
 }
 
-/// The C library makes the file by itself, and may give it a name for a moment.
+/// Declares hooks that count a file that the C library makes by itself, and may give a name for a
+/// moment.
 macro_rules! temporary {
     ($($name:ident)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name() -> *mut FILE {
             match next::$name.get() {
-                // SAFETY: the same function.
+                // SAFETY: the C library's function of this name and type; the arguments are the
+                // caller's.
                 Some(function) => metadata::counted(|| unsafe { function() }),
                 None => ptr::null_mut(),
             }
@@ -132,11 +134,11 @@ temporary!(tmpfile tmpfile64);
 /// Gives a socket an address, which may be a name in a directory.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: the program's own arguments.
+    // SAFETY: the caller's arguments, which only the kernel reads.
     let bind = || unsafe { raw::call(libc::SYS_bind, words![fd, at, len]) };
     let family = at.cast::<libc::sa_family_t>();
     let is_there = is_readable(family.cast::<c_void>(), size_of::<libc::sa_family_t>());
-    // SAFETY: readable.
+    // SAFETY: `is_readable` has checked it.
     let family = is_there.then(|| unsafe { family.read_unaligned() });
     let is_name = family.is_some_and(|family| c_int::from(family) == libc::AF_UNIX);
     result(if is_name { metadata::counted(bind) } else { bind() })
@@ -160,7 +162,7 @@ hooks! {
         change_name((from_dir, from), (to_dir, to), 0, made)
     }
     renameat2(from_dir: c_int, from: *const c_char, to_dir: c_int, to: *const c_char, flags: c_uint) {
-        // The C library makes the older call where there are no flags.
+        // Without flags, the C library makes the older call.
         let number = if flags == 0 { libc::SYS_renameat } else { libc::SYS_renameat2 };
         let made = (number, words![from_dir, from, to_dir, to, flags]);
         change_name((from_dir, from), (to_dir, to), flags, made)

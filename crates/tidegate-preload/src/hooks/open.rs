@@ -1,12 +1,12 @@
 //! Hooks: opening files.
 //!
 //! Invariants:
-//! 1. A file that is made is counted as pending, before and after it is made; as a new file where
-//!    the kernel says that it was not there before.
-//! 2. A file is never emptied by the open, where that writes: `O_TRUNC` is taken away and done
-//!    after it, as a truncation of what was opened. Which file the path leads to is known then, and
-//!    whether it is covered.
-//! 3. All other flags are the kernel's, `O_SYNC` and `O_DSYNC` too.
+//! 1. A file that is created is counted as pending before and after that; as a new file if the
+//!    kernel says that it did not exist before.
+//! 2. An open for writing never empties a file: `O_TRUNC` is left out, and the opened file is
+//!    truncated afterwards. By then it is known which file the path leads to and whether it is
+//!    covered.
+//! 3. The kernel gets all other flags as they are, also `O_SYNC` and `O_DSYNC`.
 #![allow(unsafe_code)] // C's calling convention and strings
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -31,17 +31,17 @@ struct Request<'a> {
     mode: c_uint,
 }
 
-/// What stands under a path before it is opened.
+/// The state of a path before it is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Before {
-    /// Something, or nothing that the open makes.
+    /// There is a file, or the open does not create one.
     There,
-    /// Nothing: the open makes a file.
+    /// There is no file, and the open creates one.
     Missing,
 }
 
 impl Request<'_> {
-    /// No file is made or emptied.
+    /// Returns whether the open neither gives a new file a name nor empties a file.
     fn is_plain(&self) -> bool {
         self.flags & (libc::O_CREAT | libc::O_TRUNC) == 0
             || self.flags & libc::O_PATH != 0
@@ -52,7 +52,7 @@ impl Request<'_> {
         self.flags & libc::O_ACCMODE != libc::O_RDONLY
     }
 
-    /// The file is emptied once it is open.
+    /// Returns whether the file is to be emptied once it is open.
     fn empties(&self) -> bool {
         self.flags & libc::O_TRUNC != 0 && self.writes()
     }
@@ -74,7 +74,7 @@ impl Request<'_> {
         if self.empties() { emptied(fd, given, before == Before::Missing) } else { fd }
     }
 
-    /// Returns whether there is a file, where a call makes one that is not there.
+    /// Returns the state of the path, which is looked up only if the open may create the file.
     fn before(&self) -> Before {
         match self.flags & CREATE_NEW {
             CREATE_NEW => return Before::Missing,
@@ -106,16 +106,15 @@ impl Request<'_> {
         if self.flags & libc::O_TRUNC == 0 {
             return self.by_library();
         }
-        // Emptied by the kernel though it is opened for reading, which no standard says anything
-        // about.
+        // The kernel empties the file although it is opened for reading. No standard covers this.
         unseen::about_to_change(self.directory, self.path, false);
         metadata::counted(|| self.by_kernel())
     }
 
-    /// Makes a file, unless another process was faster.
+    /// Creates a file, unless another process creates it first.
     fn make(&self) -> c_int {
         cancel::point();
-        // Only so it is known that the file is new.
+        // Only `O_EXCL` shows that the file is new.
         let exclusive = Self { flags: self.flags | libc::O_EXCL, ..*self };
         let fd = metadata::creating(self.flags, || exclusive.by_kernel(), appeared);
         if fd >= 0 || self.flags & libc::O_EXCL != 0 {
@@ -125,7 +124,7 @@ impl Request<'_> {
     }
 }
 
-/// Notes that a descriptor is there, if it is one.
+/// Notes a new descriptor, if `fd` is one. Returns `fd`.
 fn shown(fd: c_int) -> c_int {
     if fd >= 0 {
         appeared(fd);
@@ -133,11 +132,11 @@ fn shown(fd: c_int) -> c_int {
     fd
 }
 
-/// Does what `O_TRUNC` does to the file of `fd`, which was opened with these status flags; nothing
-/// to a file that `is_new` and empty.
+/// Empties the file of `fd`, which was opened with these status flags, as `O_TRUNC` does. Leaves a
+/// file alone that `is_new` and empty. Returns `fd`, or closes it and returns -1.
 fn emptied(fd: c_int, status: c_int, is_new: bool) -> c_int {
     let Ok(seen) = Seen::of(fd) else { return emptied_unseen(fd) };
-    // It has no effect on pipes and devices.
+    // `O_TRUNC` has no effect on pipes and devices.
     if !seen.is_file() {
         return fd;
     }
@@ -145,7 +144,7 @@ fn emptied(fd: c_int, status: c_int, is_new: bool) -> c_int {
     if is_new && seen.size() == 0 {
         return fd;
     }
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     let kernel = || unsafe { raw::call(libc::SYS_ftruncate, raw::words![fd, 0_i64]) };
     let open = process::log().map(|log| Open { log, fd, known });
     let result = match open.filter(|open| open.known.kind == Kind::File) {
@@ -160,16 +159,16 @@ fn emptied(fd: c_int, status: c_int, is_new: bool) -> c_int {
     fd
 }
 
-/// As [`emptied`], where the log was given up after the file was opened: no file is in it.
+/// Empties the file of `fd` after the log was given up: no file is logged any more.
 #[cold]
 fn emptied_unseen(fd: c_int) -> c_int {
-    // Refused for pipes and devices.
+    // The kernel refuses this for pipes and devices.
     let _ = raw::ftruncate(fd, 0);
     fd
 }
 
-/// Opens by the kernel, as `openat2` does, with what `O_TRUNC` does afterwards; `open` is given the
-/// flags without it.
+/// Opens a file by `open`, which gets the flags without `O_TRUNC`, and empties it afterwards. For
+/// calls that have no [`Request`], such as `openat2`.
 pub(crate) fn open_emptying(flags: c_int, open: impl FnOnce(c_int) -> c_int) -> c_int {
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY && flags & libc::O_PATH == 0;
     let empties = writes && flags & libc::O_TRUNC != 0;
@@ -183,8 +182,10 @@ pub(crate) fn open_emptying(flags: c_int, open: impl FnOnce(c_int) -> c_int) -> 
     if empties { emptied(fd, given, false) } else { fd }
 }
 
+/// Opens a path as `openat` does.
+///
 /// # Safety
-/// `path` is what the program gave to `open`.
+/// `path` is the path that the program gave to `open`.
 pub(crate) unsafe fn open_at(
     directory: c_int,
     path: *const c_char,
@@ -194,25 +195,25 @@ pub(crate) unsafe fn open_at(
     if let Some(path) = readable::text(path) {
         return Request { directory, path, flags, mode }.run();
     }
-    // It fails, and the kernel says with which error.
+    // The call fails, and the kernel says with which error.
     let arguments = raw::words![directory, path, flags, mode];
-    // SAFETY: the program's own arguments.
+    // SAFETY: the caller's arguments, which only the kernel reads.
     raw::returned_int(unsafe { raw::call(libc::SYS_openat, arguments) })
 }
 
-/// A function that opens `path`.
+/// Declares hooks that open `path`.
 macro_rules! opens {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
-            // SAFETY: as promised to this function; a mode that is not given is not looked at.
+            // SAFETY: the caller's path. A mode that the caller leaves out is not used.
             unsafe { open_at(libc::AT_FDCWD, path, flags, mode) }
         }
     )*};
 }
 opens!(open open64 __open __open64);
 
-/// A function that opens `path` in `directory`.
+/// Declares hooks that open `path` in `directory`.
 macro_rules! opens_at {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
@@ -222,23 +223,23 @@ macro_rules! opens_at {
             flags: c_int,
             mode: c_uint,
         ) -> c_int {
-            // SAFETY: as promised to this function; a mode that is not given is not looked at.
+            // SAFETY: the caller's path. A mode that the caller leaves out is not used.
             unsafe { open_at(directory, path, flags, mode) }
         }
     )*};
 }
 opens_at!(openat openat64);
 
-/// What `open` becomes where the compiler checks that a mode is given: without one, nothing may be
-/// made.
+/// Declares the functions that `open` without a mode becomes when the compiler checks for one. They
+/// must not create a file.
 macro_rules! opens_without_mode {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int) -> c_int {
             match next::__open_2.get().filter(|_| needs_mode(flags)) {
-                // SAFETY: the same function, which ends the program.
+                // SAFETY: the C library's function of this type, which ends the program.
                 Some(__open_2) => unsafe { __open_2(path, flags) },
-                // SAFETY: as promised to this function.
+                // SAFETY: the caller's path.
                 None => unsafe { open_at(libc::AT_FDCWD, path, flags, 0) },
             }
         }
@@ -246,7 +247,7 @@ macro_rules! opens_without_mode {
 }
 opens_without_mode!(__open_2 __open64_2);
 
-/// `openat` without a mode.
+/// Declares the functions that `openat` without a mode becomes.
 macro_rules! opens_at_without_mode {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
@@ -256,9 +257,9 @@ macro_rules! opens_at_without_mode {
             flags: c_int,
         ) -> c_int {
             match next::__openat_2.get().filter(|_| needs_mode(flags)) {
-                // SAFETY: the same function, which ends the program.
+                // SAFETY: the C library's function of this type, which ends the program.
                 Some(__openat_2) => unsafe { __openat_2(directory, path, flags) },
-                // SAFETY: as promised to this function.
+                // SAFETY: the caller's path.
                 None => unsafe { open_at(directory, path, flags, 0) },
             }
         }
@@ -270,7 +271,7 @@ fn needs_mode(flags: c_int) -> bool {
     flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE
 }
 
-/// `creat`, which has a system call of its own on some architectures.
+/// Declares hooks of `creat`, which is a system call of its own on some architectures.
 macro_rules! creates {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
@@ -278,19 +279,19 @@ macro_rules! creates {
             if process::log().is_none()
                 && let Some(creat64) = next::creat64.resolved()
             {
-                // SAFETY: as promised to this function.
+                // SAFETY: the C library's function of this type, with the caller's path.
                 return shown(unsafe { creat64(path, mode) });
             }
             let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
-            // SAFETY: as promised to this function.
+            // SAFETY: the caller's path.
             unsafe { open_at(libc::AT_FDCWD, path, flags, mode) }
         }
     )*};
 }
 creates!(creat creat64);
 
-/// The file has no path here: one that is to be emptied is opened without that, and emptied as by
-/// `open`.
+/// Opens a file by its handle. If the file is to be emptied, it is opened without `O_TRUNC` and
+/// emptied as by `open`.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn open_by_handle_at(
     mount: c_int,
@@ -300,15 +301,17 @@ pub(crate) unsafe extern "C-unwind" fn open_by_handle_at(
     let Some(open_by_handle_at) = next::open_by_handle_at.get() else {
         return raw::failed_int(libc::ENOSYS);
     };
-    // SAFETY: as promised to this function.
+    // SAFETY: the C library's function of this type, with the caller's handle.
     open_emptying(flags, |flags| unsafe { open_by_handle_at(mount, handle, flags) })
 }
 
+/// Creates a temporary file as `mkostemps` does.
+///
 /// # Safety
 /// As for `mkostemps`.
 unsafe fn make_temporary(template: *mut c_char, suffix_bytes: c_int, flags: c_int) -> c_int {
     let Some(mkostemps64) = next::mkostemps64.get() else { return raw::failed_int(libc::ENOSYS) };
-    // SAFETY: as promised to this function, which makes the file or fails.
+    // SAFETY: the caller's template, as for `mkostemps`.
     let make = || unsafe { mkostemps64(template, suffix_bytes, flags) };
     metadata::creating(flags & !libc::O_ACCMODE | libc::O_RDWR, make, appeared)
 }

@@ -1,8 +1,8 @@
-//! Hooks: `dprintf`, which has as many arguments as it likes.
+//! Hooks: `dprintf`, which takes any number of arguments.
 //!
-//! Invariant: the arguments reach the C library's function as they came: the registers that may
-//! hold some are kept, the stack is not touched, and that function is jumped to. So there is no way
-//! back here after it, and the file stays out of the log for as long as the process lives.
+//! Invariant: the C library's function gets the arguments as they came. The hook keeps the
+//! registers that may hold some, does not touch the stack, and jumps to the function. So it gets no
+//! control back after the call, and the file stays out of the log for as long as the process lives.
 #![allow(unsafe_code)] // assembly: Rust has no functions with variable arguments
 
 use std::ffi::{c_char, c_int, c_void};
@@ -10,7 +10,8 @@ use std::ffi::{c_char, c_int, c_void};
 use crate::covered::{Open, unseen};
 use crate::sys::next;
 
-/// A function that calls `$before` with its first argument, and jumps to what that returns.
+/// Declares a hook that calls `$before` with its first argument, and jumps to the address that
+/// `$before` returns.
 macro_rules! variadic {
     ($name:ident, $before:ident) => {
         #[cfg(target_arch = "x86_64")]
@@ -110,7 +111,7 @@ fn hide(fd: c_int) {
     }
 }
 
-/// What is called in place of a function that the C library does not have.
+/// Fails, in place of a function that the C library does not have.
 extern "C" fn no_function() -> c_int {
     crate::sys::raw::failed_int(libc::ENOSYS)
 }

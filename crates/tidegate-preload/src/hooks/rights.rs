@@ -1,14 +1,14 @@
-//! Hooks: calls by which a process gives up rights.
+//! Hooks: calls that give up rights of the process.
 //!
 //! Invariant: before the rights are gone, all files have left the log, and pool and control memory
-//! are mapped no more; from then on every hook does what the C library does. No process with fewer
-//! rights than the pool's owner has the log mapped. A call that fails leaves the process plain,
-//! which is right too.
+//! are no longer mapped. From then on every hook does what the C library does. No process with
+//! fewer rights than the pool's owner has the log mapped. If the call fails, the process stays
+//! without the log, which is right too.
 //!
-//! A child of `vfork` borrows the memory of its parent, which keeps it: only logging is suspended,
-//! for as long as the child lives.
+//! A child of `vfork` borrows the memory of its parent, which keeps the log. So logging is only
+//! suspended, for as long as the child lives.
 #![allow(unsafe_code)] // C's calling convention
-#![allow(clippy::missing_safety_doc)] // as in the manual of each
+#![allow(clippy::missing_safety_doc)] // the manual page of each function says it
 
 use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
@@ -19,13 +19,13 @@ use crate::state::{process, supervisor};
 use crate::sys::next;
 use crate::sys::raw::{self, words};
 
-/// Gives the log up: to be called before the rights are.
+/// Gives the log up. To be called before the process gives up rights.
 pub(crate) fn give_up() {
     give_up_for(Cause::Rights);
 }
 
-/// Gives the log up before the program has its system calls filtered. A child of `vfork` has them
-/// filtered without its parent, whose memory this is.
+/// Gives the log up before the program has its system calls filtered. A filter in a child of
+/// `vfork` does not apply to its parent, whose memory this is.
 pub(crate) fn give_up_for_filter() {
     if !process::in_vfork_child() {
         process::set_filtered();
@@ -33,8 +33,8 @@ pub(crate) fn give_up_for_filter() {
     give_up();
 }
 
-/// Gives the log up, for a cause that the supervisor is told. Where another thread is about it,
-/// returns once that one makes no system call for it any more: a filter may kill for one.
+/// Gives the log up, for a cause that the supervisor is told. If another thread is doing so,
+/// returns once that thread makes no more system calls for it: a filter may kill for one.
 pub(crate) fn give_up_for(cause: Cause) {
     if process::in_vfork_child() {
         if process::log().is_some() {
@@ -49,11 +49,11 @@ fn suspend(cause: Cause) {
     supervisor::suspend(process::number(), Some(cause), c"");
 }
 
-/// No user, or group: the one that the process has stays.
+/// Stands for no user or group: the process keeps the one that it has.
 const SAME: u32 = u32::MAX;
 
-/// Gives the log up unless each of `wanted` is what the process is already, by all three of its
-/// numbers.
+/// Gives the log up unless the process has each id in `wanted` already as real, effective and saved
+/// id.
 fn become_other(call: c_long, wanted: &[u32]) {
     if process::log().is_none() {
         return give_up();
@@ -61,7 +61,7 @@ fn become_other(call: c_long, wanted: &[u32]) {
     let mut now = [SAME; 3];
     let [real, effective, saved] = &mut now;
     let arguments = words![&raw mut *real, &raw mut *effective, &raw mut *saved];
-    // SAFETY: memory for three numbers.
+    // SAFETY: the kernel writes three ids, for which there is memory.
     let known = unsafe { raw::call(call, arguments) } == 0;
     let stays = |id: &u32| *id == SAME || now == [*id; 3];
     if !known || !wanted.iter().all(stays) {
@@ -83,7 +83,8 @@ macro_rules! hooks {
         pub(crate) unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> c_int {
             $before;
             match next::$name.get() {
-                // SAFETY: the same function, with what the program passed.
+                // SAFETY: the C library's function of this name and type, with the caller's
+                // arguments.
                 Some(function) => unsafe { function($($argument),*) },
                 None => raw::failed_int(libc::ENOSYS),
             }
@@ -109,7 +110,7 @@ hooks! {
     setns(fd: c_int, kind: c_int) give_up();
 }
 
-/// What is to be done before a request of `prctl` that takes rights away.
+/// Returns the function to call before a request of `prctl` that takes rights away.
 fn before_request(option: c_int) -> Option<fn()> {
     match option {
         libc::PR_SET_SECCOMP => Some(give_up_for_filter),
@@ -130,11 +131,11 @@ pub(crate) unsafe extern "C-unwind" fn prctl(
         give_up();
     }
     let arguments = words![option, second, third, fourth, fifth];
-    // SAFETY: the program's own arguments; what is not given is not looked at.
+    // SAFETY: the caller's arguments; the kernel ignores those that the option does not take.
     raw::returned_int(unsafe { raw::call(libc::SYS_prctl, arguments) })
 }
 
-/// Whether flags of `unshare`, or of `clone`, lead to other namespaces.
+/// Returns whether flags of `unshare` or `clone` lead to other namespaces.
 pub(crate) fn leads_to_namespaces(flags: u64) -> bool {
     const NEW_TIME: c_int = 0x80;
     let all = libc::CLONE_NEWNS

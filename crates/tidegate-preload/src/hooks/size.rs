@@ -1,9 +1,9 @@
 //! Hooks: sizes and space of files, `truncate`, `fallocate` and their kin.
 //!
-//! Invariant: a truncation goes by the file's lane or entry. Before space is allocated or given
-//! back, which no record describes, the file leaves the log.
+//! Invariants: a truncation goes through the file's lane or entry. The file leaves the log before
+//! space is allocated or given back, which no record describes.
 #![allow(unsafe_code)] // C's functions
-#![allow(clippy::missing_safety_doc)] // as in the manual of each
+#![allow(clippy::missing_safety_doc)] // the manual page of each function says it
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -24,15 +24,16 @@ fn truncate_path(path: *const c_char, size: off_t) -> c_int {
 }
 
 fn truncate_by_kernel(path: *const c_char, size: off_t) -> isize {
-    // SAFETY: the program's promise to the function that it called.
+    // SAFETY: the caller's arguments, which only the kernel reads.
     unsafe { raw::call(libc::SYS_truncate, words![path, size]) }
 }
 
-/// Truncates the file under a path by a descriptor of the place, which stays the same file whatever
-/// happens to the name: so nobody begins its story in between.
+/// Truncates the file at a path through a descriptor that names it. So the file that leaves the log
+/// is the one that is truncated, whatever happens to its name.
 fn truncate_name(path: &CStr, size: off_t) -> isize {
     let Ok(opened) = Opened::path(libc::AT_FDCWD, path, 0) else {
-        // The kernel says what is wrong; or there is no descriptor left.
+        // Either the path is wrong and the kernel returns the error, or the process has no free
+        // descriptor.
         unseen::about_to_change(libc::AT_FDCWD, path, false);
         return metadata::counted(|| truncate_by_kernel(path.as_ptr(), size));
     };
@@ -50,7 +51,7 @@ fn truncate_descriptor(fd: c_int, size: off_t) -> c_int {
     c_int::try_from(raw::returned(result)).unwrap_or(-1)
 }
 
-/// Changes the space of the file of `fd`.
+/// Changes the space of the file of `fd`, by `kernel`.
 fn change_space(fd: c_int, kernel: impl FnOnce() -> isize) -> isize {
     match Open::writable(fd) {
         Some(open) => open.unseen(kernel),
@@ -60,15 +61,16 @@ fn change_space(fd: c_int, kernel: impl FnOnce() -> isize) -> isize {
 
 fn allocate(fd: c_int, mode: c_int, offset: off_t, len: off_t) -> c_int {
     let arguments = words![fd, mode, offset, len];
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     let result = change_space(fd, || unsafe { raw::call(libc::SYS_fallocate, arguments) });
     c_int::try_from(raw::returned(result)).unwrap_or(-1)
 }
 
-/// The C library allocates itself where the file system cannot; its result is the error's number.
+/// Allocates space by the C library, which writes to the file if the file system cannot allocate.
+/// Returns 0 or the error's number.
 fn allocate_anyhow(fd: c_int, offset: off_t, len: off_t) -> c_int {
     let result = change_space(fd, || match next::posix_fallocate.get() {
-        // SAFETY: the C library's function of this type; no pointers.
+        // SAFETY: the C library's function of this type, which takes no pointers.
         Some(allocate) => -(unsafe { allocate(fd, offset, len) } as isize),
         None => -(libc::ENOSYS as isize),
     });

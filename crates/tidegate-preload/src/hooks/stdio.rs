@@ -1,11 +1,10 @@
 //! Hooks: streams.
 //!
 //! Invariants:
-//! 1. What the C library writes for a stream, no hook sees. So a file is pinned to the kernel path
-//!    while a stream for writing is open on it, and while it is standard output or standard error.
-//!    A new one may have one record until the stream is closed
-//!    ([`unseal`](crate::covered::unseal)).
-//! 2. `fopen` is an open by our own hook and an `fdopen`: files are made and emptied as with
+//! 1. No hook sees the C library write a stream. So a file is pinned to the kernel path while a
+//!    stream for writing is open on it, and while it is standard output or standard error. A new
+//!    file may have one record until its stream is closed ([`unseal`](crate::covered::unseal)).
+//! 2. `fopen` is an open by our own hook and an `fdopen`: files are created and emptied as by
 //!    `open`.
 #![allow(unsafe_code)] // C's calling convention and strings
 
@@ -26,25 +25,25 @@ unsafe extern "C" {
     static stderr: *mut FILE;
 }
 
-/// The descriptor of a stream; -1 where it has none.
+/// Returns the descriptor of a stream, or -1 if it has none.
 ///
 /// # Safety
 /// The stream is open.
 unsafe fn fileno(stream: *mut FILE) -> c_int {
-    // SAFETY: as promised.
+    // SAFETY: the caller keeps the stream open.
     next::fileno.get().map_or(-1, |fileno| unsafe { fileno(stream) })
 }
 
-/// Has the C library write what it holds back for a stream: 0, or less if it could not.
+/// Flushes the buffer of a stream. Returns 0, or a negative number if that failed.
 ///
 /// # Safety
 /// The stream is open, or null for all streams.
 pub(crate) unsafe fn flush_stream(stream: *mut FILE) -> c_int {
-    // SAFETY: as promised.
+    // SAFETY: the stream is open, or null.
     next::fflush.get().map_or(-1, |fflush| unsafe { fflush(stream) })
 }
 
-/// Has the C library write what it holds back for standard output, if that goes to a file.
+/// Flushes standard output and standard error, if they go to a pinned file.
 pub(crate) fn flush_standard() {
     for (fd, stream) in standard() {
         if descriptors::get(fd).has(PINNED) {
@@ -55,14 +54,15 @@ pub(crate) fn flush_standard() {
 }
 
 fn standard() -> [(c_int, *mut FILE); 2] {
-    // SAFETY: set before the program begins.
+    // SAFETY: the C library sets it before the program begins.
     let out = unsafe { stdout };
-    // SAFETY: set before the program begins.
+    // SAFETY: the C library sets it before the program begins.
     let err = unsafe { stderr };
     [(libc::STDOUT_FILENO, out), (libc::STDERR_FILENO, err)]
 }
 
-/// The flags of `open` that `fopen` has for a mode; none for modes that are left to the C library.
+/// Returns the flags of `open` that `fopen` uses for a mode, or `None` for a mode that is left to
+/// the C library.
 fn flags_of(mode: &[u8]) -> Option<c_int> {
     let (first, rest) = mode.split_first()?;
     if rest.contains(&b',') {
@@ -85,37 +85,38 @@ fn flags_of(mode: &[u8]) -> Option<c_int> {
     Some(flags)
 }
 
-/// The file of `fd` is written by a stream from now on.
+/// Pins the file of `fd`, which a stream writes from now on.
 fn pin(fd: c_int) {
     if let Some(open) = Open::writable(fd) {
         open.pin();
     }
 }
 
-/// Whether there is a log, and what `flags_of` says of the mode.
+/// Returns the flags of `open` for a mode of `fopen`, as `flags_of` does, or `None` if there is no
+/// log.
 ///
 /// # Safety
-/// `mode` is what the program gave to `fopen`.
+/// `mode` is the mode that the program gave to `fopen`.
 unsafe fn wanted(mode: *const c_char) -> Option<c_int> {
     process::log()?;
-    // SAFETY: a terminated string, as `fopen` wants it.
+    // SAFETY: `fopen` takes a terminated string.
     flags_of(unsafe { CStr::from_ptr(mode) }.to_bytes())
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
-    // SAFETY: as promised to this function.
+    // SAFETY: the caller's mode.
     let flags = unsafe { wanted(mode) };
     match (flags, next::fopen64.get(), next::fdopen.get()) {
         (Some(flags), _, Some(fdopen)) => {
-            // SAFETY: as promised to this function.
+            // SAFETY: the caller's path.
             let fd = unsafe { open_at(libc::AT_FDCWD, path, flags, 0o666) };
             if fd < 0 {
                 return ptr::null_mut();
             }
             every_write::make_synchronous(fd);
             pin(fd);
-            // SAFETY: a descriptor that is open, and the program's mode.
+            // SAFETY: an open descriptor, and the caller's mode.
             let stream = unsafe { fdopen(fd, mode) };
             if stream.is_null() {
                 forget(fd);
@@ -124,25 +125,26 @@ unsafe extern "C-unwind" fn fopen64(path: *const c_char, mode: *const c_char) ->
             stream
         }
         (_, Some(fopen64), _) => {
-            // SAFETY: the same function.
+            // SAFETY: the C library's function of this name and type; the arguments are the
+            // caller's.
             let open = || unsafe { fopen64(path, mode) };
-            // SAFETY: as promised to this function.
+            // SAFETY: the caller's arguments.
             unsafe { by_library(path, mode, open) }
         }
         _ => ptr::null_mut(),
     }
 }
 
-/// Has the C library open a stream by itself, which may make or empty the file.
+/// Opens a stream by the C library, which may create or empty the file.
 ///
 /// # Safety
-/// As for `fopen`, but that `path` may be null.
+/// As for `fopen`, but `path` may be null.
 pub(crate) unsafe fn by_library(
     path: *const c_char,
     mode: *const c_char,
     open: impl FnOnce() -> *mut FILE,
 ) -> *mut FILE {
-    // SAFETY: as promised.
+    // SAFETY: a mode of `fopen`.
     if process::log().is_none() || !unsafe { may_write(mode) } {
         let stream = open();
         opened(stream, false);
@@ -160,7 +162,7 @@ fn opened(stream: *mut FILE, writes: bool) {
     if stream.is_null() || process::log().is_none() {
         return;
     }
-    // SAFETY: a stream that was just opened.
+    // SAFETY: the C library has just opened the stream.
     let fd = unsafe { fileno(stream) };
     if fd >= 0 {
         appeared(fd);
@@ -171,12 +173,12 @@ fn opened(stream: *mut FILE, writes: bool) {
     }
 }
 
-/// Whether a stream of this mode can be written to.
+/// Returns whether a stream of this mode can be written to.
 ///
 /// # Safety
-/// `mode` is what the program gave to `fopen`.
+/// `mode` is the mode that the program gave to `fopen`.
 unsafe fn may_write(mode: *const c_char) -> bool {
-    // SAFETY: a terminated string, as `fopen` wants it.
+    // SAFETY: `fopen` takes a terminated string.
     let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
     mode.first() != Some(&b'r') || mode.contains(&b'+')
 }
@@ -186,11 +188,11 @@ unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE 
     let Some(fdopen) = next::fdopen.get() else { return ptr::null_mut() };
     pin(fd);
     let appended = appends(fd);
-    // SAFETY: the same function.
+    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
     let stream = unsafe { fdopen(fd, mode) };
     if !appended && appends(fd) {
-        // With the mode "a" the C library makes the description append: copies of it elsewhere,
-        // too.
+        // For the mode "a" the C library sets `O_APPEND` on the description, which other
+        // descriptors may share.
         if let Some(open) = Open::writable(fd) {
             descriptors::set(fd, open.known.with(APPEND));
             open.mark();
@@ -212,12 +214,12 @@ unsafe extern "C-unwind" fn freopen64(
 ) -> *mut FILE {
     let Some(freopen64) = next::freopen64.get() else { return ptr::null_mut() };
     if process::log().is_some() {
-        // SAFETY: the program's own stream.
+        // SAFETY: the program's open stream.
         forget(unsafe { fileno(stream) });
     }
-    // SAFETY: the same function.
+    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
     let open = || unsafe { freopen64(path, mode, stream) };
-    // SAFETY: as promised to this function.
+    // SAFETY: the caller's arguments.
     unsafe { by_library(path, mode, open) }
 }
 
@@ -225,23 +227,23 @@ unsafe extern "C-unwind" fn freopen64(
 unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     let Some(fclose) = next::fclose.get() else { return raw::failed_int(libc::ENOSYS) };
     if !stream.is_null() && (process::log().is_some() || process::every_write()) {
-        // SAFETY: the program's own stream.
+        // SAFETY: the program's open stream.
         unsafe { about_to_close(stream) };
     }
-    // SAFETY: the same function.
+    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
     unsafe { fclose(stream) }
 }
 
-/// Forgets the descriptor of a stream, which has then written what it holds back for a pinned file.
+/// Forgets the descriptor of a stream, after the stream has flushed its buffer to a pinned file.
 ///
 /// # Safety
 /// The stream is open.
 pub(crate) unsafe fn about_to_close(stream: *mut FILE) {
     let errno = raw::errno();
-    // SAFETY: as promised.
+    // SAFETY: the caller keeps the stream open.
     let fd = unsafe { fileno(stream) };
     if descriptors::get(fd).has(PINNED) || process::every_write() {
-        // SAFETY: as promised.
+        // SAFETY: the caller keeps the stream open.
         unsafe { flush_pinned(stream) };
     }
     forget(fd);
@@ -251,13 +253,13 @@ pub(crate) unsafe fn about_to_close(stream: *mut FILE) {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fflush(stream: *mut FILE) -> c_int {
     let Some(fflush) = next::fflush.get() else { return raw::failed_int(libc::ENOSYS) };
-    // SAFETY: the same function.
+    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
     let result = unsafe { fflush(stream) };
     if result != 0 || !process::every_write() {
         return result;
     }
     if !stream.is_null() {
-        // SAFETY: the program's own stream.
+        // SAFETY: the program's open stream.
         return synced(unsafe { fileno(stream) });
     }
     let mut result = 0;
@@ -269,25 +271,26 @@ unsafe extern "C-unwind" fn fflush(stream: *mut FILE) -> c_int {
     result
 }
 
-/// Syncs what a stream has written, where the kernel has not done so: 0, or -1.
+/// Syncs the bytes that a stream has written, unless the kernel has done so. Returns 0 or -1.
 fn synced(fd: c_int) -> c_int {
     let is_synced = descriptors::get(fd).has(SYNCHRONOUS);
     if is_synced || every_write::returned(fd, 1) > 0 { 0 } else { -1 }
 }
 
-/// Has a stream that is about to be closed write what it holds back while its file is still pinned.
+/// Flushes a stream that is about to be closed, while its file is still pinned, and unseals the
+/// file.
 ///
 /// # Safety
 /// The stream is open.
 unsafe fn flush_pinned(stream: *mut FILE) {
-    // SAFETY: as promised.
+    // SAFETY: the caller keeps the stream open.
     let is_writing = next::__fwriting.get().is_some_and(|writing| unsafe { writing(stream) } != 0);
-    // SAFETY: as promised.
+    // SAFETY: the caller keeps the stream open.
     if is_writing && unsafe { flush_stream(stream) } != 0 {
-        // It tries again when it is closed.
+        // The stream tries again when it is closed.
         return;
     }
-    // SAFETY: as promised.
+    // SAFETY: the caller keeps the stream open.
     if let Some(open) = Open::of(unsafe { fileno(stream) }) {
         covered::unseal(&open);
     }
@@ -297,21 +300,22 @@ unsafe fn flush_pinned(stream: *mut FILE) {
 unsafe extern "C-unwind" fn pclose(stream: *mut FILE) -> c_int {
     let Some(pclose) = next::pclose.get() else { return raw::failed_int(libc::ENOSYS) };
     if process::log().is_some() && !stream.is_null() {
-        // SAFETY: the program's own stream.
+        // SAFETY: the program's open stream.
         forget(unsafe { fileno(stream) });
     }
-    // SAFETY: the same function.
+    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
     unsafe { pclose(stream) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fcloseall() -> c_int {
     let Some(fcloseall) = next::fcloseall.get() else { return raw::failed_int(libc::ENOSYS) };
-    // SAFETY: the same function. It flushes the streams, and leaves their descriptors open.
+    // SAFETY: the C library's function of this type. It flushes the streams and leaves their
+    // descriptors open.
     unsafe { fcloseall() }
 }
 
-/// Formatted output to a descriptor, by a stream that the C library makes for it.
+/// Prints to a descriptor, through a stream that the C library makes for this call.
 fn printed(fd: c_int, print: impl FnOnce() -> c_int) -> c_int {
     match Open::writable(fd) {
         Some(open) => raw::returned_int(open.unseen_write(|| raw::by_kernel(print() as isize))),
@@ -326,11 +330,11 @@ unsafe extern "C-unwind" fn vdprintf(
     arguments: *mut c_void,
 ) -> c_int {
     let Some(vdprintf) = next::vdprintf.get() else { return raw::failed_int(libc::ENOSYS) };
-    // SAFETY: the same function.
+    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
     printed(fd, || unsafe { vdprintf(fd, format, arguments) })
 }
 
-/// Written by the C library, without a stream.
+/// Writes by the C library, which uses no stream.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn backtrace_symbols_fd(
     frames: *const *mut c_void,
@@ -338,7 +342,7 @@ unsafe extern "C-unwind" fn backtrace_symbols_fd(
     fd: c_int,
 ) {
     let Some(write) = next::backtrace_symbols_fd.get() else { return };
-    // SAFETY: the same function.
+    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
     let write = || unsafe { write(frames, count, fd) };
     match Open::writable(fd) {
         Some(open) => drop(open.unseen(|| {
@@ -357,7 +361,7 @@ unsafe extern "C-unwind" fn __vdprintf_chk(
     arguments: *mut c_void,
 ) -> c_int {
     let Some(print) = next::__vdprintf_chk.get() else { return raw::failed_int(libc::ENOSYS) };
-    // SAFETY: the same function.
+    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
     printed(fd, || unsafe { print(fd, flag, format, arguments) })
 }
 

@@ -1,8 +1,10 @@
-//! Which files the dynamic linker will load for a name, as far as that can be told before.
+//! Finds the files that the dynamic linker will load for a name, as far as that can be told
+//! beforehand.
 //!
-//! Where the linker takes the first file that it finds, all that it may find are taken here. What
-//! it prefers for one kind of processor (`glibc-hwcaps`) is not looked for, nor what the C library
-//! loads for itself; what has been loaded is looked at afterwards.
+//! The linker takes the first file that it finds; this module takes all files that the linker may
+//! find. It does not look for files that the linker prefers for one kind of processor
+//! (`glibc-hwcaps`), nor for files that the C library loads for itself. The caller looks at the
+//! loaded files afterwards.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, CString};
@@ -15,16 +17,16 @@ use crate::state::objects::{self, name_of};
 use crate::sys::path::Opened;
 use crate::sys::query;
 
-/// What was found for a name.
+/// The files found for a name.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    /// The path to pass instead of the name, where the dynamic linker searches for its caller.
+    /// The path to pass instead of the name, if the result of the search depends on the caller.
     pub(super) path: Option<CString>,
-    /// All files that may come with it; none: it cannot be told.
+    /// All files that may be loaded; `None` if that cannot be told.
     pub(super) objects: Option<Vec<CString>>,
 }
 
-/// More libraries than any other comes with.
+/// More libraries than any library needs.
 const LIBRARIES_MAX: usize = 256;
 #[cfg(target_arch = "x86_64")]
 const MACHINE_DIRECTORY: &str = "lib/x86_64-linux-gnu";
@@ -35,13 +37,13 @@ const DIRECTORIES: [&str; 3] = [MACHINE_DIRECTORY, "lib64", "lib"];
 /// `LD_LIBRARY_PATH` as it was when the program started.
 static OF_ENVIRONMENT: OnceLock<Vec<u8>> = OnceLock::new();
 
-/// Keeps what the dynamic linker has read of the environment.
+/// Keeps the value of `LD_LIBRARY_PATH`, which the dynamic linker reads at the start only.
 pub(crate) fn remember() {
     let value = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     OF_ENVIRONMENT.get_or_init(|| value.as_bytes().to_vec());
 }
 
-/// Looks for what a caller at this address loads by a name.
+/// Finds the files that a caller at this address loads by a name.
 pub(super) fn find(name: &CStr, caller: usize) -> Found {
     let loader = path_of(caller);
     let origin = directory_of(loader.to_bytes());
@@ -67,7 +69,8 @@ pub(super) fn find(name: &CStr, caller: usize) -> Found {
     Found { objects: closure(in_system(text), &early), path: None }
 }
 
-/// The files at these paths, and all that may come with them. None: one is not to be found.
+/// Returns the files at these paths and all files that may be loaded with them. Returns `None` if
+/// one cannot be found.
 fn closure(roots: Vec<CString>, inherited: &[Vec<u8>]) -> Option<Vec<CString>> {
     if roots.is_empty() {
         return None;
@@ -97,7 +100,7 @@ fn closure(roots: Vec<CString>, inherited: &[Vec<u8>]) -> Option<Vec<CString>> {
     Some(all)
 }
 
-/// All files that the dynamic linker may take for a name that a library needs.
+/// Returns all files that the dynamic linker may take for a name that a library needs.
 fn candidates(name: &[u8], early: &[Vec<u8>], late: &[Vec<u8>]) -> Vec<CString> {
     if name.contains(&b'/') {
         return CString::new(name).ok().filter(|path| exists(path)).into_iter().collect();
@@ -109,8 +112,8 @@ fn candidates(name: &[u8], early: &[Vec<u8>], late: &[Vec<u8>]) -> Vec<CString> 
     found
 }
 
-/// The directories that a library names: those that are looked into before the environment's, and
-/// those behind.
+/// Returns the directories that a library names: first those searched before the environment's,
+/// then those searched after.
 fn of_library(library: &Library, origin: &[u8]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let of_list = |list: &[u8]| {
         let items = list.split(|byte| *byte == b':').filter(|item| !item.is_empty());
@@ -120,7 +123,7 @@ fn of_library(library: &Library, origin: &[u8]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) 
     (if runpath.is_empty() { of_list(&library.rpath) } else { Vec::new() }, runpath)
 }
 
-/// The directories that the program names for all libraries.
+/// Returns the directories that the program names for all libraries.
 fn of_program() -> Vec<Vec<u8>> {
     let library = library_at(c"/proc/self/exe").unwrap_or_default();
     let mut buffer = [0; 4096];
@@ -131,11 +134,12 @@ fn of_program() -> Vec<Vec<u8>> {
 fn of_environment() -> Vec<Vec<u8>> {
     let list = OF_ENVIRONMENT.get().map_or(&b""[..], Vec::as_slice);
     let items = list.split(|byte| [b':', b';'].contains(byte)).filter(|_| !list.is_empty());
-    // An empty one is the working directory.
+    // An empty item is the working directory.
     items.map(|item| if item.is_empty() { b".".to_vec() } else { item.to_vec() }).collect()
 }
 
-/// A path with what stands in it for the directory of the library that names it, or of libraries.
+/// Expands `$ORIGIN` in a path to the directory of the library that names it, and `$LIB` to each
+/// directory of libraries.
 fn expanded(path: &[u8], origin: &[u8]) -> Vec<CString> {
     let text = String::from_utf8_lossy(path).into_owned();
     let origin = String::from_utf8_lossy(origin).into_owned();
@@ -152,7 +156,8 @@ fn in_directories(directories: &[Vec<u8>], name: &[u8]) -> Vec<CString> {
     joined.filter_map(|path| CString::new(path).ok()).filter(|path| exists(path)).collect()
 }
 
-/// The files of this name that the system has: in the linker's cache, or in its directories.
+/// Returns the files of this name that the system has, in the cache of the linker or in its
+/// directories.
 fn in_system(name: &[u8]) -> Vec<CString> {
     let mut found: Vec<_> = cached(&read_cache(), name).collect();
     let roots = ["/", "/usr/"].iter();
@@ -163,7 +168,7 @@ fn in_system(name: &[u8]) -> Vec<CString> {
     found
 }
 
-/// The linker's cache; empty where there is none.
+/// Reads the linker's cache. Returns no bytes if there is none.
 fn read_cache() -> Vec<u8> {
     const BYTES_MAX: usize = 64 << 20;
     let Ok(opened) = Opened::open(libc::AT_FDCWD, c"/etc/ld.so.cache", libc::O_RDONLY) else {
@@ -177,7 +182,7 @@ fn read_cache() -> Vec<u8> {
     bytes
 }
 
-/// The paths that the cache has for a name, for whatever machine.
+/// Returns the paths that the cache has for a name, for any machine.
 fn cached<'c>(cache: &'c [u8], name: &'c [u8]) -> impl Iterator<Item = CString> + 'c {
     const HEADER_BYTES: usize = 48;
     const ENTRY_BYTES: usize = 24;
@@ -212,7 +217,7 @@ fn reading<T>(
     parse(&mut |at, out| query::pread(opened.number(), out, at).unwrap_or(0))
 }
 
-/// The path of the object at an address.
+/// Returns the path of the object at an address, or the path of the program if there is none.
 fn path_of(address: usize) -> CString {
     let mut path = CString::default();
     objects::each(|object| {
@@ -228,12 +233,14 @@ fn directory_of(path: &[u8]) -> &[u8] {
     end.map_or(&b"."[..], |end| &path[..end])
 }
 
-/// Whether a symbol that these files refer to is defined more than once, beside its hook: where a
-/// library binds to itself first, it may bind to another definition than where it does not.
+/// Returns whether these files refer to a symbol with more than one definition beside its hook. A
+/// library that binds to itself first may then bind to another definition. Also returns true if a
+/// file cannot be read.
 pub(super) fn may_bind_otherwise(paths: &[CString]) -> bool {
     let symbols = paths.iter().map(|path| reading(path, |read| Symbols::of(read)));
     let Some(symbols) = symbols.collect::<Option<Vec<_>>>() else { return true };
-    // The parts of the C library define some symbols more than once, to be the same.
+    // The parts of the C library define some symbols more than once, with one meaning: they count
+    // once.
     let (mut of_c, mut loaded) = (Vec::new(), Vec::new());
     objects::each(|object| {
         if objects::is_of_c_library(object.path()) {
