@@ -1,4 +1,4 @@
-//! What tests of several modules need: a log in memory, and files on the disk that it knows.
+//! A log in memory, and files on the disk that the log knows, for the tests of several modules.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -31,7 +31,7 @@ impl World {
         Self::with(Box::leak(Box::new(new_log(1 << 20))))
     }
 
-    /// As [`new`](Self::new), with a log that the process uses, so that all hooks do.
+    /// Makes a world whose log the process uses, so that all hooks use it.
     pub(crate) fn of_process() -> Self {
         process::use_log(Attached::of_test(new_log(16 << 20)));
         Self::with(process::log().unwrap())
@@ -51,14 +51,14 @@ impl World {
         File::options().read(true).write(true).open(self.path(name)).unwrap()
     }
 
-    /// The open file, as a hook sees it whose descriptor has these flags.
+    /// Returns the open file as a hook sees it through a descriptor with these flags.
     pub(crate) fn open(&self, file: &File, flags: u32) -> Open {
         let fd: c_int = file.as_raw_fd();
         let stat = Seen::of(fd).unwrap().stat;
         Open { log: self.log, fd, known: Known::of_file(stat.st_dev, stat.st_ino, flags) }
     }
 
-    /// The open file, which is covered and dense; nothing is pending in its file system.
+    /// Covers an open file as dense, with nothing pending in its file system.
     pub(crate) fn covered(&self, file: &File, flags: u32) -> Open {
         let open = self.open(file, flags);
         let identified = files::identify(self.log, open.fd).unwrap();
@@ -78,7 +78,7 @@ impl World {
         Open { known: open.known.with_entry(entry), ..open }
     }
 
-    /// Stands for the supervisor, which holds a descriptor of the file.
+    /// Notes that the supervisor holds a descriptor of the file.
     pub(crate) fn keep(&self, open: &Open) {
         self.log.note_kept(open.entry().unwrap().file, true);
     }
@@ -87,7 +87,7 @@ impl World {
         self.log.is_covered(open.entry().unwrap().file)
     }
 
-    /// The records since position `from` in words; 0: since the world was made.
+    /// Returns the records since position `from` as words; 0 means since the world was made.
     pub(crate) fn records_since(&self, from: u64) -> String {
         let headers =
             Scanner::new(self.log.ring().pool(), from.max(self.start), self.log.ring().head());

@@ -22,7 +22,7 @@ use crate::sys::{next, query, raw, readable};
 
 const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
 
-/// An open as the program asked for it.
+/// An open that the program asks for.
 #[derive(Clone, Copy)]
 struct Request<'a> {
     directory: c_int,
@@ -195,7 +195,7 @@ pub(crate) unsafe fn open_at(
     if let Some(path) = readable::text(path) {
         return Request { directory, path, flags, mode }.run();
     }
-    // The call fails, and the kernel says with which error.
+    // The call fails, and the kernel returns the error.
     let arguments = raw::words![directory, path, flags, mode];
     // SAFETY: the caller's arguments, which only the kernel reads.
     raw::returned_int(unsafe { raw::call(libc::SYS_openat, arguments) })

@@ -1,7 +1,7 @@
 //! Hooks: calls that give up rights of the process.
 //!
 //! Invariant: before the rights are gone, all files have left the log, and pool and control memory
-//! are no longer mapped. From then on every hook does what the C library does. No process with
+//! are no longer mapped. From then on every hook acts as the C library's function. No process with
 //! fewer rights than the pool's owner has the log mapped. If the call fails, the process stays
 //! without the log, which is right too.
 //!
@@ -34,7 +34,7 @@ pub(crate) fn give_up_for_filter() {
 }
 
 /// Gives the log up, for a cause that the supervisor is told. If another thread is doing so,
-/// returns once that thread makes no more system calls for it: a filter may kill for one.
+/// returns once that thread makes no more system calls of its own: a filter may kill for one.
 pub(crate) fn give_up_for(cause: Cause) {
     if process::in_vfork_child() {
         if process::log().is_some() {
@@ -61,7 +61,7 @@ fn become_other(call: c_long, wanted: &[u32]) {
     let mut now = [SAME; 3];
     let [real, effective, saved] = &mut now;
     let arguments = words![&raw mut *real, &raw mut *effective, &raw mut *saved];
-    // SAFETY: the kernel writes three ids, for which there is memory.
+    // SAFETY: the kernel writes three ids, and there is memory for three.
     let known = unsafe { raw::call(call, arguments) } == 0;
     let stays = |id: &u32| *id == SAME || now == [*id; 3];
     if !known || !wanted.iter().all(stays) {

@@ -1,10 +1,13 @@
 //! Hooks: `fsync` and its kin.
 //!
-//! Invariants: the log answers a sync only of a covered file. All others are made; one of a whole
-//! file system that succeeds commits what was pending before it began. `sync` commits nothing that
-//! is counted: it does not tell whether it succeeded. Before either, files leave that the kernel
-//! may have changed without a record; before a sync of a directory, those whose names a process was
-//! killed in the middle of changing.
+//! Invariants:
+//! 1. The log answers a sync of a covered file, of a new file that one record covers, and of a
+//!    directory whose names are all on the disk or in the log. The kernel makes all other syncs.
+//! 2. A sync of a whole file system that succeeds commits all changes that were pending before it
+//!    began. `sync` commits no counted change, since it does not return whether it succeeded.
+//! 3. Before `sync` and `syncfs`, files leave that the kernel may have changed without a record.
+//!    Before a sync of a directory, files leave if a process was killed while it changed their
+//!    names.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::c_int;
@@ -18,7 +21,8 @@ use crate::state::{file_systems, process, real};
 use crate::sys::next;
 use crate::sys::raw::{self, words};
 
-/// Makes the file or directory of `fd` durable; `function` is the C library's for that.
+/// Makes the file or directory of `fd` durable; `function` is the C library's function for
+/// `wanted`.
 #[inline]
 fn synced(
     fd: c_int,
@@ -35,7 +39,7 @@ fn synced(
         return 0;
     }
     let result = match function.resolved() {
-        // SAFETY: the C library's function; no pointers.
+        // SAFETY: the C library's function, which takes no pointers.
         Some(function) => unsafe { function(fd) },
         None => raw::returned_int(covered::sync_by_kernel(fd, wanted)),
     };
@@ -71,7 +75,7 @@ pub(crate) unsafe extern "C-unwind" fn syncfs(fd: c_int) -> c_int {
     let file_system = mount.and_then(file_systems::known);
     let seen =
         log.zip(file_system).map(|(log, system)| (log, system, log.file_systems().changes(system)));
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     let result = raw::returned_int(unsafe { raw::call(libc::SYS_syncfs, words![fd]) });
     if let Some((log, file_system, changes)) = seen.filter(|_| result == 0) {
         log.file_systems().synced_whole(file_system, changes);

@@ -1,9 +1,9 @@
 //! Hook: `syscall`.
 //!
-//! Invariant: a system call that changes files or descriptors is made by the hook that has its
-//! name, so that it makes no difference how the program makes it. One that no hook has is made as
-//! it is if it is in [`numbers::HARMLESS`]. While any other one is made, no file is logged: it may
-//! be younger than this library, and change any file.
+//! Invariant: a system call that changes files or descriptors goes to the hook of its name, so that
+//! it does not matter how the program makes the call. A call without a hook is made as it is if
+//! [`numbers::HARMLESS`] has it. While any other call is made, no file is logged: the call may be
+//! newer than this library and change any file.
 #![allow(unsafe_code)] // C's calling convention
 #![allow(clippy::cast_possible_wrap, clippy::cast_lossless, trivial_numeric_casts)] // results of all types become a word
 
@@ -37,7 +37,7 @@ unsafe extern "C-unwind" fn syscall(
 ) -> c_long {
     let given = Arguments([a, b, c, d, e, f]);
     if process::log().is_some() {
-        // SAFETY: the program's own arguments of that call.
+        // SAFETY: the caller's arguments for this call.
         if let Some(result) = unsafe { by_hook(number, given) } {
             return result;
         }
@@ -45,44 +45,46 @@ unsafe extern "C-unwind" fn syscall(
             return unseen(number, given);
         }
     }
-    // SAFETY: the program's own arguments of that call.
+    // SAFETY: the caller's arguments for this call.
     raw::returned(unsafe { raw::call(number, given.0) }) as c_long
 }
 
 /// Makes a call by a hook.
 macro_rules! hook {
     ($call:expr) => {{
-        // SAFETY: the program's own arguments of the same call.
+        // SAFETY: the caller's arguments for this call, as the hook's function takes them.
         let result = unsafe { $call };
         result as c_long
     }};
 }
 
-/// Makes an unknown call.
+/// Makes an unknown call, while logging is suspended.
 fn unseen(number: c_long, given: Arguments) -> c_long {
     let _suspended = Suspended::new(None, c"");
-    // SAFETY: the program's own arguments of that call.
+    // SAFETY: the caller's arguments for this call.
     let call = || raw::returned(unsafe { raw::call(number, given.0) });
     metadata::counted(call) as c_long
 }
 
+/// Makes a call by its hook. Returns `None` if the call is still to be made.
+///
 /// # Safety
 /// As for the call.
 unsafe fn by_hook(number: c_long, given: Arguments) -> Option<c_long> {
-    // SAFETY: as promised.
+    // SAFETY: the caller's arguments for this call.
     unsafe { of_data(number, given) }
-        // SAFETY: as promised.
+        // SAFETY: the caller's arguments for this call.
         .or_else(|| unsafe { of_descriptors(number, given) })
-        // SAFETY: as promised.
+        // SAFETY: the caller's arguments for this call.
         .or_else(|| unsafe { of_names(number, given) })
-        // SAFETY: as promised.
+        // SAFETY: the caller's arguments for this call.
         .or_else(|| unsafe { of_attributes(number, given) })
         .or_else(|| of_rights(number, given))
-        // SAFETY: as promised.
+        // SAFETY: the caller's arguments for this call.
         .or_else(|| unsafe { of_memory(number, given) })
 }
 
-/// Calls that write or sync.
+/// Makes a call that writes or syncs. Returns `None` for any other call.
 ///
 /// # Safety
 /// As for the call.
@@ -120,7 +122,8 @@ unsafe fn of_data(number: c_long, given: Arguments) -> Option<c_long> {
     })
 }
 
-/// Calls that give descriptors out, or take them back.
+/// Makes a call that gives descriptors out or takes them back. Returns `None` if the call is still
+/// to be made.
 ///
 /// # Safety
 /// As for the call.
@@ -172,7 +175,7 @@ unsafe fn of_descriptors(number: c_long, given: Arguments) -> Option<c_long> {
     })
 }
 
-/// `openat2` has no function in the C library.
+/// Opens a file as `openat2`, which has no function in the C library.
 ///
 /// # Safety
 /// As for the call.
@@ -180,14 +183,14 @@ unsafe fn open_2(given: Arguments) -> c_int {
     /// Bytes of the kernel's structure: flags, mode, how paths are resolved.
     const HOW_BYTES: usize = 24;
     let (how, len) = (given.pointer::<[u64; 3]>(2).cast_const(), given.0[3]);
-    // SAFETY: the program's own arguments.
+    // SAFETY: the caller's arguments, which only the kernel reads.
     let call = |arguments| raw::returned_int(unsafe { raw::call(libc::SYS_openat2, arguments) });
     if len != HOW_BYTES || !readable::is_readable(how.cast(), HOW_BYTES) {
-        // A later structure, or none: nothing is known of it.
+        // Nothing is known about a later structure, or one that cannot be read.
         unseen::all(None);
         return metadata::counted(|| call(given.0));
     }
-    // SAFETY: readable.
+    // SAFETY: `is_readable` has checked it.
     let how = unsafe { how.read_unaligned() };
     let flags = raw::low_half(usize::try_from(how[0]).unwrap_or(0));
     open::open_emptying(flags, |flags| {
@@ -199,8 +202,8 @@ unsafe fn open_2(given: Arguments) -> c_int {
     })
 }
 
-/// Calls that change names and sizes, by the hooks that stand under the names of the C library's
-/// functions.
+/// Makes a call that changes names, sizes or limits, by the hook of the C library's function.
+/// Returns `None` for any other call.
 ///
 /// # Safety
 /// As for the call.
@@ -245,7 +248,7 @@ unsafe fn of_names(number: c_long, given: Arguments) -> Option<c_long> {
     })
 }
 
-/// Calls that change attributes of files.
+/// Makes a call that changes attributes of files. Returns `None` for any other call.
 ///
 /// # Safety
 /// As for the call.
@@ -272,7 +275,7 @@ unsafe fn of_attributes(number: c_long, given: Arguments) -> Option<c_long> {
         libc::SYS_utimes => hook!(attributes::utimes(first, given.pointer(1))),
         #[cfg(target_arch = "x86_64")]
         libc::SYS_futimesat => hook!(attributes::futimesat(fd, second, given.pointer(2))),
-        // The C library has another function for the descriptor itself.
+        // The C library has another function for a descriptor without a path.
         libc::SYS_utimensat if second.is_null() => {
             hook!(attributes::futimens(fd, given.pointer(2)))
         }
@@ -298,13 +301,13 @@ unsafe fn of_attributes(number: c_long, given: Arguments) -> Option<c_long> {
 /// no function for the call.
 fn of_named(number: c_long, given: Arguments, flags: c_int) -> c_long {
     let named = Named::at(given.int(0), given.path(1), flags);
-    // SAFETY: the program's own arguments of that call.
+    // SAFETY: the caller's arguments for this call.
     let call = || raw::returned(unsafe { raw::call(number, given.0) });
     metadata::counted_attributes(named, Sets::Others, call) as c_long
 }
 
-/// Calls by which a process gives rights up: the hook of each gives the log up first, and the call
-/// is made as it is.
+/// Prepares a call that gives rights up: gives the log up first. Returns `None` if the call is
+/// still to be made.
 fn of_rights(number: c_long, given: Arguments) -> Option<c_long> {
     match number {
         libc::SYS_setuid
@@ -337,7 +340,7 @@ fn of_rights(number: c_long, given: Arguments) -> Option<c_long> {
     }
 }
 
-/// Calls that map memory, fork, or start programs.
+/// Makes a call that maps memory, forks, or starts a program. Returns `None` for any other call.
 ///
 /// # Safety
 /// As for the call.
@@ -367,7 +370,8 @@ unsafe fn of_memory(number: c_long, given: Arguments) -> Option<c_long> {
         }
         #[cfg(target_arch = "x86_64")]
         libc::SYS_fork => forking(number, 0, given),
-        // It would return over the caller's frames: a fork is one that does not.
+        // The child of a real `vfork` would return over the frames of its caller; a forked child
+        // does not.
         #[cfg(target_arch = "x86_64")]
         libc::SYS_vfork => forking(libc::SYS_fork, 0, given),
         libc::SYS_clone if given.int(0) & libc::CLONE_VM == 0 => {
@@ -380,15 +384,15 @@ unsafe fn of_memory(number: c_long, given: Arguments) -> Option<c_long> {
     })
 }
 
-/// A fork that the C library does not know of.
+/// Forks by a call that the C library does not see.
 fn forking(number: c_long, flags: u64, given: Arguments) -> c_long {
-    // SAFETY: the program's own arguments.
+    // SAFETY: the caller's arguments, which only the kernel reads.
     raw::returned(fork::forking(flags, || unsafe { raw::call(number, given.0) })) as c_long
 }
 
-/// The flags of a `clone3`.
+/// Returns the flags of a `clone3`, or 0 if they cannot be read.
 fn clone_flags(given: Arguments) -> u64 {
     let at = given.pointer::<u64>(0).cast_const();
-    // SAFETY: readable.
+    // SAFETY: `is_readable` has checked it.
     if readable::is_readable(at.cast(), 8) { unsafe { at.read_unaligned() } } else { 0 }
 }

@@ -1,9 +1,10 @@
-//! Hooks: calls that have the kernel copy into a file, or give it a file to write to later.
+//! Hooks: calls that have the kernel copy into a file, or give the kernel a file to write to later.
 //!
 //! Invariants:
 //! 1. The file is out of the log before the kernel begins, and until it is done.
 //! 2. A file that becomes the storage of a device or of another file system stays out: the kernel
-//!    writes to it until that is detached, which may be after the process has ended.
+//!    writes to it until the device or file system is detached, which may be after the process has
+//!    ended.
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_uint, c_ulong};
@@ -18,8 +19,9 @@ use crate::sys::raw::words;
 use crate::sys::readable::is_readable;
 use crate::sys::{next, raw};
 
-/// Runs a call of the C library that may change the file of `fd`, unless that can be covered: then
-/// the system call itself, in whose middle no thread is cancelled, as a change that no hook sees.
+/// Runs a call of the C library that may change the file of `fd`. If the file can be covered, runs
+/// the bare system call instead, as a change that no hook sees: no thread is cancelled in the
+/// middle.
 fn into(fd: c_int, library: impl FnOnce() -> isize, kernel: impl FnOnce() -> isize) -> isize {
     match Open::writable(fd) {
         Some(open) => {
@@ -30,8 +32,8 @@ fn into(fd: c_int, library: impl FnOnce() -> isize, kernel: impl FnOnce() -> isi
     }
 }
 
-/// Runs a change that no hook sees of the files of all these descriptors; what is no file that can
-/// be covered is left alone.
+/// Runs a change, that no hook sees, to the files of all these descriptors. Ignores descriptors of
+/// files that cannot be covered.
 fn unseen_of(fds: &mut impl Iterator<Item = c_int>, change: &dyn Fn() -> isize) -> isize {
     match fds.find_map(Open::of) {
         Some(open) => open.unseen(|| unseen_of(fds, change)),
@@ -47,9 +49,9 @@ pub(crate) unsafe extern "C-unwind" fn sendfile64(
     len: size_t,
 ) -> ssize_t {
     let Some(sendfile64) = next::sendfile64.get() else { return raw::failed(libc::ENOSYS) };
-    // SAFETY: the same function.
+    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
     let library = || unsafe { sendfile64(to, from, offset, len) };
-    // SAFETY: the program's own arguments.
+    // SAFETY: the caller's arguments, which only the kernel reads.
     into(to, library, || unsafe { raw::call(libc::SYS_sendfile, words![to, from, offset, len]) })
 }
 
@@ -64,11 +66,11 @@ pub(crate) unsafe extern "C-unwind" fn copy_file_range(
 ) -> ssize_t {
     let Some(call) = next::copy_file_range.get() else { return raw::failed(libc::ENOSYS) };
     let arguments = words![from, from_offset, to, to_offset, len, flags];
-    // SAFETY: the same function.
+    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
     let library = || unsafe { call(from, from_offset, to, to_offset, len, flags) };
-    // SAFETY: the program's own arguments.
+    // SAFETY: the caller's arguments, which only the kernel reads.
     let kernel = || unsafe { raw::call(libc::SYS_copy_file_range, arguments) };
-    // The source, too: its blocks may be shared from then on.
+    // The source file leaves the log, too: it may share blocks from now on.
     into(to, library, || unseen_of(&mut [from].into_iter(), &kernel))
 }
 
@@ -83,15 +85,16 @@ pub(crate) unsafe extern "C-unwind" fn splice(
 ) -> ssize_t {
     let Some(splice) = next::splice.get() else { return raw::failed(libc::ENOSYS) };
     let arguments = words![from, from_offset, to, to_offset, len, flags];
-    // SAFETY: the same function.
+    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
     let library = || unsafe { splice(from, from_offset, to, to_offset, len, flags) };
-    // SAFETY: the program's own arguments.
+    // SAFETY: the caller's arguments, which only the kernel reads.
     into(to, library, || unsafe { raw::call(libc::SYS_splice, arguments) })
 }
 
-/// Types of the requests that file systems answer.
+/// Types of requests that file systems answer.
 const OF_FILE_SYSTEMS: [c_ulong; 4] = [0x66, 0x58, 0x76, 0x94];
-/// Type and number of a request; the rest is its direction, and the size of its argument.
+/// The bits of a request that are its type and number. The other bits are the direction and the
+/// size of the argument.
 const NAME: c_ulong = 0xffff;
 const FICLONE: c_ulong = 0x9409;
 const FICLONERANGE: c_ulong = 0x940d;
@@ -101,7 +104,7 @@ const XFS_IOC_SWAPEXT: c_ulong = 0x586d;
 const XFS_IOC_EXCHANGE_RANGE: c_ulong = 0x5881;
 
 /// Requests of these types that change nothing. All others may change the bytes, the space or the
-/// attributes of the descriptor's own file: the kernel gets new ones.
+/// attributes of the file; the kernel gets new ones with time.
 const HARMLESS: [c_ulong; 16] = [
     0x6601, // FS_IOC_GETFLAGS
     0x6603, // FS_IOC_GETVERSION, of older kernels
@@ -125,15 +128,14 @@ fn may_change(request: c_ulong) -> bool {
     OF_FILE_SYSTEMS.contains(&(request >> 8 & 0xff)) && !HARMLESS.contains(&(request & NAME))
 }
 
-/// The number that stands at this byte of a request's argument.
+/// Returns the number at this byte of the argument of a request, or `None` if it cannot be read.
 fn number_at<T: Copy>(argument: usize, byte: usize) -> Option<T> {
     let at = ptr::with_exposed_provenance::<T>(argument.wrapping_add(byte));
-    // SAFETY: readable; any bits are a valid number.
+    // SAFETY: `is_readable` has checked it; `T` is a number, and any bits are a valid one.
     is_readable(at.cast(), size_of::<T>()).then(|| unsafe { at.read_unaligned() })
 }
 
-/// Returns the other descriptors of a request: it takes blocks from their files, or gives them
-/// some.
+/// Returns the other descriptors of a request that moves or shares blocks between files.
 fn others_of(request: c_ulong, argument: usize) -> impl Iterator<Item = c_int> {
     const FIRST_BYTE: usize = 24;
     const EACH_BYTES: usize = 32;
@@ -155,8 +157,8 @@ fn others_of(request: c_ulong, argument: usize) -> impl Iterator<Item = c_int> {
     one.into_iter().chain(listed.filter_map(|fd| c_int::try_from(fd).ok()))
 }
 
-/// Returns the descriptor of a file that the kernel is given by a request, to write to it for a
-/// device or another file system.
+/// Returns the descriptor of a file that a request gives to the kernel, which then writes to it for
+/// a device or another file system.
 fn given_by(request: c_ulong, argument: usize) -> Option<c_int> {
     const LOOP_SET_FD: c_ulong = 0x4c00;
     const LOOP_CHANGE_FD: c_ulong = 0x4c06;
@@ -171,7 +173,7 @@ fn given_by(request: c_ulong, argument: usize) -> Option<c_int> {
     }
 }
 
-/// It is no device, whose requests may be of the same types.
+/// Returns whether `fd` is a file or directory. Requests to devices may have the same types.
 fn is_in_file_system(fd: c_int) -> bool {
     Seen::of(fd).is_ok_and(|seen| seen.is_file() || seen.is_directory())
 }
@@ -183,7 +185,8 @@ pub(crate) unsafe extern "C-unwind" fn ioctl(
     argument: usize,
 ) -> c_int {
     let Some(ioctl) = next::ioctl.get() else { return raw::failed_int(libc::ENOSYS) };
-    // SAFETY: the same function; an argument that is not given is not looked at.
+    // SAFETY: the C library's function of this type; the kernel ignores an argument that the
+    // request does not take.
     let call = || unsafe { ioctl(fd, request, argument) };
     if let Some(given) = given_by(request, argument).and_then(Open::writable) {
         given.mark();

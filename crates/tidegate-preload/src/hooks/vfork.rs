@@ -1,8 +1,8 @@
 //! Hook: `vfork`.
 //!
-//! Invariant: while a child of `vfork` runs in this memory, its thread says so, and the table of
-//! descriptors, which is the parent's, is left alone. The parent's thread stands still meanwhile,
-//! so a mark of the thread is enough.
+//! Invariant: while a child of `vfork` runs in this memory, its thread is marked as such, and the
+//! table of descriptors, which is the parent's, is left alone. The parent's thread stands still
+//! meanwhile, so a mark in thread-local memory is enough.
 #![allow(unsafe_code)] // assembly: the function returns twice, on one stack
 
 use std::ffi::c_int;
@@ -10,8 +10,8 @@ use std::ffi::c_int;
 use crate::state::process;
 use crate::sys::raw;
 
-// The child returns to the caller and runs over the stack below it: so the return address is kept
-// in a register, which each of the two has for itself.
+// The child returns to the caller and runs over the stack below. So the return address is kept in a
+// register, which child and parent each have.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -69,7 +69,7 @@ extern "C" fn before() {
     process::set_vfork_child(true);
 }
 
-/// In the parent, once the child has gone its way, or where there is none.
+/// Clears the mark in the parent, when the child has called `exec` or ended, or none was made.
 extern "C" fn after(result: isize) -> c_int {
     process::set_vfork_child(false);
     raw::returned_int(result)

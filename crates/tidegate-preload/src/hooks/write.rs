@@ -1,9 +1,11 @@
 //! Hooks: `write` and its kin.
 //!
-//! Invariants: what is no file that can be covered goes to the C library's function, with all it
-//! does; where that is not known yet, to the kernel. A write to a plain file goes to the kernel in
-//! its lane. A buffer that cannot be read is left to the kernel, which refuses it or writes what
-//! comes before.
+//! Invariants:
+//! 1. A write to a descriptor that cannot be covered is forwarded to the C library's function; if
+//!    that is not resolved yet, to the kernel.
+//! 2. A write to a plain file goes to the kernel in the file's lane.
+//! 3. A buffer that cannot be read is left to the kernel, which refuses it or writes the bytes
+//!    before the fault.
 #![allow(unsafe_code)] // C's calling convention and pointers
 
 use std::ffi::{c_int, c_void};
@@ -18,29 +20,29 @@ use crate::sys::page::Page;
 use crate::sys::raw::{self, words};
 use crate::sys::readable::is_readable;
 
-/// Parts of a vector that are looked at here; with more, the file leaves the log.
+/// The most parts of a vector that are read here. With more, the file leaves the log.
 const PARTS: usize = 64;
 
-/// `pwritev2` flags that change nothing about what the log has to say: the kernel syncs where it is
-/// told to.
+/// Flags of `pwritev2` that change nothing about the records. For the sync flags, the kernel syncs.
 const HARMLESS: c_int = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND;
 
-/// The program's buffer; none where the kernel could not read all of it.
+/// Returns the program's buffer, or `None` if the kernel cannot read all its bytes.
 ///
 /// # Safety
-/// Nobody takes it away meanwhile.
+/// The buffer stays mapped while the result lives.
 unsafe fn part<'a>(at: *const c_void, len: usize) -> Option<IoSlice<'a>> {
     if len == 0 {
         return Some(IoSlice::new(&[]));
     }
-    // SAFETY: it is readable. Others may write to it meanwhile, as they may while the kernel copies
-    // it.
+    // SAFETY: `is_readable` has checked `len` bytes. Other threads may write to them meanwhile, as
+    // they may while the kernel copies.
     is_readable(at, len)
         .then(|| IoSlice::new(unsafe { std::slice::from_raw_parts(at.cast(), len) }))
 }
 
-/// Runs `run` with the parts of the program's vector that have bytes; none where it cannot be
-/// looked at.
+/// Runs `run` with the parts of the program's vector that have bytes. Returns `None` if there are
+/// more than `PARTS` iovecs, if the iovecs or their buffers cannot be read, or if there is no
+/// memory.
 ///
 /// # Safety
 /// As for `writev`.
@@ -56,29 +58,29 @@ unsafe fn with_parts<R>(
     if !is_readable(vector.cast(), count * size_of::<iovec>()) {
         return None;
     }
-    // SAFETY: so many are readable.
+    // SAFETY: `is_readable` has checked `count` iovecs.
     let vector = unsafe { std::slice::from_raw_parts(vector, count) };
     let mut page = Page::take();
-    // A page is aligned for anything.
+    // The page is aligned for any type.
     let memory = page.bytes_mut().as_mut_ptr().cast::<c_void>().cast::<IoSlice<'_>>();
     let mut used = 0;
     if page.bytes().len() < PARTS * size_of::<IoSlice<'_>>() {
         return None;
     }
     for given in vector.iter().filter(|given| given.iov_len > 0) {
-        // SAFETY: as for `writev`.
+        // SAFETY: the caller of `writev` keeps the buffers mapped.
         let part = unsafe { part(given.iov_base, given.iov_len) }?;
-        // SAFETY: the page has places for all parts.
+        // SAFETY: at most `PARTS` parts are used, and the page has space for `PARTS`.
         let place = unsafe { memory.add(used) };
-        // SAFETY: the place is in the page, which is aligned.
+        // SAFETY: the address is in the page and aligned.
         unsafe { place.write(part) };
         used += 1;
     }
-    // SAFETY: so many were written.
+    // SAFETY: the loop has written `used` parts there.
     Some(run(unsafe { std::slice::from_raw_parts(memory, used) }))
 }
 
-/// A write of one buffer.
+/// Writes one buffer.
 ///
 /// # Safety
 /// As for `write`.
@@ -92,7 +94,7 @@ unsafe fn one(
 ) -> ssize_t {
     cancel::point();
     let by_entry = || {
-        // SAFETY: as for `write`.
+        // SAFETY: the caller of `write` keeps the buffer mapped.
         match unsafe { part(at, len) } {
             Some(part) => write_as_opened(open, &Request { parts: &[part], place }, &kernel),
             None => open.unseen_write(|| kernel(open.fd)),
@@ -102,7 +104,7 @@ unsafe fn one(
     raw::returned(plain.map_or_else(by_entry, |result| plain_as_opened(open, place, result)))
 }
 
-/// A write of several buffers.
+/// Writes several buffers.
 ///
 /// # Safety
 /// As for `writev`.
@@ -117,7 +119,7 @@ unsafe fn several(
     let by_entry = || {
         let write =
             |parts: &[IoSlice<'_>]| write_as_opened(open, &Request { parts, place }, &kernel);
-        // SAFETY: as for `writev`.
+        // SAFETY: the caller of `writev` keeps the buffers mapped.
         unsafe { with_parts(vector, count, write) }
             .unwrap_or_else(|| open.unseen_write(|| kernel(open.fd)))
     };
@@ -127,12 +129,12 @@ unsafe fn several(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn write(fd: c_int, at: *const c_void, len: size_t) -> ssize_t {
-    // SAFETY: the program's own arguments.
+    // SAFETY: the caller's arguments, which only the kernel reads.
     let kernel = |fd: c_int| unsafe { raw::call(libc::SYS_write, words![fd, at, len]) };
     match (Open::writable(fd), next::write.resolved()) {
-        // SAFETY: as promised to this function.
+        // SAFETY: the caller's buffers, as for this function.
         (Some(open), _) => unsafe { one(&open, Place::Current, at, len, kernel) },
-        // SAFETY: the same function.
+        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
         (None, Some(write)) => every_write::returned(fd, unsafe { write(fd, at, len) }),
         (None, None) => every_write::returned(fd, raw::returned(kernel(fd))),
     }
@@ -145,14 +147,15 @@ pub(crate) unsafe extern "C-unwind" fn pwrite64(
     len: size_t,
     offset: off_t,
 ) -> ssize_t {
-    // SAFETY: the program's own arguments.
+    // SAFETY: the caller's arguments, which only the kernel reads.
     let kernel = |fd: c_int| unsafe { raw::call(libc::SYS_pwrite64, words![fd, at, len, offset]) };
     let open = Open::writable(fd).zip(u64::try_from(offset).ok());
     match (open, next::pwrite64.resolved()) {
-        // SAFETY: as promised to this function.
+        // SAFETY: the caller's buffers, as for this function.
         (Some((open, offset)), _) => unsafe { one(&open, Place::At(offset), at, len, kernel) },
         (None, Some(pwrite64)) => {
-            // SAFETY: the same function.
+            // SAFETY: the C library's function of this name and type; the arguments are the
+            // caller's.
             every_write::returned(fd, unsafe { pwrite64(fd, at, len, offset) })
         }
         (None, None) => every_write::returned(fd, raw::returned(kernel(fd))),
@@ -165,12 +168,12 @@ pub(crate) unsafe extern "C-unwind" fn writev(
     vector: *const iovec,
     count: c_int,
 ) -> ssize_t {
-    // SAFETY: the program's own arguments.
+    // SAFETY: the caller's arguments, which only the kernel reads.
     let kernel = |fd: c_int| unsafe { raw::call(libc::SYS_writev, words![fd, vector, count]) };
     match (Open::writable(fd), next::writev.resolved()) {
-        // SAFETY: as promised to this function.
+        // SAFETY: the caller's buffers, as for this function.
         (Some(open), _) => unsafe { several(&open, Place::Current, vector, count, kernel) },
-        // SAFETY: the same function.
+        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
         (None, Some(writev)) => every_write::returned(fd, unsafe { writev(fd, vector, count) }),
         (None, None) => every_write::returned(fd, raw::returned(kernel(fd))),
     }
@@ -183,30 +186,32 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64(
     count: c_int,
     offset: off_t,
 ) -> ssize_t {
-    // SAFETY: the program's own arguments. All of the offset is in the first half of the pair.
+    // SAFETY: the caller's arguments, which only the kernel reads. The first word of the pair holds
+    // the whole offset.
     let kernel =
         |fd: c_int| unsafe { raw::call(libc::SYS_pwritev, words![fd, vector, count, offset]) };
     let open = Open::writable(fd).zip(u64::try_from(offset).ok());
     match (open, next::pwritev64.resolved()) {
         (Some((open, offset)), _) => {
-            // SAFETY: as promised to this function.
+            // SAFETY: the caller's buffers, as for this function.
             unsafe { several(&open, Place::At(offset), vector, count, kernel) }
         }
         (None, Some(pwritev64)) => {
-            // SAFETY: the same function.
+            // SAFETY: the C library's function of this name and type; the arguments are the
+            // caller's.
             every_write::returned(fd, unsafe { pwritev64(fd, vector, count, offset) })
         }
         (None, None) => every_write::returned(fd, raw::returned(kernel(fd))),
     }
 }
 
-/// Where `pwritev2` writes; none for what the log does not take.
+/// Returns the place where `pwritev2` writes, or `None` for a write that the log does not take.
 fn place_of(offset: off_t, flags: c_int) -> Option<Place> {
     if flags & !HARMLESS != 0 {
         return None;
     }
     match (flags & libc::RWF_APPEND != 0, offset) {
-        // To the end, and the position moves there.
+        // This write appends and also moves the position.
         (true, -1) => None,
         (true, _) => Some(Place::End),
         (false, -1) => Some(Place::Current),
@@ -224,17 +229,18 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64v2(
 ) -> ssize_t {
     let kernel = |fd: c_int| {
         let arguments = words![fd, vector, count, offset, 0_usize, flags];
-        // SAFETY: the program's own arguments.
+        // SAFETY: the caller's arguments, which only the kernel reads.
         unsafe { raw::call(libc::SYS_pwritev2, arguments) }
     };
     match (Open::writable(fd), next::pwritev64v2.resolved()) {
         (Some(open), _) => match place_of(offset, flags) {
-            // SAFETY: as promised to this function.
+            // SAFETY: the caller's buffers, as for this function.
             Some(place) => unsafe { several(&open, place, vector, count, kernel) },
             None => raw::returned(open.unseen_write(|| kernel(fd))),
         },
         (None, Some(pwritev64v2)) => {
-            // SAFETY: the same function.
+            // SAFETY: the C library's function of this name and type; the arguments are the
+            // caller's.
             every_write::returned(fd, unsafe { pwritev64v2(fd, vector, count, offset, flags) })
         }
         (None, None) => every_write::returned(fd, raw::returned(kernel(fd))),

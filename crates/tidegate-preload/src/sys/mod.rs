@@ -1,10 +1,10 @@
 //! The layer below: system calls, the C library's functions, memory and signals.
 //!
-//! - `raw` (system calls that nothing interposes on), `query` (those that the program does not make
-//!   itself), `next` (the C library's functions);
+//! - `raw` (system calls that no hook stands in front of), `query` (calls that the program does not
+//!   make itself), `next` (the C library's functions);
 //! - memory: `page`, `own_stack`, `path`, `shared` (values without a lock), `readable` (the
 //!   program's pointers);
-//! - `cancel` (of threads), `signals`.
+//! - `signals`.
 
 pub(crate) mod next;
 pub(crate) mod own_stack;

@@ -1,10 +1,10 @@
-//! The functions that the hooks stand in front of: those of the C library itself, whatever stands
-//! between. A library that does so, and is not in front of this one, comes back by them into the
-//! hooks; by its functions the hooks would come back to it.
+//! The functions behind the hooks: the C library's own, even if another library stands between.
+//! Such a library gets the hook when it looks up the next function. If the hooks called that
+//! library's functions, each would call the other without end.
 //!
-//! They are asked for only where a bare system call will not do: for what is not a system call, and
-//! for calls at which a thread can be cancelled. [`resolve`] looks all of them up when the library
-//! is loaded, since looking up may take the dynamic linker's lock.
+//! The hooks use these functions only where a bare system call does not suffice: for functions that
+//! are no system call, and for calls that are cancellation points. [`resolve`] looks all functions
+//! up when the library is loaded, since the look-up may take the dynamic linker's lock.
 #![allow(unsafe_code)] // the dynamic linker's answers become functions
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
@@ -18,7 +18,7 @@ use crate::state::objects::OfLibraries;
 /// A function behind a hook.
 pub(crate) type Next<F> = tidegate_interpose::Next<F, OfLibraries>;
 type Argv = *const *const c_char;
-/// What a child of `clone` runs.
+/// The function that a child of `clone` runs.
 pub(crate) type Entry = extern "C-unwind" fn(*mut c_void) -> c_int;
 
 tidegate_interpose::functions! {

@@ -1,10 +1,10 @@
-//! Stacks for hooks that need more than a signal handler or a thread may have: a handler's stack
-//! may be as small as the kernel allows, a thread's has 16 KiB at the least.
+//! Stacks for hooks that need more than the stack of a signal handler or a thread may have. A
+//! handler's stack may be as small as the kernel allows; a thread's stack has at least 16 KiB.
 //!
 //! Invariants:
-//! 1. A stack is one caller's while it runs there. No lock and no heap, as for pages.
-//! 2. The caller has blocked signals where the program handles any: the kernel takes a handler's
-//!    own stack for free while its thread runs on another one.
+//! 1. A stack has one user at a time. No lock and no heap, as for pages.
+//! 2. The caller has blocked signals if the program handles any: while a thread runs on another
+//!    stack, the kernel takes the handler's own stack for free.
 #![allow(unsafe_code)] // the stack pointer
 
 use std::cell::{Cell, UnsafeCell};
@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sys::page;
 
 const STACK_BYTES: usize = 64 << 10;
-/// Threads that are in a hook at once and need no mapping. Untouched stacks take no memory, but
-/// count for a program that locks all of it, under a limit that is 8 MiB for most users.
+/// Threads that can be in a hook at once without a mapping. Untouched stacks take no memory, but
+/// count if a program locks all its memory, under a limit that is 8 MiB for most users.
 const STACKS: usize = 8;
 
 /// Whether a stack is taken, in a cache line of its own.
@@ -29,7 +29,7 @@ struct Stacks {
     taken: [Taken; STACKS],
 }
 
-// SAFETY: a stack is used by the thread alone that has set its flag.
+// SAFETY: only the thread that has set the flag of a stack uses it.
 unsafe impl Sync for Stacks {}
 
 static STATIC: Stacks = Stacks {
@@ -41,7 +41,8 @@ static STATIC: Stacks = Stacks {
 static NEXT_START: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// The stack that this thread had last: it looks there first, where no other thread does.
+    /// The stack that this thread had last. The thread looks there first, where no other thread
+    /// does.
     static START: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
@@ -61,7 +62,7 @@ impl Stack {
         });
         START.set(number.or(Some(start % STACKS)));
         let at = match number {
-            // SAFETY: below the number of stacks.
+            // SAFETY: `number` is below `STACKS`.
             Some(number) => unsafe { STATIC.memory.get().cast::<u8>().add(number * STACK_BYTES) },
             None => page::map(STACK_BYTES)?,
         };
@@ -78,38 +79,40 @@ impl Drop for Stack {
     }
 }
 
-/// What is to be done, and then its result.
+/// The function to run, and then its result.
 struct Work<F, R> {
     work: Option<F>,
     result: Option<R>,
 }
 
-/// Never part of its caller, whose stack would have to hold all that it needs.
+/// Runs the work at `at` and stores its result. Not inlined: the stack of the caller would have to
+/// hold all that the work needs.
 #[inline(never)]
 extern "C" fn work<F: FnOnce() -> R, R>(at: *mut c_void) {
-    // SAFETY: the caller's frame, which waits for this one.
+    // SAFETY: `at` is the `Work` in the frame of `run`, which waits for this call.
     let this = unsafe { &mut *at.cast::<Work<F, R>>() };
     this.result = this.work.take().map(|work| work());
 }
 
-/// Runs `run`, which takes more of a stack than there may be, on another one. Signals that the
-/// program handles are blocked. Without memory for a stack, `run` runs on the present one.
+/// Runs `run`, which needs more stack than there may be, on another stack. Signals that the program
+/// handles are blocked. If there is no memory for a stack, runs on the present one.
 pub(crate) fn run<R, F: FnOnce() -> R>(run: F) -> R {
     let mut this = Work { work: Some(run), result: None };
     let at = (&raw mut this).cast();
     match (!is_here()).then(Stack::take).flatten() {
-        // SAFETY: the end of memory of our own, which nobody else uses until the call has returned.
+        // SAFETY: the end of a stack that this call has taken and nothing else uses until it
+        // returns.
         Some(stack) => unsafe { call(stack.at.wrapping_add(STACK_BYTES), work::<F, R>, at) },
         None => work::<F, R>(at),
     }
     match this.result {
         Some(result) => result,
-        // It has returned, and so left its result.
+        // `work` has returned, and so stored its result.
         None => std::process::abort(),
     }
 }
 
-/// The calling thread runs on one of the static stacks.
+/// Returns whether the calling thread runs on one of the static stacks.
 fn is_here() -> bool {
     let here = 0_u8;
     let start = STATIC.memory.get().addr();
@@ -119,10 +122,11 @@ fn is_here() -> bool {
 /// Calls `function` with a stack that ends at `top`.
 ///
 /// # Safety
-/// So much memory below `top` is unused until the call has returned, and aligned.
+/// `top` is aligned. `STACK_BYTES` bytes below it are unused until the call has returned.
 #[cfg(target_arch = "x86_64")]
 unsafe fn call(top: *mut u8, function: extern "C" fn(*mut c_void), argument: *mut c_void) {
-    // SAFETY: the function keeps the register that has the stack pointer meanwhile.
+    // SAFETY: the register that holds the old stack pointer meanwhile is one that `function`
+    // preserves.
     unsafe {
         std::arch::asm!(
             "mov r12, rsp",
@@ -141,10 +145,11 @@ unsafe fn call(top: *mut u8, function: extern "C" fn(*mut c_void), argument: *mu
 /// Calls `function` with a stack that ends at `top`.
 ///
 /// # Safety
-/// So much memory below `top` is unused until the call has returned, and aligned.
+/// `top` is aligned. `STACK_BYTES` bytes below it are unused until the call has returned.
 #[cfg(target_arch = "aarch64")]
 unsafe fn call(top: *mut u8, function: extern "C" fn(*mut c_void), argument: *mut c_void) {
-    // SAFETY: the function keeps the register that has the stack pointer meanwhile.
+    // SAFETY: the register that holds the old stack pointer meanwhile is one that `function`
+    // preserves.
     unsafe {
         std::arch::asm!(
             "mov x20, sp",

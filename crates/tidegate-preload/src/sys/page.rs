@@ -1,11 +1,10 @@
-//! Pages for the length of a call, since a hook may run on a stack that has no free space for them:
-//! a signal handler's, say.
+//! Pages for the length of a call: a hook may run on a small stack, such as a signal handler's.
 //!
 //! Invariants:
-//! 1. A page is one caller's from [`Page::take`] until it is dropped. No lock and no heap: a
-//!    handler that interrupts a holder, or a child of `vfork`, gets another one.
-//! 2. What is held while the process forks, or by a child of `vfork` that calls `exec`, is never
-//!    given back. With the static pages gone, pages are mapped.
+//! 1. A page has one user from [`Page::take`] until it is dropped. No lock and no heap: a handler
+//!    that interrupts the user, or a child of `vfork`, gets another page.
+//! 2. A page that is in use while the process forks, or in a child of `vfork` that calls `exec`, is
+//!    never given back. When no static page is free, pages are mapped.
 #![allow(unsafe_code)] // shared statics, and mappings
 
 use std::cell::UnsafeCell;
@@ -16,7 +15,7 @@ use crate::sys::raw::{self, words};
 
 /// Bytes of a page.
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// More than a few threads hold at once.
+/// Enough pages for the threads that usually run in hooks at once.
 const PAGES: usize = 24;
 
 #[repr(C, align(64))]
@@ -25,7 +24,7 @@ struct Pages {
     taken: [AtomicBool; PAGES],
 }
 
-// SAFETY: a page is used by the thread alone that has set its flag.
+// SAFETY: only the thread that has set the flag of a page uses it.
 unsafe impl Sync for Pages {}
 
 static STATIC: Pages = Pages {
@@ -33,16 +32,16 @@ static STATIC: Pages = Pages {
     memory: UnsafeCell::new([[0; PAGE_BYTES]; PAGES]),
 };
 
-/// Memory of [`PAGE_BYTES`], aligned, of any content; or of none, where there is none.
+/// [`PAGE_BYTES`] of aligned memory with any content, or no bytes if there was no memory.
 pub(crate) struct Page {
     at: *mut u8,
     /// The static page's number, if it is one.
     number: Option<usize>,
 }
 
-// SAFETY: its memory is nobody else's, whichever thread has it.
+// SAFETY: the page owns its memory, and any thread may use it.
 unsafe impl Send for Page {}
-// SAFETY: what is shared is only read.
+// SAFETY: a shared page is only read.
 unsafe impl Sync for Page {}
 
 impl Page {
@@ -52,7 +51,7 @@ impl Page {
                 && !STATIC.taken[number].swap(true, Ordering::Acquire)
         });
         let at = match number {
-            // SAFETY: below the number of pages.
+            // SAFETY: `number` is below `PAGES`.
             Some(number) => unsafe { STATIC.memory.get().cast::<u8>().add(number * PAGE_BYTES) },
             None => map(PAGE_BYTES).unwrap_or(ptr::null_mut()),
         };
@@ -63,7 +62,7 @@ impl Page {
         if self.at.is_null() {
             return &[];
         }
-        // SAFETY: so many bytes, which nobody else uses.
+        // SAFETY: the page owns `PAGE_BYTES` bytes there.
         unsafe { std::slice::from_raw_parts(self.at, PAGE_BYTES) }
     }
 
@@ -71,7 +70,7 @@ impl Page {
         if self.at.is_null() {
             return &mut [];
         }
-        // SAFETY: so many bytes, which nobody else uses.
+        // SAFETY: the page owns `PAGE_BYTES` bytes there.
         unsafe { std::slice::from_raw_parts_mut(self.at, PAGE_BYTES) }
     }
 }
@@ -92,18 +91,18 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
-    /// So many zero bytes; none where there is no memory.
+    /// Maps `len_bytes` zero bytes. Returns `None` if there is no memory.
     pub(crate) fn new(len_bytes: usize) -> Option<Self> {
         map(len_bytes).map(|at| Self { at, len_bytes })
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: so many bytes, which nobody else uses.
+        // SAFETY: the mapping has `len_bytes` bytes, which this value owns.
         unsafe { std::slice::from_raw_parts(self.at, self.len_bytes) }
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: so many bytes, which nobody else uses.
+        // SAFETY: the mapping has `len_bytes` bytes, which this value owns.
         unsafe { std::slice::from_raw_parts_mut(self.at, self.len_bytes) }
     }
 }
@@ -119,14 +118,14 @@ pub(crate) fn map(len_bytes: usize) -> Option<*mut u8> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let arguments = words![0_usize, len_bytes, protection, flags, -1_i32, 0_usize];
-    // SAFETY: new memory where the kernel likes it.
+    // SAFETY: new memory, at an address that the kernel chooses.
     let at = raw::checked(unsafe { raw::call(libc::SYS_mmap, arguments) }).ok()?;
     Some(ptr::with_exposed_provenance_mut(at))
 }
 
-/// Unmaps what [`map`] gave, which nobody uses any more.
+/// Unmaps memory from [`map`], which nothing uses any more. Does nothing for a null pointer.
 pub(crate) fn unmap(at: *mut u8, len_bytes: usize) {
-    // SAFETY: memory of our own; NULL is refused by the kernel or was never mapped.
+    // SAFETY: memory from `map`. Nothing of the program is mapped at a null pointer.
     unsafe { raw::call(libc::SYS_munmap, words![at, len_bytes]) };
 }
 

@@ -1,9 +1,9 @@
-//! Paths of what is open, without memory from the heap.
+//! Paths of open files and directories, without memory from the heap.
 //!
-//! Invariant: a [`PathBuffer`] always ends in a NUL behind its bytes.
+//! Invariant: a [`PathBuffer`] always has a NUL after its bytes.
 //!
-//! Entry points: [`Opened`] to look at what a name stands for, [`of_descriptor`] for something
-//! open.
+//! Entry points: [`Opened`] to look at the file under a name, [`of_descriptor`] for an open
+//! descriptor.
 
 use std::ffi::{CStr, c_int};
 
@@ -15,17 +15,17 @@ use crate::sys::raw::{self, Errno};
 /// The longest path of the kernel, its NUL included.
 pub(crate) const PATH_BYTES: usize = PAGE_BYTES;
 
-/// A descriptor of our own for the length of a call. No signal handler runs meanwhile: the
-/// descriptor would stay where one leaves by `longjmp`.
+/// A descriptor of the library for the length of a call. No signal handler runs meanwhile: a
+/// handler that leaves by `longjmp` would leave the descriptor open.
 pub(crate) struct Opened {
     number: c_int,
     _holding: Holding,
 }
 
 impl Opened {
-    /// Opens a place in the tree of names, not the file there: no permission on it is needed, no
-    /// lease is broken, and closing it takes no record lock of the program away. A symbolic link is
-    /// followed unless `flags` say `O_NOFOLLOW`.
+    /// Opens a name, but not the file there: this needs no permission on the file, breaks no lease,
+    /// and closing it takes no record lock of the program away. Follows a symbolic link unless
+    /// `flags` have `O_NOFOLLOW`.
     pub(crate) fn path(directory: c_int, path: &CStr, flags: c_int) -> Result<Self, Errno> {
         Self::open(directory, path, libc::O_PATH | flags)
     }
@@ -80,7 +80,7 @@ impl PathBuffer {
         }
     }
 
-    /// Appends, or changes nothing where that does not fit.
+    /// Appends bytes. Changes nothing if they do not fit.
     pub(crate) fn push(&mut self, more: &[u8]) -> Result<(), Errno> {
         let end = self.len_bytes + more.len();
         if end >= PATH_BYTES {
@@ -92,7 +92,7 @@ impl PathBuffer {
         Ok(())
     }
 
-    /// What `fill` writes is the path; it returns how many bytes that are.
+    /// Sets the path to the bytes that `fill` writes; `fill` returns their number.
     fn fill(&mut self, fill: impl FnOnce(&mut [u8]) -> Result<usize, Errno>) -> Result<(), Errno> {
         let len_bytes = fill(self.page.bytes_mut())?;
         if len_bytes >= PATH_BYTES {
@@ -104,15 +104,15 @@ impl PathBuffer {
     }
 }
 
-/// The path under which the kernel knows what is open as `descriptor`.
+/// Puts the path into `out` under which the kernel knows an open descriptor.
 pub(crate) fn of_descriptor(descriptor: c_int, out: &mut PathBuffer) -> Result<(), Errno> {
     let mut link = [0; LINK_BYTES];
     out.fill(|bytes| query::readlink(proc_link(descriptor, &mut link), bytes).map(<[u8]>::len))?;
     only_absolute(out)
 }
 
-/// `(unreachable)/x` of a working directory outside the root, `pipe:[1]`, and the like are no
-/// paths.
+/// Rejects a link that is no path, such as `(unreachable)/x` of a working directory outside of the
+/// root, or `pipe:[1]`.
 fn only_absolute(out: &mut PathBuffer) -> Result<(), Errno> {
     if out.as_bytes().starts_with(b"/") {
         return Ok(());
@@ -121,11 +121,11 @@ fn only_absolute(out: &mut PathBuffer) -> Result<(), Errno> {
     Err(libc::ENOENT)
 }
 
-/// Memory for `/proc/thread-self/fd/`, the digits of any descriptor and the end.
+/// Space for `/proc/thread-self/fd/`, the digits of any descriptor and the NUL.
 pub(crate) const LINK_BYTES: usize = 32;
 
-/// The name in `/proc` of an open descriptor of the calling thread, which may have descriptors of
-/// its own.
+/// Returns the name in `/proc` of an open descriptor of the calling thread. The thread may have a
+/// table of descriptors of its own.
 pub(crate) fn proc_link(descriptor: c_int, buffer: &mut [u8; LINK_BYTES]) -> &CStr {
     const PREFIX: &[u8] = b"/proc/thread-self/fd/";
     let mut digits = [0; 10];
@@ -137,7 +137,7 @@ pub(crate) fn proc_link(descriptor: c_int, buffer: &mut [u8; LINK_BYTES]) -> &CS
     CStr::from_bytes_until_nul(buffer).unwrap_or_default()
 }
 
-/// The decimal digits of `number`.
+/// Returns the decimal digits of `number`.
 pub(crate) fn decimal(mut number: u32, buffer: &mut [u8; 10]) -> &[u8] {
     let mut start = buffer.len();
     loop {

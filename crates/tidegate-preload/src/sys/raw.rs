@@ -1,9 +1,9 @@
-//! System calls that nothing interposes on, and `errno`.
+//! System calls that no hook stands in front of, and `errno`.
 //!
-//! Invariant: nothing here calls the C library but for the address of `errno`, so that no call
+//! Invariant: this module calls the C library only for the address of `errno`, so that no call
 //! comes back into a hook.
 //!
-//! Untyped calls are [`tidegate_interpose::raw`]'s; typed ones stand here.
+//! Untyped calls are in [`tidegate_interpose::raw`]; typed calls are here.
 #![allow(unsafe_code)] // system calls, and the C library's `errno`
 
 use std::ffi::{CStr, c_int, c_long};
@@ -17,16 +17,16 @@ pub(crate) use tidegate_interpose::raw::{
     words,
 };
 
-/// The first expression on an architecture that has the older system calls, else the second one:
-/// each C library makes the oldest call that its architecture has.
+/// Expands to the first expression on an architecture that has the older system calls, else to the
+/// second: each C library makes the oldest call that its architecture has.
 #[cfg(target_arch = "x86_64")]
 macro_rules! by_architecture {
     ($older:expr, $newer:expr $(,)?) => {
         $older
     };
 }
-/// The first expression on an architecture that has the older system calls, else the second one:
-/// each C library makes the oldest call that its architecture has.
+/// Expands to the first expression on an architecture that has the older system calls, else to the
+/// second: each C library makes the oldest call that its architecture has.
 #[cfg(not(target_arch = "x86_64"))]
 macro_rules! by_architecture {
     ($older:expr, $newer:expr $(,)?) => {
@@ -38,7 +38,8 @@ pub(crate) use by_architecture;
 /// The system call that the C library makes for a function: its number and the arguments.
 pub(crate) type Made = (c_long, [usize; 6]);
 
-/// What the kernel's result was where the C library has returned this, and set `errno` if it is -1.
+/// Returns the kernel's result from the C library's: the negative `errno` if `returned` is
+/// negative.
 pub(crate) fn by_kernel(returned: isize) -> isize {
     if returned < 0 { -isize::try_from(errno()).unwrap_or(5) } else { returned }
 }
@@ -66,8 +67,8 @@ plain!(/** Makes everything durable. */ sync_all = SYS_sync());
 
 /// Returns the program's descriptor as the libraries take it.
 pub(crate) fn borrowed<'fd>(fd: c_int) -> BorrowedFd<'fd> {
-    // SAFETY: the number is used as one only: what it refers to is the program's, whatever that
-    // does, and the kernel refuses one that is closed.
+    // SAFETY: only the number is used. The program owns the descriptor and may close it; the kernel
+    // refuses a closed one.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
@@ -78,20 +79,20 @@ pub(crate) fn openat(dir: c_int, path: &CStr, flags: c_int, mode: u32) -> Result
     Ok(c_int::try_from(fd).unwrap_or(-1))
 }
 
-/// Sleeps while `word` is `seen`, until [`wake`] or for `timeout` at most: whether it was not that
-/// long.
+/// Sleeps while `word` is `seen`, until [`wake`] or for `timeout` at most. Returns false after the
+/// whole timeout.
 pub(crate) fn wait(word: &AtomicU32, seen: u32, timeout: Duration) -> bool {
     let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
     let timeout = libc::timespec { tv_sec: seconds, tv_nsec: timeout.subsec_nanos().into() };
     let arguments = words![word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const timeout];
-    // SAFETY: a word of this process and a time, for the length of the call.
+    // SAFETY: the word and the time live until the call returns.
     unsafe { call(libc::SYS_futex, arguments) != -(libc::ETIMEDOUT as isize) }
 }
 
 /// Wakes the threads that [`wait`] for the word to change.
 pub(crate) fn wake(word: &AtomicU32) {
     let arguments = words![word.as_ptr(), libc::FUTEX_WAKE, i32::MAX];
-    // SAFETY: a word of this process.
+    // SAFETY: the word lives until the call returns.
     unsafe { call(libc::SYS_futex, arguments) };
 }
 
@@ -120,6 +121,6 @@ fn clock_ns(clock: ClockId) -> u64 {
 
 /// Makes everything on the machine durable.
 pub(crate) fn sync() {
-    // It cannot fail.
+    // `sync` cannot fail.
     let _ = sync_all();
 }

@@ -1,19 +1,20 @@
-//! Whether memory that the program passes can be read: what the kernel answers with `EFAULT` must
-//! be no fault of ours.
+//! Checks whether memory that the program passes can be read: where the kernel returns `EFAULT`,
+//! the library must not fault.
 //!
-//! The kernel is asked once a page, by a call that reads it and does nothing else. What it could
-//! read is taken for readable until the program takes memory away ([`changed`]), so that a buffer
-//! in use costs a look at one word.
+//! The kernel is asked once per page, by a call that reads the page and does nothing else. A page
+//! that the kernel could read counts as readable until the program takes memory away ([`changed`]).
+//! So a buffer in use costs a look at one word.
 //!
 //! Invariants:
-//! 1. A page is noted only after the kernel has read it, in the epoch that began before it did.
+//! 1. A page is noted only after the kernel has read it, in the epoch that was current before the
+//!    kernel read it.
 //! 2. An epoch ends after each call of the program that takes memory away, or the right to read it.
-//!    What the C library gives back by itself (a large block that is freed) is not seen: a write
-//!    from there gets the fault that a read would get.
+//!    Memory that the C library gives back by itself (a large block that is freed) is not seen: a
+//!    write from there faults as a read would.
 //! 3. No lock, no memory from the heap: a note that is lost is made again.
-//! 4. No page that the program has mapped from a file is noted: any process may cut the file, and
-//!    the kernel answers `EFAULT` then. The kernel is asked each time. A file that is cut between
-//!    that and the copy gives the fault that a read would get.
+//! 4. No page that the program has mapped from a file is noted: any process may truncate the file,
+//!    and then the kernel returns `EFAULT`. The kernel is asked each time. If a file is truncated
+//!    between that and the copy, the library faults as a read would.
 //!
 //! Entry points: [`is_readable`], [`text`], [`changed`]; [`mapped_from_file`], [`unmapped`].
 #![allow(unsafe_code)] // memory of the program
@@ -25,19 +26,20 @@ use crate::state::process;
 use crate::sys::page::PAGE_BYTES;
 use crate::sys::raw::{self, words};
 
-/// Pages that one word tells of.
+/// Pages in one block, which has one word.
 const BLOCK_PAGES: usize = 16;
 const EPOCH_SHIFT: u32 = 16;
 const BLOCK_SHIFT: u32 = 32;
-/// Half a word each: the block's number; the epoch; a bit for each page.
+/// Words for blocks. The upper half is the block's number; the lower half is the epoch and a bit
+/// for each page.
 static NOTED: [AtomicU64; 4096] = [const { AtomicU64::new(0) }; 4096];
-/// Only its lower 16 bits are noted; they are never 0.
+/// The current epoch. Only the lower 16 bits are noted; they are never 0.
 static EPOCH: AtomicU32 = AtomicU32::new(1);
 
-/// Memory that a program can have ends here.
+/// The end of the memory that a program can have.
 const END: usize = 1 << if cfg!(target_arch = "x86_64") { 47 } else { 48 };
 
-/// Whether the kernel could read the `len` bytes at `at` just now, or could before.
+/// Returns whether the kernel can read the `len` bytes at `at`, or could before in this epoch.
 #[inline]
 pub(crate) fn is_readable(at: *const c_void, len: usize) -> bool {
     let at = at.addr();
@@ -60,23 +62,23 @@ pub(crate) fn is_readable(at: *const c_void, len: usize) -> bool {
     true
 }
 
-/// A string of the program that is short enough for a path; none where it cannot be read or is too
-/// long, or is NULL: the kernel or the C library says what that means.
+/// Returns a string of the program that is short enough for a path. Returns `None` if it is NULL,
+/// too long, or cannot be read: the kernel or the C library then returns the error.
 pub(crate) fn text<'a>(at: *const c_char) -> Option<&'a CStr> {
     text_up_to(at, PAGE_BYTES)
 }
 
-/// As [`text`], for the name of a program: that is looked at also in a process that has given the
-/// log up, as the C library looks at it.
+/// Returns the name of a program as [`text`] does. After the log was given up, returns the string
+/// unchecked, as the C library reads it.
 pub(crate) fn name_of_program<'a>(at: *const c_char) -> Option<&'a CStr> {
     if !process::has_given_up() {
         return text(at);
     }
-    // SAFETY: the caller of a C function promises that there is a string.
+    // SAFETY: the caller of a C function passes a terminated string.
     (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) })
 }
 
-/// As [`text`], for a string of at most `most_bytes`, its NUL included.
+/// Returns a string of at most `most_bytes`, its NUL included, or `None` as [`text`] does.
 pub(crate) fn text_up_to<'a>(at: *const c_char, most_bytes: usize) -> Option<&'a CStr> {
     let mut seen = 0;
     while seen < most_bytes {
@@ -85,11 +87,11 @@ pub(crate) fn text_up_to<'a>(at: *const c_char, most_bytes: usize) -> Option<&'a
         if !is_readable(start.cast(), step) {
             return None;
         }
-        // SAFETY: readable; the caller of a C function promises that the string stays for the
-        // length of the call.
+        // SAFETY: `is_readable` has checked `step` bytes. The caller of a C function keeps its
+        // string for the length of the call.
         let part = unsafe { std::slice::from_raw_parts(start.cast::<u8>(), step) };
         if CStr::from_bytes_until_nul(part).is_ok() {
-            // SAFETY: all up to the NUL is readable.
+            // SAFETY: all bytes up to the NUL are readable.
             return Some(unsafe { CStr::from_ptr(at) });
         }
         seen += step;
@@ -97,11 +99,11 @@ pub(crate) fn text_up_to<'a>(at: *const c_char, most_bytes: usize) -> Option<&'a
     None
 }
 
-/// Memory of the program was taken away: to be called after that.
+/// Ends the epoch. To be called after memory of the program was taken away.
 pub(crate) fn changed() {
     let epoch = EPOCH.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
     if low_half(epoch) == 0 {
-        // What was noted in epochs that will have the same number.
+        // Notes of earlier epochs would match the numbers that come again.
         for noted in &NOTED {
             noted.store(0, Ordering::SeqCst);
         }
@@ -111,15 +113,15 @@ pub(crate) fn changed() {
 
 /// Memory that the program has mapped from a file.
 struct FromFile {
-    /// 0: free.
+    /// 0 if the entry is free.
     start: AtomicUsize,
-    /// Not behind the start: not known yet.
+    /// Not above `start` if it is not known yet.
     end: AtomicUsize,
 }
 
 static FROM_FILES: [FromFile; 64] =
     [const { FromFile { start: AtomicUsize::new(0), end: AtomicUsize::new(0) } }; 64];
-/// All mappings of files that have no place there, and what lies between.
+/// A range over all mappings of files that found no free entry.
 static OTHERS: FromFile =
     FromFile { start: AtomicUsize::new(usize::MAX), end: AtomicUsize::new(0) };
 
@@ -128,7 +130,7 @@ impl FromFile {
         (self.start.load(Ordering::SeqCst), self.end.load(Ordering::SeqCst))
     }
 
-    /// Takes the place for a range, if it is free.
+    /// Takes the entry for a range, if it is free.
     fn take(&self, start: usize, end: usize) -> bool {
         let order = Ordering::SeqCst;
         let is_free = self.start.compare_exchange(0, start, order, Ordering::Relaxed).is_ok();
@@ -139,23 +141,23 @@ impl FromFile {
     }
 }
 
-/// The program has mapped a file there.
+/// Notes that the program has mapped a file here.
 pub(crate) fn mapped_from_file(start: usize, len: usize) {
     let end = start.saturating_add(len);
     if !FROM_FILES.iter().any(|place| place.take(start, end)) {
         OTHERS.end.fetch_max(end, Ordering::SeqCst);
         OTHERS.start.fetch_min(start, Ordering::SeqCst);
     }
-    // What was noted of memory that lay there before.
+    // Notes of the memory that lay there before end with the epoch.
     changed();
 }
 
-/// Nothing is mapped there any more.
+/// Notes that nothing is mapped here any more.
 pub(crate) fn unmapped(start: usize, len: usize) {
     for place in &FROM_FILES {
         let (own_start, own_end) = place.range();
         let is_known = own_start < own_end;
-        // A part that stays keeps the place: too much only takes longer.
+        // If a part stays mapped, so does the entry: too large a range only costs time.
         if is_known && start <= own_start && own_end <= start.saturating_add(len) {
             place.end.store(0, Ordering::SeqCst);
             place.start.store(0, Ordering::SeqCst);
@@ -163,7 +165,7 @@ pub(crate) fn unmapped(start: usize, len: usize) {
     }
 }
 
-/// Whether the program has mapped something there from a file.
+/// Returns whether the program has mapped a file in this range.
 pub(crate) fn is_from_file(start: usize, len: usize) -> bool {
     FROM_FILES.iter().chain([&OTHERS]).any(|place| {
         let (own_start, own_end) = place.range();
@@ -175,7 +177,7 @@ fn low_half(number: u32) -> u64 {
     u64::from(number & 0xffff)
 }
 
-/// The bits of these pages of a block.
+/// Returns the bits of these pages of a block.
 #[inline]
 fn pages(first: usize, last: usize) -> u64 {
     let (first, last) = (first % BLOCK_PAGES, last % BLOCK_PAGES);
@@ -187,7 +189,7 @@ fn place(block: usize) -> &'static AtomicU64 {
     &NOTED[(block ^ block >> 12) % NOTED.len()]
 }
 
-/// What is noted of a block in which no page is readable.
+/// Returns the word of a block without readable pages.
 #[inline]
 fn empty(block: usize, epoch: u32) -> u64 {
     (block as u64) << BLOCK_SHIFT | low_half(epoch) << EPOCH_SHIFT
@@ -204,8 +206,9 @@ fn epoch() -> u32 {
     EPOCH.load(Ordering::SeqCst)
 }
 
-/// Asks the kernel, and notes what it could read. A process that has given the log up does not ask:
-/// a filter of system calls may kill for that, and the kernel alone looks at what it is passed.
+/// Asks the kernel, and notes the pages that it could read. Returns false without asking once the
+/// log was given up: a filter of system calls may kill for the call, and the caller then leaves the
+/// pointer to the kernel.
 #[cold]
 fn probe(block: usize, first: usize, last: usize) -> bool {
     if process::has_given_up() {
@@ -230,14 +233,14 @@ fn probe(block: usize, first: usize, last: usize) -> bool {
     true
 }
 
-/// Returns whether the program runs under valgrind, which judges what system calls are given: it
-/// would take the probe below for a mistake of the program. It finds the bad pointers itself.
+/// Returns whether the program runs under valgrind, which checks the arguments of system calls. It
+/// would report the probe below as a mistake of the program. It finds bad pointers itself.
 fn is_judged() -> bool {
     /// `RUNNING_ON_VALGRIND`.
     const REQUEST: [usize; 6] = [0x1001, 0, 0, 0, 0, 0];
     let mut answer = 0_usize;
-    // SAFETY: instructions without effect, by which valgrind knows a request; only it changes
-    // `answer`.
+    // SAFETY: the instructions have no effect. Valgrind takes them as a request, and only it
+    // changes `answer`.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         std::arch::asm!(
@@ -245,7 +248,8 @@ fn is_judged() -> bool {
             inout("rdx") answer, in("rax") REQUEST.as_ptr(),
         );
     }
-    // SAFETY: as above.
+    // SAFETY: the instructions have no effect. Valgrind takes them as a request, and only it
+    // changes `answer` and `x12`.
     #[cfg(target_arch = "aarch64")]
     unsafe {
         std::arch::asm!(
@@ -257,9 +261,10 @@ fn is_judged() -> bool {
     answer != 0
 }
 
-/// Whether the kernel can read what lies at an address.
+/// Returns whether the kernel can read the word at an address.
 fn kernel_reads(at: usize) -> bool {
-    /// No way to change the mask of blocked signals: the mask is read, and the call fails.
+    /// An invalid way to change the mask of blocked signals: the kernel reads the mask, and the
+    /// call fails.
     const NO_WAY: c_int = -1;
     const FAULT: isize = -(libc::EFAULT as isize);
     if is_judged() {

@@ -1,12 +1,13 @@
-//! No signal handler runs in the middle of an operation that must be finished: one that holds a
-//! lock of the log or has opened a descriptor, or an admission. A handler could leave it by
-//! `longjmp`, or wait for that lock.
+//! Blocks signals during operations that must be finished: those that hold a lock of the log, those
+//! that have opened a descriptor, and admissions. A handler could leave them by `longjmp`, or wait
+//! for that lock.
 //!
 //! Invariants:
 //! 1. Signals are blocked only in programs that handle some, since blocking takes two system calls.
-//!    Those that a fault of the thread itself raises are not: blocked, they would kill it.
-//! 2. A thread's signals are as the program has them once the last [`SignalsBlocked`] of the thread
-//!    has gone, in whatever order they go.
+//!    Signals that a fault of the thread itself raises are not blocked: blocked, they would kill
+//!    the thread.
+//! 2. A thread's signals are as the program has set them once the last [`SignalsBlocked`] of the
+//!    thread is dropped, in any order.
 #![allow(unsafe_code)] // system calls, and C's calling convention
 
 use std::cell::Cell;
@@ -17,12 +18,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::sys::next;
 use crate::sys::raw::{self, words};
 
-/// The program has installed a handler for a signal that comes from outside.
+/// Whether the program has installed a handler for a signal that comes from outside.
 static HANDLES_SIGNALS: AtomicBool = AtomicBool::new(false);
 
 const MASK_BYTES: usize = size_of::<u64>();
 const SIGNALS: c_int = 64;
-/// What a fault of the thread itself raises.
+/// The signals that a fault of the thread itself raises.
 const FAULTS: [c_int; 7] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -32,7 +33,7 @@ const FAULTS: [c_int; 7] = [
     libc::SIGSYS,
     libc::SIGABRT,
 ];
-/// All others, but for those that the kernel lets nobody block.
+/// All other signals, except those that the kernel does not let a program block.
 const BLOCKED: u64 = {
     let (mut mask, mut at) = (!(1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1)), 0);
     while at < FAULTS.len() {
@@ -42,12 +43,12 @@ const BLOCKED: u64 = {
     mask
 };
 
-/// What a thread has blocked.
+/// The state of blocking of a thread.
 #[derive(Clone, Copy)]
 struct Blocking {
-    /// The [`SignalsBlocked`] that live and have blocked.
+    /// The number of [`SignalsBlocked`] that live and have blocked signals.
     count: usize,
-    /// The mask before the first of them.
+    /// The mask before the first one.
     before: u64,
 }
 
@@ -58,7 +59,7 @@ thread_local! {
 /// While this lives, the calling thread runs no signal handler.
 pub(crate) struct SignalsBlocked {
     has_blocked: bool,
-    /// It counts for the thread that has made it.
+    /// Not `Send`: it counts for the thread that has made it.
     of_thread: PhantomData<*const ()>,
 }
 
@@ -82,12 +83,13 @@ impl Drop for SignalsBlocked {
     }
 }
 
-/// Nothing is stored before signals are blocked: a handler may come before that, and not return.
+/// Sets the mask. Stores nothing before: until then a handler may run and not return.
 #[cold]
 fn block() {
     let before = set_mask(BLOCKED);
     let blocking = BLOCKING.get();
-    // Where they are not blocked, a handler of a fault has jumped out of those that are counted.
+    // If the signals are not blocked now, a handler of a fault has jumped out of the counted
+    // operations.
     let is_first = blocking.count == 0 || before & BLOCKED != BLOCKED;
     BLOCKING.set(if is_first {
         Blocking { count: 1, before }
@@ -96,7 +98,8 @@ fn block() {
     });
 }
 
-/// Nothing is left to do once signals come again.
+/// Restores the mask after the last operation. Nothing is left to do then: a handler may run at
+/// once.
 #[cold]
 fn unblock() {
     let Blocking { count, before } = BLOCKING.get();
@@ -107,44 +110,44 @@ fn unblock() {
     }
 }
 
-/// Sets the thread's mask of blocked signals: what it was.
+/// Sets the mask of blocked signals of the thread. Returns the old mask.
 fn set_mask(mask: u64) -> u64 {
     let mut before = 0_u64;
     let (mask, place) = (&raw const mask, &raw mut before);
     let arguments = words![libc::SIG_SETMASK, mask, place, MASK_BYTES];
-    // SAFETY: one mask to read and free space for one, of the size that is passed.
+    // SAFETY: a mask to read and memory to write one, both of `MASK_BYTES`.
     unsafe { raw::call(libc::SYS_rt_sigprocmask, arguments) };
     before
 }
 
-/// Looks for handlers that were installed before the library was there.
+/// Looks for handlers that were installed before the library was loaded.
 pub(crate) fn find_handlers() {
     // The kernel's structure: handler, flags, restorer, mask.
     let mut action = [0_u64; 4];
     for signal in 1..=SIGNALS {
         let place = action.as_mut_ptr();
         let arguments = words![signal, 0_usize, place, MASK_BYTES];
-        // SAFETY: memory for the answer.
+        // SAFETY: null for the new action, and memory for the old one.
         if unsafe { raw::call(libc::SYS_rt_sigaction, arguments) } == 0 {
             installed(signal, usize::try_from(action[0]).unwrap_or(0));
         }
     }
 }
 
-/// A handler is about to be installed for a signal.
+/// Notes that a handler is about to be installed for a signal.
 fn installed(signal: c_int, handler: usize) {
     if comes_from_outside(signal, handler) {
         HANDLES_SIGNALS.store(true, Ordering::Relaxed);
     }
 }
 
-/// Whether a handler runs that no fault has called for.
+/// Returns whether a handler runs that no fault of the thread has raised.
 fn comes_from_outside(signal: c_int, handler: usize) -> bool {
     let is_function = handler != libc::SIG_DFL && handler != libc::SIG_IGN;
     is_function && !FAULTS.contains(&signal)
 }
 
-/// `sigaction`.
+/// Declares hooks of `sigaction`.
 macro_rules! actions {
     ($($name:ident)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -154,18 +157,18 @@ macro_rules! actions {
             before: *mut libc::sigaction,
         ) -> c_int {
             let Some(sigaction) = next::sigaction.get() else { return raw::failed_int(libc::ENOSYS) };
-            // SAFETY: the program's own, or null.
+            // SAFETY: null or the caller's action.
             if let Some(action) = unsafe { action.as_ref() } {
                 installed(signal, action.sa_sigaction);
             }
-            // SAFETY: the same function.
+            // SAFETY: the C library's function of this type, with the caller's arguments.
             unsafe { sigaction(signal, action.cast(), before.cast()) }
         }
     )*};
 }
 actions!(sigaction __sigaction);
 
-/// `signal` and its kin.
+/// Declares hooks of `signal` and its kin.
 macro_rules! handlers {
     ($($name:ident)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -175,7 +178,8 @@ macro_rules! handlers {
                 return std::ptr::without_provenance_mut(libc::SIG_ERR);
             };
             installed(signal, handler.addr());
-            // SAFETY: the same function.
+            // SAFETY: the C library's function of this name and type; the arguments are the
+            // caller's.
             unsafe { function(signal, handler) }
         }
     )*};

@@ -1,11 +1,11 @@
-//! The kernel's system calls, as far as `syscall` has to know them: those that change no file.
+//! The numbers of system calls that change no file.
 //!
 //! A call is in one of three classes: a hook makes it (`syscall`), it is harmless, or it is unseen.
-//! A number that is in no list is unseen. A test compares the lists with the kernel's own header.
+//! A number in no list is unseen. A test compares the lists with the kernel's own header.
 
 use std::ffi::c_long;
 
-/// Numbers that the C library's crate may not have. They are the same on all machines.
+/// Numbers that the crate `libc` may not have. They are equal on all machines.
 pub(super) const FCHMODAT2: c_long = 452;
 pub(super) const SETXATTRAT: c_long = 463;
 pub(super) const REMOVEXATTRAT: c_long = 466;
@@ -13,7 +13,7 @@ pub(super) const FILE_SETATTR: c_long = 469;
 
 const IO_PGETEVENTS: c_long = if cfg!(target_arch = "x86_64") { 333 } else { 292 };
 
-/// Defines [`HARMLESS`] from calls of all machines, of x86-64 only, and of numbers alone.
+/// Defines [`HARMLESS`] from names of all machines, names of x86-64 only, and bare numbers.
 macro_rules! harmless {
     ($($name:ident)* ; $($of_x86:ident)* ; $($number:literal)*) => {
         /// The harmless calls, a bit for each number.
@@ -37,11 +37,11 @@ const fn with(mut bits: [u64; 8], number: c_long) -> [u64; 8] {
     bits
 }
 
-// They change no file, no name and no descriptor that hooks know, start no program and take no
-// rights. What `io_submit` and `io_uring_enter` do needs what `io_setup` and `io_uring_setup` have
-// made. `clone` and `clone3` are those of threads: hooks make all others. Of numbers alone:
-// cachestat, map_shadow_stack, futex_wake, futex_wait, futex_requeue, statmount, listmount,
-// lsm_get_self_attr, lsm_list_modules, mseal, getxattrat, listxattrat, file_getattr.
+// These calls change no file, no name and no descriptor that hooks know; they start no program and
+// take no rights. `io_submit` and `io_uring_enter` need an earlier `io_setup` or `io_uring_setup`,
+// which hooks see. `clone` and `clone3` only make threads here: hooks make all other uses. The bare
+// numbers are cachestat, map_shadow_stack, futex_wake, futex_wait, futex_requeue, statmount,
+// listmount, lsm_get_self_attr, lsm_list_modules, mseal, getxattrat, listxattrat and file_getattr.
 harmless! {
     SYS_accept SYS_accept4 SYS_add_key SYS_adjtimex SYS_bpf SYS_brk SYS_capget SYS_chdir
     SYS_clock_adjtime SYS_clock_getres SYS_clock_gettime SYS_clock_nanosleep SYS_clock_settime
@@ -90,7 +90,7 @@ harmless! {
     451 453 454 455 456 457 458 459 461 462 464 465 468
 }
 
-/// Whether a call of this number changes nothing that hooks have to know.
+/// Returns whether a call of this number changes nothing that hooks have to know.
 pub(super) fn is_harmless(number: c_long) -> bool {
     let number = usize::try_from(number).unwrap_or(usize::MAX);
     HARMLESS.get(number / 64).is_some_and(|bits| bits >> (number % 64) & 1 != 0)
