@@ -10,7 +10,7 @@
 //! 1. *Whenever the log cannot answer a sync, the real sync on the program's own descriptor is
 //!    right.*
 //! 2. Before a covered file changes in a way that the hooks do not see, it leaves the log: a real
-//!    sync, then the end of its story.
+//!    sync makes it durable, and then its story ends.
 //! 3. The kernel makes changes of names, attributes and sizes. They are counted before and after
 //!    the call. A sync that would commit them to the journal is answered only while none is
 //!    pending.

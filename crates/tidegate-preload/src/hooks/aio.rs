@@ -73,7 +73,7 @@ lists!(lio_listio lio_listio64);
 unsafe extern "C-unwind" fn io_setup(depth: c_int, context: *mut c_void) -> c_int {
     unseen::all(Some(Cause::Libaio));
     match next::io_setup.get() {
-        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+        // SAFETY: the C library's function of this type, with the caller's arguments.
         Some(io_setup) => unsafe { io_setup(depth, context) },
         None => -libc::ENOSYS,
     }
@@ -84,7 +84,7 @@ unsafe extern "C-unwind" fn io_setup(depth: c_int, context: *mut c_void) -> c_in
 unsafe extern "C-unwind" fn io_queue_init(depth: c_int, context: *mut c_void) -> c_int {
     unseen::all(Some(Cause::Libaio));
     match next::io_queue_init.get() {
-        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+        // SAFETY: the C library's function of this type, with the caller's arguments.
         Some(init) => unsafe { init(depth, context) },
         None => -libc::ENOSYS,
     }
@@ -95,7 +95,7 @@ unsafe extern "C-unwind" fn io_queue_init(depth: c_int, context: *mut c_void) ->
 unsafe extern "C-unwind" fn io_uring_setup(entries: c_uint, parameters: *mut c_void) -> c_int {
     rights::give_up_for(Cause::IoUring);
     match next::io_uring_setup.get() {
-        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+        // SAFETY: the C library's function of this type, with the caller's arguments.
         Some(setup) => unsafe { setup(entries, parameters) },
         None => -libc::ENOSYS,
     }
@@ -109,7 +109,7 @@ unsafe extern "C-unwind" fn io_uring_queue_init(
 ) -> c_int {
     rights::give_up_for(Cause::IoUring);
     match next::io_uring_queue_init.get() {
-        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+        // SAFETY: the C library's function of this type, with the caller's arguments.
         Some(init) => unsafe { init(entries, ring, flags) },
         None => -libc::ENOSYS,
     }
@@ -123,7 +123,7 @@ unsafe extern "C-unwind" fn io_uring_queue_init_params(
 ) -> c_int {
     rights::give_up_for(Cause::IoUring);
     match next::io_uring_queue_init_params.get() {
-        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+        // SAFETY: the C library's function of this type, with the caller's arguments.
         Some(init) => unsafe { init(entries, ring, parameters) },
         None => -libc::ENOSYS,
     }
@@ -139,7 +139,7 @@ unsafe extern "C-unwind" fn io_uring_queue_init_mem(
 ) -> c_int {
     rights::give_up_for(Cause::IoUring);
     match next::io_uring_queue_init_mem.get() {
-        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+        // SAFETY: the C library's function of this type, with the caller's arguments.
         Some(init) => unsafe { init(entries, ring, parameters, memory, memory_bytes) },
         None => -libc::ENOSYS,
     }

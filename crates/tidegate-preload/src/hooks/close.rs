@@ -34,7 +34,7 @@ fn released(fd: c_int, known: Known) {
 pub(crate) unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     forget(fd);
     match next::close.resolved() {
-        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+        // SAFETY: the C library's function of this type, with the caller's arguments.
         Some(close) => unsafe { close(fd) },
         // SAFETY: the call takes no pointers.
         None => raw::returned_int(unsafe { raw::call(libc::SYS_close, words![fd]) }),
@@ -65,7 +65,7 @@ pub(crate) unsafe extern "C-unwind" fn close_range(
 pub(crate) unsafe extern "C-unwind" fn closefrom(first: c_int) {
     descriptors::each(c_uint::try_from(first).unwrap_or(0), c_uint::MAX, |fd, _| forget(fd));
     if let Some(closefrom) = next::closefrom.get() {
-        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+        // SAFETY: the C library's function of this type, with the caller's arguments.
         unsafe { closefrom(first) };
     }
 }
@@ -186,7 +186,7 @@ pub(crate) unsafe extern "C-unwind" fn fcntl64(
         // does not take.
         unsafe { fcntl64(fd, command, argument) }
     } else {
-        // SAFETY: the caller's arguments, which only the kernel reads.
+        // SAFETY: the caller's arguments go to the kernel as they are.
         raw::returned_int(unsafe { raw::call(libc::SYS_fcntl, words![fd, command, argument]) })
     };
     if result >= 0 && matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
@@ -203,18 +203,19 @@ pub(crate) unsafe extern "C-unwind" fn closedir(stream: *mut std::ffi::c_void) -
         // SAFETY: the caller's open stream.
         forget(unsafe { dirfd(stream) });
     }
-    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+    // SAFETY: the C library's function of this type, with the caller's arguments.
     unsafe { closedir(stream) }
 }
 
-/// Runs `daemon`. The C library forks a child and gives it other standard descriptors, both unseen.
+/// Runs `daemon`, and notes the standard descriptors anew: the C library forks and replaces them
+/// unseen.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn daemon(
     keep_directory: c_int,
     keep_descriptors: c_int,
 ) -> c_int {
     let Some(daemon) = next::daemon.get() else { return raw::failed_int(libc::ENOSYS) };
-    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+    // SAFETY: the C library's function of this type, with the caller's arguments.
     let result = unsafe { daemon(keep_directory, keep_descriptors) };
     if result == 0 && keep_descriptors == 0 {
         (0..3).for_each(forget);

@@ -40,7 +40,7 @@ fn in_child(flags: u64) {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn _Fork() -> pid_t {
     let Some(fork) = next::_Fork.get() else { return raw::failed_int(libc::ENOSYS) };
-    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+    // SAFETY: the C library's function of this type, with the caller's arguments.
     forking(0, || unsafe { fork() })
 }
 
@@ -77,7 +77,7 @@ unsafe extern "C-unwind" fn clone(
     let (Some(clone), Some(entry)) = (next::clone.get(), entry) else {
         return raw::failed_int(libc::EINVAL);
     };
-    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+    // SAFETY: the C library's function of this type, with the caller's arguments.
     let call = || unsafe { clone(entry, stack, flags, argument, parent, storage, child) };
     if process::log().is_none() || flags & THREAD == THREAD {
         return call();

@@ -44,7 +44,7 @@ fn limits_own_memory(process: pid_t, limit: *const rlimit) -> bool {
     let is_own = process == 0 || process.cast_unsigned() == process::number();
     is_own
         && is_readable(limit.cast(), size_of::<rlimit>())
-        // SAFETY: `is_readable` has checked it.
+        // SAFETY: `is_readable` has checked the limit.
         && unsafe { limit.read_unaligned() }.rlim_cur < UNLIMITED_BYTES
 }
 

@@ -21,7 +21,7 @@ unsafe fn share(message: *const msghdr) {
     if !is_readable(message.cast(), size_of::<msghdr>()) {
         return;
     }
-    // SAFETY: `is_readable` has checked it, and the caller keeps it for the length of the call.
+    // SAFETY: `is_readable` has checked the message, and the caller keeps it during the call.
     let given = unsafe { &*message };
     if given.msg_controllen == 0 || !is_readable(given.msg_control, given.msg_controllen) {
         return;
@@ -62,9 +62,9 @@ pub(crate) unsafe extern "C-unwind" fn sendmsg(
     // SAFETY: the caller's message, as for `sendmsg`.
     unsafe { share(message) };
     match next::sendmsg.resolved() {
-        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+        // SAFETY: the C library's function of this type, with the caller's arguments.
         Some(sendmsg) => unsafe { sendmsg(fd, message, flags) },
-        // SAFETY: the caller's arguments, which only the kernel reads.
+        // SAFETY: the caller's arguments go to the kernel as they are.
         None => raw::returned(unsafe { raw::call(libc::SYS_sendmsg, words![fd, message, flags]) }),
     }
 }
@@ -81,15 +81,15 @@ pub(crate) unsafe extern "C-unwind" fn sendmmsg(
         if !is_readable(message.cast(), size_of::<libc::mmsghdr>()) {
             break;
         }
-        // SAFETY: `is_readable` has checked it.
+        // SAFETY: `is_readable` has checked this message.
         let header = unsafe { &raw const (*message).msg_hdr };
         // SAFETY: the caller's message, as for `sendmsg`.
         unsafe { share(header) };
     }
     match next::sendmmsg.resolved() {
-        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+        // SAFETY: the C library's function of this type, with the caller's arguments.
         Some(sendmmsg) => unsafe { sendmmsg(fd, messages, count, flags) },
-        // SAFETY: the caller's arguments, which only the kernel reads.
+        // SAFETY: the caller's arguments go to the kernel as they are.
         None => raw::returned_int(unsafe {
             raw::call(libc::SYS_sendmmsg, words![fd, messages, count, flags])
         }),

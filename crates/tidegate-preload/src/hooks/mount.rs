@@ -40,14 +40,14 @@ pub(crate) unsafe extern "C-unwind" fn mount(
 ) -> c_int {
     about_to_stack(kind);
     let arguments = words![source, target, kind, flags, data];
-    // SAFETY: the caller's arguments, which only the kernel reads.
+    // SAFETY: the caller's arguments go to the kernel as they are.
     raw::returned_int(unsafe { raw::call(libc::SYS_mount, arguments) })
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn fsopen(kind: *const c_char, flags: c_uint) -> c_int {
     about_to_stack(kind);
-    // SAFETY: the caller's arguments, which only the kernel reads.
+    // SAFETY: the caller's arguments go to the kernel as they are.
     raw::returned_int(unsafe { raw::call(libc::SYS_fsopen, words![kind, flags]) })
 }
 
@@ -56,7 +56,7 @@ pub(crate) unsafe extern "C-unwind" fn umount2(target: *const c_char, flags: c_i
     if process::log().is_some_and(tidegate::log::Log::has_stories) {
         supervisor::flush();
     }
-    // SAFETY: the caller's arguments, which only the kernel reads.
+    // SAFETY: the caller's arguments go to the kernel as they are.
     raw::returned_int(unsafe { raw::call(libc::SYS_umount2, words![target, flags]) })
 }
 

@@ -110,7 +110,7 @@ unsafe extern "C" fn mkdtemp(template: *mut c_char) -> *mut c_char {
         raw::set_errno(libc::ENOSYS);
         return ptr::null_mut();
     };
-    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+    // SAFETY: the C library's function of this type, with the caller's arguments.
     metadata::counted(|| unsafe { mkdtemp(template) })
 }
 
@@ -121,8 +121,7 @@ macro_rules! temporary {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name() -> *mut FILE {
             match next::$name.get() {
-                // SAFETY: the C library's function of this name and type; the arguments are the
-                // caller's.
+                // SAFETY: the C library's function of this type, with the caller's arguments.
                 Some(function) => metadata::counted(|| unsafe { function() }),
                 None => ptr::null_mut(),
             }
@@ -134,11 +133,11 @@ temporary!(tmpfile tmpfile64);
 /// Gives a socket an address, which may be a name in a directory.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: the caller's arguments, which only the kernel reads.
+    // SAFETY: the caller's arguments go to the kernel as they are.
     let bind = || unsafe { raw::call(libc::SYS_bind, words![fd, at, len]) };
     let family = at.cast::<libc::sa_family_t>();
     let is_there = is_readable(family.cast::<c_void>(), size_of::<libc::sa_family_t>());
-    // SAFETY: `is_readable` has checked it.
+    // SAFETY: `is_readable` has checked the family.
     let family = is_there.then(|| unsafe { family.read_unaligned() });
     let is_name = family.is_some_and(|family| c_int::from(family) == libc::AF_UNIX);
     result(if is_name { metadata::counted(bind) } else { bind() })

@@ -74,7 +74,8 @@ impl Request<'_> {
         if self.empties() { emptied(fd, given, before == Before::Missing) } else { fd }
     }
 
-    /// Returns the state of the path, which is looked up only if the open may create the file.
+    /// Returns the state of the path. Looks it up only if the open may create the file; with
+    /// `O_EXCL`, the file counts as missing.
     fn before(&self) -> Before {
         match self.flags & CREATE_NEW {
             CREATE_NEW => return Before::Missing,
@@ -197,7 +198,7 @@ pub(crate) unsafe fn open_at(
     }
     // The call fails, and the kernel returns the error.
     let arguments = raw::words![directory, path, flags, mode];
-    // SAFETY: the caller's arguments, which only the kernel reads.
+    // SAFETY: the caller's arguments go to the kernel as they are.
     raw::returned_int(unsafe { raw::call(libc::SYS_openat, arguments) })
 }
 

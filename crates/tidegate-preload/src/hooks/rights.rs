@@ -34,7 +34,7 @@ pub(crate) fn give_up_for_filter() {
 }
 
 /// Gives the log up, for a cause that the supervisor is told. If another thread is doing so,
-/// returns once that thread makes no more system calls of its own: a filter may kill for one.
+/// returns after the last system call that this takes: a filter may kill for one.
 pub(crate) fn give_up_for(cause: Cause) {
     if process::in_vfork_child() {
         if process::log().is_some() {
@@ -83,8 +83,7 @@ macro_rules! hooks {
         pub(crate) unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> c_int {
             $before;
             match next::$name.get() {
-                // SAFETY: the C library's function of this name and type, with the caller's
-                // arguments.
+                // SAFETY: the C library's function of this type, with the caller's arguments.
                 Some(function) => unsafe { function($($argument),*) },
                 None => raw::failed_int(libc::ENOSYS),
             }

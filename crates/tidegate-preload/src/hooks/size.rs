@@ -24,7 +24,7 @@ fn truncate_path(path: *const c_char, size: off_t) -> c_int {
 }
 
 fn truncate_by_kernel(path: *const c_char, size: off_t) -> isize {
-    // SAFETY: the caller's arguments, which only the kernel reads.
+    // SAFETY: the caller's arguments go to the kernel as they are.
     unsafe { raw::call(libc::SYS_truncate, words![path, size]) }
 }
 

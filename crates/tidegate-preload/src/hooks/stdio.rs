@@ -125,8 +125,7 @@ unsafe extern "C-unwind" fn fopen64(path: *const c_char, mode: *const c_char) ->
             stream
         }
         (_, Some(fopen64), _) => {
-            // SAFETY: the C library's function of this name and type; the arguments are the
-            // caller's.
+            // SAFETY: the C library's function of this type, with the caller's arguments.
             let open = || unsafe { fopen64(path, mode) };
             // SAFETY: the caller's arguments.
             unsafe { by_library(path, mode, open) }
@@ -188,7 +187,7 @@ unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE 
     let Some(fdopen) = next::fdopen.get() else { return ptr::null_mut() };
     pin(fd);
     let appended = appends(fd);
-    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+    // SAFETY: the C library's function of this type, with the caller's arguments.
     let stream = unsafe { fdopen(fd, mode) };
     if !appended && appends(fd) {
         // For the mode "a" the C library sets `O_APPEND` on the description, which other
@@ -217,7 +216,7 @@ unsafe extern "C-unwind" fn freopen64(
         // SAFETY: the program's open stream.
         forget(unsafe { fileno(stream) });
     }
-    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+    // SAFETY: the C library's function of this type, with the caller's arguments.
     let open = || unsafe { freopen64(path, mode, stream) };
     // SAFETY: the caller's arguments.
     unsafe { by_library(path, mode, open) }
@@ -230,7 +229,7 @@ unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
         // SAFETY: the program's open stream.
         unsafe { about_to_close(stream) };
     }
-    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+    // SAFETY: the C library's function of this type, with the caller's arguments.
     unsafe { fclose(stream) }
 }
 
@@ -253,7 +252,7 @@ pub(crate) unsafe fn about_to_close(stream: *mut FILE) {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fflush(stream: *mut FILE) -> c_int {
     let Some(fflush) = next::fflush.get() else { return raw::failed_int(libc::ENOSYS) };
-    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+    // SAFETY: the C library's function of this type, with the caller's arguments.
     let result = unsafe { fflush(stream) };
     if result != 0 || !process::every_write() {
         return result;
@@ -303,7 +302,7 @@ unsafe extern "C-unwind" fn pclose(stream: *mut FILE) -> c_int {
         // SAFETY: the program's open stream.
         forget(unsafe { fileno(stream) });
     }
-    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+    // SAFETY: the C library's function of this type, with the caller's arguments.
     unsafe { pclose(stream) }
 }
 
@@ -330,7 +329,7 @@ unsafe extern "C-unwind" fn vdprintf(
     arguments: *mut c_void,
 ) -> c_int {
     let Some(vdprintf) = next::vdprintf.get() else { return raw::failed_int(libc::ENOSYS) };
-    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+    // SAFETY: the C library's function of this type, with the caller's arguments.
     printed(fd, || unsafe { vdprintf(fd, format, arguments) })
 }
 
@@ -342,7 +341,7 @@ unsafe extern "C-unwind" fn backtrace_symbols_fd(
     fd: c_int,
 ) {
     let Some(write) = next::backtrace_symbols_fd.get() else { return };
-    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+    // SAFETY: the C library's function of this type, with the caller's arguments.
     let write = || unsafe { write(frames, count, fd) };
     match Open::writable(fd) {
         Some(open) => drop(open.unseen(|| {
@@ -361,7 +360,7 @@ unsafe extern "C-unwind" fn __vdprintf_chk(
     arguments: *mut c_void,
 ) -> c_int {
     let Some(print) = next::__vdprintf_chk.get() else { return raw::failed_int(libc::ENOSYS) };
-    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+    // SAFETY: the C library's function of this type, with the caller's arguments.
     printed(fd, || unsafe { print(fd, flag, format, arguments) })
 }
 

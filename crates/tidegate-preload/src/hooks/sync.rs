@@ -5,9 +5,9 @@
 //!    directory whose names are all on the disk or in the log. The kernel makes all other syncs.
 //! 2. A sync of a whole file system that succeeds commits all changes that were pending before it
 //!    began. `sync` commits no counted change, since it does not return whether it succeeded.
-//! 3. Before `sync` and `syncfs`, files leave that the kernel may have changed without a record.
-//!    Before a sync of a directory, files leave if a process was killed while it changed their
-//!    names.
+//! 3. Before `sync` and `syncfs`, each file leaves that the kernel may have changed without a
+//!    record. Before a sync of a directory, each file leaves whose names a process was changing
+//!    when it was killed.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::c_int;

@@ -183,14 +183,14 @@ unsafe fn open_2(given: Arguments) -> c_int {
     /// Bytes of the kernel's structure: flags, mode, how paths are resolved.
     const HOW_BYTES: usize = 24;
     let (how, len) = (given.pointer::<[u64; 3]>(2).cast_const(), given.0[3]);
-    // SAFETY: the caller's arguments, which only the kernel reads.
+    // SAFETY: the caller's arguments, or with a copy of its structure.
     let call = |arguments| raw::returned_int(unsafe { raw::call(libc::SYS_openat2, arguments) });
     if len != HOW_BYTES || !readable::is_readable(how.cast(), HOW_BYTES) {
         // Nothing is known about a later structure, or one that cannot be read.
         unseen::all(None);
         return metadata::counted(|| call(given.0));
     }
-    // SAFETY: `is_readable` has checked it.
+    // SAFETY: `is_readable` has checked the structure.
     let how = unsafe { how.read_unaligned() };
     let flags = raw::low_half(usize::try_from(how[0]).unwrap_or(0));
     open::open_emptying(flags, |flags| {
@@ -386,13 +386,13 @@ unsafe fn of_memory(number: c_long, given: Arguments) -> Option<c_long> {
 
 /// Forks by a call that the C library does not see.
 fn forking(number: c_long, flags: u64, given: Arguments) -> c_long {
-    // SAFETY: the caller's arguments, which only the kernel reads.
+    // SAFETY: the caller's arguments go to the kernel as they are.
     raw::returned(fork::forking(flags, || unsafe { raw::call(number, given.0) })) as c_long
 }
 
 /// Returns the flags of a `clone3`, or 0 if they cannot be read.
 fn clone_flags(given: Arguments) -> u64 {
     let at = given.pointer::<u64>(0).cast_const();
-    // SAFETY: `is_readable` has checked it.
+    // SAFETY: `is_readable` has checked these 8 bytes.
     if readable::is_readable(at.cast(), 8) { unsafe { at.read_unaligned() } } else { 0 }
 }

@@ -20,8 +20,8 @@ use crate::sys::readable::is_readable;
 use crate::sys::{next, raw};
 
 /// Runs a call of the C library that may change the file of `fd`. If the file can be covered, runs
-/// the bare system call instead, as a change that no hook sees: no thread is cancelled in the
-/// middle.
+/// the bare system call instead, as a change that no hook sees. No thread is cancelled during a
+/// bare system call.
 fn into(fd: c_int, library: impl FnOnce() -> isize, kernel: impl FnOnce() -> isize) -> isize {
     match Open::writable(fd) {
         Some(open) => {
@@ -32,7 +32,7 @@ fn into(fd: c_int, library: impl FnOnce() -> isize, kernel: impl FnOnce() -> isi
     }
 }
 
-/// Runs a change, that no hook sees, to the files of all these descriptors. Ignores descriptors of
+/// Runs a change to the files of all these descriptors, which no hook sees. Ignores descriptors of
 /// files that cannot be covered.
 fn unseen_of(fds: &mut impl Iterator<Item = c_int>, change: &dyn Fn() -> isize) -> isize {
     match fds.find_map(Open::of) {
@@ -49,9 +49,9 @@ pub(crate) unsafe extern "C-unwind" fn sendfile64(
     len: size_t,
 ) -> ssize_t {
     let Some(sendfile64) = next::sendfile64.get() else { return raw::failed(libc::ENOSYS) };
-    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+    // SAFETY: the C library's function of this type, with the caller's arguments.
     let library = || unsafe { sendfile64(to, from, offset, len) };
-    // SAFETY: the caller's arguments, which only the kernel reads.
+    // SAFETY: the caller's arguments go to the kernel as they are.
     into(to, library, || unsafe { raw::call(libc::SYS_sendfile, words![to, from, offset, len]) })
 }
 
@@ -66,9 +66,9 @@ pub(crate) unsafe extern "C-unwind" fn copy_file_range(
 ) -> ssize_t {
     let Some(call) = next::copy_file_range.get() else { return raw::failed(libc::ENOSYS) };
     let arguments = words![from, from_offset, to, to_offset, len, flags];
-    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+    // SAFETY: the C library's function of this type, with the caller's arguments.
     let library = || unsafe { call(from, from_offset, to, to_offset, len, flags) };
-    // SAFETY: the caller's arguments, which only the kernel reads.
+    // SAFETY: the caller's arguments go to the kernel as they are.
     let kernel = || unsafe { raw::call(libc::SYS_copy_file_range, arguments) };
     // The source file leaves the log, too: it may share blocks from now on.
     into(to, library, || unseen_of(&mut [from].into_iter(), &kernel))
@@ -85,9 +85,9 @@ pub(crate) unsafe extern "C-unwind" fn splice(
 ) -> ssize_t {
     let Some(splice) = next::splice.get() else { return raw::failed(libc::ENOSYS) };
     let arguments = words![from, from_offset, to, to_offset, len, flags];
-    // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+    // SAFETY: the C library's function of this type, with the caller's arguments.
     let library = || unsafe { splice(from, from_offset, to, to_offset, len, flags) };
-    // SAFETY: the caller's arguments, which only the kernel reads.
+    // SAFETY: the caller's arguments go to the kernel as they are.
     into(to, library, || unsafe { raw::call(libc::SYS_splice, arguments) })
 }
 
@@ -103,8 +103,8 @@ const EXT4_IOC_MOVE_EXT: c_ulong = 0x660f;
 const XFS_IOC_SWAPEXT: c_ulong = 0x586d;
 const XFS_IOC_EXCHANGE_RANGE: c_ulong = 0x5881;
 
-/// Requests of these types that change nothing. All others may change the bytes, the space or the
-/// attributes of the file; the kernel gets new ones with time.
+/// Requests of these types that change nothing. All others, known or not, may change the bytes, the
+/// space or the attributes of the file of the descriptor.
 const HARMLESS: [c_ulong; 16] = [
     0x6601, // FS_IOC_GETFLAGS
     0x6603, // FS_IOC_GETVERSION, of older kernels
@@ -131,7 +131,7 @@ fn may_change(request: c_ulong) -> bool {
 /// Returns the number at this byte of the argument of a request, or `None` if it cannot be read.
 fn number_at<T: Copy>(argument: usize, byte: usize) -> Option<T> {
     let at = ptr::with_exposed_provenance::<T>(argument.wrapping_add(byte));
-    // SAFETY: `is_readable` has checked it; `T` is a number, and any bits are a valid one.
+    // SAFETY: `is_readable` has checked the bytes; `T` is a number, and any bits are valid.
     is_readable(at.cast(), size_of::<T>()).then(|| unsafe { at.read_unaligned() })
 }
 

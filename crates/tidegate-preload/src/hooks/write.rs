@@ -129,12 +129,12 @@ unsafe fn several(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn write(fd: c_int, at: *const c_void, len: size_t) -> ssize_t {
-    // SAFETY: the caller's arguments, which only the kernel reads.
+    // SAFETY: the caller's arguments go to the kernel as they are.
     let kernel = |fd: c_int| unsafe { raw::call(libc::SYS_write, words![fd, at, len]) };
     match (Open::writable(fd), next::write.resolved()) {
-        // SAFETY: the caller's buffers, as for this function.
+        // SAFETY: the caller keeps its buffers mapped during the call.
         (Some(open), _) => unsafe { one(&open, Place::Current, at, len, kernel) },
-        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+        // SAFETY: the C library's function of this type, with the caller's arguments.
         (None, Some(write)) => every_write::returned(fd, unsafe { write(fd, at, len) }),
         (None, None) => every_write::returned(fd, raw::returned(kernel(fd))),
     }
@@ -147,15 +147,14 @@ pub(crate) unsafe extern "C-unwind" fn pwrite64(
     len: size_t,
     offset: off_t,
 ) -> ssize_t {
-    // SAFETY: the caller's arguments, which only the kernel reads.
+    // SAFETY: the caller's arguments go to the kernel as they are.
     let kernel = |fd: c_int| unsafe { raw::call(libc::SYS_pwrite64, words![fd, at, len, offset]) };
     let open = Open::writable(fd).zip(u64::try_from(offset).ok());
     match (open, next::pwrite64.resolved()) {
-        // SAFETY: the caller's buffers, as for this function.
+        // SAFETY: the caller keeps its buffers mapped during the call.
         (Some((open, offset)), _) => unsafe { one(&open, Place::At(offset), at, len, kernel) },
         (None, Some(pwrite64)) => {
-            // SAFETY: the C library's function of this name and type; the arguments are the
-            // caller's.
+            // SAFETY: the C library's function of this type, with the caller's arguments.
             every_write::returned(fd, unsafe { pwrite64(fd, at, len, offset) })
         }
         (None, None) => every_write::returned(fd, raw::returned(kernel(fd))),
@@ -168,12 +167,12 @@ pub(crate) unsafe extern "C-unwind" fn writev(
     vector: *const iovec,
     count: c_int,
 ) -> ssize_t {
-    // SAFETY: the caller's arguments, which only the kernel reads.
+    // SAFETY: the caller's arguments go to the kernel as they are.
     let kernel = |fd: c_int| unsafe { raw::call(libc::SYS_writev, words![fd, vector, count]) };
     match (Open::writable(fd), next::writev.resolved()) {
-        // SAFETY: the caller's buffers, as for this function.
+        // SAFETY: the caller keeps its buffers mapped during the call.
         (Some(open), _) => unsafe { several(&open, Place::Current, vector, count, kernel) },
-        // SAFETY: the C library's function of this name and type; the arguments are the caller's.
+        // SAFETY: the C library's function of this type, with the caller's arguments.
         (None, Some(writev)) => every_write::returned(fd, unsafe { writev(fd, vector, count) }),
         (None, None) => every_write::returned(fd, raw::returned(kernel(fd))),
     }
@@ -186,26 +185,25 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64(
     count: c_int,
     offset: off_t,
 ) -> ssize_t {
-    // SAFETY: the caller's arguments, which only the kernel reads. The first word of the pair holds
+    // SAFETY: the caller's arguments go to the kernel as they are. The first word of the pair holds
     // the whole offset.
     let kernel =
         |fd: c_int| unsafe { raw::call(libc::SYS_pwritev, words![fd, vector, count, offset]) };
     let open = Open::writable(fd).zip(u64::try_from(offset).ok());
     match (open, next::pwritev64.resolved()) {
         (Some((open, offset)), _) => {
-            // SAFETY: the caller's buffers, as for this function.
+            // SAFETY: the caller keeps its buffers mapped during the call.
             unsafe { several(&open, Place::At(offset), vector, count, kernel) }
         }
         (None, Some(pwritev64)) => {
-            // SAFETY: the C library's function of this name and type; the arguments are the
-            // caller's.
+            // SAFETY: the C library's function of this type, with the caller's arguments.
             every_write::returned(fd, unsafe { pwritev64(fd, vector, count, offset) })
         }
         (None, None) => every_write::returned(fd, raw::returned(kernel(fd))),
     }
 }
 
-/// Returns the place where `pwritev2` writes, or `None` for a write that the log does not take.
+/// Returns the [`Place`] where `pwritev2` writes, or `None` for a write that the log does not take.
 fn place_of(offset: off_t, flags: c_int) -> Option<Place> {
     if flags & !HARMLESS != 0 {
         return None;
@@ -229,18 +227,17 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64v2(
 ) -> ssize_t {
     let kernel = |fd: c_int| {
         let arguments = words![fd, vector, count, offset, 0_usize, flags];
-        // SAFETY: the caller's arguments, which only the kernel reads.
+        // SAFETY: the caller's arguments go to the kernel as they are.
         unsafe { raw::call(libc::SYS_pwritev2, arguments) }
     };
     match (Open::writable(fd), next::pwritev64v2.resolved()) {
         (Some(open), _) => match place_of(offset, flags) {
-            // SAFETY: the caller's buffers, as for this function.
+            // SAFETY: the caller keeps its buffers mapped during the call.
             Some(place) => unsafe { several(&open, place, vector, count, kernel) },
             None => raw::returned(open.unseen_write(|| kernel(fd))),
         },
         (None, Some(pwritev64v2)) => {
-            // SAFETY: the C library's function of this name and type; the arguments are the
-            // caller's.
+            // SAFETY: the C library's function of this type, with the caller's arguments.
             every_write::returned(fd, unsafe { pwritev64v2(fd, vector, count, offset, flags) })
         }
         (None, None) => every_write::returned(fd, raw::returned(kernel(fd))),
@@ -279,7 +276,7 @@ mod tests {
         // SAFETY: a vector of two parts.
         let found = unsafe { with_parts(vector.as_ptr(), 2, |parts| parts[0].to_vec()) };
         assert_eq!(found.as_deref(), Some(&word[..]));
-        // SAFETY: a count that no vector has is not followed.
+        // SAFETY: a count that no vector has; the vector is not read.
         assert_eq!(unsafe { with_parts(vector.as_ptr(), -1, |_| ()) }, None);
     }
 }

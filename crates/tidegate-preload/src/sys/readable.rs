@@ -33,7 +33,8 @@ const BLOCK_SHIFT: u32 = 32;
 /// Words for blocks. The upper half is the block's number; the lower half is the epoch and a bit
 /// for each page.
 static NOTED: [AtomicU64; 4096] = [const { AtomicU64::new(0) }; 4096];
-/// The current epoch. Only the lower 16 bits are noted; they are never 0.
+/// The current epoch. Only the lower 16 bits are noted; they are 0 only while [`changed`] clears
+/// the notes.
 static EPOCH: AtomicU32 = AtomicU32::new(1);
 
 /// The end of the memory that a program can have.
@@ -288,10 +289,10 @@ mod tests {
         ptr::without_provenance(at)
     }
 
-    /// Takes what is in these pages away; not their place, which memory of another test could come
-    /// to.
+    /// Takes the access to these pages away. The pages stay mapped, so that no memory of another
+    /// test comes to lie there.
     fn take_away(start: *mut u8, bytes: usize) {
-        // SAFETY: pages of the test's own, which nothing refers to.
+        // SAFETY: pages of this test, which nothing refers to.
         assert_eq!(unsafe { libc::mprotect(start.cast(), bytes, libc::PROT_NONE) }, 0);
         changed();
     }
@@ -326,7 +327,7 @@ mod tests {
     fn map_file(file: &File, pages: usize) -> usize {
         let (len, fd) = (pages * PAGE_BYTES, file.as_raw_fd());
         let arguments = words![0_usize, len, libc::PROT_READ, libc::MAP_SHARED, fd, 0_usize];
-        // SAFETY: new memory where the kernel likes it.
+        // SAFETY: new memory, at an address that the kernel chooses.
         let start = raw::checked(unsafe { raw::call(libc::SYS_mmap, arguments) }).unwrap();
         mapped_from_file(start, len);
         start
@@ -343,7 +344,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let whole = 2 * PAGE_BYTES as u64;
         file.set_len(whole).unwrap();
-        // More than have a place of their own.
+        // One more than there are entries.
         let starts: Vec<_> = (0..=FROM_FILES.len()).map(|_| map_file(&file, 2)).collect();
         let all_are = |wanted: bool| {
             let last = starts.iter().map(|start| address(start + PAGE_BYTES));
@@ -366,10 +367,10 @@ mod tests {
         let start = map(2 * PAGE_BYTES).unwrap();
         take_away(start.wrapping_add(PAGE_BYTES), PAGE_BYTES);
         let last = start.wrapping_add(PAGE_BYTES - 4);
-        // SAFETY: four bytes of the page that is there.
+        // SAFETY: the last four bytes of the first page, which is accessible.
         unsafe { ptr::copy_nonoverlapping(c"abc".as_ptr().cast(), last, 4) };
         assert_eq!(text(last.cast()), Some(c"abc"));
-        // SAFETY: the last byte of that page.
+        // SAFETY: the last byte of the first page.
         unsafe { last.wrapping_add(3).write(b'd') };
         assert_eq!(text(last.cast()), None);
         assert_eq!(text(ptr::null()), None);

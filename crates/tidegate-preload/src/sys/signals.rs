@@ -178,8 +178,7 @@ macro_rules! handlers {
                 return std::ptr::without_provenance_mut(libc::SIG_ERR);
             };
             installed(signal, handler.addr());
-            // SAFETY: the C library's function of this name and type; the arguments are the
-            // caller's.
+            // SAFETY: the C library's function of this type, with the caller's arguments.
             unsafe { function(signal, handler) }
         }
     )*};
@@ -226,7 +225,7 @@ mod tests {
         assert_eq!(set_mask(before), 0);
     }
 
-    /// As the handler of a fault does it.
+    /// Jumps out as the handler of a fault does.
     #[test]
     fn after_a_jump_out_signals_are_blocked_and_come_again() {
         let before = set_mask(0);

@@ -205,7 +205,7 @@ mod tests {
     const LIBRARY: &[u8] = b"/usr/lib/libtidegate_preload.so";
     const VARIABLES: &[&CStr] = &[c"TIDEGATE_POOL=/p", c"TIDEGATE_CONTROL=/dev/shm/c"];
 
-    /// The environment a program would get; `None` where it is the one passed in.
+    /// Returns the environment that a program would get, or `None` if that is the one passed in.
     fn changed(additions: Additions<'_>, theirs: &[&str]) -> Option<Vec<String>> {
         let theirs: Vec<CString> =
             theirs.iter().map(|&entry| CString::new(entry).unwrap()).collect();

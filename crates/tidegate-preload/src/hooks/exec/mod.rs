@@ -3,9 +3,10 @@
 //! Invariants:
 //! 1. A program that can load the library has it, whatever environment its caller passes.
 //! 2. Before a program starts that will not have the library, or will not find the log, all files
-//!    leave the log. None comes back while that program lives, which may change any file unseen. A
-//!    program with system calls of its own has the library, which does this when it is loaded. If
-//!    the user trusts the program, the supervisor is only told, and files stay in the log.
+//!    leave the log. None comes back while that program lives: it may change any file unseen. A
+//!    program with system calls of its own has the library, which makes the files leave when it is
+//!    loaded. If the user trusts the program, the supervisor is only told, and files stay in the
+//!    log.
 //! 3. After a process gives up rights, the programs that it starts do not map the log either: they
 //!    may still have the right to open the pool.
 //! 4. Nothing here touches the heap: it may run in a child of `vfork`.
@@ -162,7 +163,7 @@ fn is_readable_list(list: Argv) -> bool {
         if !is_readable(place.cast(), size_of::<*const c_char>()) {
             return false;
         }
-        // SAFETY: `is_readable` has checked it.
+        // SAFETY: `is_readable` has checked this entry of the list.
         let string = unsafe { *place };
         if string.is_null() {
             break;

@@ -100,21 +100,21 @@ pub(super) fn is_harmless(number: c_long) -> bool {
 mod tests {
     use super::*;
 
-    /// Calls that may change files in ways that no hook knows.
+    /// Calls that may change files unseen by the hooks.
     const UNSEEN: &str = "
     uselib swapon swapoff reboot quotactl quotactl_fd nfsservctl afs_syscall
     tuxcall security vserver putpmsg getpmsg create_module kexec_load kexec_file_load ptrace
     move_mount fsconfig mount_setattr open_tree fsmount fspick _sysctl init_module
     finit_module delete_module
         get_kernel_syms query_module lsm_set_self_attr open_tree_attr";
-    /// Of the header, but no calls.
+    /// Names in the header that are no calls.
     const NONE: [&str; 2] = ["arch_specific_syscall", "syscalls"];
     #[cfg(target_arch = "x86_64")]
     const HEADER: &str = "/usr/include/x86_64-linux-gnu/asm/unistd_64.h";
     #[cfg(target_arch = "aarch64")]
     const HEADER: &str = "/usr/include/asm-generic/unistd.h";
 
-    /// The calls of this machine's header, each with its number.
+    /// Returns the calls in the header of this machine, each with its number.
     fn calls() -> Vec<(String, c_long)> {
         let header = std::fs::read_to_string(HEADER).expect("linux-libc-dev is installed");
         let lines = header.lines().filter_map(|line| line.strip_prefix("#define __NR_"));
@@ -122,11 +122,11 @@ mod tests {
             let (name, number) = line.split_once([' ', '\t'])?;
             Some((name.to_owned(), number.trim().parse().ok()?))
         };
-        // Those are of machines of 32 bits.
+        // Those are for machines of 32 bits.
         lines.filter_map(call).filter(|(_, number)| !(403..424).contains(number)).collect()
     }
 
-    /// Whether a hook makes this call, as the names in the source say.
+    /// Returns whether a hook makes this call, as the names in the source tell.
     fn has_hook(name: &str) -> bool {
         let new = [("fchmodat2", FCHMODAT2), ("setxattrat", SETXATTRAT)];
         let newer = [("removexattrat", REMOVEXATTRAT), ("file_setattr", FILE_SETATTR)];
