@@ -39,8 +39,7 @@ fn seam() {
     }
 }
 
-/// System calls that the threads of any program need, and those that the operations below make for
-/// the program.
+/// System calls that any thread needs, and those that the operations below make for the program.
 const ALLOWED: [c_long; 29] = [
     libc::SYS_getpid,
     libc::SYS_gettid,
@@ -110,8 +109,7 @@ fn install_filter() {
     assert_eq!(unsafe { raw::call(libc::SYS_seccomp, arguments) }, 0);
 }
 
-/// The arguments of an operation: a descriptor, the path of its file, an unused path, and the path
-/// of another file.
+/// Arguments of an operation: a descriptor, and the paths of its file, of no file, and of another.
 struct Given {
     fd: c_int,
     path: CString,

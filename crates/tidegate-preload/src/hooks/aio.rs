@@ -20,8 +20,7 @@ use crate::sys::{next, raw};
 /// # Safety
 /// `request` is null or points to a request of the caller.
 unsafe fn mark(request: *const c_void) {
-    // SAFETY: null or a valid request; on both architectures it begins with the descriptor, and
-    // that is all that is read.
+    // SAFETY: null or a valid request. Only the descriptor is read, which comes first.
     let Some(request) = (unsafe { request.cast::<aiocb>().as_ref() }) else { return };
     if let Some(open) = Open::writable(request.aio_fildes) {
         unseen::pin(&open);
@@ -67,8 +66,7 @@ macro_rules! lists {
 }
 lists!(lio_listio lio_listio64);
 
-/// Pins all files of the process before libaio is set up. Returns errors as negative numbers;
-/// `errno` is not set.
+/// Pins all files of the process before libaio is set up. Errors are negative results, not `errno`.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn io_setup(depth: c_int, context: *mut c_void) -> c_int {
     unseen::all(Some(Cause::Libaio));

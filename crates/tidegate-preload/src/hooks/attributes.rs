@@ -2,8 +2,7 @@
 //!
 //! Invariant: the kernel makes all these changes. Each is counted as pending, and makes the next
 //! sync of a covered file real. A file whose names the log has leaves the log first, and so does a
-//! file whose times are set. An exception is `fchown` to the owner that a file has already
-//! (`covered/owner.rs`).
+//! file whose times are set. `fchown` to the present owner is an exception (`covered/owner.rs`).
 #![allow(unsafe_code)] // C's functions
 
 use std::ffi::{c_char, c_int, c_void};

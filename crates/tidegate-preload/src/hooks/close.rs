@@ -12,8 +12,7 @@ use crate::state::{new_files, process, record_locks};
 use crate::sys::raw::{self, Made, by_architecture, words};
 use crate::sys::{next, query};
 
-/// Forgets all that is known about a descriptor, which is about to be closed or to mean another
-/// file.
+/// Forgets all that is known about a descriptor, which will soon mean nothing or another file.
 #[inline]
 pub(crate) fn forget(fd: c_int) {
     new_files::closed(fd);
@@ -182,8 +181,7 @@ pub(crate) unsafe extern "C-unwind" fn fcntl64(
         _ => {}
     }
     let result = if let Some(fcntl64) = next::fcntl64.resolved() {
-        // SAFETY: the C library's function of this type; it ignores an argument that the command
-        // does not take.
+        // SAFETY: the C library's function, which ignores an argument that is not given.
         unsafe { fcntl64(fd, command, argument) }
     } else {
         // SAFETY: the caller's arguments go to the kernel as they are.
@@ -207,8 +205,7 @@ pub(crate) unsafe extern "C-unwind" fn closedir(stream: *mut std::ffi::c_void) -
     unsafe { closedir(stream) }
 }
 
-/// Runs `daemon`, and notes the standard descriptors anew: the C library forks and replaces them
-/// unseen.
+/// Runs `daemon`, and notes the standard descriptors anew, which the C library replaces unseen.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn daemon(
     keep_directory: c_int,

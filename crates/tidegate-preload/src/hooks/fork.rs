@@ -87,8 +87,7 @@ unsafe extern "C-unwind" fn clone(
     }
     let start = Start { entry, argument, flags: u64::from(flags.cast_unsigned()) };
     let at = (&raw const start).cast_mut().cast();
-    // SAFETY: the C library's function of this type; the child's copy of the memory has `start` at
-    // `at`, too.
+    // SAFETY: the C library's function; `at` is valid in the child's copy of the memory, too.
     let call = || unsafe { clone(started, stack, flags, at, parent, storage, child) };
     if flags & libc::CLONE_FILES == 0 { call() } else { unseen::sharing_table(call) }
 }

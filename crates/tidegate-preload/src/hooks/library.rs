@@ -17,8 +17,7 @@ use crate::state::process;
 use crate::sys::readable::text;
 use crate::sys::{next, raw};
 
-/// The files where the C library notes who is logged in, unless `utmpname` names another, and who
-/// was.
+/// The files where the C library notes who is logged in (`utmpname` may name another), and who was.
 const LOGGED_IN: &CStr = c"/var/run/utmp";
 const LOGINS: &CStr = c"/var/log/wtmp";
 

@@ -1,7 +1,6 @@
 //! Work at load, at fork and at exit.
 //!
-//! Invariant: the library leaves nothing behind in the program: no thread, no signal handler, no
-//! descriptor.
+//! Invariant: the library leaves no thread, no signal handler and no descriptor in the program.
 #![allow(unsafe_code)] // the load-time constructor, and fork handlers
 
 use std::ffi::{c_char, c_int};
@@ -79,8 +78,7 @@ pub(crate) extern "C" fn forked() {
     let had_own_descriptors = process::become_child();
     record_locks::become_child();
     suspended::become_child();
-    // This comes first: if a thread of the parent was giving the log up, this copy may still have
-    // the log's memory.
+    // This comes first: a thread of the parent may have been about to unmap the log.
     if process::has_given_up() {
         // If a filter may kill for the call, the supervisor finds the child by its environment.
         if !process::is_filtered() {

@@ -169,8 +169,7 @@ extern "C" fn before_dlvsym(
     })
 }
 
-/// Answers a caller that looks up a function by name. `found` asks the dynamic linker with the
-/// handle of a library.
+/// Answers a look-up by name. `found` asks the dynamic linker with the handle of a library.
 fn ask(
     handle: Handle,
     name: *const c_char,

@@ -178,8 +178,7 @@ pub(crate) unsafe extern "C-unwind" fn mremap(
     new_at: *mut c_void,
 ) -> *mut c_void {
     let arguments = words![at, len, new_len, flags, new_at];
-    // SAFETY: the caller gives the old memory up; without `MREMAP_FIXED` the kernel ignores
-    // `new_at`.
+    // SAFETY: the caller gives the old memory up. The kernel ignores a `new_at` that is not given.
     let mapped = raw::returned(unsafe { raw::call(libc::SYS_mremap, arguments) });
     readable::changed();
     if let Ok(start) = usize::try_from(mapped) {

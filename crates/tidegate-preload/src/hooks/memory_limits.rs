@@ -58,8 +58,7 @@ fn lock_others(flags: c_uint) -> Result<usize, Errno> {
         let arguments = words![range.start, range.len(), on_fault];
         // SAFETY: locking changes no content.
         let locked = checked(unsafe { raw::call(libc::SYS_mlock2, arguments) });
-        // `mlock2` locks memory without access and returns an error, which `mlockall` does not
-        // return.
+        // For memory without access, `mlock2` fails though it locks; `mlockall` does not fail.
         let is_refused = locked == Err(libc::EPERM) || is_ordinary && locked == Err(libc::ENOMEM);
         if is_beyond && is_refused {
             // SAFETY: the call takes no pointers.
@@ -84,8 +83,7 @@ fn listed(memory: &mut Mapped) -> Result<&[u8], Errno> {
     Ok(memory.bytes().get(..len).unwrap_or_default())
 }
 
-/// Returns the mappings of a list that are not the library's, and whether each is memory that can
-/// be read and written.
+/// Returns the mappings that are not the library's, and whether each can be read and written.
 fn others(list: &[u8]) -> impl Iterator<Item = (Range<usize>, bool)> {
     let of_log = process::log().map(|log| log.ring().memory()).unwrap_or_default();
     let own = [of_log[0].clone(), of_log[1].clone(), descriptors::memory()];
@@ -95,8 +93,7 @@ fn others(list: &[u8]) -> impl Iterator<Item = (Range<usize>, bool)> {
     ranges.filter(move |(range, _)| !own.iter().any(|own| own.contains(&range.start)))
 }
 
-/// Returns whether a line is a mapping of the library's own file, whose other memory lies next to
-/// it.
+/// Returns whether a line is a mapping of the library's file. Its other memory lies next to it.
 fn is_library(line: &[u8]) -> bool {
     line.ends_with(b"/libtidegate_preload.so")
 }

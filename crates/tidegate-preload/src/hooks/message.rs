@@ -42,8 +42,7 @@ unsafe fn share(message: *const msghdr) {
             for at in 0..count {
                 // SAFETY: the data has `count` descriptors.
                 let fd = unsafe { data.add(at) };
-                // SAFETY: inside of the data, which `is_readable` has checked; it need not be
-                // aligned.
+                // SAFETY: `is_readable` has checked the data, which need not be aligned.
                 let fd = unsafe { fd.read_unaligned() };
                 Open::writable(fd).iter().for_each(Open::mark);
             }

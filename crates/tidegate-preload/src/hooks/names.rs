@@ -114,8 +114,7 @@ unsafe extern "C" fn mkdtemp(template: *mut c_char) -> *mut c_char {
     metadata::counted(|| unsafe { mkdtemp(template) })
 }
 
-/// Declares hooks that count a file that the C library makes by itself, and may give a name for a
-/// moment.
+/// Declares hooks that count a file that the C library makes, perhaps under a name for a moment.
 macro_rules! temporary {
     ($($name:ident)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]

@@ -90,8 +90,8 @@ impl Request<'_> {
         }
     }
 
-    /// Opens by the C library: the thread may be cancelled while it waits, for the other end of a
-    /// pipe, say.
+    /// Opens by the C library: the thread may be cancelled while it waits, say for the end of a
+    /// pipe.
     fn by_library(&self) -> c_int {
         let Some(openat64) = next::openat64.resolved() else { return self.by_kernel() };
         // SAFETY: a terminated path.
@@ -231,8 +231,7 @@ macro_rules! opens_at {
 }
 opens_at!(openat openat64);
 
-/// Declares the functions that `open` without a mode becomes when the compiler checks for one. They
-/// must not create a file.
+/// Declares the functions for an `open` without a mode, which must not create a file.
 macro_rules! opens_without_mode {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
@@ -248,7 +247,7 @@ macro_rules! opens_without_mode {
 }
 opens_without_mode!(__open_2 __open64_2);
 
-/// Declares the functions that `openat` without a mode becomes.
+/// Declares the functions for an `openat` without a mode.
 macro_rules! opens_at_without_mode {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
@@ -291,8 +290,7 @@ macro_rules! creates {
 }
 creates!(creat creat64);
 
-/// Opens a file by its handle. If the file is to be emptied, it is opened without `O_TRUNC` and
-/// emptied as by `open`.
+/// Opens a file by its handle, without `O_TRUNC`, and empties it afterwards if that was asked for.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn open_by_handle_at(
     mount: c_int,

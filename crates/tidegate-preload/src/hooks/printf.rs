@@ -10,8 +10,7 @@ use std::ffi::{c_char, c_int, c_void};
 use crate::covered::{Open, unseen};
 use crate::sys::next;
 
-/// Declares a hook that calls `$before` with its first argument, and jumps to the address that
-/// `$before` returns.
+/// Declares a hook that calls `$before` with its first argument, and jumps to the returned address.
 macro_rules! variadic {
     ($name:ident, $before:ident) => {
         #[cfg(target_arch = "x86_64")]

@@ -52,8 +52,7 @@ fn suspend(cause: Cause) {
 /// Stands for no user or group: the process keeps the one that it has.
 const SAME: u32 = u32::MAX;
 
-/// Gives the log up unless the process has each id in `wanted` already as real, effective and saved
-/// id.
+/// Gives the log up unless each id in `wanted` is the real, effective and saved id already.
 fn become_other(call: c_long, wanted: &[u32]) {
     if process::log().is_none() {
         return give_up();

@@ -32,8 +32,7 @@ fn truncate_by_kernel(path: *const c_char, size: off_t) -> isize {
 /// is the one that is truncated, whatever happens to its name.
 fn truncate_name(path: &CStr, size: off_t) -> isize {
     let Ok(opened) = Opened::path(libc::AT_FDCWD, path, 0) else {
-        // Either the path is wrong and the kernel returns the error, or the process has no free
-        // descriptor.
+        // The path is wrong, and the kernel returns the error; or no descriptor is free.
         unseen::about_to_change(libc::AT_FDCWD, path, false);
         return metadata::counted(|| truncate_by_kernel(path.as_ptr(), size));
     };

@@ -61,8 +61,7 @@ fn standard() -> [(c_int, *mut FILE); 2] {
     [(libc::STDOUT_FILENO, out), (libc::STDERR_FILENO, err)]
 }
 
-/// Returns the flags of `open` that `fopen` uses for a mode, or `None` for a mode that is left to
-/// the C library.
+/// Returns the flags of `open` for a mode of `fopen`, or `None` if the C library is to open it.
 fn flags_of(mode: &[u8]) -> Option<c_int> {
     let (first, rest) = mode.split_first()?;
     if rest.contains(&b',') {
@@ -92,8 +91,7 @@ fn pin(fd: c_int) {
     }
 }
 
-/// Returns the flags of `open` for a mode of `fopen`, as `flags_of` does, or `None` if there is no
-/// log.
+/// Returns the flags of `open` for a mode as `flags_of` does, or `None` without a log.
 ///
 /// # Safety
 /// `mode` is the mode that the program gave to `fopen`.
@@ -190,8 +188,7 @@ unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE 
     // SAFETY: the C library's function of this type, with the caller's arguments.
     let stream = unsafe { fdopen(fd, mode) };
     if !appended && appends(fd) {
-        // For the mode "a" the C library sets `O_APPEND` on the description, which other
-        // descriptors may share.
+        // For the mode "a" the C library sets `O_APPEND` for all copies of the descriptor.
         if let Some(open) = Open::writable(fd) {
             descriptors::set(fd, open.known.with(APPEND));
             open.mark();
@@ -276,8 +273,7 @@ fn synced(fd: c_int) -> c_int {
     if is_synced || every_write::returned(fd, 1) > 0 { 0 } else { -1 }
 }
 
-/// Flushes a stream that is about to be closed, while its file is still pinned, and unseals the
-/// file.
+/// Flushes a stream that is about to be closed while its file is pinned, and unseals the file.
 ///
 /// # Safety
 /// The stream is open.
@@ -309,8 +305,7 @@ unsafe extern "C-unwind" fn pclose(stream: *mut FILE) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fcloseall() -> c_int {
     let Some(fcloseall) = next::fcloseall.get() else { return raw::failed_int(libc::ENOSYS) };
-    // SAFETY: the C library's function of this type. It flushes the streams and leaves their
-    // descriptors open.
+    // SAFETY: it takes no arguments. It flushes the streams and leaves their descriptors open.
     unsafe { fcloseall() }
 }
 

@@ -21,8 +21,7 @@ use crate::state::{file_systems, process, real};
 use crate::sys::next;
 use crate::sys::raw::{self, words};
 
-/// Makes the file or directory of `fd` durable; `function` is the C library's function for
-/// `wanted`.
+/// Makes the file or directory of `fd` durable; `function` is the C library's for `wanted`.
 #[inline]
 fn synced(
     fd: c_int,

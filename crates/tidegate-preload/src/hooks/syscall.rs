@@ -122,8 +122,7 @@ unsafe fn of_data(number: c_long, given: Arguments) -> Option<c_long> {
     })
 }
 
-/// Makes a call that gives descriptors out or takes them back. Returns `None` if the call is still
-/// to be made.
+/// Makes a call that gives descriptors out or takes them back. Returns `None` if it was not made.
 ///
 /// # Safety
 /// As for the call.
@@ -297,8 +296,7 @@ unsafe fn of_attributes(number: c_long, given: Arguments) -> Option<c_long> {
     })
 }
 
-/// Changes attributes of the file that a directory, a path and flags name. The C library may have
-/// no function for the call.
+/// Changes attributes of a named file, by a call that the C library may not have.
 fn of_named(number: c_long, given: Arguments, flags: c_int) -> c_long {
     let named = Named::at(given.int(0), given.path(1), flags);
     // SAFETY: the caller's arguments for this call.
@@ -306,8 +304,7 @@ fn of_named(number: c_long, given: Arguments, flags: c_int) -> c_long {
     metadata::counted_attributes(named, Sets::Others, call) as c_long
 }
 
-/// Prepares a call that gives rights up: gives the log up first. Returns `None` if the call is
-/// still to be made.
+/// Gives the log up before a call that gives rights up. Returns `None` if the call was not made.
 fn of_rights(number: c_long, given: Arguments) -> Option<c_long> {
     match number {
         libc::SYS_setuid
@@ -370,8 +367,7 @@ unsafe fn of_memory(number: c_long, given: Arguments) -> Option<c_long> {
         }
         #[cfg(target_arch = "x86_64")]
         libc::SYS_fork => forking(number, 0, given),
-        // The child of a real `vfork` would return over the frames of its caller; a forked child
-        // does not.
+        // A forked child does not return over the frames of its caller, as one of `vfork` would.
         #[cfg(target_arch = "x86_64")]
         libc::SYS_vfork => forking(libc::SYS_fork, 0, given),
         libc::SYS_clone if given.int(0) & libc::CLONE_VM == 0 => {

@@ -93,8 +93,7 @@ pub(crate) unsafe extern "C-unwind" fn splice(
 
 /// Types of requests that file systems answer.
 const OF_FILE_SYSTEMS: [c_ulong; 4] = [0x66, 0x58, 0x76, 0x94];
-/// The bits of a request that are its type and number. The other bits are the direction and the
-/// size of the argument.
+/// The bits of a request that are its type and number, without direction and size of the argument.
 const NAME: c_ulong = 0xffff;
 const FICLONE: c_ulong = 0x9409;
 const FICLONERANGE: c_ulong = 0x940d;
@@ -185,8 +184,7 @@ pub(crate) unsafe extern "C-unwind" fn ioctl(
     argument: usize,
 ) -> c_int {
     let Some(ioctl) = next::ioctl.get() else { return raw::failed_int(libc::ENOSYS) };
-    // SAFETY: the C library's function of this type; the kernel ignores an argument that the
-    // request does not take.
+    // SAFETY: the C library's function, which ignores an argument that is not given.
     let call = || unsafe { ioctl(fd, request, argument) };
     if let Some(given) = given_by(request, argument).and_then(Open::writable) {
         given.mark();

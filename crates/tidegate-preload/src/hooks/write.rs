@@ -185,8 +185,7 @@ pub(crate) unsafe extern "C-unwind" fn pwritev64(
     count: c_int,
     offset: off_t,
 ) -> ssize_t {
-    // SAFETY: the caller's arguments go to the kernel as they are. The first word of the pair holds
-    // the whole offset.
+    // SAFETY: the caller's arguments; the first word of the pair holds the whole offset.
     let kernel =
         |fd: c_int| unsafe { raw::call(libc::SYS_pwritev, words![fd, vector, count, offset]) };
     let open = Open::writable(fd).zip(u64::try_from(offset).ok());

@@ -41,8 +41,7 @@ static STATIC: Stacks = Stacks {
 static NEXT_START: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// The stack that this thread had last. The thread looks there first, where no other thread
-    /// does.
+    /// The stack that this thread had last: it looks there first.
     static START: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
@@ -100,8 +99,7 @@ pub(crate) fn run<R, F: FnOnce() -> R>(run: F) -> R {
     let mut this = Work { work: Some(run), result: None };
     let at = (&raw mut this).cast();
     match (!is_here()).then(Stack::take).flatten() {
-        // SAFETY: the end of a stack that this call has taken and nothing else uses until it
-        // returns.
+        // SAFETY: the end of a stack that this call alone uses until it returns.
         Some(stack) => unsafe { call(stack.at.wrapping_add(STACK_BYTES), work::<F, R>, at) },
         None => work::<F, R>(at),
     }
@@ -125,8 +123,7 @@ fn is_here() -> bool {
 /// `top` is aligned. `STACK_BYTES` bytes below it are unused until the call has returned.
 #[cfg(target_arch = "x86_64")]
 unsafe fn call(top: *mut u8, function: extern "C" fn(*mut c_void), argument: *mut c_void) {
-    // SAFETY: the register that holds the old stack pointer meanwhile is one that `function`
-    // preserves.
+    // SAFETY: `function` preserves the register that holds the old stack pointer.
     unsafe {
         std::arch::asm!(
             "mov r12, rsp",
@@ -148,8 +145,7 @@ unsafe fn call(top: *mut u8, function: extern "C" fn(*mut c_void), argument: *mu
 /// `top` is aligned. `STACK_BYTES` bytes below it are unused until the call has returned.
 #[cfg(target_arch = "aarch64")]
 unsafe fn call(top: *mut u8, function: extern "C" fn(*mut c_void), argument: *mut c_void) {
-    // SAFETY: the register that holds the old stack pointer meanwhile is one that `function`
-    // preserves.
+    // SAFETY: `function` preserves the register that holds the old stack pointer.
     unsafe {
         std::arch::asm!(
             "mov x20, sp",

@@ -111,8 +111,7 @@ pub(crate) fn of_descriptor(descriptor: c_int, out: &mut PathBuffer) -> Result<(
     only_absolute(out)
 }
 
-/// Rejects a link that is no path, such as `(unreachable)/x` of a working directory outside of the
-/// root, or `pipe:[1]`.
+/// Rejects a link that is no path: `pipe:[1]`, or `(unreachable)/x` outside of the root.
 fn only_absolute(out: &mut PathBuffer) -> Result<(), Errno> {
     if out.as_bytes().starts_with(b"/") {
         return Ok(());

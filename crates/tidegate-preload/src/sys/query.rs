@@ -59,8 +59,7 @@ pub(crate) fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
 pub(crate) struct Seen {
     /// As from [`fstat`], but without its number of blocks.
     pub(crate) stat: libc::stat,
-    /// The mount that the file was opened through; 0 if the kernel has no mount number that is
-    /// never reused.
+    /// The mount that the file was opened through; 0 without a number that is never reused.
     pub(crate) mount: u64,
     /// When the file was created, in nanoseconds since 1970; 0 if the file system does not say.
     pub(crate) created_ns: u64,
@@ -76,8 +75,7 @@ pub(crate) fn size(fd: c_int) -> Result<u64, Errno> {
     statx_of(fd, libc::STATX_SIZE).map(|found| found.stx_size)
 }
 
-/// Returns when an open file was created, in nanoseconds since 1970; 0 if the file system does not
-/// say.
+/// Returns when an open file was created, in nanoseconds since 1970; 0 if that is not known.
 pub(crate) fn created_ns(fd: c_int) -> Result<u64, Errno> {
     statx_of(fd, libc::STATX_BTIME).map(|found| nanoseconds(&found.stx_btime))
 }
@@ -158,8 +156,7 @@ pub(crate) fn pread(fd: c_int, buffer: &mut [u8], at: u64) -> Result<usize, Errn
     unsafe { call(libc::SYS_pread64, words![fd, to, space, at]) }
 }
 
-/// Reads the names of the extended attributes of a file, each with a NUL at the end. Returns the
-/// number of bytes.
+/// Reads the names of extended attributes, each with a NUL. Returns the number of bytes.
 pub(crate) fn flistxattr(fd: c_int, buffer: &mut [u8]) -> Result<usize, Errno> {
     let (to, space) = (buffer.as_mut_ptr(), buffer.len());
     // SAFETY: memory for the answer.

@@ -38,8 +38,7 @@ pub(crate) use by_architecture;
 /// The system call that the C library makes for a function: its number and the arguments.
 pub(crate) type Made = (c_long, [usize; 6]);
 
-/// Returns the kernel's result from the C library's: the negative `errno` if `returned` is
-/// negative.
+/// Returns the kernel's result from the C library's: `-errno` if `returned` is negative.
 pub(crate) fn by_kernel(returned: isize) -> isize {
     if returned < 0 { -isize::try_from(errno()).unwrap_or(5) } else { returned }
 }
@@ -67,8 +66,7 @@ plain!(/** Makes everything durable. */ sync_all = SYS_sync());
 
 /// Returns the program's descriptor as the libraries take it.
 pub(crate) fn borrowed<'fd>(fd: c_int) -> BorrowedFd<'fd> {
-    // SAFETY: only the number is used. The program owns the descriptor and may close it; the kernel
-    // refuses a closed one.
+    // SAFETY: only the number is used; the kernel refuses it if the program has closed it.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
@@ -79,8 +77,7 @@ pub(crate) fn openat(dir: c_int, path: &CStr, flags: c_int, mode: u32) -> Result
     Ok(c_int::try_from(fd).unwrap_or(-1))
 }
 
-/// Sleeps while `word` is `seen`, until [`wake`] or for `timeout` at most. Returns false after the
-/// whole timeout.
+/// Sleeps while `word` is `seen`, until [`wake`] or `timeout`. Returns false after the timeout.
 pub(crate) fn wait(word: &AtomicU32, seen: u32, timeout: Duration) -> bool {
     let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
     let timeout = libc::timespec { tv_sec: seconds, tv_nsec: timeout.subsec_nanos().into() };

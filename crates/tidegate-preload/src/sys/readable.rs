@@ -30,11 +30,9 @@ use crate::sys::raw::{self, words};
 const BLOCK_PAGES: usize = 16;
 const EPOCH_SHIFT: u32 = 16;
 const BLOCK_SHIFT: u32 = 32;
-/// Words for blocks. The upper half is the block's number; the lower half is the epoch and a bit
-/// for each page.
+/// Words for blocks: number of the block (upper half), epoch, and a bit for each page.
 static NOTED: [AtomicU64; 4096] = [const { AtomicU64::new(0) }; 4096];
-/// The current epoch. Only the lower 16 bits are noted; they are 0 only while [`changed`] clears
-/// the notes.
+/// The current epoch. Its lower 16 bits are noted, and 0 only while [`changed`] clears the notes.
 static EPOCH: AtomicU32 = AtomicU32::new(1);
 
 /// The end of the memory that a program can have.
@@ -240,8 +238,7 @@ fn is_judged() -> bool {
     /// `RUNNING_ON_VALGRIND`.
     const REQUEST: [usize; 6] = [0x1001, 0, 0, 0, 0, 0];
     let mut answer = 0_usize;
-    // SAFETY: the instructions have no effect. Valgrind takes them as a request, and only it
-    // changes `answer`.
+    // SAFETY: no effect but for valgrind, which takes them as a request and sets `answer`.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         std::arch::asm!(
@@ -249,8 +246,7 @@ fn is_judged() -> bool {
             inout("rdx") answer, in("rax") REQUEST.as_ptr(),
         );
     }
-    // SAFETY: the instructions have no effect. Valgrind takes them as a request, and only it
-    // changes `answer` and `x12`.
+    // SAFETY: no effect but for valgrind, which takes them as a request and sets `answer`.
     #[cfg(target_arch = "aarch64")]
     unsafe {
         std::arch::asm!(
@@ -264,8 +260,7 @@ fn is_judged() -> bool {
 
 /// Returns whether the kernel can read the word at an address.
 fn kernel_reads(at: usize) -> bool {
-    /// An invalid way to change the mask of blocked signals: the kernel reads the mask, and the
-    /// call fails.
+    /// An invalid way to change the signal mask: the kernel reads the mask, and the call fails.
     const NO_WAY: c_int = -1;
     const FAULT: isize = -(libc::EFAULT as isize);
     if is_judged() {
@@ -289,8 +284,7 @@ mod tests {
         ptr::without_provenance(at)
     }
 
-    /// Takes the access to these pages away. The pages stay mapped, so that no memory of another
-    /// test comes to lie there.
+    /// Takes the access to these pages away. They stay mapped, so that no other memory comes there.
     fn take_away(start: *mut u8, bytes: usize) {
         // SAFETY: pages of this test, which nothing refers to.
         assert_eq!(unsafe { libc::mprotect(start.cast(), bytes, libc::PROT_NONE) }, 0);

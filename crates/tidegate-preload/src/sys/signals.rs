@@ -88,7 +88,7 @@ impl Drop for SignalsBlocked {
 fn block() {
     let before = set_mask(BLOCKED);
     let blocking = BLOCKING.get();
-    // If the signals are not blocked now, a handler of a fault has jumped out of the counted
+    // If signals are not blocked now, a handler of a fault has jumped out of the counted
     // operations.
     let is_first = blocking.count == 0 || before & BLOCKED != BLOCKED;
     BLOCKING.set(if is_first {
@@ -98,8 +98,7 @@ fn block() {
     });
 }
 
-/// Restores the mask after the last operation. Nothing is left to do then: a handler may run at
-/// once.
+/// Restores the mask after the last operation. Stores nothing after: a handler may run at once.
 #[cold]
 fn unblock() {
     let Blocking { count, before } = BLOCKING.get();

@@ -1,8 +1,7 @@
 //! Builds the environment of a program that is about to start: the caller's, with the variables
 //! that load the library there too.
 //!
-//! Pure: works in the memory that it is given. The strings of the caller are shared; only changed
-//! strings are written anew.
+//! Pure: works in the memory that it is given. Unchanged strings of the caller are shared.
 //!
 //! Entry points: [`Additions::needed_bytes`] returns how much memory [`Additions::build`] needs, or
 //! `None` if the caller's environment will do as it is.
@@ -43,8 +42,7 @@ impl Additions<'_> {
         Some(pointers * size_of::<*const c_char>() + preload_bytes)
     }
 
-    /// Builds the new environment in `memory`, NULL included. Returns `None` if the memory does not
-    /// suffice.
+    /// Builds the new environment in `memory`, with its NULL, or returns `None` if it does not fit.
     pub(crate) fn build<'m>(
         &self,
         theirs: Strings<'_>,

@@ -27,8 +27,7 @@ fn execute(directory: c_int, path: *const c_char, argv: Argv, envp: Argv, flags:
     let start = |envp: Argv| {
         let mut arguments = arguments;
         arguments[environment_at] = envp.expose_provenance();
-        // SAFETY: the arguments are the caller's; the environment is the caller's or one that
-        // `starting` built.
+        // SAFETY: the arguments are the caller's; `starting` may have built the environment.
         let result = unsafe { raw::call(number, arguments) };
         c_int::try_from(result).unwrap_or(-libc::EIO)
     };
@@ -44,8 +43,7 @@ fn execute(directory: c_int, path: *const c_char, argv: Argv, envp: Argv, flags:
     c_int::try_from(raw::returned(result as isize)).unwrap_or(-1)
 }
 
-/// Finds the file that a name stands for, by the C library's search. Returns `None` if there is
-/// none.
+/// Finds the file that a name stands for, by the C library's search, if there is one.
 fn found(name: *const c_char, buffer: &mut PathBuffer) -> Option<&CStr> {
     let name = name_of_program(name)?.to_bytes();
     if name.contains(&b'/') {
@@ -143,8 +141,7 @@ hooks! {
     posix_spawn_file_actions_addopen(actions: *mut c_void, fd: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
         let Some(add) = next::posix_spawn_file_actions_addopen.get() else { return libc::ENOSYS };
         // The C library empties the file in the child, at an unknown time. A program notes its
-        // standard output itself when it starts; the file of another descriptor stays out of the
-        // log.
+        // standard output itself when it starts; other files stay out of the log.
         if flags & libc::O_TRUNC != 0 && let Some(path) = text(path) {
             unseen::about_to_change(libc::AT_FDCWD, path, fd > libc::STDERR_FILENO);
         }

@@ -1,5 +1,4 @@
-//! Memory for the length of a call, outside of the program's heap, which a child of `vfork` must
-//! not touch.
+//! Memory for the length of a call. A child of `vfork` must not touch the program's heap.
 #![allow(unsafe_code)] // mappings
 
 use crate::sys::page::{map, unmap};

@@ -50,7 +50,7 @@ struct Program<'a> {
 }
 
 impl Program<'_> {
-    /// Returns whether the program is the dynamic linker, called only to list libraries or check a
+    /// Returns whether the program is the dynamic linker that only lists libraries or checks a
     /// file.
     fn is_asked_for_lists(&self) -> bool {
         const REQUESTS: [&CStr; 4] = [c"--verify", c"--list", c"--help", c"--version"];
@@ -68,8 +68,7 @@ impl Program<'_> {
 enum Way {
     /// This process becomes the program: a call that returns has failed.
     Exec,
-    /// This process gets a child, whose number the C library stores here. The call returns 0 or an
-    /// error's number.
+    /// This process gets a child; the C library stores its number here, and returns 0 or an errno.
     Spawn(*mut libc::pid_t),
 }
 
@@ -201,8 +200,7 @@ fn starting_shell<R>(start: impl FnOnce() -> R) -> R {
     }
     let (Some(_), Some(session)) = (process::log(), Session::get()) else { return start() };
     if additions(session, true).needed_bytes(session::environment()).is_some() {
-        // The program has cleared its environment: the shell runs without the library, for an
-        // unknown time.
+        // The program has cleared its environment: the shell runs unwatched, for an unknown time.
         supervisor::suspend(process::number(), Some(Cause::DroppedLibrary), c"");
     }
     start()

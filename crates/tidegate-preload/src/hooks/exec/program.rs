@@ -35,8 +35,7 @@ pub(super) struct Judged {
     pub(super) verdict: Verdict,
     /// Why the program runs without the library, as far as that is known.
     pub(super) cause: Option<Cause>,
-    /// The user trusts the program, or an interpreter that runs it, to change no file that is
-    /// synced.
+    /// The user trusts the program or its interpreter to change no file that is synced.
     pub(super) is_trusted: bool,
 }
 
@@ -160,8 +159,7 @@ pub(crate) fn library_makes_own_calls(attached: &Attached, path: &CStr) -> bool 
     makes_own_calls(attached, &opened, read_head(&opened, &mut head))
 }
 
-/// Returns whether the program or library makes system calls of its own and the user does not trust
-/// it.
+/// Returns whether an image makes system calls of its own and the user does not trust it.
 fn makes_own_calls(attached: &Attached, opened: &Opened, head: &[u8]) -> bool {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let version = query::fstat(opened.number()).ok().map(|stat| version_of(&stat));
@@ -186,8 +184,7 @@ fn version_of(stat: &libc::stat) -> ProgramVersion {
     }
 }
 
-/// Returns whether the code of the program makes system calls. Returns true if there is no memory
-/// to read the code into.
+/// Returns whether the program's code makes system calls, or cannot be read for lack of memory.
 fn has_own_calls(opened: &Opened, head: &[u8]) -> bool {
     const MEMORY_BYTES: usize = 128 << 10;
     let read = |at, out: &mut [u8]| read_at(opened, at, out);
@@ -217,8 +214,7 @@ fn read_at(opened: &Opened, at: u64, out: &mut [u8]) -> usize {
     unsafe { query::call(libc::SYS_pread64, arguments) }.unwrap_or(0)
 }
 
-/// Returns whether the linker will ignore `LD_PRELOAD`, because the program gains rights that its
-/// caller lacks.
+/// Returns whether the program gains rights by its start: the linker then ignores `LD_PRELOAD`.
 fn gains_rights(opened: &Opened, stat: &libc::stat) -> bool {
     let (uid, gid) = (number(libc::SYS_getuid), number(libc::SYS_getgid));
     let set_uid = stat.st_mode & libc::S_ISUID != 0 && u64::from(stat.st_uid) != uid;

@@ -63,8 +63,7 @@ pub(super) fn environment() -> Strings<'static> {
     strings(array)
 }
 
-/// Empties the path of the pool in the environment, so that programs started with it cannot map the
-/// pool.
+/// Empties the path of the pool in the environment: programs started with it cannot map the pool.
 pub(super) fn hide_pool() {
     const POOL: &[u8] = b"TIDEGATE_POOL=";
     for &entry in environment() {
@@ -93,8 +92,7 @@ pub(super) fn strings<'a>(array: *const *const c_char) -> Strings<'a> {
         }
         len += 1;
     }
-    // SAFETY: the loop has read `len` pointers there. They stay for as long as the call that got
-    // them.
+    // SAFETY: the loop has read `len` pointers there, which stay for the length of the call.
     unsafe { std::slice::from_raw_parts(array, len) }
 }
 

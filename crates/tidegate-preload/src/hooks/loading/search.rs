@@ -1,5 +1,4 @@
-//! Finds the files that the dynamic linker will load for a name, as far as that can be told
-//! beforehand.
+//! Finds the files that the dynamic linker will load for a name, as far as it can be foreseen.
 //!
 //! The linker takes the first file that it finds; this module takes all files that the linker may
 //! find. It does not look for files that the linker prefers for one kind of processor
@@ -69,8 +68,7 @@ pub(super) fn find(name: &CStr, caller: usize) -> Found {
     Found { objects: closure(in_system(text), &early), path: None }
 }
 
-/// Returns the files at these paths and all files that may be loaded with them. Returns `None` if
-/// one cannot be found.
+/// Returns the files at these paths and all that may be loaded with them; `None` if unknown.
 fn closure(roots: Vec<CString>, inherited: &[Vec<u8>]) -> Option<Vec<CString>> {
     if roots.is_empty() {
         return None;
@@ -112,8 +110,7 @@ fn candidates(name: &[u8], early: &[Vec<u8>], late: &[Vec<u8>]) -> Vec<CString> 
     found
 }
 
-/// Returns the directories that a library names: first those searched before the environment's,
-/// then those searched after.
+/// Returns the directories that a library names, searched before and after the environment's.
 fn of_library(library: &Library, origin: &[u8]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let of_list = |list: &[u8]| {
         let items = list.split(|byte| *byte == b':').filter(|item| !item.is_empty());
@@ -138,8 +135,7 @@ fn of_environment() -> Vec<Vec<u8>> {
     items.map(|item| if item.is_empty() { b".".to_vec() } else { item.to_vec() }).collect()
 }
 
-/// Expands `$ORIGIN` in a path to the directory of the library that names it, and `$LIB` to each
-/// directory of libraries.
+/// Expands `$ORIGIN` in a path to `origin`, and `$LIB` to each directory of libraries.
 fn expanded(path: &[u8], origin: &[u8]) -> Vec<CString> {
     let text = String::from_utf8_lossy(path).into_owned();
     let origin = String::from_utf8_lossy(origin).into_owned();
@@ -156,8 +152,7 @@ fn in_directories(directories: &[Vec<u8>], name: &[u8]) -> Vec<CString> {
     joined.filter_map(|path| CString::new(path).ok()).filter(|path| exists(path)).collect()
 }
 
-/// Returns the files of this name that the system has, in the cache of the linker or in its
-/// directories.
+/// Returns the files of this name in the linker's cache and in the system's directories.
 fn in_system(name: &[u8]) -> Vec<CString> {
     let mut found: Vec<_> = cached(&read_cache(), name).collect();
     let roots = ["/", "/usr/"].iter();
@@ -239,8 +234,7 @@ fn directory_of(path: &[u8]) -> &[u8] {
 pub(super) fn may_bind_otherwise(paths: &[CString]) -> bool {
     let symbols = paths.iter().map(|path| reading(path, |read| Symbols::of(read)));
     let Some(symbols) = symbols.collect::<Option<Vec<_>>>() else { return true };
-    // The parts of the C library define some symbols more than once, with one meaning: they count
-    // once.
+    // Definitions in several parts of the C library are equal, and count once.
     let (mut of_c, mut loaded) = (Vec::new(), Vec::new());
     objects::each(|object| {
         if objects::is_of_c_library(object.path()) {
