@@ -90,8 +90,7 @@ impl Request<'_> {
         }
     }
 
-    /// Opens by the C library: the thread may be cancelled while it waits, say for the end of a
-    /// pipe.
+    /// Opens by the C library: the thread may be cancelled while it waits, for a pipe, say.
     fn by_library(&self) -> c_int {
         let Some(openat64) = next::openat64.resolved() else { return self.by_kernel() };
         // SAFETY: a terminated path.

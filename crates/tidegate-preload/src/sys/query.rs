@@ -59,7 +59,7 @@ pub(crate) fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
 pub(crate) struct Seen {
     /// As from [`fstat`], but without its number of blocks.
     pub(crate) stat: libc::stat,
-    /// The mount that the file was opened through; 0 without a number that is never reused.
+    /// The mount that the file was opened through; 0 if it has no number that is never reused.
     pub(crate) mount: u64,
     /// When the file was created, in nanoseconds since 1970; 0 if the file system does not say.
     pub(crate) created_ns: u64,

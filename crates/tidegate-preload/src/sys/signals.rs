@@ -88,8 +88,7 @@ impl Drop for SignalsBlocked {
 fn block() {
     let before = set_mask(BLOCKED);
     let blocking = BLOCKING.get();
-    // If signals are not blocked now, a handler of a fault has jumped out of the counted
-    // operations.
+    // If signals are not blocked now, a handler of a fault has jumped out of the operations.
     let is_first = blocking.count == 0 || before & BLOCKED != BLOCKED;
     BLOCKING.set(if is_first {
         Blocking { count: 1, before }

@@ -1,4 +1,4 @@
-//! Memory for the length of a call. A child of `vfork` must not touch the program's heap.
+//! Memory for the length of a call, not from the heap, which a child of `vfork` must not touch.
 #![allow(unsafe_code)] // mappings
 
 use crate::sys::page::{map, unmap};

@@ -50,8 +50,7 @@ struct Program<'a> {
 }
 
 impl Program<'_> {
-    /// Returns whether the program is the dynamic linker that only lists libraries or checks a
-    /// file.
+    /// Returns whether the program is the dynamic linker that only lists or checks libraries.
     fn is_asked_for_lists(&self) -> bool {
         const REQUESTS: [&CStr; 4] = [c"--verify", c"--list", c"--help", c"--version"];
         let name = crate::state::objects::name_of(self.path.to_bytes());
