@@ -143,7 +143,8 @@ hooks! {
         // The C library empties the file in the child, at an unknown time. A program notes its
         // standard output itself when it starts; other files stay out of the log.
         if flags & libc::O_TRUNC != 0 && let Some(path) = text(path) {
-            unseen::about_to_change(libc::AT_FDCWD, path, fd > libc::STDERR_FILENO);
+            let is_noted_at_start = matches!(fd, libc::STDOUT_FILENO | libc::STDERR_FILENO);
+            unseen::about_to_change(libc::AT_FDCWD, path, !is_noted_at_start);
         }
         // SAFETY: the C library's function of this type, with the caller's arguments.
         unsafe { add(actions, fd, path, flags, mode) }
