@@ -1,19 +1,19 @@
-//! Admission: a plain file becomes covered, at a sync that is made for real.
+//! Admission: a plain file becomes covered at a real sync.
 //!
 //! The order, and why:
-//! 1. The story begins: from now on writers find it, and log before they write. Under the entry's
-//!    lock, so that no writer is in the middle.
-//! 2. Plain writes that began before are waited for ([`plain`](super::plain)), and the supervisor,
-//!    which holds a descriptor that hears of each failed write-back. Neither for long.
-//! 3. The log's head and the file's size are noted under the lock: each logged change below that
-//!    head has been made in the kernel, so the sync makes it durable.
-//! 4. The real sync: all that the file was at 3 is on the disk, and all that it became since is in
-//!    the log.
-//! 5. The story is covered, unless the file was changed around the log since 1, or another thread
-//!    has begun a story of its own.
+//! 1. The story begins under the entry's lock, so that no writer is between its log record and its
+//!    system call. From now on writers find the story, and log before they write.
+//! 2. The thread waits, up to a timeout, for plain writes that began before
+//!    ([`plain`](super::plain)), and until the supervisor holds a descriptor of the file, which
+//!    reports each failed write-back.
+//! 3. The thread notes the log's head and the file's size under the lock. The kernel has made each
+//!    logged change below that head, so that the sync makes it durable.
+//! 4. The real sync: the disk has the file as it was at step 3, and the log has every later change.
+//! 5. The story is covered, unless the file was changed around the log since step 1, or another
+//!    thread has begun a story of its own.
 //!
-//! A story that was not covered is ignored by recovery: wherever this fails the file is plain, and
-//! the real sync was what the program asked for.
+//! Recovery ignores a story that was not covered. If a step fails, the file is plain, and the real
+//! sync has done all that the program asked for.
 
 use tidegate::log::CoverState;
 use tidegate::log::cover::{
@@ -33,10 +33,10 @@ use crate::sys::path::{self, PathBuffer};
 use crate::sys::signals::SignalsBlocked;
 
 impl Open {
-    /// Decides whether this sync admits the file. Counts it.
+    /// Decides whether this sync admits the file, and counts the sync.
     ///
     /// # Errors
-    /// Why not.
+    /// [`NotAdmitted`]: why the file stays plain.
     pub(crate) fn admission(&self) -> Result<(), NotAdmitted> {
         let facts = AdmissionFacts {
             syncs: descriptors::count_sync(self.fd),
@@ -56,15 +56,15 @@ impl Open {
         age_ns != 0 && files::is_younger_than(self.fd, age_ns)
     }
 
-    /// Makes the sync for real, and covers the file if it can be covered.
+    /// Makes a real sync, and covers the file if it can be covered. Returns the sync's result.
     #[cold]
     pub(crate) fn admit(&self, wanted: Sync) -> isize {
         let pinned = self.known.entry().filter(|entry| self.log.is_pinned(entry.file));
         if pinned.is_some() {
             return self.sync_refused(pinned, wanted);
         }
-        // A story that has begun is covered or given up. The kernel's sync lets no handler in,
-        // either.
+        // A handler that jumps out would leave a story that is neither covered nor given up. The
+        // kernel runs no handler during the sync, either.
         let _signals = SignalsBlocked::new();
         own_stack::run(|| self.admit_blocked(wanted))
     }
@@ -72,14 +72,14 @@ impl Open {
     fn admit_blocked(&self, wanted: Sync) -> isize {
         let identified = Seen::of(self.fd)
             .ok()
-            // Nothing of a file without a name outlives the processes that have it open.
+            // An unlinked file ends with the last process that has it open.
             .filter(|seen| seen.stat.st_nlink != 0 && is_overwritten_in_place(self.fd, seen))
             .and_then(|_| files::identify(self.log, self.fd))
             .filter(|found| !self.log.file_systems().has_copies(found.file_system.reference));
         let Some(identified) = identified else { return self.sync_refused(None, wanted) };
         let mut path = PathBuffer::new();
         if path::of_descriptor(self.fd, &mut path).is_err() {
-            // It is only a hint.
+            // The path is only a hint.
             path.clear();
         }
         match self.begin(&identified, &path) {
@@ -88,7 +88,7 @@ impl Open {
         }
     }
 
-    /// Begins a story of the file. None: it cannot have one now.
+    /// Begins a story of the file. Returns `None` if the file cannot have one now.
     fn begin<'d>(&self, identified: &Identified, path: &'d PathBuffer) -> Option<Story<'d>> {
         let entry = self.entry()?;
         let guard = self.lock(entry).ok()?;
@@ -105,7 +105,7 @@ impl Open {
 
     fn sync_and_cover(&self, story: &Story<'_>) -> isize {
         let state = self.quiet_state(story);
-        // All of it, also where the program wants less: the log answers for all of it from now on.
+        // Metadata too, even for `fdatasync`: from now on the log answers for the whole file.
         let result = self.sync_real(Sync::All);
         let covered = state.filter(|_| result == 0).and_then(|state| self.cover(story, state));
         if covered.is_none() {
@@ -115,7 +115,9 @@ impl Open {
         result
     }
 
-    /// What is about to be durable, once no plain write is in flight.
+    /// Waits until no plain write is in flight, and until the supervisor holds a descriptor of the
+    /// file. Returns the state that the next real sync makes durable, or `None` after a timeout or
+    /// if the story is no longer the file's.
     fn quiet_state(&self, story: &Story<'_>) -> Option<CoverState> {
         let Entry { file, .. } = story.entry;
         self.log.want_kept(file);
@@ -123,12 +125,12 @@ impl Open {
         let is_quiet = self.log.lanes().wait_for_plain(device, inode, LOCK_TIMEOUT)
             && self.log.wait_for_kept(file, LOCK_TIMEOUT);
         let guard = story.lock().filter(|_| is_quiet)?;
-        // Recovery would take a time to come for that of a change from outside.
+        // Recovery would take a time in the future for a change by a process outside the tree.
         let seen = Seen::of(self.fd).ok().filter(|seen| !seen.is_of_the_future())?;
         let size = seen.size();
         guard.note_length(size);
         let (unlogged, synced_from) = (story.unlogged, self.log.ring().head());
-        // Asked once all of it is on the disk.
+        // `cover` looks for holes after the sync.
         Some(CoverState { unlogged, synced_from, size, is_dense: false })
     }
 
@@ -249,7 +251,7 @@ mod tests {
         assert_eq!(world.records_since(0), "define define define");
     }
 
-    /// Two threads write all the time, while a third one has the file admitted and makes it leave.
+    /// Two threads write all the time, while a third one admits the file and makes it leave.
     #[test]
     fn no_plain_write_is_in_flight_while_a_file_is_covered() {
         const ROUNDS: usize = 30;

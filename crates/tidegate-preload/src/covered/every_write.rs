@@ -1,10 +1,11 @@
-//! Each write is synced when it returns, if the user wants that (`--every-write`): here are the
-//! writes of files that the log does not have, which are synced for real.
+//! `--every-write`: each write is synced before it returns. This module makes the real syncs after
+//! writes to files that are not in the log.
 //!
-//! Invariant: excluded files are as without the library, and so is what is no regular file on a
-//! disk. A program that has its system calls filtered syncs for itself: no other call may be made.
+//! Invariant: writes to excluded files, and to anything but a regular file on a disk, are left as
+//! they are. If the program filters its system calls, the library makes no call of its own, and the
+//! program syncs for itself.
 //!
-//! Entry points: [`synced`], [`returned`] behind a write; [`make_synchronous`] for a stream.
+//! Entry points: [`synced`], [`returned`] after a write; [`make_synchronous`] for a stream.
 #![allow(unsafe_code)] // system calls
 
 use std::ffi::c_int;
@@ -16,7 +17,8 @@ use crate::sys::path::{LINK_BYTES, Opened, proc_link};
 use crate::sys::query;
 use crate::sys::raw::{self, words};
 
-/// The kernel's result of a write to what is not in the log, which is synced first.
+/// Syncs a file that is not in the log after a write with the kernel's `result`, if the user wants
+/// that. Returns `result`, or the error of the sync.
 pub(crate) fn synced(fd: c_int, result: isize) -> isize {
     if result <= 0 || !process::every_write() || !is_wanted(fd) {
         return result;
@@ -30,16 +32,17 @@ pub(crate) fn synced(fd: c_int, result: isize) -> isize {
     if synced < 0 { synced } else { result }
 }
 
-/// As [`synced`], of what the C library returned.
+/// Syncs a file after a write by the C library, as [`synced`] does. Returns the C library's
+/// `result`, or -1 with the sync's error in `errno`.
 pub(crate) fn returned(fd: c_int, result: isize) -> isize {
     if result <= 0 { result } else { raw::returned(synced(fd, result)) }
 }
 
-/// The file of a descriptor is a regular one on a disk, and not excluded.
+/// Returns whether `fd` is a regular file on a disk that the user has not excluded.
 fn is_wanted(fd: c_int) -> bool {
     match covered::known(fd).kind {
         Kind::File | Kind::Elsewhere => files::is_wanted(fd),
-        // The log is not in use: nothing is known.
+        // Without a log no descriptor is noted.
         Kind::Ignored if process::log().is_none() => {
             query::fstat(fd).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG)
                 && files::is_wanted(fd)
@@ -48,15 +51,16 @@ fn is_wanted(fd: c_int) -> bool {
     }
 }
 
-/// Has the kernel sync each write by a descriptor of a stream, which only the C library writes to:
-/// by another description of the file in its place. To be called while nothing else has this one.
+/// Makes the kernel sync each write by the descriptor of a stream: replaces `fd` by a new open file
+/// description of its file with `O_DSYNC`. To be called while no other descriptor shares the old
+/// description.
 pub(crate) fn make_synchronous(fd: c_int) {
     if !process::every_write() || !is_wanted(fd) {
         return;
     }
     let known = covered::known(fd);
     if record_locks::may_have(known.device, known.inode) {
-        // A close would take the lock away.
+        // Closing the old description would release the record lock.
         return;
     }
     let (Ok(status), Ok(flags)) = (query::status_flags(fd), raw::fcntl(fd, libc::F_GETFD, 0))
@@ -67,7 +71,7 @@ pub(crate) fn make_synchronous(fd: c_int) {
     let status = status & (libc::O_ACCMODE | libc::O_APPEND) | libc::O_DSYNC;
     let opened = Opened::open(libc::AT_FDCWD, proc_link(fd, &mut link), status);
     let Ok(opened) = opened else { return };
-    // What it lacks, `fflush` does.
+    // If the new description cannot be had, `fflush` makes the syncs.
     let at = query::position(fd).unwrap_or(0);
     let _ = raw::lseek(opened.number(), at.cast_signed(), libc::SEEK_SET);
     let is_closed_by_exec = flags & libc::FD_CLOEXEC as usize != 0;

@@ -1,9 +1,8 @@
-//! Files of which an overwrite changes more than bytes: they stay plain.
+//! Files stay plain if an overwrite changes more than their bytes and times.
 //!
-//! [`tidegate::log::cover`] decides by mode, capability and flags. Blocks that files share
-//! are no matter of this module: [`extents`](crate::state::extents) finds them when the file is
-//! covered, and the calls that share blocks make their files leave
-//! ([`transfer`](crate::hooks::transfer)).
+//! [`tidegate::log::cover`] decides by mode, capability and flags. Blocks that files share are not
+//! its concern: admission finds them by [`extents`](crate::state::extents), and the calls that
+//! share blocks make their files leave ([`transfer`](crate::hooks::transfer)).
 //!
 //! Entry point: [`is_overwritten_in_place`].
 
@@ -24,8 +23,7 @@ pub(super) fn is_overwritten_in_place(fd: c_int, seen: &Seen) -> bool {
     cover::is_overwritten_in_place(mode, has_capability, inode_flags, extended_flags)
 }
 
-/// Returns whether the file has no capability, which a write or a change of its owner would take
-/// away.
+/// Returns whether the file has no capability, which a write or a change of its owner would remove.
 pub(super) fn has_no_capability(fd: c_int) -> bool {
     let capability = query::fgetxattr(fd, c"security.capability", &mut []);
     matches!(capability, Err(libc::ENODATA | libc::EOPNOTSUPP))

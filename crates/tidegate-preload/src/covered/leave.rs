@@ -1,16 +1,17 @@
-//! Files leave the log: before changes that it does not take, and before what no hook sees.
+//! Files leave the log: before changes that the log does not take, and before changes that no hook
+//! sees.
 //!
 //! Invariants:
 //! 1. Before a change that the log does not have, the file is durable and its story has ended:
 //!    recovery never puts old data over newer data.
-//! 2. Where the disk fails meanwhile, a change that can be refused is refused with `EIO`, and the
-//!    story goes on: the log alone has what it promises. For one that cannot be refused, and
-//!    without the lock, the story ends, and the program's next sync says so.
+//! 2. If the disk fails meanwhile and the change can be refused, it fails with `EIO` and the story
+//!    goes on: only the log has the promised data. If the change cannot be refused, or the caller
+//!    does not have the lock, the story ends, and the program's next sync fails.
 //!
-//! Entry points: [`Open::leave`] under the lock, [`Open::without_lock`] where it cannot be had;
+//! Entry points: [`Open::leave`] under the lock, [`Open::without_lock`] if the lock cannot be had;
 //! [`Open::pin`], [`Open::pin_until_exit`], [`Open::mark`] for files that may change at any time,
-//! [`Open::unseen`] for one change; [`leave_numbers`], [`leave_closed`] and [`leave_gone`] where
-//! there is no descriptor.
+//! [`Open::unseen`] for one change; [`leave_numbers`], [`leave_closed`] and [`leave_gone`] without
+//! a descriptor.
 
 use std::ffi::{CStr, c_int};
 use std::time::Duration;
@@ -29,14 +30,14 @@ use crate::state::supervisor;
 use crate::sys::path::Opened;
 use crate::sys::{query, raw};
 
-/// File systems that are synced one by one.
+/// The largest number of file systems that are synced one by one.
 const DEVICES_MOST: usize = 16;
-/// How long a lock is waited for to pin a file, each of [`TRIES`] times.
+/// Timeout of each of the [`TRIES`] waits for the lock that pins a file.
 const PIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Ends a story by `end`, and waits for free space in the log where there is none; without a
-/// supervisor, makes it. With all records retired the story `is_over`, too. False: neither was
-/// possible.
+/// Ends a story by `end`. If the log has no free space, waits for the supervisor to make it, or
+/// retires records itself if there is no supervisor. The story also ends when all of its records
+/// are retired, which `is_over` reports. Returns whether the story has ended.
 fn ended(log: &Log, end: impl Fn() -> Result<(), AppendError>, is_over: impl Fn() -> bool) -> bool {
     log.ring().stats().add(Counter::Leaves, 1);
     for _ in 0..TRIES {
@@ -46,10 +47,10 @@ fn ended(log: &Log, end: impl Fn() -> Result<(), AppendError>, is_over: impl Fn(
             Err(AppendError::Full | AppendError::NoSlot) if log.ring().supervisor_alive() => {
                 log.ring().wait_for_space(space, SPACE_TIMEOUT);
             }
-            // Memory that fails in the log need not do so where its tail is.
+            // Memory that fails at the head may still work at the tail.
             Err(_) if log.ring().supervisor_alive() => _ = log.ring().checkpoint(SPACE_TIMEOUT),
             Err(_) if retire_alone(log) => {}
-            // Another thread does it, or a supervisor has come.
+            // Another thread retires records, or a supervisor has started.
             Err(_) => log.ring().wait_for_space(space, LOCK_TIMEOUT),
         }
         if is_over() {
@@ -59,16 +60,16 @@ fn ended(log: &Log, end: impl Fn() -> Result<(), AppendError>, is_over: impl Fn(
     false
 }
 
-/// Ends the story of a locked file. Where that is not possible the story goes on, and the file is
-/// marked: its syncs are real, and it leaves before anything else of it is logged. After a power
-/// cut recovery finds times that the log does not know, and leaves the file as it is.
+/// Ends the story of a locked file. If that fails, marks the file: its syncs are real, and it
+/// leaves before the log gets another record of the file. After a power cut recovery finds times
+/// that the log does not know, and leaves the file as it is.
 fn end(log: &Log, guard: &FileGuard<'_>) {
     if !ended(log, || guard.end_story(), || guard.end_retired()) {
         guard.mark_unlogged(false);
     }
 }
 
-/// As [`end`], of a file whose lock cannot be had.
+/// Ends the story of a file without its lock. If that fails, marks the file, as [`end`] does.
 fn end_without_lock(log: &Log, file: FileRef) {
     let is_over = || log.end_retired_without_lock(file);
     if !ended(log, || log.end_without_lock(file), is_over) {
@@ -76,18 +77,18 @@ fn end_without_lock(log: &Log, file: FileRef) {
     }
 }
 
-/// Retires what the log has, where no supervisor does. Whether it has less than before.
+/// Retires the log's records without a supervisor. Returns whether the tail has moved.
 fn retire_alone(log: &Log) -> bool {
     let is_dead = |process, thread| !query::is_alive(process, thread);
-    // Of a write-back that fails the descriptors hear that are open.
+    // A failed write-back is reported to every open descriptor of its file.
     log.retire_alone(is_dead, || {
         sync_devices(log.devices());
         Ok(())
     })
 }
 
-/// Makes the file systems with these device numbers durable: all of the machine where they are
-/// many.
+/// Syncs the file systems with these device numbers; all file systems of the machine if there are
+/// more than [`DEVICES_MOST`] numbers.
 fn sync_devices(mut numbers: impl Iterator<Item = u64>) {
     let mut devices = [0; DEVICES_MOST];
     let mut len = 0;
@@ -103,9 +104,9 @@ fn sync_devices(mut numbers: impl Iterator<Item = u64>) {
     if is_full { raw::sync() } else { devices[..len].iter().copied().for_each(mounts::sync_device) }
 }
 
-/// Has all that the log has by now retired, by the supervisor or without one. Gives up after
-/// `timeout`: recovery then tells by their times which files were changed later, and leaves them as
-/// they are.
+/// Waits until all present records of the log are retired, by the supervisor or without one. Gives
+/// up after `timeout`: recovery then recognizes by their times the files that were changed later,
+/// and leaves those files as they are.
 pub(crate) fn retire_all(log: &Log, timeout: Duration) {
     let until = log.ring().head();
     let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
@@ -121,9 +122,9 @@ pub(crate) fn retire_all(log: &Log, timeout: Duration) {
 }
 
 impl Open {
-    /// Makes the file durable by the kernel, if it is not, and [ends](end) its story if it has one.
-    /// False: the disk fails. Then the story goes on, for the log alone has what it promises, and
-    /// the file's syncs are real.
+    /// Syncs the file by the kernel if it is not durable, and [ends](end) its story if it has one.
+    /// Returns `false` if the disk fails. The story then goes on, since only the log has the
+    /// promised data, and the file's syncs are real.
     #[must_use]
     pub(crate) fn leave(&self, guard: &FileGuard<'_>) -> bool {
         match decide_leave(guard.is_logged(), || guard.needs_sync()) {
@@ -139,18 +140,19 @@ impl Open {
         true
     }
 
-    /// Ends the story of a file that the disk does not take, and which no record can put right: no
-    /// more is promised of it.
+    /// Ends the story of a file whose last record is wrong and whose disk fails: the log promises
+    /// nothing more about the file.
     pub(super) fn end_unsynced(&self, guard: &FileGuard<'_>) {
         end(self.log, guard);
     }
 
-    /// Makes a change without the entry's lock, whose holder is stopped or is this thread. Where
-    /// the log was given up instead, no file is in it, and the change is all that is done.
+    /// Ends the file's story and makes a change without the entry's lock, whose holder is stopped
+    /// or is this thread. If the process has given the log up, only makes the change: no file of
+    /// the process is in the log.
     ///
-    /// Why that is safe: the end of the story comes after the file is durable. A record that the
-    /// holder appended before it is dropped by recovery, and one that it appends later belongs to
-    /// no story that was covered.
+    /// Why that is safe: the story ends after the file is durable. Recovery drops a record that the
+    /// holder appended before that end. A record that the holder appends later belongs to no
+    /// covered story.
     #[cold]
     pub(super) fn without_lock(&self, entry: Entry, change: impl FnOnce() -> isize) -> isize {
         let Some(_holding) = Holding::new() else { return change() };
@@ -161,19 +163,20 @@ impl Open {
             }
             end_without_lock(self.log, entry.file);
         }
-        // Before and after: no story that begins in between is covered without this change.
+        // Marked before and after the change: no story that begins in between is covered without
+        // this change.
         self.log.mark_unlogged(entry.file);
         let result = change();
         self.log.mark_unlogged(entry.file);
         result
     }
 
-    /// Makes a change of a file that has no entry and can have none: a story of it that another
-    /// process has begun ends before.
+    /// Makes a change of a file for which this process can have no entry. A story that another
+    /// process has begun for the file ends first.
     #[cold]
     pub(super) fn unidentified(&self, change: impl FnOnce() -> isize) -> isize {
         let (device, inode) = (self.known.device, self.known.inode);
-        // In the lane first: a story that begins later waits for the change.
+        // Announced in the lane first: a story that begins later waits for the change.
         let in_flight = plain::in_lane(self.log, PlainCall::Write { device, inode });
         leave_numbers(self.log, device, inode, false);
         let result = change();
@@ -181,8 +184,8 @@ impl Open {
         result
     }
 
-    /// From now on the file may be changed in ways that are not seen, until [`unpin`](Self::unpin)
-    /// is called for the descriptor.
+    /// Pins the file: no hook sees its changes until [`unpin`](Self::unpin) is called for the
+    /// descriptor. Returns the facts about the descriptor, and notes them if they have changed.
     pub(crate) fn pin(&self) -> Known {
         if self.known.has(PINNED) {
             return self.known;
@@ -194,7 +197,7 @@ impl Open {
         known
     }
 
-    /// The descriptor changes its file no more in ways that are not seen.
+    /// Releases the pin of the descriptor, which no longer changes the file unseen.
     pub(crate) fn unpin(&self) {
         if !self.known.has(PINNED) {
             return;
@@ -204,24 +207,23 @@ impl Open {
         }
     }
 
-    /// As [`pin`](Self::pin), but noted with no descriptor, and until this process has ended. The
-    /// entry, if the file is pinned.
+    /// Pins the file until this process has ended, without a note at the descriptor. Returns the
+    /// file's entry, or `None` if the file could not be pinned.
     pub(crate) fn pin_until_exit(&self) -> Option<FileRef> {
         let (_, guard) = self.left()?;
         guard.keep_unlogged();
         Some(guard.file())
     }
 
-    /// As [`pin`](Self::pin), but noted with no descriptor, and until the log is not in use any
-    /// more.
+    /// Pins the file until the log is no longer in use, without a note at the descriptor.
     pub(crate) fn mark(&self) {
         if let Some((_, guard)) = self.left() {
             guard.mark_unlogged(true);
         }
     }
 
-    /// Locks the file when its story has ended; none: it is not logged now, and its next sync is
-    /// real.
+    /// Makes the file leave the log, and locks it. Returns `None` if it cannot be locked: its story
+    /// has ended, and its next sync is real.
     fn left(&self) -> Option<(Entry, Locked)> {
         let Some(entry) = self.entry() else {
             self.unidentified(|| 0);
@@ -232,7 +234,7 @@ impl Open {
             return None;
         };
         if !self.leave(&guard) {
-            // What is about to change it cannot be refused.
+            // The coming change cannot be refused.
             end(self.log, &guard);
         }
         Some((entry, guard))
@@ -247,8 +249,8 @@ impl Open {
             .unwrap_or(Err(LockError::Busy))
     }
 
-    /// Runs a change of the file that no hook sees: its result, as the kernel gives it. Counted as
-    /// one of metadata, which it may be.
+    /// Runs a change that the log does not take, as one of a plain file. Returns the kernel's
+    /// result. Counts the change as one of metadata, which it may be.
     pub(crate) fn unseen(&self, change: impl FnOnce() -> isize) -> isize {
         if let Some(in_flight) = plain::enter(self.log, &self.known) {
             let result = metadata::counted(change);
@@ -265,8 +267,8 @@ impl Open {
     }
 }
 
-/// Has the file leave the log until this process ends. The kernel gives a lease only while no other
-/// process, such as the supervisor, has the file open.
+/// Makes the file leave the log until this process ends, and the supervisor close its descriptor:
+/// the kernel grants a lease only while no other process has the file open.
 pub(crate) fn leave_for_lease(fd: c_int) {
     if let Some(open) = Open::of(fd) {
         unseen::pin(&open);
@@ -274,11 +276,11 @@ pub(crate) fn leave_for_lease(fd: c_int) {
     }
 }
 
-/// Ends the stories of the file with these numbers, which is not open here, or cannot be
-/// identified; with `pins` the file does not come back while the log is in use.
+/// Ends the stories of the file with these numbers, which this process has not open or cannot
+/// identify. With `pins` the file stays plain while the log is in use.
 #[cold]
 pub(crate) fn leave_numbers(log: &Log, device: u64, inode: u64, pins: bool) {
-    // One that was removed may have had the same numbers.
+    // The entry found may belong to a removed file that had these numbers.
     for _ in 0..TRIES {
         let holding = Holding::new();
         if holding.is_none() || !log.may_have(device, inode) {
@@ -295,16 +297,15 @@ pub(crate) fn leave_numbers(log: &Log, device: u64, inode: u64, pins: bool) {
     }
 }
 
-/// Ends the story of a file of which there is no descriptor, and calls `then` under its lock.
+/// Ends the story of a file without a descriptor, and calls `then` under the file's lock.
 pub(crate) fn leave_closed<'l>(log: &'l Log, file: FileRef, then: impl FnOnce(&FileGuard<'l>)) {
-    // All of it, for the file must not be opened: closed again, it would take the program's record
-    // locks along. A write-back that fails is told to the descriptors that are open.
+    // Syncs the whole file system, without opening the file: the close would release the program's
+    // record locks. A failed write-back is reported to every open descriptor of the file.
     leave_made_durable(log, file, || mounts::sync_device(log.device_of(file)), then);
 }
 
-/// Before a sync of more than a file: the files leave that the kernel may have changed without a
-/// record, by whatever process. These are the sealed ones, and those that a process was killed in
-/// the middle of changing.
+/// Makes all files leave that the kernel may have changed without a record, before a sync of more
+/// than one file: sealed files, and files that a process was changing when it was killed.
 pub(crate) fn leave_unrecorded(log: &Log) {
     for file in log.sealed_files() {
         leave_closed(log, file, |_| {});
@@ -312,8 +313,8 @@ pub(crate) fn leave_unrecorded(log: &Log) {
     leave_interrupted(log);
 }
 
-/// Before a sync of a directory: the files leave whose names a process was killed in the middle of
-/// changing. Recovery would make the change, whatever the sync has promised of the names.
+/// Makes all files leave whose names a process was changing when it was killed, before a sync of a
+/// directory. Recovery would otherwise make the change, against the sync's promise of the names.
 pub(super) fn leave_half_named(log: &Log) {
     let is_orphaned = |file_system| {
         let names = log.file_systems().lock_names_within(file_system, LOCK_TIMEOUT);
@@ -324,14 +325,14 @@ pub(super) fn leave_half_named(log: &Log) {
     }
 }
 
-/// The files leave that a process was killed in the middle of changing.
+/// Makes all files leave that a process was changing when it was killed.
 fn leave_interrupted(log: &Log) {
     let Some(_holding) = Holding::new() else { return };
     for file in log.operations().all().filter_map(|operation| log.operations().file_of(&operation))
     {
         let guard = log.lock_within(file, PIN_TIMEOUT).ok();
         if let Some(guard) = guard.filter(FileGuard::owner_died) {
-            // Where that fails, syncs of the file are real, or say so.
+            // If the repair fails, later syncs of the file are real or return an error.
             let _ = log.operations().repair(&guard, || {
                 mounts::sync_device(log.device_of(file));
                 Ok(())
@@ -340,6 +341,8 @@ fn leave_interrupted(log: &Log) {
     }
 }
 
+/// Makes a file leave without a descriptor: syncs it by `make_durable` if it is not durable, ends
+/// its story, and calls `then` under its lock. Without the lock only syncs it and ends its story.
 fn leave_made_durable<'l>(
     log: &'l Log,
     file: FileRef,
@@ -362,34 +365,35 @@ fn leave_made_durable<'l>(
     then(&guard);
 }
 
-/// Ends the story of a locked file of which there is no descriptor.
+/// Syncs the file system of a locked file without a descriptor, and ends the file's story.
 #[cold]
 pub(super) fn leave_locked(log: &Log, guard: &FileGuard<'_>) {
     mounts::sync_device(log.device_of(guard.file()));
     end(log, guard);
 }
 
-/// A file whose names are about to change, or its attributes, in a way that no record says.
+/// A file whose names or attributes are about to change without a record.
 pub(crate) struct Gone<'p> {
     pub(crate) device: u64,
     pub(crate) inode: u64,
-    /// A directory, a path in it that leads to the file, and the flags of `fstatat` for it.
+    /// A directory, a path of the file relative to it, and the flags of `fstatat` for the path.
     pub(crate) path: Option<(c_int, &'p CStr, c_int)>,
 }
 
-/// Ends the story of such a file.
+/// Makes the file leave the log before such a change.
 pub(crate) fn leave_gone(log: &Log, file: FileRef, gone: &Gone<'_>) {
     leave_made_durable(log, file, || gone.make_durable(), |_| ());
 }
 
 impl Gone<'_> {
-    /// By a descriptor that the program has, or one that no record lock depends on; or all files.
+    /// Syncs the file by a descriptor of the program, or by a new one if the process holds no
+    /// record lock on the file. If neither is possible, syncs the whole file system.
     fn make_durable(&self) {
         let is_it = |fd| {
             let numbers = query::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
             numbers == Ok((self.device, self.inode))
         };
-        // Looked at behind it: another thread may have closed the descriptor.
+        // Checked after the sync: another thread may have closed the descriptor before.
         let by = |fd| durable::fsync(raw::borrowed(fd)).is_ok() && is_it(fd);
         let is_durable = match descriptors::find(self.device, self.inode) {
             Some(fd) => by(fd),
@@ -400,7 +404,8 @@ impl Gone<'_> {
         }
     }
 
-    /// The file at the path; none where that would take a record lock of the program away.
+    /// Opens the file at the path. Returns `None` if it cannot be opened, or if the close could
+    /// release a record lock of the program.
     pub(super) fn open(&self) -> Option<Unlocked> {
         let (directory, path, flags) = self.path?;
         let follows = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
@@ -421,7 +426,7 @@ mod tests {
     use super::*;
     use crate::testing::World;
 
-    /// A thread records that the file is removed, and is killed before the kernel has done so.
+    /// A thread records that the file is removed, and is killed before the kernel removes it.
     fn remove_and_die(log: &Log, entry: Entry) {
         let parent = FileHandle::new(1, &[7; 8]).unwrap();
         let from = NameAt { parent, name: b"file" };
@@ -437,7 +442,7 @@ mod tests {
         std::thread::scope(|scope| scope.spawn(die).join().unwrap());
     }
 
-    /// Takes all of the log's space, also that of ends.
+    /// Takes all of the log's space, including the reserve for ends of stories.
     fn fill(guard: &FileGuard<'_>) {
         while guard.begin().unwrap().void(0).is_ok() {}
         assert_eq!(guard.end_story(), Err(AppendError::Full));
@@ -460,10 +465,10 @@ mod tests {
         let world = World::new();
         let (file, other) = (world.file("file"), world.file("other"));
         let (open, busy) = (world.covered(&file, 0), world.covered(&other, 0));
-        // Else what lies before gives the end its space.
+        // Otherwise the end would get the space of earlier records.
         assert!(retire_alone(world.log));
         let from = world.log.ring().head();
-        // A thread that is stopped in the middle of a write holds the tail.
+        // A thread that is stopped in the middle of a write keeps the tail where it is.
         let stopped = busy.lock(busy.entry().unwrap()).unwrap();
         let ticket = stopped.begin().unwrap();
         let guard = open.lock(open.entry().unwrap()).unwrap();

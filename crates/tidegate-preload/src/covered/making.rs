@@ -1,17 +1,17 @@
-//! New files: their first sync is answered by one record of all of the file, which recovery can
-//! make it again from.
+//! New files: a record of the whole file answers their first sync. Recovery can create the file
+//! again from this record, the make record.
 //!
 //! The rules are B1 and B4 of docs/decisions/run-logs-what-was-synced.md.
 //!
 //! Invariants:
-//! 1. The facts for the decisions of [`cover`] are gathered once the file is locked and read.
-//! 2. The story begins before the file is read, as at any admission: writes since then are logged,
-//!    and wait for the record.
-//! 3. While a stream is open on the file, which no hook sees, nothing but the record is in its
+//! 1. The facts for the decisions of [`cover`] are gathered after the file is locked and read.
+//! 2. The story begins before the file is read, as at any admission: later writes are logged, and
+//!    wait for the record.
+//! 3. While a stream, which no hook sees, is open on the file, the record is alone in the file's
 //!    story ([`sealed`](super::sealed)).
-//! 4. Where the record cannot answer, the real sync does. It commits what was pending before the
-//!    file was made, and mostly all. Where that is known, the record is tried once more behind it:
-//!    not to answer, but since the names of a file that the log has cost no sync.
+//! 4. If the record cannot answer the sync, a real sync does. It commits at least the changes that
+//!    were pending before the file was created, and mostly all. If these are known, the record is
+//!    tried again after the sync: if the log has the file, changes of its names cost no sync.
 //!
 //! Entry points: [`sync_if_new`]; [`answers_directory`].
 
@@ -37,21 +37,21 @@ use crate::sys::path::{self, PathBuffer};
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::{own_stack, raw};
 
-/// How long the supervisor is not asked again for what it did not do in time.
+/// Pause before the next request to the supervisor after a timeout.
 const PAUSE_NS: u64 = 1_000_000_000;
 
-/// What a record is made for.
+/// The purpose of a make record.
 #[derive(Clone, Copy)]
 enum Purpose {
-    /// It answers a sync.
+    /// Answers a sync.
     Answer(Sync),
-    /// The names of a file that a real sync has made durable.
+    /// Lets the log record name changes of a file that a real sync has made durable.
     Names,
 }
 
-/// Whether the log answers a sync of the directory of `fd`: nothing is pending in its file system,
-/// and each file that was made is on the disk or in the log. Before that, or before the real sync,
-/// files leave whose names a killed process was changing.
+/// Returns whether the log answers a sync of the directory of `fd`: nothing is pending in its file
+/// system, and each created file is on the disk or in the log. First makes files leave whose names
+/// a process was changing when it was killed.
 pub(crate) fn answers_directory(fd: c_int) -> bool {
     process::log().is_some_and(|log| log_answers_directory(log, fd))
 }
@@ -75,15 +75,16 @@ pub(super) fn log_answers_directory(log: &Log, fd: c_int) -> bool {
     is_answered
 }
 
-/// Makes the sync of a plain file, if this process has made it and has not synced it since.
+/// Syncs a plain file that this process has created and not synced yet. Returns the sync's result,
+/// or `None` for any other file.
 #[cold]
 pub(super) fn sync_if_new(open: &Open, wanted: Sync) -> Option<isize> {
-    // A story that has begun is covered or given up.
+    // A handler that jumps out would leave a story that is neither covered nor given up.
     let _signals = SignalsBlocked::new();
     own_stack::run(|| FirstSync::of(open).map(|first| first.run(wanted)))
 }
 
-/// The first sync of a file that this process has made.
+/// The first sync of a file that this process has created.
 struct FirstSync {
     open: Open,
     new: NewFile,
@@ -91,7 +92,7 @@ struct FirstSync {
 }
 
 impl FirstSync {
-    /// None: another process has made the file, or it was synced before.
+    /// Returns `None` if another process has created the file, or if it was synced before.
     fn of(open: &Open) -> Option<Self> {
         let seen = Seen::of(open.fd).ok()?;
         new_files::find(open.fd, &seen).map(|new| Self { open: *open, new, seen })
@@ -102,7 +103,7 @@ impl FirstSync {
         new_files::forget(known.device, known.inode);
         let Some(identified) = self.makeable() else { return self.open.sync_old(wanted) };
         let file_system = identified.file_system.reference;
-        // Once the supervisor holds the file system, nothing is pending that came before.
+        // The supervisor syncs a file system that it begins to hold: nothing earlier stays pending.
         let may_be_quiet = self.is_quiet(file_system) || !log.file_systems().is_held(file_system);
         if may_be_quiet && self.make(&identified, Purpose::Answer(wanted)).is_some() {
             log.ring().stats().add(Counter::SyncsMade, 1);
@@ -110,20 +111,20 @@ impl FirstSync {
             return 0;
         }
         let commits = commits_all(log, file_system, (fd, self.seen.size()));
-        // Else only the file's creation is known to be in the transaction.
+        // Otherwise only the file's creation is known to be in the transaction.
         let committed = commits.or_else(|| self.new.journaled(file_system));
         let result = self.sync_unmade(self.is_quiet(file_system));
         if result == 0 {
             self.note_committed(file_system, committed);
             if self.is_quiet(file_system) {
-                // The file is on the disk: without the record it may be plain.
+                // The file is on the disk: if the record fails, it may stay plain.
                 let _ = self.make(&identified, Purpose::Names);
             }
         }
         result
     }
 
-    /// Makes the sync that no record answers: always as `fsync`, which commits what was pending.
+    /// Makes the real sync that no record answers: always `fsync`, which commits pending changes.
     fn sync_unmade(&self, is_quiet: bool) -> isize {
         if self.open.admission().is_ok() {
             return self.open.admit(Sync::All);
@@ -131,7 +132,7 @@ impl FirstSync {
         self.open.sync_for(cause_of_new(is_quiet), Sync::All)
     }
 
-    /// Returns the file's identity, if it may be made by a record at all.
+    /// Returns the file's identity, if a make record of the file is allowed.
     fn makeable(&self) -> Option<Identified> {
         let Open { log, fd, known } = self.open;
         let facts = MakeFacts {
@@ -150,7 +151,7 @@ impl FirstSync {
         may_be.then_some(identified)
     }
 
-    /// Returns whether nothing is pending that a sync of the file would commit beside the file.
+    /// Returns whether a sync of the file would commit no pending change of another file.
     fn is_quiet(&self, file_system: FileSystemRef) -> bool {
         let is_own = |number| self.new.numbers(file_system).any(|own| own == number);
         !self.open.log.file_systems().is_pending_beside(file_system, is_own)
@@ -168,7 +169,7 @@ impl FirstSync {
             .for_each(|number| log.file_systems().take_off(file_system, number));
     }
 
-    /// Covers the file by a record of all of it. None: it is plain as before.
+    /// Covers the file by a record of the whole file. Returns `None` if the file stays plain.
     fn make(&self, identified: &Identified, purpose: Purpose) -> Option<()> {
         let mut path = PathBuffer::new();
         path::of_descriptor(self.open.fd, &mut path).ok()?;
@@ -191,7 +192,7 @@ impl FirstSync {
             return None;
         }
         let definition = identified.definition(path);
-        // The record says how long it is.
+        // The make record has the size.
         guard.begin_story(&definition, 0).ok()?;
         unpin_to_make(&self.open, &guard);
         Some(Story::begun(&self.open, entry, &guard, definition, guard.unlogged()))
@@ -214,7 +215,7 @@ impl FirstSync {
         }
         let data_only = matches!(purpose, Purpose::Answer(Sync::Data));
         let made = (&make, whole.bytes(), whole.changed_ns());
-        // What a stream writes behind the record is in none.
+        // A stream may write after the record without another one.
         let is_last = !known.has(PINNED);
         let is_made = guard.make(made, &story.definition, story.unlogged, data_only, is_last);
         is_made.ok().filter(|is_made| *is_made)?;
@@ -234,8 +235,8 @@ impl FirstSync {
     }
 }
 
-/// Has the supervisor hold the file system, unless it does. Returns whether it does. It is not
-/// asked again at once where it took too long.
+/// Asks the supervisor to hold the file system, unless it does already. Returns whether it does.
+/// After a timeout does not ask again for [`PAUSE_NS`].
 fn hold(log: &Log, entry: Entry) -> bool {
     static NOT_BEFORE_NS: AtomicU64 = AtomicU64::new(0);
     let file_system = entry.file_system;

@@ -1,22 +1,21 @@
 //! Changes of names, attributes and sizes: made by the kernel, and counted before and after.
 //!
 //! Invariants:
-//! 1. From before the kernel makes such a change until a sync that began after it has committed the
-//!    journal, the change is pending in the log's count.
-//! 2. A change of the names or attributes of a logged file is counted for that file, too: its next
-//!    sync would make it durable, whatever else is pending, and so is real. If the story of any
-//!    file has begun while the call was in the middle, the file is looked for once more.
-//! 3. A process that is killed in the middle of one has said so in its lane: the supervisor counts
-//!    it.
+//! 1. From before the kernel makes such a change until a later sync has committed the journal, the
+//!    change is pending in the log's count.
+//! 2. A change of the names or attributes of a logged file is also counted for that file. The
+//!    file's next sync would make the change durable, and so is real, whatever else is pending. If
+//!    a story of any file begins during the call, the file is looked up again after the call.
+//! 3. A process announces the change in its lane. If the process is killed during the call, the
+//!    supervisor counts the change.
+//! 4. A file whose names the log has leaves the log before a change of its names or attributes
+//!    without a record.
 //!
-//! 4. A file whose names the log has leaves it before a change of its names or attributes that no
-//!    record has.
-//!
-//! All file systems that the log knows are counted: to find out which one a path is on would cost
-//! more than a real sync that was not needed, now and then.
+//! A change is counted for all file systems that the log knows. An unneeded real sync now and then
+//! costs less than to look up the file system of each path.
 //!
 //! Entry points: [`counted`]; [`counted_of`] for changes of named files, [`counted_attributes`] for
-//! those that a record of a new file has; [`creating`].
+//! changes of attributes; [`creating`].
 
 use std::ffi::{c_char, c_int};
 
@@ -34,7 +33,7 @@ use crate::sys::readable::text;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::{own_stack, query, raw};
 
-/// Runs a call that changes names, attributes or sizes.
+/// Runs a call that changes names, attributes or sizes, and counts the change.
 pub(crate) fn counted<R>(call: impl FnOnce() -> R) -> R {
     match process::log() {
         Some(log) => with_numbers(log, call).0,
@@ -42,8 +41,8 @@ pub(crate) fn counted<R>(call: impl FnOnce() -> R) -> R {
     }
 }
 
-/// As [`counted`], for the size of a plain file: that of a new one will be in the record that makes
-/// it.
+/// Runs a call that changes the size of a plain file, and counts the change. If the file is new,
+/// also notes the change with the file: the file's make record will have the new size.
 pub(crate) fn counted_new<R>(fd: c_int, of_file: (u64, u64), call: impl FnOnce() -> R) -> R {
     let Some(log) = process::log().filter(|_| new_files::has_some()) else { return counted(call) };
     let (result, numbers) = with_numbers(log, call);
@@ -53,7 +52,8 @@ pub(crate) fn counted_new<R>(fd: c_int, of_file: (u64, u64), call: impl FnOnce()
     result
 }
 
-/// As [`counted`], and with which numbers.
+/// Runs a call that changes names, attributes or sizes, and counts the change. Returns the call's
+/// result and the numbers of the change.
 pub(crate) fn with_numbers<R>(log: &'static Log, call: impl FnOnce() -> R) -> (R, Numbers) {
     let in_flight = plain::in_lane(log, PlainCall::Metadata);
     let before = log.file_systems().note_change_everywhere();
@@ -63,8 +63,9 @@ pub(crate) fn with_numbers<R>(log: &'static Log, call: impl FnOnce() -> R) -> (R
     (result, numbers)
 }
 
-/// Runs a call that makes a regular file and opens it with these `status` flags, or fails: the
-/// descriptor, of which `appeared` is told and which is then noted, or a negative number.
+/// Runs a call that creates a regular file and opens it with these `status` flags. Returns the
+/// descriptor, after calling `appeared` with it and noting it, or a negative number if the call
+/// fails.
 pub(crate) fn creating(
     status: c_int,
     call: impl FnOnce() -> c_int,
@@ -92,7 +93,8 @@ pub(crate) fn creating(
     fd
 }
 
-/// Nothing waits for a change any more: it was not made, or a record has it.
+/// Takes a change off the pending changes of all file systems: the kernel did not make it, or a
+/// record has it.
 pub(crate) fn take_off_all(log: &Log, numbers: Numbers) {
     for file_system in log.file_systems().all() {
         let numbers = numbers.iter().filter_map(|numbers| numbers.of(file_system));
@@ -100,7 +102,7 @@ pub(crate) fn take_off_all(log: &Log, numbers: Numbers) {
     }
 }
 
-/// What a call names a file by.
+/// A file as a call names it.
 #[derive(Clone, Copy)]
 pub(crate) enum Named {
     Descriptor(c_int),
@@ -109,17 +111,18 @@ pub(crate) enum Named {
 }
 
 impl Named {
-    /// The file of a path in the working directory.
+    /// Returns the file of a path in the working directory.
     pub(crate) fn path(path: *const c_char) -> Self {
         Self::Path(libc::AT_FDCWD, path, 0)
     }
 
-    /// The entry of a path, which may be a symbolic link.
+    /// Returns the file of a path in `directory`, without following a symbolic link at its end.
     pub(crate) fn entry(directory: c_int, path: *const c_char) -> Self {
         Self::Path(directory, path, libc::AT_SYMLINK_NOFOLLOW)
     }
 
-    /// What `directory`, `path` and flags of a call mean: without a path, the descriptor.
+    /// Returns the file that a call means by `directory`, `path` and `flags`: `directory` itself if
+    /// the path is null or empty.
     pub(crate) fn at(directory: c_int, path: *const c_char, flags: c_int) -> Self {
         if text(path).is_none_or(std::ffi::CStr::is_empty) {
             return Self::Descriptor(directory);
@@ -127,12 +130,12 @@ impl Named {
         Self::Path(directory, path, flags & libc::AT_SYMLINK_NOFOLLOW)
     }
 
-    /// The file's entry, if its changes are logged.
+    /// Returns the file's entry, if its changes are logged.
     fn logged(self, log: &Log) -> Option<FileRef> {
         let (device, inode) = self.numbers()?;
         let _holding = Holding::new().filter(|_| log.may_have(device, inode))?;
         let file = log.logged_with(device, inode)?;
-        // A file that was removed may have had the same numbers.
+        // A removed file may have had these numbers.
         match self.identity(log) {
             Some(identified) => log.find(&identified.key).ok()?.filter(|file| log.must_log(*file)),
             None => Some(file),
@@ -151,7 +154,7 @@ impl Named {
         }
     }
 
-    /// The file with these numbers, if a change of its attributes may be recorded.
+    /// Returns the file with these numbers, if a change of its attributes may be recorded.
     fn remade(self, log: &'static Log, numbers: (u64, u64)) -> Option<Remade> {
         let mut link = [0; LINK_BYTES];
         let (directory, path, flags) = match self {
@@ -162,7 +165,7 @@ impl Named {
         Remade::find(log, numbers, (directory, path, flags))
     }
 
-    /// Has the file leave the log, if it is to leave before such a change.
+    /// Makes the file leave the log, if it must leave before a change of `sets`.
     fn leave(self, log: &'static Log, file: FileRef, sets: Sets) {
         if leaves_unrecorded(sets == Sets::Times, || log.has_names(file))
             && let Some((device, inode)) = self.numbers()
@@ -192,16 +195,17 @@ impl Named {
     }
 }
 
-/// What a call sets of a file.
+/// The attributes of a file that a call sets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sets {
-    /// Its times of access and modification.
+    /// The times of access and modification.
     Times,
-    /// Anything else.
+    /// Any other attributes or names.
     Others,
 }
 
-/// Runs a call that changes names or attributes of the files that it names so, but for times.
+/// Runs a call that changes names, or attributes other than times, of the files `names`, and counts
+/// the change.
 pub(crate) fn counted_of<R, const N: usize>(names: [Named; N], call: impl FnOnce() -> R) -> R {
     match process::log() {
         Some(log) => of_named(log, names, Sets::Others, call).0,
@@ -209,7 +213,8 @@ pub(crate) fn counted_of<R, const N: usize>(names: [Named; N], call: impl FnOnce
     }
 }
 
-/// As [`counted_of`], and with which numbers.
+/// Runs a call that changes `sets` of the files `names`, and counts the change. Returns the call's
+/// result and the numbers of the change.
 fn of_named<R, const N: usize>(
     log: &'static Log,
     names: [Named; N],
@@ -239,8 +244,8 @@ fn of_named<R, const N: usize>(
     result
 }
 
-/// As [`counted_of`], for attributes of one file, which the call sets: those of a new one will be
-/// in the record that makes it, those of one that was made in a second record.
+/// Runs a call that sets attributes of one file, and counts the change. The make record of a new
+/// file will have its attributes; a file that has its make record gets a second one.
 pub(crate) fn counted_attributes<R>(name: Named, sets: Sets, call: impl FnOnce() -> R) -> R {
     let Some(log) = process::log() else { return call() };
     if !new_files::has_some() {
@@ -250,7 +255,7 @@ pub(crate) fn counted_attributes<R>(name: Named, sets: Sets, call: impl FnOnce()
     own_stack::run(|| counted_noted(log, name, sets, call))
 }
 
-/// As [`counted_attributes`], where some file is noted as a new one.
+/// Runs such a call in a process that has noted new files.
 fn counted_noted<R>(log: &'static Log, name: Named, sets: Sets, call: impl FnOnce() -> R) -> R {
     let errno = raw::errno();
     let before = name.numbers();
@@ -265,7 +270,8 @@ fn counted_noted<R>(log: &'static Log, name: Named, sets: Sets, call: impl FnOnc
     }
 }
 
-/// Runs a call that changes attributes of a file, which had these numbers before it.
+/// Runs a call that changes attributes of a file without a record, and notes the change with the
+/// file if it is new. `before` are the file's numbers before the call.
 fn counted_own<R>(
     log: &'static Log,
     name: Named,

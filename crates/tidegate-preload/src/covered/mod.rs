@@ -1,11 +1,11 @@
-//! What is done with a file by its entry in the log's table: writes, truncations, syncs, and the
-//! way out of the log where changes are not seen.
+//! Operations on a file through its entry in the log's table: writes, truncations, syncs, and
+//! leaving the log before changes that no hook sees.
 //!
 //! Invariants:
-//! 1. Under an entry's lock a file is either logged or plain. Its changes are logged and made in
-//!    the kernel under that lock, or made in the kernel alone: nobody begins its story meanwhile.
-//! 2. Without the lock (a signal handler that interrupted its holder, a holder that was stopped)
-//!    the file's story ends before it is changed.
+//! 1. Under its entry's lock a file is either logged or plain. A change under the lock is logged
+//!    and then made by the kernel, or made by the kernel alone: no thread begins a story meanwhile.
+//! 2. Without the lock (a signal handler has interrupted its holder, or the holder is stopped) the
+//!    file's story ends before the file is changed.
 //!
 //! Entry points: [`Open::of`]; [`Open::write`] (`write`, `place`), [`write_as_opened`]
 //! (`synchronous`), [`truncate()`], [`Open::sync`] (`sync`, `admission`, `making`), [`change_name`]
@@ -62,12 +62,12 @@ use crate::state::record_locks::{self, Unlocked};
 use crate::sys::path::{self, LINK_BYTES, Opened};
 use crate::sys::raw::{self, Errno};
 
-/// How long the lock of an entry, a plain write in flight or the supervisor is waited for, before
-/// the file goes on without the log.
+/// Timeout for an entry's lock, for a plain write in flight and for the supervisor. After it the
+/// file goes on without the log.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
-/// How long free space in the log is waited for at once.
+/// Timeout of one wait for free space in the log.
 const SPACE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often free space is waited for that ends a story or a lock that pins a file.
+/// Number of waits for the free space that ends a story, and for the lock that pins a file.
 const TRIES: u32 = 10;
 
 /// A descriptor of a regular file that can be covered.
@@ -80,7 +80,7 @@ pub(crate) struct Open {
 
 /// A locked file.
 pub(crate) struct Locked {
-    // Given back first: signals come after it.
+    // Dropped first: `_holding` blocks signals until the lock is released.
     guard: FileGuard<'static>,
     pub(crate) file_system: FileSystemRef,
     _holding: Holding,
@@ -99,9 +99,9 @@ impl Deref for Locked {
 enum Refused {
     /// The log has no free space.
     Full,
-    /// The log does not take it.
+    /// The log does not take this change.
     Never,
-    /// The descriptor is not what it was.
+    /// The descriptor no longer refers to the same file.
     Changed,
 }
 
@@ -112,41 +112,42 @@ impl From<AppendError> for Refused {
 }
 
 impl Open {
-    /// The file of `fd`, if it is one that can be covered.
+    /// Returns the file of `fd`, if it can be covered.
     #[inline]
     pub(crate) fn of(fd: c_int) -> Option<Self> {
         process::log()?;
         Self::known(fd, known(fd))
     }
 
-    /// As [`of`](Self::of), for a descriptor of which this is known.
+    /// Returns the file of `fd`, if `known` says that it can be covered.
     #[inline]
     pub(crate) fn known(fd: c_int, known: Known) -> Option<Self> {
         let log = process::log()?;
         (known.kind == Kind::File).then_some(Self { log, fd, known })
     }
 
-    /// As [`of`](Self::of), for descriptors that can be written to.
+    /// Returns the file of `fd`, if it can be covered and `fd` is open for writing.
     #[inline]
     pub(crate) fn writable(fd: c_int) -> Option<Self> {
         Self::of(fd).filter(|open| !open.known.has(descriptors::READ_ONLY))
     }
 
-    /// The file's entry; one is made for it where there is none.
+    /// Returns the file's entry, and creates it if there is none.
     #[inline]
     pub(crate) fn entry(&self) -> Option<Entry> {
         self.known.entry().or_else(|| files::entry(self.log, self.fd, self.known))
     }
 
-    /// The file's entry, if there may be one.
+    /// Returns the file's entry if the log's table may have one, and `None` otherwise.
     #[inline]
     pub(crate) fn entry_if_any(&self) -> Option<Entry> {
         let may_have = || self.log.may_have(self.known.device, self.known.inode);
         self.known.entry().or_else(|| may_have().then(|| self.entry())?)
     }
 
-    /// The file, opened once more by a description of its own. None: that would take a record lock
-    /// of the program away, or wait for a lease, or is refused.
+    /// Opens the file once more, with an open file description of its own. Returns `None` if the
+    /// program may hold a record lock on the file, which the close would release, if the open would
+    /// wait for a lease, or if it is refused.
     fn opened_again(&self, flags: c_int) -> Option<Unlocked> {
         let mut link = [0; LINK_BYTES];
         let link = path::proc_link(self.fd, &mut link);
@@ -155,7 +156,7 @@ impl Open {
         record_locks::open(self.known.device, self.known.inode, open)
     }
 
-    /// Locks the file. A sealed one has left by then.
+    /// Locks the file. Repairs it if a former holder died, and makes a sealed file leave the log.
     #[inline]
     pub(crate) fn lock(&self, entry: Entry) -> Result<Locked, LockError> {
         self.lock_within(entry, LOCK_TIMEOUT)
@@ -166,18 +167,19 @@ impl Open {
         let locked = self.log.lock_within(entry.file, timeout);
         let guard = locked.or_else(|error| self.lock_again(error, timeout))?;
         if guard.owner_died() {
-            // Where that fails, syncs of the file are real, or say so.
+            // If the repair fails, later syncs of the file are real or return an error.
             let _ = self.log.operations().repair(&guard, || durable::fsync(raw::borrowed(self.fd)));
         }
         if guard.is_sealed() {
-            // Where the disk fails, its syncs are real, and its changes are refused.
+            // If the disk fails, the file's syncs are real, and its changes are refused.
             let _ = self.leave(&guard);
         }
         let file_system = entry.file_system;
         Ok(Locked { guard, file_system, _holding: holding })
     }
 
-    /// The entry was given away, since nothing depended on it: the file gets another one.
+    /// Locks the file by a new entry after [`LockError::Stale`]: nothing depended on the old entry,
+    /// so that the table gave it to another file. Returns any other error as it is.
     #[cold]
     fn lock_again(
         &self,
@@ -192,8 +194,8 @@ impl Open {
     }
 }
 
-/// A result that tells of a disk or a file system that has failed: what the kernel has may never
-/// reach the disk.
+/// Returns whether a result shows that the disk or the file system has failed, so that data of the
+/// page cache may never reach the disk.
 fn is_disk_failure(result: isize) -> bool {
     [libc::EIO, libc::EROFS].map(negated).contains(&result)
 }

@@ -1,13 +1,13 @@
-//! Changes of the names of covered files: recorded before they are made.
+//! Changes of the names of covered files: recorded before the kernel makes them.
 //!
 //! The rules are B2 and B5 of docs/decisions/run-logs-what-was-synced.md.
 //!
 //! Invariants:
 //! 1. [`tidegate::log::cover`] decides whether a change is recorded, under the lock of the file
-//!    system's names and that of the file. The kernel makes it by the same open directories that
-//!    the record names, before the locks are given back.
-//! 2. Where the file has to be synced for its record, no lock is held over that.
-//! 3. A change that fails voids its record. Of a process that is killed in between, the supervisor
+//!    system's names and the lock of the file. The kernel makes the change by the open directories
+//!    that the record names, before the locks are released.
+//! 2. No lock is held over a sync that has to come before the record.
+//! 3. A change that fails voids its record. If the process is killed in between, the supervisor
 //!    makes the file leave.
 //!
 //! Entry point: [`change_name`].
@@ -35,7 +35,7 @@ use crate::sys::path::PathBuffer;
 use crate::sys::raw::{self, words};
 use crate::sys::{own_stack, query};
 
-/// A directory, and a path in it.
+/// A directory, and a path relative to it.
 pub(crate) type Path<'p> = (c_int, &'p CStr);
 
 /// A change of names that a program asks for.
@@ -60,7 +60,7 @@ impl<'p> Changed<'p> {
         }
     }
 
-    /// Names that a file with so many has after it.
+    /// Returns the number of names after the change of a file that had `links` names.
     fn links_after(&self, links: u32) -> u32 {
         match self {
             Self::Link { .. } => links.saturating_add(1),
@@ -70,15 +70,15 @@ impl<'p> Changed<'p> {
     }
 }
 
-/// A file that loses its last name to another one; or none.
+/// The file that a rename replaces, which loses its last name; empty if there is none.
 #[derive(Default)]
 struct Replaced {
     handle: Option<FileHandle>,
-    /// Its entry, if it has one.
+    /// The replaced file's entry, if it has one.
     file: Option<FileRef>,
 }
 
-/// A change with all that its record says.
+/// A change with the facts for its record.
 struct Change<'p> {
     log: &'static Log,
     asked: Changed<'p>,
@@ -88,8 +88,8 @@ struct Change<'p> {
     to: Option<Parent>,
 }
 
-/// Makes a change of names with a record of it: the kernel's result. None: it is to be made without
-/// one, nothing was done.
+/// Makes a change of names after recording it. Returns the kernel's result, or `None` if nothing
+/// was done and the caller is to make the change without a record.
 pub(crate) fn change_name(asked: Changed<'_>) -> Option<isize> {
     let log = process::log().filter(|log| log.has_stories() && !log.processes().is_suspended())?;
     if process::is_apart() {
@@ -159,8 +159,8 @@ impl<'p> Change<'p> {
         Some(result)
     }
 
-    /// Syncs the file for real where it would have to leave for what is pending, if this is known
-    /// to commit all of that. Whether it was synced.
+    /// Makes a real sync of the file if the file would otherwise leave because of pending changes,
+    /// and if the sync is known to commit all of these. Returns whether the file was synced.
     fn commit_pending(&self) -> bool {
         let file_system = self.identified.file_system.reference;
         let guard = self.log.lock_within(self.file, LOCK_TIMEOUT).ok();
@@ -177,7 +177,8 @@ impl<'p> Change<'p> {
         is_synced
     }
 
-    /// Opens the file once more, if its sync commits all that is pending: the count of that.
+    /// Opens the file once more, if its sync commits all pending changes. Returns the descriptor
+    /// and the count of changes.
     fn opened_to_commit(&self) -> Option<(Unlocked, u64)> {
         let (key, (directory, path)) = (&self.identified.key, self.asked.from());
         let (device, inode) = (key.device, key.inode);
@@ -203,7 +204,8 @@ impl<'p> Change<'p> {
             && may_record_name(&RecordFacts::of(names, guard), is_pending)
     }
 
-    /// What has the new name, if anything has; none where the change cannot be recorded for that.
+    /// Returns the file that the change replaces, or an empty [`Replaced`] if nothing has the new
+    /// name. Returns `None` if the change cannot be recorded.
     fn replaced(&self, to: &Parent, stat: &libc::stat) -> Option<Replaced> {
         if to.seen.stat.st_dev != stat.st_dev {
             return None;
@@ -247,7 +249,7 @@ impl<'p> Change<'p> {
         Some((ticket, position))
     }
 
-    /// The change itself.
+    /// Makes the system call.
     fn call(&self) -> isize {
         let from = (self.from.directory(), self.from.name().as_ptr());
         let to = self.to.as_ref().map(|to| (to.directory(), to.name().as_ptr()));
@@ -263,11 +265,12 @@ impl<'p> Change<'p> {
             }
             _ => (libc::SYS_unlinkat, words![from.0, from.1, 0]),
         };
-        // SAFETY: descriptors of our own and terminated names.
+        // SAFETY: `from` and `to` own the directories and the names, which are terminated, until
+        // the call returns.
         unsafe { raw::call(number, arguments) }
     }
 
-    /// The kernel has refused the change.
+    /// Voids the record of a change that the kernel has refused, or else makes the file leave.
     fn void(&self, guard: &FileGuard<'_>, mut ticket: Ticket<'_>, position: u64) {
         let is_voided = ticket.void(position).is_ok();
         drop(ticket);

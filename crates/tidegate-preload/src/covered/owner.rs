@@ -1,8 +1,9 @@
-//! `fchown` to the owner that a file has. `SQLite` calls it as root each time it opens a journal.
+//! `fchown` to the owner that a file already has. `SQLite` as root calls it each time it opens a
+//! journal.
 //!
 //! Invariants:
-//! 1. Such a call sets the file's time of change only. It puts the inode into the journal as growth
-//!    does: the next sync is a mark, or a real one while something is pending.
+//! 1. Such a call sets only the file's ctime. It puts the inode into the journal, as growth does:
+//!    the next sync is a mark, or a real sync while a change is pending.
 //! 2. A call that may have changed more is counted as pending, like any change of attributes.
 
 use std::ffi::c_int;
@@ -17,8 +18,8 @@ use crate::sys::query;
 /// Bits of the mode that a change of the owner clears.
 const SET_ID_BITS: u32 = libc::S_ISUID | libc::S_ISGID;
 
-/// Makes `call`, which is `fchown` to `user` and `group`, if the file is covered and has that owner
-/// already. None: the call was not made.
+/// Makes `call`, which is `fchown` to `user` and `group`, if the file is covered and already has
+/// that owner. Returns the call's result, or `None` if the call was not made.
 pub(crate) fn chown_to_same(
     open: &Open,
     user: uid_t,
@@ -28,9 +29,9 @@ pub(crate) fn chown_to_same(
     let Open { log, fd, .. } = *open;
     let entry = open.entry_if_any()?;
     let guard = open.lock(entry).ok().filter(|guard| guard.is_covered())?;
-    // Another thread's change of the owner is counted before it and after it. If it began
-    // before this count and has not ended at the second one, a sync that waits for its end
-    // waits for this call, too. In every other case the two counts differ.
+    // Another thread's change of the owner is counted before and after its call. If that call began
+    // before this first count and has not ended at the second count, a sync that waits for its end
+    // also waits for this call. In every other case the two counts differ.
     let changes = log.file_systems().changes(entry.file_system);
     if !has_owner(fd, user, group) {
         return None;
@@ -47,8 +48,8 @@ pub(crate) fn chown_to_same(
     Some(result)
 }
 
-/// Returns whether `fchown` to these changes no owner, no mode and no capabilities; -1 stands for
-/// any owner.
+/// Returns whether `fchown` to `user` and `group` changes no owner, no mode and no capabilities; -1
+/// stands for any owner.
 fn has_owner(fd: c_int, user: uid_t, group: gid_t) -> bool {
     let Ok(stat) = query::fstat(fd) else { return false };
     [stat.st_uid, uid_t::MAX].contains(&user)

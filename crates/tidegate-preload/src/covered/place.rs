@@ -1,7 +1,7 @@
-//! Where a write goes, and what the log says where the kernel did something else.
+//! Offsets of writes, and the correction of a record if the kernel's write differs from it.
 //!
-//! Invariants: where the kernel does less, or does it elsewhere, the record is voided and what was
-//! done is recorded, before the program hears of it.
+//! Invariant: if the kernel writes less, or at another offset, the record is voided and the actual
+//! write is recorded, before the program's call returns.
 
 use std::io::IoSlice;
 
@@ -21,7 +21,7 @@ impl LoggedWrite<'_> {
     pub(super) fn start(&self) -> Result<u64, Errno> {
         let appends = self.open.known.has(descriptors::APPEND);
         match self.request.place {
-            // The kernel appends, then, whatever the place.
+            // With `O_APPEND` the kernel appends, whatever the offset.
             _ if appends => self.end(),
             Place::End => self.end(),
             Place::At(at) => Ok(at),
@@ -38,15 +38,16 @@ impl LoggedWrite<'_> {
         query::position(self.open.fd)
     }
 
-    /// Returns whether the kernel did what the record says, which starts at `recorded`.
+    /// Returns whether the kernel's write with this `result` equals its record, which starts at
+    /// `recorded`.
     #[inline]
     pub(super) fn is_as_recorded(&self, recorded: u64, result: isize) -> bool {
         u64::try_from(result) == Ok(self.bytes)
             && self.start_of_last(recorded, self.bytes) == Some(recorded)
     }
 
-    /// Returns where the kernel's last write, which had `bytes` bytes, began. Its record says
-    /// `recorded`.
+    /// Returns the offset of the kernel's last write, of `bytes` bytes, or `None` if it cannot be
+    /// found out. Its record starts at `recorded`.
     #[inline]
     fn start_of_last(&self, recorded: u64, bytes: u64) -> Option<u64> {
         let (position, end) = (|| self.position().ok(), || self.end().ok());
@@ -54,11 +55,11 @@ impl LoggedWrite<'_> {
         confirmed_start((self.request.place, appends), recorded, bytes, position, end)
     }
 
-    /// Makes the log say what the kernel did instead of what it was asked for; where that cannot be
-    /// told, the file leaves the log.
+    /// Replaces the record by one of the kernel's actual write. If that write cannot be found out,
+    /// makes the file leave the log.
     #[cold]
     pub(super) fn correct(&self, mut ticket: Ticket<'_>, recorded: &Recorded, result: isize) {
-        /// The kernel may have written before it failed: a descriptor with `O_SYNC`, for one.
+        /// The kernel may have written before it failed, as by a descriptor with `O_SYNC`.
         const FAILED: isize = -(libc::EIO as isize);
         let Self { open, guard, .. } = *self;
         if is_disk_failure(result) {
@@ -66,7 +67,8 @@ impl LoggedWrite<'_> {
         }
         let voided = ticket.void(recorded.position).is_ok();
         if voided && result == FAILED {
-            // Nothing was promised of it. The next sync is real, and tells what the disk has.
+            // The log has promised nothing about this write. The next sync is real, and fails if
+            // the disk does.
             drop(ticket);
             guard.mark_unlogged(false);
             return;
@@ -76,13 +78,13 @@ impl LoggedWrite<'_> {
             voided && (done == 0 || self.record_done(&mut ticket, recorded, done).is_some());
         drop(ticket);
         if !is_corrected && !open.leave(guard) && !voided {
-            // The record is wrong, and the disk does not take the file: no more is promised of it.
+            // The record is wrong, and the disk fails: the log makes no more promises of the file.
             open.end_unsynced(guard);
         }
     }
 
-    /// Records that the kernel has written the first `done` bytes, and where; none where it cannot
-    /// be told.
+    /// Appends a record of the first `done` bytes at the offset of the kernel's write. Returns `None`
+    /// if that offset cannot be found out or the log refuses the record.
     fn record_done(&self, ticket: &mut Ticket<'_>, recorded: &Recorded, done: u64) -> Option<()> {
         let guard = self.guard;
         let start = self.start_of_last(recorded.start, done)?;
@@ -99,7 +101,7 @@ impl LoggedWrite<'_> {
     }
 }
 
-/// Records that the first `done` bytes of `parts` were written from `start` on.
+/// Appends records of a write of the first `done` bytes of `parts` at offset `start`.
 fn record(
     ticket: &mut Ticket<'_>,
     mut start: u64,

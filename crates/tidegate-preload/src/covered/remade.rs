@@ -1,15 +1,15 @@
-//! Changes of the attributes of files that the log can make again: a second record of all of the
-//! file says them.
+//! Changes of the attributes of files that have a make record: a second make record has the new
+//! attributes.
 //!
 //! Invariants:
-//! 1. A change is recorded only while nothing is pending in the file system, under the lock of its
-//!    names and that of the file, as one of names is. The record comes behind the change: until
-//!    then the change is counted as pending. If the process is killed in between, it stays so, and
-//!    the file leaves: the log has its former attributes.
-//! 2. The next sync of the file would commit the change: it is answered only while nothing is
-//!    pending, as one behind a change of names.
-//! 3. A file whose names were changed since it was made is left to the kernel, and so is one with
-//!    more than a record says.
+//! 1. A change is recorded only while nothing is pending in the file system, under the lock of the
+//!    file system's names and the lock of the file, like a change of names. The record comes after
+//!    the change, which is counted as pending until then. If the process is killed in between, the
+//!    change stays pending and the file leaves, since the log has its former attributes.
+//! 2. The next sync of the file would commit the change. So the log answers it only while nothing
+//!    is pending, like the sync after a change of names.
+//! 3. If the file's names were changed since its make record, or if the file has attributes that a
+//!    record cannot hold, the kernel alone makes the change.
 //!
 //! Entry points: [`Remade::find`], [`Remade::change`].
 
@@ -30,17 +30,17 @@ use crate::sys::path::{self, Opened, PathBuffer};
 use crate::sys::raw;
 use crate::sys::signals::SignalsBlocked;
 
-/// A file that the log can make again, opened once more.
+/// A file with a make record, opened once more.
 pub(crate) struct Remade {
     open: Open,
     identified: Identified,
     path: PathBuffer,
-    /// Keeps the descriptor of `open`.
+    /// Keeps the descriptor of `open` open.
     _opened: Unlocked,
 }
 
 impl Remade {
-    /// The file with these numbers at a path, if a change of its attributes may be recorded.
+    /// Opens the file with these numbers at a path, if a change of its attributes may be recorded.
     pub(crate) fn find(
         log: &'static Log,
         (device, inode): (u64, u64),
@@ -63,8 +63,10 @@ impl Remade {
         is_it.then_some(Self { open, identified, path, _opened: opened })
     }
 
-    /// Makes a change of the file's attributes with a record of it: what `call` returns. It is
-    /// given back where nothing was done.
+    /// Makes a change of the file's attributes, and records it. Returns the result of `call`.
+    ///
+    /// # Errors
+    /// `call` itself, if the change cannot be recorded: nothing was done.
     pub(crate) fn change<R, F: FnOnce() -> R>(&self, call: F) -> Result<R, F> {
         let _signals = SignalsBlocked::new();
         let (log, file_system) = (self.open.log, self.identified.file_system.reference);
@@ -75,13 +77,13 @@ impl Remade {
         let names = log.file_systems().lock_names_within(file_system, LOCK_TIMEOUT);
         let Ok(names) = names else { return Err(call) };
         let Some(entry) = self.open.known.entry() else { return Err(call) };
-        // Not as others lock it: what is sealed is not covered, and leaves otherwise.
+        // Not by `Open::lock`, which would make a sealed file leave. `may_be_recorded` refuses it.
         let Ok(guard) = log.lock_within(entry.file, LOCK_TIMEOUT) else { return Err(call) };
         if !self.may_be_recorded(&names, &guard) {
             return Err(call);
         }
-        // The slot is held until the record is there: if the process is killed before, the file
-        // leaves.
+        // The ticket's slot is held until the record is appended. If the process is killed before,
+        // the file leaves.
         let Ok(ticket) = guard.begin() else { return Err(call) };
         let changes = log.file_systems().changes(file_system);
         let (result, numbers) = metadata::with_numbers(log, call);
@@ -93,10 +95,10 @@ impl Remade {
             metadata::take_off_all(log, numbers);
             drop(ticket);
         } else {
-            // It would keep the log from being retired.
+            // The ticket would keep the log from being retired while the file leaves.
             drop(ticket);
             log.note_own_change(entry.file);
-            // Where the disk fails, the next sync says so.
+            // If the disk fails, the next sync returns the error.
             let _ = self.open.leave(&guard);
         }
         drop(guard);

@@ -1,20 +1,18 @@
-//! Files that are made by a record while a stream is open on them: sealed.
+//! Sealed files: files that have a make record while a stream on the file is still open.
 //!
-//! `fopen`, `fprintf`, `fflush`, `fsync`, `fclose`, `rename` is how C programs replace a file. No
-//! hook sees what the stream writes, so its file is pinned; but its `fsync` asks for no more than
-//! what the kernel has of the file by then, and one record has all of that.
+//! C programs replace a file by `fopen`, `fprintf`, `fflush`, `fsync`, `fclose` and `rename`. No
+//! hook sees the writes of a stream, so its file is pinned. But the `fsync` promises only the bytes
+//! that the kernel has by then, and one record has all of these.
 //!
 //! Invariants:
-//! 1. A sealed file is pinned, and has a story of one record. What the stream writes behind it was
-//!    not synced: after a crash it may be missing.
-//! 2. Whatever else is to be done with the file makes it leave first (`Open::lock`, and
-//!    [`leave`](super::leave) for names and attributes): no sync of it is answered, and no change
-//!    of it is recorded, that may depend on what the stream has written since. A forked child has
-//!    the stream too, and so makes the file leave.
-//! 3. When the stream is closed, and has written back what it held, the file stays in the log only
-//!    if it is the same as in the record: by length and a checksum of 64 bits. Then the file is
-//!    covered.
-//! 4. A note may be lost at any time: its file leaves when the stream is closed.
+//! 1. A sealed file is pinned, and has a story of one record. Bytes that the stream writes after
+//!    the record were not synced, and may be missing after a crash.
+//! 2. Any other operation makes the file leave first (`Open::lock`, and [`leave`](super::leave) for
+//!    names and attributes). So the log answers no sync and records no change that may depend on
+//!    later writes of the stream. A forked child has the stream, too, and makes the file leave.
+//! 3. When the stream is about to be closed, and has flushed its buffer, the file stays in the log
+//!    only if its length and a 64-bit checksum equal the record's. It is covered then.
+//! 4. A note may be lost at any time: its file then leaves when the stream is closed.
 //!
 //! Entry points: [`seal`], [`unseal`].
 
@@ -31,21 +29,21 @@ use crate::state::descriptors::{self, PINNED};
 use crate::state::process::Holding;
 use crate::sys::shared::Shared;
 
-/// What is known of a file that this process has sealed.
+/// A file that this process has sealed.
 #[derive(Clone, Copy)]
 struct Sealed {
     fd: c_int,
     story: u64,
-    /// [`FileGuard::unlogged`] since it is sealed.
+    /// [`FileGuard::unlogged`] of the sealed file.
     unlogged: u64,
     bytes: u64,
     checksum: u64,
 }
 
-/// Streams that are open at once on sealed files: mostly one.
+/// Sealed files that are noted at once; mostly there is one.
 const NOTES: usize = 8;
 static PLACES: [Shared<Sealed>; NOTES] = [const { Shared::new() }; NOTES];
-/// The place of the next note.
+/// The number of the next note.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 fn checksum(content: &[u8]) -> u64 {
@@ -54,14 +52,16 @@ fn checksum(content: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Takes the stream's pin back, for as long as its file is made.
+/// Releases the pin of a stream's file until [`seal`] or [`pin_again`], so that a make record can
+/// cover the file.
 pub(super) fn unpin_to_make(open: &Open, guard: &FileGuard<'_>) {
     if open.known.has(PINNED) {
         guard.stop_keeping();
     }
 }
 
-/// Pins the file of a stream again, of which a record has `content`.
+/// Pins the file of a stream again after its make record, which has `content`, and notes it as
+/// sealed. Does nothing for a file that no stream has pinned.
 pub(super) fn seal(open: &Open, guard: &FileGuard<'_>, content: &[u8]) {
     if !open.known.has(PINNED) {
         return;
@@ -78,18 +78,18 @@ pub(super) fn seal(open: &Open, guard: &FileGuard<'_>, content: &[u8]) {
     place.and_then(|place| place.with(|note| *note = Some(sealed)));
 }
 
-/// Pins the file of a stream again, which was not made.
+/// Pins the file of a stream again after its make record has failed.
 pub(super) fn pin_again(open: &Open) {
     if open.known.has(PINNED) {
         let known = open.known.without(PINNED);
-        // Where the lock cannot be had, there is no pin to be given back.
+        // Noted without the flag first: if `pin` cannot get the lock, no pin is to be released.
         descriptors::set(open.fd, known);
         Open { known, ..*open }.pin();
     }
 }
 
-/// The stream of this descriptor is about to be closed, and holds nothing back: a file that is
-/// as its record says is covered from now on.
+/// Covers a sealed file whose content equals its record. To be called when the descriptor's stream
+/// has flushed its buffer and is about to be closed.
 pub(crate) fn unseal(open: &Open) {
     let take = |place: &Shared<Sealed>| {
         place.with(|note| note.take_if(|sealed| sealed.fd == open.fd)).flatten()
@@ -104,7 +104,7 @@ pub(crate) fn unseal(open: &Open) {
 fn unseal_as(open: &Open, sealed: &Sealed) -> Option<()> {
     let entry = open.known.entry()?;
     let _holding = Holding::new()?;
-    // Not as others lock it, which makes it leave.
+    // Not by `Open::lock`, which would make the file leave.
     let guard = open.log.lock_within(entry.file, LOCK_TIMEOUT).ok()?;
     let is_as_recorded = || {
         let content = Content::of_file(open, sealed.bytes);

@@ -1,9 +1,10 @@
-//! Syncs of a file: real ones, and those that the log answers.
+//! Syncs of a file: made by the kernel, or answered by the log.
 //!
-//! The rules are [`tidegate::log::cover`]'s, whose table decides. Here are the facts and the acts.
+//! The table in [`tidegate::log::cover`] decides. This module gathers the facts and carries out the
+//! actions.
 //!
-//! Invariant: no lock is held over the real sync of a file that stays covered: its writers would
-//! wait for the disk.
+//! Invariant: no lock is held over the real sync of a file that stays covered, since its writers
+//! would wait for the disk.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -26,7 +27,7 @@ use crate::state::real::{self, tell, why_unseen};
 use crate::state::{new_files, pins};
 use crate::sys::{own_stack, query, raw};
 
-/// Has the kernel sync: returns its result as the kernel gives it.
+/// Makes a real sync. Returns 0 or a negative error number.
 pub(crate) fn sync_by_kernel(fd: c_int, wanted: Sync) -> isize {
     let result = match wanted {
         Sync::All => raw::fsync(fd),
@@ -35,20 +36,21 @@ pub(crate) fn sync_by_kernel(fd: c_int, wanted: Sync) -> isize {
     result.map_or_else(negated, |_| 0)
 }
 
-/// Has the log say when the kernel had done what a sync promises of an overwritten file: recovery
-/// takes later times of the file for those of processes outside. Without space for it a change from
-/// outside is noticed a little later.
+/// Appends a record that the kernel has made all changes of an overwritten file up to its time of
+/// modification. Recovery takes later times of the file for changes by processes outside the tree.
+/// If the log has no space for the record, such a change is noticed a little later.
 fn confirm(guard: &Locked, modified_ns: u64) {
     if guard.is_unconfirmed() {
         let _ = own_stack::run(|| guard.confirm(modified_ns));
     }
 }
 
-/// A write-back of the file failed before, and nobody was told.
+/// Result of a sync after a failed write-back that no sync has reported yet.
 const FAILED: isize = -(libc::EIO as isize);
 
 impl Open {
-    /// Makes the file durable, by the kernel where the log does not answer.
+    /// Makes the file durable, by a real sync if the log does not answer. Returns the sync's result
+    /// as the kernel would.
     pub(crate) fn sync(&self, wanted: Sync) -> isize {
         let Some(entry) = self.entry_if_any() else { return self.sync_plain(wanted) };
         if self.log.is_plain(entry.file) {
@@ -57,7 +59,7 @@ impl Open {
         let Ok(guard) = self.lock(entry) else { return self.sync_refused(None, wanted) };
         let failed = guard.take_failure();
         if guard.is_logged() {
-            // What the kernel may have dropped, the log still has.
+            // The log still has the bytes that the kernel may have dropped.
             return if failed { FAILED } else { self.sync_logged(entry, guard, wanted) };
         }
         drop(guard);
@@ -99,8 +101,8 @@ impl Open {
         0
     }
 
-    /// Returns whether a process outside has changed the size of the locked file, and stores the
-    /// file's time of modification. Asks now and then only.
+    /// Returns whether a process outside the tree has changed the locked file's size, and otherwise
+    /// stores the file's time of modification. Asks the kernel now and then only.
     fn is_resized(&self, guard: &Locked, modified_ns: &Cell<u64>) -> bool {
         if !guard.is_unchecked() {
             return false;
@@ -113,19 +115,19 @@ impl Open {
         false
     }
 
-    /// How the file system has failed, if it has since then.
+    /// Returns the file system's failure, if it took writes when the file was opened or covered.
     fn failure(&self) -> Option<rustix::io::Errno> {
         durable::failure(raw::borrowed(self.fd)).filter(|_| self.was_writable())
     }
 
-    /// The file system took writes when the file was opened or covered.
+    /// Returns whether the file system took writes when the file was opened or covered.
     fn was_writable(&self) -> bool {
         query::status_flags(self.fd).is_ok_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY)
             || self.entry_if_any().is_some_and(|entry| self.log.must_log(entry.file))
     }
 
-    /// Syncs a covered file for real, which commits what is pending: always as `fsync`, for
-    /// `fdatasync` may leave a transaction alone that has only the file's times.
+    /// Makes a real sync of a covered file, to commit pending changes. Always calls `fsync`, since
+    /// `fdatasync` may not commit a transaction that has only the file's times.
     fn sync_covered(&self, entry: Entry, guard: Locked, cause: Counter) -> isize {
         let (before, size) = (SyncedState::of(&guard), guard.size());
         let own_changes = guard.own_changes();
@@ -137,7 +139,8 @@ impl Open {
         }
         let Ok(guard) = self.lock(entry) else { return result };
         if result < 0 {
-            // The program is told now; the kernel may take for clean what the disk did not take.
+            // The program gets the error now. The kernel may take pages for clean that the disk
+            // has refused.
             guard.note_dropped();
             return result;
         }
@@ -150,16 +153,16 @@ impl Open {
             let modified_ns =
                 query::size_and_time(self.fd).map_or(0, |(_, modified_ns)| modified_ns);
             confirm(&guard, modified_ns);
-            // Without it the next sync is real.
+            // Without the mark the next sync is real.
             let _ = own_stack::run(|| guard.mark(size, modified_ns));
             guard.note_real_sync();
         }
         result
     }
 
-    /// Makes the sync for real and has the file leave: what the log has promised of it before must
-    /// not be replayed over what this sync promises. A file leaves so that was changed around the
-    /// log, and one that logs more between two syncs than a sync costs.
+    /// Makes a real sync and makes the file leave: recovery must not replay earlier promises of the
+    /// log over the promise of this sync. A file leaves in this way if it was changed around the
+    /// log, or if it logs more between two syncs than a sync costs.
     #[cold]
     fn leave_at(&self, guard: &Locked, cause: Counter, wanted: Sync) -> isize {
         let result = self.sync_for(cause, wanted);
@@ -171,14 +174,14 @@ impl Open {
         if self.leave(guard) { result } else { negated(libc::EIO) }
     }
 
-    /// Syncs a plain file, which may be covered from then on.
+    /// Syncs a plain file, which may be covered afterwards.
     fn sync_plain(&self, wanted: Sync) -> isize {
         new_files::note_sync();
         let made = if new_files::has_some() { sync_if_new(self, wanted) } else { None };
         made.unwrap_or_else(|| self.sync_old(wanted))
     }
 
-    /// Syncs a plain file that this process has not made, or synced before.
+    /// Syncs a plain file that this process has not created, or has synced before.
     pub(super) fn sync_old(&self, wanted: Sync) -> isize {
         match self.admission() {
             Ok(()) => self.admit(wanted),
@@ -186,14 +189,14 @@ impl Open {
         }
     }
 
-    /// The sync that the program has asked for. Of a file that the log knows it fails where the
-    /// file system has failed since the file was opened: ext4 may say 0 there, whatever it has
-    /// dropped.
+    /// Makes the real sync that the program has asked for. The sync of a logged file also fails if
+    /// the file system has failed since the file was opened: ext4 may return 0 then, although it
+    /// has dropped data.
     pub(crate) fn sync_real(&self, wanted: Sync) -> isize {
         let start_ns = raw::now_ns();
         let is_logged = self.entry_if_any().is_some_and(|entry| self.log.must_log(entry.file));
         let mut result = sync_by_kernel(self.fd, wanted);
-        // Not where the log was given up meanwhile: a filter of system calls may kill for this one.
+        // Not if the log was given up meanwhile: a system call filter may kill the process.
         if result == 0
             && is_logged
             && let Some(errno) = Holding::new().and_then(|_holding| self.failure())
@@ -220,7 +223,7 @@ impl Open {
         real::count(self.log, self.fd, (self.known.device, self.known.inode), cause);
     }
 
-    /// Makes the sync of a plain file that it does not admit.
+    /// Makes the real sync of a plain file that is not admitted, and tells the supervisor why.
     #[cold]
     pub(super) fn sync_unadmitted(&self, wanted: Sync, why: NotAdmitted) -> isize {
         if let Some(cause) = why.cause(why_unseen) {
@@ -229,8 +232,8 @@ impl Open {
         self.sync_for(why.counter(), wanted)
     }
 
-    /// Makes the sync of a file that was to be admitted, but cannot be. Without its entry nothing
-    /// more is known of it.
+    /// Makes the real sync of a file that was to be admitted, but cannot be. With the file's entry
+    /// finds out whether the file is pinned.
     #[cold]
     pub(super) fn sync_refused(&self, entry: Option<Entry>, wanted: Sync) -> isize {
         let pinned = entry.filter(|entry| self.log.is_pinned(entry.file));
@@ -277,7 +280,7 @@ mod tests {
             self.open.write(&Request { parts: &parts, place: Place::At(at) }, kernel);
         }
 
-        /// A thread writes "lost", and is killed when the kernel has.
+        /// A thread writes "lost", and is killed after the kernel has written it.
         fn write_and_die(&self) {
             std::thread::scope(|scope| {
                 let dying = scope.spawn(|| {
@@ -302,8 +305,8 @@ mod tests {
             self.world.log.file_systems().is_pending(self.entry.file_system)
         }
 
-        /// What a sync appends, and whether it is real. Without growth a mark only confirms what
-        /// the kernel has done, now and then.
+        /// The records that a sync appends, and whether it is real. Leaves out the marks of a file
+        /// that has not grown, which only confirm the kernel's changes now and then.
         fn sync(&self, wanted: Sync) -> (String, bool) {
             let (log, from) = (self.world.log, self.world.log.ring().head());
             let has_grown = log.has_grown(self.entry.file);
@@ -438,7 +441,7 @@ mod tests {
             while changed_at() == before {
                 case.write(0);
             }
-            // The first of these has nothing to look for, and the next change begins anew.
+            // The first of these writes is not watched, and the next change is watched again.
             case.write(0);
         }
         case.rename();

@@ -1,14 +1,15 @@
 //! Writes by descriptors with `O_SYNC` or `O_DSYNC`: each is a write and its sync.
 //!
 //! Invariants:
-//! 1. Such a write returns once it was synced: by the kernel, or by the same sync as one that the
-//!    program calls, whatever the file is by then.
-//! 2. A file that may have a record lock of the process is not opened: closing it again would take
-//!    the lock away.
+//! 1. Such a write returns after its sync: by the kernel, or as if the program had called the sync,
+//!    even if the file is plain by then.
+//! 2. A file is not opened if the process may hold a record lock on it: the close would release the
+//!    lock.
 //!
-//! The kernel syncs each write by such a descriptor, and no call takes the flag away. So a write of
-//! a file in the log is made by a descriptor without the flag, which is open for the length of the
-//! system call. What is written to the descriptor's position, or appended, keeps its descriptor.
+//! The kernel syncs each write by such a descriptor, and no call removes the flag. So a write to a
+//! file in the log is made by a second descriptor without the flag, which is open for the length of
+//! the system call. A write at the descriptor's position, and an append, use the program's own
+//! descriptor.
 
 use std::ffi::c_int;
 
@@ -19,8 +20,9 @@ use super::{Open, Place, Request, Sync};
 use crate::state::descriptors::{APPEND, DIRECT, FULLY_SYNCHRONOUS, SYNCHRONOUS};
 use crate::state::{real, record_locks};
 
-/// Writes by the file's entry, as the descriptor was opened; `kernel` is the program's own
-/// system call, by the descriptor that it is given.
+/// Writes by the file's entry, and syncs the write if the descriptor was opened for that. `kernel`
+/// makes the program's system call by the descriptor in its argument. Returns the write's result,
+/// or the error of the sync.
 #[inline]
 pub(crate) fn write_as_opened(
     open: &Open,
@@ -43,7 +45,7 @@ fn write_synchronous(open: &Open, request: &Request<'_>, kernel: impl Fn(c_int) 
     }
     let result = open.write(request, || match open.opened_again(libc::O_WRONLY) {
         Some(opened) => kernel(opened.number()),
-        // The kernel syncs it.
+        // The kernel syncs this write.
         None => kernel(open.fd),
     });
     open.synced(result, sync_of_writes(open))
@@ -59,8 +61,8 @@ fn sync_of_writes(open: &Open) -> Sync {
     if open.known.has(FULLY_SYNCHRONOUS) { Sync::All } else { Sync::Data }
 }
 
-/// The result of a write to a plain file, which the kernel has synced where the descriptor says
-/// so. That counts as a sync which may cover the file.
+/// Returns the `result` of a write to a plain file. If the kernel has synced the write, counts it
+/// as a sync, which may cover the file, and returns the error if that fails.
 #[inline]
 pub(crate) fn plain_as_opened(open: &Open, place: Place, result: isize) -> isize {
     if result > 0 && open.known.has(SYNCHRONOUS) {
@@ -120,7 +122,7 @@ mod tests {
         let kernel = |fd| {
             is_programs.set(fd == file.as_raw_fd());
             let at = if let Place::At(at) = place { at } else { 0 };
-            // The same file, whatever the descriptor.
+            // `fd` is the program's descriptor, with the flag, or one without it.
             assert_eq!(query::status_flags(fd).unwrap() & libc::O_DSYNC != 0, is_programs.get());
             file.write_at(b"data", at).unwrap().cast_signed()
         };

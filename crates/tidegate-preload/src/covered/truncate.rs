@@ -1,7 +1,7 @@
 //! Truncation of files: `ftruncate`, `truncate`, `O_TRUNC`.
 //!
-//! Invariant: that of a plain file is counted as pending; that of a new one will be in the record
-//! that makes it. [`tidegate::log::cover`] has the rules for covered files.
+//! Invariant: a truncation of a plain file is counted as pending; the make record of a new file
+//! will have its size. [`tidegate::log::cover`] has the rules for covered files.
 
 use tidegate::log::cover::{CutAction, change_of_cut, decide_cut};
 use tidegate::log::{FileGuard, Ticket};
@@ -11,7 +11,8 @@ use crate::covered::{metadata, plain};
 use crate::state::process;
 use crate::sys::own_stack;
 
-/// Truncates the file to `size` bytes; `kernel` is the program's own system call.
+/// Truncates the file to `size` bytes by `kernel`, the program's own system call. Returns the
+/// kernel's result, or `-EIO` if the file cannot leave the log because its disk fails.
 pub(crate) fn truncate(open: &Open, size: u64, kernel: impl FnOnce() -> isize) -> isize {
     if let Some(in_flight) = plain::enter(open.log, &open.known) {
         let result = truncate_plain(open, kernel);
@@ -76,7 +77,7 @@ fn cut(
     }
     if ticket.void(position).is_err() {
         drop(ticket);
-        // Where the disk fails, recovery may make the change that the kernel has refused.
+        // If the disk fails, recovery may make the change that the kernel has refused.
         let _ = open.leave(guard);
     }
     result
@@ -87,8 +88,8 @@ mod tests {
     use super::*;
     use crate::testing::World;
 
-    /// What a truncation to `size` bytes records, of a covered file of four; and whether it is
-    /// still covered.
+    /// The records of a truncation of a covered file from four to `size` bytes, and whether the
+    /// file is still covered.
     fn truncated(size: u64, result: isize, prepare: impl FnOnce(&World, &Open)) -> (String, bool) {
         let world = World::new();
         let file = world.file("file");

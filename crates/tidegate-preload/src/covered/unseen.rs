@@ -1,13 +1,13 @@
-//! Files that this process changes in ways that no hook sees: for how long, and what keeps count.
+//! Pins of files that this process changes in ways that no hook sees.
 //!
 //! Invariants:
 //! 1. Each pin of this process in the log's table is noted either with a descriptor ([`PINNED`]) or
-//!    in [`pins`]; or it is meant to outlive the process.
-//! 2. A forked child has pins of its own for all that it inherits; before `exec`, and when the
-//!    process ends, all are given back: by the supervisor, where the process has no time for it.
+//!    in [`pins`], unless it is meant to outlive the process.
+//! 2. A forked child takes its own pins for all inherited files. Before `exec`, and when the
+//!    process ends, all pins are released: by the supervisor if the process has no time.
 //!
-//! Entry points: [`pin`] for a file, [`about_to_change`] for one change of it, [`all`] for
-//! whatever is written; [`release`], [`take_again`].
+//! Entry points: [`pin`] for a file, [`about_to_change`] for one change, [`all`] for all files of
+//! the process; [`release`], [`take_again`].
 
 use std::ffi::{CStr, c_int};
 
@@ -21,7 +21,7 @@ use crate::state::{pins, proc_fd, process, real};
 use crate::sys::{query, raw};
 
 /// Pins the open file, which may change unseen until this process ends, or until [`unpin`] is
-/// called with the result. None: the file was pinned before, or cannot be.
+/// called with the result. Returns `None` if the file was pinned before, or cannot be pinned.
 pub(crate) fn pin(open: &Open) -> Option<FileRef> {
     if open.known.entry().is_some_and(|entry| pins::has(entry.file)) {
         return None;
@@ -31,13 +31,13 @@ pub(crate) fn pin(open: &Open) -> Option<FileRef> {
     Some(file)
 }
 
-/// As [`pin`], for a file that this process has not open.
+/// Pins a file that this process has not open, until the process ends or [`unpin`] is called.
 pub(crate) fn pin_closed(log: &Log, file: FileRef) {
     leave_closed(log, file, FileGuard::keep_unlogged);
     pins::note(file);
 }
 
-/// Takes one [`pin`] back: the file was not changed.
+/// Releases one [`pin`] of a file that was not changed after all.
 pub(crate) fn unpin(log: &Log, file: FileRef) {
     if pins::forget(file) {
         locked(log, file, FileGuard::stop_keeping);
@@ -50,10 +50,9 @@ fn locked<'l>(log: &'l Log, file: FileRef, run: impl FnOnce(&FileGuard<'l>)) {
     }
 }
 
-/// The C library or the kernel is about to change the file under this path: it leaves the log
-/// first. With `later` that is done at some time, and the file does not come back while the log is
-/// in use. The file is not opened for that: closed again, it would take the program's record locks
-/// along.
+/// Makes the file at this path leave the log before the C library or the kernel changes it. With
+/// `later` the change comes at an unknown time, and the file stays plain while the log is in use.
+/// Does not open the file: the close would release the program's record locks.
 pub(crate) fn about_to_change(directory: c_int, path: &CStr, later: bool) {
     let Some(log) = process::log() else { return };
     if let Ok(stat) = query::fstatat(directory, path, 0) {
@@ -61,15 +60,15 @@ pub(crate) fn about_to_change(directory: c_int, path: &CStr, later: bool) {
     }
 }
 
-/// Runs a change of the file that `fd`, which only names it, refers to: as a plain one, of a file
-/// that has left the log. Counted as a change of metadata.
+/// Runs a change of the file of `fd`, which may have no access to it (`O_PATH`), after the file has
+/// left the log. Counts the change as one of metadata.
 pub(crate) fn while_plain(fd: c_int, change: impl FnOnce() -> isize) -> isize {
     let (Some(log), Ok(stat)) = (process::log(), query::fstat(fd)) else { return change() };
     while_out(log, &stat, change)
 }
 
-/// Runs a change of the file under this path by the C library: as a plain one, of a file that has
-/// left the log. Counted as a change of metadata.
+/// Runs a change by the C library of the file at this path, after the file has left the log. Counts
+/// the change as one of metadata.
 pub(crate) fn while_plain_at<R>(path: &CStr, change: impl FnOnce() -> R) -> R {
     let errno = raw::errno();
     let stat = process::log().zip(query::fstatat(libc::AT_FDCWD, path, 0).ok());
@@ -78,10 +77,10 @@ pub(crate) fn while_plain_at<R>(path: &CStr, change: impl FnOnce() -> R) -> R {
     while_out(log, &stat, change)
 }
 
-/// Runs a change of a file while it is out of the log, as a plain one.
+/// Runs a change of a file after the file has left the log, as one of a plain file.
 fn while_out<R>(log: &'static Log, stat: &libc::stat, change: impl FnOnce() -> R) -> R {
     let (device, inode) = (stat.st_dev, stat.st_ino);
-    // In the lane first: a story that begins later waits for the change.
+    // Announced in the lane first: a story that begins later waits for the change.
     let in_flight = plain::in_lane(log, PlainCall::Write { device, inode });
     leave_numbers(log, device, inode, false);
     let result = metadata::counted(change);
@@ -89,8 +88,8 @@ fn while_out<R>(log: &'static Log, stat: &libc::stat, change: impl FnOnce() -> R
     result
 }
 
-/// Runs a fork after which another process shares the descriptors of this one, and changes them
-/// unseen: from now on nothing is noted of any.
+/// Runs a fork after which another process shares this process's descriptors, and changes them
+/// unseen: no descriptor is noted any more.
 pub(crate) fn sharing_table<N>(fork: impl FnOnce() -> N) -> N {
     if process::log().is_some() {
         all(None);
@@ -99,8 +98,8 @@ pub(crate) fn sharing_table<N>(fork: impl FnOnce() -> N) -> N {
     fork()
 }
 
-/// Whatever this process has open, or opens, may be changed unseen, for a reason that the user may
-/// want to know.
+/// Pins every file that this process has open for writing or opens later, since any may change
+/// unseen. `cause` is the reason to report to the user, if any.
 pub(crate) fn all(cause: Option<Cause>) {
     if process::log().is_none() || process::writes_unseen() {
         return;
@@ -127,7 +126,7 @@ pub(crate) fn leaving_table<N: PartialOrd + From<bool>>(call: impl FnOnce() -> N
     result
 }
 
-/// Gives all pins back: this memory, and what writes from it, ends.
+/// Releases all pins, when this process image ends.
 pub(crate) fn release() {
     let Some(log) = process::log() else { return };
     if process::is_apart() {
@@ -137,7 +136,7 @@ pub(crate) fn release() {
     pins::each(|file| locked(log, file, FileGuard::stop_keeping));
 }
 
-/// Takes all pins again: it did not end after all, or this is a forked child.
+/// Takes all pins again, in a forked child or if the process image did not end after all.
 pub(crate) fn take_again() {
     let Some(log) = process::log() else { return };
     if process::in_vfork_child() {

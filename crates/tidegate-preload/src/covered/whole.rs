@@ -1,4 +1,4 @@
-//! All of a locked file, for a record that recovery can make the file again from.
+//! The whole of a locked file, for a make record: recovery can create the file again from it.
 //!
 //! Entry points: [`Whole::read`]; [`Content::of_file`] for the bytes alone.
 
@@ -27,7 +27,7 @@ pub(super) struct Whole {
 }
 
 impl Whole {
-    /// Reads the file. None: it is too large for a record, or cannot be read.
+    /// Reads the file. Returns `None` if it is too large for a record, or cannot be read.
     pub(super) fn read(open: &Open) -> Option<Self> {
         let fd = open.fd;
         let seen = Seen::of(fd).ok().filter(|seen| seen.size() <= MADE_BYTES_MAX)?;
@@ -46,8 +46,8 @@ impl Whole {
         self.seen.changed_ns()
     }
 
-    /// Returns the record's name and attributes of the file. None: the file has other names than
-    /// the one that `parent` has of it, or more than a record says.
+    /// Returns the file's name and attributes for the record, or `None` if the file has a name other
+    /// than that in `parent`, or attributes that a record cannot hold.
     pub(super) fn make<'a>(&'a self, parent: &'a Parent) -> Option<Make<'a>> {
         let (stat, seen) = (&self.seen.stat, &self.seen);
         let flags = query::file_flags(self.fd).ok()?;
@@ -59,7 +59,7 @@ impl Whole {
             is_ordinary: cover::fit_record(seen.attributes, flags.flags, sizes)
                 && is_overwritten_in_place(self.fd, seen),
         };
-        // It was opened behind the creation, and before the record.
+        // The directory was opened after the file's creation, and before the record.
         let directory = &parent.seen.stat;
         let attributes = Attributes {
             mode: stat.st_mode & 0o7777,
@@ -73,8 +73,8 @@ impl Whole {
         cover::has_all(&file).then(|| Make { at: parent.at(), parent_changed, attributes })
     }
 
-    /// Notes whether overwrites of the file, which a record has all of, allocate blocks. Those of
-    /// holes do, and of blocks that another file shares.
+    /// Notes a file with a make record if overwrites allocate blocks, since it has a hole, or blocks
+    /// that another file shares.
     pub(super) fn note_sparse(&self, guard: &FileGuard<'_>) {
         if !extents::become_dense(self.fd, self.seen.size()) {
             guard.note_hole();
@@ -94,8 +94,8 @@ enum Memory {
 }
 
 impl Content {
-    /// Reads all of the file, which has `bytes` bytes. None: that would take a record lock of the
-    /// program away, or the length is another one.
+    /// Reads the whole file of `bytes` bytes. Returns `None` if it cannot be read, has another
+    /// length, or would have to be opened while the program may hold a record lock on it.
     pub(super) fn of_file(open: &Open, bytes: u64) -> Option<Self> {
         let mut content = Self::with_space(usize::try_from(bytes).ok()?)?;
         if !open.known.has(WRITE_ONLY) {
@@ -106,7 +106,7 @@ impl Content {
     }
 
     fn with_space(len_bytes: usize) -> Option<Self> {
-        // One byte more: a file that is longer by now is seen.
+        // One byte more, so that the read of a file that has grown returns more than `len_bytes`.
         let memory = if len_bytes < PAGE_BYTES {
             Memory::Page(Page::take())
         } else {
@@ -115,7 +115,10 @@ impl Content {
         Some(Self { memory, len_bytes })
     }
 
-    /// Reads the file of `fd`, which must have this length.
+    /// Reads the file of `fd`.
+    ///
+    /// # Errors
+    /// `ESTALE` if the file does not have `len_bytes` bytes; the kernel's.
     fn fill(&mut self, fd: c_int) -> Result<(), Errno> {
         let wanted = self.len_bytes + 1;
         let memory = match &mut self.memory {

@@ -1,9 +1,10 @@
-//! A write of a covered file.
+//! Writes of covered files.
 //!
 //! Invariants:
-//! 1. A write is in the log, durable, before the kernel makes it, and the file's lock is held over
-//!    both: the order of records is the order in which the page cache changed.
-//! 2. A write that the log does not take is made once the file has left the log, under its lock.
+//! 1. A write is durable in the log before the kernel makes it, and the file's lock is held over
+//!    both: records are in the order of the changes of the page cache.
+//! 2. A write that the log does not take is made under the file's lock, after the file has left the
+//!    log.
 
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,10 +21,10 @@ use crate::state::{files, process};
 use crate::sys::path::{self, PathBuffer};
 use crate::sys::{own_stack, query, raw};
 
-/// How often a write waits for free space: other writers may take it first.
+/// Number of waits of one write for free space, which other writers may take first.
 const WAITS: u32 = 60;
 
-/// A write as the program asked for it.
+/// A write that the program asks for.
 pub(crate) struct Request<'a> {
     pub(crate) parts: &'a [IoSlice<'a>],
     pub(crate) place: Place,
@@ -35,28 +36,30 @@ impl Request<'_> {
     }
 }
 
-/// A write that was recorded, before the kernel made it.
+/// The record of a write, appended before the kernel makes the write.
 pub(super) struct Recorded {
     pub(super) start: u64,
-    /// Position of its record.
+    /// Position of the record.
     pub(super) position: u64,
-    /// The count of changes in the file system before.
+    /// The count of changes in the file system before the write.
     pub(super) changes: u64,
 }
 
 impl Open {
-    /// Writes by the kernel alone, if the file is plain; `kernel` is the program's own system call.
+    /// Writes by `kernel`, the program's own system call, if the file is plain. Returns its result,
+    /// or `None` if the write has to go by the file's entry.
     #[inline]
     pub(crate) fn write_plain(&self, kernel: impl Fn() -> isize) -> Option<isize> {
         let in_flight = plain::enter(self.log, &self.known)?;
-        // A direct write changes extents at once, which a later sync of another file would commit.
+        // A direct write changes extents at once; a later sync of another file would commit them.
         let is_direct = self.known.has(DIRECT);
         let result = if is_direct { metadata::counted(kernel) } else { kernel() };
         drop(in_flight);
         Some(self.synced_if_wanted(result))
     }
 
-    /// Writes by the file's entry; `kernel` is the program's own system call.
+    /// Writes by the file's entry. `kernel` is the program's own system call. Returns its result,
+    /// or `-EIO` if the file cannot leave the log because its disk fails.
     pub(crate) fn write(&self, request: &Request<'_>, kernel: impl Fn() -> isize) -> isize {
         let bytes = request.bytes();
         if bytes == 0 {
@@ -76,12 +79,12 @@ impl Open {
         self.synced_if_wanted(result)
     }
 
-    /// Makes a write that the log does not take.
+    /// Makes a write that the log does not take. Returns the kernel's result, or a sync's error.
     pub(crate) fn unseen_write(&self, kernel: impl FnOnce() -> isize) -> isize {
         self.synced_if_wanted(self.unseen(kernel))
     }
 
-    /// The result of a write, which is synced first where each is to be.
+    /// Returns the result of a write, after a sync if each write is to be synced.
     #[inline]
     fn synced_if_wanted(&self, result: isize) -> isize {
         if process::every_write() && files::is_wanted(self.fd) {
@@ -90,7 +93,7 @@ impl Open {
         result
     }
 
-    /// The result of a write, which is synced first.
+    /// Syncs the file after a write. Returns the write's `result`, or the error of the sync.
     pub(super) fn synced(&self, result: isize, wanted: Sync) -> isize {
         if result <= 0 {
             return result;
@@ -139,8 +142,8 @@ impl Open {
         kernel()
     }
 
-    /// The supervisor frees space; or one wait has not shown yet that nobody takes over from one
-    /// that died.
+    /// Returns whether a wait for free space may succeed: the supervisor lives, or was found dead
+    /// for the first time, so that another one may take over during one wait.
     #[cold]
     fn may_get_space(&self) -> bool {
         static DESERTED: AtomicBool = AtomicBool::new(false);
@@ -158,9 +161,9 @@ impl Open {
         stats.add(Counter::FullWaitNs, raw::now_ns().saturating_sub(start_ns));
     }
 
-    /// Defines the file anew by the slot of `ticket`, since the tail is about to pass the last
-    /// definition. By the same slot, which keeps the tail where it is: by another one the file
-    /// would have to be defined again where the cleaner has looked in between.
+    /// Defines the file again, since the tail is about to pass the last definition or the file may
+    /// have another name. Uses the slot of `ticket`, which keeps the tail where it is. With another
+    /// slot, the file would need yet another definition if the cleaner looked in between.
     #[cold]
     pub(super) fn define_again(
         &self,
@@ -176,17 +179,20 @@ impl Open {
     }
 }
 
-/// A write of a locked file by the log.
+/// A write of a locked file, through the log.
 pub(super) struct LoggedWrite<'a> {
     pub(super) open: &'a Open,
     pub(super) guard: &'a Locked,
     pub(super) request: &'a Request<'a>,
-    /// Bytes of the request.
+    /// Length of the request in bytes.
     pub(super) bytes: u64,
 }
 
 impl LoggedWrite<'_> {
-    /// Records the write, and has the kernel make it.
+    /// Appends a record of the write, and makes it by `kernel`. Returns the kernel's result.
+    ///
+    /// # Errors
+    /// [`Refused`]: the kernel has not made the write.
     #[inline]
     fn run(&self, kernel: &impl Fn() -> isize) -> Result<isize, Refused> {
         let Self { open, guard, request, bytes } = *self;
@@ -231,15 +237,16 @@ impl LoggedWrite<'_> {
         Ok(result)
     }
 
-    /// Has the kernel make an overwrite while a change is pending. Returns the kernel's result, and
-    /// [`Change::journaled`](tidegate::log::Change::journaled). Without this, syncs of a file that
-    /// is only overwritten would stay real for ever.
+    /// Makes an overwrite by `kernel` while a change is pending, and finds out whether it has put
+    /// the inode into the journal. Returns the kernel's result, and
+    /// [`Change::journaled`](tidegate::log::Change::journaled). Otherwise all later syncs of a file
+    /// that is only overwritten would be real.
     #[cold]
     fn watched(&self, kernel: impl Fn() -> isize) -> (isize, Option<u64>) {
         let changed_at =
             || query::fstat(self.open.fd).ok().map(|stat| (stat.st_ctime, stat.st_ctime_nsec));
-        // Counted before the first question: whatever sets the time after it is later than what is
-        // counted.
+        // Counted before the first look at the ctime: a write that sets the ctime after this look
+        // is later than all counted changes.
         let changes = self.open.log.file_systems().changes(self.guard.file_system);
         let before = changed_at();
         let result = kernel();
@@ -275,7 +282,7 @@ mod tests {
         assert_eq!(world.records_since(from), "define 0 0");
     }
 
-    /// Each round of the cleaner asks for newer definitions.
+    /// Each round of the cleaner needs newer definitions.
     #[test]
     fn a_cleaner_that_looks_all_the_time_keeps_no_write_out_of_the_log() {
         let world = World::new();
