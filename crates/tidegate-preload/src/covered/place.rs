@@ -83,8 +83,8 @@ impl LoggedWrite<'_> {
         }
     }
 
-    /// Appends a record of the first `done` bytes at the offset of the kernel's write. Returns `None`
-    /// if that offset cannot be found out or the log refuses the record.
+    /// Appends a record of the first `done` bytes at the offset of the kernel's write. Returns
+    /// `None` if that offset cannot be found out or the log refuses the record.
     fn record_done(&self, ticket: &mut Ticket<'_>, recorded: &Recorded, done: u64) -> Option<()> {
         let guard = self.guard;
         let start = self.start_of_last(recorded.start, done)?;

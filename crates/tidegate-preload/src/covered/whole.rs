@@ -46,8 +46,8 @@ impl Whole {
         self.seen.changed_ns()
     }
 
-    /// Returns the file's name and attributes for the record, or `None` if the file has a name other
-    /// than that in `parent`, or attributes that a record cannot hold.
+    /// Returns the file's name and attributes for the record, or `None` if the file has a name
+    /// other than that in `parent`, or attributes that a record cannot hold.
     pub(super) fn make<'a>(&'a self, parent: &'a Parent) -> Option<Make<'a>> {
         let (stat, seen) = (&self.seen.stat, &self.seen);
         let flags = query::file_flags(self.fd).ok()?;
@@ -73,8 +73,8 @@ impl Whole {
         cover::has_all(&file).then(|| Make { at: parent.at(), parent_changed, attributes })
     }
 
-    /// Notes a file with a make record if overwrites allocate blocks, since it has a hole, or blocks
-    /// that another file shares.
+    /// Notes a file with a make record if overwrites allocate blocks, since it has a hole, or
+    /// blocks that another file shares.
     pub(super) fn note_sparse(&self, guard: &FileGuard<'_>) {
         if !extents::become_dense(self.fd, self.seen.size()) {
             guard.note_hole();

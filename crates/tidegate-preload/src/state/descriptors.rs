@@ -1,14 +1,14 @@
 //! The facts about each descriptor of this process.
 //!
 //! Invariants:
-//! 1. Nothing known is always right: a hook that needs to know asks the kernel then
-//!    ([`crate::covered::Open::of`]), and notes it here.
-//! 2. A descriptor's entry is cleared before the kernel gives its number up, and after the kernel
-//!    gave a number out.
+//! 1. "Unknown" is always correct: a hook that needs the facts asks the kernel then
+//!    ([`crate::covered::Open::of`]), and notes them here.
+//! 2. A descriptor's entry is cleared before the kernel releases its number, and after the kernel
+//!    has assigned the number.
 //! 3. The table belongs to the process: a child of `vfork`, which borrows this memory but has
-//!    descriptors of its own, neither reads nor writes it. To it, all is unknown.
-//! 4. No lock, no allocation: the words of an entry belong together as long as the program does not
-//!    use a descriptor in one thread while it closes it in another.
+//!    descriptors of its own, neither reads nor writes it. To the child all is unknown.
+//! 4. No lock, no allocation: the words of an entry are consistent unless the program uses a
+//!    descriptor in one thread while it closes the descriptor in another.
 //!
 //! Entry points: [`get`], [`set`], [`clear`], [`each`]; [`make`] at load.
 #![allow(unsafe_code)] // the table is mapped memory
@@ -23,15 +23,15 @@ use tidegate::log::{FileRef, FileSystemRef};
 use crate::state::process;
 use crate::sys::raw;
 
-/// Descriptors from this number on are never noted, only asked for.
+/// Descriptors from this number on are never noted: the kernel is asked each time.
 const LIMIT: usize = 1 << 16;
 
-/// What a descriptor refers to.
+/// The kind of file that a descriptor refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Not asked yet.
+    /// The kernel was not asked yet.
     Unknown = 0,
-    /// Nothing that can be covered: pipe, socket, terminal, device, a file in memory.
+    /// Never covered: a pipe, socket, terminal, device, or a file in memory.
     Ignored = 1,
     /// A regular file on a file system whose files can be covered.
     File = 2,
@@ -47,14 +47,13 @@ pub(crate) const APPEND: u32 = 1 << 0;
 pub(crate) const READ_ONLY: u32 = 1 << 1;
 /// Opened with `O_DIRECT`.
 pub(crate) const DIRECT: u32 = 1 << 2;
-/// This descriptor pins its file to the kernel path: it is written in ways that the hooks do not
-/// see.
+/// The descriptor pins its file, which is written through it in ways that no hook sees.
 pub(crate) const PINNED: u32 = 1 << 3;
 /// Opened with `O_SYNC` or `O_DSYNC`.
 pub(crate) const SYNCHRONOUS: u32 = 1 << 4;
 /// Opened for writing only.
 pub(crate) const WRITE_ONLY: u32 = 1 << 5;
-/// Opened with `O_SYNC`, which is more than `O_DSYNC`.
+/// Opened with `O_SYNC`, which includes `O_DSYNC`.
 pub(crate) const FULLY_SYNCHRONOUS: u32 = 1 << 6;
 
 /// Facts about a descriptor.
@@ -65,7 +64,7 @@ pub(crate) struct Known {
     /// Device and inode number of a regular file or directory.
     pub(crate) device: u64,
     pub(crate) inode: u64,
-    /// The file's entry in the log's table, as a word; 0: not looked up.
+    /// The file's entry in the log's table, as a word; 0 before it is looked up.
     file: u64,
     /// Number of the file system in the log, once the entry is known.
     file_system: u32,
@@ -79,51 +78,51 @@ pub(crate) struct Entry {
 }
 
 impl Known {
-    /// Nothing.
+    /// A descriptor without known facts.
     pub(crate) const UNKNOWN: Self = Self::of_kind(Kind::Unknown);
-    /// Not for the log.
+    /// A descriptor whose calls are the kernel's alone.
     pub(crate) const IGNORED: Self = Self::of_kind(Kind::Ignored);
 
     const fn of_kind(kind: Kind) -> Self {
         Self { kind, flags: 0, device: 0, inode: 0, file: 0, file_system: 0 }
     }
 
-    /// A regular file with these numbers.
+    /// Returns the facts about a regular file with these numbers.
     pub(crate) fn of_file(device: u64, inode: u64, flags: u32) -> Self {
         Self { kind: Kind::File, flags, device, inode, ..Self::IGNORED }
     }
 
-    /// Never covered, but synced.
+    /// Returns the facts about a file or directory that is never covered, but may be synced.
     pub(crate) fn of_uncovered(kind: Kind, device: u64, inode: u64) -> Self {
         Self { kind, device, inode, ..Self::IGNORED }
     }
 
-    /// The file's entry, if it was looked up.
+    /// Returns the file's entry, if it was looked up.
     #[inline]
     pub(crate) fn entry(&self) -> Option<Entry> {
         let file_system = FileSystemRef::from_number(self.file_system);
         (self.file != 0).then(|| Entry { file: FileRef::from_word(self.file), file_system })
     }
 
-    /// Whether one of `flags` is set.
+    /// Returns whether one of `flags` is set.
     #[inline]
     pub(crate) fn has(&self, flags: u32) -> bool {
         self.flags & flags != 0
     }
 
-    /// With `flags` set too.
+    /// Returns these facts with `flags` set, too.
     pub(crate) fn with(mut self, flags: u32) -> Self {
         self.flags |= flags;
         self
     }
 
-    /// Without `flags`.
+    /// Returns these facts without `flags`.
     pub(crate) fn without(mut self, flags: u32) -> Self {
         self.flags &= !flags;
         self
     }
 
-    /// With this entry.
+    /// Returns these facts with the file's entry.
     pub(crate) fn with_entry(mut self, entry: Entry) -> Self {
         self.file = entry.file.to_word();
         self.file_system = entry.file_system.to_number();
@@ -135,7 +134,7 @@ impl Known {
     }
 }
 
-/// One descriptor's entry. All zero: unknown.
+/// The entry of a descriptor, which is unknown if all words are zero.
 #[repr(align(64))]
 struct Slot {
     state: AtomicU64,
@@ -169,10 +168,13 @@ impl Slot {
 }
 
 static TABLE: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
-/// The highest descriptor that was ever noted.
+/// The highest descriptor ever noted.
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
 
-/// Makes the table: address space of which only what is used becomes memory.
+/// Maps the table, unless it is mapped. Only the used part of the address space takes memory.
+///
+/// # Errors
+/// The kernel's, if it refuses the mapping.
 pub(crate) fn make() -> Result<(), raw::Errno> {
     if !TABLE.load(Ordering::Acquire).is_null() {
         return Ok(());
@@ -181,19 +183,19 @@ pub(crate) fn make() -> Result<(), raw::Errno> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let arguments = raw::words![0_usize, len_bytes, protection, flags, -1_i32, 0_usize];
-    // SAFETY: fresh memory where the kernel likes it.
+    // SAFETY: without an address the kernel chooses one, so that no mapping is replaced.
     let at = raw::checked(unsafe { raw::call(libc::SYS_mmap, arguments) })?;
     TABLE.store(ptr::with_exposed_provenance_mut(at), Ordering::Release);
     Ok(())
 }
 
-/// Notes nothing any more, in no thread: another process has these descriptors too, and gives their
-/// numbers to other files.
+/// Ends all notes, in all threads: another process shares the descriptors, and opens other files
+/// under their numbers.
 pub(crate) fn give_up() {
     TABLE.store(ptr::null_mut(), Ordering::SeqCst);
 }
 
-/// Where the table is; nowhere if there is none.
+/// Returns the addresses of the table, empty if there is none.
 pub(crate) fn memory() -> Range<usize> {
     let start = TABLE.load(Ordering::Acquire).addr();
     if start == 0 { 0..0 } else { start..start + LIMIT * size_of::<Slot>() }
@@ -206,19 +208,19 @@ fn slot(fd: c_int) -> Option<&'static Slot> {
     if table.is_null() || process::is_apart() {
         return None;
     }
-    // SAFETY: below LIMIT, so inside the table.
+    // SAFETY: `at` is below `LIMIT`, the length of the table.
     let slot = unsafe { table.add(at) };
-    // SAFETY: the table is zeroed memory, which makes slots, and is never unmapped.
+    // SAFETY: the table was mapped with zeroes, which are valid slots, and is never unmapped.
     Some(unsafe { &*slot })
 }
 
-/// What is known of `fd`.
+/// Returns the facts about `fd`.
 #[inline]
 pub(crate) fn get(fd: c_int) -> Known {
     slot(fd).map_or(Known::UNKNOWN, Slot::load)
 }
 
-/// Notes what `fd` is.
+/// Notes the facts about `fd`.
 pub(crate) fn set(fd: c_int, known: Known) {
     let Some(slot) = slot(fd) else { return };
     HIGHEST.fetch_max(fd.unsigned_abs(), Ordering::Relaxed);
@@ -229,14 +231,15 @@ pub(crate) fn set(fd: c_int, known: Known) {
     slot.state.store(known.packed(), Ordering::Release);
 }
 
-/// Notes the entry of the file of `fd`, if that is noted as `known`.
+/// Notes the entry of the file of `fd`, if `known` is still noted for `fd`.
 pub(crate) fn set_entry(fd: c_int, known: Known, entry: Entry) {
     if get(fd) == known {
         set(fd, known.with_entry(entry));
     }
 }
 
-/// Counts a real sync: how many there were since `fd` was noted, 0 where that is not known.
+/// Counts a real sync of `fd`. Returns the number of real syncs since `fd` was noted, or 0 if these
+/// are not counted.
 pub(crate) fn count_sync(fd: c_int) -> u32 {
     let Some(slot) = slot(fd) else { return 0 };
     let syncs = slot.syncs.load(Ordering::Relaxed).saturating_add(1);
@@ -244,14 +247,14 @@ pub(crate) fn count_sync(fd: c_int) -> u32 {
     syncs
 }
 
-/// Begins to count the syncs of `fd` anew.
+/// Resets the count of syncs of `fd`.
 pub(crate) fn forget_syncs(fd: c_int) {
     if let Some(slot) = slot(fd) {
         slot.syncs.store(0, Ordering::Relaxed);
     }
 }
 
-/// Forgets `fd`; what was known of it.
+/// Forgets `fd`, and returns its facts.
 #[inline]
 pub(crate) fn clear(fd: c_int) -> Known {
     let Some(slot) = slot(fd) else { return Known::UNKNOWN };
@@ -275,7 +278,7 @@ pub(crate) fn each(first: u32, last: u32, mut visit: impl FnMut(c_int, Known)) {
     }
 }
 
-/// A descriptor that is noted for the file with these numbers.
+/// Finds a descriptor that is noted for the file with these numbers.
 pub(crate) fn find(device: u64, inode: u64) -> Option<c_int> {
     let mut found = None;
     each(0, u32::MAX, |fd, known| {
@@ -285,7 +288,7 @@ pub(crate) fn find(device: u64, inode: u64) -> Option<c_int> {
     found
 }
 
-/// A descriptor that is noted for some file or directory on a device.
+/// Finds a descriptor that is noted for any file or directory on a device.
 pub(crate) fn find_on(device: u64) -> Option<c_int> {
     let mut found = None;
     each(0, u32::MAX, |fd, known| {
@@ -296,7 +299,7 @@ pub(crate) fn find_on(device: u64) -> Option<c_int> {
     found
 }
 
-/// Whether the C library has a stream for writing on this descriptor from the start.
+/// Returns whether the C library has a stream for writing on this descriptor from the start.
 #[inline]
 pub(crate) fn is_standard(fd: c_int) -> bool {
     fd == libc::STDOUT_FILENO || fd == libc::STDERR_FILENO

@@ -1,4 +1,4 @@
-//! Extended attributes of a file, ACLs among them, as records have them.
+//! Extended attributes of a file, including ACLs, in the form of records.
 //!
 //! Entry point: [`Extended::read`].
 
@@ -20,7 +20,8 @@ impl Extended {
         Self { page: Page::take(), len_bytes: 0 }
     }
 
-    /// Reads those of an open file; none where they take more than a page.
+    /// Reads the extended attributes of an open file. Returns `None` if they cannot be read or take
+    /// more than a page.
     pub(crate) fn read(&mut self, fd: c_int) -> Option<()> {
         self.len_bytes = 0;
         let mut names = Page::take();

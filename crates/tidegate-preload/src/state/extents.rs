@@ -1,5 +1,5 @@
-//! What the file system says of a file's bytes: whether all are written and allocated, so that
-//! overwriting them changes no metadata; whether some have no place on the disk yet.
+//! Extents of a file: whether all bytes are written and allocated, so that overwrites change no
+//! metadata, or whether some have no blocks yet.
 
 use std::ffi::c_int;
 
@@ -9,27 +9,25 @@ use tidegate::log::{FileSystemRef, Log};
 use crate::state::process::Holding;
 use crate::sys::raw;
 
-/// Flags of an extent whose bytes can be overwritten in place: the last one, and one that was
-/// merged. Others are unwritten, not allocated yet, shared with another file, inline, or
-/// compressed.
+/// Flags that an extent may have if its bytes can be overwritten in place: "last" and "merged". The
+/// others mean unwritten, not allocated yet, shared with another file, inline, or compressed.
 const IN_PLACE: u32 = 0x0001 | 0x1000;
 /// Flag of an extent whose blocks are not allocated yet.
 const DELAYED: u32 = 0x0004;
-/// Flag of an extent whose place is not known, as one whose blocks are not allocated yet.
+/// Flag of an extent whose location is unknown, as before its blocks are allocated.
 const UNKNOWN: u32 = 0x0002;
-/// Extents that are asked for at once, on the stack.
+/// Number of extents of one request, kept on the stack.
 const EXTENTS: usize = 32;
 
-/// Whether each of the first `size` bytes of the open file is in an extent that is written, and the
-/// file's alone. False where the file system does not tell. What was not written back counts as not
-/// written.
+/// Returns whether the first `size` bytes of the open file are dense: each is in an extent that is
+/// written back and not shared with another file. Returns `false` if the file system does not tell.
 pub(crate) fn are_dense(fd: c_int, size: u64) -> bool {
     are_in_extents(fd, size, IN_PLACE)
 }
 
 /// Returns the count of changes of the file system, if a real sync of the open file from now on
-/// commits all that was counted by then: it gives some of the first `bytes` of the file blocks, in
-/// a transaction that is not older than any of these changes.
+/// commits all of these changes: it allocates blocks for some of the file's first `bytes`, in a
+/// transaction that is not older than any counted change.
 pub(crate) fn commits_all(
     log: &Log,
     file_system: FileSystemRef,
@@ -41,13 +39,13 @@ pub(crate) fn commits_all(
     are_delayed(fd, bytes).then_some(changes)
 }
 
-/// Whether a sync from now on makes the first `size` bytes of the open file
-/// [dense](are_dense). False where the file system does not tell.
+/// Returns whether a sync from now on makes the first `size` bytes of the open file
+/// [dense](are_dense). Returns `false` if the file system does not tell.
 pub(crate) fn become_dense(fd: c_int, size: u64) -> bool {
     are_in_extents(fd, size, IN_PLACE | DELAYED | UNKNOWN)
 }
 
-/// Whether each of the first `size` bytes is in an extent that has no other flags than `flags`.
+/// Returns whether each of the first `size` bytes is in an extent without flags other than `flags`.
 fn are_in_extents(fd: c_int, size: u64, flags: u32) -> bool {
     let file = raw::borrowed(fd);
     let mut at = 0;
@@ -63,8 +61,8 @@ fn are_in_extents(fd: c_int, size: u64, flags: u32) -> bool {
     true
 }
 
-/// Where the bytes end that follow each other from `at` on in extents without other flags than
-/// `flags`; none where there is a hole, or another kind of extent.
+/// Returns the end of the bytes from `at` on that are contiguous in extents without flags other
+/// than `flags`, or `None` if there is a hole, or an extent with another flag.
 fn dense_end(extents: &[MappedExtent], at: u64, flags: u32) -> Option<u64> {
     extents.iter().try_fold(at, |at, extent| {
         let is_dense = extent.flags & !flags == 0 && extent.start <= at;
@@ -72,9 +70,9 @@ fn dense_end(extents: &[MappedExtent], at: u64, flags: u32) -> Option<u64> {
     })
 }
 
-/// Whether some of the first `size` bytes are to be given blocks when they are written back, so
-/// that a sync from now on changes the file's metadata. False where the file system does not tell,
-/// and where only extents behind the first ones are.
+/// Returns whether write-back of the first `size` bytes allocates blocks, so that a sync from now
+/// on changes the file's metadata. Looks at the first [`EXTENTS`] extents only. Returns `false` if
+/// the file system does not tell.
 pub(crate) fn are_delayed(fd: c_int, size: u64) -> bool {
     let map = MappedExtents::<EXTENTS>::of(raw::borrowed(fd), 0, size.max(1));
     map.is_ok_and(|map| map.as_slice().iter().any(|extent| extent.flags & DELAYED != 0))
@@ -125,7 +123,7 @@ mod tests {
         assert!(become_dense(file.as_raw_fd(), 5000));
     }
 
-    /// On ext4 and XFS; others have their blocks at once.
+    /// On ext4 and XFS files get blocks at write-back, on other file systems at once.
     #[test]
     fn what_was_synced_has_its_blocks() {
         use std::io::Write;

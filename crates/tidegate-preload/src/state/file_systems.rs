@@ -1,13 +1,13 @@
-//! File systems: whether their files can be covered, and what tells a file system from all others.
+//! File systems: whether their files can be covered, and the identities of file systems.
 //!
 //! Invariants:
 //! 1. Files can be covered on ext4 and XFS, which keep their UUID and their files' handles over a
 //!    reboot. Calls on files of all others go to the kernel.
-//! 2. What is noted is noted of a mount, by the number that the kernel gives to no other one, ever,
-//!    and a mount shows one file system for as long as there is one. Not by the device: its number
-//!    is given out again after an unmount.
-//! 3. A note is made once. What it says of the identity is added once, when a file is to be
-//!    covered. Without a place for it, or a number of the mount, the kernel is asked each time.
+//! 2. A note is about a mount, by the mount's number: the kernel never gives that number to another
+//!    mount, and a mount shows one file system while it exists. Device numbers will not do, since
+//!    the kernel assigns them again after an unmount.
+//! 3. A note is made once. The identity is added once, when a file is to be covered. If no note is
+//!    free, or the mount's number is not known, the kernel is asked each time.
 //!
 //! Entry points: [`disk_of`]; [`identity`].
 #![allow(unsafe_code)] // a field that the C library hides
@@ -25,37 +25,37 @@ use crate::sys::raw::{self, Errno, words};
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::{own_stack, query};
 
-/// What tells a file system from all others, and where its pending changes are counted.
+/// The identity of a file system, and its count of pending changes in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) id: FileSystemId,
     pub(crate) reference: FileSystemRef,
 }
 
-/// Where the files of a file system are.
+/// The medium of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Disk {
-    /// In memory: syncs do nothing.
+    /// Memory: syncs do nothing.
     Memory = 0,
-    /// On a disk, and cannot be covered.
+    /// A disk; files cannot be covered.
     Other = 1,
-    /// On a disk, and can be covered.
+    /// A disk; files can be covered.
     Covered = 2,
 }
 
 /// A mount and its file system.
 struct Note {
-    /// 0: free.
+    /// The mount's number; 0 if the note is free.
     mount: AtomicU64,
     /// The number of a [`Disk`].
     disk: AtomicU64,
-    /// The number of the [`FileSystemRef`] plus 1; 0: not known yet.
+    /// The number of the [`FileSystemRef`] plus 1; 0 before it is known.
     reference: AtomicU64,
     /// The [`FileSystemId`], once the reference is known.
     id: [AtomicU64; 2],
 }
 
-/// Instead of a mount: the note is being made.
+/// Instead of the mount's number while the note is being made.
 const BUSY: u64 = u64::MAX;
 const NOTES: usize = 16;
 static NOTED: [Note; NOTES] = [const {
@@ -67,7 +67,7 @@ static NOTED: [Note; NOTES] = [const {
     }
 }; NOTES];
 
-/// Where the files of the file system of an open file are. It was opened through `mount`, 0 where
+/// Returns the medium of the file system of an open file, which was opened through `mount`, or 0 if
 /// that is not known.
 pub(crate) fn disk_of(fd: c_int, mount: u64) -> Result<Disk, Errno> {
     if let Some(note) = find(mount) {
@@ -95,21 +95,24 @@ fn find_disk(fd: c_int, kind: i64) -> Disk {
     }
 }
 
-/// The file system of an open file says that it has no UUID, by which recovery could find it. Tests
-/// run on whatever file system there is.
+/// Returns whether the file system of an open file reports that it has no UUID, so that recovery
+/// could not find it. Always `false` in tests, which run on any file system.
 fn has_no_uuid(fd: c_int) -> bool {
     let Err(error) = id_of(fd) else { return false };
     !cfg!(test) && matches!(error, libc::ENOTTY | libc::EOPNOTSUPP)
 }
 
-/// What tells the file system of an open file from all others; `EOPNOTSUPP` where it has no UUID.
+/// Returns the UUID of the file system of an open file.
+///
+/// # Errors
+/// The kernel's; `EOPNOTSUPP` or `ENOTTY` if the file system has no UUID.
 fn id_of(fd: c_int) -> Result<FileSystemId, Errno> {
     let id = || log::recover::file_system_id(raw::borrowed(fd));
     query::asked(|| id().map_err(|error| error.raw_os_error().unwrap_or(libc::EOPNOTSUPP)))
 }
 
-/// What tells the file system of an open file on `device` from all others. None: it has no UUID, or
-/// the log knows too many file systems.
+/// Returns the identity of the file system of an open file on `device`, or `None` if it has no UUID
+/// or the log knows too many file systems.
 pub(crate) fn identity(log: &Log, fd: c_int, mount: u64, device: u64) -> Option<Identity> {
     let note = find(mount);
     if let Some(known) = note.and_then(Note::identity) {
@@ -122,7 +125,7 @@ pub(crate) fn identity(log: &Log, fd: c_int, mount: u64, device: u64) -> Option<
     Some(found)
 }
 
-/// The file system behind a mount, if this process has found out its identity.
+/// Returns the file system of a mount, if this process has found out its identity.
 pub(crate) fn known(mount: u64) -> Option<FileSystemRef> {
     find(mount)?.identity().map(|identity| identity.reference)
 }
@@ -130,7 +133,7 @@ pub(crate) fn known(mount: u64) -> Option<FileSystemRef> {
 fn find_identity(log: &Log, fd: c_int, device: u64) -> Option<Identity> {
     let kind = kind(&query::fstatfs(fd).ok()?);
     let id = id_of(fd);
-    // Tests run on whatever file system there is.
+    // Tests run on any file system.
     let id = if cfg!(test) { id.or(Ok::<_, Errno>([7; 16])).ok()? } else { id.ok()? };
     let journal = match kind {
         XFS_MAGIC => Journal::InOrder,
@@ -160,7 +163,7 @@ impl Note {
         let number = u128::from_le_bytes(found.id);
         let (low, high) = (number & u128::from(u64::MAX), number >> 64);
         for (word, half) in self.id.iter().zip([low, high]) {
-            // Another thread that finds it out stores the same.
+            // Another thread may store the same value at the same time.
             word.store(u64::try_from(half).unwrap_or(0), Ordering::Relaxed);
         }
         self.reference.store(u64::from(found.reference.to_number()) + 1, Ordering::Release);
@@ -181,8 +184,8 @@ fn note(mount: u64, disk: Disk) {
     }
 }
 
-/// Whether the ext4 file system of an open file has data go through its journal, which then commits
-/// at each sync. True where that cannot be found out.
+/// Returns whether the ext4 file system of an open file journals data, so that each sync commits
+/// the journal. Returns `true` if that cannot be found out.
 fn journals_data(fd: c_int) -> bool {
     let Ok(stat) = query::fstat(fd) else { return true };
     let mut link = [0; Text::BYTES];
@@ -197,25 +200,25 @@ fn journals_data(fd: c_int) -> bool {
     options.any(|option| option == b"data=journal")
 }
 
-/// What a sync of one file commits of others.
+/// The changes of other files that a sync of one file commits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Journal {
-    /// All that was changed before.
+    /// All earlier changes.
     InOrder,
-    /// Nothing.
+    /// None.
     Absent,
-    /// Not known: what is pending stays pending until all of the file system is synced.
+    /// Unknown: changes stay pending until the whole file system is synced.
     Unknown,
 }
 
-/// The kernel's name of a block device.
+/// Returns the kernel's name of a block device, in the memory of `link`.
 fn device_name(device: u64, link: &mut [u8]) -> Option<&[u8]> {
     let mut name = Text::new(b"/sys/dev/block/");
     name.push_number(libc::major(device)).push(b":").push_number(libc::minor(device));
     query::readlink(name.as_c_str(), link).ok()?.rsplit(|&byte| byte == b'/').next()
 }
 
-/// The journal of the ext4 file system on a device.
+/// Finds out the journal of the ext4 file system on a device.
 fn journal_of(device: u64) -> Journal {
     let mut link = [0; Text::BYTES];
     let Some(last) = device_name(device, &mut link) else { return Journal::Unknown };
@@ -224,7 +227,7 @@ fn journal_of(device: u64) -> Journal {
     by_task(&task).unwrap_or_else(|| by_name(last))
 }
 
-/// By the number of the journal's thread, which older kernels show to root only.
+/// Finds out the journal by the number of its thread, which older kernels show to root only.
 fn by_task(path: &Text) -> Option<Journal> {
     let file = Opened::open(libc::AT_FDCWD, path.as_c_str(), libc::O_RDONLY).ok()?;
     let mut text = [0_u8; 16];
@@ -236,17 +239,18 @@ fn by_task(path: &Text) -> Option<Journal> {
     }
 }
 
-/// By the journal's directory, which is named after the device and the journal's inode, 8.
+/// Finds out the journal by its directory, which is named after the device and the journal's inode,
+/// 8.
 fn by_name(device: &[u8]) -> Journal {
     let mut journal = Text::new(b"/proc/fs/jbd2/");
     journal.push(device).push(b"-8");
     let arguments = words![libc::AT_FDCWD, journal.as_c_str().as_ptr(), libc::F_OK];
-    // SAFETY: a terminated path.
+    // SAFETY: `journal` is a terminated path that lives until the call returns.
     let is_there = unsafe { query::call(libc::SYS_faccessat, arguments) }.is_ok();
     if is_there { Journal::InOrder } else { Journal::Unknown }
 }
 
-/// A short path on the stack; empty where it got too long.
+/// A short path on the stack; empty if it is too long.
 struct Text {
     bytes: [u8; Self::BYTES],
     len_bytes: usize,
@@ -263,7 +267,7 @@ impl Text {
 
     fn push(&mut self, more: &[u8]) -> &mut Self {
         let end = self.len_bytes + more.len();
-        // One byte stays: the end of the string.
+        // The last byte stays zero: the end of the string.
         match self.bytes[..Self::BYTES - 1].get_mut(self.len_bytes..end) {
             Some(space) => {
                 space.copy_from_slice(more);

@@ -1,10 +1,10 @@
-//! Which file a descriptor is, and what the log has to know of it.
+//! The file of a descriptor, and its facts for the log.
 //!
 //! Invariants:
-//! 1. A regular file on a file system whose files can be covered goes by its lane or its entry in
-//!    the log's table. Whether *this* process may cover it (the user's globs) matters only to its
-//!    admission.
-//! 2. All other descriptors are ignored: their calls are the kernel's.
+//! 1. Changes of a regular file on a file system whose files can be covered go by the thread's lane
+//!    or by the file's entry in the log's table. The user's globs, which let *this* process cover
+//!    the file or not, matter only to its admission.
+//! 2. All other descriptors are ignored: their calls go to the kernel.
 //!
 //! Entry points: [`examine`] for a descriptor; [`entry`] and [`identify`] for the log.
 #![allow(unsafe_code)] // a system call that no crate has
@@ -21,7 +21,7 @@ pub(crate) use crate::sys::query::Seen;
 use crate::sys::raw::{self, Errno};
 use crate::sys::{own_stack, query};
 
-/// How far the clock that files are dated by may be behind another one.
+/// How far the clock of file times may be behind another clock.
 const TICK_NS: u64 = 20_000_000;
 
 fn timestamp_ns(seconds: i64, rest: i64) -> u64 {
@@ -38,7 +38,7 @@ impl Seen {
         self.stat.st_mode & libc::S_IFMT == libc::S_IFREG
     }
 
-    /// It was modified later than it is now.
+    /// Returns whether the file's time of modification is in the future.
     pub(crate) fn is_of_the_future(&self) -> bool {
         let modified_ns = timestamp_ns(self.stat.st_mtime, self.stat.st_mtime_nsec);
         modified_ns > raw::wall_clock_ns().saturating_add(TICK_NS)
@@ -60,7 +60,11 @@ impl Seen {
     }
 }
 
-/// What a descriptor is of the file that was `seen`; `status` are its status flags.
+/// Returns the facts about a descriptor of the file that was `seen`; `status` returns its status
+/// flags.
+///
+/// # Errors
+/// The kernel's.
 pub(crate) fn examine(
     fd: c_int,
     seen: &Seen,
@@ -98,7 +102,7 @@ fn flags_of(status: c_int) -> u32 {
     if status & libc::O_DIRECT != 0 {
         flags |= descriptors::DIRECT;
     }
-    // O_SYNC has this bit too.
+    // `O_SYNC` includes this bit.
     if status & libc::O_DSYNC != 0 {
         flags |= descriptors::SYNCHRONOUS;
     }
@@ -108,7 +112,7 @@ fn flags_of(status: c_int) -> u32 {
     flags
 }
 
-/// Whether the open file was created less than `age_ns` ago.
+/// Returns whether the open file was created less than `age_ns` ago.
 pub(crate) fn is_younger_than(fd: c_int, age_ns: u64) -> bool {
     let created_ns = query::created_ns(fd);
     created_ns.is_ok_and(|created_ns| raw::wall_clock_ns().saturating_sub(created_ns) < age_ns)
@@ -120,13 +124,13 @@ pub(crate) fn is_wanted(fd: c_int) -> bool {
     if filter.admits_all() {
         return true;
     }
-    // No system call where the log was given up meanwhile: a filter may kill for one.
+    // No system call if the log was given up meanwhile: a system call filter may kill the process.
     let Some(_holding) = Holding::new() else { return true };
     let mut path = PathBuffer::new();
     path::of_descriptor(fd, &mut path).is_ok() && filter.admits(path.as_bytes())
 }
 
-/// What tells an open file from all others of all times.
+/// The lasting identity of a file.
 #[derive(Clone, Copy)]
 pub(crate) struct Identified {
     pub(crate) key: FileKey,
@@ -135,14 +139,14 @@ pub(crate) struct Identified {
 }
 
 impl Identified {
-    /// The file with this handle and these numbers.
+    /// Returns the identity of the file with this handle and the numbers of `stat`.
     pub(crate) fn new(file_system: Identity, handle: FileHandle, stat: &libc::stat) -> Self {
         let identity = log::identity(&file_system.id, handle.kind(), handle.bytes());
         let key = FileKey { device: stat.st_dev, inode: stat.st_ino, identity };
         Self { key, file_system, handle }
     }
 
-    /// What the log is told of the file, whose path may be empty.
+    /// Returns the file's definition for the log. `path` may be empty.
     pub(crate) fn definition<'p>(&self, path: &'p PathBuffer) -> Definition<'p> {
         let FileKey { device, inode, identity } = self.key;
         Definition {
@@ -159,18 +163,19 @@ impl Identified {
     }
 }
 
-/// What tells the open file from all others of all times; none where its file system does not say.
+/// Returns the identity of the open file, or `None` if its file system has no UUID or no handle of
+/// the file, or if the log knows too many file systems.
 pub(crate) fn identify(log: &Log, fd: c_int) -> Option<Identified> {
     identify_seen(log, fd, &Seen::of(fd).ok()?)
 }
 
-/// As [`identify`], for a file that was `seen`.
+/// Returns the identity of the open file, as [`identify`] does, for a file that was `seen`.
 pub(crate) fn identify_seen(log: &Log, fd: c_int, seen: &Seen) -> Option<Identified> {
     let file_system = file_systems::identity(log, fd, seen.mount, seen.stat.st_dev)?;
     Some(Identified::new(file_system, handle_of(fd)?, &seen.stat))
 }
 
-/// Bytes of the largest handle.
+/// Length of the longest handle in bytes.
 const HANDLE_BYTES: u8 = 128;
 
 /// `struct file_handle`.
@@ -185,29 +190,29 @@ fn handle_of(fd: c_int) -> Option<FileHandle> {
     handle_at(fd, c"", libc::AT_EMPTY_PATH)
 }
 
-/// The handle of a path in a directory; `flags` as for `name_to_handle_at`.
+/// Returns the handle of a path in a directory; `flags` are those of `name_to_handle_at`.
 pub(crate) fn handle_at(directory: c_int, path: &CStr, flags: c_int) -> Option<FileHandle> {
     let mut handle =
         Handle { len_bytes: u32::from(HANDLE_BYTES), kind: 0, bytes: [0; HANDLE_BYTES as usize] };
     let mut mount = 0_i32;
     let (at, mount) = (&raw mut handle, &raw mut mount);
     let arguments = raw::words![directory, path.as_ptr(), at, mount, flags];
-    // SAFETY: a terminated path, and memory for a handle of the size that is given and for a
-    // number.
+    // SAFETY: `path` is terminated; `handle` has the memory that its length names, and `mount` is
+    // memory for a number.
     unsafe { query::call(libc::SYS_name_to_handle_at, arguments) }.ok()?;
     let len = usize::try_from(handle.len_bytes).ok()?;
     FileHandle::new(handle.kind, handle.bytes.get(..len)?)
 }
 
-/// The entry of the open file in the log's table, noted with the descriptor. None: it can have
-/// none.
+/// Returns the entry of the open file in the log's table, and notes it with the descriptor. Creates
+/// the entry if there is none. Returns `None` if the file can have none.
 #[cold]
 pub(crate) fn entry(log: &Log, fd: c_int, known: Known) -> Option<Entry> {
     let _holding = Holding::new()?;
     own_stack::run(|| entry_of(log, fd, known, &identify(log, fd)?))
 }
 
-/// As [`entry`], for a file that was identified.
+/// Returns the entry of an open file that was identified, as [`entry`] does.
 pub(crate) fn entry_of(
     log: &Log,
     fd: c_int,
@@ -233,7 +238,7 @@ mod tests {
         let world = World::new();
         let file = std::fs::File::create(world.path("file")).unwrap();
         let found = identify(world.log, file.as_raw_fd()).unwrap().key.identity;
-        // Some machines have disks without a UUID.
+        // Some machines have file systems without a UUID.
         if log::recover::file_system_id(&file).is_ok() {
             assert_eq!(found, log::recover::identity_of(&file).unwrap());
         }

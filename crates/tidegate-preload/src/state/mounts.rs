@@ -1,4 +1,4 @@
-//! Syncs of one file system of which no descriptor is at hand: another one of the machine may hang.
+//! Syncs of one file system without a descriptor at hand. Others are left alone: they may hang.
 //!
 //! Entry point: [`sync_device`].
 
@@ -11,10 +11,10 @@ use crate::sys::page::Mapped;
 use crate::sys::path::{Opened, PathBuffer};
 use crate::sys::{query, raw};
 
-/// The longest list of mounts that is looked at.
+/// The most bytes of the list of mounts that are read.
 const LIST_BYTES: usize = 1 << 20;
 
-/// Makes the file system with this device number durable, or all where it is not found.
+/// Syncs the file system with this device number, or all file systems if it is not found.
 #[cold]
 pub(crate) fn sync_device(device: u64) {
     if !by_descriptor(device) && !by_mount(device).unwrap_or(false) {
@@ -26,14 +26,16 @@ fn is_on(fd: i32, device: u64) -> bool {
     query::fstat(fd).is_ok_and(|stat| stat.st_dev == device)
 }
 
-/// By a descriptor that the program has of a file there.
+/// Syncs the file system by a descriptor that the program has of a file there. Returns whether it
+/// was synced.
 fn by_descriptor(device: u64) -> bool {
     let Some(fd) = descriptors::find_on(device) else { return false };
-    // Looked at behind it: another thread may have closed the descriptor.
+    // Checked after the sync: another thread may have closed the descriptor before.
     durable::syncfs(raw::borrowed(fd)).is_ok() && is_on(fd, device)
 }
 
-/// By a mount point of it.
+/// Syncs the file system by one of its mount points. Returns whether it was synced, or `None` if
+/// the mounts cannot be listed.
 fn by_mount(device: u64) -> Option<bool> {
     let list = Opened::open(libc::AT_FDCWD, c"/proc/self/mountinfo", libc::O_RDONLY).ok()?;
     let mut memory = Mapped::new(LIST_BYTES)?;
@@ -55,13 +57,13 @@ fn by_mount(device: u64) -> Option<bool> {
 
 fn is_synced(device: u64, path: &CStr) -> bool {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NONBLOCK;
-    // Another one may be mounted over it.
+    // Another file system may be mounted over this mount point.
     Opened::open(libc::AT_FDCWD, path, flags).is_ok_and(|opened| {
         is_on(opened.number(), device) && durable::syncfs(raw::borrowed(opened.number())).is_ok()
     })
 }
 
-/// A line of the list is about the file system with this device number.
+/// Returns whether a line of the list is about the file system with this device number.
 fn is_of(device: u64, line: &[u8]) -> bool {
     let field = line.split(|&byte| byte == b' ').nth(2).unwrap_or_default();
     let mut numbers = field.split(|&byte| byte == b':').map(number);
@@ -73,8 +75,8 @@ fn number(digits: &[u8]) -> Option<u32> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// The mount point of a line, in which blanks and backslashes are three octal digits behind a
-/// backslash.
+/// Stores the mount point of a line in `path`: a backslash and three octal digits stand for a blank
+/// or a backslash. Returns `None` if the line is damaged.
 fn mount_point(line: &[u8], path: &mut PathBuffer) -> Option<()> {
     let field = line.split(|&byte| byte == b' ').nth(4)?;
     path.clear();

@@ -1,14 +1,13 @@
-//! Regular files that this process has made, until one of their syncs was answered or made.
+//! Regular files that this process has created, until the first sync of each.
 //!
 //! Invariants:
-//! 1. A note says which numbers the creation of the file and the changes of its attributes have in
-//!    the log's count of changes. What is not noted counts as another file's change: its sync is
-//!    real. So a note may be lost at any time: its place is taken, it is in use by another thread,
-//!    or by the one that a signal handler has interrupted.
-//! 2. Until the process has synced a file, a note is found by the descriptor only that made the
-//!    file, and ends with it: programs that never sync pay for no look at the file. At most so many
-//!    such notes are there as are counted, so that a descriptor is closed without a search once
-//!    there are none.
+//! 1. A note has the numbers of the file's creation, and of changes of its attributes, in the log's
+//!    count of changes. A change that is not noted counts as one of another file, so that the sync
+//!    is real. So a note may be lost at any time: its slot is taken again, or in use by another
+//!    thread or by the thread that a signal handler has interrupted.
+//! 2. Until the process has synced any file, a note is found only by the descriptor that created
+//!    the file, and ends with it: programs that never sync pay for no `statx`. The count of these
+//!    notes is never too low, so that closing a descriptor needs no search while the count is 0.
 //!
 //! Entry points: [`note`], [`own_change`], [`find`], [`forget`], [`closed`].
 
@@ -22,24 +21,25 @@ use crate::state::process;
 use crate::sys::raw;
 use crate::sys::shared::Shared;
 
-/// A change has a number from before its call, and one from after it.
+/// The numbers of one change: from before its call, and from after it.
 pub(crate) type Numbers = [ChangeNumbers; 2];
 
-/// Files that are known at once.
+/// Number of files that are noted at once.
 const NOTES: usize = 64;
-/// How long the call that makes a file may take.
+/// The longest time between a file's creation and its note.
 const CALL_NS_MAX: u64 = 100_000_000;
-/// Changes of a file that are known: its creation, and some of its attributes.
+/// Number of changes that a note has: the file's creation, and changes of its attributes.
 const CHANGES: usize = 8;
 
-/// A file that this process has made.
+/// A file that this process has created.
 #[derive(Clone, Copy)]
 pub(crate) struct NewFile {
-    /// The descriptor that made it; -1: it is known by the numbers.
+    /// The descriptor that created the file; -1 once the file is identified by its numbers.
     fd: c_int,
     device: u64,
     inode: u64,
-    /// Nanoseconds since 1970; until the file is identified, when it was noted.
+    /// The file's creation in nanoseconds since 1970; the time of the note until the file is
+    /// identified.
     created_ns: u64,
     changes: [Numbers; CHANGES],
     count: usize,
@@ -50,14 +50,14 @@ impl NewFile {
         self.changes.get(..self.count).unwrap_or_default()
     }
 
-    /// The numbers of the file's own changes in the count of its file system.
+    /// Returns the numbers of the file's own changes in the count of its file system.
     pub(crate) fn numbers(&self, file_system: FileSystemRef) -> impl Iterator<Item = u64> {
         self.changes().iter().flatten().filter_map(move |numbers| numbers.of(file_system))
     }
 
-    /// The count of changes of the file system before the file was made; none where the log did not
-    /// know the file system then. Not before its last change: a change of attributes may leave them
-    /// as they are.
+    /// Returns the count of changes of the file system before the file's creation, or `None` if the
+    /// log did not know the file system then. A later change of attributes would not do, since it
+    /// may set the values that the file has.
     pub(crate) fn journaled(&self, file_system: FileSystemRef) -> Option<u64> {
         let [before, _] = self.changes().first()?;
         before.of(file_system)
@@ -71,7 +71,7 @@ impl NewFile {
         self.fd < 0 && (self.device, self.inode) == (device, inode)
     }
 
-    /// Notes which file it is; false: not the one that was made just before it was noted.
+    /// Notes the numbers of the file. Returns whether the file was created just before the note.
     fn identify(&mut self, seen: &Seen) -> bool {
         let is_it = self.created_ns.abs_diff(seen.created_ns) < CALL_NS_MAX;
         self.fd = -1;
@@ -82,30 +82,30 @@ impl NewFile {
 }
 
 static PLACES: [Shared<NewFile>; NOTES] = [const { Shared::new() }; NOTES];
-/// Notes that were ever made.
+/// Number of notes ever made.
 static MADE: AtomicU64 = AtomicU64::new(0);
-/// This process has synced a file.
+/// Whether this process has synced a file.
 static SYNCS: AtomicBool = AtomicBool::new(false);
-/// Notes that are found by a descriptor. Counted before such a note is made and after it has gone:
-/// in a child that was forked in between there are too many rather than too few.
+/// Number of notes that are found by a descriptor. Counted up before such a note is made, and down
+/// after it has gone: in a child that was forked in between, the count is too high, never too low.
 static BY_DESCRIPTOR: AtomicUsize = AtomicUsize::new(0);
 
-/// The notes that were ever made, the newest first: a file is mostly synced before the next one is
-/// made.
+/// Returns the slots of all notes, the newest first: a file is mostly synced before the next one is
+/// created.
 fn places() -> impl Iterator<Item = &'static Shared<NewFile>> {
     let made = MADE.load(Ordering::Relaxed);
     let numbers = (made.saturating_sub(NOTES as u64)..made).rev();
     numbers.filter_map(|number| PLACES.get(usize::try_from(number % NOTES as u64).ok()?))
 }
 
-/// Notes by a descriptor have gone.
+/// Counts a note by a descriptor as gone, if there `is_one`.
 fn uncount(is_one: bool) {
     if is_one {
         BY_DESCRIPTOR.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Some file is noted.
+/// Returns whether any file was ever noted.
 #[inline]
 pub(crate) fn has_some() -> bool {
     MADE.load(Ordering::Relaxed) != 0
@@ -119,8 +119,8 @@ pub(crate) fn note_sync() {
     }
 }
 
-/// Notes that a regular file was made and opened as `fd`; its creation has these numbers. What the
-/// kernel says of the file, if it was asked.
+/// Notes a regular file that was created and opened as `fd`, and the numbers of its creation.
+/// Returns the file's attributes if the kernel was asked.
 pub(crate) fn note(fd: c_int, numbers: Numbers) -> Option<Seen> {
     let mut new = NewFile {
         fd,
@@ -146,11 +146,12 @@ fn store(new: &NewFile) {
     let replaces_one = place.and_then(|place| {
         place.with(|note| note.replace(*new).is_some_and(|before| before.is_by_descriptor()))
     });
-    // Where the place is in use, the new note is lost.
+    // If the slot is in use, the new note is lost.
     uncount(replaces_one.unwrap_or(new.is_by_descriptor()));
 }
 
-/// Changes the note of a file, if there is one; `None` afterwards: it is forgotten.
+/// Runs `use_it` with the note that `is_it` accepts. The file is forgotten if the note is `None`
+/// afterwards. Returns `None` if there is no such note.
 fn with_note<R>(
     is_it: impl Fn(&NewFile) -> bool,
     use_it: impl FnOnce(&mut Option<NewFile>) -> R,
@@ -170,13 +171,13 @@ fn with_note<R>(
     result
 }
 
-/// The attributes of the file with this device and inode number were changed; the change has these
-/// `numbers`. Whether the file is noted.
+/// Adds the `numbers` of a change of attributes to the note of the file with this device and inode
+/// number. Returns whether the file is noted.
 pub(crate) fn own_change((device, inode): (u64, u64), numbers: Numbers) -> bool {
     with_note(|new| new.is(device, inode), |note| add(note, numbers)).is_some()
 }
 
-/// As [`own_change`], for the file of a descriptor.
+/// Adds the `numbers` of a change of attributes to the note of the file of a descriptor.
 pub(crate) fn own_change_of(fd: c_int, numbers: Numbers) {
     with_note(|new| new.fd == fd, |note| add(note, numbers));
 }
@@ -192,9 +193,9 @@ fn add(note: &mut Option<NewFile>, numbers: Numbers) {
     }
 }
 
-/// The note of the open file that was `seen`, if this process has made it.
+/// Returns the note of the open file that was `seen`, if this process has created the file.
 pub(crate) fn find(fd: c_int, seen: &Seen) -> Option<NewFile> {
-    // Descriptors of a thread that has its own mean other files.
+    // A thread with descriptors of its own has other files under these numbers.
     if !has_some() || process::is_apart() {
         return None;
     }
@@ -206,16 +207,16 @@ pub(crate) fn find(fd: c_int, seen: &Seen) -> Option<NewFile> {
         }
         *note
     });
-    // The number of a file that is gone may be another one's by now.
+    // Another file may have the inode number of a removed one.
     found?.filter(|new| new.created_ns == seen.created_ns)
 }
 
-/// The file with these numbers is no new one any more.
+/// Forgets the file with these numbers: it is no longer new.
 pub(crate) fn forget(device: u64, inode: u64) {
     with_note(|new| new.is(device, inode), |note| *note = None);
 }
 
-/// A descriptor is about to be closed: what was noted with it only is found no more.
+/// Forgets a file that is noted only by this descriptor, which is about to be closed.
 #[inline]
 pub(crate) fn closed(fd: c_int) {
     if BY_DESCRIPTOR.load(Ordering::Relaxed) != 0 {
@@ -236,8 +237,8 @@ mod tests {
         [(); 2].map(|()| world.log.file_systems().note_change_everywhere())
     }
 
-    /// A change of the file's attributes. Whether it is known by its numbers depends on whether
-    /// some test has synced a file.
+    /// Notes a change of the file's attributes. Whether the file is known by its numbers depends on
+    /// whether some test has synced a file.
     fn changed(fd: c_int, of_file: (u64, u64), world: &World) {
         let numbers = change(world);
         if !own_change(of_file, numbers) {
@@ -293,7 +294,7 @@ mod tests {
         }
         let (file, seen) = made("four");
         let fd = file.as_raw_fd();
-        // Once some test has synced, it is known by its numbers, whatever descriptor it has.
+        // Once some test has synced, the file is known by its numbers, whatever its descriptor.
         let is_by_descriptor = with_note(|new| new.fd == fd, |_| ()).is_some();
         closed(fd);
         assert_eq!(find(fd, &seen).is_none(), is_by_descriptor);

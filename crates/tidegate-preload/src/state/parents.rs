@@ -1,7 +1,7 @@
-//! Names of files: the directory that has a name, open, and the name in it.
+//! Names of files: an open directory, and a name in it.
 //!
-//! Invariant: what a [`Parent`] says of a name is about the directory that it has open, whatever
-//! happens to the paths that lead there.
+//! Invariant: all facts of a [`Parent`] are about its open directory, even if the directory's path
+//! changes.
 //!
 //! Entry point: [`Parent::of_path`].
 
@@ -18,16 +18,16 @@ use crate::sys::shared::Shared;
 /// `NAME_MAX`.
 const NAME_BYTES_MAX: usize = 255;
 
-/// A name in a directory that is open.
+/// A name in an open directory.
 pub(crate) struct Parent {
     directory: Opened,
     name: [u8; NAME_BYTES_MAX + 1],
-    /// What the kernel said of the directory when it was opened.
+    /// The directory's attributes when it was opened.
     pub(crate) seen: Seen,
     handle: FileHandle,
 }
 
-/// The handle of a directory whose names are kept as they are given.
+/// The handle of a directory that keeps names as they are given.
 #[derive(Clone, Copy)]
 struct Noted {
     device: u64,
@@ -42,7 +42,7 @@ impl Noted {
             && self.created_ns == seen.created_ns
     }
 
-    /// Asks the kernel; none where names are not kept as they are given.
+    /// Asks the kernel. Returns `None` if the directory does not keep names as they are given.
     fn of(directory: c_int, seen: &Seen) -> Option<Self> {
         const FOLDS_CASE: u32 = 0x4000_0000;
         const IS_ENCRYPTED: u32 = 0x800;
@@ -54,10 +54,10 @@ impl Noted {
     }
 }
 
-/// Directories that are noted at once.
+/// Number of directories that are noted at once.
 const NOTES: usize = 8;
-/// The last ones that were asked for. A directory that folds case or is encrypted was made so while
-/// it was empty.
+/// The directories asked for last. A directory can begin to fold case or to encrypt only while it
+/// is empty.
 static NOTED: [Shared<Noted>; NOTES] = [const { Shared::new() }; NOTES];
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
@@ -74,8 +74,8 @@ fn noted(directory: c_int, seen: &Seen) -> Option<Noted> {
 }
 
 impl Parent {
-    /// The last name of a path in `directory`; none where it is no name of a file, or one in a
-    /// directory whose names are not kept as they are given.
+    /// Opens the directory of a path in `directory`, for the path's last name. Returns `None` if
+    /// that is no name of a file, or if the directory does not keep names as they are given.
     pub(crate) fn of_path(directory: c_int, path: &CStr) -> Option<Self> {
         let bytes = path.to_bytes();
         let end = bytes.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
@@ -105,28 +105,29 @@ impl Parent {
         CStr::from_bytes_until_nul(&self.name).unwrap_or_default()
     }
 
-    /// A descriptor of the directory.
+    /// Returns the descriptor of the directory.
     pub(crate) fn directory(&self) -> c_int {
         self.directory.number()
     }
 
-    /// As records have it.
+    /// Returns the directory's handle and the name, in the form of records.
     pub(crate) fn at(&self) -> NameAt<'_> {
         NameAt { parent: self.handle, name: self.name().to_bytes() }
     }
 
-    /// What has the name, if anything has. A symbolic link is one.
+    /// Returns the attributes of the file with the name, if there is one, without following a
+    /// symbolic link.
     pub(crate) fn child(&self) -> Option<libc::stat> {
         query::fstatat(self.directory(), self.name(), libc::AT_SYMLINK_NOFOLLOW).ok()
     }
 
-    /// The handle of what has the name.
+    /// Returns the handle of the file with the name.
     pub(crate) fn handle_of_child(&self) -> Option<FileHandle> {
         files::handle_at(self.directory(), self.name(), 0)
     }
 }
 
-/// A time of the kernel as records have it.
+/// Returns a time of the kernel in the form of records.
 pub(crate) fn timestamp(seconds: i64, nanoseconds: i64) -> Timestamp {
     Timestamp { s: seconds, ns: u32::try_from(nanoseconds).unwrap_or(0) }
 }
@@ -144,7 +145,7 @@ mod tests {
         std::fs::write(dir.path().join("directory/file"), b"content").unwrap();
         let opened = std::fs::File::open(dir.path()).unwrap();
         let parent = |path: &CStr| Parent::of_path(std::os::fd::AsRawFd::as_raw_fd(&opened), path);
-        // Not each file system of those that tests run on says what flags its files have.
+        // Tests may run on a file system that does not report the flags of its files.
         let Some(found) = parent(c"directory//file") else { return };
         assert_eq!((found.name(), found.child().unwrap().st_size), (c"file", 7));
         assert!(found.handle_of_child().is_some() && found.seen.is_directory());

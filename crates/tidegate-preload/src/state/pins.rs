@@ -1,7 +1,7 @@
-//! Files that this process has pinned until it ends, since it has mapped them or has others write
-//! them: they may change unseen at any time.
+//! Files that this process has pinned until it ends, since they may change unseen at any time: it
+//! has mapped them, or has them written by the kernel or by other processes.
 //!
-//! Invariant: each is in the table at most once, unless two threads note it at the same time.
+//! Invariant: each file is in the table at most once, unless two threads note it at the same time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ static PINNED: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
 
 /// Notes a file that this process has pinned in the log's table.
 pub(crate) fn note(file: FileRef) {
-    // Where there is no place left, the pin stays until the supervisor hears of the process's end.
+    // If the table is full, the pin stays until the supervisor hears of the process's end.
     for word in &PINNED {
         if word.compare_exchange(0, file.to_word(), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             return;
@@ -25,7 +25,7 @@ pub(crate) fn has(file: FileRef) -> bool {
     find(file).is_some()
 }
 
-/// Takes one note back. False: there was none.
+/// Removes one note of the file. Returns whether there was one.
 pub(crate) fn forget(file: FileRef) -> bool {
     find(file).inspect(|word| word.store(0, Ordering::Release)).is_some()
 }

@@ -13,13 +13,13 @@ const DESCRIPTORS_LIKELY: c_int = 4096;
 pub(crate) fn each(mut visit: impl FnMut(c_int)) {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY;
     let Ok(directory) = Opened::open(libc::AT_FDCWD, c"/proc/self/fd", flags) else {
-        // Without /proc: the numbers that a program is likely to have.
+        // Without /proc: the numbers that a program is likely to use.
         return (0..DESCRIPTORS_LIKELY).for_each(visit);
     };
     let mut entries = Page::take();
     loop {
         let (at, space) = (entries.bytes_mut().as_mut_ptr(), entries.bytes().len());
-        // SAFETY: memory for the answer, aligned for its entries.
+        // SAFETY: `at` is memory of `space` bytes, aligned for the entries.
         let result =
             unsafe { raw::call(libc::SYS_getdents64, words![directory.number(), at, space]) };
         match raw::checked(result) {
@@ -35,8 +35,8 @@ pub(crate) fn each(mut visit: impl FnMut(c_int)) {
     }
 }
 
-/// Calls `visit` for each entry of a directory whose name is a number. An entry is: inode 8 bytes,
-/// offset 8, its own length 2, type 1, name.
+/// Calls `visit` for each directory entry whose name is a number. An entry has 8 bytes of inode, 8
+/// of offset, 2 of the entry's length, 1 of type, and the name.
 fn numbers(mut entries: &[u8], mut visit: impl FnMut(c_int)) {
     while let Some(&[low, high]) = entries.get(16..18) {
         let len_bytes = usize::from(u16::from_le_bytes([low, high]));

@@ -1,11 +1,11 @@
-//! This process: whether it uses the log, and what it knows of itself.
+//! The state of this process: whether it uses the log, and the user's settings.
 //!
 //! Invariants:
-//! 1. Until the log is attached, where it cannot be, and once it was given up, every hook does what
-//!    the C library does.
-//! 2. What is kept here is written when the library is loaded, and read only from then on; but for
-//!    the largest file that the process may make, and for two notes that are never taken back: that
-//!    files are written in ways that no hook sees, and that the log was given up.
+//! 1. Until the log is attached, if it cannot be attached, and after it was given up, every hook
+//!    does the same as the C library.
+//! 2. The facts are written when the library is loaded, and only read afterwards. Exceptions are
+//!    the size limit of files, and three notes that are never withdrawn: that files are written
+//!    unseen, that system calls are filtered, and that the log was given up.
 //!
 //! Entry points: [`log()`], [`filter`], [`trusts`], [`includes_tmpfs`], [`writes_unseen`],
 //! [`in_vfork_child`], [`give_up`]; [`attach`] and [`use_log`] when the library is loaded.
@@ -13,10 +13,10 @@
 //! The environment: `TIDEGATE_POOL` and `TIDEGATE_CONTROL` are the paths of the log's memory;
 //! `TIDEGATE_SOCKET` is the supervisor's; `TIDEGATE_INCLUDE`, `TIDEGATE_EXCLUDE` and
 //! `TIDEGATE_TRUST` are globs, one a line; `TIDEGATE_INCLUDE_TMPFS=1` takes tmpfs for a disk;
-//! `TIDEGATE_COVER_AFTER` is the number of a descriptor's sync that covers its file, however young
-//! that is; if it is not given 2, of a file that is a second old; `TIDEGATE_EVERY_WRITE=1` syncs
-//! each write.
-#![allow(unsafe_code)] // what is leaked at load time
+//! `TIDEGATE_COVER_AFTER` is the number of a descriptor's sync that covers its file at any age (by
+//! default the second sync, of a file that is at least a second old, or the eighth);
+//! `TIDEGATE_EVERY_WRITE=1` syncs each write.
+#![allow(unsafe_code)] // memory that is leaked at load time
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString, OsStr};
@@ -34,16 +34,16 @@ use tidegate::log::{self, Log, Ring};
 use crate::sys::raw;
 use crate::sys::signals::SignalsBlocked;
 
-/// The sync of a descriptor that covers its file: with the first one it is not known that there
-/// will be others, and most files are synced once.
+/// Default number of a descriptor's sync that covers its file. Not the first one, since most files
+/// are synced only once.
 const COVER_AFTER: u32 = 2;
-/// How old a file is at least that is covered after few syncs, in nanoseconds.
+/// Default of the least age of a file that few syncs cover, in nanoseconds.
 const COVER_AGE_NS: u64 = 1_000_000_000;
 
-/// What this process knows of itself once it is attached.
+/// The log and the user's settings, in a process that uses the log.
 pub(crate) struct Attached {
     log: Log,
-    /// Where it was found.
+    /// The files of the log's memory.
     found_at: [Place; 2],
     filter: Filter,
     trust: &'static [u8],
@@ -57,7 +57,7 @@ impl Attached {
         &self.log
     }
 
-    /// The user says that the program at this path changes no file that is synced.
+    /// Returns whether the user trusts the program at this path to change no file that is synced.
     pub(crate) fn trusts(&self, path: &[u8]) -> bool {
         glob::matches_any(self.trust, path)
     }
@@ -65,7 +65,7 @@ impl Attached {
 
 #[cfg(test)]
 impl Attached {
-    /// Of a process that covers each file by its first sync.
+    /// Returns the settings of a process that covers each file by its first sync.
     pub(crate) fn of_test(log: Log) -> Self {
         Self {
             log,
@@ -79,7 +79,7 @@ impl Attached {
     }
 }
 
-/// A file's path, and which file is there.
+/// A path, and the numbers of the file that it named at first.
 struct Place {
     path: CString,
     file: Option<(u64, u64)>,
@@ -91,32 +91,32 @@ impl Place {
         Self { file: file_at(&path), path }
     }
 
-    /// The same file is there.
+    /// Returns whether the path still names the same file.
     fn is_unchanged(&self) -> bool {
         self.file.is_some() && self.file == file_at(&self.path)
     }
 }
 
-/// Device and inode of the file at a path.
+/// Returns device and inode number of the file at a path.
 fn file_at(path: &CStr) -> Option<(u64, u64)> {
     rustix::fs::stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 static ATTACHED: AtomicPtr<Attached> = AtomicPtr::new(ptr::null_mut());
-/// What the kernel counts a file's bytes with.
+/// The largest size that the kernel's type for sizes can hold.
 const FILE_BYTES_MAX: u64 = i64::MAX.cast_unsigned();
-/// The largest file that this process may make.
+/// The size limit of files that this process writes.
 static FILE_LIMIT_BYTES: AtomicU64 = AtomicU64::new(FILE_BYTES_MAX);
 
 static WRITES_UNSEEN: AtomicBool = AtomicBool::new(false);
 
-/// What a thread may not do as the others of its process do.
+/// Whether a thread has a table of descriptors apart from the threads that share its memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Apart {
     No,
-    /// It runs as a child of `vfork`: its memory is the parent's, its descriptors are its own.
+    /// A child of `vfork`, with the parent's memory and descriptors of its own.
     VforkChild,
-    /// It has left the table of descriptors that the threads of its process share.
+    /// A thread that has left its process's table of descriptors.
     OwnDescriptors,
 }
 
@@ -124,62 +124,64 @@ thread_local! {
     static APART: Cell<Apart> = const { Cell::new(Apart::No) };
 }
 
-/// The log, if this process uses one.
+/// Returns the log, if this process uses one.
 #[inline]
 pub(crate) fn log() -> Option<&'static Log> {
     attached().map(|attached| &attached.log)
 }
 
-/// A program that this process starts will find the log where this process has found it.
+/// Returns whether a program that this process starts will find the log at the same paths.
 pub(crate) fn can_find_log() -> bool {
     attached().is_some_and(|attached| attached.found_at.iter().all(Place::is_unchanged))
 }
 
-/// Which paths are for the log.
+/// Returns the filter of paths that the user wants in the log.
 pub(crate) fn filter() -> Filter {
     attached().map_or_else(Filter::default, |attached| attached.filter)
 }
 
-/// Some programs are trusted.
+/// Returns whether the user trusts any programs.
 pub(crate) fn trusts_any() -> bool {
     attached().is_some_and(|attached| !attached.trust.is_empty())
 }
 
-/// The program at this path changes no file that is synced, the user says: where it cannot be
-/// watched, files stay in the log while it runs.
+/// Returns whether the user trusts the program at this path to change no file that is synced: files
+/// then stay in the log while it runs, even if it cannot be watched.
 pub(crate) fn trusts(path: &[u8]) -> bool {
     attached().is_some_and(|attached| attached.trusts(path))
 }
 
-/// Files in tmpfs are taken for files on a disk: for tests.
+/// Returns whether files in tmpfs are taken for files on a disk, for tests.
 pub(crate) fn includes_tmpfs() -> bool {
     attached().is_some_and(|attached| attached.includes_tmpfs)
 }
 
-/// The largest file that this process may make: the kernel refuses a larger one, or kills for it.
+/// Returns the size limit of files in bytes: the kernel refuses writes beyond it, or kills the
+/// process.
 #[inline]
 pub(crate) fn file_bytes_max() -> u64 {
     FILE_LIMIT_BYTES.load(Ordering::Relaxed)
 }
 
-/// Asks the kernel what [`file_bytes_max`] is.
+/// Updates [`file_bytes_max`] from the kernel.
 pub(crate) fn find_file_limit() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
     let bytes = limit.unwrap_or(u64::MAX).min(FILE_BYTES_MAX);
     FILE_LIMIT_BYTES.store(bytes, Ordering::Relaxed);
 }
 
-/// The sync of a descriptor that covers its file.
+/// Returns the number of a descriptor's sync that covers its file.
 pub(crate) fn cover_after() -> u32 {
     attached().map_or(u32::MAX, |attached| attached.cover_after)
 }
 
-/// How old a file is at least that is covered after few syncs, in nanoseconds.
+/// Returns the least age of a file that few syncs cover, in nanoseconds; 0 for any age.
 pub(crate) fn cover_age_ns() -> u64 {
     attached().map_or(0, |attached| attached.cover_age_ns)
 }
 
-/// Each write is to be synced when it returns: also by a process that does not use the log.
+/// Returns whether each write is to be synced before it returns, even if this process does not use
+/// the log.
 #[inline]
 pub(crate) fn every_write() -> bool {
     EVERY_WRITE.load(Ordering::Relaxed) && !is_filtered()
@@ -187,44 +189,44 @@ pub(crate) fn every_write() -> bool {
 
 static EVERY_WRITE: AtomicBool = AtomicBool::new(false);
 
-/// Where the supervisor listens: known also to a process that does not use the log.
+/// Returns the path of the supervisor's socket, even if this process does not use the log.
 pub(crate) fn socket() -> Option<&'static Path> {
     SOCKET.get().copied().flatten()
 }
 
 static SOCKET: OnceLock<Option<&'static Path>> = OnceLock::new();
 
-/// This process, as the kernel numbers it.
+/// Returns the process ID.
 #[inline]
 pub(crate) fn number() -> u32 {
     log::current_process()
 }
 
-/// Any file of this process may be written to in ways that no hook sees.
+/// Returns whether any file of this process may be written in ways that no hook sees.
 pub(crate) fn writes_unseen() -> bool {
     WRITES_UNSEEN.load(Ordering::Relaxed)
 }
 
-/// Notes that from now on [`writes_unseen`].
+/// Sets [`writes_unseen`], for good.
 pub(crate) fn set_writes_unseen() {
     WRITES_UNSEEN.store(true, Ordering::SeqCst);
 }
 
-/// The log and what the user wants, if this process uses the log.
+/// Returns the log and the user's settings, if this process uses the log.
 #[inline]
 pub(crate) fn attached() -> Option<&'static Attached> {
     let at = ATTACHED.load(Ordering::Acquire);
-    // SAFETY: null, or what `use_log` has leaked.
+    // SAFETY: null, or from `use_log`, which has leaked it: it lives as long as the process.
     unsafe { at.as_ref() }
 }
 
-/// Whether the caller is a child of `vfork` that has not called `exec` yet.
+/// Returns whether the caller is a child of `vfork` that has not called `exec` yet.
 #[inline]
 pub(crate) fn in_vfork_child() -> bool {
     APART.get() == Apart::VforkChild
 }
 
-/// Whether the calling thread is one of these.
+/// Returns whether the calling thread is a child of `vfork` or has descriptors of its own.
 #[inline]
 pub(crate) fn is_apart() -> bool {
     APART.get() != Apart::No
@@ -235,14 +237,15 @@ pub(crate) fn set_own_descriptors() {
     APART.set(Apart::OwnDescriptors);
 }
 
-/// To be called around `vfork`: what the child does is done by the parent's thread, as far as
-/// memory goes.
+/// Sets whether the calling thread is a child of `vfork`. To be called in the parent before and
+/// after `vfork`: the child runs on the memory of the parent's thread.
 pub(crate) fn set_vfork_child(is: bool) {
     APART.set(if is { Apart::VforkChild } else { Apart::No });
     log::after_fork();
 }
 
-/// Finds what the environment names. None: this process cannot use the log.
+/// Attaches the log that the environment names, and reads the settings. Returns `None` if this
+/// process cannot use the log.
 pub(crate) fn attach() -> Option<Attached> {
     let _ = SOCKET.set(variable("TIDEGATE_SOCKET").map(Path::new));
     let is_set = |name| std::env::var_os(name).is_some_and(|value| value == "1");
@@ -266,42 +269,43 @@ pub(crate) fn attach() -> Option<Attached> {
     })
 }
 
-/// From now on this process uses the log.
+/// Starts to use the log in this process.
 pub(crate) fn use_log(attached: Attached) {
     ATTACHED.store(Box::into_raw(Box::new(attached)), Ordering::Release);
 }
 
-/// This process cannot use the log, and writes what others have in it: as one that has given it up,
-/// for this cause.
+/// Notes that this process cannot use the log, although it may write files that other processes
+/// have in the log. It counts as having given the log up, for this cause.
 pub(crate) fn refuse_log(cause: Cause) {
     let _ = CAUSE.set(cause);
     GIVEN_UP.store(true, Ordering::SeqCst);
 }
 
-/// A variable of the environment, kept for the life of the process: the program may change its
-/// environment.
+/// Returns a copy of an environment variable that lives as long as the process, since the program
+/// may change its environment.
 fn variable(name: &str) -> Option<&'static OsStr> {
     let value = std::env::var_os(name)?.into_vec();
     Some(OsStr::from_bytes(Vec::leak(value)))
 }
 
-/// Threads of this process that are in the middle of something that giving up the log waits for.
+/// Number of the process's [`Holder`]s. [`give_up`] waits until it is 0.
 static HOLDERS: AtomicU32 = AtomicU32::new(0);
-/// How long [`give_up`] waits for each of those.
+/// Timeout of [`give_up`] for the next change of [`HOLDERS`].
 const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 
 thread_local! {
-    /// The [`Holder`]s of the thread that live.
+    /// Number of the thread's [`Holder`]s.
     static HOLDERS_HERE: Cell<u32> = const { Cell::new(0) };
 }
 
 /// While this lives, the log's memory stays mapped, and no rights are given up.
 ///
-/// A signal handler that jumps out meanwhile leaves a holder: giving up waits all of its timeout.
+/// A signal handler that jumps out meanwhile leaves a holder: [`give_up`] then waits for its whole
+/// timeout.
 pub(crate) struct Holder(());
 
 impl Holder {
-    /// None: the log was given up.
+    /// Returns `None` if the log was given up.
     #[inline]
     pub(crate) fn new() -> Option<Self> {
         HOLDERS.fetch_add(1, Ordering::SeqCst);
@@ -310,7 +314,7 @@ impl Holder {
         (!has_given_up()).then_some(holder)
     }
 
-    /// The calling thread has one.
+    /// Returns whether the calling thread has a holder.
     #[inline]
     pub(crate) fn is_here() -> bool {
         HOLDERS_HERE.get() != 0
@@ -322,7 +326,8 @@ impl Drop for Holder {
     fn drop(&mut self) {
         HOLDERS_HERE.set(HOLDERS_HERE.get().wrapping_sub(1));
         HOLDERS.fetch_sub(1, Ordering::SeqCst);
-        // Only then a thread waits for it; later a filter may kill for the call.
+        // A thread waits only while this is under way. Later a system call filter may kill the
+        // process for the call.
         if GIVING_UP.load(Ordering::SeqCst) == UNDER_WAY {
             raw::wake(&HOLDERS);
         }
@@ -331,37 +336,37 @@ impl Drop for Holder {
     }
 }
 
-/// A [`Holder`] whose thread runs no signal handler: to be taken before a lock in the log, and,
-/// behind a call that may take long, before several system calls that the program does not make
-/// itself.
+/// A [`Holder`] whose thread runs no signal handler. To be taken before a lock in the log, and also
+/// after a call that may take long, before several system calls of the library's own.
 pub(crate) struct Holding {
-    // Given back first: signals come once the thread is no holder any more.
+    // Dropped first: signals are unblocked when the thread is no longer a holder.
     _holder: Holder,
     _signals: SignalsBlocked,
 }
 
 impl Holding {
-    /// None: the log was given up.
+    /// Returns `None` if the log was given up.
     #[inline]
     pub(crate) fn new() -> Option<Self> {
-        // Signals only once the log cannot be given up: a filter may kill for the system call.
+        // The holder first: after the log was given up, a system call filter may kill the process
+        // for the call that blocks signals.
         let holder = Holder::new()?;
         Some(Self { _holder: holder, _signals: SignalsBlocked::new() })
     }
 }
 
-/// The log was given up.
+/// Returns whether the log was given up.
 pub(crate) fn has_given_up() -> bool {
     GIVEN_UP.load(Ordering::SeqCst)
 }
 
 #[cfg(test)]
 thread_local! {
-    /// Called by the thread when one of its holders has gone.
+    /// Called by the thread after it has dropped a holder.
     pub(crate) static RELEASED: Cell<fn()> = const { Cell::new(|| ()) };
 }
 
-/// As if another thread had given the log up, or had not.
+/// Sets whether the log counts as given up, as if another thread had done so.
 #[cfg(test)]
 pub(crate) fn pretend_given_up(is_given_up: bool) {
     GIVEN_UP.store(is_given_up, Ordering::SeqCst);
@@ -373,48 +378,48 @@ pub(crate) fn cause() -> Cause {
 }
 
 static GIVEN_UP: AtomicBool = AtomicBool::new(false);
-/// Why the log was given up, for the supervisor.
+/// Why the log was given up, to be reported to the supervisor.
 static CAUSE: OnceLock<Cause> = OnceLock::new();
 
-/// Notes that this is a forked child: it has another number, and none of the other threads. Whether
-/// its thread had descriptors of its own.
+/// Adapts the state to a forked child, which has another process ID and none of the other threads.
+/// Returns whether its thread had descriptors of its own.
 pub(crate) fn become_child() -> bool {
     log::after_fork();
     HOLDERS.store(0, Ordering::SeqCst);
     HOLDERS_HERE.set(0);
-    // The thread that was about it is the parent's.
+    // A thread that is giving the log up is the parent's, not the child's.
     GIVING_UP.store(if has_given_up() { ENDED } else { NOT_BEGUN }, Ordering::SeqCst);
     APART.replace(Apart::No) == Apart::OwnDescriptors
 }
 
-/// Whether the program asked for a filter of its system calls: the library makes none of its own
-/// from then on, for it may kill.
+/// Whether the program asked for a system call filter. From then on the library makes no system
+/// calls of its own, since the filter may kill the process.
 static IS_FILTERED: AtomicBool = AtomicBool::new(false);
 
-/// Notes that the program asks for a filter of its system calls.
+/// Notes that the program asks for a system call filter.
 pub(crate) fn set_filtered() {
     IS_FILTERED.store(true, Ordering::SeqCst);
 }
 
-/// The program has asked for a filter of its system calls.
+/// Returns whether the program has asked for a system call filter.
 pub(crate) fn is_filtered() -> bool {
     IS_FILTERED.load(Ordering::SeqCst)
 }
 
-/// How far this process is with giving the log up.
+/// The progress of giving the log up.
 static GIVING_UP: AtomicU32 = AtomicU32::new(NOT_BEGUN);
 const NOT_BEGUN: u32 = 0;
 const UNDER_WAY: u32 = 1;
 const ENDED: u32 = 2;
-/// How long a thread waits at a time for the one that gives the log up.
+/// Timeout of one wait for the thread that gives the log up.
 const ENDED_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Gives the log up, for good: nothing of it is mapped any more, and every hook does what the C
-/// library does. `suspend` has the supervisor suspend logging: no operation of this process begins
-/// any more.
+/// Gives the log up, for good: unmaps its memory, and makes every hook do the same as the C
+/// library. `suspend` asks the supervisor to suspend logging: afterwards this process begins no
+/// operation on the log.
 ///
-/// One thread does it. Another one that comes meanwhile waits, for a filter of system calls may be
-/// what it comes for.
+/// One thread gives the log up. Another caller waits until that is done, since it may be about to
+/// install a system call filter.
 pub(crate) fn give_up(cause: Cause, suspend: impl FnOnce()) {
     match GIVING_UP.load(Ordering::SeqCst) {
         NOT_BEGUN if log().is_some() => give_up_first(cause, suspend),
@@ -426,9 +431,9 @@ pub(crate) fn give_up(cause: Cause, suspend: impl FnOnce()) {
     }
 }
 
-/// Gives the log up, unless another thread has begun to. Signals are blocked meanwhile: a handler
-/// could not wait for its own thread. The thread that comes second takes them again while it is a
-/// holder, for which the first one waits.
+/// Gives the log up, unless another thread has begun to. Blocks signals meanwhile, since a handler
+/// could not wait for its own thread. A second thread unblocks its signals while it is still a
+/// holder, so that the first thread waits for that system call.
 fn give_up_first(cause: Cause, suspend: impl FnOnce()) {
     let Some(holder) = Holder::new() else { return };
     let _signals = SignalsBlocked::new();
@@ -443,14 +448,14 @@ fn give_up_first(cause: Cause, suspend: impl FnOnce()) {
     raw::wake(&GIVING_UP);
 }
 
-/// A [`Holder`] is waited for: its lock is in a list of the C library that leads through the log's
-/// memory, or the kernel is to answer it still. Others find zeroes there: that no file has an
-/// entry.
+/// Detaches and unmaps the log, after waiting for all [`Holder`]s: a holder may be in a system call
+/// of the library's own, or have a lock, which the C library's list of locks reaches through the
+/// log's memory. Other threads read zeroes there: no file has an entry.
 fn leave_log(cause: Cause) {
     let _ = CAUSE.set(cause);
     GIVEN_UP.store(true, Ordering::SeqCst);
     let at = ATTACHED.swap(ptr::null_mut(), Ordering::SeqCst);
-    // SAFETY: null, or what `use_log` has leaked.
+    // SAFETY: null, or from `use_log`, which has leaked it: it lives as long as the process.
     let Some(attached) = (unsafe { at.as_ref() }) else { return };
     let is_free = loop {
         let holders = HOLDERS.load(Ordering::SeqCst);
@@ -458,10 +463,11 @@ fn leave_log(cause: Cause) {
             break holders == 0;
         }
     };
-    // Where the kernel does not do it, the memory stays mapped, but no hook uses it.
+    // If the kernel refuses, the memory stays mapped, but no hook uses it.
     let _ = attached.log.ring().abandon();
     if is_free {
-        // SAFETY: only holders use the pool, and there are none any more; it is never dropped.
+        // SAFETY: only holders use the pool, and none is left; `attached` is never dropped, so that
+        // the region is not unmapped twice.
         unsafe { attached.log.ring().pool().region().unmap() };
     }
 }

@@ -1,11 +1,9 @@
-//! Why syncs are real: counted by cause, and told to the supervisor where the user may want to
-//! know.
+//! Causes of real syncs: counted, and reported to the supervisor if the user may want to know.
 //!
-//! Invariant: only syncs that are made for real cost anything here. What the log answers never
-//! comes here.
+//! Invariant: only real syncs cost anything here. Syncs that the log answers never get here.
 //!
-//! Entry points: [`count`]; [`note_uncoverable`], [`note_synchronous`] count a sync that has been
-//! made; [`note_unseen`], [`tell`].
+//! Entry points: [`count`]; [`note_uncoverable`], [`note_synchronous`] after a sync;
+//! [`note_unseen`], [`tell`].
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,29 +19,28 @@ use crate::sys::own_stack;
 use crate::sys::path::{self, PathBuffer};
 use crate::sys::signals::SignalsBlocked;
 
-/// A bit for each cause that this program has told.
+/// A bit for each cause that this program has reported.
 static TOLD: AtomicU32 = AtomicU32::new(0);
-/// Why any file of this process may change unseen: the number of a [`Cause`] plus 1; 0: none is
-/// known.
+/// Why any file of this process may change unseen: the number of a [`Cause`] plus 1; 0 if unknown.
 static UNSEEN: AtomicU32 = AtomicU32::new(0);
 
-/// Tells the supervisor, once.
+/// Reports a cause to the supervisor, once in this process.
 #[cold]
 pub(crate) fn tell(cause: Cause) {
     let bit = 1 << cause as u32;
     if TOLD.load(Ordering::Relaxed) & bit != 0 {
         return;
     }
-    // A process that has given up the log may be killed for a system call that is not its own.
+    // After the log was given up, a system call filter may kill the process for a call of ours.
     let Some(_holding) = Holding::new() else { return };
-    // The memory of a child of `vfork` is its parent's, the connection would be its own.
+    // A child of `vfork` would note the report in its parent's memory, but connect by itself.
     if !process::in_vfork_child() && TOLD.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
         own_stack::run(|| supervisor::tell_plain(cause));
     }
 }
 
-/// Notes why any file of this process may change unseen from now on. Told when the process syncs
-/// one.
+/// Notes why any file of this process may change unseen from now on. The cause is reported when the
+/// process syncs a file.
 pub(crate) fn note_unseen(cause: Option<Cause>) {
     UNSEEN.store(cause.map_or(0, |cause| cause as u32 + 1), Ordering::Relaxed);
 }
@@ -57,7 +54,8 @@ pub(crate) fn why_unseen() -> Option<Cause> {
 #[cold]
 pub(crate) fn count(log: &Log, fd: c_int, (device, inode): (u64, u64), cause: Counter) {
     log.ring().stats().add(cause, 1);
-    // As for `tell`. A handler that jumps out in the middle costs no more than the list.
+    // No call after the log was given up, as in `tell`. Signals are not blocked: a handler that
+    // jumps out here keeps the list locked, and later syncs are counted without a row.
     let Some(_holder) = Holder::new() else { return };
     if !process::in_vfork_child() {
         let sync = RealSync { cause, process: current_process(), device, inode };
@@ -68,10 +66,10 @@ pub(crate) fn count(log: &Log, fd: c_int, (device, inode): (u64, u64), cause: Co
     }
 }
 
-/// The program's name, and the path of what is open as `fd`.
+/// Returns the program's name, and the path of the file of `fd`.
 fn names(fd: c_int) -> SyncNames {
     let mut path = PathBuffer::new();
-    // What has no path is listed without one.
+    // A file without a path is listed without one.
     let _ = path::of_descriptor(fd, &mut path);
     let bytes = path.as_bytes();
     let end = &bytes[bytes.len().saturating_sub(PATH_END_BYTES)..];
@@ -80,8 +78,8 @@ fn names(fd: c_int) -> SyncNames {
     names
 }
 
-/// Counts a sync that the C library has made of what can never be covered: a directory, or a file
-/// of another file system on a disk.
+/// Counts a sync by the C library of a descriptor that is never covered: a directory, or a file of
+/// another file system on a disk.
 pub(crate) fn note_uncoverable(fd: c_int, known: &Known) {
     let Some(log) = process::log() else { return };
     let numbers = (known.device, known.inode);
@@ -95,7 +93,7 @@ pub(crate) fn note_uncoverable(fd: c_int, known: &Known) {
     }
 }
 
-/// Counts a write, with this result, by a descriptor that has the kernel sync it.
+/// Counts a write with this result as a sync: the kernel has synced it, as its descriptor demands.
 #[cold]
 pub(crate) fn note_synchronous(open: &Open, result: isize) {
     if result > 0 {

@@ -1,12 +1,12 @@
-//! Files on which this process may hold record locks, which it loses when it closes any descriptor
-//! of the file: the library never opens such a file.
+//! Record locks that this process may hold. It loses its locks on a file when it closes any
+//! descriptor of the file, so the library never opens such a file.
 //!
 //! Invariants:
-//! 1. Once the process has asked for a record lock on a file, [`may_have`] says so. Others may
-//!    share its bit. Nothing is taken back.
-//! 2. No lock is asked for while the library has the file open. It counts itself, then looks for
-//!    the bit; a thread that wants a lock sets the bit, then looks at the count. All four are in
-//!    one total order (`SeqCst`): one of both sees the other.
+//! 1. Once the process has asked for a record lock on a file, [`may_have`] returns true for the
+//!    file, for good. Other files may share its bit.
+//! 2. No lock is asked for while the library has the file open. The library counts its descriptor,
+//!    then loads the bit; a thread that asks for a lock sets the bit, then loads the count. These
+//!    two stores and two loads are in one total order (`SeqCst`): one side sees the other.
 //!
 //! Entry points: [`note`] before a lock is asked for; [`may_have`]; [`open`].
 #![allow(unsafe_code)] // C's functions
@@ -27,16 +27,17 @@ use crate::sys::{next, query, raw};
 const WORDS: usize = 16;
 static MAY_HAVE: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 
-/// The word of a file, and its bit there.
+/// Returns the word that has a file's bit, and the bit.
 fn bit(device: u64, inode: u64) -> (&'static AtomicU64, u64) {
     let mixed = (inode ^ device.rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let at = usize::try_from(mixed >> 60).unwrap_or(0) % WORDS;
     (&MAY_HAVE[at], 1 << (mixed >> 54 & 63))
 }
 
-/// The process asks for a record lock on the file of `fd`.
+/// Notes that the process asks for a record lock on the file of `fd`, and waits while the library
+/// has files open. To be called before the request.
 pub(crate) fn note(fd: c_int) {
-    // `SQLite` asks for ten a transaction: what is known of the descriptor spares ten calls.
+    // `SQLite` asks for ten locks a transaction: the noted facts save ten system calls.
     let known = descriptors::get(fd);
     let known = (known.kind == Kind::File).then_some((known.device, known.inode));
     let numbers = || query::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
@@ -54,20 +55,20 @@ pub(crate) fn note(fd: c_int) {
     }
 }
 
-/// Whether the process may hold a record lock on the file with these numbers.
+/// Returns whether the process may hold a record lock on the file with these numbers.
 pub(crate) fn may_have(device: u64, inode: u64) -> bool {
     let (word, bit) = bit(device, inode);
     word.load(Ordering::SeqCst) & bit != 0
 }
 
-/// Descriptors that the library has open at this moment.
+/// Number of descriptors that the library has open at this moment.
 static OPENED: AtomicU32 = AtomicU32::new(0);
-/// Threads that wait for those to be closed.
+/// Number of threads that wait until these are closed.
 static WAITING: AtomicU32 = AtomicU32::new(0);
-/// How long they wait for one: a child of `vfork` that was killed has closed its own.
+/// Timeout of each wait: a child of `vfork` that was killed does not count its descriptors down.
 const OPENED_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Waits until the library has closed what it has open.
+/// Waits until the library has closed its descriptors.
 fn wait_for_opened() {
     WAITING.fetch_add(1, Ordering::SeqCst);
     loop {
@@ -79,7 +80,7 @@ fn wait_for_opened() {
     WAITING.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// One of [`OPENED`].
+/// A descriptor that [`OPENED`] counts.
 struct Counted;
 
 impl Counted {
@@ -98,10 +99,10 @@ impl Drop for Counted {
     }
 }
 
-/// A descriptor of the library of a file on which the process holds no record lock, nor asks for
-/// one meanwhile.
+/// A descriptor that the library has opened. While it lives, the process neither holds nor asks for
+/// a record lock on its file.
 pub(crate) struct Unlocked {
-    // Closed first; last of all signals come, whose handlers may ask for a lock.
+    // Dropped first. `_holding` is last: the handlers of pending signals may ask for a lock.
     opened: Opened,
     _counted: Counted,
     _holding: Holding,
@@ -113,8 +114,8 @@ impl Unlocked {
     }
 }
 
-/// Opens the file with these numbers by `open`. None: it may have a record lock of the process, or
-/// cannot be opened.
+/// Opens the file with these numbers by `open`. Returns `None` if it cannot be opened, or if the
+/// process may hold a record lock on it.
 pub(crate) fn open(
     device: u64,
     inode: u64,
@@ -125,7 +126,7 @@ pub(crate) fn open(
     Some(Unlocked { opened, _counted: counted, _holding: holding })
 }
 
-/// In a forked child: none of the other threads that had something open are here.
+/// Resets the counts in a forked child, which has none of the parent's other threads.
 pub(crate) fn become_child() {
     OPENED.store(0, Ordering::SeqCst);
     WAITING.store(0, Ordering::SeqCst);
@@ -137,7 +138,7 @@ macro_rules! hooks {
         pub(crate) unsafe extern "C-unwind" fn $name(fd: c_int, command: c_int, len: off_t) -> c_int {
             note(fd);
             let Some(function) = next::$name.get() else { return raw::failed_int(libc::ENOSYS) };
-            // SAFETY: the C library's function of this type, with what the program passed.
+            // SAFETY: the C library's function of this name, with the program's own arguments.
             unsafe { function(fd, command, len) }
         }
     )*};
@@ -163,7 +164,7 @@ mod tests {
         assert!(open(stat.st_dev, stat.st_ino, opens).is_none());
     }
 
-    /// Each thread looks for the other one when it has said what it does.
+    /// Each thread looks for the other one after it has announced its own action.
     #[test]
     fn no_lock_is_asked_for_while_the_file_is_open() {
         static IS_OPEN: AtomicBool = AtomicBool::new(false);
@@ -171,7 +172,7 @@ mod tests {
         let opens = || Opened::open(libc::AT_FDCWD, c"/", libc::O_RDONLY);
         let mut found_open = 0;
         for _ in 0..ROUNDS {
-            // A file that no lock was asked for yet.
+            // A file that was never locked.
             let file = tempfile::tempfile().unwrap();
             let stat = query::fstat(file.as_raw_fd()).unwrap();
             let (word, bit) = bit(stat.st_dev, stat.st_ino);

@@ -1,10 +1,9 @@
-//! What this process says to the supervisor, and hears from it.
+//! Requests of this process to the supervisor, and the answers.
 //!
-//! Invariant: no connection outlives the call that made it, and no descriptor of it is left in the
-//! program.
+//! Invariant: no connection and no descriptor outlives the call that made it.
 //!
-//! Messages are those of the supervisor's socket: one JSON object in a packet. There are three
-//! here, and at most one answer to each, so they are written by hand, without memory from the heap.
+//! A message of the supervisor's socket is one JSON object in a packet. The few messages here have
+//! at most one answer each, and are written by hand, without memory from the heap.
 
 use std::ffi::CStr;
 use std::fmt::Write;
@@ -19,9 +18,9 @@ use crate::state::process;
 use crate::sys::signals::SignalsBlocked;
 use crate::sys::{path, query};
 
-/// Bytes of the longest message that is sent, and of what is looked at of an answer.
+/// Length of the longest message in bytes, and of the part of an answer that is read.
 const MESSAGE_BYTES: usize = 128;
-/// How long the log is retired where the supervisor cannot be asked to.
+/// Timeout for retiring the log if the supervisor cannot be reached.
 const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A message on the stack.
@@ -31,10 +30,10 @@ struct Message {
 }
 
 impl Message {
-    /// A request about a process, or about none. What is `None`, or empty, is left out.
+    /// Returns a request, without the fields that are `None` or empty.
     fn new(request: &str, process: Option<u32>, cause: Option<Cause>, program: &str) -> Self {
         let mut message = Self { bytes: [0; MESSAGE_BYTES], len: 0 };
-        // It fits: the longest of each have less than that.
+        // The longest request fits.
         let _ = write!(message, "{{\"request\":\"{request}\"");
         if let Some(process) = process {
             let _ = write!(message, ",\"process\":{process}");
@@ -71,9 +70,9 @@ fn connect() -> Option<OwnedFd> {
     Some(socket)
 }
 
-/// Tells that there is this process: by a connection, whose credentials say which process it is. A
-/// supervisor that cannot be reached, since this process has become another user or has no
-/// descriptor left, is told to look.
+/// Announces this process to the supervisor, by a connection with the process's credentials. If the
+/// supervisor cannot be reached, since this process has become another user or has no descriptor
+/// left, notes in the log that the supervisor has to look for such processes.
 pub(crate) fn announce() {
     if connect().is_none()
         && let Some(log) = process::log()
@@ -82,32 +81,32 @@ pub(crate) fn announce() {
     }
 }
 
-/// Tells, without waiting for an answer, that this process syncs plain files. The cause is one of
-/// the supervisor's. A supervisor that cannot be reached does not hear it.
+/// Reports that this process syncs plain files, and the cause. Does not wait for an answer. The
+/// report is lost if the supervisor cannot be reached.
 pub(crate) fn tell_plain(cause: Cause) {
     let mut name = program_name();
     let len = name.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
     tell(&Message::new("plain", None, Some(cause), shown(&mut name[..len])));
 }
 
-/// The name of this program in the kernel, with zeros behind it; all zeros where the kernel does
-/// not tell it.
+/// Returns this program's name in the kernel, padded with zeros; all zeros if it cannot be found
+/// out.
 pub(crate) fn program_name() -> [u8; NAME_BYTES] {
     let mut name = [0; NAME_BYTES];
     if rustix::thread::gettid() == rustix::process::getpid() {
-        // The main thread's own name is the program's.
+        // The main thread has the program's name.
         query::thread_name(&mut name);
         return name;
     }
     let file = path::Opened::open(libc::AT_FDCWD, c"/proc/self/comm", libc::O_RDONLY);
     let len = file.ok().and_then(|file| query::read(file.number(), &mut name).ok()).unwrap_or(0);
-    // A line.
+    // Without the end of the line.
     name[len.saturating_sub(1)..].fill(0);
     name
 }
 
-/// Tells, as [`tell_plain`] does, that a program starts that is not watched since the user trusts
-/// it.
+/// Reports the start of a program that is not watched since the user trusts it. Does not wait for
+/// an answer.
 pub(crate) fn tell_trusted(program: &CStr) {
     tell(&Message::new(
         "plain",
@@ -117,7 +116,7 @@ pub(crate) fn tell_trusted(program: &CStr) {
     ));
 }
 
-/// The name of a program's file, cut as the kernel cuts it.
+/// Returns the name of a program's file, cut to the length of names in the kernel.
 fn name_of<'n>(program: &CStr, name: &'n mut [u8; NAME_BYTES]) -> &'n str {
     let file = program.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let len = file.len().min(NAME_BYTES - 1);
@@ -131,10 +130,11 @@ fn tell(message: &Message) {
     }
 }
 
-/// Bytes of a program's name in the kernel, with the end of its line.
+/// Length in bytes of a program's name in the kernel, including the end of its line.
 const NAME_BYTES: usize = tidegate::log::PROGRAM_BYTES;
 
-/// A program's name, in characters that mean nothing in JSON.
+/// Returns a program's name after replacing all characters that have a meaning in JSON or are not
+/// printable.
 fn shown(name: &mut [u8]) -> &str {
     for byte in name.iter_mut() {
         if !matches!(byte, b' '..=b'~') || [b'"', b'\\'].contains(byte) {
@@ -144,43 +144,43 @@ fn shown(name: &mut [u8]) -> &str {
     str::from_utf8(name).unwrap_or_default()
 }
 
-/// Has all files leave the log, and none come back until `process` and what it starts have ended.
-/// Returns when that is so. The cause is one that the supervisor tells the user of, with the name
-/// of the program, or that of the process where the path of the program is empty.
+/// Makes all files leave the log, and keeps them plain until `process` and its descendants have
+/// ended. Returns when all files have left. The supervisor reports the cause to the user with the
+/// name of `program`, or with that of the process if the path is empty.
 pub(crate) fn suspend(process: u32, cause: Option<Cause>, program: &CStr) {
     let mut name = [0; NAME_BYTES];
     let message = Message::new("suspend", Some(process), cause, name_of(program, &mut name));
     if ask(&message, b"\"suspended\"") {
         return;
     }
-    // The supervisor cannot be reached, and so cannot take this back.
+    // The supervisor cannot be reached, so that it cannot resume logging.
     if let Some(log) = process::log() {
         log.processes().suspend_for_good();
         covered::retire_all(log, CHECKPOINT_TIMEOUT);
     }
 }
 
-/// As [`suspend`], until the session ends.
+/// Makes all files leave the log, as [`suspend`] does, until the session ends.
 pub(crate) fn suspend_session(cause: Cause) {
     const SESSION: u32 = 0;
     let _signals = SignalsBlocked::new();
     suspend(SESSION, Some(cause), c"");
 }
 
-/// Takes back one [`suspend`] of `process`.
+/// Ends one [`suspend`] of `process`.
 pub(crate) fn resume(process: u32) {
-    // Without an answer files stay plain.
+    // Without an answer, files stay plain.
     ask(&Message::new("resume", Some(process), None, ""), b"\"resumed\"");
 }
 
-/// Has all records retired, and the descriptors closed that the supervisor holds for them. Returns
-/// when that is so, or cannot be had.
+/// Asks the supervisor to retire all records and to close its descriptors of their files. Returns
+/// when the supervisor has done so or failed.
 pub(crate) fn flush() {
     let Some(_holding) = process::Holding::new() else { return };
     ask(&Message::new("flush", None, None, ""), b"\"flushed\"");
 }
 
-/// Sends a message and waits for the answer: whether it has `wanted` in it.
+/// Sends a message and waits for the answer. Returns whether the answer contains `wanted`.
 fn ask(message: &Message, wanted: &[u8]) -> bool {
     let Some(socket) = connect() else { return false };
     if rustix::net::send(&socket, message.as_bytes(), SendFlags::NOSIGNAL).is_err() {

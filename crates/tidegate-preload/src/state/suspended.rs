@@ -1,8 +1,8 @@
-//! Logging is suspended for the length of a call, during which a program starts or a library runs
-//! code that no hook sees.
+//! Suspension of logging during a call that starts a program, or that runs a library's code without
+//! hooks.
 //!
-//! Invariant: the supervisor counts a process once. So the process counts the calls, and the last
-//! one that returns has logging resumed, unless the log was given up meanwhile.
+//! Invariant: the supervisor counts a process once. So the process counts its calls, and the last
+//! call that returns resumes logging, unless the log was given up meanwhile.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,15 +17,15 @@ use crate::sys::signals::SignalsBlocked;
 /// While this lives, no file of the tree is logged.
 pub(crate) struct Suspended(());
 
-/// Those that live.
+/// Number of live [`Suspended`]s.
 static CALLS: AtomicU32 = AtomicU32::new(0);
-/// Held while the supervisor is asked: 0 is free.
+/// Lock that is held while the supervisor is asked; 0 if it is free.
 static LOCK: AtomicU32 = AtomicU32::new(0);
-/// How long a thread sleeps at a time.
+/// Timeout of one wait for the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Suspended {
-    /// Has logging suspended. The cause is as for [`supervisor::suspend`].
+    /// Asks the supervisor to suspend logging, for a cause as for [`supervisor::suspend`].
     pub(crate) fn new(cause: Option<Cause>, program: &CStr) -> Self {
         locked(1, |_| supervisor::suspend(process::number(), cause, program));
         Self(())
@@ -42,12 +42,12 @@ impl Drop for Suspended {
     }
 }
 
-/// Runs `ask`, as the only thread, with the number of calls, which has changed by `more`. No signal
-/// handler runs meanwhile, which could wait for its own thread.
+/// Changes the number of calls by `more`, and runs `ask` with the new number under the lock. Blocks
+/// signals meanwhile, since a handler could wait for the lock of its own thread.
 fn locked(more: i32, ask: impl FnOnce(u32)) {
     if process::in_vfork_child() {
-        // The memory is the parent's, which stands still and may be in the middle of this; the
-        // process is another one, with this call only.
+        // The count is in the memory of the parent, which may be stopped inside this function. The
+        // child is another process, with this one call.
         return ask(0);
     }
     let _signals = SignalsBlocked::new();
@@ -61,7 +61,7 @@ fn locked(more: i32, ask: impl FnOnce(u32)) {
     raw::wake(&LOCK);
 }
 
-/// In a forked child: its calls are the parent's.
+/// Resets the count in a forked child: the inherited calls are the parent's.
 pub(crate) fn become_child() {
     CALLS.store(0, Ordering::Relaxed);
     LOCK.store(0, Ordering::Relaxed);
