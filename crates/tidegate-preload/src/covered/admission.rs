@@ -3,9 +3,8 @@
 //! The order, and why:
 //! 1. The story begins under the entry's lock, so that no writer is between its log record and its
 //!    system call. From now on writers find the story, and log before they write.
-//! 2. The thread waits, up to a timeout, for plain writes that began before
-//!    ([`plain`](super::plain)), and until the supervisor holds a descriptor of the file, which
-//!    reports each failed write-back.
+//! 2. The thread waits, up to a timeout, for earlier plain writes ([`plain`](super::plain)), and
+//!    until the supervisor holds a descriptor of the file, which reports failed write-backs.
 //! 3. The thread notes the log's head and the file's size under the lock. The kernel has made each
 //!    logged change below that head, so that the sync makes it durable.
 //! 4. The real sync: the disk has the file as it was at step 3, and the log has every later change.
@@ -115,9 +114,8 @@ impl Open {
         result
     }
 
-    /// Waits until no plain write is in flight, and until the supervisor holds a descriptor of the
-    /// file. Returns the state that the next real sync makes durable, or `None` after a timeout or
-    /// if the story is no longer the file's.
+    /// Waits for plain writes in flight, and for the supervisor's descriptor of the file. Returns
+    /// the state that the next real sync makes durable, or `None` if the file cannot be covered.
     fn quiet_state(&self, story: &Story<'_>) -> Option<CoverState> {
         let Entry { file, .. } = story.entry;
         self.log.want_kept(file);

@@ -1,9 +1,8 @@
 //! `--every-write`: each write is synced before it returns. This module makes the real syncs after
 //! writes to files that are not in the log.
 //!
-//! Invariant: writes to excluded files, and to anything but a regular file on a disk, are left as
-//! they are. If the program filters its system calls, the library makes no call of its own, and the
-//! program syncs for itself.
+//! Invariant: only writes to regular files on a disk are synced, except excluded files. A program
+//! that filters its system calls syncs for itself, since the library makes no call of its own then.
 //!
 //! Entry points: [`synced`], [`returned`] after a write; [`make_synchronous`] for a stream.
 #![allow(unsafe_code)] // system calls
@@ -51,16 +50,15 @@ fn is_wanted(fd: c_int) -> bool {
     }
 }
 
-/// Makes the kernel sync each write by the descriptor of a stream: replaces `fd` by a new open file
-/// description of its file with `O_DSYNC`. To be called while no other descriptor shares the old
-/// description.
+/// Makes the kernel sync each write of a stream: replaces its descriptor `fd` by one with
+/// `O_DSYNC`. To be called while no other descriptor shares the open file description.
 pub(crate) fn make_synchronous(fd: c_int) {
     if !process::every_write() || !is_wanted(fd) {
         return;
     }
     let known = covered::known(fd);
     if record_locks::may_have(known.device, known.inode) {
-        // Closing the old description would release the record lock.
+        // Closing the old descriptor would release the record lock.
         return;
     }
     let (Ok(status), Ok(flags)) = (query::status_flags(fd), raw::fcntl(fd, libc::F_GETFD, 0))
@@ -71,7 +69,7 @@ pub(crate) fn make_synchronous(fd: c_int) {
     let status = status & (libc::O_ACCMODE | libc::O_APPEND) | libc::O_DSYNC;
     let opened = Opened::open(libc::AT_FDCWD, proc_link(fd, &mut link), status);
     let Ok(opened) = opened else { return };
-    // If the new description cannot be had, `fflush` makes the syncs.
+    // If the new descriptor cannot be had, `fflush` makes the syncs.
     let at = query::position(fd).unwrap_or(0);
     let _ = raw::lseek(opened.number(), at.cast_signed(), libc::SEEK_SET);
     let is_closed_by_exec = flags & libc::FD_CLOEXEC as usize != 0;

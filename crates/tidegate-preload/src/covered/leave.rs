@@ -1,5 +1,4 @@
-//! Files leave the log: before changes that the log does not take, and before changes that no hook
-//! sees.
+//! Files leave the log, before changes that the log does not take or that no hook sees.
 //!
 //! Invariants:
 //! 1. Before a change that the log does not have, the file is durable and its story has ended:
@@ -147,8 +146,8 @@ impl Open {
     }
 
     /// Ends the file's story and makes a change without the entry's lock, whose holder is stopped
-    /// or is this thread. If the process has given the log up, only makes the change: no file of
-    /// the process is in the log.
+    /// or is this thread. If the process has given the log up, only makes the change: no file is in
+    /// the log then.
     ///
     /// Why that is safe: the story ends after the file is durable. Recovery drops a record that the
     /// holder appended before that end. A record that the holder appends later belongs to no
@@ -163,8 +162,7 @@ impl Open {
             }
             end_without_lock(self.log, entry.file);
         }
-        // Marked before and after the change: no story that begins in between is covered without
-        // this change.
+        // Before and after the change: no story that begins in between is covered without it.
         self.log.mark_unlogged(entry.file);
         let result = change();
         self.log.mark_unlogged(entry.file);
@@ -184,8 +182,8 @@ impl Open {
         result
     }
 
-    /// Pins the file: no hook sees its changes until [`unpin`](Self::unpin) is called for the
-    /// descriptor. Returns the facts about the descriptor, and notes them if they have changed.
+    /// Pins the file until [`unpin`](Self::unpin) is called for the descriptor. Returns the facts
+    /// about the descriptor, which has the pin unless the file could not be locked.
     pub(crate) fn pin(&self) -> Known {
         if self.known.has(PINNED) {
             return self.known;
@@ -276,7 +274,7 @@ pub(crate) fn leave_for_lease(fd: c_int) {
     }
 }
 
-/// Ends the stories of the file with these numbers, which this process has not open or cannot
+/// Ends the stories of the file with these numbers, which this process does not have open or cannot
 /// identify. With `pins` the file stays plain while the log is in use.
 #[cold]
 pub(crate) fn leave_numbers(log: &Log, device: u64, inode: u64, pins: bool) {

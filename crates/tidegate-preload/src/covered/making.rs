@@ -9,9 +9,9 @@
 //!    wait for the record.
 //! 3. While a stream, which no hook sees, is open on the file, the record is alone in the file's
 //!    story ([`sealed`](super::sealed)).
-//! 4. If the record cannot answer the sync, a real sync does. It commits at least the changes that
-//!    were pending before the file was created, and mostly all. If these are known, the record is
-//!    tried again after the sync: if the log has the file, changes of its names cost no sync.
+//! 4. If the record cannot answer the sync, a real sync does. It commits the changes before the
+//!    file's creation, and mostly all. If it is known to have committed all, the record is tried
+//!    again: once the log has the file, changes of its names cost no sync.
 //!
 //! Entry points: [`sync_if_new`]; [`answers_directory`].
 

@@ -52,8 +52,7 @@ pub(crate) fn counted_new<R>(fd: c_int, of_file: (u64, u64), call: impl FnOnce()
     result
 }
 
-/// Runs a call that changes names, attributes or sizes, and counts the change. Returns the call's
-/// result and the numbers of the change.
+/// Runs a call as [`counted`] does. Returns the call's result and the numbers of the change.
 pub(crate) fn with_numbers<R>(log: &'static Log, call: impl FnOnce() -> R) -> (R, Numbers) {
     let in_flight = plain::in_lane(log, PlainCall::Metadata);
     let before = log.file_systems().note_change_everywhere();
@@ -93,8 +92,7 @@ pub(crate) fn creating(
     fd
 }
 
-/// Takes a change off the pending changes of all file systems: the kernel did not make it, or a
-/// record has it.
+/// Takes off a pending change, which the kernel did not make or a record has.
 pub(crate) fn take_off_all(log: &Log, numbers: Numbers) {
     for file_system in log.file_systems().all() {
         let numbers = numbers.iter().filter_map(|numbers| numbers.of(file_system));
@@ -204,8 +202,7 @@ pub(crate) enum Sets {
     Others,
 }
 
-/// Runs a call that changes names, or attributes other than times, of the files `names`, and counts
-/// the change.
+/// Runs and counts a call that changes names, or attributes other than times, of the files `names`.
 pub(crate) fn counted_of<R, const N: usize>(names: [Named; N], call: impl FnOnce() -> R) -> R {
     match process::log() {
         Some(log) => of_named(log, names, Sets::Others, call).0,
@@ -255,7 +252,7 @@ pub(crate) fn counted_attributes<R>(name: Named, sets: Sets, call: impl FnOnce()
     own_stack::run(|| counted_noted(log, name, sets, call))
 }
 
-/// Runs such a call in a process that has noted new files.
+/// Runs a call that sets attributes of one file, in a process that has noted new files.
 fn counted_noted<R>(log: &'static Log, name: Named, sets: Sets, call: impl FnOnce() -> R) -> R {
     let errno = raw::errno();
     let before = name.numbers();

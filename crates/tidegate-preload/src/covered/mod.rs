@@ -62,8 +62,7 @@ use crate::state::record_locks::{self, Unlocked};
 use crate::sys::path::{self, LINK_BYTES, Opened};
 use crate::sys::raw::{self, Errno};
 
-/// Timeout for an entry's lock, for a plain write in flight and for the supervisor. After it the
-/// file goes on without the log.
+/// Timeout for a file's lock, plain writes and the supervisor; the file then goes without the log.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 /// Timeout of one wait for free space in the log.
 const SPACE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -146,8 +145,7 @@ impl Open {
     }
 
     /// Opens the file once more, with an open file description of its own. Returns `None` if the
-    /// program may hold a record lock on the file, which the close would release, if the open would
-    /// wait for a lease, or if it is refused.
+    /// open fails or would wait for a lease, or if the close could release a record lock.
     fn opened_again(&self, flags: c_int) -> Option<Unlocked> {
         let mut link = [0; LINK_BYTES];
         let link = path::proc_link(self.fd, &mut link);
@@ -194,8 +192,7 @@ impl Open {
     }
 }
 
-/// Returns whether a result shows that the disk or the file system has failed, so that data of the
-/// page cache may never reach the disk.
+/// Returns whether a result shows a failed disk or file system: the page cache may never reach it.
 fn is_disk_failure(result: isize) -> bool {
     [libc::EIO, libc::EROFS].map(negated).contains(&result)
 }

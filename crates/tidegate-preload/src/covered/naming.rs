@@ -265,8 +265,7 @@ impl<'p> Change<'p> {
             }
             _ => (libc::SYS_unlinkat, words![from.0, from.1, 0]),
         };
-        // SAFETY: `from` and `to` own the directories and the names, which are terminated, until
-        // the call returns.
+        // SAFETY: `self` owns the directories and the terminated names.
         unsafe { raw::call(number, arguments) }
     }
 

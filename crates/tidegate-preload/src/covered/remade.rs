@@ -63,7 +63,8 @@ impl Remade {
         is_it.then_some(Self { open, identified, path, _opened: opened })
     }
 
-    /// Makes a change of the file's attributes, and records it. Returns the result of `call`.
+    /// Makes a change of the file's attributes by `call` and records it, or makes the file leave.
+    /// Returns the result of `call`.
     ///
     /// # Errors
     /// `call` itself, if the change cannot be recorded: nothing was done.

@@ -60,8 +60,7 @@ pub(super) fn unpin_to_make(open: &Open, guard: &FileGuard<'_>) {
     }
 }
 
-/// Pins the file of a stream again after its make record, which has `content`, and notes it as
-/// sealed. Does nothing for a file that no stream has pinned.
+/// Pins the file of a stream again after its make record, which has `content`, and notes it.
 pub(super) fn seal(open: &Open, guard: &FileGuard<'_>, content: &[u8]) {
     if !open.known.has(PINNED) {
         return;

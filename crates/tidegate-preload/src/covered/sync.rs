@@ -1,7 +1,6 @@
 //! Syncs of a file: made by the kernel, or answered by the log.
 //!
-//! The table in [`tidegate::log::cover`] decides. This module gathers the facts and carries out the
-//! actions.
+//! [`tidegate::log::cover`] decides. This module gathers the facts and carries out the actions.
 //!
 //! Invariant: no lock is held over the real sync of a file that stays covered, since its writers
 //! would wait for the disk.
@@ -49,8 +48,8 @@ fn confirm(guard: &Locked, modified_ns: u64) {
 const FAILED: isize = -(libc::EIO as isize);
 
 impl Open {
-    /// Makes the file durable, by a real sync if the log does not answer. Returns the sync's result
-    /// as the kernel would.
+    /// Makes the file durable, by a real sync if the log does not answer. Returns the result as the
+    /// kernel would.
     pub(crate) fn sync(&self, wanted: Sync) -> isize {
         let Some(entry) = self.entry_if_any() else { return self.sync_plain(wanted) };
         if self.log.is_plain(entry.file) {
@@ -139,8 +138,7 @@ impl Open {
         }
         let Ok(guard) = self.lock(entry) else { return result };
         if result < 0 {
-            // The program gets the error now. The kernel may take pages for clean that the disk
-            // has refused.
+            // The program gets the error now; the kernel may have dropped the data.
             guard.note_dropped();
             return result;
         }
@@ -232,8 +230,8 @@ impl Open {
         self.sync_for(why.counter(), wanted)
     }
 
-    /// Makes the real sync of a file that was to be admitted, but cannot be. With the file's entry
-    /// finds out whether the file is pinned.
+    /// Makes the real sync of a file that cannot be admitted. The file's entry, if known, shows
+    /// whether the file is pinned.
     #[cold]
     pub(super) fn sync_refused(&self, entry: Option<Entry>, wanted: Sync) -> isize {
         let pinned = entry.filter(|entry| self.log.is_pinned(entry.file));

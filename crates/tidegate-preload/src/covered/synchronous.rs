@@ -7,9 +7,8 @@
 //!    lock.
 //!
 //! The kernel syncs each write by such a descriptor, and no call removes the flag. So a write to a
-//! file in the log is made by a second descriptor without the flag, which is open for the length of
-//! the system call. A write at the descriptor's position, and an append, use the program's own
-//! descriptor.
+//! file in the log is made by a second descriptor without the flag, which is open only during the
+//! system call. A write at the position and an append use the program's own descriptor.
 
 use std::ffi::c_int;
 

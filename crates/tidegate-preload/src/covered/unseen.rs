@@ -31,7 +31,7 @@ pub(crate) fn pin(open: &Open) -> Option<FileRef> {
     Some(file)
 }
 
-/// Pins a file that this process has not open, until the process ends or [`unpin`] is called.
+/// Pins a file that is not open here, until this process ends or [`unpin`] is called.
 pub(crate) fn pin_closed(log: &Log, file: FileRef) {
     leave_closed(log, file, FileGuard::keep_unlogged);
     pins::note(file);

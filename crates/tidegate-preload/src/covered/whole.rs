@@ -115,10 +115,7 @@ impl Content {
         Some(Self { memory, len_bytes })
     }
 
-    /// Reads the file of `fd`.
-    ///
-    /// # Errors
-    /// `ESTALE` if the file does not have `len_bytes` bytes; the kernel's.
+    /// Reads the file of `fd`. Fails with `ESTALE` if the file does not have `len_bytes` bytes.
     fn fill(&mut self, fd: c_int) -> Result<(), Errno> {
         let wanted = self.len_bytes + 1;
         let memory = match &mut self.memory {

@@ -184,15 +184,12 @@ pub(super) struct LoggedWrite<'a> {
     pub(super) open: &'a Open,
     pub(super) guard: &'a Locked,
     pub(super) request: &'a Request<'a>,
-    /// Length of the request in bytes.
     pub(super) bytes: u64,
 }
 
 impl LoggedWrite<'_> {
-    /// Appends a record of the write, and makes it by `kernel`. Returns the kernel's result.
-    ///
-    /// # Errors
-    /// [`Refused`]: the kernel has not made the write.
+    /// Appends a record of the write, and makes it by `kernel`. Returns the kernel's result, or an
+    /// error if nothing was written.
     #[inline]
     fn run(&self, kernel: &impl Fn() -> isize) -> Result<isize, Refused> {
         let Self { open, guard, request, bytes } = *self;
@@ -238,9 +235,8 @@ impl LoggedWrite<'_> {
     }
 
     /// Makes an overwrite by `kernel` while a change is pending, and finds out whether it has put
-    /// the inode into the journal. Returns the kernel's result, and
-    /// [`Change::journaled`](tidegate::log::Change::journaled). Otherwise all later syncs of a file
-    /// that is only overwritten would be real.
+    /// the inode into the journal: otherwise all later syncs of the file would be real. Returns the
+    /// kernel's result, and [`Change::journaled`](tidegate::log::Change::journaled).
     #[cold]
     fn watched(&self, kernel: impl Fn() -> isize) -> (isize, Option<u64>) {
         let changed_at =

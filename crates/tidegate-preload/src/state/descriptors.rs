@@ -172,9 +172,6 @@ static TABLE: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
 
 /// Maps the table, unless it is mapped. Only the used part of the address space takes memory.
-///
-/// # Errors
-/// The kernel's, if it refuses the mapping.
 pub(crate) fn make() -> Result<(), raw::Errno> {
     if !TABLE.load(Ordering::Acquire).is_null() {
         return Ok(());
@@ -189,8 +186,7 @@ pub(crate) fn make() -> Result<(), raw::Errno> {
     Ok(())
 }
 
-/// Ends all notes, in all threads: another process shares the descriptors, and opens other files
-/// under their numbers.
+/// Ends all notes, in all threads: another process shares the descriptors, and changes them.
 pub(crate) fn give_up() {
     TABLE.store(ptr::null_mut(), Ordering::SeqCst);
 }
@@ -238,8 +234,7 @@ pub(crate) fn set_entry(fd: c_int, known: Known, entry: Entry) {
     }
 }
 
-/// Counts a real sync of `fd`. Returns the number of real syncs since `fd` was noted, or 0 if these
-/// are not counted.
+/// Counts a real sync of `fd`. Returns the count since `fd` was noted, or 0 if it is not counted.
 pub(crate) fn count_sync(fd: c_int) -> u32 {
     let Some(slot) = slot(fd) else { return 0 };
     let syncs = slot.syncs.load(Ordering::Relaxed).saturating_add(1);

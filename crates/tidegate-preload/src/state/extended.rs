@@ -20,8 +20,7 @@ impl Extended {
         Self { page: Page::take(), len_bytes: 0 }
     }
 
-    /// Reads the extended attributes of an open file. Returns `None` if they cannot be read or take
-    /// more than a page.
+    /// Reads the attributes of an open file. Returns `None` if that fails or they exceed a page.
     pub(crate) fn read(&mut self, fd: c_int) -> Option<()> {
         self.len_bytes = 0;
         let mut names = Page::take();

@@ -3,9 +3,8 @@
 //! Invariants:
 //! 1. Files can be covered on ext4 and XFS, which keep their UUID and their files' handles over a
 //!    reboot. Calls on files of all others go to the kernel.
-//! 2. A note is about a mount, by the mount's number: the kernel never gives that number to another
-//!    mount, and a mount shows one file system while it exists. Device numbers will not do, since
-//!    the kernel assigns them again after an unmount.
+//! 2. A note is about a mount, by the mount's number: the kernel never assigns it again, and a
+//!    mount shows one file system while it exists. Device numbers are reused after an unmount.
 //! 3. A note is made once. The identity is added once, when a file is to be covered. If no note is
 //!    free, or the mount's number is not known, the kernel is asked each time.
 //!
@@ -67,8 +66,8 @@ static NOTED: [Note; NOTES] = [const {
     }
 }; NOTES];
 
-/// Returns the medium of the file system of an open file, which was opened through `mount`, or 0 if
-/// that is not known.
+/// Returns the medium of the file system of an open file. `mount` is the mount's number, or 0 if it
+/// is not known.
 pub(crate) fn disk_of(fd: c_int, mount: u64) -> Result<Disk, Errno> {
     if let Some(note) = find(mount) {
         return Ok(match note.disk.load(Ordering::Relaxed) {
@@ -102,10 +101,7 @@ fn has_no_uuid(fd: c_int) -> bool {
     !cfg!(test) && matches!(error, libc::ENOTTY | libc::EOPNOTSUPP)
 }
 
-/// Returns the UUID of the file system of an open file.
-///
-/// # Errors
-/// The kernel's; `EOPNOTSUPP` or `ENOTTY` if the file system has no UUID.
+/// Returns the UUID of the file system of an open file, or `EOPNOTSUPP` or `ENOTTY` if it has none.
 fn id_of(fd: c_int) -> Result<FileSystemId, Errno> {
     let id = || log::recover::file_system_id(raw::borrowed(fd));
     query::asked(|| id().map_err(|error| error.raw_os_error().unwrap_or(libc::EOPNOTSUPP)))
@@ -239,8 +235,7 @@ fn by_task(path: &Text) -> Option<Journal> {
     }
 }
 
-/// Finds out the journal by its directory, which is named after the device and the journal's inode,
-/// 8.
+/// Finds out the journal by its directory, named after the device and the journal's inode, 8.
 fn by_name(device: &[u8]) -> Journal {
     let mut journal = Text::new(b"/proc/fs/jbd2/");
     journal.push(device).push(b"-8");

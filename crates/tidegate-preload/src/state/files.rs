@@ -62,9 +62,6 @@ impl Seen {
 
 /// Returns the facts about a descriptor of the file that was `seen`; `status` returns its status
 /// flags.
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn examine(
     fd: c_int,
     seen: &Seen,
@@ -163,8 +160,8 @@ impl Identified {
     }
 }
 
-/// Returns the identity of the open file, or `None` if its file system has no UUID or no handle of
-/// the file, or if the log knows too many file systems.
+/// Returns the identity of the open file, or `None` if its file system has no UUID or no handles,
+/// or if the log knows too many file systems.
 pub(crate) fn identify(log: &Log, fd: c_int) -> Option<Identified> {
     identify_seen(log, fd, &Seen::of(fd).ok()?)
 }
@@ -197,15 +194,14 @@ pub(crate) fn handle_at(directory: c_int, path: &CStr, flags: c_int) -> Option<F
     let mut mount = 0_i32;
     let (at, mount) = (&raw mut handle, &raw mut mount);
     let arguments = raw::words![directory, path.as_ptr(), at, mount, flags];
-    // SAFETY: `path` is terminated; `handle` has the memory that its length names, and `mount` is
-    // memory for a number.
+    // SAFETY: `path` is terminated; `handle` has `len_bytes` bytes, and `mount` is a number.
     unsafe { query::call(libc::SYS_name_to_handle_at, arguments) }.ok()?;
     let len = usize::try_from(handle.len_bytes).ok()?;
     FileHandle::new(handle.kind, handle.bytes.get(..len)?)
 }
 
-/// Returns the entry of the open file in the log's table, and notes it with the descriptor. Creates
-/// the entry if there is none. Returns `None` if the file can have none.
+/// Returns the open file's entry in the log's table, creating it if there is none, and notes it
+/// with the descriptor. Returns `None` if the file can have none.
 #[cold]
 pub(crate) fn entry(log: &Log, fd: c_int, known: Known) -> Option<Entry> {
     let _holding = Holding::new()?;

@@ -26,8 +26,7 @@ fn is_on(fd: i32, device: u64) -> bool {
     query::fstat(fd).is_ok_and(|stat| stat.st_dev == device)
 }
 
-/// Syncs the file system by a descriptor that the program has of a file there. Returns whether it
-/// was synced.
+/// Syncs the file system by a descriptor of the program. Returns whether it was synced.
 fn by_descriptor(device: u64) -> bool {
     let Some(fd) = descriptors::find_on(device) else { return false };
     // Checked after the sync: another thread may have closed the descriptor before.

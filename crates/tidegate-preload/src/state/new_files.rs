@@ -38,8 +38,7 @@ pub(crate) struct NewFile {
     fd: c_int,
     device: u64,
     inode: u64,
-    /// The file's creation in nanoseconds since 1970; the time of the note until the file is
-    /// identified.
+    /// When the file was created, or noted if it is not identified; in nanoseconds since 1970.
     created_ns: u64,
     changes: [Numbers; CHANGES],
     count: usize,
@@ -90,8 +89,7 @@ static SYNCS: AtomicBool = AtomicBool::new(false);
 /// after it has gone: in a child that was forked in between, the count is too high, never too low.
 static BY_DESCRIPTOR: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the slots of all notes, the newest first: a file is mostly synced before the next one is
-/// created.
+/// Returns the notes' slots, the newest first: a file is mostly synced before the next is created.
 fn places() -> impl Iterator<Item = &'static Shared<NewFile>> {
     let made = MADE.load(Ordering::Relaxed);
     let numbers = (made.saturating_sub(NOTES as u64)..made).rev();

@@ -111,8 +111,7 @@ impl Object<'_> {
     }
 
     fn headers(&self) -> &[libc::Elf64_Phdr] {
-        // SAFETY: the dynamic linker gives the address and the number of the object's headers,
-        // which are loaded as long as the object.
+        // SAFETY: the object has `dlpi_phnum` headers, which are loaded as long as the object.
         unsafe { std::slice::from_raw_parts(self.0.dlpi_phdr, self.0.dlpi_phnum.into()) }
     }
 
@@ -232,9 +231,8 @@ pub(crate) fn is_behind(address: usize) -> bool {
     is_behind
 }
 
-/// Returns how many of the objects define a symbol. The caller ensures that no object is unloaded
-/// meanwhile.
+/// Returns how many of the objects, which the caller keeps from being unloaded, define a symbol.
 pub(crate) fn definitions(exports: &[Exports], name: &CStr) -> usize {
-    // SAFETY: the caller ensures that the objects stay loaded.
+    // SAFETY: the caller keeps the objects loaded.
     exports.iter().filter(|exports| unsafe { exports.has(name) }).count()
 }

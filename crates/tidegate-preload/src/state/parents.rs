@@ -1,7 +1,6 @@
 //! Names of files: an open directory, and a name in it.
 //!
-//! Invariant: all facts of a [`Parent`] are about its open directory, even if the directory's path
-//! changes.
+//! Invariant: a [`Parent`]'s facts are about its open directory, whatever becomes of the path.
 //!
 //! Entry point: [`Parent::of_path`].
 
@@ -115,8 +114,7 @@ impl Parent {
         NameAt { parent: self.handle, name: self.name().to_bytes() }
     }
 
-    /// Returns the attributes of the file with the name, if there is one, without following a
-    /// symbolic link.
+    /// Returns the attributes of the file or symbolic link with the name, if there is one.
     pub(crate) fn child(&self) -> Option<libc::stat> {
         query::fstatat(self.directory(), self.name(), libc::AT_SYMLINK_NOFOLLOW).ok()
     }

@@ -300,8 +300,7 @@ thread_local! {
 
 /// While this lives, the log's memory stays mapped, and no rights are given up.
 ///
-/// A signal handler that jumps out meanwhile leaves a holder: [`give_up`] then waits for its whole
-/// timeout.
+/// A signal handler that jumps out meanwhile leaves a holder: [`give_up`] then waits for a timeout.
 pub(crate) struct Holder(());
 
 impl Holder {
@@ -326,8 +325,7 @@ impl Drop for Holder {
     fn drop(&mut self) {
         HOLDERS_HERE.set(HOLDERS_HERE.get().wrapping_sub(1));
         HOLDERS.fetch_sub(1, Ordering::SeqCst);
-        // A thread waits only while this is under way. Later a system call filter may kill the
-        // process for the call.
+        // Only then a thread waits. Later a system call filter may kill the process for the call.
         if GIVING_UP.load(Ordering::SeqCst) == UNDER_WAY {
             raw::wake(&HOLDERS);
         }
@@ -348,8 +346,7 @@ impl Holding {
     /// Returns `None` if the log was given up.
     #[inline]
     pub(crate) fn new() -> Option<Self> {
-        // The holder first: after the log was given up, a system call filter may kill the process
-        // for the call that blocks signals.
+        // The holder first: a system call filter may kill the process once the log was given up.
         let holder = Holder::new()?;
         Some(Self { _holder: holder, _signals: SignalsBlocked::new() })
     }
@@ -466,8 +463,7 @@ fn leave_log(cause: Cause) {
     // If the kernel refuses, the memory stays mapped, but no hook uses it.
     let _ = attached.log.ring().abandon();
     if is_free {
-        // SAFETY: only holders use the pool, and none is left; `attached` is never dropped, so that
-        // the region is not unmapped twice.
+        // SAFETY: only holders use the pool, and none is left; `attached` is never dropped.
         unsafe { attached.log.ring().pool().region().unmap() };
     }
 }

@@ -99,8 +99,7 @@ impl Drop for Counted {
     }
 }
 
-/// A descriptor that the library has opened. While it lives, the process neither holds nor asks for
-/// a record lock on its file.
+/// A descriptor of the library. While it lives, no record lock on its file is held or asked for.
 pub(crate) struct Unlocked {
     // Dropped first. `_holding` is last: the handlers of pending signals may ask for a lock.
     opened: Opened,

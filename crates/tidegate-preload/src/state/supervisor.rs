@@ -70,9 +70,9 @@ fn connect() -> Option<OwnedFd> {
     Some(socket)
 }
 
-/// Announces this process to the supervisor, by a connection with the process's credentials. If the
-/// supervisor cannot be reached, since this process has become another user or has no descriptor
-/// left, notes in the log that the supervisor has to look for such processes.
+/// Announces this process to the supervisor, by a connection with the process's credentials. If
+/// that fails, since the process has become another user or has no descriptor left, notes in the
+/// log that the supervisor has to look for processes.
 pub(crate) fn announce() {
     if connect().is_none()
         && let Some(log) = process::log()
@@ -89,8 +89,7 @@ pub(crate) fn tell_plain(cause: Cause) {
     tell(&Message::new("plain", None, Some(cause), shown(&mut name[..len])));
 }
 
-/// Returns this program's name in the kernel, padded with zeros; all zeros if it cannot be found
-/// out.
+/// Returns this program's name in the kernel, padded with zeros; all zeros if it is not known.
 pub(crate) fn program_name() -> [u8; NAME_BYTES] {
     let mut name = [0; NAME_BYTES];
     if rustix::thread::gettid() == rustix::process::getpid() {
@@ -105,8 +104,7 @@ pub(crate) fn program_name() -> [u8; NAME_BYTES] {
     name
 }
 
-/// Reports the start of a program that is not watched since the user trusts it. Does not wait for
-/// an answer.
+/// Reports, without waiting, the start of a program that is not watched since the user trusts it.
 pub(crate) fn tell_trusted(program: &CStr) {
     tell(&Message::new(
         "plain",
@@ -133,8 +131,7 @@ fn tell(message: &Message) {
 /// Length in bytes of a program's name in the kernel, including the end of its line.
 const NAME_BYTES: usize = tidegate::log::PROGRAM_BYTES;
 
-/// Returns a program's name after replacing all characters that have a meaning in JSON or are not
-/// printable.
+/// Replaces characters that need an escape in JSON by `?`, and returns the name.
 fn shown(name: &mut [u8]) -> &str {
     for byte in name.iter_mut() {
         if !matches!(byte, b' '..=b'~') || [b'"', b'\\'].contains(byte) {

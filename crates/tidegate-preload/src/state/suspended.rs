@@ -1,5 +1,4 @@
-//! Suspension of logging during a call that starts a program, or that runs a library's code without
-//! hooks.
+//! Suspension of logging during a call that starts a program, or runs code that no hook sees.
 //!
 //! Invariant: the supervisor counts a process once. So the process counts its calls, and the last
 //! call that returns resumes logging, unless the log was given up meanwhile.
@@ -46,8 +45,7 @@ impl Drop for Suspended {
 /// signals meanwhile, since a handler could wait for the lock of its own thread.
 fn locked(more: i32, ask: impl FnOnce(u32)) {
     if process::in_vfork_child() {
-        // The count is in the memory of the parent, which may be stopped inside this function. The
-        // child is another process, with this one call.
+        // The count and the lock are the stopped parent's. The child has this one call.
         return ask(0);
     }
     let _signals = SignalsBlocked::new();
