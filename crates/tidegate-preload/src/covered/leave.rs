@@ -86,8 +86,7 @@ fn retire_alone(log: &Log) -> bool {
     })
 }
 
-/// Syncs the file systems with these device numbers; all file systems of the machine if there are
-/// more than [`DEVICES_MOST`] numbers.
+/// Syncs the file systems with these device numbers, or all if these exceed [`DEVICES_MOST`].
 fn sync_devices(mut numbers: impl Iterator<Item = u64>) {
     let mut devices = [0; DEVICES_MOST];
     let mut len = 0;
@@ -139,8 +138,7 @@ impl Open {
         true
     }
 
-    /// Ends the story of a file whose last record is wrong and whose disk fails: the log promises
-    /// nothing more about the file.
+    /// Ends the story of a file whose last record is wrong and whose disk fails.
     pub(super) fn end_unsynced(&self, guard: &FileGuard<'_>) {
         end(self.log, guard);
     }
@@ -169,8 +167,7 @@ impl Open {
         result
     }
 
-    /// Makes a change of a file for which this process can have no entry. A story that another
-    /// process has begun for the file ends first.
+    /// Makes a change of a file that can have no entry here, after ending its stories.
     #[cold]
     pub(super) fn unidentified(&self, change: impl FnOnce() -> isize) -> isize {
         let (device, inode) = (self.known.device, self.known.inode);

@@ -1,5 +1,5 @@
-//! New files: a record of the whole file answers their first sync. Recovery can create the file
-//! again from this record, the make record.
+//! New files: a make record of the whole file answers their first sync. Recovery can create the
+//! file again from this record.
 //!
 //! The rules are B1 and B4 of docs/decisions/run-logs-what-was-synced.md.
 //!

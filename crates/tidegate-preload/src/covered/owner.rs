@@ -1,5 +1,4 @@
-//! `fchown` to the owner that a file already has. `SQLite` as root calls it each time it opens a
-//! journal.
+//! `fchown` to the owner that a file already has: `SQLite` as root, each time it opens a journal.
 //!
 //! Invariants:
 //! 1. Such a call sets only the file's ctime. It puts the inode into the journal, as growth does:

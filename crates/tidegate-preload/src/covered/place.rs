@@ -67,8 +67,8 @@ impl LoggedWrite<'_> {
         }
         let voided = ticket.void(recorded.position).is_ok();
         if voided && result == FAILED {
-            // The log has promised nothing about this write. The next sync is real, and fails if
-            // the disk does.
+            // The log has not promised this write. The next sync is real, and fails if the disk
+            // does.
             drop(ticket);
             guard.mark_unlogged(false);
             return;

@@ -1,5 +1,4 @@
-//! Changes of the attributes of files that have a make record: a second make record has the new
-//! attributes.
+//! Changes of attributes of files that have a make record: a second one has the new attributes.
 //!
 //! Invariants:
 //! 1. A change is recorded only while nothing is pending in the file system, under the lock of the

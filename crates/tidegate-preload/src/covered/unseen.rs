@@ -67,8 +67,7 @@ pub(crate) fn while_plain(fd: c_int, change: impl FnOnce() -> isize) -> isize {
     while_out(log, &stat, change)
 }
 
-/// Runs a change by the C library of the file at this path, after the file has left the log. Counts
-/// the change as one of metadata.
+/// Runs a change by the C library of the file at this path, as [`while_plain`] does.
 pub(crate) fn while_plain_at<R>(path: &CStr, change: impl FnOnce() -> R) -> R {
     let errno = raw::errno();
     let stat = process::log().zip(query::fstatat(libc::AT_FDCWD, path, 0).ok());

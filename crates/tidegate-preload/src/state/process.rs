@@ -145,8 +145,7 @@ pub(crate) fn trusts_any() -> bool {
     attached().is_some_and(|attached| !attached.trust.is_empty())
 }
 
-/// Returns whether the user trusts the program at this path to change no file that is synced: files
-/// then stay in the log while it runs, even if it cannot be watched.
+/// Returns whether the user trusts the program at this path: files stay in the log while it runs.
 pub(crate) fn trusts(path: &[u8]) -> bool {
     attached().is_some_and(|attached| attached.trusts(path))
 }
@@ -156,8 +155,7 @@ pub(crate) fn includes_tmpfs() -> bool {
     attached().is_some_and(|attached| attached.includes_tmpfs)
 }
 
-/// Returns the size limit of files in bytes: the kernel refuses writes beyond it, or kills the
-/// process.
+/// Returns the size limit of files in bytes. The kernel refuses larger files, or kills the process.
 #[inline]
 pub(crate) fn file_bytes_max() -> u64 {
     FILE_LIMIT_BYTES.load(Ordering::Relaxed)
@@ -180,8 +178,7 @@ pub(crate) fn cover_age_ns() -> u64 {
     attached().map_or(0, |attached| attached.cover_age_ns)
 }
 
-/// Returns whether each write is to be synced before it returns, even if this process does not use
-/// the log.
+/// Returns whether each write is to be synced before it returns, with or without the log.
 #[inline]
 pub(crate) fn every_write() -> bool {
     EVERY_WRITE.load(Ordering::Relaxed) && !is_filtered()
@@ -281,8 +278,7 @@ pub(crate) fn refuse_log(cause: Cause) {
     GIVEN_UP.store(true, Ordering::SeqCst);
 }
 
-/// Returns a copy of an environment variable that lives as long as the process, since the program
-/// may change its environment.
+/// Returns a lasting copy of an environment variable, which the program may change.
 fn variable(name: &str) -> Option<&'static OsStr> {
     let value = std::env::var_os(name)?.into_vec();
     Some(OsStr::from_bytes(Vec::leak(value)))
