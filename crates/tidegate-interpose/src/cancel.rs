@@ -1,7 +1,8 @@
-//! Cancellation of threads: calls that glibc lets a thread be cancelled at stay such calls.
+//! Cancellation of threads: keeps the cancellation points of the calls that hooks answer.
 //!
-//! A call that goes to the C library is one by itself. A hook that answers without it asks before
-//! it begins, when it holds nothing: in its middle a thread cannot be cancelled.
+//! A call that goes to the C library is a cancellation point by itself. A hook that answers without
+//! the C library calls [`point`] before it begins, while it holds nothing. A thread cannot be
+//! cancelled in the middle of a hook.
 #![allow(unsafe_code)] // a function of the C library
 
 unsafe extern "C-unwind" {
@@ -11,7 +12,7 @@ unsafe extern "C-unwind" {
 /// Ends the calling thread here if another thread has cancelled it.
 #[inline]
 pub fn point() {
-    // SAFETY: takes nothing. The frames above are those of hooks, which hold nothing that must be
-    // dropped.
+    // SAFETY: takes no arguments. Only frames of hooks are above, and at this point a hook has no
+    // value that must be dropped.
     unsafe { pthread_testcancel() };
 }

@@ -1,19 +1,17 @@
-//! File systems whose syncs concern more than the disk of this machine.
-//!
 //! On them a sync also makes data visible to other machines, or reports an error (no space left)
-//! that no earlier call has reported. A sync that is answered without it would hide both.
+//! that no earlier call has reported. A sync that a library only answers would hide both.
 
-/// The upper half of the descriptor of a sync that must be made: a filter that answers syncs lets
-/// it pass.
+/// The upper half of the descriptor in a sync that must reach the kernel. A filter that answers
+/// syncs lets such a call pass.
 pub const REAL_SYNC: u32 = 0x5469_6465;
 
-/// A kind of file system: the name that `mountinfo` has for it, and the number that `statfs` has.
+/// A kind of file system: its name in `mountinfo`, and its number in `statfs`.
 struct Kind {
     name: &'static str,
     magic: u32,
 }
 
-/// FUSE also stands for virtiofs, whose number is the same.
+/// FUSE also stands for virtiofs, whose number is equal.
 const REMOTE: [Kind; 18] = [
     Kind { name: "nfs", magic: 0x6969 },
     Kind { name: "cifs", magic: 0xff53_4d42 },

@@ -1,13 +1,13 @@
-//! What kind of program a file is, by its headers: whether the dynamic linker of this libc will
-//! load a library into it. Whether that library sees its system calls,
-//! [`own_calls`](crate::own_calls) tells from its code.
+//! Classifies a program's file by its headers: whether the dynamic linker of this libc will load a
+//! library into it. [`own_calls`](crate::own_calls) tells from the code whether that library sees
+//! the program's system calls.
 //!
-//! Pure, and without memory from the heap: a file is something that reads at an offset. Where in
-//! doubt the answer is one of a program that cannot be watched, which costs speed only.
+//! Pure, and without memory from the heap: a caller passes a function that reads the file at an
+//! offset. Where in doubt, the answer is a program that cannot be watched, which costs speed only.
 
 use std::ops::Range;
 
-/// How much of a file's beginning the kernel looks at for `#!`.
+/// The part of a file's beginning that the kernel searches for `#!`.
 pub const HEAD_BYTES: usize = 256;
 
 const INTERPRETER_BYTES: usize = 256;
@@ -20,13 +20,13 @@ const PT_NOTE: u32 = 4;
 const PF_X: u32 = 1;
 /// Of a section's flags: it is code.
 const SHF_EXECINSTR: u64 = 4;
-/// A section of which the file has nothing.
+/// A section without bytes in the file.
 const SHT_NOBITS: u32 = 8;
-/// More program headers than any linker writes: the rest is not looked at.
+/// More program headers than any linker writes. Further ones are ignored.
 const PROGRAM_HEADERS: u16 = 64;
-/// What is read at a time of notes and names. Of notes no more is looked at.
+/// Notes and names are read in parts of this size. Only one such part of the notes is searched.
 const CHUNK_BYTES: usize = 512;
-/// Of the names of sections no more is looked at.
+/// Only so many bytes of the names of sections are searched.
 const NAMES_BYTES_MAX: u64 = 64 << 10;
 /// The section with the version of Go, in a table of names.
 const GO_SECTION: &[u8] = b".go.buildinfo\0";
@@ -39,26 +39,27 @@ pub(crate) const MACHINE: u16 = 183;
 /// A file as `execve` would see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Image {
-    /// Its dynamic linker is this libc's: it can have the library.
+    /// Its dynamic linker is this libc's: it can load the library.
     Dynamic,
-    /// There is no dynamic linker: it runs without, and so may what it starts run with it.
+    /// It has no dynamic linker, so it runs without the library, and so may the programs that it
+    /// starts.
     Static,
-    /// A Go program: system calls go around the C library even where there is one.
+    /// A Go program: its system calls bypass the C library, even if it loads one.
     Go,
-    /// Of another libc: its linker may stumble over the library.
+    /// It uses another libc, whose linker may fail on the library.
     OtherLibc,
-    /// Of another class, byte order or architecture.
+    /// It has another class, byte order or architecture.
     OtherMachine,
-    /// An executable whose headers lie outside of it, or are longer than any that is known.
+    /// An executable whose headers lie outside of the file, or are longer than any known ones.
     Malformed,
-    /// A script; the interpreter's path is at this place of the head.
+    /// A script; the range of the interpreter's path in the head.
     Script(Range<usize>),
     /// Neither program nor script, or a script without an interpreter: `execve` refuses it, and
     /// `execvp` gives it to the shell.
     Text,
 }
 
-/// What the file is that begins with `head`: its first [`HEAD_BYTES`], or all of a shorter one.
+/// Classifies the file that begins with `head`: its first [`HEAD_BYTES`], or a shorter file whole.
 /// `read` fills the buffer from an offset of the file and returns how many bytes it got.
 pub fn classify(head: &[u8], read: impl FnMut(u64, &mut [u8]) -> usize) -> Image {
     if let Some(line) = head.strip_prefix(b"#!") {
@@ -71,8 +72,8 @@ pub fn classify(head: &[u8], read: impl FnMut(u64, &mut [u8]) -> usize) -> Image
     Elf { head, read }.classify().unwrap_or(Image::Malformed)
 }
 
-/// The interpreter in what follows `#!`. A line that the head cuts short still has one, unless the
-/// cut may be in it.
+/// Finds the interpreter in the line behind `#!`. If the head cuts the line short, the interpreter
+/// counts unless the cut may be in its path.
 fn interpreter_of_script(line: &[u8]) -> Option<Range<usize>> {
     let end_of_line = line.iter().position(|&byte| byte == b'\n');
     let line = &line[..end_of_line.unwrap_or(line.len())];
@@ -91,7 +92,7 @@ fn is_blank(byte: u8) -> bool {
     byte == b' ' || byte == b'\t'
 }
 
-/// An executable. None of the answers of its methods: it is malformed.
+/// An executable. Its methods return `None` if it is malformed.
 pub(crate) struct Elf<'h, R> {
     pub(crate) head: &'h [u8],
     pub(crate) read: R,
@@ -119,7 +120,7 @@ impl<R: FnMut(u64, &mut [u8]) -> usize> Elf<'_, R> {
         Some(if self.has_go_section()? { Image::Go } else { image })
     }
 
-    /// The numbers of the program headers.
+    /// Returns the numbers of the program headers.
     pub(crate) fn program_headers(&self) -> Option<Range<u16>> {
         Some(0..u16_at(self.head, 56)?.min(PROGRAM_HEADERS))
     }
@@ -132,8 +133,9 @@ impl<R: FnMut(u64, &mut [u8]) -> usize> Elf<'_, R> {
         Some(header)
     }
 
-    /// From where to where the file has code: by its sections, or where none of those is said to be
-    /// code by its segments, which may have data, too. The headers are read into `memory`.
+    /// Returns the range of the file that contains its code, by the sections. If no section is
+    /// marked as code, the range comes from the segments, which may contain data too. Reads the
+    /// headers into `memory`.
     pub(crate) fn code(&mut self, memory: &mut [u8]) -> Option<Range<u64>> {
         self.code_of_sections(memory).or_else(|| self.code_of_segments())
     }
@@ -163,7 +165,7 @@ impl<R: FnMut(u64, &mut [u8]) -> usize> Elf<'_, R> {
         ((self.read)(at, out) == out.len()).then_some(())
     }
 
-    /// What the dynamic linker says, whose path is there.
+    /// Classifies the program by the path of its dynamic linker, which the file has at offset `at`.
     fn of_linker(&mut self, at: u64, len_bytes: u64) -> Option<Image> {
         let mut path = [0; INTERPRETER_BYTES];
         let space = path.get_mut(..usize::try_from(len_bytes).ok()?)?;
@@ -172,7 +174,7 @@ impl<R: FnMut(u64, &mut [u8]) -> usize> Elf<'_, R> {
         Some(if is_our_linker(path) { Image::Dynamic } else { Image::OtherLibc })
     }
 
-    /// The linker of Go leaves a note with its build's name.
+    /// Finds the note in which Go's linker leaves the name of the build.
     fn has_go_note(&mut self, at: u64, len_bytes: u64) -> bool {
         let mut notes = [0; CHUNK_BYTES];
         let len = usize::try_from(len_bytes).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
@@ -189,7 +191,7 @@ impl<R: FnMut(u64, &mut [u8]) -> usize> Elf<'_, R> {
         false
     }
 
-    /// Where the note was stripped: the section with the version of Go.
+    /// Finds the section with the version of Go, for files whose note was stripped.
     fn has_go_section(&mut self) -> Option<bool> {
         let head = self.head;
         let (headers_at, header_bytes) = (u64_at(head, 40)?, u16_at(head, 58)?);
@@ -204,7 +206,7 @@ impl<R: FnMut(u64, &mut [u8]) -> usize> Elf<'_, R> {
         self.has_name(at..at.checked_add(len_bytes.min(NAMES_BYTES_MAX))?, GO_SECTION)
     }
 
-    /// Whether `name` is in a table of names. Chunks overlap by as much as a name may be cut.
+    /// Searches a table of names for `name`. Chunks overlap, so that no name is missed at a border.
     fn has_name(&mut self, table: Range<u64>, name: &[u8]) -> Option<bool> {
         let mut at = table.start;
         while at < table.end {
@@ -221,13 +223,14 @@ impl<R: FnMut(u64, &mut [u8]) -> usize> Elf<'_, R> {
     }
 }
 
-/// From the first of these parts, by offset and length, to the last one.
+/// Returns the range from the first of these parts, by offset and length, to the last one.
 fn hull(parts: impl Iterator<Item = (u64, u64)>) -> Option<Range<u64>> {
     let ranges = parts.map(|(at, len_bytes)| at..at.saturating_add(len_bytes));
     ranges.reduce(|all, part| all.start.min(part.start)..all.end.max(part.end))
 }
 
-/// glibc calls its linker so on every machine; musl's is `ld-musl-*`, Android's `linker64`.
+/// Recognizes glibc's linker, which has this name on every machine; musl's is `ld-musl-*`,
+/// Android's `linker64`.
 fn is_our_linker(path: &[u8]) -> bool {
     let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     name.starts_with(b"ld-linux")

@@ -1,19 +1,19 @@
-//! Instructions of x86-64, as far as it takes to tell where the next one begins and what becomes of
-//! `eax`.
+//! Decodes instructions of x86-64, as far as needed to find where the next one begins and how `eax`
+//! changes.
 //!
-//! Pure: any bytes are only ever an answer. An instruction that is not known has no length.
+//! Pure: any bytes have an answer. An unknown instruction is `None`.
 
-/// What an instruction does to `eax`.
+/// How an instruction changes `eax`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// It holds this number from now on.
+    /// `eax` holds this number from now on.
     Sets(u32),
-    /// This number is on the top of the stack from now on; `eax` is kept.
+    /// Pushes this number on the stack, and keeps `eax`.
     Pushes(u32),
-    /// What is on the top of the stack goes there.
+    /// Pops the top of the stack into `eax`.
     Pops,
     Keeps,
-    /// It may hold anything, or what follows is reached from elsewhere.
+    /// `eax` may hold anything, or the next instruction is reached from elsewhere.
     Unknown,
 }
 
@@ -24,7 +24,7 @@ pub(crate) struct Instruction {
     pub(crate) effect: Effect,
 }
 
-/// Tables of opcodes, by what leads to them.
+/// Tables of opcodes, by the bytes that lead to them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Map {
     OneByte,
@@ -45,14 +45,14 @@ struct Opcode {
     map: Map,
     byte: u8,
     rex: u8,
-    /// Immediates of four bytes have two.
+    /// Immediates that would have four bytes have two.
     is_short: bool,
     len_bytes: usize,
-    /// By a VEX or EVEX prefix: on vectors.
+    /// It has a VEX or EVEX prefix, and works on vectors.
     is_vector: bool,
 }
 
-/// The instruction at the beginning of `code`.
+/// Decodes the instruction at the beginning of `code`.
 pub(crate) fn instruction(code: &[u8]) -> Option<Instruction> {
     let opcode = Opcode::of(code)?;
     let operands = code.get(opcode.len_bytes..)?;
@@ -79,7 +79,7 @@ impl Opcode {
         }
     }
 
-    /// Without a vector's prefix; `at` is behind all prefixes.
+    /// Decodes an opcode without a vector's prefix. `at` is its offset, behind all other prefixes.
     fn plain(code: &[u8], at: usize, rex: u8, is_short: bool) -> Option<Self> {
         let byte_at = |ahead: usize| code.get(at + ahead).copied();
         let (map, len_bytes) = match (byte_at(0)?, byte_at(1)) {
@@ -103,7 +103,8 @@ impl Opcode {
         Some(Self { map, byte, rex: 0, is_short: false, len_bytes, is_vector: true })
     }
 
-    /// Whether a `ModRM` byte follows, which is `modrm`, and how many bytes of immediate.
+    /// Returns whether a `ModRM` byte follows, and the length of the immediate. `modrm` is the byte
+    /// that follows the opcode.
     fn shape(&self, modrm: Option<u8>) -> Option<(bool, usize)> {
         match self.map {
             Map::OneByte => self.shape_one_byte(modrm),
@@ -149,7 +150,8 @@ impl Opcode {
         })
     }
 
-    /// `operands` begins behind the opcode, with `operand_bytes` of `ModRM` and what belongs to it.
+    /// Returns the effect on `eax`. `operands` begins behind the opcode; its first `operand_bytes`
+    /// are the `ModRM` byte with its SIB byte and displacement.
     fn effect(&self, operands: &[u8], operand_bytes: usize) -> Effect {
         if self.is_vector {
             return Effect::Unknown;
@@ -162,7 +164,8 @@ impl Opcode {
         }
     }
 
-    /// `immediate` is what follows, if it was read.
+    /// Returns the effect of an opcode of one byte. `immediate` begins behind the operands, if it
+    /// was read.
     fn effect_one_byte(&self, modrm: u8, immediate: Option<&[u8]>) -> Effect {
         let number = immediate.and_then(|bytes| bytes.first_chunk());
         let number = number.map_or(Effect::Unknown, |it| Effect::Sets(u32::from_le_bytes(*it)));
@@ -185,7 +188,8 @@ impl Opcode {
         if keeps { Effect::Keeps } else { Effect::Unknown }
     }
 
-    /// Its only effect on registers, if it has any, is on an operand that its `ModRM` byte names.
+    /// Returns whether the instruction changes at most one register, an operand that its `ModRM`
+    /// byte names.
     fn has_operands(&self) -> bool {
         match self.map {
             Map::OneByte => {
@@ -198,7 +202,8 @@ impl Opcode {
         }
     }
 
-    /// A part of `eax` may be the destination. Its number is 0, and that of `ah` is 4.
+    /// Returns whether a part of `eax` may be the destination. The number of `eax` is 0, that of
+    /// `ah` 4.
     fn may_write_eax(&self, modrm: u8) -> bool {
         let is_eax = |number: u8| matches!(number & 7, 0 | 4);
         let is_first = modrm >> 6 == 3 && is_eax(modrm) && self.rex & REX_B == 0;
@@ -206,7 +211,8 @@ impl Opcode {
         is_first || (is_second && self.register_is_written())
     }
 
-    /// Of the two operands that the `ModRM` byte names, the register may be the destination.
+    /// Returns whether the register may be the destination, of the two operands in the `ModRM`
+    /// byte.
     fn register_is_written(&self) -> bool {
         match self.map {
             Map::OneByte => {
@@ -245,7 +251,7 @@ fn shape_two_bytes(byte: u8) -> Option<(bool, usize)> {
     })
 }
 
-/// How long a `ModRM` byte is with what belongs to it.
+/// Returns the length of a `ModRM` byte with its SIB byte and displacement.
 fn modrm_bytes(operands: &[u8]) -> Option<usize> {
     let modrm = *operands.first()?;
     let (mode, register) = (modrm >> 6, modrm & 7);

@@ -1,11 +1,11 @@
-//! What libraries that are preloaded into programs have in common.
+//! Code that preloaded libraries share.
 //!
-//! [`Next`] functions are those that the hooks of a library stand in front of. A library looks all
-//! of them up when it is loaded, since looking up may take the dynamic linker's lock and allocate.
-//! [`symbols`] finds them in the tables of loaded objects. [`raw`] makes system calls past all
-//! hooks, and [`cancel`] keeps their points of cancellation. [`image`] and [`own_calls`] tell which
-//! programs such a library can watch; [`library`] tells what a library comes with.
-//! [`file_systems`] tells where a sync concerns other machines.
+//! The hooks of a library stand in front of [`Next`] functions. A library looks up all its next
+//! functions when it is loaded, since the look-up may take the dynamic linker's lock and allocate.
+//! [`symbols`] finds functions in the tables of loaded objects. [`raw`] makes system calls that
+//! bypass all hooks, and [`cancel`] keeps their points of cancellation. [`image`] and [`own_calls`]
+//! tell which programs such a library can watch; [`library`] reads the dependencies and symbols of
+//! a library. [`file_systems`] tells where a sync concerns other machines.
 #![allow(unsafe_code)] // the dynamic linker's answers become functions, and system calls
 
 pub mod cancel;
@@ -23,9 +23,9 @@ use std::marker::PhantomData;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Where a [`Next`] function is looked for.
+/// A way to look up a [`Next`] function.
 pub trait Source {
-    /// The address of the function of this name; null where there is none.
+    /// Returns the address of the function of this name; null if there is none.
     fn find(name: &CStr) -> *mut c_void;
 }
 
@@ -49,28 +49,29 @@ pub struct Next<F, S = InOrder> {
 }
 
 impl<F: Copy, S: Source> Next<F, S> {
-    /// The function `name`, which is not looked up yet.
+    /// Creates the next function `name`, and does not look it up yet.
     ///
     /// # Panics
-    /// `F` has not the size of a pointer; as a constant it does not compile then.
+    /// If `F` does not have the size of a pointer. A constant does not compile then.
     ///
     /// # Safety
-    /// `F` is a function pointer, and the type of what `name` names.
+    /// `F` is a function pointer of the type of the function `name`.
     pub const unsafe fn new(name: &'static CStr) -> Self {
         assert!(size_of::<F>() == size_of::<*mut c_void>());
         Self { name, address: AtomicPtr::new(ptr::null_mut()), kind: PhantomData }
     }
 
-    /// The function, if it was looked up before: for hooks that may run before their library is
-    /// ready.
+    /// Returns the function if it was looked up before, for hooks that may run before their library
+    /// is ready.
     #[inline]
     pub fn resolved(&self) -> Option<F> {
         let address = self.address.load(Ordering::Relaxed);
-        // SAFETY: not null, so it is the address of a function of this type, as `new` was promised.
+        // SAFETY: not null, so it is the address of the function `name`, whose type is `F` by the
+        // contract of `new`.
         (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
     }
 
-    /// The function; none where no library has it.
+    /// Returns the function, and looks it up first if needed; `None` if no library has it.
     pub fn get(&self) -> Option<F> {
         if self.address.load(Ordering::Relaxed).is_null() {
             self.address.store(S::find(self.name), Ordering::Relaxed);
@@ -108,8 +109,8 @@ macro_rules! functions {
     };
 }
 
-/// Declares functions that do what another of the same module does. They return an `int` unless
-/// they say otherwise.
+/// Declares functions that forward to another function of their module. They return an `int` unless
+/// the declaration names another type.
 #[macro_export]
 macro_rules! synonyms {
     (@result) => {
@@ -121,7 +122,7 @@ macro_rules! synonyms {
     ($($name:ident($($argument:ident: $kind:ty),*) $(-> $result:ty)? = $same:ident($($given:expr),*);)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $crate::synonyms!(@result $($result)?) {
-            // SAFETY: the same function.
+            // SAFETY: the declaration gives both functions one signature, and so one contract.
             unsafe { $same($($given),*) }
         }
     )*};

@@ -1,8 +1,8 @@
-//! A library's file: which other libraries it needs, where those are looked for, and which symbols
-//! it defines and refers to.
+//! Reads a library's file: the libraries that it needs, the directories where the dynamic linker
+//! searches for those, and the symbols that the library defines and refers to.
 //!
-//! Pure: a file is something that reads at an offset. Any bytes have an answer; none is that of a
-//! file that is no library of this machine, or is unlike all that linkers write.
+//! Pure: a caller passes a function that reads the file at an offset. Any bytes have an answer:
+//! `None` for a file that is no library of this machine, or that no known linker wrote.
 
 use crate::image::{Elf, HEAD_BYTES, MACHINE, u32_at, u64_at};
 
@@ -23,37 +23,38 @@ const RELOCATION_BYTES: usize = 24;
 /// More than any table of a library has.
 const TABLE_BYTES_MAX: u64 = 64 << 20;
 
-/// What a library's dynamic section says.
+/// The entries of a library's dynamic section.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Library {
     /// The names of the libraries that it needs.
     pub needed: Vec<Vec<u8>>,
-    /// Where they, and what they need, are looked for; not where there is a `runpath`.
+    /// Directories to search for the needed libraries and for their own needs. A `runpath`
+    /// overrides them.
     pub rpath: Vec<u8>,
-    /// Where they are looked for behind the directories of the environment.
+    /// Directories to search for the needed libraries, behind those of the environment.
     pub runpath: Vec<u8>,
 }
 
 /// The names of symbols.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Symbols {
-    /// Those that the library defines.
+    /// The symbols that the library defines.
     pub defined: Vec<Vec<u8>>,
-    /// Those that the dynamic linker looks up for it.
+    /// The symbols that the dynamic linker looks up for the library.
     pub referred: Vec<Vec<u8>>,
 }
 
 /// The dynamic section of a file.
 struct Section<R> {
     entries: Vec<(u64, u64)>,
-    /// Address, offset and length of what is loaded.
+    /// Address, offset and length of each loaded segment.
     segments: Vec<(u64, u64, u64)>,
     names: Vec<u8>,
     read: R,
 }
 
 impl Library {
-    /// The library in a file; `read` is as for [`classify`](crate::image::classify).
+    /// Reads the library in a file; `read` is as for [`classify`](crate::image::classify).
     pub fn of(read: impl FnMut(u64, &mut [u8]) -> usize) -> Option<Self> {
         let section = Section::of(read)?;
         let text = |wanted| section.texts(wanted).next().unwrap_or_default();
@@ -66,7 +67,8 @@ impl Library {
 }
 
 impl Symbols {
-    /// The symbols of the library in a file.
+    /// Reads the symbols of the library in a file; `read` is as for
+    /// [`classify`](crate::image::classify).
     pub fn of(read: impl FnMut(u64, &mut [u8]) -> usize) -> Option<Self> {
         let mut section = Section::of(read)?;
         let (table_at, names_at) = (section.value(DT_SYMTAB)?, section.value(DT_STRTAB)?);
@@ -122,7 +124,7 @@ impl<R: FnMut(u64, &mut [u8]) -> usize> Section<R> {
         Some(this)
     }
 
-    /// The bytes at an address of the library.
+    /// Reads `len` bytes at an address of the library.
     fn bytes(&mut self, address: u64, len: u64) -> Option<Vec<u8>> {
         let is_in = |(start, _, bytes): &&(u64, u64, u64)| {
             address.checked_sub(*start).is_some_and(|offset| offset < *bytes)

@@ -1,14 +1,14 @@
-//! Whether a program or a library makes system calls by instructions of its own, where a library
-//! that stands in front of the C library's functions does not see them.
+//! Finds programs and libraries that make system calls by instructions of their own. A library that
+//! stands in front of the C library's functions does not see such calls.
 //!
-//! Programs of Rust do, by the crate `rustix`, and so may hand-written code. What counts is an
-//! instruction of the file itself; each library is looked at for itself. A call whose number is
-//! loaded before it, and is that of a call that changes nothing that such a library has to know,
-//! does not count; one whose number is not known does.
+//! Programs of Rust make them by the crate `rustix`, and so may hand-written code. Only
+//! instructions of the file itself count; each library is examined by itself. A call does not count
+//! if its number is loaded before it, and such a library need not know of that call's effects. A
+//! call of unknown number counts.
 //!
-//! The bytes of a system call instruction of x86-64 also lie inside of others, some times in ten
-//! megabytes. So the code before them is decoded, from several points: decoders that begin in the
-//! middle of an instruction soon meet those that did not.
+//! The bytes of a system call instruction of x86-64 also occur inside of other instructions, some
+//! times in ten megabytes. So the code before them is decoded, from several starting points: a
+//! decoder that begins in the middle of an instruction soon gets in step with the others.
 //!
 //! Pure, and without memory from the heap, as [`image`](crate::image).
 
@@ -18,8 +18,8 @@ use std::ops::Range;
 use crate::image::Elf;
 
 /// System calls that change no file, no name, no descriptor, no program and no rights. Allocators
-/// map memory by their own `mmap`. What `io_uring_enter` does needs a ring, which only a system
-/// call makes that is not in this list.
+/// map memory by their own `mmap`. `io_uring_enter` needs a ring, and the system call that makes a
+/// ring is not in this list.
 const HARMLESS: [c_long; 58] = [
     libc::SYS_read,
     libc::SYS_readv,
@@ -81,15 +81,15 @@ const HARMLESS: [c_long; 58] = [
     libc::SYS_io_uring_enter,
 ];
 
-/// What is decoded before an instruction.
+/// The code before a call that is decoded.
 const BEFORE_BYTES: usize = 64;
-/// What is looked at of a file at a time, at least.
+/// The shortest buffer for [`makes_own_calls`].
 pub const MEMORY_BYTES_MIN: usize = 4 * BEFORE_BYTES;
 
-/// Whether the program makes system calls of its own that count. It is
+/// Returns whether the program makes system calls of its own that count. The program is
 /// [`Dynamic`](crate::image::Image::Dynamic) and begins with `head`; `read` is as for
-/// [`classify`](crate::image::classify). `memory` is what its code is read into: all that is not
-/// shorter than [`MEMORY_BYTES_MIN`] will do, and 256 KiB are fast. With less the answer is yes.
+/// [`classify`](crate::image::classify). The code is read into `memory`, of at least
+/// [`MEMORY_BYTES_MIN`]; 256 KiB are fast. With less memory the answer is `true`.
 pub fn makes_own_calls(
     head: &[u8],
     read: impl FnMut(u64, &mut [u8]) -> usize,
@@ -102,14 +102,15 @@ pub fn makes_own_calls(
     elf.code(memory).is_some_and(|code| has_calls(code, elf.read, memory))
 }
 
-/// Whether there are such calls in this part of the file. What the file lacks of it is no code.
+/// Returns whether this part of the file has such calls. A part behind the end of the file has no
+/// code.
 fn has_calls(
     code: Range<u64>,
     mut read: impl FnMut(u64, &mut [u8]) -> usize,
     memory: &mut [u8],
 ) -> bool {
     let mut at = code.start;
-    // What may stand before an instruction is read again with it, and was looked at.
+    // The code before the first new instruction is read again, but its calls were judged before.
     let mut seen_bytes = 0;
     while at < code.end {
         let len = usize::try_from(code.end - at).unwrap_or(usize::MAX).min(memory.len());
@@ -139,26 +140,27 @@ mod machine {
 
     /// `syscall`.
     const CALL: [u8; 2] = [0x0f, 0x05];
-    /// What may be cut off of an instruction at the end of what was read.
+    /// The bytes that the end of a part may cut off of a call.
     pub(super) const CALL_BYTES_MORE: usize = CALL.len() - 1;
 
-    /// The calls of this code from `seen_bytes` on: whether each is harmless.
+    /// Returns for each call of this code, from `seen_bytes` on, whether it is harmless.
     pub(super) fn calls(code: &[u8], seen_bytes: usize) -> impl Iterator<Item = bool> {
         let places = memmem::find_iter(code, &CALL).filter(move |&at| at >= seen_bytes);
         places.filter_map(|at| judge(&code[at.saturating_sub(BEFORE_BYTES)..at + CALL.len()]))
     }
 
-    /// How the instructions from some byte on go on.
+    /// Where the instructions from some byte on lead.
     enum Way {
-        /// To the call, with this number if it is known.
+        /// To the call, with its number if it is known.
         Call(Option<u32>),
-        /// The call's bytes belong to another instruction.
+        /// Over the call: its bytes belong to another instruction.
         Other,
-        /// There is something that is no instruction.
+        /// To bytes that are no instruction.
         Lost,
     }
 
-    /// Whether the call at the end of this code is harmless; none: it is no instruction.
+    /// Returns whether the call at the end of this code is harmless; `None` if it is no
+    /// instruction.
     fn judge(code: &[u8]) -> Option<bool> {
         let (mut calls, mut others, mut harmless) = (0, 0, 0);
         for start in 0..=(code.len() - CALL.len()) / 2 {
@@ -171,7 +173,7 @@ mod machine {
                 Way::Lost => {}
             }
         }
-        // Where code begins, there is too little to tell by.
+        // Near the beginning of the code there are too few bytes before the call for a vote.
         let is_short = code.len() < BEFORE_BYTES + CALL.len();
         (calls > 0 && (is_short || calls >= others)).then_some(harmless == calls)
     }
@@ -202,12 +204,12 @@ mod machine {
 
     /// `svc #0`.
     const CALL: [u8; 4] = 0xd400_0001_u32.to_le_bytes();
-    /// What may be cut off of an instruction at the end of what was read: nothing, for all of it is
+    /// The bytes that the end of a part may cut off of a call: none, since all instructions are
     /// aligned.
     pub(super) const CALL_BYTES_MORE: usize = 0;
 
-    /// The calls of this code from `seen_bytes` on: whether each is harmless. Its number is what
-    /// the last `mov` to `x8` says.
+    /// Returns for each call of this code, from `seen_bytes` on, whether it is harmless. The last
+    /// `mov` to `x8` gives its number.
     pub(super) fn calls(code: &[u8], seen_bytes: usize) -> impl Iterator<Item = bool> {
         let places = memmem::find_iter(code, &CALL);
         places.filter(move |&at| at >= seen_bytes && at % CALL.len() == 0).map(|at| {
@@ -217,7 +219,7 @@ mod machine {
         })
     }
 
-    /// The number that `movz w8` or `movz x8` loads.
+    /// Returns the number that a `movz w8` or `movz x8` loads.
     fn number_of(word: u32) -> Option<u32> {
         (word & 0x7fe0_001f == 0x5280_0008).then_some(word >> 5 & 0xffff)
     }

@@ -1,10 +1,7 @@
-//! System calls that nothing interposes on, and `errno`.
+//! System calls that no hook sees, and `errno`.
 //!
-//! Invariant: nothing here calls the C library but for the address of `errno`, so that no call
-//! comes back into a hook.
-//!
-//! Entry points: [`call`] for a call with the kernel's result, [`returned`] to hand that result to
-//! the program, [`errno`] and [`set_errno`]; [`Arguments`] for the words that a program gave.
+//! Invariant: no function here calls the C library except for the address of `errno`, so that no
+//! call returns into a hook.
 
 use std::ffi::{c_char, c_int, c_long, c_uint};
 use std::ptr;
@@ -15,12 +12,13 @@ pub type Errno = c_int;
 /// Makes the system call `number`; a result in `-4095..0` is an error number, negated.
 ///
 /// # Safety
-/// As the call itself: pointers among the arguments point to what the call reads and writes.
+/// As for the call itself: pointers among the arguments are valid for the kernel's reads and
+/// writes.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
     let result: isize;
-    // SAFETY: the kernel's calling convention; the arguments are the caller's promise.
+    // SAFETY: the kernel's calling convention; the caller guarantees that the arguments are valid.
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -37,12 +35,13 @@ pub unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
 /// Makes the system call `number`; a result in `-4095..0` is an error number, negated.
 ///
 /// # Safety
-/// As the call itself: pointers among the arguments point to what the call reads and writes.
+/// As for the call itself: pointers among the arguments are valid for the kernel's reads and
+/// writes.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 pub unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
     let result: isize;
-    // SAFETY: the kernel's calling convention; the arguments are the caller's promise.
+    // SAFETY: the kernel's calling convention; the caller guarantees that the arguments are valid.
     unsafe {
         std::arch::asm!(
             "svc 0",
@@ -56,7 +55,7 @@ pub unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
     result
 }
 
-/// The arguments of a call as machine words; those that are not given are 0.
+/// The arguments of a call as machine words; missing ones are 0.
 #[macro_export]
 macro_rules! words {
     ($($argument:expr),* $(,)?) => {{
@@ -68,9 +67,9 @@ macro_rules! words {
 }
 pub use words;
 
-/// What may be an argument of a system call.
+/// A type that can be an argument of a system call.
 pub trait Word {
-    /// The argument as the kernel takes it: signed numbers are extended.
+    /// Returns the argument as the kernel takes it: signed numbers are extended.
     fn word(self) -> usize;
 }
 
@@ -101,7 +100,7 @@ impl<T> Word for *mut T {
     }
 }
 
-/// The words that a program gave to `syscall`, as what hooks take.
+/// The words that a program gave to `syscall`, converted to the types that hooks take.
 #[derive(Debug, Clone, Copy)]
 pub struct Arguments(pub [usize; 6]);
 
@@ -137,7 +136,7 @@ impl Arguments {
     }
 }
 
-/// Returns an `int` among arguments of unknown type: the upper half of the word is anything.
+/// Returns the `int` in a word whose upper half may hold anything.
 #[inline]
 pub fn low_half(word: usize) -> c_int {
     let [a, b, c, d, ..] = word.to_le_bytes();
@@ -156,7 +155,7 @@ pub fn checked(result: isize) -> Result<usize, Errno> {
     }
 }
 
-/// Gives a result of the kernel to the program: as it is, or -1 with `errno`.
+/// Returns a result of the kernel to the program: unchanged, or -1 with `errno` set.
 #[inline]
 pub fn returned(result: isize) -> isize {
     if (-4095..0).contains(&result) {
@@ -166,38 +165,38 @@ pub fn returned(result: isize) -> isize {
     }
 }
 
-/// As [`returned`], for functions that return an `int`.
+/// Returns a result of the kernel as an `int` to the program: unchanged, or -1 with `errno` set.
 #[inline]
 pub fn returned_int(result: isize) -> c_int {
     c_int::try_from(returned(result)).unwrap_or(c_int::MAX)
 }
 
-/// As [`failed`], for functions that return an `int`.
+/// Sets `errno`, and returns the -1 that reports it as an `int`.
 #[cold]
 pub fn failed_int(errno: Errno) -> c_int {
     set_errno(errno);
     -1
 }
 
-/// Sets `errno`, and is the -1 that goes with it.
+/// Sets `errno`, and returns the -1 that reports it.
 #[cold]
 pub fn failed(errno: Errno) -> isize {
     set_errno(errno);
     -1
 }
 
-/// The calling thread's `errno`.
+/// Returns the calling thread's `errno`.
 pub fn errno() -> Errno {
-    // SAFETY: takes nothing, gives the thread's own.
+    // SAFETY: takes no arguments, and returns an address of the calling thread.
     let place = unsafe { libc::__errno_location() };
-    // SAFETY: the thread's own, which lives as long as the thread.
+    // SAFETY: the address is valid as long as the thread lives.
     unsafe { *place }
 }
 
 /// Sets the calling thread's `errno`.
 pub fn set_errno(errno: Errno) {
-    // SAFETY: takes nothing, gives the thread's own.
+    // SAFETY: takes no arguments, and returns an address of the calling thread.
     let place = unsafe { libc::__errno_location() };
-    // SAFETY: the thread's own, which lives as long as the thread.
+    // SAFETY: the address is valid as long as the thread lives.
     unsafe { *place = errno };
 }

@@ -1,6 +1,6 @@
-//! The functions that loaded objects export, by their own tables: without the dynamic linker, whose
-//! `dlsym` other libraries stand in front of, which takes a lock, and which asks from where it is
-//! called.
+//! Finds the functions that loaded objects export, by the objects' own tables. The dynamic linker's
+//! `dlsym` is avoided: other libraries stand in front of it, it takes a lock, and its answer
+//! depends on its caller.
 #![allow(unsafe_code)] // the tables of loaded objects
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -38,25 +38,25 @@ pub struct Exports {
     names: *const c_char,
     /// The table of hashes that GNU's linker makes.
     hashes: *const u32,
-    /// None: the symbols have no versions.
+    /// Null if the symbols have no versions.
     versions: *const u16,
 }
 
 // SAFETY: the tables of an object are only read.
 unsafe impl Send for Exports {}
-// SAFETY: as above.
+// SAFETY: the tables of an object are only read.
 unsafe impl Sync for Exports {}
 
 impl Exports {
-    /// The exports of the object at `base`; none where it has no table of hashes.
+    /// Returns the exports of the object at `base`; `None` if it has no table of hashes.
     ///
     /// # Safety
     /// The object is loaded, and `dynamic` is its dynamic section.
     pub unsafe fn new(base: usize, dynamic: *const Dynamic) -> Option<Self> {
         let table = |wanted| {
-            // SAFETY: as promised.
+            // SAFETY: the caller guarantees that the object is loaded and has this dynamic section.
             let value = unsafe { value_of(dynamic, wanted) }?;
-            // The dynamic linker has made addresses of most, not of those of the vdso.
+            // The dynamic linker has relocated most of these values, but none of the vdso's.
             Some(if value < base { base + value } else { value })
         };
         Some(Self {
@@ -68,27 +68,29 @@ impl Exports {
         })
     }
 
-    /// The address of the function of this name, in its default version.
+    /// Returns the address of the function of this name, in its default version.
     ///
     /// # Safety
     /// The object is still loaded.
     pub unsafe fn function(&self, name: &CStr) -> Option<*mut c_void> {
         const FUNCTION: u8 = 2;
-        // SAFETY: as promised.
+        // SAFETY: the caller guarantees that the object is loaded.
         let symbol = unsafe { self.find(name) }?;
         let is_function = symbol.info & 0xf == FUNCTION;
         is_function.then(|| ptr::with_exposed_provenance_mut(self.base + symbol.value))
     }
 
-    /// Whether the object exports anything of this name.
+    /// Returns whether the object exports a symbol of this name.
     ///
     /// # Safety
     /// The object is still loaded.
     pub unsafe fn has(&self, name: &CStr) -> bool {
-        // SAFETY: as promised.
+        // SAFETY: the caller guarantees that the object is loaded.
         unsafe { self.find(name) }.is_some()
     }
 
+    /// Finds the exported symbol of this name.
+    ///
     /// # Safety
     /// The object is still loaded.
     unsafe fn find(&self, name: &CStr) -> Option<&Symbol> {
@@ -100,16 +102,16 @@ impl Exports {
         }
         // The filter of 64-bit words follows, and then the buckets.
         let buckets_at = self.hashes.wrapping_add(4 + 2 * filter_words as usize);
-        // SAFETY: a bucket of those that there are.
+        // SAFETY: the table has `buckets` buckets, and the remainder is less.
         let mut number = unsafe { *buckets_at.wrapping_add((hash % buckets) as usize) };
         // The chains follow the buckets.
         let chains_at = buckets_at.wrapping_add(buckets as usize);
         while number >= first {
-            // SAFETY: a symbol of a chain that has not ended.
+            // SAFETY: `number` is in a chain that has not ended.
             let entry = unsafe { *chains_at.wrapping_add((number - first) as usize) };
-            // SAFETY: as above.
+            // SAFETY: `number` is in a chain, so the object has a symbol of this number.
             if entry | 1 == hash | 1 && unsafe { self.is(number, name) } {
-                // SAFETY: as above.
+                // SAFETY: `number` is in a chain, so the object has a symbol of this number.
                 return Some(unsafe { &*self.symbols.wrapping_add(number as usize) });
             }
             if entry & 1 != 0 {
@@ -120,15 +122,16 @@ impl Exports {
         None
     }
 
-    /// Whether the symbol is defined, has this name, and is of the version that is bound to today.
+    /// Returns whether the symbol is defined, has this name, and has the version that linkers bind
+    /// to today.
     ///
     /// # Safety
-    /// The object is still loaded, and has so many symbols.
+    /// The object is still loaded, and has a symbol `number`.
     unsafe fn is(&self, number: u32, name: &CStr) -> bool {
         const IS_OLD: u16 = 0x8000;
-        // SAFETY: as promised.
+        // SAFETY: the caller guarantees that the object has this symbol.
         let symbol = unsafe { &*self.symbols.wrapping_add(number as usize) };
-        // SAFETY: there is a version for each symbol, if there are any.
+        // SAFETY: the table of versions, if there is one, has an entry for each symbol.
         let is_old = !self.versions.is_null()
             && unsafe { *self.versions.wrapping_add(number as usize) } & IS_OLD != 0;
         // SAFETY: names are terminated.
@@ -138,12 +141,14 @@ impl Exports {
     }
 }
 
+/// Returns the value of the first entry with the tag `wanted`.
+///
 /// # Safety
 /// `dynamic` is the dynamic section of a loaded object.
 unsafe fn value_of(dynamic: *const Dynamic, wanted: i64) -> Option<usize> {
     let mut at = dynamic;
     loop {
-        // SAFETY: the section goes on until its last entry, which was not met yet.
+        // SAFETY: the section ends with `DT_NULL`, which was not read yet.
         let entry = unsafe { *at };
         match entry.tag {
             DT_NULL => return None,
@@ -157,7 +162,7 @@ fn gnu_hash(name: &[u8]) -> u32 {
     name.iter().fold(5381, |hash: u32, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)))
 }
 
-/// A loaded object, as the dynamic linker tells debuggers of it.
+/// A loaded object, as the dynamic linker describes it to debuggers.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Loaded {
@@ -174,7 +179,7 @@ struct Debugged {
 }
 
 impl Loaded {
-    /// All objects, in the order in which they were loaded.
+    /// Returns all objects, in the order in which they were loaded.
     ///
     /// # Safety
     /// No thread calls `dlopen` or `dlclose` while the iterator is used.
@@ -182,29 +187,29 @@ impl Loaded {
         unsafe extern "C" {
             static _r_debug: Debugged;
         }
-        // SAFETY: the dynamic linker has set it before any code runs.
+        // SAFETY: the dynamic linker sets the pointer before any code runs.
         let first = unsafe { _r_debug.first.as_ref() };
-        // SAFETY: null, or an object of the list, which does not change.
+        // SAFETY: null, or an object of the list, which no `dlopen` or `dlclose` changes meanwhile.
         std::iter::successors(first, |object| unsafe { object.next.as_ref() })
     }
 
-    /// The path by which it was loaded; empty for the program.
+    /// Returns the path by which the object was loaded; empty for the program.
     pub fn path(&self) -> &'static CStr {
-        // SAFETY: terminated, and the dynamic linker's own.
+        // SAFETY: the path is terminated, and belongs to the dynamic linker.
         if self.path.is_null() { c"" } else { unsafe { CStr::from_ptr(self.path) } }
     }
 
-    /// Where its dynamic section is.
+    /// Returns the object's dynamic section.
     pub fn dynamic(&self) -> *const Dynamic {
         self.dynamic
     }
 
-    /// What it exports.
+    /// Returns the object's exports.
     ///
     /// # Safety
-    /// It is not unloaded as long as the result is used.
+    /// The object stays loaded as long as the result is used.
     pub unsafe fn exports(&self) -> Option<Exports> {
-        // SAFETY: loaded, with its own dynamic section.
+        // SAFETY: the object is loaded, and this is its dynamic section.
         unsafe { Exports::new(self.base, self.dynamic) }
     }
 }
@@ -219,7 +224,7 @@ mod tests {
         let library = objects.find(|object| object.path().to_bytes().ends_with(b"/libc.so.6"));
         // SAFETY: the C library is never unloaded.
         let exports = unsafe { library.expect("it is loaded").exports() }.expect("its hashes");
-        // SAFETY: as above.
+        // SAFETY: the C library is never unloaded.
         unsafe { exports.function(name) }
     }
 

@@ -1,16 +1,17 @@
-//! What the files' disks lack: the records between tail and head, summed up by segments of the log.
+//! The changes that the files' disks lack: the records between tail and head, summed up by segments
+//! of the log.
 //!
 //! Invariants:
 //! 1. Every record below [`Backlog::scanned`] that is not retired is part of exactly one segment,
 //!    and segments follow one another without gaps.
-//! 2. A file is known here from its definition on, as long as a record of it can be live:
+//! 2. A file is known here from its definition on, as long as one of its records can be live:
 //!    definitions are retired after the records that rely on them.
-//! 3. A page of a record is left out of what is due only if a later record that was added, and that
-//!    stays in the log or is due itself, overwrites all of the page and does nothing else. Recovery
-//!    applies that one whatever the disk has there, so the earlier bytes are needed no more. So a
-//!    page that is written again and again reaches the disk when that ends.
+//! 3. A page of a record is not due only if a later record that was added, and that stays in the
+//!    log or is due itself, overwrites all of the page and does nothing else. Recovery applies the
+//!    later record to any content of the disk, so the earlier bytes are needed no more. So a page
+//!    that is written again and again reaches the disk once that ends.
 //!
-//! Nothing here touches a file: `writeback` makes the ranges durable.
+//! This module accesses no file: `writeback` makes the ranges durable.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::OsStr;
@@ -28,20 +29,20 @@ pub(crate) struct Known {
     pub(crate) device: u64,
     /// Inode number.
     pub(crate) inode: u64,
-    /// What tells it from later files of these numbers.
+    /// Distinguishes the file from later files with these numbers.
     pub(crate) identity: u64,
     /// Its file system.
     pub(crate) file_system: FileSystemId,
     /// Its handle there.
     pub(crate) handle: FileHandle,
-    /// The path that it had when it was defined; empty if none was known.
+    /// The path at the time of the definition; empty if unknown.
     pub(crate) path: PathBuf,
     /// Position of its last definition.
     defined_at: u64,
 }
 
 impl Known {
-    /// The file that `definition` names, which is at `position` of the log.
+    /// Returns the file that `definition` names. The definition is at `position` of the log.
     pub(crate) fn of(definition: &Definition<'_>, position: u64) -> Self {
         Self {
             device: definition.device,
@@ -55,12 +56,12 @@ impl Known {
     }
 }
 
-/// All writes of a file, taken together.
+/// Sums up all writes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Window {
-    /// Bytes that were written, each time they were.
+    /// Bytes of all writes; a byte that is written again counts again.
     written_bytes: u64,
-    /// The first byte that was written, and the byte behind the last one.
+    /// Offset of the first byte that was written, and of the byte behind the last one.
     start: u64,
     end: u64,
 }
@@ -74,37 +75,38 @@ impl Window {
         self.end = self.end.max(other.end);
     }
 
-    /// Bytes that differ on the disk at most: what is written again counts once.
+    /// Returns how many bytes differ on the disk at most: a byte that is written again counts once.
     fn dirty_bytes(&self) -> u64 {
         self.written_bytes.min(self.end.saturating_sub(self.start))
     }
 
-    /// The same bytes are written again and again: written back each time would be too often.
+    /// Returns whether the same bytes are written again and again, so that writing back each time
+    /// would be too often.
     fn is_hot(&self) -> bool {
         self.written_bytes > 2 * self.dirty_bytes()
     }
 }
 
-/// What one file lacks for the records of one segment.
+/// Data of one file that the records of one segment make due.
 #[derive(Debug, Clone)]
 struct Part {
     window: Window,
     ranges: Ranges,
     /// Position of the last record about the file.
     last: u64,
-    /// Some record does more than overwrite bytes that the disk has.
+    /// Whether a record does more than overwrite bytes that the disk has.
     has_grown: bool,
 }
 
-/// What has to be durable before the records up to a position may be retired.
+/// Data that must be durable before the records up to a position may be retired.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Due {
-    /// Ranges of files, by the files' ids. A file without ranges has changed its size only.
+    /// Ranges of files, by the files' ids. A file without ranges changed only its size.
     pub(crate) files: HashMap<u64, Ranges>,
-    /// Files that have grown, or changed their size: more than their ranges is due.
+    /// Files that grew, or changed their size. A sync of their ranges is not enough.
     pub(crate) grown: HashSet<u64>,
-    /// File systems whose journal has to be committed after that: names of them were recorded.
-    /// Zeroes: it is not known which.
+    /// File systems whose names were recorded: their journal must be committed after the files.
+    /// Zeroes stand for an unknown file system.
     pub(crate) file_systems: HashSet<FileSystemId>,
 }
 
@@ -120,7 +122,7 @@ impl Due {
         self.file_systems.extend(segment.file_systems.keys());
     }
 
-    /// Nothing has to be done.
+    /// Returns whether nothing is due.
     pub(crate) fn is_empty(&self) -> bool {
         self.files.is_empty() && self.file_systems.is_empty()
     }
@@ -130,7 +132,7 @@ impl Due {
         self
     }
 
-    /// Bytes to write, at most.
+    /// Returns how many bytes must be written at most.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.files.values().map(Ranges::bytes).sum()
     }
@@ -147,13 +149,14 @@ impl Overwrites {
         of_file.extend(pages.map(|page| (page, segment_start)));
     }
 
-    /// `ranges` of a file without the pages that a segment behind `segment_start` overwrites.
+    /// Returns `ranges` of a file without the pages that a segment behind `segment_start`
+    /// overwrites.
     fn without_later(&self, file: u64, ranges: &Ranges, segment_start: u64) -> Ranges {
         let Some(of_file) = self.0.get(&file) else { return ranges.clone() };
         ranges.without(|page| of_file.get(&page).is_some_and(|last| *last > segment_start))
     }
 
-    /// A segment is retired.
+    /// Removes the overwrites that point to a retired segment.
     fn retired(&mut self, segment: &Segment) {
         for (id, part) in &segment.files {
             let Some(of_file) = self.0.get_mut(id) else { continue };
@@ -171,7 +174,7 @@ impl Overwrites {
         }
     }
 
-    /// It is not known any more what of a file is overwritten.
+    /// Forgets all overwrites of a file.
     fn forget(&mut self, file: u64) {
         self.0.remove(&file);
     }
@@ -182,7 +185,7 @@ struct Segment {
     start: u64,
     end: u64,
     files: HashMap<u64, Part>,
-    /// File systems of which names were recorded, with the position of the last record.
+    /// File systems whose names were recorded, with the position of the last such record.
     file_systems: HashMap<FileSystemId, u64>,
     write_started: bool,
 }
@@ -199,7 +202,7 @@ pub(crate) struct Backlog {
 }
 
 impl Backlog {
-    /// An empty backlog of a log whose records begin at `position`, with segments of
+    /// Creates an empty backlog of a log whose records begin at `position`, with segments of
     /// `segment_bytes`.
     pub(crate) fn new(position: u64, segment_bytes: u64) -> Self {
         Self {
@@ -212,22 +215,22 @@ impl Backlog {
         }
     }
 
-    /// Up to where records were added.
+    /// Returns the position up to which records were added.
     pub(crate) fn scanned(&self) -> u64 {
         self.scanned
     }
 
-    /// Files that were ever defined.
+    /// Returns how many files were ever defined.
     pub(crate) fn files_seen(&self) -> u64 {
         self.files_seen
     }
 
-    /// The file with this id.
+    /// Returns the file with this id.
     pub(crate) fn file(&self, id: u64) -> Option<&Known> {
         self.known.get(&id)
     }
 
-    /// The files on a file system, with their ids.
+    /// Returns the files on a file system, with their ids.
     pub(crate) fn files_on<'a>(
         &'a self,
         file_system: &'a FileSystemId,
@@ -236,7 +239,7 @@ impl Backlog {
         known.map(|(id, known)| (*id, known))
     }
 
-    /// Adds a record; `payload` is that of a definition.
+    /// Adds a record. `payload` is that of a definition, and ignored for other records.
     pub(crate) fn add(&mut self, header: &Header, payload: &[u8]) {
         match header.kind {
             RecordKind::Write => {
@@ -245,7 +248,8 @@ impl Backlog {
             RecordKind::Zero => self.change(header, header.offset, header.len),
             RecordKind::SetSize => self.change(header, header.offset, 0),
             RecordKind::Define => self.define(header, payload),
-            // All earlier records of the file are durable in it, or are not promised any more.
+            // All earlier records of the file are durable in the file, or are not promised any
+            // more.
             RecordKind::End => {
                 self.overwrites.forget(header.file);
                 self.segments.iter_mut().for_each(|segment| {
@@ -253,12 +257,12 @@ impl Backlog {
                 });
             }
             RecordKind::Make => {
-                // The content is less than the payload by some hundred bytes.
+                // The payload is some hundred bytes longer than the content.
                 self.change(header, 0, u64::from(header.payload_bytes));
                 self.name(header);
             }
             RecordKind::Name => self.name(header),
-            // A write that was not made overwrites nothing.
+            // A write that was not made overwrites nothing, and may be counted as an overwrite.
             RecordKind::Void => self.overwrites.forget(header.file),
             RecordKind::Mark
             | RecordKind::Decided
@@ -267,12 +271,12 @@ impl Backlog {
             | RecordKind::Begun
             | RecordKind::Restored => {}
         }
-        // The record is part of a segment, whatever it says.
+        // Every kind of record is part of a segment.
         self.segment(header.position);
         self.reached(header.position + header.record_bytes());
     }
 
-    /// All records below `position` were added.
+    /// Notes that all records below `position` were added.
     pub(crate) fn reached(&mut self, position: u64) {
         self.scanned = self.scanned.max(position);
         if let Some(segment) = self.segments.back_mut() {
@@ -286,7 +290,7 @@ impl Backlog {
         self.known.insert(header.file, Known::of(&definition, header.position));
     }
 
-    /// Names of the file's file system were recorded.
+    /// Notes that names of the file's file system were recorded.
     fn name(&mut self, header: &Header) {
         let file_system = self.known.get(&header.file).map(|known| known.file_system);
         let file_systems = &mut self.segment(header.position).file_systems;
@@ -315,7 +319,7 @@ impl Backlog {
         }
     }
 
-    /// The segment for the record at `position`.
+    /// Returns the segment of the record at `position`, and begins a new one if the last is full.
     fn segment(&mut self, position: u64) -> &mut Segment {
         let segment_bytes = self.segment_bytes;
         let is_open = |last: &Segment| position.saturating_sub(last.start) < segment_bytes;
@@ -328,16 +332,16 @@ impl Backlog {
         &mut self.segments[last]
     }
 
-    /// What is due for all records that were added.
+    /// Returns all data that the added records make due.
     pub(crate) fn due(&self) -> Due {
         let mut due = Due::default();
         self.segments.iter().for_each(|segment| due.add(segment, &self.overwrites));
         due.sorted()
     }
 
-    /// What is due for the records before a position that `may_be_goal` accepts, and that position:
-    /// the first one with at least `dirty_bytes` to write or `log_bytes` to retire. `None`: only
-    /// all is enough.
+    /// Returns a position that `may_be_goal` accepts, with the data that the records before it make
+    /// due. It is the first such position with at least `dirty_bytes` to write or `log_bytes` to
+    /// retire. Returns `None` if only all records reach these amounts.
     pub(crate) fn due_for(
         &self,
         dirty_bytes: u64,
@@ -349,7 +353,8 @@ impl Backlog {
         for (segment, next) in self.segments.iter().zip(self.segments.iter().skip(1)) {
             due.add(segment, &self.overwrites);
             let is_enough = due.dirty_bytes() >= dirty_bytes || next.start - first >= log_bytes;
-            // A record starts where the next segment starts, so none is cut in two.
+            // A record starts where the next segment starts, so this position cuts no record in
+            // two.
             if is_enough && may_be_goal(next.start) {
                 return Some((next.start, due.sorted()));
             }
@@ -365,13 +370,14 @@ impl Backlog {
         windows
     }
 
-    /// Bytes to write for all that is due, at most.
+    /// Returns how many bytes must be written for all records at most.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.windows().values().map(Window::dirty_bytes).sum()
     }
 
-    /// Ranges that are worth writing before their sync, of about `dirty_bytes`: those of the oldest
-    /// full segments, each handed out once, and none of a file that is written again and again.
+    /// Returns about `dirty_bytes` of ranges that are worth writing before their sync. They belong
+    /// to the oldest full segments. Each segment is returned once, and files that are written again
+    /// and again are left out.
     pub(crate) fn worth_starting(&mut self, dirty_bytes: u64) -> Due {
         let windows = self.windows();
         let is_hot = |id: &u64| windows.get(id).is_some_and(Window::is_hot);
@@ -390,7 +396,8 @@ impl Backlog {
         due.sorted()
     }
 
-    /// The records below `position` are durable in their files and gone from the log.
+    /// Removes the records below `position`: they are durable in their files, and retired from the
+    /// log.
     pub(crate) fn retired(&mut self, position: u64) {
         while self.segments.front().is_some_and(|first| first.end <= position)
             && let Some(first) = self.segments.pop_front()

@@ -1,8 +1,9 @@
-//! File systems that are mounted beside a copy of themselves: a clone, a snapshot of their volume.
+//! File systems that are mounted beside a copy of themselves, such as a clone, or a snapshot of
+//! their volume.
 //!
-//! A copy has the UUID and the handles of the original, and nothing else tells them apart after a
-//! restart. So no file of either is covered while both are mounted. Where a copy is mounted later,
-//! the stories of the file system are ended first.
+//! A copy has the UUID and the handles of the original, and after a restart the two cannot be told
+//! apart. So no file of either is covered while both are mounted. If a copy is mounted later, the
+//! stories of the file system are ended first.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +18,7 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
-    /// Looks at what is mounted now. Where that cannot be told, what was known stays.
+    /// Reads the mounts again. If that fails, the former result stays.
     pub(crate) fn look(&mut self, log: &Log) {
         let Ok(copied) = self.mounted.copied() else { return };
         let former = std::mem::replace(&mut self.ids, copied);
@@ -26,8 +27,8 @@ impl Copies {
         }
     }
 
-    /// Has programs know of the copies among the file systems that the log knows: those of which
-    /// they did not know before.
+    /// Notes in the log which of its file systems have copies, so that programs see it. Returns
+    /// those that were not noted before.
     pub(crate) fn note(&self, log: &Log) -> Vec<FileSystemId> {
         let is_new = |id: &&FileSystemId| {
             log.file_systems()
@@ -38,7 +39,7 @@ impl Copies {
     }
 }
 
-/// The log knows of copies of the file system with this UUID.
+/// Returns whether the log notes copies of the file system with this UUID.
 pub(crate) fn has_copies(log: &Log, id: &FileSystemId) -> bool {
     log.file_systems()
         .with_uuid(id)

@@ -2,11 +2,11 @@
 //!
 //! Invariants:
 //! 1. All calls but syncs go to the kernel; so do all calls of architectures that the filter does
-//!    not know. Nothing but numbers and arguments is looked at: no pointer is followed.
-//! 2. A sync of a negative descriptor goes to the kernel, which refuses it. One with
-//!    [`REAL_SYNC`] in its upper half goes there too: the preload library makes it for what must be
-//!    synced.
-//! 3. The filter cannot be taken off again: all that the program starts has it.
+//!    not know. The filter reads only numbers and arguments, and follows no pointer.
+//! 2. A sync of a negative descriptor goes to the kernel, which refuses it. A sync with
+//!    [`REAL_SYNC`] in the descriptor's upper half goes there too: the preload library marks the
+//!    syncs that must be made.
+//! 3. The filter cannot be removed: all processes that the program starts inherit it.
 //!
 //! Map: [`Filter::choose`] (whether there can be one) · [`Filter::before`] (the child installs it
 //! before it executes the program) · `program` (the instructions).
@@ -23,11 +23,11 @@ use tidegate_interpose::file_systems::REAL_SYNC;
 /// Which programs a volatile run covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// All, if no privileges have to be given up for it; else those that load the library.
+    /// All programs, if that costs no privileges; else programs that load the library.
     Possible,
-    /// All, by giving up that programs gain privileges where that must be.
+    /// All programs. Programs can gain no privileges if the kernel demands that.
     All,
-    /// Those that load the library.
+    /// Programs that load the library.
     Library,
 }
 
@@ -35,15 +35,16 @@ pub enum Scope {
 #[derive(Debug, Clone)]
 pub struct Filter {
     instructions: Vec<libc::sock_filter>,
-    /// Programs gain no privileges: without `CAP_SYS_ADMIN` the kernel asks for that.
+    /// Programs can gain no privileges: the kernel demands that of a launcher without
+    /// `CAP_SYS_ADMIN`.
     pub no_new_privileges: bool,
 }
 
 impl Filter {
-    /// Returns the filter for `scope`, if there is to be one.
+    /// Returns the filter for `scope`, or `None` if only the library answers syncs.
     ///
     /// # Errors
-    /// The kernel has no filters, and `scope` cannot do without.
+    /// If the kernel has no filters, and `scope` demands one.
     pub fn choose(scope: Scope) -> io::Result<Option<Self>> {
         let capabilities = rustix::thread::capabilities(None);
         let is_privileged =
@@ -59,9 +60,9 @@ impl Filter {
         }
     }
 
-    /// Has the program of `command` start with the filter.
+    /// Makes the child of `command` install the filter before it executes the program.
     pub(crate) fn before(self, command: &mut Command) {
-        // SAFETY: the child makes system calls alone.
+        // SAFETY: between `fork` and `exec` the child makes system calls only.
         unsafe { command.pre_exec(move || self.install()) };
     }
 
@@ -69,7 +70,7 @@ impl Filter {
     /// `fork` and `exec`.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     fn install(&self) -> io::Result<()> {
         if self.no_new_privileges {
             rustix::thread::set_no_new_privs(true)?;
@@ -91,7 +92,7 @@ impl Filter {
     }
 }
 
-/// Asks the kernel whether it has filters with the action that this one needs.
+/// Asks the kernel whether it has filters with the action `SECCOMP_RET_ERRNO`.
 fn is_available() -> io::Result<()> {
     let action = libc::SECCOMP_RET_ERRNO;
     // SAFETY: the kernel reads the number during the call.
@@ -101,7 +102,7 @@ fn is_available() -> io::Result<()> {
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The numbers of syncs on an architecture.
+/// The numbers of the sync calls on an architecture.
 struct Machine {
     /// Its number in the kernel's audit.
     architecture: u32,
@@ -111,7 +112,7 @@ struct Machine {
     by_descriptor: [u32; 4],
 }
 
-/// x86-64, where x32 has the same numbers with a bit; i386; aarch64; arm.
+/// x86-64, where x32 has equal numbers with a bit; i386; aarch64; arm.
 const MACHINES: [Machine; 4] = [
     Machine { architecture: 0xc000_003e, sync: 162, msync: 26, by_descriptor: [74, 75, 306, 277] },
     Machine {
@@ -128,33 +129,33 @@ const MACHINES: [Machine; 4] = [
         by_descriptor: [118, 148, 373, 341],
     },
 ];
-/// The bit of numbers of x32, which no other architecture has.
+/// The bit that marks numbers of x32. No other architecture uses it.
 const X32_BIT: u32 = 0x4000_0000;
-/// Offsets in what the kernel hands to a filter.
+/// Offsets in the data that the kernel passes to a filter.
 const NUMBER_AT: u32 = 0;
 const ARCHITECTURE_AT: u32 = 4;
-/// The lower half of the first argument, on machines that store it first, as all these do.
+/// The lower half of the first argument. All these machines store it first.
 const DESCRIPTOR_AT: u32 = 16;
 const UPPER_HALF_AT: u32 = DESCRIPTOR_AT + 4;
 const MSYNC_FLAGS_AT: u32 = DESCRIPTOR_AT + 16;
-/// What a negative descriptor has.
+/// The sign bit of a descriptor.
 const SIGN: u32 = 1 << 31;
 
-/// Where an instruction goes on.
+/// Where a filter goes on after an instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum To {
     Next,
-    /// Behind so many instructions.
+    /// Skips so many instructions.
     Skip(usize),
-    /// Looks at the descriptor.
+    /// To the check of the descriptor.
     Descriptor,
-    /// Looks at the flags of `msync`.
+    /// To the check of the flags of `msync`.
     Flags,
     Allow,
     Answer,
 }
 
-/// An instruction: code, operand, and where it goes on if its condition holds, and if not.
+/// An instruction: code, operand, target if its condition holds, target if not.
 struct Step(u32, u32, To, To);
 
 fn load(at: u32) -> Step {
@@ -194,7 +195,8 @@ fn of_machine(machine: &Machine) -> Vec<Step> {
     steps
 }
 
-/// Returns the instructions that all architectures share: first those for unknown ones.
+/// Returns the instructions that all architectures share. The first one is for unknown
+/// architectures.
 fn shared() -> [Step; 10] {
     let (sync, invalidate) = (libc::MS_SYNC.cast_unsigned(), libc::MS_INVALIDATE.cast_unsigned());
     [

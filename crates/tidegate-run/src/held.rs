@@ -1,11 +1,12 @@
 //! Descriptors of file systems whose names are in the log, held by the supervisor.
 //!
 //! Files that the log can make again are not kept one by one: that would cost more than the syncs
-//! that it saves. Their records are retired by a sync of the whole file system, whose errors the
-//! kernel tells each description that was open before, once. They concern all files of it.
+//! that it saves. A sync of the whole file system retires their records. The kernel reports each
+//! error of the file system once to every description that was open before, and such an error
+//! concerns all its files.
 //!
-//! Invariant: a file system is said to be held only while a descriptor of it is open here. It is
-//! let go under the lock of its names, and only while the log is empty.
+//! Invariant: a file system is noted as held only while this process has a descriptor of the file
+//! system open. It is released under the lock of its names, and only while the log is empty.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -25,20 +26,20 @@ use super::locate;
 #[derive(Debug)]
 struct Held {
     reference: FileSystemRef,
-    /// A directory there.
+    /// A directory of the file system.
     directory: File,
 }
 
-/// The file systems that are held.
+/// The held file systems.
 #[derive(Debug, Default)]
 pub(crate) struct HeldFileSystems {
     held: HashMap<FileSystemId, Held>,
 }
 
 impl HeldFileSystems {
-    /// Opens the file systems that programs want to be held, and makes durable what was changed
-    /// there before. No names are recorded of one whose files this user may not open by their
-    /// handles: recovery could not.
+    /// Opens the file systems that programs want held, and makes earlier changes in them durable.
+    /// Refuses a file system whose files this user may not open by handle, since recovery could not
+    /// open them either: no names are recorded in it.
     pub(crate) fn hold_wanted(&mut self, log: &Log) {
         for (reference, file) in log.file_systems().take_wanted_held() {
             match self.hold(log, reference, file) {
@@ -46,7 +47,7 @@ impl HeldFileSystems {
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => {
                     log.file_systems().refuse_held(reference);
                 }
-                // The program waits for a moment only, makes a real sync, and asks again.
+                // The program waits only briefly, makes a real sync, and asks again.
                 Err(_) => {}
             }
         }
@@ -61,7 +62,7 @@ impl HeldFileSystems {
         self.sync(log, &id).unwrap_or(Ok(()))
     }
 
-    /// None is held that a supervisor held which died: programs ask again.
+    /// Releases the file systems that a dead supervisor held: programs ask again.
     pub(crate) fn take_over(log: &Log) {
         for reference in
             log.file_systems().all().filter(|reference| log.file_systems().is_held(*reference))
@@ -72,17 +73,17 @@ impl HeldFileSystems {
         }
     }
 
-    /// The file system with this id is held.
+    /// Returns whether the file system with this id is held.
     pub(crate) fn holds(&self, id: &FileSystemId) -> bool {
         self.held.contains_key(id)
     }
 
-    /// No file system is held.
+    /// Returns whether no file system is held.
     pub(crate) fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// Makes all of the file system durable, and what was pending in it; none, where it is not
+    /// Makes the whole file system durable, with its pending changes. Returns `None` if it is not
     /// held.
     pub(crate) fn sync(&self, log: &Log, id: &FileSystemId) -> Option<io::Result<()>> {
         let held = self.held.get(id)?;
@@ -94,13 +95,13 @@ impl HeldFileSystems {
         Some(synced)
     }
 
-    /// Ends the stories of files that are not kept and of which the log has nothing; lets all file
-    /// systems go once the log is empty.
+    /// Ends the stories of files that are not kept and have no changes in the log. Releases the
+    /// file systems if the log is empty.
     pub(crate) fn release_all(&mut self, log: &Log) {
         for file in log.made_files().into_iter().filter(|file| !log.is_kept(*file)) {
             let Ok(guard) = log.lock_within(file, Duration::ZERO) else { continue };
             if !guard.has_live_changes() && !guard.owner_died() {
-                // Without space for its end it goes on, and is ended later.
+                // If the log has no space for the end, the story goes on, and is ended later.
                 let _ = guard.end_story();
             }
         }
@@ -117,7 +118,7 @@ impl HeldFileSystems {
     }
 }
 
-/// A directory of the file system of an entry's file, and its id.
+/// Opens a directory of the file system of an entry's file. Returns the file system's id too.
 fn open(log: &Log, file: FileRef) -> io::Result<(FileSystemId, File)> {
     let payload = log.definition_of(file).ok_or(io::ErrorKind::NotFound)?;
     let definition = Definition::decode(&payload).ok_or(io::ErrorKind::InvalidData)?;
@@ -127,7 +128,7 @@ fn open(log: &Log, file: FileRef) -> io::Result<(FileSystemId, File)> {
     if file_system_id(&directory)? != known.file_system {
         return Err(io::ErrorKind::NotFound.into());
     }
-    // As recovery will have to.
+    // Recovery will open directories in the same way.
     open_by_handle(&directory, &handle_of(&directory)?, OFlags::PATH | OFlags::DIRECTORY)?;
     Ok((known.file_system, directory))
 }

@@ -1,7 +1,5 @@
-//! Commits of a file system's journal.
-//!
-//! A file without a name is made and synced. Its inode is in the journal's running transaction, so
-//! the sync commits that with all that was changed before, and has the disk empty its cache. No
+//! An unnamed file is made and synced. Its inode is in the journal's running transaction, so the
+//! sync commits that transaction with all earlier changes, and makes the disk empty its cache. No
 //! dirty page of another file is written for it.
 
 use std::fs::File;
@@ -14,11 +12,12 @@ use tidegate::log::{FileSystemRef, Log};
 use super::backlog::Known;
 use super::locate;
 
-/// Commits the journal of `file_system`, which `known` is a file of. Nothing is pending afterwards
-/// that was counted when this was called.
+/// Commits the journal of `file_system`, the file system of `known`. Afterwards no change is
+/// pending that was counted before this call.
 ///
 /// # Errors
-/// No directory of it is found in which this user may make a file; the disk fails.
+/// If no directory of the file system is found in which this user may make a file, or the disk
+/// fails.
 pub(crate) fn commit(log: &Log, file_system: FileSystemRef, known: &Known) -> io::Result<()> {
     let directory = locate::directory_on(known.device, &known.path);
     let directory = directory.ok_or(io::ErrorKind::NotFound)?;

@@ -1,14 +1,14 @@
 //! Descriptors of the files that are in the log, held by the supervisor.
 //!
-//! The kernel tells each open description of a failed write-back once, if it was open before the
-//! failure. A program that syncs nothing hears of none, and the sync of a process outside must not
-//! be the only one that is told. So the supervisor holds a descriptor of a file before the file is
-//! covered, and all of its syncs go through that.
+//! The kernel reports a failed write-back once to each open description that was open before the
+//! failure. A program that syncs nothing gets no report, and a process outside must not be the only
+//! one that does. So the supervisor opens a file before it is covered, and makes all the file's
+//! syncs by that descriptor.
 //!
 //! Invariants:
-//! 1. A file is said to be kept only while its descriptor is open. It is closed after its story has
-//!    ended, under the file's lock, and only while the log has no change of the file that is not
-//!    retired.
+//! 1. A file is noted as kept only while its descriptor is open. The descriptor is closed after the
+//!    file's story has ended, under the file's lock, and only while the log has no live change of
+//!    the file.
 //! 2. Descriptors are open for reading: a file that is open for writing cannot be executed.
 //! 3. While the log is idle and empty no descriptor is held: its file systems can be unmounted.
 
@@ -28,21 +28,21 @@ use super::copies;
 use super::locate::{self, Located};
 use super::registry::{Claim, Registry};
 
-/// How long the lock of a file that is to stay plain is waited for.
+/// How long to wait for the lock of a file that is to stay plain.
 const KEEP_OUT_TIMEOUT: Duration = Duration::from_millis(10);
-/// Files kept at once, at most.
+/// The most files that are kept at once.
 const FILES_MAX: usize = 1000;
 
 /// A file that the supervisor has open.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    /// Its entry in the log's table.
+    /// The file's entry in the log's table.
     pub(crate) entry: FileRef,
     /// Open for reading.
     pub(crate) file: File,
-    /// A path that it had, for people.
+    /// A path of the file, for messages.
     pub(crate) path: PathBuf,
-    /// No other pool has the file in its log.
+    /// Keeps the file out of other pools' logs.
     _claim: Claim,
 }
 
@@ -58,7 +58,7 @@ impl Kept {
     }
 }
 
-/// The files that are kept, by their ids in the log.
+/// The kept files, by their ids in the log.
 #[derive(Debug)]
 pub(crate) struct KeptFiles {
     files: HashMap<u64, Kept>,
@@ -67,7 +67,7 @@ pub(crate) struct KeptFiles {
 }
 
 impl Default for KeptFiles {
-    /// As many files as a quarter of the limit of descriptors allows, [`FILES_MAX`] at most.
+    /// Creates an empty set for a quarter of the limit of descriptors, [`FILES_MAX`] at most.
     fn default() -> Self {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let files_max = usize::try_from(limit / 4).unwrap_or(usize::MAX).min(FILES_MAX);
@@ -76,12 +76,12 @@ impl Default for KeptFiles {
 }
 
 impl KeptFiles {
-    /// The file with this id, if it is kept.
+    /// Returns the file with this id, if it is kept.
     pub(crate) fn get(&self, id: u64) -> Option<&Kept> {
         self.files.get(&id)
     }
 
-    /// Opens the files that programs want to be kept. One that cannot be had stays plain.
+    /// Opens the files that programs want kept. A file that cannot be opened stays plain.
     pub(crate) fn keep_wanted(&mut self, log: &Log) {
         if self.files.len() >= self.files_max {
             self.release(log, |_| true);
@@ -90,12 +90,12 @@ impl KeptFiles {
         self.files.extend(opened);
     }
 
-    /// Opens the files that programs want to be kept, while the kept ones are in use, for
-    /// [`insert`](Self::insert).
+    /// Opens the files that programs want kept, for [`insert`](Self::insert). The caller need not
+    /// lock the kept files meanwhile.
     pub(crate) fn open_wanted(&self, log: &Log) -> Vec<(u64, Kept)> {
         let wanted = log.take_wanted_kept().into_iter();
         let wanted = wanted.take(self.files_max.saturating_sub(self.files.len()));
-        // The program waits for a moment only, and makes a real sync where this fails.
+        // If this fails, the program waits only briefly, and makes a real sync.
         let keep = |entry| match self.keep(log, entry) {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                 keep_out(log, entry);
@@ -111,7 +111,7 @@ impl KeptFiles {
         self.files.extend(opened);
     }
 
-    /// Opens the file of an entry, unless it is open.
+    /// Opens the file of an entry, and notes it as kept. Returns `None` if it is open already.
     fn keep(&self, log: &Log, entry: FileRef) -> io::Result<Option<(u64, Kept)>> {
         let id = log.id_of(entry);
         let mut opened = None;
@@ -131,7 +131,7 @@ impl KeptFiles {
     /// Keeps a file that the log knows, if it is not kept.
     ///
     /// # Errors
-    /// It cannot be opened.
+    /// If the file cannot be opened.
     pub(crate) fn adopt(&mut self, log: &Log, entry: FileRef, known: &Known) -> io::Result<()> {
         let id = log.id_of(entry);
         if let Entry::Vacant(free) = self.files.entry(id) {
@@ -141,8 +141,8 @@ impl KeptFiles {
         Ok(())
     }
 
-    /// Keeps the files that a supervisor kept which died, of those that `backlog` knows; ends the
-    /// stories of the others.
+    /// Keeps the files that a dead supervisor kept. Ends the stories of files that `backlog` does
+    /// not know, or that cannot be opened.
     pub(crate) fn take_over(&mut self, log: &Log, backlog: &Backlog) {
         for entry in log.kept_files() {
             let known = backlog.file(log.id_of(entry));
@@ -154,34 +154,33 @@ impl KeptFiles {
         }
     }
 
-    /// No file is kept.
+    /// Returns whether no file is kept.
     pub(crate) fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
 
-    /// Closes the files that need not be kept any more: whose story has ended, or which have lost
-    /// their last name.
+    /// Closes the files whose story has ended, and those that have lost their last name.
     pub(crate) fn release_ended(&mut self, log: &Log) {
         self.release(log, |kept| kept.file.metadata().is_ok_and(|found| found.nlink() == 0));
     }
 
-    /// Ends the stories of all files of which the log has nothing, and closes them. The next sync
-    /// admits a file again.
+    /// Closes all files without changes in the log, and ends their stories. A file's next sync
+    /// admits it again.
     pub(crate) fn release_all(&mut self, log: &Log) {
         self.release(log, |_| true);
     }
 
-    /// Closes the files whose story has ended, and those that `may_end` accepts after it has ended
-    /// theirs; but none of which the log has changes, and none that is locked.
+    /// Closes the files whose story has ended. Ends the stories of files that `may_end` accepts,
+    /// and closes those too. Leaves out files that are locked or have changes in the log.
     fn release(&mut self, log: &Log, may_end: impl Fn(&Kept) -> bool) {
         self.files.retain(|_, kept| !Self::end(log, kept, &may_end));
     }
 
-    /// Whether the file is kept no longer.
+    /// Ends the story of the file if possible. Returns whether the file is kept no longer.
     fn end(log: &Log, kept: &Kept, may_end: impl Fn(&Kept) -> bool) -> bool {
         let guard = match log.lock_within(kept.entry, Duration::ZERO) {
             Ok(guard) => guard,
-            // Another file has its entry.
+            // The entry belongs to another file.
             Err(LockError::Stale) => return true,
             Err(_) => return false,
         };
@@ -196,14 +195,14 @@ impl KeptFiles {
         true
     }
 
-    /// A path of the file with this id, for people.
+    /// Returns a path of the file with this id, for messages.
     pub(crate) fn path(&self, id: u64) -> Option<&Path> {
         self.files.get(&id).map(|kept| kept.path.as_path())
     }
 }
 
-/// The file is in the log of another pool: it stays plain as long as this log is in use. A file
-/// that is locked for so long asks again at its next sync.
+/// Keeps a file plain as long as this log is in use, since another pool has the file in its log. If
+/// the file stays locked, its next sync asks again.
 fn keep_out(log: &Log, entry: FileRef) {
     if let Ok(guard) = log.lock_within(entry, KEEP_OUT_TIMEOUT) {
         guard.mark_unlogged(true);

@@ -9,30 +9,30 @@ use std::os::fd::AsRawFd;
 /// The first descriptor after standard input, output and error.
 const FIRST_OTHER: libc::c_uint = 3;
 
-/// Closes all descriptors but the standard ones: what a daemon inherits would stay locked and open
-/// with it. To be called before anything has opened one.
+/// Closes all descriptors but the standard ones, so that a daemon does not keep inherited files
+/// locked and open. The caller has opened no descriptor yet.
 ///
 /// # Errors
-/// The kernel is older than 5.9.
+/// If the kernel is older than 5.9.
 pub(crate) fn close_inherited() -> io::Result<()> {
-    // SAFETY: no owned descriptor exists yet, which is the caller's duty; numbers are all it takes.
+    // SAFETY: the call takes numbers only. By the caller's duty no owned descriptor exists yet.
     let outcome =
         unsafe { libc::syscall(libc::SYS_close_range, FIRST_OTHER, libc::c_uint::MAX, 0) };
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What becomes of the lock of a byte.
+/// A wanted state of the lock of a byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ByteLock {
     Taken,
     Free,
 }
 
-/// Takes or frees the lock of a byte of `file` for its open description, and does not wait. Returns
-/// whether that was done: not where another description has the lock.
+/// Takes or frees the lock of a byte of `file` for its open description, without waiting. Returns
+/// `false` if another description has the lock.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub(crate) fn lock_byte(file: &File, byte: i64, wanted: ByteLock) -> io::Result<bool> {
     let kind = if wanted == ByteLock::Taken { libc::F_WRLCK } else { libc::F_UNLCK };
     let lock = libc::flock {

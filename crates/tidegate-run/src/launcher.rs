@@ -1,15 +1,15 @@
-//! The launcher: one program from its start to its end.
+//! The launcher: runs one program from its start to its end.
 //!
 //! Invariants:
 //! 1. The program starts only when the pool is open and the supervisor holds it.
 //! 2. The program's own process has the terminal, process group, signals and descriptors that it
 //!    would have without the launcher; signals that were ignored when the launcher started stay
 //!    ignored.
-//! 3. Signals that a terminal sends to the whole group (SIGINT, SIGQUIT) are not sent twice; those
-//!    that are sent to the launcher alone are passed on, to this program and never to another one
-//!    that took over its number.
-//!
-//! 4. A launcher that adopts gets the processes whose parents have ended, and reaps them.
+//! 3. Signals that a terminal sends to the whole group (SIGINT, SIGQUIT) are not sent twice.
+//!    Signals to the launcher alone are passed on to this program, and never to another one that
+//!    took over its number.
+//! 4. A launcher that adopts becomes the parent of processes whose parents have ended, and reaps
+//!    them.
 //!
 //! Map: [`Launch::start`] · [`Launch::wait`] · [`Launch::left`] · [`Launch::forward`], for the
 //! thread that catches signals.
@@ -37,7 +37,7 @@ use super::program::Program;
 const FORWARDED: [i32; 5] = [SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH];
 /// Signals that a terminal sends to program and launcher.
 const SHARED: [i32; 2] = [SIGINT, SIGQUIT];
-/// What a shell adds to the number of the signal that ended a program.
+/// The number that a shell adds to the signal that ended a program.
 const SIGNAL_STATUS: i32 = 128;
 
 /// A program to start.
@@ -45,13 +45,13 @@ const SIGNAL_STATUS: i32 = 128;
 pub struct Plan<'a> {
     /// The file to execute.
     pub program: &'a Program,
-    /// Its name as it was typed, and its arguments.
+    /// The program's name as it was typed, and its arguments.
     pub command: &'a [OsString],
     /// Variables to set, or to remove.
     pub environment: Vec<(&'static str, Option<OsString>)>,
-    /// The filter of system calls to start it with.
+    /// The filter of system calls that the program starts with.
     pub filter: Option<Filter>,
-    /// The launcher adopts what the program leaves behind.
+    /// Whether the launcher adopts processes that the program leaves behind.
     pub adopts: bool,
 }
 
@@ -69,8 +69,8 @@ impl Launch {
     /// # Errors
     /// The program cannot be executed.
     pub fn start(plan: Plan<'_>) -> io::Result<Self> {
-        // Caught before the program can run: it never lives without a thread that passes signals
-        // on.
+        // Signals are caught before the program can run. So it never runs without a thread that
+        // passes them on.
         let signals = SignalsInfo::<WithOrigin>::new(wanted_signals(ignored_signals()))?;
         let adopts = plan.adopts;
         if adopts {
@@ -83,14 +83,15 @@ impl Launch {
         Ok(launch)
     }
 
-    /// Waits until the program ended, and hands back the exit status for it. Stops when the program
-    /// is stopped.
+    /// Waits until the program has ended, and returns its exit status. Stops the launcher whenever
+    /// the program is stopped.
     ///
     /// # Errors
-    /// Another thread waited for the program.
+    /// If another thread waited for the program.
     pub fn wait(&self) -> io::Result<i32> {
         let pid = Pid::from_child(&self.child);
-        // All children of one that adopts are the program or were left behind by it.
+        // A launcher that adopts reaps all children: the program, and processes that it left
+        // behind.
         let wanted = (!self.adopts).then_some(pid);
         loop {
             match rustix::process::waitpid(wanted, WaitOptions::UNTRACED) {
@@ -114,11 +115,11 @@ impl Launch {
         stats.iter().filter(|_| self.adopts).filter_map(|stat| child_of(own, stat)).collect()
     }
 
-    /// Does to the launcher what was done to the program, so that the shell sees a stopped job.
+    /// Stops the launcher too, so that the shell sees a stopped job.
     fn stop_too(&self) -> io::Result<()> {
         kill_process(getpid(), Signal::STOP)?;
-        // Continued: where that was for the launcher alone, the program must hear of it. It may
-        // have ended.
+        // The launcher was continued. If the signal was sent to the launcher alone, the program
+        // must get it too. The program may have ended.
         let _ = pidfd_send_signal(&self.handle, Signal::CONT);
         Ok(())
     }
@@ -170,13 +171,13 @@ fn child_of(parent: i32, stat: &[u8]) -> Option<String> {
     (of == parent).then(|| format!("{name} ({number})"))
 }
 
-/// What to catch: an ignored signal is left to be ignored, by the program too.
+/// Returns the signals to catch. An ignored signal stays ignored, by the program too.
 fn wanted_signals(ignored: u64) -> Vec<i32> {
     let is_ignored = |signal: i32| ignored >> (signal - 1) & 1 == 1;
     FORWARDED.into_iter().chain(SHARED).filter(|signal| !is_ignored(*signal)).collect()
 }
 
-/// A bit for each signal that this process ignores, SIGHUP's the lowest.
+/// Returns a bit for each signal that this process ignores, the lowest for SIGHUP.
 fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,4 +1,4 @@
-//! Finds a file that the log defines, on the file system that it is on now.
+//! Finds a file that the log defines, on the file system where it is now.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -15,21 +15,21 @@ use tidegate::log::recover::{LocalFiles, identity_of};
 use super::backlog::Known;
 use super::paths::unescaped;
 
-/// What became of a file.
+/// Result of a search for a file.
 #[derive(Debug)]
 pub(crate) enum Located {
-    /// It is open for reading.
+    /// The file, open for reading.
     Open(File),
-    /// It was removed: nothing of it has to be durable.
+    /// The file was removed: none of its data must be durable.
     Removed,
-    /// Where it is cannot be told: this user may not ask, or its file system is not mounted.
+    /// The search has no answer: this user may not ask, or the file system is not mounted.
     Unknown,
 }
 
 /// Opens the file for reading, by its path or else by its handle.
 ///
 /// # Errors
-/// Its path leads to it or to something that cannot be looked at, and it cannot be opened.
+/// If the path cannot be opened, and neither the path, nor rights, nor a lease is the cause.
 pub(crate) fn open(known: &Known) -> io::Result<Located> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
     let mut options = File::options();
@@ -53,10 +53,10 @@ fn by_handle(known: &Known) -> Located {
     }
 }
 
-/// Opens the file of `kept`, which is open for reading, for writing.
+/// Opens the file of `kept`, a descriptor for reading, for writing.
 ///
 /// # Errors
-/// This process may not write to it.
+/// If this process may not write to the file.
 pub(crate) fn open_for_writing(kept: &File) -> io::Result<File> {
     use std::os::fd::AsRawFd;
     File::options().write(true).open(format!("/proc/self/fd/{}", kept.as_raw_fd()))
@@ -68,7 +68,8 @@ fn is_same(known: &Known, file: &File) -> bool {
         && identity_of(file).is_ok_and(|found| found == known.identity)
 }
 
-/// Paths, rights or a lease are in the way, which says nothing of the disk.
+/// Returns whether paths, rights or a lease caused the error, so that it says nothing about the
+/// disk.
 pub(crate) fn is_out_of_reach(error: &io::Error) -> bool {
     let kinds = [
         io::ErrorKind::NotFound,
@@ -80,12 +81,12 @@ pub(crate) fn is_out_of_reach(error: &io::Error) -> bool {
         || matches!(Errno::from_io_error(error), Some(Errno::LOOP | Errno::NXIO))
 }
 
-/// Makes all of the file system on `device` durable, of which `path` was a file: that one alone,
-/// for another one may hang. One that is not mounted any more was made durable when it was
-/// unmounted.
+/// Makes the file system on `device` durable; `path` was one of its files. Syncs no other file
+/// system, since that may hang. A file system that is not mounted any more was made durable when it
+/// was unmounted.
 ///
 /// # Errors
-/// The disk fails; no directory of the file system can be opened.
+/// If the disk fails, or no directory of the file system can be opened.
 pub(crate) fn sync_file_system(device: u64, path: &Path) -> io::Result<()> {
     match directory_on(device, path) {
         Some(directory) => Ok(durable::syncfs(&directory)?),
@@ -93,7 +94,8 @@ pub(crate) fn sync_file_system(device: u64, path: &Path) -> io::Result<()> {
     }
 }
 
-/// As [`sync_file_system`], by the mount points that `/proc/self/mountinfo` has of it.
+/// Syncs the file system on `device` by its mount points in `mounts`, the text of
+/// `/proc/self/mountinfo`.
 fn sync_mounted(device: u64, mounts: &[u8]) -> io::Result<()> {
     let mut last = Ok(());
     for mount in mounts.split(|byte| *byte == b'\n').filter_map(|line| mount_of(device, line)) {
@@ -105,7 +107,7 @@ fn sync_mounted(device: u64, mounts: &[u8]) -> io::Result<()> {
     last
 }
 
-/// The mount point that a line of `/proc/self/mountinfo` has of a device.
+/// Returns the mount point in a line of `/proc/self/mountinfo`, if the mount is of `device`.
 fn mount_of(device: u64, line: &[u8]) -> Option<PathBuf> {
     let mut fields = line.split(|byte| *byte == b' ').skip(2);
     let numbers = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
@@ -119,9 +121,9 @@ pub(crate) fn directory_on(device: u64, path: &Path) -> Option<File> {
     path.ancestors().skip(1).find_map(|directory| open_directory(device, directory))
 }
 
-/// Opens the directory at `path`, where it is on `device`.
+/// Opens the directory at `path`, if it is on `device`.
 fn open_directory(device: u64, path: &Path) -> Option<File> {
-    // Asked before it is opened: a directory on another device may refuse the open.
+    // Checked before it is opened: a directory on another device may refuse the open.
     path.metadata().ok().filter(|found| found.dev() == device)?;
     let flags = (OFlags::DIRECTORY | OFlags::NONBLOCK).bits().cast_signed();
     let directory = File::options().read(true).custom_flags(flags).open(path).ok()?;

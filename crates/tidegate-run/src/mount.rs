@@ -1,4 +1,4 @@
-//! Mounts, as the kernel lists them: the one that a path lies on, for people, and all of them.
+//! Mounts, as the kernel lists them: the mount of a path, for messages, and all mounts.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -11,18 +11,18 @@ use super::paths::unescaped;
 pub(crate) struct Mount {
     /// The device's numbers, as text.
     pub(crate) device: String,
-    /// Programs may write to it.
+    /// Whether programs may write to the mount.
     pub(crate) is_writable: bool,
-    /// Where it is.
+    /// The mount point.
     pub(crate) point: PathBuf,
     /// The type of its file system.
     pub(crate) kind: String,
-    /// The device, or what stands for one.
+    /// The device, or a name in its place.
     pub(crate) source: String,
 }
 
 impl Mount {
-    /// The mount that `path`, an absolute one, lies on; none where the system does not tell.
+    /// Returns the mount of `path`, an absolute one; `None` if the system does not tell.
     pub(crate) fn of(path: &Path) -> Option<Self> {
         Self::of_path_in(path, &std::fs::read("/proc/self/mountinfo").ok()?)
     }
@@ -32,8 +32,8 @@ impl Mount {
         mounts.split(|byte| *byte == b'\n').filter_map(Self::of_line)
     }
 
-    /// The mount of `path` in the text of `mountinfo`: of several at one point the last one hides
-    /// the others.
+    /// Returns the mount of `path` in the text of `mountinfo`. Of several mounts at one point the
+    /// last one hides the others.
     fn of_path_in(path: &Path, mounts: &[u8]) -> Option<Self> {
         let above = Self::all_in(mounts).filter(|mount| path.starts_with(&mount.point));
         above.max_by_key(|mount| mount.point.components().count())
@@ -51,8 +51,7 @@ impl Mount {
         Some(Self { device, is_writable, point, kind, source })
     }
 
-    /// The command that gives the file system a UUID, where its type can have one that tidegate
-    /// goes by.
+    /// Returns the command that gives the file system a UUID, for types whose UUIDs tidegate uses.
     pub(crate) fn uuid_command(&self) -> Option<String> {
         let Self { kind, source, .. } = self;
         match kind.as_str() {

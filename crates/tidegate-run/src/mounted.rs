@@ -1,8 +1,9 @@
-//! The file systems of this machine's disks that a program may write to, held so that they can be
-//! synced when it has ended.
+//! The writable file systems on this machine's disks, held so that they can be synced when the
+//! program has ended.
 //!
-//! Invariant: they are opened before the program starts. So a write-back that fails while it runs
-//! is an error of the sync at the end, even where the program has mounted something over it.
+//! Invariant: they are opened before the program starts. So the sync at the end reports each
+//! write-back that failed while the program ran, even if the program has mounted another file
+//! system over it.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -20,11 +21,11 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Opens each file system that is mounted writable. One that this user may not open is left
-    /// out: only the sync of the whole machine covers it.
+    /// Opens each file system that is mounted writable. File systems that this user may not open
+    /// are left out: only the sync of the whole machine covers them.
     ///
     /// # Errors
-    /// The mounts cannot be read.
+    /// If the mounts cannot be read.
     pub fn hold() -> io::Result<Self> {
         let mounts = std::fs::read("/proc/self/mountinfo")?;
         let opened = |path: PathBuf| {
@@ -36,8 +37,8 @@ impl Mounted {
         Ok(Self { held: writable_mounts(&mounts).into_iter().filter_map(opened).collect() })
     }
 
-    /// Syncs the whole machine, then each file system, which alone tells whether it failed. Returns
-    /// those that failed, with the reason.
+    /// Syncs the whole machine, then each file system, since only that reports failures. Returns
+    /// the file systems that failed, with the reason.
     #[must_use]
     pub fn sync(&self) -> Vec<(&PathBuf, io::Error)> {
         rustix::fs::sync();

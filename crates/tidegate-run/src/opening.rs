@@ -1,12 +1,12 @@
-//! From a pool's file to a log in use: made where it is blank, taken over where its supervisor
-//! died, recovered where the machine crashed.
+//! Turns a pool's file into a log in use. It makes a log if the file is blank, takes the log over
+//! if its supervisor died, and recovers it if the machine crashed.
 //!
 //! Invariants:
-//! 1. A log whose records may be needed is never started anew. What recovery cannot restore stays
-//!    in the log, and the pool is not opened.
+//! 1. A log whose records may be needed is never started anew. Records that recovery cannot restore
+//!    stay in the log, and the pool is not opened.
 //! 2. A log is taken over without a replay only in the boot of its records, if no write-back has
 //!    failed since it was opened.
-//! 3. While processes use the log it is never replayed: they go on appending to it.
+//! 3. While processes use the log it is never replayed: they go on appending.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use tidegate::size::Size;
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How far the clock of one boot may be behind that of another.
 const CLOCK_ERROR_NS: i128 = 1_000_000_000;
-/// Files that could not be recovered which a message names.
+/// The most files that could not be recovered in one message.
 const FAILURES_TOLD: usize = 20;
 /// Threads that write files at once during recovery.
 const WORKERS: usize = 4;
@@ -43,9 +43,10 @@ const WORKERS: usize = 4;
 pub(crate) struct Opened {
     /// The log.
     pub(crate) log: Log,
-    /// What recovery did, if there was something to do.
+    /// Describes the changes of recovery, if it made any.
     pub(crate) recovered: Option<String>,
-    /// Its processes may still live: the control memory is that of a supervisor that died.
+    /// Whether the control memory is that of a dead supervisor, so that its processes may still
+    /// live.
     pub(crate) taken_over: bool,
 }
 
@@ -57,19 +58,19 @@ fn in_pool(region: &Region) -> String {
 /// Maps the pool at `path` and locks it.
 ///
 /// # Errors
-/// It cannot be mapped, is in use, or holds no log.
+/// If the pool cannot be mapped, is in use, or holds no log.
 fn open_pool(path: &Path, read_only: bool) -> Result<LogPool> {
     log_in(open_region(path, &RegionOptions { read_only, ..RegionOptions::default() })?)
 }
 
-/// The log that `region` maps.
+/// Opens the log that `region` maps.
 fn log_in(region: Region) -> Result<LogPool> {
     let region = Arc::new(region);
     LogPool::open(Arc::clone(&region)).with_context(|| in_pool(&region))
 }
 
-/// Maps what is at `path` and locks it; where a supervisor has left its socket, which it does only
-/// when it is killed, once the kernel has taken the pool from it.
+/// Maps the pool at `path` and locks it. A supervisor leaves its socket only if it is killed. If
+/// there is one, waits until the kernel has released the dead supervisor's lock.
 fn open_region(path: &Path, options: &RegionOptions) -> Result<Region> {
     let was_killed = || PoolPaths::of_pool(path).is_ok_and(|paths| paths.socket().exists());
     match Region::open(path, options) {
@@ -80,11 +81,11 @@ fn open_region(path: &Path, options: &RegionOptions) -> Result<Region> {
     }
 }
 
-/// Waits until no process has the pool at `path` locked: whether that was so in time.
+/// Waits until no process has the pool at `path` locked. Returns `false` after a timeout.
 fn is_released(path: &Path) -> bool {
     let (sender, receiver) = std::sync::mpsc::channel();
     let path = path.to_path_buf();
-    // A thread, since this wait has no end of its own.
+    // A thread waits, since this lock has no timeout.
     std::thread::spawn(move || {
         let locked = open_pool_file(&path)
             .and_then(|file| Ok(rustix::fs::flock(&file, FlockOperation::LockShared)?));
@@ -94,10 +95,10 @@ fn is_released(path: &Path) -> bool {
     receiver.recv_timeout(RELEASE_TIMEOUT).unwrap_or(false)
 }
 
-/// Maps the pool at `path` and locks it; makes a log pool of it if it is blank.
+/// Maps the pool at `path` and locks it. Makes a log pool if it is blank.
 ///
 /// # Errors
-/// It cannot be mapped, is in use, or holds something else.
+/// If the pool cannot be mapped, is in use, or holds something else.
 fn open_or_make(path: &Path) -> Result<LogPool> {
     let region = open_region(path, &RegionOptions::default())?;
     let other = match identify(&region).with_context(|| in_pool(&region))? {
@@ -113,19 +114,19 @@ fn open_or_make(path: &Path) -> Result<LogPool> {
     bail!("{} holds {other}, no log pool; name another path by --pool", path.display())
 }
 
-/// How to open a log that the machine or a supervisor left behind.
+/// Options for opening a log that a crashed machine or a dead supervisor left behind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RecoverOptions {
-    /// Every record is replayed, also where the kernel has it.
+    /// Replays every record, even those that the kernel has.
     pub replay: bool,
-    /// What is damaged, or was changed since the boot, is passed over.
+    /// Skips data that is damaged, or was changed since the boot.
     pub salvage: bool,
 }
 
 /// Opens the pool at `path`, whose supervisor shares `paths` with programs.
 ///
 /// # Errors
-/// It cannot be mapped, is in use, holds something else, or what the log has cannot be restored.
+/// If the pool cannot be mapped, is in use, holds something else, or its log cannot be restored.
 pub(crate) fn open_log(
     path: &Path,
     paths: &PoolPaths,
@@ -155,10 +156,11 @@ pub(crate) fn open_log(
     Ok(Opened { log, recovered, taken_over: false })
 }
 
-/// The log as a supervisor left it that died; none, where it has to be recovered from its records.
+/// Resumes the log of a dead supervisor. Returns `None` if the log must be recovered from its
+/// records.
 ///
 /// # Errors
-/// It is to be replayed, but processes use it.
+/// If the options demand a replay, but processes use the log.
 fn take_over(pool: &LogPool, control: &Path, options: RecoverOptions) -> Result<Option<Log>> {
     if !control.exists() {
         return Ok(None);
@@ -181,7 +183,7 @@ fn take_over(pool: &LogPool, control: &Path, options: RecoverOptions) -> Result<
     if options.replay || !is_whole && processes.is_empty() {
         return Ok(None);
     }
-    // One that does not fit is of no use: its pool was made anew since.
+    // Control memory that does not fit is of no use: the pool was made anew since.
     let Ok(log) = Ring::resume(open_again(pool)?, control).map(Log::over) else { return Ok(None) };
     if !is_whole {
         log.distrust_all_files();
@@ -204,7 +206,7 @@ fn is_of_this_boot(pool: &LogPool) -> Result<bool> {
     Ok(pool.session()? == Some(boot_id()?))
 }
 
-/// What the kernel calls this boot of the machine.
+/// Returns the kernel's id of this boot.
 fn boot_id() -> Result<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let text = text.context("cannot tell which boot of the machine this is")?;
@@ -212,10 +214,10 @@ fn boot_id() -> Result<[u8; 16]> {
     Ok(boot.into_bytes())
 }
 
-/// The last moment at which the machine may have been started, in nanoseconds since 1970.
+/// Returns the latest time at which the machine may have been started, in nanoseconds since 1970.
 ///
 /// A kernel sets its clock from one that counts whole seconds. So a machine that starts again at
-/// once may find times of before the crash that are up to a second later than its own start.
+/// once may find times from before the crash that are up to a second later than its own start.
 fn booted_ns() -> i128 {
     let nanoseconds =
         |time: Timespec| i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec);
@@ -223,19 +225,19 @@ fn booted_ns() -> i128 {
     nanoseconds(clock_gettime(ClockId::Realtime)) - up_ns + CLOCK_ERROR_NS
 }
 
-/// Restores in the files what the log has: what was done, if there was something to do. In the boot
-/// of its records, as `is_same_boot` says, programs have changed the files since the machine was
-/// started.
+/// Restores the log's records in the files. Returns a description, or `None` if there was nothing
+/// to do. With `is_same_boot` the records are of this boot, and programs have changed the files
+/// since the machine was started.
 ///
 /// # Errors
-/// Something cannot be restored; the log still has it.
+/// If something cannot be restored. The log still has its records.
 fn recover(
     pool: &LogPool,
     is_same_boot: bool,
     options: RecoverOptions,
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Option<String>> {
-    // An interrupted recovery has changed files since the boot by itself, and left no boot.
+    // An interrupted recovery has changed files since the boot by itself, and has left no boot id.
     let is_older = matches!(pool.session()?, Some(boot) if boot != NO_BOOT && boot != boot_id()?);
     let is_older = is_older && !is_same_boot && !options.replay;
     let booted_ns = is_older.then(booted_ns);
@@ -253,7 +255,7 @@ fn recover(
     Ok(Some(format!("{}{}", describe(&outcome), lost(unreadable_bytes))))
 }
 
-/// What is to be said of failed memory in a log, behind what is said of the rest.
+/// Describes failed memory in a log, as the end of a message.
 fn lost(unreadable_bytes: u64) -> String {
     match unreadable_bytes {
         0 => String::new(),
@@ -264,7 +266,7 @@ fn lost(unreadable_bytes: u64) -> String {
     }
 }
 
-/// What recovery of `pool` could not do, and what to do about it.
+/// Describes the failures of a recovery of `pool`, and the user's choices.
 fn incomplete(pool: &str, outcome: &Outcome, unreadable_bytes: u64) -> anyhow::Error {
     let failures = &outcome.failures;
     let told: Vec<_> = failures.iter().take(FAILURES_TOLD).map(ToString::to_string).collect();
@@ -307,7 +309,7 @@ fn describe(outcome: &Outcome) -> String {
     format!("{written} written to {} files{gone}{names}{odd}", outcome.files_written)
 }
 
-/// What recovery did to names, if it did something.
+/// Describes the names that recovery changed; empty if there are none.
 fn describe_names(names: &NamesDone) -> String {
     let counts = [
         (names.made, "files made again"),
@@ -323,11 +325,11 @@ fn describe_names(names: &NamesDone) -> String {
     counts.chain(taken).collect::<Vec<_>>().concat()
 }
 
-/// Throws away what the log of the pool at `path` has, after `tell` was told what that is; whether
-/// there was something.
+/// Discards the records in the log of the pool at `path`, after `tell` got their description.
+/// Returns whether there were any.
 ///
 /// # Errors
-/// The pool cannot be used, or `tell` failed.
+/// If the pool cannot be used, or `tell` failed.
 pub fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Result<bool> {
     let pool = open_pool(path, false)?;
     let (plan, unreadable_bytes) = plan_pool(&pool)?;
@@ -339,16 +341,17 @@ pub fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Result<boo
     }
     pool.set_session(CLOSED)?;
     let ring_bytes = pool.ring_bytes();
-    // No process shares this control memory: to start a log moves the tail behind all that was ever
-    // written.
+    // No process shares this control memory: starting a log moves the tail behind all records that
+    // were ever written.
     Ring::start(pool, SharedMemory::anonymous(CONTROL_BYTES)?, ring_bytes).map(Log::over)?;
     Ok(has_some)
 }
 
-/// Bytes of the log of the pool at `path`, and of the records in it, while no process uses it.
+/// Returns the bytes of the log of the pool at `path`, and of its records, while no process uses
+/// it.
 ///
 /// # Errors
-/// The pool cannot be used, or a part of its log not be read.
+/// If the pool cannot be used, or a part of its log cannot be read.
 pub fn log_in_use(path: &Path) -> Result<(u64, u64)> {
     let pool = open_pool(path, true)?;
     let tail = pool.tail()?;

@@ -1,10 +1,11 @@
-//! Paths: of pools of `tidegate run`, and of what their supervisors share with programs.
+//! Paths of the pools of `tidegate run`, and of the files that their supervisors share with
+//! programs.
 //!
-//! Invariant: every file and directory that this module hands out belongs to the effective user and
-//! is closed to all others; what another user put there is refused, never used. Replaying a log
-//! changes files: a pool that another user may write to would be a way to change ours.
+//! Invariant: every file and directory that this module returns belongs to the effective user and
+//! is closed to all other users. Files of another user are refused, never used. Replaying a log
+//! changes files, so a pool that another user may write to would be a way to change ours.
 //!
-//! Map: [`default_pool`] (none given) · [`prepare_pool`] (make or check the file) ·
+//! Map: [`default_pool`] (if none is given) · [`prepare_pool`] (make or check the file) ·
 //! [`existing_log`] (check it) · [`PoolPaths`] (control memory, socket and lock of a pool's
 //! supervisor).
 
@@ -23,19 +24,19 @@ use tidegate::pool::{Content, Glance, glance};
 use tidegate::size::Size;
 use tidegate::stack::REGISTRY;
 
-/// Where files of processes that need no disk lie.
+/// Directory for the files that processes share and that need no disk.
 const SHARED_MEMORY: &str = "/dev/shm";
-/// Bits of a mode that let others than the owner in.
+/// Bits of a mode that give rights to users other than the owner.
 const OTHERS: u32 = 0o077;
 
 fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Returns the pool of a user that names none: on a DAX file system that they may write to.
+/// Returns the pool of a user that names none: on a DAX file system that the user may write to.
 ///
 /// # Errors
-/// There is no such file system; the directory cannot be made, or is not the user's own.
+/// If there is no such file system, or the directory cannot be made or is not the user's own.
 pub fn default_pool() -> Result<PathBuf> {
     let mounts = std::fs::read("/proc/mounts").unwrap_or_default();
     let writable = |mount: &PathBuf| rustix::fs::access(mount, Access::WRITE_OK).is_ok();
@@ -57,7 +58,7 @@ fn shared_directory() -> PathBuf {
     Path::new(SHARED_MEMORY).join(format!("tidegate-{}", user()))
 }
 
-/// Mount points of DAX file systems in the text of `/proc/mounts`.
+/// Returns the mount points of DAX file systems in the text of `/proc/mounts`.
 fn dax_mounts(mounts: &[u8]) -> Vec<PathBuf> {
     mounts.split(|byte| *byte == b'\n').filter_map(dax_mount).collect()
 }
@@ -71,8 +72,8 @@ fn dax_mount(line: &[u8]) -> Option<PathBuf> {
     found.then(|| PathBuf::from(std::ffi::OsString::from_vec(unescaped(mount))))
 }
 
-/// A field of `/proc/mounts` or `/proc/self/mountinfo`, where blanks and backslashes are three
-/// octal digits behind a backslash.
+/// Decodes a field of `/proc/mounts` or `/proc/self/mountinfo`, where blanks and backslashes are
+/// three octal digits behind a backslash.
 pub(super) fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -90,7 +91,7 @@ pub(super) fn unescaped(field: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Makes `directory` for this user alone, or checks that it is.
+/// Makes `directory` for this user alone. Checks owner and mode if it exists.
 fn own_directory(directory: &Path) -> Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -113,7 +114,7 @@ fn inspect(path: &Path) -> Result<Metadata> {
     path.symlink_metadata().with_context(|| format!("cannot inspect {}", path.display()))
 }
 
-/// Refuses what belongs to another user or is open to others.
+/// Refuses a file that belongs to another user or gives rights to other users.
 fn expect_own(path: &Path, metadata: &Metadata) -> Result<()> {
     let (owner, user, mode) = (metadata.uid(), user(), metadata.mode() & 0o7777);
     if owner != user {
@@ -136,24 +137,24 @@ pub struct PoolFile {
     origin: Origin,
 }
 
-/// What this process did to have a pool's file.
+/// How this process got a pool's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Origin {
-    /// It was there.
+    /// It existed.
     Found,
-    /// It was there, without a byte.
+    /// It existed, and was empty.
     Lengthened,
     Made,
 }
 
 impl PoolFile {
-    /// The pool could not be used: what was done to have its file is undone, so that the next try
-    /// may make one of another size.
+    /// Removes or empties the file again if this process made or lengthened it. Called for a pool
+    /// that could not be used, so that the next try may choose another size.
     pub fn undo(&self, paths: &PoolPaths) {
         if self.origin == Origin::Found {
             return;
         }
-        // Best effort: the error that matters is on its way to the caller.
+        // Best effort: the caller already returns the error that matters.
         if let Ok(lock) = paths.lock()
             && !paths.is_in_use()
         {
@@ -166,10 +167,10 @@ impl PoolFile {
     }
 }
 
-/// Makes the pool's file with `size`, without space, or checks the one that is there.
+/// Makes the pool's file with `size`, without space, or checks the existing file.
 ///
 /// # Errors
-/// It cannot be made, is not the user's own, or holds something else.
+/// If the file cannot be made, is not the user's own, or holds something else.
 pub fn prepare_pool(path: &Path, size: Size) -> Result<PoolFile> {
     match new_pool(path, size) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -188,12 +189,12 @@ pub fn prepare_pool(path: &Path, size: Size) -> Result<PoolFile> {
     Ok(PoolFile { path, origin })
 }
 
-/// Gives the file at `path` its size if it has none; whether it had none.
+/// Sets the size of the file at `path` if it is empty. Returns whether it was.
 fn lengthen_empty(path: &Path, size: Size) -> Result<bool> {
     if !is_empty(path) {
         return Ok(false);
     }
-    // Another launcher may be about to do so, with another size.
+    // Another launcher may be about to set another size.
     let _lock = PoolPaths::of_pool(path)?.lock()?;
     let is_empty = is_empty(path);
     if is_empty {
@@ -202,7 +203,7 @@ fn lengthen_empty(path: &Path, size: Size) -> Result<bool> {
     Ok(is_empty)
 }
 
-/// A file without a byte is at `path`.
+/// Returns whether an empty file is at `path`.
 pub fn is_empty(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| found.is_file() && found.len() == 0)
 }
@@ -213,28 +214,28 @@ fn set_len(path: &Path, bytes: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Whether what is at `path`, which must exist, may become a log pool: it is blank. Looked at
-/// without a lock, which would be in the way of a process that opens the pool now.
+/// Returns whether the file at `path` is blank, so that it may become a log pool. Takes no lock,
+/// which would be in the way of a process that opens the pool now.
 ///
 /// # Errors
-/// It is not there, or is a file that holds something else than a log pool.
+/// If the file does not exist, or holds something else than a log pool.
 fn is_blank(path: &Path) -> Result<bool> {
     let shown = path.display();
     if !inspect_pool(path)?.is_file() {
-        // Opening it tells.
+        // Opening it reports the error.
         return Ok(false);
     }
     let file = open_pool_file(path)?;
     match glance(&file).with_context(|| format!("cannot read {shown}"))? {
         Glance::Unknown(Content::Zeroes) => Ok(true),
-        // Of one that is damaged, opening it tells how.
+        // If the pool is damaged, opening it reports how.
         Glance::Tidegate(Some(CODE) | None) => Ok(false),
         found => bail!("{shown} holds {}, no log pool", REGISTRY.words(found)),
     }
 }
 
-/// Refuses a blank file that others may reach: it is no pool yet, and its rights are not ours to
-/// change.
+/// Refuses a blank file that other users may reach: it is no pool yet, and its rights are not ours
+/// to change.
 fn expect_closed_blank(path: &Path) -> Result<()> {
     let (shown, metadata) = (path.display(), path.metadata());
     let mode = metadata.with_context(|| format!("cannot inspect {shown}"))?.mode() & 0o7777;
@@ -247,10 +248,10 @@ fn expect_closed_blank(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks the log pool at `path`, which must exist; hands back its absolute path.
+/// Checks the log pool at `path`, which must exist. Returns its absolute path.
 ///
 /// # Errors
-/// It is not there, no log pool, or not the user's own.
+/// If the file does not exist, is no log pool, or is not the user's own.
 pub fn existing_log(path: &Path) -> Result<PathBuf> {
     if is_blank(path)? {
         bail!("{} holds only zeroes, no log pool", path.display());
@@ -262,24 +263,24 @@ fn new_pool(path: &Path, size: Size) -> io::Result<()> {
     if path.exists() {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
-    // Under another name first: no process finds one without its size.
+    // It gets another name first, so that no process finds a pool without its size.
     let mut temporary = path.as_os_str().to_os_string();
     temporary.push(format!(".{}", std::process::id()));
     let mut open = File::options();
     let file = open.read(true).write(true).create_new(true).mode(0o600).open(&temporary)?;
     let made = file.set_len(size.bytes).and_then(|()| file.sync_all());
     let made = made.and_then(|()| std::fs::hard_link(&temporary, path));
-    // Best effort: the error that matters is on its way to the caller.
+    // Best effort: the caller already returns the error that matters.
     let _ = std::fs::remove_file(&temporary);
     made?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// Opens the pool's file or device at `path` to look at it, without a lock.
+/// Opens the pool's file or device at `path` for inspection, without a lock.
 ///
 /// # Errors
-/// It is not there, neither a file nor a devdax device, or this user may not read it.
+/// If it does not exist, is neither a file nor a devdax device, or this user may not read it.
 pub fn open_pool_file(path: &Path) -> Result<File> {
     let opened = opening::open(path, Expected::Pool, File::options().read(true));
     opened.map_err(|error| not_reached(path, error))
@@ -288,12 +289,13 @@ pub fn open_pool_file(path: &Path) -> Result<File> {
 /// Returns the metadata of the pool at `path`.
 ///
 /// # Errors
-/// It is not there, or this user may not reach it.
+/// If it does not exist, or this user may not reach it.
 pub fn inspect_pool(path: &Path) -> Result<Metadata> {
     std::fs::metadata(path).map_err(|error| not_reached(path, error))
 }
 
-/// The error of a pool that cannot be opened or inspected: only one that is not there is called so.
+/// Returns the error for a pool that cannot be opened or inspected. It calls only missing pools
+/// missing.
 fn not_reached(path: &Path, error: io::Error) -> anyhow::Error {
     let shown = path.display();
     let context = match error.kind() {
@@ -306,32 +308,33 @@ fn not_reached(path: &Path, error: io::Error) -> anyhow::Error {
     anyhow::Error::new(error).context(context)
 }
 
-/// Checks the pool's file at `path`, which must exist; hands back its absolute path.
+/// Checks the pool's file at `path`, which must exist. Returns its absolute path.
 ///
 /// # Errors
-/// It is not there, no file or device, or not the user's own.
+/// If it does not exist, is no file or device, or is not the user's own.
 pub(crate) fn existing_pool(path: &Path) -> Result<PathBuf> {
     let path = std::fs::canonicalize(path).map_err(|error| not_reached(path, error))?;
     let metadata = inspect(&path)?;
     Expected::Pool.check(&metadata).map_err(|error| not_reached(&path, error))?;
-    // Rights on devices are the administrator's to give.
+    // The administrator sets the rights on devices.
     if metadata.is_file() {
         expect_own(&path, &metadata)?;
     }
     Ok(path)
 }
 
-/// The paths of what processes share that use one pool: equal for every path to the pool.
+/// The paths of the files that the processes of one pool share: equal for every path to the pool.
 #[derive(Debug, Clone)]
 pub struct PoolPaths {
     stem: PathBuf,
 }
 
 impl PoolPaths {
-    /// Those of the pool at `path`, which must exist.
+    /// Returns the paths for the pool at `path`, which must exist.
     ///
     /// # Errors
-    /// The pool cannot be inspected; the directory for it cannot be made or is not the user's own.
+    /// If the pool cannot be inspected, or the directory for the paths cannot be made or is not the
+    /// user's own.
     pub fn of_pool(path: &Path) -> Result<Self> {
         let metadata = inspect_pool(path)?;
         let is_device = metadata.file_type().is_char_device();
@@ -342,21 +345,21 @@ impl PoolPaths {
         Ok(Self { stem: directory.join(format!("{device:x}-{inode:x}")) })
     }
 
-    /// The control memory.
+    /// Returns the path of the control memory.
     pub fn control(&self) -> PathBuf {
         self.named(".control")
     }
 
-    /// The supervisor's socket.
+    /// Returns the path of the supervisor's socket.
     pub fn socket(&self) -> PathBuf {
         self.named(".control.socket")
     }
 
     /// Waits until no other process finds, starts or ends the supervisor of this pool, and keeps
-    /// others out.
+    /// other processes out.
     ///
     /// # Errors
-    /// The lock file cannot be made.
+    /// If the lock file cannot be made.
     pub fn lock(&self) -> Result<Lock> {
         loop {
             let file = self.lock_file()?;
@@ -368,10 +371,11 @@ impl PoolPaths {
         }
     }
 
-    /// As [`lock`](Self::lock), without waiting: none if another process has the lock.
+    /// Takes the lock of [`lock`](Self::lock) without waiting. Returns `None` if another process
+    /// has it.
     ///
     /// # Errors
-    /// The lock file cannot be made.
+    /// If the lock file cannot be made.
     pub fn try_lock(&self) -> Result<Option<Lock>> {
         let file = self.lock_file()?;
         let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
@@ -379,12 +383,12 @@ impl PoolPaths {
         Ok(locked.then(|| Lock { _file: file, paths: self.clone() }))
     }
 
-    /// A supervisor uses the pool, or has died.
+    /// Returns whether a supervisor uses the pool, or has died.
     fn is_in_use(&self) -> bool {
         self.socket().exists() || self.control().exists()
     }
 
-    /// It was not removed since it was opened: a lock on a file without a name keeps no process
+    /// Returns whether the file still has its name. A lock on an unlinked file keeps no process
     /// out.
     fn is_lock_file(&self, file: &File) -> bool {
         let number = |found: &Metadata| (found.dev(), found.ino());
@@ -409,10 +413,10 @@ impl PoolPaths {
     }
 }
 
-/// Other processes are kept out until this is dropped.
+/// Keeps other processes out until it is dropped.
 #[derive(Debug)]
 pub struct Lock {
-    /// Closed after the drop below: until then no other process comes to the check of
+    /// Closed after `drop` below: until then no other process reaches the check of
     /// [`PoolPaths::is_lock_file`].
     _file: File,
     paths: PoolPaths,
@@ -421,13 +425,13 @@ pub struct Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         if !self.paths.is_in_use() {
-            // No process uses the pool. Where the file cannot be removed, the next one uses it.
+            // No process uses the pool. If the file cannot be removed, the next process uses it.
             let _ = std::fs::remove_file(self.paths.named(".lock"));
         }
     }
 }
 
-/// A path that `LD_PRELOAD` can hold, whose entries end at colons and blanks.
+/// Returns whether `LD_PRELOAD` can hold the path: its entries end at colons and blanks.
 pub(crate) fn fits_preload(path: &Path) -> bool {
     !path.as_os_str().as_bytes().iter().any(|byte| [b':', b' ', b'\t', b'\n'].contains(byte))
 }

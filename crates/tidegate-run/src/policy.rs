@@ -1,44 +1,44 @@
-//! When the cleaner does what: late, so that what is written again reaches the disk once; but early
-//! enough that writers find free space as long as the disk keeps up.
+//! Decides when the cleaner acts: late, so that data that is written again reaches the disk once;
+//! but early enough that writers find free space as long as the disk keeps up.
 //!
-//! Pure: a situation in, an action out. What is written again and again (little to write for much
-//! log) is retired when three quarters of the log are used, or up to seven eighths where little has
-//! to be written, and then an eighth of the log at a time. Streams are synced from an eighth on.
-//! What lies between is written ahead.
+//! Pure: a situation in, an action out. Data that is written again and again (few dirty bytes for
+//! much log) is retired when three quarters of the log are used, or up to seven eighths if little
+//! must be written, and then an eighth of the log at a time. Streams are synced from an eighth on.
+//! Between these limits, write-back starts ahead of the sync.
 
 use std::time::Duration;
 
-/// The log is summed up in steps of at least and at most this.
+/// Limits of the steps in which the log is summed up.
 const SEGMENT_BYTES_LEAST: u64 = 64 << 10;
 const SEGMENT_BYTES_MOST: u64 = 4 << 20;
 
-/// A batch for which no writer waits is at most so many times as long as one for which one waits:
-/// a log that fills meanwhile makes writers wait for the rest of it.
+/// How many times as long a batch may take while no writer waits. A log that fills meanwhile makes
+/// writers wait for the rest of the batch.
 const UNBLOCKED_BATCHES: u64 = 3;
 
-/// Bytes of the log that writers use, at most, while a disk takes one: they run at the speed of
+/// How many bytes of the log writers use at most while the disk takes one: they run at the speed of
 /// memory.
 const WRITERS_TO_DISK: u64 = 10;
 
-/// What the cleaner finds when it looks.
+/// The state of the log when the cleaner looks.
 #[allow(clippy::struct_excessive_bools, reason = "each is about something else")]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Situation {
     /// Bytes of the log from tail to head.
     pub(super) used_bytes: u64,
-    /// Bytes that a sync would write at most, of what was summed up.
+    /// Bytes that a sync would write at most, of the records that were summed up.
     pub(super) dirty_bytes: u64,
-    /// All of the log is to be retired: a process waits for that.
+    /// Whether a process waits for the whole log to be retired.
     pub(super) is_wanted: bool,
-    /// A writer waits for free space.
+    /// Whether a writer waits for free space.
     pub(super) is_blocked: bool,
-    /// No append for a while.
+    /// Whether there was no append for a while.
     pub(super) is_idle: bool,
-    /// Names were recorded a while ago.
+    /// Whether names were recorded a while ago.
     pub(super) has_old_names: bool,
 }
 
-/// What to do about it.
+/// An action of the cleaner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     /// Sleep.
@@ -53,18 +53,18 @@ pub(super) enum Action {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Policy {
     ring_bytes: u64,
-    /// The log is summed up in steps of this.
+    /// Step in which the log is summed up.
     pub(super) segment_bytes: u64,
 }
 
 impl Policy {
-    /// The rules for a ring of so many bytes.
+    /// Returns the rules for a ring of `ring_bytes`.
     pub(super) fn new(ring_bytes: u64) -> Self {
         let segment_bytes = (ring_bytes / 256).clamp(SEGMENT_BYTES_LEAST, SEGMENT_BYTES_MOST);
         Self { ring_bytes, segment_bytes }
     }
 
-    /// What to do now.
+    /// Returns the action for a situation.
     pub(super) fn decide(&self, situation: &Situation) -> Action {
         let &Situation { used_bytes, dirty_bytes, is_wanted, is_blocked, .. } = situation;
         let is_due = is_blocked || situation.is_idle || situation.has_old_names;
@@ -79,9 +79,10 @@ impl Policy {
         }
     }
 
-    /// The dirty bytes of one batch where the disk takes `disk_bytes` in the time that writers may
-    /// wait: with free space as much as writers take to fill it, within limits. None: all that is
-    /// due, since a process waits for that.
+    /// Returns the dirty bytes of one batch. They are as many as the disk takes in the time that
+    /// writers may wait (`disk_bytes`), and more while there is free space: as long as writers take
+    /// to fill it, within limits. Returns `None` if the batch has no limit, since a process waits
+    /// for all of it.
     pub(super) fn batch_bytes(&self, situation: &Situation, disk_bytes: u64) -> Option<u64> {
         let free_bytes = self.ring_bytes.saturating_sub(situation.used_bytes);
         let is_limited = !situation.is_wanted && !situation.has_old_names;
@@ -89,34 +90,34 @@ impl Policy {
         is_limited.then(|| (disk_bytes + free_bytes / WRITERS_TO_DISK).min(unblocked_bytes))
     }
 
-    /// How much of the log one batch retires at most where little has to be written for it: what is
-    /// written again and again stays in the log for as long as that has space.
+    /// Returns how much of the log one batch retires at most if few bytes must be written. Data
+    /// that is written again and again so stays in the log as long as it has space.
     pub(super) fn batch_log_bytes(&self) -> u64 {
         self.ring_bytes / 8
     }
 
-    /// Bytes of the log from which on the disk is kept busy.
+    /// Returns the used bytes from which on the disk is kept busy.
     fn start_bytes(&self) -> u64 {
         self.ring_bytes / 8
     }
 
-    /// How much of the log may be used before what is hot is synced: what is left lasts until
-    /// `dirty_bytes` are on the disk.
+    /// Returns how much of the log may be used before data that is written again and again is
+    /// synced. The free rest lasts until `dirty_bytes` are on the disk.
     fn full_bytes(&self, dirty_bytes: u64) -> u64 {
         let (least, most) = (self.ring_bytes / 4 * 3, self.ring_bytes / 8 * 7);
         let needed_bytes = dirty_bytes.saturating_mul(WRITERS_TO_DISK);
         self.ring_bytes.saturating_sub(needed_bytes).clamp(least, most)
     }
 
-    /// The next head at which something may have to be done, seen from a log that has just been
-    /// looked at.
+    /// Returns the next head at which there may be work, for a log that the cleaner has just looked
+    /// at.
     pub(super) fn wake_at(&self, tail: u64, head: u64, scanned: u64) -> u64 {
         if head == tail {
             return head + 1;
         }
         let start = tail + self.start_bytes();
-        // What cannot be summed up yet, for a writer in the middle of an operation, is not looked
-        // at again for each append.
+        // Records behind an unfinished operation cannot be summed up yet. They are not looked at
+        // again for each append.
         let later = head + self.segment_bytes / 8;
         if head < start { start } else { (scanned + self.segment_bytes).max(later) }
     }
@@ -128,7 +129,7 @@ pub(super) struct DiskSpeed {
     bytes_per_s: u64,
 }
 
-/// Until a batch was measured: what a slow disk takes in order of none.
+/// The speed until a batch is measured: in the order of a slow disk's.
 impl Default for DiskSpeed {
     fn default() -> Self {
         Self { bytes_per_s: 100 << 20 }
@@ -136,10 +137,10 @@ impl Default for DiskSpeed {
 }
 
 impl DiskSpeed {
-    /// Fewer bytes than this say more of a sync than of the disk.
+    /// Batches of fewer bytes measure the sync rather than the disk.
     const MEASURED_BYTES: u64 = 1 << 20;
 
-    /// A batch of `bytes` took `time`.
+    /// Notes that a batch of `bytes` took `time`.
     pub(super) fn measured(&mut self, bytes: u64, time: Duration) {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
         if bytes >= Self::MEASURED_BYTES {
@@ -147,7 +148,7 @@ impl DiskSpeed {
         }
     }
 
-    /// How much it takes in `time`.
+    /// Returns how many bytes the disk takes in `time`.
     pub(super) fn bytes_in(self, time: Duration) -> u64 {
         let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         (self.bytes_per_s / 1000).saturating_mul(ms)

@@ -1,4 +1,4 @@
-//! Preload libraries: where one is, and the environment that makes a program load it.
+//! Preload libraries: finds them, and makes the environment that loads them into a program.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -13,36 +13,37 @@ const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 #[derive(Debug, Clone, Copy)]
 pub struct Library {
     file: &'static str,
-    /// The crate that it is built of.
+    /// The crate of the library.
     package: &'static str,
-    /// The variable that says where the library is, if it is elsewhere.
+    /// The variable that overrides the library's path.
     variable: &'static str,
 }
 
 impl Library {
-    /// That of `tidegate run`.
+    /// The library of `tidegate run`.
     pub const RUN: Self = Self {
         file: "libtidegate_preload.so",
         package: "tidegate-preload",
         variable: "TIDEGATE_PRELOAD",
     };
-    /// That of `tidegate run --volatile`.
+    /// The library of `tidegate run --volatile`.
     pub const VOLATILE: Self = Self {
         file: "libtidegate_volatile.so",
         package: "tidegate-volatile",
         variable: "TIDEGATE_VOLATILE_PRELOAD",
     };
-    /// That of `tidegate record`.
+    /// The library of `tidegate record`.
     pub const RECORD: Self = Self {
         file: "libtidegate_record_preload.so",
         package: "tidegate-record-preload",
         variable: "TIDEGATE_RECORD_PRELOAD",
     };
 
-    /// Its path: what its variable says, else beside this program as installed or as built.
+    /// Returns the library's path: the value of its variable, else the library beside this program,
+    /// as installed or as built.
     ///
     /// # Errors
-    /// There is none, or the loader could not be told its path.
+    /// If there is no library, or the loader could not read its path.
     pub fn find(&self) -> Result<PathBuf> {
         let variable = self.variable;
         let named = std::env::var_os(variable).filter(|path| !path.is_empty());
@@ -67,7 +68,7 @@ impl Library {
         Ok(library)
     }
 
-    /// The library of the program at `executable`.
+    /// Finds the library of the program at `executable`.
     fn beside(&self, executable: &Path) -> Result<PathBuf> {
         let Self { file, package, variable } = self;
         let directory = executable.parent().unwrap_or(Path::new("/"));
@@ -85,27 +86,28 @@ impl Library {
     }
 }
 
-/// The variable that has the loader preload `library`, and what is preloaded already.
+/// Returns the variable that makes the loader preload `library`, and the libraries that are
+/// preloaded already.
 #[must_use]
 pub fn preloaded(library: &Path) -> (&'static str, Option<OsString>) {
     let present = std::env::var_os(PRELOAD_VARIABLE);
     (PRELOAD_VARIABLE, Some(preloads(library, present.as_deref())))
 }
 
-/// What is logged, as the command line says it.
+/// The files and programs to log, by the options of the command line.
 #[derive(Debug, Clone, Copy)]
 pub struct Choice<'a> {
-    /// Patterns of paths to log; all where there are none.
+    /// Patterns of paths to log; empty for all paths.
     pub include: &'a [OsString],
     /// Patterns of paths not to log.
     pub exclude: &'a [OsString],
     /// Patterns of programs that may run unwatched while files are logged.
     pub trust: &'a [OsString],
-    /// Each write of a file is synced when it returns.
+    /// Whether each write of a file is synced when it returns.
     pub every_write: bool,
 }
 
-/// Variables to set, or to remove where there is no value.
+/// Returns the variables to set, or to remove if they have no value.
 pub fn environment(
     library: &Path,
     pool: &Path,
@@ -127,7 +129,7 @@ pub fn environment(
     variables
 }
 
-/// `library` before what is preloaded already, once.
+/// Puts `library` once before the libraries that are preloaded already.
 fn preloads(library: &Path, present: Option<&OsStr>) -> OsString {
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
     let mut value = library.as_os_str().as_bytes().to_vec();
@@ -142,7 +144,7 @@ fn preloads(library: &Path, present: Option<&OsStr>) -> OsString {
     OsString::from_vec(value)
 }
 
-/// Patterns a line each; nothing where there are none.
+/// Joins patterns, one a line; `None` if there are none.
 fn patterns(patterns: &[OsString]) -> Option<OsString> {
     (!patterns.is_empty()).then(|| patterns.join(OsStr::new("\n")))
 }

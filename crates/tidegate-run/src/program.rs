@@ -1,10 +1,10 @@
-//! What a program is, before it runs: whether the preload library can reach its system calls.
+//! Judges a program before it runs: whether the preload library can reach its system calls.
 //!
 //! Invariant: a program whose system calls the library cannot reach is never taken for one that it
-//! can watch. Nothing but the first bytes, headers and attributes of files is looked at; any bytes
-//! are only ever an answer.
+//! can watch. Only the first bytes, headers and attributes of files are read, and any bytes have an
+//! answer.
 //!
-//! Map: [`Program::find`] (search and judge) · [`tidegate_interpose::image`] (what headers say).
+//! Map: [`Program::find`] (search and judge) · [`tidegate_interpose::image`] (judge headers).
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -19,15 +19,15 @@ use tidegate::glob::matches_any;
 use tidegate::log::cover::Cause;
 use tidegate_interpose::image::{self, HEAD_BYTES, Image};
 
-/// Interpreters of interpreters that the kernel follows.
+/// The most interpreters of interpreters that the kernel follows.
 const MOST_INTERPRETERS: usize = 4;
 const SETUID: u32 = 0o4000;
 /// The set-group-ID bit has an effect on execution only where the group may execute.
 const SETGID: u32 = 0o2010;
-/// Search path where the environment has none: what the C library takes.
+/// The C library's search path if the environment has none.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// Why a program is not started.
+/// The reason why a program is not started.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// The search path has no such file.
@@ -41,7 +41,7 @@ pub enum ProgramError {
     Os {
         /// The file.
         path: PathBuf,
-        /// What the kernel says.
+        /// The kernel's error.
         source: std::io::Error,
     },
 }
@@ -53,9 +53,10 @@ type Result<T> = std::result::Result<T, ProgramError>;
 pub struct Program {
     /// The file to execute.
     pub file: PathBuf,
-    /// Arguments that come before the program's own: the script, where the file is its shell.
+    /// Arguments before the program's own: the script, if the file is its shell.
     pub before: Vec<OsString>,
-    /// Why it is not watched, if it is not: nothing is logged while it runs, unless it is trusted.
+    /// The reason why the program is not watched, if it is not: nothing is logged while it runs,
+    /// unless it is trusted.
     pub unwatched: Option<Cause>,
 }
 
@@ -78,7 +79,7 @@ impl Program {
                     return Ok(Self { file: path, before: Vec::new(), unwatched });
                 }
                 Verdict::Interpreted(interpreter) => judged = interpreter,
-                // Text without a first line that names a program: for the shell, where it is not an
+                // Text whose first line names no program is run by the shell, unless it is an
                 // interpreter itself.
                 Verdict::Text if judged == path => {
                     let (file, before) = ("/bin/sh".into(), vec![path.into()]);
@@ -91,7 +92,7 @@ impl Program {
     }
 }
 
-/// Whether one of the globs matches what `path` leads to.
+/// Returns whether one of the globs matches the canonical form of `path`.
 fn trusts(globs: &[OsString], path: &Path) -> bool {
     path.canonicalize().is_ok_and(|path| {
         globs.iter().any(|glob| matches_any(glob.as_bytes(), path.as_os_str().as_bytes()))
@@ -103,8 +104,8 @@ fn os(path: &Path) -> impl FnOnce(std::io::Error) -> ProgramError {
     move |source| ProgramError::Os { path, source }
 }
 
-/// The file that `execvp` would take: the first executable one; a forbidden one is an error where
-/// no other is there.
+/// Finds the file that `execvp` would take: the first executable one. Fails with the first
+/// forbidden one if there is no other.
 fn look_up(name: &OsStr, search_path: Option<&OsStr>) -> Result<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         executable(Path::new(name)).map_err(os(Path::new(name)))?;
@@ -135,10 +136,10 @@ fn executable(path: &Path) -> std::io::Result<()> {
     Ok(rustix::fs::access(path, Access::EXEC_OK)?)
 }
 
-/// What one file is to the kernel.
+/// How the kernel would execute one file.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
-    /// A program, and why it cannot be watched if it cannot.
+    /// A program, with the reason if it cannot be watched.
     Runs(Option<Cause>),
     Interpreted(PathBuf),
     Text,
@@ -146,7 +147,7 @@ enum Verdict {
 
 fn judge(path: &Path) -> Result<Verdict> {
     let mut file = match File::open(path) {
-        // May be executed and not read: then the kernel keeps the preload library out too.
+        // The file may be executed but not read: the kernel then ignores the preload library.
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
             return Ok(Verdict::Runs(Some(Cause::PrivilegedProgram)));
         }
@@ -175,7 +176,7 @@ fn judge(path: &Path) -> Result<Verdict> {
     Ok(Verdict::Runs(if is_privileged { Some(Cause::PrivilegedProgram) } else { cause }))
 }
 
-/// Fills `out` from an offset; how many bytes that are.
+/// Fills `out` from an offset, and returns how many bytes it read.
 fn read_at(file: &File, at: u64, out: &mut [u8]) -> usize {
     let mut len = 0;
     while let Ok(read_bytes @ 1..) = file.read_at(&mut out[len..], at.saturating_add(len as u64)) {
@@ -184,8 +185,8 @@ fn read_at(file: &File, at: u64, out: &mut [u8]) -> usize {
     len
 }
 
-/// Executing `file` gives it rights that this process has not: the loader then ignores
-/// `LD_PRELOAD`.
+/// Returns whether executing `file` gives it rights that this process does not have: the loader
+/// then ignores `LD_PRELOAD`.
 fn gains_privilege(file: &File) -> std::io::Result<bool> {
     let metadata = file.metadata()?;
     if rustix::fs::fstatvfs(file)?.f_flag.contains(StatVfsMountFlags::NOSUID) {

@@ -1,10 +1,10 @@
-//! The pages of a file that were written, as ranges of bytes.
+//! Ranges of bytes: the pages of a file that were written.
 
 /// Ranges begin and end at multiples of this: the kernel writes back whole pages.
 const PAGE_BYTES: u64 = 4096;
-/// Ranges of one file in one segment; of more, one range from the first byte to the last is kept.
+/// The most ranges of one file in one segment. More are replaced by one range over all.
 const RANGES_MAX: usize = 8192;
-/// The pages of a range of more bytes are not looked at one by one.
+/// The pages of longer ranges are not examined one by one.
 const DIVISIBLE_BYTES_MAX: u64 = 1 << 20;
 
 /// Byte ranges of one file.
@@ -43,18 +43,20 @@ impl Ranges {
         self.ranges.extend_from_slice(&other.ranges);
     }
 
-    /// The pages of all ranges, by their first bytes; none of a range that is too long for that.
+    /// Returns the pages of all divisible ranges, by their first bytes. Leaves out ranges that are
+    /// too long.
     pub(crate) fn pages(&self) -> impl Iterator<Item = u64> {
         let divisible = self.ranges.iter().filter(|range| is_divisible(range));
         divisible.flat_map(|(start, end)| pages_between(*start, *end))
     }
 
-    /// Some range is too long for its pages to be looked at.
+    /// Returns whether some range is too long to be divided into pages.
     pub(crate) fn has_indivisible(&self) -> bool {
         !self.ranges.iter().all(is_divisible)
     }
 
-    /// These ranges without the pages that `is_left_out` says, of ranges that can be divided.
+    /// Returns these ranges without the pages that `is_left_out` accepts. Ranges that are too long
+    /// stay whole.
     pub(crate) fn without(&self, is_left_out: impl Fn(u64) -> bool) -> Self {
         let ranges = self.ranges.iter().filter(|range| !is_divisible(range)).copied().collect();
         let mut left = Self { ranges };
@@ -64,7 +66,8 @@ impl Ranges {
         left
     }
 
-    /// Sorts the ranges and joins those that touch: what is written again counts once.
+    /// Sorts the ranges and joins those that touch, so that a page that is written again counts
+    /// once.
     pub(crate) fn sort(&mut self) {
         self.ranges.sort_unstable();
         self.ranges.dedup_by(|next, last| {
@@ -76,12 +79,12 @@ impl Ranges {
         });
     }
 
-    /// Offset and length in bytes of each range.
+    /// Returns offset and length in bytes of each range.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
         self.ranges.iter().map(|(start, end)| (*start, end - start))
     }
 
-    /// Bytes in all ranges; once they are [sorted](Self::sort), in the pages that they cover.
+    /// Returns the bytes in all ranges; once they are [sorted](Self::sort), each page counts once.
     pub(crate) fn bytes(&self) -> u64 {
         self.ranges.iter().map(|(start, end)| end - start).sum()
     }
@@ -91,14 +94,14 @@ fn is_divisible((start, end): &(u64, u64)) -> bool {
     end - start <= DIVISIBLE_BYTES_MAX
 }
 
-/// The pages that lie in `len` bytes at `offset` as a whole, by their first bytes.
+/// Returns the pages that lie as a whole in `len` bytes at `offset`, by their first bytes.
 pub(crate) fn whole_pages(offset: u64, len: u64) -> impl Iterator<Item = u64> {
     let end = offset.saturating_add(len);
     let start = offset.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
     pages_between(start, end - end % PAGE_BYTES)
 }
 
-/// The pages of which the first bytes lie from `start`, which is such a byte, to `end`.
+/// Returns the pages that begin between `start`, the first byte of a page, and `end`.
 fn pages_between(start: u64, end: u64) -> impl Iterator<Item = u64> {
     (start / PAGE_BYTES..end.div_ceil(PAGE_BYTES)).map(|number| number * PAGE_BYTES)
 }

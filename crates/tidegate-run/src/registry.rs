@@ -1,13 +1,13 @@
-//! Which files are in the log of some pool of this machine: a file is in one at most.
+//! Keeps each file of this machine out of all pools' logs but one.
 //!
-//! Two logs of one file would each replay what the other does not have. So a supervisor claims a
-//! file before it says that it holds a descriptor of it: by a lock on one byte of a file in shared
-//! memory that all users have, the byte's number being made of the file's device and inode. The
-//! kernel gives the locks of a supervisor that was killed back.
+//! Two logs of one file would each replay over the other's changes. So a supervisor claims a file
+//! before it notes that it holds the file's descriptor. The claim is a lock on one byte of a file
+//! in shared memory, which all users may open. Device and inode of the claimed file give the byte's
+//! number. The kernel frees the locks of a supervisor that was killed.
 //!
-//! Two files whose numbers make the same byte keep each other out, which costs the second one's
-//! syncs. Without the shared file, as where another user has put something else there, and between
-//! containers that do not share it, nothing is claimed.
+//! Two files with equal bytes keep each other out, which makes the second one's syncs real. Nothing
+//! is claimed if the shared file cannot be used, as when another user has put something else there,
+//! nor between containers that do not share it.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;
@@ -25,7 +25,7 @@ pub(crate) struct Registry {
     file: Option<Arc<File>>,
 }
 
-/// A claimed file; dropping it gives the file back.
+/// A claimed file. Dropping it frees the file.
 #[derive(Debug)]
 pub(crate) struct Claim(Option<(Arc<File>, i64)>);
 
@@ -43,7 +43,7 @@ impl Registry {
     /// Claims a file.
     ///
     /// # Errors
-    /// `ResourceBusy`: the file is in the log of another pool.
+    /// `ResourceBusy` if the file is in the log of another pool.
     pub(crate) fn claim(&self, file: &File) -> io::Result<Claim> {
         let Some(registry) = &self.file else { return Ok(Claim(None)) };
         let metadata = file.metadata()?;
@@ -59,7 +59,8 @@ impl Registry {
 impl Drop for Claim {
     fn drop(&mut self) {
         if let Some((registry, byte)) = &self.0 {
-            // It cannot fail but for memory; then the file stays claimed until this process ends.
+            // Freeing fails only without memory; then the file stays claimed until this process
+            // ends.
             let _ = lock_byte(registry, *byte, ByteLock::Free);
         }
     }
@@ -77,16 +78,16 @@ fn open(path: &Path) -> io::Result<File> {
     }
     match open(true) {
         Ok(file) => {
-            // Of all users, whatever the mask of this one is.
+            // All users may open it, whatever this user's mask is.
             file.set_permissions(Permissions::from_mode(0o666))?;
             Ok(file)
         }
-        // Another supervisor was first.
+        // Another supervisor made it first.
         Err(_) => open(false),
     }
 }
 
-/// The byte that stands for a file.
+/// Returns the number of the byte that stands for a file.
 fn byte_of(device: u64, inode: u64) -> i64 {
     let mixed = (inode ^ device.rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (mixed >> 2).cast_signed()

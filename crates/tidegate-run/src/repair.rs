@@ -1,5 +1,5 @@
-//! Repairs what processes left when they were killed in the middle of an operation: once they have
-//! ended, where no other process has locked the file before.
+//! Repairs the interrupted operations of killed processes. This is done when a process has ended,
+//! unless another process locks the file before and repairs the operation itself.
 
 use std::io;
 use std::time::Duration;
@@ -13,25 +13,25 @@ use tidegate::log::{
 use super::backlog::Known;
 use super::locate;
 
-/// How it went with interrupted operations.
+/// Outcome of a repair of interrupted operations.
 #[derive(Debug, Default)]
 pub(crate) struct Repaired {
-    /// Those that a held lock keeps from being repaired, for [`repair`].
+    /// Operations that could not be repaired yet, since a lock is held; for another [`repair`].
     pub(crate) left: Vec<Interrupted>,
-    /// What cannot be repaired at all.
+    /// The reasons of repairs that failed.
     pub(crate) failures: Vec<String>,
 }
 
-/// Repairs the operations that threads of `process`, which has ended, were killed in; waits
-/// `timeout` at most for each lock.
+/// Repairs the interrupted operations of `process`, which has ended. Waits at most `timeout` for
+/// each lock.
 pub(crate) fn repair_after(log: &Log, process: u32, timeout: Duration) -> Repaired {
     repair(log, log.operations().interrupted_by(process).collect(), timeout)
 }
 
-/// Repairs these operations, whose processes have ended.
+/// Repairs these operations, whose processes have ended. Waits at most `timeout` for each lock.
 pub(crate) fn repair(log: &Log, interrupted: Vec<Interrupted>, timeout: Duration) -> Repaired {
     let mut repaired = Repaired::default();
-    // One that was seen before may have ended: a process that lives may have the number of one that
+    // Some may be repaired since they were seen: a living process may have the number of one that
     // has ended.
     for it in interrupted.into_iter().filter(|it| log.operations().is_interrupted(it)) {
         match repair_one(log, &it, timeout) {
@@ -45,25 +45,28 @@ pub(crate) fn repair(log: &Log, interrupted: Vec<Interrupted>, timeout: Duration
     repaired
 }
 
-/// None: another process has the file locked, or it is the operation of a thread that lives.
+/// Repairs one operation. Returns `None` if another process has the file locked, or if the
+/// operation's thread lives.
 fn repair_one(
     log: &Log,
     interrupted: &Interrupted,
     timeout: Duration,
 ) -> Option<Result<(), RepairError>> {
     let Some(file) = log.operations().file_of(interrupted) else {
-        // Killed before the slot was anything's. No lock tells it from an operation that begins.
+        // The thread was killed before the slot got a file. No lock distinguishes such a slot from
+        // that of an operation that begins.
         return has_ended(interrupted.process, interrupted.thread()).then(|| {
             log.operations().complete(interrupted);
             Ok(())
         });
     };
     let guard = log.lock_within(file, timeout).ok()?;
-    // Its holder in between may have done so.
+    // The lock's previous owner may have repaired it already.
     Some(log.operations().repair(&guard, || sync_names(log, &guard)))
 }
 
-/// Ends the story of a [sealed](FileGuard::is_sealed) file. Whether the file is not sealed.
+/// Ends the story of a [sealed](FileGuard::is_sealed) file. Returns whether the file is not sealed
+/// any more.
 pub(crate) fn end_sealed(log: &Log, file: FileRef, timeout: Duration) -> bool {
     match log.lock_within(file, timeout) {
         Ok(guard) => {
@@ -73,7 +76,7 @@ pub(crate) fn end_sealed(log: &Log, file: FileRef, timeout: Duration) -> bool {
     }
 }
 
-/// Makes the names of a file durable as they are.
+/// Makes the current names of a file durable.
 fn sync_names(log: &Log, guard: &FileGuard<'_>) -> Result<(), Errno> {
     let payload = log.definition_of(guard.file());
     let definition = payload.as_deref().and_then(Definition::decode);
@@ -83,9 +86,9 @@ fn sync_names(log: &Log, guard: &FileGuard<'_>) -> Result<(), Errno> {
     synced.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
-/// Lets names be recorded again where a holder of their lock was killed, once no record of one is
-/// left that was killed. With `looks_at_all`
-/// also locks are taken that nobody has found orphaned yet.
+/// Allows names to be recorded again after a holder of their lock was killed, once no interrupted
+/// record of a name is left. With `looks_at_all`, also takes locks that were not found orphaned
+/// yet.
 pub(crate) fn release_names(log: &Log, looks_at_all: bool) {
     let is_killed = |it: &Interrupted| {
         it.header.is_some_and(|header| header.kind == RecordKind::Name)
@@ -95,7 +98,7 @@ pub(crate) fn release_names(log: &Log, looks_at_all: bool) {
         if !looks_at_all && !log.file_systems().has_orphaned_names(file_system) {
             continue;
         }
-        // A living holder has found out by itself.
+        // A living holder repairs the names itself.
         let Ok(names) = log.file_systems().lock_names_within(file_system, Duration::ZERO) else {
             continue;
         };
@@ -105,16 +108,16 @@ pub(crate) fn release_names(log: &Log, looks_at_all: bool) {
     }
 }
 
-/// Whether a thread has ended, as far as this user may know.
+/// Returns whether a thread has ended, as far as this user may know.
 fn has_ended(process: u32, thread: u32) -> bool {
     match std::fs::read(format!("/proc/{process}/task/{thread}/stat")) {
-        // The state is behind the name, which may have anything in it.
+        // The state follows the name, which may contain any characters.
         Ok(stat) => stat
             .rsplit(|byte| *byte == b')')
             .next()
             .is_some_and(|rest| matches!(rest.get(1), Some(b'Z' | b'X'))),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => false,
-        // Not there, or hidden from this user.
+        // The thread does not exist, or is hidden from this user.
         Err(_) => Pid::from_raw(process.cast_signed())
             .is_none_or(|process| test_kill_process(process) != Err(Errno::PERM)),
     }

@@ -1,18 +1,18 @@
-//! What a launcher says to people while it works.
+//! The messages of a launcher at work.
 
-/// Prints for people what a [`Session`](crate::Session) has to say.
+/// Prints the messages of a [`Session`](crate::Session) for its user.
 pub trait Reporter: Sync {
-    /// One event that people should know of, in one line.
+    /// Prints one event for the user, in one line.
     fn notice(&self, message: &str);
 
-    /// Recovery has done `done` of `total` steps.
+    /// Reports that recovery has done `done` of `total` steps.
     fn progress(&self, done: u64, total: u64);
 
-    /// Recovery is over, or was broken off.
+    /// Reports that recovery is over, or was interrupted.
     fn progress_ended(&self);
 }
 
-/// One line out of what may be several.
+/// Joins the lines of a text into one.
 pub(crate) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -1,5 +1,5 @@
-//! Writes to a file once more what the log has of it: the kernel may have dropped what the disk did
-//! not take.
+//! Writes the logged changes of a file to it again: the kernel may have dropped pages that the disk
+//! did not take.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -15,14 +15,14 @@ use super::locate::open_for_writing;
 /// Bytes copied at once.
 const COPY_BYTES: usize = 1 << 20;
 
-/// Writes all that the log has of the file of `entry` to it once more; `kept` is open for reading.
+/// Writes all logged changes of the file of `entry` to it again; `kept` is open for reading.
 ///
 /// # Errors
-/// It cannot be written now.
+/// If the file cannot be written now.
 pub(crate) fn rewrite(log: &Log, entry: FileRef, kept: &File) -> io::Result<()> {
     let guard = log.lock(entry).map_err(io::Error::other)?;
     if guard.is_sealed() {
-        // What its stream has written since must not be written over. The record is kept.
+        // The later writes of its stream must not be overwritten. The record stays in the log.
         return Err(io::Error::other(LockError::Busy));
     }
     let records = story_of(log, log.id_of(guard.file()))?;
@@ -32,7 +32,7 @@ pub(crate) fn rewrite(log: &Log, entry: FileRef, kept: &File) -> io::Result<()> 
     let file = open_for_writing(kept)?;
     // Held until the file is written.
     let _ticket = announce(log, &guard)?;
-    // Never longer than it is: what is behind the end was cut off.
+    // The file does not grow: bytes behind its end were cut off.
     let mut newest = Newest::below(file.metadata()?.len());
     let mut buffer = vec![0; COPY_BYTES];
     for record in records.iter().rev() {
@@ -56,12 +56,11 @@ pub(crate) fn rewrite(log: &Log, entry: FileRef, kept: &File) -> io::Result<()> 
     Ok(())
 }
 
-/// Appends that the file is about to be written, by a record of no bytes: so recovery does not take
-/// the file's new time for one from outside.
+/// Appends an empty record of a write before the file is written. So recovery does not take the
+/// file's new time for that of a change from outside.
 ///
-/// Where the log has no space for that, recovery may, after a crash before the next heartbeat: it
-/// then names the file, and leaves it as it is. The log gets space by what the caller is about to
-/// do.
+/// Without log space for the record, a crash before the next heartbeat may have that effect:
+/// recovery then names the file, and leaves it unchanged. The caller's next steps free log space.
 fn announce<'g>(log: &Log, guard: &'g FileGuard<'_>) -> io::Result<Ticket<'g>> {
     let mut ticket = guard.begin().map_err(io::Error::other)?;
     let payload = log.definition_of(guard.file());
@@ -74,7 +73,7 @@ fn announce<'g>(log: &Log, guard: &'g FileGuard<'_>) -> io::Result<Ticket<'g>> {
     Ok(ticket)
 }
 
-/// Where in the log the data of a record is, and its length.
+/// Returns position and length of a record's data in the log.
 fn data_of(log: &Log, record: &Header) -> io::Result<(u64, u64)> {
     if record.kind != RecordKind::Make {
         return Ok((record.data_position(), record.payload_bytes.into()));
@@ -83,11 +82,11 @@ fn data_of(log: &Log, record: &Header) -> io::Result<(u64, u64)> {
     content.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// The changes of the file with this id in its present story, without those that failed, in their
-/// order.
+/// Returns the changes of the file with this id in its present story, in their order, without
+/// voided ones.
 ///
 /// # Errors
-/// A part of the log cannot be read: the file may have records there.
+/// If a part of the log cannot be read: the file may have records there.
 fn story_of(log: &Log, id: u64) -> io::Result<Vec<Header>> {
     let mut changes = Vec::new();
     let mut voided = HashSet::new();
@@ -96,7 +95,7 @@ fn story_of(log: &Log, id: u64) -> io::Result<Vec<Header>> {
         match header.kind {
             RecordKind::Write | RecordKind::SetSize => changes.push(header),
             RecordKind::End => changes.clear(),
-            // It has all of the file.
+            // The record has the whole file.
             RecordKind::Make => changes = vec![header],
             RecordKind::Void => {
                 voided.insert(header.aux);
@@ -121,17 +120,17 @@ fn story_of(log: &Log, id: u64) -> io::Result<Vec<Header>> {
 
 /// The bytes of a file that no newer record has changed.
 struct Newest {
-    /// Ranges that newer records have changed, in order and apart.
+    /// Ranges that newer records have changed, in order and disjoint.
     taken: Vec<(u64, u64)>,
 }
 
 impl Newest {
-    /// Those below `size`.
+    /// Starts with all bytes below `size`.
     fn below(size: u64) -> Self {
         Self { taken: vec![(size, u64::MAX)] }
     }
 
-    /// Takes the bytes from `start` to `end`: the ranges of them that were not taken yet.
+    /// Takes the bytes from `start` to `end`. Returns the ranges that were not taken before.
     fn take(&mut self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let (mut free, mut from) = (Vec::new(), start);
         for &(taken_start, taken_end) in &self.taken {

@@ -1,4 +1,4 @@
-//! The launcher's side of a pool: it finds the supervisor that lives, or starts one.
+//! The launcher's side of a pool: it finds the live supervisor, or starts one.
 //!
 //! Invariants:
 //! 1. At most one supervisor of a pool lives, and a launcher never joins one that is about to end.
@@ -18,23 +18,23 @@ use super::socket::{Connection, Reply, Request, Welcome};
 use super::stats::Statistics;
 use anyhow::{Context, Result, anyhow, bail};
 
-/// A supervisor that dies so soon after it was joined may do so again, of the same cause; so many
-/// may, one after the other.
+/// A supervisor that dies so soon after it was joined may die again of the same cause. The launcher
+/// gives up after so many deaths in a row.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 const DEATHS_MAX: u32 = 10;
 
 /// How a launcher uses a pool.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SessionOptions {
-    /// Latencies of writes are measured.
+    /// Whether to measure latencies of writes.
     pub latencies: bool,
-    /// How a supervisor that is started opens the log.
+    /// How a new supervisor opens the log.
     pub recover: RecoverOptions,
 }
 
-/// A pool that this launcher uses, with a supervisor as long as that can be had.
+/// A pool that this launcher uses, with a supervisor as long as one can be started.
 pub struct Session<'a> {
-    /// What the pool is.
+    /// Properties of the pool.
     pub welcome: Welcome,
     pool: PathBuf,
     paths: PoolPaths,
@@ -46,18 +46,17 @@ pub struct Session<'a> {
 /// The supervisor that this launcher has joined.
 struct Joined {
     connection: Arc<Connection>,
-    /// The supervisor, where this launcher started it: to be reaped.
+    /// The supervisor's process, if this launcher started it and must reap it.
     supervisor: Option<Child>,
-    /// The program has ended.
+    /// Whether the program has ended.
     leaves: bool,
 }
 
 impl<'a> Session<'a> {
-    /// Joins the supervisor of `pool`, which is started if there is none; shows how far recovery
-    /// is.
+    /// Joins the supervisor of `pool`, and starts one if needed. Reports the progress of recovery.
     ///
     /// # Errors
-    /// The pool cannot be opened or recovered, or the supervisor not started.
+    /// If the pool cannot be opened or recovered, or the supervisor cannot be started.
     pub fn open(
         pool: &Path,
         paths: &PoolPaths,
@@ -70,9 +69,9 @@ impl<'a> Session<'a> {
         Ok(Self { welcome, pool, paths, options, reporter, joined: Mutex::new(joined) })
     }
 
-    /// Runs `program`, during which what the supervisor has to say is printed, and one that dies is
-    /// replaced; hands back what it returned and what the supervisor counted, once the log is empty
-    /// or the tree lives on without this launcher.
+    /// Runs `program`. Meanwhile prints the supervisor's notices, and replaces a supervisor that
+    /// dies. Returns the program's result and the supervisor's statistics, once the log is empty or
+    /// the tree lives on without this launcher.
     ///
     /// # Errors
     /// As for `program`.
@@ -82,13 +81,14 @@ impl<'a> Session<'a> {
             let returned = program();
             let mut joined = self.joined();
             joined.leaves = true;
-            // Where the supervisor is gone, the listener knows already, and tells the next one.
+            // If the supervisor is gone, the listener knows already, and sends this to the next
+            // one.
             let _ = joined.connection.send(&Request::Leave);
             drop(joined);
             (returned, listener.join().ok().flatten())
         });
         if let (Some((0, _)), Some(supervisor)) = (&farewell, &mut self.joined().supervisor) {
-            // It said its farewell as the last thing it did.
+            // The farewell was the supervisor's last step.
             let _ = supervisor.wait();
         }
         Ok((returned?, farewell.map(|(_, statistics)| statistics)))
@@ -98,8 +98,8 @@ impl<'a> Session<'a> {
         self.joined.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Prints notices until the farewell; none, if the supervisor dies before and no other can be
-    /// had.
+    /// Prints notices until the farewell. Returns `None` if the supervisor dies before, and no
+    /// other can be started.
     fn listen(&self) -> Option<(u64, Statistics)> {
         let mut deaths = 0;
         loop {
@@ -129,7 +129,7 @@ impl<'a> Session<'a> {
         self.reporter.notice(&one_line(message));
     }
 
-    /// Joins the supervisor that took over from the one that died, or starts it.
+    /// Joins the supervisor that took over from a dead one, or starts it.
     fn rejoin(&self) -> Result<()> {
         let (next, _) = find_or_start(&self.pool, &self.paths, self.options, self.reporter)?;
         let mut joined = self.joined();
@@ -143,14 +143,14 @@ impl<'a> Session<'a> {
         }
         joined.connection = next.connection;
         if joined.leaves {
-            // If this one dies too, the listener knows.
+            // If this one dies too, the listener notices.
             let _ = joined.connection.send(&Request::Leave);
         }
         Ok(())
     }
 }
 
-/// Joins the supervisor of `pool`, which is started if there is none.
+/// Joins the supervisor of `pool`, and starts one if there is none.
 fn find_or_start(
     pool: &Path,
     paths: &PoolPaths,
@@ -162,8 +162,8 @@ fn find_or_start(
     let found = reach(&paths.socket())?;
     let found =
         found.map(|connection| join(connection, latencies, reporter)).transpose()?.flatten();
-    // One that was found and says nothing is dying: the next one waits for the pool until it is
-    // gone.
+    // A supervisor that was found and does not answer is dying. The next one waits for the pool
+    // until it is gone.
     let (connection, welcome, supervisor) = if let Some((connection, welcome)) = found {
         (connection, welcome, None)
     } else {
@@ -177,14 +177,14 @@ fn find_or_start(
     Ok((Joined { connection, supervisor, leaves: false }, welcome))
 }
 
-/// Starts the supervisor of `pool` and waits for nothing.
+/// Starts the supervisor of `pool`, without waiting for an answer.
 fn start(pool: &Path, options: RecoverOptions) -> Result<(Connection, Child)> {
     let (ours, theirs) = Connection::pair().context("cannot make a socket")?;
     let program = std::env::current_exe().context("cannot tell where this program is")?;
-    // Where another version was installed meanwhile, the supervisor is of this one.
+    // If another version was installed meanwhile, the supervisor runs this version.
     let program = if program.exists() { &program } else { Path::new("/proc/self/exe") };
     let mut command = Command::new(program);
-    // Nothing of the caller's: neither preloaded libraries nor a directory that would stay busy.
+    // The supervisor inherits neither preloaded libraries nor a directory that would stay busy.
     command.env_clear().current_dir("/");
     command.arg("supervise");
     command.args(options.replay.then_some("--replay"));
@@ -195,13 +195,13 @@ fn start(pool: &Path, options: RecoverOptions) -> Result<(Connection, Child)> {
     Ok((ours, supervisor))
 }
 
-/// Joins the supervisor at the other end; none if it has ended without an answer.
+/// Joins the supervisor at the other end. Returns `None` if it has ended without an answer.
 fn join(
     connection: Connection,
     latencies: bool,
     reporter: &dyn Reporter,
 ) -> Result<Option<(Connection, Welcome)>> {
-    // Where it has ended, what it said before tells why.
+    // If the supervisor has ended, its earlier messages tell why.
     let _ = connection.send(&Request::Join { latencies });
     let welcome = await_welcome(&connection, reporter)?;
     Ok(welcome.map(|welcome| (connection, welcome)))
@@ -222,7 +222,7 @@ fn await_welcome(connection: &Connection, reporter: &dyn Reporter) -> Result<Opt
     welcome.map_err(|message: String| anyhow!(message))
 }
 
-/// Prints notices until the farewell; none, if the supervisor dies before.
+/// Prints notices until the farewell. Returns `None` if the supervisor dies before.
 fn await_farewell(connection: &Connection, reporter: &dyn Reporter) -> Option<(u64, Statistics)> {
     loop {
         match connection.receive::<Reply>() {
@@ -236,28 +236,29 @@ fn await_farewell(connection: &Connection, reporter: &dyn Reporter) -> Option<(u
     }
 }
 
-/// Asks the supervisor that listens at `socket` one thing; none, if there is no supervisor, or if
-/// it dies.
+/// Sends one request to the supervisor that listens at `socket`. Returns `None` if there is no
+/// supervisor, or if it dies.
 ///
 /// # Errors
-/// What was asked for failed.
+/// If the request failed.
 pub fn ask(socket: &Path, request: &Request, reporter: &dyn Reporter) -> Result<Option<Reply>> {
     let reached = reach(socket)?;
     Ok(reached.map(|connection| converse(&connection, request, reporter)).transpose()?.flatten())
 }
 
-/// What came of a request to a pool's supervisor.
+/// Outcome of a request to a pool's supervisor.
 pub enum Asked {
-    /// Its answer.
+    /// The supervisor's answer.
     Reply(Reply),
-    /// It has none, and none is started before this is dropped.
+    /// The pool has no supervisor, and none is started before this is dropped.
     Unsupervised(Lock),
 }
 
-/// Asks the supervisor of a pool one thing; one that starts, ends or is replaced is waited for.
+/// Sends one request to the supervisor of a pool. Waits for a supervisor that starts, ends or is
+/// replaced.
 ///
 /// # Errors
-/// As for [`ask`], or the pool's lock cannot be had.
+/// As for [`ask`], or if the pool's lock cannot be taken.
 pub fn ask_at(paths: &PoolPaths, request: &Request, reporter: &dyn Reporter) -> Result<Asked> {
     loop {
         let lock = paths.lock()?;
@@ -272,13 +273,13 @@ pub fn ask_at(paths: &PoolPaths, request: &Request, reporter: &dyn Reporter) -> 
     }
 }
 
-/// Tells the supervisor of a pool, if there is one, what it does not answer.
+/// Sends a request without an answer to the supervisor of a pool, if there is one.
 ///
 /// # Errors
-/// The socket cannot be used.
+/// If the socket cannot be used.
 pub fn tell(paths: &PoolPaths, request: &Request) -> Result<()> {
     if let Some(connection) = reach(&paths.socket())? {
-        // Where it has ended, it does not hear it.
+        // A supervisor that has ended does not need the message.
         let _ = connection.send(request);
     }
     Ok(())
@@ -294,7 +295,7 @@ fn converse(
     request: &Request,
     reporter: &dyn Reporter,
 ) -> Result<Option<Reply>> {
-    // Where it has ended, it does not answer.
+    // A supervisor that has ended does not answer.
     let _ = connection.send(request);
     loop {
         match connection.receive::<Reply>().context("the supervisor broke off")? {

@@ -1,8 +1,8 @@
 //! The conversation with a supervisor: whole messages over a unix socket.
 //!
 //! A message is one JSON object in one packet. A process that connects and closes without a message
-//! announces itself: the kernel tells the supervisor its process. A connection that stays open
-//! counts as a member of the tree.
+//! announces itself: the kernel tells the supervisor the process's number. A connection that stays
+//! open counts as a member of the tree.
 //!
 //! Invariants: a message has at most [`MESSAGE_BYTES_MAX`] bytes; the supervisor never waits for a
 //! peer to read.
@@ -22,47 +22,47 @@ use tidegate::log::cover::Cause;
 
 use super::stats::Statistics;
 
-/// Most bytes in a message.
+/// The most bytes in a message.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// What a supervisor is asked.
+/// A message to a supervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub enum Request {
     /// The sender launches a program: the pool stays open until it leaves.
     Join {
-        /// It will want to know how long writes took.
+        /// Whether to measure latencies of writes.
         latencies: bool,
     },
     /// The sender's program ended.
     Leave,
-    /// Write all that the log holds to the files' disks.
+    /// Destage all records of the log, and make them durable.
     Flush,
-    /// Tell what was counted.
+    /// Return the counters.
     Stat,
-    /// `process` is about to become, or is, a process that cannot be watched: nothing is logged
-    /// while it lives. Answered once the log is retired.
+    /// `process` cannot be watched, or is about to become such a process: nothing is logged while
+    /// it lives. Answered once the log is retired.
     Suspend {
-        /// The sender, or a child of it; 0: the session, until it ends.
+        /// The sender, or a child of the sender; 0: the session, until it ends.
         process: i32,
-        /// Why it cannot be watched.
+        /// The reason why it cannot be watched.
         #[serde(default)]
         cause: Option<Cause>,
         /// The program that it will run.
         #[serde(default)]
         program: Option<String>,
     },
-    /// One suspension for `process` is taken back: it did not become such a process, or a child of
-    /// it did.
+    /// Takes one suspension for `process` back: the process stayed one that can be watched, or its
+    /// child became the other one.
     Resume {
         /// As for [`Suspend`](Self::Suspend).
         process: i32,
     },
     /// The sender syncs files that are plain. Not answered.
     Plain {
-        /// Why they are.
+        /// The reason why they are plain.
         cause: Cause,
         /// The name of the sender's program.
         #[serde(default)]
@@ -73,11 +73,11 @@ pub enum Request {
 /// The process of a [`Request::Suspend`] that lasts as long as the session.
 pub(crate) const SESSION: i32 = 0;
 
-/// What a supervisor says.
+/// A message of a supervisor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "snake_case")]
 pub enum Reply {
-    /// How far recovery is.
+    /// Progress of recovery.
     Progress {
         /// Steps done.
         done: u64,
@@ -86,32 +86,32 @@ pub enum Reply {
     },
     /// The pool is open; programs may start.
     Welcome(Welcome),
-    /// What was asked for failed.
+    /// The request failed.
     Failed {
-        /// Why, in one line.
+        /// The reason, in one line.
         message: String,
     },
-    /// Something that people should know.
+    /// An event that the user should know of.
     Notice {
         /// One line.
         message: String,
     },
-    /// All is on the files' disks that was in the log when it was asked for.
+    /// All records that were in the log at the request are on the files' disks.
     Flushed {
         /// Bytes of the log that became free.
         retired_bytes: u64,
     },
-    /// What was counted.
+    /// The counters.
     Statistics(Box<Statistics>),
     /// Nothing is logged, and all that was logged is retired.
     Suspended,
     /// The suspension was taken back.
     Resumed,
-    /// The launcher may go.
+    /// The launcher may end.
     Farewell {
-        /// Processes of the tree that live on; the log is empty where there are none.
+        /// Processes of the tree that live on; 0: the log is empty.
         remaining: u64,
-        /// What was counted.
+        /// The counters.
         statistics: Box<Statistics>,
     },
 }
@@ -121,11 +121,11 @@ pub enum Reply {
 pub struct Welcome {
     /// Bytes of the pool.
     pub pool_bytes: u64,
-    /// What its memory is.
+    /// The kind of the pool's memory.
     pub kind: String,
-    /// What a power cut does to it.
+    /// How a power cut affects that memory.
     pub power_cut: String,
-    /// What recovery did, where there was something to do.
+    /// Describes the changes of recovery, if it made any.
     pub recovered: Option<String>,
 }
 
@@ -142,10 +142,10 @@ impl AsFd for Connection {
 }
 
 impl Connection {
-    /// Connects to the supervisor that listens at `path`; none if there is none.
+    /// Connects to the supervisor that listens at `path`; `None` if there is none.
     ///
     /// # Errors
-    /// The socket cannot be used.
+    /// If the socket cannot be used.
     pub(crate) fn to(path: &Path) -> io::Result<Option<Self>> {
         let socket = new_socket()?;
         match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
@@ -155,10 +155,10 @@ impl Connection {
         }
     }
 
-    /// Both ends of a conversation.
+    /// Makes both ends of a conversation.
     ///
     /// # Errors
-    /// No descriptors are left.
+    /// If no descriptors are left.
     pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) =
@@ -166,15 +166,15 @@ impl Connection {
         Ok((Self { socket: ours }, theirs))
     }
 
-    /// The conversation over `socket`.
+    /// Makes a connection over `socket`.
     pub(crate) fn over(socket: OwnedFd) -> Self {
         Self { socket }
     }
 
-    /// The process at the other end when it connected.
+    /// Returns the process that was at the other end when it connected.
     ///
     /// # Errors
-    /// The socket cannot be used.
+    /// If the socket cannot be used.
     pub(crate) fn peer(&self) -> io::Result<Pid> {
         Ok(sockopt::socket_peercred(&self.socket)?.pid)
     }
@@ -182,7 +182,7 @@ impl Connection {
     /// Sends `message` without ever waiting.
     ///
     /// # Errors
-    /// The other end is gone, or does not read.
+    /// If the other end is gone, or does not read.
     pub(crate) fn send(&self, message: &impl Serialize) -> io::Result<()> {
         let bytes = serde_json::to_vec(message)?;
         if bytes.len() > MESSAGE_BYTES_MAX {
@@ -192,15 +192,15 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits for the next message; none when the other end has closed.
+    /// Waits for the next message; returns `None` when the other end has closed.
     ///
     /// # Errors
-    /// The other end broke off, or sent something else.
+    /// If the other end was interrupted, or sent something else.
     pub(crate) fn receive<M: DeserializeOwned>(&self) -> io::Result<Option<M>> {
         self.receive_with(RecvFlags::empty())
     }
 
-    /// The next message, if it is there already; `WouldBlock` where it is not.
+    /// Returns the next message if it has arrived; else the error `WouldBlock`.
     ///
     /// # Errors
     /// As for [`receive`](Self::receive).
@@ -212,8 +212,8 @@ impl Connection {
         let mut buffer = vec![0_u8; MESSAGE_BYTES_MAX];
         let received = loop {
             match rustix::net::recv(&self.socket, &mut buffer[..], flags) {
-                // The second: the other end went with a message of ours unread; what it said before
-                // is still there.
+                // `CONNRESET`: the other end closed with an unread message of ours. Its own
+                // messages can still be received.
                 Err(Errno::INTR | Errno::CONNRESET) => {}
                 received => break received?.0,
             }
@@ -228,7 +228,7 @@ fn new_socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Where a supervisor is reached.
+/// The socket where a supervisor accepts connections.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: OwnedFd,
@@ -241,10 +241,11 @@ impl AsFd for Listener {
 }
 
 impl Listener {
-    /// Listens at `path`, in the place of a supervisor that died. The caller keeps others out.
+    /// Listens at `path`, and replaces the socket of a dead supervisor. The caller keeps other
+    /// supervisors out.
     ///
     /// # Errors
-    /// The socket cannot be made.
+    /// If the socket cannot be made.
     pub(crate) fn bind(path: &Path) -> io::Result<Self> {
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -257,10 +258,10 @@ impl Listener {
         Ok(Self { socket })
     }
 
-    /// The next connection, if one waits.
+    /// Returns the next connection, or `None` if none waits.
     ///
     /// # Errors
-    /// None can be accepted now.
+    /// If no connection can be accepted now.
     pub(crate) fn accept(&self) -> io::Result<Option<Connection>> {
         loop {
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {

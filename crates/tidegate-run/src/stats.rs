@@ -1,4 +1,4 @@
-//! What a supervisor counted, for people and for scripts.
+//! The counters of a supervisor, as text and for scripts.
 
 use std::collections::BTreeMap;
 use std::iter::once;
@@ -15,8 +15,8 @@ use tidegate::stats::histogram::upper_bound_ns;
 /// The key of syncs of files on file systems that are not logged.
 pub(crate) const UNSUPPORTED: &str = "unsupported";
 
-/// Why a sync is real: how it is counted, its key for scripts, and what is said of a file with such
-/// syncs. A sync may have none of these reasons.
+/// Reasons of real syncs: the counter, the key for scripts, and the description for a file with
+/// such syncs. A sync may have none of these reasons.
 const REASONS: [(Counter, &str, &str); 15] = [
     (Counter::SyncsNotYet, "not_yet", "not yet in the log"),
     (Counter::SyncsPending, "pending", "changes of names or attributes in the file system"),
@@ -32,11 +32,11 @@ const REASONS: [(Counter, &str, &str); 15] = [
     (Counter::SyncsNewPending, "new_pending", "new, while other changes of names were pending"),
     (Counter::SyncsNewRefused, "new_refused", "new, and no record can make it again"),
     (Counter::SyncsOfDirectories, "directories", "a directory"),
-    // No calls of `fsync`.
+    // These syncs are not calls of `fsync`.
     (Counter::SyncsSynchronous, "synchronous", "written with O_SYNC or O_DSYNC"),
 ];
 
-/// Files that people see; `--json` has all that are listed.
+/// The most files in text; `--json` has all files that are listed.
 const FILES_SHOWN: usize = 10;
 
 /// The real syncs of one file by one process for one reason.
@@ -48,9 +48,9 @@ pub struct FileSyncs {
     pub program: String,
     /// Number of the process.
     pub process: u32,
-    /// Why they are real: a key of [`Statistics::real_syncs`].
+    /// The reason of the syncs: a key of [`Statistics::real_syncs`].
     pub cause: String,
-    /// How many there were.
+    /// The number of these syncs.
     pub number: u64,
 }
 
@@ -66,7 +66,7 @@ impl FileSyncs {
         }
     }
 
-    /// For people.
+    /// Returns a line of text.
     fn line(&self) -> String {
         let (_, _, why) = reason(|(_, key, _)| *key == self.cause);
         let Self { file, program, process, number, .. } = self;
@@ -80,32 +80,33 @@ fn reason(
     REASONS.into_iter().find(is_it).unwrap_or((Counter::SyncsReal, "", "unknown"))
 }
 
-/// Characters that mean nothing to a terminal, of what programs have named.
+/// Decodes a name that a program chose, and replaces control characters, so that a terminal prints
+/// them.
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     let chars = String::from_utf8_lossy(&bytes[..end]);
     chars.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// What `tidegate stat --json` prints; the keys are a contract with scripts. Counts begin with the
-/// supervisor.
+/// The output of `tidegate stat --json`; the keys are a contract with scripts. Counts begin with
+/// the supervisor.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
     /// The pool.
     pub pool: PathBuf,
-    /// A supervisor has it open.
+    /// Whether a supervisor has the pool open.
     pub live: bool,
     /// Bytes of the log's ring.
     pub log_bytes: u64,
-    /// Bytes in it that are not on the files' disks for certain.
+    /// Bytes of the log that are not on the files' disks for certain.
     pub log_used_bytes: u64,
-    /// The most that were, at once.
+    /// The highest value of that number.
     pub log_used_max_bytes: u64,
     /// Processes in the tree.
     pub processes: u64,
     /// Writes that were logged.
     pub writes: u64,
-    /// Bytes of them.
+    /// Bytes of these writes.
     pub written_bytes: u64,
     /// Writes that went to the kernel only.
     pub unlogged_writes: u64,
@@ -113,31 +114,31 @@ pub struct Statistics {
     pub fsyncs_skipped: u64,
     /// Syncs that the kernel did.
     pub fsyncs_done: u64,
-    /// Mean time of those of files that can be covered; 0 if none was measured.
+    /// Mean time of syncs of files that can be covered; 0 if none was measured.
     pub fsync_mean_ns: u64,
-    /// Syncs that the kernel did, by why it did them.
+    /// Syncs that the kernel did, by reason.
     pub real_syncs: BTreeMap<String, u64>,
-    /// Files with the most of them, those with most first.
+    /// Files with the most such syncs, in falling order.
     pub real_syncs_by_file: Vec<FileSyncs>,
-    /// Those of files that are not listed.
+    /// Such syncs of files that are not listed.
     pub real_syncs_unlisted: u64,
     /// New files that the log has whole, so that their first sync was skipped.
     pub made: u64,
     /// Changes of names that were recorded.
     pub names_recorded: u64,
-    /// Times that a file left the log, with a real sync.
+    /// How often a file left the log, with a real sync.
     pub left: u64,
-    /// Programs whose syncs are real ones, and why.
+    /// Programs whose syncs are real ones, with the reason.
     pub plain: Vec<(String, Cause)>,
     /// Waits of a writer for space in the log.
     pub stalls: u64,
-    /// Time that writers waited so.
+    /// Time that writers waited for space.
     pub stalled_ns: u64,
     /// Half of the logged writes took at most this long in the log.
     pub log_p50_ns: u64,
-    /// 99 % did.
+    /// 99 % of the logged writes took at most this long.
     pub log_p99_ns: u64,
-    /// 99.9 % did.
+    /// 99.9 % of the logged writes took at most this long.
     pub log_p999_ns: u64,
     /// Files that were logged.
     pub files: u64,
@@ -150,7 +151,7 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Lines for people, without their ends.
+    /// Returns lines of text, each with its title, without line ends.
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         let size = |bytes| Size { bytes };
         let micros = |ns: u64| format!("{:.2} µs", thousandths(ns));
@@ -198,7 +199,7 @@ impl Statistics {
         lines
     }
 
-    /// The lines of `tidegate stat`.
+    /// Returns the lines of `tidegate stat`.
     pub fn status_lines(&self) -> Vec<(&'static str, String)> {
         let mut lines = vec![("pool", self.pool.display().to_string())];
         let used = size_or_none(self.log_used_bytes);
@@ -213,7 +214,7 @@ impl Statistics {
         lines
     }
 
-    /// Real syncs by why they are, and the files with most of them.
+    /// Returns lines about real syncs: their number by reason, and the files with the most.
     fn real_sync_lines(&self) -> impl Iterator<Item = String> {
         let counted = |(_, key, why): (_, &str, _)| {
             let number = self.real_syncs.get(key).copied().filter(|number| *number > 0)?;
@@ -238,17 +239,17 @@ impl Statistics {
     }
 }
 
-/// `value / 1000` for people, without the loss of a cast.
+/// Returns `value / 1000`, without the loss of a cast.
 fn thousandths(value: u64) -> f64 {
     std::time::Duration::from_millis(value).as_secs_f64()
 }
 
-/// A size, where 0 is one too.
+/// Returns a size as text; "nothing" for 0.
 fn size_or_none(bytes: u64) -> String {
     if bytes == 0 { "nothing".into() } else { Size { bytes }.to_string() }
 }
 
-/// What the cleaner counts beside the log's own counters.
+/// The cleaner's counters beside the log's own.
 #[derive(Debug, Default)]
 pub struct CleanerCounts {
     written_back_bytes: AtomicU64,
@@ -257,24 +258,24 @@ pub struct CleanerCounts {
 }
 
 impl CleanerCounts {
-    /// A sync made so many bytes durable; so many files were seen until then.
+    /// Counts `bytes` that a sync made durable, and sets the number of files seen until then.
     pub fn written_back(&self, bytes: u64, files: u64) {
         self.written_back_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.files.store(files, Ordering::Relaxed);
     }
 
-    /// A sync failed.
+    /// Counts a sync that failed.
     pub fn failed(&self) {
         self.errors.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 impl Statistics {
-    /// What was counted on `log`, the pool at `pool`.
+    /// Returns the counters of `log`, the pool at `pool`.
     pub fn of(pool: &Path, log: &Log, counts: &CleanerCounts) -> Self {
         let stats = log.ring().stats();
         let total = |counter| stats.total(counter);
-        // In this order: the head, looked at first, may be passed by the tail meanwhile.
+        // In this order: the tail could overtake a head that was read first.
         let tail = log.ring().tail();
         let used_bytes = log.ring().head().saturating_sub(tail);
         let measured = total(Counter::SyncsReal);
@@ -317,7 +318,7 @@ impl Statistics {
     }
 }
 
-/// The time that `thousandths` of all took at most; 0 if there are none.
+/// Returns the longest time among the fastest `thousandths` of all; 0 if there are none.
 fn percentile(latencies: &[u64], thousandths: u64) -> u64 {
     let all: u64 = latencies.iter().sum();
     let wanted = (all * thousandths).div_ceil(1000).max(1);

@@ -20,14 +20,14 @@ use super::report::one_line;
 use super::socket::{Connection, Reply, Welcome};
 use super::supervisor::{Charge, Supervisor};
 
-/// Supervises the pool at `pool`; standard input is the connection to the launcher, which hears of
-/// errors there.
+/// Supervises the pool at `pool`. Standard input is the connection to the launcher, which gets the
+/// errors of the start.
 ///
 /// # Errors
-/// There is no launcher.
+/// If there is no launcher.
 pub fn supervise(pool: &Path, options: RecoverOptions) -> Result<()> {
-    // Without the cleaner's thread programs would wait for free space for ever: the supervisor ends
-    // with it.
+    // Without the cleaner's thread programs would wait for free space forever. So a panic of any
+    // thread ends the supervisor.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         report(panic);
@@ -38,7 +38,7 @@ pub fn supervise(pool: &Path, options: RecoverOptions) -> Result<()> {
     let told = stdin().as_fd().try_clone_to_owned().context("there is no launcher")?;
     let told = Connection::over(told);
     let started = take_charge(pool, options, &told).and_then(|charge| {
-        // From here on errors are told over connections, to launchers that live.
+        // From here on errors go over connections to the launchers that live.
         let nowhere = File::options().read(true).write(true).open("/dev/null")?;
         rustix::stdio::dup2_stderr(&nowhere)?;
         rustix::stdio::dup2_stdin(&nowhere)?;
@@ -46,13 +46,13 @@ pub fn supervise(pool: &Path, options: RecoverOptions) -> Result<()> {
     });
     match started {
         Ok(supervisor) => {
-            // The launcher has to see it when the other one is closed.
+            // The launcher must see when the supervisor closes the other copy.
             drop(told);
             supervisor.run()?.finish();
         }
         Err(error) => {
             let message = one_line(&format!("{error:#}"));
-            // Without a launcher there is none to tell.
+            // Without a launcher nothing receives the message.
             let _ = told.send(&Reply::Failed { message });
         }
     }
@@ -61,14 +61,15 @@ pub fn supervise(pool: &Path, options: RecoverOptions) -> Result<()> {
 
 /// Leaves the launcher's terminal, its descriptors and its limits.
 fn leave_launcher() -> Result<()> {
-    // An old kernel: what the launcher's caller left open stays open as long as this process lives.
+    // Fails on an old kernel: descriptors inherited from the launcher's caller then stay open as
+    // long as this process lives.
     let _ = close_inherited();
     // Fails only for the leader of a group, which has no terminal to lose.
     let _ = setsid();
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })
         .context("cannot raise the number of open files")?;
-    // The size of files is the program's to be limited.
+    // The limit on file sizes is meant for the program, not for the supervisor.
     let limit = getrlimit(Resource::Fsize);
     setrlimit(Resource::Fsize, Rlimit { current: limit.maximum, ..limit })
         .context("cannot raise the size of files")
@@ -82,7 +83,7 @@ fn take_charge(pool: &Path, options: RecoverOptions, launcher: &Connection) -> R
     let tell = |progress: Progress| {
         let Progress { done_bytes: done, total_bytes: total } = progress;
         let pct = done.saturating_mul(100).checked_div(total).unwrap_or(0);
-        // So seldom that a socket that is not read holds all of it, and the welcome.
+        // So rarely that an unread socket holds all these messages and the welcome.
         if told_pct.fetch_max(pct, Ordering::Relaxed) < pct {
             let _ = launcher.send(&Reply::Progress { done, total });
         }
@@ -91,7 +92,8 @@ fn take_charge(pool: &Path, options: RecoverOptions, launcher: &Connection) -> R
     let taken_over = opened.taken_over;
     let (welcome, cleaner) = start_cleaner(opened).inspect_err(|_| {
         if !taken_over {
-            // No process has mapped it, and it would stand for a supervisor that died.
+            // No process has mapped the control memory. If it stayed, it would look like that of a
+            // dead supervisor.
             let _ = std::fs::remove_file(paths.control());
         }
     })?;

@@ -3,11 +3,11 @@
 //!
 //! Invariants:
 //! 1. The pool is held, and its log cleaned, from the welcome to the farewell.
-//! 2. The tree is empty when no process that announced itself lives and no connection is open but
-//!    of launchers that have said that they leave. Only then the supervisor ends: after the log is
-//!    retired, behind the pool's lock, so that no process finds it in between; a launcher that
-//!    joins before that keeps it.
-//! 3. It waits in one place, for events; a peer that does not read or sends nonsense is dropped,
+//! 2. The tree is empty when no process that announced itself lives, and all open connections are
+//!    of launchers that have sent [`Request::Leave`]. The supervisor ends only then, after the log
+//!    is retired, and under the pool's lock, so that no process finds it meanwhile. A launcher that
+//!    joins before that keeps the supervisor.
+//! 3. It waits in one place, for events. A peer that does not read or sends nonsense is dropped,
 //!    never waited for.
 //!
 //! Map: [`Supervisor::new`] · [`Supervisor::run`], the loop · [`Supervisor::end`] · `cleaner` does
@@ -42,24 +42,24 @@ const CLEANER: u64 = 1;
 const TIMER: u64 = 2;
 const SIGNAL: u64 = 3;
 const MOUNTS: u64 = 4;
-/// Keys of connections and tickets start here; those of processes have the highest bit.
+/// Keys of connections and tickets start here; keys of processes have the highest bit.
 const FIRST_KEY: u64 = 16;
 const PROCESS: u64 = 1 << 63;
 const EVENTS_AT_ONCE: usize = 64;
 /// How long to wait before asking again for a lock that a launcher holds.
 const LOCK_RETRY_NS: i64 = 20_000_000;
-/// How long to wait before asking again whether a process lives that cannot be looked at.
+/// How long to wait before asking again whether a hidden process lives.
 const HIDDEN_RETRY_NS: i64 = 900_000_000;
 
-/// What a supervisor takes care of.
+/// The pool in a supervisor's charge, with its cleaner.
 pub(crate) struct Charge {
-    /// The pool, for people.
+    /// The pool's path, for messages.
     pub(crate) pool: PathBuf,
-    /// What it shares with programs.
+    /// Paths that the supervisor shares with programs.
     pub(crate) paths: PoolPaths,
-    /// What launchers are told of the pool.
+    /// Properties of the pool, for launchers.
     pub(crate) welcome: Welcome,
-    /// Its processes may have come before: their former supervisor died.
+    /// Whether processes may be older than this supervisor, since their former one died.
     pub(crate) taken_over: bool,
     /// The thread that cleans the log.
     pub(crate) cleaner: Cleaner,
@@ -76,14 +76,14 @@ pub(crate) struct Supervisor {
     epoll: OwnedFd,
     timer: OwnedFd,
     signals: UnixStream,
-    /// Keeps the event that the kernel has for each change of what is mounted.
+    /// Keeps the event by which the kernel reports each change of the mounts.
     _mounts: File,
     suspensions: Suspensions,
     /// Tickets of requests to suspend logging that wait for the log to be retired.
     suspending: HashSet<u64>,
     /// Tickets of suspensions that end the stories of a file system with copies.
     separating: HashSet<u64>,
-    /// Programs that are plain, and why.
+    /// Plain programs, with the reasons that were reported.
     told: HashSet<(String, Cause)>,
 }
 
@@ -96,31 +96,31 @@ struct Peer {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
-    /// It has said nothing yet; if it goes like this, it has announced itself.
+    /// It has sent nothing yet. If it closes like this, it has announced itself.
     Unknown,
     /// It launches a program.
     Launcher,
     /// A launcher whose program has ended, and which waits for the log to be empty.
     Leaving,
-    /// It asks for something else.
+    /// It sends other requests.
     Client,
 }
 
-/// How far the end is.
+/// Progress of the supervisor's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
     No,
     /// The cleaner retires the log, as the request with this ticket asks.
     Retiring(u64),
-    /// The log was retired, or cannot be: the reason was told.
+    /// The log was retired, or cannot be, and the reason was reported.
     Retired,
 }
 
 impl Supervisor {
-    /// A supervisor whose first peer is the launcher that started it.
+    /// Makes a supervisor whose first peer is the launcher that started it.
     ///
     /// # Errors
-    /// No descriptors are left, or the socket cannot be made.
+    /// If no descriptors are left, or the socket cannot be made.
     pub(crate) fn new(charge: Charge, first: Connection) -> io::Result<Self> {
         let listener = Listener::bind(&charge.paths.socket())?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -163,7 +163,7 @@ impl Supervisor {
         Ok(supervisor)
     }
 
-    /// Finds the processes of a supervisor that died, and reaps those that have ended since.
+    /// Finds the processes of a dead supervisor, and reaps those that have ended since.
     fn take_over(&mut self) -> io::Result<()> {
         self.announce_all()?;
         self.reap_unannounced()
@@ -179,8 +179,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The number of [`others`](Self::others), where some of them may have been unable to announce
-    /// themselves: they have become another user, say.
+    /// Returns the number of [`others`](Self::others). If it is 0, first searches for processes
+    /// that could not announce themselves, because they have become another user, say.
     fn others_found(&mut self) -> io::Result<u64> {
         if self.others() == 0 && self.charge.cleaner.log().processes().has_unannounced() {
             self.announce_all()?;
@@ -188,18 +188,18 @@ impl Supervisor {
         Ok(self.others())
     }
 
-    /// Has the cleaner repair what dead processes left that have not announced themselves. Looks
-    /// again later where this user may not know whether a process lives.
+    /// Makes the cleaner repair interrupted operations of dead processes that did not announce
+    /// themselves. Tries again later if this user may not know whether a process lives.
     ///
     /// # Errors
-    /// The timer cannot be set.
+    /// If the timer cannot be set.
     fn reap_unannounced(&self) -> io::Result<()> {
         let log = self.charge.cleaner.log();
         let in_the_middle = log.operations().all().map(|it| it.process);
         let owners: BTreeSet<_> = in_the_middle.chain(log.keepers().processes()).collect();
         let owners = owners.into_iter().map(u32::cast_signed);
         let mut all_told = true;
-        // The tree tells the end of those that it knows.
+        // The tree reports the end of its own members.
         let unknown = |process: &Pid| self.tree.handle(*process).is_none();
         for process in owners.filter_map(Pid::from_raw).filter(unknown) {
             if is_hidden(process) {
@@ -211,7 +211,7 @@ impl Supervisor {
         if all_told { Ok(()) } else { self.set_timer(HIDDEN_RETRY_NS) }
     }
 
-    /// Has [`TIMER`] come after so long.
+    /// Sets the timer: [`TIMER`] comes after so many nanoseconds.
     fn set_timer(&self, nanoseconds: i64) -> io::Result<()> {
         let it_value = Timespec { tv_sec: 0, tv_nsec: nanoseconds };
         let it_interval = Timespec::default();
@@ -223,7 +223,7 @@ impl Supervisor {
     /// Supervises until no process uses the pool any more.
     ///
     /// # Errors
-    /// The kernel refuses what no supervisor can do without.
+    /// If the kernel refuses a call that every supervisor needs.
     pub(crate) fn run(mut self) -> io::Result<Ended> {
         let mut events = Vec::with_capacity(EVENTS_AT_ONCE);
         loop {
@@ -247,13 +247,13 @@ impl Supervisor {
             LISTENER => self.accept()?,
             CLEANER => self.hear_cleaner(),
             TIMER => {
-                // Read, so that it is ready no longer; what the lock was for is looked at after all
-                // events.
+                // Read, so that the timer is not ready any more. `end` asks for the lock again
+                // after all events.
                 let _ = rustix::io::read(&self.timer, &mut [0_u8; 8]);
                 self.reap_unannounced()?;
             }
-            // The machine goes down, it may be: what the disks lack goes there now, and the rest
-            // when the tree has ended.
+            // The machine may be going down: the log is destaged now, and the rest when the tree
+            // has ended.
             SIGNAL => {
                 let _ = rustix::io::read(&self.signals, &mut [0_u8; 64]);
                 self.charge.cleaner.retire_all(SIGNAL);
@@ -267,14 +267,14 @@ impl Supervisor {
 
     fn accept(&mut self) -> io::Result<()> {
         while let Some(connection) = self.listener.accept()? {
-            // A process that is gone already left nothing to know.
+            // A process that is gone already has no peer to answer.
             let Ok(process) = connection.peer() else { continue };
             self.admit(Peer { connection, process, role: Role::Unknown })?;
         }
         Ok(())
     }
 
-    /// Listens to `peer`, which may have said all it has to say.
+    /// Adds `peer`, and answers the messages that it has already sent.
     fn admit(&mut self, peer: Peer) -> io::Result<()> {
         let key = self.new_key();
         epoll::add(&self.epoll, &peer.connection, EventData::new_u64(key), EventFlags::IN)?;
@@ -287,7 +287,7 @@ impl Supervisor {
         self.next_key
     }
 
-    /// Answers all that the peer has sent; forgets it when it has closed.
+    /// Answers all messages of the peer; forgets it when it has closed.
     fn hear(&mut self, key: u64) -> io::Result<()> {
         while let Some(peer) = self.peers.get(&key) {
             match peer.connection.receive_now::<Request>() {
@@ -314,7 +314,7 @@ impl Supervisor {
         match self.tree.announce(process)? {
             Announced::New => {}
             Announced::Known => return Ok(()),
-            // It had time enough to leave something in the middle.
+            // The process had time to leave an interrupted operation.
             Announced::Gone => return self.ended(process),
         }
         if let Some(handle) = self.tree.handle(process) {
@@ -332,8 +332,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// A process has ended: the cleaner repairs what it left, and it keeps logging suspended no
-    /// longer.
+    /// Handles the end of a process: the cleaner repairs its interrupted operations, and its
+    /// suspension of logging ends.
     fn ended(&mut self, process: Pid) -> io::Result<()> {
         self.charge.cleaner.process_ended(process);
         let (log, control) = (self.charge.cleaner.log(), self.charge.paths.control());
@@ -396,15 +396,15 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The process that the peer means by a number of its own: itself or a child. None: the peer is
-    /// gone.
+    /// Returns the process that the peer names by `number`: itself or a child. Returns `None` if
+    /// the peer is gone.
     fn process_of(&self, key: u64, number: i32) -> Option<Pid> {
         let peer = self.peers.get(&key)?.process;
         let named = Pid::from_raw(number).filter(|named| parent_of(*named) == Some(peer));
         Some(named.unwrap_or(peer))
     }
 
-    /// Suspends logging while a process lives, and answers when all that was logged is retired.
+    /// Suspends logging while a process lives, and answers when all records are retired.
     fn suspend(
         &mut self,
         key: u64,
@@ -428,22 +428,23 @@ impl Supervisor {
         Ok(())
     }
 
-    /// A launcher that was counted as a process that cannot be watched leaves: its program has
-    /// ended.
+    /// Releases a launcher that leaves and was counted as a process that cannot be watched: its
+    /// program has ended.
     fn release_launcher(&mut self, key: u64) {
         let Some(process) = self.peers.get(&key).map(|peer| peer.process) else { return };
         if self.suspensions.contains(process) {
             self.tree.remove(process);
             let (log, control) = (self.charge.cleaner.log(), self.charge.paths.control());
             for started in self.suspensions.ended(log, process, &control) {
-                // No descriptor is left to watch it by: it stays, and so does the suspension.
+                // No descriptor is left to watch the process: it stays unwatched, and so the
+                // suspension goes on.
                 let _ = self.announce(started);
             }
         }
     }
 
-    /// Notes why the syncs of a program are real ones, and tells launchers, once, where the user
-    /// may want to know.
+    /// Notes why the syncs of a program are real ones. Tells launchers once, for causes that the
+    /// user may want to know.
     fn tell_plain(&mut self, program: &str, cause: Cause) {
         let program = Path::new(program).file_name().unwrap_or(program.as_ref());
         let program = program.to_string_lossy().into_owned();
@@ -463,8 +464,8 @@ impl Supervisor {
         }
     }
 
-    /// The mount of a file that `program` syncs and that cannot be covered there, if the log knows
-    /// the whole path of one.
+    /// Returns the mount of a file that `program` syncs and that cannot be covered there, if the
+    /// log knows a whole path.
     fn mount_synced_by(&self, program: &str) -> Option<Mount> {
         let listed = self.charge.statistics().real_syncs_by_file;
         let is_of = |it: &&FileSyncs| it.cause == UNSUPPORTED && it.program == program;
@@ -493,7 +494,8 @@ impl Supervisor {
                 Event::Retired { ticket, result } if self.separating.remove(&ticket) => {
                     match result {
                         Ok(_) => self.charge.cleaner.log().processes().resume_logging(),
-                        // Logging stays suspended: what the log has may be about either.
+                        // Logging stays suspended: records in the log may be about either file
+                        // system.
                         Err(message) => self.tell_launchers(&message),
                     }
                 }
@@ -516,7 +518,7 @@ impl Supervisor {
         }
     }
 
-    /// Ends the stories of all files, which begin again where they may.
+    /// Ends the stories of all files. They begin again where they may.
     fn separate(&mut self) {
         let ticket = self.new_key();
         self.charge.cleaner.log().processes().suspend();
@@ -527,7 +529,7 @@ impl Supervisor {
     fn tell_launchers(&mut self, message: &str) {
         let launchers = [Role::Launcher, Role::Leaving];
         for peer in self.peers.values().filter(|peer| launchers.contains(&peer.role)) {
-            // A launcher that does not read misses it.
+            // A launcher that does not read misses the notice.
             let _ = peer.connection.send(&Reply::Notice { message: message.to_owned() });
         }
     }
@@ -537,21 +539,21 @@ impl Supervisor {
         Statistics { processes, plain: self.plain(), ..self.charge.statistics() }
     }
 
-    /// Programs that were plain, and why, by their names.
+    /// Returns the plain programs with the reasons, by name.
     fn plain(&self) -> Vec<(String, Cause)> {
         let mut plain: Vec<_> = self.told.iter().cloned().collect();
         plain.sort_by(|one, two| (&one.0, one.1.reason()).cmp(&(&two.0, two.1.reason())));
         plain
     }
 
-    /// Members of the tree, launchers that are leaving not counted.
+    /// Returns the number of members of the tree, without launchers that are leaving.
     fn others(&self) -> u64 {
         let peers = self.peers.values().filter(|peer| peer.role != Role::Leaving).count();
         u64::try_from(self.tree.len() + peers).unwrap_or(u64::MAX)
     }
 
-    /// Ends the supervisor where no process uses the pool, a step at a time; the lock that keeps
-    /// others out, once that is done.
+    /// Ends the supervisor if no process uses the pool, a step at a time. When that is done,
+    /// returns the lock that keeps other processes out.
     fn end(&mut self) -> io::Result<Option<Lock>> {
         if self.others_found()? > 0 {
             self.ending = Ending::No;
@@ -581,7 +583,7 @@ impl Supervisor {
         if self.others_found()? > 0 {
             return Ok(None);
         }
-        // Where it cannot be removed, the next supervisor replaces it.
+        // If it cannot be removed, the next supervisor replaces it.
         let _ = std::fs::remove_file(self.charge.paths.socket());
         Ok(lock)
     }
@@ -593,10 +595,10 @@ impl Charge {
     }
 }
 
-/// A supervisor that has ended: what is left is to release the pool.
+/// A supervisor that has ended, and must still release the pool.
 pub(crate) struct Ended {
     charge: Charge,
-    /// Programs that were plain, and why.
+    /// Plain programs, with the reasons.
     plain: Vec<(String, Cause)>,
     leaving: Vec<Connection>,
     lock: Lock,
@@ -611,20 +613,20 @@ impl Ended {
         let is_empty = log.ring().tail() == log.ring().head();
         let session = if is_empty { CLOSED } else { NO_BOOT };
         if log.ring().pool().set_session(session).is_ok() {
-            // No process maps it any more; where it stays, it belongs to no session.
+            // No process maps it any more. If it stays, it belongs to no session.
             let _ = std::fs::remove_file(control);
         }
         drop(log);
         for launcher in self.leaving {
             let statistics = Box::new(statistics.clone());
-            // A launcher that does not wait for it misses it.
+            // A launcher that does not wait misses the farewell.
             let _ = launcher.send(&Reply::Farewell { remaining: 0, statistics });
         }
         drop(self.lock);
     }
 }
 
-/// Whether `process` lives, but this user may not know what it maps.
+/// Returns whether `process` lives, but this user may not read its mappings.
 fn is_hidden(process: Pid) -> bool {
     match std::fs::File::open(format!("/proc/{process}/maps")) {
         Ok(_) => false,
@@ -633,7 +635,7 @@ fn is_hidden(process: Pid) -> bool {
     }
 }
 
-/// Has a byte for each signal that asks this process to end.
+/// Catches SIGTERM and SIGINT. The stream gets a byte for each of them.
 fn catch_signals() -> io::Result<UnixStream> {
     let (signals, raise) = UnixStream::pair()?;
     signals.set_nonblocking(true)?;

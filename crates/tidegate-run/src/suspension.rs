@@ -2,9 +2,9 @@
 //!
 //! Invariants:
 //! 1. The log is suspended once for each process here.
-//! 2. A process leaves when it has ended. Those that it started and that cannot be watched either
-//!    have come before: they have its environment, and do not map the control memory. Changes of
-//!    names that they have made were not counted, so all file systems have some pending then.
+//! 2. A process leaves when it has ended. First its unwatchable descendants join: processes that
+//!    have its environment and do not map the control memory. Its changes of names were not
+//!    counted, so all file systems count as having pending changes then.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -18,7 +18,8 @@ use super::tree::processes_beside;
 #[derive(Debug, Default)]
 pub(crate) struct Suspensions {
     processes: HashSet<Pid>,
-    /// Those of them that did not ask for it: once one can be watched after all, it leaves.
+    /// Members that did not ask for the suspension. Such a process leaves once it can be watched
+    /// after all.
     found: HashSet<Pid>,
 }
 
@@ -31,7 +32,7 @@ impl Suspensions {
         }
     }
 
-    /// Logging is suspended for `process`.
+    /// Returns whether logging is suspended for `process`.
     pub(crate) fn contains(&self, process: Pid) -> bool {
         self.processes.contains(&process)
     }
@@ -45,8 +46,8 @@ impl Suspensions {
         }
     }
 
-    /// The process has ended: the processes that now stand for it, which are to be watched for
-    /// their end.
+    /// Replaces a process that has ended by the unwatchable processes that it left. Returns those,
+    /// so that the caller watches for their end.
     pub(crate) fn ended(&mut self, log: &Log, process: Pid, control: &Path) -> Vec<Pid> {
         if !self.processes.contains(&process) {
             return Vec::new();
@@ -61,7 +62,8 @@ impl Suspensions {
         started
     }
 
-    /// The process can be watched: it has announced itself.
+    /// Ends the suspension for a process that was found and has now announced itself: it can be
+    /// watched.
     pub(crate) fn announced(&mut self, log: &Log, process: Pid) {
         if self.found.contains(&process) {
             self.remove(log, process);

@@ -1,8 +1,8 @@
 //! The processes that use a pool.
 //!
-//! A process is known from its announcement until its end, which its descriptor tells: a number
-//! that the kernel gives to another process later is never mistaken for it. The tree is alive while
-//! it has processes, or connections that are open.
+//! A process is known from its announcement until its end, which its pidfd reports. So a later
+//! process with the same number is never mistaken for it. The tree is alive while it has processes,
+//! or open connections.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -17,21 +17,21 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tidegate::glob::matches_any;
 
-/// How long the kernel may take to show what a process maps.
+/// How long the kernel may take to show a process's mappings.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The processes of a tree, each with its key.
+/// The processes of a tree, each with its pidfd.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     members: HashMap<Pid, OwnedFd>,
 }
 
-/// What an announcement was.
+/// Result of an announcement.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Announced {
     /// A new member.
     New,
-    /// A process that has announced itself before, as one does after it replaced its program.
+    /// A process that has announced itself before, as a process does that has replaced its program.
     Known,
     /// A process that has ended since.
     Gone,
@@ -57,18 +57,18 @@ impl Tree {
         }
     }
 
-    /// What tells the end of member `pid`.
+    /// Returns the pidfd of member `pid`.
     pub(crate) fn handle(&self, pid: Pid) -> Option<BorrowedFd<'_>> {
         self.members.get(&pid).map(AsFd::as_fd)
     }
 
-    /// Forgets member `pid` if it has ended: whether it was one. The kernel may have given its
-    /// number to another process.
+    /// Forgets member `pid` if it has ended, since the kernel may have given its number to another
+    /// process. Returns whether it did.
     pub(crate) fn remove_if_ended(&mut self, pid: Pid) -> bool {
         self.members.get(&pid).is_some_and(has_ended) && self.members.remove(&pid).is_some()
     }
 
-    /// Forgets the members that have ended, and hands them back.
+    /// Forgets the members that have ended, and returns them.
     pub(crate) fn remove_ended(&mut self) -> Vec<Pid> {
         self.members.extract_if(|_, handle| has_ended(handle)).map(|(pid, _)| pid).collect()
     }
@@ -78,7 +78,7 @@ impl Tree {
         self.members.remove(&pid);
     }
 
-    /// Number of members.
+    /// Returns the number of members.
     pub(crate) fn len(&self) -> usize {
         self.members.len()
     }
@@ -89,16 +89,18 @@ fn has_ended(handle: &OwnedFd) -> bool {
     poll(&mut handles, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
-/// The processes that map the file at `path`, as far as this user may know. One that the kernel
-/// cannot show counts as well: it waits for a disk in the middle of a change of its mappings.
+/// Returns the processes that map the file at `path`, as far as this user may know. A process that
+/// the kernel cannot show counts too: it waits for a disk in the middle of a change of its
+/// mappings.
 pub fn processes_that_map(path: &Path) -> Vec<Pid> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
     of_those_that_may_map(path, entries.filter_map(number).filter_map(Pid::from_raw).collect())
 }
 
-/// The processes that were started under the pool with this control memory, as their environment
-/// says, but do not map it, as far as this user may know. None whose program the user trusts.
+/// Returns the processes that were started under the pool with this control memory, by their
+/// environment, but do not map it, as far as this user may know. Leaves out programs that the user
+/// trusts.
 pub(crate) fn processes_beside(control: &Path) -> Vec<Pid> {
     let mut entry = b"TIDEGATE_CONTROL=".to_vec();
     entry.extend_from_slice(control.as_os_str().as_bytes());
@@ -117,8 +119,8 @@ pub(crate) fn processes_beside(control: &Path) -> Vec<Pid> {
     started.filter(|pid| !maps(*pid, control)).collect()
 }
 
-/// The environment that a process was started with; empty where this user may not know it. None:
-/// the kernel does not show it in time.
+/// Returns the environment of a process at its start; empty if this user may not know it. Returns
+/// `None` if the kernel does not show it in time.
 fn environment_of(process: Pid) -> Option<Vec<u8>> {
     let shown = |what: &str| std::fs::read(format!("/proc/{process}/{what}")).unwrap_or_default();
     let deadline = Instant::now() + TIMEOUT;
@@ -139,27 +141,28 @@ fn environment_of(process: Pid) -> Option<Vec<u8>> {
     }
 }
 
-/// Whether the program of a process matches one of the globs, one a line.
+/// Returns whether the program of a process matches one of the globs, one a line.
 fn runs_one_of(process: Pid, globs: &[u8]) -> bool {
     let program = std::fs::read_link(format!("/proc/{process}/exe"));
     program.is_ok_and(|program| matches_any(globs, program.as_os_str().as_bytes()))
 }
 
-/// The parent of a process.
+/// Returns the parent of a process.
 pub(crate) fn parent_of(process: Pid) -> Option<Pid> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // Behind the name, which may have anything in it, come the state and the parent.
+    // State and parent follow the name, which may contain any characters.
     let parent = stat.rsplit(')').next()?.split_whitespace().nth(1)?;
     Pid::from_raw(parent.parse().ok()?)
 }
 
-/// The name of a process's program, for people.
+/// Returns the name of a process's program, for messages.
 pub(crate) fn name_of(process: Pid) -> String {
     let name = std::fs::read_to_string(format!("/proc/{process}/comm"));
     name.map_or_else(|_| process.to_string(), |name| name.trim_end().to_owned())
 }
 
-/// Whether `process` lives and maps the file at `path`, or cannot be shown, as above.
+/// Returns whether `process` lives and maps the file at `path`. A process that the kernel cannot
+/// show counts as mapping it.
 pub(crate) fn maps(process: Pid, path: &Path) -> bool {
     !of_those_that_may_map(path, VecDeque::from([process])).is_empty()
 }
@@ -182,8 +185,8 @@ fn of_those_that_may_map(path: &Path, mut processes: VecDeque<Pid>) -> Vec<Pid> 
     found
 }
 
-/// For each process whether it is seen to map the file at `path`; from a thread, since the kernel
-/// may never answer.
+/// Sends for each process whether the kernel shows that it maps the file at `path`. A thread asks,
+/// since the kernel may never answer.
 fn shown_by_each(path: PathBuf, processes: VecDeque<Pid>) -> Receiver<bool> {
     let (answer, answers) = channel();
     let is_shown = move |process: Pid| {

@@ -1,4 +1,4 @@
-//! A log and files to try the cleaner's parts on, within one process.
+//! A log and files for tests of the cleaner's parts, within one process.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -23,7 +23,7 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    /// With a log of one MiB in ordinary memory.
+    /// Makes a log of one MiB in ordinary memory.
     pub(super) fn new() -> Self {
         Self::over(log_over(Region::anonymous(1 << 20).unwrap(), u64::MAX))
     }
@@ -36,7 +36,7 @@ impl Trial {
         self.dir.path().join(name)
     }
 
-    /// The file of this name, made with `content`.
+    /// Makes a file of this name with `content`.
     pub(super) fn file(&self, name: &str, content: &[u8]) -> File {
         std::fs::write(self.path(name), content).unwrap();
         File::options().read(true).write(true).open(self.path(name)).unwrap()
@@ -61,14 +61,14 @@ impl Trial {
         }
     }
 
-    /// As [`begin_story`](Self::begin_story), with the file system that the file is said to be on.
+    /// Begins the file's story with the given file system in its definition.
     pub(super) fn begin_story_on(&self, file: &File, name: &str, file_system: FileSystemId) {
         let (guard, path) = (self.lock(file), self.path(name));
         let definition = Definition { file_system, ..definition(file, &path) };
         guard.begin_story(&definition, 0).unwrap();
     }
 
-    /// Covers a new file by a record of all of it.
+    /// Covers a new file by a record of the whole file.
     pub(super) fn make(&self, file: &File, name: &str, content: &[u8]) {
         self.begin_story(file, name);
         let (guard, path, time) = (self.lock(file), self.path(name), Timestamp::default());
@@ -93,7 +93,7 @@ impl Trial {
         assert_eq!(made, Ok(true));
     }
 
-    /// Does `operation` in the log alone, on a file that is defined at `name`.
+    /// Does `operation` in the log only, on a file that is defined at `name`.
     pub(super) fn record(&self, file: &File, name: &str, operation: impl FnOnce(&mut Ticket<'_>)) {
         self.begin_story(file, name);
         let (guard, path) = (self.lock(file), self.path(name));
@@ -110,7 +110,7 @@ impl Trial {
         });
     }
 
-    /// All records, summed up.
+    /// Returns a backlog of all records.
     pub(super) fn backlog(&self) -> Backlog {
         let mut backlog = Backlog::new(self.log.ring().tail(), 4096);
         for header in self.log.ring().records(self.log.ring().tail(), self.log.ring().head()) {
@@ -124,7 +124,7 @@ impl Trial {
     }
 }
 
-/// A new log that fills the region, of whose ring `allocated_bytes` have space.
+/// Makes a log that fills the region. `allocated_bytes` of its ring have space.
 fn log_over(region: Region, allocated_bytes: u64) -> Arc<Log> {
     let region = Arc::new(region);
     tidegate::log::create(&region, &LogOptions::default()).unwrap();
@@ -134,7 +134,7 @@ fn log_over(region: Region, allocated_bytes: u64) -> Arc<Log> {
     Arc::new(Ring::start(pool, memory, allocated_bytes).map(Log::over).unwrap())
 }
 
-/// A new log in a file of so many bytes, without space for its ring.
+/// Makes a log in a file of so many bytes, without space for its ring.
 pub(super) fn log_in_file(path: &Path, bytes: u64) -> Arc<Log> {
     let create_bytes = Some(bytes);
     let options = RegionOptions { create_bytes, sparse: true, ..RegionOptions::default() };

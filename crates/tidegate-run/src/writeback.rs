@@ -1,18 +1,18 @@
 //! Makes ranges of files durable on their disks.
 //!
-//! A file is written in two steps: the disk takes its dirty ranges, then one sync commits what the
-//! file system needs to find them and empties the disk's cache. Files that were made a moment ago,
-//! and names, are made durable with their whole file system, after all others.
+//! A file is written in two steps: the disk takes its dirty ranges, then one sync commits the
+//! metadata that locates them and empties the disk's cache. Names, and files that were just made,
+//! become durable with their whole file system, after all other files.
 //!
-//! A sync of a file writes all of its dirty pages, also those that are not due: a writer of a full
-//! log would wait for them. So where a commit of the journal empties the disk's cache (ext4 with a
-//! journal, XFS), one commit is the second step for all files that were only overwritten. Their
-//! blocks are written and allocated, so their due ranges are all that the disk lacks. A file that
-//! has grown may have other pages that belong to it, such as zeroes before a hole: it is synced.
+//! A sync of a file writes all its dirty pages, even pages that are not due, and a writer of a full
+//! log would wait for those too. So if a commit of the journal empties the disk's cache (ext4 with
+//! a journal, XFS), one commit is the second step for all files that were only overwritten. Their
+//! blocks are written and allocated, so the disk lacks only their due ranges. A file that has grown
+//! may need other pages too, such as zeroes before a hole, and is synced.
 //!
-//! Invariant: where no failure is returned, all that the kernel had of the due ranges and sizes
-//! when the sync was called is durable, and each failed write-back of them since the file is kept
-//! was told here.
+//! Invariant: if no failure is returned, the kernel's content of the due ranges and sizes at the
+//! time of the call is durable. Each failed write-back of these ranges since the file is kept was
+//! reported here.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
@@ -31,20 +31,21 @@ use super::kept::KeptFiles;
 use super::locate::{self, Located};
 use super::ranges::Ranges;
 
-/// What could not be made durable.
+/// A file or file system that could not be made durable.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// Id of the file, if it is one.
+    /// Id of the file; `None` for a file system.
     pub(crate) file: Option<u64>,
-    /// Its path, or the file system's.
+    /// Path of the file, or a name for the file system.
     pub(crate) path: PathBuf,
     /// Why.
     pub(crate) error: io::Error,
 }
 
 impl Failure {
-    /// It says nothing of the disk: another process holds what is needed, or this one has no more
-    /// of something. The next attempt may do it, and no program has to hear of it.
+    /// Returns whether the failure says nothing about the disk: another process holds a lock, or
+    /// this process lacks a resource. The next attempt may succeed, and no program must get an
+    /// error.
     pub(crate) fn is_transient(&self) -> bool {
         const TRANSIENT: [Errno; 5] =
             [Errno::AGAIN, Errno::INTR, Errno::MFILE, Errno::NFILE, Errno::NOMEM];
@@ -54,7 +55,7 @@ impl Failure {
     }
 }
 
-/// How a sync went.
+/// Outcome of a sync.
 #[derive(Debug, Default)]
 pub(crate) struct Synced {
     /// Calls that wait for the disk.
@@ -63,35 +64,35 @@ pub(crate) struct Synced {
     pub(crate) failures: Vec<Failure>,
 }
 
-/// The files that are synced.
+/// The log, and the descriptors for its files.
 pub(crate) struct Writeback<'a> {
-    /// The log that they are in.
+    /// The log of the files.
     pub(crate) log: &'a Log,
-    /// Those with a descriptor.
+    /// Files with a descriptor.
     pub(crate) kept: &'a KeptFiles,
     /// File systems with a descriptor.
     pub(crate) held: &'a HeldFileSystems,
-    /// All that the log defines.
+    /// All files that the log defines.
     pub(crate) backlog: &'a Backlog,
 }
 
 impl Writeback<'_> {
-    /// Starts to write what is due, and does not wait for it.
+    /// Starts to write the due ranges, and does not wait.
     pub(crate) fn start(&self, due: &Due) {
         for (id, ranges) in &due.files {
             if let Some(kept) = self.kept.get(*id) {
                 for (offset, len) in ranges.iter() {
-                    // The sync does it again, and reports what goes wrong.
+                    // The sync writes them again, and reports failures.
                     let _ = start_writing(&kept.file, offset, len);
                 }
             }
         }
     }
 
-    /// Makes what is due durable.
+    /// Makes all due data durable.
     pub(crate) fn sync(&self, due: &Due) -> Synced {
         let mut synced = Synced::default();
-        // All of it is on its way before the first one is waited for.
+        // The disk gets all ranges before this thread waits for the first.
         self.start(due);
         let mut file_systems = due.file_systems.clone();
         let mut uncommitted: HashMap<FileSystemRef, Vec<u64>> = HashMap::new();
@@ -128,13 +129,15 @@ impl Writeback<'_> {
         synced
     }
 
-    /// The file system whose journal makes the file's ranges durable, if they are all that is due.
+    /// Returns the file system whose journal makes the file's ranges durable. Returns `None` if
+    /// more than the ranges is due.
     fn journal_of(&self, id: u64, known: Option<&Known>, due: &Due) -> Option<FileSystemRef> {
         let known = known.filter(|_| !due.grown.contains(&id))?;
         self.log.file_systems().with_journal(&known.file_system)
     }
 
-    /// Commits the journal of a file system, or makes these files of it durable one by one.
+    /// Commits the journal of a file system. If that fails, makes the given files durable one by
+    /// one.
     fn commit(&self, file_system: FileSystemRef, files: &[u64]) -> Vec<Failure> {
         let known = files.iter().find_map(|id| self.backlog.file(*id));
         if known.is_some_and(|known| journal::commit(self.log, file_system, known).is_ok()) {
@@ -154,13 +157,13 @@ impl Writeback<'_> {
         Failure { file: Some(id), path, error }
     }
 
-    /// The file, which is not kept, is made durable with its file system.
+    /// Returns whether a file that is not kept is made durable with its file system.
     fn is_synced_whole(&self, known: &Known, due: &HashSet<FileSystemId>) -> bool {
         self.held.holds(&known.file_system) || due.contains(&known.file_system)
     }
 
-    /// Makes a whole file system durable, through the descriptor that hears of all its failures; or
-    /// through a new one, as after the death of another supervisor.
+    /// Makes a whole file system durable, by the held descriptor that gets all its errors. Without
+    /// one, as after the death of another supervisor, uses a new descriptor.
     fn sync_whole(&self, file_system: &FileSystemId) -> io::Result<()> {
         if let Some(synced) = self.held.sync(self.log, file_system) {
             return synced.map_err(of_disk);
@@ -174,14 +177,15 @@ impl Writeback<'_> {
         }
     }
 
-    /// Syncs each file system that the log has files of: which of them is meant cannot be told.
+    /// Syncs each file system with files in the log, for a record whose own is unknown.
     pub(crate) fn sync_known(&self) -> io::Result<()> {
         let sync = |device| locate::sync_file_system(device, Path::new("")).map_err(of_disk);
         let devices: BTreeSet<u64> = self.log.devices().collect();
         devices.into_iter().try_for_each(sync)
     }
 
-    /// The failure of a whole file system concerns all files of it that are not kept.
+    /// Returns the failures of all files on a file system that are not kept, after a sync of the
+    /// whole file system failed.
     fn failures_of(&self, file_system: &FileSystemId, error: &io::Error) -> Vec<Failure> {
         let failure = |file, path: &Path| {
             let error = of_disk(io::Error::new(error.kind(), error.to_string()));
@@ -203,8 +207,8 @@ fn sync_ranges(file: &File, ranges: &Ranges) -> io::Result<()> {
     durable::fdatasync(file).map_err(of_disk)
 }
 
-/// Syncs a file that is not kept, as after the death of another supervisor: through a descriptor of
-/// its own, or with its whole file system.
+/// Syncs a file that is not kept, as after the death of another supervisor: by a new descriptor, or
+/// with its whole file system.
 fn sync_not_kept(known: &Known) -> io::Result<()> {
     match locate::open(known)? {
         Located::Open(file) => durable::fdatasync(&file).map_err(of_disk),
@@ -213,8 +217,8 @@ fn sync_not_kept(known: &Known) -> io::Result<()> {
     }
 }
 
-/// What a sync told of the disk. Its number is that of a write that failed, out of memory for one,
-/// and is told once: it never passes for one that says nothing of the disk.
+/// Wraps an error of a sync, so that it never counts as transient. It may be that of a failed
+/// write, out of memory for example, and the kernel reports it once.
 fn of_disk(error: impl Into<io::Error>) -> io::Error {
     io::Error::other(error.into())
 }

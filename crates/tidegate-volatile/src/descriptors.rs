@@ -1,11 +1,11 @@
-//! Hooks: copies of descriptors, and the question for their flags.
+//! Hooks that copy descriptors, and `fcntl`, which also reports their flags.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::c_int;
 
 use crate::{flags, next};
 
-/// Notes that `copy` is one of `original`, if it is a descriptor.
+/// Notes that `copy` refers to the file of `original`, if the call made a descriptor.
 fn copied(original: c_int, copy: c_int) -> c_int {
     if copy != original {
         flags::copied(original, copy);
@@ -37,7 +37,7 @@ pub(crate) unsafe extern "C-unwind" fn fcntl64(
     command: c_int,
     argument: usize,
 ) -> c_int {
-    // SAFETY: the program's own arguments; one that is not given is not looked at.
+    // SAFETY: the program's own arguments. The kernel ignores `argument` for commands without one.
     let result = next::call(&next::fcntl64, |fcntl| unsafe { fcntl(fd, command, argument) });
     match command {
         libc::F_GETFL if result >= 0 => result | flags::taken(fd),

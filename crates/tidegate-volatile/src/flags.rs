@@ -1,9 +1,9 @@
-//! The flags that were taken off descriptors when they were opened, so that `F_GETFL` shows them.
+//! The flags that hooks removed when a descriptor was opened, so that `F_GETFL` reports them.
 //!
-//! A table has an entry for each descriptor below [`DESCRIPTORS`]. An entry also tells the file, by
-//! a hash of its device and inode: one that a descriptor was closed behind says nothing of the next
-//! file. Descriptors above the table do not show the flags, nor does a program show those that it
-//! was started with.
+//! A table has an entry for each descriptor below [`DESCRIPTORS`]. An entry contains a hash of the
+//! file's device and inode. So the entry of a descriptor that was closed unseen does not apply to
+//! the next file. `F_GETFL` does not report the removed flags of descriptors above the table, nor
+//! of those that the program inherited.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::place;
 
 const DESCRIPTORS: usize = 4096;
-/// The bits of an entry that say which flags were taken off.
+/// The bits of an entry that name the removed flags.
 const FLAGS: u64 = 0b11;
 const DATA_ONLY: u64 = 0b01;
 
-/// For each descriptor the hash of its file, with [`FLAGS`]; 0 where nothing was taken off.
+/// For each descriptor the hash of its file, with [`FLAGS`]; 0 if no flag was removed.
 static ENTRIES: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
 
 fn entry(fd: c_int) -> Option<&'static AtomicU64> {
@@ -29,7 +29,7 @@ fn hash(fd: c_int) -> Option<u64> {
     Some(mixed.wrapping_mul(MULTIPLIER) & !FLAGS)
 }
 
-/// Notes that these flags, or none, were taken off when `fd` was opened.
+/// Notes the flags that were removed when `fd` was opened; 0 for none.
 pub(crate) fn note(fd: c_int, taken: c_int) {
     let Some(entry) = entry(fd) else { return };
     let bits = match taken & libc::O_SYNC {
@@ -52,7 +52,7 @@ pub(crate) fn copied(original: c_int, copy: c_int) {
     }
 }
 
-/// Returns the flags that were taken off `fd`.
+/// Returns the flags that were removed from `fd`.
 pub(crate) fn taken(fd: c_int) -> c_int {
     let noted = entry(fd).map_or(0, |entry| entry.load(Ordering::Relaxed));
     if noted == 0 || hash(fd) != Some(noted & !FLAGS) {

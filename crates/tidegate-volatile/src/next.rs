@@ -1,5 +1,5 @@
-//! The functions that the hooks stand in front of. The library looks all of them up when it is
-//! loaded, since looking up may take the dynamic linker's lock.
+//! The functions that the hooks stand in front of. The library looks up each function when it is
+//! loaded, since the look-up may take the dynamic linker's lock.
 #![allow(unsafe_code)] // the dynamic linker's answers become functions
 
 use std::ffi::{c_char, c_int, c_uint};
@@ -21,7 +21,7 @@ tidegate_interpose::functions! {
     pwritev64v2: fn(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t;
 }
 
-/// Calls a next function by `call`; -1 with `ENOSYS` where no library has it.
+/// Calls a next function by `call`. Returns -1 with `ENOSYS` if no library has the function.
 pub(crate) fn call<F: Copy, R: From<i8>>(next: &Next<F, InOrder>, call: impl FnOnce(F) -> R) -> R {
     if let Some(function) = next.get() {
         return call(function);
@@ -36,6 +36,7 @@ static LOADED: extern "C" fn() = loaded;
 
 extern "C" fn loaded() {
     resolve();
-    // SAFETY: takes nothing. What an older C library lacks is no error of the program's.
+    // SAFETY: takes no arguments. It clears the error of a function that an older C library lacks,
+    // so that the program does not see it.
     unsafe { libc::dlerror() };
 }

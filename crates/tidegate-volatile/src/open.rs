@@ -1,4 +1,4 @@
-//! Hooks: opening files. `O_SYNC` and `O_DSYNC` are taken off where syncs are answered.
+//! Hooks that open files. They remove `O_SYNC` and `O_DSYNC` from files whose syncs are answered.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::{c_char, c_int, c_uint};
@@ -7,7 +7,7 @@ use libc::AT_FDCWD;
 
 use crate::{flags, next, place};
 
-/// Opens what these arguments name by `open`, which gets the flags.
+/// Opens the file at `path` by `open`, which gets the flags that remain.
 ///
 /// # Safety
 /// As for `openat`.
@@ -17,7 +17,7 @@ unsafe fn opened(
     open: impl FnOnce(c_int) -> c_int,
 ) -> c_int {
     let is_synced = wanted & libc::O_SYNC != 0 && wanted & libc::O_PATH == 0;
-    // SAFETY: as promised.
+    // SAFETY: the caller passes the arguments of an `openat`.
     let is_taken = is_synced && unsafe { place::is_answered_at(directory, path, wanted) };
     let taken = if is_taken { wanted & libc::O_SYNC } else { 0 };
     let fd = open(wanted & !taken);
@@ -84,7 +84,7 @@ unsafe extern "C-unwind" fn mkostemps64(
             unsafe { open(template, suffix_bytes, flags) }
         })
     };
-    // SAFETY: the template is the path of a file that is not there yet.
+    // SAFETY: the template is a terminated path, whose file does not exist yet.
     unsafe { opened((AT_FDCWD, template), flags, open) }
 }
 

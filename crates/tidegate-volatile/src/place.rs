@@ -1,9 +1,9 @@
-//! Whether the syncs of a file are answered, or made.
+//! Decides whether the library answers the syncs of a file, or makes them.
 //!
-//! They are answered for files and directories on a disk of this machine. They are made where the
-//! kernel's answer depends on more (pipes, devices, descriptors of `O_PATH`), where a sync concerns
-//! other machines, and where none is slow: read-only file systems, and those without blocks, such
-//! as `/proc`.
+//! It answers syncs of files and directories on a disk of this machine. It makes all others: those
+//! of pipes, devices and descriptors of `O_PATH`, where the kernel's answer depends on more; those
+//! that concern other machines; and those that are fast anyway, on read-only file systems and on
+//! file systems without blocks, such as `/proc`.
 #![allow(unsafe_code)] // descriptors are numbers here
 
 use std::ffi::{CStr, c_char, c_int};
@@ -20,8 +20,7 @@ const PATH_BYTES: usize = 4096;
 
 /// Returns the program's descriptor as `rustix` takes it.
 fn borrowed<'fd>(fd: c_int) -> Option<BorrowedFd<'fd>> {
-    // SAFETY: the number is used as one only. The program may close what it refers to, and then the
-    // kernel refuses it.
+    // SAFETY: only the number is used. If the program closes the descriptor, the kernel refuses it.
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
@@ -39,14 +38,14 @@ pub(crate) fn identity(fd: c_int) -> Option<(u64, u64)> {
     Some((st_dev, st_ino))
 }
 
-/// Returns whether syncs of what these arguments of `openat` open are answered. A file that is not
-/// there yet is judged by its directory.
+/// Returns whether syncs of the file that `openat` opens with these arguments are answered. A file
+/// that does not exist yet is judged by its directory.
 ///
 /// # Safety
 /// As for `openat`.
 pub(crate) unsafe fn is_answered_at(directory: c_int, path: *const c_char, flags: c_int) -> bool {
     let kept = flags & libc::O_NOFOLLOW;
-    // SAFETY: as promised.
+    // SAFETY: the caller passes the arguments of an `openat`.
     let judged = match unsafe { is_found_on_disk(directory, path, kept) } {
         Err(libc::ENOENT) => {
             let mut buffer = [0; PATH_BYTES];
@@ -72,10 +71,10 @@ unsafe fn is_found_on_disk(
     kept: c_int,
 ) -> Result<bool, raw::Errno> {
     let arguments = words![directory, path, libc::O_PATH | libc::O_CLOEXEC | kept];
-    // SAFETY: the kernel checks the path, as promised.
+    // SAFETY: the path is the caller's, and the kernel checks it.
     let fd = raw::checked(unsafe { raw::call(libc::SYS_openat, arguments) })?;
     let judged = c_int::try_from(fd).ok().and_then(borrowed).is_some_and(is_on_disk);
-    // SAFETY: a descriptor that was just made, and that nothing else has.
+    // SAFETY: the descriptor was just opened, and no other code knows it.
     unsafe { raw::call(libc::SYS_close, words![fd]) };
     Ok(judged)
 }

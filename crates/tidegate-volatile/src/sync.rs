@@ -15,13 +15,13 @@ const RANGE_FLAGS: c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE
     | libc::SYNC_FILE_RANGE_WRITE
     | libc::SYNC_FILE_RANGE_WAIT_AFTER;
 
-/// Returns `fd` as an argument that has a filter of system calls let the call pass. The kernel does
-/// not look at the upper half.
+/// Returns `fd` as an argument that makes a filter of system calls let the call pass. The kernel
+/// ignores the upper half.
 fn passing(fd: c_int) -> u64 {
     u64::from(REAL_SYNC) << 32 | u64::from(fd.cast_unsigned())
 }
 
-/// Answers the sync `number` of the file behind `fd`, or makes it.
+/// Answers the sync `number` of the file behind `fd`, or makes that system call.
 fn synced(number: c_long, fd: c_int) -> c_int {
     if place::is_answered(fd) {
         return 0;
@@ -50,7 +50,7 @@ pub(crate) unsafe extern "C-unwind" fn syncfs(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub(crate) extern "C-unwind" fn sync() {}
 
-/// Without flags the kernel checks the arguments, and does nothing.
+/// Removes the flags where syncs are answered: the kernel then only checks the arguments.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn sync_file_range(
     fd: c_int,
@@ -65,12 +65,12 @@ pub(crate) unsafe extern "C-unwind" fn sync_file_range(
     raw::returned_int(unsafe { raw::call(libc::SYS_sync_file_range, arguments) })
 }
 
-/// With `MS_ASYNC` the kernel checks the arguments, and does nothing.
+/// Turns `MS_SYNC` into `MS_ASYNC`, for which the kernel only checks the arguments.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn msync(at: *mut c_void, len: usize, flags: c_int) -> c_int {
     cancel::point();
     let both = libc::MS_SYNC | libc::MS_ASYNC;
     let flags = if flags & both == libc::MS_SYNC { flags ^ both } else { flags };
-    // SAFETY: the kernel checks the range, which it only writes back.
+    // SAFETY: the kernel checks the range, and changes no memory of the program.
     raw::returned_int(unsafe { raw::call(libc::SYS_msync, words![at, len, flags]) })
 }

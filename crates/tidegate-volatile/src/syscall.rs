@@ -1,4 +1,5 @@
-//! Hook: `syscall`. A call that a hook has is made by that hook, any other one as it is.
+//! Hook of `syscall`. It makes a call by that call's own hook if there is one, and passes all other
+//! calls to the kernel.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::{c_int, c_long};
@@ -33,12 +34,12 @@ unsafe extern "C-unwind" fn syscall(
 /// Makes a call by a hook.
 macro_rules! hook {
     ($call:expr) => {{
-        // SAFETY: the program's own arguments of the same call.
+        // SAFETY: the program passed these arguments for this call.
         unsafe { $call }
     }};
 }
 
-/// Makes the call `number` by the hook that has it, if one has.
+/// Makes the call `number` by its hook. Returns `None` if it has none.
 ///
 /// # Safety
 /// As for the call.

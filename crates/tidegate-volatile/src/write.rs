@@ -1,4 +1,4 @@
-//! Hooks: writes with flags of their own.
+//! Hooks: writes that have flags.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::c_int;
@@ -7,7 +7,8 @@ use libc::{RWF_DSYNC, RWF_SYNC, iovec, off_t, ssize_t};
 
 use crate::{next, place};
 
-/// Returns the flags of a write to `fd` without those that sync it, where syncs are answered.
+/// Returns the flags of a write to `fd`. They lack `RWF_SYNC` and `RWF_DSYNC` if the library
+/// answers the file's syncs.
 pub(crate) fn without_sync(fd: c_int, flags: c_int) -> c_int {
     let synced = RWF_DSYNC | RWF_SYNC;
     if flags & synced != 0 && place::is_answered(fd) { flags & !synced } else { flags }

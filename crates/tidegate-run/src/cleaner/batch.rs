@@ -1,11 +1,12 @@
 //! A batch of records: summed up, chosen, made durable in its files, retired.
 //!
 //! Invariants:
-//! 1. The tail moves to a position only after a sync without failures of all that is due for the
-//!    records before it (invariant 3 of `backlog` says what is not), and after that of all file
-//!    systems of which they have names, begun when the kernel had made all these changes.
-//! 2. While a writer waits for free space a batch is as small as what the disk takes in [`BATCH`],
-//!    and no batch that may be divided is more than three times that.
+//! 1. The tail moves to a position only after a sync without failures of all data that the records
+//!    before it make due (invariant 3 of `backlog` lists the exceptions). After that, all file
+//!    systems whose names they record are synced. Both syncs begin when the kernel has made all
+//!    these changes.
+//! 2. While a writer waits for free space a batch is as small as the disk takes in [`BATCH`], and
+//!    no batch that may be divided is more than three times that.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -20,19 +21,19 @@ use super::{Step, Worker};
 
 /// How long a batch may take while a writer waits for free space.
 const BATCH: Duration = Duration::from_millis(40);
-/// Pause while a writer is in the middle of an operation that the batch waits for. It does not tell
-/// when it has ended.
+/// Pause while the batch waits for a writer in the middle of an operation. The writer does not
+/// report its end.
 const PAUSE_FOR_WRITER: Duration = Duration::from_millis(1);
 
 impl Worker {
-    /// Sums up what can be retired by now: how far that is.
+    /// Sums up the records that can be retired by now. Returns the position up to which that is.
     pub(super) fn look(&mut self) -> u64 {
         let safe = self.log.ring().safe_position();
         self.scan(safe);
         safe
     }
 
-    /// Has the kernel start to write about so many bytes that will not be written again soon.
+    /// Makes the kernel start to write about `dirty_bytes` that will not be written again soon.
     pub(super) fn start_writing(&mut self, dirty_bytes: u64) {
         let due = self.backlog.worth_starting(dirty_bytes);
         self.writeback().start(&due);
@@ -50,7 +51,7 @@ impl Worker {
             if header.kind == RecordKind::Define {
                 payload.resize(header.payload_bytes as usize, 0);
                 if self.log.ring().pool().read_payload(&header, 0, &mut payload).is_err() {
-                    // Failed memory: where the file is not kept, all file systems are synced.
+                    // Failed memory: if the file is not kept, all file systems are synced.
                     payload.clear();
                 }
             }
@@ -59,7 +60,7 @@ impl Worker {
         let unreadable_bytes = records.unreadable_bytes();
         self.backlog.reached(until);
         if unreadable_bytes > 0 {
-            // The kernel has what these records say, whatever files they are about.
+            // The kernel has the changes of these records, and any file may have been changed.
             let synced = self.writeback().sync_known();
             let outcome = match synced {
                 Ok(()) => "what programs wrote is on the disk without them".into(),
@@ -71,7 +72,8 @@ impl Worker {
         }
     }
 
-    /// Makes a batch of records durable in their files and frees the log up to where that holds.
+    /// Makes a batch of records durable in their files, and frees the log up to the end of the
+    /// batch.
     pub(super) fn retire(&mut self, situation: &Situation) -> Step {
         let (names_since, head) =
             (self.log.file_systems().take_names_since(), self.log.ring().head());
@@ -114,8 +116,8 @@ impl Worker {
         Step::Sleep { wake_at: u64::MAX, timeout: Some(PAUSE_FOR_WRITER) }
     }
 
-    /// Makes what is due durable. Meanwhile files are kept that programs want to be, and space is
-    /// allocated: a program does not wait for a disk for these.
+    /// Makes all due data durable. Meanwhile opens files that programs want kept, and allocates
+    /// space, so that no program waits for a disk for these.
     fn sync(&mut self, due: &Due) -> Synced {
         if due.is_empty() {
             return Synced::default();
@@ -167,8 +169,8 @@ impl Worker {
         }
     }
 
-    /// Up to where records are retired next, and what is due for them. What comes behind is on its
-    /// way to the disk meanwhile.
+    /// Chooses the position up to which records are retired next. Returns it with the data that
+    /// these records make due. Starts to write later data meanwhile.
     fn choose(&mut self, situation: &Situation, safe: u64) -> (u64, Due) {
         let situation = Situation { dirty_bytes: self.backlog.dirty_bytes(), ..*situation };
         let disk_bytes = self.speed.bytes_in(BATCH);
@@ -179,7 +181,7 @@ impl Worker {
                 |goal| tail < goal && goal <= safe && self.log.ring().may_retire_to(goal);
             let log_bytes = self.policy.batch_log_bytes();
             if let Some(chosen) = self.backlog.due_for(limit, log_bytes, may_be_goal) {
-                // No more than keeps the disk busy until the next batch: this thread waits while
+                // Only as much as keeps the disk busy until the next batch: this thread waits while
                 // the disk's queue is full.
                 self.start_writing(disk_bytes);
                 return chosen;

@@ -1,7 +1,7 @@
-//! What the disk does not take.
+//! Failures of the disk.
 //!
-//! Invariant: what cannot be synced stays in the log, is written to its file once more from there,
-//! and is tried again later.
+//! Invariant: changes that cannot be synced stay in the log, are written to their file again from
+//! there, and are tried again later.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use super::{Step, Worker};
 /// Pause after a failure; it doubles up to [`PAUSE_MOST`].
 pub(super) const PAUSE_LEAST: Duration = Duration::from_millis(100);
 const PAUSE_MOST: Duration = Duration::from_secs(5);
-/// Syncs of the same records that may fail before those that wait are told.
+/// Syncs of the same records that may fail before the waiting requests fail.
 const ATTEMPTS: u32 = 3;
 
 impl Worker {
-    /// Notes what could not be synced, so that it is written once more, and pauses.
+    /// Notes failures of a sync, so that the files are written again, and pauses.
     pub(super) fn failed(&mut self, failures: &[Failure]) -> Step {
         self.counts.failed();
         self.failed_attempts += 1;
@@ -34,8 +34,8 @@ impl Worker {
         let failed = failures.iter().filter(|failure| !failure.is_transient());
         let ids = failed.filter_map(|failure| failure.file);
         for entry in self.log.files_with_ids(ids).into_values() {
-            // The next sync of the program will tell it; a file that is gone from the table has no
-            // program.
+            // The program's next sync reports the failure. A file that is gone from the table has
+            // no program.
             let _ = self.log.note_failure(entry);
         }
         if self.failed_attempts >= ATTEMPTS {
@@ -48,19 +48,20 @@ impl Worker {
         Step::Sleep { wake_at: u64::MAX, timeout: Some(doubled.min(PAUSE_MOST)) }
     }
 
-    /// Writes all that the log has of these files to them once more: what failed.
+    /// Writes the logged changes of these files to them again. Returns the failures.
     pub(super) fn rewrite(&mut self, files: Vec<u64>) -> Vec<Failure> {
         let mut failures = Vec::new();
         let entries = self.log.files_with_ids(files.iter().copied());
         for id in files {
-            // One that is gone from the table has nothing left to be written.
+            // A file that is gone from the table has no changes left to write.
             let Some(&entry) = entries.get(&id) else { continue };
             let Some(known) = self.backlog.file(id) else {
-                // Its records were not looked at yet: they are before they are retired.
+                // Its records are not summed up yet. They are before they are retired.
                 let _ = self.log.drop_again(entry);
                 continue;
             };
-            // Open before it is written: what goes wrong with that is then told to the next sync.
+            // The descriptor is open before the write, so that the next sync gets the write's
+            // error.
             let adopted = self.kept.adopt(&self.log, entry, known);
             let outcome = match (adopted, self.kept.get(id)) {
                 (Ok(()), Some(kept)) => rewrite::rewrite(&self.log, entry, &kept.file),
@@ -132,7 +133,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Else the program's next sync would tell of an error, and its database be given up for it.
+    /// Otherwise the program's next sync would fail, and the program would give up its database.
     #[test]
     fn a_lock_that_is_held_is_no_failure_of_the_file() {
         let trial = Trial::new();
@@ -150,7 +151,7 @@ pub(super) mod tests {
         cleaner.stop();
     }
 
-    /// The kernel has dropped what was written to it, and says nothing of it any more.
+    /// The kernel has dropped the written data, and reports no further error.
     #[test]
     fn a_file_that_is_not_summed_up_yet_is_written_once_more_when_it_is() {
         let trial = Trial::new();

@@ -1,5 +1,5 @@
-//! The handle by which the supervisor's loop starts, asks and ends the cleaner's thread, and by
-//! which that reports events.
+//! The handle by which the supervisor's loop starts, asks and ends the cleaner's thread. The thread
+//! reports its events there.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,31 +20,30 @@ use super::Worker;
 /// How long the kernel may take to release the lock of a supervisor that died.
 const SUPERVISION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the thread reports.
+/// A report of the thread.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// Something that people should know.
+    /// A message for the user.
     Notice(String),
-    /// A copy is mounted beside a file system of the log: the stories of its files are to be
-    /// ended.
+    /// A copy is mounted beside a file system of the log, whose stories must be ended.
     Copied,
     /// The log was retired as [`Cleaner::retire_all`] asked.
     Retired {
-        /// The request's.
+        /// The ticket of the request.
         ticket: u64,
-        /// Bytes that became free, or why it cannot be done now.
+        /// Bytes that became free, or the reason why the log cannot be retired now.
         result: Result<u64, String>,
     },
 }
 
-/// What the thread is asked for.
+/// A request to the thread.
 #[derive(Debug)]
 pub(super) enum Job {
-    /// Repair what the process left, which has ended.
+    /// Repair the interrupted operations of a process that has ended.
     Ended(Pid),
-    /// Look at what is mounted.
+    /// Read the mounts again.
     Mounts,
-    /// Retire all records that the log has by now.
+    /// Retire all present records of the log.
     RetireAll {
         ticket: u64,
     },
@@ -71,7 +70,7 @@ impl Cleaner {
     /// Starts the thread, which takes the right to clean `log`.
     ///
     /// # Errors
-    /// No thread or descriptor is left, or another process cleans the log.
+    /// If no thread or descriptor is left, or another process cleans the log.
     pub(crate) fn start(log: Arc<Log>, allocator: Allocator) -> io::Result<Self> {
         let jobs = Arc::new(Mutex::new(VecDeque::new()));
         let (sender, events) = channel();
@@ -96,42 +95,42 @@ impl Cleaner {
         Ok(Self { log, jobs, events, ready, counts, thread })
     }
 
-    /// Has what the process left repaired, which has ended.
+    /// Makes the thread repair the interrupted operations of a process that has ended.
     pub(crate) fn process_ended(&self, process: Pid) {
         self.post(Job::Ended(process));
     }
 
-    /// Has the thread look at what is mounted.
+    /// Makes the thread read the mounts again.
     pub(crate) fn mounts_changed(&self) {
         self.post(Job::Mounts);
     }
 
-    /// Has all records retired that the log has by now; [`Event::Retired`] tells when that is done.
+    /// Makes the thread retire all present records of the log. [`Event::Retired`] reports the end.
     pub(crate) fn retire_all(&self, ticket: u64) {
         self.post(Job::RetireAll { ticket });
     }
 
-    /// What the thread has reported since this was called last.
+    /// Returns the events since the last call.
     pub(crate) fn events(&self) -> Vec<Event> {
-        // Nothing to read means that it was read before.
+        // If there is nothing to read, it was read before.
         let _ = rustix::io::read(&*self.ready, &mut [0_u8; 8]);
         self.events.try_iter().collect()
     }
 
-    /// The log.
+    /// Returns the log.
     pub(crate) fn log(&self) -> &Arc<Log> {
         &self.log
     }
 
-    /// What was counted here.
+    /// Returns the cleaner's counters.
     pub(crate) fn counts(&self) -> &CleanerCounts {
         &self.counts
     }
 
-    /// Ends the thread.
+    /// Ends the thread, and returns the log.
     pub(crate) fn stop(self) -> Arc<Log> {
         self.post(Job::Stop);
-        // A panic of the thread was printed; the log has all that it did not write back.
+        // A panic of the thread was printed; the log still has all records that were not destaged.
         let _ = self.thread.join();
         self.log
     }
@@ -142,7 +141,7 @@ impl Cleaner {
     }
 }
 
-/// How the thread reports to the supervisor's loop.
+/// The thread's way to report to the supervisor's loop.
 pub(super) struct Events {
     pub(super) sender: Sender<Event>,
     pub(super) ready: Arc<OwnedFd>,
@@ -152,7 +151,7 @@ impl Events {
     pub(super) fn send(&self, event: Event) {
         // The receiver is gone only after the thread.
         let _ = self.sender.send(event);
-        // Any number but 0 in any byte order will do.
+        // Adds to the counter of the event: any number but 0 will do, in any byte order.
         let _ = rustix::io::write(&*self.ready, &[1_u8; 8]);
     }
 }

@@ -1,16 +1,15 @@
-//! The cleaner: a thread that makes files durable that the log has records of, and frees the log
-//! behind them. Here is its loop.
+//! The cleaner: a thread that makes the changes of the log's records durable in their files, and
+//! frees the log behind them. This module has its loop.
 //!
 //! Invariants:
-//! 1. It sleeps unless there is something to do: until the head comes to a position that matters, a
-//!    process ends, a request comes, or, while the log has records or files are kept, [`QUIET`]
-//!    passes.
-//! 2. Free space is shown to writers as soon as it is retired.
+//! 1. It sleeps unless there is work: until the head reaches a position that matters, a process
+//!    ends, a request comes, or [`QUIET`] passes while the log has records or files are kept.
+//! 2. Writers can use free space as soon as it is retired.
 //!
-//! Map: [`Cleaner`] is the handle of the supervisor's loop (`handle`); `Worker` is the thread. Each
-//! time `policy` says so it takes a `batch` of records and makes their files durable; `failure` is
-//! for what the disk does not take, `reap` for processes that have ended. `backlog` knows what is
-//! due, `kept` holds the descriptors, `writeback` syncs.
+//! Map: [`Cleaner`] is the handle of the supervisor's loop (`handle`); `Worker` is the thread. When
+//! `policy` decides so, it takes a `batch` of records and makes their files durable. `failure`
+//! handles errors of the disk, `reap` processes that have ended. `backlog` knows the due data,
+//! `kept` holds the descriptors, `writeback` syncs.
 
 mod batch;
 mod failure;
@@ -36,14 +35,14 @@ use failure::PAUSE_LEAST;
 use handle::{Events, Job};
 use reap::Unrepaired;
 
-/// A log without an append for so long is retired. It is looked at this often while it is in use,
-/// so it is clean at most twice as long after its last append.
+/// A log without an append for so long is retired. A log in use is checked at this interval, so it
+/// is clean at most twice as long after its last append.
 const QUIET: Duration = Duration::from_millis(2500);
 
-/// How often the log notes what the kernel has done, while it is in use.
+/// How often the log notes the kernel's progress, while it is in use.
 const BEAT: Duration = Duration::from_millis(100);
 
-/// How old a record of names becomes before it is retired with all others: within a second of its
+/// The age at which a record of names is retired with all other records: within a second of its
 /// append, if the disk takes half of that.
 const NAMES_AGE: Duration = Duration::from_millis(500);
 
@@ -55,7 +54,7 @@ struct Waiter {
     ticket: u64,
     until: u64,
     from: u64,
-    /// The stories of clean files were ended for it.
+    /// Whether the stories of clean files were ended for this request.
     has_released: bool,
 }
 
@@ -72,30 +71,31 @@ struct Worker {
     held: HeldFileSystems,
     copies: Copies,
     waiters: Vec<Waiter>,
-    /// What dead processes left and cannot be repaired yet: tried again.
+    /// Failed repairs of dead processes, for another attempt.
     unrepaired: Unrepaired,
     failed_attempts: u32,
-    /// The launchers were told of the failure that goes on.
+    /// Whether launchers were told of the present failure.
     failure_told: bool,
-    /// The launchers were told that nothing is logged any more.
+    /// Whether launchers were told that nothing is logged any more.
     suspension_told: bool,
-    /// A writer waits for free space.
+    /// Whether a writer waits for free space.
     is_blocked: bool,
-    /// When files were last looked for that need not be kept any more.
+    /// Time of the last search for files that need not be kept any more.
     swept_at: Instant,
     /// A head, and since when it is known to be the log's.
     quiet_since: (u64, Instant),
-    /// When the log's heart has beaten last, and up to where the kernel had done all then.
+    /// Time of the log's last heartbeat, and the position up to which the kernel had done all
+    /// operations then.
     beaten: (Instant, u64),
     speed: DiskSpeed,
 }
 
-/// What the thread does next.
+/// The thread's next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     /// Look again at once.
     Again,
-    /// Sleep until the head is there, for so long at most.
+    /// Sleep until the head reaches `wake_at`, or for `timeout`.
     Sleep {
         wake_at: u64,
         timeout: Option<Duration>,
@@ -136,7 +136,7 @@ impl Worker {
         }
     }
 
-    /// Keeps the files of a supervisor that died.
+    /// Takes over the files of a dead supervisor.
     fn take_over(&mut self) {
         self.look();
         HeldFileSystems::take_over(&self.log);
@@ -145,7 +145,7 @@ impl Worker {
 
     fn run(&mut self) {
         loop {
-            // Before the look at what is to be done: what comes after it wakes us.
+            // Read before the search for work: any later change of `work` ends the wait.
             let seen = self.log.ring().work();
             match self.step() {
                 Step::Again => {}
@@ -186,7 +186,7 @@ impl Worker {
             }
             Action::Nothing if situation.is_idle => {
                 self.release_all();
-                // The ends of stories are records too. They are no reason to wait once more.
+                // The ends of stories are records too. They are no reason to wait again.
                 situation.used_bytes = self.log.ring().head() - self.log.ring().tail();
                 if situation.used_bytes > 0 { self.retire(&situation) } else { self.sleep() }
             }
@@ -194,11 +194,12 @@ impl Worker {
         }
     }
 
-    /// Before a file is kept: none of a file system that has copies is.
+    /// Reports file systems that have copies. Called before files are kept, since no file of such a
+    /// file system may be.
     fn note_copies(&mut self) {
         for id in self.copies.note(&self.log) {
             let uuid = uuid::Uuid::from_bytes(id);
-            // First: a launcher that prints the notice finds logging suspended.
+            // The order matters: a launcher that prints the notice finds logging suspended.
             self.events.send(Event::Copied);
             self.events.send(Event::Notice(format!(
                 "several file systems with the UUID {uuid} are mounted, and after a crash nobody could tell which of them \
@@ -207,7 +208,7 @@ impl Worker {
         }
     }
 
-    /// Does what was asked for; false: the thread is to end.
+    /// Does the requested jobs. Returns `false` if the thread must end.
     fn take_jobs(&mut self) -> bool {
         let jobs = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
         for job in jobs {
@@ -224,19 +225,19 @@ impl Worker {
         true
     }
 
-    /// Notes in the pool, now and then, what the kernel has done: recovery tells by it which files
+    /// Notes the kernel's progress in the pool, now and then. Recovery needs it to find files that
     /// were changed from outside.
     fn beat(&mut self) {
         let (beaten_at, done) = self.beaten;
         if done == self.log.ring().head() || beaten_at.elapsed() < BEAT {
             return;
         }
-        // Where the memory fails, recovery relies on what the records say.
+        // If the memory fails, recovery relies on the records alone.
         let done = self.log.beat().unwrap_or(done);
         self.beaten = (Instant::now(), done);
     }
 
-    /// Closes files that need not be kept any more, now and then: a removed file takes its space
+    /// Closes files that need not be kept any more, now and then. A removed file takes its space
     /// until then.
     fn sweep(&mut self) {
         if self.swept_at.elapsed() >= QUIET {
@@ -245,7 +246,8 @@ impl Worker {
         }
     }
 
-    /// No process can tell the supervisor, so this thread does, which each of them wakes.
+    /// Reports a suspension that a process could not report to the supervisor. Such a process wakes
+    /// this thread instead.
     fn tell_suspension(&mut self) {
         if !self.suspension_told && self.log.processes().is_suspended_for_good() {
             self.suspension_told = true;
@@ -268,7 +270,7 @@ impl Worker {
         }
     }
 
-    /// Closes all that is held of files and file systems of which the log has nothing.
+    /// Closes the descriptors of all files and file systems without changes in the log.
     fn release_all(&mut self) {
         self.kept.release_all(&self.log);
         self.held.release_all(&self.log);
@@ -278,8 +280,8 @@ impl Worker {
         self.log.ring().stats().add(counter, number);
     }
 
-    /// Answers those that waited for what is retired by now, once no file is kept of which the log
-    /// has nothing.
+    /// Answers the requests whose records are retired, once no file without changes in the log is
+    /// kept.
     fn answer_waiters(&mut self) {
         let tail = self.log.ring().tail();
         if self.waiters.iter().any(|waiter| waiter.until <= tail && !waiter.has_released) {

@@ -1,8 +1,8 @@
-//! Processes that have ended.
+//! Reaps processes that have ended.
 //!
-//! Invariant: what a dead process left stays its own until it is repaired: its slots hold the tail,
-//! its notes keep files pinned to the kernel path. What a held lock keeps from being repaired is
-//! tried again, at each step, until it is.
+//! Invariant: a dead process keeps its slots, which hold the tail, and its notes, which keep files
+//! pinned to the kernel path, until they are repaired. If a held lock prevents a repair, each later
+//! step tries again.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use super::super::repair::{self, Repaired};
 use super::Worker;
 use super::handle::Event;
 
-/// How long a lock is waited for at first; later the cleaner does not wait for it.
+/// How long the first attempt waits for a lock. Later attempts do not wait.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What could not be repaired yet.
+/// Operations and pins that could not be repaired yet.
 #[derive(Debug, Default)]
 pub(super) struct Unrepaired {
     operations: Vec<Interrupted>,
-    /// Files that are pinned to the kernel path, each with its process.
+    /// Files that are pinned to the kernel path, each with the dead process that pinned it.
     pinned: Vec<(u32, FileRef)>,
 }
 
@@ -31,7 +31,7 @@ impl Unrepaired {
 }
 
 impl Worker {
-    /// Repairs what the process left, which has ended.
+    /// Repairs the interrupted operations of `process`, which has ended, and releases its pins.
     pub(super) fn reap(&mut self, process: Pid) {
         let process = process.as_raw_nonzero().get().unsigned_abs();
         self.log.lanes().release_of(process);
@@ -49,7 +49,7 @@ impl Worker {
         self.unrepaired.pinned.extend(pinned.into_iter().map(|file| (process, file)));
     }
 
-    /// Tries again what could not be repaired.
+    /// Tries the failed repairs again.
     pub(super) fn repair_unrepaired(&mut self) {
         let Unrepaired { operations, mut pinned } = std::mem::take(&mut self.unrepaired);
         self.note(repair::repair(&self.log, operations, Duration::ZERO));
@@ -58,8 +58,8 @@ impl Worker {
         self.unrepaired.pinned = pinned;
     }
 
-    /// Gives back one pin of a process that has ended. A file that it has sealed leaves before:
-    /// what its stream has written since is in no record.
+    /// Releases one pin of a process that has ended. Returns whether that was possible. A file that
+    /// the process had sealed leaves before, since no record has the later writes of its stream.
     fn gives_back(&self, process: u32, file: FileRef, timeout: Duration) -> bool {
         repair::end_sealed(&self.log, file, timeout)
             && self.log.keepers().stop_keeping_for(process, file, timeout)
