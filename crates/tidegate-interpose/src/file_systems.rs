@@ -1,3 +1,5 @@
+//! File systems whose syncs concern more than the disk of this machine.
+//!
 //! On them a sync also makes data visible to other machines, or reports an error (no space left)
 //! that no earlier call has reported. A sync that a library only answers would hide both.
 

@@ -174,7 +174,7 @@ impl<R: FnMut(u64, &mut [u8]) -> usize> Elf<'_, R> {
         Some(if is_our_linker(path) { Image::Dynamic } else { Image::OtherLibc })
     }
 
-    /// Finds the note in which Go's linker leaves the name of the build.
+    /// Returns whether the file has the note that Go's linker leaves.
     fn has_go_note(&mut self, at: u64, len_bytes: u64) -> bool {
         let mut notes = [0; CHUNK_BYTES];
         let len = usize::try_from(len_bytes).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);

@@ -1,5 +1,5 @@
-//! Reads a library's file: the libraries that it needs, the directories where the dynamic linker
-//! searches for those, and the symbols that the library defines and refers to.
+//! Reads a library's file: the libraries that it needs, their search paths, and the symbols that
+//! the library defines and refers to.
 //!
 //! Pure: a caller passes a function that reads the file at an offset. Any bytes have an answer:
 //! `None` for a file that is no library of this machine, or that no known linker wrote.
@@ -31,7 +31,7 @@ pub struct Library {
     /// Directories to search for the needed libraries and for their own needs. A `runpath`
     /// overrides them.
     pub rpath: Vec<u8>,
-    /// Directories to search for the needed libraries, behind those of the environment.
+    /// Directories to search for the needed libraries, behind the environment's directories.
     pub runpath: Vec<u8>,
 }
 

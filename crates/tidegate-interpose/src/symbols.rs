@@ -1,6 +1,6 @@
 //! Finds the functions that loaded objects export, by the objects' own tables. The dynamic linker's
-//! `dlsym` is avoided: other libraries stand in front of it, it takes a lock, and its answer
-//! depends on its caller.
+//! `dlsym` is avoided: other libraries replace it, it takes a lock, and its answer depends on its
+//! caller.
 #![allow(unsafe_code)] // the tables of loaded objects
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -179,7 +179,7 @@ struct Debugged {
 }
 
 impl Loaded {
-    /// Returns all objects, in the order in which they were loaded.
+    /// Returns all objects, in load order.
     ///
     /// # Safety
     /// No thread calls `dlopen` or `dlclose` while the iterator is used.
@@ -193,7 +193,7 @@ impl Loaded {
         std::iter::successors(first, |object| unsafe { object.next.as_ref() })
     }
 
-    /// Returns the path by which the object was loaded; empty for the program.
+    /// Returns the path that the object was loaded from; empty for the program.
     pub fn path(&self) -> &'static CStr {
         // SAFETY: the path is terminated, and belongs to the dynamic linker.
         if self.path.is_null() { c"" } else { unsafe { CStr::from_ptr(self.path) } }

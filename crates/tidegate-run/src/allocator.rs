@@ -3,7 +3,7 @@
 //!
 //! Allocation is several times as fast as the writers (3.5 GB/s against 0.9 GB/s on a measured
 //! tmpfs), so writers do not catch up with a thread that starts in time. A log in use gets
-//! [`FIRST_BYTES`] at once, and all its space once half of those bytes were used.
+//! [`FIRST_BYTES`] at once, and all its space when half of these bytes are used.
 
 use std::io;
 use std::sync::Arc;
@@ -72,8 +72,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// Returns the head at which space must be allocated next. Returns `None` if the log has all
-    /// its space, cannot get more, or a thread allocates.
+    /// Returns the head that needs the next allocation. Returns `None` if the log has all its
+    /// space, cannot get more, or a thread allocates.
     pub(crate) fn wake_at(&self, log: &Log) -> Option<u64> {
         let ring_bytes = log.ring().pool().ring_bytes();
         let has_all = log.ring().allocated_bytes() >= ring_bytes || log.ring().is_space_limited();

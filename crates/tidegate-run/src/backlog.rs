@@ -215,7 +215,7 @@ impl Backlog {
         }
     }
 
-    /// Returns the position up to which records were added.
+    /// Returns the end of the records that were added.
     pub(crate) fn scanned(&self) -> u64 {
         self.scanned
     }

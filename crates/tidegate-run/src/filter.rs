@@ -1,4 +1,4 @@
-//! A filter of system calls that answers syncs, also those of programs that no library reaches.
+//! A filter of system calls that answers syncs, even of programs that no library reaches.
 //!
 //! Invariants:
 //! 1. All calls but syncs go to the kernel; so do all calls of architectures that the filter does

@@ -1,6 +1,8 @@
-//! An unnamed file is made and synced. Its inode is in the journal's running transaction, so the
-//! sync commits that transaction with all earlier changes, and makes the disk empty its cache. No
-//! dirty page of another file is written for it.
+//! Commits of a file system's journal.
+//!
+//! A commit makes an unnamed file and syncs it. The file's inode is in the journal's running
+//! transaction, so the sync commits that transaction with all earlier changes, and makes the disk
+//! empty its cache. The sync writes no dirty page of another file.
 
 use std::fs::File;
 use std::io;
@@ -16,7 +18,7 @@ use super::locate;
 /// pending that was counted before this call.
 ///
 /// # Errors
-/// If no directory of the file system is found in which this user may make a file, or the disk
+/// If this user can make a file in no directory of the file system that is found, or the disk
 /// fails.
 pub(crate) fn commit(log: &Log, file_system: FileSystemRef, known: &Known) -> io::Result<()> {
     let directory = locate::directory_on(known.device, &known.path);

@@ -90,8 +90,8 @@ impl KeptFiles {
         self.files.extend(opened);
     }
 
-    /// Opens the files that programs want kept, for [`insert`](Self::insert). The caller need not
-    /// lock the kept files meanwhile.
+    /// Opens the files that programs want kept, for [`insert`](Self::insert). Another thread may
+    /// sync kept files meanwhile.
     pub(crate) fn open_wanted(&self, log: &Log) -> Vec<(u64, Kept)> {
         let wanted = log.take_wanted_kept().into_iter();
         let wanted = wanted.take(self.files_max.saturating_sub(self.files.len()));

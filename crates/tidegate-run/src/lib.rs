@@ -3,9 +3,10 @@
 //! A launcher (`session`, `launcher`) finds or starts the supervisor of a pool and runs one program
 //! (`program`, `preload`). The supervisor (`opening`, `supervisor`, `tree`) owns the pool and knows
 //! which processes use it. Its thread, the cleaner (`cleaner`, `allocator`), keeps the log short.
-//! `policy` decides when, `backlog` what is due. `writeback` makes it durable by the descriptors in
-//! `kept`. `repair` and `rewrite` repair what dead processes and failed disks left. Launcher,
-//! supervisor and programs talk over a `socket`, whose path is one of the pool's paths (`paths`).
+//! `policy` decides when it acts, `backlog` knows the due data, and `writeback` makes them durable
+//! by the descriptors in `kept`. `repair` completes interrupted operations of dead processes;
+//! `rewrite` writes again after errors of the disk. Launcher, supervisor and programs talk over a
+//! `socket`, whose path is one of the pool's paths (`paths`).
 //!
 //! A volatile run has no pool and no supervisor: a library and a filter of system calls (`filter`)
 //! answer syncs, and the launcher may make them at the end (`mounted`).

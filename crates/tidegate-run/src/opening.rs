@@ -50,7 +50,7 @@ pub(crate) struct Opened {
     pub(crate) taken_over: bool,
 }
 
-/// The context of an error inside the pool that `region` maps.
+/// Returns the context of an error inside the pool that `region` maps.
 fn in_pool(region: &Region) -> String {
     format!("pool {}", region.name().display())
 }
@@ -214,7 +214,7 @@ fn boot_id() -> Result<[u8; 16]> {
     Ok(boot.into_bytes())
 }
 
-/// Returns the latest time at which the machine may have been started, in nanoseconds since 1970.
+/// Returns the latest possible start of the machine, in nanoseconds since 1970.
 ///
 /// A kernel sets its clock from one that counts whole seconds. So a machine that starts again at
 /// once may find times from before the crash that are up to a second later than its own start.

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-/// Limits of the steps in which the log is summed up.
+/// The shortest and the longest segment that sums up the log.
 const SEGMENT_BYTES_LEAST: u64 = 64 << 10;
 const SEGMENT_BYTES_MOST: u64 = 4 << 20;
 
@@ -53,7 +53,7 @@ pub(super) enum Action {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Policy {
     ring_bytes: u64,
-    /// Step in which the log is summed up.
+    /// Bytes of the log that one segment sums up.
     pub(super) segment_bytes: u64,
 }
 
@@ -79,10 +79,9 @@ impl Policy {
         }
     }
 
-    /// Returns the dirty bytes of one batch. They are as many as the disk takes in the time that
-    /// writers may wait (`disk_bytes`), and more while there is free space: as long as writers take
-    /// to fill it, within limits. Returns `None` if the batch has no limit, since a process waits
-    /// for all of it.
+    /// Returns the dirty bytes of one batch: as many as the disk takes in the time that writers may
+    /// wait (`disk_bytes`), and more while there is free space, as writers take time to fill it.
+    /// Returns `None` if the batch has no limit, since a process waits for all data.
     pub(super) fn batch_bytes(&self, situation: &Situation, disk_bytes: u64) -> Option<u64> {
         let free_bytes = self.ring_bytes.saturating_sub(situation.used_bytes);
         let is_limited = !situation.is_wanted && !situation.has_old_names;
@@ -90,13 +89,13 @@ impl Policy {
         is_limited.then(|| (disk_bytes + free_bytes / WRITERS_TO_DISK).min(unblocked_bytes))
     }
 
-    /// Returns how much of the log one batch retires at most if few bytes must be written. Data
-    /// that is written again and again so stays in the log as long as it has space.
+    /// Returns how much of the log one batch retires at most if few bytes must be written. So data
+    /// that is written again and again stays in the log as long as it has space.
     pub(super) fn batch_log_bytes(&self) -> u64 {
         self.ring_bytes / 8
     }
 
-    /// Returns the used bytes from which on the disk is kept busy.
+    /// Returns the used bytes that start write-back, to keep the disk busy.
     fn start_bytes(&self) -> u64 {
         self.ring_bytes / 8
     }
@@ -109,8 +108,7 @@ impl Policy {
         self.ring_bytes.saturating_sub(needed_bytes).clamp(least, most)
     }
 
-    /// Returns the next head at which there may be work, for a log that the cleaner has just looked
-    /// at.
+    /// Returns the next head that may need work, for a log that the cleaner has just looked at.
     pub(super) fn wake_at(&self, tail: u64, head: u64, scanned: u64) -> u64 {
         if head == tail {
             return head + 1;

@@ -10,7 +10,7 @@ const DIVISIBLE_BYTES_MAX: u64 = 1 << 20;
 /// Byte ranges of one file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Ranges {
-    /// First byte and the byte behind the last one, in the order in which they were written.
+    /// First byte and the byte behind the last one, in the order of the writes.
     ranges: Vec<(u64, u64)>,
 }
 

@@ -54,8 +54,8 @@ pub enum Request {
         #[serde(default)]
         program: Option<String>,
     },
-    /// Takes one suspension for `process` back: the process stayed one that can be watched, or its
-    /// child became the other one.
+    /// Takes one suspension for `process` back: it did not become a process that cannot be watched,
+    /// or its child became that process.
     Resume {
         /// As for [`Suspend`](Self::Suspend).
         process: i32,
@@ -195,7 +195,7 @@ impl Connection {
     /// Waits for the next message; returns `None` when the other end has closed.
     ///
     /// # Errors
-    /// If the other end was interrupted, or sent something else.
+    /// If the connection broke, or the other end sent something else.
     pub(crate) fn receive<M: DeserializeOwned>(&self) -> io::Result<Option<M>> {
         self.receive_with(RecvFlags::empty())
     }

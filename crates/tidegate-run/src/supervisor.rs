@@ -76,7 +76,7 @@ pub(crate) struct Supervisor {
     epoll: OwnedFd,
     timer: OwnedFd,
     signals: UnixStream,
-    /// Keeps the event by which the kernel reports each change of the mounts.
+    /// Keeps the kernel's event for each change of the mounts.
     _mounts: File,
     suspensions: Suspensions,
     /// Tickets of requests to suspend logging that wait for the log to be retired.
@@ -180,7 +180,7 @@ impl Supervisor {
     }
 
     /// Returns the number of [`others`](Self::others). If it is 0, first searches for processes
-    /// that could not announce themselves, because they have become another user, say.
+    /// that could not announce themselves, because they run as another user now, say.
     fn others_found(&mut self) -> io::Result<u64> {
         if self.others() == 0 && self.charge.cleaner.log().processes().has_unannounced() {
             self.announce_all()?;
@@ -635,7 +635,7 @@ fn is_hidden(process: Pid) -> bool {
     }
 }
 
-/// Catches SIGTERM and SIGINT. The stream gets a byte for each of them.
+/// Catches SIGTERM and SIGINT. The stream gets a byte for each signal.
 fn catch_signals() -> io::Result<UnixStream> {
     let (signals, raise) = UnixStream::pair()?;
     signals.set_nonblocking(true)?;

@@ -14,7 +14,7 @@ use tidegate::log::Log;
 
 use super::tree::processes_beside;
 
-/// The processes for which logging is suspended.
+/// The processes that suspend logging.
 #[derive(Debug, Default)]
 pub(crate) struct Suspensions {
     processes: HashSet<Pid>,

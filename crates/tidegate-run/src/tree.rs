@@ -1,8 +1,8 @@
 //! The processes that use a pool.
 //!
 //! A process is known from its announcement until its end, which its pidfd reports. So a later
-//! process with the same number is never mistaken for it. The tree is alive while it has processes,
-//! or open connections.
+//! process is never mistaken for another one with its number. The tree is alive while it has
+//! processes, or open connections.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

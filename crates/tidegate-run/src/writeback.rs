@@ -4,11 +4,11 @@
 //! metadata that locates them and empties the disk's cache. Names, and files that were just made,
 //! become durable with their whole file system, after all other files.
 //!
-//! A sync of a file writes all its dirty pages, even pages that are not due, and a writer of a full
-//! log would wait for those too. So if a commit of the journal empties the disk's cache (ext4 with
-//! a journal, XFS), one commit is the second step for all files that were only overwritten. Their
-//! blocks are written and allocated, so the disk lacks only their due ranges. A file that has grown
-//! may need other pages too, such as zeroes before a hole, and is synced.
+//! A sync of a file writes all its dirty pages, even pages that are not due, and so delays a writer
+//! of a full log. So if a commit of the journal empties the disk's cache (ext4 with a journal,
+//! XFS), one commit is the second step for all files that were only overwritten. Their blocks are
+//! written and allocated, so the disk lacks only their due ranges. A file that has grown may need
+//! other pages too, such as zeroes before a hole, and is synced.
 //!
 //! Invariant: if no failure is returned, the kernel's content of the due ranges and sizes at the
 //! time of the call is durable. Each failed write-back of these ranges since the file is kept was
@@ -60,7 +60,7 @@ impl Failure {
 pub(crate) struct Synced {
     /// Calls that wait for the disk.
     pub(crate) calls: u64,
-    /// What failed.
+    /// The failures.
     pub(crate) failures: Vec<Failure>,
 }
 

@@ -3,7 +3,7 @@
 //! A table has an entry for each descriptor below [`DESCRIPTORS`]. An entry contains a hash of the
 //! file's device and inode. So the entry of a descriptor that was closed unseen does not apply to
 //! the next file. `F_GETFL` does not report the removed flags of descriptors above the table, nor
-//! of those that the program inherited.
+//! flags of inherited descriptors.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,9 +1,9 @@
 //! Decides whether the library answers the syncs of a file, or makes them.
 //!
-//! It answers syncs of files and directories on a disk of this machine. It makes all others: those
-//! of pipes, devices and descriptors of `O_PATH`, where the kernel's answer depends on more; those
-//! that concern other machines; and those that are fast anyway, on read-only file systems and on
-//! file systems without blocks, such as `/proc`.
+//! It answers syncs of files and directories on a disk of this machine. It makes all other syncs:
+//! where the kernel's answer depends on more (pipes, devices, descriptors of `O_PATH`), where a
+//! sync concerns other machines, and where syncs are fast anyway (read-only file systems, and those
+//! without blocks, such as `/proc`).
 #![allow(unsafe_code)] // descriptors are numbers here
 
 use std::ffi::{CStr, c_char, c_int};

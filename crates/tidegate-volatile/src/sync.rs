@@ -65,7 +65,7 @@ pub(crate) unsafe extern "C-unwind" fn sync_file_range(
     raw::returned_int(unsafe { raw::call(libc::SYS_sync_file_range, arguments) })
 }
 
-/// Turns `MS_SYNC` into `MS_ASYNC`, for which the kernel only checks the arguments.
+/// Turns `MS_SYNC` into `MS_ASYNC`: the kernel then only checks the arguments.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn msync(at: *mut c_void, len: usize, flags: c_int) -> c_int {
     cancel::point();

@@ -26,7 +26,7 @@ const BATCH: Duration = Duration::from_millis(40);
 const PAUSE_FOR_WRITER: Duration = Duration::from_millis(1);
 
 impl Worker {
-    /// Sums up the records that can be retired by now. Returns the position up to which that is.
+    /// Sums up the records that can be retired by now, and returns their end.
     pub(super) fn look(&mut self) -> u64 {
         let safe = self.log.ring().safe_position();
         self.scan(safe);
@@ -169,8 +169,8 @@ impl Worker {
         }
     }
 
-    /// Chooses the position up to which records are retired next. Returns it with the data that
-    /// these records make due. Starts to write later data meanwhile.
+    /// Chooses the end of the records to retire next, and returns it with the data that they make
+    /// due. Starts to write later data meanwhile.
     fn choose(&mut self, situation: &Situation, safe: u64) -> (u64, Due) {
         let situation = Situation { dirty_bytes: self.backlog.dirty_bytes(), ..*situation };
         let disk_bytes = self.speed.bytes_in(BATCH);

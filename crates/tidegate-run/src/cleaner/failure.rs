@@ -108,7 +108,7 @@ pub(super) mod tests {
     use super::super::handle::Events;
     use super::super::{Cleaner, Event, Worker};
 
-    /// A cleaner without a thread, and its events.
+    /// Makes a cleaner without a thread, and its events.
     pub(in super::super) fn worker(trial: &Trial) -> (Worker, Receiver<Event>) {
         let allocator = Allocator::begin(&trial.log).unwrap();
         let (sender, events) = channel();
@@ -118,7 +118,7 @@ pub(super) mod tests {
         (worker, events)
     }
 
-    /// How the retirement with this ticket ends.
+    /// Returns the outcome of a retirement with this ticket.
     fn retired(cleaner: &Cleaner, wanted: u64) -> Result<u64, String> {
         cleaner.retire_all(wanted);
         loop {

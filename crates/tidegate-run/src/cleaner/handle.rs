@@ -1,5 +1,5 @@
-//! The handle by which the supervisor's loop starts, asks and ends the cleaner's thread. The thread
-//! reports its events there.
+//! The supervisor's handle for the cleaner's thread: starts, asks and ends it, and receives its
+//! events.
 
 use std::collections::VecDeque;
 use std::io;

@@ -42,7 +42,7 @@ const QUIET: Duration = Duration::from_millis(2500);
 /// How often the log notes the kernel's progress, while it is in use.
 const BEAT: Duration = Duration::from_millis(100);
 
-/// The age at which a record of names is retired with all other records: within a second of its
+/// A record of names that is this old is retired with all other records: within a second of its
 /// append, if the disk takes half of that.
 const NAMES_AGE: Duration = Duration::from_millis(500);
 
@@ -84,8 +84,8 @@ struct Worker {
     swept_at: Instant,
     /// A head, and since when it is known to be the log's.
     quiet_since: (u64, Instant),
-    /// Time of the log's last heartbeat, and the position up to which the kernel had done all
-    /// operations then.
+    /// Time of the log's last heartbeat, and the end of the operations that the kernel had done
+    /// then.
     beaten: (Instant, u64),
     speed: DiskSpeed,
 }
