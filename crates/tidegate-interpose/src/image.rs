@@ -263,8 +263,7 @@ mod tests {
         })
     }
 
-    /// An executable with one other program header, and one that names `interpreter` where there is
-    /// one.
+    /// Makes an executable with one other program header, and one for `interpreter` if it is given.
     fn elf(machine: u16, interpreter: Option<&[u8]>) -> Vec<u8> {
         let mut file = vec![0; 64 + 2 * PROGRAM_HEADER_BYTES];
         file[..6].copy_from_slice(b"\x7fELF\x02\x01");
@@ -298,7 +297,7 @@ mod tests {
 
     const GLIBC: &[u8] = b"/lib64/ld-linux-x86-64.so.2\0";
 
-    /// An executable with notes in its first segment, and the linker of this libc.
+    /// Makes an executable with notes in its first segment, and the linker of this libc.
     fn with_notes(names: &[&[u8; 4]]) -> Vec<u8> {
         let mut file = elf(MACHINE, Some(GLIBC));
         let note = |name: &&[u8; 4]| {
@@ -313,7 +312,7 @@ mod tests {
         file
     }
 
-    /// An executable with two sections, the second of which names them.
+    /// Makes an executable with two sections. The second one contains their names.
     fn with_section_names(names: &[u8]) -> Vec<u8> {
         let mut file = elf(MACHINE, Some(GLIBC));
         let sections_at = file.len();

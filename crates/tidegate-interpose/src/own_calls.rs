@@ -232,7 +232,7 @@ mod tests {
     const CALL: [u8; 2] = [0x0f, 0x05];
     const RETURN: u8 = 0xc3;
     const CODE_AT: usize = 4096;
-    /// Code as most is: `push rbp; mov rbp, rsp; sub rsp, 16; mov [rbp-8], rdi; leave; ret`.
+    /// Typical code: `push rbp; mov rbp, rsp; sub rsp, 16; mov [rbp-8], rdi; leave; ret`.
     const OTHER: [u8; 14] =
         [0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 0x10, 0x48, 0x89, 0x7d, 0xf8, 0xc9, 0xc3];
 
@@ -255,7 +255,7 @@ mod tests {
         header
     }
 
-    /// A program of this code, which is a segment with these flags, behind one of data.
+    /// Makes a program with this code in a segment with these flags, behind a segment of data.
     fn with_flags(flags: u32, code: &[u8]) -> Vec<u8> {
         let mut file = vec![0; 64];
         file[..6].copy_from_slice(b"\x7fELF\x02\x01");
@@ -298,7 +298,7 @@ mod tests {
             [&[0x48, 0xc7, 0xc0][..], &rename].concat(),
             // `push number; pop rax`
             vec![0x6a, u8::try_from(libc::SYS_fsync).unwrap(), 0x58],
-            // By a register, which holds a number from before; from the stack; by a call's result.
+            // From a register that holds an earlier number; from the stack; from a call's result.
             vec![0x48, 0x89, 0xe8],
             vec![0x48, 0x8b, 0x44, 0x24, 0x10],
             [&load(libc::SYS_gettid)[..], &[0xe8, 0, 0, 0, 0]].concat(),
@@ -351,7 +351,7 @@ mod tests {
         assert!(!judge_by(&with_flags(4, &code), 4096));
     }
 
-    /// Where there are sections, for segments may have data behind their code.
+    /// Segments may have data behind their code, so sections count if there are any.
     #[test]
     fn sections_tell_what_is_code() {
         let call = [load(libc::SYS_rename), CALL.to_vec()].concat();

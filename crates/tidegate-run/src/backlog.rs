@@ -422,19 +422,20 @@ mod tests {
     use super::super::trial::Trial;
     use super::*;
 
-    /// Bytes of the file of the model.
+    /// Size of the model's file.
     const MODEL_BYTES: usize = 5 * 4096;
 
-    /// What a program does, and the cleaner.
+    /// A step of a program or the cleaner.
     #[derive(Debug, Clone)]
     enum Act {
         /// A write; one that `grows` is not promised.
         Write { offset: usize, len: usize, grows: bool },
         /// A write that the kernel refuses.
         Refused { page: usize },
-        /// The cleaner looks: the next write comes with a new definition of the file.
+        /// The cleaner looks: the next write defines the file again.
         Look,
-        /// A batch of so many dirty bytes or bytes of the log; of all, where that is not enough.
+        /// A batch of at least so many dirty bytes or bytes of the log; all records if there are
+        /// not enough.
         Retire { dirty_bytes: u64, log_bytes: u64 },
     }
 
@@ -454,7 +455,7 @@ mod tests {
         ]
     }
 
-    /// A record of a write: where, whether it grows, and the number of its bytes.
+    /// A record of a write: offset, whether it grows, and its bytes.
     struct Written {
         position: u64,
         offset: usize,
@@ -462,7 +463,7 @@ mod tests {
         grows: bool,
     }
 
-    /// A file and its log. The bytes of a write are its number.
+    /// A model of a file and its log. All bytes of a write are its number.
     struct Model {
         trial: Trial,
         file: std::fs::File,
@@ -533,7 +534,8 @@ mod tests {
             self.backlog.retired(goal);
         }
 
-        /// What is left of each byte by a power cut now, and what is promised at least.
+        /// Returns for each byte the state after a power cut now, and the oldest state that is
+        /// promised.
         fn after_a_cut(&self) -> impl Iterator<Item = (usize, usize)> {
             let tail = self.trial.log.ring().tail();
             let (mut found, mut promised) = (self.disk.clone(), vec![0; MODEL_BYTES]);
@@ -551,7 +553,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is retired, a byte is never older than what was promised of it.
+        /// A byte is never older than its promise, whatever is retired.
         #[test]
         fn what_is_retired_is_on_the_disk_or_overwritten_by_what_is_not(
             acts in prop::collection::vec(act(), 1..60),
@@ -652,7 +654,7 @@ mod tests {
         trial.write(&file, "file", 0, &[1; 8000]);
         let mut backlog = trial.backlog();
         backlog.retired(middle);
-        // Defined anew behind the goal, so known still.
+        // The file was defined again behind the goal, so it stays known.
         assert_eq!(backlog.due().files.len(), 1);
         let id = trial.log.id_of(trial.lock(&file).file());
         assert!(backlog.file(id).is_some());

@@ -70,7 +70,7 @@ fn log_in(region: Region) -> Result<LogPool> {
 }
 
 /// Maps the pool at `path` and locks it. A supervisor leaves its socket only if it is killed. If
-/// there is one, waits until the kernel has released the dead supervisor's lock.
+/// there is one, waits until the kernel has released that supervisor's lock.
 fn open_region(path: &Path, options: &RegionOptions) -> Result<Region> {
     let was_killed = || PoolPaths::of_pool(path).is_ok_and(|paths| paths.socket().exists());
     match Region::open(path, options) {

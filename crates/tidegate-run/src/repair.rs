@@ -137,7 +137,7 @@ mod tests {
         rustix::process::getpid().as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// A thread dies in the middle of `operation`, with the slot taken and the lock held.
+    /// Ends a thread in the middle of `operation`, with its slot taken and its lock held.
     fn die_in(
         trial: &Trial,
         file: &File,
@@ -152,12 +152,12 @@ mod tests {
                 std::mem::forget(ticket);
                 std::mem::forget(guard);
             });
-            // Only then does the kernel give its locks away.
+            // Only now does the kernel release the thread's locks.
             dying.join().unwrap();
         });
     }
 
-    /// How many operations are left, and what cannot be done.
+    /// Returns how many operations are left, and the failures.
     fn repaired(trial: &Trial) -> (usize, Vec<String>) {
         let Repaired { left, failures } = repair_after(&trial.log, own(), Duration::ZERO);
         (left.len(), failures)

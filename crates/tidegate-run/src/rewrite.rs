@@ -179,7 +179,7 @@ mod tests {
         for (offset, data) in [(0, &b"aaaa"[..]), (2, b"bb"), (8, b"cccc")] {
             trial.write(&file, "file", offset, data);
         }
-        // No longer than the file is.
+        // The file does not grow.
         assert_eq!(rewritten(&trial, &file, "file"), b"aabb....cc");
     }
 

@@ -95,7 +95,8 @@ mod tests {
         assert!(!log.processes().is_suspended() && log.file_systems().is_pending(fs));
     }
 
-    /// A process without the library under the pool with this control memory, until its input ends.
+    /// Starts a process without the library, under the pool with this control memory. It ends with
+    /// its input.
     fn started_beside(control: &Path, trust: Option<&str>) -> Child {
         let mut command = Command::new("cat");
         command.env("TIDEGATE_CONTROL", control).stdin(Stdio::piped());

@@ -211,7 +211,7 @@ mod tests {
         let Step::Sleep { timeout, .. } = worker.step() else { panic!("names are young") };
         assert!(timeout.is_some_and(|timeout| timeout <= NAMES_AGE), "{timeout:?}");
         assert!(trial.log.has_names(trial.lock(&file).file()));
-        // As if the first had been appended when the machine was started.
+        // The first record looks as if it was appended when the machine was started.
         trial.log.file_systems().names_remain(1);
         worker.step();
         assert_eq!(
@@ -243,7 +243,7 @@ mod tests {
                 && trial.log.file_systems().names_age().is_none()
         );
     }
-    /// The stories of its files end then, and their ends are records too.
+    /// The stories of its files end then, and the ends are records too.
     #[test]
     fn an_idle_log_is_empty_once_it_was_looked_at() {
         let trial = Trial::new();

@@ -20,7 +20,8 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Unrepaired {
     operations: Vec<Interrupted>,
-    /// Files that are pinned to the kernel path, each with the dead process that pinned it.
+    /// Files that are pinned to the kernel path, each with the process that pinned it, which has
+    /// ended.
     pinned: Vec<(u32, FileRef)>,
 }
 
@@ -87,7 +88,7 @@ mod tests {
     use super::super::failure::tests::worker;
     use super::super::handle::Job;
 
-    /// Recovery would put what was recorded over what the process has written since.
+    /// Recovery would write the record over the process's later writes.
     #[test]
     fn a_file_that_was_sealed_by_a_process_that_ended_leaves() {
         let trial = Trial::new();
@@ -103,8 +104,8 @@ mod tests {
         assert!(guard.pins() == 0 && !guard.is_logged() && events.try_iter().next().is_none());
     }
 
-    /// Else its slot would hold the tail, and its mark keep the file plain, until the whole tree
-    /// has ended.
+    /// Otherwise its slot would hold the tail, and its mark keep the file plain, until the whole
+    /// tree has ended.
     #[test]
     fn what_is_locked_when_its_process_ends_is_repaired_later() {
         let trial = Trial::new();
