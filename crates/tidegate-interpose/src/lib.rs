@@ -52,7 +52,7 @@ impl<F: Copy, S: Source> Next<F, S> {
     /// Creates the next function `name`, and does not look it up yet.
     ///
     /// # Panics
-    /// If `F` does not have the size of a pointer. A constant does not compile then.
+    /// Panics if `F` does not have the size of a pointer. A constant does not compile then.
     ///
     /// # Safety
     /// `F` is a function pointer of the type of the function `name`.

@@ -146,7 +146,7 @@ pub fn low_half(word: usize) -> c_int {
 /// Returns the kernel's result as a `Result`.
 ///
 /// # Errors
-/// The kernel's error number.
+/// Fails with the kernel's error number.
 #[inline]
 pub fn checked(result: isize) -> Result<usize, Errno> {
     match usize::try_from(result) {

@@ -37,7 +37,7 @@ impl Allocator {
     /// Allocates the first space of a log that is about to start.
     ///
     /// # Errors
-    /// If there is no space left.
+    /// Fails if there is no space left.
     pub(crate) fn begin(log: &Log) -> Result<Self, LogError> {
         if log.ring().allocated_bytes() == 0 {
             log.ring().allocate(START_BYTES)?;
@@ -49,7 +49,7 @@ impl Allocator {
     /// `is_wanted` says.
     ///
     /// # Errors
-    /// If there is no space left, or no thread: the log then keeps its size. Reported once.
+    /// Fails if there is no space left, or no thread: the log then keeps its size. Reported once.
     pub(crate) fn keep_ahead(&mut self, log: &Arc<Log>, is_wanted: bool) -> Result<(), String> {
         if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
             let ended = self.thread.take().and_then(|thread| thread.join().ok());

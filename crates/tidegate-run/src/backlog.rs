@@ -6,10 +6,10 @@
 //!    and segments follow one another without gaps.
 //! 2. A file is known here from its definition on, as long as one of its records can be live:
 //!    definitions are retired after the records that rely on them.
-//! 3. A page of a record is not due only if a later record that was added, and that stays in the
-//!    log or is due itself, overwrites all of the page and does nothing else. Recovery applies the
-//!    later record to any content of the disk, so the earlier bytes are needed no more. So a page
-//!    that is written again and again reaches the disk once that ends.
+//! 3. A page of a record may be left out of the due data only if a later record that was added, and
+//!    that stays in the log or is due itself, overwrites all of the page and does nothing else.
+//!    Recovery applies the later record to any content of the disk, so the earlier bytes are needed
+//!    no more. So a page that is written again and again reaches the disk once that ends.
 //!
 //! This module accesses no file: `writeback` makes the ranges durable.
 
@@ -262,7 +262,7 @@ impl Backlog {
                 self.name(header);
             }
             RecordKind::Name => self.name(header),
-            // A write that was not made overwrites nothing, and may be counted as an overwrite.
+            // The write was not made and overwrote nothing, but may be counted as an overwrite.
             RecordKind::Void => self.overwrites.forget(header.file),
             RecordKind::Mark
             | RecordKind::Decided

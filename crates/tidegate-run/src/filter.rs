@@ -25,7 +25,7 @@ use tidegate_interpose::file_systems::REAL_SYNC;
 pub enum Scope {
     /// All programs, if that costs no privileges; else programs that load the library.
     Possible,
-    /// All programs. Programs can gain no privileges if the kernel demands that.
+    /// All programs, even if the kernel then demands that programs gain no privileges.
     All,
     /// Programs that load the library.
     Library,
@@ -44,7 +44,7 @@ impl Filter {
     /// Returns the filter for `scope`, or `None` if only the library answers syncs.
     ///
     /// # Errors
-    /// If the kernel has no filters, and `scope` demands one.
+    /// Fails if the kernel has no filters, and `scope` demands one.
     pub fn choose(scope: Scope) -> io::Result<Option<Self>> {
         let capabilities = rustix::thread::capabilities(None);
         let is_privileged =
@@ -70,7 +70,7 @@ impl Filter {
     /// `fork` and `exec`.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// Fails with the kernel's error.
     fn install(&self) -> io::Result<()> {
         if self.no_new_privileges {
             rustix::thread::set_no_new_privs(true)?;

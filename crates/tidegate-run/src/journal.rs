@@ -18,7 +18,7 @@ use super::locate;
 /// pending that was counted before this call.
 ///
 /// # Errors
-/// If this user can make a file in no directory of the file system that is found, or the disk
+/// Fails if this user can make a file in no directory of the file system that is found, or the disk
 /// fails.
 pub(crate) fn commit(log: &Log, file_system: FileSystemRef, known: &Known) -> io::Result<()> {
     let directory = locate::directory_on(known.device, &known.path);

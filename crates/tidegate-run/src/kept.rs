@@ -2,7 +2,7 @@
 //!
 //! The kernel reports a failed write-back once to each open description that was open before the
 //! failure. A program that syncs nothing gets no report, and a process outside must not be the only
-//! one that does. So the supervisor opens a file before it is covered, and makes all the file's
+//! one that gets it. So the supervisor opens a file before it is covered, and makes all the file's
 //! syncs by that descriptor.
 //!
 //! Invariants:
@@ -131,7 +131,7 @@ impl KeptFiles {
     /// Keeps a file that the log knows, if it is not kept.
     ///
     /// # Errors
-    /// If the file cannot be opened.
+    /// Fails if the file cannot be opened.
     pub(crate) fn adopt(&mut self, log: &Log, entry: FileRef, known: &Known) -> io::Result<()> {
         let id = log.id_of(entry);
         if let Entry::Vacant(free) = self.files.entry(id) {

@@ -13,7 +13,7 @@ const FIRST_OTHER: libc::c_uint = 3;
 /// locked and open. The caller has opened no descriptor yet.
 ///
 /// # Errors
-/// If the kernel is older than 5.9.
+/// Fails if the kernel is older than 5.9.
 pub(crate) fn close_inherited() -> io::Result<()> {
     // SAFETY: the call takes numbers only. By the caller's duty no owned descriptor exists yet.
     let outcome =
@@ -32,7 +32,7 @@ pub(crate) enum ByteLock {
 /// `false` if another description has the lock.
 ///
 /// # Errors
-/// The kernel's error.
+/// Fails with the kernel's error.
 pub(crate) fn lock_byte(file: &File, byte: i64, wanted: ByteLock) -> io::Result<bool> {
     let kind = if wanted == ByteLock::Taken { libc::F_WRLCK } else { libc::F_UNLCK };
     let lock = libc::flock {

@@ -67,7 +67,7 @@ impl Launch {
     /// Starts the program and the thread that passes signals on to it.
     ///
     /// # Errors
-    /// The program cannot be executed.
+    /// Fails if the program cannot be executed.
     pub fn start(plan: Plan<'_>) -> io::Result<Self> {
         // Signals are caught before the program can run. So it never runs without a thread that
         // passes them on.
@@ -87,7 +87,7 @@ impl Launch {
     /// the program is stopped.
     ///
     /// # Errors
-    /// If another thread waited for the program.
+    /// Fails if another thread waited for the program.
     pub fn wait(&self) -> io::Result<i32> {
         let pid = Pid::from_child(&self.child);
         // A launcher that adopts reaps all children: the program, and processes that it left

@@ -29,7 +29,7 @@ pub(crate) enum Located {
 /// Opens the file for reading, by its path or else by its handle.
 ///
 /// # Errors
-/// If the path cannot be opened, and neither the path, nor rights, nor a lease is the cause.
+/// Fails if the path cannot be opened, and neither the path, nor rights, nor a lease is the cause.
 pub(crate) fn open(known: &Known) -> io::Result<Located> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
     let mut options = File::options();
@@ -56,7 +56,7 @@ fn by_handle(known: &Known) -> Located {
 /// Opens the file of `kept`, a descriptor for reading, for writing.
 ///
 /// # Errors
-/// If this process may not write to the file.
+/// Fails if this process may not write to the file.
 pub(crate) fn open_for_writing(kept: &File) -> io::Result<File> {
     use std::os::fd::AsRawFd;
     File::options().write(true).open(format!("/proc/self/fd/{}", kept.as_raw_fd()))
@@ -86,7 +86,7 @@ pub(crate) fn is_out_of_reach(error: &io::Error) -> bool {
 /// was unmounted.
 ///
 /// # Errors
-/// If the disk fails, or no directory of the file system can be opened.
+/// Fails if the disk fails, or no directory of the file system can be opened.
 pub(crate) fn sync_file_system(device: u64, path: &Path) -> io::Result<()> {
     match directory_on(device, path) {
         Some(directory) => Ok(durable::syncfs(&directory)?),

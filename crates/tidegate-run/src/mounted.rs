@@ -25,7 +25,7 @@ impl Mounted {
     /// are left out: only the sync of the whole machine covers them.
     ///
     /// # Errors
-    /// If the mounts cannot be read.
+    /// Fails if the mounts cannot be read.
     pub fn hold() -> io::Result<Self> {
         let mounts = std::fs::read("/proc/self/mountinfo")?;
         let opened = |path: PathBuf| {

@@ -58,7 +58,7 @@ fn in_pool(region: &Region) -> String {
 /// Maps the pool at `path` and locks it.
 ///
 /// # Errors
-/// If the pool cannot be mapped, is in use, or holds no log.
+/// Fails if the pool cannot be mapped, is in use, or holds no log.
 fn open_pool(path: &Path, read_only: bool) -> Result<LogPool> {
     log_in(open_region(path, &RegionOptions { read_only, ..RegionOptions::default() })?)
 }
@@ -98,7 +98,7 @@ fn is_released(path: &Path) -> bool {
 /// Maps the pool at `path` and locks it. Makes a log pool if it is blank.
 ///
 /// # Errors
-/// If the pool cannot be mapped, is in use, or holds something else.
+/// Fails if the pool cannot be mapped, is in use, or holds something else.
 fn open_or_make(path: &Path) -> Result<LogPool> {
     let region = open_region(path, &RegionOptions::default())?;
     let other = match identify(&region).with_context(|| in_pool(&region))? {
@@ -126,7 +126,8 @@ pub struct RecoverOptions {
 /// Opens the pool at `path`, whose supervisor shares `paths` with programs.
 ///
 /// # Errors
-/// If the pool cannot be mapped, is in use, holds something else, or its log cannot be restored.
+/// Fails if the pool cannot be mapped, is in use, holds something else, or its log cannot be
+/// restored.
 pub(crate) fn open_log(
     path: &Path,
     paths: &PoolPaths,
@@ -160,7 +161,7 @@ pub(crate) fn open_log(
 /// records.
 ///
 /// # Errors
-/// If the options demand a replay, but processes use the log.
+/// Fails if the options demand a replay, but processes use the log.
 fn take_over(pool: &LogPool, control: &Path, options: RecoverOptions) -> Result<Option<Log>> {
     if !control.exists() {
         return Ok(None);
@@ -230,7 +231,7 @@ fn booted_ns() -> i128 {
 /// since the machine was started.
 ///
 /// # Errors
-/// If something cannot be restored. The log still has its records.
+/// Fails if something cannot be restored. The log still has its records.
 fn recover(
     pool: &LogPool,
     is_same_boot: bool,
@@ -329,7 +330,7 @@ fn describe_names(names: &NamesDone) -> String {
 /// Returns whether there were any.
 ///
 /// # Errors
-/// If the pool cannot be used, or `tell` failed.
+/// Fails if the pool cannot be used, or `tell` failed.
 pub fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Result<bool> {
     let pool = open_pool(path, false)?;
     let (plan, unreadable_bytes) = plan_pool(&pool)?;
@@ -351,7 +352,7 @@ pub fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Result<boo
 /// it.
 ///
 /// # Errors
-/// If the pool cannot be used, or a part of its log cannot be read.
+/// Fails if the pool cannot be used, or a part of its log cannot be read.
 pub fn log_in_use(path: &Path) -> Result<(u64, u64)> {
     let pool = open_pool(path, true)?;
     let tail = pool.tail()?;

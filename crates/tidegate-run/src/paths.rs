@@ -36,7 +36,7 @@ fn user() -> u32 {
 /// Returns the pool of a user that names none: on a DAX file system that the user may write to.
 ///
 /// # Errors
-/// If there is no such file system, or the directory cannot be made or is not the user's own.
+/// Fails if there is no such file system, or the directory cannot be made or is not the user's own.
 pub fn default_pool() -> Result<PathBuf> {
     let mounts = std::fs::read("/proc/mounts").unwrap_or_default();
     let writable = |mount: &PathBuf| rustix::fs::access(mount, Access::WRITE_OK).is_ok();
@@ -170,7 +170,7 @@ impl PoolFile {
 /// Makes the pool's file with `size`, without space, or checks the existing file.
 ///
 /// # Errors
-/// If the file cannot be made, is not the user's own, or holds something else.
+/// Fails if the file cannot be made, is not the user's own, or holds something else.
 pub fn prepare_pool(path: &Path, size: Size) -> Result<PoolFile> {
     match new_pool(path, size) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -218,7 +218,7 @@ fn set_len(path: &Path, bytes: u64) -> io::Result<()> {
 /// which would be in the way of a process that opens the pool now.
 ///
 /// # Errors
-/// If the file does not exist, or holds something else than a log pool.
+/// Fails if the file does not exist, or holds something else than a log pool.
 fn is_blank(path: &Path) -> Result<bool> {
     let shown = path.display();
     if !inspect_pool(path)?.is_file() {
@@ -251,7 +251,7 @@ fn expect_closed_blank(path: &Path) -> Result<()> {
 /// Checks the log pool at `path`, which must exist. Returns its absolute path.
 ///
 /// # Errors
-/// If the file does not exist, is no log pool, or is not the user's own.
+/// Fails if the file does not exist, is no log pool, or is not the user's own.
 pub fn existing_log(path: &Path) -> Result<PathBuf> {
     if is_blank(path)? {
         bail!("{} holds only zeroes, no log pool", path.display());
@@ -280,7 +280,7 @@ fn new_pool(path: &Path, size: Size) -> io::Result<()> {
 /// Opens the pool's file or device at `path` for inspection, without a lock.
 ///
 /// # Errors
-/// If it does not exist, is neither a file nor a devdax device, or this user may not read it.
+/// Fails if it does not exist, is neither a file nor a devdax device, or this user may not read it.
 pub fn open_pool_file(path: &Path) -> Result<File> {
     let opened = opening::open(path, Expected::Pool, File::options().read(true));
     opened.map_err(|error| not_reached(path, error))
@@ -289,13 +289,13 @@ pub fn open_pool_file(path: &Path) -> Result<File> {
 /// Returns the metadata of the pool at `path`.
 ///
 /// # Errors
-/// If it does not exist, or this user may not reach it.
+/// Fails if it does not exist, or this user may not reach it.
 pub fn inspect_pool(path: &Path) -> Result<Metadata> {
     std::fs::metadata(path).map_err(|error| not_reached(path, error))
 }
 
-/// Returns the error for a pool that cannot be opened or inspected. It calls only missing pools
-/// missing.
+/// Returns the error for a pool that cannot be opened or inspected. The message says that there is
+/// no pool only if that is the cause.
 fn not_reached(path: &Path, error: io::Error) -> anyhow::Error {
     let shown = path.display();
     let context = match error.kind() {
@@ -311,7 +311,7 @@ fn not_reached(path: &Path, error: io::Error) -> anyhow::Error {
 /// Checks the pool's file at `path`, which must exist. Returns its absolute path.
 ///
 /// # Errors
-/// If it does not exist, is no file or device, or is not the user's own.
+/// Fails if it does not exist, is no file or device, or is not the user's own.
 pub(crate) fn existing_pool(path: &Path) -> Result<PathBuf> {
     let path = std::fs::canonicalize(path).map_err(|error| not_reached(path, error))?;
     let metadata = inspect(&path)?;
@@ -333,8 +333,8 @@ impl PoolPaths {
     /// Returns the paths for the pool at `path`, which must exist.
     ///
     /// # Errors
-    /// If the pool cannot be inspected, or the directory for the paths cannot be made or is not the
-    /// user's own.
+    /// Fails if the pool cannot be inspected, or the directory for the paths cannot be made or is
+    /// not the user's own.
     pub fn of_pool(path: &Path) -> Result<Self> {
         let metadata = inspect_pool(path)?;
         let is_device = metadata.file_type().is_char_device();
@@ -359,7 +359,7 @@ impl PoolPaths {
     /// other processes out.
     ///
     /// # Errors
-    /// If the lock file cannot be made.
+    /// Fails if the lock file cannot be made.
     pub fn lock(&self) -> Result<Lock> {
         loop {
             let file = self.lock_file()?;
@@ -375,7 +375,7 @@ impl PoolPaths {
     /// has it.
     ///
     /// # Errors
-    /// If the lock file cannot be made.
+    /// Fails if the lock file cannot be made.
     pub fn try_lock(&self) -> Result<Option<Lock>> {
         let file = self.lock_file()?;
         let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);

@@ -43,7 +43,7 @@ impl Library {
     /// as installed or as built.
     ///
     /// # Errors
-    /// If there is no library, or the loader could not read its path.
+    /// Fails if there is no library, or the loader could not read its path.
     pub fn find(&self) -> Result<PathBuf> {
         let variable = self.variable;
         let named = std::env::var_os(variable).filter(|path| !path.is_empty());

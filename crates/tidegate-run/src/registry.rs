@@ -43,7 +43,7 @@ impl Registry {
     /// Claims a file.
     ///
     /// # Errors
-    /// `ResourceBusy` if the file is in the log of another pool.
+    /// Fails with `ResourceBusy` if the file is in the log of another pool.
     pub(crate) fn claim(&self, file: &File) -> io::Result<Claim> {
         let Some(registry) = &self.file else { return Ok(Claim(None)) };
         let metadata = file.metadata()?;

@@ -18,7 +18,7 @@ const COPY_BYTES: usize = 1 << 20;
 /// Writes all logged changes of the file of `entry` to it again; `kept` is open for reading.
 ///
 /// # Errors
-/// If the file cannot be written now.
+/// Fails if the file cannot be written now.
 pub(crate) fn rewrite(log: &Log, entry: FileRef, kept: &File) -> io::Result<()> {
     let guard = log.lock(entry).map_err(io::Error::other)?;
     if guard.is_sealed() {
@@ -86,7 +86,7 @@ fn data_of(log: &Log, record: &Header) -> io::Result<(u64, u64)> {
 /// voided ones.
 ///
 /// # Errors
-/// If a part of the log cannot be read: the file may have records there.
+/// Fails if a part of the log cannot be read: the file may have records there.
 fn story_of(log: &Log, id: u64) -> io::Result<Vec<Header>> {
     let mut changes = Vec::new();
     let mut voided = HashSet::new();

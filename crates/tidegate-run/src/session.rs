@@ -56,7 +56,7 @@ impl<'a> Session<'a> {
     /// Joins the supervisor of `pool`, and starts one if needed. Reports the progress of recovery.
     ///
     /// # Errors
-    /// If the pool cannot be opened or recovered, or the supervisor cannot be started.
+    /// Fails if the pool cannot be opened or recovered, or the supervisor cannot be started.
     pub fn open(
         pool: &Path,
         paths: &PoolPaths,
@@ -240,7 +240,7 @@ fn await_farewell(connection: &Connection, reporter: &dyn Reporter) -> Option<(u
 /// supervisor, or if it dies.
 ///
 /// # Errors
-/// If the request failed.
+/// Fails if the request failed.
 pub fn ask(socket: &Path, request: &Request, reporter: &dyn Reporter) -> Result<Option<Reply>> {
     let reached = reach(socket)?;
     Ok(reached.map(|connection| converse(&connection, request, reporter)).transpose()?.flatten())
@@ -276,7 +276,7 @@ pub fn ask_at(paths: &PoolPaths, request: &Request, reporter: &dyn Reporter) -> 
 /// Sends a request without an answer to the supervisor of a pool, if there is one.
 ///
 /// # Errors
-/// If the socket cannot be used.
+/// Fails if the socket cannot be used.
 pub fn tell(paths: &PoolPaths, request: &Request) -> Result<()> {
     if let Some(connection) = reach(&paths.socket())? {
         // A supervisor that has ended does not need the message.

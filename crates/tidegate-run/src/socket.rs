@@ -145,7 +145,7 @@ impl Connection {
     /// Connects to the supervisor that listens at `path`; `None` if there is none.
     ///
     /// # Errors
-    /// If the socket cannot be used.
+    /// Fails if the socket cannot be used.
     pub(crate) fn to(path: &Path) -> io::Result<Option<Self>> {
         let socket = new_socket()?;
         match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
@@ -158,7 +158,7 @@ impl Connection {
     /// Makes both ends of a conversation.
     ///
     /// # Errors
-    /// If no descriptors are left.
+    /// Fails if no descriptors are left.
     pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) =
@@ -174,7 +174,7 @@ impl Connection {
     /// Returns the process that was at the other end when it connected.
     ///
     /// # Errors
-    /// If the socket cannot be used.
+    /// Fails if the socket cannot be used.
     pub(crate) fn peer(&self) -> io::Result<Pid> {
         Ok(sockopt::socket_peercred(&self.socket)?.pid)
     }
@@ -182,7 +182,7 @@ impl Connection {
     /// Sends `message` without ever waiting.
     ///
     /// # Errors
-    /// If the other end is gone, or does not read.
+    /// Fails if the other end is gone, or does not read.
     pub(crate) fn send(&self, message: &impl Serialize) -> io::Result<()> {
         let bytes = serde_json::to_vec(message)?;
         if bytes.len() > MESSAGE_BYTES_MAX {
@@ -195,7 +195,7 @@ impl Connection {
     /// Waits for the next message; returns `None` when the other end has closed.
     ///
     /// # Errors
-    /// If the connection broke, or the other end sent something else.
+    /// Fails if the connection broke, or the other end sent something else.
     pub(crate) fn receive<M: DeserializeOwned>(&self) -> io::Result<Option<M>> {
         self.receive_with(RecvFlags::empty())
     }
@@ -245,7 +245,7 @@ impl Listener {
     /// supervisors out.
     ///
     /// # Errors
-    /// If the socket cannot be made.
+    /// Fails if the socket cannot be made.
     pub(crate) fn bind(path: &Path) -> io::Result<Self> {
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -261,7 +261,7 @@ impl Listener {
     /// Returns the next connection, or `None` if none waits.
     ///
     /// # Errors
-    /// If no connection can be accepted now.
+    /// Fails if no connection can be accepted now.
     pub(crate) fn accept(&self) -> io::Result<Option<Connection>> {
         loop {
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {

@@ -24,7 +24,7 @@ use super::supervisor::{Charge, Supervisor};
 /// errors of the start.
 ///
 /// # Errors
-/// If there is no launcher.
+/// Fails if there is no launcher.
 pub fn supervise(pool: &Path, options: RecoverOptions) -> Result<()> {
     // Without the cleaner's thread programs would wait for free space forever. So a panic of any
     // thread ends the supervisor.

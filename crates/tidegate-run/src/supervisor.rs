@@ -120,7 +120,7 @@ impl Supervisor {
     /// Makes a supervisor whose first peer is the launcher that started it.
     ///
     /// # Errors
-    /// If no descriptors are left, or the socket cannot be made.
+    /// Fails if no descriptors are left, or the socket cannot be made.
     pub(crate) fn new(charge: Charge, first: Connection) -> io::Result<Self> {
         let listener = Listener::bind(&charge.paths.socket())?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -192,7 +192,7 @@ impl Supervisor {
     /// themselves. Tries again later if this user may not know whether a process lives.
     ///
     /// # Errors
-    /// If the timer cannot be set.
+    /// Fails if the timer cannot be set.
     fn reap_unannounced(&self) -> io::Result<()> {
         let log = self.charge.cleaner.log();
         let in_the_middle = log.operations().all().map(|it| it.process);
@@ -223,7 +223,7 @@ impl Supervisor {
     /// Supervises until no process uses the pool any more.
     ///
     /// # Errors
-    /// If the kernel refuses a call that every supervisor needs.
+    /// Fails if the kernel refuses a call that every supervisor needs.
     pub(crate) fn run(mut self) -> io::Result<Ended> {
         let mut events = Vec::with_capacity(EVENTS_AT_ONCE);
         loop {

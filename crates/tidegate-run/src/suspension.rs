@@ -3,8 +3,8 @@
 //! Invariants:
 //! 1. The log is suspended once for each process here.
 //! 2. A process leaves when it has ended. First its unwatchable descendants join: processes that
-//!    have its environment and do not map the control memory. Its changes of names were not
-//!    counted, so all file systems count as having pending changes then.
+//!    have its environment and do not map the control memory. The changes of names that it made
+//!    were not counted, so all file systems count as having pending changes then.
 
 use std::collections::HashSet;
 use std::path::Path;

@@ -42,7 +42,7 @@ impl Tree {
     /// [forgotten](Self::remove_if_ended) before.
     ///
     /// # Errors
-    /// No descriptors are left.
+    /// Fails if no descriptors are left.
     pub(crate) fn announce(&mut self, pid: Pid) -> io::Result<Announced> {
         if self.members.contains_key(&pid) {
             return Ok(Announced::Known);

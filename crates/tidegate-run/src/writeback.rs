@@ -130,7 +130,7 @@ impl Writeback<'_> {
     }
 
     /// Returns the file system whose journal makes the file's ranges durable. Returns `None` if
-    /// more than the ranges is due.
+    /// more than the ranges is due, or a commit of the journal is not enough.
     fn journal_of(&self, id: u64, known: Option<&Known>, due: &Due) -> Option<FileSystemRef> {
         let known = known.filter(|_| !due.grown.contains(&id))?;
         self.log.file_systems().with_journal(&known.file_system)
@@ -177,7 +177,7 @@ impl Writeback<'_> {
         }
     }
 
-    /// Syncs each file system with files in the log, for a record whose own is unknown.
+    /// Syncs each file system with files in the log, for a record whose file system is unknown.
     pub(crate) fn sync_known(&self) -> io::Result<()> {
         let sync = |device| locate::sync_file_system(device, Path::new("")).map_err(of_disk);
         let devices: BTreeSet<u64> = self.log.devices().collect();

@@ -70,7 +70,7 @@ impl Cleaner {
     /// Starts the thread, which takes the right to clean `log`.
     ///
     /// # Errors
-    /// If no thread or descriptor is left, or another process cleans the log.
+    /// Fails if no thread or descriptor is left, or another process cleans the log.
     pub(crate) fn start(log: Arc<Log>, allocator: Allocator) -> io::Result<Self> {
         let jobs = Arc::new(Mutex::new(VecDeque::new()));
         let (sender, events) = channel();

@@ -194,8 +194,8 @@ impl Worker {
         }
     }
 
-    /// Reports file systems that have copies. Called before files are kept, since no file of such a
-    /// file system may be.
+    /// Reports file systems that have copies. Called before files are kept, since no file on such a
+    /// file system may be kept.
     fn note_copies(&mut self) {
         for id in self.copies.note(&self.log) {
             let uuid = uuid::Uuid::from_bytes(id);

@@ -1,8 +1,8 @@
 //! Reaps processes that have ended.
 //!
 //! Invariant: a dead process keeps its slots, which hold the tail, and its notes, which keep files
-//! pinned to the kernel path, until they are repaired. If a held lock prevents a repair, each later
-//! step tries again.
+//! pinned to the kernel path, until the cleaner has repaired or released them. If a held lock
+//! prevents that, each later step tries again.
 
 use std::time::Duration;
 
