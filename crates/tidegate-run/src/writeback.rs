@@ -130,7 +130,7 @@ impl Writeback<'_> {
     }
 
     /// Returns the file system whose journal makes the file's ranges durable. Returns `None` if
-    /// more than the ranges is due, or a commit of the journal is not enough.
+    /// more than the ranges is due, or if one commit is not known to be enough.
     fn journal_of(&self, id: u64, known: Option<&Known>, due: &Due) -> Option<FileSystemRef> {
         let known = known.filter(|_| !due.grown.contains(&id))?;
         self.log.file_systems().with_journal(&known.file_system)
