@@ -42,8 +42,7 @@ pub fn is_remote_magic(magic: u64) -> bool {
     REMOTE.iter().any(|kind| u64::from(kind.magic) == magic & u64::from(u32::MAX))
 }
 
-/// Returns whether the file system of this `mountinfo` name is a remote one, such as `nfs4` and
-/// `fuse.sshfs`.
+/// Returns whether the file system of this `mountinfo` name is remote, as `nfs4` and `fuse.sshfs`.
 #[must_use]
 pub fn is_remote_name(name: &str) -> bool {
     let base = name.split('.').next().unwrap_or(name);

@@ -41,8 +41,7 @@ pub(crate) const MACHINE: u16 = 183;
 pub enum Image {
     /// Its dynamic linker is this libc's: it can load the library.
     Dynamic,
-    /// It has no dynamic linker, so it runs without the library, and so may the programs that it
-    /// starts.
+    /// It has no dynamic linker: it runs without the library, as may the programs that it starts.
     Static,
     /// A Go program: its system calls bypass the C library, even if it loads one.
     Go,
@@ -133,9 +132,8 @@ impl<R: FnMut(u64, &mut [u8]) -> usize> Elf<'_, R> {
         Some(header)
     }
 
-    /// Returns the range of the file that contains its code, by the sections. If no section is
-    /// marked as code, the range comes from the segments, which may contain data too. Reads the
-    /// headers into `memory`.
+    /// Returns the range of the file that has code: by its sections, or if none is marked as code,
+    /// by the segments, which may have data too. Reads the headers into `memory`.
     pub(crate) fn code(&mut self, memory: &mut [u8]) -> Option<Range<u64>> {
         self.code_of_sections(memory).or_else(|| self.code_of_segments())
     }
@@ -229,8 +227,8 @@ fn hull(parts: impl Iterator<Item = (u64, u64)>) -> Option<Range<u64>> {
     ranges.reduce(|all, part| all.start.min(part.start)..all.end.max(part.end))
 }
 
-/// Recognizes glibc's linker, which has this name on every machine; musl's is `ld-musl-*`,
-/// Android's `linker64`.
+/// Recognizes glibc's linker, `ld-linux*` on all machines; musl has `ld-musl-*`, Android
+/// `linker64`.
 fn is_our_linker(path: &[u8]) -> bool {
     let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     name.starts_with(b"ld-linux")

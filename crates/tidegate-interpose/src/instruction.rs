@@ -1,5 +1,4 @@
-//! Decodes instructions of x86-64, as far as needed to find where the next one begins and how `eax`
-//! changes.
+//! Decodes instructions of x86-64: their length, and their effect on `eax`.
 //!
 //! Pure: any bytes have an answer. An unknown instruction is `None`.
 
@@ -164,8 +163,8 @@ impl Opcode {
         }
     }
 
-    /// Returns the effect of an opcode of one byte. `immediate` begins behind the operands, if it
-    /// was read.
+    /// Returns the effect of an opcode of one byte. `immediate` follows the operands, if it was
+    /// read.
     fn effect_one_byte(&self, modrm: u8, immediate: Option<&[u8]>) -> Effect {
         let number = immediate.and_then(|bytes| bytes.first_chunk());
         let number = number.map_or(Effect::Unknown, |it| Effect::Sets(u32::from_le_bytes(*it)));
@@ -188,8 +187,7 @@ impl Opcode {
         if keeps { Effect::Keeps } else { Effect::Unknown }
     }
 
-    /// Returns whether the instruction changes at most one register, an operand that its `ModRM`
-    /// byte names.
+    /// Returns whether at most one register changes, an operand that the `ModRM` byte names.
     fn has_operands(&self) -> bool {
         match self.map {
             Map::OneByte => {
@@ -202,8 +200,7 @@ impl Opcode {
         }
     }
 
-    /// Returns whether a part of `eax` may be the destination. The number of `eax` is 0, that of
-    /// `ah` 4.
+    /// Returns whether a part of `eax` may be the destination. `eax` has the number 0, `ah` 4.
     fn may_write_eax(&self, modrm: u8) -> bool {
         let is_eax = |number: u8| matches!(number & 7, 0 | 4);
         let is_first = modrm >> 6 == 3 && is_eax(modrm) && self.rex & REX_B == 0;
@@ -211,8 +208,7 @@ impl Opcode {
         is_first || (is_second && self.register_is_written())
     }
 
-    /// Returns whether the register may be the destination, of the two operands in the `ModRM`
-    /// byte.
+    /// Returns whether the register of the `ModRM` byte's two operands may be the destination.
     fn register_is_written(&self) -> bool {
         match self.map {
             Map::OneByte => {

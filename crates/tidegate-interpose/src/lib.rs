@@ -61,13 +61,12 @@ impl<F: Copy, S: Source> Next<F, S> {
         Self { name, address: AtomicPtr::new(ptr::null_mut()), kind: PhantomData }
     }
 
-    /// Returns the function if it was looked up before, for hooks that may run before their library
-    /// is ready.
+    /// Returns the function if it was looked up, for hooks that may run before the library is
+    /// ready.
     #[inline]
     pub fn resolved(&self) -> Option<F> {
         let address = self.address.load(Ordering::Relaxed);
-        // SAFETY: not null, so it is the address of the function `name`, whose type is `F` by the
-        // contract of `new`.
+        // SAFETY: not null, so it is the address of the function `name`, which has type `F`.
         (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
     }
 

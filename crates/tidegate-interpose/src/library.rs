@@ -28,8 +28,7 @@ const TABLE_BYTES_MAX: u64 = 64 << 20;
 pub struct Library {
     /// The names of the libraries that it needs.
     pub needed: Vec<Vec<u8>>,
-    /// Directories to search for the needed libraries and for their own needs. A `runpath`
-    /// overrides them.
+    /// Directories to search for the needed libraries and their needs. A `runpath` overrides them.
     pub rpath: Vec<u8>,
     /// Directories to search for the needed libraries, behind the environment's directories.
     pub runpath: Vec<u8>,

@@ -102,8 +102,7 @@ pub fn makes_own_calls(
     elf.code(memory).is_some_and(|code| has_calls(code, elf.read, memory))
 }
 
-/// Returns whether this part of the file has such calls. A part behind the end of the file has no
-/// code.
+/// Returns whether this part of the file has such calls. Behind the file's end there is no code.
 fn has_calls(
     code: Range<u64>,
     mut read: impl FnMut(u64, &mut [u8]) -> usize,
@@ -159,8 +158,7 @@ mod machine {
         Lost,
     }
 
-    /// Returns whether the call at the end of this code is harmless; `None` if it is no
-    /// instruction.
+    /// Returns whether the call at this code's end is harmless; `None` if it is no instruction.
     fn judge(code: &[u8]) -> Option<bool> {
         let (mut calls, mut others, mut harmless) = (0, 0, 0);
         for start in 0..=(code.len() - CALL.len()) / 2 {
@@ -204,8 +202,7 @@ mod machine {
 
     /// `svc #0`.
     const CALL: [u8; 4] = 0xd400_0001_u32.to_le_bytes();
-    /// The bytes that the end of a part may cut off of a call: none, since all instructions are
-    /// aligned.
+    /// The bytes that the end of a part may cut off of a call: none, as all are aligned.
     pub(super) const CALL_BYTES_MORE: usize = 0;
 
     /// Returns for each call of this code, from `seen_bytes` on, whether it is harmless. The last

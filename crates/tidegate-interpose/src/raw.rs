@@ -12,8 +12,7 @@ pub type Errno = c_int;
 /// Makes the system call `number`; a result in `-4095..0` is an error number, negated.
 ///
 /// # Safety
-/// As for the call itself: pointers among the arguments are valid for the kernel's reads and
-/// writes.
+/// As for the call: pointers among the arguments are valid for the kernel's reads and writes.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
@@ -35,8 +34,7 @@ pub unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
 /// Makes the system call `number`; a result in `-4095..0` is an error number, negated.
 ///
 /// # Safety
-/// As for the call itself: pointers among the arguments are valid for the kernel's reads and
-/// writes.
+/// As for the call: pointers among the arguments are valid for the kernel's reads and writes.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 pub unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {

@@ -122,8 +122,7 @@ impl Exports {
         None
     }
 
-    /// Returns whether the symbol is defined, has this name, and has the version that linkers bind
-    /// to today.
+    /// Returns whether the symbol is defined, has this name, and has the default version.
     ///
     /// # Safety
     /// The object is still loaded, and has a symbol `number`.

@@ -28,8 +28,7 @@ pub(crate) struct Allocator {
 }
 
 impl Allocator {
-    /// Returns how many bytes of the ring have space already. `is_whole` says that the whole file
-    /// has its space.
+    /// Returns how many bytes of the ring have space; all, if the whole file has it (`is_whole`).
     pub(crate) fn present_bytes(kind: Kind, is_whole: bool, ring_bytes: u64) -> u64 {
         if is_whole || kind == Kind::Devdax { ring_bytes } else { 0 }
     }

@@ -1,5 +1,4 @@
-//! The changes that the files' disks lack: the records between tail and head, summed up by segments
-//! of the log.
+//! The changes that the files' disks lack: the records from tail to head, summed up by segments.
 //!
 //! Invariants:
 //! 1. Every record below [`Backlog::scanned`] that is not retired is part of exactly one segment,
@@ -80,8 +79,7 @@ impl Window {
         self.written_bytes.min(self.end.saturating_sub(self.start))
     }
 
-    /// Returns whether the same bytes are written again and again, so that writing back each time
-    /// would be too often.
+    /// Returns whether the same bytes are written too often to write them back each time.
     fn is_hot(&self) -> bool {
         self.written_bytes > 2 * self.dirty_bytes()
     }
@@ -149,8 +147,7 @@ impl Overwrites {
         of_file.extend(pages.map(|page| (page, segment_start)));
     }
 
-    /// Returns `ranges` of a file without the pages that a segment behind `segment_start`
-    /// overwrites.
+    /// Returns `ranges` of a file without the pages that later segments overwrite.
     fn without_later(&self, file: u64, ranges: &Ranges, segment_start: u64) -> Ranges {
         let Some(of_file) = self.0.get(&file) else { return ranges.clone() };
         ranges.without(|page| of_file.get(&page).is_some_and(|last| *last > segment_start))
@@ -202,7 +199,7 @@ pub(crate) struct Backlog {
 }
 
 impl Backlog {
-    /// Creates an empty backlog of a log whose records begin at `position`, with segments of
+    /// Creates an empty backlog of a log that begins at `position`, with segments of
     /// `segment_bytes`.
     pub(crate) fn new(position: u64, segment_bytes: u64) -> Self {
         Self {
@@ -248,8 +245,7 @@ impl Backlog {
             RecordKind::Zero => self.change(header, header.offset, header.len),
             RecordKind::SetSize => self.change(header, header.offset, 0),
             RecordKind::Define => self.define(header, payload),
-            // All earlier records of the file are durable in the file, or are not promised any
-            // more.
+            // The file has all its earlier records durably, or they are not promised any more.
             RecordKind::End => {
                 self.overwrites.forget(header.file);
                 self.segments.iter_mut().for_each(|segment| {
@@ -353,8 +349,7 @@ impl Backlog {
         for (segment, next) in self.segments.iter().zip(self.segments.iter().skip(1)) {
             due.add(segment, &self.overwrites);
             let is_enough = due.dirty_bytes() >= dirty_bytes || next.start - first >= log_bytes;
-            // A record starts where the next segment starts, so this position cuts no record in
-            // two.
+            // A record starts where the next segment starts, so this cuts no record in two.
             if is_enough && may_be_goal(next.start) {
                 return Some((next.start, due.sorted()));
             }
@@ -396,8 +391,7 @@ impl Backlog {
         due.sorted()
     }
 
-    /// Removes the records below `position`: they are durable in their files, and retired from the
-    /// log.
+    /// Removes the records below `position`, which are durable in their files and retired.
     pub(crate) fn retired(&mut self, position: u64) {
         while self.segments.front().is_some_and(|first| first.end <= position)
             && let Some(first) = self.segments.pop_front()
@@ -434,8 +428,7 @@ mod tests {
         Refused { page: usize },
         /// The cleaner looks: the next write defines the file again.
         Look,
-        /// A batch of at least so many dirty bytes or bytes of the log; all records if there are
-        /// not enough.
+        /// A batch of at least so many dirty bytes or bytes of the log, or else of all records.
         Retire { dirty_bytes: u64, log_bytes: u64 },
     }
 
@@ -534,8 +527,7 @@ mod tests {
             self.backlog.retired(goal);
         }
 
-        /// Returns for each byte the state after a power cut now, and the oldest state that is
-        /// promised.
+        /// Returns each byte's state after a power cut now, and the oldest promised state.
         fn after_a_cut(&self) -> impl Iterator<Item = (usize, usize)> {
             let tail = self.trial.log.ring().tail();
             let (mut found, mut promised) = (self.disk.clone(), vec![0; MODEL_BYTES]);

@@ -1,5 +1,4 @@
-//! File systems that are mounted beside a copy of themselves, such as a clone, or a snapshot of
-//! their volume.
+//! File systems that are mounted beside a copy of themselves: a clone, a snapshot of their volume.
 //!
 //! A copy has the UUID and the handles of the original, and after a restart the two cannot be told
 //! apart. So no file of either is covered while both are mounted. If a copy is mounted later, the

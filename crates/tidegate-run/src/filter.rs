@@ -35,8 +35,7 @@ pub enum Scope {
 #[derive(Debug, Clone)]
 pub struct Filter {
     instructions: Vec<libc::sock_filter>,
-    /// Programs can gain no privileges: the kernel demands that of a launcher without
-    /// `CAP_SYS_ADMIN`.
+    /// Programs can gain no privileges: the kernel demands it without `CAP_SYS_ADMIN`.
     pub no_new_privileges: bool,
 }
 
@@ -195,8 +194,7 @@ fn of_machine(machine: &Machine) -> Vec<Step> {
     steps
 }
 
-/// Returns the instructions that all architectures share. The first one is for unknown
-/// architectures.
+/// Returns the instructions that all architectures share, first the one for unknown ones.
 fn shared() -> [Step; 10] {
     let (sync, invalidate) = (libc::MS_SYNC.cast_unsigned(), libc::MS_INVALIDATE.cast_unsigned());
     [

@@ -83,8 +83,7 @@ impl HeldFileSystems {
         self.held.is_empty()
     }
 
-    /// Makes the whole file system durable, with its pending changes. Returns `None` if it is not
-    /// held.
+    /// Makes the whole file system durable, with its pending changes; `None` if it is not held.
     pub(crate) fn sync(&self, log: &Log, id: &FileSystemId) -> Option<io::Result<()>> {
         let held = self.held.get(id)?;
         let seen = log.file_systems().changes(held.reference);

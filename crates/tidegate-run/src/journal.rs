@@ -18,8 +18,8 @@ use super::locate;
 /// pending that was counted before this call.
 ///
 /// # Errors
-/// Fails if this user can make a file in no directory of the file system that is found, or the disk
-/// fails.
+/// Fails if no directory is found in the file system where this user can make a file, or if the
+/// disk fails.
 pub(crate) fn commit(log: &Log, file_system: FileSystemRef, known: &Known) -> io::Result<()> {
     let directory = locate::directory_on(known.device, &known.path);
     let directory = directory.ok_or(io::ErrorKind::NotFound)?;

@@ -164,8 +164,8 @@ impl KeptFiles {
         self.release(log, |kept| kept.file.metadata().is_ok_and(|found| found.nlink() == 0));
     }
 
-    /// Closes all files without changes in the log, and ends their stories. A file's next sync
-    /// admits it again.
+    /// Closes all files without changes in the log, and ends their stories. A sync admits them
+    /// again.
     pub(crate) fn release_all(&mut self, log: &Log) {
         self.release(log, |_| true);
     }

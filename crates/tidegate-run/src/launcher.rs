@@ -69,8 +69,7 @@ impl Launch {
     /// # Errors
     /// Fails if the program cannot be executed.
     pub fn start(plan: Plan<'_>) -> io::Result<Self> {
-        // Signals are caught before the program can run. So it never runs without a thread that
-        // passes them on.
+        // Signals are caught first: the program never runs without a thread that passes them on.
         let signals = SignalsInfo::<WithOrigin>::new(wanted_signals(ignored_signals()))?;
         let adopts = plan.adopts;
         if adopts {
@@ -90,8 +89,7 @@ impl Launch {
     /// Fails if another thread waited for the program.
     pub fn wait(&self) -> io::Result<i32> {
         let pid = Pid::from_child(&self.child);
-        // A launcher that adopts reaps all children: the program, and processes that it left
-        // behind.
+        // A launcher that adopts reaps all children: the program, and those that it left behind.
         let wanted = (!self.adopts).then_some(pid);
         loop {
             match rustix::process::waitpid(wanted, WaitOptions::UNTRACED) {

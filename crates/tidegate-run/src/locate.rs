@@ -68,8 +68,7 @@ fn is_same(known: &Known, file: &File) -> bool {
         && identity_of(file).is_ok_and(|found| found == known.identity)
 }
 
-/// Returns whether paths, rights or a lease caused the error, so that it says nothing about the
-/// disk.
+/// Returns whether the cause is a path, rights or a lease, and so says nothing about the disk.
 pub(crate) fn is_out_of_reach(error: &io::Error) -> bool {
     let kinds = [
         io::ErrorKind::NotFound,

@@ -1,5 +1,4 @@
-//! The writable file systems on this machine's disks, held so that they can be synced when the
-//! program has ended.
+//! The writable file systems on this machine's disks, held open to be synced after the program.
 //!
 //! Invariant: they are opened before the program starts. So the sync at the end reports each
 //! write-back that failed while the program ran, even if the program has mounted another file
@@ -47,8 +46,7 @@ impl Mounted {
     }
 }
 
-/// Returns a mount point of each file system on a disk that is mounted writable, from the text of
-/// `mountinfo`.
+/// Returns a mount point of each writable file system on a disk, from the text of `mountinfo`.
 fn writable_mounts(mounts: &[u8]) -> Vec<PathBuf> {
     let mut devices = BTreeSet::new();
     let is_of_disk = |mount: &Mount| !is_remote_name(&mount.kind) && mount.kind != "autofs";

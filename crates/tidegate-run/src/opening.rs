@@ -45,8 +45,7 @@ pub(crate) struct Opened {
     pub(crate) log: Log,
     /// Describes the changes of recovery, if it made any.
     pub(crate) recovered: Option<String>,
-    /// Whether the control memory is that of a dead supervisor, so that its processes may still
-    /// live.
+    /// Whether a dead supervisor left the control memory, so that its processes may live.
     pub(crate) taken_over: bool,
 }
 
@@ -157,8 +156,7 @@ pub(crate) fn open_log(
     Ok(Opened { log, recovered, taken_over: false })
 }
 
-/// Resumes the log of a dead supervisor. Returns `None` if the log must be recovered from its
-/// records.
+/// Resumes the log of a dead supervisor; `None` if it must be recovered from its records.
 ///
 /// # Errors
 /// Fails if the options demand a replay, but processes use the log.
@@ -342,14 +340,13 @@ pub fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Result<boo
     }
     pool.set_session(CLOSED)?;
     let ring_bytes = pool.ring_bytes();
-    // No process shares this control memory: starting a log moves the tail behind all records that
-    // were ever written.
+    // No process shares this control memory: a start moves the tail behind all records ever
+    // written.
     Ring::start(pool, SharedMemory::anonymous(CONTROL_BYTES)?, ring_bytes).map(Log::over)?;
     Ok(has_some)
 }
 
-/// Returns the bytes of the log of the pool at `path`, and of its records, while no process uses
-/// it.
+/// Returns the bytes of the log of an unused pool at `path`, and of the records there.
 ///
 /// # Errors
 /// Fails if the pool cannot be used, or a part of its log cannot be read.

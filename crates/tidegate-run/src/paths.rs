@@ -1,5 +1,4 @@
-//! Paths of the pools of `tidegate run`, and of the files that their supervisors share with
-//! programs.
+//! Paths of the pools of `tidegate run`, and of the files that supervisors share with programs.
 //!
 //! Invariant: every file and directory that this module returns belongs to the effective user and
 //! is closed to all other users. Files of another user are refused, never used. Replaying a log
@@ -234,8 +233,7 @@ fn is_blank(path: &Path) -> Result<bool> {
     }
 }
 
-/// Refuses a blank file that other users may reach: it is no pool yet, and its rights are not ours
-/// to change.
+/// Refuses a blank file that other users may reach: its rights are not ours to change.
 fn expect_closed_blank(path: &Path) -> Result<()> {
     let (shown, metadata) = (path.display(), path.metadata());
     let mode = metadata.with_context(|| format!("cannot inspect {shown}"))?.mode() & 0o7777;
@@ -355,8 +353,8 @@ impl PoolPaths {
         self.named(".control.socket")
     }
 
-    /// Waits until no other process finds, starts or ends the supervisor of this pool, and keeps
-    /// other processes out.
+    /// Waits until no other process finds, starts or ends this pool's supervisor, and keeps them
+    /// out.
     ///
     /// # Errors
     /// Fails if the lock file cannot be made.
@@ -371,8 +369,7 @@ impl PoolPaths {
         }
     }
 
-    /// Takes the lock of [`lock`](Self::lock) without waiting. Returns `None` if another process
-    /// has it.
+    /// Takes the lock of [`lock`](Self::lock) without waiting; `None` if another process has it.
     ///
     /// # Errors
     /// Fails if the lock file cannot be made.
@@ -388,8 +385,7 @@ impl PoolPaths {
         self.socket().exists() || self.control().exists()
     }
 
-    /// Returns whether the file still has its name. A lock on an unlinked file keeps no process
-    /// out.
+    /// Returns whether the file has its name still. A lock on an unlinked file keeps none out.
     fn is_lock_file(&self, file: &File) -> bool {
         let number = |found: &Metadata| (found.dev(), found.ino());
         let (Ok(opened), Ok(named)) = (file.metadata(), self.named(".lock").symlink_metadata())

@@ -16,8 +16,7 @@ const SEGMENT_BYTES_MOST: u64 = 4 << 20;
 /// writers wait for the rest of the batch.
 const UNBLOCKED_BATCHES: u64 = 3;
 
-/// How many bytes of the log writers use at most while the disk takes one: they run at the speed of
-/// memory.
+/// How many bytes of the log writers use at most, at the speed of memory, per byte of the disk.
 const WRITERS_TO_DISK: u64 = 10;
 
 /// The state of the log when the cleaner looks.

@@ -86,8 +86,7 @@ impl Library {
     }
 }
 
-/// Returns the variable that makes the loader preload `library`, and the libraries that are
-/// preloaded already.
+/// Returns the variable that makes the loader preload `library`, beside those preloaded already.
 #[must_use]
 pub fn preloaded(library: &Path) -> (&'static str, Option<OsString>) {
     let present = std::env::var_os(PRELOAD_VARIABLE);

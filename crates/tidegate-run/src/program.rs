@@ -55,8 +55,8 @@ pub struct Program {
     pub file: PathBuf,
     /// Arguments before the program's own: the script, if the file is its shell.
     pub before: Vec<OsString>,
-    /// The reason why the program is not watched, if it is not: nothing is logged while it runs,
-    /// unless it is trusted.
+    /// Why the program is not watched, if so: nothing is logged while it runs, unless it is
+    /// trusted.
     pub unwatched: Option<Cause>,
 }
 
@@ -79,8 +79,8 @@ impl Program {
                     return Ok(Self { file: path, before: Vec::new(), unwatched });
                 }
                 Verdict::Interpreted(interpreter) => judged = interpreter,
-                // Text whose first line names no program is run by the shell, unless it is an
-                // interpreter itself.
+                // Text without an interpreter is run by the shell, unless it is an interpreter
+                // itself.
                 Verdict::Text if judged == path => {
                     let (file, before) = ("/bin/sh".into(), vec![path.into()]);
                     return Ok(Self { file, before, unwatched: None });

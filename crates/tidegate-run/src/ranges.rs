@@ -43,8 +43,7 @@ impl Ranges {
         self.ranges.extend_from_slice(&other.ranges);
     }
 
-    /// Returns the pages of all divisible ranges, by their first bytes. Leaves out ranges that are
-    /// too long.
+    /// Returns the pages of all ranges that are short enough to divide, by their first bytes.
     pub(crate) fn pages(&self) -> impl Iterator<Item = u64> {
         let divisible = self.ranges.iter().filter(|range| is_divisible(range));
         divisible.flat_map(|(start, end)| pages_between(*start, *end))
@@ -66,8 +65,7 @@ impl Ranges {
         left
     }
 
-    /// Sorts the ranges and joins those that touch, so that a page that is written again counts
-    /// once.
+    /// Sorts the ranges and joins those that touch: a page that is written again counts once.
     pub(crate) fn sort(&mut self) {
         self.ranges.sort_unstable();
         self.ranges.dedup_by(|next, last| {

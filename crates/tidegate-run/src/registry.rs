@@ -59,8 +59,7 @@ impl Registry {
 impl Drop for Claim {
     fn drop(&mut self) {
         if let Some((registry, byte)) = &self.0 {
-            // Freeing fails only without memory; then the file stays claimed until this process
-            // ends.
+            // Freeing fails only without memory: the file then stays claimed by this process.
             let _ = lock_byte(registry, *byte, ByteLock::Free);
         }
     }

@@ -22,8 +22,7 @@ pub(crate) struct Repaired {
     pub(crate) failures: Vec<String>,
 }
 
-/// Repairs the interrupted operations of `process`, which has ended. Waits at most `timeout` for
-/// each lock.
+/// Repairs the interrupted operations of an ended process. Waits at most `timeout` for each lock.
 pub(crate) fn repair_after(log: &Log, process: u32, timeout: Duration) -> Repaired {
     repair(log, log.operations().interrupted_by(process).collect(), timeout)
 }
@@ -31,8 +30,7 @@ pub(crate) fn repair_after(log: &Log, process: u32, timeout: Duration) -> Repair
 /// Repairs these operations, whose processes have ended. Waits at most `timeout` for each lock.
 pub(crate) fn repair(log: &Log, interrupted: Vec<Interrupted>, timeout: Duration) -> Repaired {
     let mut repaired = Repaired::default();
-    // Some may be repaired since they were seen: a living process may have the number of one that
-    // has ended.
+    // Some may be repaired by now: a living process may have an ended one's number.
     for it in interrupted.into_iter().filter(|it| log.operations().is_interrupted(it)) {
         match repair_one(log, &it, timeout) {
             None => repaired.left.push(it),
@@ -65,8 +63,7 @@ fn repair_one(
     Some(log.operations().repair(&guard, || sync_names(log, &guard)))
 }
 
-/// Ends the story of a [sealed](FileGuard::is_sealed) file. Returns whether the file is not sealed
-/// any more.
+/// Ends the story of a [sealed](FileGuard::is_sealed) file. Returns whether it is sealed no more.
 pub(crate) fn end_sealed(log: &Log, file: FileRef, timeout: Duration) -> bool {
     match log.lock_within(file, timeout) {
         Ok(guard) => {

@@ -1,5 +1,4 @@
-//! Writes the logged changes of a file to it again: the kernel may have dropped pages that the disk
-//! did not take.
+//! Writes a file's logged changes to it again, as the kernel may have dropped unwritten pages.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -82,8 +81,7 @@ fn data_of(log: &Log, record: &Header) -> io::Result<(u64, u64)> {
     content.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Returns the changes of the file with this id in its present story, in their order, without
-/// voided ones.
+/// Returns the changes in the present story of the file with this id, in order, unless voided.
 ///
 /// # Errors
 /// Fails if a part of the log cannot be read: the file may have records there.

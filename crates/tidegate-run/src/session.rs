@@ -81,8 +81,7 @@ impl<'a> Session<'a> {
             let returned = program();
             let mut joined = self.joined();
             joined.leaves = true;
-            // If the supervisor is gone, the listener knows already, and sends this to the next
-            // one.
+            // If the supervisor is gone, the listener knows it, and tells the next one.
             let _ = joined.connection.send(&Request::Leave);
             drop(joined);
             (returned, listener.join().ok().flatten())
@@ -98,8 +97,7 @@ impl<'a> Session<'a> {
         self.joined.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Prints notices until the farewell. Returns `None` if the supervisor dies before, and no
-    /// other can be started.
+    /// Prints notices until the farewell; `None` if the supervisor dies, and no other can start.
     fn listen(&self) -> Option<(u64, Statistics)> {
         let mut deaths = 0;
         loop {
@@ -162,8 +160,7 @@ fn find_or_start(
     let found = reach(&paths.socket())?;
     let found =
         found.map(|connection| join(connection, latencies, reporter)).transpose()?.flatten();
-    // A supervisor that was found and does not answer is dying. The next one waits for the pool
-    // until it is gone.
+    // A supervisor without an answer is dying. The next one waits until the pool is released.
     let (connection, welcome, supervisor) = if let Some((connection, welcome)) = found {
         (connection, welcome, None)
     } else {
@@ -254,8 +251,7 @@ pub enum Asked {
     Unsupervised(Lock),
 }
 
-/// Sends one request to the supervisor of a pool. Waits for a supervisor that starts, ends or is
-/// replaced.
+/// Sends one request to a pool's supervisor. Waits for one that starts, ends or is replaced.
 ///
 /// # Errors
 /// As for [`ask`], or if the pool's lock cannot be taken.

@@ -80,8 +80,7 @@ fn reason(
     REASONS.into_iter().find(is_it).unwrap_or((Counter::SyncsReal, "", "unknown"))
 }
 
-/// Decodes a name that a program chose, and replaces control characters, so that a terminal prints
-/// them.
+/// Decodes a name that a program chose, and replaces the control characters.
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     let chars = String::from_utf8_lossy(&bytes[..end]);

@@ -92,8 +92,7 @@ fn take_charge(pool: &Path, options: RecoverOptions, launcher: &Connection) -> R
     let taken_over = opened.taken_over;
     let (welcome, cleaner) = start_cleaner(opened).inspect_err(|_| {
         if !taken_over {
-            // No process has mapped the control memory. If it stayed, it would look like that of a
-            // dead supervisor.
+            // No process has mapped the control memory, which would look like a dead supervisor's.
             let _ = std::fs::remove_file(paths.control());
         }
     })?;

@@ -1,5 +1,4 @@
-//! The supervisor of a pool: it knows the processes that use the pool, answers them, and ends when
-//! there are none.
+//! The supervisor of a pool: it knows and answers the pool's processes, and ends with the last one.
 //!
 //! Invariants:
 //! 1. The pool is held, and its log cleaned, from the welcome to the farewell.
@@ -247,13 +246,11 @@ impl Supervisor {
             LISTENER => self.accept()?,
             CLEANER => self.hear_cleaner(),
             TIMER => {
-                // Read, so that the timer is not ready any more. `end` asks for the lock again
-                // after all events.
+                // Read, so that it is not ready any more. `end` asks for the lock after all events.
                 let _ = rustix::io::read(&self.timer, &mut [0_u8; 8]);
                 self.reap_unannounced()?;
             }
-            // The machine may be going down: the log is destaged now, and the rest when the tree
-            // has ended.
+            // The machine may be going down: destages now, and the rest when the tree has ended.
             SIGNAL => {
                 let _ = rustix::io::read(&self.signals, &mut [0_u8; 64]);
                 self.charge.cleaner.retire_all(SIGNAL);
@@ -396,8 +393,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Returns the process that the peer names by `number`: itself or a child. Returns `None` if
-    /// the peer is gone.
+    /// Returns the process that the peer names: itself or a child; `None` if the peer is gone.
     fn process_of(&self, key: u64, number: i32) -> Option<Pid> {
         let peer = self.peers.get(&key)?.process;
         let named = Pid::from_raw(number).filter(|named| parent_of(*named) == Some(peer));
@@ -436,15 +432,13 @@ impl Supervisor {
             self.tree.remove(process);
             let (log, control) = (self.charge.cleaner.log(), self.charge.paths.control());
             for started in self.suspensions.ended(log, process, &control) {
-                // No descriptor is left to watch the process: it stays unwatched, and so the
-                // suspension goes on.
+                // Without a descriptor it stays unwatched, and so the suspension goes on.
                 let _ = self.announce(started);
             }
         }
     }
 
-    /// Notes why the syncs of a program are real ones. Tells launchers once, for causes that the
-    /// user may want to know.
+    /// Notes why a program's syncs are real. Tells launchers once, if users may want to know.
     fn tell_plain(&mut self, program: &str, cause: Cause) {
         let program = Path::new(program).file_name().unwrap_or(program.as_ref());
         let program = program.to_string_lossy().into_owned();
@@ -494,8 +488,7 @@ impl Supervisor {
                 Event::Retired { ticket, result } if self.separating.remove(&ticket) => {
                     match result {
                         Ok(_) => self.charge.cleaner.log().processes().resume_logging(),
-                        // Logging stays suspended: records in the log may be about either file
-                        // system.
+                        // Logging stays suspended: records may be about either file system.
                         Err(message) => self.tell_launchers(&message),
                     }
                 }

@@ -18,8 +18,7 @@ use super::tree::processes_beside;
 #[derive(Debug, Default)]
 pub(crate) struct Suspensions {
     processes: HashSet<Pid>,
-    /// Members that did not ask for the suspension. Such a process leaves once it can be watched
-    /// after all.
+    /// Members that did not ask to suspend. Such a member leaves once it can be watched.
     found: HashSet<Pid>,
 }
 
@@ -62,8 +61,8 @@ impl Suspensions {
         started
     }
 
-    /// Ends the suspension for a process that was found and has now announced itself: it can be
-    /// watched.
+    /// Ends the suspension for a member that was found, and can be watched since it has announced
+    /// itself.
     pub(crate) fn announced(&mut self, log: &Log, process: Pid) {
         if self.found.contains(&process) {
             self.remove(log, process);
@@ -95,8 +94,7 @@ mod tests {
         assert!(!log.processes().is_suspended() && log.file_systems().is_pending(fs));
     }
 
-    /// Starts a process without the library, under the pool with this control memory. It ends with
-    /// its input.
+    /// Starts a process under this control memory, without the library. It ends with its input.
     fn started_beside(control: &Path, trust: Option<&str>) -> Child {
         let mut command = Command::new("cat");
         command.env("TIDEGATE_CONTROL", control).stdin(Stdio::piped());

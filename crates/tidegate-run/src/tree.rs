@@ -89,9 +89,8 @@ fn has_ended(handle: &OwnedFd) -> bool {
     poll(&mut handles, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
-/// Returns the processes that map the file at `path`, as far as this user may know. A process that
-/// the kernel cannot show counts too: it waits for a disk in the middle of a change of its
-/// mappings.
+/// Returns the processes that map the file at `path`, as far as this user may know, and those that
+/// the kernel cannot show: they wait for a disk in the middle of a change of their mappings.
 pub fn processes_that_map(path: &Path) -> Vec<Pid> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();

@@ -136,8 +136,7 @@ impl Writeback<'_> {
         self.log.file_systems().with_journal(&known.file_system)
     }
 
-    /// Commits the journal of a file system. If that fails, makes the given files durable one by
-    /// one.
+    /// Commits the journal of a file system, or else makes these files durable one by one.
     fn commit(&self, file_system: FileSystemRef, files: &[u64]) -> Vec<Failure> {
         let known = files.iter().find_map(|id| self.backlog.file(*id));
         if known.is_some_and(|known| journal::commit(self.log, file_system, known).is_ok()) {

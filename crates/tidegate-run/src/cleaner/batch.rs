@@ -21,8 +21,7 @@ use super::{Step, Worker};
 
 /// How long a batch may take while a writer waits for free space.
 const BATCH: Duration = Duration::from_millis(40);
-/// Pause while the batch waits for a writer in the middle of an operation. The writer does not
-/// report its end.
+/// Pause while the batch waits for a writer in an operation. The writer does not report its end.
 const PAUSE_FOR_WRITER: Duration = Duration::from_millis(1);
 
 impl Worker {
@@ -72,8 +71,7 @@ impl Worker {
         }
     }
 
-    /// Makes a batch of records durable in their files, and frees the log up to the end of the
-    /// batch.
+    /// Makes a batch of records durable in their files, and frees the log up to the batch's end.
     pub(super) fn retire(&mut self, situation: &Situation) -> Step {
         let (names_since, head) =
             (self.log.file_systems().take_names_since(), self.log.ring().head());

@@ -34,8 +34,8 @@ impl Worker {
         let failed = failures.iter().filter(|failure| !failure.is_transient());
         let ids = failed.filter_map(|failure| failure.file);
         for entry in self.log.files_with_ids(ids).into_values() {
-            // The program's next sync reports the failure. A file that is gone from the table has
-            // no program.
+            // The program's next sync reports it. A file that is gone from the table has no
+            // program.
             let _ = self.log.note_failure(entry);
         }
         if self.failed_attempts >= ATTEMPTS {
@@ -60,8 +60,7 @@ impl Worker {
                 let _ = self.log.drop_again(entry);
                 continue;
             };
-            // The descriptor is open before the write, so that the next sync gets the write's
-            // error.
+            // The descriptor is opened first, so that the next sync gets the write's error.
             let adopted = self.kept.adopt(&self.log, entry, known);
             let outcome = match (adopted, self.kept.get(id)) {
                 (Ok(()), Some(kept)) => rewrite::rewrite(&self.log, entry, &kept.file),

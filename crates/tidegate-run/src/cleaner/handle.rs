@@ -1,5 +1,4 @@
-//! The supervisor's handle for the cleaner's thread: starts, asks and ends it, and receives its
-//! events.
+//! The supervisor's handle for the cleaner's thread: starts, asks and ends it, gets its events.
 
 use std::collections::VecDeque;
 use std::io;

@@ -84,8 +84,7 @@ struct Worker {
     swept_at: Instant,
     /// A head, and since when it is known to be the log's.
     quiet_since: (u64, Instant),
-    /// Time of the log's last heartbeat, and the end of the operations that the kernel had done
-    /// then.
+    /// Time of the log's last heartbeat, and the end of the kernel's operations then.
     beaten: (Instant, u64),
     speed: DiskSpeed,
 }
@@ -280,8 +279,7 @@ impl Worker {
         self.log.ring().stats().add(counter, number);
     }
 
-    /// Answers the requests whose records are retired, once no file without changes in the log is
-    /// kept.
+    /// Answers requests whose records are retired, once no file without changes is kept.
     fn answer_waiters(&mut self) {
         let tail = self.log.ring().tail();
         if self.waiters.iter().any(|waiter| waiter.until <= tail && !waiter.has_released) {

@@ -20,8 +20,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Unrepaired {
     operations: Vec<Interrupted>,
-    /// Files that are pinned to the kernel path, each with the process that pinned it, which has
-    /// ended.
+    /// Files that are pinned to the kernel path, each with the ended process that pinned it.
     pinned: Vec<(u32, FileRef)>,
 }
 
@@ -104,8 +103,7 @@ mod tests {
         assert!(guard.pins() == 0 && !guard.is_logged() && events.try_iter().next().is_none());
     }
 
-    /// Otherwise its slot would hold the tail, and its mark keep the file plain, until the whole
-    /// tree has ended.
+    /// Otherwise its slot holds the tail, and its mark keeps the file plain, until the tree ends.
     #[test]
     fn what_is_locked_when_its_process_ends_is_repaired_later() {
         let trial = Trial::new();
