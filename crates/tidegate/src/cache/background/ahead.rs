@@ -1,6 +1,6 @@
 //! Cleaning ahead of need: the policy of each shard ([`cleaner`](crate::cache::pages::cleaner))
-//! says which of its dirty pages are written to the backing, and when. The pace is that of
-//! [`pace`](crate::cache::backing::pace).
+//! chooses which dirty pages are written to the backing, and when.
+//! [`pace`](crate::cache::backing::pace) limits how fast.
 
 use super::clean::{Cleaners, Scratch};
 use crate::cache::pages::index::Found;
@@ -9,12 +9,12 @@ use crate::device::Result;
 use crate::sync::Ordering;
 use crate::tier::clock::now_ns;
 
-/// Most pages of a batch to which neighbours are added.
+/// Maximum number of pages of a batch while neighbours are added.
 const JOINED_PAGES_MAX: usize = 512;
 
 impl Cleaners {
-    /// Cleans what the policy of shard `number` says, as long as no shard needs free slots. False:
-    /// it named pages, and none was cleaned.
+    /// Cleans the pages that the policy of shard `number` names, until a shard needs free slots.
+    /// Returns `false` if the policy named pages and none was cleaned.
     pub(in crate::cache) fn clean_by_policy(
         &self,
         number: usize,
@@ -45,8 +45,8 @@ impl Cleaners {
         Ok(cleaned > 0 || pages.is_empty())
     }
 
-    /// Cleans `pages` batch by batch, and drops those that are left when a shard needs free slots.
-    /// Returns how many it cleaned.
+    /// Cleans `pages` batch by batch, and drops the rest when a shard needs free slots. Returns how
+    /// many pages it cleaned.
     fn clean_ahead(&self, pages: &mut Vec<Found>, scratch: &mut Scratch) -> Result<usize> {
         pages.sort_unstable_by_key(|found| found.page);
         let (mut done, mut cleaned) = (0, 0);
@@ -55,7 +55,7 @@ impl Cleaners {
             let batch = &pages[done..end];
             let result = self.clean(batch.to_vec(), scratch);
             if !matches!(result, Ok(count) if count == batch.len()) {
-                // So that others come first.
+                // The policy names other pages first.
                 for found in batch {
                     self.pages.shard(found.page).put_off(found);
                 }
@@ -67,8 +67,8 @@ impl Cleaners {
         Ok(cleaned)
     }
 
-    /// Adds the dirty pages behind each of `pages`, which are in other shards: the backing takes
-    /// neighbours as one request.
+    /// Adds the dirty pages that directly follow each of `pages`, and which are in other shards:
+    /// the backing takes adjacent pages as one request.
     fn add_neighbours(&self, pages: &mut Vec<Found>) {
         pages.sort_unstable_by_key(|found| found.page);
         for found in std::mem::take(pages) {
@@ -82,10 +82,10 @@ impl Cleaners {
         }
     }
 
-    /// When a policy is to be asked next; none where no time will come.
+    /// Returns the time to ask a policy next, or `None` if no time is known.
     pub(in crate::cache) fn next_cleaning_ns(&self) -> Option<u64> {
         if self.ahead.is_locked() {
-            // That thread asks again.
+            // The thread that holds the lock asks again.
             return None;
         }
         let asks = (0..self.pages.shards.count()).map(|it| {

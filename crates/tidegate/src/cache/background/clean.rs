@@ -1,15 +1,18 @@
-//! Cleaning: dirty pages to the backing.
+//! Cleaning: writes dirty pages to the backing.
 //!
-//! A batch is sorted by page, copied out, written, and flushed once. Of a page of which the cache
-//! has a record only the blocks with its lines are written, where the page under it has the rest or
-//! they are whole blocks of the backing; otherwise the backing's bytes of the page are read before,
-//! and the record is put over them. That takes no other write to the page back: none around the
-//! cache begins while the record is dirty, and one through the cache that overlaps leaves its page
-//! dirty. Then each page that is still the newest version gets its verdict. The verdict is a hint
-//! that spares the next open work: a crash before it is durable has the page written once more.
+//! A batch is sorted by page, copied out, written, and flushed once. Then each page that is still
+//! the newest version gets its verdict. The verdict is a hint that spares the next open work: after
+//! a crash before it is durable, the page is only written once more.
 //!
-//! Several threads may clean at once, but no page: a batch has the buckets of its pages in
-//! [`Traffic`] before it copies them, and until it ends.
+//! For a page with a record, only the blocks with the record's lines are written if the backing
+//! takes such blocks and has the rest of the page. If the page under the record is dirty, or the
+//! blocks of the backing are larger, the whole page is written: the record over the page under it
+//! or, if there is none in the cache, over the backing's bytes, which the batch reads before. That
+//! undoes no other write to the page: no write around the cache begins while the record is dirty,
+//! and an overlapping write through the cache leaves its page dirty.
+//!
+//! Several threads may clean at once, but never the same page: a batch claims the buckets of its
+//! pages in [`Traffic`] before it copies the pages, and until it ends.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,36 +35,37 @@ use crate::sync::Ordering;
 use crate::tier::clock::now_ns;
 use crate::tier::ledger::Failed;
 
-/// Of a batch, which the backing or the pool may have failed.
+/// The result of a batch. The error says whether the backing or the pool failed.
 type Cleaned<T> = std::result::Result<T, Failed>;
 
-/// Threads that clean: while the batch of one is at the backing, the other copies the next one.
+/// Number of threads that clean. While one thread's batch is at the backing, the other copies the
+/// next batch.
 pub(in crate::cache) const CLEANERS: u32 = 2;
-/// Most bytes of one request to the backing.
+/// Maximum size of one request to the backing, in bytes.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
 
-/// Memory of cleaning, kept from batch to batch.
+/// Buffers for cleaning, kept from batch to batch.
 #[derive(Default)]
 pub(in crate::cache) struct Scratch {
     data: Vec<u8>,
-    /// Pages of the backing that records are put over.
+    /// Pages of the backing, for records to be put over.
     bases: Vec<u8>,
 }
 
-/// Cleans pages and makes free slots, on the threads of the cache and on those of requests.
+/// Cleans pages and makes free slots, on the threads of the cache and on threads of requests.
 pub(in crate::cache) struct Cleaners {
     pub(in crate::cache) pages: Arc<Pages>,
     scratches: [Mutex<Scratch>; CLEANERS as usize],
-    /// Held while a batch is written to the backing and flushed: two at once would take twice as
-    /// long, and a writer would wait for both.
+    /// Held while a batch is written to the backing and flushed. Two batches at once would take
+    /// twice as long, and a writer would wait for both.
     turn: Mutex<()>,
-    /// Held while pages are cleaned ahead of need, which one thread does.
+    /// Held while pages are cleaned ahead of need, which only one thread does at a time.
     pub(in crate::cache) ahead: Mutex<()>,
     batch: Mutex<BatchSize>,
 }
 
 impl Cleaners {
-    /// Cleaners of `pages`, of which none is at work.
+    /// Returns idle cleaners of `pages`.
     pub(in crate::cache) fn new(pages: Arc<Pages>) -> Self {
         Self {
             pages,
@@ -72,22 +76,22 @@ impl Cleaners {
         }
     }
 
-    /// The memory for a batch, where not all threads that clean are at it.
+    /// Returns the buffers for a batch, or `None` if other threads use all buffers.
     pub(in crate::cache) fn try_lock(&self) -> Option<MutexGuard<'_, Scratch>> {
         self.scratches.iter().find_map(Mutex::try_lock)
     }
 
-    /// Most pages of the next batch.
+    /// Returns the maximum number of pages of the next batch.
     pub(in crate::cache) fn batch_pages(&self) -> usize {
         self.batch.lock().pages()
     }
 
-    /// Cleans the dirty ones of `pages`; not with atomic flush, which keeps some dirty. Each is
-    /// clean, or not cached, at one moment: from then on the backing has all that was written to it
-    /// before the call.
+    /// Cleans the dirty pages among `pages`. Must not be called with atomic flush, which keeps some
+    /// pages dirty. At one moment during the call each page is clean or not cached: from then on
+    /// the backing has all bytes that were written to the page before the call.
     ///
-    /// A version that is replaced while it waits is not written: the one that replaces it is still
-    /// dirty then, and has parts of the page that were written before.
+    /// A version that is replaced while it waits is not written. The version that replaces it is
+    /// still dirty then, and contains the parts of the page that were written before.
     pub(in crate::cache) fn clean_pages(&self, pages: &Range<u64>) -> Result<()> {
         let mut pages: Vec<u64> = pages.clone().collect();
         loop {
@@ -101,8 +105,8 @@ impl Cleaners {
         }
     }
 
-    /// Adds up to `most` other dirty pages of their clusters to `pages`; the backing takes those
-    /// that are neighbours as one request.
+    /// Adds up to `most` other dirty pages from the clusters of `pages` to `pages`. The backing
+    /// takes adjacent pages as one request.
     pub(in crate::cache) fn add_clusters(&self, pages: &mut Vec<Found>, most: usize) {
         let cluster = self.pages.sharding.cluster;
         if cluster.is_page() {
@@ -131,9 +135,10 @@ impl Cleaners {
         }
     }
 
-    /// Writes all dirty pages to the backing, and flushes it. Damaged ones stay, and those that
-    /// wait for a commit: the backing never has a part of a group. It ends while writers go on: a
-    /// page that one of them writes anew meanwhile may stay dirty, and as it was on the backing.
+    /// Writes all dirty pages to the backing, and flushes it. Damaged pages stay dirty, and so do
+    /// pages that wait for a commit: the backing must never have a part of a group. The call ends
+    /// even while writers go on: a page that is written again meanwhile may stay dirty, and its
+    /// older version be on the backing.
     pub(in crate::cache) fn clean_all(&self) -> Result<()> {
         let mut done = Ok(());
         for number in 0..self.pages.shards.count() {
@@ -158,8 +163,8 @@ impl Cleaners {
         done
     }
 
-    /// Cleans `pages`, those that other writes to the backing keep busy too, but not those that
-    /// wait for a commit.
+    /// Cleans `pages`. Waits for pages that other writes to the backing keep busy, but leaves pages
+    /// that wait for a commit dirty.
     pub(in crate::cache) fn clean_until_done(&self, mut pages: Vec<Found>) -> Result<()> {
         loop {
             self.clean(pages.clone(), &mut self.lock_cleaning())?;
@@ -171,8 +176,8 @@ impl Cleaners {
         }
     }
 
-    /// Writes those of `pages` that are still dirty to the backing, and flushes it. Passes over
-    /// pages that another write to the backing keeps busy. Returns how many it cleaned.
+    /// Writes the pages among `pages` that are still dirty to the backing, and flushes it. Skips
+    /// pages that another write to the backing keeps busy. Returns how many pages it cleaned.
     pub(in crate::cache) fn clean(
         &self,
         pages: Vec<Found>,
@@ -195,8 +200,8 @@ impl Cleaners {
         damage.map_or(Ok(pages.len()), |damage| Err(Failed::Own(damage)))
     }
 
-    /// Begins writes to the buckets of `pages`, which are in order, and drops pages whose buckets
-    /// are busy.
+    /// Begins writes to the buckets of `pages`, which are sorted, and drops pages whose buckets are
+    /// busy.
     fn begin_passages(&self, pages: &mut Vec<Found>) -> Passages<'_> {
         let announced: Arc<[u64]> = pages.iter().map(|found| found.page).collect();
         self.pages.backing.traffic.announce(&announced);
@@ -216,8 +221,9 @@ impl Cleaners {
         passages
     }
 
-    /// Copies `pages`, which are in order, out of their slots, neighbours next to each other, and
-    /// drops those that are not to be cleaned any more, or damaged: the error of the last of these.
+    /// Copies the sorted `pages` out of their slots into `scratch`, adjacent pages next to each
+    /// other. Drops pages that need no cleaning any more, and damaged ones. Returns the runs to
+    /// write, and the error of the last damaged page.
     fn load(
         &self,
         pages: &mut Vec<Found>,
@@ -231,7 +237,7 @@ impl Cleaners {
         for found in pages.drain(..) {
             let to = &mut scratch.data[filled..filled + PAGE];
             let lines = self.load_page(&found, &mut bases, to)?;
-            // After the copy: until then the slot was this version's.
+            // Checked after the copy: if it holds, the slot had this version until here.
             if !self.pages.shard(found.page).can_be_cleaned(&found) {
                 continue;
             }
@@ -252,8 +258,8 @@ impl Cleaners {
         Ok((runs, damage))
     }
 
-    /// Reads the backing's bytes of those of `pages` of which the cache has records, in their
-    /// order, where the backing cannot take the lines of a record by themselves.
+    /// Reads the backing's bytes of the pages among `pages` that have a record over no cached page,
+    /// in order, if the backing cannot take the lines of a record by themselves.
     fn read_bases(&self, pages: &[Found], bases: &mut Vec<u8>) -> Result<()> {
         let needs_base = |found: &&Found| {
             found.record && found.base.is_none() && !self.pages.backing.takes_blocks()
@@ -269,8 +275,8 @@ impl Cleaners {
         Ok(())
     }
 
-    /// Copies the page of `found` to `page`: which lines of it are for the backing. None: its data
-    /// is not what its checksum says, or it is another version's by now.
+    /// Copies the page of `found` to `page`. Returns the lines that must be written to the backing,
+    /// or `None` if the checksum does not match or the slot holds another version by now.
     fn load_page<'a>(
         &self,
         found: &Found,
@@ -298,7 +304,7 @@ impl Cleaners {
         Ok(Some(if is_whole { ALL_LINES } else { blocks_of(record.lines, block_bytes) }))
     }
 
-    /// Writes `runs`, which are of `pages`, and flushes the backing, in turn with other batches.
+    /// Writes `runs`, which belong to `pages`, and flushes the backing, in turn with other batches.
     fn write_batch(&self, runs: &[Run], data: &[u8], pages: &[Found]) -> Cleaned<()> {
         let _turn = self.lock_turn();
         let _waiting = waits::begin("a cleaner of the cache", "the backing");
@@ -315,7 +321,7 @@ impl Cleaners {
             if self.pages.waker.is_running() {
                 return self.turn.lock();
             }
-            // Without threads a simulator has to run the holder.
+            // Without worker threads, a simulator has to run the lock's holder meanwhile.
             match self.turn.try_lock() {
                 Some(turn) => return turn,
                 None => self.pages.store.region.relax(),
@@ -340,16 +346,16 @@ impl Cleaners {
     }
 }
 
-/// Neighbours that one request writes.
+/// Adjacent bytes that one request writes.
 struct Run {
-    /// Where they begin on the backing.
+    /// Offset on the backing.
     offset: u64,
-    /// Their bytes in the scratch; none for zeroes.
+    /// The range of the bytes in the scratch; `None` for zeroes.
     bytes: Option<Range<usize>>,
     len: u64,
 }
 
-/// Writes to the backing under way; dropping them ends them.
+/// Writes to the backing that are under way. Dropping it ends them.
 struct Passages<'a> {
     traffic: &'a Traffic,
     announced: Arc<[u64]>,

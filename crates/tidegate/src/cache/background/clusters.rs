@@ -1,5 +1,5 @@
-//! Neighbours of pages, in their clusters: what a read missed of them is read after the answer, and
-//! what is dirty of them is cleaned along.
+//! Neighbours of pages in their clusters: missing neighbours of a page that was read are read after
+//! the answer, and dirty neighbours of a page are cleaned with it.
 
 use std::ops::Range;
 
@@ -10,11 +10,11 @@ use crate::cache::router::admission::Admission;
 use crate::cache::store::layout::{PAGE, PAGE_BYTES};
 use crate::device::{Operation, Request, Result};
 
-/// Most pages of the clusters that are read at once.
+/// Maximum number of pages in the clusters that are read at once.
 const READ_PAGES_MAX: u64 = 256;
 
-/// What the cache lacks of a cluster, and the backing's bytes from the first of these pages to the
-/// last one.
+/// The pages of a cluster that the cache lacks, and the backing's bytes from the first to the last
+/// one.
 struct Lack {
     missing: Vec<Missing>,
     class: u8,
@@ -33,8 +33,8 @@ impl Lack {
 }
 
 impl Fills {
-    /// Has the pages of `run`, neighbours whose bytes are `buf`, kept for `class`, after the answer
-    /// to the client.
+    /// Queues the pages of `run`, adjacent pages with the bytes `buf`, to be kept for `class` after
+    /// the answer to the client. Also offers the rest of their clusters.
     pub(in crate::cache) fn keep_read(&self, run: &[Missing], buf: &[u8], class: u8) {
         let first = run.first().map_or(0, |missing| missing.page);
         for (missing, data) in run.iter().zip(buf.chunks(PAGE)) {
@@ -47,8 +47,9 @@ impl Fills {
         self.offer_clusters(&(first..first + run.len() as u64), class);
     }
 
-    /// A read that missed `pages` is answered, and they are kept for `class`: has the rest of the
-    /// clusters in which they begin and end read, too.
+    /// Queues the first and the last cluster of `pages` to be read and kept for `class`, unless
+    /// `pages` contain the whole cluster. A read missed `pages` and is answered, and the pages
+    /// themselves are kept.
     pub(in crate::cache) fn offer_clusters(&self, pages: &Range<u64>, class: u8) {
         let cluster = self.pages.sharding.cluster;
         if cluster.is_page() || pages.is_empty() {
@@ -65,7 +66,8 @@ impl Fills {
         }
     }
 
-    /// Reads what the cache lacks of clusters that wait, by one request each, and stores it.
+    /// Reads the missing pages of waiting clusters, with one request for each cluster, and stores
+    /// them.
     pub(in crate::cache) fn fill_clusters(&self, admission: &Admission) -> Result<()> {
         let most = READ_PAGES_MAX / self.pages.sharding.cluster.pages();
         let most = usize::try_from(most).unwrap_or_default();
@@ -74,7 +76,7 @@ impl Fills {
         lacks.retain(|lack| !lack.missing.is_empty());
         let mut requests: Vec<_> = lacks.iter_mut().map(Lack::request).collect();
         self.pages.backing.device.submit(&mut requests);
-        // What cannot be read is left out: no client waits for it.
+        // Pages that cannot be read are left out, since no client waits for the data.
         let take = |it: &mut Request<'_>| it.take_result().unwrap_or(Ok(()));
         let results: Vec<Result<()>> = requests.iter_mut().map(take).collect();
         drop(requests);
@@ -101,20 +103,20 @@ impl Fills {
         Lack { missing, class, data }
     }
 
-    /// Adds the pages of `lack`, which was read, to `fills`.
+    /// Adds the pages of `lack`, whose data was read, to `fills`.
     fn add_fills_of(&self, lack: &mut Lack, fills: &mut Vec<Fill>) {
         let first = lack.first_page();
         for missing in &lack.missing {
             let at = usize::try_from(missing.page - first).unwrap_or_default() * PAGE;
             let page = &mut lack.data[at..at + PAGE];
-            // A record that is damaged, or replaced meanwhile, is met again by the next read.
+            // The next read deals with a record that is damaged, or replaced meanwhile.
             if self.pages.put_record(missing, page).is_ok_and(|is_whole| is_whole) {
                 fills.push(Fill { missing: *missing, data: (*page).into(), class: lack.class });
             }
         }
     }
 
-    /// Wakes a worker where fills wait, or the shard of `page` needs work.
+    /// Wakes a worker if fills wait or the shard of `page` needs work.
     pub(in crate::cache) fn wake_where_due(&self, page: u64) {
         let is_due = || self.are_waiting() || self.pages.needs_worker(&self.pages.shard(page));
         if self.pages.waker.needs_call() && is_due() {
@@ -122,7 +124,7 @@ impl Fills {
         }
     }
 
-    /// Stores a batch of the pages that wait, or of clusters where none do.
+    /// Stores a batch of the waiting pages, or reads and stores waiting clusters if no page waits.
     pub(in crate::cache) fn store_fills(&self, admission: &Admission) -> Result<()> {
         let fills = self.take();
         if fills.is_empty() {
@@ -132,7 +134,7 @@ impl Fills {
         }
     }
 
-    /// Stores those of `fills`, different pages, that may be kept.
+    /// Stores the pages of `fills` that may be kept. The pages are distinct.
     pub(in crate::cache) fn keep_fills(&self, fills: &[Fill], admission: &Admission) -> Result<()> {
         self.writer.store_clean(fills)?;
         let pages = fills.iter().map(|fill| fill.missing.page);

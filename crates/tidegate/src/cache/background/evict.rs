@@ -1,8 +1,8 @@
-//! Free slots: clean pages leave the cache.
+//! Makes free slots: clean pages leave the cache.
 //!
-//! Two fences for a batch. First all older headers of the pages become void, then the newest ones:
-//! if the newest went first, a crash between would bring an older version back (invariant 3 of the
-//! cache).
+//! A batch takes two fences. First the headers of all older versions become void, then the newest
+//! ones. In the other order a crash in between would bring an older version back (invariant 3 of
+//! the cache).
 
 use super::clean::{Cleaners, Scratch};
 use crate::cache::counters::Counter;
@@ -13,29 +13,30 @@ use crate::cache::policy::classes::{Admission, CLASSES};
 use crate::device::Result;
 use crate::device::waits;
 
-/// Most pages that are cleaned to make free slots.
+/// Maximum number of pages cleaned to make free slots.
 const CLEAN_PAGES: u32 = 512;
-/// Of a small shard one page in so many is cleaned, for the same reason.
+/// In a small shard one page in this many is cleaned, so that the shard does not lose pages in use.
 const CLEAN_ONE_IN: u32 = 16;
-/// Most pages of each IO class that are cleaned, where all classes give some up.
+/// Maximum number of pages of each IO class that are cleaned, when all classes give up some.
 const PAGES_OF_CLASS: usize = CLEAN_PAGES as usize / CLASSES;
 
-/// Most pages of a shard of `slots` slots that are cleaned, and then leave it, to make free slots.
+/// Returns the maximum number of pages that are cleaned and then leave a shard of `slots` slots, to
+/// make free slots.
 fn clean_pages(slots: u32) -> u32 {
     (slots / CLEAN_ONE_IN).clamp(BATCH_PAGES_LEAST, CLEAN_PAGES)
 }
 
-/// Pages from the begin of the order of eviction.
+/// The pages that come first in the order of eviction.
 struct Coldest {
-    /// Those that can leave the cache: some that are clean, or all of them dirty.
+    /// The pages that can leave the cache: clean ones, or only dirty ones.
     pages: Vec<Found>,
     is_clean: bool,
-    /// How far the order was followed.
+    /// How many pages of the order were looked at.
     looked_at: usize,
 }
 
-/// Pages that are being cleaned to leave their shards; dropping it says that they did, or could
-/// not.
+/// Numbers of pages, by shard, that are being cleaned to leave the cache. Dropping it ends the
+/// count, whether the pages left or could not.
 struct Departing<'a> {
     pages: &'a Pages,
     of: Vec<(usize, u32)>,
@@ -59,8 +60,9 @@ impl Drop for Departing<'_> {
 }
 
 impl Cleaners {
-    /// There are slots that a request of `class` may use for the pages `missing`, or it made some:
-    /// a write waits for the backing for that.
+    /// Returns whether a request of `class` finds slots for the pages `missing`. If the class is
+    /// full, evicts some of its pages. For a write it also cleans pages, which waits for the
+    /// backing.
     ///
     /// # Errors
     /// Pages of the class could not be cleaned.
@@ -83,7 +85,8 @@ impl Cleaners {
         Ok(true)
     }
 
-    /// Makes space for `pages` pages of the class in shard `number`; false: there is none.
+    /// Makes space for `pages` pages of `class` in shard `number`. Returns `false` if there is
+    /// none.
     fn makes_space_of_class(
         &self,
         number: usize,
@@ -101,8 +104,8 @@ impl Cleaners {
         })
     }
 
-    /// Evicts the coldest pages of `class` in shard `number`, from at least `pages` slots where it
-    /// has them, and cleans them before where it `cleans`.
+    /// Evicts the coldest pages of `class` in shard `number`, from at least `pages` slots if it has
+    /// so many. With `cleans`, also cleans and evicts dirty ones if the clean ones do not suffice.
     fn evict_of_class(&self, number: usize, pages: u32, class: u8, cleans: bool) -> Result<()> {
         let mut shard = self.pages.shards.lock(number);
         let most =
@@ -122,18 +125,18 @@ impl Cleaners {
         Ok(())
     }
 
-    /// Makes free slots in shard `number`, and cleans the coldest pages where all of them are
-    /// dirty. Returns how many slots became free.
+    /// Makes free slots in shard `number`. If the coldest pages are all dirty, cleans them first.
+    /// Returns how many slots became free.
     ///
     /// # Errors
-    /// The backing did not take the dirty pages, or the memory failed.
+    /// Fails if the backing does not take the dirty pages, or the memory fails.
     pub(in crate::cache) fn reclaim(&self, number: usize, scratch: &mut Scratch) -> Result<usize> {
         let united = self.pages.unite_spent(number)?;
         if united > 0 {
             return Ok(united);
         }
         match self.reclaim_coldest(number, scratch) {
-            // The class that is to give up slots cannot: others have to.
+            // The class that should give up slots cannot, so the other classes have to.
             Ok(0) | Err(_) if self.pages.counters.has_classes() => {
                 self.reclaim_of_each_class(number, scratch)
             }
@@ -141,8 +144,8 @@ impl Cleaners {
         }
     }
 
-    /// Follows the order of shard `number`, at most once around, until pages leave the cache: those
-    /// that wait for a commit cannot.
+    /// Follows the eviction order of shard `number`, at most once around, until pages leave the
+    /// cache. Pages that wait for a commit cannot leave. Returns how many left.
     fn reclaim_coldest(&self, number: usize, scratch: &mut Scratch) -> Result<usize> {
         let mut left = self.pages.shards.lock(number).usage().live;
         while left > 0 {
@@ -160,11 +163,11 @@ impl Cleaners {
         Ok(0)
     }
 
-    /// The next pages of shard `number`: the clean ones of a batch that leaves the cache, or where
-    /// all of it is dirty those of a larger batch that can be cleaned, `most` at most.
+    /// Returns the next pages to leave shard `number`: the clean pages of a small batch, or, if all
+    /// of that batch is dirty, the pages of a larger batch (`most` at most) that can be cleaned.
     ///
-    /// Pages without data come before both, once a batch of them has come together. Most of them
-    /// were discarded: no reader misses them, and the backing is told of them without a write.
+    /// Pages of zeroes come before both, once there are enough for a batch. Most were discarded: no
+    /// reader misses them, and the backing takes them without a write of data.
     fn coldest(&self, number: usize, most: usize) -> Coldest {
         let mut pages = Vec::new();
         let mut shard = self.pages.shards.lock(number);
@@ -190,11 +193,11 @@ impl Cleaners {
         Coldest { pages, is_clean, looked_at }
     }
 
-    /// Makes free slots in all shards that need some, and cleans the coldest pages of those that
-    /// are all dirty in one batch. Returns how many slots became free.
+    /// Makes free slots in all shards that need some. The coldest pages of shards where these are
+    /// all dirty are cleaned in one batch. Returns how many slots became free.
     ///
     /// # Errors
-    /// As for [`reclaim`](Self::reclaim).
+    /// Fails if the backing does not take the dirty pages, or the memory fails.
     pub(in crate::cache) fn reclaim_where_needed(&self, scratch: &mut Scratch) -> Result<usize> {
         let needy = self.pages.needy_shards();
         let share = self.batch_pages() / needy.len().max(1);
@@ -221,7 +224,7 @@ impl Cleaners {
             Err(_) => {}
             Ok(more) => freed += more,
         }
-        // Where none of these can leave, others may.
+        // If none of these pages can leave, other pages of the shards may.
         let mut others = needy.into_iter();
         while freed == 0
             && let Some(number) = others.next()
@@ -235,11 +238,12 @@ impl Cleaners {
         let mut batch = dirty.to_vec();
         self.add_clusters(&mut batch, dirty.len());
         self.clean(batch, scratch)?;
-        // These, for the policy offers them again only after all others.
+        // Evicts them now, because the policy offers them again only after all others.
         self.pages.evict(dirty)
     }
 
-    /// Makes free slots of the coldest pages of each IO class in shard `number`.
+    /// Evicts the coldest pages of each IO class from shard `number`, and cleans the dirty ones
+    /// before.
     fn reclaim_of_each_class(&self, number: usize, scratch: &mut Scratch) -> Result<usize> {
         let mut coldest = Vec::new();
         self.pages.shards.lock(number).victims_of_each(PAGES_OF_CLASS, &mut coldest);
@@ -247,7 +251,8 @@ impl Cleaners {
         Ok(self.pages.evict(&clean)? + self.clean_and_evict(&dirty, scratch)?)
     }
 
-    /// Evicts the clean ones of the coldest pages of shard `number`.
+    /// Evicts the clean pages among the coldest ones of shard `number`. Returns how many slots
+    /// became free.
     pub(in crate::cache) fn evict_clean(&self, number: usize) -> Result<usize> {
         let united = self.pages.unite_spent(number)?;
         if united > 0 {
@@ -263,13 +268,13 @@ impl Cleaners {
         self.pages.evict(&coldest)
     }
 
-    /// Returns when shard `number` may have a free slot.
+    /// Waits until shard `number` may have a free slot.
     ///
     /// # Errors
-    /// Cleaning failed meanwhile.
+    /// Fails if cleaning failed meanwhile, or no slot can become free.
     pub(in crate::cache) fn wait_for_slot(&self, number: usize) -> Result<()> {
         if self.pages.groups.is_some() && self.pages.shards.lock(number).allocator.keeps_slots() {
-            // The group may hold all that are left.
+            // The open group may hold all slots that are left.
             self.pages.counters.add(Counter::GroupsCommittedEarly, 1);
             self.pages.commit_groups()?;
         }
@@ -282,7 +287,7 @@ impl Cleaners {
         }
         self.pages.counters.add(Counter::FullWaits, 1);
         let _waiting = waits::begin("a write to the cache", "a free slot");
-        // Also a thread that rests after a failure.
+        // This also wakes a thread that rests after a failure.
         self.pages.waker.wake_all();
         let mut shard = self.pages.shards.lock(number);
         while shard.allocator.available() == 0
@@ -303,7 +308,8 @@ impl Cleaners {
         Err(self.pages.backing.ledger.blocked("the cache is full and cannot be written back"))
     }
 
-    /// Makes free slots in shard `number` where no thread does, unless another request is at it.
+    /// Makes free slots in shard `number` in a cache without worker threads, unless another request
+    /// does that already.
     fn reclaim_or_wait(&self, number: usize) -> Result<()> {
         self.pages.counters.add(Counter::FullWaits, 1);
         let freed = match self.try_lock() {
@@ -314,7 +320,7 @@ impl Cleaners {
             if self.pages.shards.lock(number).is_exhausted() {
                 return Err(Pages::stuck("the cache has no slot for the write"));
             }
-            // Other threads clean, or write the coldest pages to the backing.
+            // Other threads clean, or are writing the coldest pages to the backing.
             self.pages.store.region.relax();
         }
         Ok(())

@@ -1,5 +1,6 @@
-//! Keeping what was read from the backing: after the answer, in the background. So is what was not
-//! read of the clusters that a read began or ended in ([`neighbours`](super::clusters)).
+//! Keeps pages that were read from the backing, in the background after the answer to the client.
+//! Also reads and keeps the rest of the first and the last cluster of a read
+//! ([`neighbours`](super::clusters)).
 
 use std::collections::VecDeque;
 
@@ -10,16 +11,16 @@ use crate::cache::pages::{Fill, Pages};
 use crate::sync::{AtomicU32, Ordering};
 use std::sync::Arc;
 
-/// Most pages that wait; more are not kept.
+/// Maximum number of waiting pages; further ones are not kept.
 const WAITING_MAX: usize = 256;
-/// Pages at which the rest of the worker ends.
+/// Wakes a resting worker when this many pages wait.
 const WAITING_MANY: usize = WAITING_MAX / 4;
-/// Most pages that are stored with one fence.
+/// Maximum number of pages stored with one fence.
 pub(in crate::cache) const BATCH_PAGES: usize = 64;
-/// Most clusters that wait; more are not read.
+/// Maximum number of waiting clusters; further ones are not read.
 const CLUSTERS_MAX: usize = 64;
 
-/// A cluster of which a read missed a part.
+/// A cluster that a read missed in part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cache) struct WantedCluster {
     pub(in crate::cache) number: u64,
@@ -32,7 +33,7 @@ pub(in crate::cache) struct Fills {
     pub(in crate::cache) pages: Arc<Pages>,
     pub(in crate::cache) writer: Arc<Writer>,
     queues: Mutex<Queues>,
-    /// How many of them a worker can take, for a look without the lock.
+    /// Number of entries that a worker can take, readable without the lock.
     count: AtomicU32,
 }
 
@@ -40,11 +41,12 @@ pub(in crate::cache) struct Fills {
 struct Queues {
     pages: VecDeque<Fill>,
     clusters: VecDeque<WantedCluster>,
-    /// A worker reads clusters: no other one takes any, so that one is left for writers.
+    /// A worker reads clusters. No other worker takes clusters meanwhile, so that one is left for
+    /// writers.
     is_reading: bool,
 }
 
-/// The right to read clusters; dropping it passes it on.
+/// The right to read clusters. Dropping it releases the right.
 pub(in crate::cache) struct Reading<'a> {
     fills: &'a Fills,
     pub(in crate::cache) clusters: Vec<WantedCluster>,
@@ -59,12 +61,13 @@ impl Drop for Reading<'_> {
 }
 
 impl Fills {
-    /// Fills of `pages`, which `writer` stores. None waits.
+    /// Returns empty queues of fills for `pages`, which `writer` stores.
     pub(in crate::cache) fn new(pages: Arc<Pages>, writer: Arc<Writer>) -> Self {
         Self { pages, writer, queues: Mutex::default(), count: AtomicU32::new(0) }
     }
 
-    /// Adds a page, unless too many wait. True: many wait now, and a worker must not rest.
+    /// Adds a page, unless too many wait. Returns whether so many wait that the worker must not
+    /// rest.
     pub(in crate::cache) fn offer(&self, fill: impl FnOnce() -> Fill) -> bool {
         let mut queues = self.queues.lock();
         if queues.pages.len() < WAITING_MAX {
@@ -74,7 +77,7 @@ impl Fills {
         queues.pages.len() == WAITING_MANY
     }
 
-    /// Adds a cluster, unless it waits already or too many do. True: it waits now.
+    /// Adds a cluster, unless it waits already or too many do. Returns whether it was added.
     pub(in crate::cache) fn offer_cluster(&self, wanted: WantedCluster) -> bool {
         let mut queues = self.queues.lock();
         let waits = queues.clusters.iter().any(|it| it.number == wanted.number);
@@ -86,12 +89,12 @@ impl Fills {
         true
     }
 
-    /// Pages or clusters wait.
+    /// Returns whether a worker can take pages or clusters.
     pub(in crate::cache) fn are_waiting(&self) -> bool {
         self.count.load(Ordering::SeqCst) > 0
     }
 
-    /// A batch of different pages.
+    /// Takes a batch of waiting pages, at most one fill for each page.
     pub(in crate::cache) fn take(&self) -> Vec<Fill> {
         let mut queues = self.queues.lock();
         let count = queues.pages.len().min(BATCH_PAGES);
@@ -103,7 +106,8 @@ impl Fills {
         fills
     }
 
-    /// Up to `most` clusters, unless another worker reads some.
+    /// Takes up to `most` waiting clusters. Returns `None` if none waits or another worker reads
+    /// some.
     pub(in crate::cache) fn take_clusters(&self, most: usize) -> Option<Reading<'_>> {
         let mut queues = self.queues.lock();
         if queues.is_reading || queues.clusters.is_empty() {
@@ -116,7 +120,7 @@ impl Fills {
         Some(Reading { fills: self, clusters })
     }
 
-    /// Drops the clusters that wait, and returns when those that are being read are stored.
+    /// Drops the waiting clusters, and waits until those that a worker reads are stored.
     pub(in crate::cache) fn drop_clusters(&self, relax: impl Fn()) {
         loop {
             let mut queues = self.queues.lock();

@@ -1,4 +1,5 @@
-//! The background work of a cache: keeping what was read, evicting and cleaning ahead of need.
+//! The background work of a cache: it keeps pages that were read, and evicts and cleans pages ahead
+//! of need.
 
 pub(super) mod ahead;
 pub(super) mod clean;
@@ -18,19 +19,19 @@ use clean::Cleaners;
 use fill::Fills;
 use resize::Resizing;
 
-/// What became of a step.
+/// The result of a step of background work.
 pub(super) enum Progress {
-    /// There was nothing to do.
+    /// There is no work.
     Idle,
-    /// Something was done.
+    /// The step did some work.
     Some,
-    /// Pages that were read are kept, and more are likely.
+    /// The step stored pages that were read, and more are likely to follow.
     Filled,
-    /// There is work, and other threads are at it.
+    /// There is work, and other threads do it.
     Blocked,
 }
 
-/// What a cache does beside requests.
+/// The work of a cache apart from requests.
 pub(super) struct Background {
     pub(super) pages: Arc<Pages>,
     pub(super) cleaners: Cleaners,
@@ -46,7 +47,7 @@ impl Background {
         }
         let Some((number, need)) = self.next_need(now_ns()) else { return Ok(Progress::Idle) };
         let Some(mut scratch) = self.cleaners.try_lock() else {
-            // Requests clean.
+            // Threads of requests are cleaning.
             return Ok(Progress::Blocked);
         };
         let done = match need {
@@ -65,7 +66,7 @@ impl Background {
         self.fills.are_waiting() || self.next_need(now_ns()).is_some()
     }
 
-    /// A shard that needs work, one without free slots first.
+    /// Returns a shard that needs work, and its need. Shards that lack free slots come first.
     fn next_need(&self, now_ns: u64) -> Option<(usize, Need)> {
         let may_clean = !self.cleaners.ahead.is_locked() && self.pages.backing.pace.is_free(now_ns);
         let need_of = |it| {

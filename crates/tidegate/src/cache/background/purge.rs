@@ -1,22 +1,23 @@
-//! Purging: the cache gives up all of its clean pages, while requests go on.
+//! Purging: removes all clean pages from the cache, while requests go on.
 //!
 //! 1. All dirty pages are cleaned.
-//! 2. What was read of the backing until now is kept no more.
-//! 3. The clean pages leave, shard by shard, as [`evict`](super::evict) has them leave.
+//! 2. Pages that were read from the backing until now are no longer kept.
+//! 3. The clean pages are removed, shard by shard ([`remove`](crate::cache::pages::remove)).
 //!
-//! Pages that requests write or read meanwhile may stay, and so do pages that wait for a commit:
-//! they are dirty. A page that could not be written, or is stuck, stays.
+//! Pages that requests write or read meanwhile may stay, and so do pages that wait for a commit,
+//! which are dirty. A page stays if it could not be written to the backing, or is stuck.
 
 use super::Background;
 use crate::device::{DeviceErrorKind, Result};
 use crate::sync::{Ordering, fence};
 
 impl Background {
-    /// Cleans all dirty pages, and has all clean ones leave the cache. Returns how many left.
+    /// Cleans all dirty pages, and removes all clean ones from the cache. Returns how many it
+    /// removed.
     ///
     /// # Errors
-    /// The backing failed, and nothing left; or a dirty page is damaged or the memory failed, and
-    /// all pages left that could.
+    /// If the backing failed, no page was removed. If a dirty page is damaged or the memory failed,
+    /// all pages that could be removed were.
     pub(in crate::cache) fn purge(&self) -> Result<u64> {
         let cleaned = self.cleaners.clean_all();
         if cleaned.as_ref().is_err_and(|error| error.kind() != DeviceErrorKind::Corrupt) {
@@ -28,12 +29,12 @@ impl Background {
         cleaned.map(|()| removed)
     }
 
-    /// Nothing that was read of the backing before the call comes into the cache after it.
+    /// Prevents that data read from the backing before the call enters the cache after it.
     fn forget_fills(&self) {
         self.fills.drop_clusters(|| self.pages.store.region.relax());
         self.pages.backing.traffic.keep_nothing_read();
-        // A worker locks its pages and then asks whether they may be kept: it is told so now, or
-        // holds the locks here.
+        // A worker locks its pages before it asks whether they may be kept. So it either gets the
+        // new answer, or holds its locks here and is waited for.
         fence(Ordering::SeqCst);
         self.pages.locks.await_holders(|| self.pages.store.region.relax());
     }

@@ -1,15 +1,15 @@
-//! A pool gets another size while requests go on.
+//! Changes the size of a pool while requests go on.
 //!
-//! The superblock alone says how long a pool is, and so how many slots it has
-//! ([`Places`]). Its update is the commit: a crash before it leaves the old size, a crash after it
-//! the new one.
+//! The superblock alone determines the length of a pool, and so its number of slots ([`Places`]).
+//! The update of the superblock is the commit: a crash before it leaves the old size, a crash after
+//! it the new one.
 //!
-//! Growing: 1. space for the file and the mapping; 2. the new headers are zeroed, FENCE: whatever
-//! bytes lay there, none of them is a header; 3. superblock; 4. the new slots are used.
+//! Growing: 1. extend the file and the mapping; 2. zero the new headers, FENCE, so that no previous
+//! bytes there count as a header; 3. update the superblock; 4. use the new slots.
 //!
-//! Shrinking: 1. no slot that leaves is taken any more; 2. pages in them are cleaned and evicted,
-//! dead ones voided, FENCE: no header is left that counts; 3. superblock; 4. mapping and file are
-//! cut.
+//! Shrinking: 1. stop taking the slots that leave; 2. clean and evict the pages in them and void
+//! dead ones, FENCE, so that no header in them counts; 3. update the superblock; 4. cut the mapping
+//! and the file.
 
 use std::thread::JoinHandle;
 
@@ -27,61 +27,64 @@ use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
 pub(in crate::cache) type Result<T> = std::result::Result<T, CacheError>;
 
-/// One slot in so many is kept free.
+/// One slot in this many is kept free.
 const FREE_ONE_IN: u32 = 100;
-/// Most dead slots that are voided at once.
+/// Maximum number of dead slots voided at once.
 const BATCH_SLOTS: usize = 512;
 
-/// The change of the size that is under way, or was last.
+/// The resize that is under way, or the last one.
 #[derive(Default)]
 pub(in crate::cache) struct Resizing {
-    /// Slots of a shard to keep free whatever its size.
+    /// Slots to keep free in each shard, regardless of its size.
     keep_free: Option<u32>,
     pub(in crate::cache) is_under_way: AtomicBool,
     pub(in crate::cache) is_stopped: AtomicBool,
-    /// Slots that leave, and those of them that have not left.
+    /// Number of slots that leave, and how many of these have not left yet.
     slots: AtomicU64,
     slots_left: AtomicU64,
-    /// Why the last change failed in the background.
+    /// The error of the last resize that failed in the background.
     pub(in crate::cache) failure: Mutex<Option<String>>,
     pub(in crate::cache) thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What a pool is to become.
+/// The planned size of a pool.
 pub(in crate::cache) struct Plan {
     pub(in crate::cache) superblock: Superblock,
     pub(in crate::cache) places: Places,
 }
 
 impl Resizing {
-    /// None is under way. `keep_free` slots of a shard are kept free whatever its size.
+    /// Returns the state without a resize. Each shard keeps `keep_free` slots free, or a share of
+    /// its size if that is `None`.
     pub(in crate::cache) fn new(keep_free: Option<u32>) -> Self {
         Self { keep_free, ..Self::default() }
     }
 
-    /// Slots of a shard that are kept free for writers.
+    /// Returns how many slots of each shard are kept free for writers.
     pub(in crate::cache) fn reserve(&self, header: &CacheHeader) -> u32 {
         let shard_slots = header.places.slots() / header.shards;
         self.keep_free.unwrap_or((shard_slots / FREE_ONE_IN).clamp(1, 256))
     }
 
-    /// Ends a change that is under way, which leaves the old size, and begins none any more.
+    /// Stops a resize that is under way, which leaves the old size, waits for its end, and prevents
+    /// further ones.
     pub(in crate::cache) fn stop(&self) {
         self.is_stopped.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.lock().take() {
-            // It has told of its failure.
+            // The thread has reported its failure itself.
             let _ = thread.join();
         }
     }
 
-    /// As [`stop`](Self::stop), and does not wait: a change that is under way ends after its batch,
-    /// or with the process.
+    /// Stops a resize that is under way without waiting for its end, and prevents further ones. The
+    /// resize ends after its batch, or with the process.
     pub(in crate::cache) fn abandon(&self) {
         self.is_stopped.store(true, Ordering::SeqCst);
         drop(self.thread.lock().take());
     }
 
-    /// For scripts: null where the pool keeps its size.
+    /// Returns the progress or the failure of the last resize as JSON for scripts, or null if there
+    /// is neither.
     pub(in crate::cache) fn details(&self) -> Value {
         let is_under_way = self.is_under_way.load(Ordering::SeqCst);
         let failure = self.failure.lock().clone();
@@ -99,7 +102,7 @@ impl Resizing {
 
 impl Background {
     pub(in crate::cache) fn plan_resize(&self, pool_bytes: u64) -> Result<Plan> {
-        // It has changed since the pool was opened: its backing is noted after that.
+        // The superblock has changed since the pool was opened: its backing is noted after that.
         let superblock =
             Superblock::read(&self.pages.store.region)?.superblock.resized(pool_bytes)?;
         let places = places_of(&superblock, self.pages.store.places.chunk_slots().into());
@@ -111,7 +114,8 @@ impl Background {
         Ok(Plan { superblock, places })
     }
 
-    /// Returns when all slots that are not in `places` have left; where that fails, all are back.
+    /// Waits until all slots that are not in `places` have left. After a failure all slots stay
+    /// usable.
     pub(in crate::cache) fn shrink_to(&self, places: &Places) -> Result<()> {
         self.each_resized(places, |shard, count| shard.allocator.set_usable(count));
         let vacated = self.vacate();
@@ -123,10 +127,11 @@ impl Background {
         vacated
     }
 
-    /// The pool is of its new size, durably.
+    /// Commits the new size durably to the superblock, and uses it from now on.
     pub(in crate::cache) fn commit_size(&self, plan: &Plan) -> Result<()> {
         let Plan { superblock: Superblock { pool_bytes, .. }, places } = *plan;
-        // It has changed since the plan was made: the backing's state is noted all the time.
+        // The superblock has changed since the plan was made: the backing's state is noted all the
+        // time.
         let superblock = Superblock::update(&self.pages.store.region, |it| {
             *it = it.resized(pool_bytes)?;
             Ok(())
@@ -137,7 +142,7 @@ impl Background {
         Ok(())
     }
 
-    /// Shows each shard and the number of slots that it has in `places` to `change`.
+    /// Calls `change` with each shard and the number of slots that it has in `places`.
     pub(in crate::cache) fn each_resized(
         &self,
         places: &Places,
@@ -150,7 +155,7 @@ impl Background {
         }
     }
 
-    /// Number of slots that are still to leave.
+    /// Counts the slots that are still to leave.
     fn count_leaving(&self) -> u64 {
         let leaving = |number| self.pages.shards.lock(number).allocator.leaving() as u64;
         let left = (0..self.pages.shards.count()).map(leaving).sum();
@@ -158,7 +163,7 @@ impl Background {
         left
     }
 
-    /// Returns when all slots that leave are void, durably.
+    /// Waits until all slots that leave are void, durably.
     fn vacate(&self) -> Result<()> {
         self.resizing.slots.store(self.count_leaving(), Ordering::Relaxed);
         loop {
@@ -174,17 +179,18 @@ impl Background {
                 return Err(CacheError::LostSlots);
             }
             if self.pages.groups.is_some() {
-                // Pages may wait for a commit, and slots that they replaced.
+                // Pages may wait for a commit, and so may slots with the versions that they
+                // replaced.
                 self.pages.counters.add(Counter::GroupsCommittedEarly, 1);
                 self.pages.commit_groups()?;
             }
-            // A writer fills the slot, or other writes to the backing keep the page busy.
+            // A writer is filling a slot, or other writes to the backing keep a page busy.
             self.pages.store.region.relax();
         }
     }
 
-    /// Has the pages in leaving slots of shard `number` leave the cache, dirty ones by way of the
-    /// backing.
+    /// Removes the pages in leaving slots of shard `number` from the cache. Cleans the dirty ones
+    /// first.
     fn vacate_shard(&self, number: usize) -> Result<()> {
         let mut from = 0;
         loop {
@@ -196,8 +202,8 @@ impl Background {
             if pages.is_empty() {
                 return Ok(());
             }
-            // A page is named by each of its slots: that of a record, and the one under it. It
-            // leaves once.
+            // Each slot of a page yields the page: the slot of its record and the slot under that.
+            // The page leaves only once.
             pages.sort_unstable_by_key(|found| found.page);
             pages.dedup_by_key(|found| found.page);
             let dirty = pages.iter().filter(|found| found.dirty).copied().collect();
@@ -207,8 +213,8 @@ impl Background {
         }
     }
 
-    /// Voids the headers of dead slots of shard `number` that leave. Their successors are durable,
-    /// and do not leave the cache meanwhile: the pages are held.
+    /// Voids the headers of the leaving dead slots of shard `number`. The newer versions of their
+    /// pages are durable, and stay in the cache meanwhile because the pages are held.
     fn void_left_dead(&self, number: usize) -> Result<()> {
         loop {
             let dead = self.pages.shards.lock(number).allocator.take_left_dead(BATCH_SLOTS);

@@ -11,21 +11,21 @@ use crate::cache::pages::index::{Found, Taken};
 
 /// A page, or a record of one, with its slot.
 pub(in crate::cache) struct Member<'a> {
-    /// Without what is known only when it is stored: lane, batch, group, and the data's checksum.
+    /// `make_durable` sets the lane, the batch, the group and the data's checksum.
     pub(in crate::cache) header: SlotHeader,
-    /// Its bytes; none for zeroes.
+    /// The data; `None` for a page of zeroes.
     pub(in crate::cache) data: Option<&'a [u8]>,
     pub(in crate::cache) class: u8,
     pub(in crate::cache) taken: Taken,
 }
 
 impl Member<'_> {
-    /// Bytes of memory that it takes, with its header.
+    /// Returns how many bytes of memory the member takes, including its header.
     pub(in crate::cache) fn stored_bytes(&self) -> u64 {
         HEADER_BYTES + self.data.map_or(0, |data| data.len() as u64)
     }
 
-    /// What was stored.
+    /// Returns the stored version, for lookups.
     pub(in crate::cache) fn found(&self) -> Found {
         Found { verified: true, ..Found::of_header(self.taken.slot, &self.header) }
     }
@@ -34,13 +34,14 @@ impl Member<'_> {
 impl Store {
     /// Stores data and headers, and fences them.
     ///
-    /// Data and header of a page go in any order: the header has the data's checksum, and after a
-    /// crash that decides for a lane's newest batch. For older batches it need not: their fence
-    /// came before the lane's next batch began.
+    /// Data and header of a page may become durable in any order. After a crash, recovery compares
+    /// the data with the header's checksum for each lane's newest batch. Older batches need no
+    /// comparison: they were fenced before the lane's next batch began.
     ///
-    /// A slot that is split gets its header in the same batch as its first part: without the one
-    /// the other is not looked at, and the parts beside it are void by then. No other batch has a
-    /// part of it before this one is fenced.
+    /// The header that splits a slot is in the same batch as the slot's first part. Recovery reads
+    /// the headers of parts only in a slot with a whole split header, and the headers of all its
+    /// other parts are void by then. No other batch uses a part of the slot before this one is
+    /// fenced.
     pub(in crate::cache) fn make_durable(&self, members: &[Member<'_>], group: u64) -> PmemResult {
         self.clear_parts(members)?;
         let lane = self.lanes.take(&self.region);
@@ -60,13 +61,13 @@ impl Store {
             let bytes = header.encode(self.salt, it.taken.slot);
             self.region.write_streaming(self.places.header(it.taken.slot), &bytes)
         };
-        // The fence also after a failure: the lane's next batch relies on it.
+        // Fences even after a failure, because the lane's next batch relies on the fence.
         let stored = members.iter().try_for_each(store);
         stored.and(self.region.fence())
     }
 
-    /// Makes the headers of all parts void of slots that are to be split, durably: the header that
-    /// splits the slot would else make an older one count, or other data that looks like one.
+    /// Voids, durably, the headers of all parts in slots that are about to be split. Otherwise the
+    /// split header would make stale part headers, or data that resembles them, count.
     fn clear_parts(&self, members: &[Member<'_>]) -> PmemResult {
         let mut has_cleared = false;
         for taken in members.iter().map(|it| it.taken).filter(|it| it.splits) {

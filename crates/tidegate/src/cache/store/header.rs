@@ -1,7 +1,7 @@
 //! The cache header: the pool's salt, its mode and its backing, in two copies.
 //!
-//! Invariant: at every moment one copy is whole. Of two whole copies that with the higher sequence
-//! counts, and an update writes the other one first.
+//! Invariant: at every moment one copy is whole. If both are whole, the copy with the higher
+//! sequence number counts. An update writes the other copy first.
 
 use std::collections::BTreeMap;
 
@@ -24,21 +24,21 @@ use crate::pool::{self, PoolError, Superblock};
 
 type Result<T> = std::result::Result<T, CacheError>;
 
-/// Slots of a shard of a new pool, about; small pools have one shard.
+/// Approximate number of slots in each shard of a new pool. Small pools have one shard.
 const SHARD_SLOTS: u32 = 2048;
 const SHARDS_MAX: u32 = 16;
 /// The fewest slots of a pool.
 pub(in crate::cache) const SLOTS_MIN: u32 = 4;
 
-/// Three pages of superblocks, the cache headers, the commit words, and a chunk of the fewest
-/// slots: its head and a page of slot headers.
+/// Three pages of superblocks, the cache headers, the commit words, and the smallest chunk: its
+/// head, a page of slot headers, and [`SLOTS_MIN`] slots.
 pub(in crate::cache) const POOL_BYTES_MIN: u64 =
     3 * PAGE_BYTES + CHUNKS_OFFSET + CHUNK_HEAD_BYTES + (1 + SLOTS_MIN as u64) * PAGE_BYTES;
 
-/// Which backing the pages of a pool are of.
+/// The backing that a pool caches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Binding {
-    /// What tells the backing from all others; never 0.
+    /// Distinguishes the backing from all others; never 0.
     pub identity: u64,
     /// Its absolute path or URL, cut off after 512 bytes.
     pub name: String,
@@ -51,7 +51,7 @@ pub struct Binding {
 pub struct CacheOptions {
     /// The pool's uuid.
     pub uuid: Uuid,
-    /// Keeps headers of older pools in the same bytes from counting.
+    /// Goes into all checksums, so that headers of older pools in these bytes do not count.
     pub salt: u64,
     /// Size of a block of the device in bytes: 512, 1024, 2048 or 4096.
     pub block_bytes: u32,
@@ -67,41 +67,41 @@ impl Default for CacheOptions {
     }
 }
 
-/// What the cache header of a pool says, and where its slots are.
+/// The content of a pool's cache header, and the offsets of its slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheHeader {
     /// The pool's superblock.
     pub superblock: Superblock,
-    /// Goes into all checks.
+    /// Goes into all checksums.
     pub salt: u64,
     /// How writes and reads are treated.
     pub mode: Mode,
-    /// The settings that are not at their defaults, a line `KEY=VALUE` each.
+    /// The settings that differ from their defaults, one `KEY=VALUE` line each.
     pub settings: String,
-    /// The backing; none before the first use.
+    /// The backing; `None` before the first use.
     pub binding: Option<Binding>,
     /// Where the slots are.
     pub places: Places,
-    /// Number of shards: a page lies in a slot of its own one.
+    /// Number of shards. A page lies only in slots of its own shard.
     pub shards: u32,
     pub(in crate::cache) cluster: Cluster,
     sequence: u64,
-    /// The version of the header. One of an older program is to be written anew before a slot gets
-    /// what that program does not know.
+    /// The format version of the header. A header of an older version is rewritten before a slot
+    /// gets content that the older version does not know.
     pub(in crate::cache) version: u32,
-    /// The second copy is the one that counts.
+    /// Whether the second copy is the one that counts.
     second_counts: bool,
-    /// Both copies of this header are whole and agree.
+    /// Whether both copies of this header are whole and equal.
     pub is_whole: bool,
-    /// Both copies of the superblock are whole and agree.
+    /// Whether both copies of the superblock are whole and equal.
     pub superblock_is_whole: bool,
 }
 
-/// Makes a cache pool of all of `region`; whatever was there is lost.
+/// Formats all of `region` as a cache pool. Previous content is lost.
 ///
 /// # Errors
-/// [`CacheError::Pool`]: the region is too small, before anything changes, or failed;
-/// [`CacheError::LineSize`].
+/// Returns [`CacheError::LineSize`], or [`CacheError::Pool`] if the region is too small. Both are
+/// detected before anything changes. Also returns [`CacheError::Pool`] if the region fails.
 pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
     let cluster = cluster_of(options.line_bytes)?;
     let mut superblock = Superblock::plan(region, CODE, options.uuid, options.block_bytes)?;
@@ -113,9 +113,9 @@ pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
         return Err(PoolError::TooSmall { found_bytes, least_bytes }.into());
     }
     pool::erase(region)?;
-    // Commit words of zeroes say that nothing was committed.
+    // Zeroed commit words mean that no group was committed.
     region.zero_streaming(superblock.data_offset + commit_offset(0), PAGE_BYTES)?;
-    // Headers of zeroes are free slots, fenced before the superblock says that they are headers.
+    // Zeroed headers are free slots. They are fenced before the superblock makes them count.
     for slot in (0..places.slots()).step_by(super::layout::CHUNK_SLOTS as usize) {
         let start = places.header(slot) - CHUNK_HEAD_BYTES;
         region.zero_streaming(start, places.data(slot) - start)?;
@@ -142,34 +142,35 @@ pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
     Ok(header)
 }
 
-/// Clusters of `found_bytes` bytes.
+/// Returns clusters of `found_bytes` bytes, or an error if there is no such cluster size.
 fn cluster_of(found_bytes: u32) -> Result<Cluster> {
     Cluster::of_bytes(found_bytes).ok_or(CacheError::LineSize { found_bytes })
 }
 
-/// The incompatible features of a pool with `cluster`.
+/// Returns the incompatible features of a pool with `cluster`.
 pub(in crate::cache) fn features_of(cluster: Cluster) -> u64 {
     if cluster.is_page() { 0 } else { pool::CLUSTERS }
 }
 
-/// Where slots may lie, and how many bytes that are.
+/// Returns the offset where slots may begin, and how many bytes they may use.
 fn bytes_for_slots(superblock: &Superblock) -> (u64, u64) {
     let bytes = superblock.data_bytes.saturating_sub(CHUNKS_OFFSET);
     (superblock.data_offset + CHUNKS_OFFSET, bytes)
 }
 
-/// The slots of a pool with `superblock` that was made with `chunk_slots` slots.
+/// Returns the offsets of the slots of a pool that was created with `chunk_slots` slots and now has
+/// the size in `superblock`.
 pub(in crate::cache) fn places_of(superblock: &Superblock, chunk_slots: u64) -> Places {
     let (base, bytes) = bytes_for_slots(superblock);
     Places::within(base, bytes, u32::try_from(chunk_slots).unwrap_or(u32::MAX))
 }
 
-/// The fewest slots of a pool with `shards` shards.
+/// Returns the fewest slots that a pool with `shards` shards may have.
 pub(in crate::cache) fn slots_least(shards: u32) -> u32 {
     SLOTS_MIN * shards
 }
 
-/// Makes the headers of the slots of `places` from `first` on free, durably.
+/// Frees the slots of `places` from `first` on by zeroing their headers, durably.
 pub(in crate::cache) fn free_headers(region: &Region, places: &Places, first: u32) -> Result<()> {
     for (first, count) in places.header_runs(first, places.slots()) {
         region.zero_streaming(places.header(first), u64::from(count) * HEADER_BYTES)?;
@@ -178,7 +179,7 @@ pub(in crate::cache) fn free_headers(region: &Region, places: &Places, first: u3
 }
 
 impl CacheHeader {
-    /// Size of the clusters in bytes.
+    /// Returns the size of the clusters in bytes.
     pub fn line_bytes(&self) -> u64 {
         self.cluster.bytes()
     }
@@ -187,15 +188,16 @@ impl CacheHeader {
         Sharding { count: self.shards, cluster: self.cluster }
     }
 
-    /// The settings that are not at their defaults.
+    /// Returns the settings that differ from their defaults, by key.
     pub(in crate::cache) fn settings_by_key(&self) -> BTreeMap<&str, &str> {
         self.settings.lines().filter_map(|line| line.split_once('=')).collect()
     }
 
-    /// Reads the headers of the pool in `region`, and changes nothing.
+    /// Reads the headers of the pool in `region` without changing anything.
     ///
     /// # Errors
-    /// There is no cache pool, or neither copy of its header is whole.
+    /// Fails if there is no cache pool, neither copy of its header is whole, or the header is of an
+    /// unknown version or names an impossible layout.
     pub fn read(region: &Region) -> Result<Self> {
         let found = Superblock::read(region)?;
         let superblock = found.superblock;
@@ -220,7 +222,7 @@ impl CacheHeader {
         if !(1..=SHARDS_MAX).contains(&shards) || !has_layout {
             return Err(CacheError::HeaderDamaged);
         }
-        // A pool of a program that knew no other clusters has 0.
+        // Pools created before clusters existed have 0.
         let cluster = match bytes.line_bytes.get() {
             0 => Cluster::default(),
             found_bytes => cluster_of(found_bytes)?,
@@ -247,10 +249,11 @@ impl CacheHeader {
         })
     }
 
-    /// The last group that is committed; 0: none. All members of it and of those before count.
+    /// Returns the last committed group, 0 if there is none. All members of this group and of
+    /// earlier groups count.
     ///
     /// # Errors
-    /// [`CacheError::CommitWords`]: they are damaged.
+    /// [`CacheError::CommitWords`] if the commit words are damaged.
     pub fn committed_group(&self, region: &Region) -> Result<u64> {
         let read = |group| -> Result<[u64; 2]> {
             let mut bytes = [0; COMMIT_BYTES];
@@ -262,10 +265,10 @@ impl CacheHeader {
         committed_group(self.salt, found).ok_or(CacheError::CommitWords { found })
     }
 
-    /// Writes the superblock and this header anew where a copy of them is damaged.
+    /// Rewrites the superblock and this header where one of their copies is damaged.
     ///
     /// # Errors
-    /// [`CacheError::Pool`], [`CacheError::Pmem`].
+    /// [`CacheError::Pool`] or [`CacheError::Pmem`] if a write fails.
     pub(in crate::cache) fn restore(&mut self, region: &Region) -> Result<()> {
         if !self.superblock_is_whole {
             self.superblock.write(region)?;
@@ -274,17 +277,17 @@ impl CacheHeader {
         if self.is_whole { Ok(()) } else { self.write(region) }
     }
 
-    /// Writes both copies, the one that counts last.
+    /// Writes both copies; the one that counts is written last.
     ///
     /// # Errors
-    /// [`CacheError::Pmem`]; the pool then has its old header or this one.
+    /// [`CacheError::Pmem`] if a write fails. The pool then has either its old header or this one.
     pub(in crate::cache) fn write(&mut self, region: &Region) -> Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
         let bytes = self.encode();
         let order = if self.second_counts { [0, PAGE_BYTES] } else { [PAGE_BYTES, 0] };
         for offset in order {
             region.write_streaming(self.superblock.data_offset + offset, bytes.as_bytes())?;
-            // This copy must be whole before the one that counted is touched.
+            // This copy must be durable before the copy that counted is overwritten.
             region.fence()?;
         }
         (self.second_counts, self.is_whole, self.version) = (false, true, VERSION);

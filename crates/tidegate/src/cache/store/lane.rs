@@ -1,14 +1,14 @@
 //! Lanes: each stores one batch of slots at a time and fences it.
 //!
-//! Invariant: a lane's batch is fenced before its next one begins, whichever threads have the lane.
-//! So after a crash only its newest batch can be torn.
+//! Invariant: a lane's batch is fenced before its next one begins, whichever threads take the lane.
+//! So only the newest batch of a lane can be torn by a crash.
 
 use crossbeam_utils::CachePadded;
 
 use crate::pmem::Region;
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
-/// Lanes of a pool.
+/// Number of lanes of a pool.
 pub(in crate::cache) const LANES: u16 = 64;
 
 /// The lanes of one pool.
@@ -31,7 +31,7 @@ pub(in crate::cache) struct LaneGuard<'a> {
 }
 
 impl Lanes {
-    /// Lanes whose last batches have the numbers `newest`.
+    /// Returns free lanes whose last batches have the numbers `newest`.
     pub(in crate::cache) fn new(newest: &[u64]) -> Self {
         let lane = |batch: &u64| {
             CachePadded::new(Lane { taken: AtomicBool::new(false), batch: AtomicU64::new(*batch) })
@@ -39,7 +39,8 @@ impl Lanes {
         Self { lanes: newest.iter().map(lane).collect() }
     }
 
-    /// Takes a free lane for one batch, the thread's own if it is free.
+    /// Takes a free lane for one batch, preferably the lane of the calling thread's ordinal. Waits
+    /// until a lane is free.
     pub(in crate::cache) fn take(&self, region: &Region) -> LaneGuard<'_> {
         let first = region.thread_ordinal();
         loop {

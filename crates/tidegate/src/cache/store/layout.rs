@@ -1,7 +1,7 @@
-//! The cache's bytes on the medium: slot headers, the cache header, and where slots lie.
+//! The cache's format on the medium: slot headers, the cache header, and the offsets of slots.
 //!
-//! docs/formats.md describes it. All numbers are little-endian. Nothing in this file touches
-//! memory.
+//! docs/formats.md describes the format. All numbers are little-endian. Nothing in this file
+//! touches the memory of a pool.
 
 use std::mem::{offset_of, size_of};
 
@@ -19,55 +19,55 @@ pub(in crate::cache) const PAGE: usize = 4096;
 pub const HEADER_BYTES: u64 = HEADER as u64;
 /// [`HEADER_BYTES`] as the length of a buffer.
 pub(in crate::cache) const HEADER: usize = 64;
-/// Bytes of a line: a bit of a header's bitmaps each.
+/// Bytes of a line. Each bit of a header's bitmaps stands for one line.
 pub(in crate::cache) const LINE: usize = 64;
 /// All lines of a page.
 pub const ALL_LINES: u64 = u64::MAX;
-/// Size of a chunk in bytes; the last one of a pool may be shorter.
+/// Size of a chunk in bytes. The last chunk of a pool may be shorter.
 pub const CHUNK_BYTES: u64 = 64 << 20;
 /// Slots of a whole chunk.
 pub const CHUNK_SLOTS: u32 = 16_128;
-/// Pages at the start of a chunk that say what the chunk is: zero in this version.
+/// Pages at the start of a chunk, reserved for its description. They are zero in this version.
 const CHUNK_HEAD_PAGES: u64 = 4;
-/// Bytes before the headers of a chunk.
+/// Bytes before the slot headers of a chunk.
 pub(in crate::cache) const CHUNK_HEAD_BYTES: u64 = CHUNK_HEAD_PAGES * PAGE_BYTES;
 const HEADERS_A_PAGE: u64 = PAGE_BYTES / HEADER_BYTES;
 const HEADERS_A_PAGE_U32: u32 = 64;
-/// Where the page of commit words starts, counted from the engine's first byte: behind both cache
-/// headers.
+/// Offset of the page of commit words from the engine's first byte: behind both cache headers.
 const COMMIT_OFFSET: u64 = 2 * PAGE_BYTES;
-/// Where the chunks start, counted likewise.
+/// Offset of the first chunk from the engine's first byte.
 pub(in crate::cache) const CHUNKS_OFFSET: u64 = COMMIT_OFFSET + PAGE_BYTES;
 /// Size of a commit word in bytes.
 pub(in crate::cache) const COMMIT_BYTES: usize = 16;
-/// Pages have numbers below this: the upper bits of the field are for the number of a backing.
+/// Page numbers are below this. The upper bits of the field are reserved for the number of a
+/// backing.
 pub(in crate::cache) const PAGES_MAX: u64 = 1 << 48;
 const BATCH_BITS: u32 = 48;
-/// Batches, versions and groups have numbers below these, half of what their fields hold: the next
-/// one of any number that counts can be stored.
+/// Numbers of batches, versions and groups are below half the range of their fields, so that the
+/// successor of any valid number can be stored.
 const BATCHES_MAX: u64 = 1 << (BATCH_BITS - 1);
 const VERSIONS_MAX: u64 = 1 << 63;
-/// The slot reads as zeroes, whatever its data is.
+/// The page reads as zeroes, whatever the slot's data.
 const FLAG_ZERO: u64 = 1;
-/// The slot is split: its parts have headers of their own.
+/// The slot is split: its parts have their own headers.
 const FLAG_SPLIT: u64 = 2;
-/// In place of the group of a split slot.
+/// The group field of a split slot.
 const SPLIT_MARK: u64 = 0x0054_494c_5053;
-/// In place of the data check of a split slot. Version 3 had 1 to 4 there, for parts of one size.
+/// The data check field of a split slot. Version 3 stored 1 to 4 here, for parts of one size.
 const SPLIT_FORM: u32 = 5;
 /// The group is in the bits above the flags.
 const GROUP_SHIFT: u32 = 8;
 const FLAGS: u64 = (1 << GROUP_SHIFT) - 1;
 /// See [`BATCHES_MAX`].
 pub(in crate::cache) const GROUPS_MAX: u64 = 1 << (63 - GROUP_SHIFT);
-/// Bytes of the backing's name that a cache header keeps.
+/// Maximum length of the backing's name in a cache header, in bytes.
 pub(in crate::cache) const NAME_BYTES_MAX: usize = 512;
-/// Bytes of settings that a cache header keeps.
+/// Maximum length of the settings in a cache header, in bytes.
 pub(in crate::cache) const SETTINGS_BYTES_MAX: usize = 3064;
 const MAGIC: [u8; 8] = *b"TGCACHE\0";
 pub(in crate::cache) const VERSION: u32 = 4;
-/// Versions that are made [`VERSION`] when the pool is opened: 1 had no records, and 2 no split
-/// slots. Those of version 3 had other parts.
+/// Versions that opening a pool upgrades to [`VERSION`]. Version 1 had no records, version 2 no
+/// split slots. Version 3 is not upgraded, because its parts differ.
 pub(in crate::cache) const VERSIONS_BEFORE: [u32; 2] = [1, 2];
 
 const _: () = {
@@ -78,35 +78,36 @@ const _: () = {
     assert!(pages * PAGE_BYTES == CHUNK_BYTES);
 };
 
-/// Slots of a stripe, whose headers are a page.
+/// Slots of a stripe. Their headers fill one page.
 const STRIPE_SLOTS: u64 = HEADERS_A_PAGE;
 const STRIPE_BYTES: u64 = (1 + STRIPE_SLOTS) * PAGE_BYTES;
-/// Half of the numbers are left for tables that are twice as long.
+/// Half of the range of `u32`, so that tables may be twice as long.
 const SLOTS_MAX: u32 = u32::MAX / 2;
 
-/// Where the headers and the data of slots lie in the region: in the chunks with which the pool was
-/// made, and in the stripes behind them with which it grew. A slot stays where it is whatever the
-/// size of the pool becomes.
+/// Offsets of slot headers and slot data in the region. Slots lie in the chunks that the pool was
+/// created with, and then in the stripes that it grew by. A slot keeps its offset when the size of
+/// the pool changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Places {
     base: u64,
     chunk_slots: u32,
-    /// Where the stripes begin.
+    /// Offset of the first stripe.
     stripes: u64,
     slots: u32,
 }
 
 impl Places {
-    /// The slots of chunks that fill `bytes` bytes from `base` on.
+    /// Returns the slots of a new pool: chunks that fill `bytes` bytes from `base` on.
     pub(in crate::cache) fn fitting(base: u64, bytes: u64) -> Self {
         let rest_pages = (bytes % CHUNK_BYTES / PAGE_BYTES).saturating_sub(CHUNK_HEAD_PAGES);
-        // n slots need n pages and n / 64 pages of headers, rounded up.
+        // n slots need n pages of data and n / 64 pages of headers, rounded up.
         let rest = rest_pages * HEADERS_A_PAGE / (HEADERS_A_PAGE + 1);
         let slots = at_most_all(bytes / CHUNK_BYTES * u64::from(CHUNK_SLOTS) + rest);
         Self { slots, ..Self::made_with(base, slots) }
     }
 
-    /// The slots in `bytes` bytes from `base` on of a pool that was made with `chunk_slots` slots.
+    /// Returns the slots in `bytes` bytes from `base` on, for a pool created with `chunk_slots`
+    /// slots.
     pub(in crate::cache) fn within(base: u64, bytes: u64, chunk_slots: u32) -> Self {
         let all = Self::made_with(base, chunk_slots.min(SLOTS_MAX));
         let end = base.saturating_add(bytes);
@@ -117,22 +118,22 @@ impl Places {
         Self { slots, ..all }
     }
 
-    /// Of a pool that was made with `chunk_slots` slots, and without any.
+    /// Returns the layout of a pool created with `chunk_slots` slots, with a slot count of 0.
     fn made_with(base: u64, chunk_slots: u32) -> Self {
         let places = Self { base, chunk_slots, stripes: 0, slots: 0 };
         let chunks_end = chunk_slots.checked_sub(1).map(|last| places.data(last) + PAGE_BYTES);
-        // What was too short for a slot when the pool was made, at most five pages, has none later.
+        // The rest at the end of the pool as created, at most five pages, never gets a slot.
         Self { stripes: chunks_end.unwrap_or(base) + CHUNK_HEAD_BYTES, ..places }
     }
 
-    /// All slots, with `pages` pages for stripes.
+    /// Returns the number of all slots if `pages` pages are available for stripes.
     fn slots_of_stripes(&self, pages: u64) -> u32 {
         let (stripes, rest) = (pages * PAGE_BYTES / STRIPE_BYTES, pages % (1 + STRIPE_SLOTS));
         let slots = stripes * STRIPE_SLOTS + rest.saturating_sub(1);
         at_most_all(u64::from(self.chunk_slots).saturating_add(slots))
     }
 
-    /// The slots of chunks that end at `end` or before.
+    /// Returns the number of slots in chunks whose data ends at `end` or before.
     fn slots_of_chunks(&self, end: u64) -> u32 {
         let fits = |slot: &u32| self.data(*slot) + PAGE_BYTES <= end;
         let (mut fitting, mut first_not) = (0, self.chunk_slots);
@@ -143,17 +144,18 @@ impl Places {
         fitting
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// Number of slots in chunks, when the pool was made.
+    /// Returns the number of slots in chunks, fixed when the pool was created.
     pub(in crate::cache) fn chunk_slots(&self) -> u32 {
         self.chunk_slots
     }
 
-    /// The header of `slot` in the region. Those of parts lie before all lines.
+    /// Returns the offset of the header of `slot` in the region. The headers of parts lie at the
+    /// start of their split slot.
     pub fn header(&self, slot: u32) -> u64 {
         if let Some(part) = part_number(slot) {
             return self.data(part.slot) + u64::from(part.unit) * HEADER_BYTES;
@@ -162,7 +164,7 @@ impl Places {
         headers + within * HEADER_BYTES
     }
 
-    /// The data of `slot` in the region.
+    /// Returns the offset of the data of `slot` in the region.
     pub fn data(&self, slot: u32) -> u64 {
         if let Some(part) = part_number(slot) {
             return self.data(part.slot) + PART_HEADERS_BYTES + u64::from(part.unit) * UNIT_BYTES;
@@ -171,8 +173,8 @@ impl Places {
         headers + (header_pages + within) * PAGE_BYTES
     }
 
-    /// The slots from `first` to `end`, in runs of at most 64 whose headers lie side by side: the
-    /// first one of each, and how many.
+    /// Returns the slots from `first` to `end` in runs of at most 64 whose headers are contiguous,
+    /// as pairs of first slot and count.
     pub(in crate::cache) fn header_runs(
         &self,
         first: u32,
@@ -193,7 +195,7 @@ impl Places {
         std::iter::successors(run_of(first), move |(first, count)| run_of(first + count))
     }
 
-    /// The chunk or the stripe of `slot`.
+    /// Locates `slot` in its chunk or stripe. `slot` is not a part.
     #[inline]
     fn locate(&self, slot: u32) -> Located {
         if let Some(own) = slot.checked_sub(self.chunk_slots) {
@@ -212,37 +214,38 @@ impl Places {
     }
 }
 
-/// Slots whose headers lie side by side, and behind them their data; and one of them.
+/// A chunk or stripe, which has contiguous headers followed by the data, and one slot in it.
 struct Located {
-    /// Where the headers begin.
+    /// Offset of the first header in the region.
     headers: u64,
-    /// Pages that they take.
+    /// Pages that the headers take.
     header_pages: u64,
-    /// The number of the slot among these.
+    /// The number of the slot in its chunk or stripe.
     within: u64,
 }
 
-/// `slots`, or as many as a pool can have.
+/// Returns `slots`, limited to [`SLOTS_MAX`].
 fn at_most_all(slots: u64) -> u32 {
     u32::try_from(slots).unwrap_or(u32::MAX).min(SLOTS_MAX)
 }
 
-/// Bytes at the start of a split slot for the headers of its parts: those of the metadata of AFCM's
-/// fine slots, which have 56 lines behind them likewise.
+/// Bytes at the start of a split slot for the headers of its parts. AFCM's fine slots have as much
+/// metadata, and 56 lines behind it too.
 const PART_HEADERS_BYTES: u64 = 512;
 /// Lines of a unit.
 const UNIT_LINES: u32 = 8;
-/// Units of a split slot. A part is one of them or several neighbours, and holds a record.
+/// Units of a split slot. A part is one unit or several adjacent ones, and holds a record.
 pub const UNITS: u32 = 7;
 const UNIT_BYTES: u64 = UNIT_LINES as u64 * LINE as u64;
-/// Most units of a part: a record of more lines takes a slot, in which it would leave nothing.
+/// Maximum number of units of a part. A longer record takes a whole slot, since as a part it would
+/// leave no unit to others.
 pub(in crate::cache) const PART_UNITS_MAX: u32 = UNITS - 1;
-/// The headers of all parts that a slot can have: one for each unit.
+/// Bytes of the headers of all parts that a slot can have: one for each unit.
 pub const ALL_PART_HEADERS: usize = UNITS as usize * HEADER;
-/// In the number of a part, above the number of its slot and its first unit there.
+/// Flag in the number of a part, above the slot number and the part's first unit.
 const PART_FLAG: u32 = 1 << 31;
 const UNIT_BITS: u32 = 3;
-/// Slots from this number on are not split: the numbers of their parts would be too large.
+/// Slots from this number on are never split: their parts' numbers would not fit.
 const SPLIT_SLOTS_MAX: u32 = 1 << (31 - UNIT_BITS);
 
 const _: () = {
@@ -251,62 +254,63 @@ const _: () = {
     assert!(UNITS <= 1 << UNIT_BITS);
 };
 
-/// Units of a record of `lines` lines. With more than [`PART_UNITS_MAX`] it takes a slot.
+/// Returns the units of a record of `lines` lines. A record of more than [`PART_UNITS_MAX`] units
+/// takes a slot.
 #[inline]
 pub(in crate::cache) fn units_of(lines: u32) -> u32 {
     lines.div_ceil(UNIT_LINES)
 }
 
-/// The number of the part of `slot`, which is below 2^28, that begins with unit `unit`.
+/// Returns the number of the part that begins at `unit` of `slot`, which is below 2^28.
 pub fn part_of(slot: u32, unit: u32) -> u32 {
     PART_FLAG | slot << UNIT_BITS | unit
 }
 
-/// The numbers of all parts that `slot` can have, one for each unit.
+/// Returns the numbers of all parts that `slot` can have, one for each unit.
 pub fn parts_of(slot: u32) -> impl Iterator<Item = u32> {
     (0..UNITS).map(move |unit| part_of(slot, unit))
 }
 
-/// The number of a part, taken apart.
+/// A decoded part number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cache) struct PartNumber {
-    /// The slot.
+    /// The split slot.
     pub(in crate::cache) slot: u32,
     /// The first unit.
     pub(in crate::cache) unit: u32,
 }
 
-/// What the number `slot` says where it is that of a part.
+/// Decodes the number of a part. Returns `None` if `slot` is the number of a whole slot.
 #[inline]
 pub(in crate::cache) fn part_number(slot: u32) -> Option<PartNumber> {
     let number = slot.checked_sub(PART_FLAG)?;
     Some(PartNumber { slot: number >> UNIT_BITS, unit: number & ((1 << UNIT_BITS) - 1) })
 }
 
-/// Whether `slot` is the number of a part.
+/// Returns whether `slot` is the number of a part.
 pub(in crate::cache) fn is_part(slot: u32) -> bool {
     slot & PART_FLAG != 0
 }
 
-/// The slot with the number `slot`, or the one of which that is a part.
+/// Returns the slot that contains the part `slot`, or `slot` itself if it is no part.
 pub fn whole_slot(slot: u32) -> u32 {
     part_number(slot).map_or(slot, |part| part.slot)
 }
 
-/// The parts of `slot` can have numbers.
+/// Returns whether `slot` may be split, which requires that its parts' numbers fit.
 pub(in crate::cache) fn can_split(slot: u32) -> bool {
     slot < SPLIT_SLOTS_MAX
 }
 
-/// Most lines that a header of `slot` may name: of a page, or of a record in a part.
+/// Returns the maximum number of lines that a header of `slot` may name: a whole page, or the
+/// longest record that fits the part.
 fn lines_max(slot: u32) -> u32 {
     part_number(slot)
         .map_or(u64::BITS, |part| UNITS.saturating_sub(part.unit).min(PART_UNITS_MAX) * UNIT_LINES)
 }
 
-/// The bytes of the header that says that `slot` of the pool with `salt` is split. It shares no
-/// word but that of its checksum with what lay there before, so one that a crash cut off is not
-/// taken for one that was changed.
+/// Encodes the header that splits `slot` of the pool with `salt`. All its words but the checksum's
+/// are constant, to tell a header that a crash tore from one with a changed bit.
 pub(in crate::cache) fn split_header(salt: u64, slot: u32) -> [u8; HEADER] {
     let mut bytes = HeaderBytes::new_zeroed();
     bytes.data_check = U32::new(SPLIT_FORM);
@@ -343,57 +347,57 @@ const _: () = {
     assert!(offset_of!(HeaderBytes, verdict) as u64 == VERDICT_OFFSET);
 };
 
-/// Where the verdict lies in a header.
+/// Offset of the verdict in a slot header.
 pub const VERDICT_OFFSET: u64 = 56;
 
-/// What a slot's header says.
+/// The decoded header of a slot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SlotHeader {
     /// The page of the backing that the slot holds, below 2^48.
     pub page: u64,
     /// Grows with each write of the page; below 2^63.
     pub version: u64,
-    /// The lane that wrote it.
+    /// The lane that wrote the slot.
     pub lane: u16,
-    /// Which of the lane's batches, below 2^47.
+    /// The number of the lane's batch, below 2^47.
     pub batch: u64,
-    /// The group that must be committed before the header counts, below 2^55; 0: none.
+    /// The group that must be committed before the header counts, below 2^55; 0 if there is none.
     pub group: u64,
-    /// The lines of the page that the slot holds, a bit each: all, or those of a record.
+    /// The lines of the page that the slot holds, one bit each. Not all bits are set for a record.
     pub lines: u64,
-    /// Of a record: the version of the page over which it lies; 0: the backing's bytes.
+    /// For a record, the version of the page under it, or 0 if the backing's bytes are under it.
     pub over: u64,
-    /// The page reads as zeroes; the slot's data means nothing.
+    /// The page reads as zeroes, and the slot's data is ignored.
     pub zero: bool,
-    /// The backing does not have these bytes yet.
+    /// The backing does not have these bytes.
     pub dirty: bool,
     /// CRC-32C of the slot's data; 0 for a page of zeroes.
     pub data_check: u32,
 }
 
-/// What lies where a slot header may be.
+/// The result of decoding the bytes of a slot header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decoded {
     /// The slot is free.
     Free {
-        /// It was used before: the word that freed it may not be durable yet.
+        /// The slot was used before, and the word that freed it may not be durable yet.
         used: bool,
     },
-    /// No header: a write that never finished, or damage.
+    /// No valid header: a write that never finished, or damage.
     Bad,
     /// The slot is split: its parts have headers.
     Split,
-    /// A header that holds.
+    /// A valid header.
     Header(SlotHeader),
 }
 
 impl SlotHeader {
-    /// The slot holds some lines of the page, written by a client.
+    /// Returns whether the slot holds a record: only some lines of the page, written by a client.
     pub fn is_record(&self) -> bool {
         self.lines != ALL_LINES
     }
 
-    /// The bytes of this header for `slot` of the pool with `salt`. A record is dirty.
+    /// Encodes this header for `slot` of the pool with `salt`. A record is always encoded as dirty.
     pub fn encode(&self, salt: u64, slot: u32) -> [u8; HEADER] {
         let flags = if self.zero { FLAG_ZERO } else { 0 };
         let dirty = if self.dirty { ALL_LINES } else { 0 };
@@ -412,7 +416,8 @@ impl SlotHeader {
         zerocopy::transmute!(bytes)
     }
 
-    /// What `bytes`, which are [`Decoded::Bad`], say with one bit changed, and that bit.
+    /// Searches for a single changed bit that makes `bytes` [`Decoded::Bad`]. Returns the bit's
+    /// number and the result of decoding without the change, or `None` if there is no such bit.
     pub(in crate::cache) fn decode_changed(
         bytes: &[u8; HEADER],
         salt: u64,
@@ -426,7 +431,7 @@ impl SlotHeader {
         })
     }
 
-    /// Reads the header of `slot` of the pool with `salt`.
+    /// Decodes the header of `slot` of the pool with `salt`.
     pub fn decode(bytes: &[u8; HEADER], salt: u64, slot: u32) -> Decoded {
         let bytes: HeaderBytes = zerocopy::transmute!(*bytes);
         if bytes.check == U32::ZERO && bytes.data_check == U32::ZERO {
@@ -470,19 +475,21 @@ impl SlotHeader {
     }
 }
 
-/// `bytes` are those of the header that splits `slot`, with one bit changed.
+/// Returns whether `bytes` are the header that splits `slot` with one bit changed. The verdict does
+/// not count.
 pub(in crate::cache) fn is_changed_split(bytes: &[u8; HEADER], salt: u64, slot: u32) -> bool {
     let whole = split_header(salt, slot);
     let pairs = whole[..56].iter().zip(bytes);
     can_split(slot) && pairs.map(|(one, other)| (one ^ other).count_ones()).sum::<u32>() == 1
 }
 
-/// `bytes` are those of the header that splits `slot`, but for the verdict.
+/// Returns whether `bytes` are the header that splits `slot`. The verdict does not count.
 fn is_split_header(bytes: &HeaderBytes, salt: u64, slot: u32) -> bool {
     split_header(salt, slot)[..56] == bytes.as_bytes()[..56]
 }
 
-/// CRC-32C over the salt, the slot's number and bytes 4 to 56; never 0, which is a free slot's.
+/// Returns the CRC-32C over the salt, the slot's number and bytes 4 to 56. Never 0, which marks a
+/// free slot.
 fn header_check(bytes: &HeaderBytes, salt: u64, slot: u32) -> u32 {
     let mut covered = [0; 64];
     covered[..8].copy_from_slice(&salt.to_le_bytes());
@@ -491,7 +498,8 @@ fn header_check(bytes: &HeaderBytes, salt: u64, slot: u32) -> u32 {
     low(checksum(CrcAlgorithm::Crc32Iscsi, &covered)).max(1)
 }
 
-/// The verdict that version `version` in `slot` is clean: the backing has flushed these bytes.
+/// Returns the verdict that marks version `version` in `slot` as clean: the backing has flushed its
+/// bytes.
 pub fn clean_verdict(salt: u64, slot: u32, version: u64) -> u64 {
     let mut covered = *b"CLEAN...salt....slotversion.";
     covered[8..16].copy_from_slice(&salt.to_le_bytes());
@@ -500,19 +508,19 @@ pub fn clean_verdict(salt: u64, slot: u32, version: u64) -> u64 {
     checksum(CrcAlgorithm::Crc64Nvme, &covered).max(1)
 }
 
-/// Which of the two commit words a group has: groups take them in turn.
+/// Returns which of the two commit words `group` uses. Groups alternate between the words.
 pub(in crate::cache) fn parity(group: u64) -> usize {
     usize::from(!group.is_multiple_of(2))
 }
 
-/// Where the commit word of `group` lies, counted from the engine's first byte: each of the two
-/// words has a cache line, and groups take them in turn.
+/// Returns the offset of the commit word of `group` from the engine's first byte. Each of the two
+/// words has its own cache line.
 pub(in crate::cache) fn commit_offset(group: u64) -> u64 {
     COMMIT_OFFSET + parity(group) as u64 * HEADER_BYTES
 }
 
-/// The commit word that says that all groups to `group` are committed: the number, and a checksum
-/// of it. Before the first commit both words are zeroes, which is group 0.
+/// Returns the commit word that commits all groups up to `group`: the number and its checksum.
+/// Before the first commit both words are zero, which stands for group 0.
 pub(in crate::cache) fn commit_word(salt: u64, group: u64) -> [u64; 2] {
     let mut covered = *b"COMMIT..salt....group...";
     covered[8..16].copy_from_slice(&salt.to_le_bytes());
@@ -521,10 +529,12 @@ pub(in crate::cache) fn commit_word(salt: u64, group: u64) -> [u64; 2] {
     [group, if group == 0 { 0 } else { sum }]
 }
 
-/// The last group that `words`, even groups' first, say is committed. None: they are damaged.
+/// Returns the last group that `words` commit, or `None` if they are damaged. The word of even
+/// groups comes first.
 ///
-/// Only the word of the group after that can be cut off: each half of it is then that of this
-/// group, or of the one two before. Anything else is damage, and may be a commit that is lost.
+/// A crash can tear only the word of the next group. Each half of that word then belongs to the
+/// next group or to the group before the returned one. Any other content is damage, and may hide a
+/// commit that is lost.
 pub(in crate::cache) fn committed_group(salt: u64, words: [[u64; 2]; 2]) -> Option<u64> {
     let is_whole = |(place, word): &(usize, [u64; 2])| {
         let group = word[0];
@@ -538,17 +548,17 @@ pub(in crate::cache) fn committed_group(salt: u64, words: [[u64; 2]; 2]) -> Opti
     is_cut_off.then_some(group)
 }
 
-/// Bytes of the data of a slot that holds `lines`.
+/// Returns how many bytes of data a slot with `lines` stores.
 pub(in crate::cache) fn stored_bytes(lines: u64) -> usize {
     lines.count_ones() as usize * LINE
 }
 
-/// CRC-32C of a slot's data.
+/// Returns the CRC-32C of a slot's data.
 pub fn data_check(data: &[u8]) -> u32 {
     low(checksum(CrcAlgorithm::Crc32Iscsi, data))
 }
 
-/// Whether one changed bit in `data` makes its checksum differ from `expected` as it does.
+/// Returns whether changing one bit of `data` would make its checksum `expected`.
 pub(in crate::cache) fn is_one_bit_off(data: &[u8], expected: u32) -> bool {
     is_of_one_bit(data_check(data) ^ expected, data.len() as u64)
 }
@@ -573,10 +583,10 @@ pub(in crate::cache) struct CacheHeaderBytes {
     pub(in crate::cache) backing_name_bytes: U32,
     pub(in crate::cache) shards: U32,
     pub(in crate::cache) backing_name: [u8; NAME_BYTES_MAX],
-    /// 0: 4096.
+    /// Size of the clusters in bytes; 0 stands for 4096.
     pub(in crate::cache) line_bytes: U32,
     reserved: [u8; 436],
-    /// Text, up to its first zero.
+    /// Text that ends at the first zero byte.
     pub(in crate::cache) settings: [u8; SETTINGS_BYTES_MAX],
     checksum: U64,
 }
@@ -598,12 +608,12 @@ const _: () = {
     assert!(offset_of!(CacheHeaderBytes, checksum) == 4088);
 };
 
-/// Why a page is no cache header.
+/// The reason why a page is not a valid cache header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeaderFault {
-    /// It does not start with the magic bytes, or its checksum is wrong.
+    /// The page does not start with the magic bytes, or its checksum is wrong.
     Damaged,
-    /// Another Tidegate wrote it.
+    /// The header has a version that this program does not know.
     Version(u32),
 }
 
@@ -616,7 +626,7 @@ impl CacheHeaderBytes {
         bytes
     }
 
-    /// Stores the checksum of all else.
+    /// Stores the checksum of all other bytes.
     pub(in crate::cache) fn seal(&mut self) {
         self.checksum = U64::new(self.expected_checksum());
     }
@@ -658,8 +668,8 @@ mod tests {
         })
     }
 
-    /// All parts of all slots have different numbers, which say where they are. The units fill the
-    /// slot behind the headers.
+    /// All parts of all slots have distinct numbers, which encode where the parts are. The units
+    /// fill the slot behind the headers.
     #[test]
     fn parts_have_numbers_and_places_of_their_own() {
         let places = Places::fitting(8192, 200 << 20);
@@ -711,7 +721,8 @@ mod tests {
             SlotHeader::decode(&all, salt, slot);
         }
 
-        /// Words of two headers of one slot in any mixture are one of them, free, or bad.
+        /// Any mixture of the words of two headers of one slot decodes as one of the two, free, or
+        /// bad.
         #[test]
         fn a_torn_header_is_never_a_third_one(
             old in headers(), new in headers(), salt: u64, words: u8, void: bool,
@@ -731,8 +742,9 @@ mod tests {
             }
         }
 
-        /// Words of a header and of one that splits the slot in any mixture are one of them, free,
-        /// or bad, and none is taken for the second one with a changed bit.
+        /// Any mixture of the words of a header and of the header that splits its slot decodes as
+        /// one of the two, free, or bad. A bad mixture is not mistaken for the split header with
+        /// one changed bit.
         #[test]
         fn a_torn_header_that_splits_a_slot_is_that_or_none(
             old in headers(), salt: u64, words: u8, void: bool,
@@ -764,7 +776,7 @@ mod tests {
             prop_assert!(is_changed_split(&bytes, salt, slot));
         }
 
-        /// A part holds a record that fits, and nothing else.
+        /// A part may only hold a record that fits.
         #[test]
         fn headers_of_parts_name_as_many_lines_as_there_are(
             header in headers(), salt: u64, slot in 0..SPLIT_SLOTS_MAX,
@@ -789,7 +801,7 @@ mod tests {
             }
         }
 
-        /// Whatever size a pool gets, the slots that it has then lie where they lay, side by side.
+        /// When a pool changes its size, the slots that it keeps stay at their offsets.
         #[test]
         fn slots_stay_where_they_are(bytes in 0_u64..200 << 20, later_bytes in 0_u64..300 << 20) {
             let (made, base) = (Places::fitting(8192, bytes), 8192);
@@ -808,7 +820,7 @@ mod tests {
                 prop_assert_eq!(run_bytes, u64::from(count - 1) * HEADER_BYTES);
                 prop_assert_eq!(later.data(last) - later.data(first), run_bytes * 64);
                 prop_assert!(later.header(last) + HEADER_BYTES <= later.data(first));
-                // Data lies behind the data before it.
+                // Data of a run lies behind the data of the run before.
                 prop_assert!(later.data(first) >= end);
                 end = later.data(last) + PAGE_BYTES;
             }
@@ -831,7 +843,7 @@ mod tests {
         }
     }
 
-    /// The words after the commits of groups to `group`.
+    /// Returns the commit words after the commit of `group`.
     fn words_at(salt: u64, group: u64) -> [[u64; 2]; 2] {
         let mut words = [[0; 2]; 2];
         for group in group.saturating_sub(1)..=group {
@@ -864,7 +876,8 @@ mod tests {
             let mut words = words_at(7, group);
             words[place][half] ^= 1 << bit;
             let found = committed_group(7, words);
-            // A flip may make a number that of the commit before or after in the same place.
+            // A flipped bit may turn the number into that of the commit before or after in this
+            // word.
             let is_number_of_another =
                 half == 0 && words[place][0].abs_diff(words_at(7, group)[place][0]) <= 2;
             assert!(found.is_none() || is_number_of_another, "{group} {words:x?}");

@@ -32,15 +32,15 @@ pub(super) struct Store {
     pub(super) salt: u64,
     /// Offset of the engine's first byte in the region.
     pub(super) data_offset: u64,
-    /// Offsets of slots. The header has the present number of slots.
+    /// Offsets of slots. `header` has the present number of slots.
     pub(super) places: Places,
     pub(super) lanes: Lanes,
-    /// The memory failed while a slot was filled or voided. The slot stays taken.
+    /// The memory failed while a slot was filled or voided. Such a slot stays taken.
     pub(super) has_lost_slots: AtomicBool,
 }
 
 impl Store {
-    /// Reads memory at `offset`. False: it failed there.
+    /// Reads memory at `offset`. Returns `false` if the memory there failed.
     pub(in crate::cache) fn read_memory(&self, offset: u64, buf: &mut [u8]) -> Result<bool> {
         match self.region.read(offset, buf) {
             Ok(()) => Ok(true),
@@ -49,40 +49,40 @@ impl Store {
         }
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     pub(in crate::cache) fn slots(&self) -> u32 {
         self.header.lock().places.slots()
     }
 
-    /// A slot was filled or voided when the memory failed: it stays taken.
+    /// Notes that the memory failed while a slot was filled or voided. The slot stays taken.
     pub(in crate::cache) fn note_lost_slot(&self) {
         self.has_lost_slots.store(true, Ordering::SeqCst);
     }
 
-    /// Voids the headers of `dead`, older versions, and then those of `removed`.
+    /// Voids the headers of `dead`, which hold older versions, and then the headers of `removed`.
     pub(in crate::cache) fn void_pages(&self, dead: &[u32], removed: &[&Found]) -> PmemResult {
         if !dead.is_empty() {
             dead.iter().try_for_each(|slot| self.void(*slot))?;
-            // Invariant 3: an older version must be gone before the newest one goes.
+            // Invariant 3: older versions must be gone before the newest one goes.
             self.region.fence()?;
         }
         if !removed.is_empty() {
             removed.iter().try_for_each(|found| self.void(found.slot))?;
-            // The slots are written over next: a header that counts must not outlive its data.
+            // The slots are overwritten next, and no valid header may outlive its data.
             self.region.fence()?;
         }
         Ok(())
     }
 
-    /// Voids the header of `slot`, durably with the next fence: one atomic store of its checksums.
+    /// Voids the header of `slot` by one atomic store to its checksums. Durable at the next fence.
     pub(in crate::cache) fn void(&self, slot: u32) -> PmemResult {
         let at = self.places.header(slot);
         self.region.store_u64(at, 0)?;
         self.region.write_back(at, 8)
     }
 
-    /// The record in the slot of `found`. None: its memory failed, its data is not what its
-    /// checksum says, or it is another version's by now.
+    /// Returns the record in the slot of `found`, or `None` if the memory failed, the checksum does
+    /// not match, or the slot holds another version by now.
     pub(in crate::cache) fn copy_record(&self, found: &Found) -> Result<Option<Record>> {
         if found.base.is_some_and(|base| base.is_lost) {
             return Ok(None);
@@ -103,7 +103,7 @@ impl Store {
         Ok(is_whole.then_some(Record { lines: header.lines, bytes }))
     }
 
-    /// Stores the commit word of `group`, durably: its members were fenced by their writers.
+    /// Stores the commit word of `group`, durably. The writers of its members have fenced them.
     pub(in crate::cache) fn store_commit_word(&self, group: u64) -> PmemResult {
         let at = self.data_offset + commit_offset(group);
         for (offset, half) in [0, 8].into_iter().zip(commit_word(self.salt, group)) {

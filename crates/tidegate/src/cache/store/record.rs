@@ -1,8 +1,8 @@
-//! Records: the lines of a page that were written, without the rest of it.
+//! Records: the lines of a page that a client wrote, without the rest of the page.
 //!
-//! A record lies in a slot like a page, or in a part of one, with a header like a page's, whose
-//! bitmap says which lines of 64 bytes there are; their bytes lie one behind the other. All else
-//! of the page is that of a page in another slot over which the record lies, or the backing's.
+//! A record lies in a slot, or in a part of a slot, with a header like that of a page. The header's
+//! bitmap names the lines (64 bytes each) that the record has, and their bytes lie one behind the
+//! other. The rest of the page is in the slot of the page under the record, or in the backing.
 
 use std::ops::Range;
 
@@ -12,19 +12,20 @@ use crate::cache::span::Part;
 /// Some lines of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::cache) struct Record {
-    /// A bit for each line that there is.
+    /// A bit for each line of the page, set if the record has the line.
     pub(in crate::cache) lines: u64,
-    /// Their bytes, one behind the other.
+    /// The bytes of these lines, one behind the other.
     pub(in crate::cache) bytes: Vec<u8>,
 }
 
 impl Record {
-    /// The lines of `data` that begins at byte `from` of a page; both are whole lines.
+    /// Returns the lines of `data`, which begins at byte `from` of a page. `from` and the length of
+    /// `data` are multiples of [`LINE`].
     pub(in crate::cache) fn of_part(from: usize, data: &[u8]) -> Self {
         Self { lines: lines_of(from, data.len()), bytes: data.into() }
     }
 
-    /// These lines, and those of `older` that are not among them.
+    /// Returns this record over `older`: its own lines, and the lines that only `older` has.
     pub(in crate::cache) fn over(&self, older: &Self) -> Self {
         let mut page = [0; PAGE];
         older.put_into(&mut page);
@@ -34,7 +35,7 @@ impl Record {
         Self { lines, bytes }
     }
 
-    /// Those of the lines that are among `lines`.
+    /// Returns a record of the lines that are also in `lines`.
     pub(in crate::cache) fn only(&self, lines: u64) -> Self {
         let mut page = [0; PAGE];
         self.put_into(&mut page);
@@ -42,7 +43,7 @@ impl Record {
         Self { lines, bytes: runs(lines).flat_map(|run| &page[run]).copied().collect() }
     }
 
-    /// Puts the lines into `page`, over what is there.
+    /// Copies the lines over `page`.
     pub(in crate::cache) fn put_into(&self, page: &mut [u8]) {
         let mut rest = &self.bytes[..];
         for run in runs(self.lines) {
@@ -52,13 +53,13 @@ impl Record {
         }
     }
 
-    /// All of the page that has `rest` but for these lines.
+    /// Returns the whole page: `rest`, the page's bytes, with these lines over it.
     pub(in crate::cache) fn on_page(&self, mut rest: Vec<u8>) -> Self {
         self.put_into(&mut rest);
         Self { lines: ALL_LINES, bytes: rest }
     }
 
-    /// Copies `part` of the page to `buf`. False: not all of it is there.
+    /// Copies `part` of the page to `buf`. Returns `false` if the record lacks a line of the part.
     pub(in crate::cache) fn copy_part(&self, part: &Part, buf: &mut [u8]) -> bool {
         let wanted = lines_of(part.from, buf.len());
         if wanted & !self.lines != 0 {
@@ -71,20 +72,20 @@ impl Record {
     }
 }
 
-/// The bits of the lines that hold `len` bytes from byte `from` of a page on.
+/// Returns the bits of the lines that hold `len` bytes from byte `from` of a page on.
 pub(in crate::cache) fn lines_of(from: usize, len: usize) -> u64 {
     let (first, end) = (from / LINE, (from + len).div_ceil(LINE));
     (first..end).fold(0, |lines, line| lines | 1 << line)
 }
 
-/// The lines of the blocks of `block_bytes` that have one of `lines`.
+/// Returns all lines of the blocks, of `block_bytes` each, that contain one of `lines`.
 pub(in crate::cache) fn blocks_of(lines: u64, block_bytes: u32) -> u64 {
     let len = (block_bytes as usize).clamp(LINE, PAGE);
     let blocks = (0..PAGE / len).map(|block| lines_of(block * len, len));
     blocks.filter(|block| block & lines != 0).fold(0, |all, block| all | block)
 }
 
-/// The bytes of a page that `lines` are, neighbours together.
+/// Returns the byte ranges of `lines` in a page, with adjacent lines merged.
 pub(in crate::cache) fn runs(lines: u64) -> impl Iterator<Item = Range<usize>> {
     let mut rest = lines;
     std::iter::from_fn(move || {
@@ -120,7 +121,7 @@ mod tests {
     }
 
     proptest! {
-        /// Parts of a page over each other are the page, where they are.
+        /// Records laid over each other hold the last written bytes of each line.
         #[test]
         fn records_over_records_are_what_was_written(
             parts in prop::collection::vec((0_usize..64, 1_usize..64, any::<u8>()), 1..12),
