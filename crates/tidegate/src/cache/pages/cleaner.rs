@@ -1,21 +1,21 @@
-//! The policy by which a shard is cleaned ahead of need.
+//! The policy that cleans a shard ahead of need.
 
 use crate::cache::policy::cleaning::{CLEANINGS, Cleaning, CleaningEntry, Part};
 use crate::cache::policy::settings::Settings;
 use crate::tier::clock::now_ns;
 
-/// The policy of a shard.
+/// The cleaning policy of a shard.
 pub(in crate::cache) struct Cleaner {
     pub(in crate::cache) entry: &'static CleaningEntry,
     pub(in crate::cache) policy: Box<dyn Cleaning>,
     settings: Settings,
     part: Part,
-    /// When to ask it again.
+    /// The time to ask the policy again.
     pub(in crate::cache) ask_at_ns: u64,
 }
 
 impl Cleaner {
-    /// The policy of `part` with `settings`, to be asked at once.
+    /// Returns a policy for `part` with `settings`, to be asked at once.
     pub(in crate::cache) fn new(
         entry: &'static CleaningEntry,
         part: Part,
@@ -26,45 +26,46 @@ impl Cleaner {
         Self { entry, policy, settings: settings.clone(), part, ask_at_ns: 0 }
     }
 
-    /// A policy that does nothing, until the pool is open.
+    /// Returns a policy that does nothing, used until the pool is open.
     pub(in crate::cache) fn none() -> Self {
         let entry = &CLEANINGS[CLEANINGS.len() - 1];
         let part = Part { slots: 0, pages: 0, parts: 1 };
         Self { ask_at_ns: u64::MAX, ..Self::new(entry, part, &Settings::new(&[])) }
     }
 
-    /// The same policy for a part with `slots` slots, which has heard of none, to be asked at once.
+    /// Returns a new instance of this policy, with its settings, for a part with `slots` slots. It
+    /// knows no dirty slots yet, and is to be asked at once.
     pub(in crate::cache) fn for_slots(&self, slots: u32) -> Self {
         Self::new(self.entry, Part { slots, ..self.part }, &self.settings)
     }
 
-    /// Slot `own` with `page` became dirty.
+    /// Tells the policy that slot `own` with `page` became dirty.
     pub(in crate::cache) fn dirtied(&mut self, own: u32, page: u64) {
         if self.entry.hears {
             self.policy.dirtied(own, page, now_ns());
         }
     }
 
-    /// Slot `own` could not be cleaned.
+    /// Tells the policy that slot `own` could not be cleaned.
     pub(in crate::cache) fn put_off(&mut self, own: u32) {
         if self.entry.hears {
             self.policy.rewritten(own, now_ns());
         }
     }
 
-    /// Slot `own` with `page` is not dirty any more.
+    /// Tells the policy that slot `own` with `page` is no longer dirty.
     pub(in crate::cache) fn cleaned(&mut self, own: u32, page: u64) {
         if self.entry.hears {
             self.policy.cleaned(own, page);
         }
     }
 
-    /// The policy is to be asked at `now_ns`, with `dirty` of `slots` slots dirty.
+    /// Returns whether to ask the policy at `now_ns`, with `dirty` of `slots` slots dirty.
     pub(in crate::cache) fn is_due(&self, now_ns: u64, dirty: u64, slots: u64) -> bool {
         self.ask_at_ns <= now_ns || self.policy.is_due(dirty, slots)
     }
 
-    /// Gives the policy other settings, and has it asked at once.
+    /// Gives the policy new settings, and has it asked at once.
     pub(in crate::cache) fn set_settings(&mut self, settings: &Settings) {
         self.policy.set_settings(settings);
         self.settings.clone_from(settings);

@@ -1,8 +1,8 @@
-//! Clusters: neighbouring pages of the backing, 1 to 16 of them, which a read that misses fills and
-//! cleaning writes together (Open CAS's cache lines of 4 to 64 KiB).
+//! Clusters: 1 to 16 neighbouring pages of the backing, which are filled together by a read that
+//! misses and written together by cleaning (Open CAS's cache lines of 4 to 64 KiB).
 //!
-//! Each page of a cluster has a slot of its own and is evicted by itself, so a cluster changes
-//! nothing of what one write makes durable. All pages of a cluster are in one shard.
+//! Each page of a cluster has its own slot and is evicted by itself, so clusters do not affect
+//! which bytes a write makes durable. All pages of a cluster are in one shard.
 
 use std::ops::Range;
 
@@ -24,11 +24,12 @@ pub(in crate::cache) struct Sharding {
 }
 
 impl Cluster {
-    /// All sizes in bytes.
+    /// All cluster sizes in bytes.
     pub(in crate::cache) const SIZES_BYTES: [u32; 5] =
         [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
 
-    /// Clusters of `bytes` bytes, one of [`SIZES_BYTES`](Self::SIZES_BYTES).
+    /// Returns clusters of `bytes` bytes, or `None` if that is not one of
+    /// [`SIZES_BYTES`](Self::SIZES_BYTES).
     pub(in crate::cache) fn of_bytes(bytes: u32) -> Option<Self> {
         let log2 = Self::SIZES_BYTES.iter().position(|size| *size == bytes)?;
         Some(Self { pages_log2: u32::try_from(log2).ok()? })
@@ -38,31 +39,32 @@ impl Cluster {
         PAGE_BYTES << self.pages_log2
     }
 
-    /// Pages of a cluster.
+    /// Returns the number of pages of a cluster.
     pub(in crate::cache) fn pages(self) -> u64 {
         1 << self.pages_log2
     }
 
-    /// A cluster is a page.
+    /// Returns whether a cluster is a single page.
     pub(in crate::cache) fn is_page(self) -> bool {
         self.pages_log2 == 0
     }
 
-    /// The number of the cluster of `page`.
+    /// Returns the number of the cluster of `page`.
     pub(in crate::cache) fn number(self, page: u64) -> u64 {
         page >> self.pages_log2
     }
 
-    /// The pages of cluster `number`; the last one of a backing may end behind it.
+    /// Returns the pages of cluster `number`. The last cluster may extend beyond the end of the
+    /// backing.
     pub(in crate::cache) fn pages_of(self, number: u64) -> Range<u64> {
         number << self.pages_log2..(number + 1) << self.pages_log2
     }
 }
 
 impl Sharding {
-    /// The shard of `page`: that of its cluster.
+    /// Returns the shard of `page`, which is the shard of its cluster.
     pub(in crate::cache) fn shard_of(self, page: u64) -> usize {
-        // Other bits than the table's, which takes the upper ones.
+        // The table takes the upper bits, so the shard is chosen by the lower ones.
         let spread = hash(self.cluster.number(page)) & u64::from(u32::MAX);
         usize::try_from(spread % u64::from(self.count)).unwrap_or_default()
     }

@@ -1,23 +1,24 @@
-//! Whether writes are compared with the pages that they replace ([`content`](super::content)).
+//! Decides whether writes are compared with the pages that they replace
+//! ([`content`](super::content)).
 
 use parking_lot::Mutex;
 
 use crate::cache::policy::by_content::{ByContent, Sample};
 use crate::sync::{AtomicU32, Ordering};
 
-/// The values of the setting, by its name: the measured benefit decides, always, never.
+/// The values of the setting: compare by measured benefit, always, or never.
 pub(in crate::cache) const CHOICES: [&str; 3] = ["auto", "on", "off"];
 
 /// No write is compared.
 pub(super) const NEVER: u32 = 0;
-/// Some are, to see what that saves, and stored as a whole.
+/// Some writes are compared to measure the benefit, and are stored as a whole.
 pub(super) const MEASURED: u32 = 1;
-/// All are, and some are measured.
+/// All writes are compared, and some are measured.
 const WORTH_IT: u32 = 2;
-/// All are.
+/// All writes are compared.
 pub(super) const ALWAYS: u32 = 3;
 
-/// Which writes are compared: none until a choice is [`set`](Self::set).
+/// Decides which writes are compared: none until a choice is [`set`](Self::set).
 #[derive(Default)]
 pub(in crate::cache) struct Comparing {
     state: AtomicU32,
@@ -25,7 +26,7 @@ pub(in crate::cache) struct Comparing {
 }
 
 impl Comparing {
-    /// Begins anew as the setting has it at position `choice` of [`CHOICES`].
+    /// Resets the policy and applies the choice at index `choice` of [`CHOICES`].
     pub(in crate::cache) fn set(&self, choice: u64) {
         let mut policy = self.policy.lock();
         *policy = ByContent::default();
@@ -39,7 +40,7 @@ impl Comparing {
         self.state.load(Ordering::Relaxed)
     }
 
-    /// Takes a measured comparison into account.
+    /// Updates the state by a measured comparison.
     pub(super) fn see(&self, sample: &Sample) {
         let mut policy = self.policy.lock();
         let is_worth_it = policy.see(sample);

@@ -1,12 +1,12 @@
-//! Dirty by content: what a write changes of the pages that are cached.
+//! Dirty by content: stores only the changes of a write to cached pages.
 //!
-//! A page of which nothing changes is not stored: its slot is durable already, and what the backing
-//! lacks of it stays dirty. Of one with few changed lines these are stored, as a record over it.
-//! Neither changes what a crash leaves: the slot that has the other lines is the newest version of
-//! its page before, and stays under the record.
+//! A page that a write does not change is not stored: its slot is durable already, and the page
+//! stays dirty if the backing lacks its bytes. If few lines change, they are stored as a record
+//! over the page. Neither changes the result of a crash: the slot with the other lines was the
+//! newest version of its page before, and stays under the record.
 //!
-//! Writes that are durable by themselves are not compared with atomic flush: what they would leave
-//! out may wait for a commit.
+//! With atomic flush, FUA writes are not compared: the cached bytes that they would omit may wait
+//! for a commit.
 
 use super::comparing::{ALWAYS, MEASURED, NEVER};
 use super::index::Found;
@@ -21,26 +21,26 @@ use crate::cache::store::layout::{HEADER, LINE, PAGE};
 use crate::cache::store::record::lines_of;
 use crate::tier::clock::now_ns;
 
-/// Of the writes of a thread one in so many is measured: a prime, so that turns of clients are not
-/// met at one point alone.
+/// One in this many writes of a thread is measured. A prime number, so that samples do not fall on
+/// one point of a client's regular pattern.
 const MEASURED_ONE_IN: u64 = 61;
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Default)]
 pub(in crate::cache) struct Look {
-    /// By entry: the lines that change. None: not known, or all of it is to be stored.
-    /// Fewer than entries where nothing is known.
+    /// The changed lines of each entry. `None` if they are not known, or if the whole entry is to
+    /// be stored. Has fewer elements than there are entries if nothing is known.
     pub(in crate::cache) changed: Few<Option<u64>>,
-    /// What it cost, where it was measured.
+    /// The cost of the comparison, if it was measured.
     sample: Option<Sample>,
 }
 
-/// A record may lie over `found`.
+/// Returns whether a record may lie over `found`.
 fn can_lie_over(found: &Found, may_lay_over: bool) -> bool {
     if found.record { found.base.is_some() } else { may_lay_over }
 }
 
-/// Bytes of memory that need not be stored where of `entries` the lines `changed` alone are.
+/// Returns how many bytes of memory a write saves by storing only the lines `changed` of `entries`.
 fn saved_bytes(entries: &[Entry<'_>], changed: &[Option<u64>]) -> u64 {
     let of = |(entry, changed): (&Entry<'_>, &Option<u64>)| {
         let (Some(lines), Some(data)) = (*changed, entry.data) else { return 0 };
@@ -50,7 +50,7 @@ fn saved_bytes(entries: &[Entry<'_>], changed: &[Option<u64>]) -> u64 {
     entries.iter().zip(changed).map(of).sum::<usize>() as u64
 }
 
-/// The lines of a page whose bytes from `from` on are `held` and that `data` changes.
+/// Returns the lines of a page that `data` changes. `held` are the page's bytes from `from` on.
 fn changed_lines(from: usize, held: &[u8], data: &[u8]) -> u64 {
     let lines = held.chunks(LINE).zip(data.chunks(LINE)).enumerate();
     let changed = lines.filter(|(_, (held, data))| held != data);
@@ -58,8 +58,8 @@ fn changed_lines(from: usize, held: &[u8], data: &[u8]) -> u64 {
 }
 
 impl Writer {
-    /// Compares `entries`, of which the caller holds the locks, with what is cached, where that is
-    /// the choice.
+    /// Compares `entries` with the cached pages, if the setting or the measured benefit demands
+    /// that. The caller holds the locks of their pages.
     pub(in crate::cache) fn look(&self, entries: &[Entry<'_>], demand: Demand<'_>) -> Look {
         let state = self.comparing.state();
         let is_apart = demand.ask.fua && self.pages.groups.is_some();
@@ -85,8 +85,8 @@ impl Writer {
         Look { changed, sample }
     }
 
-    /// The lines of the page of `entry` that it changes. None: the cache does not have all of them,
-    /// or they cannot be a record over it.
+    /// Returns the lines of its page that `entry` changes. Returns `None` if the cache lacks some
+    /// of these bytes, or if the lines cannot be a record over the cached page.
     fn changed_lines(&self, entry: &Entry<'_>, demand: Demand<'_>) -> Option<u64> {
         let data = entry.data?;
         let (found, may_lay_over) = {
@@ -96,7 +96,7 @@ impl Writer {
         let mut page = [0; PAGE];
         let held = &mut page[..data.len()];
         let part = Part { page: entry.page, from: entry.from, at: 0..data.len() };
-        // Where the cache cannot tell, all is stored.
+        // If the cache cannot tell, the whole entry is stored.
         if self.pages.copy_part(&found, &part, held).ok()? != Copied::Whole {
             return None;
         }
@@ -109,7 +109,8 @@ impl Writer {
         (fits && can_lie_over(&found, may_lay_over)).then_some(lines)
     }
 
-    /// After the `done` first of `entries` were stored, in `stored_bytes` and since `began_ns`.
+    /// Counts the bytes that `look` saved, and adds the sample if `look` was measured. `done` are
+    /// the stored entries, which took `stored_bytes` of memory and the time since `began_ns`.
     pub(in crate::cache) fn conclude_look(
         &self,
         look: &Look,
@@ -127,7 +128,8 @@ impl Writer {
         }
     }
 
-    /// When the stores of a write began that is measured.
+    /// Returns the time when the stores of a measured write begin, or 0 if the write is not
+    /// measured.
     pub(in crate::cache) fn begin_measured(look: &Look) -> u64 {
         look.sample.map_or(0, |_| now_ns())
     }

@@ -8,15 +8,16 @@ use crate::device::{Result, waits};
 use crate::tier::ledger::Failed;
 
 impl Pages {
-    /// Flushes the backing. What was written through to it before is clean then.
+    /// Flushes the backing. Pages that were written through to the backing before the call are
+    /// clean afterwards.
     pub(in crate::cache) fn flush_backing(&self) -> std::result::Result<(), Failed> {
         let written = std::mem::take(&mut *self.backing.written.lock());
         let epoch = self.backing.traffic.flush_begins();
-        // Pages whose flush failed stay dirty, and are cleaned like all others.
+        // Pages whose flush fails stay dirty, and are cleaned like all other dirty pages.
         let _waiting = waits::begin("a flush of the cache", "the backing");
         let flushed = self.backing.device.flush().inspect_err(|_| {
-            // The backing may have lost what was read of it before: none of that may be kept,
-            // though a later flush succeeds.
+            // The backing may have lost writes whose data was read before. None of that data may be
+            // kept, even though a later flush succeeds.
             self.backing.traffic.keep_nothing_read();
             self.counters.add(Counter::CoreWriteErrors, 1);
         });
@@ -25,12 +26,14 @@ impl Pages {
         Ok(self.conclude_clean(&written)?)
     }
 
-    /// Flushes the backing, outside of a client's flush.
+    /// Flushes the backing outside of a client's flush. If that fails and the backing may have lost
+    /// acknowledged writes around the cache, the next client's flush fails too.
     pub(in crate::cache) fn flush_backing_recorded(&self) -> Result<()> {
         self.backing.apart_from_flushes(|| self.flush_backing())
     }
 
-    /// Pages that the backing was given in mode wt and has not flushed: dirty until it has.
+    /// Returns the number of pages that were written to the backing in mode wt and are not yet
+    /// flushed. These are dirty until the flush.
     pub(in crate::cache) fn unflushed(&self) -> u64 {
         let written = self.backing.written.lock().clone();
         let is_dirty = |found: &&Found| {
@@ -39,15 +42,17 @@ impl Pages {
         written.iter().filter(is_dirty).count() as u64
     }
 
-    /// The backing has flushed the bytes of `pages`: stores the verdicts of those that still stand.
+    /// Stores the clean verdicts of the pages in `pages` that still are the newest versions. The
+    /// backing has flushed their bytes.
     ///
-    /// A slot may have been taken for another version meanwhile: for that one the verdict means
-    /// nothing, and neither does it for a slot that was split.
+    /// A slot may be taken for another version meanwhile. The verdict means nothing for that
+    /// version, nor for a slot that was split.
     pub(in crate::cache) fn conclude_clean(&self, pages: &[Found]) -> Result<()> {
         if pages.is_empty() {
             return Ok(());
         }
-        // A part of a slot is data of another page as soon as its own is in another slot.
+        // Parts need the lock: once a part's page is in another slot, these bytes may be data of
+        // other pages.
         let are_parts = |found: &&Found| is_part(found.slot);
         let _locks = self.lock_pages(pages.iter().filter(are_parts).map(|found| found.page));
         let stands = |found: &&Found| self.shard(found.page).stands(found);
@@ -61,8 +66,8 @@ impl Pages {
         if !standing.is_empty() {
             self.store.region.fence()?;
         }
-        // Only now: the page under a record leaves the cache before the record, which must not be
-        // dirty on the medium then.
+        // Only after the fence: a page under a clean record leaves the cache before the record,
+        // which must not be dirty on the medium then.
         for found in standing {
             self.shard(found.page).cleaned(found);
         }

@@ -1,18 +1,19 @@
-//! Atomic flush: the writes between two flushes are a group, of which a crash leaves all or
-//! nothing.
+//! Atomic flush: the writes between two flushes are a group. After a crash either all writes of a
+//! group count, or none.
 //!
 //! Invariants:
 //! 1. A group is committed by its commit word, which is stored after all members are fenced.
 //! 2. The version that a member replaces stays on the medium until the member's group is committed:
 //!    it is *retained*.
-//! 3. No byte of a member reaches the backing before its group is committed: pages with a member of
-//!    such a group are not cleaned, and nothing is written around the cache.
-//! 4. A write that begins after another one was acknowledged is in no earlier group. Of one page,
-//!    versions and groups grow together, as a write joins its group with the locks of its pages.
-//! 5. Groups are committed in order, one at a time. So at most two are not yet committed: one that
-//!    is closed and one that is open.
+//! 3. No byte of a member reaches the backing before its group is committed: pages with such a
+//!    member are not cleaned, and nothing is written around the cache.
+//! 4. A write that begins after another one was acknowledged is never in an earlier group. For each
+//!    page, versions and groups grow together, because a write joins its group under the locks of
+//!    its pages.
+//! 5. Groups are committed in order, one at a time. So at most two groups are not yet committed: a
+//!    closed one and an open one.
 //!
-//! A FUA write is in no group: it is durable by itself.
+//! A FUA write belongs to no group: it is durable by itself.
 
 use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
@@ -24,12 +25,13 @@ use crate::cache::store::layout::parity;
 use crate::device::Result;
 use crate::sync::{AtomicU64, Ordering};
 
-/// One write more: a word counts those so far in its upper half, those under way in its lower.
+/// Added for each write to its group's word, which counts all writes so far in its upper half, and
+/// the writes under way in its lower half.
 const JOIN: u64 = 1 << 32 | 1;
 const UNDER_WAY: u64 = (1 << 32) - 1;
-/// A commit of more pages than this is left to a thread that may wait.
+/// Larger commits are left to a thread that may wait.
 const COMMITTED_AT_ONCE_MAX: u64 = 4096;
-/// Pages that leave a group under one lock of their shard.
+/// Maximum number of pages released from a group while their shard is locked once.
 const RELEASED_AT_ONCE: usize = 256;
 
 /// The groups of one cache.
@@ -37,13 +39,13 @@ pub(in crate::cache) struct Groups {
     /// The group that writes join.
     open: AtomicU64,
     committed: AtomicU64,
-    /// The writes of a group, by its parity.
+    /// The counts of writes, by the parity of the group.
     writes: [CachePadded<AtomicU64>; 2],
     /// Held while a group is closed and committed.
     committing: Mutex<()>,
 }
 
-/// A write in a group; dropping it ends the write.
+/// A write under way in a group. Dropping it ends the write.
 pub(in crate::cache) struct Membership<'a> {
     writes: &'a AtomicU64,
     pub(in crate::cache) group: u64,
@@ -56,7 +58,7 @@ impl Drop for Membership<'_> {
 }
 
 impl Groups {
-    /// All groups to `committed` are committed.
+    /// Returns the state after the commit of all groups up to `committed`.
     pub(in crate::cache) fn new(committed: u64) -> Self {
         Self {
             open: AtomicU64::new(committed + 1),
@@ -66,7 +68,7 @@ impl Groups {
         }
     }
 
-    /// The last group that is committed.
+    /// Returns the last committed group.
     pub(in crate::cache) fn committed(&self) -> u64 {
         self.committed.load(Ordering::SeqCst)
     }
@@ -75,14 +77,14 @@ impl Groups {
         &self.writes[parity(group)]
     }
 
-    /// A write joins the open group, with the locks of its pages.
+    /// Joins the open group for a write. The caller holds the locks of the write's pages.
     fn join(&self) -> Membership<'_> {
         loop {
             let group = self.open.load(Ordering::SeqCst);
             let writes = self.writes(group);
             writes.fetch_add(JOIN, Ordering::SeqCst);
             let membership = Membership { writes, group };
-            // A group that was closed before may have been found without writes.
+            // If the group was closed before the count, its commit may have missed this write.
             if self.open.load(Ordering::SeqCst) == group {
                 return membership;
             }
@@ -91,28 +93,29 @@ impl Groups {
 }
 
 impl Pages {
-    /// A part that is to be durable by itself would make other parts of its page durable that wait
-    /// for the commit of their group.
+    /// Returns whether the write of `entries` needs a commit first. A FUA write of a part would
+    /// make other parts of its page durable that wait for the commit of their group.
     pub(in crate::cache) fn needs_commit(&self, entries: &[Entry<'_>], fua: bool) -> bool {
         let waits = |entry: &Entry<'_>| entry.is_part() && self.shard(entry.page).waits(entry.page);
         fua && self.groups.is_some() && entries.iter().any(waits)
     }
 
-    /// The group of a write; none where it is durable by itself.
+    /// Joins the open group for a write. Returns `None` if the write is FUA, and so durable by
+    /// itself, or without atomic flush.
     pub(in crate::cache) fn join_group(&self, fua: bool) -> Option<Membership<'_>> {
         self.groups.as_ref().filter(|_| !fua).map(Groups::join)
     }
 
-    /// Commits all writes that were acknowledged before the call. Durable on return.
+    /// Commits all writes that were acknowledged before the call. They are durable on return.
     ///
     /// # Errors
-    /// The memory failed; another call tries again.
+    /// Fails if the memory failed. Another call tries again.
     pub(in crate::cache) fn commit_groups(&self) -> Result<()> {
         let Some(groups) = &self.groups else { return Ok(()) };
         let last = groups.open.load(Ordering::SeqCst);
         while groups.committed() < last {
             let Some(_committing) = groups.committing.try_lock() else {
-                // What the other flush commits need not be committed here.
+                // The other flush may commit the same groups.
                 self.store.region.relax();
                 continue;
             };
@@ -128,15 +131,15 @@ impl Pages {
         Ok(())
     }
 
-    /// A commit now would take longer than a thread may that must not wait.
+    /// Returns whether a commit now would take too long for a thread that must not wait.
     pub(in crate::cache) fn commits_many(&self) -> bool {
-        // Without groups nothing waits: no shard needs to be looked at for each flush.
+        // Without groups no page waits, so flushes need not lock the shards.
         self.groups.is_some() && self.usage().waiting > COMMITTED_AT_ONCE_MAX
     }
 
     /// Closes `group` and commits it.
     fn commit_group(&self, groups: &Groups, group: u64) -> Result<()> {
-        // It is closed already where its commit failed before.
+        // The group is closed already if its commit failed before.
         groups.open.fetch_max(group + 1, Ordering::SeqCst);
         let writes = groups.writes(group);
         while writes.load(Ordering::SeqCst) & UNDER_WAY > 0 {
@@ -150,8 +153,8 @@ impl Pages {
         Ok(())
     }
 
-    /// The members of `group` are pages as all others, and the versions that they replaced are
-    /// dead.
+    /// Releases the members of the committed `group`: they become ordinary pages, and the versions
+    /// that they replaced become dead.
     fn release_members(&self, group: u64) {
         for number in 0..self.shards.count() {
             loop {
@@ -166,8 +169,8 @@ impl Pages {
         }
     }
 
-    /// After a write of `pages`: commits the open group where it holds too much of a shard, for a
-    /// writer finds no free slot otherwise.
+    /// Commits the open group after a write of `pages` if groups hold too much of a shard.
+    /// Otherwise writers would find no free slot.
     pub(in crate::cache) fn bound_group(&self, mut pages: impl Iterator<Item = u64>) -> Result<()> {
         if self.groups.is_none() || !pages.any(|page| self.shard(page).is_pinned()) {
             return Ok(());

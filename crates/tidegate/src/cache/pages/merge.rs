@@ -1,10 +1,10 @@
-//! Writes of parts of pages: merged with the rest of the page, or kept as a record.
+//! Writes of parts of pages: a part is merged with the rest of its page, or kept as a record.
 //!
-//! Invariant: what a part is merged with is the page's content at the moment of the store. The
-//! store holds the page's lock; the bytes of a slot are its newest version's then. Those of the
-//! backing were read without the lock, for nothing waits for the backing under it: so the store
-//! looks whether the page entered the cache or was written to the backing since, and if so they are
-//! read again.
+//! Invariant: a part is merged with the page's content at the moment of the store. The store holds
+//! the page's lock, under which a slot has the bytes of the newest version. The backing's bytes
+//! were read without the lock, because a thread that holds it must not wait for the backing. So the
+//! store checks whether the page entered the cache or was written to the backing since the read. If
+//! so, the backing is read again.
 
 use super::index::Found;
 use super::writer::Writer;
@@ -18,25 +18,26 @@ use crate::device::Result;
 use crate::sync::Ordering;
 use crate::tier::version_locks::Version;
 
-/// Most lines of a record over a page that is cached: with more, a page costs less in the end.
+/// Maximum number of lines of a record over a cached page. With more lines, storing the whole page
+/// costs less in the end.
 pub(in crate::cache) const LINES_OVER_PAGE_MAX: u32 = 31;
 
 /// A page to be stored, or a part of one.
 #[derive(Clone, Copy)]
 pub(in crate::cache) struct Entry<'a> {
     pub(in crate::cache) page: u64,
-    /// Where the bytes begin in the page.
+    /// Offset of the bytes in the page.
     pub(in crate::cache) from: usize,
-    /// The bytes; none for a page of zeroes.
+    /// The bytes; `None` for a page of zeroes.
     pub(in crate::cache) data: Option<&'a [u8]>,
-    /// The backing does not have them.
+    /// Whether the backing lacks the bytes.
     pub(in crate::cache) dirty: bool,
-    /// The IO class of its request.
+    /// The IO class of the request.
     pub(in crate::cache) class: u8,
 }
 
 impl<'a> Entry<'a> {
-    /// `page` with the bytes `data`, or zeroes.
+    /// Returns an entry for all of `page`, with the bytes `data` or zeroes.
     pub(in crate::cache) fn whole(
         page: u64,
         data: Option<&'a [u8]>,
@@ -46,7 +47,7 @@ impl<'a> Entry<'a> {
         Self { page, from: 0, data, dirty, class }
     }
 
-    /// The pages of `data` at `offset`; the first and the last one may be parts.
+    /// Returns entries for `data` at `offset`. The first and the last one may be parts of pages.
     pub(in crate::cache) fn all(offset: u64, data: &'a [u8], class: u8) -> Few<Self> {
         let of = |it: Part| {
             let Part { page, from, at } = it;
@@ -63,51 +64,52 @@ impl<'a> Entry<'a> {
 /// How a write is to be stored.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::cache) struct Demand<'a> {
-    /// Durable by itself, with atomic flush too; and the IO class.
+    /// The options of the write: the IO class, and whether it is FUA, which makes it durable by
+    /// itself even with atomic flush.
     pub(in crate::cache) ask: Ask<'a>,
-    /// No records: the slots hold whole pages afterwards.
+    /// Makes no records: the slots hold whole pages afterwards.
     pub(in crate::cache) whole_pages: bool,
-    /// What the cache has already need not be stored.
+    /// Need not store bytes that the cache has already.
     pub(in crate::cache) by_content: bool,
 }
 
-/// A page as the backing has it.
+/// The backing's bytes of a page.
 pub(in crate::cache) struct Base {
     page: u64,
-    /// The page's version before it was read.
+    /// The page's version before the read.
     version: Version,
-    /// The writes to the backing at that moment.
+    /// The state of the writes to the backing before the read.
     seen: Seen,
     data: Vec<u8>,
 }
 
-/// What is stored of an entry.
+/// The part of an entry's page that is stored.
 pub(in crate::cache) struct Payload<'a> {
-    /// The bytes; none for zeroes.
+    /// The bytes; `None` for zeroes.
     pub(in crate::cache) data: Option<&'a [u8]>,
-    /// Which lines of the page they are.
+    /// The lines of the page in `data`.
     pub(in crate::cache) lines: u64,
-    /// The version of the page over which a record lies; 0: the backing's bytes.
+    /// The version of the page under a record, or 0 if the backing's bytes are under it.
     pub(in crate::cache) over: u64,
 }
 
-/// What parts became, by page, and the versions over which they lie.
+/// The result of merging a batch.
 #[derive(Default)]
 pub(in crate::cache) struct Merged {
     pages: Vec<(u64, Record, u64)>,
-    /// Those of which nothing changes, in the order of entries.
+    /// The pages that do not change, in the order of the entries.
     unchanged: Vec<u64>,
-    /// Position of the entry that the backing's bytes are needed for.
+    /// Index of the first entry that needs the backing's bytes.
     pub(in crate::cache) lacks_base: Option<usize>,
 }
 
 impl Merged {
-    /// The cache has all of `entry`.
+    /// Returns whether the cache already has all bytes of `entry`.
     pub(in crate::cache) fn is_unchanged(&self, entry: &Entry<'_>) -> bool {
         self.unchanged.binary_search(&entry.page).is_ok()
     }
 
-    /// What is stored of `entry`.
+    /// Returns the part of its page to store for `entry`.
     pub(in crate::cache) fn data_of<'a>(&'a self, entry: &Entry<'a>) -> Payload<'a> {
         match self.pages.iter().find(|(page, ..)| *page == entry.page) {
             Some((_, Record { lines, bytes }, over)) => {
@@ -119,9 +121,9 @@ impl Merged {
 }
 
 impl Writer {
-    /// Reads `page` from the backing, for parts of it that a request of `class` writes.
+    /// Reads `page` from the backing, to be merged with a part that a request of `class` writes.
     pub(in crate::cache) fn read_base(&self, page: u64, class: u8) -> Result<Base> {
-        // Before the read: a change after it is seen by them.
+        // Taken before the read, so that they reveal any later change.
         let (version, seen) =
             (self.pages.locks.version(page), self.pages.backing.traffic.see(page));
         let mut data = vec![0; PAGE];
@@ -132,12 +134,12 @@ impl Writer {
         Ok(Base { page, version, seen, data })
     }
 
-    /// Merges the parts among `entries`, of which the caller holds the locks, with what there is of
-    /// their pages; up to the first one for which `base` is needed and does not do. `changed` are
-    /// the lines that each entry changes, where only these are to be stored.
+    /// Merges the parts among `entries` with the content of their pages. The caller holds the locks
+    /// of the pages. Stops at the first entry that needs the backing's bytes unless `base` has
+    /// them. For each entry, `changed` has the changed lines if only these are to be stored.
     ///
     /// # Errors
-    /// What the cache has of a page is damaged, and the backing's bytes are older ones.
+    /// Fails if the cached bytes of a page are damaged and dirty.
     pub(in crate::cache) fn merge(
         &self,
         entries: &[Entry<'_>],
@@ -174,8 +176,8 @@ impl Writer {
         Ok(merged)
     }
 
-    /// The changed `lines` of `entry` as a record over what is cached of its page, and the version
-    /// over which it lies, where that may be.
+    /// Returns the changed `lines` of `entry` as a record, and the version of the cached page under
+    /// it, or `None` if they cannot be a record over a cached page.
     fn lay_changes(
         &self,
         entry: &Entry<'_>,
@@ -187,8 +189,9 @@ impl Writer {
         Ok(merged.filter(|(_, over)| *over > 0))
     }
 
-    /// `part` and what there is of its page, and the version over which it lies. None: the rest is
-    /// only in the backing, and needed.
+    /// Returns `part` merged with the cached bytes of its page, and the version of the page under
+    /// the resulting record, or 0. Returns `None` if the rest is needed, and only the backing has
+    /// it.
     fn merge_part(
         &self,
         page: u64,
@@ -204,7 +207,7 @@ impl Writer {
         let record = older.map_or_else(|| part.clone(), |older| part.over(&older));
         let under = if found.record { found.under() } else { Some(found) };
         let Some(under) = under else {
-            // The rest is the backing's.
+            // The backing has the rest.
             let whole = base.map(|base| record.on_page(base.data.clone()));
             return Ok(whole.or((!demand.whole_pages).then_some(record)).map(|it| (it, 0)));
         };
@@ -220,11 +223,12 @@ impl Writer {
         Ok(Some((record.on_page(rest), 0)))
     }
 
-    /// What the cache has of `page`, of which the caller holds the lock, and the record if it is
-    /// one. None: nothing, or what is clean and damaged, for the backing has what it had.
+    /// Finds the newest version of `page`, and its record if it is one. The caller holds the page's
+    /// lock. Returns `None` if the page is not cached, or if it is damaged and clean, since the
+    /// backing has its bytes.
     ///
     /// # Errors
-    /// It is damaged and dirty.
+    /// Fails if the page is damaged and dirty.
     fn find_sound(&self, page: u64) -> Result<Option<(Found, Option<Record>)>> {
         let Some(found) = self.pages.find(page) else { return Ok(None) };
         let look = || -> Result<Option<Option<Record>>> {
@@ -242,7 +246,8 @@ impl Writer {
         if found.dirty { Err(damaged(&found)) } else { Ok(None) }
     }
 
-    /// The backing has `page` as `base` says.
+    /// Returns whether `base` is of `page`, and the page has changed neither in the cache nor in
+    /// the backing since the read.
     fn still_holds(&self, page: u64, base: &Base) -> bool {
         base.page == page
             && self.pages.locks.unchanged(page, base.version)

@@ -1,8 +1,8 @@
-//! Pages: which slot holds the newest version of each, and who may change that.
+//! Pages: which slot holds the newest version of each page, and which threads may change that.
 //!
 //! [`Pages`] has the index by shards, the locks of pages and the groups of atomic flush. It reads
-//! pages out of their slots and removes clean ones. [`Writer`](writer::Writer), above it, stores
-//! batches of pages in free slots.
+//! pages from their slots and removes clean ones. [`Writer`](writer::Writer), one layer above,
+//! stores batches of pages in free slots.
 
 pub(super) mod cleaner;
 pub(super) mod cluster;
@@ -38,7 +38,7 @@ use cluster::Sharding;
 use group::Groups;
 use index::{Found, Shard, Usage};
 
-/// Most pages that are read from the backing at once.
+/// Maximum number of pages that are read from the backing at once.
 const RUN_PAGES_MAX: usize = 256;
 
 /// The pages of a cache.
@@ -48,19 +48,19 @@ pub(super) struct Pages {
     pub(super) shards: SetLocks<Shard>,
     pub(super) sharding: Sharding,
     pub(super) locks: VersionLocks,
-    /// With atomic flush.
+    /// The groups of atomic flush; `None` without atomic flush.
     pub(super) groups: Option<Groups>,
-    /// Slots of a shard that are kept free for writers.
+    /// Number of slots of each shard that are kept free for writers.
     pub(super) reserve: AtomicU32,
-    /// Pages whose data did not match their checksums.
+    /// Number of pages whose data did not match their checksums.
     pub(super) damaged: AtomicU64,
-    /// Failures of the memory, and damaged pages.
+    /// Number of memory failures and damaged pages.
     pub(super) failures: Failures,
     pub(super) waker: Arc<Waker>,
     pub(super) counters: Arc<Counters>,
 }
 
-/// A number of failures, which only grows.
+/// A count of failures, which only grows.
 #[derive(Default)]
 pub(super) struct Failures(AtomicU64);
 
@@ -74,22 +74,22 @@ impl Failures {
     }
 }
 
-/// Why a shard needs work, the most urgent first.
+/// Why a shard needs work, in order of urgency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Need {
     FreeSlots,
     Cleaning,
 }
 
-/// A page that the cache did not have when it was looked for, or not all of it.
+/// A page that the cache lacked, at least in part, when it was looked up.
 #[derive(Clone, Copy)]
 pub(super) struct Missing {
     pub(super) page: u64,
-    /// The record that the cache has of it.
+    /// The cache's record of the page.
     pub(super) record: Option<Found>,
-    /// The page's version before it was looked for in the cache.
+    /// The page's version before the lookup.
     pub(super) version: Version,
-    /// The writes to the backing at that moment.
+    /// The state of the writes to the backing before the lookup.
     pub(super) seen: Seen,
 }
 
@@ -102,14 +102,15 @@ pub(super) struct Fill {
 }
 
 impl Pages {
-    /// The neighbours from `first` on that the cache does not have all of, at most `most`.
+    /// Returns the adjacent pages from `first` on that the cache does not have all of, at most
+    /// `most`.
     pub(in crate::cache) fn missing_run(&self, first: u64, most: usize) -> Vec<Missing> {
         let pages = first..first + most.min(RUN_PAGES_MAX) as u64;
         pages.map_while(|page| self.missing(page)).collect()
     }
 
-    /// Returns the pages of `bytes` where these are whole pages, and few, and the cache does not
-    /// have all of any.
+    /// Returns the pages of `bytes` if the range is whole pages, and few, and the cache lacks all
+    /// or a part of each page. Otherwise returns `None`.
     pub(in crate::cache) fn missing_all(&self, bytes: &Range<u64>) -> Option<Vec<Missing>> {
         if !is_whole(bytes) {
             return None;
@@ -120,9 +121,9 @@ impl Pages {
         (run.len() == count).then_some(run)
     }
 
-    /// `page`, where the cache does not have all of it.
+    /// Returns `page` as missing unless the cache has all bytes of the page.
     pub(in crate::cache) fn missing(&self, page: u64) -> Option<Missing> {
-        // Before the look: a change after it is seen by the version.
+        // Read before the lookup, so that the version reveals any later change.
         let (version, seen) = (self.locks.version(page), self.backing.traffic.see(page));
         let record = self.find(page);
         let is_missing = record.is_none_or(|found| found.record && found.base.is_none());
@@ -133,7 +134,7 @@ impl Pages {
         self.sharding.shard_of(page)
     }
 
-    /// The number of the shard that has `slot`.
+    /// Returns the number of the shard that has `slot`.
     fn shard_of_slot(&self, slot: u32) -> usize {
         whole_slot(slot) as usize % self.shards.count()
     }
@@ -151,7 +152,7 @@ impl Pages {
         self.reserve.load(Ordering::Relaxed)
     }
 
-    /// Locks `pages`, in the order in which all threads do.
+    /// Locks `pages` in the order that all threads use.
     pub(in crate::cache) fn lock_pages(
         &self,
         pages: impl Iterator<Item = u64>,
@@ -162,7 +163,7 @@ impl Pages {
         pages.into_iter().map(|page| self.locks.lock(page, || self.store.region.relax())).collect()
     }
 
-    /// Shows the shards to `see`, one at a time: requests wait for one of them at most.
+    /// Calls `see` with each shard in turn, so that requests wait for one locked shard at most.
     pub(in crate::cache) fn each_shard(&self, mut see: impl FnMut(&mut Shard)) {
         (0..self.shards.count()).for_each(|number| see(&mut self.shards.lock(number)));
     }
@@ -176,7 +177,7 @@ impl Pages {
         (0..self.shards.count()).for_each(|number| self.shards.lock(number).notify());
     }
 
-    /// The runs of `pages` that the cache does not have.
+    /// Returns the runs of pages in `pages` that the cache does not have.
     pub(in crate::cache) fn missing_runs(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
         let mut runs: Vec<Range<u64>> = Vec::new();
         for page in pages.clone().filter(|page| self.find(*page).is_none()) {
@@ -188,12 +189,13 @@ impl Pages {
         runs
     }
 
-    /// All of `pages` are cached.
+    /// Returns whether all pages of `pages` are cached, at least in part.
     pub(in crate::cache) fn has_all(&self, pages: &Range<u64>) -> bool {
         pages.clone().all(|page| self.find(page).is_some())
     }
 
-    /// What a request of `class` that misses `pages` pages of shard `number` may do there.
+    /// Returns whether a request of `class` that misses `pages` pages of shard `number` may insert
+    /// them.
     pub(in crate::cache) fn class_admission(
         &self,
         number: usize,
@@ -203,13 +205,13 @@ impl Pages {
         self.shards.lock(number).admission(class, pages, self.reserve())
     }
 
-    /// The shards that need free slots.
+    /// Returns the numbers of the shards that need free slots.
     pub(in crate::cache) fn needy_shards(&self) -> Vec<usize> {
         let needs_slots = |it: &usize| self.shards.lock(*it).allocator.needs_slots(self.reserve());
         (0..self.shards.count()).filter(needs_slots).collect()
     }
 
-    /// What `shard` needs; cleaning at `now_ns`, where that may begin.
+    /// Returns the most urgent need of `shard`. Considers cleaning only if `now_ns` is given.
     pub(in crate::cache) fn need_of(&self, shard: &Shard, now_ns: Option<u64>) -> Option<Need> {
         if shard.allocator.needs_slots(self.reserve()) {
             return Some(Need::FreeSlots);
@@ -217,24 +219,24 @@ impl Pages {
         now_ns.filter(|now_ns| shard.wants_cleaning(*now_ns)).map(|_| Need::Cleaning)
     }
 
-    /// Wakes a worker where shard `number`, which was changed, needs one.
+    /// Wakes a worker if shard `number`, which was changed, needs one.
     pub(in crate::cache) fn wake_for_shard(&self, number: usize) {
         if self.needs_worker(&self.shards.lock(number)) {
             self.waker.wake();
         }
     }
 
-    /// `shard`, which the caller has locked and may have changed, needs a worker, and all sleep. A
-    /// worker that waits for a time wakes by itself.
+    /// Returns whether `shard`, which the caller has locked and may have changed, needs a worker
+    /// while all workers sleep. A worker that sleeps until a set time wakes by itself.
     ///
-    /// No wake-up is lost: the worker looks under the same lock after it said that it sleeps.
-    /// Either it sees the change, or what it said is seen here.
+    /// No wake-up is lost, because a worker checks the shard under the same lock after it announced
+    /// that it sleeps. Either the worker sees the change, or this call sees the announcement.
     pub(in crate::cache) fn needs_worker(&self, shard: &Shard) -> bool {
         let may_clean = self.backing.pace.free_at_ns() == 0;
         self.waker.needs_call() && self.need_of(shard, may_clean.then_some(0)).is_some()
     }
 
-    /// Counts each of `pages` for its IO class.
+    /// Adds one to `counter` for each of `pages`, in the page's IO class.
     pub(in crate::cache) fn count_each<'a>(
         &self,
         counter: Counter,

@@ -1,8 +1,7 @@
-//! The order in which the pages of a shard are evicted, and how much of it each IO class uses.
+//! The eviction order of a shard's pages, and the share of the shard that each IO class uses.
 //!
-//! Each class has an order of its own, made with its first page: where there is one class there is
-//! one order. Which class gives up slots first is the table's decision
-//! ([`classes`](crate::cache::policy::classes)).
+//! Each class has its own order, which is created for its first page. The table of classes decides
+//! which class gives up slots first ([`classes`](crate::cache::policy::classes)).
 
 use std::sync::Arc;
 
@@ -10,7 +9,7 @@ use crate::cache::policy::classes::{self, CLASSES, Classes};
 use crate::cache::policy::{Replacement, ReplacementEntry};
 use crate::cache::store::layout::UNITS;
 
-/// What pages and records of a class take, in [`UNITS`] of slots.
+/// The space of a class's pages and records, in units: [`UNITS`] for a slot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::cache) struct ClassUsage {
     pub(in crate::cache) live_units: u64,
@@ -18,12 +17,12 @@ pub(in crate::cache) struct ClassUsage {
 }
 
 impl ClassUsage {
-    /// Slots that are used.
+    /// Returns the number of slots in use.
     pub(in crate::cache) fn live(self) -> u64 {
         self.live_units.div_ceil(UNITS.into())
     }
 
-    /// Those of them that are dirty.
+    /// Returns the number of dirty slots.
     pub(in crate::cache) fn dirty(self) -> u64 {
         self.dirty_units.div_ceil(UNITS.into())
     }
@@ -32,26 +31,26 @@ impl ClassUsage {
 /// The orders of one shard.
 pub(in crate::cache) struct Orders {
     replacement: &'static ReplacementEntry,
-    /// Slots of the shard.
+    /// Number of slots of the shard.
     slots: u32,
-    /// Entries that an order has: those of parts of slots too.
+    /// Number of entries of an order, including entries for parts of slots.
     capacity: u32,
-    /// None while all pages are of class 0.
+    /// The classes; `None` while all pages are of class 0.
     classes: Option<Arc<Classes>>,
-    /// By class.
+    /// The orders, by class.
     of: Vec<Option<Box<dyn Replacement>>>,
     pub(in crate::cache) usage: [ClassUsage; CLASSES],
 }
 
 impl Orders {
-    /// For `slots` slots, without classes.
+    /// Returns empty orders for `slots` slots, without classes.
     pub(in crate::cache) fn new(replacement: &'static ReplacementEntry, slots: u32) -> Self {
         let of = vec![Some((replacement.create)(slots, slots))];
         let usage = [ClassUsage::default(); CLASSES];
         Self { replacement, slots, capacity: slots, classes: None, of, usage }
     }
 
-    /// The order of `class`.
+    /// Returns the order of `class`, which is created if there is none.
     pub(in crate::cache) fn of(&mut self, class: u8) -> &mut dyn Replacement {
         let class = usize::from(class);
         if self.of.len() <= class {
@@ -61,32 +60,32 @@ impl Orders {
         &mut **self.of[class].get_or_insert_with(|| create(entries, slots))
     }
 
-    /// Has `classes` decide from now on, each without a page; none: all pages are of class 0.
+    /// Sets the classes and empties all orders. With `None`, all pages are of class 0.
     pub(in crate::cache) fn set_classes(&mut self, classes: Option<Arc<Classes>>) {
         self.classes = classes;
         self.of.clear();
     }
 
-    /// Has `replacement` order from now on, each class without a page.
+    /// Sets the replacement policy and empties all orders.
     pub(in crate::cache) fn set_replacement(&mut self, replacement: &'static ReplacementEntry) {
         self.replacement = replacement;
         self.of.clear();
     }
 
-    /// For `slots` slots from now on, and orders of `capacity` entries, each class without a page.
+    /// Sets the number of slots and the number of entries of an order, and empties all orders.
     pub(in crate::cache) fn resize(&mut self, slots: u32, capacity: u32) {
         (self.slots, self.capacity) = (slots, capacity);
         self.of.clear();
     }
 
-    /// `class`, or class 0 where there is no such class.
+    /// Returns `class` if it exists, and otherwise class 0.
     pub(in crate::cache) fn known(&self, class: u8) -> u8 {
         let is_known = self.classes.as_ref().is_some_and(|it| it.get(class).is_some());
         if is_known { class } else { 0 }
     }
 
-    /// Appends up to `n` slots to `out`, the first to be evicted first, of the class that gives up
-    /// slots first for the most important one.
+    /// Appends up to `n` slots to `out`, in eviction order, from the class that first gives up
+    /// slots to the most important class.
     pub(in crate::cache) fn victims(&mut self, n: usize, out: &mut Vec<u32>) {
         let Some(classes) = &self.classes else { return self.of(0).victims(n, out) };
         let surplus = classes.surplus(classes.foremost(), &self.live(), self.slots.into());
@@ -103,8 +102,8 @@ impl Orders {
         }
     }
 
-    /// What a request of `class` that misses `pages` pages may do. `is_short`: only those slots are
-    /// free that eviction keeps.
+    /// Decides whether a request of `class` that misses `pages` pages may insert them. With
+    /// `is_short`, the only free slots are those that eviction keeps in reserve.
     pub(in crate::cache) fn admission(
         &self,
         class: u8,
@@ -114,10 +113,10 @@ impl Orders {
         let Some(classes) = &self.classes else { return classes::Admission::Insert };
         let (class, slots) = (self.known(class), self.slots.into());
         let mut live = self.live();
-        // One page may come where the others are in.
+        // The admission decides about one page, with the other pages already counted.
         live[usize::from(class)] += u64::from(pages.saturating_sub(1));
         match classes.admission(class, &live, slots) {
-            // The free slots that are left are for classes that others make place for.
+            // Leaves the remaining free slots to classes that other classes give up slots to.
             classes::Admission::Insert
                 if is_short && classes.surplus(class, &live, slots).is_empty() =>
             {
@@ -127,7 +126,7 @@ impl Orders {
         }
     }
 
-    /// Slots that `class` may use.
+    /// Returns the number of slots that `class` may use.
     pub(in crate::cache) fn share(&self, class: u8) -> u32 {
         let class = self.classes.as_ref().and_then(|classes| classes.get(class));
         let max_pct = class.map_or(100, |class| u64::from(class.max_pct));

@@ -1,4 +1,4 @@
-//! Pages out of their slots, with a comparison of the checksum at the first read.
+//! Reads pages from their slots, and compares the checksum at the first read.
 
 use super::index::Found;
 use super::{Missing, Pages};
@@ -7,20 +7,20 @@ use crate::cache::store::layout::{Decoded, HEADER, PAGE, PAGE_BYTES, SlotHeader,
 use crate::device::{DeviceError, DeviceErrorKind, Result};
 use crate::sync::Ordering;
 
-/// What a look at a slot gave.
+/// The result of a copy from a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cache) enum Copied {
-    /// All that was asked for.
+    /// All requested bytes were copied.
     Whole,
-    /// The slot has a record without all that was asked for.
+    /// The slot has a record that lacks some of the requested bytes.
     Lacks,
-    /// The data is not what its checksum says, or another version's by now.
+    /// The data does not match its checksum, or the slot holds another version by now.
     Damaged,
 }
 
 impl Pages {
-    /// How many pages of `run`, neighbours that were read from the backing into `buf`, were not
-    /// changed meanwhile, from the first on. Puts the records that the cache has of them over them.
+    /// Puts the cache's records over `run`, adjacent pages that were read from the backing into
+    /// `buf`. Returns how many leading pages did not change meanwhile.
     pub(in crate::cache) fn standing(&self, run: &[Missing], buf: &mut [u8]) -> Result<usize> {
         for (stood, (missing, page)) in run.iter().zip(buf.chunks_mut(PAGE)).enumerate() {
             let is_whole = self.put_record(missing, page)?;
@@ -31,8 +31,8 @@ impl Pages {
         Ok(run.len())
     }
 
-    /// Puts the record that the cache has of `missing` over `page`, the backing's bytes. False: it
-    /// is damaged, or another version's by now.
+    /// Puts the cache's record of `missing` over `page`, the backing's bytes. Returns `false` if
+    /// the record is damaged or its slot holds another version by now.
     pub(in crate::cache) fn put_record(&self, missing: &Missing, page: &mut [u8]) -> Result<bool> {
         let Some(found) = &missing.record else { return Ok(true) };
         let record = self.store.copy_record(found)?;
@@ -42,8 +42,8 @@ impl Pages {
         Ok(record.is_some())
     }
 
-    /// Reads `part` from the slot of its page. False: it has none, or a record without all of the
-    /// part.
+    /// Reads `part` from the slot of its page. Returns `false` if the page has no slot, has only a
+    /// record that lacks some of the part, or was clean and damaged.
     pub(in crate::cache) fn read_hit(
         &self,
         part: &Part,
@@ -77,8 +77,9 @@ impl Pages {
         }
     }
 
-    /// Looks again at `found`, whose data and header did not agree, with the page's lock: its
-    /// holder may have voided the header of a page that leaves the cache.
+    /// Checks `found`, whose data and header did not match, again under the page's lock. Without
+    /// the lock, a thread that removes the page may have voided the header. Returns the page if it
+    /// is still the newest version, and damaged.
     fn still_damaged(&self, found: &Found) -> Result<Option<Found>> {
         let _lock = self.lock_pages(std::iter::once(found.page));
         match self.find(found.page).filter(|now| now.is_same(found)) {
@@ -87,7 +88,8 @@ impl Pages {
         }
     }
 
-    /// The data of `found`, whose page's lock the caller holds, is not what its checksum says.
+    /// Returns whether the data of `found` or of the page under its record is damaged. The caller
+    /// holds the page's lock.
     fn is_damaged(&self, found: &Found) -> Result<bool> {
         if found.record && self.store.copy_record(found)?.is_none() {
             return Ok(true);
@@ -96,15 +98,15 @@ impl Pages {
         Ok(!self.is_sound(page.as_ref())?)
     }
 
-    /// The data of `page`, if there is one, is what its checksum says, as far as that is not known
-    /// already.
+    /// Returns whether the data of `page`, if any, matches its checksum. Does not compare the data
+    /// again if it was verified before and no memory failed since.
     pub(in crate::cache) fn is_sound(&self, page: Option<&Found>) -> Result<bool> {
         let may_be_damaged = |page: &&Found| !page.verified || self.store.region.has_failed_pages();
         let Some(page) = page.filter(may_be_damaged) else { return Ok(true) };
         self.copy_out(page, &mut [0; PAGE])
     }
 
-    /// Copies `part` of the page of `found`.
+    /// Copies `part` of the page of `found` to `buf`.
     pub(in crate::cache) fn copy_part(
         &self,
         found: &Found,
@@ -118,7 +120,7 @@ impl Pages {
         }
     }
 
-    /// Copies `part` of `found`, a whole page.
+    /// Copies `part` of `found`, a whole page, to `buf`.
     fn copy_from_page(&self, found: &Found, part: &Part, buf: &mut [u8]) -> Result<Copied> {
         let of = |is_whole| if is_whole { Copied::Whole } else { Copied::Damaged };
         if found.zero || buf.len() == PAGE {
@@ -129,15 +131,15 @@ impl Pages {
             let data = self.store.places.data(found.slot);
             return self.store.read_memory(data + from as u64, buf).map(of);
         }
-        // The checksum is that of the whole page.
+        // The checksum covers the whole page.
         let mut page = [0; PAGE];
         let is_whole = self.copy_out(found, &mut page)?;
         buf.copy_from_slice(&page[from..from + buf.len()]);
         Ok(of(is_whole))
     }
 
-    /// Copies the data of `found`, a whole page. False: its memory failed, it is not what its
-    /// checksum says, or it is another version's by now.
+    /// Copies the data of `found`, a whole page, to `buf`. Returns `false` if the memory failed,
+    /// the checksum does not match, or the slot holds another version by now.
     pub(in crate::cache) fn copy_out(&self, found: &Found, buf: &mut [u8]) -> Result<bool> {
         if found.zero {
             buf.fill(0);
@@ -163,10 +165,12 @@ impl Pages {
         Ok(is_whole)
     }
 
-    /// The newest version of a page is damaged: a clean one is given up for the backing's.
+    /// Removes `found`, the damaged newest version of a page, if it is clean: the backing has its
+    /// bytes.
     ///
     /// # Errors
-    /// It was dirty: the backing's bytes are older ones. Or it cannot leave the cache.
+    /// Fails if the page is dirty, since the backing's bytes are older, or if it cannot leave the
+    /// cache.
     fn damaged_page(&self, found: &Found) -> Result<()> {
         self.damaged.fetch_add(1, Ordering::Relaxed);
         self.failures.count();
@@ -182,7 +186,8 @@ impl Pages {
         Ok(())
     }
 
-    /// Copies `part` out of the record in the slot of `found`.
+    /// Copies `part` of the page of `found`, a record, to `buf`. Bytes that the record lacks come
+    /// from the page under it, if that is cached.
     pub(in crate::cache) fn copy_from_record(
         &self,
         found: &Found,
@@ -203,7 +208,7 @@ impl Pages {
     }
 }
 
-/// The error of a dirty page whose data is damaged.
+/// Returns the error for a dirty page whose data is damaged.
 pub(in crate::cache) fn damaged(found: &Found) -> DeviceError {
     let message = format!(
         "dirty page at offset {} is damaged in slot {} of the cache: its memory failed or its \

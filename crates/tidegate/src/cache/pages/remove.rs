@@ -1,8 +1,8 @@
 //! Removal: clean pages leave the cache, durably.
 //!
-//! Two fences for a batch. First all older headers of the pages become void, then the newest ones:
-//! if the newest went first, a crash between would bring an older version back (invariant 3 of the
-//! cache).
+//! A batch takes two fences. First the headers of all older versions become void, then the newest
+//! ones. In the other order a crash in between would bring an older version back (invariant 3 of
+//! the cache).
 
 use std::collections::BTreeSet;
 
@@ -12,18 +12,18 @@ use crate::cache::counters::Counter;
 use crate::cache::store::layout::is_part;
 use crate::device::{DeviceError, DeviceErrorKind, Result};
 
-/// Most pages that leave the cache at once.
+/// Maximum number of pages that leave the cache at once.
 const BATCH_PAGES: u32 = 64;
-/// Of a small shard one page in so many leaves at once, so that it does not lose pages in use.
+/// In a small shard one page in this many leaves at once, so that it does not lose pages in use.
 const BATCH_ONE_IN: u32 = 50;
 pub(in crate::cache) const BATCH_PAGES_LEAST: u32 = 4;
-/// Most slots that are made whole again with one fence.
+/// Maximum number of split slots that are made whole again with one fence.
 const UNITED_AT_ONCE: usize = 64;
 
-/// Most pages that leave at once: a reader of one of them waits for all.
+/// Maximum number of pages that a purge removes at once: a reader of one page waits for all.
 const PURGED_AT_ONCE: usize = 64;
 
-/// Most pages of a shard of `slots` slots that leave the cache at once.
+/// Returns the maximum number of pages that leave a shard of `slots` slots at once.
 pub(in crate::cache) fn batch_pages(slots: u32) -> u32 {
     (slots / BATCH_ONE_IN).clamp(BATCH_PAGES_LEAST, BATCH_PAGES)
 }
@@ -43,7 +43,7 @@ impl Pages {
         Ok(removed)
     }
 
-    /// Removes those of `pages` that stay clean, and waits for writers that hold one.
+    /// Removes the pages among `pages` that stay clean. Waits for writers that hold one.
     fn remove_until_done(&self, mut pages: Vec<Found>) -> Result<u64> {
         let mut removed = 0;
         loop {
@@ -56,15 +56,15 @@ impl Pages {
         }
     }
 
-    /// Evicts those of `pages` that are clean, and counts them.
+    /// Evicts the clean pages among `pages`, and counts them. Returns how many were evicted.
     pub(in crate::cache) fn evict(&self, pages: &[Found]) -> Result<usize> {
         let evicted = self.remove_and_unite(pages)?;
         self.counters.add(Counter::Evictions, evicted as u64);
         Ok(evicted)
     }
 
-    /// Removes those of `pages` that are clean, and makes slots whole again of which they were
-    /// parts. Returns how many it removed.
+    /// Removes the clean pages among `pages`, and makes split slots whole again if no part is in
+    /// use any more. Returns how many pages it removed.
     pub(in crate::cache) fn remove_and_unite(&self, pages: &[Found]) -> Result<usize> {
         let removed = self.remove_clean(pages)?;
         let parts = pages.iter().filter(|found| is_part(found.slot));
@@ -73,16 +73,16 @@ impl Pages {
         Ok(removed)
     }
 
-    /// Makes slots of shard `number` whole again of which no part holds a page: one store voids the
-    /// headers of all parts, dead ones too. Returns how many.
+    /// Makes split slots of shard `number` whole again if no part holds a page: one store voids the
+    /// headers of all parts, including dead ones. Returns how many slots became whole.
     pub(in crate::cache) fn unite_spent(&self, number: usize) -> Result<usize> {
         let spent = self.shards.lock(number).allocator.take_spent(UNITED_AT_ONCE);
-        // Before any of them is written over: what lies in a part must not be taken for its header.
+        // Void before any slot is overwritten: bytes of a part must not count as the slot's header.
         self.void_spent(number, &spent)
     }
 
-    /// Voids the headers of `spent`, slots of shard `number`, which then are free or have left.
-    /// Returns how many.
+    /// Voids the headers of `spent`, slots of shard `number`, which then are free or have left the
+    /// shard. Returns how many slots that were.
     pub(in crate::cache) fn void_spent(&self, number: usize, spent: &[Spent]) -> Result<usize> {
         if spent.is_empty() {
             return Ok(0);
@@ -104,7 +104,8 @@ impl Pages {
         Ok(spent.len())
     }
 
-    /// Removes those of `pages` that are still clean from the cache, durably. Returns how many.
+    /// Removes the pages among `pages` that are still clean from the cache, durably. Skips held and
+    /// stuck pages. Returns how many it removed.
     pub(in crate::cache) fn remove_clean(&self, pages: &[Found]) -> Result<usize> {
         if pages.is_empty() {
             return Ok(0);
@@ -126,7 +127,8 @@ impl Pages {
         for found in &removed {
             self.shard(found.page).remove(found);
         }
-        // A reader that copied from one of the slots finds the version changed.
+        // Dropping the locks changes the pages' versions, so a reader that copied from a slot
+        // notices.
         drop(locks);
         let slots = removed.iter().map(|found| found.slot).chain(dead);
         for slot in slots {
@@ -137,8 +139,9 @@ impl Pages {
         Ok(removed.len())
     }
 
-    /// The memory failed while the headers of `dead` were voided, older versions of `pages`, or
-    /// those of `pages`, which stay in the cache: their older versions may be on the medium.
+    /// Marks `pages` as stuck and the slots `dead` as lost: the memory failed while the headers of
+    /// `pages`, or of their older versions in `dead`, were voided. The pages stay in the cache,
+    /// since their older versions may still be on the medium.
     fn leave_stuck(&self, dead: &[u32], pages: &[&Found]) {
         self.store.note_lost_slot();
         for found in pages {
@@ -149,7 +152,7 @@ impl Pages {
         }
     }
 
-    /// The error of a request that the memory keeps from its end, for it failed before.
+    /// Returns the error for a request that cannot be completed because the memory failed before.
     pub(in crate::cache) fn stuck(found: &str) -> DeviceError {
         let message = format!(
             "{found}, because the memory of the cache failed before: stop the server and serve \

@@ -1,38 +1,38 @@
-//! From a page to the slot that holds its newest version, in DRAM: 6 bytes a slot.
+//! Maps each page to the slot with its newest version, in DRAM, with 6 bytes for each slot.
 //!
-//! A hash table with linear probing that is two thirds full at most. A cell holds a slot and, in
-//! the bits that a slot's number leaves, a tag of its page: a cell of another page is seldom taken
-//! for the page's own, and so costs no look at its slot. Which page a slot holds is asked of the
-//! caller.
+//! A hash table with linear probing that is at most two thirds full. A cell holds a slot and, in
+//! the bits that slot numbers leave, a tag of the slot's page. The tag distinguishes most cells of
+//! other pages without a look at their slots. The caller's `page_of` returns the page that a slot
+//! holds.
 
 /// Slots by page.
 #[derive(Default)]
 pub(in crate::cache) struct Table {
-    /// A slot plus one, and a tag above it; 0: none.
+    /// A slot plus one, with a tag in the bits above; 0 for an empty cell.
     cells: Box<[u32]>,
-    /// Bits of a cell that are the tag's.
+    /// Mask of the bits of a cell that hold the tag.
     tag_bits: u32,
 }
 
 impl Table {
-    /// For `slots` slots, fewer than 2^31.
+    /// Returns an empty table for `slots` slots, fewer than 2^31.
     pub(in crate::cache) fn new(slots: u32) -> Self {
         let cells = (slots as usize + slots as usize / 2).max(slots as usize + 1);
         let slot_bits = u32::MAX.checked_shr(slots.leading_zeros()).unwrap_or(0);
         Self { cells: vec![0; cells].into(), tag_bits: !slot_bits }
     }
 
-    /// The slot of `page`.
+    /// Returns the slot of `page`.
     pub(in crate::cache) fn find(&self, page: u64, page_of: impl Fn(u32) -> u64) -> Option<u32> {
         self.probe(page, page_of).1
     }
 
-    /// Reads the first cell where `page` is looked for.
+    /// Reads the first cell that a lookup of `page` probes.
     pub(in crate::cache) fn look_up_ahead(&self, page: u64) -> u32 {
         self.cells[self.home(hash(page))]
     }
 
-    /// Puts `slot` in the place of the slot of `page`, which it returns, or adds it.
+    /// Makes `slot` the slot of `page`. Returns the previous slot of the page.
     pub(in crate::cache) fn insert(
         &mut self,
         page: u64,
@@ -44,7 +44,7 @@ impl Table {
         old
     }
 
-    /// Removes the slot of `page`, which it returns.
+    /// Removes and returns the slot of `page`.
     pub(in crate::cache) fn remove(
         &mut self,
         page: u64,
@@ -56,7 +56,7 @@ impl Table {
         loop {
             cell = self.next(cell);
             let Some(other) = self.slot_in(cell) else { break };
-            // It moves into the hole unless its own first cell lies behind the hole.
+            // The entry moves into the hole unless its home cell lies behind the hole.
             let home = self.home(hash(page_of(other)));
             let stays = if hole <= cell {
                 hole < home && home <= cell
@@ -72,13 +72,13 @@ impl Table {
         slot
     }
 
-    /// Bytes of memory.
+    /// Returns the size of the table in bytes.
     #[cfg(all(test, not(loom)))]
     pub(in crate::cache) fn bytes(&self) -> usize {
         size_of_val(&*self.cells)
     }
 
-    /// The cell of `page`, or the free one where it would go; and its slot.
+    /// Returns the cell of `page` and its slot, or the empty cell where the page would go.
     fn probe(&self, page: u64, page_of: impl Fn(u32) -> u64) -> (usize, Option<u32>) {
         let hash = hash(page);
         let (mut cell, tag) = (self.home(hash), self.tag(hash));
@@ -100,8 +100,8 @@ impl Table {
         usize::try_from(spread >> 64).unwrap_or_default()
     }
 
-    /// The tag of a page with this hash: of bits in the middle, for the upper ones are the first
-    /// cell's, and the lower ones the shard's.
+    /// Returns the tag of a page with this hash. It takes the middle bits, since the upper ones
+    /// choose the home cell and the lower ones the shard.
     fn tag(&self, hash: u64) -> u32 {
         let bits = u32::try_from(hash >> 24 & u64::from(u32::MAX)).unwrap_or_default();
         bits << self.tag_bits.trailing_zeros() & self.tag_bits

@@ -1,5 +1,5 @@
-//! Pages into slots: copy on write, with one fence for a batch. A part of a page is merged with
-//! what there is of it before ([`merge`](super::merge)).
+//! Stores pages in slots: copy on write, with one fence for each batch. A part of a page is merged
+//! with the page's previous content ([`merge`](super::merge)).
 use super::index::{Found, Stored, Taken};
 use super::merge::{Base, Demand, Entry, Merged, Payload};
 use super::writer::Writer;
@@ -13,7 +13,7 @@ use crate::device::Result;
 use crate::sync::{Ordering, fence};
 use crate::tier::version_locks::VersionGuard;
 
-/// Most pages of a batch.
+/// Maximum number of pages of a batch.
 pub(in crate::cache) const BATCH_PAGES_MAX: usize = 256;
 
 /// Why a batch ended before all of its entries were stored.
@@ -21,28 +21,29 @@ pub(in crate::cache) const BATCH_PAGES_MAX: usize = 256;
 pub(in crate::cache) enum Lack {
     /// The shard of this page has no slot.
     Slot(u64),
-    /// The rest of this page is in the backing.
+    /// The rest of this page is in the backing, and is needed.
     Base(u64),
-    /// A page of which a part is to be durable by itself waits for the commit of other parts.
+    /// A FUA write of a part needs a commit first: other parts of its page wait for that.
     Commit,
 }
 
-/// How much of a batch was stored.
+/// The result of storing a batch: how many entries were stored, and why no more.
 pub(in crate::cache) struct Batch {
     pub(in crate::cache) stored: usize,
     pub(in crate::cache) lack: Option<Lack>,
 }
 
-/// Is told of each page that was stored.
+/// Called with each page that was stored.
 pub(in crate::cache) type Note<'a> = &'a mut dyn FnMut(Found);
 
 impl Writer {
-    /// What was read is still the page's content, and the backing will not lose it: whether it is
-    /// kept as a dirty page. None: it is not kept. With the page's lock.
+    /// Returns whether to store `fill` as a dirty page, or `None` if it must not be stored: the
+    /// page has changed since it was read, or the backing may lose the bytes that were read. The
+    /// caller holds the page's lock.
     ///
-    /// A record that the cache has was put over what was read: the version says that it is still
-    /// the same one. It may become clean meanwhile; a page that is called dirty then is only
-    /// written once more.
+    /// If the cache has a record of the page, the fill contains its lines: an unchanged version
+    /// shows that the record is still the one that was merged. If the record becomes clean
+    /// meanwhile, the page is only written once more.
     pub(in crate::cache) fn is_kept_dirty(&self, fill: &Fill) -> Option<bool> {
         let Missing { page, version, seen, .. } = fill.missing;
         let stands = self.pages.locks.unchanged(page, version)
@@ -57,18 +58,20 @@ impl Writer {
         }
     }
 
-    /// Writes of parts of pages may become records.
+    /// Returns whether writes of parts of pages may become records.
     pub(in crate::cache) fn makes_records(&self) -> bool {
         self.makes_records.load(Ordering::Relaxed)
     }
 
-    /// How a client's write is to be stored.
+    /// Returns how to store a client's write.
     pub(in crate::cache) fn demand<'a>(&self, ask: Ask<'a>) -> Demand<'a> {
-        // Zeroes that keep their space replace those in a slot without data.
+        // Zeroes that keep their space also replace zeroes in a slot without data.
         Demand { ask, whole_pages: !self.makes_records(), by_content: !ask.keeps_space }
     }
 
-    /// Stores a batch of as many of `entries` as nothing lacks for, from the first on.
+    /// Stores a batch of leading `entries`, up to the first one that cannot be stored now. Calls
+    /// `note` with each stored page. Returns how many entries were stored, and why the next one was
+    /// not.
     pub(in crate::cache) fn store_dirty(
         &self,
         entries: &[Entry<'_>],
@@ -77,7 +80,7 @@ impl Writer {
         note: Note<'_>,
     ) -> Result<Batch> {
         let locks = self.pages.lock_pages(entries.iter().map(|entry| entry.page));
-        // With the locks: invariant 4 of groups.
+        // Joins under the locks: invariant 4 of groups.
         let membership = self.pages.join_group(demand.ask.fua);
         let group = membership.as_ref().map_or(0, |it| it.group);
         if self.pages.needs_commit(entries, demand.ask.fua) {
@@ -105,11 +108,12 @@ impl Writer {
         Ok(Batch { stored, lack })
     }
 
-    /// Stores those of `fills` that may still be kept, in slots that nobody waits for: clean, but
-    /// for pages of which the cache has dirty records.
+    /// Stores the fills that may still be kept, in slots that no writer needs. They are stored as
+    /// clean, except for pages with a dirty record in the cache.
     pub(in crate::cache) fn store_clean(&self, fills: &[Fill]) -> Result<()> {
         let locks = self.pages.lock_pages(fills.iter().map(|fill| fill.missing.page));
-        // A purge forbids to keep them and then looks at the locks: one of both is seen.
+        // A purge first forbids keeping fills, and then waits for the holders of locks. By the
+        // fences, either the purge sees these locks, or the check below sees the prohibition.
         fence(Ordering::SeqCst);
         let has_space = |fill: &Fill| {
             let number = self.pages.shard_of(fill.missing.page);
@@ -120,15 +124,16 @@ impl Writer {
             Some(Entry::whole(fill.missing.page, Some(&fill.data), dirty, fill.class))
         });
         let entries: Vec<_> = kept.collect();
-        // One below the reserve, so that the worker evicts for the next ones.
+        // One slot less than the reserve stays free, so that the worker evicts pages for the next
+        // fills.
         let (merged, reserve) = (Merged::default(), self.pages.reserve().saturating_sub(1));
         let (members, _) = self.take_slots(&entries, &merged, reserve);
         self.store(&members, 0, locks).map(drop)
     }
 
-    /// Takes a slot for each of `entries` that changes, or a part of one for a record, as long as a
-    /// shard has more than `reserve`.
-    /// Also returns for how many there were slots, or need not be.
+    /// Takes a slot for each changed entry, or a part of one for a record, as long as the shard has
+    /// more than `reserve` slots. Returns the members, and the number of leading entries that have
+    /// a slot or need none.
     fn take_slots<'a>(
         &self,
         entries: &[Entry<'a>],
@@ -156,8 +161,8 @@ impl Writer {
         (members, done)
     }
 
-    /// Makes a batch durable, then visible; `locks` are those of its pages, and `group` is that of
-    /// its members, or 0. Returns how many pages it replaced.
+    /// Makes a batch durable, then visible. `locks` are the locks of its pages, and `group` is the
+    /// group of its members, or 0. Returns how many pages had a version before.
     fn store(
         &self,
         members: &[Member<'_>],
@@ -180,8 +185,8 @@ impl Writer {
         Ok(replaced)
     }
 
-    /// Voids the headers of `members`, whose write fails. Some of them may be on the medium, and a
-    /// crash must not make them count.
+    /// Voids the headers of `members`, whose write failed: some headers may be on the medium, and
+    /// must not count after a crash.
     fn take_back(&self, members: &[Member<'_>]) {
         let taken: Few<Taken> = members.iter().map(|it| it.taken.whole()).collect();
         let are_void: Few<bool> =
@@ -198,21 +203,21 @@ impl Writer {
         }
     }
 
-    /// Makes `member` visible, which is durable; the caller holds the lock of its page. Returns
-    /// whether the page had a version before, which is dead or retained from now on.
+    /// Makes the durable `member` visible. The caller holds the lock of its page. Returns whether
+    /// the page had a version before; that version is dead or retained from now on.
     fn publish(&self, member: &Member<'_>, group: u64) -> bool {
         let Member { header, class, ref taken, .. } = *member;
         let SlotHeader { page, over, zero, dirty, .. } = header;
         let (record, over) = (header.is_record(), over > 0);
         let stored = Stored { dirty, zero, record, over, group, class };
         let mut shard = self.pages.shard(page);
-        // Before the slot of the version before is dead, and with the shard's lock: a reader that
-        // found that slot read the page's version before this, and finds another one when it has
-        // copied. Only then may the slot be written over.
+        // Advances the page's version under the shard's lock, before the replaced slot becomes
+        // dead. A reader that found the replaced slot has read the page's version before this, and
+        // finds it changed after its copy. Only from now on may the slot be overwritten.
         self.pages.locks.advance(page);
         let replaced = shard.publish(page, taken, stored);
-        // A dead slot can be taken: the worker sees no need to free one, so a writer that waits
-        // hears of it here.
+        // The replaced slot may be dead, and then can be taken. The worker sees no need to free a
+        // slot, so a waiting writer is notified here.
         shard.notify();
         let needs_worker = self.pages.needs_worker(&shard);
         drop(shard);

@@ -11,6 +11,6 @@ use crate::sync::AtomicBool;
 pub(in crate::cache) struct Writer {
     pub(in crate::cache) pages: Arc<Pages>,
     pub(in crate::cache) comparing: Comparing,
-    /// The granularity is `record`.
+    /// Whether the granularity is `record`.
     pub(in crate::cache) makes_records: AtomicBool,
 }

@@ -1,5 +1,5 @@
-//! Which slots of a shard can be taken: free and dead ones, those that leave, and those that a
-//! failure of the memory made useless.
+//! The slots of a shard that can be taken, which are free or dead, the slots that leave the shard,
+//! and those that a failure of the memory made useless.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +12,8 @@ use crate::cache::pages::cluster::Sharding;
 use crate::cache::policy::MAX_SLOTS;
 use crate::cache::store::layout::{PART_UNITS_MAX, can_split, part_of, units_of};
 
-/// The slots that a shard can give out: what each write changes, apart from what writes only read.
-/// So two threads that write to a shard in turn pass these lines from CPU to CPU, and few others.
+/// The fields that every write changes, apart from fields that writes only read. Threads that write
+/// to a shard in turn pass only these cache lines, and few others, from CPU to CPU.
 #[derive(Default)]
 #[repr(align(64))]
 struct Stock {
@@ -22,30 +22,30 @@ struct Stock {
     free: u32,
     /// Dead slots, by their numbers in the shard.
     dead: SmallVec<[u32; 8]>,
-    /// Pages that are held, as often as they are.
+    /// Held pages, each as often as it is held.
     held: SmallVec<[u64; 2]>,
 }
 
-/// The slots of a shard, and which of them can be taken.
+/// The slots of a shard, and their availability.
 pub(in crate::cache) struct Allocator {
     stock: Stock,
     pub(super) slots: Slots,
-    /// Slots from this number on leave.
+    /// The number of the first slot that leaves the shard.
     usable: u32,
     /// Leaving slots whose headers are durably void.
     left: Vec<u32>,
     /// Leaving slots that are dead.
     left_dead: Vec<u32>,
-    /// Pages that are being cleaned, to leave the cache afterwards.
+    /// Number of pages that are being cleaned to leave the cache afterwards.
     pub(in crate::cache) departing: u32,
     /// Pages that are stuck.
     pub(super) stuck: BTreeSet<u64>,
-    /// Slots that stay taken, for the memory failed.
+    /// Number of slots that stay taken because the memory failed.
     pub(super) lost_slots: u32,
 }
 
 impl Allocator {
-    /// Returns the `own` slots of shard `number` of all that `sharding` has: all free.
+    /// Returns the `own` slots of shard `number` in `sharding`. All slots are free.
     pub(super) fn new(number: u32, sharding: Sharding, own: u32) -> Self {
         let next = |slot: u32| if slot == 0 { NONE } else { u64::from(slot) - 1 };
         let free = |slot| Slot { word: 0, version: next(slot) };
@@ -67,25 +67,26 @@ impl Allocator {
         }
     }
 
-    /// Slots that can be taken.
+    /// Returns the number of slots that can be taken.
     pub(in crate::cache) fn available(&self) -> u32 {
         self.stock.free + u32::try_from(self.stock.dead.len()).unwrap_or(u32::MAX)
     }
 
-    /// Less than `reserve` slots can be taken, also when those are free that are on their way; or
-    /// none, for then a writer may wait, and another batch is prepared while one is under way.
+    /// Returns whether the shard needs free slots. Either none can be taken, so that a writer may
+    /// wait: then another batch is prepared even while one is under way. Or fewer than `reserve`
+    /// slots will be available after the departing pages have left.
     pub(in crate::cache) fn needs_slots(&self, reserve: u32) -> bool {
         let available = self.available();
         available == 0 && reserve > 0 || available.saturating_add(self.departing) < reserve
     }
 
-    /// Number of slots, but for those that leave.
+    /// Returns the number of slots without those that leave.
     pub(in crate::cache) fn slot_count(&self) -> u32 {
         self.usable
     }
 
-    /// Takes a slot for a record of `lines` lines or for a page, where there are more than
-    /// `reserve`; or a part of one that is split, or is to be.
+    /// Takes a slot for a page, or for a record of `lines` lines a part of a split slot, or of a
+    /// slot that is to be split. Takes a whole slot only if more than `reserve` are available.
     pub(in crate::cache) fn take_for(&mut self, lines: u32, reserve: u32) -> Option<Taken> {
         let units = units_of(lines);
         if units > PART_UNITS_MAX {
@@ -113,19 +114,19 @@ impl Allocator {
         Some(Taken { units, ..self.taken(own, dead_page) })
     }
 
-    /// Slot `own` gets the next version.
+    /// Describes the taken slot `own`, with the next version.
     fn taken(&mut self, own: u32, dead_page: Option<u64>) -> Taken {
         let version = self.stock.next_version;
         self.stock.next_version += 1;
         Taken { slot: self.slots.number_of(own), version, dead_page, units: 0, splits: false }
     }
 
-    /// Takes a slot, a dead one first.
+    /// Takes a slot, preferably a dead one.
     pub(in crate::cache) fn take(&mut self) -> Option<Taken> {
         let (own, dead_page) = match self.stock.dead.pop() {
             Some(own) => {
                 let page = self.slots[own].page();
-                // Until the slot's new header is durable, the old one may come back.
+                // Until the slot's new header is durable, a crash may bring the old one back.
                 self.stock.held.push(page);
                 (own, Some(page))
             }
@@ -141,7 +142,7 @@ impl Allocator {
         Some(own)
     }
 
-    /// `slot`, whose header is durably void, is free.
+    /// Frees `slot`, whose header is durably void.
     pub(in crate::cache) fn free(&mut self, slot: u32) {
         let (own, version) = (self.slots.own(slot), self.stock.first_free);
         if self.slots.part(own).is_some() {
@@ -155,7 +156,7 @@ impl Allocator {
         self.stock.free += 1;
     }
 
-    /// Slot `own` is dead.
+    /// Marks slot `own` as dead.
     pub(super) fn die(&mut self, own: u32) {
         if self.slots.part(own).is_some() {
             return self.slots.die(own, self.usable);
@@ -163,7 +164,7 @@ impl Allocator {
         if own < self.usable { self.stock.dead.push(own) } else { self.left_dead.push(own) }
     }
 
-    /// Up to `n` slots of which no part is in use. Their pages are held until
+    /// Takes up to `n` split slots without a part in use. Their pages are held until
     /// [`free_spent`](Self::free_spent).
     pub(in crate::cache) fn take_spent(&mut self, n: usize) -> Vec<Spent> {
         let spent = self.slots.take_spent(n);
@@ -175,7 +176,7 @@ impl Allocator {
         spent
     }
 
-    /// The header of the slot of `spent` is durably void.
+    /// Frees the slot of `spent`, whose header is durably void, and releases its pages.
     pub(in crate::cache) fn free_spent(&mut self, spent: &Spent) {
         for page in &spent.pages {
             self.drop_hold(Some(*page));
@@ -184,7 +185,8 @@ impl Allocator {
         self.free(spent.slot);
     }
 
-    /// The memory failed while the header of the slot of `spent` was voided.
+    /// Keeps the slot of `spent` taken and makes its pages stuck: the memory failed while the
+    /// slot's header was voided.
     pub(in crate::cache) fn leave_spent(&mut self, spent: &Spent) {
         self.stuck.extend(&spent.pages);
         self.lost_slots += 1;
@@ -197,23 +199,25 @@ impl Allocator {
         }
     }
 
-    /// `page` may not be removed now.
+    /// Returns whether `page` must not be removed now.
     pub(in crate::cache) fn is_held(&self, page: u64) -> bool {
         self.stock.held.contains(&page) || self.is_stuck(page)
     }
 
-    /// `page` is stuck from now on.
+    /// Marks `page` as stuck.
     pub(in crate::cache) fn stick(&mut self, page: u64) {
         self.stuck.insert(page);
     }
 
-    /// A version of `page` may be durable that no slot here tells of.
+    /// Returns whether `page` is stuck: a version of the page may be durable in a slot that no list
+    /// names.
     pub(in crate::cache) fn is_stuck(&self, page: u64) -> bool {
         self.stuck.contains(&page)
     }
 
-    /// The memory failed while the slot `taken` was filled for `page`. It is free where its header
-    /// is durably void and its data `is_whole`, and stays taken elsewhere.
+    /// Takes the slot `taken` back, after the memory failed while it was filled for `page`. The
+    /// slot becomes free if its header is durably void and its data `is_whole`. Otherwise it stays
+    /// taken.
     pub(in crate::cache) fn take_back(
         &mut self,
         page: u64,
@@ -230,19 +234,20 @@ impl Allocator {
         if is_void && is_whole { self.free(taken.slot) } else { self.lose(taken.slot) }
     }
 
-    /// `slot` stays taken, and where it is a part no other one of its slot is taken any more.
+    /// Keeps `slot` taken for good. If it is a part, no other part of its slot is taken any more
+    /// either.
     pub(in crate::cache) fn lose(&mut self, slot: u32) {
         let own = self.slots.own(slot);
         let is_first = self.slots.part(own).is_none() || self.slots.lose(own);
         self.lost_slots += u32::from(is_first);
     }
 
-    /// Some slots cannot become free, for the memory failed.
+    /// Returns whether some slots cannot become free because the memory failed.
     pub(in crate::cache) fn keeps_slots(&self) -> bool {
         self.lost_slots > 0 || !self.stuck.is_empty()
     }
 
-    /// Slots from number `usable` on leave, and those before it do not.
+    /// Makes slots from number `usable` on leave, and takes back leaving slots below it.
     pub(in crate::cache) fn set_usable(&mut self, usable: u32) {
         self.usable = usable.min(self.slots.whole_count());
         self.slots.set_usable(self.usable);
@@ -259,12 +264,12 @@ impl Allocator {
         }
     }
 
-    /// Number of slots that are still to leave.
+    /// Returns the number of slots that are still to leave.
     pub(in crate::cache) fn leaving(&self) -> usize {
         (self.slots.whole_count() - self.usable) as usize - self.left.len()
     }
 
-    /// Up to `n` leaving slots that are dead. Their pages are held until
+    /// Takes up to `n` leaving slots that are dead. Their pages are held until
     /// [`free_spent`](Self::free_spent).
     pub(in crate::cache) fn take_left_dead(&mut self, n: usize) -> Vec<Spent> {
         let taken = self.left_dead.split_off(self.left_dead.len().saturating_sub(n));
@@ -276,7 +281,8 @@ impl Allocator {
         self.hold_pages_of(taken)
     }
 
-    /// Takes all dead slots with older versions of `page` away, for the caller to void.
+    /// Removes all dead slots with older versions of `page` from the lists, and appends them to
+    /// `out`. The caller voids them.
     pub(super) fn take_dead_of(&mut self, page: u64, out: &mut Vec<u32>) {
         let mut older = SmallVec::<[u32; 8]>::new();
         let mut stays = |own: &mut u32| {
@@ -292,7 +298,8 @@ impl Allocator {
         out.extend(older.into_iter().map(|own| self.slots.number_of(own)));
     }
 
-    /// Has `count` slots from now on, all of them usable. Those from this number on have left.
+    /// Sets the number of slots to `count`, and makes all slots usable. Slots from this number on
+    /// have left.
     pub(super) fn resize(&mut self, count: u32) {
         debug_assert!(count >= self.slots.whole_count() || self.leaving() == 0);
         let added = self.slots.whole_count()..count;
@@ -304,8 +311,8 @@ impl Allocator {
         }
     }
 
-    /// At opening, when all headers were seen: all slots that hold no page are free, and versions
-    /// go on behind `newest`.
+    /// Ends recovery, after all headers were seen: frees all slots that hold no page, and continues
+    /// versions behind `newest`.
     pub(super) fn recovered(&mut self, newest: u64) {
         self.stock.next_version = newest + 1;
         (self.stock.first_free, self.stock.free) = (NONE, 0);

@@ -1,4 +1,4 @@
-//! Pages over which records lie: such a page stays in its slot, under the record in another one.
+//! Pages under records. Such a page stays in its slot, and the record is in another one.
 
 use std::collections::HashMap;
 
@@ -6,36 +6,37 @@ use super::found::Base;
 use super::slot::{BASE, DIRTY, LIVE, LOST_BASE, RECORD, UNVERIFIED, ZERO};
 use super::slots::Slots;
 
-/// At most one slot in so many holds a page under a record.
+/// At most one slot in this many holds a page under a record.
 const BASES_ONE_IN: u64 = 8;
 
-/// The pages of a shard over which records lie.
+/// The pages under records in a shard.
 #[derive(Default)]
 pub(super) struct Bases {
-    /// By the slot of a record: the slot of the page over which it lies.
+    /// The slot of the page under a record, by the record's slot.
     under: HashMap<u32, u32>,
-    /// Slots that hold such pages.
+    /// Number of slots that hold such pages.
     count: u64,
 }
 
 impl Bases {
-    /// Number of slots that hold pages over which records lie.
+    /// Returns the number of slots that hold pages under records.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
 
-    /// Returns the slot of the page over which the record in slot `own` lies.
+    /// Returns the slot of the page under the record in slot `own`.
     pub(super) fn under(&self, own: u32) -> Option<u32> {
         self.under.get(&own).copied()
     }
 
-    /// Returns the page over which the record in slot `own` lies.
+    /// Returns the page under the record in slot `own`.
     pub(super) fn of(&self, slots: &Slots, own: u32) -> Option<Base> {
         let record = slots[own];
         if !record.is(RECORD) {
             return None;
         }
-        // A lost one has no slot: the record's stands for it, and is not looked at.
+        // A lost page has no slot. The record's slot takes its place, and is never read as the
+        // page.
         let is_lost = record.is(LOST_BASE);
         let base = if is_lost { own } else { self.under(own)? };
         let slot = slots[base];
@@ -49,7 +50,7 @@ impl Bases {
         })
     }
 
-    /// The record in slot `own` lies over the page in slot `under`.
+    /// Notes that the record in slot `own` lies over the page in slot `under`.
     pub(super) fn lay_over(&mut self, slots: &mut Slots, own: u32, under: u32) {
         let slot = &mut slots[under];
         self.count += u64::from(!slot.is(BASE));
@@ -57,20 +58,20 @@ impl Bases {
         self.under.insert(own, under);
     }
 
-    /// Forgets over which page the record in slot `own` lies, and returns its slot, which
-    /// [`forget`](Self::forget) or [`lay_over`](Self::lay_over) is told next.
+    /// Forgets which page is under the record in slot `own`, and returns that page's slot. The
+    /// caller then passes that slot to [`forget`](Self::forget) or [`lay_over`](Self::lay_over).
     pub(super) fn lift(&mut self, own: u32) -> Option<u32> {
         self.under.remove(&own)
     }
 
-    /// No record lies over the page in slot `under` any more.
+    /// Notes that no record lies over the page in slot `under` any more.
     pub(super) fn forget(&mut self, slots: &mut Slots, under: u32) {
         slots[under].word &= !BASE;
         self.count -= 1;
     }
 
-    /// Returns whether one more page of a shard of `slots` slots may be kept under a record: they
-    /// take two slots, so there are few of them.
+    /// Returns whether one more page of a shard of `slots` slots may be kept under a record. Such a
+    /// page takes two slots, so their number is limited.
     pub(super) fn may_grow(&self, slots: u32) -> bool {
         self.count * BASES_ONE_IN < u64::from(slots)
     }

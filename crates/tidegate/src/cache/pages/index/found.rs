@@ -1,8 +1,8 @@
-//! What a shard tells of its slots, and what it is told.
+//! The descriptions of slots that a shard returns and takes.
 
 use crate::cache::store::layout::{SlotHeader, UNITS, whole_slot};
 
-/// Where the newest version of a page is.
+/// The newest version of a page, and the slot that holds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)]
 pub(in crate::cache) struct Found {
@@ -12,41 +12,42 @@ pub(in crate::cache) struct Found {
     pub(in crate::cache) version: u64,
     pub(in crate::cache) dirty: bool,
     pub(in crate::cache) zero: bool,
-    /// Some lines of the page are in the slot.
+    /// The slot holds a record: some lines of the page.
     pub(in crate::cache) record: bool,
-    /// The page over which a record lies; else its rest is the backing's.
+    /// The page under a record; `None` if the backing has the rest.
     pub(in crate::cache) base: Option<Base>,
     pub(in crate::cache) verified: bool,
 }
 
-/// The page over which a record lies.
+/// The page under a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)]
 pub(in crate::cache) struct Base {
     pub(in crate::cache) slot: u32,
     pub(in crate::cache) version: u64,
-    /// The backing does not have it.
+    /// The backing does not have the page's bytes.
     pub(in crate::cache) dirty: bool,
     pub(super) zero: bool,
     pub(super) verified: bool,
-    /// It is not there any more.
+    /// The page is damaged and has no slot.
     pub(in crate::cache) is_lost: bool,
 }
 
 impl Found {
-    /// The version in `slot` that `header` describes, not yet verified. A record lies over no page.
+    /// Returns the version in `slot` that `header` describes, not verified, and for a record
+    /// without the page under it.
     pub(in crate::cache) fn of_header(slot: u32, header: &SlotHeader) -> Self {
         let SlotHeader { page, version, dirty, zero, .. } = *header;
         let (record, base) = (header.is_record(), None);
         Self { page, slot, version, dirty, zero, record, base, verified: false }
     }
 
-    /// It is the same version of the page, in the same slot.
+    /// Returns whether `other` is the same version of the same page, in the same slot.
     pub(in crate::cache) fn is_same(&self, other: &Self) -> bool {
         (self.page, self.slot, self.version) == (other.page, other.slot, other.version)
     }
 
-    /// The page over which the record lies.
+    /// Returns the page under the record.
     pub(in crate::cache) fn under(&self) -> Option<Self> {
         let Base { slot, version, dirty, zero, verified, .. } = self.base?;
         let (page, record, base) = (self.page, false, None);
@@ -60,41 +61,42 @@ pub(in crate::cache) struct Taken {
     pub(in crate::cache) slot: u32,
     /// The version that goes into it.
     pub(in crate::cache) version: u64,
-    /// The page of which the slot holds an older version.
+    /// The page that has an older version in the slot, if the slot is dead.
     pub(in crate::cache) dead_page: Option<u64>,
-    /// Units of a part; of a slot 0.
+    /// Number of units of a part; 0 for a slot.
     pub(in crate::cache) units: u32,
-    /// The slot is the first part of one that is to be split, and holds that version as a whole.
+    /// The slot is the first part of a slot that is to be split. `dead_page` is then the page of
+    /// the whole slot.
     pub(in crate::cache) splits: bool,
 }
 
 impl Taken {
-    /// The slot that is to be split, or what was taken.
+    /// Returns the whole slot if it is to be split, and otherwise the slot or part that was taken.
     pub(in crate::cache) fn whole(self) -> Self {
         let slot = if self.splits { whole_slot(self.slot) } else { self.slot };
         Self { slot, splits: false, ..self }
     }
 }
 
-/// What a slot was filled with.
+/// The content that a slot was filled with.
 #[derive(Debug, Clone, Copy)]
 #[allow(clippy::struct_excessive_bools)]
 pub(in crate::cache) struct Stored {
-    /// The backing does not have it.
+    /// The backing does not have the bytes.
     pub(in crate::cache) dirty: bool,
     /// The page reads as zeroes.
     pub(in crate::cache) zero: bool,
-    /// Some lines of the page, the rest of which is the backing's.
+    /// A record: some lines of the page. The rest is in the page under it or in the backing.
     pub(in crate::cache) record: bool,
-    /// Of a record: it lies over the page that it replaces, or that the replaced record lay over.
+    /// A record over the page that it replaces, or over the page under the record that it replaces.
     pub(in crate::cache) over: bool,
-    /// The group that it is a member of; 0: none.
+    /// The group that the version is a member of; 0 for none.
     pub(in crate::cache) group: u64,
-    /// Its IO class.
+    /// The IO class.
     pub(in crate::cache) class: u8,
 }
 
-/// Slots by state.
+/// Numbers of slots, by state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::cache) struct Usage {
     pub(in crate::cache) live: u64,
@@ -104,28 +106,28 @@ pub(in crate::cache) struct Usage {
     pub(in crate::cache) retained: u64,
     /// Live slots that hold records.
     pub(in crate::cache) records: u64,
-    /// Those of them that are parts.
+    /// Live records that are in parts.
     pub(in crate::cache) parts: u64,
     /// Slots that are split.
     pub(in crate::cache) splits: u64,
-    /// What is dirty, in [`UNITS`] of slots.
+    /// Dirty slots and parts, in units: [`UNITS`] for a slot.
     pub(in crate::cache) dirty_units: u64,
-    /// Slots that hold pages over which records lie.
+    /// Slots that hold pages under records.
     pub(in crate::cache) bases: u64,
 }
 
 impl Usage {
-    /// Slots that hold something.
+    /// Returns the number of whole slots that are live or split.
     pub(in crate::cache) fn used_slots(self) -> u64 {
         self.live + self.splits - self.parts
     }
 
-    /// Dirty slots that can be cleaned; the parts of one count together.
+    /// Returns the number of dirty slots that can be cleaned. Parts count by their units.
     pub(super) fn cleanable(self) -> u64 {
         (self.dirty - self.waiting).min(self.dirty_units.div_ceil(UNITS.into()))
     }
 
-    /// Both together.
+    /// Returns the sum of both.
     pub(in crate::cache) fn plus(self, other: Self) -> Self {
         Self {
             live: self.live + other.live,

@@ -1,49 +1,49 @@
-//! The members of groups that are not yet committed: the pages that wait for a commit, and the
-//! slots that hold the versions before until then.
+//! The members of uncommitted groups: the pages that wait for a commit, and the slots that hold the
+//! previous versions until then.
 
 use super::slot::{MEMBER, Slot, WAITS, WAITS_ANY};
 use super::slots::Slots;
 use crate::cache::store::layout::parity;
 
-/// A group of writes that is not yet committed.
+/// An uncommitted group of writes.
 #[derive(Default)]
 struct OpenGroup {
-    /// Its pages.
+    /// The group's pages.
     pages: Vec<u64>,
-    /// The slots that its members replaced, by their numbers in the shard.
+    /// The slots that the group's members replaced, by their numbers in the shard.
     retained: Vec<u32>,
 }
 
-/// The groups of a shard that are not yet committed.
+/// The uncommitted groups of a shard.
 #[derive(Default)]
 pub(super) struct OpenGroups {
-    /// By parity.
+    /// The groups, by parity.
     of: [OpenGroup; 2],
-    /// Pages that wait for a commit.
+    /// Number of pages that wait for a commit.
     waiting: u64,
-    /// Slots that are retained.
+    /// Number of retained slots.
     retained: u64,
 }
 
 impl OpenGroups {
-    /// Number of pages that wait for a commit.
+    /// Returns the number of pages that wait for a commit.
     pub(super) fn waiting(&self) -> u64 {
         self.waiting
     }
 
-    /// Number of slots that are retained.
+    /// Returns the number of retained slots.
     pub(super) fn retained(&self) -> u64 {
         self.retained
     }
 
-    /// `slot` counts until `group` is committed.
+    /// Retains `slot`, whose version counts until `group` is committed.
     pub(super) fn retain(&mut self, slot: u32, group: u64) {
         self.of[parity(group)].retained.push(slot);
         self.retained += 1;
     }
 
-    /// Has `slot` wait for `group` unless 0, and for what the version before it in `old` waited
-    /// for. Returns whether `old` is retained until the commit.
+    /// Makes `slot` wait for `group`, unless that is 0, and for the groups that the previous
+    /// version in `old` waited for. Returns whether `old` is retained until the commit.
     pub(super) fn join(&mut self, slot: &mut Slot, old: Option<(u32, Slot)>, group: u64) -> bool {
         self.wait_for(slot, old.map_or(0, |(_, old)| old.word), group);
         let is_member = |old: &Slot| old.is(MEMBER) && old.is(WAITS[parity(group)]);
@@ -54,8 +54,8 @@ impl OpenGroups {
         replaced.is_some()
     }
 
-    /// Has `slot` wait for `group` unless 0, and for what the version with the flags `before`
-    /// waited for.
+    /// Makes `slot` wait for `group`, unless that is 0, and for the groups that the previous
+    /// version, with the word `before`, waited for.
     pub(super) fn wait_for(&mut self, slot: &mut Slot, before: u64, group: u64) {
         slot.word |= before & WAITS_ANY;
         if group == 0 {
@@ -71,8 +71,8 @@ impl OpenGroups {
         slot.word |= WAITS[parity] | MEMBER;
     }
 
-    /// `group` is committed. Returns up to `n` of the slots that its members replaced, which are
-    /// dead now.
+    /// Takes up to `n` slots that the members of the committed `group` replaced. The slots are dead
+    /// now.
     pub(super) fn take_retained(&mut self, group: u64, n: usize) -> Vec<u32> {
         let retained = &mut self.of[parity(group)].retained;
         let dead = retained.split_off(retained.len().saturating_sub(n));
@@ -80,15 +80,16 @@ impl OpenGroups {
         dead
     }
 
-    /// `group` is committed. Up to `n` of its pages stop to wait for it, once no slot is retained
-    /// for it. Returns whether there is more to do.
+    /// Stops up to `n` pages waiting for the committed `group`, once no slot is retained for the
+    /// group. Returns whether there is more to do.
     pub(super) fn release(&mut self, slots: &mut Slots, group: u64, n: usize) -> bool {
         let parity = parity(group);
         let OpenGroup { pages, retained } = &mut self.of[parity];
         if !retained.is_empty() {
             return true;
         }
-        // Not before: a page that waits no longer may leave the cache, which finds dead slots only.
+        // Not earlier: a page that waits no longer may leave the cache, and removal finds only dead
+        // slots.
         let released = pages.split_off(pages.len().saturating_sub(n));
         for page in released {
             let Some(own) = slots.own_of(page) else { continue };

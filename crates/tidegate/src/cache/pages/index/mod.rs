@@ -1,30 +1,32 @@
-//! What is in which slot, in DRAM: 32 bytes a slot, 16 for what it holds, 6 of the table, and at
-//! most 10 of the replacement policy: these for each IO class that has a page. A slot that is split
-//! ([`slots`]) has eight times that for its parts. What is said of slots here holds for parts too.
+//! The index of slots, in DRAM. It takes 32 bytes for each slot: 16 for the content of the slot, 6
+//! of the table, and at most 10 of the replacement policy, these for each IO class that has a page.
+//! A split slot ([`slots`]) takes eight times that for its parts. All rules for slots here apply to
+//! parts too.
 //!
-//! Pages and slots are divided among shards, by the hash of the page's cluster and by the number of
-//! the slot: a page lives in slots of its own shard. A shard is behind one lock, under which
-//! nothing waits and no persistent memory is touched.
+//! Shards divide the pages, by the hash of their clusters, and the slots, by their numbers. A page
+//! lives in slots of its own shard. Each shard has one lock. No thread waits or touches persistent
+//! memory under that lock.
 //!
-//! A slot is free, dead, taken or live:
+//! A slot is in one of these states:
 //! - *free*: its header is durably void, or was never written;
-//! - *dead*: it holds an older version of a page whose newer version is durable. Its header stays
-//!   and is written over without being voided before. Dead slots are taken first, so they are few;
+//! - *dead*: it holds an older version of a page whose newer version is durable. Its header stays,
+//!   and is overwritten without being voided first. Dead slots are taken first, so they are few;
 //! - *taken*: a writer fills it;
 //! - *live*: it holds the newest version of its page, and the table names it for the page;
-//! - *retained*: it holds the version that counts until a group is committed, and is dead then.
+//! - *retained*: it holds the version that counts until a group is committed, and is dead
+//!   afterwards.
 //!
-//! Where the pool shrinks, slots from [`Allocator::slot_count`] on *leave*
-//! ([`Allocator::set_usable`]): none of them is taken any more.
+//! When the pool shrinks, slots from [`Allocator::slot_count`] on *leave*
+//! ([`Allocator::set_usable`]): they are no longer taken.
 //!
 //! Invariants:
-//! 1. A page that is *held* is not removed: a writer is writing over a dead slot of it. So a thread
-//!    that removes a page finds all its older headers in the list of dead slots. A page of which a
-//!    header may be durable that is in no list, for the memory failed, is *stuck*: it is never
-//!    removed, and no write of it goes around the cache.
-//! 2. A page with a member of a group that is not yet committed *waits* for it. It is not cleaned,
-//!    and so not removed: all of its retained slots are dead by then.
-//! 3. Versions of a shard only grow, also across opens.
+//! 1. A page that is *held* is not removed: a writer is overwriting one of its dead slots. So a
+//!    thread that removes a page finds all its older headers in the list of dead slots. If the
+//!    memory failed, a header of a page may be durable in a slot that is in no list. Such a page is
+//!    *stuck*: it is never removed, and its writes never go around the cache.
+//! 2. A page with a member of an uncommitted group *waits* for the group. It is not cleaned, and so
+//!    not removed: by the time of its removal all its retained slots are dead.
+//! 3. Versions of a shard only grow, also when the pool is opened again.
 
 mod allocator;
 mod bases;
@@ -55,25 +57,25 @@ pub(in crate::cache) use slots::Spent;
 /// The pages and slots of one shard.
 pub(in crate::cache) struct Shard {
     pub(in crate::cache) allocator: Allocator,
-    /// The orders of eviction, by IO class. By dense numbers, as those of `cleaner` are.
+    /// The eviction orders, by IO class. They use dense numbers, as `cleaner` does.
     pub(in crate::cache) orders: Orders,
     pub(in crate::cache) cleaner: Cleaner,
     groups: OpenGroups,
     bases: Bases,
     /// Slots of dirty pages that are all zeroes.
     zeroed: BTreeSet<u32>,
-    /// But for what `groups`, `bases` and the slots count.
+    /// The counts, except for those in `groups`, `bases` and the slots.
     usage: Usage,
 }
 
-/// How many of `slots` slots are those of shard `number` among `shards`.
+/// Returns how many of `slots` slots belong to shard `number` of `shards`.
 pub(in crate::cache) fn slots_of(number: u32, shards: u32, slots: u32) -> u32 {
     (slots - number).div_ceil(shards)
 }
 
 impl Shard {
-    /// Returns shard `number` of all that `sharding` has, which have `slots` slots together: all
-    /// free.
+    /// Returns shard `number` in `sharding`, which has `slots` slots in all shards together. All
+    /// slots are free.
     pub(in crate::cache) fn new(
         number: u32,
         sharding: Sharding,
@@ -97,7 +99,7 @@ impl Shard {
         out.extend(dense.into_iter().map(|dense| self.found(self.allocator.slots.of_dense(dense))));
     }
 
-    /// Shows the newest version of each page to `see`.
+    /// Calls `see` with the newest version of each page.
     pub(in crate::cache) fn each_live(&self, mut see: impl FnMut(Found)) {
         let live = self.allocator.slots.numbers().filter(|own| self.allocator.slots[*own].is(LIVE));
         live.for_each(|own| see(self.found(own)));
@@ -117,12 +119,12 @@ impl Shard {
         }
     }
 
-    /// The newest version of `page`.
+    /// Returns the newest version of `page`.
     pub(in crate::cache) fn find(&self, page: u64) -> Option<Found> {
         self.allocator.slots.own_of(page).map(|own| self.found(own))
     }
 
-    /// The IO class of the page in the slot of `found`.
+    /// Returns the IO class of the page in the slot of `found`.
     pub(in crate::cache) fn class_of(&self, found: &Found) -> u8 {
         self.allocator
             .slots
@@ -130,7 +132,7 @@ impl Shard {
             .map_or(0, |slot| slot.class())
     }
 
-    /// The live slot `own` begins to count, for its class too, or ceases to.
+    /// Adds the live slot `own` to the counts of the shard and of its class, or subtracts it.
     fn count(&mut self, own: u32, begins: bool) {
         let (slot, units) = (self.allocator.slots[own], u64::from(self.units(own)));
         let dirty_units = if slot.is(DIRTY) { units } else { 0 };
@@ -149,19 +151,19 @@ impl Shard {
         }
     }
 
-    /// Changes the live slot `own`, which counts as what it is then.
+    /// Changes the live slot `own`, and the counts accordingly.
     fn change(&mut self, own: u32, change: impl FnOnce(&mut Slot)) {
         self.count(own, false);
         change(&mut self.allocator.slots[own]);
         self.count(own, true);
     }
 
-    /// `found` is still the newest version of its page.
+    /// Returns whether `found` is still the newest version of its page.
     pub(in crate::cache) fn stands(&self, found: &Found) -> bool {
         self.find(found.page).is_some_and(|now| now.is_same(found))
     }
 
-    /// Entries of what has one for each slot and part.
+    /// Returns the number of entries of a table with one entry for each slot and part.
     pub(in crate::cache) fn capacity(&self) -> u32 {
         self.allocator.slots.capacity()
     }
@@ -176,28 +178,30 @@ impl Shard {
         }
     }
 
-    /// Groups that are not yet committed hold so many slots that writers may find none.
+    /// Returns whether uncommitted groups and pages under records hold so many slots that writers
+    /// may find none.
     pub(in crate::cache) fn is_pinned(&self) -> bool {
         let pinned = self.groups.waiting() + self.groups.retained() + self.bases.count();
         pinned * 8 >= u64::from(self.allocator.slot_count()) * 7
     }
 
-    /// The live slot `own` counts from now on.
+    /// Adds the slot `own`, which became live, to the counts, and tells the cleaner if it is dirty.
     fn enter(&mut self, own: u32) {
         self.count(own, true);
         self.note_dirty(own);
     }
 
-    /// Slot `own` is live no more, and does not count.
+    /// Makes slot `own` no longer live, and subtracts it from the counts.
     fn leave(&mut self, own: u32) {
         self.count(own, false);
         self.note_left(own);
-        // At once: a look through all slots must not take it for the page's.
+        // Cleared at once: a scan of all slots must not take this slot for the page's newest
+        // version.
         self.allocator.slots[own].word &= !LIVE;
     }
 
-    /// Slot `own` is live in place of `old`, which has the same page. Where both come under the
-    /// same counts these do not change.
+    /// Makes slot `own` live in place of `old`, which has the same page. The counts stay as they
+    /// are if both slots count equally.
     fn exchange(&mut self, old: u32, own: u32) {
         let [before, now] =
             [old, own].map(|it| (self.allocator.slots[it].word & COUNTED, self.units(it)));
@@ -210,13 +214,13 @@ impl Shard {
         self.allocator.slots[old].word &= !LIVE;
     }
 
-    /// How many units slot or part `own` has.
+    /// Returns the number of units of slot or part `own`.
     #[inline]
     fn units(&self, own: u32) -> u32 {
         self.allocator.slots.part(own).map_or(UNITS, |(it, unit)| it.units(unit))
     }
 
-    /// Tells of the slot `own`, which became live, where it is dirty.
+    /// Tells the cleaner that slot `own` became live, if it is dirty.
     fn note_dirty(&mut self, own: u32) {
         let slot = self.allocator.slots[own];
         if slot.is(DIRTY) {
@@ -227,7 +231,7 @@ impl Shard {
         }
     }
 
-    /// Tells of the slot `own`, which is live no more, where it was dirty.
+    /// Tells the cleaner that slot `own` is no longer live, if it was dirty.
     fn note_left(&mut self, own: u32) {
         let slot = self.allocator.slots[own];
         if slot.is(ZERO) {
@@ -238,7 +242,8 @@ impl Shard {
         }
     }
 
-    /// No slot can be taken any more: each is lost, or holds a page that is stuck.
+    /// Returns whether no slot can become free any more: each is lost, or holds a page that is
+    /// stuck.
     pub(in crate::cache) fn is_exhausted(&self) -> bool {
         if self.allocator.lost_slots == 0 && self.allocator.stuck.is_empty()
             || self.allocator.available() > 0
@@ -257,9 +262,9 @@ impl Shard {
         self.allocator.lost_slots as usize + slots.len() >= self.allocator.slot_count() as usize
     }
 
-    /// Takes all older slots of `page` away, for the caller to void: dead ones, and that of the
-    /// page over which a record lies. The page is clean, so the backing has what is under the
-    /// record.
+    /// Removes all slots with older versions of `page` from the index, and appends them to `out`
+    /// for the caller to void: dead slots, and the slot of the page under a record. The page is
+    /// clean, so the backing has the bytes under the record.
     pub(in crate::cache) fn take_older_of(&mut self, page: u64, out: &mut Vec<u32>) {
         if let Some(under) = self.allocator.slots.own_of(page).and_then(|own| self.bases.lift(own))
         {
@@ -269,7 +274,8 @@ impl Shard {
         self.allocator.take_dead_of(page, out);
     }
 
-    /// Removes `found`, whose header is durably void; the slot is the caller's.
+    /// Removes `found`, whose header is durably void, from the index. The slot then belongs to the
+    /// caller.
     pub(in crate::cache) fn remove(&mut self, found: &Found) {
         if let Some(own) = self.allocator.slots.remove(found.page) {
             let (class, dense) =
@@ -279,7 +285,7 @@ impl Shard {
         }
     }
 
-    /// The backing has flushed the bytes of `found`, which may be replaced by now.
+    /// Marks `found` as clean if it is still the newest version: the backing has flushed its bytes.
     pub(in crate::cache) fn cleaned(&mut self, found: &Found) {
         let own = self.allocator.slots.own(found.slot);
         if self.stands(found) && self.allocator.slots[own].is(DIRTY) {
@@ -292,13 +298,14 @@ impl Shard {
         }
     }
 
-    /// `found` is the newest version of its page, dirty, and waits for no commit.
+    /// Returns whether `found` is the newest version of its page, is dirty, and waits for no
+    /// commit.
     pub(in crate::cache) fn can_be_cleaned(&self, found: &Found) -> bool {
         self.stands(found)
             && self.allocator.slots[self.allocator.slots.own(found.slot)].can_be_cleaned()
     }
 
-    /// The data of `found` is as its checksum says.
+    /// Marks `found` as verified: its data matches its checksum.
     pub(in crate::cache) fn verified(&mut self, found: &Found) {
         if self.stands(found) {
             let own = self.allocator.slots.own(found.slot);
@@ -306,15 +313,15 @@ impl Shard {
         }
     }
 
-    /// `found` is the newest version of its page, clean, and leaves the cache once no writer holds
-    /// its page.
+    /// Returns whether `found` is the newest version of its page, is clean, and is not stuck. It
+    /// can leave the cache as soon as its page is not held.
     pub(in crate::cache) fn can_leave(&self, found: &Found) -> bool {
         self.stands(found)
             && !self.allocator.slots[self.allocator.slots.own(found.slot)].is(DIRTY)
             && !self.allocator.is_stuck(found.page)
     }
 
-    /// `found` could not be cleaned, if it is still dirty.
+    /// Tells the policy that `found` could not be cleaned, if it is still dirty.
     pub(in crate::cache) fn put_off(&mut self, found: &Found) {
         let own = self.allocator.slots.own(found.slot);
         if self.stands(found) && self.allocator.slots[own].is(DIRTY) {
@@ -322,23 +329,23 @@ impl Shard {
         }
     }
 
-    /// The policy is to be asked at `now_ns`.
+    /// Returns whether to ask the cleaning policy at `now_ns`.
     pub(in crate::cache) fn wants_cleaning(&self, now_ns: u64) -> bool {
         self.cleaner.is_due(now_ns, self.usage().cleanable(), self.allocator.slot_count().into())
     }
 
-    /// Reads where `page` is looked for, and nothing else.
+    /// Reads only the first cell that a lookup of `page` probes.
     pub(in crate::cache) fn look_up_ahead(&self, page: u64) -> u32 {
         self.allocator.slots.look_up_ahead(page)
     }
 
-    /// Bytes of memory but for those of the replacement policy.
+    /// Returns the size of the index in bytes, without the replacement policy.
     #[cfg(all(test, not(loom)))]
     pub(in crate::cache) fn bytes(&self) -> usize {
         self.allocator.slots.bytes()
     }
 
-    /// `page` has a member of a group that is not yet committed.
+    /// Returns whether `page` has a member of an uncommitted group.
     pub(in crate::cache) fn waits(&self, page: u64) -> bool {
         self.allocator.slots.own_of(page).is_some_and(|own| self.allocator.slots[own].is(WAITS_ANY))
     }

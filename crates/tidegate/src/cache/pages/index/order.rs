@@ -1,9 +1,11 @@
-//! The orders of a shard where pages move in them, and where slots, classes or policies change.
+//! Changes to the orders of a shard: when pages move in them, and when slots, classes or policies
+//! change.
 //!
-//! Slots leave a shard in three steps: [`Allocator::set_usable`](super::Allocator::set_usable) says
-//! from which number on; then the pages in them leave the cache, and dead ones become void; when
-//! [`Allocator::leaving`](super::Allocator::leaving) is 0, and the pool is of its new size,
-//! [`Shard::resize`] forgets them. Until then `set_usable` takes them back.
+//! Slots leave a shard in three steps:
+//! 1. [`Allocator::set_usable`](super::Allocator::set_usable) sets the first number that leaves.
+//! 2. The pages in leaving slots are removed from the cache, and dead slots become void.
+//! 3. When [`Allocator::leaving`](super::Allocator::leaving) is 0 and the pool has its new size,
+//!    [`Shard::resize`] forgets the slots. Until then `set_usable` takes them back.
 
 use std::sync::Arc;
 
@@ -14,14 +16,15 @@ use crate::cache::policy::ReplacementEntry;
 use crate::cache::policy::classes::{Admission, Classes};
 
 impl Shard {
-    /// All pages, the first to be evicted first.
+    /// Returns the slots of all pages in eviction order.
     fn order_of_all(&mut self) -> Vec<u32> {
         let mut order = Vec::new();
         self.orders.victims_of_each(usize::MAX, &mut order);
         order.into_iter().map(|dense| self.allocator.slots.of_dense(dense)).collect()
     }
 
-    /// There are other slots: what has an entry for each is made anew, and evicts in `order`.
+    /// Rebuilds all tables with an entry for each slot, after the number of entries changed.
+    /// `order` is the eviction order of the pages.
     fn reorder_all(&mut self, order: &[u32]) {
         let capacity = self.allocator.slots.capacity();
         self.orders.resize(self.allocator.slots.whole_count(), capacity);
@@ -31,20 +34,20 @@ impl Shard {
         self.set_cleaner(cleaner);
     }
 
-    /// Puts the pages in the slots `order` into empty orders, the first to be evicted first.
+    /// Puts the pages in the slots `order` into empty orders. `order` is the eviction order.
     pub(super) fn insert_all(&mut self, order: &[u32]) {
         for own in order {
             self.insert(*own);
         }
     }
 
-    /// Puts the page in slot `own` into its order.
+    /// Puts the page in slot `own` into the order of its class.
     pub(super) fn insert(&mut self, own: u32) {
         let (slot, dense) = (self.allocator.slots[own], self.allocator.slots.dense(own));
         self.orders.of(slot.class()).insert(dense, slot.page());
     }
 
-    /// A write put `page`, which was in `old`, into `own`.
+    /// Moves `page` from slot `old` to `own` in the orders, after a write.
     pub(super) fn reorder(&mut self, old: u32, own: u32, page: u64) {
         let [before, class] = [old, own].map(|it| self.allocator.slots[it].class());
         let [old, own] = [old, own].map(|it| self.allocator.slots.dense(it));
@@ -55,7 +58,7 @@ impl Shard {
         self.orders.of(class).insert(own, page);
     }
 
-    /// Slot `whole` is split, none of its units free; returns its first part.
+    /// Splits slot `whole`. Returns its first part, which has all its units.
     pub(super) fn split_whole(&mut self, whole: u32) -> u32 {
         if !self.allocator.slots.has_entry() {
             let order = self.order_of_all();
@@ -65,8 +68,8 @@ impl Shard {
         self.allocator.slots.split(whole)
     }
 
-    /// Has `classes` decide from now on; none: all pages are of class 0. So are pages of a class
-    /// that is no more.
+    /// Sets the classes. With `None` all pages are of class 0, and so are pages of a class that no
+    /// longer exists.
     pub(in crate::cache) fn set_classes(&mut self, classes: Option<Arc<Classes>>) {
         let order = self.order_of_all();
         self.orders.set_classes(classes);
@@ -77,16 +80,14 @@ impl Shard {
         self.insert_all(&order);
     }
 
-    /// Has `replacement` order the pages from now on. It begins with the order in which they would
-    /// have been evicted.
+    /// Sets the replacement policy. It begins with the eviction order of the previous policy.
     pub(in crate::cache) fn set_replacement(&mut self, replacement: &'static ReplacementEntry) {
         let order = self.order_of_all();
         self.orders.set_replacement(replacement);
         self.insert_all(&order);
     }
 
-    /// Has `cleaner` clean the shard from now on; it hears of the dirty pages, the oldest version
-    /// first.
+    /// Sets the cleaner of the shard, and tells it the dirty pages, the oldest version first.
     pub(in crate::cache) fn set_cleaner(&mut self, cleaner: Cleaner) {
         self.cleaner = cleaner;
         if !self.cleaner.entry.hears {
@@ -100,8 +101,8 @@ impl Shard {
         }
     }
 
-    /// A request of `class` used `found`, which is of this class from now on: a read, or a write
-    /// that changed nothing.
+    /// Notes that a request of `class` used `found` by a read, or by a write that changed nothing.
+    /// The page is of this class from now on.
     pub(in crate::cache) fn touch(&mut self, found: &Found, class: u8, is_write: bool) {
         let own = self.allocator.slots.own(found.slot);
         let (before, class) = (self.allocator.slots[own].class(), self.orders.known(class));
@@ -114,14 +115,14 @@ impl Shard {
         self.orders.of(class).insert(dense, found.page);
     }
 
-    /// What a request of `class` that misses `pages` pages may do here, where eviction keeps
-    /// `reserve` slots.
+    /// Decides whether a request of `class` that misses `pages` pages may insert them here.
+    /// Eviction keeps `reserve` slots free.
     pub(in crate::cache) fn admission(&self, class: u8, pages: u32, reserve: u32) -> Admission {
         self.orders.admission(class, pages, self.allocator.available() <= reserve)
     }
 
-    /// The shard has `count` slots from now on, all of them usable. Those that it had from this
-    /// number on have left; the pages in the others keep the order of their eviction.
+    /// Sets the number of slots to `count`, and makes all slots usable. Slots from this number on
+    /// have left. The pages in the other slots keep their eviction order.
     pub(in crate::cache) fn resize(&mut self, count: u32) {
         let order = self.order_of_all();
         self.allocator.resize(count);

@@ -1,4 +1,4 @@
-//! A shard where a write has filled a slot, and where a group is committed.
+//! Changes to a shard after a write has filled a slot, and after a group is committed.
 
 use super::Shard;
 use super::found::{Stored, Taken};
@@ -6,11 +6,12 @@ use super::slot::{CLASS_SHIFT, DIRTY, LIVE, PAGE_SHIFT, RECORD, Slot, ZERO, flag
 use crate::cache::store::layout::whole_slot;
 
 impl Shard {
-    /// A taken slot is durable, and holds `page` from now on. The slots before are dead unless they
-    /// are retained: that of the newest version, and that of the page over which it lay. No reader
-    /// that looks from now on uses them. Returns whether the page had a version before.
+    /// Makes the slot `taken`, which is durable, the live slot of `page`. The slots of the previous
+    /// version and of the page under it become dead, or retained if the write is in a group.
+    /// Lookups from now on do not return these slots. Returns whether the page had a previous
+    /// version.
     ///
-    /// A page over which the new version lies is not replaced.
+    /// The page under the new version is not replaced.
     pub(in crate::cache) fn publish(&mut self, page: u64, taken: &Taken, stored: Stored) -> bool {
         self.allocator.drop_hold(taken.dead_page);
         let own = if taken.splits {
@@ -50,15 +51,16 @@ impl Shard {
         true
     }
 
-    /// No record lies over the page in slot `under` any more. It counts until `group` is committed,
-    /// or with group 0 is dead.
+    /// Notes that no record lies over the page in slot `under` any more. The slot is retained until
+    /// `group` is committed, or dead if `group` is 0.
     fn drop_base(&mut self, under: u32, group: u64) {
         self.bases.forget(&mut self.allocator.slots, under);
         if group == 0 { self.allocator.die(under) } else { self.groups.retain(under, group) }
     }
 
-    /// `group` is committed: up to `n` of the slots that its members replaced are dead, and when
-    /// all are, up to `n` of its pages stop to wait for it. Returns `false` after the last.
+    /// Releases up to `n` slots that the members of the committed `group` replaced, which are dead
+    /// now. When all are released, up to `n` pages stop waiting for the group. Returns `false`
+    /// after the last page.
     pub(in crate::cache) fn release(&mut self, group: u64, n: usize) -> bool {
         for own in self.groups.take_retained(group, n) {
             self.allocator.die(own);

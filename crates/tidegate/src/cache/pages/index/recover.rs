@@ -1,4 +1,4 @@
-//! A shard while its pool is opened.
+//! Changes to a shard while its pool is opened.
 
 use super::Shard;
 use super::found::Found;
@@ -6,8 +6,9 @@ use super::slot::{DIRTY, LIVE, LOST_BASE, PAGE_SHIFT, RECORD, Slot, UNVERIFIED, 
 use crate::cache::store::layout::{PAGES_MAX, units_of};
 
 impl Shard {
-    /// At opening: `slot` holds a header of `page`. Returns the version that it replaces, or
-    /// itself where a newer one is here. [`recovered`](Self::recovered) gives the pages an order.
+    /// Adds `found`, as read from its header. Returns the version that it replaces, or `found`
+    /// itself if the shard has a newer one. [`recovered`](Self::recovered) later gives the pages an
+    /// order.
     pub(in crate::cache) fn recover(&mut self, found: Found) -> Option<Found> {
         debug_assert!(found.page < PAGES_MAX);
         let known = self.find(found.page);
@@ -30,20 +31,21 @@ impl Shard {
         known
     }
 
-    /// At opening: `slot` is split. None of its parts is taken before all headers were seen.
+    /// Splits `slot`, whose header says that it is split. No part can be taken before all headers
+    /// were seen.
     pub(in crate::cache) fn recover_split(&mut self, slot: u32) {
         let first = self.split_whole(self.allocator.slots.own(slot));
         self.allocator.slots.fill(first, 0, 0);
     }
 
-    /// At opening: the part `slot` has a header, of a record of `lines` lines.
+    /// Gives the part `slot` the units of its record, which has `lines` lines.
     pub(in crate::cache) fn recover_part(&mut self, slot: u32, lines: u32) {
         let own = self.allocator.slots.own(slot);
         self.allocator.slots.fill(own, units_of(lines), 0);
     }
 
-    /// At opening: the record in the slot of `found` lies over the page in slot `under`, or over
-    /// one that is damaged.
+    /// Puts the record in the slot of `found` over the page in the slot of `under`. `None` stands
+    /// for a page that is damaged.
     pub(in crate::cache) fn recover_base(&mut self, found: &Found, under: Option<&Found>) {
         let own = self.allocator.slots.own(found.slot);
         let Some(under) = under else {
@@ -57,8 +59,8 @@ impl Shard {
         self.bases.lay_over(&mut self.allocator.slots, own, base);
     }
 
-    /// At opening, when all headers were seen: all slots that hold no page are free, versions go on
-    /// behind `newest`, and the pages get their order, the oldest version first.
+    /// Ends recovery, after all headers were seen: frees all slots that hold no page, continues
+    /// versions behind `newest`, and puts the pages in order, the oldest version first.
     pub(in crate::cache) fn recovered(&mut self, newest: u64) {
         self.allocator.recovered(newest);
         let is_live = |own: &u32| self.allocator.slots[*own].is(LIVE);

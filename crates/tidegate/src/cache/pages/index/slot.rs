@@ -8,22 +8,22 @@ pub(super) const DIRTY: u64 = 2;
 pub(super) const ZERO: u64 = 4;
 /// The data was not compared with its checksum since the pool was opened.
 pub(super) const UNVERIFIED: u64 = 8;
-/// The slot holds a record: some lines of the page, the rest of which is the backing's.
+/// The slot holds a record: some lines of the page. The rest is in the page under it or in the
+/// backing.
 pub(super) const RECORD: u64 = 1 << 12;
-/// The slot holds the page over which the newest version of its page, a record, lies.
+/// The slot holds the page under the newest version of its page, which is a record.
 pub(super) const BASE: u64 = 1 << 11;
-/// The page over which the record lies is damaged.
+/// The page under the record is damaged.
 pub(super) const LOST_BASE: u64 = 1 << 10;
 /// The IO class of the page, in six bits.
 pub(super) const CLASS_SHIFT: u32 = 4;
 pub(super) const CLASS: u64 = 0x3F << CLASS_SHIFT;
-/// The slot holds a member of a group that is not yet committed: the newest one that the page waits
-/// for.
+/// The slot holds a member of an uncommitted group: the newest group that the page waits for.
 pub(super) const MEMBER: u64 = 1 << 13;
-/// The page has a member in the even group, or in the odd one, that is not yet committed.
+/// The page has a member in the even or the odd uncommitted group.
 pub(super) const WAITS: [u64; 2] = [1 << 14, 1 << 15];
 pub(super) const WAITS_ANY: u64 = WAITS[0] | WAITS[1];
-/// What decides under which counts of a shard a live slot comes.
+/// The flags that determine the counts of a shard that include a live slot.
 pub(super) const COUNTED: u64 = DIRTY | RECORD | CLASS;
 
 pub(super) const PAGE_SHIFT: u32 = 16;
@@ -34,7 +34,7 @@ pub(super) const NONE: u64 = u64::MAX;
 pub(super) struct Slot {
     /// The page and flags.
     pub(super) word: u64,
-    /// The version; of a free slot the next free one.
+    /// The version, or for a free slot the next free slot.
     pub(super) version: u64,
 }
 
@@ -55,18 +55,19 @@ impl Slot {
         self.word = self.word & !CLASS | u64::from(class) << CLASS_SHIFT;
     }
 
-    /// It holds the newest version of its page, which is dirty.
+    /// Returns whether the slot holds the newest version of its page, and is dirty.
     pub(super) fn is_dirty(self) -> bool {
         self.is(LIVE) && self.is(DIRTY)
     }
 
-    /// It holds the newest version of its page, which is dirty and waits for no commit.
+    /// Returns whether the slot holds the newest version of its page, is dirty, and waits for no
+    /// commit.
     pub(super) fn can_be_cleaned(self) -> bool {
         self.is_dirty() && !self.is(WAITS_ANY)
     }
 }
 
-/// Returns `flag` where it is so.
+/// Returns `flag` if `is`, and otherwise 0.
 pub(super) fn flag(is: bool, flag: u64) -> u64 {
     if is { flag } else { 0 }
 }

@@ -1,9 +1,9 @@
-//! The slots of a shard and the parts of those that are split, by numbers that never change.
+//! The slots of a shard and the parts of split slots, by numbers that never change.
 //!
-//! A slot has its number in the shard, whatever else there is; a part has [`PART`] in its number,
-//! above its place among the entries of parts. Arrays that have one entry for each are indexed by
-//! the [`dense`](Slots::dense) number: slots first, then parts. Entries of parts are made when
-//! slots are split for the first time, eight for each slot.
+//! A slot has its number in the shard. The number of a part is [`PART`] plus the part's index among
+//! the entries of parts. Arrays with one entry for each slot and part are indexed by the
+//! [`dense`](Slots::dense) number: slots first, then parts. Entries of parts are created when slots
+//! are split, eight for each split slot.
 
 use std::collections::BTreeSet;
 use std::ops::{Index, IndexMut};
@@ -16,79 +16,80 @@ use crate::cache::pages::table::Table;
 use crate::cache::policy::cleaning::DirtySlots;
 use crate::cache::store::layout::{UNITS, part_number, part_of};
 
-/// In the number of a part in its shard.
+/// Flag in the number of a part in its shard.
 const PART: u32 = 1 << 31;
-/// Entries of a split slot's parts, by their first units.
+/// Number of entries for the parts of a split slot, indexed by first unit.
 const PARTS_STRIDE: u32 = 8;
 /// A bit for each unit.
 const ALL_UNITS: u8 = u8::MAX >> (u8::BITS - UNITS);
-/// Fewest split slots for which there are entries, where there are any.
+/// Minimum number of split slots to create entries for.
 const SPLITS_LEAST: u32 = 8;
-/// The word of a slot that is split: no other slot has both flags without [`LIVE`].
+/// The word of a split slot. No other slot has both flags without [`LIVE`].
 const SPLIT: u64 = BASE | LOST_BASE;
 
-/// A slot that is split. Of the bits by unit that of its first one stands for a part.
+/// A split slot. In bitmaps by unit, a part is represented by the bit of its first unit.
 #[derive(Default)]
 pub(super) struct SplitSlot {
-    /// Its number in the shard.
+    /// The number of the slot in the shard.
     pub(super) slot: u32,
-    /// The units of the part that begins with each unit; 0: none does.
+    /// Number of units of the part that begins with each unit, or 0.
     units: [u8; PARTS_STRIDE as usize],
-    /// Units that are in no part.
+    /// Units in no part.
     free: u8,
-    /// Parts that are dead.
+    /// Dead parts.
     dead: u8,
     /// Parts that came up for eviction since they were written.
     offered: u8,
-    /// Parts that stay taken, for the memory failed: none is taken any more.
+    /// Parts that stay taken because the memory failed. With such a part, no other part of the slot
+    /// is taken any more.
     lost: u8,
-    /// The units that one part can get at most: it is in the list of those.
+    /// The most units that a part can get. The slot is in the list for this number.
     open_for: u32,
-    /// Its place there.
+    /// The index of the slot in that list.
     open_at: u32,
-    /// It is in the list of those whose parts all were free or dead.
+    /// The slot is in the list of slots whose parts all were free or dead.
     is_listed: bool,
 }
 
 impl SplitSlot {
-    /// Slot `slot`, all of it one part.
+    /// Returns slot `slot` with one part that has all units.
     fn new(slot: u32) -> Self {
         let mut new = Self { slot, ..Self::default() };
         new.set_units(0, UNITS);
         new
     }
 
-    /// How many units the part has that begins with `unit`.
+    /// Returns the number of units of the part that begins with `unit`.
     pub(super) fn units(&self, unit: u32) -> u32 {
         self.units[unit as usize].into()
     }
 
-    /// The units of the part that begins with `unit`.
+    /// Returns the units of the part that begins with `unit`, as bits.
     fn extent(&self, unit: u32) -> u8 {
         run_of(unit, self.units(unit))
     }
 
-    /// Parts that are neither free nor dead.
+    /// Returns the parts that are neither free nor dead, as bits.
     fn in_use(&self) -> u8 {
         let begins = |unit: &u32| self.units(*unit) > 0;
         let parts = (0..UNITS).filter(begins).fold(0, |all, unit| all | 1 << unit);
         parts & !self.dead
     }
 
-    /// All parts are free or dead.
+    /// Returns whether all parts are free or dead.
     fn is_spent(&self) -> bool {
         self.in_use() == 0
     }
 
-    /// Units that a part gets that begins with `unit`: those of a dead part, whose header it
-    /// replaces, and free ones behind.
+    /// Returns how many units a part that begins with `unit` can get: the units of a dead part
+    /// there, whose header it replaces, and the free units behind.
     fn space_at(&self, unit: u32) -> u32 {
         let dead = if self.dead & 1 << unit != 0 { self.units(unit) } else { 0 };
         dead + (self.free >> (unit + dead)).trailing_ones()
     }
 
-    /// Where a part of `units` units can begin, in the least space that does; over a dead part
-    /// first.
+    /// Returns the unit where a part of `units` units can begin: over a dead part if possible, and
+    /// in the smallest space that suffices.
     fn place_for(&self, units: u32) -> Option<u32> {
         let behind_free = self.free & self.free << 1;
         let begins = (0..UNITS).filter(|unit| behind_free & 1 << unit == 0);
@@ -96,14 +97,14 @@ impl SplitSlot {
         fits.min_by_key(|unit| (self.dead & 1 << unit == 0, self.space_at(*unit)))
     }
 
-    /// Most units that a part can get.
+    /// Returns the most units that a part can get; 0 if the slot leaves or has lost parts.
     fn space_max(&self, usable: u32) -> u32 {
         let is_open = self.lost == 0 && self.slot < usable;
         (0..UNITS).map(|unit| self.space_at(unit)).max().filter(|_| is_open).unwrap_or_default()
     }
 
-    /// A part of `units` units begins with `unit`, and others have what it leaves of the units that
-    /// it had before.
+    /// Sets the length of the part that begins with `unit` to `units` units. Units that it gives up
+    /// become free.
     fn set_units(&mut self, unit: u32, units: u32) {
         self.free |= self.extent(unit);
         self.units[unit as usize] = u8::try_from(units).unwrap_or_default();
@@ -111,39 +112,39 @@ impl SplitSlot {
     }
 }
 
-/// A bit for each of `units` units from `unit` on.
+/// Returns the bits of `units` units from `unit` on.
 fn run_of(unit: u32, units: u32) -> u8 {
     let bits = ((1_u32 << units) - 1) << unit;
     u8::try_from(bits & u32::from(ALL_UNITS)).unwrap_or(ALL_UNITS)
 }
 
-/// A slot that is about to be free, or to leave: its header is to be voided, or that which splits
-/// it.
+/// A slot that is about to be free or to leave. Its header is to be voided; of a split slot that is
+/// the header that splits it.
 pub(in crate::cache) struct Spent {
     /// The slot, numbered through all shards.
     pub(in crate::cache) slot: u32,
-    /// The pages of which it holds older versions, or its dead parts do.
+    /// The pages that have older versions in the slot, or in its dead parts.
     pub(super) pages: SmallVec<[u64; UNITS as usize]>,
 }
 
-/// The slots and parts of one shard, and which of them its pages are in.
+/// The slots and parts of one shard, and the table from pages to these.
 #[derive(Default)]
 pub(super) struct Slots {
     /// The number of the shard.
     number: u32,
     sharding: Sharding,
-    /// By dense numbers: made anew where there are other entries.
+    /// The table of pages, by dense numbers. It is rebuilt when the number of entries changes.
     table: Table,
     whole: Vec<Slot>,
     parts: Vec<Slot>,
     splits: Vec<SplitSlot>,
-    /// Entries of `splits` that stand for none.
+    /// Unused entries of `splits`.
     unused: Vec<u32>,
-    /// Those of which a part can be taken, by the most units that it can have.
+    /// Entries of `splits` that have space for a part, by the most units that the part can get.
     open: [Vec<u32>; PARTS_STRIDE as usize],
-    /// Those whose parts all were free or dead once.
+    /// Entries of `splits` whose parts all were free or dead at some time.
     spent: Vec<u32>,
-    /// Dead parts, by the page of which they hold an older version.
+    /// Dead parts, by the page of their older version.
     dead: BTreeSet<(u64, u32)>,
 }
 
@@ -179,7 +180,7 @@ fn is_part(own: u32) -> bool {
     own & PART != 0
 }
 
-/// Where a part lies: its slot among `splits`, and its number there.
+/// Returns the index of a part's slot in `splits`, and the part's first unit.
 fn place_of(own: u32) -> (u32, u32) {
     let part = own & !PART;
     (part / PARTS_STRIDE, part % PARTS_STRIDE)
@@ -189,7 +190,7 @@ fn part_own(at: u32, index: u32) -> u32 {
     PART | (at * PARTS_STRIDE + index)
 }
 
-/// The page in the entry with the dense number `dense`.
+/// Returns the page in the entry with the dense number `dense`.
 #[inline]
 fn page_at(whole: &[Slot], parts: &[Slot], dense: u32) -> u64 {
     let at = dense as usize;
@@ -201,12 +202,12 @@ fn len_of<T>(all: &[T]) -> u32 {
 }
 
 impl Slots {
-    /// Those of shard `number` among all that `sharding` has: `whole`, of which none holds a page.
+    /// Returns the slots `whole` of shard `number` in `sharding`. None of the slots holds a page.
     pub(super) fn new(number: u32, sharding: Sharding, whole: Vec<Slot>) -> Self {
         Self { number, sharding, table: Table::new(len_of(&whole)), whole, ..Self::default() }
     }
 
-    /// The number of slot or part `own` through all shards.
+    /// Returns the number of slot or part `own` through all shards.
     pub(super) fn number_of(&self, own: u32) -> u32 {
         match self.part(own) {
             None => own * self.sharding.count + self.number,
@@ -214,8 +215,8 @@ impl Slots {
         }
     }
 
-    /// The number of `slot` in this shard. Of a part of a slot that is not split any more there is
-    /// none, and this stands for no slot.
+    /// Returns the number of `slot` in this shard. A part of a slot that is no longer split has no
+    /// number: the result then stands for no slot.
     pub(super) fn own(&self, slot: u32) -> u32 {
         match part_number(slot) {
             None => slot / self.sharding.count,
@@ -223,30 +224,30 @@ impl Slots {
         }
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     pub(super) fn whole_count(&self) -> u32 {
         len_of(&self.whole)
     }
 
-    /// Slots `from` to `end`, by number.
+    /// Returns the slots `from` to `end` with their numbers.
     pub(super) fn whole(&self, from: u64, end: u64) -> impl Iterator<Item = (u32, Slot)> {
         let wanted = (0..).zip(&self.whole).skip(usize::try_from(from).unwrap_or(usize::MAX));
         let count = usize::try_from(end.saturating_sub(from)).unwrap_or(usize::MAX);
         wanted.take(count).map(|(own, slot)| (own, *slot))
     }
 
-    /// Entries for slots and parts.
+    /// Returns the number of entries for slots and parts.
     pub(super) fn capacity(&self) -> u32 {
         self.whole_count() + len_of(&self.parts)
     }
 
-    /// The place of slot or part `own` among all entries.
+    /// Returns the dense number of slot or part `own`.
     #[inline]
     pub(super) fn dense(&self, own: u32) -> u32 {
         if is_part(own) { self.whole_count() + (own & !PART) } else { own }
     }
 
-    /// The number of the entry at the place `dense`.
+    /// Returns the number of the slot or part with the dense number `dense`.
     #[inline]
     pub(super) fn of_dense(&self, dense: u32) -> u32 {
         match dense.checked_sub(self.whole_count()) {
@@ -255,19 +256,20 @@ impl Slots {
         }
     }
 
-    /// The numbers of all slots and parts.
+    /// Returns the numbers of all slots and parts.
     pub(super) fn numbers(&self) -> impl Iterator<Item = u32> {
         let parts = len_of(&self.parts);
         (0..self.whole_count()).chain((0..parts).map(|part| PART | part))
     }
 
-    /// The slot or part of `page`.
+    /// Returns the slot or part of `page`.
     pub(super) fn own_of(&self, page: u64) -> Option<u32> {
         let found = self.table.find(page, |dense| page_at(&self.whole, &self.parts, dense));
         found.map(|dense| self.of_dense(dense))
     }
 
-    /// Puts `slot` into `own`, which its page is in from now on; returns where that was before.
+    /// Stores `slot` as entry `own`, which becomes the page's slot. Returns the page's previous
+    /// slot.
     pub(super) fn place(&mut self, own: u32, slot: Slot) -> Option<u32> {
         let (dense, Self { table, whole, parts, .. }) = (self.dense(own), &mut *self);
         let old = table.insert(slot.page(), dense, |dense| page_at(whole, parts, dense));
@@ -275,14 +277,14 @@ impl Slots {
         old.map(|dense| self.of_dense(dense))
     }
 
-    /// Forgets where `page` is, which it returns.
+    /// Removes `page` from the table. Returns its slot or part.
     pub(super) fn remove(&mut self, page: u64) -> Option<u32> {
         let Self { table, whole, parts, .. } = self;
         let found = table.remove(page, |dense| page_at(whole, parts, dense));
         found.map(|dense| self.of_dense(dense))
     }
 
-    /// There are other entries: makes the table anew, of all that is live.
+    /// Rebuilds the table from all live entries, after the number of entries changed.
     pub(super) fn rebuild_table(&mut self) {
         self.table = Table::new(self.capacity());
         for own in 0..self.capacity() {
@@ -293,7 +295,7 @@ impl Slots {
         }
     }
 
-    /// Reads where `page` is looked for, and nothing else.
+    /// Reads only the first cell that a lookup of `page` probes.
     pub(super) fn look_up_ahead(&self, page: u64) -> u32 {
         self.table.look_up_ahead(page)
     }
@@ -305,40 +307,42 @@ impl Slots {
         }
     }
 
-    /// Has `count` slots from now on.
+    /// Sets the number of slots to `count`.
     pub(super) fn resize(&mut self, count: u32) {
         self.whole.resize(count as usize, Slot { word: 0, version: NONE });
         self.whole.shrink_to_fit();
     }
 
-    /// The slot of which `own` is a part, and where; None: it is a slot.
+    /// Returns the split slot that contains the part `own`, and the part's first unit. Returns
+    /// `None` if `own` is a whole slot.
     #[inline]
     pub(super) fn part(&self, own: u32) -> Option<(&SplitSlot, u32)> {
         let (at, index) = place_of(own);
         is_part(own).then(|| (&self.splits[at as usize], index))
     }
 
-    /// The part of slot `whole` that begins with `unit`. A slot that is not split has none.
+    /// Returns the part of slot `whole` that begins with `unit`, or `u32::MAX` if the slot is not
+    /// split.
     pub(super) fn part_of(&self, whole: u32, unit: u32) -> u32 {
         let slot = self.whole.get(whole as usize).filter(|slot| slot.is_split());
         let at = slot.and_then(|slot| u32::try_from(slot.version).ok());
         at.map_or(u32::MAX, |at| part_own(at, unit))
     }
 
-    /// The entry for one more split slot is there.
+    /// Returns whether there is an entry for one more split slot.
     pub(super) fn has_entry(&self) -> bool {
         !self.unused.is_empty() || self.splits.len() * (PARTS_STRIDE as usize) < self.parts.len()
     }
 
-    /// Adds entries for as many split slots as there are, and a few.
+    /// Adds entries for as many split slots as there are, at least for [`SPLITS_LEAST`] altogether.
     pub(super) fn add_entries(&mut self) {
         let splits = (2 * len_of(&self.splits)).max(SPLITS_LEAST);
         let free = Slot { word: 0, version: NONE };
         self.parts.resize((splits * PARTS_STRIDE) as usize, free);
     }
 
-    /// Slot `whole` is split from now on, all of it one part, which is returned. There is an entry
-    /// for it.
+    /// Splits slot `whole` into one part with all units, and returns that part. The caller has
+    /// ensured that there is an entry.
     pub(super) fn split(&mut self, whole: u32) -> u32 {
         let new = SplitSlot::new(whole);
         let at = self.unused.pop().unwrap_or(len_of(&self.splits));
@@ -350,18 +354,18 @@ impl Slots {
         part_own(at, 0)
     }
 
-    /// The record in part `own`, which is durable, needs `units` units of it; slots from `usable`
-    /// on leave.
+    /// Limits part `own` to the `units` units that its durable record needs. Slots from `usable` on
+    /// leave.
     ///
-    /// What it leaves is free only now: the header of a dead part may have stood until then, and
-    /// named these units too.
+    /// The other units are free only from now on: until the record was durable, the header of a
+    /// dead part may have named them too.
     pub(super) fn fill(&mut self, own: u32, units: u32, usable: u32) {
         let (at, unit) = place_of(own);
         self.splits[at as usize].set_units(unit, units);
         self.set_open(at, usable);
     }
 
-    /// Part `own` is free; slots from `usable` on leave.
+    /// Frees part `own`. Slots from `usable` on leave.
     pub(super) fn free(&mut self, own: u32, usable: u32) {
         self[own] = Slot { word: 0, version: NONE };
         let (at, unit) = place_of(own);
@@ -369,7 +373,7 @@ impl Slots {
         self.can_be_taken_again(at, usable);
     }
 
-    /// Part `own` is dead; slots from `usable` on leave.
+    /// Marks part `own` as dead. Slots from `usable` on leave.
     pub(super) fn die(&mut self, own: u32, usable: u32) {
         self.dead.insert((self[own].page(), own));
         let (at, unit) = place_of(own);
@@ -385,7 +389,7 @@ impl Slots {
         self.set_open(at, usable);
     }
 
-    /// Lists the split slot `at` by what a part of it can get.
+    /// Moves the split slot `at` to the list for the most units that a part can get there.
     fn set_open(&mut self, at: u32, usable: u32) {
         let slot = &self.splits[at as usize];
         let (before, now, open_at) = (slot.open_for, slot.space_max(usable), slot.open_at);
@@ -407,13 +411,13 @@ impl Slots {
         }
     }
 
-    /// Slots from `usable` on leave: no part of them is taken.
+    /// Makes slots from `usable` on leave: their parts are no longer taken.
     pub(super) fn set_usable(&mut self, usable: u32) {
         (0..len_of(&self.splits)).for_each(|at| self.set_open(at, usable));
     }
 
-    /// Takes a part of `units` units where that leaves the least. Returns it, and the page of which
-    /// it holds an older version.
+    /// Takes a part of `units` units from a slot with little space left. Returns the part, and the
+    /// page that has an older version in it.
     pub(super) fn take(&mut self, units: u32, usable: u32) -> Option<(u32, Option<u64>)> {
         let at = *self.open.get(units as usize..)?.iter().find_map(|list| list.last())?;
         let slot = &mut self.splits[at as usize];
@@ -421,7 +425,7 @@ impl Slots {
         let is_dead = slot.dead & 1 << unit != 0;
         slot.dead &= !(1 << unit);
         slot.offered &= !(1 << unit);
-        // All of a dead part until it is filled.
+        // A dead part keeps all its units until it is filled.
         slot.set_units(unit, units.max(slot.units(unit)));
         let own = part_own(at, unit);
         let page = is_dead.then(|| self[own].page());
@@ -432,7 +436,8 @@ impl Slots {
         Some((own, page))
     }
 
-    /// Takes dead parts with older versions of `page` away.
+    /// Removes all dead parts with older versions of `page` from the lists, and calls `see` with
+    /// each.
     pub(super) fn take_dead_of(&mut self, page: u64, mut see: impl FnMut(u32), usable: u32) {
         while let Some(entry) = self.dead.range((page, 0)..=(page, u32::MAX)).next().copied() {
             self.dead.remove(&entry);
@@ -443,7 +448,8 @@ impl Slots {
         }
     }
 
-    /// Part `own` comes up for eviction. Returns whether all parts did by now that hold something.
+    /// Notes that part `own` came up for eviction. Returns whether all parts of its slot that are
+    /// in use, and not lost, have come up by now.
     pub(super) fn offer(&mut self, own: u32) -> bool {
         let (at, unit) = place_of(own);
         let slot = &mut self.splits[at as usize];
@@ -451,8 +457,8 @@ impl Slots {
         slot.in_use() & !(slot.offered | slot.lost) == 0
     }
 
-    /// Part `own` stays taken, and none beside it is taken any more. Returns whether it is the
-    /// first of its slot.
+    /// Keeps part `own` taken for good, and takes no other part of its slot any more. Returns
+    /// whether it is the first lost part of its slot.
     pub(super) fn lose(&mut self, own: u32) -> bool {
         let (at, unit) = place_of(own);
         let slot = &mut self.splits[at as usize];
@@ -462,13 +468,14 @@ impl Slots {
         is_first
     }
 
-    /// The memory failed in a part beside `own`, or in it.
+    /// Returns whether the memory failed in part `own` or in another part of its slot.
     pub(super) fn is_lost(&self, own: u32) -> bool {
         self.part(own).is_some_and(|(slot, _)| slot.lost != 0)
     }
 
-    /// Up to `n` slots and parts that are `wanted`, from number `from` on, and where to go on. By
-    /// numbers that stay where the shard gets another size, as the dense ones of parts do not.
+    /// Returns up to `n` slots and parts that are `wanted`, from number `from` on, and the number
+    /// to continue with. Numbers stay valid when the shard is resized, unlike the dense numbers of
+    /// parts.
     pub(super) fn from(
         &self,
         from: u32,
@@ -487,21 +494,21 @@ impl Slots {
         (found, next)
     }
 
-    /// Live parts of the slot of part `own`.
+    /// Returns the live parts of the slot that contains part `own`.
     pub(super) fn live_beside(&self, own: u32) -> impl Iterator<Item = u32> {
         let units = if is_part(own) { UNITS } else { 0 };
         let all = (0..units).map(move |unit| part_own(place_of(own).0, unit));
         all.filter(|part| self[*part].is(LIVE))
     }
 
-    /// Live parts of slot `whole`.
+    /// Returns the live parts of slot `whole`.
     pub(super) fn live_parts(&self, whole: u32) -> impl Iterator<Item = u32> {
         let first = Some(self.part_of(whole, 0)).filter(|first| *first != u32::MAX);
         first.into_iter().flat_map(|first| self.live_beside(first))
     }
 
-    /// Takes up to `n` slots of which all parts are free or dead: nobody takes a part of them from
-    /// now on.
+    /// Takes up to `n` split slots whose parts are all free or dead. Their parts cannot be taken
+    /// from now on.
     pub(super) fn take_spent(&mut self, n: usize) -> Vec<Spent> {
         let mut taken = Vec::new();
         while taken.len() < n
@@ -509,7 +516,7 @@ impl Slots {
         {
             let slot = &mut self.splits[at as usize];
             slot.is_listed = false;
-            // It may have been used again since.
+            // The slot may be in use again since it was listed.
             if slot.is_spent() {
                 taken.push(self.withdraw(at));
             }
@@ -535,7 +542,7 @@ impl Slots {
         }
     }
 
-    /// Slot `whole` is whole again where it was split: its parts were withdrawn.
+    /// Makes slot `whole` whole again if it was split. Its parts were withdrawn before.
     pub(super) fn unite(&mut self, whole: u32) {
         let slot = self.whole[whole as usize];
         if slot.is_split() {
@@ -543,7 +550,7 @@ impl Slots {
         }
     }
 
-    /// At opening: frees all parts that hold nothing.
+    /// Frees all parts that are not live. Called at the end of recovery.
     pub(super) fn free_unused_parts(&mut self, usable: u32) {
         for at in 0..len_of(&self.splits) {
             for own in (0..UNITS).map(|unit| part_own(at, unit)) {
@@ -554,12 +561,12 @@ impl Slots {
         }
     }
 
-    /// Number of slots that are split.
+    /// Returns the number of split slots.
     pub(super) fn split_count(&self) -> u32 {
         len_of(&self.splits) - len_of(&self.unused)
     }
 
-    /// Bytes of memory.
+    /// Returns the size of slots, parts and table in bytes.
     #[cfg(all(test, not(loom)))]
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.whole) + size_of_val(&*self.parts) + self.table.bytes()

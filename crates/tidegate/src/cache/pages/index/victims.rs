@@ -1,4 +1,4 @@
-//! Which pages of a shard go next: to evict, to clean, and to leave for another size.
+//! Chooses the next pages of a shard to evict, to clean, and to remove for a resize.
 
 use super::Shard;
 use super::found::Found;
@@ -7,11 +7,11 @@ use crate::cache::policy::cleaning::Load;
 use crate::cache::store::layout::UNITS;
 
 impl Shard {
-    /// The next pages of `class` to evict that take `slots` slots together, as far as there are, in
-    /// the order of pages.
+    /// Returns the next pages of `class` to evict that take `slots` slots together, or fewer if
+    /// there are no more. The result is sorted by page.
     pub(in crate::cache) fn victims_of(&mut self, class: u8, slots: u32) -> Vec<Found> {
         let (mut victims, mut left_units) = (Vec::new(), slots * UNITS);
-        // As often as where all of them are records of a unit.
+        // No more pages than if each were a record of one unit.
         while left_units > 0 && victims.len() < (slots * UNITS) as usize {
             let mut dense = Vec::new();
             self.orders.of(class).victims(left_units.div_ceil(UNITS) as usize, &mut dense);
@@ -26,18 +26,18 @@ impl Shard {
         victims
     }
 
-    /// Adds up to `n` pages of each IO class to `out`.
+    /// Appends up to `n` pages of each IO class to `out`.
     pub(in crate::cache) fn victims_of_each(&mut self, n: usize, out: &mut Vec<Found>) {
         let mut slots = Vec::new();
         self.orders.victims_of_each(n, &mut slots);
         self.add_found(slots, out);
     }
 
-    /// Adds those of the next `n` pages to evict to `out` that make free slots, and has all of
-    /// `out` in the order of pages, each once. Returns at how many it looked.
+    /// Looks at the next `n` pages to evict, and adds those to `out` that make free slots. Sorts
+    /// `out` by page, without duplicates. Returns how many pages it looked at.
     ///
-    /// A slot that is split is free when all its parts are, and each of them costs a write to the
-    /// backing as a page does. So all leave together, when each of them has come up.
+    /// A split slot becomes free when all its parts are free, and each part costs a write to the
+    /// backing as a page does. So its parts leave together, when each has come up for eviction.
     pub(in crate::cache) fn leaving_victims(&mut self, n: usize, out: &mut Vec<Found>) -> usize {
         let mut dense = Vec::with_capacity(n);
         self.orders.victims(n, &mut dense);
@@ -53,7 +53,7 @@ impl Shard {
         dense.len()
     }
 
-    /// At most one clean page of each of `parts` parts of the slots.
+    /// Returns at most one clean page from each of `parts` equal ranges of the slots.
     pub(in crate::cache) fn clean_samples(&self, parts: u32) -> Vec<Found> {
         let end =
             |part: u32| u64::from(self.allocator.slot_count()) * u64::from(part) / u64::from(parts);
@@ -62,24 +62,24 @@ impl Shard {
         (0..parts).filter_map(first).map(|(own, _)| self.found(own)).collect()
     }
 
-    /// Adds up to `n` dirty pages that can be cleaned to `out`, from the slot with the number
-    /// `from` in this shard on, and returns where to go on, also where the shard gets another size.
+    /// Appends up to `n` dirty pages that can be cleaned to `out`, from slot number `from` of this
+    /// shard on. Returns the number to continue with, which stays valid when the shard is resized.
     pub(in crate::cache) fn dirty_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
         let (found, next) = self.allocator.slots.from(from, n, Slot::can_be_cleaned);
         out.extend(found.into_iter().map(|own| self.found(own)));
         next
     }
 
-    /// Adds up to `n` clean pages to `out`, from the slot with the number `from` in this shard on,
-    /// and returns where to go on, also where the shard gets another size.
+    /// Appends up to `n` clean pages to `out`, from slot number `from` of this shard on. Returns
+    /// the number to continue with, which stays valid when the shard is resized.
     pub(in crate::cache) fn clean_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
         let (found, next) = self.allocator.slots.from(from, n, |it| it.is(LIVE) && !it.is(DIRTY));
         out.extend(found.into_iter().map(|own| self.found(own)));
         next
     }
 
-    /// Adds up to `n` pages that have leaving slots to `out`, from slot number `from` on, and
-    /// returns where to go on.
+    /// Appends up to `n` pages with leaving slots to `out`, from slot number `from` on. Returns the
+    /// number to continue with.
     pub(in crate::cache) fn leaving_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
         let end = self.allocator.slots.whole_count();
         let mut own = from.max(self.allocator.slot_count());
@@ -96,8 +96,9 @@ impl Shard {
         own
     }
 
-    /// Adds up to `n` dirty pages that are all zeroes to `out`, where there are at least `least`,
-    /// and forgets that they are: those that stay are evicted in their order.
+    /// Appends up to `n` dirty pages of zeroes to `out`, if there are at least `least`, and removes
+    /// them from the list of such pages. Pages that stay in the cache are then evicted in their
+    /// normal order.
     pub(in crate::cache) fn zeroed(&mut self, least: usize, n: usize, out: &mut Vec<Found>) {
         if self.zeroed.len() < least {
             return;
@@ -108,8 +109,8 @@ impl Shard {
         }
     }
 
-    /// Adds the pages that the policy of cleaning names to `out`. Returns after how many
-    /// nanoseconds to ask it again.
+    /// Appends the pages that the cleaning policy names to `out`. Returns after how many
+    /// nanoseconds to ask the policy again.
     pub(in crate::cache) fn next_to_clean(
         &mut self,
         now_ns: u64,
@@ -125,7 +126,7 @@ impl Shard {
     }
 }
 
-/// Has `victims` in the order of pages, each once: a short order was gone through twice.
+/// Sorts `victims` by page and removes duplicates, which occur if a short order was followed twice.
 fn each_once(victims: &mut Vec<Found>) {
     victims.sort_unstable_by_key(|found| found.page);
     victims.dedup_by_key(|found| found.page);
