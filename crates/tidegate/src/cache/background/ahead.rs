@@ -45,8 +45,8 @@ impl Cleaners {
         Ok(cleaned > 0 || pages.is_empty())
     }
 
-    /// Cleans `pages` batch by batch, and drops the rest when a shard needs free slots. Returns how
-    /// many pages it cleaned.
+    /// Cleans `pages` in batches, and drops the rest when a shard needs free slots. Returns the
+    /// number of cleaned pages.
     fn clean_ahead(&self, pages: &mut Vec<Found>, scratch: &mut Scratch) -> Result<usize> {
         pages.sort_unstable_by_key(|found| found.page);
         let (mut done, mut cleaned) = (0, 0);

@@ -38,8 +38,7 @@ use crate::tier::ledger::Failed;
 /// The result of a batch. The error says whether the backing or the pool failed.
 type Cleaned<T> = std::result::Result<T, Failed>;
 
-/// Number of threads that clean. While one thread's batch is at the backing, the other copies the
-/// next batch.
+/// Number of cleaning threads: one copies the next batch while another one's is at the backing.
 pub(in crate::cache) const CLEANERS: u32 = 2;
 /// Maximum size of one request to the backing, in bytes.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
@@ -136,9 +135,9 @@ impl Cleaners {
     }
 
     /// Writes all dirty pages to the backing, and flushes it. Damaged pages stay dirty, and so do
-    /// pages that wait for a commit: the backing must never have a part of a group. The call ends
-    /// even while writers go on: a page that is written again meanwhile may stay dirty, and its
-    /// older version be on the backing.
+    /// pages that wait for a commit: the backing must never have a part of a group. A page that is
+    /// written again meanwhile may stay dirty, and its older version be on the backing, so that the
+    /// call ends.
     pub(in crate::cache) fn clean_all(&self) -> Result<()> {
         let mut done = Ok(());
         for number in 0..self.pages.shards.count() {
@@ -163,8 +162,8 @@ impl Cleaners {
         done
     }
 
-    /// Cleans `pages`. Waits for pages that other writes to the backing keep busy, but leaves pages
-    /// that wait for a commit dirty.
+    /// Cleans `pages`, except for pages that wait for a commit. Waits while other writes to the
+    /// backing keep pages busy.
     pub(in crate::cache) fn clean_until_done(&self, mut pages: Vec<Found>) -> Result<()> {
         loop {
             self.clean(pages.clone(), &mut self.lock_cleaning())?;
@@ -200,8 +199,7 @@ impl Cleaners {
         damage.map_or(Ok(pages.len()), |damage| Err(Failed::Own(damage)))
     }
 
-    /// Begins writes to the buckets of `pages`, which are sorted, and drops pages whose buckets are
-    /// busy.
+    /// Begins writes to the buckets of the sorted `pages`, and drops pages whose buckets are busy.
     fn begin_passages(&self, pages: &mut Vec<Found>) -> Passages<'_> {
         let announced: Arc<[u64]> = pages.iter().map(|found| found.page).collect();
         self.pages.backing.traffic.announce(&announced);

@@ -13,8 +13,7 @@ use crate::device::{Operation, Request, Result};
 /// Maximum number of pages in the clusters that are read at once.
 const READ_PAGES_MAX: u64 = 256;
 
-/// The pages of a cluster that the cache lacks, and the backing's bytes from the first to the last
-/// one.
+/// The missing pages of a cluster, and the backing's bytes from the first to the last one.
 struct Lack {
     missing: Vec<Missing>,
     class: u8,
@@ -48,8 +47,7 @@ impl Fills {
     }
 
     /// Queues the first and the last cluster of `pages` to be read and kept for `class`, unless
-    /// `pages` contain the whole cluster. A read missed `pages` and is answered, and the pages
-    /// themselves are kept.
+    /// `pages` contain the whole cluster. The caller has missed `pages`, and keeps these itself.
     pub(in crate::cache) fn offer_clusters(&self, pages: &Range<u64>, class: u8) {
         let cluster = self.pages.sharding.cluster;
         if cluster.is_page() || pages.is_empty() {
@@ -66,7 +64,7 @@ impl Fills {
         }
     }
 
-    /// Reads the missing pages of waiting clusters, with one request for each cluster, and stores
+    /// Reads the missing pages of waiting clusters, with a request for each cluster, and stores
     /// them.
     pub(in crate::cache) fn fill_clusters(&self, admission: &Admission) -> Result<()> {
         let most = READ_PAGES_MAX / self.pages.sharding.cluster.pages();

@@ -1,8 +1,8 @@
 //! Makes free slots: clean pages leave the cache.
 //!
-//! A batch takes two fences. First the headers of all older versions become void, then the newest
-//! ones. In the other order a crash in between would bring an older version back (invariant 3 of
-//! the cache).
+//! A batch takes two fences: the headers of all older versions become void before the newest ones.
+//! In the other order a crash in between would bring an older version back (invariant 3 of the
+//! cache).
 
 use super::clean::{Cleaners, Scratch};
 use crate::cache::counters::Counter;
@@ -20,8 +20,7 @@ const CLEAN_ONE_IN: u32 = 16;
 /// Maximum number of pages of each IO class that are cleaned, when all classes give up some.
 const PAGES_OF_CLASS: usize = CLEAN_PAGES as usize / CLASSES;
 
-/// Returns the maximum number of pages that are cleaned and then leave a shard of `slots` slots, to
-/// make free slots.
+/// Returns how many pages of a shard of `slots` slots may be cleaned at once to make free slots.
 fn clean_pages(slots: u32) -> u32 {
     (slots / CLEAN_ONE_IN).clamp(BATCH_PAGES_LEAST, CLEAN_PAGES)
 }
@@ -61,8 +60,7 @@ impl Drop for Departing<'_> {
 
 impl Cleaners {
     /// Returns whether a request of `class` finds slots for the pages `missing`. If the class is
-    /// full, evicts some of its pages. For a write it also cleans pages, which waits for the
-    /// backing.
+    /// full, evicts some of its pages. A write also has pages cleaned, and waits for the backing.
     ///
     /// # Errors
     /// Pages of the class could not be cleaned.
@@ -85,8 +83,7 @@ impl Cleaners {
         Ok(true)
     }
 
-    /// Makes space for `pages` pages of `class` in shard `number`. Returns `false` if there is
-    /// none.
+    /// Makes space for `pages` pages of `class` in shard `number`. Returns whether there is space.
     fn makes_space_of_class(
         &self,
         number: usize,
@@ -242,8 +239,8 @@ impl Cleaners {
         self.pages.evict(dirty)
     }
 
-    /// Evicts the coldest pages of each IO class from shard `number`, and cleans the dirty ones
-    /// before.
+    /// Evicts the coldest pages of each IO class from shard `number`, cleaning the dirty ones
+    /// first.
     fn reclaim_of_each_class(&self, number: usize, scratch: &mut Scratch) -> Result<usize> {
         let mut coldest = Vec::new();
         self.pages.shards.lock(number).victims_of_each(PAGES_OF_CLASS, &mut coldest);
@@ -251,8 +248,8 @@ impl Cleaners {
         Ok(self.pages.evict(&clean)? + self.clean_and_evict(&dirty, scratch)?)
     }
 
-    /// Evicts the clean pages among the coldest ones of shard `number`. Returns how many slots
-    /// became free.
+    /// Evicts the clean ones among the coldest pages of shard `number`. Returns the number of freed
+    /// slots.
     pub(in crate::cache) fn evict_clean(&self, number: usize) -> Result<usize> {
         let united = self.pages.unite_spent(number)?;
         if united > 0 {
@@ -308,8 +305,8 @@ impl Cleaners {
         Err(self.pages.backing.ledger.blocked("the cache is full and cannot be written back"))
     }
 
-    /// Makes free slots in shard `number` in a cache without worker threads, unless another request
-    /// does that already.
+    /// Makes free slots in shard `number` of a cache without workers, unless another request does
+    /// so.
     fn reclaim_or_wait(&self, number: usize) -> Result<()> {
         self.pages.counters.add(Counter::FullWaits, 1);
         let freed = match self.try_lock() {

@@ -1,5 +1,5 @@
 //! Keeps pages that were read from the backing, in the background after the answer to the client.
-//! Also reads and keeps the rest of the first and the last cluster of a read
+//! Also reads and keeps the rest of a read's first and last cluster
 //! ([`neighbours`](super::clusters)).
 
 use std::collections::VecDeque;
@@ -41,8 +41,7 @@ pub(in crate::cache) struct Fills {
 struct Queues {
     pages: VecDeque<Fill>,
     clusters: VecDeque<WantedCluster>,
-    /// A worker reads clusters. No other worker takes clusters meanwhile, so that one is left for
-    /// writers.
+    /// A worker reads clusters. Only one does at a time, so that another one is left for writers.
     is_reading: bool,
 }
 
@@ -66,8 +65,8 @@ impl Fills {
         Self { pages, writer, queues: Mutex::default(), count: AtomicU32::new(0) }
     }
 
-    /// Adds a page, unless too many wait. Returns whether so many wait that the worker must not
-    /// rest.
+    /// Adds a page, unless too many wait. Returns whether the worker must not rest, since many
+    /// wait.
     pub(in crate::cache) fn offer(&self, fill: impl FnOnce() -> Fill) -> bool {
         let mut queues = self.queues.lock();
         if queues.pages.len() < WAITING_MAX {
@@ -106,8 +105,7 @@ impl Fills {
         fills
     }
 
-    /// Takes up to `most` waiting clusters. Returns `None` if none waits or another worker reads
-    /// some.
+    /// Takes up to `most` waiting clusters, or none while another worker reads some.
     pub(in crate::cache) fn take_clusters(&self, most: usize) -> Option<Reading<'_>> {
         let mut queues = self.queues.lock();
         if queues.is_reading || queues.clusters.is_empty() {

@@ -1,5 +1,5 @@
-//! The background work of a cache: it keeps pages that were read, and evicts and cleans pages ahead
-//! of need.
+//! The background work of a cache: keeping pages that were read, and evicting and cleaning ahead of
+//! need.
 
 pub(super) mod ahead;
 pub(super) mod clean;

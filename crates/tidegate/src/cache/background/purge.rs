@@ -12,8 +12,7 @@ use crate::device::{DeviceErrorKind, Result};
 use crate::sync::{Ordering, fence};
 
 impl Background {
-    /// Cleans all dirty pages, and removes all clean ones from the cache. Returns how many it
-    /// removed.
+    /// Cleans all dirty pages, and removes all clean ones from the cache. Returns how many left.
     ///
     /// # Errors
     /// If the backing failed, no page was removed. If a dirty page is damaged or the memory failed,

@@ -1,15 +1,14 @@
 //! Changes the size of a pool while requests go on.
 //!
 //! The superblock alone determines the length of a pool, and so its number of slots ([`Places`]).
-//! The update of the superblock is the commit: a crash before it leaves the old size, a crash after
-//! it the new one.
+//! Its update is the commit: a crash before it leaves the old size, a crash after it the new one.
 //!
 //! Growing: 1. extend the file and the mapping; 2. zero the new headers, FENCE, so that no previous
 //! bytes there count as a header; 3. update the superblock; 4. use the new slots.
 //!
-//! Shrinking: 1. stop taking the slots that leave; 2. clean and evict the pages in them and void
-//! dead ones, FENCE, so that no header in them counts; 3. update the superblock; 4. cut the mapping
-//! and the file.
+//! Shrinking: 1. stop taking the slots that leave; 2. clean and evict their pages and void dead
+//! ones, FENCE, so that no header in them counts; 3. update the superblock; 4. cut the mapping and
+//! the file.
 
 use std::thread::JoinHandle;
 
@@ -54,8 +53,8 @@ pub(in crate::cache) struct Plan {
 }
 
 impl Resizing {
-    /// Returns the state without a resize. Each shard keeps `keep_free` slots free, or a share of
-    /// its size if that is `None`.
+    /// Returns the state without a resize. Each shard keeps `keep_free` slots free, or by its size
+    /// if `None`.
     pub(in crate::cache) fn new(keep_free: Option<u32>) -> Self {
         Self { keep_free, ..Self::default() }
     }
@@ -66,8 +65,7 @@ impl Resizing {
         self.keep_free.unwrap_or((shard_slots / FREE_ONE_IN).clamp(1, 256))
     }
 
-    /// Stops a resize that is under way, which leaves the old size, waits for its end, and prevents
-    /// further ones.
+    /// Stops a resize, which leaves the old size, waits for its end, and prevents further ones.
     pub(in crate::cache) fn stop(&self) {
         self.is_stopped.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.lock().take() {
@@ -76,15 +74,14 @@ impl Resizing {
         }
     }
 
-    /// Stops a resize that is under way without waiting for its end, and prevents further ones. The
-    /// resize ends after its batch, or with the process.
+    /// Stops a resize without waiting for its end, and prevents further ones. It ends after its
+    /// batch, or with the process.
     pub(in crate::cache) fn abandon(&self) {
         self.is_stopped.store(true, Ordering::SeqCst);
         drop(self.thread.lock().take());
     }
 
-    /// Returns the progress or the failure of the last resize as JSON for scripts, or null if there
-    /// is neither.
+    /// Returns the progress or failure of a resize as JSON for scripts; null if there is neither.
     pub(in crate::cache) fn details(&self) -> Value {
         let is_under_way = self.is_under_way.load(Ordering::SeqCst);
         let failure = self.failure.lock().clone();
@@ -114,8 +111,7 @@ impl Background {
         Ok(Plan { superblock, places })
     }
 
-    /// Waits until all slots that are not in `places` have left. After a failure all slots stay
-    /// usable.
+    /// Waits until all slots outside of `places` have left. After a failure all slots stay usable.
     pub(in crate::cache) fn shrink_to(&self, places: &Places) -> Result<()> {
         self.each_resized(places, |shard, count| shard.allocator.set_usable(count));
         let vacated = self.vacate();
@@ -130,8 +126,7 @@ impl Background {
     /// Commits the new size durably to the superblock, and uses it from now on.
     pub(in crate::cache) fn commit_size(&self, plan: &Plan) -> Result<()> {
         let Plan { superblock: Superblock { pool_bytes, .. }, places } = *plan;
-        // The superblock has changed since the plan was made: the backing's state is noted all the
-        // time.
+        // The superblock has changed since the plan: the backing's state is noted all the time.
         let superblock = Superblock::update(&self.pages.store.region, |it| {
             *it = it.resized(pool_bytes)?;
             Ok(())
@@ -179,8 +174,7 @@ impl Background {
                 return Err(CacheError::LostSlots);
             }
             if self.pages.groups.is_some() {
-                // Pages may wait for a commit, and so may slots with the versions that they
-                // replaced.
+                // Pages may wait for a commit, and so may slots with their previous versions.
                 self.pages.counters.add(Counter::GroupsCommittedEarly, 1);
                 self.pages.commit_groups()?;
             }
@@ -189,8 +183,7 @@ impl Background {
         }
     }
 
-    /// Removes the pages in leaving slots of shard `number` from the cache. Cleans the dirty ones
-    /// first.
+    /// Removes the pages in leaving slots of shard `number`, cleaning the dirty ones first.
     fn vacate_shard(&self, number: usize) -> Result<()> {
         let mut from = 0;
         loop {
@@ -202,8 +195,7 @@ impl Background {
             if pages.is_empty() {
                 return Ok(());
             }
-            // Each slot of a page yields the page: the slot of its record and the slot under that.
-            // The page leaves only once.
+            // A page with a record may be named by the slots of both. It leaves once.
             pages.sort_unstable_by_key(|found| found.page);
             pages.dedup_by_key(|found| found.page);
             let dirty = pages.iter().filter(|found| found.dirty).copied().collect();

@@ -54,8 +54,7 @@ impl Cluster {
         page >> self.pages_log2
     }
 
-    /// Returns the pages of cluster `number`. The last cluster may extend beyond the end of the
-    /// backing.
+    /// Returns the pages of cluster `number`. The last one may extend beyond the backing's end.
     pub(in crate::cache) fn pages_of(self, number: u64) -> Range<u64> {
         number << self.pages_log2..(number + 1) << self.pages_log2
     }

@@ -1,4 +1,4 @@
-//! Decides whether writes are compared with the pages that they replace
+//! Decides which writes are compared with the pages that they replace
 //! ([`content`](super::content)).
 
 use parking_lot::Mutex;

@@ -5,8 +5,7 @@
 //! over the page. Neither changes the result of a crash: the slot with the other lines was the
 //! newest version of its page before, and stays under the record.
 //!
-//! With atomic flush, FUA writes are not compared: the cached bytes that they would omit may wait
-//! for a commit.
+//! With atomic flush, FUA writes are not compared: the bytes that they omit may wait for a commit.
 
 use super::comparing::{ALWAYS, MEASURED, NEVER};
 use super::index::Found;
@@ -128,8 +127,7 @@ impl Writer {
         }
     }
 
-    /// Returns the time when the stores of a measured write begin, or 0 if the write is not
-    /// measured.
+    /// Returns the time before the stores of a measured write, or 0 if it is not measured.
     pub(in crate::cache) fn begin_measured(look: &Look) -> u64 {
         look.sample.map_or(0, |_| now_ns())
     }

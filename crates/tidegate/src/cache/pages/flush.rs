@@ -8,8 +8,7 @@ use crate::device::{Result, waits};
 use crate::tier::ledger::Failed;
 
 impl Pages {
-    /// Flushes the backing. Pages that were written through to the backing before the call are
-    /// clean afterwards.
+    /// Flushes the backing. Pages that were written through before the call are clean afterwards.
     pub(in crate::cache) fn flush_backing(&self) -> std::result::Result<(), Failed> {
         let written = std::mem::take(&mut *self.backing.written.lock());
         let epoch = self.backing.traffic.flush_begins();
@@ -42,8 +41,8 @@ impl Pages {
         written.iter().filter(is_dirty).count() as u64
     }
 
-    /// Stores the clean verdicts of the pages in `pages` that still are the newest versions. The
-    /// backing has flushed their bytes.
+    /// Stores the clean verdicts of the pages among `pages` that are still the newest versions,
+    /// after the backing has flushed them.
     ///
     /// A slot may be taken for another version meanwhile. The verdict means nothing for that
     /// version, nor for a slot that was split.
@@ -51,8 +50,8 @@ impl Pages {
         if pages.is_empty() {
             return Ok(());
         }
-        // Parts need the lock: once a part's page is in another slot, these bytes may be data of
-        // other pages.
+        // Once the page of a part is in another slot, the verdict's bytes may be data of another
+        // page.
         let are_parts = |found: &&Found| is_part(found.slot);
         let _locks = self.lock_pages(pages.iter().filter(are_parts).map(|found| found.page));
         let stands = |found: &&Found| self.shard(found.page).stands(found);

@@ -1,5 +1,5 @@
-//! Atomic flush: the writes between two flushes are a group. After a crash either all writes of a
-//! group count, or none.
+//! Atomic flush: the writes between two flushes are a group, which a crash leaves as a whole or not
+//! at all.
 //!
 //! Invariants:
 //! 1. A group is committed by its commit word, which is stored after all members are fenced.
@@ -100,8 +100,7 @@ impl Pages {
         fua && self.groups.is_some() && entries.iter().any(waits)
     }
 
-    /// Joins the open group for a write. Returns `None` if the write is FUA, and so durable by
-    /// itself, or without atomic flush.
+    /// Joins the open group for a write. Returns `None` for FUA writes, or without atomic flush.
     pub(in crate::cache) fn join_group(&self, fua: bool) -> Option<Membership<'_>> {
         self.groups.as_ref().filter(|_| !fua).map(Groups::join)
     }
@@ -153,8 +152,8 @@ impl Pages {
         Ok(())
     }
 
-    /// Releases the members of the committed `group`: they become ordinary pages, and the versions
-    /// that they replaced become dead.
+    /// Makes the members of the committed `group` ordinary pages, and the versions that they
+    /// replaced dead.
     fn release_members(&self, group: u64) {
         for number in 0..self.shards.count() {
             loop {

@@ -1,10 +1,9 @@
 //! Writes of parts of pages: a part is merged with the rest of its page, or kept as a record.
 //!
 //! Invariant: a part is merged with the page's content at the moment of the store. The store holds
-//! the page's lock, under which a slot has the bytes of the newest version. The backing's bytes
-//! were read without the lock, because a thread that holds it must not wait for the backing. So the
-//! store checks whether the page entered the cache or was written to the backing since the read. If
-//! so, the backing is read again.
+//! the page's lock, under which a slot has the newest version's bytes. The backing's bytes were
+//! read before, as no thread waits for the backing under the lock. So the store checks whether the
+//! page entered the cache or was written to the backing since. If so, the backing is read again.
 
 use super::index::Found;
 use super::writer::Writer;
@@ -18,8 +17,7 @@ use crate::device::Result;
 use crate::sync::Ordering;
 use crate::tier::version_locks::Version;
 
-/// Maximum number of lines of a record over a cached page. With more lines, storing the whole page
-/// costs less in the end.
+/// Maximum lines of a record over a cached page. With more, a whole page costs less in the end.
 pub(in crate::cache) const LINES_OVER_PAGE_MAX: u32 = 31;
 
 /// A page to be stored, or a part of one.
@@ -64,8 +62,7 @@ impl<'a> Entry<'a> {
 /// How a write is to be stored.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::cache) struct Demand<'a> {
-    /// The options of the write: the IO class, and whether it is FUA, which makes it durable by
-    /// itself even with atomic flush.
+    /// The IO class, and whether the write is FUA: durable by itself, even with atomic flush.
     pub(in crate::cache) ask: Ask<'a>,
     /// Makes no records: the slots hold whole pages afterwards.
     pub(in crate::cache) whole_pages: bool,
@@ -190,8 +187,7 @@ impl Writer {
     }
 
     /// Returns `part` merged with the cached bytes of its page, and the version of the page under
-    /// the resulting record, or 0. Returns `None` if the rest is needed, and only the backing has
-    /// it.
+    /// the result, or 0. Returns `None` if the rest is needed, and only the backing has it.
     fn merge_part(
         &self,
         page: u64,
@@ -223,9 +219,9 @@ impl Writer {
         Ok(Some((record.on_page(rest), 0)))
     }
 
-    /// Finds the newest version of `page`, and its record if it is one. The caller holds the page's
-    /// lock. Returns `None` if the page is not cached, or if it is damaged and clean, since the
-    /// backing has its bytes.
+    /// Returns the newest version of `page`, and the record if it is one. The caller holds the
+    /// page's lock. A page that is clean and damaged counts as not cached: the backing has its
+    /// bytes.
     ///
     /// # Errors
     /// Fails if the page is damaged and dirty.
@@ -246,8 +242,8 @@ impl Writer {
         if found.dirty { Err(damaged(&found)) } else { Ok(None) }
     }
 
-    /// Returns whether `base` is of `page`, and the page has changed neither in the cache nor in
-    /// the backing since the read.
+    /// Returns whether `base` is of `page`, and cache and backing have the same bytes as at the
+    /// read.
     fn still_holds(&self, page: u64, base: &Base) -> bool {
         base.page == page
             && self.pages.locks.unchanged(page, base.version)

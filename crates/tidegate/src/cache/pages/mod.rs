@@ -102,7 +102,7 @@ pub(super) struct Fill {
 }
 
 impl Pages {
-    /// Returns the adjacent pages from `first` on that the cache does not have all of, at most
+    /// Returns the pages from `first` on, up to the first that the cache has completely, at most
     /// `most`.
     pub(in crate::cache) fn missing_run(&self, first: u64, most: usize) -> Vec<Missing> {
         let pages = first..first + most.min(RUN_PAGES_MAX) as u64;
@@ -194,8 +194,7 @@ impl Pages {
         pages.clone().all(|page| self.find(page).is_some())
     }
 
-    /// Returns whether a request of `class` that misses `pages` pages of shard `number` may insert
-    /// them.
+    /// Returns whether a request of `class` may insert `pages` missing pages in shard `number`.
     pub(in crate::cache) fn class_admission(
         &self,
         number: usize,

@@ -84,8 +84,7 @@ impl Orders {
         if is_known { class } else { 0 }
     }
 
-    /// Appends up to `n` slots to `out`, in eviction order, from the class that first gives up
-    /// slots to the most important class.
+    /// Appends up to `n` slots to `out`, in eviction order, of the class that gives up slots first.
     pub(in crate::cache) fn victims(&mut self, n: usize, out: &mut Vec<u32>) {
         let Some(classes) = &self.classes else { return self.of(0).victims(n, out) };
         let surplus = classes.surplus(classes.foremost(), &self.live(), self.slots.into());

@@ -88,8 +88,8 @@ impl Pages {
         }
     }
 
-    /// Returns whether the data of `found` or of the page under its record is damaged. The caller
-    /// holds the page's lock.
+    /// Returns whether the data of `found` or the page under it is damaged. The caller holds the
+    /// page's lock.
     fn is_damaged(&self, found: &Found) -> Result<bool> {
         if found.record && self.store.copy_record(found)?.is_none() {
             return Ok(true);
@@ -165,11 +165,10 @@ impl Pages {
         Ok(is_whole)
     }
 
-    /// Removes `found`, the damaged newest version of a page, if it is clean: the backing has its
-    /// bytes.
+    /// Removes the damaged page `found` from the cache if it is clean: the backing has its bytes.
     ///
     /// # Errors
-    /// Fails if the page is dirty, since the backing's bytes are older, or if it cannot leave the
+    /// Fails if the page is dirty, as the backing's bytes are older, or if it cannot leave the
     /// cache.
     fn damaged_page(&self, found: &Found) -> Result<()> {
         self.damaged.fetch_add(1, Ordering::Relaxed);

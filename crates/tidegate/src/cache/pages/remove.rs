@@ -1,8 +1,8 @@
 //! Removal: clean pages leave the cache, durably.
 //!
-//! A batch takes two fences. First the headers of all older versions become void, then the newest
-//! ones. In the other order a crash in between would bring an older version back (invariant 3 of
-//! the cache).
+//! A batch takes two fences: the headers of all older versions become void before the newest ones.
+//! In the other order a crash in between would bring an older version back (invariant 3 of the
+//! cache).
 
 use std::collections::BTreeSet;
 
@@ -127,8 +127,7 @@ impl Pages {
         for found in &removed {
             self.shard(found.page).remove(found);
         }
-        // Dropping the locks changes the pages' versions, so a reader that copied from a slot
-        // notices.
+        // Changes the versions of the pages, so a reader that copied from a slot notices.
         drop(locks);
         let slots = removed.iter().map(|found| found.slot).chain(dead);
         for slot in slots {

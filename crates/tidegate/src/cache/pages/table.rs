@@ -1,9 +1,8 @@
 //! Maps each page to the slot with its newest version, in DRAM, with 6 bytes for each slot.
 //!
-//! A hash table with linear probing that is at most two thirds full. A cell holds a slot and, in
-//! the bits that slot numbers leave, a tag of the slot's page. The tag distinguishes most cells of
-//! other pages without a look at their slots. The caller's `page_of` returns the page that a slot
-//! holds.
+//! A hash table with linear probing, at most two thirds full. A cell holds a slot and, in the bits
+//! that slot numbers leave, a tag of its page, which spares most looks at the slots of other pages.
+//! The caller's `page_of` returns the page that a slot holds.
 
 /// Slots by page.
 #[derive(Default)]

@@ -37,9 +37,8 @@ pub(in crate::cache) struct Batch {
 pub(in crate::cache) type Note<'a> = &'a mut dyn FnMut(Found);
 
 impl Writer {
-    /// Returns whether to store `fill` as a dirty page, or `None` if it must not be stored: the
-    /// page has changed since it was read, or the backing may lose the bytes that were read. The
-    /// caller holds the page's lock.
+    /// Returns whether to store `fill` as a dirty page, or `None` if the page has changed since the
+    /// read or the backing may lose the bytes that were read. The caller holds the page's lock.
     ///
     /// If the cache has a record of the page, the fill contains its lines: an unchanged version
     /// shows that the record is still the one that was merged. If the record becomes clean
@@ -69,9 +68,9 @@ impl Writer {
         Demand { ask, whole_pages: !self.makes_records(), by_content: !ask.keeps_space }
     }
 
-    /// Stores a batch of leading `entries`, up to the first one that cannot be stored now. Calls
-    /// `note` with each stored page. Returns how many entries were stored, and why the next one was
-    /// not.
+    /// Stores a batch of leading `entries`, up to the first that cannot be stored now, and calls
+    /// `note` with each stored page. Returns how many entries were stored, and why not the next
+    /// one.
     pub(in crate::cache) fn store_dirty(
         &self,
         entries: &[Entry<'_>],
@@ -124,16 +123,15 @@ impl Writer {
             Some(Entry::whole(fill.missing.page, Some(&fill.data), dirty, fill.class))
         });
         let entries: Vec<_> = kept.collect();
-        // One slot less than the reserve stays free, so that the worker evicts pages for the next
-        // fills.
+        // Fills may take one slot of the reserve, so that the worker evicts pages for the next
+        // ones.
         let (merged, reserve) = (Merged::default(), self.pages.reserve().saturating_sub(1));
         let (members, _) = self.take_slots(&entries, &merged, reserve);
         self.store(&members, 0, locks).map(drop)
     }
 
-    /// Takes a slot for each changed entry, or a part of one for a record, as long as the shard has
-    /// more than `reserve` slots. Returns the members, and the number of leading entries that have
-    /// a slot or need none.
+    /// Takes a slot, or for a record a part of one, for each changed entry, while the shard has
+    /// more than `reserve` slots. Also returns how many leading entries have a slot or need none.
     fn take_slots<'a>(
         &self,
         entries: &[Entry<'a>],
@@ -185,8 +183,8 @@ impl Writer {
         Ok(replaced)
     }
 
-    /// Voids the headers of `members`, whose write failed: some headers may be on the medium, and
-    /// must not count after a crash.
+    /// Voids the headers of `members`, whose write failed, so that none of these counts after a
+    /// crash.
     fn take_back(&self, members: &[Member<'_>]) {
         let taken: Few<Taken> = members.iter().map(|it| it.taken.whole()).collect();
         let are_void: Few<bool> =

@@ -1,5 +1,5 @@
-//! The type that stores pages. Its methods are in [`write`](super::write), [`merge`](super::merge)
-//! and [`content`](super::content).
+//! The type that stores pages. See [`write`](super::write), [`merge`](super::merge) and
+//! [`content`](super::content).
 
 use std::sync::Arc;
 

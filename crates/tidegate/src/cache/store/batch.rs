@@ -39,9 +39,8 @@ impl Store {
     /// comparison: they were fenced before the lane's next batch began.
     ///
     /// The header that splits a slot is in the same batch as the slot's first part. Recovery reads
-    /// the headers of parts only in a slot with a whole split header, and the headers of all its
-    /// other parts are void by then. No other batch uses a part of the slot before this one is
-    /// fenced.
+    /// headers of parts only in a slot with a split header, and all other part headers are void by
+    /// then. No other batch uses a part of the slot before this one is fenced.
     pub(in crate::cache) fn make_durable(&self, members: &[Member<'_>], group: u64) -> PmemResult {
         self.clear_parts(members)?;
         let lane = self.lanes.take(&self.region);

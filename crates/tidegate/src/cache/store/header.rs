@@ -158,8 +158,8 @@ fn bytes_for_slots(superblock: &Superblock) -> (u64, u64) {
     (superblock.data_offset + CHUNKS_OFFSET, bytes)
 }
 
-/// Returns the offsets of the slots of a pool that was created with `chunk_slots` slots and now has
-/// the size in `superblock`.
+/// Returns the slots of a pool of the size in `superblock` that was created with `chunk_slots`
+/// slots.
 pub(in crate::cache) fn places_of(superblock: &Superblock, chunk_slots: u64) -> Places {
     let (base, bytes) = bytes_for_slots(superblock);
     Places::within(base, bytes, u32::try_from(chunk_slots).unwrap_or(u32::MAX))
@@ -249,8 +249,7 @@ impl CacheHeader {
         })
     }
 
-    /// Returns the last committed group, 0 if there is none. All members of this group and of
-    /// earlier groups count.
+    /// Returns the last committed group, or 0. All members of this group and earlier ones count.
     ///
     /// # Errors
     /// [`CacheError::CommitWords`] if the commit words are damaged.

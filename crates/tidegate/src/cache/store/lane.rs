@@ -39,8 +39,7 @@ impl Lanes {
         Self { lanes: newest.iter().map(lane).collect() }
     }
 
-    /// Takes a free lane for one batch, preferably the lane of the calling thread's ordinal. Waits
-    /// until a lane is free.
+    /// Takes a lane for one batch, preferably the thread's own. Waits until one is free.
     pub(in crate::cache) fn take(&self, region: &Region) -> LaneGuard<'_> {
         let first = region.thread_ordinal();
         loop {

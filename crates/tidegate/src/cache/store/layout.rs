@@ -1,7 +1,7 @@
 //! The cache's format on the medium: slot headers, the cache header, and the offsets of slots.
 //!
 //! docs/formats.md describes the format. All numbers are little-endian. Nothing in this file
-//! touches the memory of a pool.
+//! touches memory.
 
 use std::mem::{offset_of, size_of};
 
@@ -39,8 +39,7 @@ const COMMIT_OFFSET: u64 = 2 * PAGE_BYTES;
 pub(in crate::cache) const CHUNKS_OFFSET: u64 = COMMIT_OFFSET + PAGE_BYTES;
 /// Size of a commit word in bytes.
 pub(in crate::cache) const COMMIT_BYTES: usize = 16;
-/// Page numbers are below this. The upper bits of the field are reserved for the number of a
-/// backing.
+/// Page numbers are below this. The upper bits of the field are for the number of a backing.
 pub(in crate::cache) const PAGES_MAX: u64 = 1 << 48;
 const BATCH_BITS: u32 = 48;
 /// Numbers of batches, versions and groups are below half the range of their fields, so that the
@@ -85,8 +84,7 @@ const STRIPE_BYTES: u64 = (1 + STRIPE_SLOTS) * PAGE_BYTES;
 const SLOTS_MAX: u32 = u32::MAX / 2;
 
 /// Offsets of slot headers and slot data in the region. Slots lie in the chunks that the pool was
-/// created with, and then in the stripes that it grew by. A slot keeps its offset when the size of
-/// the pool changes.
+/// created with, and in the stripes that it grew by. A resize never moves a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Places {
     base: u64,
@@ -106,7 +104,7 @@ impl Places {
         Self { slots, ..Self::made_with(base, slots) }
     }
 
-    /// Returns the slots in `bytes` bytes from `base` on, for a pool created with `chunk_slots`
+    /// Returns the slots in `bytes` bytes from `base` on of a pool created with `chunk_slots`
     /// slots.
     pub(in crate::cache) fn within(base: u64, bytes: u64, chunk_slots: u32) -> Self {
         let all = Self::made_with(base, chunk_slots.min(SLOTS_MAX));
@@ -154,8 +152,8 @@ impl Places {
         self.chunk_slots
     }
 
-    /// Returns the offset of the header of `slot` in the region. The headers of parts lie at the
-    /// start of their split slot.
+    /// Returns the offset of the header of `slot` in the region. Headers of parts lie before all
+    /// lines.
     pub fn header(&self, slot: u32) -> u64 {
         if let Some(part) = part_number(slot) {
             return self.data(part.slot) + u64::from(part.unit) * HEADER_BYTES;
@@ -173,8 +171,8 @@ impl Places {
         headers + (header_pages + within) * PAGE_BYTES
     }
 
-    /// Returns the slots from `first` to `end` in runs of at most 64 whose headers are contiguous,
-    /// as pairs of first slot and count.
+    /// Returns the slots from `first` to `end` in runs of at most 64 with contiguous headers: the
+    /// first slot and the number of slots of each run.
     pub(in crate::cache) fn header_runs(
         &self,
         first: u32,
@@ -237,8 +235,7 @@ const UNIT_LINES: u32 = 8;
 /// Units of a split slot. A part is one unit or several adjacent ones, and holds a record.
 pub const UNITS: u32 = 7;
 const UNIT_BYTES: u64 = UNIT_LINES as u64 * LINE as u64;
-/// Maximum number of units of a part. A longer record takes a whole slot, since as a part it would
-/// leave no unit to others.
+/// Maximum units of a part. A longer record takes a whole slot, as it would leave no unit anyway.
 pub(in crate::cache) const PART_UNITS_MAX: u32 = UNITS - 1;
 /// Bytes of the headers of all parts that a slot can have: one for each unit.
 pub const ALL_PART_HEADERS: usize = UNITS as usize * HEADER;
@@ -254,8 +251,7 @@ const _: () = {
     assert!(UNITS <= 1 << UNIT_BITS);
 };
 
-/// Returns the units of a record of `lines` lines. A record of more than [`PART_UNITS_MAX`] units
-/// takes a slot.
+/// Returns the units of a record of `lines` lines. More than [`PART_UNITS_MAX`] take a slot.
 #[inline]
 pub(in crate::cache) fn units_of(lines: u32) -> u32 {
     lines.div_ceil(UNIT_LINES)
@@ -302,8 +298,8 @@ pub(in crate::cache) fn can_split(slot: u32) -> bool {
     slot < SPLIT_SLOTS_MAX
 }
 
-/// Returns the maximum number of lines that a header of `slot` may name: a whole page, or the
-/// longest record that fits the part.
+/// Returns how many lines a header of `slot` may name: all of a page, or the longest record in the
+/// part.
 fn lines_max(slot: u32) -> u32 {
     part_number(slot)
         .map_or(u64::BITS, |part| UNITS.saturating_sub(part.unit).min(PART_UNITS_MAX) * UNIT_LINES)
@@ -475,21 +471,21 @@ impl SlotHeader {
     }
 }
 
-/// Returns whether `bytes` are the header that splits `slot` with one bit changed. The verdict does
-/// not count.
+/// Returns whether `bytes` without the verdict are the header that splits `slot` with one changed
+/// bit.
 pub(in crate::cache) fn is_changed_split(bytes: &[u8; HEADER], salt: u64, slot: u32) -> bool {
     let whole = split_header(salt, slot);
     let pairs = whole[..56].iter().zip(bytes);
     can_split(slot) && pairs.map(|(one, other)| (one ^ other).count_ones()).sum::<u32>() == 1
 }
 
-/// Returns whether `bytes` are the header that splits `slot`. The verdict does not count.
+/// Returns whether `bytes` without the verdict are the header that splits `slot`.
 fn is_split_header(bytes: &HeaderBytes, salt: u64, slot: u32) -> bool {
     split_header(salt, slot)[..56] == bytes.as_bytes()[..56]
 }
 
-/// Returns the CRC-32C over the salt, the slot's number and bytes 4 to 56. Never 0, which marks a
-/// free slot.
+/// Returns the CRC-32C over the salt, the slot's number and bytes 4 to 56; never 0, which means
+/// free.
 fn header_check(bytes: &HeaderBytes, salt: u64, slot: u32) -> u32 {
     let mut covered = [0; 64];
     covered[..8].copy_from_slice(&salt.to_le_bytes());
@@ -498,7 +494,7 @@ fn header_check(bytes: &HeaderBytes, salt: u64, slot: u32) -> u32 {
     low(checksum(CrcAlgorithm::Crc32Iscsi, &covered)).max(1)
 }
 
-/// Returns the verdict that marks version `version` in `slot` as clean: the backing has flushed its
+/// Returns the verdict that version `version` in `slot` is clean: the backing has flushed its
 /// bytes.
 pub fn clean_verdict(salt: u64, slot: u32, version: u64) -> u64 {
     let mut covered = *b"CLEAN...salt....slotversion.";
@@ -513,8 +509,8 @@ pub(in crate::cache) fn parity(group: u64) -> usize {
     usize::from(!group.is_multiple_of(2))
 }
 
-/// Returns the offset of the commit word of `group` from the engine's first byte. Each of the two
-/// words has its own cache line.
+/// Returns the offset of the commit word of `group` from the engine's first byte. Each word has a
+/// cache line of its own.
 pub(in crate::cache) fn commit_offset(group: u64) -> u64 {
     COMMIT_OFFSET + parity(group) as u64 * HEADER_BYTES
 }
@@ -529,12 +525,11 @@ pub(in crate::cache) fn commit_word(salt: u64, group: u64) -> [u64; 2] {
     [group, if group == 0 { 0 } else { sum }]
 }
 
-/// Returns the last group that `words` commit, or `None` if they are damaged. The word of even
-/// groups comes first.
+/// Returns the last group that `words` (of even groups, of odd groups) commit; `None` if damaged.
 ///
-/// A crash can tear only the word of the next group. Each half of that word then belongs to the
-/// next group or to the group before the returned one. Any other content is damage, and may hide a
-/// commit that is lost.
+/// A crash can tear only the word of the next group. Each half of that word is then of that group
+/// or of the group two before, which is before the returned one. Other content is damage, and may
+/// hide a lost commit.
 pub(in crate::cache) fn committed_group(salt: u64, words: [[u64; 2]; 2]) -> Option<u64> {
     let is_whole = |(place, word): &(usize, [u64; 2])| {
         let group = word[0];
@@ -668,8 +663,8 @@ mod tests {
         })
     }
 
-    /// All parts of all slots have distinct numbers, which encode where the parts are. The units
-    /// fill the slot behind the headers.
+    /// All parts have distinct numbers, which encode where they are. Units fill the slot behind the
+    /// headers.
     #[test]
     fn parts_have_numbers_and_places_of_their_own() {
         let places = Places::fitting(8192, 200 << 20);
@@ -721,8 +716,7 @@ mod tests {
             SlotHeader::decode(&all, salt, slot);
         }
 
-        /// Any mixture of the words of two headers of one slot decodes as one of the two, free, or
-        /// bad.
+        /// Any mixture of the words of two headers of one slot is one of the two, free, or bad.
         #[test]
         fn a_torn_header_is_never_a_third_one(
             old in headers(), new in headers(), salt: u64, words: u8, void: bool,
@@ -742,9 +736,8 @@ mod tests {
             }
         }
 
-        /// Any mixture of the words of a header and of the header that splits its slot decodes as
-        /// one of the two, free, or bad. A bad mixture is not mistaken for the split header with
-        /// one changed bit.
+        /// Any mixture of the words of a header and of the header that splits its slot is one of
+        /// the two, free, or bad, and is not mistaken for the latter with a changed bit.
         #[test]
         fn a_torn_header_that_splits_a_slot_is_that_or_none(
             old in headers(), salt: u64, words: u8, void: bool,
@@ -876,8 +869,7 @@ mod tests {
             let mut words = words_at(7, group);
             words[place][half] ^= 1 << bit;
             let found = committed_group(7, words);
-            // A flipped bit may turn the number into that of the commit before or after in this
-            // word.
+            // A flip may turn the number into that of the commit before or after in this word.
             let is_number_of_another =
                 half == 0 && words[place][0].abs_diff(words_at(7, group)[place][0]) <= 2;
             assert!(found.is_none() || is_number_of_another, "{group} {words:x?}");

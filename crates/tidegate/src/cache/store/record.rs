@@ -19,8 +19,7 @@ pub(in crate::cache) struct Record {
 }
 
 impl Record {
-    /// Returns the lines of `data`, which begins at byte `from` of a page. `from` and the length of
-    /// `data` are multiples of [`LINE`].
+    /// Returns the lines of `data`, whole lines that begin at byte `from` of a page.
     pub(in crate::cache) fn of_part(from: usize, data: &[u8]) -> Self {
         Self { lines: lines_of(from, data.len()), bytes: data.into() }
     }

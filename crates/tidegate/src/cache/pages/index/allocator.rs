@@ -72,9 +72,9 @@ impl Allocator {
         self.stock.free + u32::try_from(self.stock.dead.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns whether the shard needs free slots. Either none can be taken, so that a writer may
-    /// wait: then another batch is prepared even while one is under way. Or fewer than `reserve`
-    /// slots will be available after the departing pages have left.
+    /// Returns whether the shard needs free slots. If none can be taken, a writer may wait: then
+    /// another batch is prepared even while one is under way. Otherwise departing pages count as
+    /// free slots.
     pub(in crate::cache) fn needs_slots(&self, reserve: u32) -> bool {
         let available = self.available();
         available == 0 && reserve > 0 || available.saturating_add(self.departing) < reserve
@@ -164,7 +164,7 @@ impl Allocator {
         if own < self.usable { self.stock.dead.push(own) } else { self.left_dead.push(own) }
     }
 
-    /// Takes up to `n` split slots without a part in use. Their pages are held until
+    /// Takes up to `n` split slots without a part in use, and holds their pages until
     /// [`free_spent`](Self::free_spent).
     pub(in crate::cache) fn take_spent(&mut self, n: usize) -> Vec<Spent> {
         let spent = self.slots.take_spent(n);
@@ -185,8 +185,7 @@ impl Allocator {
         self.free(spent.slot);
     }
 
-    /// Keeps the slot of `spent` taken and makes its pages stuck: the memory failed while the
-    /// slot's header was voided.
+    /// Keeps the slot of `spent` taken and makes its pages stuck, after voiding its header failed.
     pub(in crate::cache) fn leave_spent(&mut self, spent: &Spent) {
         self.stuck.extend(&spent.pages);
         self.lost_slots += 1;
@@ -209,15 +208,14 @@ impl Allocator {
         self.stuck.insert(page);
     }
 
-    /// Returns whether `page` is stuck: a version of the page may be durable in a slot that no list
-    /// names.
+    /// Returns whether `page` is stuck: a version may be durable in a slot that no list names.
     pub(in crate::cache) fn is_stuck(&self, page: u64) -> bool {
         self.stuck.contains(&page)
     }
 
-    /// Takes the slot `taken` back, after the memory failed while it was filled for `page`. The
-    /// slot becomes free if its header is durably void and its data `is_whole`. Otherwise it stays
-    /// taken.
+    /// Takes back the slot `taken`, after the memory failed while it was filled for `page`. It
+    /// becomes free if its header is durably void and its data `is_whole`, and stays taken
+    /// otherwise.
     pub(in crate::cache) fn take_back(
         &mut self,
         page: u64,
@@ -234,8 +232,8 @@ impl Allocator {
         if is_void && is_whole { self.free(taken.slot) } else { self.lose(taken.slot) }
     }
 
-    /// Keeps `slot` taken for good. If it is a part, no other part of its slot is taken any more
-    /// either.
+    /// Keeps `slot` taken for good. If it is a part, the other parts of its slot are not taken
+    /// again.
     pub(in crate::cache) fn lose(&mut self, slot: u32) {
         let own = self.slots.own(slot);
         let is_first = self.slots.part(own).is_none() || self.slots.lose(own);
@@ -281,8 +279,7 @@ impl Allocator {
         self.hold_pages_of(taken)
     }
 
-    /// Removes all dead slots with older versions of `page` from the lists, and appends them to
-    /// `out`. The caller voids them.
+    /// Moves all dead slots with older versions of `page` to `out`, for the caller to void.
     pub(super) fn take_dead_of(&mut self, page: u64, out: &mut Vec<u32>) {
         let mut older = SmallVec::<[u32; 8]>::new();
         let mut stays = |own: &mut u32| {
@@ -298,8 +295,7 @@ impl Allocator {
         out.extend(older.into_iter().map(|own| self.slots.number_of(own)));
     }
 
-    /// Sets the number of slots to `count`, and makes all slots usable. Slots from this number on
-    /// have left.
+    /// Sets the number of slots to `count`, all usable. Slots from this number on have left.
     pub(super) fn resize(&mut self, count: u32) {
         debug_assert!(count >= self.slots.whole_count() || self.leaving() == 0);
         let added = self.slots.whole_count()..count;
@@ -311,8 +307,7 @@ impl Allocator {
         }
     }
 
-    /// Ends recovery, after all headers were seen: frees all slots that hold no page, and continues
-    /// versions behind `newest`.
+    /// Ends recovery: frees all slots that hold no page, and continues versions behind `newest`.
     pub(super) fn recovered(&mut self, newest: u64) {
         self.stock.next_version = newest + 1;
         (self.stock.first_free, self.stock.free) = (NONE, 0);

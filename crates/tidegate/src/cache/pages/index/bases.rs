@@ -35,8 +35,7 @@ impl Bases {
         if !record.is(RECORD) {
             return None;
         }
-        // A lost page has no slot. The record's slot takes its place, and is never read as the
-        // page.
+        // A lost page has no slot. The record's slot stands in for the page, and is not read.
         let is_lost = record.is(LOST_BASE);
         let base = if is_lost { own } else { self.under(own)? };
         let slot = slots[base];

@@ -34,8 +34,7 @@ pub(in crate::cache) struct Base {
 }
 
 impl Found {
-    /// Returns the version in `slot` that `header` describes, not verified, and for a record
-    /// without the page under it.
+    /// Returns the version in `slot` that `header` describes: not verified, and over no page.
     pub(in crate::cache) fn of_header(slot: u32, header: &SlotHeader) -> Self {
         let SlotHeader { page, version, dirty, zero, .. } = *header;
         let (record, base) = (header.is_record(), None);
@@ -65,8 +64,7 @@ pub(in crate::cache) struct Taken {
     pub(in crate::cache) dead_page: Option<u64>,
     /// Number of units of a part; 0 for a slot.
     pub(in crate::cache) units: u32,
-    /// The slot is the first part of a slot that is to be split. `dead_page` is then the page of
-    /// the whole slot.
+    /// The slot is the first part of a slot that is to be split and has `dead_page` as a whole.
     pub(in crate::cache) splits: bool,
 }
 
@@ -101,7 +99,7 @@ pub(in crate::cache) struct Stored {
 pub(in crate::cache) struct Usage {
     pub(in crate::cache) live: u64,
     pub(in crate::cache) dirty: u64,
-    /// Pages that wait for the commit of a group; all of them are dirty.
+    /// Pages that wait for the commit of a group, all dirty.
     pub(in crate::cache) waiting: u64,
     pub(in crate::cache) retained: u64,
     /// Live slots that hold records.

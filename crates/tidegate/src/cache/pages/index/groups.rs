@@ -1,5 +1,5 @@
-//! The members of uncommitted groups: the pages that wait for a commit, and the slots that hold the
-//! previous versions until then.
+//! The members of uncommitted groups: the pages that wait for a commit, and the slots that retain
+//! the versions before.
 
 use super::slot::{MEMBER, Slot, WAITS, WAITS_ANY};
 use super::slots::Slots;
@@ -71,7 +71,7 @@ impl OpenGroups {
         slot.word |= WAITS[parity] | MEMBER;
     }
 
-    /// Takes up to `n` slots that the members of the committed `group` replaced. The slots are dead
+    /// Takes up to `n` slots that members of the committed `group` replaced, and which are dead
     /// now.
     pub(super) fn take_retained(&mut self, group: u64, n: usize) -> Vec<u32> {
         let retained = &mut self.of[parity(group)].retained;
@@ -88,8 +88,7 @@ impl OpenGroups {
         if !retained.is_empty() {
             return true;
         }
-        // Not earlier: a page that waits no longer may leave the cache, and removal finds only dead
-        // slots.
+        // Not earlier: a page that does not wait may leave the cache, which finds only dead slots.
         let released = pages.split_off(pages.len().saturating_sub(n));
         for page in released {
             let Some(own) = slots.own_of(page) else { continue };

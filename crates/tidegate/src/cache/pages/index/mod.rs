@@ -1,20 +1,12 @@
-//! The index of slots, in DRAM. It takes 32 bytes for each slot: 16 for the content of the slot, 6
-//! of the table, and at most 10 of the replacement policy, these for each IO class that has a page.
-//! A split slot ([`slots`]) takes eight times that for its parts. All rules for slots here apply to
-//! parts too.
+//! The index of slots, in DRAM. A slot takes 32 bytes: 16 for its content, 6 in the table, and at
+//! most 10 in the replacement policy, these for each IO class that has a page. A split slot
+//! ([`slots`]) takes eight times that for its parts. All rules for slots here apply to parts too.
 //!
-//! Shards divide the pages, by the hash of their clusters, and the slots, by their numbers. A page
-//! lives in slots of its own shard. Each shard has one lock. No thread waits or touches persistent
-//! memory under that lock.
+//! Shards divide the pages by the hash of their clusters, and the slots by their numbers: a page
+//! lives in slots of its own shard. Under the lock of a shard, no thread waits or touches
+//! persistent memory.
 //!
-//! A slot is in one of these states:
-//! - *free*: its header is durably void, or was never written;
-//! - *dead*: it holds an older version of a page whose newer version is durable. Its header stays,
-//!   and is overwritten without being voided first. Dead slots are taken first, so they are few;
-//! - *taken*: a writer fills it;
-//! - *live*: it holds the newest version of its page, and the table names it for the page;
-//! - *retained*: it holds the version that counts until a group is committed, and is dead
-//!   afterwards.
+//! - *retained*: it holds the version that counts until a group is committed. Then it is dead.
 //!
 //! When the pool shrinks, slots from [`Allocator::slot_count`] on *leave*
 //! ([`Allocator::set_usable`]): they are no longer taken.
@@ -64,7 +56,7 @@ pub(in crate::cache) struct Shard {
     bases: Bases,
     /// Slots of dirty pages that are all zeroes.
     zeroed: BTreeSet<u32>,
-    /// The counts, except for those in `groups`, `bases` and the slots.
+    /// The counts, without the ones that `groups`, `bases` and the slots keep.
     usage: Usage,
 }
 
@@ -74,8 +66,7 @@ pub(in crate::cache) fn slots_of(number: u32, shards: u32, slots: u32) -> u32 {
 }
 
 impl Shard {
-    /// Returns shard `number` in `sharding`, which has `slots` slots in all shards together. All
-    /// slots are free.
+    /// Returns shard `number` in `sharding`, with `slots` slots in all shards. All slots are free.
     pub(in crate::cache) fn new(
         number: u32,
         sharding: Sharding,
@@ -178,8 +169,8 @@ impl Shard {
         }
     }
 
-    /// Returns whether uncommitted groups and pages under records hold so many slots that writers
-    /// may find none.
+    /// Returns whether so many slots hold members, retained versions or pages under records that
+    /// writers may find none.
     pub(in crate::cache) fn is_pinned(&self) -> bool {
         let pinned = self.groups.waiting() + self.groups.retained() + self.bases.count();
         pinned * 8 >= u64::from(self.allocator.slot_count()) * 7
@@ -195,13 +186,12 @@ impl Shard {
     fn leave(&mut self, own: u32) {
         self.count(own, false);
         self.note_left(own);
-        // Cleared at once: a scan of all slots must not take this slot for the page's newest
-        // version.
+        // At once, so that a scan of all slots does not take the slot for the page's.
         self.allocator.slots[own].word &= !LIVE;
     }
 
-    /// Makes slot `own` live in place of `old`, which has the same page. The counts stay as they
-    /// are if both slots count equally.
+    /// Makes slot `own` live in place of `old`, which has the same page. Leaves the counts if both
+    /// slots count equally.
     fn exchange(&mut self, old: u32, own: u32) {
         let [before, now] =
             [old, own].map(|it| (self.allocator.slots[it].word & COUNTED, self.units(it)));
@@ -242,8 +232,7 @@ impl Shard {
         }
     }
 
-    /// Returns whether no slot can become free any more: each is lost, or holds a page that is
-    /// stuck.
+    /// Returns whether no slot can become free any more: each is lost, or holds a stuck page.
     pub(in crate::cache) fn is_exhausted(&self) -> bool {
         if self.allocator.lost_slots == 0 && self.allocator.stuck.is_empty()
             || self.allocator.available() > 0
@@ -274,8 +263,7 @@ impl Shard {
         self.allocator.take_dead_of(page, out);
     }
 
-    /// Removes `found`, whose header is durably void, from the index. The slot then belongs to the
-    /// caller.
+    /// Removes `found`, whose header is durably void. The slot then belongs to the caller.
     pub(in crate::cache) fn remove(&mut self, found: &Found) {
         if let Some(own) = self.allocator.slots.remove(found.page) {
             let (class, dense) =
@@ -298,8 +286,7 @@ impl Shard {
         }
     }
 
-    /// Returns whether `found` is the newest version of its page, is dirty, and waits for no
-    /// commit.
+    /// Returns whether `found` is the newest version of its page, dirty, and waits for no commit.
     pub(in crate::cache) fn can_be_cleaned(&self, found: &Found) -> bool {
         self.stands(found)
             && self.allocator.slots[self.allocator.slots.own(found.slot)].can_be_cleaned()

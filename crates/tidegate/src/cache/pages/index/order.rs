@@ -1,5 +1,4 @@
-//! Changes to the orders of a shard: when pages move in them, and when slots, classes or policies
-//! change.
+//! Changes to the orders of a shard: moves of pages, and other slots, classes or policies.
 //!
 //! Slots leave a shard in three steps:
 //! 1. [`Allocator::set_usable`](super::Allocator::set_usable) sets the first number that leaves.
@@ -68,8 +67,8 @@ impl Shard {
         self.allocator.slots.split(whole)
     }
 
-    /// Sets the classes. With `None` all pages are of class 0, and so are pages of a class that no
-    /// longer exists.
+    /// Sets the classes. Pages of a class that no longer exists become class 0; with `None` all
+    /// pages do.
     pub(in crate::cache) fn set_classes(&mut self, classes: Option<Arc<Classes>>) {
         let order = self.order_of_all();
         self.orders.set_classes(classes);

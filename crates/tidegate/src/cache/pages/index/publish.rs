@@ -6,10 +6,9 @@ use super::slot::{CLASS_SHIFT, DIRTY, LIVE, PAGE_SHIFT, RECORD, Slot, ZERO, flag
 use crate::cache::store::layout::whole_slot;
 
 impl Shard {
-    /// Makes the slot `taken`, which is durable, the live slot of `page`. The slots of the previous
-    /// version and of the page under it become dead, or retained if the write is in a group.
-    /// Lookups from now on do not return these slots. Returns whether the page had a previous
-    /// version.
+    /// Makes the slot `taken`, which is durable, the live slot of `page`. The slots of the version
+    /// before and of the page under it become dead, or retained if the write is in a group: lookups
+    /// no longer return these slots. Returns whether the page had a version before.
     ///
     /// The page under the new version is not replaced.
     pub(in crate::cache) fn publish(&mut self, page: u64, taken: &Taken, stored: Stored) -> bool {
@@ -58,9 +57,8 @@ impl Shard {
         if group == 0 { self.allocator.die(under) } else { self.groups.retain(under, group) }
     }
 
-    /// Releases up to `n` slots that the members of the committed `group` replaced, which are dead
-    /// now. When all are released, up to `n` pages stop waiting for the group. Returns `false`
-    /// after the last page.
+    /// Makes up to `n` slots dead that members of the committed `group` replaced. After the last of
+    /// these, up to `n` pages stop waiting for the group. Returns `false` after the last page.
     pub(in crate::cache) fn release(&mut self, group: u64, n: usize) -> bool {
         for own in self.groups.take_retained(group, n) {
             self.allocator.die(own);

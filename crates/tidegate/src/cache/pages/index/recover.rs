@@ -6,9 +6,8 @@ use super::slot::{DIRTY, LIVE, LOST_BASE, PAGE_SHIFT, RECORD, Slot, UNVERIFIED, 
 use crate::cache::store::layout::{PAGES_MAX, units_of};
 
 impl Shard {
-    /// Adds `found`, as read from its header. Returns the version that it replaces, or `found`
-    /// itself if the shard has a newer one. [`recovered`](Self::recovered) later gives the pages an
-    /// order.
+    /// Adds `found`, as read from its header. Returns the version that it replaces, or itself if a
+    /// newer one is here. [`recovered`](Self::recovered) later gives the pages an order.
     pub(in crate::cache) fn recover(&mut self, found: Found) -> Option<Found> {
         debug_assert!(found.page < PAGES_MAX);
         let known = self.find(found.page);
@@ -31,8 +30,7 @@ impl Shard {
         known
     }
 
-    /// Splits `slot`, whose header says that it is split. No part can be taken before all headers
-    /// were seen.
+    /// Splits `slot`, as its header says. No part can be taken before all headers were seen.
     pub(in crate::cache) fn recover_split(&mut self, slot: u32) {
         let first = self.split_whole(self.allocator.slots.own(slot));
         self.allocator.slots.fill(first, 0, 0);
@@ -44,8 +42,8 @@ impl Shard {
         self.allocator.slots.fill(own, units_of(lines), 0);
     }
 
-    /// Puts the record in the slot of `found` over the page in the slot of `under`. `None` stands
-    /// for a page that is damaged.
+    /// Puts the record in the slot of `found` over the page `under`, or over a damaged one if
+    /// `None`.
     pub(in crate::cache) fn recover_base(&mut self, found: &Found, under: Option<&Found>) {
         let own = self.allocator.slots.own(found.slot);
         let Some(under) = under else {

@@ -8,8 +8,7 @@ pub(super) const DIRTY: u64 = 2;
 pub(super) const ZERO: u64 = 4;
 /// The data was not compared with its checksum since the pool was opened.
 pub(super) const UNVERIFIED: u64 = 8;
-/// The slot holds a record: some lines of the page. The rest is in the page under it or in the
-/// backing.
+/// The slot holds a record: some lines of the page, over another page or the backing's bytes.
 pub(super) const RECORD: u64 = 1 << 12;
 /// The slot holds the page under the newest version of its page, which is a record.
 pub(super) const BASE: u64 = 1 << 11;
@@ -55,12 +54,12 @@ impl Slot {
         self.word = self.word & !CLASS | u64::from(class) << CLASS_SHIFT;
     }
 
-    /// Returns whether the slot holds the newest version of its page, and is dirty.
+    /// Returns whether the slot holds the newest version of its page, dirty.
     pub(super) fn is_dirty(self) -> bool {
         self.is(LIVE) && self.is(DIRTY)
     }
 
-    /// Returns whether the slot holds the newest version of its page, is dirty, and waits for no
+    /// Returns whether the slot holds the newest version of its page, dirty, and waits for no
     /// commit.
     pub(super) fn can_be_cleaned(self) -> bool {
         self.is_dirty() && !self.is(WAITS_ANY)

@@ -40,8 +40,7 @@ pub(super) struct SplitSlot {
     dead: u8,
     /// Parts that came up for eviction since they were written.
     offered: u8,
-    /// Parts that stay taken because the memory failed. With such a part, no other part of the slot
-    /// is taken any more.
+    /// Parts that stay taken because the memory failed. Then no part of the slot is taken any more.
     lost: u8,
     /// The most units that a part can get. The slot is in the list for this number.
     open_for: u32,
@@ -103,8 +102,7 @@ impl SplitSlot {
         (0..UNITS).map(|unit| self.space_at(unit)).max().filter(|_| is_open).unwrap_or_default()
     }
 
-    /// Sets the length of the part that begins with `unit` to `units` units. Units that it gives up
-    /// become free.
+    /// Sets the length of the part that begins with `unit`. Units that it gives up become free.
     fn set_units(&mut self, unit: u32, units: u32) {
         self.free |= self.extent(unit);
         self.units[unit as usize] = u8::try_from(units).unwrap_or_default();
@@ -118,8 +116,8 @@ fn run_of(unit: u32, units: u32) -> u8 {
     u8::try_from(bits & u32::from(ALL_UNITS)).unwrap_or(ALL_UNITS)
 }
 
-/// A slot that is about to be free or to leave. Its header is to be voided; of a split slot that is
-/// the header that splits it.
+/// A slot that is about to be free or to leave. Its header, or the one that splits it, is to be
+/// voided.
 pub(in crate::cache) struct Spent {
     /// The slot, numbered through all shards.
     pub(in crate::cache) slot: u32,
@@ -268,8 +266,7 @@ impl Slots {
         found.map(|dense| self.of_dense(dense))
     }
 
-    /// Stores `slot` as entry `own`, which becomes the page's slot. Returns the page's previous
-    /// slot.
+    /// Stores `slot` in `own`, which becomes the page's slot. Returns the page's previous slot.
     pub(super) fn place(&mut self, own: u32, slot: Slot) -> Option<u32> {
         let (dense, Self { table, whole, parts, .. }) = (self.dense(own), &mut *self);
         let old = table.insert(slot.page(), dense, |dense| page_at(whole, parts, dense));
@@ -313,16 +310,14 @@ impl Slots {
         self.whole.shrink_to_fit();
     }
 
-    /// Returns the split slot that contains the part `own`, and the part's first unit. Returns
-    /// `None` if `own` is a whole slot.
+    /// Returns the split slot and the first unit of the part `own`, or `None` for a whole slot.
     #[inline]
     pub(super) fn part(&self, own: u32) -> Option<(&SplitSlot, u32)> {
         let (at, index) = place_of(own);
         is_part(own).then(|| (&self.splits[at as usize], index))
     }
 
-    /// Returns the part of slot `whole` that begins with `unit`, or `u32::MAX` if the slot is not
-    /// split.
+    /// Returns the part of slot `whole` that begins with `unit`, or `u32::MAX` if it is not split.
     pub(super) fn part_of(&self, whole: u32, unit: u32) -> u32 {
         let slot = self.whole.get(whole as usize).filter(|slot| slot.is_split());
         let at = slot.and_then(|slot| u32::try_from(slot.version).ok());
@@ -341,8 +336,7 @@ impl Slots {
         self.parts.resize((splits * PARTS_STRIDE) as usize, free);
     }
 
-    /// Splits slot `whole` into one part with all units, and returns that part. The caller has
-    /// ensured that there is an entry.
+    /// Splits slot `whole` into one part with all units, which it returns. Needs an unused entry.
     pub(super) fn split(&mut self, whole: u32) -> u32 {
         let new = SplitSlot::new(whole);
         let at = self.unused.pop().unwrap_or(len_of(&self.splits));
@@ -354,11 +348,11 @@ impl Slots {
         part_own(at, 0)
     }
 
-    /// Limits part `own` to the `units` units that its durable record needs. Slots from `usable` on
+    /// Limits part `own` to the `units` that its durable record needs. Slots from `usable` on
     /// leave.
     ///
-    /// The other units are free only from now on: until the record was durable, the header of a
-    /// dead part may have named them too.
+    /// The other units are free only from now on: before, a dead part's header may have named them
+    /// too.
     pub(super) fn fill(&mut self, own: u32, units: u32, usable: u32) {
         let (at, unit) = place_of(own);
         self.splits[at as usize].set_units(unit, units);
@@ -436,7 +430,7 @@ impl Slots {
         Some((own, page))
     }
 
-    /// Removes all dead parts with older versions of `page` from the lists, and calls `see` with
+    /// Takes all dead parts with older versions of `page` from the lists, and calls `see` with
     /// each.
     pub(super) fn take_dead_of(&mut self, page: u64, mut see: impl FnMut(u32), usable: u32) {
         while let Some(entry) = self.dead.range((page, 0)..=(page, u32::MAX)).next().copied() {
@@ -474,8 +468,7 @@ impl Slots {
     }
 
     /// Returns up to `n` slots and parts that are `wanted`, from number `from` on, and the number
-    /// to continue with. Numbers stay valid when the shard is resized, unlike the dense numbers of
-    /// parts.
+    /// to continue with. A resize keeps these numbers, but not the dense numbers of parts.
     pub(super) fn from(
         &self,
         from: u32,
@@ -507,8 +500,7 @@ impl Slots {
         first.into_iter().flat_map(|first| self.live_beside(first))
     }
 
-    /// Takes up to `n` split slots whose parts are all free or dead. Their parts cannot be taken
-    /// from now on.
+    /// Takes up to `n` split slots whose parts are all free or dead, and no longer can be taken.
     pub(super) fn take_spent(&mut self, n: usize) -> Vec<Spent> {
         let mut taken = Vec::new();
         while taken.len() < n

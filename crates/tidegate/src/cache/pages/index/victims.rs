@@ -63,7 +63,7 @@ impl Shard {
     }
 
     /// Appends up to `n` dirty pages that can be cleaned to `out`, from slot number `from` of this
-    /// shard on. Returns the number to continue with, which stays valid when the shard is resized.
+    /// shard on. Returns the next number, which stays valid when the shard is resized.
     pub(in crate::cache) fn dirty_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
         let (found, next) = self.allocator.slots.from(from, n, Slot::can_be_cleaned);
         out.extend(found.into_iter().map(|own| self.found(own)));
@@ -71,7 +71,7 @@ impl Shard {
     }
 
     /// Appends up to `n` clean pages to `out`, from slot number `from` of this shard on. Returns
-    /// the number to continue with, which stays valid when the shard is resized.
+    /// the next number, which stays valid when the shard is resized.
     pub(in crate::cache) fn clean_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
         let (found, next) = self.allocator.slots.from(from, n, |it| it.is(LIVE) && !it.is(DIRTY));
         out.extend(found.into_iter().map(|own| self.found(own)));
@@ -79,7 +79,7 @@ impl Shard {
     }
 
     /// Appends up to `n` pages with leaving slots to `out`, from slot number `from` on. Returns the
-    /// number to continue with.
+    /// next number.
     pub(in crate::cache) fn leaving_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
         let end = self.allocator.slots.whole_count();
         let mut own = from.max(self.allocator.slot_count());
@@ -96,9 +96,8 @@ impl Shard {
         own
     }
 
-    /// Appends up to `n` dirty pages of zeroes to `out`, if there are at least `least`, and removes
-    /// them from the list of such pages. Pages that stay in the cache are then evicted in their
-    /// normal order.
+    /// Moves up to `n` dirty pages of zeroes from their list to `out`, if it has at least `least`.
+    /// Pages that stay in the cache nevertheless are evicted in the normal order.
     pub(in crate::cache) fn zeroed(&mut self, least: usize, n: usize, out: &mut Vec<Found>) {
         if self.zeroed.len() < least {
             return;
