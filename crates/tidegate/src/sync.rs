@@ -1,4 +1,4 @@
-//! The atomics of lock-free code, or loom's in its place: `cargo nextest run -p tidegate-loom`
+//! The atomics of lock-free code. Under loom they are loom's: `cargo nextest run -p tidegate-loom`
 //! checks that code under every interleaving and every reordering that the memory model allows.
 
 pub(crate) mod lock;
@@ -10,12 +10,12 @@ pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, 
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
-/// A store that comes before all later loads of its thread, in the one order in which all threads
-/// see such stores and sequentially consistent loads.
+/// Stores `value` before all later loads of this thread, in the single order that all threads see
+/// of such stores and of sequentially consistent loads.
 #[inline]
 pub(crate) fn store_before_loads(word: &AtomicU64, value: u64) {
     word.store(value, Ordering::SeqCst);
-    // Loom takes a sequentially consistent store for a releasing one; of fences it knows the order.
+    // Loom treats a sequentially consistent store as a releasing one, but orders such fences.
     #[cfg(loom)]
     fence(Ordering::SeqCst);
 }

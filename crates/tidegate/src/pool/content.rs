@@ -1,33 +1,33 @@
-//! What a region holds that is no pool, told by its first bytes: so that `create` can say what it
-//! would destroy.
+//! The content of a region without a pool, guessed from its first bytes, so that `create` can name
+//! the content that it would destroy.
 
 use crate::pmem::{PmemError, Region};
 
-/// What the first bytes of a region look like.
+/// The kind of content that the first bytes of a region suggest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 #[non_exhaustive]
 pub enum Content {
     /// Nothing: the first bytes are zero.
     Zeroes,
-    /// A file system, partition table, image or pool of another kind; its name in a sentence.
+    /// A file system, partition table, image or pool of another program; its name in a sentence.
     #[strum(to_string = "{0}")]
     Known(&'static str),
     /// Text.
     Text,
-    /// Bytes that say nothing.
+    /// Unrecognized bytes.
     #[strum(to_string = "unknown bytes")]
     Other,
 }
 
 impl Content {
-    /// Data of another program, by its signature.
+    /// Returns whether a signature shows that this is data of another program.
     pub fn is_foreign(self) -> bool {
         matches!(self, Self::Known(_))
     }
 }
 
-/// Where a signature lies, what it is, whose it is. Longer ones first: the short ones may be
+/// Offset, bytes and owner of each signature. Longer ones come first: short ones may match by
 /// chance.
 const SIGNATURES: &[(u64, &[u8], &str)] = &[
     (0, b"BTT_ARENA_INFO\0\0", "a BTT (version 2.0)"),
@@ -53,10 +53,10 @@ const SIGNATURES: &[(u64, &[u8], &str)] = &[
     (510, b"\x55\xaa", "a boot sector or an MBR partition table"),
 ];
 
-/// Looks at the first bytes of `region`.
+/// Guesses the content of `region` from its first bytes.
 ///
 /// # Errors
-/// [`PmemError`] where they cannot be read.
+/// [`PmemError`] if they cannot be read.
 pub(super) fn look(region: &Region) -> Result<Content, PmemError> {
     for (offset, signature, name) in SIGNATURES {
         if region.len_bytes() >= offset + signature.len() as u64 {

@@ -1,4 +1,4 @@
-//! What can be wrong with a pool.
+//! The errors of pools.
 
 use super::content::Content;
 use super::superblock::CopyFault;
@@ -14,7 +14,7 @@ pub enum PoolError {
     /// There is no Tidegate superblock.
     #[error("no Tidegate superblock found, the pool starts with {found}: create a pool first")]
     NotAPool {
-        /// What the pool starts with.
+        /// The content at the start of the pool.
         found: Content,
     },
     /// A superblock was here, but neither copy can be trusted.
@@ -22,17 +22,17 @@ pub enum PoolError {
         "both superblocks are damaged: the first {first}, the second {second}; restore the pool from a backup"
     )]
     Damaged {
-        /// What is wrong with the copy at the start.
+        /// The fault of the copy at the start.
         first: CopyFault,
-        /// What is wrong with the copy at the end.
+        /// The fault of the copy at the end.
         second: CopyFault,
     },
-    /// The pool is too small for anything.
+    /// The pool is too small for its engine.
     #[error("{found_bytes} bytes are too few for a pool: this engine needs at least {least_bytes}")]
     TooSmall {
         /// Size of the pool in bytes.
         found_bytes: u64,
-        /// The least that would do, in bytes.
+        /// The smallest sufficient size in bytes.
         least_bytes: u64,
     },
     /// The file is shorter than the pool in it.
@@ -58,11 +58,11 @@ pub enum PoolError {
         "the pool uses {class} features {bits:#x} that this program does not know: use a later Tidegate{hint}"
     )]
     UnknownFeatures {
-        /// Whether they keep all access out, or only writing.
+        /// The class: features that forbid all access, or only writes.
         class: &'static str,
         /// The unknown bits.
         bits: u64,
-        /// What else would do.
+        /// An alternative for the user.
         hint: &'static str,
     },
     /// The pool belongs to another engine.
@@ -84,7 +84,7 @@ pub enum PoolError {
         field: &'static str,
         /// Its value.
         found: u64,
-        /// What would make sense.
+        /// The values that would be valid.
         expected: String,
     },
     /// The block size asked for is impossible.

@@ -1,5 +1,5 @@
-//! What a file or a disk holds, told by its first and last bytes: where it cannot be mapped, or
-//! must not be locked.
+//! The content of a file or disk, guessed from its first and last bytes, for files and disks that
+//! cannot be mapped or must not be locked.
 
 use std::fs::File;
 use std::io;
@@ -16,35 +16,36 @@ use crate::device::{BlockDevice, DeviceError, DeviceErrorKind};
 use crate::pmem::Region;
 use crate::tier::EngineCode;
 
-/// All headers and signatures lie before this, or in the last page.
+/// All headers and signatures lie below this offset, or in the last page.
 const START_BYTES: u64 = 128 << 10;
-/// A superblock lies before this, and what tells a block translation table.
+/// The superblock and the info block of a block translation table lie below this offset.
 const HEADER_BYTES: u64 = 2 * PAGE_BYTES;
 
-/// What a file or a disk holds.
+/// The content of a file or disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Glance {
     /// A block translation table.
     Btt,
-    /// A pool with a Tidegate superblock; without an engine where that is damaged.
+    /// A pool with a Tidegate superblock; `None` if the superblock is damaged.
     Tidegate(Option<EngineCode>),
-    /// No pool; what it starts with instead.
+    /// No pool, but other content.
     Unknown(Content),
 }
 
-/// Looks at the file or block device `file`. Only opening a pool tells whether all of it is there.
+/// Identifies the content of the file or block device `file`. Whether a pool is complete shows only
+/// when it is opened.
 ///
 /// # Errors
-/// It cannot be read.
+/// Fails if `file` cannot be read.
 pub fn glance(file: &File) -> io::Result<Glance> {
     let size = rustix::fs::seek(file, SeekFrom::End(0))?;
     look_at_ends(size, |bytes, at| file.read_exact_at(bytes, at), io::Error::other)
 }
 
-/// Looks at `device`, as [`glance`] does at a file.
+/// Identifies the content of `device`, like [`glance`] for a file.
 ///
 /// # Errors
-/// It cannot be read.
+/// Fails if `device` cannot be read.
 pub fn glance_device(device: &dyn BlockDevice) -> Result<Glance, DeviceError> {
     let size = device.geometry().size_bytes();
     let context = "cannot tell what the device holds";
@@ -52,7 +53,8 @@ pub fn glance_device(device: &dyn BlockDevice) -> Result<Glance, DeviceError> {
     look_at_ends(size, |bytes, at| device.read(at, bytes), failed)
 }
 
-/// `read` gets the bytes at an offset; `failed` makes its error of others.
+/// Identifies content of `size` bytes by its ends. `read` reads bytes at an offset, and `failed`
+/// converts other errors to errors of `read`.
 fn look_at_ends<E>(
     size: u64,
     read: impl Fn(&mut [u8], u64) -> Result<(), E>,
@@ -64,7 +66,7 @@ fn look_at_ends<E>(
         ends.write(to, &bytes).map_err(|error| failed(error.into()))
     };
     let ends = Region::anonymous(START_BYTES + PAGE_BYTES).map_err(|error| failed(error.into()))?;
-    // Most often it is a pool of ours, and the rest need not be read.
+    // Most often the content is a Tidegate pool, and the rest need not be read.
     let header_bytes = size.min(HEADER_BYTES);
     copy(0, header_bytes, &ends, 0)?;
     if let Some(found) = tell_by_header(&ends).map_err(&failed)? {
@@ -77,7 +79,7 @@ fn look_at_ends<E>(
     tell(&ends).map_err(failed)
 }
 
-/// What the first bytes tell by themselves.
+/// Identifies content that the first bytes determine by themselves.
 fn tell_by_header(ends: &Region) -> Result<Option<Glance>, PoolError> {
     if btt::probe(ends)?.is_some() {
         return Ok(Some(Glance::Btt));
@@ -86,8 +88,8 @@ fn tell_by_header(ends: &Region) -> Result<Option<Glance>, PoolError> {
     Ok(copy.map(|copy| Glance::Tidegate(Some(EngineCode(copy.engine.get())))))
 }
 
-/// As [`identify`](super::identify) does, but without what lies between the two ends, which the
-/// header does not tell.
+/// Identifies content like [`identify`](super::identify), but by the two ends alone. The header was
+/// not recognized before.
 fn tell(ends: &Region) -> Result<Glance, PoolError> {
     let found = look(ends)?;
     Ok(match (read_copy(ends, 0)?, read_copy(ends, START_BYTES)?) {

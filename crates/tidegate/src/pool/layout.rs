@@ -1,7 +1,7 @@
-//! The superblock's bytes on the medium: constants, the structure, its size and offsets.
+//! The format of the superblock on the medium: constants, structure, size and offsets.
 //!
-//! docs/formats.md describes it. All numbers are little-endian. Nothing in this file touches
-//! memory.
+//! docs/formats.md describes the format. All numbers are little-endian. Nothing in this file
+//! touches memory.
 
 use std::mem::{offset_of, size_of};
 
@@ -12,21 +12,21 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub(super) const MAGIC: [u8; 8] = *b"TIDEGATE";
 /// Version of the superblock's layout.
 pub(super) const VERSION: u32 = 1;
-/// Size of a superblock, and the unit to which a pool's parts are rounded, in bytes.
+/// Size of a superblock in bytes. Parts of a pool are multiples of this.
 pub(super) const PAGE_BYTES: u64 = 4096;
-/// Where the data starts at the earliest: behind the first copy and behind the page where a BTT 1.1
-/// has its first info block. That page holds zeroes, so that what users store in a pool can never
-/// make it look like a BTT.
+/// Lowest offset of the data: behind the first copy, and behind the page where a BTT 1.1 has its
+/// first info block. That page holds zeroes, so that users' data can never make a pool look like a
+/// BTT.
 pub(super) const DATA_OFFSET_MIN: u64 = 2 * PAGE_BYTES;
-/// Bytes of a backing's name that a superblock keeps.
+/// Maximum length of a backing's name in a superblock, in bytes.
 pub(super) const BACKING_NAME_BYTES_MAX: usize = 512;
 
-/// [`BackingState::flags`](BackingStateBytes): the other fields mean something.
+/// [`BackingState::flags`](BackingStateBytes): the other fields are valid.
 pub(super) const STATE_IS_KNOWN: u32 = 1;
 /// [`BackingState::flags`](BackingStateBytes): the pool writes to the backing.
 pub(super) const STATE_IS_WRITING: u32 = 2;
 
-/// The state of a backing as it lies on the medium; zeroes where none is known.
+/// The state of a backing as it lies on the medium; zeroes if it is unknown.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct BackingStateBytes {
@@ -96,12 +96,11 @@ const _: () = {
 };
 
 impl SuperblockBytes {
-    /// CRC-64/NVME over the page, the checksum field taken as zero.
+    /// Returns the CRC-64/NVME over the page, with the checksum field taken as zero.
     ///
-    /// Why that and not CRC-32C, which the payloads of log records use: a superblock is read once
-    /// per open, so that speed is nothing, and everything else hangs on it, so that 1 in 2^64 for
-    /// wild bytes is worth having; `NVMe` gives the published check values that others can test
-    /// their own code with.
+    /// Not CRC-32C, which the payloads of log records use: a superblock is read once per open, so
+    /// speed does not matter, and everything else depends on it, so 1 in 2^64 for wild bytes is
+    /// worth its cost. `NVMe` publishes check values that other programs can test their code with.
     pub(super) fn expected_checksum(&self) -> u64 {
         let zeroed = Self { checksum: U64::ZERO, ..*self };
         crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, zeroed.as_bytes())

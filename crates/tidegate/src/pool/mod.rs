@@ -1,11 +1,12 @@
-//! Pools: what a region holds, and the superblock of every engine but the BTT.
+//! Pools: the content of a region, and the superblock of every engine but the BTT.
 //!
-//! [`identify`] tells a BTT from a Tidegate pool from anything else; it changes nothing.
-//! [`glance()`] tells the same of a file that is not mapped. [`Superblock`] reads and writes what
-//! docs/formats.md describes; `layout` has its bytes, `content` knows other people's signatures.
+//! [`identify`] tells whether a region holds a BTT, a Tidegate pool or other content, without
+//! changing it. [`glance()`] does that for a file that is not mapped. [`Superblock`] reads and
+//! writes the superblock that docs/formats.md describes. `layout` has its format, `content` knows
+//! signatures of other programs.
 //!
-//! How the kinds are kept apart: a BTT has its signature at 0 or at 4096. A Tidegate pool has its
-//! superblock at 0 and zeroes at 4096, whatever users store in it, so no pool is both.
+//! The kinds exclude each other: a BTT has its signature at 0 or at 4096. A Tidegate pool has its
+//! superblock at 0 and zeroes at 4096, regardless of users' data.
 
 mod content;
 mod error;
@@ -23,7 +24,7 @@ pub use superblock::{BackingIdentity, CLUSTERS, CopyFault, Found, Superblock, er
 use crate::btt::{self, Version};
 use crate::pmem::Region;
 
-/// What a region holds.
+/// The content of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "one value, for the moment of opening a pool")]
 pub enum PoolKind {
@@ -31,15 +32,15 @@ pub enum PoolKind {
     Btt(Version),
     /// A pool with a Tidegate superblock.
     Tidegate(Found),
-    /// No pool; what it starts with instead.
+    /// No pool, but other content.
     Unknown(Content),
 }
 
-/// Tells what `region` holds.
+/// Identifies the content of `region`.
 ///
 /// # Errors
-/// [`PoolError`] where there is a Tidegate pool that cannot be used, or the memory fails. Something
-/// is there, then.
+/// [`PoolError`] if `region` holds a Tidegate pool that cannot be used, or the memory fails.
+/// Callers must then assume that `region` holds data.
 pub fn identify(region: &Region) -> Result<PoolKind, PoolError> {
     if let Some(version) = btt::probe(region)? {
         return Ok(PoolKind::Btt(version));

@@ -1,33 +1,33 @@
-//! The state in which a pool left its backing: what another program's writes change.
+//! The state of a backing when its pool last used it, which writes of another program change.
 
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U32, U64};
 
 use super::layout::{BackingStateBytes, STATE_IS_KNOWN, STATE_IS_WRITING};
 
-/// What a pool remembers of its backing, to notice that another program wrote to it. A number that
-/// is not known is 0.
+/// A pool's record of its backing's state, to detect that another program wrote to it. Unknown
+/// numbers are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BackingState {
-    /// The identity that the backing had.
+    /// The backing's identity.
     pub said: u64,
-    /// Its size in bytes.
+    /// The backing's size in bytes.
     pub size_bytes: u64,
-    /// Size of a block in bytes, as the pool has used the backing since it is its one.
+    /// Size of a block in bytes, as the pool has used it for as long as this has been its backing.
     pub block_bytes: u32,
-    /// The pool wrote to the backing then: the times and checksums of this state are older.
+    /// The pool was writing to the backing. The times and checksums in this state are then older.
     pub is_writing: bool,
-    /// The time of this note, in nanoseconds since 1970.
+    /// The time of this record, in nanoseconds since 1970.
     pub noted_ns: u64,
-    /// When a file was changed last, in nanoseconds since 1970.
+    /// The last modification of a backing file, in nanoseconds since 1970.
     pub modified_ns: u64,
-    /// Checksum of the parts of the backing that file systems and partition tables change.
+    /// Checksum of the areas of the backing that file systems and partition tables change.
     pub areas: u64,
-    /// The boot of the machine in which the next two were counted.
+    /// The id of the machine's boot for the next two fields.
     pub boot: [u8; 16],
-    /// The kernel's number of the disk's attachment.
+    /// The kernel's number for the attachment of the disk.
     pub disk_sequence: u64,
-    /// Sectors of the disk that were written or discarded since then.
+    /// Number of sectors of the disk that were written or discarded since its attachment.
     pub changed_sectors: u64,
     /// The number in the backing's mark.
     pub mark: u64,
@@ -55,7 +55,8 @@ impl BackingState {
         }
     }
 
-    /// The state in a superblock whose checksum is right.
+    /// Decodes the state in a superblock with a correct checksum. Returns `None` if the state is
+    /// unknown.
     pub(super) fn decode(bytes: &BackingStateBytes) -> Option<Self> {
         let flags = bytes.flags.get();
         (flags & STATE_IS_KNOWN != 0).then(|| Self {

@@ -1,16 +1,18 @@
-//! The superblock: what a pool is, in two copies.
+//! The superblock: the description of a pool, in two copies.
 //!
 //! Invariants:
-//! 1. The first copy lies in the first 4 KiB of the pool, the second in its last. At every moment,
-//!    also in the middle of an update, at least one is valid: [`Superblock::write`] makes the copy
-//!    that does *not* count durable before it touches the one that does. That is the second, but
-//!    where the first is damaged or older. So a crash before the fence between them leaves the copy
-//!    that counted, whatever became of the other; a crash after it leaves the new one, which
-//!    counts, whatever became of the first.
-//! 2. `sequence` grows with each update: of two valid copies the one with the higher number counts.
-//! 3. [`erase`] comes before anything of a new pool is written: no valid copy of an older pool is
-//!    ever beside it.
-//! 4. Fields are believed only behind a right checksum, and checked even then.
+//! 1. The first copy lies in the first 4 KiB of the pool, the second in the last. At every moment,
+//!    even during an update, at least one copy is valid: [`Superblock::write`] makes the copy that
+//!    does *not* count durable before it overwrites the copy that does. The copy that does not
+//!    count is the second one, unless the first is damaged or older. A crash before the fence
+//!    between both writes leaves the copy that counted, whatever the state of the other copy. A
+//!    crash after the fence leaves the new copy, which then counts, whatever the state of the other
+//!    one.
+//! 2. `sequence` grows with each update: of two valid copies, the one with the higher number
+//!    counts.
+//! 3. [`erase`] comes before any write of a new pool: no valid copy of an older pool ever exists
+//!    beside the new pool.
+//! 4. Fields are used only after their checksum was found correct, and are checked even then.
 
 use arrayvec::ArrayString;
 use parking_lot::Mutex;
@@ -29,30 +31,31 @@ use crate::tier::EngineCode;
 
 type Result<T> = std::result::Result<T, PoolError>;
 
-/// Incompatible feature: the pages of a cache are in slots by clusters of several pages, its lines.
+/// Incompatible feature: a cache keeps its pages in slots by clusters of several pages, its lines.
 pub const CLUSTERS: u64 = 1;
 /// The incompatible features that this program knows.
 const KNOWN_INCOMPATIBLE: u64 = CLUSTERS;
 
-/// What tells the device behind a pool from all others. It holds no numbers of inodes, which a disk
-/// behind a network does not have.
+/// Distinguishes the device behind a pool from all others. It contains no inode numbers, which a
+/// disk behind a network does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackingIdentity {
-    /// What decides; never 0.
+    /// The number that is compared; never 0.
     pub identity: u64,
-    /// What people know it by: its absolute path or its URL, cut off after 512 bytes.
+    /// The name for people: the absolute path or the URL, cut off after 512 bytes.
     pub name: ArrayString<BACKING_NAME_BYTES_MAX>,
 }
 
 impl BackingIdentity {
-    /// The backing called `name` whose identity is `identity`.
+    /// Returns the identity of the backing called `name`.
     pub fn new(identity: u64, name: &str) -> Self {
         let mut kept = ArrayString::new();
         name.chars().take_while(|letter| kept.try_push(*letter).is_ok()).for_each(drop);
         Self { identity: identity.max(1), name: kept }
     }
 
-    /// Reads the identity in a superblock whose checksum is right.
+    /// Decodes the identity in a superblock with a correct checksum. Returns `None` without a
+    /// backing.
     fn decode(bytes: &SuperblockBytes) -> Option<Self> {
         let len = (bytes.backing_name_bytes.get() as usize).min(BACKING_NAME_BYTES_MAX);
         let identity = bytes.backing_identity.get();
@@ -61,7 +64,7 @@ impl BackingIdentity {
     }
 }
 
-/// What a pool's superblock says.
+/// The decoded superblock of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Superblock {
     /// The engine that the pool belongs to.
@@ -72,7 +75,7 @@ pub struct Superblock {
     pub block_bytes: u32,
     /// Size of the pool in bytes, both superblocks included: a multiple of 4096.
     pub pool_bytes: u64,
-    /// Where the engine's bytes start: a multiple of 4096, at least 8192.
+    /// Offset of the engine's bytes: a multiple of 4096, at least 8192.
     pub data_offset: u64,
     /// Number of the engine's bytes: whole blocks.
     pub data_bytes: u64,
@@ -82,22 +85,22 @@ pub struct Superblock {
     pub compatible: u64,
     /// Features that a program must know to open the pool: [`CLUSTERS`].
     pub incompatible: u64,
-    /// The device behind the pool that was used last; none where the pool never had one.
+    /// The last device that was used behind the pool; `None` if the pool never had one.
     #[serde(skip)]
     pub backing: Option<BackingIdentity>,
-    /// The state in which the pool left that device; none where an older program did.
+    /// The state of that device when the pool left it; `None` if an older program did.
     #[serde(skip)]
     pub state: Option<BackingState>,
 }
 
-/// What is wrong with one copy.
+/// The fault of one copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CopyFault {
-    /// It does not start with the magic bytes.
+    /// The copy does not start with the magic bytes.
     #[error("does not start with \"TIDEGATE\"")]
     NoMagic,
-    /// Its checksum is wrong.
+    /// The checksum is wrong.
     #[error("has checksum {found:#018x}, its bytes have {expected:#018x}")]
     Checksum {
         /// The checksum in the copy.
@@ -105,38 +108,39 @@ pub enum CopyFault {
         /// The checksum of its bytes.
         expected: u64,
     },
-    /// Its memory cannot be read.
+    /// The memory of the copy cannot be read.
     #[error("lies in memory that cannot be read")]
     Unreadable,
-    /// It is valid, but an older one than the other.
+    /// The copy is valid, but older than the other one.
     #[error("is an older one, number {sequence}")]
     Older {
-        /// Its number.
+        /// The sequence number of the copy.
         sequence: u64,
     },
-    /// It is valid, but speaks of something else than the other.
+    /// The copy is valid, but of another pool than the other one, or differs from it with the same
+    /// number.
     #[error("speaks of another pool")]
     Different,
 }
 
-/// A superblock as it was found.
+/// The result of reading a superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
     /// The copy that counts.
     pub superblock: Superblock,
-    /// What is wrong with the copy at the start, if that does not count.
+    /// The fault of the copy at the start, if it does not count.
     pub first: Option<CopyFault>,
-    /// What is wrong with the copy at the end, if it disagrees.
+    /// The fault of the copy at the end, if it disagrees.
     pub second: Option<CopyFault>,
 }
 
 impl Found {
-    /// Both copies are whole and agree.
+    /// Returns whether both copies are whole and agree.
     pub fn is_whole(&self) -> bool {
         self.first.is_none() && self.second.is_none()
     }
 
-    /// What is wrong with the copies, a line each.
+    /// Returns the faults of the copies, a line each.
     pub fn findings(&self) -> Vec<String> {
         let finding = |which, fault| {
             format!("the superblock at the pool's {which} {fault}; the other one is whole")
@@ -146,11 +150,11 @@ impl Found {
         first.into_iter().chain(second).collect()
     }
 
-    /// What is wrong with the copies, a line each, and how many repair has put right: with `repair`
-    /// the superblock is written anew where a copy of it is damaged.
+    /// Returns the remaining faults of the copies, a line each, and the number of repaired ones.
+    /// With `repair`, rewrites the superblock if a copy is damaged.
     ///
     /// # Errors
-    /// As for [`Superblock::write`] and [`Superblock::read`].
+    /// Returns the errors of [`Superblock::write`] and [`Superblock::read`].
     pub fn check(&self, region: &Region, repair: bool) -> Result<(Vec<String>, usize)> {
         let before = self.findings();
         if !repair || self.is_whole() {
@@ -165,11 +169,11 @@ impl Found {
 }
 
 impl Superblock {
-    /// A superblock for `engine` over all of `region`, the blocks between the two copies; nothing
-    /// is written yet.
+    /// Returns a superblock for `engine` over all of `region`, with the blocks between the two
+    /// copies. Writes nothing.
     ///
     /// # Errors
-    /// [`PoolError::BlockBytes`], [`PoolError::TooSmall`].
+    /// [`PoolError::TooSmall`] if the size is too small.
     pub fn plan(region: &Region, engine: EngineCode, uuid: Uuid, block_bytes: u32) -> Result<Self> {
         if !crate::device::is_block_bytes(block_bytes) {
             return Err(PoolError::BlockBytes { found: block_bytes });
@@ -190,9 +194,9 @@ impl Superblock {
         empty.resized(region.len_bytes())
     }
 
-    /// This superblock for a pool of `pool_bytes` bytes, rounded down to 4096, whose engine's bytes
-    /// start where they do; nothing is written yet. Its second copy lies elsewhere: until this one
-    /// is [written](Self::write), that of the old size counts.
+    /// Returns this superblock for a pool of `pool_bytes` bytes, rounded down to 4096, with the
+    /// engine's bytes at their offset. Writes nothing. The second copy then lies elsewhere: until
+    /// the new superblock is [written](Self::write), the second copy of the old size counts.
     ///
     /// # Errors
     /// [`PoolError::TooSmall`].
@@ -206,10 +210,11 @@ impl Superblock {
         Ok(Self { pool_bytes, data_bytes, ..*self })
     }
 
-    /// Writes both copies, as the next update; see invariant 1 for the order.
+    /// Writes both copies as the next update, in the order of invariant 1.
     ///
     /// # Errors
-    /// [`PoolError::Pmem`]; the pool then has its old superblock or this one.
+    /// [`PoolError::Pmem`] if a write fails. The pool then has either its old superblock or this
+    /// one.
     pub fn write(&mut self, region: &Region) -> Result<()> {
         self.sequence += 1;
         let bytes = self.encode();
@@ -217,17 +222,17 @@ impl Superblock {
         let second_counts = Self::read(region).is_ok_and(|found| found.first.is_some());
         for offset in if second_counts { [0, second] } else { [second, 0] } {
             region.write_streaming(offset, bytes.as_bytes())?;
-            // This copy must be whole before the one that counts is touched.
+            // This copy must be durable before the copy that counts is overwritten.
             region.fence()?;
         }
         Ok(())
     }
 
-    /// Reads the superblock of `region`, has `change` change it, and writes it. Of threads that do
-    /// so at once, none takes the change of another one back.
+    /// Reads the superblock of `region`, applies `change`, and writes it. Concurrent updates by
+    /// threads of this process do not lose each other's changes.
     ///
     /// # Errors
-    /// As for [`read`](Self::read) and [`write`](Self::write), and those of `change`.
+    /// Returns the errors of [`read`](Self::read), [`write`](Self::write) and `change`.
     pub fn update(region: &Region, change: impl FnOnce(&mut Self) -> Result<()>) -> Result<Self> {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _alone = ONE_AT_A_TIME.lock();
@@ -240,8 +245,8 @@ impl Superblock {
     /// Reads the superblock of `region`.
     ///
     /// # Errors
-    /// All of [`PoolError`] but [`WrongEngine`](PoolError::WrongEngine): what was found makes no
-    /// pool.
+    /// Returns any [`PoolError`] except [`WrongEngine`](PoolError::WrongEngine) if `region` holds
+    /// no usable pool.
     pub fn read(region: &Region) -> Result<Found> {
         let first = read_copy(region, 0)?;
         let second = read_second(region, first.as_deref().ok())?;
@@ -250,10 +255,10 @@ impl Superblock {
         Ok(Found { superblock, first: faults.0, second: faults.1 })
     }
 
-    /// Refuses a pool of another engine.
+    /// Checks that the pool belongs to the engine `expected`.
     ///
     /// # Errors
-    /// [`PoolError::WrongEngine`].
+    /// [`PoolError::WrongEngine`] if it does not.
     pub fn expect_engine(&self, expected: EngineCode) -> Result<()> {
         if self.engine == expected {
             return Ok(());
@@ -288,7 +293,7 @@ impl Superblock {
         bytes
     }
 
-    /// Reads the fields of a copy whose checksum is right.
+    /// Decodes the fields of a copy with a correct checksum, and checks them.
     fn decode(bytes: &SuperblockBytes, region: &Region) -> Result<Self> {
         if bytes.version.get() != VERSION {
             return Err(PoolError::UnknownVersion { found: bytes.version.get(), known: VERSION });
@@ -311,7 +316,7 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Checks what the checksum cannot: that the numbers fit each other and the region.
+    /// Checks that the numbers fit each other and the region, which the checksum does not ensure.
     fn check(&self, region_bytes: u64) -> Result<()> {
         let Self { block_bytes, pool_bytes, data_offset, data_bytes, .. } = *self;
         let require = |holds: bool, field, found, expected: &str| {
@@ -336,8 +341,8 @@ impl Superblock {
     }
 }
 
-/// Unknown features keep out: incompatible ones everybody, read-only-compatible ones writers. Of
-/// the latter none is known yet.
+/// Refuses unknown incompatible features, and for writers also unknown read-only-compatible ones.
+/// No read-only-compatible feature is known yet.
 fn check_features(bytes: &SuperblockBytes, read_only: bool) -> Result<()> {
     let refuse = |class, bits, hint| Err(PoolError::UnknownFeatures { class, bits, hint });
     let incompatible = bytes.incompatible.get() & !KNOWN_INCOMPATIBLE;
@@ -349,11 +354,11 @@ fn check_features(bytes: &SuperblockBytes, read_only: bool) -> Result<()> {
     }
 }
 
-/// Removes both superblocks, and with them what could make the region look like another pool: the
-/// first step of making one.
+/// Removes both superblocks and all signatures that could make the region look like another pool.
+/// That is the first step of creating a pool.
 ///
 /// # Errors
-/// [`PoolError::TooSmall`], [`PoolError::Pmem`].
+/// [`PoolError::TooSmall`], or [`PoolError::Pmem`] if a write fails.
 pub fn erase(region: &Region) -> Result<()> {
     let (found_bytes, least_bytes) = (region.len_bytes(), DATA_OFFSET_MIN + 2 * PAGE_BYTES);
     if found_bytes < least_bytes {
@@ -371,8 +376,8 @@ pub(super) fn page_floor(bytes: u64) -> u64 {
     bytes - bytes % PAGE_BYTES
 }
 
-/// Where the second copy lies: where the first says, if it is valid and makes sense, else at the
-/// region's end.
+/// Returns the offset of the second copy: as the first copy says, if it is valid and the offset
+/// makes sense, and otherwise the last page of the region.
 fn second_offset(region: &Region, first: Option<&SuperblockBytes>) -> u64 {
     let end = page_floor(region.len_bytes());
     let claimed = first.map_or(end, |first| first.pool_bytes.get());
@@ -382,11 +387,12 @@ fn second_offset(region: &Region, first: Option<&SuperblockBytes>) -> u64 {
 
 pub(super) type Copy = std::result::Result<Box<SuperblockBytes>, CopyFault>;
 
-/// The second copy, where `first`, if it is whole, says that it is.
+/// Reads the second copy at the offset that `first` says, if `first` is whole.
 ///
-/// Otherwise it lies at the region's end, or where the damaged first copy says: a region may be
-/// longer than its pool, and an update that was cut off leaves the whole word of the old size or of
-/// the new one. A copy tells where it lies, so one that lies there counts.
+/// Otherwise the second copy lies at the region's end, or at the offset that the damaged first copy
+/// says: a region may be longer than its pool, and a torn update leaves the whole word of the old
+/// or of the new size. A copy contains its own offset, so a copy found there counts if that
+/// matches.
 fn read_second(region: &Region, first: Option<&SuperblockBytes>) -> Result<Copy> {
     let at_end = read_copy(region, second_offset(region, first))?;
     if first.is_some() {
@@ -408,7 +414,7 @@ fn read_second(region: &Region, first: Option<&SuperblockBytes>) -> Result<Copy>
     })
 }
 
-/// The copy at `offset`, if it is whole.
+/// Reads the copy at `offset`. Returns its fault unless it is whole.
 pub(super) fn read_copy(region: &Region, offset: u64) -> Result<Copy> {
     let mut bytes = Box::new(SuperblockBytes::new_zeroed());
     if region.len_bytes() < offset + PAGE_BYTES {
@@ -434,14 +440,14 @@ fn validate(bytes: Box<SuperblockBytes>) -> Copy {
 
 type Faults = (Option<CopyFault>, Option<CopyFault>);
 
-/// Which copy counts, and what is wrong with the other.
+/// Returns the copy that counts, and the faults of the copies.
 fn choose(first: Copy, second: Copy, region: &Region) -> Result<(Box<SuperblockBytes>, Faults)> {
     match (first, second) {
         (Ok(first), Ok(second)) => Ok(choose_valid(first, second)),
         (Ok(first), Err(fault)) => Ok((first, (None, Some(fault)))),
         (Err(fault), Ok(second)) => {
-            // A second copy may outlive its pool: a program that wrote a new file system over the
-            // rest owns it now.
+            // A second copy may outlive its pool: if another program wrote a file system over the
+            // rest, the region is that program's.
             let found = look(region)?;
             if fault == CopyFault::NoMagic && found.is_foreign() {
                 return Err(PoolError::NotAPool { found });
@@ -472,7 +478,7 @@ fn choose_valid(
     (first, (None, Some(CopyFault::Older { sequence: other })))
 }
 
-/// What the region starts with; unreadable bytes say nothing.
+/// Guesses the content at the start of the region. Unreadable bytes count as unknown.
 pub(super) fn look(region: &Region) -> Result<Content> {
     match content::look(region) {
         Err(PmemError::Poisoned { .. }) => Ok(Content::Other),

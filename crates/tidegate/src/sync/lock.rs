@@ -1,8 +1,8 @@
 //! Mutexes and condition variables that a modelled machine (see `machine`) can take part in.
 //!
-//! They are those of `parking_lot`. On a modelled machine a thread that would block tells the model
-//! instead, which runs another one. All of its threads are one thread of the system: a lock is
-//! never taken there before it is free.
+//! They wrap the types of `parking_lot`. On a modelled machine, a thread that would block calls the
+//! model, which runs another thread. All threads of a model run on one thread of the system, so a
+//! lock is never taken there before it is free.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub(crate) struct Mutex<T> {
     inner: parking_lot::Mutex<T>,
 }
 
-/// A mutex locked; dropping it unlocks.
+/// A locked mutex. Dropping it unlocks.
 pub(crate) struct MutexGuard<'a, T> {
     inner: parking_lot::MutexGuard<'a, T>,
 }
@@ -96,7 +96,7 @@ impl Condvar {
         Self::default()
     }
 
-    /// Unlocks the mutex of `guard` until there was a notification.
+    /// Unlocks the mutex of `guard` until there is a notification, and locks it again.
     pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         match modelled() {
             None => self.inner.wait(&mut guard.inner),
@@ -107,7 +107,8 @@ impl Condvar {
         }
     }
 
-    /// Waits for a notification, `time` at most. False where that passed without one.
+    /// Waits for a notification, at most for `time`. Returns `false` if the time passed without
+    /// one.
     pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, time: Duration) -> bool {
         let Some(machine) = modelled() else {
             return !self.inner.wait_for(&mut guard.inner, time).timed_out();
@@ -133,7 +134,7 @@ impl Condvar {
     }
 }
 
-/// Returns when `mutex` is free, which it stays until the thread that called switches.
+/// Waits until `mutex` is free. It stays free until the calling thread switches.
 fn await_unlock<T>(mutex: &parking_lot::Mutex<T>, machine: &dyn Machine) {
     while mutex.is_locked() {
         machine.await_unlock(address(mutex));

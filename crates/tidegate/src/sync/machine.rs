@@ -1,16 +1,16 @@
-//! The machine that tiers run on: this one, or one that is modelled in virtual time.
+//! The machine that tiers run on: the real one, or a model in virtual time.
 //!
-//! A model runs the shipped tiers on a machine that is not there: it has threads, CPUs and a clock
-//! of its own, and plays all of them on one thread of the system. That thread [`enter`]s the model;
-//! from then on what tiers ask of their machine below is asked of the model.
+//! A model runs the shipped tiers on a simulated machine with its own threads, CPUs and clock, and
+//! executes these threads on one thread of the system. That thread [`enter`]s the model. From then
+//! on the functions below ask the model instead of the system.
 //!
 //! Invariants:
-//! 1. Without a model in the process, a question costs one load of a word that never changes.
-//! 2. A model is the machine of the thread that entered it, and of no other one.
-//! 3. A model switches between its threads only inside the calls of [`Machine`] that say so: what
-//!    runs between two of those is atomic to its other threads.
+//! 1. Without a model in the process, a call costs one load of a word that never changes.
+//! 2. A model is the machine only of the thread that entered it.
+//! 3. A model switches between its threads only inside the calls of [`Machine`] that say so. Code
+//!    between two such calls is atomic for its other threads.
 //!
-//! Entry points: [`Machine`] is what a model implements, [`enter`] makes it the thread's machine.
+//! Entry points: a model implements [`Machine`], and [`enter`] makes it the thread's machine.
 
 use std::cell::RefCell;
 use std::io;
@@ -18,66 +18,66 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// A modelled machine. "May switch" says that other threads of the model may run during a call.
+/// A modelled machine. "May switch" means that other threads of the model may run during a call.
 ///
-/// Locks and events are named by their address.
+/// Addresses identify locks and events.
 pub trait Machine {
-    /// Number of CPUs.
+    /// Returns the number of CPUs.
     fn cpus(&self) -> u32;
 
-    /// The virtual time in nanoseconds. May switch: a reading of a clock takes time too.
+    /// Returns the virtual time in nanoseconds. May switch, since reading a clock takes time.
     fn now_ns(&self) -> u64;
 
-    /// Nanoseconds that the calling thread has spent on a CPU.
+    /// Returns the nanoseconds that the calling thread has spent on a CPU.
     fn thread_cpu_ns(&self) -> u64;
 
-    /// Nanoseconds that all threads have spent on CPUs.
+    /// Returns the nanoseconds that all threads have spent on CPUs.
     fn process_cpu_ns(&self) -> u64;
 
     /// Starts a thread and returns its number.
     fn spawn(&self, body: Box<dyn FnOnce() + Send>) -> u64;
 
-    /// The number of the calling thread.
+    /// Returns the number of the calling thread.
     fn current(&self) -> u64;
 
-    /// Returns when `thread` has ended. May switch.
+    /// Waits until `thread` has ended. May switch.
     fn join(&self, thread: u64);
 
     /// Lets other threads run that wait for a CPU. May switch.
     fn yield_now(&self);
 
-    /// One turn of a loop that looks for what another thread does. May switch.
+    /// Pauses for one turn of a loop that polls for another thread's change. May switch.
     fn pause(&self);
 
-    /// Waits until `lock`, which another thread holds, was unlocked. May switch.
+    /// Waits until another thread unlocks `lock`. May switch.
     fn await_unlock(&self, lock: usize);
 
-    /// The calling thread has taken `lock`. May switch.
+    /// Notes that the calling thread has taken `lock`. May switch.
     fn locked(&self, lock: usize);
 
-    /// The calling thread is about to unlock `lock`.
+    /// Notes that the calling thread is about to unlock `lock`.
     fn unlocked(&self, lock: usize);
 
-    /// Waits for a notification of `event`, until `until_ns` at most. False where that time came
-    /// first. The thread will take `lock` next, which it has just unlocked. May switch, and only
+    /// Waits for a notification of `event`, at most until `until_ns`. Returns `false` if that time
+    /// came first. The thread has just unlocked `lock` and will take it next. May switch, but only
     /// after the thread waits.
     fn wait(&self, event: usize, lock: usize, until_ns: Option<u64>) -> bool;
 
-    /// Wakes one thread that waits for `event`, or all of them.
+    /// Wakes one thread that waits for `event`, or all such threads.
     fn notify(&self, event: usize, all: bool);
 
-    /// The calling thread has copied `bytes` bytes from memory to memory. May switch.
+    /// Notes that the calling thread has copied `bytes` bytes from memory to memory. May switch.
     fn copied(&self, bytes: usize);
 }
 
-/// A thread of this process has entered a model.
+/// Whether a thread of this process has ever entered a model.
 static IS_ANY_MODELLED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static MODEL: RefCell<Option<Rc<dyn Machine>>> = const { RefCell::new(None) };
 }
 
-/// The thread that called [`enter`] leaves the model when this is dropped.
+/// Keeps the thread that called [`enter`] in the model. Dropping it leaves the model.
 pub struct Entered(());
 
 /// Makes `machine` the machine of the calling thread.
@@ -94,7 +94,7 @@ impl Drop for Entered {
     }
 }
 
-/// The model that the calling thread has entered.
+/// Returns the model that the calling thread has entered.
 #[inline]
 pub(crate) fn modelled() -> Option<Rc<dyn Machine>> {
     if IS_ANY_MODELLED.load(Ordering::Relaxed) { model() } else { None }
@@ -102,11 +102,11 @@ pub(crate) fn modelled() -> Option<Rc<dyn Machine>> {
 
 #[cold]
 fn model() -> Option<Rc<dyn Machine>> {
-    // None too while the locals of the thread are destroyed.
+    // Also `None` while the thread's locals are destroyed.
     MODEL.try_with(|model| model.borrow().clone()).ok().flatten()
 }
 
-/// Number of threads of this process that can run at once.
+/// Returns how many threads of this process can run at once.
 pub(crate) fn cpus() -> u32 {
     modelled().map_or_else(
         || std::thread::available_parallelism().map_or(1, |cpus| saturated(cpus.get())),
@@ -126,7 +126,7 @@ pub(crate) fn yield_now() {
     }
 }
 
-/// One turn of a loop that looks for what another thread does.
+/// Pauses for one turn of a loop that polls for another thread's change.
 pub(crate) fn pause() {
     const SPINS: u32 = 16;
     match modelled() {
@@ -135,7 +135,7 @@ pub(crate) fn pause() {
     }
 }
 
-/// The calling thread has copied `bytes` bytes from memory to memory.
+/// Notes that the calling thread has copied `bytes` bytes from memory to memory.
 #[inline]
 pub(crate) fn copied(bytes: usize) {
     if let Some(machine) = modelled() {
@@ -153,7 +153,7 @@ impl Thread {
     /// Starts a thread.
     ///
     /// # Errors
-    /// The system refuses another one.
+    /// Fails if the system refuses another thread.
     pub(crate) fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         match modelled() {
             Some(machine) => Ok(Self::Modelled(machine.spawn(Box::new(body)))),
@@ -161,7 +161,7 @@ impl Thread {
         }
     }
 
-    /// It is the calling thread.
+    /// Returns whether this is the calling thread.
     pub(crate) fn is_current(&self) -> bool {
         match self {
             Self::System(thread) => thread.thread().id() == std::thread::current().id(),
@@ -171,7 +171,7 @@ impl Thread {
         }
     }
 
-    /// Returns when it has ended. One that panicked has already printed why.
+    /// Waits until the thread has ended. A thread that panicked has already printed why.
     pub(crate) fn join(self) {
         match self {
             Self::System(thread) => drop(thread.join()),

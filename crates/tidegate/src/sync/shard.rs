@@ -1,19 +1,20 @@
-//! One value per thread, without locks: the base of counters and of modeled delays.
+//! One value per thread, without locks: the basis of counters and of modelled delays.
 //!
-//! Invariant: a seat below [`SEATS`] belongs to one live thread at a time, and taking it happens
-//! after everything its former owner did. So its owner may update a shard by plain load and store.
-//! Threads beyond the seats share the last shard and must use read-modify-write operations on it.
+//! Invariant: a seat below [`SEATS`] belongs to one live thread at a time, and a thread takes it
+//! after all actions of the former owner. So the owner may update its shard by plain loads and
+//! stores. Threads beyond the seats share the last shard, and must update it by read-modify-write
+//! operations.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 
-/// Threads that get a shard of their own.
+/// Number of threads that get their own shard.
 pub(crate) const SEATS: usize = 64;
 const NONE: usize = usize::MAX;
 
-/// A bit per seat: taken.
+/// A bit for each seat, set if it is taken.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
@@ -33,7 +34,8 @@ impl Drop for ReturnSeat {
     }
 }
 
-/// The calling thread's seat: below [`SEATS`] its own, [`SEATS`] the shared one.
+/// Returns the calling thread's seat: its own seat below [`SEATS`], or [`SEATS`] if it shares the
+/// last.
 #[inline]
 pub(crate) fn seat() -> usize {
     let seat = SEAT.get();
@@ -42,7 +44,8 @@ pub(crate) fn seat() -> usize {
 
 #[cold]
 fn take_seat() -> usize {
-    // A thread whose locals are being destroyed could not give a seat back: it shares.
+    // A thread whose locals are being destroyed could not give a seat back, so it shares the last
+    // one.
     let seat = RETURN.try_with(|_| free_seat()).unwrap_or(SEATS);
     SEAT.set(seat);
     seat
@@ -55,7 +58,7 @@ fn free_seat() -> usize {
     taken.map_or(SEATS, |before| before.trailing_ones() as usize)
 }
 
-/// Adds to a counter: by plain load and store where the calling thread is its only writer.
+/// Adds `count` to a counter. Uses a plain load and store if the calling thread is its only writer.
 #[inline]
 pub(crate) fn add(cell: &AtomicU64, count: u64, exclusive: bool) {
     if exclusive {
@@ -65,7 +68,7 @@ pub(crate) fn add(cell: &AtomicU64, count: u64, exclusive: bool) {
     }
 }
 
-/// A `T` for each seat, each on cache lines of its own.
+/// A `T` for each seat, each on its own cache lines.
 pub(crate) struct Shards<T>(Box<[CachePadded<T>]>);
 
 impl<T: Default> Default for Shards<T> {
@@ -75,7 +78,7 @@ impl<T: Default> Default for Shards<T> {
 }
 
 impl<T> Shards<T> {
-    /// The calling thread's shard, and whether no other thread updates it.
+    /// Returns the calling thread's shard, and whether no other thread updates it.
     #[inline]
     pub(crate) fn mine(&self) -> (&T, bool) {
         let seat = seat();
@@ -87,7 +90,7 @@ impl<T> Shards<T> {
     }
 }
 
-/// Held by tests that seat more threads than others could do without.
+/// Held by tests that take so many seats that other tests could lack some.
 #[cfg(test)]
 pub(crate) static CROWD: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 

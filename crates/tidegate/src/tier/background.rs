@@ -1,18 +1,18 @@
-//! Background work of a tier, in steps: threads run them in production, a simulator's scheduler in
-//! tests.
+//! Background work of a tier, in steps. Threads run the steps in production, a simulator's
+//! scheduler in tests.
 //!
-//! A worker is awake, idle (asleep until it is woken, or until a time at most) or resting (asleep
+//! A worker is awake, idle (asleep until it is woken, or at most until a time) or resting (asleep
 //! until a time). Invariants:
 //!
 //! 1. An idle worker sleeps without a timeout, unless it dozes until work that it knows of: a tier
 //!    without work costs no CPU.
-//! 2. No wake-up is lost. A caller makes work visible and then looks at `call`. A worker that turns
+//! 2. No wake-up is lost. A caller makes work visible and then loads `call`. A worker that turns
 //!    idle sets `call` and then looks for work. So at least one of the two sees the other, provided
-//!    that the tier orders the caller's store before its load of `call`; the tier says how.
+//!    that the tier orders the caller's store before its load of `call`. Each tier says how.
 //! 3. While no worker is idle, or some worker will look for work by itself, a caller only loads
 //!    `call`.
 //!
-//! Entry points: [`Work`] is what a tier defines, `Waker` what its requests call, `Workers` the
+//! Entry points: a tier implements [`Work`], its requests call `Waker`, and `Workers` are the
 //! threads.
 
 use std::io;
@@ -24,27 +24,29 @@ use crate::sync::lock::{Condvar, Mutex};
 use crate::sync::machine::Thread;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, store_before_loads};
 
-/// What a worker does after a step.
+/// The action of a worker after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Takes the next step at once.
     Again,
-    /// Sleeps until it is woken, and no longer than to `wake_at_ns` on the clock of tiers.
+    /// Sleeps until `wake_at_ns` on the clock of tiers. Only an alarm, and no new work, wakes the
+    /// worker earlier. Without a time, sleeps until work or an alarm wakes the worker.
     Sleep {
-        /// When the worker wakes by itself; None where it has nothing to do before it is woken.
+        /// When the worker wakes by itself; `None` if it has nothing to do before it is woken.
         wake_at_ns: Option<u64>,
     },
-    /// Sleeps until it is woken, by work too, and no longer than to `wake_at_ns`.
+    /// Sleeps at most until `wake_at_ns`. New work wakes the worker earlier.
     Doze {
-        /// When it wakes by itself.
+        /// When the worker wakes by itself.
         wake_at_ns: u64,
     },
-    /// Sleeps as for `Sleep` where more than `awake_max` workers are awake, this one included; else
-    /// takes the next step at once. Of workers that yield together, `awake_max` stay awake.
+    /// Sleeps like `Sleep` if more than `awake_max` workers are awake, including this one.
+    /// Otherwise takes the next step at once. If several workers yield together, `awake_max` stay
+    /// awake.
     Yield {
-        /// The most workers that are to be awake.
+        /// The number of workers that should be awake at most.
         awake_max: u32,
-        /// When it wakes by itself.
+        /// When the worker wakes by itself.
         wake_at_ns: u64,
     },
     /// Ends.
@@ -55,7 +57,7 @@ impl Step {
     /// Sleeps until it is woken.
     pub(crate) const IDLE: Self = Self::Sleep { wake_at_ns: None };
 
-    /// Sleeps for `rest_ns`, unless all workers are woken before.
+    /// Sleeps for `rest_ns`, unless all workers are woken earlier.
     pub(crate) fn rest(rest_ns: u64) -> Self {
         Self::Sleep { wake_at_ns: Some(now_ns().saturating_add(rest_ns)) }
     }
@@ -63,10 +65,10 @@ impl Step {
 
 /// The work of one worker.
 pub trait Work: Send {
-    /// Does a piece of work, short enough that a stop may wait for it.
+    /// Does a piece of work, short enough for a stop to await its end.
     fn step(&mut self) -> Step;
 
-    /// Whether a step would find work: asked by a worker that is about to turn idle.
+    /// Returns whether a step would find work. A worker that is about to turn idle calls this.
     fn has_work(&self) -> bool;
 }
 
@@ -74,11 +76,11 @@ pub trait Work: Send {
 pub(crate) struct Waker {
     /// 1 while a caller with work has to wake a worker.
     call: AtomicU64,
-    /// How often all workers were woken: a worker that was awake then does not rest after its step.
+    /// How often all workers were woken. A worker that was awake then does not rest after its step.
     alarms: AtomicU64,
-    /// `gate.awake`, for a look without its lock.
+    /// A copy of `gate.awake`, for loads without the lock.
     awake: AtomicU32,
-    /// Threads run the work, and are not to stop.
+    /// Whether threads run the work, and have not been told to stop.
     running: AtomicBool,
     gate: Mutex<Gate>,
     idle: Condvar,
@@ -89,7 +91,7 @@ struct Gate {
     awake: u32,
     idle: u32,
     resting: u32,
-    /// Idle workers that were woken and have not noticed yet.
+    /// Idle workers that were woken and have not noticed that yet.
     woken: u32,
 }
 
@@ -100,7 +102,8 @@ impl Gate {
 }
 
 impl Waker {
-    /// For `workers` threads, all awake; for none where a simulator or the requests do the work.
+    /// Returns a waker for `workers` threads, all awake. `workers` is 0 if a simulator or requests
+    /// do the work.
     pub(crate) fn new(workers: u32) -> Self {
         Self {
             call: AtomicU64::new(0),
@@ -113,7 +116,7 @@ impl Waker {
         }
     }
 
-    /// Work was made visible: wakes a worker, unless one is awake or will wake by itself.
+    /// Wakes a worker after work was made visible, unless a worker is awake or will wake by itself.
     #[inline]
     pub(crate) fn wake(&self) {
         if self.call.load(Ordering::SeqCst) == 1 {
@@ -121,14 +124,14 @@ impl Waker {
         }
     }
 
-    /// A caller with work has to wake a worker: a look, before it asks at a cost what work there
-    /// is.
+    /// Returns whether a caller with work has to wake a worker: a cheap test before the caller
+    /// determines the work at a cost.
     #[inline]
     pub(crate) fn needs_call(&self) -> bool {
         self.call.load(Ordering::SeqCst) == 1
     }
 
-    /// Wakes one more idle worker, unless some worker rests: that one left the CPU to others.
+    /// Wakes one more idle worker, unless some worker rests, which leaves the CPU to other threads.
     pub(crate) fn wake_another(&self) {
         let mut gate = self.gate.lock();
         if gate.resting == 0 && gate.idle > gate.woken {
@@ -138,13 +141,13 @@ impl Waker {
         }
     }
 
-    /// Ends the rest of workers that rest.
+    /// Wakes resting workers.
     pub(crate) fn wake_resting(&self) {
         let _gate = self.gate.lock();
         self.resting.notify_all();
     }
 
-    /// Wakes all workers, and lets those that are awake now take one more step.
+    /// Wakes all workers. Workers that are awake take one more step before they rest.
     pub(crate) fn wake_all(&self) {
         let mut gate = self.gate.lock();
         self.alarms.fetch_add(1, Ordering::SeqCst);
@@ -154,17 +157,18 @@ impl Waker {
         self.publish(&gate);
     }
 
-    /// How often all workers were woken.
+    /// Returns how often all workers were woken.
     pub(crate) fn alarms(&self) -> u64 {
         self.alarms.load(Ordering::SeqCst)
     }
 
-    /// Number of workers that are awake, about.
+    /// Returns the approximate number of workers that are awake.
     pub(crate) fn awake(&self) -> u32 {
         self.awake.load(Ordering::Relaxed)
     }
 
-    /// Whether threads do the work. False from the moment on at which they are told to stop.
+    /// Returns whether threads do the work. Returns `false` as soon as the threads are told to
+    /// stop.
     pub(crate) fn is_running(&self) -> bool {
         self.running.load(Ordering::SeqCst)
     }
@@ -194,8 +198,8 @@ impl Waker {
         self.publish(&gate);
     }
 
-    /// Sleeps until `wake_at_ns`, unless at most `awake_max` workers are awake. That is looked up
-    /// with the lock under which this worker stops being counted.
+    /// Sleeps until `wake_at_ns`, unless at most `awake_max` workers are awake. The lock under
+    /// which this worker stops counting as awake also covers the check.
     fn sleep_until(&self, alarms: u64, awake_max: u32, wake_at_ns: u64) {
         let mut gate = self.gate.lock();
         let rest_ns = wake_at_ns.saturating_sub(now_ns());
@@ -217,7 +221,7 @@ impl Waker {
         self.awake.store(gate.awake, Ordering::Relaxed);
     }
 
-    /// A worker ended.
+    /// Notes that a worker ended.
     fn leave(&self) {
         let mut gate = self.gate.lock();
         gate.awake -= 1;
@@ -251,11 +255,12 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Starts a thread for each of `works`, which are as many as `waker` is for, named `name` and a
-    /// number.
+    /// Starts a thread for each of `works`, named `name` and a number. `waker` is for as many
+    /// workers.
     ///
     /// # Errors
-    /// The system refuses another thread; those already started have ended.
+    /// Fails if the system refuses another thread. Threads that were started before have ended
+    /// then.
     pub(crate) fn start(
         name: &str,
         waker: Arc<Waker>,
@@ -275,25 +280,25 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Number of threads that run.
+    /// Returns the number of running threads.
     pub(crate) fn count(&self) -> u32 {
         u32::try_from(self.threads.lock().len()).unwrap_or(u32::MAX)
     }
 
-    /// Ends the threads, once each has finished its step.
+    /// Ends the threads and waits for that. Each ends after its step.
     pub(crate) fn stop(&self) {
         let threads = self.dismiss();
-        // A worker may hold the last reference to its tier, and so be the one that stops it.
+        // A worker may hold the last reference to its tier, and so stop the tier itself.
         threads.into_iter().filter(|it| !it.is_current()).for_each(Thread::join);
     }
 
-    /// Tells the threads to end and does not wait for them: each ends after its step, or with the
+    /// Tells the threads to end without waiting for that. Each ends after its step, or with the
     /// process.
     pub(crate) fn abandon(&self) {
         drop(self.dismiss());
     }
 
-    /// Tells the threads to end.
+    /// Tells the threads to end, and returns them.
     fn dismiss(&self) -> Vec<Thread> {
         self.waker.running.store(false, Ordering::SeqCst);
         self.waker.wake_all();
@@ -307,7 +312,7 @@ impl Drop for Workers {
     }
 }
 
-/// The life of a worker's thread.
+/// Runs the steps of a worker until it ends.
 fn run(mut work: impl Work, waker: &Waker) {
     struct Leave<'a>(&'a Waker);
     impl Drop for Leave<'_> {
@@ -315,7 +320,7 @@ fn run(mut work: impl Work, waker: &Waker) {
             self.0.leave();
         }
     }
-    // Also after a panic, so that the other workers are woken in the place of this one.
+    // Runs after a panic too, so that other workers are woken in place of this one.
     let _leave = Leave(waker);
     while waker.is_running() {
         let alarms = waker.alarms();
@@ -338,12 +343,12 @@ mod tests {
 
     use super::*;
 
-    /// A day from now on the clock of tiers, which a machine's start may lie days behind.
+    /// Returns a time a day from now. The clock of tiers may begin days after zero.
     fn in_a_day_ns() -> u64 {
         now_ns() + 86_400_000_000_000
     }
 
-    /// Takes its numbers one by one and sends them on.
+    /// Sends the numbers of its inbox on, one by one.
     struct Courier {
         inbox: Arc<Mutex<Vec<u32>>>,
         outbox: Sender<u32>,
@@ -471,7 +476,7 @@ mod tests {
         assert_eq!(waker.awake(), 1);
     }
 
-    /// Both found one worker too many. If each of them slept, no work would be done for a day.
+    /// Two workers find one worker too many. If both slept, no work would be done for a day.
     #[test]
     fn of_workers_that_yield_together_as_many_stay_awake_as_may() {
         struct Yielding(Option<Step>, Sender<()>);

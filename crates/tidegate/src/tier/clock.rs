@@ -1,8 +1,9 @@
-//! The one place where tiers read clocks: to measure themselves and to rest, never to decide what
-//! is correct. The wall clock dates what the log says: recovery tells changes from outside by that.
+//! The only place where tiers read clocks: to measure themselves and to rest, never to decide about
+//! correctness. Wall-clock times date the log's records, and recovery compares these with files'
+//! times to detect changes from outside.
 //!
-//! Invariant: no lock, and nothing that is made at the first call. The preload library asks for the
-//! time inside the programs of others, whose signal handlers may leave it by `longjmp`.
+//! Invariant: the functions take no lock and initialize nothing at the first call. The preload
+//! library calls them inside programs whose signal handlers may leave them by `longjmp`.
 
 use std::time::Duration;
 
@@ -10,12 +11,12 @@ use rustix::time::ClockId;
 
 use crate::sync::machine::modelled;
 
-/// How often two clocks are read until the thread did not wait for a CPU meanwhile, and how long
-/// both readings take then.
+/// Maximum number of attempts to read two clocks without waiting for a CPU in between, and the
+/// longest time that such an attempt takes.
 const READINGS_MOST: u32 = 16;
 const READING_NS: u64 = 100_000;
 
-/// Nanoseconds since some moment before the first call.
+/// Returns the nanoseconds since some moment before the first call.
 pub(crate) fn now_ns() -> u64 {
     modelled().map_or_else(system_now_ns, |machine| machine.now_ns())
 }
@@ -27,24 +28,25 @@ fn system_now_ns() -> u64 {
     now_ns
 }
 
-/// Nanoseconds of a clock that all processes of the machine have in common.
+/// Returns the nanoseconds of a clock that all processes of the machine share.
 pub(crate) fn monotonic_ns() -> u64 {
     of_clock_ns(ClockId::Monotonic)
 }
 
-/// Nanoseconds since 1970, by the clock of times of files. No time that the kernel has given a file
-/// is later.
+/// Returns the nanoseconds since 1970, by the clock of file times. The kernel has given no file a
+/// later time.
 pub(crate) fn wall_ns() -> u64 {
     modelled().map_or_else(|| of_clock_ns(ClockId::Realtime), |machine| machine.now_ns())
 }
 
-/// As [`wall_ns`], a tick earlier at most.
+/// Returns the nanoseconds since 1970, at most a tick earlier than [`wall_ns`].
 pub(crate) fn wall_coarse_ns() -> u64 {
     modelled().map_or_else(|| of_clock_ns(ClockId::RealtimeCoarse), |machine| machine.now_ns())
 }
 
-/// How far the wall clock is ahead of one that nobody sets, in nanoseconds. A thread that waits for
-/// a CPU between the two readings asks again: else the wall clock would seem to be set back.
+/// Returns how far the wall clock is ahead of the boot clock, which is never set, in nanoseconds.
+/// Reads again if the thread waited for a CPU between the readings. Otherwise the wall clock would
+/// seem to be set back.
 pub(crate) fn wall_ahead_ns() -> u64 {
     let boot_ns = || of_clock_ns(ClockId::Boottime);
     let reading = || {
@@ -66,19 +68,19 @@ thread_local! {
     static AHEAD_NS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// Lets `ns` pass on the clock of the calling thread.
+/// Advances the clock of the calling thread by `ns`.
 #[cfg(all(test, not(loom)))]
 pub(crate) fn advance(ns: u64) {
     AHEAD_NS.set(AHEAD_NS.get() + ns);
 }
 
-/// Nanoseconds that the calling thread has spent on a CPU.
+/// Returns the nanoseconds that the calling thread has spent on a CPU.
 pub(crate) fn thread_cpu_ns() -> u64 {
     modelled().map_or_else(|| of_clock_ns(ClockId::ThreadCPUTime), |it| it.thread_cpu_ns())
 }
 
-/// Nanoseconds that the threads of this process have spent on CPUs, but for the last few
-/// milliseconds.
+/// Returns the nanoseconds that the threads of this process have spent on CPUs, except for the last
+/// few milliseconds.
 pub(crate) fn process_cpu_ns() -> u64 {
     modelled().map_or_else(|| of_clock_ns(ClockId::ProcessCPUTime), |it| it.process_cpu_ns())
 }

@@ -1,9 +1,9 @@
-//! The entry of an engine: all that the registry, and through it every command, needs to know of
-//! one.
+//! The entry of an engine in the registry, which contains all that commands need to know of an
+//! engine.
 //!
 //! An engine implements [`Engine`] once, in its own folder, and the registry
-//! ([`stack`](crate::stack)) lists it. The engine's options, its pools' shape and its findings
-//! travel as data, so that no command has a case for an engine.
+//! ([`stack`](crate::stack)) lists it. The options, the shape of pools and the findings of checks
+//! are data, so that no command has a special case for an engine.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -19,10 +19,10 @@ use crate::pmem::Region;
 
 /// An engine of the tier on persistent memory.
 pub trait Engine: Sync {
-    /// What it is called, and what its pools can do.
+    /// Returns the engine's name and the abilities of its pools.
     fn traits(&self) -> &'static Traits;
 
-    /// The name on the command line.
+    /// Returns the name on the command line.
     fn name(&self) -> &'static str {
         self.traits().name
     }
@@ -30,51 +30,53 @@ pub trait Engine: Sync {
     /// Parses the options of a new pool.
     ///
     /// # Errors
-    /// [`EngineError::Usage`]: a value does not do, or options contradict each other.
+    /// [`EngineError::Usage`] if a value is not allowed, or options contradict each other.
     fn plan(&self, options: &Options) -> Result<Box<dyn Plan>, EngineError>;
 
-    /// Whether `region` begins as a pool in this engine's own format does; the rest may be damaged.
+    /// Returns whether `region` begins like a pool in this engine's own format. The rest may be
+    /// damaged.
     ///
     /// # Errors
-    /// The memory failed.
+    /// Fails if the memory fails.
     fn recognizes(&self, region: &Region) -> Result<bool, EngineError> {
         let _ = region;
         Ok(false)
     }
 
-    /// Whether a region in which no pool is recognized has enough left of one of this engine's for
-    /// [`check`](Self::check).
+    /// Returns whether a region without a recognizable pool has enough left of a pool of this
+    /// engine for [`check`](Self::check).
     fn is_traceable(&self, region: &Region) -> bool {
         let _ = region;
         false
     }
 
-    /// Describes the pool in `region` and changes nothing.
+    /// Describes the pool in `region` without changing anything.
     ///
     /// # Errors
-    /// Its header is damaged.
+    /// Fails if the pool's header is damaged.
     fn describe(&self, region: &Arc<Region>) -> Result<Description, EngineError>;
 
     /// Returns the URL of the backing that the pool in `region` remembers, or for which it has
-    /// writes; `None` where there is no such backing.
+    /// writes; `None` if there is no such backing.
     ///
     /// # Errors
-    /// Its header is damaged.
+    /// Fails if the pool's header is damaged.
     fn backing_of(&self, region: &Arc<Region>) -> Result<Option<String>, EngineError> {
         let _ = region;
         Ok(None)
     }
 
-    /// Opens the pool as a tier, and so recovers it. A read-only region is not changed.
+    /// Opens the pool as a tier, which recovers it. A read-only region is not changed.
     ///
     /// # Errors
-    /// The pool is damaged, or cannot be opened like this.
+    /// Fails if the pool is damaged, or cannot be opened like this.
     fn open(&self, opening: Opening) -> Result<Opened, EngineError>;
 
-    /// Verifies the pool in `region`; `repair` restores what the format's redundancy allows.
+    /// Verifies the pool in `region`. With `repair`, restores all content that the format's
+    /// redundancy allows.
     ///
     /// # Errors
-    /// There is no pool to check, or the memory failed.
+    /// Fails if there is no pool to check, or the memory fails.
     fn check(
         &self,
         region: Region,
@@ -82,42 +84,43 @@ pub trait Engine: Sync {
         progress: OnProgress<'_>,
     ) -> Result<Checked, EngineError>;
 
-    /// The command that uses a new pool.
+    /// Returns the command that uses a new pool.
     fn next_command(&self, pool: &Path) -> String {
         format!("tidegate serve {} --nbd unix:/tmp/tidegate.sock", pool.display())
     }
 }
 
-/// What an engine is called, and what its pools can do.
+/// The name of an engine, and the abilities of its pools.
 #[derive(Debug, Clone, Copy)]
 #[expect(clippy::struct_excessive_bools, reason = "each is one thing that an engine can do")]
 pub struct Traits {
     /// The name on the command line.
     pub name: &'static str,
-    /// What it keeps, in a few words.
+    /// A few words about the engine's data.
     pub about: &'static str,
-    /// The options of `create` that it takes.
+    /// The options of `create` that the engine takes.
     pub options: &'static [OptionSpec],
-    /// The number of this engine in superblocks; none where its pools have a format of their own.
+    /// The number of this engine in superblocks; `None` if its pools have their own format.
     pub code: Option<EngineCode>,
-    /// The engine serves blocks only over a backing.
+    /// Whether the engine serves blocks only over a backing.
     pub needs_backing: bool,
-    /// The engine can make what one flush covers durable as a whole or not at all.
+    /// Whether the engine can make the writes of one flush durable as a whole or not at all.
     pub has_atomic_flush: bool,
-    /// A server of the engine's pools can end and leave what they hold for the backing in them.
+    /// Whether a server can exit and leave data that is pending for the backing in the engine's
+    /// pools.
     pub keeps_dirty: bool,
-    /// The engine's pools keep pages that the backing has too, which can be given up.
+    /// Whether the engine's pools keep pages that the backing has too, and that a purge can remove.
     pub has_clean_pages: bool,
-    /// The engine's pools keep what programs do to files under `tidegate run`, whose supervisor
-    /// tells of them.
+    /// Whether the engine's pools keep changes of files by programs under `tidegate run`. The
+    /// supervisor then reports on such a pool.
     pub keeps_files: bool,
-    /// The engine's pools know their backing by themselves: `flush`, `recover` and `set` open them
-    /// without being told which one.
+    /// Whether the engine's pools know their own backing: `flush`, `recover` and `set` open them
+    /// without a named backing.
     pub remembers_backing: bool,
 }
 
 impl Traits {
-    /// Those of a device by itself, with a format of its own and without options.
+    /// Returns the traits of a device without a backing, with its own format and without options.
     pub const fn of(name: &'static str, about: &'static str) -> Self {
         Self {
             name,
@@ -146,8 +149,8 @@ impl fmt::Display for dyn Engine + '_ {
     }
 }
 
-/// The number of an engine in superblocks; each engine's folder declares its own. (The BTT has a
-/// format of its own.)
+/// The number of an engine in superblocks. Each engine's folder declares its own. (The BTT has its
+/// own format.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(transparent)]
 pub struct EngineCode(pub u32);
@@ -161,25 +164,25 @@ impl std::fmt::Display for EngineCode {
 /// An option of `create`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OptionSpec {
-    /// The name, without dashes before it.
+    /// The name, without leading dashes.
     pub name: &'static str,
-    /// What stands for its value in help texts.
+    /// The placeholder for the value in help texts.
     pub value_name: &'static str,
     /// One sentence.
     pub help: &'static str,
 }
 
-/// Size of a block, which several engines take.
+/// The option for the size of a block, which several engines take.
 pub const BLOCK_SIZE: OptionSpec =
     OptionSpec { name: "block-size", value_name: "BYTES", help: "Size of a block in bytes" };
 
-/// Options of `create` as they were given: names and texts.
+/// Options of `create` as the user gave them: names and texts.
 pub type Options = BTreeMap<&'static str, String>;
 
-/// Parses the block size among `options`; 4096 where none is given.
+/// Parses the block size among `options`. Returns `None` if none is given.
 ///
 /// # Errors
-/// [`EngineError::Usage`]: it is not one of `allowed`.
+/// [`EngineError::Usage`] if the size is not one of `allowed`.
 pub fn block_bytes_of(options: &Options, allowed: &[u32]) -> Result<Option<u32>, EngineError> {
     options.get(BLOCK_SIZE.name).map(|text| one_of(BLOCK_SIZE.name, text, allowed)).transpose()
 }
@@ -187,7 +190,7 @@ pub fn block_bytes_of(options: &Options, allowed: &[u32]) -> Result<Option<u32>,
 /// Parses a size in bytes that must be one of `allowed`.
 ///
 /// # Errors
-/// [`EngineError::Usage`]: it is another.
+/// [`EngineError::Usage`] if the size is not one of `allowed`.
 pub fn one_of(name: &str, text: &str, allowed: &[u32]) -> Result<u32, EngineError> {
     let bytes = crate::size::parse_bytes(text).ok().and_then(|bytes| u32::try_from(bytes).ok());
     bytes.filter(|bytes| allowed.contains(bytes)).ok_or_else(|| {
@@ -196,76 +199,77 @@ pub fn one_of(name: &str, text: &str, allowed: &[u32]) -> Result<u32, EngineErro
     })
 }
 
-/// A pool to be made.
+/// A pool to be created.
 pub trait Plan {
-    /// The smallest pool that it can be, in bytes.
+    /// Returns the size of the smallest possible pool in bytes.
     fn smallest_bytes(&self) -> u64;
 
-    /// The largest pool of at most `bytes` that has no bytes that the engine could not use:
-    /// one of whole pages, unless the engine says otherwise.
+    /// Returns the size of the largest pool of at most `bytes` without bytes that the engine could
+    /// not use. By default, that is whole pages.
     fn largest_fit_bytes(&self, bytes: u64) -> u64 {
         bytes - bytes % 4096
     }
 
-    /// Makes the pool of all of `region`; what was there is lost.
+    /// Formats all of `region` as the pool. Previous content is lost.
     ///
     /// # Errors
-    /// The memory failed.
+    /// Fails if the memory fails.
     fn create(&self, region: &Region) -> Result<(), EngineError>;
 }
 
-/// What a pool is, by its header.
+/// The description of a pool, according to its header.
 #[derive(Debug, Clone)]
 pub struct Description {
-    /// Bytes for users: of the device that the pool makes, or of its log.
+    /// Usable bytes: the size of the device, or of the log in the pool.
     pub size_bytes: u64,
-    /// Size of a block in bytes and number of blocks, where the pool is a device by itself.
+    /// Size of a block in bytes and number of blocks, if the pool is a device by itself.
     pub blocks: Option<(u32, u64)>,
     /// The header, for scripts.
     pub header: Value,
-    /// What is worth knowing, for people.
+    /// Further facts, for people.
     pub lines: Vec<Line>,
 }
 
-/// A device behind an engine, that no other program uses.
+/// A device behind an engine. No other program uses it.
 pub struct Backing {
     /// The device.
     pub device: Arc<dyn BlockDevice>,
-    /// What tells it from all others, after a rename or a restart too; never 0.
+    /// Distinguishes the device from all others, even after a rename or a restart; never 0.
     pub identity: u64,
-    /// Its absolute path, or its URL.
+    /// The absolute path or the URL.
     pub name: Vec<u8>,
-    /// What lies on it that writes would destroy, in words, such as `a raw pool`.
+    /// Existing content that writes would destroy, in words, such as `a raw pool`.
     pub holds: Option<String>,
-    /// Why it may not be as the engine's pool left it, if so: what the pool has of it may be old.
+    /// Why the backing may have changed since the engine's pool left it, if it may have. The pool's
+    /// data may then be older than the backing's.
     pub doubt: Option<String>,
 }
 
-/// What a pool is opened with.
+/// The arguments for opening a pool.
 pub struct Opening {
-    /// Go on without what is damaged, where the engine can.
+    /// Continue without damaged data, if the engine can.
     pub salvage: bool,
     /// The memory of the pool.
     pub region: Arc<Region>,
-    /// The device behind the pool, where one is named.
+    /// The device behind the pool, if one is named.
     pub backing: Option<Backing>,
-    /// Use the backing also where that may not be meant: another one's data is pending, or the
-    /// backing holds a pool. Write to a pool also where its damage makes that dangerous.
+    /// Use the backing even if that may be a mistake: data for another backing is pending, or the
+    /// backing holds a pool. Write to a pool even if its damage makes that dangerous.
     pub force: bool,
-    /// What one flush covers is durable as a whole or not at all; only where the engine
-    /// [has that](Traits::has_atomic_flush).
+    /// Make the writes of one flush durable as a whole or not at all. Only for engines that [have
+    /// that ability](Traits::has_atomic_flush).
     pub atomic_flush: bool,
 }
 
-/// A pool that was opened.
+/// An opened pool.
 pub struct Opened {
     /// The tier.
     pub tier: Arc<dyn Tier>,
-    /// What recovery found, in words.
+    /// The findings of recovery, in words.
     pub recovered: String,
 }
 
-/// How far a check is.
+/// The progress of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     /// Steps done.
@@ -274,13 +278,13 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// Is told now and then how far a check is.
+/// Called repeatedly with the progress of a check.
 pub type OnProgress<'a> = &'a mut dyn FnMut(Progress);
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Clone)]
 pub struct Checked {
-    /// Number of faults that are left.
+    /// Number of remaining faults.
     pub faults: u64,
     /// For scripts: an object with the findings.
     pub report: Value,
@@ -295,7 +299,7 @@ pub enum EngineError {
     /// The command was used wrongly.
     #[error("{0}")]
     Usage(String),
-    /// The pool cannot be used like this; the text says what would do.
+    /// The pool cannot be used like this. The text says how it can be.
     #[error("{0}")]
     Refused(String),
     /// The pool or its memory failed.
@@ -304,7 +308,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// The error of a pool that `source` tells.
+    /// Returns the error of a pool with the cause `source`.
     pub fn pool(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::Pool(source.into())
     }

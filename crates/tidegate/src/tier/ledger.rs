@@ -1,8 +1,9 @@
-//! Failed write-backs that no request waited for, kept until a flush or FUA reports them (P5).
+//! Failed write-backs that no request waited for, kept until a flush or FUA write reports them
+//! (P5).
 //!
-//! The ledger only remembers what to report. The data is safe because the tier keeps it, dirty, and
-//! tries the write-back again. Where the tier keeps it durably too, and only the device below
-//! failed, no flush has to fail ([`write_back_failed`](Ledger::write_back_failed)).
+//! The ledger only remembers failures to report. The data is safe because the tier keeps it, dirty,
+//! and repeats the write-back. If the tier also keeps it durably, and only the device below failed,
+//! no flush has to fail ([`write_back_failed`](Ledger::write_back_failed)).
 
 use parking_lot::Mutex;
 
@@ -12,9 +13,9 @@ use crate::sync::{AtomicU64, Ordering};
 /// Why a write-back failed.
 #[derive(Debug)]
 pub(crate) enum Failed {
-    /// The device below did: the tier has everything that it had.
+    /// The device below failed. The tier still has all its data.
     Below(DeviceError),
-    /// The tier's own memory did, or its data is damaged: what was acknowledged may be lost.
+    /// The tier's own memory failed, or its data is damaged. Acknowledged data may be lost.
     Own(DeviceError),
 }
 
@@ -35,7 +36,7 @@ impl From<Failed> for DeviceError {
 pub(crate) struct Ledger {
     /// Name of the tier, for messages.
     tier: &'static str,
-    /// All failures so far, so that a path without failures takes no lock.
+    /// Number of all failures so far, so that a path without failures takes no lock.
     failures: AtomicU64,
     entries: Mutex<Entries>,
 }
@@ -51,7 +52,7 @@ struct Entries {
 
 #[derive(Clone)]
 struct Failure {
-    /// The block that was written, where it is known.
+    /// The block that was written, if known.
     lba: Option<u64>,
     kind: DeviceErrorKind,
     message: String,
@@ -64,20 +65,20 @@ impl Failure {
 }
 
 impl Ledger {
-    /// An empty ledger of the tier that messages call `tier`, such as "the log".
+    /// Returns an empty ledger of a tier that messages call `tier`, such as "the log".
     pub(crate) fn new(tier: &'static str) -> Self {
         Self { tier, failures: AtomicU64::new(0), entries: Mutex::default() }
     }
 
-    /// A write-back failed with `error`: that of block `lba`, or of several blocks. The data stays
-    /// dirty, and the next flush reports it.
+    /// Notes that the write-back of block `lba`, or of several blocks, failed with `error`. The
+    /// data stays dirty, and the next flush reports the failure.
     pub(crate) fn record(&self, lba: Option<u64>, error: &DeviceError) {
         self.count(lba, error, true);
     }
 
-    /// A write-back failed, of a tier that keeps durably what it acknowledges. The next flush
-    /// reports it, unless the device below failed and what it may have lost, `is_at_risk`, was not
-    /// acknowledged.
+    /// Notes a failed write-back of a tier that keeps acknowledged data durably, and returns its
+    /// error. The next flush reports the failure, unless only the device below failed and the data
+    /// that it may have lost was not acknowledged, which makes `is_at_risk` false.
     pub(crate) fn write_back_failed(&self, failed: Failed, is_at_risk: bool) -> DeviceError {
         let is_to_report = is_at_risk || matches!(failed, Failed::Own(_));
         let error = DeviceError::from(failed);
@@ -85,8 +86,8 @@ impl Ledger {
         error
     }
 
-    /// A write-back failed with `error`, which is counted, and named by requests that it blocks;
-    /// the next flush reports it if it `is_to_report`.
+    /// Counts a write-back that failed with `error`, and keeps it for requests that it blocks. The
+    /// next flush reports it if it `is_to_report`.
     fn count(&self, lba: Option<u64>, error: &DeviceError, is_to_report: bool) {
         let failure = Failure { lba, kind: error.kind(), message: error.with_causes() };
         let mut entries = self.entries.lock();
@@ -98,15 +99,15 @@ impl Ledger {
         self.failures.fetch_add(1, Ordering::Release);
     }
 
-    /// Number of failures so far, reported or not.
+    /// Returns the number of failures so far, reported or not.
     pub(crate) fn failures(&self) -> u64 {
         self.failures.load(Ordering::Acquire)
     }
 
-    /// Reports the failures since the last report, once.
+    /// Reports the failures since the last report, each once.
     ///
     /// # Errors
-    /// The first of them, with its kind.
+    /// Returns the first failure since the last report, with its kind.
     pub(crate) fn report(&self) -> Result<()> {
         if self.failures() == 0 {
             return Ok(());
@@ -126,8 +127,8 @@ impl Ledger {
         ))
     }
 
-    /// The error of a request that a failed write-back keeps from its end, though the failure may
-    /// be reported already. `found` says what the request found.
+    /// Returns the error for a request that a failed write-back blocks, even if the failure was
+    /// reported already. `found` is the state that the request met, for the message.
     pub(crate) fn blocked(&self, found: &str) -> DeviceError {
         let last = self.entries.lock().last.clone();
         let (kind, last) = last.map_or((DeviceErrorKind::Io, String::new()), |last| {

@@ -1,28 +1,28 @@
-//! Doubly linked lists of slot numbers over one array of links: a slot is in at most one list of an
+//! Doubly linked lists of slot numbers over one array of links. A slot is in at most one list of an
 //! array, and carries a mark of four bits for its owner.
 //!
-//! A slot costs 8 bytes: two numbers of 30 bits and two pairs of bits.
+//! A slot takes 8 bytes: two numbers of 30 bits and two pairs of bits.
 
-/// Most slots of an array of links.
+/// Maximum number of slots of an array of links.
 pub const MAX_SLOTS: u32 = UNLISTED;
 
-/// The bits of a number; as a number the end of a list.
+/// Mask of the bits of a number. As a number, it marks the end of a list.
 const NO_SLOT: u32 = (1 << 30) - 1;
 
-/// Stands for the slot before a slot that is in no list.
+/// As the previous slot, marks a slot that is in no list.
 const UNLISTED: u32 = NO_SLOT - 1;
 
 /// The links of the slots `0..count`, for any number of lists that share no slot.
 pub struct Links(Box<[Link]>);
 
-/// The slots before and after one, each with two bits of the mark above it.
+/// The slots before and after a slot, each with two bits of the mark above.
 #[derive(Clone, Copy)]
 struct Link {
     previous: u32,
     next: u32,
 }
 
-/// A list: the first slot to the last one.
+/// A list of slots.
 #[derive(Debug)]
 pub struct List {
     first: u32,
@@ -31,44 +31,44 @@ pub struct List {
 }
 
 impl Links {
-    /// Links of `count` slots, none of them in a list.
+    /// Returns links of `count` slots, which are in no list.
     ///
     /// # Panics
-    /// There are more than [`MAX_SLOTS`] of them.
+    /// Panics if `count` is greater than [`MAX_SLOTS`].
     pub fn new(count: u32) -> Self {
         assert!(count <= MAX_SLOTS, "{count} slots; links number at most {MAX_SLOTS}");
         Self(vec![Link { previous: UNLISTED, next: NO_SLOT }; count as usize].into())
     }
 
-    /// Bytes of memory.
+    /// Returns the size of the links in bytes.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.0)
     }
 
-    /// Whether `slot` is in a list.
+    /// Returns whether `slot` is in a list.
     pub fn is_listed(&self, slot: u32) -> bool {
         self.0[slot as usize].previous & NO_SLOT != UNLISTED
     }
 
-    /// The mark of `slot`: 0, or what [`set_mark`](Self::set_mark) has stored last.
+    /// Returns the mark of `slot` that [`set_mark`](Self::set_mark) stored last, or 0.
     pub fn mark(&self, slot: u32) -> u32 {
         let Link { previous, next } = self.0[slot as usize];
         (previous >> 30) << 2 | next >> 30
     }
 
-    /// Stores the low four bits of `mark` with `slot`; lists leave them as they are.
+    /// Stores the low four bits of `mark` with `slot`. Lists do not change them.
     pub fn set_mark(&mut self, slot: u32, mark: u32) {
         let link = &mut self.0[slot as usize];
         link.previous = link.previous & NO_SLOT | (mark >> 2) << 30;
         link.next = link.next & NO_SLOT | mark << 30;
     }
 
-    /// The slot after `slot` in its list.
+    /// Returns the slot after `slot` in its list.
     pub fn next(&self, slot: u32) -> Option<u32> {
         some(self.0[slot as usize].next & NO_SLOT)
     }
 
-    /// The slot before `slot`, which is in a list.
+    /// Returns the slot before `slot`, which is in a list.
     pub fn previous(&self, slot: u32) -> Option<u32> {
         some(self.0[slot as usize].previous & NO_SLOT)
     }
@@ -88,32 +88,32 @@ impl List {
     /// A list without slots.
     pub const EMPTY: Self = Self { first: NO_SLOT, last: NO_SLOT, len: 0 };
 
-    /// Number of slots.
+    /// Returns the number of slots.
     pub fn len(&self) -> u32 {
         self.len
     }
 
-    /// It has no slots.
+    /// Returns whether the list has no slots.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The first slot.
+    /// Returns the first slot.
     pub fn first(&self) -> Option<u32> {
         some(self.first)
     }
 
-    /// The last slot.
+    /// Returns the last slot.
     pub fn last(&self) -> Option<u32> {
         some(self.last)
     }
 
-    /// The slots from the first to the last.
+    /// Returns the slots from the first to the last.
     pub fn iter<'a>(&self, links: &'a Links) -> impl Iterator<Item = u32> + use<'a> {
         std::iter::successors(self.first(), |&slot| links.next(slot))
     }
 
-    /// Adds `slot`, which is in no list, as the last one.
+    /// Appends `slot`, which is in no list.
     pub fn push_last(&mut self, links: &mut Links, slot: u32) {
         links.set_previous(slot, self.last);
         links.set_next(slot, NO_SLOT);
@@ -125,7 +125,7 @@ impl List {
         self.len += 1;
     }
 
-    /// Takes `slot`, which is in this list, out.
+    /// Removes `slot`, which is in this list.
     pub fn remove(&mut self, links: &mut Links, slot: u32) {
         let (previous, next) = (links.previous(slot), links.next(slot));
         match previous {
@@ -140,7 +140,8 @@ impl List {
         self.len -= 1;
     }
 
-    /// Puts `new`, which is in no list, where `old` is in this one, with the mark of `old`.
+    /// Replaces `old`, which is in this list, by `new`, which is in no list and gets the mark of
+    /// `old`.
     pub fn replace(&mut self, links: &mut Links, old: u32, new: u32) {
         links.0[new as usize] = links.0[old as usize];
         match links.previous(old) {

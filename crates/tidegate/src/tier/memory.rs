@@ -1,4 +1,4 @@
-//! What the persistent memory under a tier was asked to do, as metrics.
+//! Metrics of the persistent memory under a tier.
 
 use crate::pmem::Region;
 use crate::stats::{Collector, Metric, Unit};

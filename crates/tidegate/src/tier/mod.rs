@@ -1,10 +1,10 @@
-//! What every tier can say and do beside being a block device, how an engine offers itself, and the
-//! parts that are the same whatever a tier caches and wherever it keeps it.
+//! The interface of tiers beyond that of a block device, the interface of engines, and the parts
+//! that all tiers share:
 //!
 //! - [`Tier`]: state, drain, settings and metrics of an open tier;
 //! - [`background`]: work in steps, run by threads or by a simulator's scheduler;
 //! - `clock`: the clock of costs and rests;
-//! - `ledger`: write-backs that failed, until a flush reports them;
+//! - `ledger`: failed write-backs, until a flush reports them;
 //! - [`list`]: lists of slots over one array of links;
 //! - [`memory`]: metrics of the persistent memory under a tier;
 //! - `set_locks`: sets behind locks, and waiting for a set to change;
@@ -33,77 +33,78 @@ pub use engine::{
 use crate::device::{BlockDevice, DeviceError, DeviceErrorKind, Result};
 use crate::stats::Collector;
 
-/// One tier of a stack: a block device that can tell what it is and be asked to change.
+/// One tier of a stack: a block device that reports its state and has settings.
 pub trait Tier: BlockDevice {
-    /// What the tier is and what it holds now.
+    /// Returns the tier's identity and present content.
     fn state(&self) -> State;
 
-    /// Writes all that the tier holds to the tier below, flushes that, and stops the tier's
+    /// Writes all data that the tier holds to the tier below, flushes that, and stops the tier's
     /// threads. The tier stays usable and keeps every promise, but works only on demand.
     ///
-    /// Dropping a tier stops its threads too, but cannot say what failed.
+    /// Dropping a tier stops its threads too, but cannot report a failure.
     ///
     /// # Errors
-    /// As for [`BlockDevice::flush`]; what could not be written stays in the tier, and another call
-    /// tries again.
+    /// Fails like [`BlockDevice::flush`]. Data that could not be written stays in the tier, and
+    /// another call tries again.
     fn drain(&self) -> Result<()>;
 
-    /// Destages nothing more, but where a write needs the space: ends the tier's threads and does
-    /// not wait for them. What the tier holds stays in it, and a flush ends in the tier as far as
-    /// the tier keeps what it acknowledged. No request is under way, and those that come are of
-    /// the tier above, which is drained.
+    /// Stops destaging, except when a write needs the space. Ends the tier's threads without
+    /// waiting for their end. The tier's data stays in it, and a flush need not reach the tier
+    /// below if this tier keeps acknowledged data. No request may be under way, and later requests
+    /// may come only from the tier above, which is drained.
     ///
-    /// Only where the engine [keeps what is dirty](Traits::keeps_dirty); other tiers go on.
+    /// Only engines that [keep dirty data](Traits::keeps_dirty) stop. Other tiers go on.
     fn stop_destaging(&self) {}
 
-    /// Writes all that the tier holds to the tier below, and then gives up all that the tier below
-    /// has too. Requests go on meanwhile: what they write or read anew may stay.
+    /// Writes all data that the tier holds to the tier below, and then removes all data from the
+    /// tier that the tier below has too. Requests go on meanwhile: data that they write or read may
+    /// stay.
     ///
     /// # Errors
-    /// The tier [has no clean pages](Traits::has_clean_pages); or as for
-    /// [`BlockDevice::flush`]. What could not be written stays in the tier.
+    /// Fails if the tier [has no clean pages](Traits::has_clean_pages), and like
+    /// [`BlockDevice::flush`]. Data that could not be written stays in the tier.
     fn purge(&self) -> Result<Purged> {
         let message = "the tier keeps nothing that the tier below has too";
         Err(DeviceError::new(DeviceErrorKind::Unsupported, message))
     }
 
-    /// Writes all that the tier held when this began to the tier below, and flushes that. Requests
-    /// and the tier's threads go on meanwhile. Returns the bytes that stay with atomic flush, since
-    /// no flush has committed them: the tier below never has a part of them.
+    /// Writes all data that the tier held when the call began to the tier below, and flushes that.
+    /// Requests and the tier's threads go on meanwhile. Returns how many bytes stay with atomic
+    /// flush because no flush has committed them: the tier below never gets a part of a group.
     ///
     /// # Errors
-    /// As for [`BlockDevice::flush`]; what could not be written stays in the tier.
+    /// Fails like [`BlockDevice::flush`]. Data that could not be written stays in the tier.
     fn destage(&self) -> Result<u64> {
         self.flush().map(|()| 0)
     }
 
-    /// Fails where the tier holds writes that no flush has committed: what readers see now is no
-    /// state that a crash could leave. No change is under way.
+    /// Checks that the tier holds no writes that no flush has committed: such a content could not
+    /// be the result of a crash. No change may be under way.
     ///
     /// # Errors
-    /// [`DeviceErrorKind::Unsupported`].
+    /// Returns [`DeviceErrorKind::Unsupported`] if there are such writes.
     fn check_committed(&self) -> Result<()> {
         Ok(())
     }
 
-    /// What a file has to hold to be a pool with the present content; None where the tier below has
-    /// a part of that, or the engine cannot tell. No change is under way.
+    /// Returns the content that a file needs to be a pool with the present data, or `None` if the
+    /// tier below has a part of the data or the engine cannot tell. No change may be under way.
     ///
     /// # Errors
-    /// The memory failed.
+    /// Fails if the memory fails.
     fn image(&self) -> Result<Option<Image>> {
         Ok(None)
     }
 
-    /// The settings that the tier has, with their present values.
+    /// Returns the tier's settings with their present values.
     fn settings(&self) -> Vec<Setting> {
         Vec::new()
     }
 
-    /// Returns whether `settings`, keys with values, could all be set now. Changes nothing.
+    /// Checks whether `settings`, pairs of key and value, could all be set now. Changes nothing.
     ///
     /// # Errors
-    /// [`SettingError`] of the first that could not.
+    /// Returns the [`SettingError`] of the first setting that could not be set.
     fn check(&self, settings: &[(&str, &str)]) -> std::result::Result<(), SettingError> {
         let own = self.settings();
         let changes = |key: &str| own.iter().any(|it| it.key == key && it.fixed.is_none());
@@ -116,7 +117,7 @@ pub trait Tier: BlockDevice {
     /// Changes setting `key` to `value`.
     ///
     /// # Errors
-    /// [`SettingError`]; nothing has changed then.
+    /// Returns a [`SettingError`] if the setting cannot be changed. Nothing has changed then.
     fn set(&self, key: &str, value: &str) -> std::result::Result<(), SettingError> {
         let _ = value;
         Err(SettingError::of(key, &self.settings()))
@@ -126,27 +127,27 @@ pub trait Tier: BlockDevice {
     fn metrics(&self, collector: &mut Collector);
 }
 
-/// The content of a pool at one instant, as its file would hold it. Bytes that are neither in the
-/// parts nor in a block's place mean nothing.
+/// The content of a pool at one instant, as its file would hold it. All bytes outside of `parts`
+/// and blocks are irrelevant.
 pub struct Image {
-    /// What describes the pool, with its offsets.
+    /// The bytes that describe the pool, with their offsets.
     pub parts: Vec<(u64, Vec<u8>)>,
-    /// Bytes that a block takes in the pool.
+    /// Size of a block in the pool, in bytes.
     pub stored_bytes: u64,
-    /// Where the pool has the block with this number; None: nowhere, it reads as zeroes or is lost.
+    /// Returns the offset of a block, by its number. `None`: the block reads as zeroes or is lost.
     pub place: Box<dyn Fn(u64) -> Option<u64> + Send + Sync>,
 }
 
-/// What became of a purge.
+/// The result of a purge.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Purged {
-    /// Bytes of the pages that were given up.
+    /// Bytes of the pages that were removed.
     pub freed_bytes: u64,
-    /// Bytes of the pages that are left: written or read meanwhile, or waiting for a commit.
+    /// Bytes of the pages that stayed: pages written or read meanwhile, or waiting for a commit.
     pub left_bytes: u64,
 }
 
-/// Which place of the stack a tier has.
+/// The level of a tier in the stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
@@ -158,32 +159,32 @@ pub enum Level {
 }
 
 impl Level {
-    /// The name in labels of metrics.
+    /// Returns the name in labels of metrics.
     pub fn name(self) -> &'static str {
         self.into()
     }
 }
 
-/// What a tier is and what it holds.
+/// The identity and the content of a tier.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// Its place in the stack.
+    /// The level in the stack.
     pub level: Level,
     /// The engine or the policy.
     pub name: String,
-    /// Bytes that only this tier holds and that [`Tier::drain`] would write to the tier below.
+    /// Bytes that only this tier holds, and that [`Tier::drain`] would write to the tier below.
     pub pending_bytes: u64,
-    /// For people: what is worth knowing.
+    /// Further facts, for people.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lines: Vec<Line>,
-    /// For scripts: an object whose keys are the tier's own, with units in their names.
+    /// For scripts: an object with keys that the tier defines, with units in their names.
     pub details: serde_json::Value,
 }
 
 /// A label and a text, for people.
 pub type Line = (Cow<'static, str>, String);
 
-/// A line of `text` with the label `label`.
+/// Returns a line with `label` and `text`.
 pub fn line(label: &'static str, text: impl std::fmt::Display) -> Line {
     (Cow::Borrowed(label), text.to_string())
 }
@@ -195,9 +196,9 @@ pub struct Setting {
     pub key: String,
     /// Its present value.
     pub value: String,
-    /// One sentence: what it does, and its range.
+    /// One sentence: the effect and the range.
     pub help: String,
-    /// Why it cannot be changed while the tier is open; absent where it can be.
+    /// Why the setting cannot be changed while the tier is open; absent if it can be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fixed: Option<String>,
 }
@@ -214,22 +215,22 @@ pub enum SettingError {
         /// The settings that exist.
         known: Vec<String>,
     },
-    /// It cannot be changed while the tier is open.
+    /// The setting cannot be changed while the tier is open.
     #[error("`{key}` cannot be changed now: {reason}")]
     Fixed {
-        /// Its name.
+        /// The name of the setting.
         key: String,
         /// Why, and what to do instead.
         reason: String,
     },
-    /// The value does not do.
+    /// The value is not allowed.
     #[error("`{value}` is no value for `{key}`; expected {expected}")]
     Value {
-        /// Its name.
+        /// The name of the setting.
         key: String,
         /// The value asked for.
         value: String,
-        /// What would do.
+        /// The values that are allowed.
         expected: String,
     },
     /// A later one of several settings failed, and earlier ones could not be taken back.
@@ -247,12 +248,12 @@ fn known_or_none(known: &[String]) -> String {
 }
 
 impl SettingError {
-    /// The error for a `value` of `key` that does not do.
+    /// Returns the error for a `value` that `key` does not allow.
     pub fn value(key: &str, value: &str, expected: impl Into<String>) -> Self {
         Self::Value { key: key.to_owned(), value: value.to_owned(), expected: expected.into() }
     }
 
-    /// The error for `key` where `settings` has it as fixed, or not at all.
+    /// Returns the error for a setting `key` that is fixed in `settings`, or not among them.
     pub fn of(key: &str, settings: &[Setting]) -> Self {
         let key = key.to_owned();
         let fixed = settings.iter().find(|it| it.key == key).and_then(|it| it.fixed.clone());
@@ -265,7 +266,7 @@ impl SettingError {
     }
 }
 
-/// `number` of the things that `thing` names one of, in words.
+/// Formats `number` and the noun `thing`, in the plural unless `number` is 1.
 pub fn counted(number: u64, thing: &str) -> String {
     if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
 }

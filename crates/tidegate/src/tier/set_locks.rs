@@ -1,4 +1,4 @@
-//! The sets of a tier behind a lock each, and the event that a set has changed.
+//! The sets of a tier, each behind a lock, and the event that a set has changed.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use crossbeam_utils::CachePadded;
 
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 
-/// Called in place of waiting for another thread, by a tier that a simulator's scheduler runs. It
-/// may return at any time: the caller looks again.
+/// Called instead of waiting for another thread, in a tier that a simulator's scheduler runs. It
+/// may return at any time: the caller checks again.
 pub type Relax = Arc<dyn Fn() + Send + Sync>;
 
-/// Sets of type `S`, each behind its lock.
+/// Sets of type `S`, each behind its own lock.
 pub(crate) struct SetLocks<S> {
     cells: Box<[CachePadded<Cell<S>>]>,
     relax: Option<Relax>,
@@ -27,7 +27,7 @@ struct Guarded<S> {
     waiters: u32,
 }
 
-/// A set locked; dropping it unlocks.
+/// A locked set. Dropping it unlocks.
 pub(crate) struct SetLock<'a, S> {
     cell: &'a Cell<S>,
     relax: Option<&'a Relax>,
@@ -35,7 +35,7 @@ pub(crate) struct SetLock<'a, S> {
 }
 
 impl<S> SetLocks<S> {
-    /// Locks of `sets`. Where there is a `relax`, it is called in place of waiting for a change.
+    /// Returns locks for `sets`. If given, `relax` is called instead of waiting for a change.
     pub(crate) fn new(sets: impl Iterator<Item = S>, relax: Option<Relax>) -> Self {
         let cell = |set| {
             let guarded = Mutex::new(Guarded { set, waiters: 0 });
@@ -44,12 +44,12 @@ impl<S> SetLocks<S> {
         Self { cells: sets.map(cell).collect(), relax }
     }
 
-    /// Number of sets.
+    /// Returns the number of sets.
     pub(crate) fn count(&self) -> usize {
         self.cells.len()
     }
 
-    /// Bytes of the sets themselves.
+    /// Returns the size of the sets and locks in bytes.
     pub(crate) fn bytes(&self) -> usize {
         size_of_val(&*self.cells)
     }
@@ -84,7 +84,7 @@ impl<S> SetLock<'_, S> {
         self.guard.unlocked(run)
     }
 
-    /// Number of threads that wait for this set to change.
+    /// Returns the number of threads that wait for this set to change.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn waiters(&self) -> u32 {
         self.guard.waiters

@@ -1,16 +1,16 @@
-//! Versions of blocks, for readers that take no lock; and the locks of their writers.
+//! Versions of blocks for readers that take no lock, and the locks of their writers.
 //!
-//! Many keys (lbas, or groups of them) share a word; those of one word are called its bucket. A
-//! reader looks at the version, reads, and looks again: where the version is the one before, no
-//! writer of the bucket has ended a change meanwhile (BTT), or begun one (log). So a reader
-//! registers nowhere, and no writer has to look for it. The kernel's reader table (rtt) makes each
-//! writer scan all lanes instead.
+//! Many keys (lbas or groups of lbas) share a word. The keys of one word are its bucket. A reader
+//! loads the version, reads, and loads the version again. If the version is unchanged, no writer of
+//! the bucket has ended a change meanwhile (BTT), or begun one (log). So readers register nowhere,
+//! and writers need not search for readers. The kernel's reader table (rtt) makes each writer scan
+//! all lanes instead.
 //!
 //! A tier changes versions in one of two ways:
-//! - By locks: a writer holds the lock of its key while it changes what readers look up, and the
-//!   version grows by one at the unlock. A lock also remembers a number that its last holder left.
+//! - By locks: a writer holds the lock of its key while it changes the data that readers look up,
+//!   and the unlock increments the version. A lock also keeps a number that its last holder left.
 //! - By [`advance`](VersionLocks::advance), before a change begins: without a lock, or by the
-//!   holder of the lock, where the change is to be seen before the unlock.
+//!   holder of the lock if readers must see the change before the unlock.
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
@@ -21,7 +21,7 @@ const HOLDER_SHIFT: u32 = 1;
 const HOLDER: u64 = 0x7FFF << HOLDER_SHIFT;
 const ONE_VERSION: u64 = 1 << 16;
 
-/// Words of versions and locks.
+/// Words that each hold a version and a lock.
 pub(crate) struct VersionLocks {
     words: Box<[AtomicU64]>,
     shift: u32,
@@ -31,22 +31,22 @@ pub(crate) struct VersionLocks {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Version(u64);
 
-/// A lock held; dropping it unlocks.
+/// A held lock. Dropping it unlocks.
 pub(crate) struct VersionGuard<'a> {
     word: &'a AtomicU64,
-    /// What the word was, unlocked.
+    /// The word before the lock, without the lock bit.
     value: u64,
 }
 
 impl VersionLocks {
-    /// `1 << words_log2` words of 8 bytes (1 to 31).
+    /// Returns `1 << words_log2` words of 8 bytes each. `words_log2` is 1 to 31.
     pub(crate) fn new(words_log2: u32) -> Self {
         let words = (0..1 << words_log2).map(|_| AtomicU64::new(0)).collect();
         Self { words, shift: 64 - words_log2 }
     }
 
-    /// Locks `key`, calling `relax` while another thread holds it. A holder locks further keys only
-    /// in ascending order of their [`rank`](Self::rank).
+    /// Locks `key`, calling `relax` while another thread holds the lock. A holder may lock further
+    /// keys only in ascending order of their [`rank`](Self::rank).
     #[inline]
     pub(crate) fn lock(&self, key: impl Into<u64>, relax: impl Fn()) -> VersionGuard<'_> {
         let word = self.word(key);
@@ -62,7 +62,7 @@ impl VersionLocks {
         }
     }
 
-    /// Returns when each lock that is held at the call was unlocked, calling `relax` meanwhile.
+    /// Waits until each lock that is held at the call was unlocked, calling `relax` meanwhile.
     pub(crate) fn await_holders(&self, relax: impl Fn()) {
         for word in &self.words {
             while word.load(Ordering::Acquire) & LOCKED != 0 {
@@ -71,7 +71,8 @@ impl VersionLocks {
         }
     }
 
-    /// The position of the lock of `key` in the order in which several are locked.
+    /// Returns the rank of the lock of `key`. A thread takes several locks in ascending order of
+    /// ranks.
     #[inline]
     pub(crate) fn rank(&self, key: impl Into<u64>) -> usize {
         // Neighbours go to distant words, so that sequential writers do not share a cache line.
@@ -81,28 +82,28 @@ impl VersionLocks {
         rank
     }
 
-    /// Whether two keys share a lock.
+    /// Returns whether two keys share a lock.
     #[inline]
     pub(crate) fn same_bucket(&self, one: impl Into<u64>, other: impl Into<u64>) -> bool {
         self.rank(one) == self.rank(other)
     }
 
-    /// The version before a read. Nothing that the read loads is loaded before it.
+    /// Returns the version before a read. No load of the read comes before this one.
     #[inline]
     pub(crate) fn version(&self, key: impl Into<u64>) -> Version {
         Version(self.word(key).load(Ordering::Acquire) | LOCKED)
     }
 
-    /// Whether the version is still `version` after a read: every load of the read comes before
-    /// this one.
+    /// Returns whether the version is still `version` after a read. Every load of the read comes
+    /// before this one.
     #[inline]
     pub(crate) fn unchanged(&self, key: impl Into<u64>, version: Version) -> bool {
         fence(Ordering::Acquire);
         Version(self.word(key).load(Ordering::Relaxed) | LOCKED) == version
     }
 
-    /// Changes the version of `key` before the store that a reader must not mistake for what it
-    /// looked up. The caller holds the lock of `key`, or no thread uses that lock.
+    /// Advances the version of `key` before a store, so that no reader takes the new bytes for the
+    /// bytes that it looked up. The caller holds the lock of `key`, or no thread uses that lock.
     #[inline]
     pub(crate) fn advance(&self, key: impl Into<u64>) {
         self.word(key).fetch_add(ONE_VERSION, Ordering::SeqCst);
@@ -115,7 +116,7 @@ impl VersionLocks {
 }
 
 impl VersionGuard<'_> {
-    /// The number that the last holder left, where one did.
+    /// Returns the number that the last holder left, if any.
     #[inline]
     pub(crate) fn last_holder(&self) -> Option<u32> {
         let holder =

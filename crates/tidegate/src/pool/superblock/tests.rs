@@ -1,4 +1,4 @@
-//! The superblock under hostile bytes and crashes.
+//! Tests of the superblock with arbitrary bytes and with crashes.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn page(region: &Region, offset: u64) -> [u8; 4096] {
     page
 }
 
-/// Writes a copy with one field changed and the checksum made right.
+/// Writes a copy with one changed field and a correct checksum.
 fn forge(region: &Region, change: impl Fn(&mut SuperblockBytes)) {
     let (_, superblock) = made();
     let mut bytes = superblock.encode();
@@ -74,7 +74,7 @@ fn two_damaged_copies_are_reported_one_by_one() {
     );
 }
 
-/// Every prefix of an update's stores, a page at a time, torn in its middle too.
+/// Tries every prefix of an update's stores, a page at a time, also torn within a page.
 #[test]
 fn a_crash_in_an_update_leaves_the_old_or_the_new() {
     let (region, old) = made();
@@ -104,8 +104,8 @@ fn a_crash_in_an_update_leaves_the_old_or_the_new() {
     assert_eq!(Superblock::read(&region).unwrap().superblock, old);
 }
 
-/// Every prefix of the stores that give a pool another size, a page at a time, torn in its middle
-/// too; in a region as long as the larger pool, or longer than both.
+/// Tries every prefix of the stores of a resize, a page at a time, also torn within a page, in a
+/// region as long as the larger pool or longer than both.
 #[test]
 fn a_crash_in_a_change_of_the_size_leaves_the_old_or_the_new() {
     for region_bytes in [2 * POOL_BYTES, 3 * POOL_BYTES] {
@@ -131,7 +131,7 @@ fn a_crash_in_a_change_of_the_size_leaves_the_old_or_the_new() {
     }
 }
 
-/// The order itself: the other copy is durable before the one that counts is touched.
+/// Checks the order: the other copy is durable before the copy that counts is overwritten.
 #[test]
 fn the_copy_that_counts_is_touched_last() {
     use std::sync::{Arc, Mutex};
@@ -200,7 +200,7 @@ fn the_backing_is_kept_with_as_much_of_its_name_as_fits() {
     }
 }
 
-/// The checksum is right and the fields make no sense: what can be kept of them is kept.
+/// With a correct checksum and fields that make no sense, the sensible fields are kept.
 #[test]
 fn a_forged_backing_is_read_without_harm() {
     let region = Region::anonymous(POOL_BYTES).unwrap();
@@ -291,7 +291,7 @@ proptest::proptest! {
         let mut bytes = SuperblockBytes::new_zeroed();
         bytes.as_mut_bytes().copy_from_slice(&first);
         if valid {
-            // Past the checksum, so that the fields are the fuzzer's.
+            // Corrects the checksum, so that the fields are the fuzzer's.
             bytes.magic = MAGIC;
             bytes.version = U32::new(VERSION);
             bytes.engine = U32::new(1);
