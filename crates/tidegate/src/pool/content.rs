@@ -1,5 +1,5 @@
-//! The content of a region without a pool, guessed from its first bytes, so that `create` can name
-//! the content that it would destroy.
+//! The content of a region without a pool, guessed from its first bytes: `create` names the content
+//! that it would destroy.
 
 use crate::pmem::{PmemError, Region};
 
@@ -27,8 +27,7 @@ impl Content {
     }
 }
 
-/// Offset, bytes and owner of each signature. Longer ones come first: short ones may match by
-/// chance.
+/// Offset, bytes and owner of each signature. Longer ones first: short ones may match by chance.
 const SIGNATURES: &[(u64, &[u8], &str)] = &[
     (0, b"BTT_ARENA_INFO\0\0", "a BTT (version 2.0)"),
     (4096, b"BTT_ARENA_INFO\0\0", "a BTT (version 1.1)"),

@@ -32,8 +32,8 @@ pub enum Glance {
     Unknown(Content),
 }
 
-/// Identifies the content of the file or block device `file`. Whether a pool is complete shows only
-/// when it is opened.
+/// Identifies the content of the file or block device `file`. Only opening a pool shows whether it
+/// is complete.
 ///
 /// # Errors
 /// Fails if `file` cannot be read.
@@ -88,8 +88,8 @@ fn tell_by_header(ends: &Region) -> Result<Option<Glance>, PoolError> {
     Ok(copy.map(|copy| Glance::Tidegate(Some(EngineCode(copy.engine.get())))))
 }
 
-/// Identifies content like [`identify`](super::identify), but by the two ends alone. The header was
-/// not recognized before.
+/// Identifies content like [`identify`](super::identify), but without the bytes between the ends.
+/// The header was not recognized before.
 fn tell(ends: &Region) -> Result<Glance, PoolError> {
     let found = look(ends)?;
     Ok(match (read_copy(ends, 0)?, read_copy(ends, START_BYTES)?) {

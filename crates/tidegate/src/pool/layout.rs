@@ -1,7 +1,7 @@
 //! The format of the superblock on the medium: constants, structure, size and offsets.
 //!
-//! docs/formats.md describes the format. All numbers are little-endian. Nothing in this file
-//! touches memory.
+//! docs/formats.md describes the format. All numbers are little-endian. Nothing here touches
+//! memory.
 
 use std::mem::{offset_of, size_of};
 
@@ -14,9 +14,8 @@ pub(super) const MAGIC: [u8; 8] = *b"TIDEGATE";
 pub(super) const VERSION: u32 = 1;
 /// Size of a superblock in bytes. Parts of a pool are multiples of this.
 pub(super) const PAGE_BYTES: u64 = 4096;
-/// Lowest offset of the data: behind the first copy, and behind the page where a BTT 1.1 has its
-/// first info block. That page holds zeroes, so that users' data can never make a pool look like a
-/// BTT.
+/// Lowest offset of the data: behind the first copy, and the page where a BTT 1.1 has its first
+/// info block. That page holds zeroes, so that users' data never makes a pool look like a BTT.
 pub(super) const DATA_OFFSET_MIN: u64 = 2 * PAGE_BYTES;
 /// Maximum length of a backing's name in a superblock, in bytes.
 pub(super) const BACKING_NAME_BYTES_MAX: usize = 512;

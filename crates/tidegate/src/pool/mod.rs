@@ -1,9 +1,9 @@
 //! Pools: the content of a region, and the superblock of every engine but the BTT.
 //!
-//! [`identify`] tells whether a region holds a BTT, a Tidegate pool or other content, without
-//! changing it. [`glance()`] does that for a file that is not mapped. [`Superblock`] reads and
-//! writes the superblock that docs/formats.md describes. `layout` has its format, `content` knows
-//! signatures of other programs.
+//! [`identify`] tells a BTT, a Tidegate pool and other content apart, and changes nothing.
+//! [`glance()`] does so for a file that is not mapped. [`Superblock`] reads and writes superblocks,
+//! which docs/formats.md describes. `layout` has their format, `content` knows signatures of other
+//! programs.
 //!
 //! The kinds exclude each other: a BTT has its signature at 0 or at 4096. A Tidegate pool has its
 //! superblock at 0 and zeroes at 4096, regardless of users' data.

@@ -5,8 +5,8 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::layout::{BackingStateBytes, STATE_IS_KNOWN, STATE_IS_WRITING};
 
-/// A pool's record of its backing's state, to detect that another program wrote to it. Unknown
-/// numbers are 0.
+/// A pool's record of its backing's state, to detect writes of other programs. Unknown numbers are
+/// 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BackingState {
     /// The backing's identity.
@@ -55,8 +55,7 @@ impl BackingState {
         }
     }
 
-    /// Decodes the state in a superblock with a correct checksum. Returns `None` if the state is
-    /// unknown.
+    /// Decodes the state in a superblock with a correct checksum, or `None` if it is unknown.
     pub(super) fn decode(bytes: &BackingStateBytes) -> Option<Self> {
         let flags = bytes.flags.get();
         (flags & STATE_IS_KNOWN != 0).then(|| Self {

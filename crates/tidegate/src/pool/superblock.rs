@@ -2,16 +2,14 @@
 //!
 //! Invariants:
 //! 1. The first copy lies in the first 4 KiB of the pool, the second in the last. At every moment,
-//!    even during an update, at least one copy is valid: [`Superblock::write`] makes the copy that
-//!    does *not* count durable before it overwrites the copy that does. The copy that does not
-//!    count is the second one, unless the first is damaged or older. A crash before the fence
-//!    between both writes leaves the copy that counted, whatever the state of the other copy. A
-//!    crash after the fence leaves the new copy, which then counts, whatever the state of the other
-//!    one.
-//! 2. `sequence` grows with each update: of two valid copies, the one with the higher number
-//!    counts.
-//! 3. [`erase`] comes before any write of a new pool: no valid copy of an older pool ever exists
-//!    beside the new pool.
+//!    even during an update, at least one is valid: [`Superblock::write`] makes the copy that does
+//!    *not* count durable before it touches the one that does. The former is the second copy,
+//!    unless the first is damaged or older. A crash before the fence between both writes leaves the
+//!    copy that counted, and a crash after it leaves the new one, which then counts, whatever the
+//!    state of the other copy.
+//! 2. `sequence` grows with each update: of two valid copies the one with the higher number counts.
+//! 3. [`erase`] comes before any write of a new pool, so that no valid copy of an older pool is
+//!    beside it.
 //! 4. Fields are used only after their checksum was found correct, and are checked even then.
 
 use arrayvec::ArrayString;
@@ -54,8 +52,7 @@ impl BackingIdentity {
         Self { identity: identity.max(1), name: kept }
     }
 
-    /// Decodes the identity in a superblock with a correct checksum. Returns `None` without a
-    /// backing.
+    /// Decodes the identity in a superblock with a correct checksum, or `None` without a backing.
     fn decode(bytes: &SuperblockBytes) -> Option<Self> {
         let len = (bytes.backing_name_bytes.get() as usize).min(BACKING_NAME_BYTES_MAX);
         let identity = bytes.backing_identity.get();
@@ -117,7 +114,7 @@ pub enum CopyFault {
         /// The sequence number of the copy.
         sequence: u64,
     },
-    /// The copy is valid, but of another pool than the other one, or differs from it with the same
+    /// The copy is valid, but of another pool, or it differs from the other one with the same
     /// number.
     #[error("speaks of another pool")]
     Different,
@@ -169,8 +166,8 @@ impl Found {
 }
 
 impl Superblock {
-    /// Returns a superblock for `engine` over all of `region`, with the blocks between the two
-    /// copies. Writes nothing.
+    /// Returns a superblock for `engine` over all of `region`, with the blocks between both copies.
+    /// Writes nothing.
     ///
     /// # Errors
     /// [`PoolError::TooSmall`] if the size is too small.
@@ -213,8 +210,7 @@ impl Superblock {
     /// Writes both copies as the next update, in the order of invariant 1.
     ///
     /// # Errors
-    /// [`PoolError::Pmem`] if a write fails. The pool then has either its old superblock or this
-    /// one.
+    /// [`PoolError::Pmem`] if a write fails. The pool then has its old superblock or this one.
     pub fn write(&mut self, region: &Region) -> Result<()> {
         self.sequence += 1;
         let bytes = self.encode();
@@ -245,8 +241,8 @@ impl Superblock {
     /// Reads the superblock of `region`.
     ///
     /// # Errors
-    /// Returns any [`PoolError`] except [`WrongEngine`](PoolError::WrongEngine) if `region` holds
-    /// no usable pool.
+    /// Returns any [`PoolError`] but [`WrongEngine`](PoolError::WrongEngine) if `region` holds no
+    /// usable pool.
     pub fn read(region: &Region) -> Result<Found> {
         let first = read_copy(region, 0)?;
         let second = read_second(region, first.as_deref().ok())?;
@@ -389,10 +385,9 @@ pub(super) type Copy = std::result::Result<Box<SuperblockBytes>, CopyFault>;
 
 /// Reads the second copy at the offset that `first` says, if `first` is whole.
 ///
-/// Otherwise the second copy lies at the region's end, or at the offset that the damaged first copy
-/// says: a region may be longer than its pool, and a torn update leaves the whole word of the old
-/// or of the new size. A copy contains its own offset, so a copy found there counts if that
-/// matches.
+/// Otherwise the second copy lies at the region's end, or where the damaged first copy says: a
+/// region may be longer than its pool, and a torn update leaves the whole word of the old or of the
+/// new size. A copy contains its own offset, so a copy at that offset counts.
 fn read_second(region: &Region, first: Option<&SuperblockBytes>) -> Result<Copy> {
     let at_end = read_copy(region, second_offset(region, first))?;
     if first.is_some() {

@@ -107,8 +107,7 @@ impl Condvar {
         }
     }
 
-    /// Waits for a notification, at most for `time`. Returns `false` if the time passed without
-    /// one.
+    /// Waits for a notification, at most for `time`. Returns `false` if none came by then.
     pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, time: Duration) -> bool {
         let Some(machine) = modelled() else {
             return !self.inner.wait_for(&mut guard.inner, time).timed_out();

@@ -58,9 +58,9 @@ pub trait Machine {
     /// Notes that the calling thread is about to unlock `lock`.
     fn unlocked(&self, lock: usize);
 
-    /// Waits for a notification of `event`, at most until `until_ns`. Returns `false` if that time
-    /// came first. The thread has just unlocked `lock` and will take it next. May switch, but only
-    /// after the thread waits.
+    /// Waits for a notification of `event`, at most until `until_ns`. Returns `false` if none came
+    /// by then. The thread has just unlocked `lock` and will take it next. May switch, but only
+    /// once it waits.
     fn wait(&self, event: usize, lock: usize, until_ns: Option<u64>) -> bool;
 
     /// Wakes one thread that waits for `event`, or all such threads.

@@ -1,9 +1,8 @@
 //! One value per thread, without locks: the basis of counters and of modelled delays.
 //!
-//! Invariant: a seat below [`SEATS`] belongs to one live thread at a time, and a thread takes it
-//! after all actions of the former owner. So the owner may update its shard by plain loads and
-//! stores. Threads beyond the seats share the last shard, and must update it by read-modify-write
-//! operations.
+//! Invariant: a seat below [`SEATS`] belongs to one live thread at a time, and taking it happens
+//! after all actions of its former owner. So its owner may update a shard by plain load and store.
+//! Threads beyond the seats share the last shard and must use read-modify-write operations.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,8 +33,7 @@ impl Drop for ReturnSeat {
     }
 }
 
-/// Returns the calling thread's seat: its own seat below [`SEATS`], or [`SEATS`] if it shares the
-/// last.
+/// Returns the calling thread's seat: its own below [`SEATS`], or [`SEATS`], the shared one.
 #[inline]
 pub(crate) fn seat() -> usize {
     let seat = SEAT.get();
@@ -44,8 +42,7 @@ pub(crate) fn seat() -> usize {
 
 #[cold]
 fn take_seat() -> usize {
-    // A thread whose locals are being destroyed could not give a seat back, so it shares the last
-    // one.
+    // A thread whose locals are being destroyed could not give a seat back: it shares.
     let seat = RETURN.try_with(|_| free_seat()).unwrap_or(SEATS);
     SEAT.set(seat);
     seat

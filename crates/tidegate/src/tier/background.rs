@@ -1,19 +1,18 @@
-//! Background work of a tier, in steps. Threads run the steps in production, a simulator's
-//! scheduler in tests.
+//! Background work of a tier, in steps: run by threads in production, by a simulator's scheduler in
+//! tests.
 //!
-//! A worker is awake, idle (asleep until it is woken, or at most until a time) or resting (asleep
+//! A worker is awake, idle (asleep until it is woken, perhaps with a timeout) or resting (asleep
 //! until a time). Invariants:
 //!
-//! 1. An idle worker sleeps without a timeout, unless it dozes until work that it knows of: a tier
-//!    without work costs no CPU.
+//! 1. An idle worker sleeps without a timeout, unless it dozes until known work: a tier without
+//!    work costs no CPU.
 //! 2. No wake-up is lost. A caller makes work visible and then loads `call`. A worker that turns
 //!    idle sets `call` and then looks for work. So at least one of the two sees the other, provided
 //!    that the tier orders the caller's store before its load of `call`. Each tier says how.
-//! 3. While no worker is idle, or some worker will look for work by itself, a caller only loads
+//! 3. While no worker is idle, or some worker will look for work itself, a caller only loads
 //!    `call`.
 //!
-//! Entry points: a tier implements [`Work`], its requests call `Waker`, and `Workers` are the
-//! threads.
+//! Entry points: a tier implements [`Work`], its requests call `Waker`, `Workers` are the threads.
 
 use std::io;
 use std::sync::Arc;
@@ -40,8 +39,8 @@ pub enum Step {
         /// When the worker wakes by itself.
         wake_at_ns: u64,
     },
-    /// Sleeps like `Sleep` if more than `awake_max` workers are awake, including this one.
-    /// Otherwise takes the next step at once. If several workers yield together, `awake_max` stay
+    /// Sleeps like `Sleep` if more than `awake_max` workers, this one included, are awake.
+    /// Otherwise takes the next step at once. Of workers that yield together, `awake_max` stay
     /// awake.
     Yield {
         /// The number of workers that should be awake at most.
@@ -102,8 +101,7 @@ impl Gate {
 }
 
 impl Waker {
-    /// Returns a waker for `workers` threads, all awake. `workers` is 0 if a simulator or requests
-    /// do the work.
+    /// Returns a waker for `workers` awake threads: 0 if a simulator or requests do the work.
     pub(crate) fn new(workers: u32) -> Self {
         Self {
             call: AtomicU64::new(0),
@@ -124,8 +122,7 @@ impl Waker {
         }
     }
 
-    /// Returns whether a caller with work has to wake a worker: a cheap test before the caller
-    /// determines the work at a cost.
+    /// Returns whether a caller with work has to wake a worker: a cheap test before a costly one.
     #[inline]
     pub(crate) fn needs_call(&self) -> bool {
         self.call.load(Ordering::SeqCst) == 1
@@ -167,8 +164,7 @@ impl Waker {
         self.awake.load(Ordering::Relaxed)
     }
 
-    /// Returns whether threads do the work. Returns `false` as soon as the threads are told to
-    /// stop.
+    /// Returns whether threads do the work. Turns `false` as soon as they are told to stop.
     pub(crate) fn is_running(&self) -> bool {
         self.running.load(Ordering::SeqCst)
     }
@@ -255,12 +251,10 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Starts a thread for each of `works`, named `name` and a number. `waker` is for as many
-    /// workers.
+    /// Starts a thread, named `name` and a number, for each of `works`, as many as `waker` is for.
     ///
     /// # Errors
-    /// Fails if the system refuses another thread. Threads that were started before have ended
-    /// then.
+    /// Fails if the system refuses another thread. Earlier threads have ended then.
     pub(crate) fn start(
         name: &str,
         waker: Arc<Waker>,
@@ -292,8 +286,7 @@ impl Workers {
         threads.into_iter().filter(|it| !it.is_current()).for_each(Thread::join);
     }
 
-    /// Tells the threads to end without waiting for that. Each ends after its step, or with the
-    /// process.
+    /// Tells the threads to end, and does not wait. Each ends after its step, or with the process.
     pub(crate) fn abandon(&self) {
         drop(self.dismiss());
     }

@@ -33,8 +33,7 @@ pub(crate) fn monotonic_ns() -> u64 {
     of_clock_ns(ClockId::Monotonic)
 }
 
-/// Returns the nanoseconds since 1970, by the clock of file times. The kernel has given no file a
-/// later time.
+/// Returns the nanoseconds since 1970, by the clock of file times: no file has got a later time.
 pub(crate) fn wall_ns() -> u64 {
     modelled().map_or_else(|| of_clock_ns(ClockId::Realtime), |machine| machine.now_ns())
 }
@@ -45,8 +44,8 @@ pub(crate) fn wall_coarse_ns() -> u64 {
 }
 
 /// Returns how far the wall clock is ahead of the boot clock, which is never set, in nanoseconds.
-/// Reads again if the thread waited for a CPU between the readings. Otherwise the wall clock would
-/// seem to be set back.
+/// Reads again if the thread waited for a CPU in between. Otherwise the wall clock would seem to be
+/// set back.
 pub(crate) fn wall_ahead_ns() -> u64 {
     let boot_ns = || of_clock_ns(ClockId::Boottime);
     let reading = || {
@@ -79,8 +78,7 @@ pub(crate) fn thread_cpu_ns() -> u64 {
     modelled().map_or_else(|| of_clock_ns(ClockId::ThreadCPUTime), |it| it.thread_cpu_ns())
 }
 
-/// Returns the nanoseconds that the threads of this process have spent on CPUs, except for the last
-/// few milliseconds.
+/// Returns the nanoseconds of CPU time of this process, except for the last few milliseconds.
 pub(crate) fn process_cpu_ns() -> u64 {
     modelled().map_or_else(|| of_clock_ns(ClockId::ProcessCPUTime), |it| it.process_cpu_ns())
 }

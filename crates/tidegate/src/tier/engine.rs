@@ -1,5 +1,4 @@
-//! The entry of an engine in the registry, which contains all that commands need to know of an
-//! engine.
+//! The entry of an engine in the registry: all that commands need to know of an engine.
 //!
 //! An engine implements [`Engine`] once, in its own folder, and the registry
 //! ([`stack`](crate::stack)) lists it. The options, the shape of pools and the findings of checks
@@ -33,8 +32,7 @@ pub trait Engine: Sync {
     /// [`EngineError::Usage`] if a value is not allowed, or options contradict each other.
     fn plan(&self, options: &Options) -> Result<Box<dyn Plan>, EngineError>;
 
-    /// Returns whether `region` begins like a pool in this engine's own format. The rest may be
-    /// damaged.
+    /// Returns whether `region` begins like a pool in this engine's own format, even a damaged one.
     ///
     /// # Errors
     /// Fails if the memory fails.
@@ -43,8 +41,8 @@ pub trait Engine: Sync {
         Ok(false)
     }
 
-    /// Returns whether a region without a recognizable pool has enough left of a pool of this
-    /// engine for [`check`](Self::check).
+    /// Returns whether a region without a recognizable pool has enough left of one for
+    /// [`check`](Self::check).
     fn is_traceable(&self, region: &Region) -> bool {
         let _ = region;
         false
@@ -72,8 +70,7 @@ pub trait Engine: Sync {
     /// Fails if the pool is damaged, or cannot be opened like this.
     fn open(&self, opening: Opening) -> Result<Opened, EngineError>;
 
-    /// Verifies the pool in `region`. With `repair`, restores all content that the format's
-    /// redundancy allows.
+    /// Verifies the pool in `region`. `repair` restores all that the format's redundancy allows.
     ///
     /// # Errors
     /// Fails if there is no pool to check, or the memory fails.
@@ -106,16 +103,15 @@ pub struct Traits {
     pub needs_backing: bool,
     /// Whether the engine can make the writes of one flush durable as a whole or not at all.
     pub has_atomic_flush: bool,
-    /// Whether a server can exit and leave data that is pending for the backing in the engine's
-    /// pools.
+    /// Whether a server can exit and leave data for the backing in the engine's pools.
     pub keeps_dirty: bool,
     /// Whether the engine's pools keep pages that the backing has too, and that a purge can remove.
     pub has_clean_pages: bool,
     /// Whether the engine's pools keep changes of files by programs under `tidegate run`. The
     /// supervisor then reports on such a pool.
     pub keeps_files: bool,
-    /// Whether the engine's pools know their own backing: `flush`, `recover` and `set` open them
-    /// without a named backing.
+    /// Whether the engine's pools know their backing: `flush`, `recover` and `set` need not name
+    /// it.
     pub remembers_backing: bool,
 }
 
@@ -149,8 +145,7 @@ impl fmt::Display for dyn Engine + '_ {
     }
 }
 
-/// The number of an engine in superblocks. Each engine's folder declares its own. (The BTT has its
-/// own format.)
+/// The number of an engine in superblocks, declared in its folder. (The BTT has its own format.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(transparent)]
 pub struct EngineCode(pub u32);

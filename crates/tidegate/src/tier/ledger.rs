@@ -1,5 +1,4 @@
-//! Failed write-backs that no request waited for, kept until a flush or FUA write reports them
-//! (P5).
+//! Failed write-backs that no request waited for, kept until a flush or FUA reports them (P5).
 //!
 //! The ledger only remembers failures to report. The data is safe because the tier keeps it, dirty,
 //! and repeats the write-back. If the tier also keeps it durably, and only the device below failed,

@@ -140,8 +140,7 @@ impl List {
         self.len -= 1;
     }
 
-    /// Replaces `old`, which is in this list, by `new`, which is in no list and gets the mark of
-    /// `old`.
+    /// Replaces `old` of this list by `new`, which is in no list and gets the mark of `old`.
     pub fn replace(&mut self, links: &mut Links, old: u32, new: u32) {
         links.0[new as usize] = links.0[old as usize];
         match links.previous(old) {

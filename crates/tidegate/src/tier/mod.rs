@@ -1,5 +1,5 @@
-//! The interface of tiers beyond that of a block device, the interface of engines, and the parts
-//! that all tiers share:
+//! The interfaces of tiers, beyond that of a block device, and of engines, and parts that tiers
+//! share:
 //!
 //! - [`Tier`]: state, drain, settings and metrics of an open tier;
 //! - [`background`]: work in steps, run by threads or by a simulator's scheduler;
@@ -9,8 +9,8 @@
 //! - [`memory`]: metrics of the persistent memory under a tier;
 //! - `set_locks`: sets behind locks, and waiting for a set to change;
 //! - `version_locks`: versions for readers without a lock, and the locks of their writers;
-//! - [`engine`]: the entry of an engine in the registry: it parses options, creates, opens,
-//!   describes and checks a pool.
+//! - [`engine`]: the entry of an engine in the registry: options, and how pools are created,
+//!   opened, described and checked.
 
 pub mod background;
 pub(crate) mod clock;
@@ -56,9 +56,8 @@ pub trait Tier: BlockDevice {
     /// Only engines that [keep dirty data](Traits::keeps_dirty) stop. Other tiers go on.
     fn stop_destaging(&self) {}
 
-    /// Writes all data that the tier holds to the tier below, and then removes all data from the
-    /// tier that the tier below has too. Requests go on meanwhile: data that they write or read may
-    /// stay.
+    /// Writes all data that the tier holds to the tier below, and then drops the data that the tier
+    /// below has too. Requests go on meanwhile: data that they write or read may stay.
     ///
     /// # Errors
     /// Fails if the tier [has no clean pages](Traits::has_clean_pages), and like
@@ -127,8 +126,8 @@ pub trait Tier: BlockDevice {
     fn metrics(&self, collector: &mut Collector);
 }
 
-/// The content of a pool at one instant, as its file would hold it. All bytes outside of `parts`
-/// and blocks are irrelevant.
+/// The content of a pool at one instant, as its file would hold it. Bytes outside of `parts` and
+/// blocks do not matter.
 pub struct Image {
     /// The bytes that describe the pool, with their offsets.
     pub parts: Vec<(u64, Vec<u8>)>,

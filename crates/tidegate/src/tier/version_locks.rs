@@ -1,10 +1,9 @@
 //! Versions of blocks for readers that take no lock, and the locks of their writers.
 //!
-//! Many keys (lbas or groups of lbas) share a word. The keys of one word are its bucket. A reader
-//! loads the version, reads, and loads the version again. If the version is unchanged, no writer of
-//! the bucket has ended a change meanwhile (BTT), or begun one (log). So readers register nowhere,
-//! and writers need not search for readers. The kernel's reader table (rtt) makes each writer scan
-//! all lanes instead.
+//! Many keys (lbas or groups of lbas) share a word: its bucket. A reader loads the version, reads,
+//! and loads the version again. If it is unchanged, no writer of the bucket has ended a change
+//! meanwhile (BTT), or begun one (log). So readers register nowhere, and writers need not look for
+//! readers. The kernel's reader table (rtt) makes each writer scan all lanes instead.
 //!
 //! A tier changes versions in one of two ways:
 //! - By locks: a writer holds the lock of its key while it changes the data that readers look up,
@@ -71,8 +70,7 @@ impl VersionLocks {
         }
     }
 
-    /// Returns the rank of the lock of `key`. A thread takes several locks in ascending order of
-    /// ranks.
+    /// Returns the rank of the lock of `key`: a thread locks keys in ascending order of ranks.
     #[inline]
     pub(crate) fn rank(&self, key: impl Into<u64>) -> usize {
         // Neighbours go to distant words, so that sequential writers do not share a cache line.
@@ -94,7 +92,7 @@ impl VersionLocks {
         Version(self.word(key).load(Ordering::Acquire) | LOCKED)
     }
 
-    /// Returns whether the version is still `version` after a read. Every load of the read comes
+    /// Returns whether the version is still `version` after a read. All loads of the read come
     /// before this one.
     #[inline]
     pub(crate) fn unchanged(&self, key: impl Into<u64>, version: Version) -> bool {
@@ -255,7 +253,7 @@ mod loom_tests {
         });
     }
 
-    /// A cleaner moves two words from a log to a backing; a reader that finds none in the log reads
+    /// A cleaner moves two words from a log to a backing. A reader that finds none in the log reads
     /// the backing.
     #[test]
     fn loom_a_read_beside_an_announced_change_is_read_again() {

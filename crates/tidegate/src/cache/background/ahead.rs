@@ -45,8 +45,8 @@ impl Cleaners {
         Ok(cleaned > 0 || pages.is_empty())
     }
 
-    /// Cleans `pages` in batches, and drops the rest when a shard needs free slots. Returns the
-    /// number of cleaned pages.
+    /// Cleans `pages` in batches until a shard needs free slots, and drops the rest. Returns how
+    /// many it cleaned.
     fn clean_ahead(&self, pages: &mut Vec<Found>, scratch: &mut Scratch) -> Result<usize> {
         pages.sort_unstable_by_key(|found| found.page);
         let (mut done, mut cleaned) = (0, 0);

@@ -135,9 +135,8 @@ impl Cleaners {
     }
 
     /// Writes all dirty pages to the backing, and flushes it. Damaged pages stay dirty, and so do
-    /// pages that wait for a commit: the backing must never have a part of a group. A page that is
-    /// written again meanwhile may stay dirty, and its older version be on the backing, so that the
-    /// call ends.
+    /// pages that wait for a commit: the backing must never have a part of a group. The call ends
+    /// even if writers go on: a page may stay dirty if it is written again meanwhile.
     pub(in crate::cache) fn clean_all(&self) -> Result<()> {
         let mut done = Ok(());
         for number in 0..self.pages.shards.count() {
@@ -162,8 +161,7 @@ impl Cleaners {
         done
     }
 
-    /// Cleans `pages`, except for pages that wait for a commit. Waits while other writes to the
-    /// backing keep pages busy.
+    /// Cleans `pages`, without those waiting for a commit. Waits for other writes to the backing.
     pub(in crate::cache) fn clean_until_done(&self, mut pages: Vec<Found>) -> Result<()> {
         loop {
             self.clean(pages.clone(), &mut self.lock_cleaning())?;

@@ -64,8 +64,7 @@ impl Fills {
         }
     }
 
-    /// Reads the missing pages of waiting clusters, with a request for each cluster, and stores
-    /// them.
+    /// Reads and stores the missing pages of waiting clusters, with one request for each cluster.
     pub(in crate::cache) fn fill_clusters(&self, admission: &Admission) -> Result<()> {
         let most = READ_PAGES_MAX / self.pages.sharding.cluster.pages();
         let most = usize::try_from(most).unwrap_or_default();

@@ -239,8 +239,7 @@ impl Cleaners {
         self.pages.evict(dirty)
     }
 
-    /// Evicts the coldest pages of each IO class from shard `number`, cleaning the dirty ones
-    /// first.
+    /// Evicts the coldest pages of each IO class from shard `number`. Dirty ones are cleaned first.
     fn reclaim_of_each_class(&self, number: usize, scratch: &mut Scratch) -> Result<usize> {
         let mut coldest = Vec::new();
         self.pages.shards.lock(number).victims_of_each(PAGES_OF_CLASS, &mut coldest);
@@ -248,8 +247,7 @@ impl Cleaners {
         Ok(self.pages.evict(&clean)? + self.clean_and_evict(&dirty, scratch)?)
     }
 
-    /// Evicts the clean ones among the coldest pages of shard `number`. Returns the number of freed
-    /// slots.
+    /// Evicts the clean pages among the coldest of shard `number`. Returns how many slots it freed.
     pub(in crate::cache) fn evict_clean(&self, number: usize) -> Result<usize> {
         let united = self.pages.unite_spent(number)?;
         if united > 0 {
@@ -305,8 +303,7 @@ impl Cleaners {
         Err(self.pages.backing.ledger.blocked("the cache is full and cannot be written back"))
     }
 
-    /// Makes free slots in shard `number` of a cache without workers, unless another request does
-    /// so.
+    /// Makes free slots in shard `number` of a cache without workers, unless another request does.
     fn reclaim_or_wait(&self, number: usize) -> Result<()> {
         self.pages.counters.add(Counter::FullWaits, 1);
         let freed = match self.try_lock() {

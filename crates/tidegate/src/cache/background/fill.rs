@@ -1,6 +1,5 @@
-//! Keeps pages that were read from the backing, in the background after the answer to the client.
-//! Also reads and keeps the rest of a read's first and last cluster
-//! ([`neighbours`](super::clusters)).
+//! Keeps pages that were read from the backing, after the answer to the client. Also reads and
+//! keeps the rest of a read's first and last cluster ([`neighbours`](super::clusters)).
 
 use std::collections::VecDeque;
 
@@ -65,8 +64,7 @@ impl Fills {
         Self { pages, writer, queues: Mutex::default(), count: AtomicU32::new(0) }
     }
 
-    /// Adds a page, unless too many wait. Returns whether the worker must not rest, since many
-    /// wait.
+    /// Adds a page, unless too many wait. Returns whether so many wait that no worker may rest.
     pub(in crate::cache) fn offer(&self, fill: impl FnOnce() -> Fill) -> bool {
         let mut queues = self.queues.lock();
         if queues.pages.len() < WAITING_MAX {

@@ -1,4 +1,4 @@
-//! The background work of a cache: keeping pages that were read, and evicting and cleaning ahead of
+//! The background work of a cache: it keeps pages that were read, and evicts and cleans ahead of
 //! need.
 
 pub(super) mod ahead;

@@ -7,7 +7,7 @@
 //! bytes there count as a header; 3. update the superblock; 4. use the new slots.
 //!
 //! Shrinking: 1. stop taking the slots that leave; 2. clean and evict their pages and void dead
-//! ones, FENCE, so that no header in them counts; 3. update the superblock; 4. cut the mapping and
+//! ones, FENCE, so that no header there counts; 3. update the superblock; 4. cut the mapping and
 //! the file.
 
 use std::thread::JoinHandle;
@@ -53,8 +53,7 @@ pub(in crate::cache) struct Plan {
 }
 
 impl Resizing {
-    /// Returns the state without a resize. Each shard keeps `keep_free` slots free, or by its size
-    /// if `None`.
+    /// Returns the idle state. Each shard keeps `keep_free` slots free, or by its size if `None`.
     pub(in crate::cache) fn new(keep_free: Option<u32>) -> Self {
         Self { keep_free, ..Self::default() }
     }
@@ -74,8 +73,8 @@ impl Resizing {
         }
     }
 
-    /// Stops a resize without waiting for its end, and prevents further ones. It ends after its
-    /// batch, or with the process.
+    /// Stops a resize, and prevents further ones. Does not wait: the resize ends after its batch,
+    /// or with the process.
     pub(in crate::cache) fn abandon(&self) {
         self.is_stopped.store(true, Ordering::SeqCst);
         drop(self.thread.lock().take());

@@ -1,5 +1,4 @@
-//! Decides which writes are compared with the pages that they replace
-//! ([`content`](super::content)).
+//! Decides which writes are compared with the pages they replace ([`content`](super::content)).
 
 use parking_lot::Mutex;
 

@@ -50,8 +50,7 @@ impl Pages {
         if pages.is_empty() {
             return Ok(());
         }
-        // Once the page of a part is in another slot, the verdict's bytes may be data of another
-        // page.
+        // A part may hold another page's data as soon as its own page is in another slot.
         let are_parts = |found: &&Found| is_part(found.slot);
         let _locks = self.lock_pages(pages.iter().filter(are_parts).map(|found| found.page));
         let stands = |found: &&Found| self.shard(found.page).stands(found);

@@ -1,17 +1,15 @@
-//! Atomic flush: the writes between two flushes are a group, which a crash leaves as a whole or not
-//! at all.
+//! Atomic flush: the writes between two flushes are a group, and a crash leaves all writes or none.
 //!
 //! Invariants:
 //! 1. A group is committed by its commit word, which is stored after all members are fenced.
-//! 2. The version that a member replaces stays on the medium until the member's group is committed:
-//!    it is *retained*.
+//! 2. The version that a member replaces is *retained*: it stays on the medium until the member's
+//!    group is committed.
 //! 3. No byte of a member reaches the backing before its group is committed: pages with such a
 //!    member are not cleaned, and nothing is written around the cache.
-//! 4. A write that begins after another one was acknowledged is never in an earlier group. For each
-//!    page, versions and groups grow together, because a write joins its group under the locks of
-//!    its pages.
-//! 5. Groups are committed in order, one at a time. So at most two groups are not yet committed: a
-//!    closed one and an open one.
+//! 4. A write that begins after another one was acknowledged is in no earlier group. For each page,
+//!    versions and groups grow together, as a write joins its group under the locks of its pages.
+//! 5. Groups are committed in order, one at a time. So at most two are not yet committed: one
+//!    closed and one open.
 //!
 //! A FUA write belongs to no group: it is durable by itself.
 
@@ -152,8 +150,8 @@ impl Pages {
         Ok(())
     }
 
-    /// Makes the members of the committed `group` ordinary pages, and the versions that they
-    /// replaced dead.
+    /// Ends the wait of members of the committed `group`. The versions that they replaced become
+    /// dead.
     fn release_members(&self, group: u64) {
         for number in 0..self.shards.count() {
             loop {

@@ -220,8 +220,7 @@ impl Writer {
     }
 
     /// Returns the newest version of `page`, and the record if it is one. The caller holds the
-    /// page's lock. A page that is clean and damaged counts as not cached: the backing has its
-    /// bytes.
+    /// page's lock. A clean and damaged page counts as not cached: the backing has its bytes.
     ///
     /// # Errors
     /// Fails if the page is damaged and dirty.
@@ -242,8 +241,7 @@ impl Writer {
         if found.dirty { Err(damaged(&found)) } else { Ok(None) }
     }
 
-    /// Returns whether `base` is of `page`, and cache and backing have the same bytes as at the
-    /// read.
+    /// Returns whether `base` is of `page`, and cache and backing have not changed since the read.
     fn still_holds(&self, page: u64, base: &Base) -> bool {
         base.page == page
             && self.pages.locks.unchanged(page, base.version)

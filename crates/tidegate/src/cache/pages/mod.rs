@@ -102,8 +102,7 @@ pub(super) struct Fill {
 }
 
 impl Pages {
-    /// Returns the pages from `first` on, up to the first that the cache has completely, at most
-    /// `most`.
+    /// Returns the pages from `first` on up to the first completely cached one, at most `most`.
     pub(in crate::cache) fn missing_run(&self, first: u64, most: usize) -> Vec<Missing> {
         let pages = first..first + most.min(RUN_PAGES_MAX) as u64;
         pages.map_while(|page| self.missing(page)).collect()

@@ -88,8 +88,8 @@ impl Pages {
         }
     }
 
-    /// Returns whether the data of `found` or the page under it is damaged. The caller holds the
-    /// page's lock.
+    /// Returns whether the data of `found` or the page under it is damaged, with the page's lock
+    /// held.
     fn is_damaged(&self, found: &Found) -> Result<bool> {
         if found.record && self.store.copy_record(found)?.is_none() {
             return Ok(true);
@@ -168,8 +168,7 @@ impl Pages {
     /// Removes the damaged page `found` from the cache if it is clean: the backing has its bytes.
     ///
     /// # Errors
-    /// Fails if the page is dirty, as the backing's bytes are older, or if it cannot leave the
-    /// cache.
+    /// Fails if the page is dirty, as the backing's bytes are older, or cannot leave the cache.
     fn damaged_page(&self, found: &Found) -> Result<()> {
         self.damaged.fetch_add(1, Ordering::Relaxed);
         self.failures.count();

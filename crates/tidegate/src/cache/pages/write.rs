@@ -69,8 +69,7 @@ impl Writer {
     }
 
     /// Stores a batch of leading `entries`, up to the first that cannot be stored now, and calls
-    /// `note` with each stored page. Returns how many entries were stored, and why not the next
-    /// one.
+    /// `note` with each stored page. Returns how many were stored, and why the batch ended.
     pub(in crate::cache) fn store_dirty(
         &self,
         entries: &[Entry<'_>],
@@ -123,8 +122,7 @@ impl Writer {
             Some(Entry::whole(fill.missing.page, Some(&fill.data), dirty, fill.class))
         });
         let entries: Vec<_> = kept.collect();
-        // Fills may take one slot of the reserve, so that the worker evicts pages for the next
-        // ones.
+        // Fills may take one slot of the reserve, so that the worker evicts pages for later ones.
         let (merged, reserve) = (Merged::default(), self.pages.reserve().saturating_sub(1));
         let (members, _) = self.take_slots(&entries, &merged, reserve);
         self.store(&members, 0, locks).map(drop)
@@ -183,8 +181,7 @@ impl Writer {
         Ok(replaced)
     }
 
-    /// Voids the headers of `members`, whose write failed, so that none of these counts after a
-    /// crash.
+    /// Voids the headers of `members`, whose write failed, so that none counts after a crash.
     fn take_back(&self, members: &[Member<'_>]) {
         let taken: Few<Taken> = members.iter().map(|it| it.taken.whole()).collect();
         let are_void: Few<bool> =

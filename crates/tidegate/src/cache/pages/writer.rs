@@ -1,5 +1,4 @@
-//! The type that stores pages. See [`write`](super::write), [`merge`](super::merge) and
-//! [`content`](super::content).
+//! Stores pages: see [`write`](super::write), [`merge`](super::merge), [`content`](super::content).
 
 use std::sync::Arc;
 

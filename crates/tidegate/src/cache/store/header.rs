@@ -158,8 +158,7 @@ fn bytes_for_slots(superblock: &Superblock) -> (u64, u64) {
     (superblock.data_offset + CHUNKS_OFFSET, bytes)
 }
 
-/// Returns the slots of a pool of the size in `superblock` that was created with `chunk_slots`
-/// slots.
+/// Returns the slots of a pool with `superblock` that was created with `chunk_slots` slots.
 pub(in crate::cache) fn places_of(superblock: &Superblock, chunk_slots: u64) -> Places {
     let (base, bytes) = bytes_for_slots(superblock);
     Places::within(base, bytes, u32::try_from(chunk_slots).unwrap_or(u32::MAX))

@@ -1,7 +1,7 @@
 //! The cache's format on the medium: slot headers, the cache header, and the offsets of slots.
 //!
-//! docs/formats.md describes the format. All numbers are little-endian. Nothing in this file
-//! touches memory.
+//! docs/formats.md describes the format. All numbers are little-endian. Nothing here touches
+//! memory.
 
 use std::mem::{offset_of, size_of};
 
@@ -104,7 +104,7 @@ impl Places {
         Self { slots, ..Self::made_with(base, slots) }
     }
 
-    /// Returns the slots in `bytes` bytes from `base` on of a pool created with `chunk_slots`
+    /// Returns the slots in `bytes` bytes from `base` on, for a pool created with `chunk_slots`
     /// slots.
     pub(in crate::cache) fn within(base: u64, bytes: u64, chunk_slots: u32) -> Self {
         let all = Self::made_with(base, chunk_slots.min(SLOTS_MAX));
@@ -152,8 +152,7 @@ impl Places {
         self.chunk_slots
     }
 
-    /// Returns the offset of the header of `slot` in the region. Headers of parts lie before all
-    /// lines.
+    /// Returns the offset of the header of `slot`. Headers of parts lie before all lines.
     pub fn header(&self, slot: u32) -> u64 {
         if let Some(part) = part_number(slot) {
             return self.data(part.slot) + u64::from(part.unit) * HEADER_BYTES;
@@ -162,7 +161,7 @@ impl Places {
         headers + within * HEADER_BYTES
     }
 
-    /// Returns the offset of the data of `slot` in the region.
+    /// Returns the offset of the data of `slot`.
     pub fn data(&self, slot: u32) -> u64 {
         if let Some(part) = part_number(slot) {
             return self.data(part.slot) + PART_HEADERS_BYTES + u64::from(part.unit) * UNIT_BYTES;
@@ -298,8 +297,7 @@ pub(in crate::cache) fn can_split(slot: u32) -> bool {
     slot < SPLIT_SLOTS_MAX
 }
 
-/// Returns how many lines a header of `slot` may name: all of a page, or the longest record in the
-/// part.
+/// Returns how many lines a header of `slot` may name: a page's, or the longest record's in a part.
 fn lines_max(slot: u32) -> u32 {
     part_number(slot)
         .map_or(u64::BITS, |part| UNITS.saturating_sub(part.unit).min(PART_UNITS_MAX) * UNIT_LINES)
@@ -471,21 +469,19 @@ impl SlotHeader {
     }
 }
 
-/// Returns whether `bytes` without the verdict are the header that splits `slot` with one changed
-/// bit.
+/// Returns whether `bytes`, verdict aside, are one bit off the header that splits `slot`.
 pub(in crate::cache) fn is_changed_split(bytes: &[u8; HEADER], salt: u64, slot: u32) -> bool {
     let whole = split_header(salt, slot);
     let pairs = whole[..56].iter().zip(bytes);
     can_split(slot) && pairs.map(|(one, other)| (one ^ other).count_ones()).sum::<u32>() == 1
 }
 
-/// Returns whether `bytes` without the verdict are the header that splits `slot`.
+/// Returns whether `bytes`, verdict aside, are the header that splits `slot`.
 fn is_split_header(bytes: &HeaderBytes, salt: u64, slot: u32) -> bool {
     split_header(salt, slot)[..56] == bytes.as_bytes()[..56]
 }
 
-/// Returns the CRC-32C over the salt, the slot's number and bytes 4 to 56; never 0, which means
-/// free.
+/// Returns the CRC-32C over salt, slot number and bytes 4 to 56; never 0, which means free.
 fn header_check(bytes: &HeaderBytes, salt: u64, slot: u32) -> u32 {
     let mut covered = [0; 64];
     covered[..8].copy_from_slice(&salt.to_le_bytes());
@@ -494,8 +490,7 @@ fn header_check(bytes: &HeaderBytes, salt: u64, slot: u32) -> u32 {
     low(checksum(CrcAlgorithm::Crc32Iscsi, &covered)).max(1)
 }
 
-/// Returns the verdict that version `version` in `slot` is clean: the backing has flushed its
-/// bytes.
+/// Returns the verdict that `version` in `slot` is clean: the backing has flushed its bytes.
 pub fn clean_verdict(salt: u64, slot: u32, version: u64) -> u64 {
     let mut covered = *b"CLEAN...salt....slotversion.";
     covered[8..16].copy_from_slice(&salt.to_le_bytes());
@@ -509,8 +504,8 @@ pub(in crate::cache) fn parity(group: u64) -> usize {
     usize::from(!group.is_multiple_of(2))
 }
 
-/// Returns the offset of the commit word of `group` from the engine's first byte. Each word has a
-/// cache line of its own.
+/// Returns the offset of the commit word of `group` from the engine's first byte. Each of the words
+/// has its own cache line.
 pub(in crate::cache) fn commit_offset(group: u64) -> u64 {
     COMMIT_OFFSET + parity(group) as u64 * HEADER_BYTES
 }
@@ -527,9 +522,8 @@ pub(in crate::cache) fn commit_word(salt: u64, group: u64) -> [u64; 2] {
 
 /// Returns the last group that `words` (of even groups, of odd groups) commit; `None` if damaged.
 ///
-/// A crash can tear only the word of the next group. Each half of that word is then of that group
-/// or of the group two before, which is before the returned one. Other content is damage, and may
-/// hide a lost commit.
+/// A crash can tear only the word of the next group. Each half of that word is then that group's or
+/// that of the group before the returned one. Other content is damage, and may hide a lost commit.
 pub(in crate::cache) fn committed_group(salt: u64, words: [[u64; 2]; 2]) -> Option<u64> {
     let is_whole = |(place, word): &(usize, [u64; 2])| {
         let group = word[0];
@@ -663,7 +657,7 @@ mod tests {
         })
     }
 
-    /// All parts have distinct numbers, which encode where they are. Units fill the slot behind the
+    /// All parts have distinct numbers that encode their offsets. Units fill the slot behind the
     /// headers.
     #[test]
     fn parts_have_numbers_and_places_of_their_own() {

@@ -72,9 +72,9 @@ impl Allocator {
         self.stock.free + u32::try_from(self.stock.dead.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns whether the shard needs free slots. If none can be taken, a writer may wait: then
+    /// Returns whether the shard needs free slots. If none can be taken, a writer may wait, so that
     /// another batch is prepared even while one is under way. Otherwise departing pages count as
-    /// free slots.
+    /// free.
     pub(in crate::cache) fn needs_slots(&self, reserve: u32) -> bool {
         let available = self.available();
         available == 0 && reserve > 0 || available.saturating_add(self.departing) < reserve
@@ -164,8 +164,8 @@ impl Allocator {
         if own < self.usable { self.stock.dead.push(own) } else { self.left_dead.push(own) }
     }
 
-    /// Takes up to `n` split slots without a part in use, and holds their pages until
-    /// [`free_spent`](Self::free_spent).
+    /// Takes up to `n` split slots without a part in use. [`free_spent`](Self::free_spent) ends the
+    /// hold of their pages.
     pub(in crate::cache) fn take_spent(&mut self, n: usize) -> Vec<Spent> {
         let spent = self.slots.take_spent(n);
         self.hold_pages_of(spent)
@@ -213,9 +213,8 @@ impl Allocator {
         self.stuck.contains(&page)
     }
 
-    /// Takes back the slot `taken`, after the memory failed while it was filled for `page`. It
-    /// becomes free if its header is durably void and its data `is_whole`, and stays taken
-    /// otherwise.
+    /// Takes back the slot `taken`, after the memory failed while it was filled for `page`. It is
+    /// free if its header is durably void and its data `is_whole`. Otherwise it stays taken.
     pub(in crate::cache) fn take_back(
         &mut self,
         page: u64,
@@ -232,8 +231,7 @@ impl Allocator {
         if is_void && is_whole { self.free(taken.slot) } else { self.lose(taken.slot) }
     }
 
-    /// Keeps `slot` taken for good. If it is a part, the other parts of its slot are not taken
-    /// again.
+    /// Keeps `slot` taken for good. If it is a part, no other part of its slot is taken again.
     pub(in crate::cache) fn lose(&mut self, slot: u32) {
         let own = self.slots.own(slot);
         let is_first = self.slots.part(own).is_none() || self.slots.lose(own);
@@ -267,8 +265,8 @@ impl Allocator {
         (self.slots.whole_count() - self.usable) as usize - self.left.len()
     }
 
-    /// Takes up to `n` leaving slots that are dead. Their pages are held until
-    /// [`free_spent`](Self::free_spent).
+    /// Takes up to `n` dead slots that leave. [`free_spent`](Self::free_spent) ends the hold of
+    /// their pages.
     pub(in crate::cache) fn take_left_dead(&mut self, n: usize) -> Vec<Spent> {
         let taken = self.left_dead.split_off(self.left_dead.len().saturating_sub(n));
         let spent = |own: u32| Spent {

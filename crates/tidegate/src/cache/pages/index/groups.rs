@@ -1,5 +1,4 @@
-//! The members of uncommitted groups: the pages that wait for a commit, and the slots that retain
-//! the versions before.
+//! The members of uncommitted groups: pages that wait for a commit, and slots that are retained.
 
 use super::slot::{MEMBER, Slot, WAITS, WAITS_ANY};
 use super::slots::Slots;
@@ -71,8 +70,7 @@ impl OpenGroups {
         slot.word |= WAITS[parity] | MEMBER;
     }
 
-    /// Takes up to `n` slots that members of the committed `group` replaced, and which are dead
-    /// now.
+    /// Takes up to `n` slots that members of the committed `group` replaced. They are dead now.
     pub(super) fn take_retained(&mut self, group: u64, n: usize) -> Vec<u32> {
         let retained = &mut self.of[parity(group)].retained;
         let dead = retained.split_off(retained.len().saturating_sub(n));

@@ -3,8 +3,8 @@
 //! ([`slots`]) takes eight times that for its parts. All rules for slots here apply to parts too.
 //!
 //! Shards divide the pages by the hash of their clusters, and the slots by their numbers: a page
-//! lives in slots of its own shard. Under the lock of a shard, no thread waits or touches
-//! persistent memory.
+//! lives in slots of its own shard. No thread waits or touches persistent memory under a shard's
+//! lock.
 //!
 //! - *retained*: it holds the version that counts until a group is committed. Then it is dead.
 //!
@@ -169,8 +169,7 @@ impl Shard {
         }
     }
 
-    /// Returns whether so many slots hold members, retained versions or pages under records that
-    /// writers may find none.
+    /// Returns whether members, retained versions and pages under records leave writers few slots.
     pub(in crate::cache) fn is_pinned(&self) -> bool {
         let pinned = self.groups.waiting() + self.groups.retained() + self.bases.count();
         pinned * 8 >= u64::from(self.allocator.slot_count()) * 7
@@ -190,8 +189,8 @@ impl Shard {
         self.allocator.slots[own].word &= !LIVE;
     }
 
-    /// Makes slot `own` live in place of `old`, which has the same page. Leaves the counts if both
-    /// slots count equally.
+    /// Makes slot `own` live in place of `old`, which has the same page. The counts do not change
+    /// if both slots count equally.
     fn exchange(&mut self, old: u32, own: u32) {
         let [before, now] =
             [old, own].map(|it| (self.allocator.slots[it].word & COUNTED, self.units(it)));

@@ -67,8 +67,7 @@ impl Shard {
         self.allocator.slots.split(whole)
     }
 
-    /// Sets the classes. Pages of a class that no longer exists become class 0; with `None` all
-    /// pages do.
+    /// Sets the classes. Pages of a class that no longer exists get class 0, with `None` all pages.
     pub(in crate::cache) fn set_classes(&mut self, classes: Option<Arc<Classes>>) {
         let order = self.order_of_all();
         self.orders.set_classes(classes);

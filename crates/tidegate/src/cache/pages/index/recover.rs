@@ -42,8 +42,7 @@ impl Shard {
         self.allocator.slots.fill(own, units_of(lines), 0);
     }
 
-    /// Puts the record in the slot of `found` over the page `under`, or over a damaged one if
-    /// `None`.
+    /// Puts the record in the slot of `found` over the page `under`, or a damaged page if `None`.
     pub(in crate::cache) fn recover_base(&mut self, found: &Found, under: Option<&Found>) {
         let own = self.allocator.slots.own(found.slot);
         let Some(under) = under else {

@@ -54,13 +54,12 @@ impl Slot {
         self.word = self.word & !CLASS | u64::from(class) << CLASS_SHIFT;
     }
 
-    /// Returns whether the slot holds the newest version of its page, dirty.
+    /// Returns whether the slot holds its page's newest version, dirty.
     pub(super) fn is_dirty(self) -> bool {
         self.is(LIVE) && self.is(DIRTY)
     }
 
-    /// Returns whether the slot holds the newest version of its page, dirty, and waits for no
-    /// commit.
+    /// Returns whether the slot holds its page's newest version, dirty, and waits for no commit.
     pub(super) fn can_be_cleaned(self) -> bool {
         self.is_dirty() && !self.is(WAITS_ANY)
     }

@@ -116,8 +116,7 @@ fn run_of(unit: u32, units: u32) -> u8 {
     u8::try_from(bits & u32::from(ALL_UNITS)).unwrap_or(ALL_UNITS)
 }
 
-/// A slot that is about to be free or to leave. Its header, or the one that splits it, is to be
-/// voided.
+/// A slot that becomes free or leaves once its header, or the header that splits it, is void.
 pub(in crate::cache) struct Spent {
     /// The slot, numbered through all shards.
     pub(in crate::cache) slot: u32,
@@ -348,11 +347,9 @@ impl Slots {
         part_own(at, 0)
     }
 
-    /// Limits part `own` to the `units` that its durable record needs. Slots from `usable` on
-    /// leave.
+    /// Limits part `own` to the `units` that its durable record needs. Slots from `usable` leave.
     ///
-    /// The other units are free only from now on: before, a dead part's header may have named them
-    /// too.
+    /// Frees the other units only now: before, a dead part's header may have named them too.
     pub(super) fn fill(&mut self, own: u32, units: u32, usable: u32) {
         let (at, unit) = place_of(own);
         self.splits[at as usize].set_units(unit, units);
@@ -430,8 +427,7 @@ impl Slots {
         Some((own, page))
     }
 
-    /// Takes all dead parts with older versions of `page` from the lists, and calls `see` with
-    /// each.
+    /// Takes dead parts with older versions of `page` from the lists, and calls `see` with each.
     pub(super) fn take_dead_of(&mut self, page: u64, mut see: impl FnMut(u32), usable: u32) {
         while let Some(entry) = self.dead.range((page, 0)..=(page, u32::MAX)).next().copied() {
             self.dead.remove(&entry);

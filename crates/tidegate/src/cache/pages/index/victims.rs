@@ -78,8 +78,8 @@ impl Shard {
         next
     }
 
-    /// Appends up to `n` pages with leaving slots to `out`, from slot number `from` on. Returns the
-    /// next number.
+    /// Appends up to `n` pages in leaving slots from number `from` on to `out`. Returns the next
+    /// number.
     pub(in crate::cache) fn leaving_from(&self, from: u32, n: usize, out: &mut Vec<Found>) -> u32 {
         let end = self.allocator.slots.whole_count();
         let mut own = from.max(self.allocator.slot_count());
