@@ -1,7 +1,6 @@
 //! The format of the superblock on the medium: constants, structure, size and offsets.
 //!
-//! docs/formats.md describes the format. All numbers are little-endian. Nothing here touches
-//! memory.
+//! docs/formats.md describes it. All numbers are little-endian. Nothing here touches memory.
 
 use std::mem::{offset_of, size_of};
 

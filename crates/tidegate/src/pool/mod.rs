@@ -2,8 +2,8 @@
 //!
 //! [`identify`] tells a BTT, a Tidegate pool and other content apart, and changes nothing.
 //! [`glance()`] does so for a file that is not mapped. [`Superblock`] reads and writes superblocks,
-//! which docs/formats.md describes. `layout` has their format, `content` knows signatures of other
-//! programs.
+//! which docs/formats.md describes. `layout` has their format, `content` knows other programs'
+//! signatures.
 //!
 //! The kinds exclude each other: a BTT has its signature at 0 or at 4096. A Tidegate pool has its
 //! superblock at 0 and zeroes at 4096, regardless of users' data.

@@ -1,4 +1,4 @@
-//! The state of a backing when its pool last used it, which writes of another program change.
+//! The state of a backing when its pool last used it. Writes of other programs change that state.
 
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U32, U64};

@@ -251,8 +251,8 @@ pub struct Opening {
     /// Use the backing even if that may be a mistake: data for another backing is pending, or the
     /// backing holds a pool. Write to a pool even if its damage makes that dangerous.
     pub force: bool,
-    /// Make the writes of one flush durable as a whole or not at all. Only for engines that [have
-    /// that ability](Traits::has_atomic_flush).
+    /// Make the writes of one flush durable as a whole or not at all, if the engine
+    /// [can](Traits::has_atomic_flush).
     pub atomic_flush: bool,
 }
 

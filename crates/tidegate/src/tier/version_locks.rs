@@ -225,8 +225,8 @@ mod loom_tests {
         });
     }
 
-    /// A holder looks whether it may keep what it has; another thread forbids that and waits for
-    /// holders: what is kept, is kept by then.
+    /// A holder checks whether it may keep its value. Another thread forbids that and waits for
+    /// holders. Then no value is kept any more that was not kept by then.
     #[test]
     fn loom_nothing_is_kept_after_holders_were_waited_for() {
         loom::model(|| {

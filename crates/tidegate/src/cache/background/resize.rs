@@ -194,7 +194,7 @@ impl Background {
             if pages.is_empty() {
                 return Ok(());
             }
-            // A page with a record may be named by the slots of both. It leaves once.
+            // The slot of a record and the slot under it both name the page, which leaves once.
             pages.sort_unstable_by_key(|found| found.page);
             pages.dedup_by_key(|found| found.page);
             let dirty = pages.iter().filter(|found| found.dirty).copied().collect();

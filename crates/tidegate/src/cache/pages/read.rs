@@ -88,8 +88,7 @@ impl Pages {
         }
     }
 
-    /// Returns whether the data of `found` or the page under it is damaged, with the page's lock
-    /// held.
+    /// Returns whether `found`, or the page under it, is damaged. The caller holds the page's lock.
     fn is_damaged(&self, found: &Found) -> Result<bool> {
         if found.record && self.store.copy_record(found)?.is_none() {
             return Ok(true);
@@ -99,7 +98,7 @@ impl Pages {
     }
 
     /// Returns whether the data of `page`, if any, matches its checksum. Does not compare the data
-    /// again if it was verified before and no memory failed since.
+    /// again if it was verified before and no memory has failed.
     pub(in crate::cache) fn is_sound(&self, page: Option<&Found>) -> Result<bool> {
         let may_be_damaged = |page: &&Found| !page.verified || self.store.region.has_failed_pages();
         let Some(page) = page.filter(may_be_damaged) else { return Ok(true) };

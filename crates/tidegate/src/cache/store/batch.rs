@@ -25,7 +25,7 @@ impl Member<'_> {
         HEADER_BYTES + self.data.map_or(0, |data| data.len() as u64)
     }
 
-    /// Returns the stored version, for lookups.
+    /// Returns the stored version.
     pub(in crate::cache) fn found(&self) -> Found {
         Found { verified: true, ..Found::of_header(self.taken.slot, &self.header) }
     }

@@ -1,7 +1,6 @@
 //! The cache's format on the medium: slot headers, the cache header, and the offsets of slots.
 //!
-//! docs/formats.md describes the format. All numbers are little-endian. Nothing here touches
-//! memory.
+//! docs/formats.md describes it. All numbers are little-endian. Nothing here touches memory.
 
 use std::mem::{offset_of, size_of};
 

@@ -78,7 +78,7 @@ impl OpenGroups {
         dead
     }
 
-    /// Stops up to `n` pages waiting for the committed `group`, once no slot is retained for the
+    /// Ends the wait of up to `n` pages for the committed `group`, once no slot is retained for the
     /// group. Returns whether there is more to do.
     pub(super) fn release(&mut self, slots: &mut Slots, group: u64, n: usize) -> bool {
         let parity = parity(group);
