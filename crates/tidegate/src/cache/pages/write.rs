@@ -38,7 +38,8 @@ pub(in crate::cache) type Note<'a> = &'a mut dyn FnMut(Found);
 
 impl Writer {
     /// Returns whether to store `fill` as a dirty page, or `None` if the page has changed since the
-    /// read or the backing may lose the bytes that were read. The caller holds the page's lock.
+    /// read, its record waits for a commit, or the backing may lose the bytes. The caller holds the
+    /// page's lock.
     ///
     /// If the cache has a record of the page, the fill contains its lines: an unchanged version
     /// shows that the record is still the one that was merged. If the record becomes clean
