@@ -1,9 +1,9 @@
 //! Syncs of files whose success can be relied upon.
 //!
-//! ext4 whose journal was aborted after an error answers a sync with success where another sync has
-//! ended the journal's last transaction (measured on Linux 6.18: of programs that append and sync,
-//! one in 20 loses its last record so). What forgets its own copy of the data after a sync asks
-//! here.
+//! After an error has aborted the journal, ext4 answers a sync with success if another sync has
+//! ended the journal's last transaction (measured on Linux 6.18: one in 20 programs that append and
+//! sync loses its last record so). Code that drops its own copy of the data after a sync uses these
+//! functions.
 
 use std::os::fd::AsFd;
 
@@ -12,7 +12,7 @@ use rustix::io::Errno;
 /// Makes a file's data durable, as `fdatasync`.
 ///
 /// # Errors
-/// That of the kernel; that of [`failure`] after it.
+/// The kernel's error, or the error that [`failure`] finds after a successful sync.
 pub fn fdatasync(file: impl AsFd) -> Result<(), Errno> {
     rustix::fs::fdatasync(&file)?;
     checked(file)
@@ -21,7 +21,7 @@ pub fn fdatasync(file: impl AsFd) -> Result<(), Errno> {
 /// Makes a file durable, as `fsync`.
 ///
 /// # Errors
-/// As [`fdatasync`].
+/// The same errors as [`fdatasync`].
 pub fn fsync(file: impl AsFd) -> Result<(), Errno> {
     rustix::fs::fsync(&file)?;
     checked(file)
@@ -30,17 +30,18 @@ pub fn fsync(file: impl AsFd) -> Result<(), Errno> {
 /// Makes a whole file system durable, as `syncfs`.
 ///
 /// # Errors
-/// As [`fdatasync`].
+/// The same errors as [`fdatasync`].
 pub fn syncfs(file: impl AsFd) -> Result<(), Errno> {
     rustix::fs::syncfs(&file)?;
     checked(file)
 }
 
-/// Why the file system of `file` commits nothing any more: it is read-only, or was shut down.
+/// Returns why the file system of `file` commits nothing any more: it is read-only, or was shut
+/// down.
 ///
-/// It is asked to remove a user attribute that no file has: one that commits nothing more refuses
-/// that, and any other changes nothing. This takes 2 microseconds. Where a file may not have such
-/// attributes, the answer is none.
+/// The function asks the file system to remove a user attribute that no file has. A file system
+/// that commits nothing refuses with such an error; any other changes nothing. This takes 2
+/// microseconds. Returns `None` also where the file cannot have user attributes.
 #[must_use]
 pub fn failure(file: impl AsFd) -> Option<Errno> {
     let removed = rustix::fs::fremovexattr(file, c"user.tidegate.none");

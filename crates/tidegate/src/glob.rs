@@ -1,27 +1,26 @@
-//! Globs of paths, as the command line of `tidegate run` has them, matched without memory from the
-//! heap.
+//! Globs of paths, as on the command line of `tidegate run`, matched without heap memory.
 //!
-//! `*` is any bytes and `?` one byte, slashes too; `[a-z]` and `[!a-z]` are one byte, `\` takes the
-//! next byte as it is. A glob that matches a directory takes all that is in it.
+//! `*` matches any bytes and `?` one byte, slashes too; `[a-z]` and `[!a-z]` match one byte, `\`
+//! takes the next byte literally. A glob that matches a directory matches everything below it.
 //!
 //! Entry points: [`Filter`] · [`matches_any`].
 
-/// Which paths the user wants in the log.
+/// The paths that the user wants in the log.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Filter {
-    /// Globs of which one has to match, one a line. Empty: no restriction.
+    /// Globs, one a line. A path has to match at least one; empty: no restriction.
     pub include: &'static [u8],
-    /// Globs of which none may match, one a line.
+    /// Globs, one a line, none may match.
     pub exclude: &'static [u8],
 }
 
 impl Filter {
-    /// Whether there is no restriction.
+    /// Returns whether the filter admits every path.
     pub fn admits_all(&self) -> bool {
         globs(self.include).chain(globs(self.exclude)).next().is_none()
     }
 
-    /// Whether files of this path are to be logged.
+    /// Returns whether the filter admits files of this path to the log.
     pub fn admits(&self, path: &[u8]) -> bool {
         let included = globs(self.include).next().is_none() || matches_any(self.include, path);
         included && !matches_any(self.exclude, path)
@@ -32,15 +31,14 @@ fn globs(lines: &[u8]) -> impl Iterator<Item = &[u8]> {
     lines.split(|byte| *byte == b'\n').filter(|glob| !glob.is_empty())
 }
 
-/// Whether one of the globs, one a line, matches the path or a directory above it.
+/// Returns whether one of the globs, one a line, matches the path or a directory above it.
 pub fn matches_any(lines: &[u8], path: &[u8]) -> bool {
     globs(lines).any(|glob| matches(glob, path))
 }
 
-/// Whether the glob matches the path or a directory above it.
+/// Returns whether the glob matches the path or a directory above it.
 ///
-/// Instead of trying all splits, it goes back to the last `*`: what an earlier one could match, a
-/// later one can.
+/// A mismatch backtracks to the last `*` only: a later `*` can match all that an earlier one could.
 fn matches(glob: &[u8], path: &[u8]) -> bool {
     let (mut glob_at, mut path_at) = (0, 0);
     let mut star = None;
@@ -63,7 +61,7 @@ fn matches(glob: &[u8], path: &[u8]) -> bool {
     }
 }
 
-/// How many bytes of the glob match this byte of the path; none, where they do not.
+/// Returns how many bytes of the glob match this byte of the path, or `None` if none match.
 fn one(glob: &[u8], byte: Option<&u8>) -> Option<usize> {
     let byte = *byte?;
     match glob {
@@ -79,13 +77,13 @@ fn one(glob: &[u8], byte: Option<&u8>) -> Option<usize> {
     }
 }
 
-/// What a class at the start of a glob says of a byte.
+/// How a class at the start of a glob treats a byte.
 enum Class {
-    /// It is in the class, which takes so many bytes of the glob.
+    /// The byte is in the class, which takes so many bytes of the glob.
     Matches(usize),
-    /// It is not.
+    /// The byte is not in the class.
     Differs,
-    /// There is no closing bracket, so it is no class.
+    /// The closing bracket is missing, so that this is no class.
     Unclosed,
 }
 

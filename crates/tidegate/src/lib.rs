@@ -4,14 +4,14 @@
 //!
 //! - [`pmem`]: mapped persistent memory, its stores, write-backs and fences;
 //! - [`device`]: the [`device::BlockDevice`] trait that every tier and layer shares;
-//! - [`durable`]: syncs that tell of a file system that gave up;
+//! - [`durable`]: syncs that report a file system that gave up;
 //! - [`btt`]: the block translation table, an atomic block device on persistent memory;
-//! - [`pool`]: what a region holds, and the superblock of every engine but the BTT;
+//! - [`pool`]: the content of a region, and the superblock of every engine but the BTT;
 //! - [`cache`]: a persistent cache of pages in front of a slower device;
 //! - [`log`]: a write log, for files and blocks, shared by processes;
 //! - [`raw`]: blocks in place on persistent memory, fast and not atomic;
 //! - [`dram`]: the DRAM tier, a volatile write cache over any device;
-//! - [`opening`]: opens of what a user's path names, which never wait;
+//! - [`opening`]: opens of a user's path, which never wait;
 //! - [`size`]: numbers of bytes as people write them;
 //! - [`glob`]: patterns of paths;
 //! - [`backing`]: devices behind a pool, by URL;

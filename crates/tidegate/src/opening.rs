@@ -1,8 +1,8 @@
-//! Opening what a user's path names, so that no open waits.
+//! Opens files by a user's path, and never waits.
 //!
-//! An open of a FIFO waits for its other end, and an open of some devices changes them. So a
-//! descriptor that only names the file comes first, and tells the kind. Then that file is opened,
-//! whatever the path names by now.
+//! An open of a FIFO waits for its other end, and an open of some devices changes them. So the
+//! first descriptor is opened with `O_PATH` and only tells the kind. The second open goes through
+//! that descriptor, so that it reaches the checked file, whatever the path names by then.
 
 use std::fs::{File, FileType, Metadata, OpenOptions};
 use std::io;
@@ -12,7 +12,7 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-/// What a path is expected to name.
+/// The kind of file that a path is expected to name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 pub enum Expected {
     /// A pool.
@@ -27,10 +27,10 @@ pub enum Expected {
 }
 
 impl Expected {
-    /// Refuses what `metadata` describes if it is of another kind.
+    /// Refuses a file whose `metadata` shows another kind.
     ///
     /// # Errors
-    /// A [`WrongKind`] inside.
+    /// An error that contains a [`WrongKind`].
     pub fn check(self, metadata: &Metadata) -> io::Result<()> {
         let kind = metadata.file_type();
         let fits = match self {
@@ -49,27 +49,27 @@ impl Expected {
     }
 }
 
-/// A path names something of another kind than was expected.
+/// The path names a file of another kind than expected.
 #[derive(Debug, thiserror::Error)]
 #[error("it is {found}: {expected} is expected, name one")]
 pub struct WrongKind {
-    /// What it names.
+    /// The kind that was found.
     pub found: &'static str,
-    /// What was expected.
+    /// The kind that was expected.
     pub expected: Expected,
 }
 
 impl WrongKind {
-    /// Returns the cause of `error` if it is one of these.
+    /// Returns the cause of `error` if it is a `WrongKind`.
     pub fn of(error: &io::Error) -> Option<&Self> {
         error.get_ref()?.downcast_ref()
     }
 }
 
-/// Opens what `path` names with `options`, which create nothing.
+/// Opens the file at `path` with `options`, which create nothing.
 ///
 /// # Errors
-/// That of the kernel; a [`WrongKind`] inside, before anything is opened.
+/// The kernel's error, or an error that contains a [`WrongKind`]; then nothing was opened.
 pub fn open(path: &Path, expected: Expected, options: &OpenOptions) -> io::Result<File> {
     let named = File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
     expected.check(&named.metadata()?)?;

@@ -13,7 +13,7 @@ pub struct Size {
     pub bytes: u64,
 }
 
-/// Why a text is no size.
+/// Why a text is not a size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SizeError {
@@ -22,7 +22,7 @@ pub enum SizeError {
         "expected a number of bytes, or a number and K, M, G or T (powers of 1024), as in 512M"
     )]
     Malformed,
-    /// A fraction that is no whole number of bytes.
+    /// A fraction that gives no whole number of bytes.
     #[error("this is not a whole number of bytes; write it in a smaller unit")]
     Fraction,
     /// More bytes than 64 bits hold.
@@ -33,7 +33,7 @@ pub enum SizeError {
     Zero,
 }
 
-/// The bytes of `SIZE`, for command lines that keep no more of it.
+/// Parses a `SIZE` and returns its bytes, for callers that need no [`Size`].
 ///
 /// # Errors
 /// `text` is no size.
@@ -61,8 +61,8 @@ impl FromStr for Size {
     }
 }
 
-/// Splits a trailing unit off: the number and the power of two it is multiplied with. `K`, `k`,
-/// `KB` and `KiB` mean the same; there are no powers of 1000.
+/// Splits a trailing unit off. Returns the number and the power of two that multiplies it. `K`,
+/// `k`, `KB` and `KiB` are equal; there are no powers of 1000.
 fn split_unit(text: &str) -> (&str, u32) {
     let body = text.strip_suffix(['B', 'b']).unwrap_or(text);
     let body = body.strip_suffix(['i', 'I']).unwrap_or(body);
@@ -85,7 +85,7 @@ fn scale(number: u64, shift: u32) -> Result<u64, SizeError> {
     number.checked_mul(1 << shift).ok_or(SizeError::TooLarge)
 }
 
-/// `0.fraction` times two to the power of `shift`, where that is whole.
+/// Returns `0.fraction` times two to the power of `shift`, if that is a whole number.
 fn scale_fraction(fraction: &str, shift: u32) -> Result<u64, SizeError> {
     let digits = parse_digits(fraction)?;
     let places = u32::try_from(fraction.len()).map_err(|_| SizeError::Fraction)?;
@@ -98,7 +98,7 @@ fn scale_fraction(fraction: &str, shift: u32) -> Result<u64, SizeError> {
 }
 
 /// Exact where the size is a whole number of a unit (`64K`), otherwise two decimals and the bytes
-/// (`3.96G (4254076928 bytes)`), so that what is shown can always be typed back.
+/// (`3.96G (4254076928 bytes)`), so that the text always contains a size that can be typed.
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some((unit, shift)) = self.exact_unit() {
@@ -113,7 +113,8 @@ impl fmt::Display for Size {
 }
 
 impl Size {
-    /// This size as it can be read again: with a unit where it is a whole number of one.
+    /// Returns the size as a text that parses to it: with a unit where the size is a multiple of
+    /// one.
     #[must_use]
     pub fn exact(self) -> String {
         match self.exact_unit() {
@@ -122,7 +123,7 @@ impl Size {
         }
     }
 
-    /// The largest unit of which this size is a whole number, unless that takes more than five
+    /// Returns the largest unit that divides this size, unless the number then has more than five
     /// digits.
     fn exact_unit(self) -> Option<(char, u32)> {
         let whole = |shift: u32| self.bytes.is_multiple_of(1 << shift) && self.bytes >> shift > 0;

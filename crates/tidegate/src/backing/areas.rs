@@ -1,5 +1,5 @@
-//! The parts of a backing where file systems and partition tables keep what they change with each
-//! use, and the UUIDs there.
+//! The parts of a backing that file systems and partition tables change with each use, and the
+//! UUIDs there.
 
 use std::fs::File;
 use std::io;
@@ -9,11 +9,11 @@ use crc_fast::{CrcAlgorithm, Digest};
 
 use crate::device::{BlockDevice, DeviceError};
 
-/// Superblocks and tables at the start: all but that of Btrfs.
+/// Superblocks and tables at the start: all except the superblock of Btrfs.
 const START_BYTES: usize = 8192;
 /// Where the superblock of Btrfs lies.
 const BTRFS: usize = 64 << 10;
-/// Bytes of that, and of the last area, which has the second header of a GPT.
+/// Bytes of the superblock of Btrfs, and of the last area, which has the second header of a GPT.
 const AREA_BYTES: usize = 4096;
 
 /// The bytes of the areas.
@@ -30,7 +30,7 @@ pub(super) struct ContentId {
     uuid: Vec<u8>,
 }
 
-/// A kind of content: its name, where its signature lies, and where its UUID.
+/// A kind of content: its name, and the offsets of its signature and its UUID.
 struct Kind {
     name: &'static str,
     signature: (usize, &'static [u8]),
@@ -41,14 +41,14 @@ const fn kind(name: &'static str, signature: (usize, &'static [u8]), uuid: (usiz
     Kind { name, signature, uuid }
 }
 
-/// Tables before what may lie in a partition, and weak signatures last.
+/// Partition tables come before the contents of a partition, and weak signatures last.
 const KINDS: &[Kind] = &[
     kind("gpt", (512, b"EFI PART"), (568, 16)),
     kind("gpt", (4096, b"EFI PART"), (4152, 16)),
     kind("luks", (0, b"LUKS\xba\xbe"), (168, 40)),
     kind("lvm", (512, b"LABELONE"), (544, 32)),
     kind("lvm", (0, b"LABELONE"), (32, 32)),
-    // The number of the member, and not that of the array.
+    // The number of the member, not of the array.
     kind("md", (4096, b"\xfc\x4e\x2b\xa9"), (4264, 16)),
     kind("md", (0, b"\xfc\x4e\x2b\xa9"), (168, 16)),
     kind("bcache", (4120, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca"), (4136, 16)),
@@ -77,7 +77,8 @@ impl Areas {
         Self::read(geometry.size_bytes(), block_bytes, |bytes, at| device.read(at, bytes))
     }
 
-    /// `read` fills bytes from an offset; both are multiples of `block_bytes`, as `size_bytes` is.
+    /// Reads the areas by `read`, which fills bytes from an offset. All offsets and lengths are
+    /// multiples of `block_bytes`, as `size_bytes` is.
     fn read<E>(
         size_bytes: u64,
         block_bytes: u64,
@@ -99,7 +100,7 @@ impl Areas {
         Ok(Self { start, end })
     }
 
-    /// The checksum of the areas; never 0.
+    /// Returns the checksum of the areas; never 0.
     pub(super) fn checksum(&self) -> u64 {
         let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
         digest.update(&self.start);
@@ -107,7 +108,7 @@ impl Areas {
         digest.finalize().max(1)
     }
 
-    /// What lies on the backing, where that has a UUID or a number of its own.
+    /// Returns the content of the backing, if it has a UUID or a number of its own.
     pub(super) fn content(&self) -> Option<ContentId> {
         let has = |at: usize, bytes: &[u8]| self.start[at..].starts_with(bytes);
         KINDS.iter().filter(|kind| has(kind.signature.0, kind.signature.1)).find_map(|kind| {
@@ -118,7 +119,7 @@ impl Areas {
         })
     }
 
-    /// The size of the sectors that the backing's GPT counts in.
+    /// Returns the sector size of the backing's GPT, or `None` without a GPT.
     pub(super) fn table_sector_bytes(&self) -> Option<u32> {
         let has = |at: usize| self.start[at..].starts_with(b"EFI PART");
         [512, 4096].into_iter().find(|sector| has(*sector)).and_then(|it| u32::try_from(it).ok())
@@ -126,12 +127,12 @@ impl Areas {
 }
 
 impl ContentId {
-    /// The bytes that tell it from others.
+    /// Returns the bytes that tell this content from others.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         [self.kind.as_bytes(), &[0], &self.uuid].concat()
     }
 
-    /// For tests.
+    /// Makes a content by hand.
     #[cfg(all(test, not(loom)))]
     pub(super) fn new(kind: &'static str, uuid: &[u8]) -> Self {
         Self { kind, uuid: uuid.to_vec() }

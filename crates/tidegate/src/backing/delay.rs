@@ -1,4 +1,4 @@
-//! `delay:TIME,URL`: another backing, made slow.
+//! `delay:TIME,URL`: another backing, slowed down.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,14 +20,14 @@ pub(super) static DELAY: Scheme = Scheme {
     open,
 };
 
-/// The delay of a request, and the backing that is delayed.
+/// Splits the URL into the delay of a request and the delayed backing.
 fn parts(rest: &str) -> Result<(Duration, BackingUrl), String> {
     let (time, url) =
         rest.split_once(',').ok_or_else(|| format!("`delay:{rest}` has no `,URL`"))?;
     let delay = parse_time(time)
         .filter(|delay| *delay <= TIME_MAX)
         .ok_or_else(|| format!("the delay `{time}` is no time up to 60s, such as 20ms"))?;
-    // One is enough, and the nesting of a URL has a bound.
+    // One delay is enough, and the nesting of a URL needs a bound.
     if url.starts_with("delay:") {
         return Err(format!("`delay:{rest}` delays a delay: name one with the sum"));
     }

@@ -1,4 +1,4 @@
-//! What sysfs and its partition table tell of a disk.
+//! The facts that sysfs and the partition table tell of a disk.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -12,16 +12,17 @@ use super::facts::{Facts, Looped, Partition, identity_of, said};
 use super::inode::identity_of_file;
 use crate::opening::{self, Expected};
 
-/// Sysfs counts partitions in these, whatever the disk's sectors are.
+/// Sysfs counts partitions in sectors of this size, whatever the disk's own sector size is.
 const SECTOR_BYTES: u64 = 512;
 
-/// Folder of the disk with `metadata` in sysfs.
+/// Returns the folder in sysfs of the disk with `metadata`.
 pub(super) fn folder_of(metadata: &Metadata) -> PathBuf {
     let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
     PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
 }
 
-/// What tells the file or disk `file` from all others. None: nothing does.
+/// Returns the identity of the file or disk `file`, or `None` if nothing tells the disk from
+/// others.
 pub(super) fn identify(file: &File) -> io::Result<Option<u64>> {
     let metadata = file.metadata()?;
     if !metadata.file_type().is_block_device() {
@@ -31,11 +32,11 @@ pub(super) fn identify(file: &File) -> io::Result<Option<u64>> {
     Ok(identity_of(&facts_of(file, size_bytes)?))
 }
 
-/// What is known of the disk `file`, which has `size_bytes` bytes.
+/// Collects the facts about the disk `file`, which has `size_bytes` bytes.
 fn facts_of(file: &File, size_bytes: u64) -> io::Result<Facts> {
     let folder = folder_of(&file.metadata()?);
     let is_partition = folder.join("partition").exists();
-    // The link of a partition leads to its folder, which lies in that of its disk.
+    // The link of a partition leads to its folder, which is inside the folder of its disk.
     let whole = if is_partition { folder.join("..") } else { folder.clone() };
     Ok(Facts {
         said: said(|name| std::fs::read(whole.join(name)).ok()),
@@ -46,12 +47,12 @@ fn facts_of(file: &File, size_bytes: u64) -> io::Result<Facts> {
     })
 }
 
-/// The system keeps all programs from writing to the disk in `folder`.
+/// Returns whether the disk in `folder` is write-protected for all programs.
 pub(super) fn is_read_only(folder: &Path) -> bool {
     number(&folder.join("ro")) == Some(1)
 }
 
-/// The file behind the loop device in `folder`, where it is still at its path.
+/// Returns the file behind the loop device in `folder`, if it is still at its path.
 fn looped(folder: &Path) -> Option<Looped> {
     let path = std::fs::read_to_string(folder.join("loop/backing_file")).ok()?;
     let file = open(Path::new(path.trim_end_matches('\n')))?;
@@ -61,12 +62,12 @@ fn looped(folder: &Path) -> Option<Looped> {
     Some(Looped { identity, offset })
 }
 
-/// Opens the file or disk at a path that the kernel told, and that may name something else by now.
+/// Opens the file or disk at a path from the kernel. The path may name something else by now.
 fn open(path: &Path) -> Option<File> {
     opening::open(path, Expected::Blocks, File::options().read(true)).ok()
 }
 
-/// The partition in `folder` of the disk in `whole`.
+/// Describes the partition in `folder` of the disk in `whole`.
 fn partition(folder: &Path, whole: &Path) -> Partition {
     let number_of = |name| number(&folder.join(name)).unwrap_or_default();
     let partition = u32::try_from(number_of("partition")).unwrap_or_default();
@@ -74,8 +75,8 @@ fn partition(folder: &Path, whole: &Path) -> Partition {
     Partition { number: partition, start: number_of("start") * SECTOR_BYTES, uuid }
 }
 
-/// The PARTUUID of the partition `number` of the disk in `whole`, by the table on that: kernels
-/// before 6.12 do not tell it.
+/// Returns the PARTUUID of the partition `number`, from the table on the disk in `whole`. Kernels
+/// before 6.12 do not tell it in sysfs.
 fn uuid_in_table(whole: &Path, number: u32) -> Option<String> {
     let sector = self::number(&whole.join("queue/logical_block_size"))?;
     let file = open(&Path::new("/dev").join(event_value(whole, "DEVNAME")?))?;
@@ -111,14 +112,14 @@ fn number_in_mbr(file: &File, number: u32) -> Option<String> {
     (sector.ends_with(b"\x55\xaa") && disk != 0).then(|| format!("{disk:08x}-{number:02x}"))
 }
 
-/// The value of `key` in the event that the kernel sent for the disk in `folder`.
+/// Returns the value of `key` in the event that the kernel sent for the disk in `folder`.
 fn event_value(folder: &Path, key: &str) -> Option<String> {
     let event = std::fs::read_to_string(folder.join("uevent")).ok()?;
     let of_line = |line: &str| line.strip_prefix(key)?.strip_prefix('=').map(str::to_owned);
     event.lines().find_map(of_line)
 }
 
-/// The number in a file of sysfs.
+/// Reads the number in a file of sysfs.
 pub(super) fn number(path: &Path) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }

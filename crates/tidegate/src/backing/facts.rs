@@ -1,18 +1,19 @@
-//! What a disk is known by: a function of what the system and the disk itself tell.
+//! The identity of a disk, as a function of the facts that the system and the disk tell.
 //!
 //! Invariants:
-//! 1. No name that the kernel gives goes in: after a boot another disk may have it.
-//! 2. Nothing that a client changes through a pool goes in where the disk says something of itself.
-//!    Where it says nothing, the UUID of what lies on it stands for that.
-//! 3. A disk without any of this has no identity.
+//! 1. The identity does not depend on names that the kernel gives: after a boot another disk may
+//!    have the name.
+//! 2. If the disk tells an identity of its own, the identity does not depend on bytes that a client
+//!    changes through a pool. If it tells none, the UUID of its content takes that part.
+//! 3. A disk without any of these facts has no identity.
 
 use super::areas::ContentId;
 use crate::log::{FileSystemId, identity};
 
-/// Identities of disks, and of files without a handle, have no UUID of a file system.
+/// The file system id in identities of disks, and of files without a handle.
 pub(super) const NO_FILE_SYSTEM: FileSystemId = [0; 16];
 
-/// Keeps identities of disks apart from those of files.
+/// Keeps identities of disks apart from identities of files.
 const DISK: i32 = -2;
 /// Keeps identities of partitions apart.
 const PARTITION: i32 = -5;
@@ -21,23 +22,23 @@ const CONTENT: i32 = -6;
 /// Keeps identities of loop devices apart.
 const LOOP: i32 = -7;
 
-/// The attributes in a disk's folder of sysfs by which it tells itself from others, best first.
+/// The attributes that identify a disk, in its folder of sysfs; best first.
 const ATTRIBUTES: &[&str] = &["dm/uuid", "md/uuid", "uuid", "wwid", "device/wwid", "serial"];
 
-/// The attributes that together tell an RBD image from others.
+/// The attributes that together identify an RBD image.
 const RBD_ATTRIBUTES: &[&str] =
     &["device/cluster_fsid", "device/pool_id", "device/image_id", "device/snap_id"];
 
-/// What is known of a disk.
+/// The facts about a disk.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
-    /// What the disk says of itself: the whole one, where this is a partition.
+    /// The identity that the disk tells itself; for a partition, that of its whole disk.
     pub(super) said: Option<Vec<u8>>,
     /// The file behind a loop device.
     pub(super) looped: Option<Looped>,
     /// Which partition of the disk this is.
     pub(super) partition: Option<Partition>,
-    /// What lies on it.
+    /// The content of the disk or partition.
     pub(super) content: Option<ContentId>,
     /// Its size in bytes.
     pub(super) size_bytes: u64,
@@ -63,7 +64,7 @@ pub(super) struct Partition {
     pub(super) uuid: Option<String>,
 }
 
-/// The first of [`ATTRIBUTES`] by which a disk tells itself from others; `read` reads one.
+/// Returns the first of [`ATTRIBUTES`] that identifies the disk; `read` reads one attribute.
 pub(super) fn said(read: impl Fn(&str) -> Option<Vec<u8>>) -> Option<Vec<u8>> {
     let told = ATTRIBUTES.iter().filter_map(|name| read(name)).find(|text| !is_blank(text));
     told.or_else(|| {
@@ -72,12 +73,12 @@ pub(super) fn said(read: impl Fn(&str) -> Option<Vec<u8>>) -> Option<Vec<u8>> {
     })
 }
 
-/// Nothing but zeroes and separators, as of a virtual disk that was given no number.
+/// Returns whether the text has only zeroes and separators, as a virtual disk without a number has.
 fn is_blank(text: &[u8]) -> bool {
     text.trim_ascii().iter().all(|byte| b"0-_. :".contains(byte))
 }
 
-/// What tells the disk from all others; None where nothing does.
+/// Returns the identity of the disk, or `None` if nothing tells it from others.
 pub(super) fn identity_of(facts: &Facts) -> Option<u64> {
     let Facts { said, looped, partition, content, size_bytes } = facts;
     let whole = match (said, looped) {

@@ -46,7 +46,7 @@ fn open(rest: &str, opening: &Opening<'_>) -> Result<OpenBacking, BackingError> 
     let mut options = File::options();
     let options = options.read(true).write(true);
     let lock = opening::open(path, Expected::Blocks, options).map_err(failed("open"))?;
-    // A log would write its records over itself.
+    // A log in its own file would overwrite its records.
     if is_at(&lock, opening.pool).map_err(failed("inspect"))? {
         return Err(BackingError::IsPool { url: url() });
     }
@@ -59,7 +59,7 @@ fn open(rest: &str, opening: &Opening<'_>) -> Result<OpenBacking, BackingError> 
         inspect(&lock, opening.block_bytes).map_err(failed("read"))?;
     let observer = Observer::of_file(&lock).map_err(failed("identify"))?;
     let seen = observer.observe().map_err(failed("read"))?;
-    // Logs and caches keep what they wrote until a flush has succeeded.
+    // Logs and caches keep their writes until a flush succeeds.
     let options = FileOptions { reopens: true, as_backing: true, ..FileOptions::default() };
     let device = FileDevice::open(path, &FileOptions { block_bytes, ..options })?;
     let name = std::path::absolute(path).map_err(failed("name"))?;
@@ -67,7 +67,7 @@ fn open(rest: &str, opening: &Opening<'_>) -> Result<OpenBacking, BackingError> 
     let holds = Some(holds).filter(|found| !matches!(found, Glance::Unknown(_)));
     Ok(OpenBacking {
         device: Arc::new(device),
-        // As it was given: a link that follows the disk finds it under its next name.
+        // The name as the user gave it: a link that follows the disk finds it under its next name.
         name: name.as_os_str().as_bytes().to_vec(),
         holds,
         guard: Some(lock),
@@ -77,7 +77,7 @@ fn open(rest: &str, opening: &Opening<'_>) -> Result<OpenBacking, BackingError> 
     })
 }
 
-/// Refuses a write-protected disk, which the kernel opens for writing all the same.
+/// Refuses a write-protected disk: the kernel opens it for writing nevertheless.
 fn expect_writable(file: &File, rest: &str) -> Result<(), BackingError> {
     let is_block = |it: &Metadata| it.file_type().is_block_device();
     let metadata = file.metadata().ok().filter(is_block);
@@ -89,17 +89,17 @@ fn expect_writable(file: &File, rest: &str) -> Result<(), BackingError> {
     Err(BackingError::Unfit { url: format!("file:{rest}"), reason: reason.into() })
 }
 
-/// The size of the blocks to use the backing with, where that is not the device's own, and that of
-/// the sectors that the GPT on it counts in.
+/// Returns the block size to use, unless it is the device's own, and the sector size of the GPT on
+/// the backing.
 fn inspect(file: &File, block_bytes: Option<u32>) -> io::Result<(Option<u32>, Option<u32>)> {
     let size_bytes = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?;
     let sector = Areas::of_file(file, size_bytes)?.table_sector_bytes();
-    // An image of a disk has the sectors of that disk.
+    // An image of a disk has the sector size of that disk.
     let of_image = sector.filter(|_| file.metadata().is_ok_and(|it| it.is_file()));
     Ok((block_bytes.or(of_image), sector))
 }
 
-/// Whether `file` is open at `path`.
+/// Returns whether `path` names the open `file`.
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let number = |found: &Metadata| (found.dev(), found.ino());
     Ok(number(&file.metadata()?) == number(&std::fs::metadata(path)?))

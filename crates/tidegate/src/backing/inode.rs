@@ -1,4 +1,4 @@
-//! What a file is known by.
+//! The identity of a file.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -11,12 +11,13 @@ use crate::log::recover::identity_of;
 /// Keeps identities without a handle apart from those with one.
 const NO_HANDLE: i32 = -1;
 
-/// What tells the file `file`, which has `metadata`, from all others.
+/// Returns the identity of the file `file`, which has `metadata`.
 pub(super) fn identity_of_file(file: &File, metadata: &Metadata) -> io::Result<u64> {
     identity_of(file).or_else(|_| identity_without_handle(metadata))
 }
 
-/// For file systems without handles: the file's number and the moment of its creation.
+/// Builds an identity from the inode number and the creation time: for file systems without
+/// handles.
 fn identity_without_handle(metadata: &Metadata) -> io::Result<u64> {
     let created = metadata.created()?.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let numbers = [u128::from(metadata.ino()), created.as_nanos()];

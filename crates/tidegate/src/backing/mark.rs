@@ -1,8 +1,9 @@
-//! The mark of a backing: which pool it was behind last, and whether that one may hold writes that
-//! the backing lacks. So a pool that is served again finds that another one wrote to its backing.
+//! The mark of a backing: the last pool it was behind, and whether that pool may hold writes that
+//! the backing lacks. By the mark, a pool that is served again notices that another pool wrote to
+//! its backing.
 //!
-//! The mark is an extended attribute of a file, `user.tidegate.pool`. It is kept where the file
-//! system has such attributes; a disk and a server's export have none.
+//! The mark is an extended attribute of a file, `user.tidegate.pool`, if the file system has such
+//! attributes. Disks and exports of servers have no mark.
 
 use std::fmt;
 use std::fs::File;
@@ -18,19 +19,19 @@ const BYTES_MAX: usize = 128;
 const PENDING: &str = "pending";
 const FLUSHED: &str = "flushed";
 
-/// Which pool a backing was behind last.
+/// The last pool in front of a backing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mark {
     /// The pool.
     pub pool: Uuid,
-    /// The number of its superblock then, which grows each time the pool is opened.
+    /// The number of its superblock at that time, which grows each time the pool is opened.
     pub sequence: u64,
     /// The pool may hold writes that the backing lacks.
     pub is_pending: bool,
 }
 
 impl Mark {
-    /// The mark of `file`; none where it has none that this program knows.
+    /// Returns the mark of `file`, or `None` if it has none that this program understands.
     pub fn read(file: &File) -> Option<Self> {
         let mut bytes = [0; BYTES_MAX];
         let len = fgetxattr(file, NAME, &mut bytes[..]).ok()?;

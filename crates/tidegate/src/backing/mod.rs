@@ -1,9 +1,10 @@
-//! Backings: the devices behind a pool, from a URL to a device and an identity. One file a scheme.
+//! Backings: the devices behind a pool, from a URL to a device and an identity. Each scheme has a
+//! file.
 //!
 //! - `file`: `file:PATH`, `file:///PATH` or a plain path: a file or a block device;
 //! - `nbd` and `nbd+unix`: an export of an NBD server;
 //! - `null`: `null:SIZE`: a device that keeps nothing, for measurements;
-//! - `delay`: `delay:TIME,URL`: another backing, made slow.
+//! - `delay`: `delay:TIME,URL`: another backing, slowed down.
 //!
 //! A new scheme is a file here with a [`Scheme`], and a line of [`SCHEMES`].
 
@@ -44,22 +45,21 @@ pub struct Scheme {
     pub about: &'static str,
     /// One URL.
     pub example: &'static str,
-    /// What its identity is made of, in a few words.
+    /// The parts of its identity, in a few words.
     pub identified_by: &'static str,
-    /// Checks what follows the colon, and returns it in the form in which it is kept, or what is
-    /// wrong with it.
+    /// Checks the text after the colon. Returns the text to keep, or the fault.
     parse: fn(&str) -> Result<String, String>,
-    /// Opens the backing that the first argument, which was parsed, names, and keeps other programs
-    /// from it.
+    /// Opens the backing that the first argument names, after `parse` accepted it, and locks other
+    /// programs out.
     open: fn(&str, &Opening<'_>) -> Result<OpenBacking, BackingError>,
 }
 
-/// What a backing is opened for.
+/// How to open a backing.
 pub struct Opening<'a> {
     /// The pool's file or device.
     pub pool: &'a Path,
-    /// Size of a block in bytes with which the pool has used its backing, if it has had one. A file
-    /// and a disk take blocks of this size whatever their own is.
+    /// Size of a block in bytes in the pool's last use of its backing, if it had one. A file or a
+    /// disk takes blocks of this size, whatever its own size is.
     pub block_bytes: Option<u32>,
 }
 
@@ -71,13 +71,13 @@ pub struct OpenBacking {
     pub observer: Observer,
     /// Its state before it was opened as a device.
     pub seen: BackingState,
-    /// Its absolute path, links in it not followed, or its URL.
+    /// Its absolute path, without following links, or its URL.
     pub name: Vec<u8>,
     /// The pool that lies on it, if there is one.
     pub holds: Option<Glance>,
-    /// Keeps other programs from the device until it is dropped.
+    /// Locks other programs out of the device until it is dropped.
     pub guard: Option<std::fs::File>,
-    /// Size of the sectors that the GPT on it counts in, if it has one.
+    /// Sector size of the GPT on the backing, if there is one.
     pub table_sector_bytes: Option<u32>,
 }
 
@@ -97,7 +97,7 @@ pub enum BackingError {
         /// The backing.
         url: String,
     },
-    /// It cannot serve as one.
+    /// It cannot serve as a backing.
     #[error("the backing {url} does not do: {reason}")]
     Unfit {
         /// The backing.
@@ -116,7 +116,7 @@ pub enum BackingError {
     /// The system refused.
     #[error("cannot {action} the backing {url}")]
     Io {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
         /// The backing.
         url: String,
@@ -150,7 +150,7 @@ impl BackingUrl {
         Ok(backing)
     }
 
-    /// The backing that `text` names, or what is wrong with it.
+    /// Parses the URL `text`. Returns the fault as the error.
     fn named(text: &str) -> Result<Self, String> {
         let of_scheme = SCHEMES.iter().find_map(|scheme| {
             let rest = text.strip_prefix(scheme.name)?.strip_prefix(':')?;
@@ -188,14 +188,14 @@ impl fmt::Debug for BackingUrl {
     }
 }
 
-/// A number for a backing that says nothing of itself, called `name`. It tells it from nothing.
+/// Returns a number for the backing `name` that has no identity. The number identifies nothing.
 pub(crate) fn by_name(name: &[u8]) -> u64 {
     /// Keeps these numbers apart from identities.
     const NAME: i32 = -8;
     crate::log::identity(&facts::NO_FILE_SYSTEM, NAME, name)
 }
 
-/// `500us`, `20ms`, `30s` or `2m`.
+/// Parses a time such as `500us`, `20ms`, `30s` or `2m`.
 fn parse_time(text: &str) -> Option<Duration> {
     let unit = text.find(|letter: char| !letter.is_ascii_digit())?;
     let (number, unit) = text.split_at(unit);

@@ -1,7 +1,7 @@
 //! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`: an export of an NBD server.
 //!
-//! The URLs are those of the NBD project (`doc/uri.md`), with a setting of ours: `timeout=TIME`
-//! says how long a request may take while the server is silent or gone.
+//! The URLs follow the NBD project's `doc/uri.md`, with one setting of ours: `timeout=TIME` limits
+//! how long a request may take while the server is silent or gone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use crate::pool::{Glance, glance_device};
 
 /// The port of NBD servers.
 const PORT: u16 = 10809;
-/// How long a request may take unless the URL says otherwise.
+/// Time limit of a request, unless the URL has another.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// What the URL may say.
+/// Time limits that the URL may have.
 const TIMEOUT_RANGE: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(3600);
-/// Keeps these identities apart from those of files, disks and null devices.
+/// Keeps these identities apart from the identities of files, disks and null devices.
 const NBD_TYPE: i32 = -4;
 
 /// What identifies an export, of either scheme.
@@ -85,7 +85,7 @@ impl NbdScheme {
         format!("{}:{rest}", scheme.name)
     }
 
-    /// What the URL behind the scheme's colon asks for.
+    /// Parses the text after the scheme's colon.
     fn options(&self, rest: &str) -> Result<NbdOptions, String> {
         let name = self.url(rest);
         let url = rest.strip_prefix("//").ok_or_else(|| format!("`{name}` has no `//`"))?;
@@ -113,7 +113,7 @@ impl NbdScheme {
     }
 }
 
-/// `HOST`, `HOST:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`.
+/// Parses `HOST`, `HOST:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`.
 fn parse_host(text: &str) -> Result<NbdAddress, String> {
     let bad = || format!("`{text}` is no host, or has a wrong port");
     let (host, port) = match text.strip_prefix('[').map(|rest| rest.split_once(']')) {
@@ -127,14 +127,15 @@ fn parse_host(text: &str) -> Result<NbdAddress, String> {
     if host.is_empty() { Err(bad()) } else { Ok(NbdAddress::Tcp { host, port }) }
 }
 
-/// How long a request may take.
+/// Parses the time limit of a request.
 fn parse_timeout(text: &str) -> Result<Duration, String> {
     parse_time(text)
         .filter(|time| TIMEOUT_RANGE.contains(time))
         .ok_or_else(|| format!("the timeout `{text}` is no time from 100ms to 60m, such as 30s"))
 }
 
-/// `text` with its `%XX` as bytes: UTF-8 without NUL, at most what the protocol takes.
+/// Decodes each `%XX` in `text` into a byte. The result is UTF-8 without NUL, and at most as long
+/// as a string of the protocol.
 fn decoded(text: &str) -> Result<String, String> {
     let bad = || format!("`{text}` has a `%` without two digits, is no UTF-8, or is too long");
     let mut bytes = Vec::with_capacity(text.len());
@@ -152,10 +153,10 @@ fn decoded(text: &str) -> Result<String, String> {
     whole.ok_or_else(bad)
 }
 
-/// What tells an export from others, wherever its server runs.
+/// Returns the identity of an export, wherever its server runs.
 fn identity_of(export: &NbdExport) -> u64 {
     let NbdExport { name, description, size_bytes, .. } = export;
-    // Strings of the protocol have no NUL.
+    // Strings of the protocol contain no NUL.
     let told = format!("{name}\0{description}\0{size_bytes}");
     identity(&[0; 16], NBD_TYPE, told.as_bytes())
 }

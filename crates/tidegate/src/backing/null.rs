@@ -1,4 +1,4 @@
-//! `null:SIZE`: a device that takes all writes and keeps none.
+//! `null:SIZE`: a device that accepts all writes and keeps no data.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::log::identity;
 use crate::size::parse_bytes;
 
 const BLOCK_BYTES: u32 = 4096;
-/// Keeps these identities apart from those of files and disks.
+/// Keeps these identities apart from the identities of files and disks.
 const NULL_TYPE: i32 = -3;
 
 /// `null:SIZE`.

@@ -1,4 +1,4 @@
-//! What can be seen of a backing that another program's writes change.
+//! The visible state of a backing that changes when another program writes to it.
 
 #![expect(clippy::disallowed_methods, reason = "times of files are compared with the system's")]
 
@@ -16,12 +16,12 @@ use super::disk::{folder_of, identify, number};
 use crate::device::{BlockDevice, DeviceError};
 use crate::pool::BackingState;
 
-/// Fields of the file `stat` of a disk in sysfs: sectors that were written, and discarded.
+/// Fields of the file `stat` of a disk in sysfs: sectors written, and sectors discarded.
 const CHANGED_SECTORS: [usize; 2] = [6, 13];
 
 /// Looks at an open backing.
 pub struct Observer {
-    /// What told the backing from all others when it was opened.
+    /// The identity of the backing when it was opened.
     identity: Option<u64>,
     source: Source,
 }
@@ -50,13 +50,13 @@ impl Observer {
         Self { identity: Some(identity), source: Source::Device(device) }
     }
 
-    /// What tells the backing from all others, after a rename or a restart too; never 0. None:
-    /// nothing does.
+    /// Returns the identity of the backing, which outlasts renames and restarts and is never 0.
+    /// Returns `None` if nothing tells the backing from others.
     pub fn identity(&self) -> Option<u64> {
         self.identity
     }
 
-    /// Makes what [`observe`](Self::observe) sees outlast a power failure.
+    /// Makes the state that [`observe`](Self::observe) returns outlast a power failure.
     ///
     /// # Errors
     /// The backing failed.
@@ -67,7 +67,7 @@ impl Observer {
         }
     }
 
-    /// The state of the backing now, as far as it is known.
+    /// Returns the present state of the backing, as far as it is known.
     ///
     /// # Errors
     /// The backing cannot be read.
@@ -84,7 +84,8 @@ impl Observer {
             Source::Disk(file, folder) => {
                 let size_bytes = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?;
                 let areas = Areas::of_file(file, size_bytes)?.checksum();
-                // A client may have made another file system, by which alone some disks are known.
+                // A client may have made another file system, whose UUID alone identifies some
+                // disks.
                 let said = identify(file)?.unwrap_or_default();
                 let seen = BackingState { said, size_bytes, areas, ..seen };
                 Ok(with_counters(seen, folder))
@@ -93,7 +94,8 @@ impl Observer {
         }
     }
 
-    /// [`observe`](Self::observe), of a device that was opened as one.
+    /// Returns the state of a backing that was opened as a device; of a file or a disk only the
+    /// identity and the time.
     pub(super) fn observe_device(&self) -> Result<BackingState, DeviceError> {
         match &self.source {
             Source::Device(device) => self.of_source(&**device),
@@ -107,14 +109,14 @@ impl Observer {
         Ok(BackingState { size_bytes: geometry.size_bytes(), areas, ..self.nothing_yet() })
     }
 
-    /// The state of which only identity and time are known.
+    /// Returns a state with identity and time only.
     fn nothing_yet(&self) -> BackingState {
         let said = self.identity.unwrap_or_default();
         BackingState { noted_ns: now_ns(), said, ..BackingState::default() }
     }
 }
 
-/// `seen` with what the kernel counts of the disk in `folder`.
+/// Adds the kernel's counts for the disk in `folder` to the state `seen`.
 fn with_counters(seen: BackingState, folder: &Path) -> BackingState {
     let whole = folder.join("..");
     let sequence = [folder, &whole].into_iter().find_map(|it| number(&it.join("diskseq")));
@@ -126,7 +128,7 @@ fn with_counters(seen: BackingState, folder: &Path) -> BackingState {
     BackingState { boot, disk_sequence: sequence.unwrap_or_default(), changed_sectors, ..seen }
 }
 
-/// The system's time, in nanoseconds since 1970.
+/// Returns the system's time, in nanoseconds since 1970.
 pub(crate) fn now_ns() -> u64 {
     wall_ns(SystemTime::now())
 }

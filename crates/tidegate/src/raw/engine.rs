@@ -21,10 +21,10 @@ type Result<T> = std::result::Result<T, EngineError>;
 pub const CODE: EngineCode = EngineCode(1);
 
 const PAGE_BYTES: u64 = 4096;
-/// Two pages of headers, one of data, and the second header's.
+/// Two pages of headers, one page of data, and the second header's page.
 const POOL_BYTES_MIN: u64 = 4 * PAGE_BYTES;
 
-/// What the engine is called, and what its pools can do.
+/// The engine's name and the abilities of its pools.
 const TRAITS: Traits =
     Traits { options: &[BLOCK_SIZE], code: Some(CODE), ..Traits::of("raw", "bare memory") };
 
@@ -58,7 +58,7 @@ impl Engine for RawEngine {
         Ok(Opened { tier: Arc::new(device), recovered: "nothing to recover".into() })
     }
 
-    /// Reads the superblock, which is all of the metadata.
+    /// Checks the superblock: a raw pool has no other metadata.
     fn check(&self, region: Region, repair: bool, _progress: OnProgress<'_>) -> Result<Checked> {
         let found = Superblock::read(&region).map_err(EngineError::pool)?;
         let (mut findings, repaired) = found.check(&region, repair).map_err(EngineError::pool)?;
@@ -105,7 +105,8 @@ impl Tier for RawDevice {
         }
     }
 
-    /// Every acknowledged write is durable, and there is no thread.
+    /// Flushes, which has nothing to do: every acknowledged write is durable, and there is no
+    /// thread.
     fn drain(&self) -> device::Result<()> {
         self.flush()
     }

@@ -1,10 +1,10 @@
-//! Engine `raw`: blocks in place on persistent memory, the fastest and the least.
+//! Engine `raw`: blocks in place on persistent memory, the fastest engine with the fewest promises.
 //!
 //! Invariants:
 //! 1. A write streams its data to the block and fences once: it is durable when acknowledged, so a
 //!    flush has nothing to do and forced writes cost nothing more.
-//! 2. Nothing is atomic: a crash in a write leaves any mixture of old and new 8-byte words in its
-//!    blocks, and a read beside a write of the same block may see both. Users that need whole
+//! 2. Nothing is atomic: a crash during a write leaves any mixture of old and new 8-byte words in
+//!    its blocks, and a read during a write of the same block may see both. Users that need whole
 //!    blocks use [`btt`](crate::btt).
 //!
 //! Map: [`create`] makes a pool, [`RawDevice::open`] opens one and repairs a damaged copy of its
@@ -40,8 +40,8 @@ impl Default for RawOptions {
     }
 }
 
-/// Makes a raw pool of all of `region`; whatever was there is lost. Blocks keep the bytes that lie
-/// in them.
+/// Makes a raw pool of all of `region` and overwrites any headers there. Blocks keep the bytes that
+/// are in them.
 ///
 /// # Errors
 /// [`PoolError::BlockBytes`], [`PoolError::TooSmall`] before anything changes; [`PoolError::Pmem`].
@@ -60,11 +60,11 @@ pub struct RawDevice {
 }
 
 impl RawDevice {
-    /// Opens the pool in `region`. Where one copy of the superblock is damaged, it is written anew,
-    /// unless the region is read-only.
+    /// Opens the pool in `region`. Rewrites a damaged copy of the superblock, unless the region is
+    /// read-only.
     ///
     /// # Errors
-    /// [`PoolError`] where there is no raw pool, or it cannot be used.
+    /// [`PoolError`] if the region holds no raw pool, or the pool cannot be used.
     pub fn open(region: Arc<Region>) -> std::result::Result<Self, PoolError> {
         let found = Superblock::read(&region)?;
         let mut superblock = found.superblock;
@@ -75,12 +75,12 @@ impl RawDevice {
         Ok(Self { region, superblock, requests: Requests::default() })
     }
 
-    /// What the pool says of itself.
+    /// Returns the pool's superblock.
     pub fn superblock(&self) -> Superblock {
         self.superblock
     }
 
-    /// The memory under the pool.
+    /// Returns the memory under the pool.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
@@ -113,7 +113,7 @@ impl BlockDevice for RawDevice {
         self.geometry().check_write(offset, data.len() as u64)?;
         let _running = self.requests.begin(RequestKind::Write, data.len() as u64);
         self.region.write_streaming(self.superblock.data_offset + offset, data)?;
-        // The only fence: no metadata depends on the data, and the acknowledgement does.
+        // The only fence: no metadata depends on the data, but the acknowledgement does.
         Ok(self.region.fence()?)
     }
 

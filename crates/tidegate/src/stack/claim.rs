@@ -1,5 +1,5 @@
 //! The claim of a pool on its backing: the lock that keeps other programs away, and the mark that
-//! says which pool the backing was behind last.
+//! names the last pool in front of the backing.
 
 use std::fs::File;
 
@@ -9,43 +9,43 @@ use uuid::Uuid;
 use crate::backing::Mark;
 use crate::pool::{BackingState, Superblock};
 
-/// What the mark of a backing says to a pool.
+/// The message of a backing's mark to a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Since {
-    /// The pool was the last one before the backing, or no other is known.
+    /// This pool was the last one in front of the backing, or no other is known.
     Unchanged,
-    /// Another pool was, and may hold writes that the backing lacks.
+    /// Another pool was the last one, and may hold writes that the backing lacks.
     Pending(Uuid),
-    /// Another pool was, and the backing has all that it held.
+    /// Another pool was the last one, and the backing has all of that pool's writes.
     Changed,
-    /// This pool was, in a later state than the one that is here.
+    /// This pool was the last one, in a later state than the present one.
     Later {
-        /// The number of the superblock then.
+        /// The number of the superblock in the later state.
         sequence: u64,
     },
-    /// The mark is not the one that this pool left: the backing is an older state of itself.
+    /// The mark is not the one that this pool left: an older state of the backing was restored.
     Restored,
 }
 
 /// The lock and the mark of an open backing.
 pub(super) struct Claim {
     file: File,
-    /// What the file is marked with, where it keeps a mark.
+    /// The mark of the file, if it keeps one.
     mark: Mutex<Option<Mark>>,
 }
 
 impl Claim {
-    /// Over the locked `file` of the backing.
+    /// Claims the locked `file` of the backing.
     pub(super) fn new(file: File) -> Self {
         Self { file, mark: Mutex::default() }
     }
 
-    /// The file of the backing.
+    /// Returns the file of the backing.
     pub(super) fn file(&self) -> &File {
         &self.file
     }
 
-    /// What happened to the backing since the pool with `superblock` was before it.
+    /// Returns the events at the backing since the pool with `superblock` last used it.
     pub(super) fn since(&self, superblock: &Superblock) -> Since {
         let left = superblock.state.filter(|state| state.mark != 0);
         match Mark::read(&self.file) {
@@ -65,20 +65,20 @@ impl Claim {
         }
     }
 
-    /// The number in the mark of `pool`; 0 where there is none.
+    /// Returns the number in the mark of `pool`; 0 without such a mark.
     pub(super) fn number(&self, pool: Uuid) -> u64 {
         Mark::read(&self.file).filter(|it| it.pool == pool).map_or(0, |it| it.sequence)
     }
 
-    /// The pool with `superblock` writes to the backing from now on. False: the file keeps no mark,
-    /// and is used without one.
+    /// Marks the backing before the pool with `superblock` writes to it. Returns false if the file
+    /// keeps no mark; it is used without one.
     pub(super) fn take(&self, superblock: &Superblock) -> bool {
         let Superblock { uuid, sequence, .. } = *superblock;
         self.mark(Mark { pool: uuid, sequence, is_pending: true });
         self.mark.lock().is_some()
     }
 
-    /// The backing has all that the pool held.
+    /// Marks that the backing has all writes of the pool.
     pub(super) fn flushed(&self) {
         let taken = *self.mark.lock();
         if let Some(mark) = taken {

@@ -1,5 +1,5 @@
-//! The end of an open stack: all that the tiers hold goes to the lowest one, and from there to the
-//! backing, or stays in the pool.
+//! The end of an open stack: the tiers are drained into the lowest one, and that one into the
+//! backing, or the data stays in the pool.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use crate::device::DeviceError;
 use crate::tier::{Level, Purged, State, Tier};
 
 impl Stack {
-    /// Writes all that the tiers hold to the lowest one that keeps it, and stops their threads.
+    /// Drains all tiers down to the lowest one, and that one into its backing. Stops their threads.
     ///
     /// # Errors
-    /// [`StackError::Lost`], [`StackError::Kept`]; another call tries again.
+    /// [`StackError::Lost`], [`StackError::Kept`]; the caller may try again.
     pub fn drain(&self) -> Result<()> {
         let (lowest, upper) = self.lowest_and_upper();
         self.drain_upper(upper)?;
@@ -23,40 +23,42 @@ impl Stack {
         Ok(())
     }
 
-    /// Ends the work of all tiers, once no request is under way. Drains them, or where
-    /// [`keep_dirty`](super::StackOptions::keep_dirty) asked for that leaves what the pool holds
-    /// for the backing in it: then the tiers above the pool are drained into it, and no thread
-    /// that works for the backing is waited for.
+    /// Ends the work of all tiers, once no request is under way. Drains them, unless
+    /// [`keep_dirty`](super::StackOptions::keep_dirty) keeps the pool's dirty data in the pool:
+    /// then only the tiers above the pool are drained, and the call does not wait for threads that
+    /// write to the backing.
     ///
     /// # Errors
-    /// As for [`drain`](Self::drain).
+    /// The same errors as [`drain`](Self::drain).
     pub fn close(&self) -> Result<()> {
         if self.keep_dirty { self.keep() } else { self.drain() }
     }
 
     fn keep(&self) -> Result<()> {
         let (lowest, upper) = self.lowest_and_upper();
-        // A thread may still write to the backing: no other server takes that before it ends.
+        // A thread may still write to the backing. Another server must not take the backing before
+        // this process ends, so the lock is never released.
         if let Some(behind) = &self.behind {
             std::mem::forget(behind.claim.clone());
             behind.thread.abandon();
         }
         lowest.stop_destaging();
         self.drain_upper(upper)?;
-        // Commits what the tier has not committed, and flushes the backing only where that got
-        // writes of clients.
+        // Commits the tier's uncommitted writes. Flushes the backing only if it got writes of
+        // clients.
         lowest.flush().map_err(|source| self.not_drained(&lowest.state(), source))
     }
 
-    /// Bytes that the pool holds and the backing lacks, where the pool kept them when the stack was
-    /// [closed](Self::close).
+    /// Returns the bytes that the pool holds and the backing lacks, if the pool keeps them when the
+    /// stack is [closed](Self::close).
     pub fn kept_bytes(&self) -> Option<u64> {
         let (lowest, _) = self.lowest_and_upper();
         self.keep_dirty.then(|| lowest.state().pending_bytes)
     }
 
-    /// Writes all that the tiers held when this began to the backing, and flushes that. Requests go
-    /// on meanwhile. Returns the bytes that no flush has committed, which stay in the pool.
+    /// Writes all data that the tiers held at the call to the backing, and flushes the backing.
+    /// Requests go on meanwhile. Returns the bytes that no flush has committed, which stay in the
+    /// pool.
     ///
     /// # Errors
     /// [`StackError::NotDestaged`].
@@ -67,15 +69,16 @@ impl Stack {
         self.tiers.iter().try_fold(0, |left, tier| Ok(left + destage(tier)?))
     }
 
-    /// Bytes that only DRAM tiers hold, and bytes that the pool holds and the backing lacks.
+    /// Returns the bytes that only DRAM tiers hold, and the bytes that the pool holds and the
+    /// backing lacks.
     pub fn pending_bytes(&self) -> (u64, u64) {
         let (lowest, upper) = self.lowest_and_upper();
         let upper = upper.iter().map(|tier| tier.state().pending_bytes).sum();
         (upper, lowest.state().pending_bytes)
     }
 
-    /// Writes all that the tiers hold to the backing, and has the pool give up what the backing has
-    /// too. Requests go on meanwhile: what they write or read anew may stay.
+    /// Writes all data of the tiers to the backing, and has the pool give up the pages that the
+    /// backing has. Requests go on meanwhile: data that they write or read anew may stay.
     ///
     /// # Errors
     /// [`StackError::NotDestaged`]: a tier above the pool failed; [`StackError::NotPurged`].
@@ -96,8 +99,8 @@ impl Stack {
         for tier in upper {
             let Err(source) = tier.drain() else { continue };
             let state = tier.state();
-            // The tiers below say whether what this one passed on lasts. A flush of theirs may have
-            // failed only to report a write-back that has succeeded since (P5).
+            // The tiers below know whether the data that this one passed on is durable. Their flush
+            // may have failed only to report a write-back that has succeeded since (P5).
             if state.pending_bytes > 0 {
                 return Err(self.not_drained(&state, source));
             }

@@ -1,5 +1,5 @@
-//! A copy of an open stack as it is at one instant, complete by itself, which is made while changes
-//! go on: of its pool, or where a backing has a part of the data of that.
+//! A copy of an open stack at one instant, complete by itself, which is made while changes go on.
+//! The pool is copied, or the backing if that holds a part of the data.
 
 use std::fs::File;
 use std::io;
@@ -15,12 +15,12 @@ use crate::device::{BlockDevice, DeviceError, DeviceErrorKind, Extent, IoBuffer}
 use crate::pmem::Region;
 use crate::tier::Image;
 
-/// Most bytes that are claimed and read at once.
+/// Most bytes of one claim and read.
 const READ_BYTES: u64 = 1 << 20;
-/// Most extents of an answer.
+/// Most extents of one answer.
 const STATUS_EXTENTS: usize = 256;
 
-/// What is copied.
+/// The source of a copy.
 pub struct Original {
     source: Source,
     top: Arc<dyn BlockDevice>,
@@ -38,12 +38,13 @@ enum Source {
 type Piece = (u64, IoBuffer);
 
 impl Stack {
-    /// What a copy of the present content is made of. No change is under way, and the tiers above
-    /// the pool have flushed; `pool_bytes` is the size of the pool's file.
+    /// Prepares a copy of the present content. The caller makes sure that no change is under way
+    /// and that the tiers above the pool have flushed; `pool_bytes` is the size of the pool's file.
     ///
     /// # Errors
-    /// [`StackError::Uncopied`]: writes wait for a flush, or the engine cannot be copied while it
-    /// is served; the backing keeps no data; the memory failed.
+    /// [`StackError::NotDestaged`]: writes wait for a flush. [`StackError::Backing`]: the backing
+    /// keeps no data. [`StackError::Uncopied`]: the engine cannot be copied while it is served, or
+    /// the memory failed.
     pub fn original(&self, pool_bytes: u64) -> Result<Original> {
         for tier in &self.tiers {
             tier.check_committed().map_err(|source| self.not_destaged(&**tier, source))?;
@@ -70,20 +71,20 @@ impl Stack {
 }
 
 impl Original {
-    /// Size of the copy in bytes.
+    /// Returns the size of the copy in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The backing that is copied, or the pool.
+    /// Returns the name of the backing or pool that is copied.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Gives `copy`, an empty file, its size and what describes a pool.
+    /// Sets the size of `copy`, an empty file, and writes a pool's metadata to it.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn begin(&self, copy: &File) -> Result<()> {
         copy.set_len(self.bytes).map_err(|source| self.not_written(source))?;
         if let Source::Pool(_, image) = &self.source {
@@ -94,11 +95,12 @@ impl Original {
         Ok(())
     }
 
-    /// Copies ranges of `moment` until none is left. What changes wait for ([`Claim::Wanted`]) is
-    /// read through the tiers, all else from below, after [`destage`](Stack::destage).
+    /// Copies ranges of `moment` until none is left. Ranges that changes wait for
+    /// ([`Claim::Wanted`]) are read through the tiers, all others below the tiers, after
+    /// [`destage`](Stack::destage).
     ///
     /// # Errors
-    /// The original cannot be read, or the copy not be written.
+    /// The original cannot be read, or the copy cannot be written.
     pub fn copy(&self, gate: &Arc<Gate>, moment: &Moment, which: Claim, copy: &File) -> Result<()> {
         while let Some(range) = moment.claim(which, READ_BYTES) {
             let pieces = match &self.source {
@@ -118,7 +120,7 @@ impl Original {
         Ok(())
     }
 
-    /// Reads the blocks in `range` from where they are in the pool, neighbours together.
+    /// Reads the blocks in `range` from their offsets in the pool; neighbours are read together.
     fn read_pool(&self, region: &Region, image: &Image, range: &Range<u64>) -> Result<Vec<Piece>> {
         let block = u64::from(self.top.geometry().block_bytes);
         let mut runs: Vec<Range<u64>> = Vec::new();
@@ -137,7 +139,7 @@ impl Original {
         runs.into_iter().map(read).collect()
     }
 
-    /// Writes what is not zero: the file is one hole at first.
+    /// Writes the bytes unless all are zero: the file is one hole at first.
     fn write(&self, copy: &File, offset: u64, bytes: &[u8]) -> Result<()> {
         if bytes.iter().all(|byte| *byte == 0) {
             return Ok(());
@@ -166,7 +168,7 @@ fn read(device: &dyn BlockDevice, range: &Range<u64>) -> DeviceResult<Vec<Piece>
     Ok(vec![(range.start, piece)])
 }
 
-/// Reads what is not known to be zero.
+/// Reads the extents that are not known to be zero.
 fn read_extents(device: &dyn BlockDevice, range: &Range<u64>) -> DeviceResult<Vec<Piece>> {
     let (mut at, mut pieces) = (range.start, Vec::new());
     while at < range.end {

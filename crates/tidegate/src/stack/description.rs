@@ -1,4 +1,4 @@
-//! What a pool, or a stack over it, is: one description for people and scripts.
+//! The description of a pool, or of a stack over a pool, for people and scripts.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -9,7 +9,7 @@ use crate::pool::Superblock;
 use crate::size::Size;
 use crate::tier::{Description, Engine, Line, line};
 
-/// A pool with what stands before and behind it; the keys are a contract with scripts.
+/// A pool with the tiers before it and the device behind it; the keys are a contract with scripts.
 #[derive(Debug, Clone, Serialize)]
 pub struct PoolDescription {
     /// The pool's file or device.
@@ -28,20 +28,20 @@ pub struct PoolDescription {
     pub pool_bytes: u64,
     /// What makes a store durable.
     pub domain: Domain,
-    /// What a power cut does, in words.
+    /// The effect of a power cut, in words.
     pub power_cut: &'static str,
-    /// The medium that is modeled.
+    /// The media model.
     pub media: String,
     /// The engine's header, under the engine's name.
     #[serde(flatten)]
     pub header: Map<String, Value>,
-    /// The device behind the pool: the present one, or the one that was used last.
+    /// The device behind the pool: the present one, or the last one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backing: Option<String>,
-    /// What recovery did, in words; none where the pool was not opened.
+    /// The result of recovery, in words; `None` if the pool was not opened.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recovered: Option<String>,
-    /// Writes are refused.
+    /// The pool refuses writes.
     #[serde(skip)]
     pub read_only: bool,
     /// The DRAM tier before the pool.
@@ -75,7 +75,7 @@ impl PoolDescription {
         }
     }
 
-    /// A line for each thing worth knowing.
+    /// Returns the lines for people, one for each fact.
     pub fn lines(&self) -> Vec<Line> {
         let access = if self.read_only { ", read-only" } else { "" };
         let mut lines = vec![

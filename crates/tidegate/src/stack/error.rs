@@ -1,4 +1,4 @@
-//! What can keep a pool from being made, opened, described or checked.
+//! The errors of creating, opening, describing or checking a pool.
 
 use crate::backing::BackingError;
 use crate::device::DeviceError;
@@ -26,14 +26,14 @@ pub enum StackError {
         /// The engine's number.
         code: EngineCode,
     },
-    /// There is no pool.
+    /// The region holds no pool.
     #[error(
         "{pool} holds no pool: it starts with {content}, the header of a pool is expected; make a pool with `tidegate create`"
     )]
     NoPool {
         /// Where one was expected.
         pool: String,
-        /// What is there.
+        /// The content that was found.
         content: Content,
     },
     /// The pool's superblock cannot be used.
@@ -52,7 +52,7 @@ pub enum StackError {
         /// Why.
         source: EngineError,
     },
-    /// An option of `create` does not do: wrong usage.
+    /// An option of `create` has an unusable value: wrong usage.
     #[error(transparent)]
     Options(EngineError),
     /// An option of `create` belongs to other engines: wrong usage.
@@ -105,7 +105,7 @@ pub enum StackError {
     /// The backing cannot be used.
     #[error(transparent)]
     Backing(#[from] BackingError),
-    /// A thread was refused.
+    /// The system refused to start a thread.
     #[error("the thread that looks at the backing cannot be started")]
     Thread(#[source] std::io::Error),
     /// The DRAM tier before the pool cannot be made.
@@ -116,7 +116,7 @@ pub enum StackError {
         /// Why.
         source: DeviceError,
     },
-    /// A volatile tier cannot write back what it holds.
+    /// A volatile tier cannot write its data back.
     #[error("{pending_bytes} bytes in the {tier} tier of {pool} cannot be written back: lost")]
     Lost {
         /// Bytes that only this tier held.
@@ -128,7 +128,7 @@ pub enum StackError {
         /// Why.
         source: DeviceError,
     },
-    /// A tier cannot write what it holds to the tier below.
+    /// A tier cannot write its data to the tier below.
     #[error("what the {tier} of {pool} holds cannot be destaged, and stays there")]
     NotDestaged {
         /// The tier.
@@ -138,7 +138,7 @@ pub enum StackError {
         /// Why.
         source: DeviceError,
     },
-    /// The pool cannot give up all that the backing has too.
+    /// The pool cannot give up all pages that the backing has.
     #[error("{pool} cannot be purged: what the backing lacks stays in it")]
     NotPurged {
         /// The pool.
@@ -146,7 +146,7 @@ pub enum StackError {
         /// Why.
         source: DeviceError,
     },
-    /// A persistent tier cannot write what it holds to the tier below.
+    /// A persistent tier cannot write its data to the tier below.
     #[error("what {pool} holds cannot be destaged: it stays in the {tier}, serve it again")]
     Kept {
         /// The tier.
@@ -159,7 +159,7 @@ pub enum StackError {
 }
 
 impl StackError {
-    /// The command was used wrongly: nothing was tried.
+    /// Returns whether the command was used wrongly, so that nothing was tried.
     pub fn is_usage(&self) -> bool {
         matches!(
             self,

@@ -1,5 +1,5 @@
-//! Whether a backing is the one that a pool left, and as the pool left it: a function of what was
-//! remembered and what is seen.
+//! Judges whether a backing is the one that a pool left, and unchanged since: a function of the
+//! state in the pool and the state that is seen.
 
 use std::time::Duration;
 
@@ -7,21 +7,21 @@ use crate::pool::{BackingIdentity, BackingState};
 use crate::size::Size;
 
 /// How long after the last note of the time a write of the pool may have changed a file. A writer
-/// notes the time at most half a second before; the rest is the time that it may take from there to
-/// the kernel on a machine that is busy.
+/// notes the time at most half a second before its write. The rest is the time that the write may
+/// take to reach the kernel on a busy machine.
 const LATE: Duration = Duration::from_secs(2);
 
-/// What a pool is to take a backing for.
+/// How a pool is to treat a backing.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Judgement {
-    /// The identity of the backing, as engines know it: the one that it had for the pool first.
+    /// The identity under which engines know the backing: the first one that it had for the pool.
     pub(super) identity: u64,
-    /// Why the backing may not be as the pool left it, if so.
+    /// Why the backing may have changed since the pool left it; `None` if it has not.
     pub(super) doubt: Option<String>,
 }
 
-/// Judges a backing in the state `seen`, which is `called` so. The pool remembers the backing
-/// `bound` in the state `kept`, which an older program does not keep.
+/// Judges a backing in the state `seen` with the present name and identity `called`. The pool
+/// remembers the backing as `bound`, and its state as `kept`, which older programs did not store.
 pub(super) fn judge(
     bound: Option<&BackingIdentity>,
     kept: Option<&BackingState>,
@@ -42,7 +42,7 @@ pub(super) fn judge(
              by now",
             called.name
         ))),
-        // Clients have made another file system since: this is a clone from before that.
+        // Clients have made another file system since: this disk is a clone from before.
         _ if called.identity == bound.identity => other(Some(format!(
             "the backing {} has not the UUID that the pool left on it",
             called.name
@@ -51,7 +51,7 @@ pub(super) fn judge(
     }
 }
 
-/// Why a disk without an identity is trusted with nothing.
+/// Returns the doubt about a disk without an identity, which nothing tells from others.
 fn says_nothing(called: &BackingIdentity) -> String {
     format!(
         "the backing {} says nothing by which it can be told from other disks: it has no serial \
@@ -61,7 +61,7 @@ fn says_nothing(called: &BackingIdentity) -> String {
     )
 }
 
-/// What another program changed of a backing that the pool left in the state `kept`.
+/// Returns how another program changed a backing that the pool left in the state `kept`.
 fn change(kept: &BackingState, seen: &BackingState) -> Option<String> {
     if kept.size_bytes != seen.size_bytes {
         let (seen, kept) = (Size { bytes: seen.size_bytes }, Size { bytes: kept.size_bytes });
@@ -71,10 +71,10 @@ fn change(kept: &BackingState, seen: &BackingState) -> Option<String> {
     what.map(|what| format!("the backing was changed since: {what}"))
 }
 
-/// The state is known to the last bit.
+/// Compares all of the state: the pool noted it at rest.
 fn touched(kept: &BackingState, seen: &BackingState) -> Option<String> {
     let differ = |kept: u64, seen: u64| kept != 0 && seen != 0 && kept != seen;
-    // Of a file system that keeps whole seconds.
+    // A file system may keep whole seconds only.
     let is_rounded = seen.modified_ns == kept.modified_ns / 1_000_000_000 * 1_000_000_000;
     if differ(kept.modified_ns, seen.modified_ns) && !is_rounded {
         return Some(match seen.modified_ns.checked_sub(kept.modified_ns) {
@@ -93,7 +93,8 @@ fn touched(kept: &BackingState, seen: &BackingState) -> Option<String> {
         .then(|| "the kernel has counted writes to the disk that are not the pool's".into())
 }
 
-/// The pool wrote when it was killed: what it wrote last cannot be told from what others wrote.
+/// Compares the times only. The pool was writing when it was killed, and its last writes cannot be
+/// told from another program's.
 fn change_while_writing(kept: &BackingState, seen: &BackingState) -> Option<String> {
     if seen.modified_ns == 0 {
         return None;
@@ -104,7 +105,7 @@ fn change_while_writing(kept: &BackingState, seen: &BackingState) -> Option<Stri
         let late = Duration::from_nanos(seen.modified_ns - kept.noted_ns).as_secs_f64();
         return Some(format!("the file was written to {late:.1} s after the pool wrote last"));
     }
-    // Unless the clock went back: then the pool's own writes have older times too.
+    // After the clock went back, the pool's own writes have older times too.
     let is_older = seen.modified_ns < kept.modified_ns && kept.noted_ns >= kept.modified_ns;
     is_older.then(|| "the file has an older time than the pool left it with".into())
 }

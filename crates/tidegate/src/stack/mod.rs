@@ -1,9 +1,9 @@
 //! The registry of engines, and the stack of tiers that a pool is served as.
 //!
 //! [`REGISTRY`] lists the engines, a line each; every command finds an engine through it and has no
-//! case for one. [`Stack`] is an open pool with the tiers before it. [`PoolDescription`] says what
-//! a pool or a stack is, for `info`, `serve` and `stat`. `docs/engines.md` shows how an
-//! engine is added.
+//! case for one. [`Stack`] is an open pool with the tiers before it. [`PoolDescription`] describes
+//! a pool or a stack, for `info`, `serve` and `stat`. `docs/engines.md` shows how an engine is
+//! added.
 
 mod claim;
 mod close;
@@ -35,23 +35,23 @@ pub static REGISTRY: Registry = Registry::new(&[&BttEngine, &RawEngine, &LogEngi
 
 type Result<T> = std::result::Result<T, StackError>;
 
-/// Engines by name and by what pools say.
+/// Engines, found by name or by the header of a pool.
 pub struct Registry {
     engines: &'static [&'static dyn Engine],
 }
 
 impl Registry {
-    /// A registry of these engines.
+    /// Makes a registry of these engines.
     pub const fn new(engines: &'static [&'static dyn Engine]) -> Self {
         Self { engines }
     }
 
-    /// All engines, in the order in which messages list them.
+    /// Returns all engines, in the order of messages.
     pub fn engines(&self) -> &'static [&'static dyn Engine] {
         self.engines
     }
 
-    /// The engine called `name`.
+    /// Returns the engine called `name`.
     ///
     /// # Errors
     /// [`StackError::UnknownEngine`].
@@ -66,7 +66,7 @@ impl Registry {
         })
     }
 
-    /// Every option of `create` once, with the names of the engines that take it.
+    /// Returns every option of `create` once, with the names of the engines that take it.
     pub fn options(&self) -> Vec<(OptionSpec, Vec<&'static str>)> {
         let mut options: Vec<(OptionSpec, Vec<&'static str>)> = Vec::new();
         for engine in self.engines {
@@ -83,7 +83,7 @@ impl Registry {
     /// Parses the options of a new pool of `engine`.
     ///
     /// # Errors
-    /// An option belongs to other engines, or its value does not do: wrong usage.
+    /// An option belongs to other engines, or has an unusable value: wrong usage.
     pub fn plan(&self, engine: &'static dyn Engine, options: &Options) -> Result<Box<dyn Plan>> {
         for (spec, engines) in self.options() {
             if options.contains_key(spec.name) && !engines.contains(&engine.name()) {
@@ -94,7 +94,7 @@ impl Registry {
         engine.plan(options).map_err(StackError::Options)
     }
 
-    /// The engine of the pool in `region`; the rest of the pool may be damaged.
+    /// Finds the engine of the pool in `region`; the rest of the pool may be damaged.
     ///
     /// # Errors
     /// There is no pool, its header cannot be used, or its engine is unknown.
@@ -116,7 +116,7 @@ impl Registry {
         self.of_code(code).ok_or_else(unknown)
     }
 
-    /// As [`identify`](Self::identify), also for a pool of which only a part of its headers tells.
+    /// Finds the engine of the pool in `region`, even if only a part of the pool's headers is left.
     fn trace(&self, region: &Region) -> Result<&'static dyn Engine> {
         let traced = || self.engines.iter().copied().find(|engine| engine.is_traceable(region));
         match self.identify(region) {
@@ -125,12 +125,12 @@ impl Registry {
         }
     }
 
-    /// The engine of a pool that is to be opened: for reading, any trace of one will do.
+    /// Finds the engine of a pool to open. For reading, a part of the pool's headers is enough.
     fn identify_to_open(&self, region: &Region) -> Result<&'static dyn Engine> {
         if region.read_only() { self.trace(region) } else { self.identify(region) }
     }
 
-    /// The engine of what lies in a file, where that is a pool with a superblock.
+    /// Returns the engine of a file's content, if that is a pool with a superblock.
     pub fn of_glance(&self, found: Glance) -> Option<&'static dyn Engine> {
         match found {
             Glance::Tidegate(Some(code)) => self.of_code(code),
@@ -142,8 +142,8 @@ impl Registry {
         self.engines.iter().copied().find(|engine| engine.traits().code == Some(code))
     }
 
-    /// Verifies the pool in `region`, also one that only a part of its headers tells of. `repair`
-    /// restores what the format's redundancy allows.
+    /// Verifies the pool in `region`, even if only a part of its headers is left. `repair` restores
+    /// all that the format's redundancy allows.
     ///
     /// # Errors
     /// There is no pool to check, or the memory failed.
@@ -159,8 +159,7 @@ impl Registry {
         Ok((engine, checked.map_err(|source| StackError::Engine { pool, source })?))
     }
 
-    /// Describes the pool in `region`, with a DRAM tier before it as `dram` says, and changes
-    /// nothing.
+    /// Describes the pool in `region`, with the DRAM tier `dram` before it. Changes nothing.
     ///
     /// # Errors
     /// There is no pool, its header is damaged, or there is no such DRAM tier.
@@ -185,7 +184,7 @@ impl Registry {
         Ok(description)
     }
 
-    /// What lies in a file or on a disk, in words.
+    /// Describes the content of a file or disk in words.
     pub fn words(&self, found: Glance) -> String {
         match found {
             Glance::Btt => "a btt pool".into(),

@@ -1,10 +1,10 @@
 //! An open pool with the tiers before it and the backing behind it.
 //!
 //! Invariants:
-//! 1. Tiers are drained from the top: what the upper one writes back, the lower one still takes.
-//! 2. The lock on the backing is held until the last tier is dropped, or where dirty pages are kept
+//! 1. Tiers are drained from the top: each tier still takes the write-backs of the tier above it.
+//! 2. The lock on the backing is held until the last tier is dropped, or, if dirty pages are kept,
 //!    until the process ends.
-//! 3. Counters grow in the tiers, and are subtracted from in one place ([`Stack::since_reset`]).
+//! 3. Counters grow in the tiers. Only [`Stack::since_reset`] subtracts the counts of a reset.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,34 +30,34 @@ use crate::tier::{
     Backing, Engine, EngineError, Line, Opening, Setting, SettingError, State, Tier, line,
 };
 
-/// What to open.
+/// How to open a stack.
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 pub struct StackOptions {
     /// The memory of the pool.
     pub region: Arc<Region>,
-    /// The pool's file or device: it is no backing of its own.
+    /// The pool's file or device, which must not be its own backing.
     pub path: PathBuf,
     /// The device behind the pool.
     pub backing: Option<BackingUrl>,
-    /// Use the backing also where that may not be meant.
+    /// Use the backing also where that may be a mistake.
     pub force: bool,
-    /// Go on without what the pool has lost.
+    /// Open the pool without its lost data.
     pub salvage: bool,
-    /// What one flush covers is durable as a whole or not at all.
+    /// Make each flush atomic: after a crash all writes that it covers are there, or none.
     pub atomic_flush: bool,
-    /// When the stack is [closed](Stack::close), what the pool holds for the backing stays in it.
+    /// Keep the dirty data in the pool when the stack is [closed](Stack::close).
     pub keep_dirty: bool,
     /// The DRAM tier before the pool.
     pub dram: TierSpec,
-    /// Delays each request to the pool: for tests and demonstrations.
+    /// Delays of each request to the pool: for tests and demonstrations.
     pub delays: Option<Delays>,
-    /// The function that is told when the backing begins to fail, and when it works again.
+    /// Receives a notice when the backing begins to fail, and when it works again.
     pub notices: Option<Notices>,
 }
 
 impl StackOptions {
-    /// The pool in `region`, which is mapped from `path`, by itself: without a backing and without
-    /// a DRAM tier.
+    /// Opens only the pool in `region`, which is mapped from `path`: without a backing and a DRAM
+    /// tier.
     pub fn alone(region: Arc<Region>, path: PathBuf) -> Self {
         Self {
             region,
@@ -101,52 +101,52 @@ const PENDING_BYTES: Metric = Metric::gauge(
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Stack {
-    /// From the top, which clients reach.
+    /// From the top tier, which clients reach.
     pub(super) tiers: Vec<Arc<dyn Tier>>,
     /// The device behind the lowest tier.
     pub(super) backing: Option<Arc<dyn BlockDevice>>,
     pub(super) description: PoolDescription,
     pub(super) region: Arc<Region>,
-    /// What cannot be changed while the stack is open.
+    /// The settings that cannot change while the stack is open.
     fixed: Vec<Setting>,
-    /// What is kept of the backing; dropped after the tiers.
+    /// The claim and the witness of the backing; dropped after the tiers.
     pub(super) behind: Option<Behind>,
-    /// What the pool holds for the backing stays in it when the stack is closed.
+    /// The dirty data stays in the pool when the stack is closed.
     pub(super) keep_dirty: bool,
-    /// What was counted before the last reset.
+    /// The counts at the last reset.
     baseline: Mutex<Baseline>,
-    /// Held while settings change: those of one request are not mixed with those of another.
+    /// Held while settings change, so that requests do not mix their settings.
     setting: Mutex<()>,
 }
 
-/// What a stack is and has counted; the keys are a contract with scripts.
+/// The description and the counts of a stack; the keys are a contract with scripts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Stat {
     /// A server has the pool open.
     pub live: bool,
-    /// What the pool is.
+    /// The pool's description.
     #[serde(flatten)]
     pub description: Map<String, Value>,
-    /// The tiers from the top, and what they hold.
+    /// The states of the tiers, from the top.
     #[serde(default)]
     pub tiers: Vec<State>,
-    /// What can be set, and what cannot.
+    /// All settings, fixed ones too.
     #[serde(default)]
     pub settings: Vec<Setting>,
-    /// What was counted and measured.
+    /// Counts and measurements.
     #[serde(default)]
     pub metrics: Vec<Reading>,
-    /// For people.
+    /// The lines for people.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lines: Vec<Line>,
 }
 
 impl Registry {
-    /// Opens the pool that `options` name, and so recovers it, with the tiers before it.
+    /// Opens the pool that `options` name, with the tiers before it. Recovers the pool.
     ///
     /// # Errors
-    /// There is no pool, it is damaged, it lacks a backing or has one that does not do, or there is
-    /// no such DRAM tier.
+    /// The region holds no pool, or a damaged one; the backing is missing or unusable; or the DRAM
+    /// tier cannot be made.
     pub fn open(&self, options: StackOptions) -> Result<Stack> {
         let StackOptions { dram, force, atomic_flush, keep_dirty, .. } = options;
         let (region, url) = (Arc::clone(&options.region), options.backing.clone());
@@ -206,8 +206,8 @@ impl Registry {
         })
     }
 
-    /// Opens the backing `url` of the pool in `region`: as engines see it, and what the stack keeps
-    /// of it.
+    /// Opens the backing `url` of the pool in `region`. Returns the backing for the engine, and the
+    /// stack's own part.
     fn open_behind(
         &self,
         url: &BackingUrl,
@@ -243,13 +243,13 @@ impl Registry {
     }
 }
 
-/// What a stack keeps of its backing beside the device.
+/// The stack's part of a backing, beside the device.
 pub(super) struct Behind {
-    /// Keeps other programs from the backing, where something can.
+    /// Keeps other programs away from the backing, where that is possible.
     pub(super) claim: Option<Arc<Claim>>,
     pub(super) witness: Arc<Witness>,
     table_sector_bytes: Option<u32>,
-    /// Looks at the backing when it is at rest.
+    /// The thread that looks at the backing when it is at rest.
     pub(super) thread: Workers,
 }
 
@@ -259,7 +259,7 @@ impl Behind {
         let failed = |source| StackError::Pool { pool: name(region), source };
         let pool = Superblock::read(region).map_err(failed)?.superblock.uuid;
         let mark_before = self.claim.as_ref().map_or(0, |claim| claim.number(pool));
-        // Its number first: a mark is never ahead of its pool.
+        // The superblock first: the number of a mark is never ahead of its pool's.
         let superblock = self.witness.bind(mark_before).map_err(failed)?;
         if !self.claim.as_ref().is_some_and(|claim| claim.take(&superblock)) {
             self.witness.has_no_mark();
@@ -268,8 +268,8 @@ impl Behind {
         Ok(())
     }
 
-    /// Tells that a partition table on the backing is not found by clients of a device with blocks
-    /// of `block_bytes` bytes.
+    /// Sends a notice if clients of a device with blocks of `block_bytes` bytes cannot find the
+    /// partition table on the backing.
     fn tell_of_table(&self, block_bytes: u32, notices: &Notices) {
         let Some(sector) = self.table_sector_bytes.filter(|it| *it != block_bytes) else { return };
         notices(&format!(
@@ -290,17 +290,18 @@ fn expect_atomic_flush(engine: &dyn Engine, dram: TierSpec, region: &Region) -> 
     }
 }
 
-/// The backing at `path`, which `observer` looks at, as a superblock has it. One that says nothing
-/// of itself has its name in the place of an identity, which decides nothing.
+/// Returns the backing at `path`, which `observer` looks at, in the form of a superblock. A backing
+/// without an identity gets one from its name, which decides nothing.
 fn called(path: &[u8], observer: &Observer) -> BackingIdentity {
     let identity = observer.identity().unwrap_or_else(|| by_name(path));
     BackingIdentity::new(identity, &String::from_utf8_lossy(path))
 }
 
-/// Why the backing `url` is another state than the pool with `superblock` left, by its mark.
+/// Returns why the mark of the backing `url` shows another state than the pool with `superblock`
+/// left.
 ///
 /// # Errors
-/// So it is, and writes that matter may be lost.
+/// Writes that matter may be lost, and `options` do not force the use of the backing.
 fn changed_since(
     claim: &Claim,
     url: &BackingUrl,
@@ -363,12 +364,12 @@ fn fixed_settings(
 }
 
 impl Stack {
-    /// The device that clients are to reach.
+    /// Returns the device for clients.
     pub fn top(&self) -> Arc<dyn BlockDevice> {
         Arc::<dyn Tier>::clone(&self.tiers[0])
     }
 
-    /// The file of the backing, where that is one.
+    /// Returns the file of the backing, if it is a file or a disk.
     ///
     /// # Errors
     /// The system has no descriptor left.
@@ -377,26 +378,26 @@ impl Stack {
         claim.map(|claim| claim.file().try_clone()).transpose()
     }
 
-    /// What the stack is.
+    /// Returns the description of the stack.
     pub fn description(&self) -> &PoolDescription {
         &self.description
     }
 
-    /// What the stack is and what its tiers say now, for people.
+    /// Returns the description of the stack with the present states of its tiers, for people.
     pub fn lines(&self) -> Vec<Line> {
         let states: Vec<State> = self.tiers.iter().map(|tier| tier.state()).collect();
         up_to_date(self.description.lines(), &states)
     }
 
-    /// What the tiers say of themselves, for people, but for what the description says.
+    /// Returns the tiers' own lines for people, without the lines of the description.
     pub fn tier_lines(&self) -> Vec<Line> {
         let described = self.description.lines();
         let lines = self.tiers.iter().flat_map(|tier| tier.state().lines);
         lines.filter(|line| !described.contains(line)).collect()
     }
 
-    /// Adds the metrics of all tiers to `collector`, labelled with level and name, from the opening
-    /// of the stack on.
+    /// Adds the metrics of all tiers since the opening of the stack to `collector`, labelled with
+    /// level and name.
     pub fn metrics(&self, collector: &mut Collector) {
         for tier in &self.tiers {
             let state = tier.state();
@@ -409,17 +410,18 @@ impl Stack {
         }
     }
 
-    /// All settings, those that cannot be changed included.
+    /// Returns all settings, fixed ones too.
     pub fn settings(&self) -> Vec<Setting> {
         let of_tiers = self.tiers.iter().flat_map(|tier| tier.settings());
         of_tiers.chain(self.fixed.iter().cloned()).collect()
     }
 
-    /// Changes `settings`, keys with values, in this order: all of them or none. No other request
-    /// changes settings meanwhile.
+    /// Changes `settings`, keys with values, in this order: all or none. No other request changes
+    /// settings meanwhile.
     ///
     /// # Errors
-    /// [`SettingError`]: nothing has changed then, except what [`SettingError::Kept`] names.
+    /// [`SettingError`]: nothing has changed, except the settings that [`SettingError::Kept`]
+    /// names.
     pub fn set(&self, settings: &[(&str, &str)]) -> std::result::Result<(), SettingError> {
         let _others_wait = self.setting.lock();
         let before = self.settings();
@@ -440,15 +442,15 @@ impl Stack {
         Ok(())
     }
 
-    /// The tier that has the setting `key`.
+    /// Returns the tier with the setting `key`.
     fn owner_of(&self, key: &str) -> std::result::Result<&Arc<dyn Tier>, SettingError> {
         let has_it = |tier: &&Arc<dyn Tier>| tier.settings().iter().any(|it| it.key == key);
         let owner = self.tiers.iter().find(has_it);
         owner.ok_or_else(|| SettingError::of(key, &self.settings()))
     }
 
-    /// Gives `changed` the values that they had `before`. Returns the error for the failure `error`
-    /// of a later one.
+    /// Restores the values that `changed` had `before`. Returns the error for the failure `error`
+    /// of a later setting.
     fn take_back(
         &self,
         changed: &[(&str, &str)],
@@ -464,20 +466,20 @@ impl Stack {
         if kept.is_empty() { error } else { SettingError::Kept { source: Box::new(error), kept } }
     }
 
-    /// What `readings`, of this stack or of its front end, count since the last
-    /// [reset](Self::reset).
+    /// Subtracts the counts at the last [reset](Self::reset) from `readings` of this stack or of
+    /// its front end.
     pub fn since_reset(&self, readings: Vec<Reading>) -> Vec<Reading> {
         self.baseline.lock().since(readings)
     }
 
-    /// What the stack is and has counted since the last reset, with what `front_end` adds to the
-    /// metrics.
+    /// Returns the description and the counts since the last reset, with the metrics that
+    /// `front_end` adds.
     pub fn stat(&self, front_end: impl FnOnce(&mut Collector)) -> Stat {
         self.stat_with(self.since_reset(self.all_readings(front_end)))
     }
 
-    /// As [`stat`](Self::stat); counters and histograms, those that `front_end` adds too, begin
-    /// with 0 again. Gauges stay.
+    /// Returns the same as [`stat`](Self::stat), and lets all counters and histograms, the front
+    /// end's too, begin with 0 again. Gauges stay.
     pub fn reset(&self, front_end: impl FnOnce(&mut Collector)) -> Stat {
         let mut baseline = self.baseline.lock();
         let readings = self.all_readings(front_end);
@@ -516,11 +518,11 @@ impl Stack {
 }
 
 impl Stat {
-    /// What a description alone says.
+    /// Returns a `Stat` with the description alone.
     pub fn of(description: &PoolDescription, live: bool) -> Self {
         let object = match serde_json::to_value(description) {
             Ok(Value::Object(object)) => object,
-            // All keys are texts and no value can fail: there is nothing to lose.
+            // All keys are texts and no value can fail, so that nothing is lost here.
             _ => Map::new(),
         };
         let lines = description.lines();
@@ -528,8 +530,8 @@ impl Stat {
         Self { live, description: object, tiers, settings, metrics, lines }
     }
 
-    /// Puts what the tiers say now where the description has what the pool said when it was opened:
-    /// in place of the lines that have a label of theirs, and under the same keys.
+    /// Replaces the pool's facts at the opening by the present facts of the tiers: the lines with
+    /// equal labels, and the values under equal keys.
     fn bring_up_to_date(&mut self, states: &[State]) {
         self.lines = up_to_date(std::mem::take(&mut self.lines), states);
         for state in states {
@@ -543,7 +545,7 @@ impl Stat {
     }
 }
 
-/// `lines` of a description, with what the tiers say now in place of those with a label of theirs.
+/// Replaces in `lines` of a description each line whose label a tier has too by the tier's lines.
 fn up_to_date(mut lines: Vec<Line>, states: &[State]) -> Vec<Line> {
     let said: Vec<&Line> = states.iter().flat_map(|state| &state.lines).collect();
     lines.retain(|(label, _)| said.iter().all(|(of_tier, _)| of_tier != label));

@@ -1,16 +1,16 @@
-//! A layer over the backing that keeps its state in the pool: what is compared when the pool is
-//! served again, to notice what another program wrote meanwhile.
+//! A layer over the backing that keeps the backing's state in the pool. When the pool is served
+//! again, the state is compared, to notice what another program wrote meanwhile.
 //!
 //! Invariants:
-//! 1. No write reaches the backing before the pool says, durably, that it writes to it. While the
-//!    pool does not say so, the state in it is the backing's to the last bit.
-//! 2. While requests write, the pool notes the time at least every [`LATE_NS`], before a write that
-//!    comes later: so a file that was changed long after the last note was changed by others.
-//! 3. A backing to which nothing is written is looked at once, and not again.
+//! 1. No write reaches the backing before the pool has noted, durably, that it writes to the
+//!    backing. Until it notes so, the state in the pool is exactly that of the backing.
+//! 2. While requests write, the pool notes the time at least every [`LATE_NS`], before a later
+//!    write. So another program has changed a file whose time is long after the last note.
+//! 3. A backing without writes is looked at once, and not again.
 //!
-//! How 1 holds while requests come at any time: a writer counts itself in `in_flight` and then
-//! looks at `is_writing`; the thread that notes the state clears `is_writing` and then looks at
-//! `in_flight`. At least one of the two sees the other, and a writer that finds `is_writing`
+//! Invariant 1 holds while requests come at any time: a writer counts itself in `in_flight` and
+//! then looks at `is_writing`; the thread that notes the state clears `is_writing` and then looks
+//! at `in_flight`. At least one of the two sees the other, and a writer that finds `is_writing`
 //! cleared waits until the state is noted.
 
 use std::sync::Arc;
@@ -28,35 +28,34 @@ use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::tier::background::{Step, Waker, Work, Workers};
 use crate::tier::clock::now_ns;
 
-/// How often the thread looks whether the backing is at rest.
+/// How often the thread checks whether the backing is at rest.
 const TICK_NS: u64 = 200_000_000;
-/// When a writer notes the time by itself.
+/// A writer notes the time by itself when the last note is older than this.
 const LATE_NS: u64 = 500_000_000;
 
 /// Keeps the state of a backing in the pool.
 pub(super) struct Witness {
     region: Arc<Region>,
     observer: Observer,
-    /// What the superblock has as the pool's backing.
+    /// The pool's backing, in the form of the superblock.
     backing: BackingIdentity,
     /// The state in the pool.
     kept: Mutex<BackingState>,
-    /// The pool says that it writes.
+    /// The pool notes that it writes to the backing.
     is_writing: AtomicBool,
-    /// When the time was noted last, on the clock of tiers.
+    /// When the time was last noted, on the clock of tiers.
     noted_at_ns: AtomicU64,
-    /// Writes that were begun.
+    /// Number of writes that were begun.
     begun: AtomicU64,
-    /// Those that have not ended.
+    /// Number of writes that have not ended.
     in_flight: AtomicU64,
-    /// Those that a flush has made durable.
+    /// Number of writes that a flush has made durable.
     flushed: AtomicU64,
     waker: Arc<Waker>,
 }
 
 impl Witness {
-    /// For the `backing` of the pool in `region`, which has the state `seen` and is used in blocks
-    /// of `block_bytes` bytes.
+    /// Makes the witness of the `backing` of the pool in `region`, which has the state `seen`.
     pub(super) fn new(
         region: Arc<Region>,
         observer: Observer,
@@ -86,8 +85,8 @@ impl Witness {
         Workers::start("backing-state", Arc::clone(&self.waker), [thread])
     }
 
-    /// Notes that the pool has this backing now, with the `mark` that it is to get, where it keeps
-    /// marks, beside the one that it has. Returns the superblock.
+    /// Notes the backing in the superblock, with two marks: the number `mark_before` that the
+    /// backing's mark has, and the number that it is to get. Returns the superblock.
     pub(super) fn bind(&self, mark_before: u64) -> std::result::Result<Superblock, PoolError> {
         let mut kept = self.kept.lock();
         kept.mark_before = mark_before;
@@ -98,17 +97,17 @@ impl Witness {
         })
     }
 
-    /// The backing keeps no mark.
+    /// Notes that the backing keeps no mark.
     pub(super) fn has_no_mark(&self) {
         let mut kept = self.kept.lock();
         (kept.mark, kept.mark_before) = (0, 0);
     }
 
-    /// Notes the state of the backing as it is, unless requests write to it. A backing that cannot
-    /// be looked at stays one that is written to, of which less can be told later.
+    /// Notes the present state of the backing, unless requests write to it. If the backing cannot
+    /// be looked at, the pool goes on to note that it writes, which tells less later.
     pub(super) fn note_rest(&self) {
         let begun = self.begun.load(Ordering::SeqCst);
-        // What is compared must not go back by a power failure.
+        // A power failure must not undo the state that is noted.
         if self.observer.sync().is_err() {
             return;
         }
@@ -126,8 +125,8 @@ impl Witness {
         }
     }
 
-    /// Notes the time, and that the pool writes to the backing; where it `goes_on` to do so, and
-    /// the state is not noted by now.
+    /// Notes the time, and that the pool writes to the backing. With `goes_on`, notes only if the
+    /// pool still notes that it writes, that is, the state at rest was not noted meanwhile.
     fn note_writing(&self, goes_on: bool) -> std::result::Result<(), PoolError> {
         let mut kept = self.kept.lock();
         if goes_on && !self.is_writing.load(Ordering::SeqCst) {
@@ -170,20 +169,20 @@ impl Witness {
         })
     }
 
-    /// Writes that have ended, for [`has_flushed`](Self::has_flushed).
+    /// Returns the number of writes that have ended, for [`has_flushed`](Self::has_flushed).
     fn ended(&self) -> u64 {
-        // In this order: a write that begins in between is not counted.
+        // In this order: a write that begins between the two loads is not counted.
         let begun = self.begun.load(Ordering::SeqCst);
         begun.saturating_sub(self.in_flight.load(Ordering::SeqCst))
     }
 
-    /// A flush has made the writes durable that had [ended](Self::ended) before it.
+    /// Notes that a flush has made all writes durable that had [ended](Self::ended) before it.
     fn has_flushed(&self, ended: u64) {
         self.flushed.fetch_max(ended, Ordering::SeqCst);
     }
 }
 
-/// A write under way; dropping it ends it.
+/// A write under way; its drop ends it.
 struct Writing(Arc<Witness>);
 
 impl Drop for Writing {
@@ -192,10 +191,10 @@ impl Drop for Writing {
     }
 }
 
-/// The work of the thread.
+/// The work of the witness's thread.
 struct Keeper {
     witness: Arc<Witness>,
-    /// Writes that were begun before the last look.
+    /// Writes that were begun before the last step.
     begun_before: u64,
 }
 
@@ -210,7 +209,7 @@ impl Work for Keeper {
             begun == self.begun_before && witness.in_flight.load(Ordering::SeqCst) == 0;
         self.begun_before = begun;
         if !has_rested {
-            // Where this fails, the next write tells.
+            // If this fails, the next write returns the error.
             let _ = witness.note_writing(true);
         } else if witness.flushed.load(Ordering::SeqCst) >= begun {
             witness.note_rest();
@@ -223,7 +222,7 @@ impl Work for Keeper {
     }
 }
 
-/// The backing of a pool that keeps its state.
+/// The backing of a pool, whose state the witness keeps.
 pub(super) struct Witnessed {
     pub(super) inner: Arc<dyn BlockDevice>,
     pub(super) witness: Arc<Witness>,
@@ -234,7 +233,7 @@ impl Witnessed {
         self.pass(Op::of(&operation), || operation.run_on(&*self.inner))
     }
 
-    /// Runs `pass`, which is a request of the kind `op`.
+    /// Runs `pass`, which passes on a request of the kind `op`.
     fn pass(&self, op: Op, pass: impl FnOnce() -> Result<()>) -> Result<()> {
         match op {
             Op::Read | Op::Status => pass(),
@@ -264,13 +263,13 @@ impl BlockDevice for Witnessed {
         }
         match self.witness.begin_write() {
             Ok(_writing) => self.inner.submit(batch),
-            // Each request meets the failure, and has it as its result.
+            // Each request runs into the failure by itself, and gets it as its result.
             Err(_) => batch.iter_mut().for_each(|request| request.run(self)),
         }
     }
 
     fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
-        // A flush here may run before the count of what it covers.
+        // An attempt at a flush may run before its writes are counted as ended.
         match Op::of(operation) {
             Op::Read | Op::Status => self.inner.attempt(operation, context),
             _ => Attempt::WouldBlock,

@@ -1,7 +1,7 @@
-//! The counts at a reset, which are subtracted from those that are read later.
+//! The counts at a reset, which are subtracted from later readings.
 //!
-//! The counters themselves go on: no engine knows of a reset, and a counter that an engine looks at
-//! by itself keeps its value.
+//! The counters themselves go on: no engine is told of a reset, and an engine's own use of a
+//! counter is undisturbed.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ pub struct Baseline {
 }
 
 impl Baseline {
-    /// The counts of `readings`.
+    /// Remembers the counts of `readings`.
     pub fn of(readings: Vec<Reading>) -> Self {
         let mut baseline = Self::default();
         for Reading { metric, labels, value } in readings {
@@ -26,7 +26,8 @@ impl Baseline {
         baseline
     }
 
-    /// What `readings` count since the reset. Gauges stay, and so does what was not there then.
+    /// Returns the counts of `readings` since the reset. Gauges stay, and so do readings that are
+    /// new since.
     #[must_use]
     pub fn since(&self, mut readings: Vec<Reading>) -> Vec<Reading> {
         for Reading { metric, labels, value } in &mut readings {
@@ -40,14 +41,14 @@ impl Baseline {
 }
 
 impl Value {
-    /// How much a counter has grown, or a histogram, from `before` on. Another thread may have read
+    /// Returns the growth of a counter or histogram since `before`; 0 if another thread has read
     /// `before` later.
     fn since(&self, before: &Self) -> Self {
         match (self, before) {
             (Self::Whole(now), Self::Whole(before)) => Self::Whole(now.saturating_sub(*before)),
             (Self::Real(now), Self::Real(before)) => Self::Real((now - before).max(0.0)),
             (Self::Latencies(now), Self::Latencies(before)) => Self::Latencies(now.since(before)),
-            // A metric has values of one kind.
+            // All values of a metric have one kind.
             (now, _) => now.clone(),
         }
     }

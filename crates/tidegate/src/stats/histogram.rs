@@ -1,9 +1,9 @@
 //! Latency histograms: eight buckets to a power of two, so a quantile is at most 12.5 % too high.
 //!
 //! [`bucket_of`] and [`upper_bound_ns`] are the one bucket layout of all latencies. [`Histogram`]
-//! is sharded by thread: recording is three plain stores to cache lines that no other thread
-//! writes. [`Samples`] is one shard, for recorders that keep shards of their own. [`Latencies`] is
-//! a snapshot with quantiles.
+//! is sharded by thread: recording takes three plain stores to cache lines that no other thread
+//! writes. [`Samples`] is one shard, for recorders with shards of their own. [`Latencies`] is a
+//! snapshot with quantiles.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -17,7 +17,7 @@ use crate::sync::shard::{Shards, add};
 /// Number of buckets: eight to a power of two, up to 2^41 ns (37 minutes).
 pub const BUCKETS: usize = 312;
 
-/// The bucket that `latency_ns` falls into; the first eight hold 0 to 7 ns.
+/// Returns the bucket of `latency_ns`; the first eight buckets hold 0 to 7 ns.
 #[inline]
 pub fn bucket_of(latency_ns: u64) -> usize {
     if latency_ns < 8 {
@@ -28,7 +28,7 @@ pub fn bucket_of(latency_ns: u64) -> usize {
     ((exponent as usize - 2) * 8 + eighth).min(BUCKETS - 1)
 }
 
-/// The longest latency of bucket `bucket`, in nanoseconds.
+/// Returns the longest latency of bucket `bucket`, in nanoseconds.
 pub fn upper_bound_ns(bucket: usize) -> u64 {
     let bucket = bucket.min(BUCKETS - 1);
     if bucket < 8 {
@@ -53,7 +53,7 @@ impl Default for Samples {
 }
 
 impl Samples {
-    /// Records one latency. `exclusive`: no other thread records here.
+    /// Adds one latency. `exclusive` says that no other thread records here.
     #[inline]
     pub fn record(&self, latency_ns: u64, exclusive: bool) {
         add(&self.buckets[bucket_of(latency_ns)], 1, exclusive);
@@ -72,19 +72,19 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// An empty histogram.
+    /// Makes an empty histogram.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Records one latency of the calling thread.
+    /// Adds one latency for the calling thread.
     #[inline]
     pub fn record(&self, latency_ns: u64) {
         let (shard, exclusive) = self.shards.mine();
         shard.get_or_init(Box::default).record(latency_ns, exclusive);
     }
 
-    /// All latencies recorded so far; those of running threads may be missing.
+    /// Takes a snapshot of all latencies so far; the newest of running threads may be missing.
     pub fn snapshot(&self) -> Latencies {
         Latencies::of(self.shards.iter().filter_map(OnceLock::get).map(|samples| &**samples))
     }
@@ -127,8 +127,8 @@ impl Latencies {
         Self { sum_ns, max_ns, ..Self::of_counts(&counts) }
     }
 
-    /// A snapshot of which only the number of latencies in each bucket is known: the sum and the
-    /// longest latency are upper bounds.
+    /// Makes a snapshot from the number of latencies in each bucket: the sum and the longest
+    /// latency are upper bounds.
     pub fn of_counts(counts: &[u64; BUCKETS]) -> Self {
         let bucket = |(bucket, &samples)| Bucket { upto_ns: upper_bound_ns(bucket), samples };
         let buckets: Vec<_> =
@@ -142,8 +142,8 @@ impl Latencies {
         }
     }
 
-    /// The latencies that were recorded after `before`, an earlier snapshot of the same histogram.
-    /// The longest of them is at most that of its bucket.
+    /// Returns the latencies that were recorded after `before`, an earlier snapshot of the same
+    /// histogram. Their longest latency may be the upper bound of its bucket.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let earlier: BTreeMap<u64, u64> =
@@ -162,13 +162,13 @@ impl Latencies {
         }
     }
 
-    /// The mean latency; 0 where none was recorded.
+    /// Returns the mean latency; 0 without latencies.
     pub fn mean_ns(&self) -> u64 {
         self.sum_ns.checked_div(self.count).unwrap_or(0)
     }
 
-    /// The latency that `millionths` of all latencies do not exceed: the upper bound of its bucket,
-    /// at most the longest latency. 0 where none was recorded.
+    /// Returns the latency that `millionths` of all latencies do not exceed: the upper bound of its
+    /// bucket, at most the longest latency. Returns 0 without latencies.
     pub fn quantile_ns(&self, millionths: u64) -> u64 {
         let rank = (u128::from(self.count) * u128::from(millionths)).div_ceil(1_000_000);
         let mut seen = 0_u128;

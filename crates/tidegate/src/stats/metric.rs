@@ -1,4 +1,5 @@
-//! Metrics: what each tier counts and measures, described once, in a form that any page can print.
+//! Metrics: the counts and measurements of each tier, described once, in a form that any page can
+//! print.
 //!
 //! An engine declares a [`Metric`] as a constant beside its counter and hands its present value to
 //! a [`Collector`]. `tidegate stat`, its JSON and later pages enumerate the [`Reading`]s and need
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::histogram::Latencies;
 
-/// What a number counts.
+/// The unit of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
@@ -40,11 +41,11 @@ pub enum Kind {
 /// Name, kind, unit and help text of a metric.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metric {
-    /// Lower case, words joined by `_`, the unit last unless it is a count.
+    /// Lower case, words joined by `_`, with the unit at the end unless the metric is a count.
     pub name: Cow<'static, str>,
     /// How its value changes.
     pub kind: Kind,
-    /// What its value counts.
+    /// The unit of its value.
     pub unit: Unit,
     /// One sentence for people.
     pub help: Cow<'static, str>,
@@ -98,16 +99,16 @@ impl From<Latencies> for Value {
     }
 }
 
-/// What tells one reading of a metric from another, such as the tier.
+/// The labels that tell one reading of a metric from another, such as the tier.
 pub type Labels = BTreeMap<Cow<'static, str>, String>;
 
 /// A metric with its value at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Reading {
-    /// What was read.
+    /// The metric.
     #[serde(flatten)]
     pub metric: Metric,
-    /// Where it was read.
+    /// The labels of the reading, such as the tier.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: Labels,
     /// The value.
@@ -128,7 +129,7 @@ impl Collector {
         self.readings.push(Reading { metric, labels, value });
     }
 
-    /// Gives all readings that `collect` adds the label `key` = `value`.
+    /// Labels all readings that `collect` adds with `key` = `value`.
     pub fn labelled(
         &mut self,
         key: &'static str,
@@ -141,7 +142,7 @@ impl Collector {
         self.labels = before;
     }
 
-    /// Adds `readings`, with the labels that all have here.
+    /// Labels `readings` with the collector's present labels, and adds them.
     pub fn extend(&mut self, readings: Vec<Reading>) {
         for mut reading in readings {
             reading.labels.extend(self.labels.clone());
@@ -149,7 +150,7 @@ impl Collector {
         }
     }
 
-    /// The readings, in the order in which they were added.
+    /// Returns the readings, in the order of their addition.
     pub fn finish(self) -> Vec<Reading> {
         self.readings
     }

@@ -1,9 +1,9 @@
-//! What is counted and measured: counters, gauges and latency histograms of every tier.
+//! Counts and measurements: counters, gauges and latency histograms of every tier.
 //!
-//! - [`baseline`]: what was counted before a reset;
+//! - [`baseline`]: the counts before a reset;
 //! - [`histogram`]: latencies, sharded by thread;
 //! - [`metric`]: names, units and help texts, and the readings that pages print;
-//! - [`requests`]: the counters that every block device has.
+//! - [`requests`]: the counters of every block device.
 
 pub mod baseline;
 pub mod histogram;

@@ -1,7 +1,8 @@
-//! What a block device was asked: requests and bytes by kind, and the latency of a sample of them.
+//! The requests to a block device: requests and bytes by kind, and a sample of the latencies.
 //!
-//! Counting is plain stores to cache lines of the calling thread. One request in [`SAMPLE_ONE_IN`]
-//! of a thread has its latency measured: two readings of the clock cost as much as a short write.
+//! Counting takes plain stores to cache lines of the calling thread. One request in
+//! [`SAMPLE_ONE_IN`] of a thread has its latency measured: two readings of the clock cost as much
+//! as a short write.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -10,7 +11,7 @@ use super::histogram::Histogram;
 use super::metric::{Collector, Metric, Unit};
 use crate::sync::shard::{Shards, add};
 
-/// One request in so many of a thread and kind has its latency measured.
+/// For each thread and kind, one request in so many has its latency measured.
 pub const SAMPLE_ONE_IN: u64 = 64;
 
 /// Kinds of requests.
@@ -58,7 +59,7 @@ pub struct Requests {
     write_ns: Histogram,
 }
 
-/// A request that runs: it is counted, and its latency ends, when this is dropped.
+/// A running request. Its drop counts it and ends its latency.
 #[must_use = "the request ends when this is dropped"]
 pub struct Running<'a> {
     requests: &'a Requests,
@@ -66,17 +67,17 @@ pub struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// Nanoseconds since it began, where its latency is measured.
+    /// Returns the nanoseconds since the request began, if its latency is measured.
     pub fn sampled_ns(&self) -> Option<u64> {
         self.begun.since.map(|since| u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// Nothing was done, and the request comes again: it is not counted.
+    /// Drops the request uncounted: nothing was done, and the request comes again.
     pub fn hand_back(self) {
         std::mem::forget(self);
     }
 
-    /// The request goes on without this thread.
+    /// Takes the request off this thread; it goes on elsewhere.
     pub fn detach(self) -> Begun {
         let begun = self.begun;
         std::mem::forget(self);
@@ -84,7 +85,7 @@ impl Running<'_> {
     }
 }
 
-/// A request that runs on no thread: [`Requests::resume`] ends it.
+/// A request that runs on no thread: [`Requests::resume`] attaches it to one.
 #[derive(Debug, Clone, Copy)]
 pub struct Begun {
     kind: RequestKind,
@@ -105,7 +106,7 @@ impl Drop for Running<'_> {
 }
 
 impl Requests {
-    /// A request of `len` bytes begins now.
+    /// Begins a request of `len` bytes now.
     #[inline]
     pub fn begin(&self, kind: RequestKind, len: u64) -> Running<'_> {
         let (shard, _) = self.shards.mine();
@@ -116,13 +117,13 @@ impl Requests {
         self.resume(Begun { kind, len, since })
     }
 
-    /// A request of `len` bytes was passed on, and another thread will see its end: its latency is
-    /// not measured.
+    /// Counts a request of `len` bytes that was passed on. Its latency is not measured, since
+    /// another thread will see its end.
     pub fn count(&self, kind: RequestKind, len: u64) {
         drop(self.resume(Begun { kind, len, since: None }));
     }
 
-    /// A request that began on another thread.
+    /// Resumes a request that began on another thread; its end counts it.
     #[inline]
     pub fn resume(&self, begun: Begun) -> Running<'_> {
         Running { requests: self, begun }
