@@ -132,7 +132,7 @@ impl ContentId {
         [self.kind.as_bytes(), &[0], &self.uuid].concat()
     }
 
-    /// Makes a content by hand.
+    /// Makes a content for tests.
     #[cfg(all(test, not(loom)))]
     pub(super) fn new(kind: &'static str, uuid: &[u8]) -> Self {
         Self { kind, uuid: uuid.to_vec() }

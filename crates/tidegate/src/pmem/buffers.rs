@@ -1,9 +1,8 @@
-//! Buffers of ordinary memory that are filled around the CPU's cache, and locked while they are
-//! used.
+//! Buffers of ordinary memory that are filled around the CPU's cache, and locked during use.
 //!
-//! A [`Region`](super::Region) hands no references out, so that a device below could only be given
-//! a copy of what a cache holds. Nothing here outlives the process or is shared with another, so
-//! here a lock a buffer is enough to give its bytes out as slices.
+//! A [`Region`](super::Region) gives out no references, so that a device below could only get a
+//! copy of a cache's bytes. The memory here neither outlives the process nor is shared with
+//! another, so that a lock for each buffer is enough to give its bytes out as slices.
 
 use parking_lot::{
     MappedRwLockReadGuard, MappedRwLockWriteGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
@@ -13,27 +12,27 @@ use super::PmemError;
 use super::cpu::{self, Cpu};
 use super::mapping::Mapping;
 
-/// Bytes of the pages that memory comes in, at least.
+/// The smallest size of a page of memory, in bytes.
 const PAGE_BYTES: usize = 4096;
 
-/// Copies `from` to `to`, which is as long, around the CPU's cache, and returns when all other
-/// threads can see it.
+/// Copies `from` to `to`, which is as long, around the CPU's cache. Returns when all other threads
+/// can see the bytes.
 ///
-/// Worth it where `to` is large, another CPU used it last, and it is not read again soon: an
-/// ordinary store first fetches each line from that CPU.
+/// It pays if `to` is large, another CPU used it last, and no thread reads it soon: an ordinary
+/// store first fetches each line from that CPU.
 ///
 /// # Panics
 /// The lengths differ.
 pub fn copy_streaming(to: &mut [u8], from: &[u8]) {
     assert_eq!(to.len(), from.len(), "the lengths of both sides of a copy");
-    // SAFETY: both slices are as long as that, and one of them is exclusive, so they do not
-    // overlap.
+    // SAFETY: both slices have the length `from.len()`, as asserted. `to` is exclusive, so that
+    // they do not overlap.
     unsafe { Cpu::detect().stream(to.as_mut_ptr(), from.as_ptr(), from.len(), false) };
-    // Streaming stores are ordered before the unlocking of what they filled by nothing else.
+    // Only this fence orders the streaming stores before the unlocking of the buffer.
     cpu::fence();
 }
 
-/// A number of equal buffers in one piece of memory, each behind a reader-writer lock.
+/// Buffers of equal size in one piece of memory, each behind a reader-writer lock.
 pub struct Buffers {
     memory: Mapping,
     locks: Box<[RwLock<()>]>,
@@ -41,14 +40,14 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Bytes that a buffer costs beside its own.
+    /// Bytes of memory that a buffer costs beside its content.
     pub const OVERHEAD_BYTES: usize = size_of::<RwLock<()>>();
 
-    /// `count` buffers of `buffer_bytes` zero bytes. All of their memory is touched here, in huge
-    /// pages where there are some, so that the first use of a buffer is not slower than the next.
+    /// Makes `count` buffers of `buffer_bytes` zero bytes. Touches all of their memory, in huge
+    /// pages if possible, so that the first use of a buffer is as fast as later ones.
     ///
     /// # Errors
-    /// [`PmemError`]: there is not so much memory, or none is asked for.
+    /// [`PmemError`]: the memory cannot be had, or the size is 0.
     pub fn new(count: u32, buffer_bytes: u32) -> Result<Self, PmemError> {
         let buffers = Self::reserve(count, buffer_bytes)?;
         for number in 0..count {
@@ -57,10 +56,10 @@ impl Buffers {
         Ok(buffers)
     }
 
-    /// Buffers of which memory is taken only for what is written.
+    /// Makes buffers that take memory only once they are written.
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// The same errors as [`new`](Self::new).
     pub fn reserve(count: u32, buffer_bytes: u32) -> Result<Self, PmemError> {
         let memory = Mapping::anonymous(u64::from(count) * u64::from(buffer_bytes), 0)?;
         memory.prefer_huge_pages();
@@ -68,17 +67,17 @@ impl Buffers {
         Ok(Self { memory, locks, buffer_bytes })
     }
 
-    /// The number of buffers.
+    /// Returns the number of buffers.
     pub fn count(&self) -> u32 {
         u32::try_from(self.locks.len()).unwrap_or(u32::MAX)
     }
 
-    /// Bytes of a buffer.
+    /// Returns the size of a buffer in bytes.
     pub fn buffer_bytes(&self) -> u32 {
         self.buffer_bytes
     }
 
-    /// Buffer `number`, once no thread writes to it.
+    /// Locks buffer `number` for reading, once no thread writes to it.
     ///
     /// # Panics
     /// There is no such buffer.
@@ -86,12 +85,13 @@ impl Buffers {
     pub fn read(&self, number: u32) -> ReadBuffer<'_> {
         let (at, len) = (self.at(number), self.buffer_bytes as usize);
         let lock = self.locks[number as usize].read();
-        // SAFETY: a part of the mapping that is this buffer's alone, initialized by the kernel; its
-        // lock is held for as long as the slice lives, so that no thread changes it.
+        // SAFETY: the bytes are a part of the mapping that belongs to this buffer alone, and the
+        // kernel initialized them. The guard holds the buffer's lock as long as the slice lives, so
+        // that no thread changes them.
         RwLockReadGuard::map(lock, |()| unsafe { std::slice::from_raw_parts(at, len) })
     }
 
-    /// Buffer `number`, once no other thread uses it.
+    /// Locks buffer `number` for writing, once no other thread uses it.
     ///
     /// # Panics
     /// There is no such buffer.
@@ -99,13 +99,13 @@ impl Buffers {
     pub fn write(&self, number: u32) -> WriteBuffer<'_> {
         let (at, len) = (self.at(number), self.buffer_bytes as usize);
         let lock = self.locks[number as usize].write();
-        // SAFETY: a part of the mapping that is this buffer's alone, initialized by the kernel; its
-        // lock is held exclusively for as long as the slice lives, and the guard gives it out once
-        // at a time.
+        // SAFETY: the bytes are a part of the mapping that belongs to this buffer alone, and the
+        // kernel initialized them. The guard holds the buffer's lock exclusively as long as the
+        // slice lives, and gives the slice out once at a time.
         RwLockWriteGuard::map(lock, |()| unsafe { std::slice::from_raw_parts_mut(at, len) })
     }
 
-    /// Where buffer `number`, which has a lock, begins.
+    /// Returns the address of buffer `number`, which has a lock.
     fn at(&self, number: u32) -> *mut u8 {
         self.memory.at(u64::from(number) * u64::from(self.buffer_bytes))
     }

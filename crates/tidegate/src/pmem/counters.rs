@@ -1,18 +1,18 @@
-//! Counters of what a region was asked to do: the cost model that unit tests hold the engines to.
+//! Counters of the requests to a region: the cost model that unit tests hold the engines to.
 
 use std::ops::Sub;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sync::shard::{Shards, add};
 
-/// What a region was asked to do since it was opened.
+/// The requests to a region since it was opened.
 ///
-/// Counted are the caller's requests, whatever the durability domain makes of them, so that the
-/// counts of an engine are the same in every domain. Word loads are not counted: they must cost a
-/// load.
+/// The counters count the caller's requests, in whatever way the durability domain serves them, so
+/// that an engine has the same counts in every domain. Word loads are not counted: they must cost
+/// no more than a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Counters<N = u64> {
-    /// Calls that stored anything, cached or streaming.
+    /// Calls that stored bytes, cached or streaming.
     pub stores: N,
     /// Bytes stored through the cache.
     pub bytes_stored: N,
@@ -27,7 +27,7 @@ pub struct Counters<N = u64> {
 }
 
 impl Counters {
-    /// Each counter combined with its counterpart by `op`.
+    /// Combines each counter with its counterpart by `op`.
     fn combined<N>(self, other: &Counters<N>, op: impl Fn(u64, &N) -> u64) -> Self {
         Self {
             stores: op(self.stores, &other.stores),
@@ -43,7 +43,7 @@ impl Counters {
 impl Sub for Counters {
     type Output = Self;
 
-    /// What happened between two snapshots: the later minus the earlier.
+    /// Subtracts an earlier snapshot, which leaves the requests between the two.
     fn sub(self, earlier: Self) -> Self {
         self.combined(&earlier, |later, earlier| later.wrapping_sub(*earlier))
     }

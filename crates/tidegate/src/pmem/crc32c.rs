@@ -1,13 +1,14 @@
-//! CRC-32C as arithmetic: what the library of checksums does not do.
+//! Arithmetic of CRC-32C that the library of checksums lacks.
 
-/// A remainder of the polynomial, reflected (bit 31 is the coefficient of `x^0`), times `x`.
+/// Multiplies a remainder of the polynomial, reflected (bit 31 is the coefficient of `x^0`), by
+/// `x`.
 pub(super) const fn times_x(remainder: u32) -> u32 {
     const POLYNOMIAL: u32 = 0x82F6_3B78;
     remainder >> 1 ^ if remainder & 1 == 1 { POLYNOMIAL } else { 0 }
 }
 
-/// Whether one changed bit in `bytes` bytes makes this `difference` between their CRC-32C and the
-/// right one: a CRC is linear. Of random differences, one in (2^32 / bits) is such.
+/// Returns whether one changed bit in `bytes` bytes makes this `difference` between their CRC-32C
+/// and the right one; a CRC is linear. One in (2^32 / bits) random differences passes by chance.
 pub(crate) fn is_of_one_bit(difference: u32, bytes: u64) -> bool {
     let mut of_bit = times_x(1);
     (0..bytes * 8).any(|_| {

@@ -1,28 +1,25 @@
-//! Spends the time that a media model asks for on the CPU that stores or reads.
+//! Spends the time of a media model on the CPU that stores or reads.
 //!
-//! The real time of an operation counts: only what is missing from the modeled time is spent, by
-//! spinning.
+//! The real time of an operation counts: only the rest of the modeled time is spent, by spinning.
 //!
 //! - A read takes its latency and its transfer, from its start.
 //! - Bytes leave for the medium in streaming stores and write-backs. They are posted: the thread
-//!   goes on while up to [`POSTED_BYTES`] of them are under way, as with the write queue of a
-//!   memory controller, and then keeps the medium's pace.
-//! - A fence returns when all that its thread posted has arrived, one write latency after the last
-//!   of it left.
-//! - Keeping these books costs some 30 ns an operation, which shows only where the hardware is as
-//!   slow as the model.
-//! - Words that are loaded or stored cost nothing by themselves: hot metadata lives in the CPU's
-//!   caches.
+//!   goes on while up to [`POSTED_BYTES`] bytes are under way, as with the write queue of a memory
+//!   controller, and then keeps the medium's pace.
+//! - A fence returns when all bytes that its thread posted have arrived, one write latency after
+//!   the last of the bytes left.
+//! - This accounting costs some 30 ns an operation, which shows only if the hardware is as slow as
+//!   the model.
+//! - Loads and stores of words cost nothing by themselves: hot metadata is in the CPU's caches.
 //!
-//! Bandwidth of all threads together is one virtual time for each direction, up to which the medium
-//! is booked out: a transfer is booked behind what is booked already. A medium that idles saves
-//! nothing up. Writes are booked [`BOOK_BYTES`] at a time: booking needs a locked instruction,
-//! which on x86 waits for all streaming stores to be visible, longer than a fence does. In between
-//! each thread keeps to the pace of the medium by itself.
+//! The bandwidth of all threads together is one virtual time for each direction, up to which the
+//! medium is booked: a transfer is booked behind the earlier ones. An idle medium saves nothing up.
+//! Writes are booked [`BOOK_BYTES`] at a time: booking needs a locked instruction, which on x86
+//! waits for all streaming stores to be visible, longer than a fence does. In between each thread
+//! keeps to the pace of the medium by itself.
 //!
-//! Time is the CPU's time stamp counter, calibrated once against the system's monotonic clock,
-//! where the counter is invariant; else that clock itself. Sleeping would cost more than most
-//! delays.
+//! Time is the CPU's time stamp counter, calibrated once against the system's monotonic clock, if
+//! the counter is invariant; else that clock itself. Sleeping would cost more than most delays.
 
 #![expect(clippy::disallowed_methods, reason = "a delay is the one thing here that needs a clock")]
 
@@ -35,7 +32,7 @@ use crossbeam_utils::CachePadded;
 use super::MediaModel;
 use crate::sync::shard::Shards;
 
-/// Time in sixteenths of a nanosecond, for small costs to add up exactly: 36 years fit.
+/// Time in sixteenths of a nanosecond, so that small costs add up exactly; 36 years fit.
 type Fine = u64;
 const FINE_PER_NS: u64 = 16;
 
@@ -57,19 +54,19 @@ pub(super) struct Delay {
     posted: Shards<Posted>,
 }
 
-/// What a thread has posted. Threads that share a shard delay each other, roughly.
+/// The posted bytes of a thread. Threads that share a shard delay each other, roughly.
 #[derive(Default)]
 struct Posted {
-    /// When the last of it arrives, but for the latency; 0: nothing was posted since the last
+    /// When the last posted byte arrives, without the latency; 0: no byte was posted since the last
     /// fence.
     due: AtomicU64,
-    /// Bytes of the medium not booked yet, and when the first of them left.
+    /// Bytes of the medium that are not booked yet, and when the first of the bytes left.
     unbooked_bytes: AtomicU64,
     unbooked_since: AtomicU64,
 }
 
 impl Delay {
-    /// `None` for a model without delays.
+    /// Makes the delays of `model`, or returns `None` if it has none.
     pub(super) fn new(model: &MediaModel) -> Option<Self> {
         let write = Direction::new(
             model.write_latency_ns,
@@ -94,7 +91,7 @@ impl Delay {
         Start(self.clock.now())
     }
 
-    /// Bytes were read since `start`.
+    /// Spends the rest of the time of a read since `start`.
     pub(super) fn finish_read(&self, start: Start, offset: u64, len: u64) {
         let on_medium = self.on_medium(offset, len);
         let shared = self.read.book(start.0, on_medium);
@@ -102,7 +99,7 @@ impl Delay {
         self.spin_until(done + self.read.latency);
     }
 
-    /// Bytes left for the medium since `start`.
+    /// Posts the bytes that left for the medium since `start`; waits while too many are under way.
     pub(super) fn finish_write(&self, start: Start, offset: u64, len: u64) {
         let posted = self.posted.mine().0;
         let on_medium = self.on_medium(offset, len);
@@ -116,7 +113,7 @@ impl Delay {
         }
     }
 
-    /// The thread fenced.
+    /// Waits until all posted bytes of the thread have arrived.
     pub(super) fn finish_fence(&self) {
         let posted = self.posted.mine().0;
         let due = posted.due.load(Ordering::Relaxed);
@@ -126,13 +123,13 @@ impl Delay {
         }
     }
 
-    /// Bytes of the medium that an access takes up.
+    /// Returns the bytes of the medium that an access occupies.
     fn on_medium(&self, offset: u64, len: u64) -> u64 {
         let first = offset - offset % self.granularity_bytes;
         (offset + len).next_multiple_of(self.granularity_bytes) - first
     }
 
-    /// Without `pause`, which takes longer than the shortest delays.
+    /// Spins without `pause`, which takes longer than the shortest delays.
     fn spin_until(&self, time: Fine) {
         #[cfg(test)]
         if matches!(self.clock, Clock::Simulated) {
@@ -141,7 +138,7 @@ impl Delay {
         while self.clock.now() < time {}
     }
 
-    /// From now on each thread has a [`simulated`] time of its own, in which only delays pass.
+    /// Gives each thread a [`simulated`] time of its own, in which only delays pass.
     #[cfg(test)]
     pub(super) fn simulate_time(&mut self) {
         self.clock = &Clock::Simulated;
@@ -149,7 +146,7 @@ impl Delay {
 }
 
 impl Posted {
-    /// Posts a transfer that takes the thread `time`: when it arrives.
+    /// Posts a transfer that takes the thread `time`. Returns when it arrives.
     fn add(&self, start: Fine, time: Fine, on_medium: u64) -> Fine {
         let unbooked = self.unbooked_bytes.load(Ordering::Relaxed);
         if unbooked == 0 {
@@ -161,7 +158,7 @@ impl Posted {
         due
     }
 
-    /// Books what is not booked yet: when all of it arrives.
+    /// Books all bytes that are not booked yet. Returns when they have arrived.
     fn book(&self, write: &Direction) -> Fine {
         let unbooked = self.unbooked_bytes.load(Ordering::Relaxed);
         self.unbooked_bytes.store(0, Ordering::Relaxed);
@@ -194,12 +191,12 @@ impl Direction {
         }
     }
 
-    /// What a transfer takes a thread that has the medium to itself.
+    /// Returns the time of a transfer for a thread that has the medium to itself.
     fn alone(&self, len: u64, on_medium: u64) -> Fine {
         self.thread.time(len).max(self.all.time(on_medium))
     }
 
-    /// Books a transfer that starts at `start` on the medium: when it is over.
+    /// Books a transfer that starts at `start` on the medium. Returns its end.
     fn book(&self, start: Fine, on_medium: u64) -> Fine {
         let share = self.all.time(on_medium);
         if share == 0 {
@@ -232,10 +229,10 @@ impl Pace {
     }
 }
 
-/// What tells the time.
+/// The source of the time.
 enum Clock {
     Counter(Counter),
-    /// The system's, since a first moment.
+    /// The system's clock, since a first moment.
     System(Instant),
     #[cfg(test)]
     Simulated,
@@ -249,7 +246,7 @@ struct Counter {
 }
 
 impl Clock {
-    /// The process's clock for delays.
+    /// Returns the process's clock for delays.
     fn get() -> &'static Self {
         static CLOCK: OnceLock<Clock> = OnceLock::new();
         CLOCK.get_or_init(|| {
@@ -272,7 +269,8 @@ fn fine(ns: u128) -> Fine {
 }
 
 impl Counter {
-    /// Measures the counter for a few milliseconds; `None` where there is none of constant speed.
+    /// Measures the counter for a few milliseconds. Returns `None` without a counter of constant
+    /// speed.
     fn calibrate() -> Option<Self> {
         const MEASURE_NS: u128 = 5_000_000;
         if !cycles::invariant() {
@@ -287,8 +285,8 @@ impl Counter {
         Some(Self { origin: first_ticks, per_tick })
     }
 
-    /// Both clocks at the same moment: the closest of a few tries, for the thread may lose the CPU
-    /// between.
+    /// Samples both clocks at the same moment. Takes the closest of a few tries, since the thread
+    /// may lose the CPU between the two clocks.
     fn sample() -> (u64, Instant) {
         let tries = (0..8).map(|_| {
             let before = cycles::now();
@@ -310,7 +308,7 @@ impl Counter {
 mod cycles {
     use std::arch::x86_64::{__cpuid, _rdtsc};
 
-    /// The counter runs at one speed in all power states.
+    /// Returns whether the counter runs at one speed in all power states.
     pub(super) fn invariant() -> bool {
         const LEAF: u32 = 0x8000_0007;
         __cpuid(0x8000_0000).eax >= LEAF && __cpuid(LEAF).edx & (1 << 8) != 0
@@ -318,7 +316,7 @@ mod cycles {
 
     #[inline]
     pub(super) fn now() -> u64 {
-        // SAFETY: reads a counter.
+        // SAFETY: the instruction only reads a counter.
         unsafe { _rdtsc() }
     }
 }
@@ -334,7 +332,7 @@ mod cycles {
     }
 }
 
-/// A time for each thread, which passes in delays only: tests of delays need no real clock.
+/// A time of each thread that passes in delays only, so that tests of delays need no real clock.
 #[cfg(test)]
 pub(super) mod simulated {
     use std::cell::Cell;
@@ -353,7 +351,7 @@ pub(super) mod simulated {
         NOW.set(NOW.get().max(time));
     }
 
-    /// The delays of this thread until now.
+    /// Returns the sum of this thread's delays so far.
     pub(in crate::pmem) fn now_ns() -> u64 {
         NOW.get() / FINE_PER_NS
     }

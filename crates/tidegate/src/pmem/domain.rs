@@ -1,21 +1,21 @@
-//! Durability domains: what a store needs to become durable.
+//! Durability domains: the steps that make a store durable.
 
 use super::ParseError;
 
-/// What a store needs to become durable.
+/// The steps that make a store durable.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, strum::Display, strum::EnumString,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase", parse_err_ty = ParseError, parse_err_fn = unknown)]
 pub enum Domain {
-    /// Power failure keeps what reached the memory controller: write lines back, then fence.
+    /// A power cut keeps all that reached the memory controller: write lines back, then fence.
     Adr,
-    /// Power failure keeps the CPU caches too: a fence is enough.
+    /// A power cut keeps the CPU caches too: a fence is enough.
     Eadr,
-    /// An ordinary file: a fence is an `msync` of what was written back.
+    /// An ordinary file: a fence is an `msync` of the pages written back.
     Msync,
-    /// Nothing survives: tests and trials only.
+    /// Nothing survives: for tests and trials only.
     Volatile,
 }
 

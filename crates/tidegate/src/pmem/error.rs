@@ -1,4 +1,4 @@
-//! What can go wrong with persistent memory.
+//! Errors of persistent memory.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use crate::opening::Expected;
 /// An error of a [`Region`](super::Region).
 #[derive(Debug, thiserror::Error)]
 pub enum PmemError {
-    /// An access reaches past the end of the region: a bug of the caller or a corrupt offset.
+    /// An access passes the end of the region: a bug of the caller or a corrupt offset.
     #[error(
         "access to {len} bytes at offset {offset} passes the end of a region of {region_bytes} bytes"
     )]
@@ -19,8 +19,8 @@ pub enum PmemError {
         /// Size of the region in bytes.
         region_bytes: u64,
     },
-    /// The memory itself failed (poison, the file under the mapping shrank, or it is sparse and the
-    /// disk is full): the access hit a page that is not there.
+    /// The memory itself failed: the access hit a missing page. The page is poisoned, the file
+    /// under the mapping shrank, or the file is sparse and the disk is full.
     #[error(
         "memory error in the {len} bytes at offset {offset}: the page is poisoned or gone, or the file is sparse and its file system full"
     )]
@@ -68,7 +68,7 @@ pub enum PmemError {
         /// The pool file.
         path: PathBuf,
     },
-    /// A symbolic link points to what is not there.
+    /// A symbolic link points to a missing file.
     #[error(
         "{path} is a link to {target}, which is not there; make what it points to, or remove the link"
     )]
@@ -89,13 +89,13 @@ pub enum PmemError {
     NotMappable {
         /// The path.
         path: PathBuf,
-        /// What it is.
+        /// The kind of file that was found.
         found: &'static str,
     },
     /// The operating system refused an operation on the file under the region.
     #[error("cannot {action} {path}")]
     Os {
-        /// What was tried, as in "cannot *map* /mnt/pmem/pool".
+        /// The action that failed, as in "cannot *map* /mnt/pmem/pool".
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -105,7 +105,7 @@ pub enum PmemError {
     },
 }
 
-/// A name or number that a user gave and that makes no sense; says what was expected.
+/// A user's name or number that makes no sense, with the expected ones in the message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ParseError {

@@ -1,9 +1,9 @@
-//! Which bits tests flip: as many as a variable says, others in each long run.
+//! The bits that tests flip: a variable sets their number, and each long run takes other bits.
 
 use std::ops::Range;
 
-/// The numbers of the flips of a test: `TIDEGATE_FLIPS` of them, `count` unless that is set, from
-/// `TIDEGATE_FLIPS_FROM` on, 0 unless that is set. Prints how many they are, for `scripts/abuse`.
+/// Returns the numbers of a test's flips: `TIDEGATE_FLIPS` flips, by default `count`, from
+/// `TIDEGATE_FLIPS_FROM` on, by default 0. Prints their count, for `scripts/abuse`.
 pub(crate) fn numbers(count: u64) -> Range<u64> {
     let setting = |name, default| {
         std::env::var(name).map_or(default, |text| text.parse().expect("a number of flips"))
@@ -13,7 +13,7 @@ pub(crate) fn numbers(count: u64) -> Range<u64> {
     from..from + count
 }
 
-/// The finalizer of `SplitMix64`: of each number another one that looks random.
+/// Scrambles a number by the finalizer of `SplitMix64`: the result looks random.
 pub(crate) fn scrambled(n: u64) -> u64 {
     let n = (n + 13).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let n = (n ^ n >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);

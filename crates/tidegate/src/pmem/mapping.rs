@@ -1,13 +1,14 @@
-//! How a path becomes mapped memory, and what kind of memory that is.
+//! How a path becomes mapped memory, and the kind of that memory.
 //!
 //! Invariants:
-//! 1. The mapping covers `len_bytes` bytes from `base` as long as the [`Mapping`] lives. One that
-//!    may grow covers the addresses up to its limit from the start, so that no byte ever moves: the
-//!    kernel gives those behind the end of the file no memory until the file has grown.
-//!    Where the file was cut, private zero bytes lie from there to the longest length that it had:
-//!    an access that comes late finds memory.
+//! 1. The mapping covers `len_bytes` bytes from `base` as long as the [`Mapping`] lives. A mapping
+//!    that may grow covers the addresses up to its limit from the start, so that no byte ever
+//!    moves: the kernel backs the addresses behind the end of the file with memory only when the
+//!    file has grown. After the file was cut, private zero bytes cover the addresses from its end
+//!    to the longest length that it had, so that a late access finds memory.
 //! 2. A pool file is locked (advisory, exclusive for writing) as long.
-//! 3. A file made here has all of its space allocated, so that no store ends in a full file system.
+//! 3. A file that is made here has all of its space allocated, so that no store fails on a full
+//!    file system.
 
 use std::fs::File;
 use std::io;
@@ -29,14 +30,14 @@ type Result<T> = std::result::Result<T, PmemError>;
 
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 const TMPFS_MAGIC: u64 = 0x0102_1994;
-/// What a devdax device aligns its mappings to where it does not say.
+/// Alignment of a devdax device's mappings, if the device does not tell it.
 const DEVDAX_ALIGN_BYTES: u64 = 2 << 20;
-/// A huge page, where there are any: of another size none is asked for.
+/// Size of a huge page. Huge pages of other sizes are not used.
 const HUGE_BYTES: u64 = 2 << 20;
 /// The kernel's number, since Linux 6.1; the crate libc lacks it.
 const MADV_COLLAPSE: libc::c_int = 25;
 
-/// What the memory under a region is.
+/// The kind of memory under a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 pub enum Kind {
     /// A file on a DAX file system, mapped with `MAP_SYNC`: stores reach the medium without the
@@ -58,7 +59,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The domain that this memory calls for.
+    /// Returns the domain for this kind of memory.
     pub(super) fn domain(self) -> Domain {
         match self {
             Self::Fsdax | Self::Devdax | Self::Tmpfs => Domain::Adr,
@@ -71,29 +72,28 @@ impl Kind {
 /// Mapped memory.
 pub(super) struct Mapping {
     base: NonNull<u8>,
-    /// Never beyond what is mapped.
+    /// The length; never beyond the mapped bytes.
     len_bytes: AtomicU64,
-    /// The most bytes that it had so far: these can be accessed.
+    /// The longest length so far: all of its bytes can be accessed.
     reach_bytes: AtomicU64,
-    /// The bytes that are mapped.
+    /// Number of mapped bytes.
     limit_bytes: u64,
-    /// Bytes of which the file is the memory, those behind its end included. Locked while the
-    /// length changes.
+    /// Bytes whose memory is the file, even behind the file's end. Locked while the length changes.
     backed_bytes: Mutex<u64>,
     kind: Kind,
     page_bytes: u64,
-    /// Holds the lock, and allocates.
+    /// Holds the lock, and allocates space.
     file: Option<File>,
 }
 
-// SAFETY: the mapping is shared memory reached only through raw pointers; it stays mapped until
-// drop, whichever thread that happens on.
+// SAFETY: the mapping is shared memory that is reached only through raw pointers. It stays mapped
+// until its drop, on whichever thread that happens.
 unsafe impl Send for Mapping {}
-// SAFETY: the mapping never moves, and what it hands out are raw pointers.
+// SAFETY: the mapping never moves, and gives out raw pointers only.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps what is at `path`; a file so that it can grow to `limit_bytes`.
+    /// Maps the file or device at `path`; a file so that it can grow to `limit_bytes`.
     pub(super) fn open(path: &Path, read_only: bool, limit_bytes: u64) -> Result<Self> {
         let mut options = File::options();
         let options = options.read(true).write(!read_only);
@@ -108,7 +108,7 @@ impl Mapping {
     }
 
     /// Creates the file at `path` with `len_bytes` bytes of allocated space, and maps it so that it
-    /// can grow to `limit_bytes`. The file is removed again if the space cannot be had.
+    /// can grow to `limit_bytes`. Removes the file again if the space cannot be had.
     pub(super) fn create(
         path: &Path,
         len_bytes: u64,
@@ -124,7 +124,7 @@ impl Mapping {
             .map_err(os("allocate space for", path))
             .and_then(|()| Self::of_file(file, path, false, limit_bytes));
         if made.is_err() {
-            // Best effort: the error that matters is on its way to the caller.
+            // Best effort: the caller gets the error that matters.
             let _ = std::fs::remove_file(path);
         }
         made
@@ -140,7 +140,7 @@ impl Mapping {
         Self::of_file(file, path, false, 0).map(Self::closed)
     }
 
-    /// Without its descriptor, which is no business of a program that only uses the memory.
+    /// Closes the file's descriptor, which a program that only uses the memory does not need.
     fn closed(mut self) -> Self {
         self.file = None;
         self
@@ -153,7 +153,7 @@ impl Mapping {
         Self::of_file(file, path, false, 0)
     }
 
-    /// Maps a file that the caller owns and no other user may write.
+    /// Maps a file that the caller owns and that no other user can write.
     pub(super) fn open_shared(path: &Path) -> Result<Self> {
         let mut open = File::options();
         let open = open.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
@@ -185,17 +185,16 @@ impl Mapping {
         }
         let limit_bytes = limit_bytes.max(len_bytes);
         let (at, len) = (std::ptr::null_mut(), to_usize(limit_bytes));
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no other memory.
         let mapped = unsafe { rustix::mm::mmap_anonymous(at, len, READ_WRITE, flags) };
         let base = mapped.map_err(|errno| os("map", &path)(errno.into()))?;
         Ok(Self::new(base, (len_bytes, limit_bytes), Kind::Anonymous, page_bytes(), None))
     }
 
-    /// Asks for huge pages, of which a random access needs fewer translations. All works without
-    /// them too.
+    /// Asks for huge pages, which need fewer translations for random accesses. Best effort.
     pub(super) fn prefer_huge_pages(&self) {
         let (base, len) = (self.base.as_ptr().cast(), to_usize(self.len_bytes()));
-        // SAFETY: this mapping's own pages; the advice changes no memory.
+        // SAFETY: the pages are this mapping's own; the advice changes no memory.
         let _ = unsafe { rustix::mm::madvise(base, len, rustix::mm::Advice::LinuxHugepage) };
     }
 
@@ -247,25 +246,25 @@ impl Mapping {
 
     #[inline]
     pub(super) fn len_bytes(&self) -> u64 {
-        // Acquire: bytes that a grown length lets a thread reach are there.
+        // Acquire: the bytes that a grown length makes reachable are there.
         self.len_bytes.load(Ordering::Acquire)
     }
 
-    /// The most bytes that it can have.
+    /// Returns the most bytes that the mapping can have.
     pub(super) fn limit_bytes(&self) -> u64 {
         self.limit_bytes
     }
 
-    /// The most bytes that it had so far, which can be accessed.
+    /// Returns the most bytes that the mapping had so far; they can be accessed.
     #[inline]
     pub(super) fn reach_bytes(&self) -> u64 {
-        // Acquire: bytes that a grown length lets a thread reach are there.
+        // Acquire: the bytes that a grown length makes reachable are there.
         self.reach_bytes.load(Ordering::Acquire)
     }
 
-    /// Makes it `len_bytes` bytes long, at most the limit: allocates the space of the file, then
-    /// makes its new size durable, then lets threads reach the bytes. Nothing to do where it is as
-    /// long already.
+    /// Makes the mapping `len_bytes` bytes long, at most the limit: allocates the space of the
+    /// file, then makes its new size durable, then lets threads reach the bytes. Does nothing if
+    /// the mapping is that long already.
     pub(super) fn grow(&self, len_bytes: u64) -> io::Result<()> {
         let mut backed_bytes = self.backed_bytes.lock();
         let old_bytes = self.len_bytes();
@@ -277,7 +276,7 @@ impl Mapping {
             let mapped = grown.and_then(|()| file.sync_all());
             let mapped = mapped.and_then(|()| self.map_again(file, *backed_bytes, len_bytes));
             if let Err(error) = mapped {
-                // Best effort: no thread can reach what is behind the old end.
+                // Best effort: no thread can reach the bytes behind the old end.
                 let _ = file.set_len(old_bytes);
                 return Err(error);
             }
@@ -288,15 +287,16 @@ impl Mapping {
         Ok(())
     }
 
-    /// Makes it `len_bytes` bytes long and releases the space of the file behind them. Nothing to
-    /// do where it is as short already, and for devices, which have one size.
+    /// Makes the mapping `len_bytes` bytes long and releases the space of the file behind the new
+    /// end. Does nothing if the mapping is that short already, and for devices, whose size is
+    /// fixed.
     pub(super) fn shrink(&self, len_bytes: u64) -> io::Result<()> {
         let mut backed_bytes = self.backed_bytes.lock();
         if len_bytes >= self.len_bytes() || self.kind == Kind::Devdax {
             return Ok(());
         }
         let end_bytes = self.page_end(len_bytes);
-        // Before the file is cut: what an access that comes late finds is still mapped memory.
+        // This comes before the file is cut, so that a late access still finds mapped memory.
         self.abandon_from(end_bytes)?;
         *backed_bytes = end_bytes;
         self.len_bytes.store(len_bytes, Ordering::Release);
@@ -307,12 +307,13 @@ impl Mapping {
         Ok(())
     }
 
-    /// `bytes` rounded up to whole pages.
+    /// Rounds `bytes` up to whole pages.
     fn page_end(&self, bytes: u64) -> u64 {
         bytes.next_multiple_of(self.page_bytes)
     }
 
-    /// Maps the file where it is to be `len_bytes` long, from byte `from` on, a page's first.
+    /// Maps the file, which is to be `len_bytes` long, again from byte `from` on, the first of a
+    /// page.
     fn map_again(&self, file: &File, from: u64, len_bytes: u64) -> io::Result<()> {
         let len = to_usize(self.page_end(len_bytes).saturating_sub(from));
         if len == 0 {
@@ -323,13 +324,13 @@ impl Mapping {
             _ => MapFlags::SHARED,
         };
         let (at, flags) = (self.at(from).cast(), shared | MapFlags::FIXED);
-        // SAFETY: pages of this mapping, which is reached through raw pointers as memory that
-        // others change at any time; they stay mapped.
+        // SAFETY: the pages are this mapping's own and stay mapped. They are reached only through
+        // raw pointers, as memory that other threads and processes change at any time.
         unsafe { rustix::mm::mmap(at, len, READ_WRITE, flags, file, from) }?;
         Ok(())
     }
 
-    /// Allocates space of the file under the mapping, if there is one.
+    /// Allocates space of the file under the mapping, if there is a file.
     pub(super) fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
         match &self.file {
             Some(file) if self.kind != Kind::Devdax => allocate(file, offset, len)?,
@@ -341,26 +342,26 @@ impl Mapping {
         Ok(())
     }
 
-    /// Has the kernel make a huge page of each 2 MiB whose last byte is among the `len` at
-    /// `offset`, whatever the mount says of huge pages: all before them was allocated. Each process
-    /// that maps the file then has one page fault where it had 512, and persistent memory has such
-    /// pages too. All works without them too.
+    /// Asks the kernel for a huge page in each 2 MiB whose last byte is among the `len` bytes at
+    /// `offset`, whatever the mount option for huge pages is: all space before them is allocated.
+    /// Each process that maps the file then has one page fault instead of 512; persistent memory
+    /// has such pages too. Best effort.
     ///
-    /// Not of the first 2 MiB: headers are there, in use already, and what is little used needs no
-    /// more.
+    /// The first 2 MiB are left out: they hold headers, which are in use already, and a pool that
+    /// is little used needs no more.
     fn collapse(&self, offset: u64, len: u64) {
         let (first, end) = ((offset / HUGE_BYTES).max(1), (offset + len) / HUGE_BYTES);
         for block in first..end {
             let at = self.at(block * HUGE_BYTES).cast();
-            // SAFETY: pages of this mapping, whose bytes stay what they are.
+            // SAFETY: the pages are this mapping's own, and their bytes do not change.
             let _ = unsafe { libc::madvise(at, to_usize(HUGE_BYTES), MADV_COLLAPSE) };
         }
     }
 
-    /// Takes the pages of `len` bytes at `offset` out of this process's page tables. They stay what
-    /// they are in the file, and the next access finds them there. Best effort.
+    /// Takes the pages of `len` bytes at `offset` out of this process's page tables. Their bytes
+    /// stay in the file, and the next access finds them there. Best effort.
     ///
-    /// Nothing to do for anonymous memory, which has its bytes nowhere else.
+    /// Does nothing for anonymous memory, whose bytes are nowhere else.
     pub(super) fn release(&self, offset: u64, len: u64) {
         if self.kind == Kind::Anonymous {
             return;
@@ -368,11 +369,11 @@ impl Mapping {
         let (start, end) = (offset - offset % self.page_bytes, offset + len);
         let len = (end - end % self.page_bytes).saturating_sub(start);
         let advice = rustix::mm::Advice::LinuxDontNeed;
-        // SAFETY: pages of this shared mapping of a file, whose bytes stay what they are.
+        // SAFETY: the pages belong to this shared mapping of a file, and their bytes do not change.
         let _ = unsafe { rustix::mm::madvise(self.at(start).cast(), to_usize(len), advice) };
     }
 
-    /// Puts private zero bytes in the place of the memory: the process has it no more.
+    /// Replaces the memory by private zero bytes: the process no longer has the file's memory.
     pub(super) fn abandon(&self) -> io::Result<()> {
         self.abandon_from(0)
     }
@@ -385,14 +386,15 @@ impl Mapping {
     /// Unmaps the memory.
     ///
     /// # Safety
-    /// Nothing is done with it any more; it is not dropped, either.
+    /// The caller neither uses nor drops the mapping any more.
     pub(super) unsafe fn unmap(&self) {
         let (_, len, _) = self.pages();
-        // SAFETY: pages of this mapping, which nobody uses. Where the kernel refuses, they stay.
+        // SAFETY: the caller uses the pages of this mapping no more. If the kernel refuses, they
+        // stay.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), len) };
     }
 
-    /// Puts private zero bytes in the place of the memory from byte `from` on, a page's first.
+    /// Replaces the memory from byte `from` on, the first of a page, by private zero bytes.
     fn abandon_from(&self, from: u64) -> io::Result<()> {
         let (_, mapped_len, _) = self.pages();
         let len = mapped_len.saturating_sub(to_usize(from));
@@ -401,8 +403,8 @@ impl Mapping {
         }
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
         let at = self.at(from).cast();
-        // SAFETY: pages of this mapping, which is reached through raw pointers as memory that
-        // others change at any time; it stays mapped.
+        // SAFETY: the pages are this mapping's own and stay mapped. They are reached only through
+        // raw pointers, as memory that other threads and processes change at any time.
         unsafe { rustix::mm::mmap_anonymous(at, len, READ_WRITE, flags) }?;
         Ok(())
     }
@@ -411,13 +413,13 @@ impl Mapping {
         self.kind
     }
 
-    /// The pages of the mapping, in bytes: address, length, page size.
+    /// Returns the mapped pages, in bytes: address, length, page size.
     pub(super) fn pages(&self) -> (usize, usize, usize) {
         let len = self.limit_bytes.next_multiple_of(self.page_bytes);
         (self.base.as_ptr().addr(), to_usize(len), to_usize(self.page_bytes))
     }
 
-    /// The address of the byte at `offset`, at most the end.
+    /// Returns the address of the byte at `offset`, at most the end.
     #[inline]
     pub(super) fn at(&self, offset: u64) -> *mut u8 {
         debug_assert!(offset <= self.limit_bytes);
@@ -428,17 +430,16 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if let Some(file) = &self.file {
-            // Closing it does not unlock it while a child between fork and exec has it too.
+            // A close does not unlock the file while a child between fork and exec has it open too.
             let _ = rustix::fs::flock(file, FlockOperation::Unlock);
         }
         let len = to_usize(self.limit_bytes);
-        // SAFETY: the mapping was made by this type and nothing refers to it any more.
+        // SAFETY: this type made the mapping, and nothing refers to it after the drop.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), len) };
     }
 }
 
-/// A length or offset of mapped memory as a `usize`; lengths that cannot be mapped make `mmap`
-/// fail.
+/// Converts a length or offset of mapped memory. Lengths that cannot be mapped make `mmap` fail.
 #[inline]
 fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
@@ -448,12 +449,12 @@ fn page_bytes() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// The error of the operating system when it was asked to `action` the file at `path`.
+/// Makes the error of a failed `action` on the file at `path` from the operating system's error.
 pub(super) fn os(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PmemError {
     move |source| PmemError::Os { action, path: path.to_path_buf(), source }
 }
 
-/// As [`os`]; says so where the file is missing only behind a symbolic link.
+/// Makes the error as [`os`] does, or tells that only the target of a symbolic link is missing.
 fn not_there(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PmemError {
     move |source| match std::fs::read_link(path) {
         Ok(target) if !path.exists() => {
@@ -470,7 +471,7 @@ fn not_opened(path: &Path) -> impl FnOnce(io::Error) -> PmemError {
     }
 }
 
-/// Locks against other openers until the mapping is dropped.
+/// Locks the file against other openers until the mapping is dropped.
 fn lock(file: &File, path: &Path, read_only: bool) -> Result<()> {
     let operation = if read_only {
         FlockOperation::NonBlockingLockShared
@@ -493,12 +494,12 @@ fn create_file(path: &Path, len_bytes: u64) -> Result<File> {
     open.open(path).map_err(not_there("create", path))
 }
 
-/// Allocates space, by writing to each block where the file system cannot do better.
+/// Allocates space, by a write to each block if the file system has no better way.
 fn allocate(file: &File, offset: u64, len_bytes: u64) -> io::Result<()> {
     let too_big = |_| io::Error::from_raw_os_error(libc::EFBIG);
     let offset = libc::off_t::try_from(offset).map_err(too_big)?;
     let len = libc::off_t::try_from(len_bytes).map_err(too_big)?;
-    // SAFETY: a system call on an open descriptor.
+    // SAFETY: a system call on an open descriptor touches no memory.
     match unsafe { libc::posix_fallocate(file.as_raw_fd(), offset, len) } {
         0 => Ok(()),
         errno => Err(io::Error::from_raw_os_error(errno)),
@@ -511,7 +512,8 @@ fn sync_parent(path: &Path) -> io::Result<()> {
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// Maps a file, with `MAP_SYNC` if the file system grants it: address, and whether it did.
+/// Maps a file, with `MAP_SYNC` if the file system grants it. Returns the address, and whether it
+/// did.
 fn map_file(
     file: &File,
     len_bytes: u64,
@@ -519,7 +521,7 @@ fn map_file(
 ) -> io::Result<(*mut std::ffi::c_void, bool)> {
     match map(file, len_bytes, read_only, MapFlags::SHARED_VALIDATE | MapFlags::SYNC) {
         Ok(base) => Ok((base, true)),
-        // EINVAL is the answer of kernels before 4.15.
+        // Kernels before 4.15 answer EINVAL.
         Err(error)
             if [libc::EOPNOTSUPP, libc::EINVAL].contains(&error.raw_os_error().unwrap_or(0)) =>
         {
@@ -537,23 +539,24 @@ fn map(
 ) -> io::Result<*mut std::ffi::c_void> {
     let prot = if read_only { ProtFlags::READ } else { READ_WRITE };
     let len = to_usize(len_bytes);
-    // SAFETY: a fresh mapping, at an address of the kernel's choice if the proposed one is taken.
+    // SAFETY: a fresh mapping touches no other memory: the kernel chooses the address if the
+    // proposed one is taken.
     let base = unsafe { rustix::mm::mmap(address_for(len_bytes), len, prot, flags, file, 0) };
     base.map_err(io::Error::from)
 }
 
-/// A free address for a mapping of so many bytes at which huge pages of the file can be mapped as
-/// such; NULL, where that does not matter. Another thread may take it at any moment.
+/// Returns a free address at which a mapping of so many bytes can use huge pages of the file; NULL
+/// for small mappings. Another thread may take the address at any moment.
 fn address_for(len_bytes: u64) -> *mut std::ffi::c_void {
     let (len, nowhere) = (to_usize(len_bytes + HUGE_BYTES), std::ptr::null_mut());
     if len_bytes < HUGE_BYTES {
         return nowhere;
     }
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    // SAFETY: a fresh mapping at an address of the kernel's choice touches no other memory.
     let found = unsafe { rustix::mm::mmap_anonymous(nowhere, len, ProtFlags::empty(), flags) };
     let Ok(found) = found else { return nowhere };
-    // SAFETY: mapped just now and not used.
+    // SAFETY: the mapping was made just now and is unused.
     let _ = unsafe { rustix::mm::munmap(found, len) };
     found.wrapping_byte_add(found.align_offset(to_usize(HUGE_BYTES)))
 }

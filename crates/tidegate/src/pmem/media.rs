@@ -1,26 +1,25 @@
-//! Media models: slower memory than what is mapped, so that policies for it can be tried anywhere.
+//! Media models: memory that is slower than the mapped one, for trials of policies anywhere.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::ParseError;
 
-/// Latency and bandwidth of a persistent memory that the mapped memory stands for.
+/// Latency and bandwidth of the persistent memory that the mapped memory stands for.
 ///
-/// Times include those of the mapped memory itself: a model slower than the hardware is met
-/// exactly, and one faster than the hardware changes nothing. `None` means as fast as the hardware.
+/// Times include the mapped memory's own: a model slower than the hardware is met exactly, and a
+/// faster one changes nothing. `None` means as fast as the hardware.
 ///
 /// Written as text: `dram`, `optane`, `cxl` or `custom` (the hardware's own speed), then any number
 /// of `,KEY=NUMBER` with the names of the fields:
-/// `optane,write_latency_ns=80,write_bytes_per_s=4000000000`. `none` takes a limit of bandwidth
-/// away.
+/// `optane,write_latency_ns=80,write_bytes_per_s=4000000000`. `none` removes a limit of bandwidth.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct MediaModel {
-    /// The text that made it.
+    /// The text of the model.
     pub name: String,
-    /// What a read takes at least, in ns.
+    /// The least time of a read, in ns.
     pub read_latency_ns: u32,
-    /// What a fence takes at least, in ns, if its thread stored since its last fence.
+    /// The least time of a fence whose thread stored since its last fence, in ns.
     pub write_latency_ns: u32,
     /// Most that one thread reads.
     pub thread_read_bytes_per_s: Option<u64>,
@@ -30,13 +29,13 @@ pub struct MediaModel {
     pub read_bytes_per_s: Option<u64>,
     /// Most that all threads together write.
     pub write_bytes_per_s: Option<u64>,
-    /// Bytes of the medium that an access of one byte takes up. A power of two.
+    /// Bytes of the medium that an access of one byte occupies. A power of two.
     pub granularity_bytes: u32,
 }
 
-/// Slowest bandwidth that a model takes: below, a single block takes longer than any client waits.
+/// Slowest bandwidth of a model: a slower block would take longer than any client waits.
 const LEAST_BYTES_PER_S: u64 = 1_000_000;
-/// Longest latency that a model takes.
+/// Longest latency of a model.
 const MOST_LATENCY_NS: u32 = 1_000_000_000;
 const MOST_GRANULARITY_BYTES: u32 = 1 << 20;
 
@@ -47,7 +46,7 @@ impl Default for MediaModel {
 }
 
 impl MediaModel {
-    /// The hardware's own speed.
+    /// Returns the model of the hardware's own speed.
     pub fn dram() -> Self {
         Self {
             name: "dram".into(),
@@ -61,9 +60,9 @@ impl MediaModel {
         }
     }
 
-    /// Six interleaved Optane DIMMs, as in the Caiti paper: random read 305 ns, store 62 to 90 ns,
-    /// 6.6 GB/s read and 2.3 GB/s write a DIMM, about 3 GB/s of streaming stores from one thread,
-    /// 256-byte granularity.
+    /// Returns the model of six interleaved Optane DIMMs, as in the Caiti paper: random read 305
+    /// ns, store 62 to 90 ns, 6.6 GB/s read and 2.3 GB/s write a DIMM, about 3 GB/s of streaming
+    /// stores from one thread, 256-byte granularity.
     pub fn optane() -> Self {
         Self {
             name: "optane".into(),
@@ -77,7 +76,8 @@ impl MediaModel {
         }
     }
 
-    /// Non-volatile memory behind CXL: about 200 ns more than DRAM (90 ns) and 20 GB/s.
+    /// Returns the model of non-volatile memory behind CXL: about 200 ns more than DRAM (90 ns) and
+    /// 20 GB/s.
     pub fn cxl() -> Self {
         Self {
             name: "cxl".into(),
@@ -89,7 +89,7 @@ impl MediaModel {
         }
     }
 
-    /// The model asks for no delay at all.
+    /// Returns whether the model has no delay at all.
     pub fn is_undelayed(&self) -> bool {
         let same_speed = Self { name: self.name.clone(), ..Self::dram() };
         *self == Self { granularity_bytes: self.granularity_bytes, ..same_speed }

@@ -1,11 +1,11 @@
-//! Persistent memory: mappings, stores, write-backs, fences, and what they promise.
+//! Persistent memory: mappings, stores, write-backs, fences, and their guarantees.
 //!
 //! [`Region`] owns a mapping. Everything above it speaks in byte offsets into a region, never in
 //! pointers or references, so this is the only module of the core that needs `unsafe`.
 //!
 //! Invariants:
-//! 1. What a thread stored and wrote back, or streamed, is durable when its next [`Region::fence`]
-//!    has returned `Ok`, in every [`Domain`] that keeps anything.
+//! 1. All bytes that a thread stored and wrote back, or streamed, are durable when its next
+//!    [`Region::fence`] has returned `Ok`, in every [`Domain`] that keeps anything.
 //! 2. An access that touched failed memory returns [`PmemError::Poisoned`]; the process lives on.
 //! 3. One pool file is open for writing at most once on a machine ([`PmemError::Busy`]).
 //! 4. No reference into a region exists: all access is through atomics or opaque copies.

@@ -2,31 +2,32 @@
 
 /// Sees each operation on a [`Region`](super::Region), in program order of the calling thread.
 ///
-/// The crash simulator implements this to keep its own image of what the medium holds, and to
-/// decide which thread runs next. Production regions have none. Calls are made *after* loads and
-/// *before* the effect of stores becomes visible to other threads, so that an implementation that
-/// blocks the caller delays the store itself.
+/// The crash simulator implements this to keep its own image of the medium, and to decide which
+/// thread runs next. Production regions have no observer. Calls are made *after* loads and *before*
+/// the effect of stores becomes visible to other threads, so that an implementation that blocks the
+/// caller delays the store itself.
 pub trait Observer: Send + Sync {
-    /// A store of `data` at `offset`. `non_temporal` stores bypass the cache: they become durable
-    /// at the same thread's next fence; other stores also need a [`write_back`](Self::write_back).
+    /// Sees a store of `data` at `offset`. `non_temporal` stores bypass the cache: they become
+    /// durable at the same thread's next fence; other stores also need a
+    /// [`write_back`](Self::write_back).
     fn store(&self, offset: u64, data: &[u8], non_temporal: bool);
 
-    /// The cache lines that hold `len` bytes at `offset` are written back (ordered by the next
+    /// Sees that the cache lines of `len` bytes at `offset` are written back (ordered by the next
     /// fence).
     fn write_back(&self, offset: u64, len: u64);
 
-    /// A fence: what this thread stored non-temporally or wrote back before it is now durable.
+    /// Sees a fence: all earlier non-temporal stores and write-backs of this thread are now
+    /// durable.
     fn fence(&self);
 
-    /// A load of `len` bytes at `offset` is about to happen: a point at which another thread may
-    /// run.
+    /// Sees a load of `len` bytes at `offset` before it happens: another thread may run here.
     fn load(&self, offset: u64, len: u64);
 
-    /// The caller waits for another thread: a scheduler must let another one run.
+    /// Sees that the caller waits for another thread: a scheduler must let another one run.
     fn relax(&self);
 
-    /// Number of the calling thread, from 0: engines spread threads over lanes by it, so a
-    /// simulator that gives its threads fixed numbers makes runs repeatable.
+    /// Returns the number of the calling thread, from 0. Engines spread threads over lanes by it,
+    /// so a simulator that gives its threads fixed numbers makes runs repeatable.
     fn thread_ordinal(&self) -> usize {
         0
     }

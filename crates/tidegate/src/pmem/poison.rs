@@ -1,22 +1,22 @@
 //! Memory errors: a SIGBUS on a mapping becomes [`PmemError::Poisoned`] instead of the death of the
 //! process.
 //!
-//! One handler for the process, installed with the first region. It finds the region of the
+//! The process has one handler, installed with the first region. It finds the region of the
 //! faulting address in a fixed table, notes the page as poisoned, and maps a private page of zeroes
-//! over it so that the access completes. Each access of a region then sees that the region's
-//! generation is not zero, looks whether it touched a poisoned page, and reports that. A fault
-//! anywhere else goes to the handler that was there before.
+//! over it, so that the access completes. Each access to a region then sees that the region's
+//! generation is not zero, looks whether it touched a poisoned page, and reports that. A fault at
+//! any other address goes to the previous handler.
 //!
 //! Invariants:
 //! 1. The handler only touches atomics of static tables and makes system calls: it is
 //!    async-signal-safe.
-//! 2. The page is noted before its stand-in appears, so that no thread can use a stand-in and find
-//!    nothing noted.
-//! 3. A page stays poisoned until the region is opened again. Of more pages than the table holds,
-//!    all between the first and the last of the rest count as poisoned: the end of a file that was
-//!    cut off is one such range.
+//! 2. The page is noted before its stand-in appears, so that no thread can use a stand-in of a page
+//!    that is not noted.
+//! 3. A page stays poisoned until the region is opened again. Beyond the pages that the table
+//!    holds, all pages between the first and the last poisoned one count as poisoned: the cut end
+//!    of a file is one such range.
 //! 4. A slot's address range changes only while its version is odd, and the handler skips such
-//!    slots: the region that a thread is touching is open, so its slot is steady.
+//!    slots: a thread touches open regions only, whose slots are steady.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -25,9 +25,9 @@ use std::sync::{Once, OnceLock};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Most regions open at a time in a process.
+/// Most open regions of a process.
 pub(super) const MOST_REGIONS: usize = 256;
-/// Most poisoned pages told apart in a region.
+/// Most poisoned pages of a region that are told apart.
 const MOST_PAGES: usize = 64;
 const NO_PAGE: u64 = u64::MAX;
 
@@ -35,22 +35,23 @@ static SLOTS: [Slot; MOST_REGIONS] = [const { Slot::new() }; MOST_REGIONS];
 static INSTALL: Once = Once::new();
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// What the handler knows of one region.
+/// The handler's view of one region.
 struct Slot {
     taken: AtomicBool,
     /// Odd while the range changes.
     version: AtomicU64,
     start: AtomicUsize,
     end: AtomicUsize,
-    /// Size in bytes of what a stand-in replaces: the page, or the alignment of a devdax device.
+    /// Size of a stand-in in bytes: a page, or the alignment of a devdax device.
     page_bytes: AtomicUsize,
-    /// Faults so far. Zero means that the region is whole.
+    /// Number of faults so far. Zero means that the region is whole.
     generation: AtomicU64,
     /// Offsets of the poisoned pages, filled from the front.
     pages: [AtomicU64; MOST_PAGES],
-    /// The pages that `pages` does not hold are from here on; [`NO_PAGE`]: there are none.
+    /// Start of the range of poisoned pages that `pages` has no space for; [`NO_PAGE`] if it is
+    /// empty.
     rest_start: AtomicU64,
-    /// Where the last one of them ends.
+    /// End of that range.
     rest_end: AtomicU64,
 }
 
@@ -87,7 +88,7 @@ impl Slot {
         self.generation.store(0, Ordering::Relaxed);
     }
 
-    /// The page of the region that holds `addr`: its address and size.
+    /// Returns the page of the region that holds `addr`, or `None` if the region does not hold it.
     fn page_of(&self, addr: usize) -> Option<FailedPage> {
         let version = self.version.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Relaxed);
@@ -135,8 +136,8 @@ struct FailedPage {
 pub(super) struct PoisonWatch(&'static Slot);
 
 impl PoisonWatch {
-    /// Watches `len` bytes at `start`, both multiples of `page_bytes`. `None`: [`MOST_REGIONS`] are
-    /// watched already.
+    /// Watches `len` bytes at `start`, both multiples of `page_bytes`. Returns `None` if
+    /// [`MOST_REGIONS`] regions are watched already.
     pub(super) fn new(start: usize, len: usize, page_bytes: usize) -> Option<Self> {
         INSTALL.call_once(install);
         let take = |slot: &&Slot| !slot.taken.swap(true, Ordering::Acquire);
@@ -146,13 +147,13 @@ impl PoisonWatch {
         Some(Self(slot))
     }
 
-    /// No page of the mapping has failed since it was made.
+    /// Returns whether no page of the mapping has failed since it was made.
     #[inline]
     pub(super) fn is_whole(&self) -> bool {
         self.0.generation.load(Ordering::Relaxed) == 0
     }
 
-    /// The `len` bytes at `offset` touch a page that has failed.
+    /// Returns whether the `len` bytes at `offset` touch a failed page.
     #[cold]
     pub(super) fn touches(&self, offset: u64, len: u64) -> bool {
         self.0.touches(offset, len)
@@ -168,18 +169,18 @@ impl Drop for PoisonWatch {
 
 fn install() {
     let mut previous = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: asks for the action in force; the pointer is to a structure of that type.
+    // SAFETY: only asks for the present action; the pointer is to a structure of that type.
     let asked = unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), previous.as_mut_ptr()) };
     assert_eq!(asked, 0, "sigaction cannot fail for a signal that exists");
-    // SAFETY: filled by sigaction, and valid when all zero too.
+    // SAFETY: `sigaction` has filled it; all zero would be valid too.
     PREVIOUS.get_or_init(|| unsafe { previous.assume_init() });
 
     let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_sigbus;
-    // SAFETY: all zero is a valid sigaction: the default action, an empty mask.
+    // SAFETY: all zero is a valid `sigaction`: the default action, an empty mask.
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     action.sa_sigaction = handler as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-    // SAFETY: the handler has the signature that SA_SIGINFO asks for and is async-signal-safe.
+    // SAFETY: the handler has the signature that `SA_SIGINFO` asks for and is async-signal-safe.
     let set = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) };
     assert_eq!(set, 0, "sigaction cannot fail for a signal that exists");
 }
@@ -188,7 +189,8 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     // SAFETY: the kernel passes a valid siginfo.
     let fault = unsafe { &*info };
     let code = fault.si_code;
-    // SAFETY: meaningful only for faults, which have positive codes; else any number.
+    // SAFETY: a fault, which has a positive code, has an address here; any other signal some
+    // number.
     let addr = unsafe { fault.si_addr() }.addr();
     let ours = code > 0 && SLOTS.iter().any(|slot| stand_in(slot, addr));
     if !ours {
@@ -196,20 +198,20 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     }
 }
 
-/// Notes the page of `addr` and maps zeroes over it. False: not a page of this slot, or the kernel
-/// refused.
+/// Notes the page of `addr` and maps zeroes over it. Returns false if `addr` is not in this slot's
+/// region, or the kernel refuses.
 fn stand_in(slot: &Slot, addr: usize) -> bool {
     let Some(page) = slot.page_of(addr) else { return false };
     slot.note(page.offset);
     let flags = MapFlags::PRIVATE | MapFlags::FIXED;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     let at = std::ptr::with_exposed_provenance_mut(page.addr);
-    // SAFETY: replaces a page of a region's mapping, to which no references exist. A raw system
+    // SAFETY: the page belongs to a region's mapping, and no references into it exist. A raw system
     // call.
     unsafe { rustix::mm::mmap_anonymous(at, page.page_bytes, prot, flags) }.is_ok()
 }
 
-/// Does with a fault that is not ours what would have been done without us.
+/// Handles a fault outside all regions as the process would have done without this handler.
 fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let previous = PREVIOUS.get().filter(|action| {
         action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN
@@ -217,26 +219,26 @@ fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut
     match previous {
         None => die_by_default(signal, code),
         Some(action) if action.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: with SA_SIGINFO the stored address is a function of this signature.
+            // SAFETY: with `SA_SIGINFO` the stored address is a function of this signature.
             let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
                 unsafe { std::mem::transmute(action.sa_sigaction) };
             handler(signal, info, context);
         }
         Some(action) => {
-            // SAFETY: without SA_SIGINFO the stored address is a function of this signature.
+            // SAFETY: without `SA_SIGINFO` the stored address is a function of this signature.
             let handler: extern "C" fn(c_int) = unsafe { std::mem::transmute(action.sa_sigaction) };
             handler(signal);
         }
     }
 }
 
-/// Restores the default action; the faulting access then ends the process. A sent signal is sent
+/// Restores the default action; the faulting access then ends the process. Raises a sent signal
 /// again.
 fn die_by_default(signal: c_int, code: c_int) {
-    // SAFETY: sets the default action, which is always allowed.
+    // SAFETY: the default action is always allowed.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
     if code <= 0 {
-        // SAFETY: raise is async-signal-safe.
+        // SAFETY: `raise` is async-signal-safe.
         unsafe { libc::raise(signal) };
     }
 }

@@ -1,12 +1,12 @@
-//! Reading large parts of a region once, in order, in little memory.
+//! Reads of large parts of a region, once and in order, in little memory.
 
 use super::Region;
 
-/// Pages that are let go at once: a huge page.
+/// Bytes of pages that are released together: a huge page.
 const WINDOW_BYTES: u64 = 2 << 20;
 
-/// Lets go of the pages of a region behind a reader that needs them once: those of a mapped file
-/// count as memory of the process that has looked at them.
+/// Releases the pages of a region behind a reader that needs them once. The pages of a mapped file
+/// count as memory of each process that has read them.
 #[derive(Debug)]
 pub struct ReadOnce<'a> {
     region: &'a Region,
@@ -15,13 +15,13 @@ pub struct ReadOnce<'a> {
 }
 
 impl<'a> ReadOnce<'a> {
-    /// For a reader that begins anywhere.
+    /// Starts a reader, which may begin anywhere.
     pub fn new(region: &'a Region) -> Self {
         Self { region, start: 0, end: 0 }
     }
 
-    /// The reader is done with `len` bytes at `offset`. It may go on elsewhere, but the more often
-    /// it does the slower.
+    /// Tells that the reader is done with `len` bytes at `offset`. The reader may go on elsewhere,
+    /// but each jump makes it slower.
     pub fn has_read(&mut self, offset: u64, len: u64) {
         if offset < self.start || offset > self.end + WINDOW_BYTES {
             self.let_go();
@@ -35,7 +35,7 @@ impl<'a> ReadOnce<'a> {
     }
 
     fn let_go(&self) {
-        // To let go is to use less memory; nothing depends on it.
+        // A failure costs memory only; nothing depends on the release.
         let _ = self.region.release(self.start, self.end - self.start);
     }
 }

@@ -40,29 +40,27 @@ pub struct RegionOptions {
     pub create_bytes: Option<u64>,
     /// The medium that the memory stands for.
     pub media: MediaModel,
-    /// With `create_bytes`: leave the space unallocated, but for what [`Region::allocate`] asks
-    /// for.
+    /// With `create_bytes`: leave the space unallocated, except the ranges of [`Region::allocate`].
     pub sparse: bool,
-    /// The most bytes that [`Region::grow`] can make of the region; 0: it keeps its size. Costs
-    /// addresses, and no memory. It has no meaning for a devdax device, for a guest and where
-    /// stores are refused.
+    /// The most bytes that the region can [grow](Region::grow) to; 0: it keeps its size. The limit
+    /// costs addresses, and no memory. It has no effect for a devdax device, for a guest and for a
+    /// read-only region.
     pub limit_bytes: u64,
-    /// Join processes that have the file open, on their terms: no lock is taken, and no handler for
-    /// memory errors is installed, for the process runs a program that is not ours.
+    /// Join processes that have the file open, under their locks: the region takes no lock, and
+    /// installs no handler for memory errors, because the process runs a foreign program.
     pub guest: bool,
 }
 
 const CRC_32C: CrcAlgorithm = CrcAlgorithm::Crc32Iscsi;
 
-/// What begins at a cache line: loads of whole lines of it touch one each.
+/// A value that begins at a cache line, so that the load of a whole line touches one cache line.
 #[repr(align(64))]
 struct LineAligned<T>(T);
 
 /// A mapping of persistent memory.
 ///
-/// All offsets and lengths are bytes from the start of the region. All methods may be called from
-/// any thread; overlapping plain accesses from two threads may tear, and keeping them apart is the
-/// engine's work.
+/// All offsets and lengths are bytes from the start of the region. Any thread may call any method.
+/// Overlapping plain accesses of two threads may tear; the engine has to keep them apart.
 ///
 /// Nothing is durable before the fence that follows its write-back or streaming store:
 ///
@@ -78,7 +76,7 @@ struct LineAligned<T>(T);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Region {
-    // Before the mapping: the watch ends before the memory goes.
+    // Declared before the mapping: the watch ends before the memory is unmapped.
     poison: Option<PoisonWatch>,
     mapping: Mapping,
     domain: Domain,
@@ -97,12 +95,12 @@ impl Region {
     ///
     /// The domain is `adr` for a file on a DAX file system (mapped with `MAP_SYNC`), for a devdax
     /// device, and for tmpfs, which stands for persistent memory in trials; and `msync` for any
-    /// other file. Where the CPU cannot write lines back, `msync` takes the place of `adr`.
+    /// other file. If the CPU cannot write lines back, `msync` takes the place of `adr`.
     ///
     /// # Errors
-    /// [`PmemError::Busy`] if it is open already, [`PmemError::Empty`] if there is nothing to map,
-    /// [`PmemError::NotMappable`] for what is neither file nor devdax device, and [`PmemError::Os`]
-    /// where it cannot be opened, allocated (no space left, for one) or mapped.
+    /// [`PmemError::Busy`] if the file is open already, [`PmemError::Empty`] if it has no bytes,
+    /// [`PmemError::NotMappable`] if it is neither a file nor a devdax device, and
+    /// [`PmemError::Os`] if it cannot be opened, allocated (no space left, for one) or mapped.
     pub fn open(path: &Path, options: &RegionOptions) -> Result<Self> {
         let mapping = match options.create_bytes {
             Some(len_bytes) => {
@@ -114,19 +112,19 @@ impl Region {
         Self::over(mapping, path.to_path_buf(), options)
     }
 
-    /// Volatile memory of `len_bytes` zero bytes, for tests and simulation.
+    /// Makes a region of `len_bytes` zero bytes in volatile memory, for tests and simulation.
     ///
     /// # Errors
-    /// [`PmemError::Empty`] for no bytes, [`PmemError::Os`] where the memory cannot be had.
+    /// [`PmemError::Empty`] for no bytes, [`PmemError::Os`] if the memory cannot be had.
     pub fn anonymous(len_bytes: u64) -> Result<Self> {
         Self::anonymous_with(len_bytes, &RegionOptions::default())
     }
 
-    /// Volatile memory with a domain, a medium or without stores, to try what those cost.
-    /// `create_bytes` has no meaning here.
+    /// Makes a region of volatile memory with the given domain, medium or write protection, to try
+    /// their costs. `create_bytes` has no effect.
     ///
     /// # Errors
-    /// As for [`anonymous`](Self::anonymous).
+    /// The same errors as [`anonymous`](Self::anonymous).
     pub fn anonymous_with(len_bytes: u64, options: &RegionOptions) -> Result<Self> {
         let name = PathBuf::from("(anonymous memory)");
         Self::over(Mapping::anonymous(len_bytes, options.limit_bytes)?, name, options)
@@ -158,7 +156,7 @@ impl Region {
         })
     }
 
-    /// Lets `observer` watch every operation from here on: the crash simulator's seam. An observed
+    /// Lets `observer` watch every operation from now on: the crash simulator's seam. An observed
     /// region has no delays: its time is the simulator's.
     #[must_use]
     pub fn observed(mut self, observer: Arc<dyn Observer>) -> Self {
@@ -175,15 +173,15 @@ impl Region {
         self
     }
 
-    /// Puts private zero bytes in the place of the memory: the process has it no more.
+    /// Replaces the memory by private zero bytes: the process no longer has the region's memory.
     ///
     /// # Errors
-    /// The kernel's: the memory is as before.
+    /// The kernel's error; then the memory is unchanged.
     pub fn abandon(&self) -> std::io::Result<()> {
         self.mapping.abandon()
     }
 
-    /// Where the region is mapped.
+    /// Returns the addresses of the region.
     pub fn addresses(&self) -> std::ops::Range<usize> {
         self.mapping.addresses()
     }
@@ -191,14 +189,14 @@ impl Region {
     /// Unmaps the region.
     ///
     /// # Safety
-    /// Nothing is done with it any more; it is not dropped, either.
+    /// The caller neither uses nor drops the region any more.
     pub unsafe fn unmap(&self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller neither uses nor drops the region any more.
         unsafe { self.mapping.unmap() };
     }
 
-    /// Lets go of the pages of `len` bytes at `offset` that were read once and will not be needed
-    /// soon: they count no more as memory of this process. Their bytes stay, and can be read again.
+    /// Releases the pages of `len` bytes at `offset`, which were read once and are not needed soon:
+    /// they no longer count as memory of this process. Their bytes stay, and can be read again.
     ///
     /// # Errors
     /// [`PmemError::OutOfRange`].
@@ -208,14 +206,14 @@ impl Region {
         Ok(())
     }
 
-    /// Size of the region in bytes.
+    /// Returns the size of the region in bytes.
     #[inline]
     pub fn len_bytes(&self) -> u64 {
         self.mapping.len_bytes()
     }
 
-    /// Allocates the space of `len` bytes at `offset` of the file under the region, so that no
-    /// store there ends in a full file system. Has nothing to do where the region is no file.
+    /// Allocates the space of `len` bytes at `offset` in the file under the region, so that no
+    /// store there fails on a full file system. Does nothing if the region is no file.
     ///
     /// # Errors
     /// [`PmemError::OutOfRange`]; [`PmemError::Os`]: no space left, for one.
@@ -224,10 +222,10 @@ impl Region {
         self.mapping.allocate(offset, len).map_err(os("allocate space for", &self.name))
     }
 
-    /// Makes the region `len_bytes` bytes long: the file under it grows, its new space is allocated
-    /// and its new size is durable, then all threads can use the new bytes, which are zero. Bytes
-    /// that the region has keep their addresses, and threads go on using them meanwhile. Nothing to
-    /// do where the region is as long already. An [`Observer`] is not told.
+    /// Makes the region `len_bytes` bytes long. The file grows, its new space is allocated and its
+    /// new size is durable; then all threads can use the new bytes, which are zero. The old bytes
+    /// keep their addresses, and threads use them meanwhile. Does nothing if the region is that
+    /// long already. An [`Observer`] is not told.
     ///
     /// # Errors
     /// [`PmemError::ReadOnly`]; [`PmemError::Limit`] beyond [`RegionOptions::limit_bytes`];
@@ -243,10 +241,10 @@ impl Region {
         self.mapping.grow(len_bytes).map_err(os("allocate space for", &self.name))
     }
 
-    /// Makes the region `len_bytes` bytes long and releases the space of the file behind them.
-    /// Threads go on using the region meanwhile: what one reads or stores behind the new end, if it
-    /// comes late, are bytes of this process alone. Nothing to do where the region is as short
-    /// already, and for a devdax device, which has one size. An [`Observer`] is not told.
+    /// Makes the region `len_bytes` bytes long and releases the space of the file behind the new
+    /// end. Threads use the region meanwhile: a late access behind the new end reads or stores
+    /// bytes of this process alone. Does nothing if the region is that short already, and for a
+    /// devdax device, whose size is fixed. An [`Observer`] is not told.
     ///
     /// # Errors
     /// [`PmemError::ReadOnly`]; [`PmemError::Empty`] for no bytes; [`PmemError::Os`]: the file may
@@ -261,17 +259,17 @@ impl Region {
         self.mapping.shrink(len_bytes).map_err(os("release space of", &self.name))
     }
 
-    /// What a store needs to become durable here.
+    /// Returns the domain: the steps that make a store durable here.
     pub fn domain(&self) -> Domain {
         self.domain
     }
 
-    /// What the memory is.
+    /// Returns the kind of memory.
     pub fn kind(&self) -> Kind {
         self.mapping.kind()
     }
 
-    /// What a power cut means for acknowledged writes, in words for people.
+    /// Returns the effect of a power cut on acknowledged writes, in words for people.
     pub fn power_cut(&self) -> &'static str {
         match (self.kind(), self.domain()) {
             (_, Domain::Volatile) | (Kind::Anonymous, _) => {
@@ -293,28 +291,28 @@ impl Region {
         }
     }
 
-    /// The region refuses stores.
+    /// Returns whether the region refuses stores.
     pub fn read_only(&self) -> bool {
         self.read_only
     }
 
-    /// The file under the region, for messages.
+    /// Returns the name of the file under the region, for messages.
     pub fn name(&self) -> &Path {
         &self.name
     }
 
-    /// The medium that the memory stands for.
+    /// Returns the model of the medium.
     pub fn media(&self) -> &MediaModel {
         &self.media
     }
 
-    /// What the region was asked to do since it was opened, by all threads. Exact once they have
-    /// stopped.
+    /// Returns the counts of all threads' requests since the region was opened. The counts are
+    /// exact once the threads have stopped.
     pub fn counters(&self) -> Counters {
         self.counting.snapshot()
     }
 
-    /// One line for people: size, kind of memory, what makes a store durable and what does not.
+    /// Returns a line for people: size, kind of memory, and how far stores are durable.
     pub fn describe(&self) -> String {
         let note = match (self.mapping.kind(), self.domain) {
             (_, Domain::Volatile) => " (NOTHING SURVIVES, not even a crash of the process)",
@@ -341,10 +339,12 @@ impl Region {
     /// Copies `buf.len()` bytes at `offset` out of the region.
     ///
     /// The loads are ordinary loads in no particular order among each other, all before a later
-    /// acquire fence or load: a version checked after them tells whether they are of one piece.
+    /// acquire fence or load: a version that is checked after them tells whether the bytes belong
+    /// together.
     ///
     /// # Errors
-    /// [`PmemError::OutOfRange`], [`PmemError::Poisoned`]; `buf` then holds nothing of meaning.
+    /// [`PmemError::OutOfRange`], [`PmemError::Poisoned`]; then the content of `buf` is
+    /// meaningless.
     #[inline]
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         let len = buf.len() as u64;
@@ -380,11 +380,11 @@ impl Region {
     /// calling thread.
     ///
     /// Whole cache lines bypass the cache; part lines at either end are stored through it and
-    /// written back. Only a fence orders these stores before what this thread stores later, also
-    /// for other threads that look at both.
+    /// written back. Only a fence orders these stores before later stores of this thread, even for
+    /// other threads that look at both.
     ///
     /// # Errors
-    /// As for [`write`](Self::write).
+    /// The same errors as [`write`](Self::write).
     #[inline]
     pub fn write_streaming(&self, offset: u64, data: &[u8]) -> Result<()> {
         let len = data.len() as u64;
@@ -398,16 +398,16 @@ impl Region {
         self.check_whole(offset, len)
     }
 
-    /// Stores `parts`, one behind the other, as [`write_streaming`](Self::write_streaming) does:
-    /// the CRC-32C of what is stored, even if another thread changes the parts meanwhile.
+    /// Stores `parts`, one behind the other, as [`write_streaming`](Self::write_streaming) does.
+    /// Returns the CRC-32C of the stored bytes, even if another thread changes the parts meanwhile.
     ///
-    /// `offset` is a cache line's, and all of the last line is the caller's: what the parts leave
-    /// of it becomes zero. So no line is loaded only to be stored to in part, which takes longer
-    /// than to store it. `CHUNK` bytes are copied at a time where the CPU cannot take the CRC of
-    /// lines as it stores them, and where there are several parts.
+    /// `offset` must be the start of a cache line, and all of the last line must be the caller's:
+    /// the bytes behind the parts become zero. So no line is loaded only to be stored in part,
+    /// which takes longer than a store of the line. The bytes are copied `CHUNK` at a time if there
+    /// are several parts, or if the CPU cannot take the CRC of lines as it stores them.
     ///
     /// # Errors
-    /// As for [`write`](Self::write); [`PmemError::Misaligned`].
+    /// The same errors as [`write`](Self::write); [`PmemError::Misaligned`].
     #[inline]
     pub fn write_streaming_crc32c<const CHUNK: usize>(
         &self,
@@ -425,7 +425,7 @@ impl Region {
         }
     }
 
-    /// Stores one part of a line at least.
+    /// Stores one part of at least a line.
     fn stream_folded(&self, offset: u64, part: &[u8], stream: StreamWithCrc) -> Result<u32> {
         let (lines, rest) = part.split_at(part.len() / LINE * LINE);
         let len = lines.len() as u64;
@@ -439,18 +439,18 @@ impl Region {
         self.check_whole(offset, len)?;
         if !rest.is_empty() {
             let mut line = LineAligned([0; LINE]);
-            // SAFETY: less than a line, into one that only this thread knows.
+            // SAFETY: `rest` is less than a line; `line` is a line that only this thread knows.
             unsafe { self.cpu.copy(line.0.as_mut_ptr(), rest.as_ptr(), rest.len()) };
             self.write_streaming(offset + len, &line.0)?;
-            // SAFETY: `stream` is there, so the CPU has the instructions.
+            // SAFETY: the CPU has the instructions, since it has `stream`.
             crc = unsafe { (stream.rest)(crc, &line.0[..rest.len()]) };
         }
         Ok(!crc)
     }
 
-    /// Stores parts by way of a buffer. A chunk's CRC is computed behind its stores, while these
-    /// are on their way: 607 ns for 4 KiB in place of 781 where it was measured, and 476 without
-    /// one. That of one piece takes half the time of one in pieces.
+    /// Stores parts through a buffer. The CRC of a chunk is computed after its stores, while these
+    /// are on their way: 4 KiB took 607 ns instead of 781 where it was measured, and 476 without a
+    /// CRC. A CRC of one piece takes half the time of a CRC in pieces.
     fn stream_copied<const CHUNK: usize>(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<u32> {
         const { assert!(CHUNK.is_multiple_of(LINE)) };
         let mut buffer = LineAligned(MaybeUninit::<[u8; CHUNK]>::uninit());
@@ -460,7 +460,7 @@ impl Region {
         for mut part in parts.iter().map(|part| &**part) {
             while !part.is_empty() {
                 if filled == CHUNK {
-                    // SAFETY: so many bytes were copied there.
+                    // SAFETY: `CHUNK` bytes were copied into the buffer.
                     let copied = unsafe { std::slice::from_raw_parts(buffer, CHUNK) };
                     self.write_streaming(at, copied)?;
                     digest.get_or_insert_with(|| Digest::new(CRC_32C)).update(copied);
@@ -468,16 +468,16 @@ impl Region {
                 }
                 let (now, later) = part.split_at(part.len().min(CHUNK - filled));
                 let to = buffer.wrapping_add(filled);
-                // SAFETY: the buffer, which only this thread knows, has so many bytes behind what
-                // is filled.
+                // SAFETY: only this thread knows the buffer, which has at least `now.len()` bytes
+                // behind the `filled` ones.
                 unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), to, now.len()) };
                 (filled, part) = (filled + now.len(), later);
             }
         }
         let whole = filled.next_multiple_of(LINE);
-        // SAFETY: less than a line; the buffer is whole lines.
+        // SAFETY: the padding is less than a line, and the buffer is whole lines.
         unsafe { buffer.wrapping_add(filled).write_bytes(0, whole - filled) };
-        // SAFETY: all of it was copied there or made zero.
+        // SAFETY: all `whole` bytes were copied there or made zero.
         let copied = unsafe { std::slice::from_raw_parts(buffer, whole) };
         if whole > 0 {
             self.write_streaming(at, copied)?;
@@ -504,7 +504,7 @@ impl Region {
         let end = offset + len;
         let mut at = offset;
         while at < end {
-            // Up to the next multiple, so that all but the first step stream whole lines.
+            // Up to the next multiple, so that all steps but the first stream whole lines.
             let step = (ZEROES.len() as u64 - at % ZEROES.len() as u64).min(end - at);
             self.write_streaming(at, &ZEROES[..usize::try_from(step).unwrap_or(ZEROES.len())])?;
             at += step;
@@ -520,7 +520,7 @@ impl Region {
     pub fn load_u32(&self, offset: u64) -> Result<u32> {
         let at = self.word::<AtomicU32>(offset)?;
         self.observe(|observer| observer.load(offset, 4));
-        // SAFETY: in range and aligned, as `word` checked.
+        // SAFETY: `word` checked that `at` is in range and aligned.
         let value = unsafe { &*at }.load(Ordering::Acquire);
         self.check_whole(offset, 4)?;
         Ok(u32::from_le(value))
@@ -534,7 +534,7 @@ impl Region {
     pub fn load_u64(&self, offset: u64) -> Result<u64> {
         let at = self.word::<AtomicU64>(offset)?;
         self.observe(|observer| observer.load(offset, 8));
-        // SAFETY: in range and aligned, as `word` checked.
+        // SAFETY: `word` checked that `at` is in range and aligned.
         let value = unsafe { &*at }.load(Ordering::Acquire);
         self.check_whole(offset, 8)?;
         Ok(u64::from_le(value))
@@ -549,7 +549,7 @@ impl Region {
     pub fn store_u32(&self, offset: u64, value: u32) -> Result<()> {
         let at = self.word_mut::<AtomicU32>(offset)?;
         self.observe(|observer| observer.store(offset, &value.to_le_bytes(), false));
-        // SAFETY: in range and aligned, as `word_mut` checked.
+        // SAFETY: `word_mut` checked that `at` is in range and aligned.
         unsafe { &*at }.store(value.to_le(), Ordering::Release);
         self.counting.stored(4);
         self.check_whole(offset, 4)
@@ -564,7 +564,7 @@ impl Region {
     pub fn store_u64(&self, offset: u64, value: u64) -> Result<()> {
         let at = self.word_mut::<AtomicU64>(offset)?;
         self.observe(|observer| observer.store(offset, &value.to_le_bytes(), false));
-        // SAFETY: in range and aligned, as `word_mut` checked.
+        // SAFETY: `word_mut` checked that `at` is in range and aligned.
         unsafe { &*at }.store(value.to_le(), Ordering::Release);
         self.counting.stored(8);
         self.check_whole(offset, 8)
@@ -582,19 +582,20 @@ impl Region {
         let lines = lines_of(offset, len);
         let start = self.delay.as_ref().map(Delay::start);
         if self.domain == Domain::Adr {
-            // SAFETY: the lines of a checked range; the mapping is whole pages.
+            // SAFETY: `at_mut` checked the range, and the mapping is whole pages, so that all lines
+            // are mapped.
             unsafe { self.cpu.write_back_lines(at, lines) };
         }
         self.counting.written_back(lines);
-        // What leaves are whole lines.
+        // Whole lines leave for the medium.
         self.left_for_medium(start, offset - offset % LINE_BYTES, lines * LINE_BYTES);
         self.check_whole(offset, len)
     }
 
-    /// Waits until what this thread stored around the cache or wrote back is durable.
+    /// Waits until all earlier streaming stores and write-backs of this thread are durable.
     ///
     /// # Errors
-    /// [`PmemError::WritebackFailed`] in the msync domain; then for good.
+    /// [`PmemError::WritebackFailed`] in the msync domain, and then at every later fence.
     #[inline]
     pub fn fence(&self) -> Result<()> {
         self.observe(|observer| observer.fence());
@@ -606,18 +607,19 @@ impl Region {
         self.dirty.as_ref().map_or(Ok(()), |dirty| dirty.sync(&self.mapping))
     }
 
-    /// [`write_back`](Self::write_back) and [`fence`](Self::fence).
+    /// Makes `len` bytes at `offset` durable: [`write_back`](Self::write_back) and
+    /// [`fence`](Self::fence).
     ///
     /// # Errors
-    /// As for both.
+    /// The errors of both.
     #[inline]
     pub fn persist(&self, offset: u64, len: u64) -> Result<()> {
         self.write_back(offset, len)?;
         self.fence()
     }
 
-    /// One turn of a loop that waits for another thread. That thread may not run, where there are
-    /// more of them than CPUs: some turns give the CPU away.
+    /// Takes one turn of a loop that waits for another thread. Some turns yield the CPU, since the
+    /// other thread may need it.
     pub fn relax(&self) {
         match &self.observer {
             Some(observer) => observer.relax(),
@@ -625,8 +627,8 @@ impl Region {
         }
     }
 
-    /// A small number that differs between running threads as far as possible: engines spread
-    /// threads by it.
+    /// Returns a small number that differs between running threads as far as possible. Engines
+    /// spread threads by it.
     #[inline]
     pub fn thread_ordinal(&self) -> usize {
         match &self.observer {
@@ -643,8 +645,8 @@ impl Region {
         }
     }
 
-    /// Bytes streamed or written back since `start` are on their way: the next fence waits for
-    /// them.
+    /// Notes that bytes streamed or written back since `start` are on their way: the next fence
+    /// waits for their arrival.
     #[inline]
     fn left_for_medium(&self, start: Option<Start>, offset: u64, len: u64) {
         if let Some(dirty) = &self.dirty {
@@ -655,7 +657,7 @@ impl Region {
         }
     }
 
-    /// The address of `len` bytes at `offset`.
+    /// Returns the address of `len` bytes at `offset`.
     #[inline]
     fn at(&self, offset: u64, len: u64) -> Result<*mut u8> {
         let region_bytes = self.mapping.reach_bytes();
@@ -665,8 +667,8 @@ impl Region {
         Ok(self.mapping.at(offset))
     }
 
-    /// The address for storing: refused where the region is read-only or the memory has failed
-    /// already.
+    /// Returns the address for a store. Fails if the region is read-only or the memory has failed
+    /// before.
     #[inline]
     fn at_mut(&self, offset: u64, len: u64) -> Result<*mut u8> {
         if self.read_only {
@@ -677,7 +679,7 @@ impl Region {
         Ok(at)
     }
 
-    /// The address of a word at `offset`, aligned as the word asks for.
+    /// Returns the address of a word at `offset`, which must be aligned to the word's size.
     #[inline]
     fn word<W>(&self, offset: u64) -> Result<*const W> {
         let align_bytes = size_of::<W>() as u64;
@@ -687,7 +689,7 @@ impl Region {
         self.at(offset, align_bytes).map(|at| at.cast::<W>().cast_const())
     }
 
-    /// The address of a word for storing.
+    /// Returns the address of a word for a store.
     #[inline]
     fn word_mut<W>(&self, offset: u64) -> Result<*const W> {
         let word = self.word(offset)?;
@@ -695,7 +697,7 @@ impl Region {
         Ok(word)
     }
 
-    /// Some page of the region failed since it was opened.
+    /// Returns whether a page of the region failed since it was opened.
     pub(crate) fn has_failed_pages(&self) -> bool {
         self.poison.as_ref().is_some_and(|poison| !poison.is_whole())
     }
@@ -703,7 +705,7 @@ impl Region {
     /// Fails if the `len` bytes at `offset`, just accessed or about to be, touch failed memory.
     #[inline]
     fn check_whole(&self, offset: u64, len: u64) -> Result<()> {
-        // A fault of the access happens before the look at what faults there were.
+        // A fault of the access must come before the look at the faults.
         compiler_fence(Ordering::SeqCst);
         match &self.poison {
             Some(poison) if !poison.is_whole() && poison.touches(offset, len) => {
@@ -714,7 +716,7 @@ impl Region {
     }
 }
 
-/// Turns of a thread's waits until it gives its CPU away: a few microseconds.
+/// Number of waiting turns until a thread yields its CPU: a few microseconds.
 const SPINS: u32 = 128;
 
 fn spin_or_yield() {
@@ -736,7 +738,7 @@ impl fmt::Debug for Region {
     }
 }
 
-/// The domain, or what takes its place where the CPU cannot write lines back.
+/// Returns `domain`, or `msync` in place of `adr` if the CPU cannot write lines back.
 fn possible(domain: Domain) -> Domain {
     match domain {
         Domain::Adr if !Cpu::can_write_back() => Domain::Msync,
@@ -744,7 +746,7 @@ fn possible(domain: Domain) -> Domain {
     }
 }
 
-/// The number of cache lines that hold `len` bytes at `offset`.
+/// Returns the number of cache lines that hold `len` bytes at `offset`.
 #[inline]
 fn lines_of(offset: u64, len: u64) -> u64 {
     if len == 0 { 0 } else { (offset + len - 1) / LINE_BYTES - offset / LINE_BYTES + 1 }

@@ -1,12 +1,13 @@
-//! Volatile memory that several processes map: atomics, robust locks and places to wait.
+//! Volatile memory that several processes map: atomics, robust locks and words to wait on.
 //!
 //! Invariants:
-//! 1. All access is through atomics of the mapping or through locks that live in it: two processes
+//! 1. All access is through atomics of the mapping or through locks that are in it: two processes
 //!    never hold plain references to the same bytes.
-//! 2. A lock whose holder died is passed on, with word of that: [`Locked::owner_died`].
-//! 3. A file made here belongs to its maker alone (mode 0600); one that another user could write is
-//!    refused.
-//! 4. After the mapping is made nothing here allocates memory, so that all of it may run inside a
+//! 2. A lock whose holder died goes to the next owner, who learns of the death from
+//!    [`Locked::owner_died`].
+//! 3. A file that is made here belongs to its maker alone (mode 0600); a file that another user
+//!    could write is refused.
+//! 4. After the mapping is made no function here allocates memory, so that all may run inside a
 //!    signal handler.
 //!
 //! Entry points: [`SharedMemory::create`], [`open`](SharedMemory::open),
@@ -21,7 +22,7 @@ use super::PmemError;
 use super::mapping::Mapping;
 use crate::sync::AtomicU64;
 
-/// Bytes that a lock takes in the memory.
+/// Size of a lock in the memory, in bytes.
 pub const LOCK_BYTES: u64 = 64;
 
 const _: () = assert!(size_of::<libc::pthread_mutex_t>() as u64 <= LOCK_BYTES);
@@ -29,27 +30,27 @@ const _: () = assert!(size_of::<libc::pthread_mutex_t>() as u64 <= LOCK_BYTES);
 /// Memory shared with other processes.
 pub struct SharedMemory {
     mapping: Mapping,
-    /// Loom's atomics cannot lie in mapped memory: under its model the words are here, those that
-    /// were ever asked for.
+    /// Loom's atomics cannot be in mapped memory: under its model the words that were asked for are
+    /// here.
     #[cfg(loom)]
     words: std::sync::Mutex<std::collections::BTreeMap<u64, Box<AtomicU64>>>,
 }
 
-/// Why a lock was not had.
+/// Why a thread did not get a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LockFailure {
-    /// Its holder did not give it back in time.
+    /// The holder did not unlock it in time.
     #[error("the lock's holder does not give it back")]
     TimedOut,
     /// This thread holds it already: a signal handler interrupted the holder.
     #[error("this thread holds the lock already")]
     Reentered,
-    /// The bytes of the lock make no lock.
+    /// The bytes are not a valid lock.
     #[error("the lock is damaged")]
     Damaged,
 }
 
-/// A lock held; dropping it unlocks.
+/// A held lock; its drop unlocks it.
 pub struct Locked<'a> {
     memory: &'a SharedMemory,
     offset: u64,
@@ -60,23 +61,24 @@ impl SharedMemory {
     /// Creates the file at `path` with `len_bytes` zero bytes, for its owner alone, and maps it.
     ///
     /// # Errors
-    /// [`PmemError::Os`]: it exists, or cannot be made.
+    /// [`PmemError::Os`]: the file exists, or cannot be made.
     pub fn create(path: &Path, len_bytes: u64) -> Result<Self, PmemError> {
         Ok(Self::over(Mapping::create_shared(path, len_bytes)?))
     }
 
-    /// Maps what [`create`](Self::create) made.
+    /// Maps a file that [`create`](Self::create) made.
     ///
     /// # Errors
-    /// [`PmemError::Os`]: it is not there, or another user could write it; [`PmemError::Empty`].
+    /// [`PmemError::Os`]: the file is missing, or another user could write it;
+    /// [`PmemError::Empty`].
     pub fn open(path: &Path) -> Result<Self, PmemError> {
         Ok(Self::over(Mapping::open_shared(path)?))
     }
 
-    /// Memory of this process and its forks.
+    /// Maps memory of this process and its forks.
     ///
     /// # Errors
-    /// [`PmemError`] where the memory cannot be had.
+    /// [`PmemError`] if the memory cannot be had.
     pub fn anonymous(len_bytes: u64) -> Result<Self, PmemError> {
         Ok(Self::over(Mapping::anonymous_shared(len_bytes)?))
     }
@@ -89,56 +91,58 @@ impl SharedMemory {
         }
     }
 
-    /// Puts private zero bytes in the place of the memory: the process shares it no more. Threads
-    /// that use it at this moment find locks free and words zero.
+    /// Replaces the memory by private zero bytes: the process no longer shares it. Threads that use
+    /// it at this moment find locks free and words zero.
     ///
     /// # Errors
-    /// The kernel's: the memory is shared as before.
+    /// The kernel's error; then the memory is still shared.
     pub fn abandon(&self) -> std::io::Result<()> {
         self.mapping.abandon()
     }
 
-    /// Where it is mapped.
+    /// Returns the addresses of the memory.
     pub fn addresses(&self) -> std::ops::Range<usize> {
         self.mapping.addresses()
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.mapping.len_bytes()
     }
 
-    /// The word at `offset`.
+    /// Returns the word at `offset`.
     ///
     /// # Panics
-    /// `offset` is no multiple of 8 or not inside the memory: a bug of the caller.
+    /// `offset` is no multiple of 8 or outside the memory: a bug of the caller.
     #[inline]
     #[cfg(not(loom))]
     pub fn word(&self, offset: u64) -> &AtomicU64 {
         let at: *mut AtomicU64 = self.checked(offset);
-        // SAFETY: aligned and inside the mapping, as checked, which lives as long as `self`.
+        // SAFETY: `checked` has checked alignment and range, and the mapping lives as long as
+        // `self`.
         unsafe { &*at }
     }
 
-    /// The word at `offset`, under loom.
+    /// Returns the word at `offset`, under loom.
     #[cfg(loom)]
     pub fn word(&self, offset: u64) -> &AtomicU64 {
         self.checked::<u64>(offset);
         let mut words = self.words.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let word = &raw const **words.entry(offset).or_insert_with(|| Box::new(AtomicU64::new(0)));
-        // SAFETY: the box is never taken out, so the word stays where it is as long as `self`
+        // SAFETY: no box is ever removed, so that the word stays at its address as long as `self`
         // lives.
         unsafe { &*word }
     }
 
-    /// The half word at `offset`: what processes wait on.
+    /// Returns the half word at `offset`, which processes can wait on.
     ///
     /// # Panics
-    /// `offset` is no multiple of 4 or not inside the memory: a bug of the caller.
+    /// `offset` is no multiple of 4 or outside the memory: a bug of the caller.
     #[inline]
     pub fn half(&self, offset: u64) -> &std::sync::atomic::AtomicU32 {
         let at: *mut std::sync::atomic::AtomicU32 = self.checked(offset);
-        // SAFETY: aligned and inside the mapping, as checked, which lives as long as `self`.
+        // SAFETY: `checked` has checked alignment and range, and the mapping lives as long as
+        // `self`.
         unsafe { &*at }
     }
 
@@ -150,34 +154,35 @@ impl SharedMemory {
         self.mapping.at(offset).cast()
     }
 
-    /// Makes an unlocked lock of the [`LOCK_BYTES`] at `offset`, which no thread uses yet.
+    /// Makes an unlocked lock of the [`LOCK_BYTES`] bytes at `offset`, which no thread uses yet.
     pub fn init_lock(&self, offset: u64) {
         let mutex = self.mutex(offset);
         let mut attributes = std::mem::MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
         let attributes = attributes.as_mut_ptr();
-        // SAFETY: fresh memory for the attributes.
+        // SAFETY: `attributes` points to memory for the attributes.
         unsafe { libc::pthread_mutexattr_init(attributes) };
-        // SAFETY: initialized above.
+        // SAFETY: `pthread_mutexattr_init` has initialized the attributes.
         unsafe { libc::pthread_mutexattr_setpshared(attributes, libc::PTHREAD_PROCESS_SHARED) };
-        // SAFETY: initialized above.
+        // SAFETY: `pthread_mutexattr_init` has initialized the attributes.
         unsafe { libc::pthread_mutexattr_setrobust(attributes, libc::PTHREAD_MUTEX_ROBUST) };
-        // SAFETY: initialized above.
+        // SAFETY: `pthread_mutexattr_init` has initialized the attributes.
         unsafe { libc::pthread_mutexattr_settype(attributes, libc::PTHREAD_MUTEX_ERRORCHECK) };
-        // SAFETY: the mutex fits the mapping and is not in use; the attributes are set.
+        // SAFETY: `mutex` checked that the lock is inside the mapping; no thread uses it yet, and
+        // the attributes are initialized.
         unsafe { libc::pthread_mutex_init(mutex, attributes) };
     }
 
-    /// Locks the lock at `offset`, waiting at most `timeout`.
+    /// Locks the lock at `offset`; waits at most `timeout`.
     ///
     /// # Errors
     /// [`LockFailure`].
     pub fn lock(&self, offset: u64, timeout: Duration) -> Result<Locked<'_>, LockFailure> {
         let mutex = self.mutex(offset);
-        // SAFETY: a lock that `init_lock` made, or bytes that the C library refuses.
+        // SAFETY: the bytes are a lock that `init_lock` made, or the C library refuses them.
         let mut outcome = unsafe { libc::pthread_mutex_trylock(mutex) };
         if outcome == libc::EBUSY {
             let until = until(timeout);
-            // SAFETY: as above.
+            // SAFETY: the bytes are a lock that `init_lock` made, or the C library refuses them.
             outcome =
                 unsafe { pthread_mutex_clocklock(mutex, libc::CLOCK_MONOTONIC, &raw const until) };
         }
@@ -187,22 +192,21 @@ impl SharedMemory {
     /// Locks the lock at `offset` if no thread holds it.
     ///
     /// # Errors
-    /// [`LockFailure::TimedOut`] where a thread does.
+    /// [`LockFailure::TimedOut`] if a thread holds it.
     pub fn try_lock(&self, offset: u64) -> Result<Locked<'_>, LockFailure> {
-        // SAFETY: as in `lock`.
+        // SAFETY: the bytes are a lock that `init_lock` made, or the C library refuses them.
         let outcome = unsafe { libc::pthread_mutex_trylock(self.mutex(offset)) };
         self.locked(offset, outcome)
     }
 
-    /// Whether a live thread holds the lock at `offset`: a look at the half word in which the
-    /// kernel finds the thread that holds it, and which the kernel clears of it when that thread
-    /// dies.
+    /// Returns whether a live thread holds the lock at `offset`. Reads the half word in which the
+    /// kernel finds the owner's thread id, and which the kernel clears when that thread dies.
     ///
-    /// [`try_lock`](Self::try_lock) says the same, but writes to the lock's cache line even where
-    /// it fails: threads that ask at each operation would pull it from each other.
+    /// [`try_lock`](Self::try_lock) gives the same answer, but writes to the lock's cache line even
+    /// if it fails: threads that ask at each operation would pull the line from each other.
     ///
     /// # Panics
-    /// As for [`half`](Self::half).
+    /// `offset` is no multiple of 4 or outside the memory: a bug of the caller.
     #[inline]
     pub fn is_held(&self, offset: u64) -> bool {
         self.half(offset).load(std::sync::atomic::Ordering::Acquire) & libc::FUTEX_TID_MASK != 0
@@ -212,7 +216,8 @@ impl SharedMemory {
         match outcome {
             0 => Ok(Locked { memory: self, offset, owner_died: false }),
             libc::EOWNERDEAD => {
-                // SAFETY: this thread holds the lock; the caller repairs what it guards.
+                // SAFETY: this thread holds the lock. The caller repairs the state under the lock,
+                // as `owner_died` tells it to.
                 unsafe { libc::pthread_mutex_consistent(self.mutex(offset)) };
                 Ok(Locked { memory: self, offset, owner_died: true })
             }
@@ -228,26 +233,27 @@ impl SharedMemory {
         self.mapping.at(offset).cast()
     }
 
-    /// Sleeps until [`wake`](Self::wake) is called for `offset`, unless the half word there is not
-    /// `expected`; at most `timeout`, if there is one. May return early.
+    /// Sleeps until [`wake`](Self::wake) is called for `offset`, at most `timeout` if there is one.
+    /// Returns at once if the half word there is not `expected`, and may return early.
     pub fn wait(&self, offset: u64, expected: u32, timeout: Option<Duration>) {
         let timeout = timeout.map(timespec);
         let timeout = timeout.as_ref().map_or(std::ptr::null(), |it| &raw const *it);
         let word = self.half(offset).as_ptr();
-        // SAFETY: a half word of the mapping; the timeout is null or valid.
+        // SAFETY: `half` checked the word; the timeout is null or valid.
         unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, expected, timeout) };
     }
 
     /// Wakes up to `most` threads that [`wait`](Self::wait) at `offset`, in any process.
     pub fn wake(&self, offset: u64, most: i32) {
         let word = self.half(offset).as_ptr();
-        // SAFETY: a half word of the mapping.
+        // SAFETY: `half` checked the word.
         unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, most) };
     }
 }
 
 impl Locked<'_> {
-    /// The last holder died while it held the lock: what it guards may be half done.
+    /// Returns whether the last holder died while it held the lock: the state under the lock may be
+    /// half changed.
     pub fn owner_died(&self) -> bool {
         self.owner_died
     }
@@ -267,8 +273,8 @@ fn timespec(duration: Duration) -> libc::timespec {
     }
 }
 
-/// The moment `timeout` from now on the clock that locks wait by: not the system's time, which may
-/// be set back by hours while a program waits.
+/// Returns the moment `timeout` from now, on the clock of the locks. That is not the system's time,
+/// which may be set back by hours while a program waits.
 fn until(timeout: Duration) -> libc::timespec {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let now = Duration::new(
@@ -279,7 +285,7 @@ fn until(timeout: Duration) -> libc::timespec {
 }
 
 unsafe extern "C" {
-    /// Of the GNU C library since 2.30.
+    /// Locks a mutex with a timeout on `clock`; in the GNU C library since 2.30.
     fn pthread_mutex_clocklock(
         mutex: *mut libc::pthread_mutex_t,
         clock: libc::clockid_t,

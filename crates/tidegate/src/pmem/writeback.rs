@@ -1,10 +1,10 @@
-//! The msync domain: which pages were written back since the last fence, and the `msync` that makes
-//! them durable.
+//! The msync domain: the pages written back since the last fence, and the `msync` that makes them
+//! durable.
 //!
-//! Invariants: a range leaves the list only after its `msync` succeeded, and fences take turns, so
-//! a fence that returns `Ok` covers all ranges its thread recorded, also those another thread's
-//! fence took. After one failure nothing is promised again: the kernel may have dropped the dirty
-//! pages that it could not write.
+//! Invariants: a range leaves the list only after its `msync` succeeded, and fences take turns. So
+//! a fence that returns `Ok` covers all ranges that its thread recorded, even those that another
+//! thread's fence took. After one failure no fence succeeds again: the kernel may have dropped the
+//! dirty pages that it could not write.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -21,7 +21,7 @@ const MERGE_AT: usize = 256;
 pub(super) struct DirtyPages {
     page_bytes: u64,
     ranges: Mutex<Ranges>,
-    /// The OS error of the first `msync` that failed; 0: none has.
+    /// The OS error of the first failed `msync`; 0 if none has failed.
     failed_errno: AtomicI32,
 }
 
@@ -46,7 +46,7 @@ impl Ranges {
 }
 
 impl DirtyPages {
-    /// For a mapping whose pages have `page_bytes` bytes.
+    /// Makes an empty list for a mapping whose pages have `page_bytes` bytes.
     pub(super) fn new(page_bytes: u64) -> Self {
         Self {
             page_bytes,
@@ -65,7 +65,7 @@ impl DirtyPages {
         self.ranges.lock().add(start, end);
     }
 
-    /// Makes all that was recorded durable.
+    /// Makes all recorded ranges durable.
     pub(super) fn sync(&self, mapping: &Mapping) -> Result<(), PmemError> {
         let mut ranges = self.ranges.lock();
         self.check()?;
@@ -80,7 +80,7 @@ impl DirtyPages {
     fn sync_range(&self, mapping: &Mapping, start: u64, end: u64) -> Result<(), PmemError> {
         let at = mapping.at(start).cast();
         let len = usize::try_from(end - start).unwrap_or(usize::MAX);
-        // SAFETY: the recorded ranges are whole pages of the mapping; msync changes no memory.
+        // SAFETY: the recorded ranges are whole pages of the mapping; `msync` changes no memory.
         let synced = unsafe { rustix::mm::msync(at, len, MsyncFlags::SYNC) };
         synced.or_else(|errno| {
             self.failed_errno.store(errno.raw_os_error(), Ordering::Relaxed);
@@ -88,7 +88,7 @@ impl DirtyPages {
         })
     }
 
-    /// Fails for good after the first failure.
+    /// Returns an error ever after the first failure.
     fn check(&self) -> Result<(), PmemError> {
         match self.failed_errno.load(Ordering::Relaxed) {
             0 => Ok(()),

@@ -1,8 +1,8 @@
 //! 64-bit Arm: `dc cvap` (to the point of persistence) or `dc cvac` (to the point of coherency),
 //! `dsb`, copies by pairs of 128-bit registers.
 //!
-//! There is no store around the cache that a barrier makes durable, so "streaming" is a copy whose
-//! lines are written back at once.
+//! No store around the cache becomes durable by a barrier, so "streaming" is a copy whose lines are
+//! written back at once.
 
 use std::arch::asm;
 
@@ -16,12 +16,12 @@ pub(super) const CAN_WRITE_BACK: bool = true;
 pub(in crate::pmem) enum WriteBack {
     /// To the point of persistence (`FEAT_DPB`).
     Cvap,
-    /// To the point of coherency, which is memory on machines that have no `dc cvap`.
+    /// To the point of coherency, which is memory on machines without `dc cvap`.
     Cvac,
 }
 
 impl WriteBack {
-    /// For messages.
+    /// Returns the name in messages.
     pub(in crate::pmem) fn name(self) -> &'static str {
         match self {
             Self::Cvap => "dc cvap",
@@ -29,14 +29,14 @@ impl WriteBack {
         }
     }
 
-    /// Writes the line that holds `at` back to memory; the next [`fence`] waits for it.
+    /// Writes the line that holds `at` back to memory, before the next [`fence`] ends.
     ///
     /// # Safety
     /// The line is mapped and the CPU has the instruction.
     #[inline]
     pub(super) unsafe fn line(self, at: *const u8) {
         match self {
-            // SAFETY: changes no memory. `sys` is `dc cvap` for assemblers that are not told of
+            // SAFETY: changes no memory. `sys` is `dc cvap` for assemblers that do not know
             // FEAT_DPB.
             Self::Cvap => unsafe {
                 asm!("sys #3, c7, c12, #1, {}", in(reg) at, options(nostack, preserves_flags));
@@ -48,21 +48,21 @@ impl WriteBack {
         }
     }
 
-    /// What this CPU has, best first.
+    /// Returns the write-backs of this CPU, best first.
     pub(super) fn available() -> impl Iterator<Item = Self> {
         let cvap = std::arch::is_aarch64_feature_detected!("dpb").then_some(Self::Cvap);
         cvap.into_iter().chain([Self::Cvac])
     }
 }
 
-/// The copies that this CPU has, best first.
+/// Returns the copies of this CPU, best first.
 pub(super) fn available_copies() -> impl Iterator<Item = Copies> {
     let cvap = Copies { name: "NEON and dc cvap", copy, stream_lines: stream_lines_cvap };
     let cvac = Copies { name: "NEON and dc cvac", copy, stream_lines: stream_lines_cvac };
     WriteBack::available().map(move |kind| if kind == WriteBack::Cvap { cvap } else { cvac })
 }
 
-/// No instructions that fold lines of a CRC.
+/// Returns `None`: there are no instructions that fold lines of a CRC.
 pub(super) fn stream_with_crc() -> Option<super::StreamWithCrc> {
     None
 }
@@ -70,17 +70,17 @@ pub(super) fn stream_with_crc() -> Option<super::StreamWithCrc> {
 /// Waits until what this thread wrote back has reached the point of persistence.
 #[inline]
 pub(in crate::pmem) fn fence() {
-    // SAFETY: orders memory accesses, changes no memory.
+    // SAFETY: orders memory accesses, and changes no memory.
     unsafe { asm!("dsb sy", options(nostack, preserves_flags)) };
 }
 
 unsafe fn stream_lines_cvap(to: *mut u8, from: *const u8, bytes: usize) {
-    // SAFETY: as the caller promises; chosen only where the CPU has it.
+    // SAFETY: the caller promises both ranges; this is chosen only for CPUs with `dc cvap`.
     unsafe { stream_lines(WriteBack::Cvap, to, from, bytes) };
 }
 
 unsafe fn stream_lines_cvac(to: *mut u8, from: *const u8, bytes: usize) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises both ranges.
     unsafe { stream_lines(WriteBack::Cvac, to, from, bytes) };
 }
 
@@ -95,7 +95,7 @@ unsafe fn stream_lines(write_back: WriteBack, to: *mut u8, from: *const u8, byte
     }
 }
 
-/// See [`Copies::copy`].
+/// Copies as [`Copies::copy`] does.
 unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     let lines_end = bytes / LINE * LINE;
     let words_end = bytes / 8 * 8;

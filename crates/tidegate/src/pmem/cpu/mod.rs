@@ -5,11 +5,10 @@
 //!    them over an atomic operation nor assumes that no other thread stores meanwhile.
 //! 2. Copies *out of* memory use ordinary vector loads, never string instructions (`rep movsb`),
 //!    whose loads x86 does not keep in order. So a reader may copy, pass an acquire fence and check
-//!    a version, and knows that what it copied is not newer than the check.
+//!    a version: the copied bytes are not newer than the check.
 //! 3. After [`Cpu::stream`], a [`fence`] makes every byte durable: whole lines bypass the cache,
 //!    and the part lines at either end are stored through it and written back.
-//! 4. Streaming stores are ordered with nothing but a [`fence`]: not even a release store publishes
-//!    them.
+//! 4. Only a [`fence`] orders streaming stores: not even a release store publishes them.
 
 use std::sync::LazyLock;
 
@@ -39,22 +38,22 @@ const _: () = assert!(LINE as u64 == LINE_BYTES);
 /// Copies between memory that does not overlap.
 #[derive(Clone, Copy)]
 pub(super) struct Copies {
-    /// For messages: "AVX-512".
+    /// The name in messages: "AVX-512".
     pub(super) name: &'static str,
-    /// Ordinary loads and stores of any number of bytes: to, from, bytes.
+    /// Copies any number of bytes by ordinary loads and stores: to, from, bytes.
     pub(super) copy: unsafe fn(*mut u8, *const u8, usize),
-    /// Stores of whole lines around the cache: to (a line's start), from, bytes (a multiple of a
+    /// Stores whole lines around the cache: to (a line's start), from, bytes (a multiple of a
     /// line).
     pub(super) stream_lines: unsafe fn(*mut u8, *const u8, usize),
 }
 
-/// Streaming stores with the CRC-32C of what is stored.
+/// Streaming stores that compute the CRC-32C of the stored bytes.
 #[derive(Clone, Copy)]
 pub(super) struct StreamWithCrc {
-    /// As [`Copies::stream_lines`], of one line at least: the CRC's register behind all of them,
-    /// which is to be inverted at the end. Each byte is loaded once.
+    /// Stores one line at least, as [`Copies::stream_lines`] does. Returns the register of the CRC
+    /// after all lines, which the caller inverts at the end. Loads each byte once.
     pub(super) lines: unsafe fn(*mut u8, *const u8, usize) -> u32,
-    /// The register behind some bytes more.
+    /// Returns the register of the CRC after some more bytes.
     pub(super) rest: unsafe fn(u32, &[u8]) -> u32,
 }
 
@@ -63,12 +62,12 @@ pub(super) struct StreamWithCrc {
 pub(super) struct Cpu {
     pub(super) write_back: WriteBack,
     pub(super) copies: Copies,
-    /// None: the CPU has no such instructions.
+    /// `None` if the CPU has no such instructions.
     pub(super) stream_with_crc: Option<StreamWithCrc>,
 }
 
 impl Cpu {
-    /// The fastest implementations that this CPU has. It is asked once in a process: in a virtual
+    /// Returns the fastest implementations of this CPU. A process asks the CPU once: in a virtual
     /// machine each question goes to the host.
     pub(super) fn detect() -> Self {
         static FASTEST: LazyLock<Cpu> = LazyLock::new(|| Cpu {
@@ -79,7 +78,7 @@ impl Cpu {
         *FASTEST
     }
 
-    /// Stores can be made durable from user space: a domain of `adr` is possible.
+    /// Returns whether user space can make stores durable, so that the domain `adr` is possible.
     pub(super) fn can_write_back() -> bool {
         arch::CAN_WRITE_BACK
     }
@@ -90,12 +89,12 @@ impl Cpu {
     /// Both ranges are mapped, `to` for writing, and do not overlap.
     #[inline]
     pub(super) unsafe fn copy(self, to: *mut u8, from: *const u8, bytes: usize) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises both ranges; the copies are this CPU's.
         unsafe { (self.copies.copy)(to, from, bytes) }
     }
 
-    /// Copies `bytes` bytes so that the next [`fence`] makes them durable; `write_back_ends` is
-    /// false where the caches are durable or nothing is.
+    /// Copies `bytes` bytes so that the next [`fence`] makes them durable. `write_back_ends` is
+    /// false if the caches are durable, or if no memory is.
     ///
     /// # Safety
     /// Both ranges are mapped, `to` for writing, and do not overlap.
@@ -109,8 +108,8 @@ impl Cpu {
     ) {
         let head = to.align_offset(LINE).min(bytes);
         let lines = (bytes - head) / LINE * LINE;
-        // SAFETY: three adjacent parts of the caller's ranges; the middle starts at a line and is
-        // whole lines.
+        // SAFETY: the three parts are adjacent and inside the caller's ranges. The middle one
+        // starts at a line and is whole lines.
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one split, one argument")]
         unsafe {
             self.store_part(to, from, head, write_back_ends);
@@ -131,15 +130,15 @@ impl Cpu {
         if bytes == 0 {
             return;
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that both ranges are mapped and do not overlap.
         unsafe { self.copy(to, from, bytes) };
         if write_back {
-            // SAFETY: the line holds a mapped byte, so it is mapped.
+            // SAFETY: the line holds a mapped byte, so that it is mapped.
             unsafe { self.write_back.line(to) };
         }
     }
 
-    /// Writes the `lines` lines from the one that holds `at` on back to memory.
+    /// Writes `lines` lines back to memory, from the line that holds `at` on.
     ///
     /// # Safety
     /// The lines are mapped.
@@ -147,7 +146,7 @@ impl Cpu {
     pub(super) unsafe fn write_back_lines(self, at: *const u8, lines: u64) {
         let mut line = at;
         for _ in 0..lines {
-            // SAFETY: the caller's lines.
+            // SAFETY: the caller promises that the lines are mapped.
             unsafe { self.write_back.line(line) };
             line = line.wrapping_add(LINE);
         }

@@ -7,13 +7,13 @@ use super::Copies;
 /// User space cannot write lines back here, as far as this program knows.
 pub(super) const CAN_WRITE_BACK: bool = false;
 
-/// How a cache line is written back: not at all.
+/// How a cache line is written back: it cannot be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::pmem) struct WriteBack;
 
 #[expect(clippy::unused_self, reason = "the signatures are those of the other CPUs")]
 impl WriteBack {
-    /// For messages.
+    /// Returns the name in messages.
     pub(in crate::pmem) fn name(self) -> &'static str {
         "no write-back (so not durable without msync)"
     }
@@ -30,12 +30,12 @@ impl WriteBack {
     }
 }
 
-/// The only copies.
+/// Returns the only copies.
 pub(super) fn available_copies() -> impl Iterator<Item = Copies> {
     std::iter::once(Copies { name: "portable", copy, stream_lines: copy })
 }
 
-/// No instructions that fold lines of a CRC.
+/// Returns `None`: there are no instructions that fold lines of a CRC.
 pub(super) fn stream_with_crc() -> Option<super::StreamWithCrc> {
     None
 }
@@ -46,13 +46,13 @@ pub(in crate::pmem) fn fence() {
     std::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// See [`Copies::copy`]. Words where both sides have one alignment, else bytes.
+/// Copies as [`Copies::copy`]: words if both sides have one alignment, else bytes.
 unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     let same_offset = (to.addr() ^ from.addr()).is_multiple_of(8);
     let head = if same_offset { to.align_offset(8).min(bytes) } else { bytes };
     let words_end = head + (bytes - head) / 8 * 8;
-    // SAFETY: three adjacent parts of the caller's ranges; the middle is aligned words on both
-    // sides.
+    // SAFETY: the three parts are adjacent and inside the caller's ranges. The middle one is
+    // aligned words on both sides.
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one split, one argument")]
     unsafe {
         copy_bytes(to, from, 0, head);
@@ -65,7 +65,8 @@ unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
 
 #[expect(clippy::cast_ptr_alignment, reason = "the caller aligned both")]
 unsafe fn copy_word(to: *mut u8, from: *const u8) {
-    // SAFETY: aligned and inside the caller's ranges; no thread holds references to either.
+    // SAFETY: the caller passes aligned words inside its ranges; no thread holds references to
+    // either.
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one word, one argument")]
     unsafe {
         let word = (*from.cast::<AtomicU64>()).load(Ordering::Relaxed);
@@ -75,7 +76,7 @@ unsafe fn copy_word(to: *mut u8, from: *const u8) {
 
 unsafe fn copy_bytes(to: *mut u8, from: *const u8, start: usize, end: usize) {
     for at in start..end {
-        // SAFETY: inside the caller's ranges; no thread holds references to either.
+        // SAFETY: the bytes are inside the caller's ranges; no thread holds references to either.
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one byte, one argument")]
         unsafe {
             let byte = (*from.add(at).cast::<AtomicU8>()).load(Ordering::Relaxed);

@@ -17,8 +17,8 @@ impl Vector for Avx2 {
 
     #[inline]
     unsafe fn done() {
-        // SAFETY: all vector registers are given up here: none is live across the assembly of this
-        // module.
+        // SAFETY: `vzeroupper` clears all vector registers, which are declared as clobbered. No
+        // vector register is live across the assembly of this module.
         unsafe {
             asm!("vzeroupper", clobber_abi("sysv64"), options(nomem, nostack, preserves_flags));
         };

@@ -1,6 +1,6 @@
-//! Streaming stores of lines that take the CRC-32C of what they store along: each line is loaded
-//! once, into a register that is both stored and folded. Carry-less products fold (V. Gopal and
-//! others, "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ", Intel, 2009).
+//! Streaming stores of lines that also compute the CRC-32C of the lines: each line is loaded once,
+//! into a register that is both stored and folded. Carry-less products fold (V. Gopal and others,
+//! "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ", Intel, 2009).
 //!
 //! A register of four 16-byte lanes, read as a message, stands for all lines before it: times
 //! `x^n`, modulo the polynomial, it is added to the line that is `n` bits behind. The CRC
@@ -14,7 +14,7 @@ use super::super::StreamWithCrc;
 use super::LINE;
 use crate::pmem::crc32c::times_x;
 
-/// `x^power` modulo the polynomial, reflected.
+/// Computes `x^power` modulo the polynomial, reflected.
 const fn power_of_x(power: u32) -> u32 {
     let (mut value, mut left) = (1 << 31, power);
     while left > 0 {
@@ -24,15 +24,15 @@ const fn power_of_x(power: u32) -> u32 {
     value
 }
 
-/// What the low and the high half of a lane are multiplied with to be added to the lane that is
-/// `bits` behind. The product of reflected words is `x` times that of the polynomials.
+/// Returns the factors of the low and the high half of a lane whose products are added to the lane
+/// that is `bits` behind. The product of reflected words is `x` times the polynomials' product.
 const fn factors(bits: u32) -> [u64; 2] {
     [(power_of_x(bits + 63) as u64) << 32, (power_of_x(bits - 1) as u64) << 32]
 }
 
 const LINE_BITS: u32 = 512;
 const _: () = assert!(LINE * 8 == LINE_BITS as usize);
-/// For the line that is four behind, and for the next one.
+/// The factors for the line that is four behind, and for the next one.
 static FACTORS: [[u64; 2]; 2] = [factors(4 * LINE_BITS), factors(LINE_BITS)];
 
 /// A register becomes its product with factors, added to another register. Register 24 is lost.
@@ -60,7 +60,7 @@ macro_rules! folded {
     };
 }
 
-/// The implementation, where the CPU has it.
+/// Returns the implementation, if the CPU has its instructions.
 pub(in crate::pmem) fn detect() -> Option<StreamWithCrc> {
     let has_it = is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("vpclmulqdq")
@@ -68,11 +68,12 @@ pub(in crate::pmem) fn detect() -> Option<StreamWithCrc> {
     has_it.then_some(StreamWithCrc { lines: stream_lines, rest: add_bytes })
 }
 
-/// See [`StreamWithCrc::lines`].
+/// Stores lines as [`StreamWithCrc::lines`] does.
 unsafe fn stream_lines(to: *mut u8, from: *const u8, bytes: usize) -> u32 {
     let mut folded = [0_u64; LINE / 8];
     // SAFETY: each step stays inside the caller's ranges and starts at a line of the destination;
-    // the constants and the result are this function's.
+    // `factors` and `folded` are this function's, and the CPU has the instructions, as `detect`
+    // checked.
     unsafe {
         asm!(
             "vbroadcasti32x4 zmm28, [{factors}]",
@@ -138,18 +139,18 @@ unsafe fn stream_lines(to: *mut u8, from: *const u8, bytes: usize) -> u32 {
     folded.into_iter().fold(0, add_word)
 }
 
-/// See [`StreamWithCrc::rest`].
+/// Adds bytes to a CRC as [`StreamWithCrc::rest`] does.
 unsafe fn add_bytes(crc: u32, bytes: &[u8]) -> u32 {
     let (words, rest) = bytes.as_chunks();
     let crc = words.iter().fold(crc, |crc, word| add_word(crc, u64::from_le_bytes(*word)));
     rest.iter().fold(crc, |crc, byte| add_byte(crc, *byte))
 }
 
-/// The CRC of 8 bytes more.
+/// Adds 8 bytes to a CRC.
 #[inline]
 fn add_word(crc: u32, word: u64) -> u32 {
     let mut crc = u64::from(crc);
-    // SAFETY: registers only; `detect` has found the instruction.
+    // SAFETY: touches registers only; `detect` has found the instruction.
     unsafe {
         asm!("crc32 {crc}, {word}", crc = inout(reg) crc, word = in(reg) word,
             options(pure, nomem, nostack, preserves_flags));
@@ -157,10 +158,10 @@ fn add_word(crc: u32, word: u64) -> u32 {
     u32::try_from(crc).unwrap_or(u32::MAX)
 }
 
-/// The CRC of one byte more.
+/// Adds one byte to a CRC.
 #[inline]
 fn add_byte(mut crc: u32, byte: u8) -> u32 {
-    // SAFETY: registers only; `detect` has found the instruction.
+    // SAFETY: touches registers only; `detect` has found the instruction.
     unsafe {
         asm!("crc32 {crc:e}, {byte}", crc = inout(reg) crc, byte = in(reg_byte) byte,
             options(pure, nomem, nostack, preserves_flags));

@@ -27,7 +27,7 @@ pub(in crate::pmem) enum WriteBack {
 }
 
 impl WriteBack {
-    /// For messages.
+    /// Returns the name in messages.
     pub(in crate::pmem) fn name(self) -> &'static str {
         match self {
             Self::Clwb => "clwb",
@@ -36,29 +36,32 @@ impl WriteBack {
         }
     }
 
-    /// Writes the line that holds `at` back to memory; the next [`fence`] waits for it.
+    /// Writes the line that holds `at` back to memory, before the next [`fence`] ends.
     ///
     /// # Safety
     /// The line is mapped and the CPU has the instruction.
     #[inline]
     pub(super) unsafe fn line(self, at: *const u8) {
         match self {
-            // SAFETY: changes no memory; mapped and available as the caller promises.
+            // SAFETY: changes no memory; the caller promises that the line is mapped and the CPU
+            // has `clwb`.
             Self::Clwb => unsafe {
                 asm!("clwb [{}]", in(reg) at, options(nostack, preserves_flags));
             },
-            // SAFETY: as above.
+            // SAFETY: changes no memory; the caller promises a mapped line and a CPU with
+            // `clflushopt`.
             Self::Clflushopt => unsafe {
                 asm!("clflushopt [{}]", in(reg) at, options(nostack, preserves_flags));
             },
-            // SAFETY: as above.
+            // SAFETY: changes no memory; the caller promises that the line is mapped. Every CPU has
+            // `clflush`.
             Self::Clflush => unsafe {
                 asm!("clflush [{}]", in(reg) at, options(nostack, preserves_flags));
             },
         }
     }
 
-    /// What this CPU has, fastest first.
+    /// Returns the write-backs of this CPU, fastest first.
     pub(super) fn available() -> impl Iterator<Item = Self> {
         const CLFLUSHOPT: u32 = 1 << 23;
         const CLWB: u32 = 1 << 24;
@@ -69,24 +72,25 @@ impl WriteBack {
     }
 }
 
-/// The copies that this CPU has, fastest first.
+/// Returns the copies of this CPU, fastest first.
 pub(super) fn available_copies() -> impl Iterator<Item = Copies> {
     let avx512 = is_x86_feature_detected!("avx512f").then(copies::<avx512::Avx512>);
     let avx2 = is_x86_feature_detected!("avx2").then(copies::<avx2::Avx2>);
     avx512.into_iter().chain(avx2).chain([copies::<sse2::Sse2>()])
 }
 
-/// Waits until what this thread streamed or wrote back has reached the memory controller.
+/// Waits until all earlier streaming stores and write-backs of this thread have reached the memory
+/// controller.
 #[inline]
 pub(in crate::pmem) fn fence() {
-    // SAFETY: orders stores, changes no memory.
+    // SAFETY: orders stores, and changes no memory.
     unsafe { asm!("sfence", options(nostack, preserves_flags)) };
 }
 
-/// Copies from this length on are worth an aligned destination.
+/// From this length on a copy is faster with an aligned destination.
 const ALIGN_FROM: usize = 512;
 
-/// The moves of one instruction set. All pointers may be unaligned but for streaming destinations.
+/// The moves of one instruction set. All pointers may be unaligned, except streaming destinations.
 trait Vector {
     const NAME: &'static str;
 
@@ -136,13 +140,13 @@ fn copies<V: Vector>() -> Copies {
     Copies { name: V::NAME, copy: copy::<V>, stream_lines: stream_lines::<V> }
 }
 
-/// See [`Copies::copy`].
+/// Copies as [`Copies::copy`] does.
 unsafe fn copy<V: Vector>(mut to: *mut u8, mut from: *const u8, bytes: usize) {
     if bytes < LINE {
         // SAFETY: the caller's ranges.
         return unsafe { copy_short(to, from, bytes) };
     }
-    // Stores that cross lines cost double: copy up to a line of the destination first.
+    // Stores that cross lines cost double: first copy up to a line of the destination.
     let head = if bytes < ALIGN_FROM { 0 } else { to.align_offset(LINE) };
     let mut left = bytes - head;
     // SAFETY: each step stays inside the caller's ranges. The first and the last line may overlap
@@ -169,7 +173,7 @@ unsafe fn copy<V: Vector>(mut to: *mut u8, mut from: *const u8, bytes: usize) {
     }
 }
 
-/// See [`Copies::stream_lines`].
+/// Stores lines as [`Copies::stream_lines`] does.
 unsafe fn stream_lines<V: Vector>(mut to: *mut u8, mut from: *const u8, bytes: usize) {
     let mut left = bytes;
     // SAFETY: each step stays inside the caller's ranges and starts at a line of the destination.
