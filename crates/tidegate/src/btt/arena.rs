@@ -1,4 +1,4 @@
-//! One arena at run time: its parts, the read of a block, zeroing. The write is in `write`.
+//! One arena at run time: its parts, the read of a block, and zeroing. The write is in `write`.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::tier::version_locks::VersionLocks;
 
 type Result<T> = std::result::Result<T, BttError>;
 
-/// Reads that met a writer this often take the lba's lock.
+/// A reader takes the lba's lock after so many reads that met a writer.
 const OPTIMISTIC_READS: u32 = 8;
 
 /// An open arena.
 pub(super) struct Arena {
-    /// The memory that holds it.
+    /// The memory of the pool.
     pub(super) region: Arc<Region>,
     /// Number of the arena, from 0.
     pub(super) number: usize,
@@ -37,10 +37,10 @@ pub(super) struct Arena {
     pub(super) map_base: u64,
     /// Where its flog starts in the region, in bytes.
     pub(super) flog_base: u64,
-    /// Which slots of the flog hold entries.
+    /// The slots of the flog that hold entries.
     pub(super) flog_slots: FlogSlots,
     pub(super) lanes: Lanes,
-    /// Locks by lba, of which readers take the versions only. Their invariants:
+    /// Locks by lba; readers use only their versions. Their invariants:
     /// 1. A thread that changes the map entry of an lba holds the lock of that lba, and no holder
     ///    waits for a lane.
     /// 2. While a version stands still, at most the present holder has changed a map entry of the
@@ -48,15 +48,15 @@ pub(super) struct Arena {
     ///    lane, and so the freed block, only after it has unlocked. So a reader that finds the same
     ///    version before it looks up the map and after it has copied the block has copied a block
     ///    that belonged to its lba all the while.
-    /// 3. The last holder's number is the lane that last changed a map entry of the bucket. Of all
-    ///    entries of a bucket, only the one that this lane changed in its last write may not be
-    ///    durable: each writer makes its predecessor's durable before it leaves its own number. So
-    ///    a writer knows whether the entry it replaces needs to be written back, which is seldom.
+    /// 3. The last holder's number is the lane that last changed a map entry of the bucket. In a
+    ///    bucket, only the entry that this lane changed in its last write may not be durable: each
+    ///    writer makes its predecessor's entry durable before it leaves its own number. So a writer
+    ///    knows whether the entry that it replaces needs to be written back, which is seldom.
     pub(super) lba_locks: VersionLocks,
     /// Map changes that recovery found but could not store in a read-only region: (lba, block), by
     /// lba.
     pub(super) overlay: Vec<(u32, u32)>,
-    /// Blocks with several owners: nothing says whose bytes they hold.
+    /// Blocks with several owners: their bytes may belong to either.
     pub(super) suspects: Option<Bitmap>,
 }
 
@@ -72,7 +72,7 @@ impl Arena {
     }
 
     /// Reads one block: the last write that returned before this read began, or one that overlaps
-    /// it; never a mixture.
+    /// it, and never a mixture.
     pub(super) fn read_block(&self, lba: u32, data: &mut [u8], metadata: &mut [u8]) -> Result<()> {
         for _ in 0..OPTIMISTIC_READS {
             let version = self.lba_locks.version(lba);
@@ -111,8 +111,7 @@ impl Arena {
         }
     }
 
-    /// A block whose memory failed is marked in the map, as the kernel does, until it is written
-    /// again.
+    /// Marks a block whose memory failed in the map, as the kernel does, until it is written again.
     fn note_lost_block(&self, lba: u32, result: Result<()>) -> Result<()> {
         if let Err(BttError::Pmem(PmemError::Poisoned { .. })) = &result
             && !self.region.read_only()
@@ -131,9 +130,10 @@ impl Arena {
     /// Makes the blocks of `lbas` read as zeroes, by the map alone; durable on return.
     ///
     /// An entry is one atomic word, so each block is old or zero. The flog is not needed: the block
-    /// stays with its lba. A flog entry of an earlier write of that lba does not undo it, since
-    /// replay compares blocks without flags and finds the write's own block there. A block that was
-    /// never written gets the flag too: the kernel would read what lies in its place on the medium.
+    /// stays with its lba. A flog entry of an earlier write of that lba does not undo the change,
+    /// since replay compares blocks without flags and finds the write's own block there. A block
+    /// that was never written gets the flag too: the kernel would read the old bytes of that block
+    /// on the medium.
     pub(super) fn zero_blocks(&self, lbas: Range<u32>) -> Result<()> {
         let map = self.map();
         let (start, len) = (map.entry_offset(lbas.start), lbas.len() as u64 * MAP_ENTRY_BYTES);
@@ -145,7 +145,7 @@ impl Arena {
         Ok(self.region.persist(start, len)?)
     }
 
-    /// Whether `lba` holds data, that is, was written and not discarded since.
+    /// Returns whether `lba` holds data, that is, was written and not discarded since.
     pub(super) fn is_written(&self, lba: u32) -> Result<bool> {
         let (entry, _) = self.look_up(lba)?;
         Ok(matches!(entry.state(), MapState::Normal | MapState::Error))
@@ -165,7 +165,7 @@ impl Arena {
         self.suspects.as_ref().is_some_and(|suspects| suspects.get(block))
     }
 
-    /// Where block `block` starts in the region, in bytes.
+    /// Returns the offset of block `block` in the region, in bytes.
     #[inline]
     pub(super) fn block_offset(&self, block: u32) -> u64 {
         self.data_base + u64::from(block) * self.block_bytes

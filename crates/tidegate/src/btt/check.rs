@@ -1,7 +1,8 @@
-//! Checking a BTT: every fault of the format that can be found, told one by one.
+//! The check of a BTT: finds every fault of the format that can be found, one by one.
 //!
-//! The check reads only. Writes that a crash cut off are taken as completed, as recovery would;
-//! they are counted, not faults. [`repair`](super::repair()) restores what can be proved.
+//! The check only reads. Writes that a crash cut off count as completed, as recovery would leave
+//! them; they are counted, and are no faults. [`repair`](super::repair()) restores all that can be
+//! proved.
 
 use std::collections::BTreeMap;
 
@@ -15,11 +16,11 @@ use super::survey::{Items, LaneState, MapSurvey, NAMED_MAX, Remedy, Survey, Unfi
 use crate::pmem::{PmemError, Region};
 use crate::tier::{OnProgress, Progress};
 
-/// Findings kept in a report; the rest are only counted.
+/// Most findings in a report; the rest are only counted.
 const FINDINGS_MAX: usize = NAMED_MAX;
 /// Map entries between two progress reports.
 const PROGRESS_LBAS: u32 = 1 << 16;
-/// Owners of a block that a finding names.
+/// Most owners of a block that a finding names.
 const OWNERS_MAX: usize = 16;
 
 /// A fault found.
@@ -39,9 +40,9 @@ pub enum Finding {
         copy: u8,
         /// Offset of the info block in the pool.
         offset_bytes: u64,
-        /// What is wrong.
+        /// The fault.
         reason: String,
-        /// The other copy is whole.
+        /// Whether the other copy is whole.
         other_copy_whole: bool,
     },
     /// Both info blocks are valid but differ.
@@ -63,12 +64,12 @@ pub enum Finding {
         arena: usize,
         /// Number of the lane, from 0.
         lane: u32,
-        /// What is wrong.
+        /// The fault.
         reason: String,
-        /// What repair can do, and what nothing proves.
+        /// The possible repair, and the unproven part.
         remedy: String,
     },
-    /// A map entry says never written, and yet names a block.
+    /// A map entry is marked as never written, and yet names a block.
     #[error("arena {arena}: map entry of lba {lba} names a block, but says never written")]
     MapOdd {
         /// Number of the arena, from 0.
@@ -86,16 +87,16 @@ pub enum Finding {
         /// The lba in its arena.
         lba: u32,
     },
-    /// Bytes that nothing uses are not zero.
+    /// Unused bytes are not zero.
     #[error(
         "arena {arena}: bytes behind the {part} at offset {offset_bytes} are not zero; nothing uses them"
     )]
     PaddingUsed {
         /// Number of the arena, from 0.
         arena: usize,
-        /// What lies before them: map or flog.
+        /// The part before the bytes: map or flog.
         part: &'static str,
-        /// Where they begin in the pool.
+        /// Offset of the bytes in the pool.
         offset_bytes: u64,
     },
     /// A map entry points outside the arena.
@@ -115,7 +116,7 @@ pub enum Finding {
         arena: usize,
         /// The block.
         block: u32,
-        /// Its owners, such as "lba 5", 16 of them at most.
+        /// Its owners, such as "lba 5"; at most 16.
         owners: Vec<String>,
     },
     /// A block belongs to neither a map entry nor a lane.
@@ -131,30 +132,30 @@ pub enum Finding {
     Unreadable {
         /// Number of the arena, from 0.
         arena: usize,
-        /// Which part, and the error.
+        /// The part, and the error.
         reason: String,
     },
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Report {
-    /// The faults, at most 1000 of them.
+    /// The first 1000 faults.
     pub findings: Vec<Finding>,
-    /// Number of faults found, those beyond the kept ones included.
+    /// Number of all faults.
     pub faults: u64,
-    /// Arenas seen.
+    /// Number of arenas.
     pub arenas: usize,
     /// Blocks that hold data.
     pub written_blocks: u64,
     /// Blocks that were discarded or never written and read as zeroes.
     pub zero_blocks: u64,
-    /// Blocks that read as zeroes while their former bytes are there: discarded, or the bit of
-    /// their map entry that says so changed, which nothing tells apart.
+    /// Blocks that read as zeroes although their former bytes are there: they were discarded, or the
+    /// mark in their map entry changed; nothing tells which.
     pub dropped_blocks: u64,
     /// Blocks marked as lost to media errors.
     pub error_blocks: u64,
-    /// Writes that a crash cut off and that opening the pool will complete.
+    /// Writes that a crash cut off; the next opening of the pool completes them.
     pub unfinished_writes: u64,
     /// Info blocks that repair restored.
     pub repaired_info_blocks: u64,
@@ -162,12 +163,12 @@ pub struct Report {
     pub repaired_lanes: u64,
     /// Map entries that repair restored.
     pub repaired_map_entries: u64,
-    /// What repair could not prove, in words.
+    /// The unproven parts of a repair, in words.
     pub unproven: Vec<String>,
 }
 
 impl Report {
-    /// No fault was found.
+    /// Returns whether the check found no fault.
     pub fn clean(&self) -> bool {
         self.faults == 0
     }
@@ -180,12 +181,12 @@ impl Report {
     }
 }
 
-/// Checks the BTT in `region`, telling `progress` now and then how many map entries were seen, of
-/// those of the arenas found so far.
+/// Checks the BTT in `region`. Tells `progress` now and then the number of map entries seen, and
+/// the number in all arenas.
 ///
 /// # Errors
-/// [`BttError::NotFound`] or [`BttError::InfoLost`] where neither copy of the first arena's info
-/// block can be used. Damage is not an error but a finding.
+/// [`BttError::NotFound`] or [`BttError::InfoLost`] if neither copy of the first arena's info block
+/// can be used. Damage is not an error but a finding.
 pub fn check(region: &Region, progress: OnProgress<'_>) -> Result<Report, BttError> {
     let (_, arenas, mut report) = find_arenas(region)?;
     let total = arenas.iter().map(|found| u64::from(found.info.external_nlba.get())).sum();
@@ -200,12 +201,12 @@ pub fn check(region: &Region, progress: OnProgress<'_>) -> Result<Report, BttErr
     Ok(report)
 }
 
-/// An info block of the first arena is left, if only the second copy.
+/// Returns whether an info block of the first arena is left; the second copy is enough.
 pub(super) fn is_traceable(region: &Region) -> bool {
     find_arenas(region).is_ok()
 }
 
-/// Walks the arenas by whichever info block of each is whole; reports what is wrong with others.
+/// Walks the arenas by a whole info block of each. Reports the faults of the other info blocks.
 pub(super) fn find_arenas(
     region: &Region,
 ) -> Result<(Version, Vec<FoundArena<'_>>, Report), BttError> {
@@ -220,7 +221,7 @@ pub(super) fn find_arenas(
         Some(version) => {
             let offset = version.base();
             let first = read_uncut(region, version, 0, offset)?;
-            // It is not whole, or the walk had found it.
+            // The block is not whole, or the walk had found the arena.
             let reason = first.validate(version, region.len_bytes() - offset).err();
             Err(BttError::InfoLost { arena: 0, offset, reason: reason.unwrap_or_default() })
         }
@@ -245,8 +246,8 @@ fn walk<'a>(region: &'a Region, version: Version, report: &mut Report) -> Vec<Fo
     arenas
 }
 
-/// Reads both copies of an arena's info block, reports what is wrong, and gives the one to go by.
-/// `size_bytes` is the size of the arena before it.
+/// Reads both copies of an arena's info block and reports their faults. Returns the copy to trust.
+/// `size_bytes` is the size of the arena before.
 fn read_copies(
     region: &Region,
     version: Version,
@@ -287,8 +288,9 @@ fn read_copies(
     first.or(second).ok()
 }
 
-/// Where the second copy must be when the first cannot say: at the end of an arena as `create` and
-/// the kernel size it, or of one as large as the arena before, and it must agree that it is there.
+/// Finds the second copy when the first is damaged: at the end of an arena as `create` and the
+/// kernel size it, or of an arena as large as the one before. The copy itself must agree with its
+/// offset.
 fn find_second(
     space_bytes: u64,
     base: u64,
@@ -384,7 +386,7 @@ impl ArenaCheck<'_> {
         }
     }
 
-    /// What lies behind the last entries of map and flog is zero, and read by nobody.
+    /// Reports bytes behind the last entries of map and flog that are not zero; nothing uses them.
     fn report_padding(&mut self) -> Result<(), BttError> {
         let info = &self.found.info;
         let map_end = info.mapoff.get() + u64::from(info.external_nlba.get()) * MAP_ENTRY_BYTES;
@@ -392,7 +394,7 @@ impl ArenaCheck<'_> {
         for (part, start, end) in
             [("map", map_end, info.logoff.get()), ("flog", flog_end, info.info2off.get())]
         {
-            // Others may leave more there than what rounding asks for, and use it.
+            // Other programs may leave more space there than rounding needs, and use it.
             let mut rest = vec![0; usize::try_from(end - start).unwrap_or(usize::MAX).min(4096)];
             let offset_bytes = self.found.base + start;
             match self.found.region.read(offset_bytes, &mut rest) {
@@ -418,7 +420,7 @@ impl ArenaCheck<'_> {
 }
 
 fn name(names: &mut BTreeMap<u32, Vec<String>>, block: u32, owner: String) {
-    // Of very many owners the first ones do.
+    // A block with very many owners is reported with the first ones.
     let count = names.len();
     if count < FINDINGS_MAX || names.contains_key(&block) {
         let owners = names.entry(block).or_default();
@@ -446,7 +448,7 @@ fn remedy_words(remedy: &Remedy) -> String {
     }
 }
 
-/// Data block `block` is there and has no byte but zeroes.
+/// Returns whether data block `block` has only zeroes. Bytes that cannot be read count as zeroes.
 fn is_zero(found: &FoundArena<'_>, block: u32) -> bool {
     let FoundArena { region, base, info } = found;
     let block_bytes = u64::from(info.internal_lbasize.get());
@@ -456,7 +458,7 @@ fn is_zero(found: &FoundArena<'_>, block: u32) -> bool {
     let is_zero = (0..data_bytes).step_by(bytes.len()).all(|at| {
         region.read(offset + at, &mut bytes).is_err() || bytes.iter().all(|&byte| byte == 0)
     });
-    // To release is to use less memory; nothing depends on it.
+    // A failure costs memory only; nothing depends on the release.
     let _ = region.release(offset, block_bytes);
     is_zero
 }

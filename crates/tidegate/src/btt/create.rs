@@ -1,4 +1,4 @@
-//! Writing a new, empty BTT.
+//! Creation of a new, empty BTT.
 
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -10,22 +10,22 @@ use super::layout::{
 use super::{BttError, Summary};
 use crate::pmem::Region;
 
-/// What to create.
+/// How to create a BTT.
 #[derive(Debug, Clone)]
 pub struct BttOptions {
     /// External lba size in bytes, one of [`LBA_SIZES`]: 4096, for example, or 4104 for 8 bytes of
-    /// metadata a block.
+    /// metadata in each block.
     pub lba_bytes: u32,
     /// Version of the format.
     pub version: Version,
     /// The device's UUID.
     pub uuid: [u8; 16],
-    /// UUID of the namespace that holds it; all zero suits any.
+    /// UUID of the namespace that holds the BTT; all zero suits any namespace.
     pub parent_uuid: [u8; 16],
-    /// Lanes an arena, 1 to 256. The kernel makes 256; with fewer the 16 MiB minimum of an arena
-    /// does not apply, which is for simulation.
+    /// Lanes of an arena, 1 to 256. The kernel makes 256. With fewer lanes the 16 MiB minimum of an
+    /// arena does not apply, which is for simulation.
     pub lanes: u32,
-    /// Which flog slots hold entries.
+    /// The flog slots that hold entries.
     pub flog_slots: FlogSlots,
 }
 
@@ -57,37 +57,37 @@ impl BttOptions {
     }
 }
 
-/// Size in bytes of the smallest pool that holds a BTT with these options.
+/// Returns the size in bytes of the smallest pool that holds a BTT with these options.
 pub fn smallest_bytes(options: &BttOptions) -> u64 {
     options.version.base() + options.arena_bytes_min()
 }
 
-/// Largest pool size in bytes, at most `region_bytes`, of which a BTT leaves nothing unused.
+/// Returns the largest pool size in bytes, at most `region_bytes`, that a BTT uses completely.
 pub fn largest_fit_bytes(options: &BttOptions, region_bytes: u64) -> u64 {
     let space_bytes = region_bytes.saturating_sub(options.version.base());
     let used: u64 = arena_sizes(space_bytes, options.arena_bytes_min()).iter().sum();
     options.version.base() + used - used % PAGE_BYTES
 }
 
-/// Writes an empty BTT over the whole region. Whatever it held is lost; a crash in between leaves
-/// no valid BTT.
+/// Writes an empty BTT over the whole region. The region's old content is lost; a crash during the
+/// call leaves no valid BTT.
 ///
 /// # Errors
-/// [`BttError::Options`] where the options contradict each other or the region's size;
+/// [`BttError::Options`] if the options contradict each other or the region's size;
 /// [`BttError::Pmem`].
 pub fn create(region: &Region, options: &BttOptions) -> Result<Summary, BttError> {
     let plans = validate(region, options)?;
     create_arenas(region, options, &plans)
 }
 
-/// Writes the arenas that `plans` describes, one behind the other.
+/// Writes the arenas in `plans`, one behind the other.
 pub(super) fn create_arenas(
     region: &Region,
     options: &BttOptions,
     plans: &[ArenaPlan],
 ) -> Result<Summary, BttError> {
-    // Order: no old header may survive beside new content, so the old ones go first; the first
-    // arena's first info block, without which nothing is found, comes last.
+    // The order: the old headers go first, so that none survives beside new content. The first
+    // arena's first info block comes last, since no arena is found without it.
     invalidate(region)?;
     let mut end = options.version.base() + plans.iter().map(|plan| plan.size_bytes).sum::<u64>();
     for (index, plan) in plans.iter().enumerate().rev() {
@@ -116,8 +116,7 @@ fn validate(region: &Region, options: &BttOptions) -> Result<Vec<ArenaPlan>, Btt
     })
 }
 
-/// Makes sure that no info block of an earlier BTT is found at either version's place, in durable
-/// order.
+/// Makes sure, durably, that neither version finds an info block of an earlier BTT.
 fn invalidate(region: &Region) -> Result<(), BttError> {
     region.zero_streaming(0, 2 * PAGE_BYTES)?;
     region.fence()?;
@@ -131,14 +130,14 @@ fn write_arena(
     base: u64,
     next_arena: u64,
 ) -> Result<(), BttError> {
-    // A stale second copy must not be restored over a half-made arena.
+    // A repair must not restore a stale second copy over a half-made arena.
     region.zero_streaming(base + plan.info2_offset, PAGE_BYTES)?;
     region.fence()?;
     let map_bytes = (u64::from(plan.lbas) * MAP_ENTRY_BYTES).next_multiple_of(PAGE_BYTES);
     region.zero_streaming(base + plan.map_offset, map_bytes)?;
     region.zero_streaming(base + plan.flog_offset, plan.info2_offset - plan.flog_offset)?;
     for lane in 0..options.lanes {
-        // One entry that maps the lane's free block to itself: nothing to replay.
+        // One entry that maps the lane's free block to itself, so that there is nothing to replay.
         let group = unused_group(options.flog_slots, lane % plan.lbas, plan.lbas + lane);
         let start = base + plan.flog_offset + u64::from(lane) * FLOG_GROUP_BYTES;
         for (slot, offset) in group.iter().zip((start..).step_by(size_of::<FlogSlot>())) {
@@ -148,7 +147,7 @@ fn write_arena(
         }
     }
     let info = info_block(options, plan, next_arena);
-    // The map and flog are durable before either copy is, and the second copy before the first.
+    // The map and the flog are durable before either copy, and the second copy before the first.
     region.fence()?;
     region.write_streaming(base + plan.info2_offset, info.as_bytes())?;
     region.fence()?;

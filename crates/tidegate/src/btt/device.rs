@@ -16,9 +16,9 @@ use crate::device::{
 use crate::pmem::Region;
 use crate::stats::{RequestKind, Requests};
 
-/// Metadata of a block where the caller gives none: up to 128 zero bytes.
+/// Metadata of a block if the caller gives none: up to 128 zero bytes.
 const NO_METADATA: [u8; 128] = [0; 128];
-/// Written where zeroes have to be.
+/// The data of a write of zeroes.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// An open BTT: a block device whose blocks are atomic, and durable when a write returns.
@@ -46,7 +46,7 @@ pub struct Btt {
     pub(super) requests: Requests,
 }
 
-/// What a BTT is, for people and scripts.
+/// The description of a BTT, for people and scripts.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Summary {
     /// Version of the format.
@@ -57,7 +57,7 @@ pub struct Summary {
     pub parent_uuid: uuid::Uuid,
     /// Size of an lba with its metadata, in bytes.
     pub lba_bytes: u32,
-    /// Size of a block as seen from outside, in bytes.
+    /// Size of a block without its metadata, in bytes.
     pub block_bytes: u32,
     /// Number of blocks.
     pub blocks: u64,
@@ -65,25 +65,25 @@ pub struct Summary {
     pub recovered_lanes: u32,
     /// The arenas.
     pub arenas: Vec<ArenaSummary>,
-    /// What is wrong, in words; nothing where the BTT is whole.
+    /// The damage, in words; empty for a whole BTT.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub damage: Vec<String>,
 }
 
-/// What an arena is.
+/// The description of an arena.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct ArenaSummary {
-    /// Where it starts in the pool, in bytes.
+    /// Start of the arena in the pool, in bytes.
     pub offset_bytes: u64,
-    /// Number of lbas seen from outside.
+    /// Number of its lbas.
     pub lbas: u32,
-    /// Number of blocks inside, the lanes' free ones included.
+    /// Number of its blocks, the lanes' free ones included.
     pub blocks: u32,
     /// Number of lanes.
     pub lanes: u32,
     /// Size of a block on the medium, in bytes.
     pub block_bytes: u32,
-    /// Which flog slots hold entries.
+    /// The flog slots that hold entries.
     pub flog_slots: FlogSlots,
     /// An earlier error made the arena read-only.
     pub failed: bool,
@@ -92,20 +92,20 @@ pub struct ArenaSummary {
 impl Btt {
     /// Opens the BTT in `region` and completes the writes that a crash cut off. Reads map and flog
     /// once, 4 bytes a block, to see that each block has one owner. A read-only region is not
-    /// changed: what is to be completed is kept in memory; and it is opened as far as it can be
-    /// read, which [`Summary::damage`] tells.
+    /// changed: the completed entries stay in memory, and a damaged BTT is opened as far as it can
+    /// be read, with the damage in [`Summary::damage`].
     ///
     /// # Errors
-    /// [`BttError`]: nothing found, damage, or the memory failed.
+    /// [`BttError`]: no BTT was found, it is damaged, or the memory failed.
     pub fn open(region: Arc<Region>) -> std::result::Result<Self, BttError> {
         Self::open_as(region, false)
     }
 
-    /// Opens a BTT whose damage makes writes dangerous, too: a block may be written over where it
-    /// has two owners, and read as that of the wrong one.
+    /// Opens a BTT even if its damage makes writes dangerous: a write may overwrite a block with
+    /// two owners, and a read may return the block of another lba.
     ///
     /// # Errors
-    /// As for [`open`](Self::open), but not [`BttError::Unwritable`].
+    /// The errors of [`open`](Self::open), except [`BttError::Unwritable`].
     pub fn open_forced(region: Arc<Region>) -> std::result::Result<Self, BttError> {
         Self::open_as(region, true)
     }
@@ -131,10 +131,10 @@ impl Btt {
         Ok(Self { region, arenas, geometry, summary, requests: Requests::default() })
     }
 
-    /// What the BTT in `region` is, without opening it.
+    /// Describes the BTT in `region` without opening it.
     ///
     /// # Errors
-    /// As for [`open`](Self::open), less those of its map and flog.
+    /// The errors of [`open`](Self::open), except those about the content of map and flog.
     pub fn summarize(region: &Region) -> std::result::Result<Summary, BttError> {
         let (version, found, damage) = find(region)?;
         let slots = found
@@ -144,25 +144,25 @@ impl Btt {
         Ok(Summary { damage, ..describe(version, &found, &slots) })
     }
 
-    /// What this BTT is.
+    /// Returns the description of this BTT.
     pub fn summary(&self) -> &Summary {
         &self.summary
     }
 
-    /// The memory under it.
+    /// Returns the memory under the BTT.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// Bytes of metadata a block carries beside its data: 0, 8, 16, 64 or 128.
+    /// Returns the bytes of metadata that a block has beside its data: 0, 8, 16, 64 or 128.
     pub fn metadata_bytes(&self) -> usize {
         self.arenas[0].metadata_bytes
     }
 
-    /// Reads block `block` and its metadata, both of one write.
+    /// Reads block `block` and its metadata, both from one write.
     ///
     /// # Errors
-    /// As for [`BlockDevice::read`]; a buffer of the wrong size is misaligned.
+    /// The errors of [`BlockDevice::read`]; a buffer of the wrong size is misaligned.
     pub fn read_with_metadata(
         &self,
         block: u64,
@@ -176,7 +176,7 @@ impl Btt {
     /// Writes block `block` and its metadata, atomically together; durable on return.
     ///
     /// # Errors
-    /// As for [`BlockDevice::write`]; a buffer of the wrong size is misaligned.
+    /// The errors of [`BlockDevice::write`]; a buffer of the wrong size is misaligned.
     pub fn write_with_metadata(&self, block: u64, data: &[u8], metadata: &[u8]) -> Result<()> {
         let (arena, lba) = self.locate_one(block, data.len(), metadata.len())?;
         self.writable()?;
@@ -199,7 +199,7 @@ impl Btt {
         Ok(self.locate(block))
     }
 
-    /// The arena and lba of block `block`, which is in range.
+    /// Returns the arena and lba of block `block`, which is in range.
     fn locate(&self, block: u64) -> (&Arena, u32) {
         let mut lba = block;
         for arena in &self.arenas {
@@ -216,7 +216,7 @@ impl Btt {
         offset / block_bytes..(offset + len) / block_bytes
     }
 
-    /// The lbas of a request that is in range, arena by arena.
+    /// Splits a request that is in range into runs of lbas, arena by arena.
     fn runs(&self, offset: u64, len: u64) -> impl Iterator<Item = (&Arena, Range<u32>)> {
         let mut blocks = self.blocks_of(offset, len);
         std::iter::from_fn(move || {
@@ -254,7 +254,7 @@ impl BlockDevice for Btt {
         Ok(())
     }
 
-    /// Durable on return, so FUA asks for nothing more.
+    /// Writes durably, so that FUA needs nothing more.
     fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
         self.geometry.check(offset, data.len() as u64)?;
         self.writable()?;
@@ -270,13 +270,13 @@ impl BlockDevice for Btt {
         Ok(())
     }
 
-    /// Nothing to do: every acknowledged write is durable.
+    /// Does nothing but count: every acknowledged write is durable.
     fn flush(&self) -> Result<()> {
         drop(self.requests.begin(RequestKind::Flush, 0));
         Ok(())
     }
 
-    /// Where zeroes have to be written, a discard changes nothing: the old bytes stay readable.
+    /// Discards the blocks if the map can mark them; otherwise the old bytes stay readable.
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
         if self.geometry.fast_zero {
             return self.write_zeroes(offset, len, ZeroFlags::default());
@@ -305,7 +305,7 @@ impl BlockDevice for Btt {
         Ok(())
     }
 
-    /// No block is a hole: its storage stays with it, zero or not.
+    /// Reports no block as a hole: a block keeps its storage, zero or not.
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         self.geometry.check(offset, len)?;
         let block_bytes = u64::from(self.geometry.block_bytes);
@@ -333,8 +333,8 @@ impl BlockDevice for Btt {
     }
 }
 
-/// The arenas of `region`, and what is wrong with their info blocks. For reading, an arena is found
-/// by either copy of its info block, and those before a lost one are better than none.
+/// Finds the arenas of `region`, and the faults of their info blocks. For reading, either copy of
+/// an arena's info block is enough, and the walk may end before a lost arena.
 fn find(
     region: &Region,
 ) -> std::result::Result<(Version, Vec<FoundArena<'_>>, Vec<String>), BttError> {

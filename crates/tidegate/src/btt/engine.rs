@@ -33,7 +33,7 @@ const RECOVERED_LANES: Metric = Metric::gauge(
     "Unfinished writes that opening the pool completed",
 );
 
-/// What the engine is called, and what its pools can do. The format is the Linux kernel's.
+/// The engine's name and the abilities of its pools. The format is the Linux kernel's.
 const TRAITS: Traits =
     Traits { options: &[BLOCK_SIZE, LBA_SIZE, VERSION], ..Traits::of("btt", "atomic blocks") };
 
@@ -69,7 +69,7 @@ impl Engine for BttEngine {
         Ok(probe(region).map_err(EngineError::pool)?.is_some())
     }
 
-    /// A BTT whose first info block is gone is found by the second one.
+    /// Returns whether any info block of the first arena is left; the second copy is enough.
     fn is_traceable(&self, region: &Region) -> bool {
         is_traceable(region)
     }
@@ -172,7 +172,8 @@ impl Tier for Btt {
         }
     }
 
-    /// Every acknowledged write is durable, and there is no thread.
+    /// Flushes, which has nothing to do: every acknowledged write is durable, and there is no
+    /// thread.
     fn drain(&self) -> device::Result<()> {
         self.flush()
     }

@@ -1,4 +1,4 @@
-//! What can go wrong with a BTT.
+//! Errors of a BTT.
 
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::pmem::PmemError;
@@ -7,7 +7,7 @@ use crate::pmem::PmemError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BttError {
-    /// There is no BTT here: neither info block position holds the signature.
+    /// The region holds no BTT: neither info block position has the signature.
     #[error("no BTT found: no info block at offset 0 (version 2.0) or 4096 (version 1.1)")]
     NotFound,
     /// An info block is damaged.
@@ -19,10 +19,10 @@ pub enum BttError {
         arena: usize,
         /// Offset of the info block in the region, in bytes.
         offset: u64,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
-    /// An info block is damaged, and nothing says where its second copy is.
+    /// An info block is damaged, and its second copy cannot be found.
     #[error(
         "BTT arena {arena}: info block at offset {offset} is damaged: {reason}; no second copy is found at the arena's end, \
          restore the pool from a backup"
@@ -32,10 +32,11 @@ pub enum BttError {
         arena: usize,
         /// Offset of the info block in the region, in bytes.
         offset: u64,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
-    /// The file ends before an arena does: its map and its flog, which are at its end, are cut off.
+    /// The file ends before an arena does: the arena's map and flog, which are at its end, are cut
+    /// off.
     #[error(
         "BTT arena {arena}: it ends at {needed_bytes} bytes, but the pool has only {found_bytes} bytes: it was cut off, and the map of its blocks with it; \
          copy it again from where it is whole, or restore it from a backup"
@@ -43,13 +44,13 @@ pub enum BttError {
     Truncated {
         /// Number of the arena, from 0.
         arena: usize,
-        /// Where the arena ends in the region, in bytes; where its info block is cut off, at least
-        /// there.
+        /// End of the arena in the region, in bytes; if its info block is cut off too, a lower
+        /// bound.
         needed_bytes: u64,
         /// Size of the region.
         found_bytes: u64,
     },
-    /// A write to an arena could destroy blocks of others: its map or flog is damaged.
+    /// A write to the arena could destroy other blocks: its map or flog is damaged.
     #[error(
         "BTT arena {arena}: {first} ({faults} faults in all), so a write to one block may destroy another: \
          `tidegate check --repair` repairs what can be proved; or copy the data off with \
@@ -60,7 +61,7 @@ pub enum BttError {
         arena: usize,
         /// Number of faults.
         faults: u64,
-        /// The first one.
+        /// The first fault.
         first: String,
     },
     /// A block has several owners.

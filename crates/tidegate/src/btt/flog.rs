@@ -1,4 +1,4 @@
-//! The flog: a cache line a lane, with two entries of which the newer one is the lane's last write.
+//! The flog: a cache line for each lane, with two entries; the newer one is the lane's last write.
 
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -10,18 +10,18 @@ type Result<T, E = PmemError> = std::result::Result<T, E>;
 /// The flog of one arena.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Flog<'a> {
-    /// The memory that holds it.
+    /// The memory of the pool.
     pub(super) region: &'a Region,
-    /// Where it starts in the region, in bytes.
+    /// Start of the flog in the region, in bytes.
     pub(super) base: u64,
-    /// Which slots of a group hold entries.
+    /// The slots of a group that hold entries.
     pub(super) slots: FlogSlots,
 }
 
 /// The four slots of a lane.
 pub(super) type Group = [FlogSlot; 4];
 
-/// A lane's newest entry, and which of its two slots holds it.
+/// A lane's newest entry, and the index of its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Newest {
     pub(super) which: usize,
@@ -29,10 +29,11 @@ pub(super) struct Newest {
 }
 
 impl<'a> Flog<'a> {
-    /// The flog of `lanes` lanes at `base`. Which slots hold entries is what most lanes say.
+    /// Opens the flog of `lanes` lanes at `base`. The majority of the lanes decides which slots
+    /// hold entries.
     ///
     /// # Errors
-    /// The range is outside the region. Lanes that cannot be read are left out.
+    /// The range is outside the region. Lanes that cannot be read do not count.
     pub(super) fn open(region: &'a Region, base: u64, lanes: u32) -> Result<Self> {
         let flog = Self { region, base, slots: FlogSlots::ZeroOne };
         let (mut zero_one, mut zero_two) = (0, 0);
@@ -46,14 +47,13 @@ impl<'a> Flog<'a> {
                 Err(error) => return Err(error),
             }
         }
-        // Lanes that were never used look the same under both schemes, and then count as the newer
-        // one.
+        // Lanes that were never used look equal under both schemes, and count as the newer scheme.
         let slots = if zero_two > zero_one { FlogSlots::ZeroTwo } else { FlogSlots::ZeroOne };
         Ok(Self { slots, ..flog })
     }
 
-    /// Stores the first half (lba, old map entry) of the slot that the lane's next entry goes to.
-    /// The slot stays what it was, the lane's older entry, until [`commit`](Self::commit).
+    /// Stores the first half (lba, old map entry) of the slot for the lane's next entry. The slot
+    /// stays the lane's older entry until [`commit`](Self::commit).
     pub(super) fn prepare(&self, lane: u32, which: usize, entry: &FlogSlot) -> Result<()> {
         self.store_half(self.slot_offset(lane, which), entry.first_half())
     }
@@ -70,7 +70,7 @@ impl<'a> Flog<'a> {
         self.region.write_back(offset, 8)
     }
 
-    /// Writes the group of `lane` back, whichever of its slots was stored.
+    /// Writes the group of `lane` back, whichever slot was stored.
     pub(super) fn write_back(&self, lane: u32) -> Result<()> {
         self.region.write_back(self.group_offset(lane), FLOG_GROUP_BYTES)
     }
@@ -85,7 +85,7 @@ impl<'a> Flog<'a> {
         self.region.fence()
     }
 
-    /// The slots of `lane` as they are.
+    /// Reads the slots of `lane` unchecked.
     pub(super) fn group(&self, lane: u32) -> Result<Group> {
         let mut group = Group::new_zeroed();
         self.region.read(self.group_offset(lane), group.as_mut_bytes())?;
@@ -97,22 +97,22 @@ impl<'a> Flog<'a> {
     }
 }
 
-/// The slots of a lane that has `block` free and knows of no write: an entry that maps the block to
-/// itself.
+/// Makes the slots of a lane with the free block `block` and without a write: an entry that maps
+/// the block to itself.
 pub(super) fn unused_group(slots: FlogSlots, lba: u32, block: u32) -> Group {
     let mut group = Group::default();
     group[0] = FlogSlot::new(lba, block, block, 1);
     if slots == FlogSlots::ZeroTwo {
-        // Which slots are in use is recognized by the second entry.
+        // The second entry shows which slots are in use.
         group[2] = FlogSlot::new(lba, block, block, 2);
     }
     group
 }
 
-/// The newest entry of a lane's slots.
+/// Returns the newest entry of a lane's slots.
 ///
 /// # Errors
-/// What in them contradicts the format.
+/// The contradiction between the slots and the format.
 pub(super) fn newest_of(group: &Group, slots: FlogSlots) -> Result<Newest, String> {
     let (used, padding) = match slots {
         FlogSlots::ZeroOne => ([0, 1], [2, 3]),
@@ -123,7 +123,7 @@ pub(super) fn newest_of(group: &Group, slots: FlogSlots) -> Result<Newest, Strin
         return Err(format!("slot {slot} is not zero, expected entries in {first} and {second}"));
     }
     let entries = used.map(|slot| group[slot]);
-    // A write that was cut off may have left its first half in a slot that was never used.
+    // A write that was cut off may have left its first half in a slot that was never used before.
     if entries.iter().any(|entry| entry.seq.get() == 0 && entry.new_map.get() != 0) {
         return Err("an entry has the sequence number 0, expected 1 to 3".into());
     }
@@ -134,8 +134,8 @@ pub(super) fn newest_of(group: &Group, slots: FlogSlots) -> Result<Newest, Strin
     Ok(Newest { which, entry: entries[which] })
 }
 
-/// Which of two sequence numbers is the newer one; None where they contradict each other. Zero is a
-/// slot that was never written.
+/// Returns the index of the newer of two sequence numbers, or `None` if they contradict each other.
+/// Zero stands for a slot that was never written.
 fn newer(first: u32, second: u32) -> Option<usize> {
     match (first, second) {
         (1..=3, 0) => Some(0),

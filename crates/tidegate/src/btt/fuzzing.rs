@@ -1,4 +1,5 @@
-//! The bodies of the fuzz targets for pools: any bytes give an error or a device, never a panic.
+//! The bodies of the fuzz targets for pools: any bytes give an error or a device, and never a
+//! panic.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ const POOL_BYTES: u64 = 96 << 10;
 /// Opens, checks and uses a pool that holds `bytes` as they are.
 ///
 /// # Panics
-/// Where the engine has a bug.
+/// The engine has a bug.
 pub fn arbitrary_pool(bytes: &[u8]) {
     let len = (bytes.len() as u64).max(1);
     let Ok(region) = Region::anonymous(len) else { return };
@@ -22,12 +23,12 @@ pub fn arbitrary_pool(bytes: &[u8]) {
     exercise(&Arc::new(region));
 }
 
-/// Makes a small pool, patches it as `bytes` say, and opens, checks and uses it. The first byte
-/// chooses the form of the pool and whether the info blocks' checksums are repaired; each 4 bytes
-/// behind it are an offset in two bytes, a place (metadata or anywhere) and a value.
+/// Makes a small pool, patches it by `bytes`, and opens, checks and uses it. The first byte chooses
+/// the form of the pool and whether the info blocks' checksums are repaired. Each 4 bytes behind it
+/// are an offset in two bytes, an area (metadata or anywhere) and a value.
 ///
 /// # Panics
-/// Where the engine has a bug.
+/// The engine has a bug.
 pub fn patched_pool(bytes: &[u8]) {
     let Some((&form, patches)) = bytes.split_first() else { return };
     let (region, base) = small_pool(form);

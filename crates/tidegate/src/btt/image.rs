@@ -1,5 +1,4 @@
-//! The content of a copy of a pool: all but the data blocks as bytes, and the data blocks by their
-//! places in the map.
+//! The content of a copy of a pool: the data blocks by their offsets in the map, all else as bytes.
 
 use super::arena::Arena;
 use super::layout::{MapEntry, MapState};
@@ -26,7 +25,7 @@ impl Places {
         Ok(Self { lbas: lbas.into(), data_base, block_bytes, map, overlay })
     }
 
-    /// Where lba `lba` is; None: it has no data.
+    /// Returns the offset of lba `lba`, or `None` if it has no data.
     fn offset(&self, lba: u32) -> Option<u64> {
         let at = lba as usize * size_of::<MapEntry>();
         let bytes = self.map.get(at..at + size_of::<MapEntry>())?;
@@ -39,7 +38,7 @@ impl Places {
 }
 
 impl Btt {
-    /// The pool as it is. No change is under way.
+    /// Returns the present content of the pool; the caller makes sure that no change is under way.
     pub(super) fn image_of_arenas(&self) -> Result<Image> {
         let (mut parts, mut from) = (Vec::new(), 0);
         let mut places = Vec::new();

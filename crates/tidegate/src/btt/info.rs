@@ -8,7 +8,7 @@ use super::layout::{ARENA_BYTES_MIN, Info, PAGE_BYTES, SIGNATURE, Version};
 use super::map::Map;
 use crate::pmem::{PmemError, Region};
 
-/// An arena found on the medium: where it starts and what its info block says.
+/// An arena that was found on the medium: its start and its info block.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FoundArena<'a> {
     pub(super) region: &'a Region,
@@ -17,36 +17,36 @@ pub(super) struct FoundArena<'a> {
 }
 
 impl<'a> FoundArena<'a> {
-    /// Its map.
+    /// Returns the arena's map.
     pub(super) fn map(&self) -> Map<'a> {
         let base = self.base + self.info.mapoff.get();
         Map { region: self.region, base, blocks: self.info.internal_nlba.get() }
     }
 
-    /// Its flog.
+    /// Returns the arena's flog.
     ///
     /// # Errors
-    /// As for [`Flog::open`].
+    /// The same errors as [`Flog::open`].
     pub(super) fn flog(&self) -> Result<Flog<'a>, PmemError> {
         Flog::open(self.region, self.base + self.info.logoff.get(), self.info.nfree.get())
     }
 }
 
-/// Reads the info block at `offset` as it is.
+/// Reads the info block at `offset` unchecked.
 pub(super) fn read_info(region: &Region, offset: u64) -> Result<Info, PmemError> {
     let mut info = Info::new_zeroed();
     region.read(offset, info.as_mut_bytes())?;
     Ok(info)
 }
 
-/// Which version's BTT the region holds, judged by the signature of its first arena. The rest may
-/// be damaged.
+/// Returns the version of the BTT in the region, judged by the signature of the first arena. The
+/// rest of the BTT may be damaged.
 ///
 /// # Errors
-/// [`BttError::Pmem`] where the memory cannot be read.
+/// [`BttError::Pmem`] if the memory cannot be read.
 pub fn probe(region: &Region) -> Result<Option<Version>, BttError> {
     for version in [Version::V1_1, Version::V2_0] {
-        // Also of a pool that is cut off behind it.
+        // The pool may be cut off right behind the signature.
         let mut signature = [0; SIGNATURE.len()];
         if region.len_bytes() < version.base() + signature.len() as u64 {
             continue;
@@ -63,7 +63,8 @@ pub fn probe(region: &Region) -> Result<Option<Version>, BttError> {
 /// Reads the info block of `arena` at `base`.
 ///
 /// # Errors
-/// [`BttError::Truncated`] where the region ends before the arena, and where the memory failed.
+/// [`BttError::Truncated`] if the region ends before the arena; [`BttError::Pmem`] if the memory
+/// failed.
 pub(super) fn read_uncut(
     region: &Region,
     version: Version,
@@ -82,7 +83,7 @@ pub(super) fn read_uncut(
     }
 }
 
-/// The arenas of a region, in the order of their lbas.
+/// Finds the arenas of a region, in the order of their lbas.
 pub(super) fn discover(region: &Region) -> Result<(Version, Vec<FoundArena<'_>>), BttError> {
     let version = probe(region)?.ok_or(BttError::NotFound)?;
     let mut arenas: Vec<FoundArena<'_>> = Vec::new();

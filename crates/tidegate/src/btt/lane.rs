@@ -1,8 +1,7 @@
 //! Lanes: each has one free block and one flog group, and serves one write at a time.
 //!
 //! Invariants:
-//! 1. Only the holder of a lane changes it; what it holds are atomics, so that other writers may
-//!    look.
+//! 1. Only the holder of a lane changes it. Its fields are atomics, so that other writers may look.
 //! 2. `unfenced_lba` is the lba whose map entry the lane's last write changed. It moves on only
 //!    after that entry became durable, so a writer that finds another lba there knows that the
 //!    entry is durable.
@@ -18,24 +17,24 @@ use crate::sync::{AtomicBool, AtomicU32, Ordering, fence};
 
 const NO_LBA: u32 = u32::MAX;
 
-/// What a lane remembers between writes.
+/// The state of a lane between writes.
 pub(super) struct Lane {
     number: u32,
     taken: AtomicBool,
-    /// The block that the next write goes to.
+    /// The block for the next write.
     free_block: AtomicU32,
-    /// Which of the two flog slots the next entry goes to: the older one.
+    /// Index of the flog slot for the next entry: the older one of the lane's two.
     which: AtomicU32,
     /// Sequence number of the next entry.
     seq: AtomicU32,
     /// The lba whose map entry the last write changed.
     unfenced_lba: AtomicU32,
-    /// The memory of its block or flog failed: not to be used again.
+    /// The memory of the lane's block or flog failed: no writer may use the lane.
     failed: AtomicBool,
 }
 
 impl Lane {
-    /// The lane after recovery has dealt with its newest flog entry.
+    /// Makes the lane after recovery has completed its newest flog entry.
     pub(super) fn after(number: u32, newest: &Newest) -> Self {
         let older = u32::from(newest.which == 0);
         Self::new(
@@ -46,7 +45,7 @@ impl Lane {
         )
     }
 
-    /// A lane that no writer takes: what its block is cannot be told.
+    /// Makes a lane that no writer takes, since its free block is unknown.
     pub(super) fn unusable(number: u32) -> Self {
         let lane = Self::new(number, 0, 0, 1);
         lane.failed.store(true, Ordering::Relaxed);
@@ -79,35 +78,35 @@ pub(super) struct Lanes {
     lanes: Box<[CachePadded<Lane>]>,
 }
 
-/// A lane taken; dropping it releases the lane.
+/// A lane taken; its drop releases the lane.
 pub(super) struct LaneGuard<'a> {
     pub(super) number: u32,
     lane: &'a Lane,
 }
 
 impl LaneGuard<'_> {
-    /// The block that this write goes to.
+    /// Returns the block for this write.
     pub(super) fn free_block(&self) -> u32 {
         self.lane.free_block.load(Ordering::Relaxed)
     }
 
-    /// Which of the two flog slots this write's entry goes to.
+    /// Returns the index of the flog slot for this write's entry.
     pub(super) fn which(&self) -> usize {
         self.lane.which.load(Ordering::Relaxed) as usize
     }
 
-    /// The lba whose map entry the last write of this lane changed, durably or not.
+    /// Returns the lba whose map entry the last write of this lane changed, durably or not.
     pub(super) fn unfenced_lba(&self) -> Option<u32> {
         Some(self.lane.unfenced_lba.load(Ordering::Relaxed)).filter(|&lba| lba != NO_LBA)
     }
 
-    /// The flog entry of a write to `lba` that replaces `old_map`.
+    /// Makes the flog entry of a write to `lba` that replaces `old_map`.
     pub(super) fn entry(&self, lba: u32, old_map: u32) -> FlogSlot {
         FlogSlot::new(lba, old_map, self.free_block(), self.lane.seq.load(Ordering::Relaxed))
     }
 
-    /// The write of `lba` is done, its map entry not yet durable: its old block is free now. The
-    /// entry of the write before it is durable.
+    /// Ends the write of `lba`: its old block becomes the lane's free block. Its map entry need not
+    /// be durable yet, but the map entry of the lane's write before it is.
     pub(super) fn advance(&mut self, lba: u32, old_block: u32) {
         let lane = self.lane;
         lane.free_block.store(old_block, Ordering::Relaxed);
@@ -116,7 +115,8 @@ impl LaneGuard<'_> {
         lane.unfenced_lba.store(lba, Ordering::Release);
     }
 
-    /// The memory of its block or flog failed: no writer takes it any more.
+    /// Retires the lane, so that no writer takes it any more: the memory of its block or flog
+    /// failed.
     pub(super) fn retire(&mut self) {
         self.lane.failed.store(true, Ordering::Relaxed);
     }
@@ -134,11 +134,11 @@ impl Lanes {
     }
 
     /// Takes the working lanes that are free now, one at each step, from number `start` on: the
-    /// calling thread's own where it is free, and the next free ones.
+    /// calling thread's own lane if it is free, and the next free ones.
     ///
     /// The version that the last change of the free block's owner bumped must be visible before the
-    /// data that is stored next (see `Arena::lba_locks`). The release fence orders ordinary stores;
-    /// the non-temporal stores of x86 ignore it, but not the locked instruction that takes the
+    /// data that is stored next (see `Arena::lba_locks`). The release fence orders ordinary stores.
+    /// The non-temporal stores of x86 ignore it, but not the locked instruction that takes the
     /// lane.
     pub(super) fn free_from(&self, start: usize) -> impl Iterator<Item = LaneGuard<'_>> {
         let (behind, before) = self.lanes.split_at(start % self.lanes.len());
@@ -151,8 +151,8 @@ impl Lanes {
         })
     }
 
-    /// Takes one lane as [`free_from`](Self::free_from) does, calling `relax` while none is free.
-    /// None where all have failed.
+    /// Takes one lane as [`free_from`](Self::free_from) does, and calls `relax` while no lane is
+    /// free. Returns `None` if all lanes have failed.
     pub(super) fn wait_for_one(&self, start: usize, relax: impl Fn()) -> Option<LaneGuard<'_>> {
         while !self.lanes.iter().all(|lane| lane.failed.load(Ordering::Relaxed)) {
             if let Some(lane) = self.free_from(start).next() {
@@ -163,14 +163,14 @@ impl Lanes {
         None
     }
 
-    /// The lba whose map entry the last write of lane `number` changed. Where it has moved on from
-    /// an lba, that lba's entry is durable.
+    /// Returns the lba whose map entry the last write of lane `number` changed. The entries of all
+    /// earlier lbas there are durable.
     pub(super) fn unfenced_lba(&self, number: u32) -> Option<u32> {
         let lba = self.lanes[number as usize].unfenced_lba.load(Ordering::Acquire);
         Some(lba).filter(|&lba| lba != NO_LBA)
     }
 
-    /// Lanes whose free blocks are `free_blocks`, for models of the engine.
+    /// Makes lanes with the free blocks `free_blocks`, for models of the engine.
     #[cfg(all(test, loom))]
     pub(super) fn with_free_blocks(free_blocks: impl IntoIterator<Item = u32>) -> Self {
         Self::new(

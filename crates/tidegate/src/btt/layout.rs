@@ -11,13 +11,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// First bytes of an info block.
 pub(super) const SIGNATURE: [u8; 16] = *b"BTT_ARENA_INFO\0\0";
-/// Size of an info block, and the unit to which the parts of an arena are rounded, in bytes.
+/// Size of an info block in bytes; the parts of an arena are rounded up to this size.
 pub(super) const PAGE_BYTES: u64 = 4096;
 /// Smallest arena that the kernel makes, in bytes.
 pub(super) const ARENA_BYTES_MIN: u64 = 16 << 20;
 /// Largest arena, in bytes.
 pub(super) const ARENA_BYTES_MAX: u64 = 512 << 30;
-/// Lanes (free blocks) of an arena as the kernel makes them.
+/// Lanes (free blocks) of an arena that the kernel makes.
 pub(super) const LANES: u32 = 256;
 /// Most blocks of an arena: a map entry has 30 bits for the block.
 pub(super) const BLOCKS_MAX: u64 = 1 << 30;
@@ -36,7 +36,7 @@ pub(super) const FLAG_ERROR: u32 = 1;
 /// metadata.
 pub const LBA_SIZES: [u32; 7] = [512, 520, 528, 4096, 4104, 4160, 4224];
 
-/// Bytes of data in an lba of `lba_bytes`; the rest is metadata.
+/// Returns the bytes of data in an lba of `lba_bytes`; the rest is metadata.
 pub(super) fn data_bytes(lba_bytes: u32) -> u32 {
     if lba_bytes >= 4096 { 4096 } else { 512 }
 }
@@ -57,7 +57,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// Where the first arena starts, in bytes.
+    /// Returns the offset of the first arena, in bytes.
     pub(super) fn base(self) -> u64 {
         match self {
             Self::V1_1 => PAGE_BYTES,
@@ -73,7 +73,7 @@ impl Version {
     }
 }
 
-/// Which two of a flog group's four slots hold entries.
+/// The two slots of a flog group's four that hold entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize)]
 pub enum FlogSlots {
     /// Slots 0 and 1: kernels since 4.15.
@@ -86,7 +86,7 @@ pub enum FlogSlots {
 }
 
 impl FlogSlots {
-    /// Offset of the first (`which` = 0) or second (1) slot in its group, in bytes.
+    /// Returns the offset of the first (`which` = 0) or second (1) slot in its group, in bytes.
     pub(super) fn offset(self, which: usize) -> u64 {
         match (self, which) {
             (_, 0) => 0,
@@ -96,7 +96,7 @@ impl FlogSlots {
     }
 }
 
-/// An info block. Two copies: at the arena's start and in its last 4 KiB.
+/// An info block. It has two copies: at the arena's start and in the arena's last 4 KiB.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -134,7 +134,7 @@ const _: () = {
 };
 
 impl Info {
-    /// The Fletcher-64 checksum of the block with its checksum field taken as zero.
+    /// Computes the Fletcher-64 checksum of the block, with its checksum field as zero.
     pub(super) fn fletcher64(&self) -> u64 {
         let mut zeroed = *self;
         zeroed.checksum = U64::ZERO;
@@ -147,15 +147,15 @@ impl Info {
         u64::from(hi) << 32 | u64::from(lo)
     }
 
-    /// The version, where it is one that this engine knows.
+    /// Returns the version, if this engine knows it.
     pub(super) fn version(&self) -> Option<Version> {
         [Version::V1_1, Version::V2_0]
             .into_iter()
             .find(|version| version.numbers() == (self.major.get(), self.minor.get()))
     }
 
-    /// Says what contradicts the format or a place of `space_bytes` bytes from the arena's start to
-    /// the region's end.
+    /// Checks the info block of an arena with `space_bytes` bytes from its start to the region's
+    /// end. The error names the first contradiction.
     pub(super) fn validate(&self, version: Version, space_bytes: u64) -> Result<(), String> {
         if self.signature != SIGNATURE {
             return Err("its signature is missing".into());
@@ -172,10 +172,10 @@ impl Info {
         self.validate_offsets(space_bytes)
     }
 
-    /// Where the arena ends, from its beginning on, if the info block is whole.
+    /// Returns the end of the arena, counted from its start, if the info block is whole.
     pub(super) fn end_bytes(&self, version: Version) -> Option<u64> {
         let end = self.info2off.get().checked_add(PAGE_BYTES)?;
-        // Far from the largest number: what is added to it does not overflow.
+        // Far below the largest number, so that sums with the end do not overflow.
         (end <= u64::MAX / 2 && self.validate(version, u64::MAX / 2).is_ok()).then_some(end)
     }
 
@@ -250,7 +250,7 @@ impl Info {
     }
 }
 
-/// One flog slot. Written as two halves of 8 bytes, the one with `seq` last.
+/// One flog slot. It is written as two halves of 8 bytes, the half with `seq` last.
 #[derive(
     Debug,
     Clone,
@@ -277,23 +277,23 @@ impl FlogSlot {
         Self { lba: lba.into(), old_map: old_map.into(), new_map: new_map.into(), seq: seq.into() }
     }
 
-    /// The first half: lba and old map entry.
+    /// Returns the first half: lba and old map entry.
     pub(super) fn first_half(&self) -> u64 {
         u64::from(self.lba.get()) | u64::from(self.old_map.get()) << 32
     }
 
-    /// The second half: new map entry and the sequence number that makes the slot valid.
+    /// Returns the second half: new map entry and the sequence number that makes the slot valid.
     pub(super) fn second_half(&self) -> u64 {
         u64::from(self.new_map.get()) | u64::from(self.seq.get()) << 32
     }
 
-    /// An unused slot is all zero.
+    /// Returns whether the slot is unused, that is, all zero.
     pub(super) fn is_padding(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// The sequence number after `seq`: 1, 2, 3, 1, ...
+/// Returns the sequence number after `seq`: 1, 2, 3, 1, ...
 pub(super) fn next_seq(seq: u32) -> u32 {
     if seq >= 3 { 1 } else { seq + 1 }
 }
@@ -302,10 +302,10 @@ pub(super) fn next_seq(seq: u32) -> u32 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MapEntry(pub(super) u32);
 
-/// What a map entry says of its lba.
+/// The state of an lba in its map entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MapState {
-    /// Never written: the block is the lba itself, and reads give zeroes.
+    /// Never written: the block has the lba's number, and reads give zeroes.
     Unwritten,
     /// Written.
     Normal,
@@ -332,7 +332,7 @@ impl MapEntry {
         Self(block & Self::BLOCK | Self::ERROR)
     }
 
-    /// The entry with its flags and another block.
+    /// Returns the entry with its flags and another block.
     pub(super) fn with_block(self, block: u32) -> Self {
         Self(self.0 & !Self::BLOCK | block)
     }
@@ -346,7 +346,7 @@ impl MapEntry {
         }
     }
 
-    /// The block of `lba`, whose entry this is.
+    /// Returns the block of `lba`, whose entry this is.
     pub(super) fn block(self, lba: u32) -> u32 {
         match self.state() {
             MapState::Unwritten => lba,
@@ -355,12 +355,12 @@ impl MapEntry {
     }
 }
 
-/// A block number without the flag bits that libpmemblk leaves in flog entries.
+/// Strips the flag bits that libpmemblk leaves in flog entries from a block number.
 pub(super) fn strip_flags(entry: u32) -> u32 {
     entry & MapEntry::BLOCK
 }
 
-/// Where the parts of one new arena lie, and how many blocks it has.
+/// The parts of one new arena and its number of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ArenaPlan {
     pub(super) size_bytes: u64,
@@ -374,8 +374,8 @@ pub(super) struct ArenaPlan {
 }
 
 impl ArenaPlan {
-    /// Splits `size_bytes` for lbas of `lba_bytes` and `lanes` lanes as the kernel does; None where
-    /// not even one lba fits.
+    /// Splits `size_bytes` as the kernel does, for lbas of `lba_bytes` and `lanes` lanes. Returns
+    /// `None` if not even one lba fits.
     pub(super) fn new(size_bytes: u64, lba_bytes: u32, lanes: u32) -> Option<Self> {
         let block_bytes = lba_bytes.next_multiple_of(BLOCK_ALIGN_BYTES);
         let flog_bytes = (u64::from(lanes) * FLOG_GROUP_BYTES).next_multiple_of(PAGE_BYTES);
@@ -403,8 +403,8 @@ impl ArenaPlan {
     }
 }
 
-/// Sizes of the arenas that the kernel makes in `space_bytes`: 512 GiB each, the last one what
-/// remains, and a rest below 16 MiB unused.
+/// Returns the sizes of the arenas that the kernel makes in `space_bytes`: 512 GiB each, the rest
+/// for the last one. A rest below 16 MiB stays unused.
 pub(super) fn arena_sizes(space_bytes: u64, arena_bytes_min: u64) -> Vec<u64> {
     let arenas = 0..space_bytes.div_ceil(ARENA_BYTES_MAX);
     let sizes = arenas.map(|number| (space_bytes - number * ARENA_BYTES_MAX).min(ARENA_BYTES_MAX));

@@ -1,40 +1,40 @@
-//! The map: which block holds each lba.
+//! The map: the block of each lba.
 //!
-//! Entries are single words of 4 bytes, loaded and stored atomically, so that one is never torn.
+//! Entries are single words of 4 bytes, loaded and stored atomically, so that none is ever torn.
 
 use super::BttError;
 use super::layout::{MAP_ENTRY_BYTES, MapEntry};
 use crate::pmem::{PmemError, Region};
 
-/// Entries that are read at once.
+/// Number of entries in one read.
 const CHUNK_ENTRIES: u32 = 16 << 10;
-/// Entries that are read before their pages are released: 2 MiB, a huge page.
+/// Number of entries that are read before their pages are released: 2 MiB, a huge page.
 const RELEASE_ENTRIES: u32 = 512 << 10;
 
 /// The map of one arena.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Map<'a> {
-    /// The memory that holds it.
+    /// The memory of the pool.
     pub(super) region: &'a Region,
-    /// Where it starts in the region, in bytes.
+    /// Start of the map in the region, in bytes.
     pub(super) base: u64,
     /// Number of blocks in the arena: every entry must point below it.
     pub(super) blocks: u32,
 }
 
 impl Map<'_> {
-    /// Where the entry of `lba` is, in bytes from the region's start.
+    /// Returns the offset of the entry of `lba` in the region, in bytes.
     pub(super) fn entry_offset(&self, lba: u32) -> u64 {
         self.base + u64::from(lba) * MAP_ENTRY_BYTES
     }
 
-    /// The entry of `lba`, as it is.
+    /// Loads the entry of `lba` unchecked.
     pub(super) fn load(&self, lba: u32) -> Result<MapEntry, PmemError> {
         self.region.load_u32(self.entry_offset(lba)).map(MapEntry)
     }
 
-    /// Shows the entries of the `lbas` lbas to `see`, in order. The memory that takes does not grow
-    /// with the map. An entry that is changed meanwhile is shown as it was or as it is.
+    /// Shows the entries of the `lbas` lbas to `see`, in order. The memory that this takes does not
+    /// grow with the map. An entry that changes meanwhile is shown as it was or as it is.
     pub(super) fn for_each(
         &self,
         lbas: u32,
@@ -56,13 +56,13 @@ impl Map<'_> {
             if end == lbas || end.is_multiple_of(RELEASE_ENTRIES) {
                 let start = (end - 1) / RELEASE_ENTRIES * RELEASE_ENTRIES;
                 let len = u64::from(end - start) * MAP_ENTRY_BYTES;
-                // To release is to use less memory; nothing depends on it.
+                // A failure costs memory only; nothing depends on the release.
                 let _ = self.region.release(self.entry_offset(start), len);
             }
         }
     }
 
-    /// The entry of `lba` and the block it points at.
+    /// Loads the entry of `lba` and the block that it points at.
     pub(super) fn load_block(&self, lba: u32) -> Result<(MapEntry, u32), BttError> {
         let entry = self.load(lba)?;
         let block = entry.block(lba);

@@ -7,8 +7,8 @@
 //! 1. Each internal block is owned exactly once: by one map entry, or as the free block of one
 //!    lane.
 //! 2. A flog entry becomes valid only after the data it points to is durable.
-//! 3. A map entry changes only after the flog entry that describes the change is durable, so that
-//!    what a reader has seen survives a crash.
+//! 3. A map entry changes only after the flog entry that describes the change is durable, so that a
+//!    write that a reader has seen survives a crash.
 //! 4. A lane overwrites its newest flog entry only after the map entry of that write is durable.
 //! 5. A writer makes the map entry it replaces durable before its own flog entry becomes valid, so
 //!    that the entries of several lanes for one lba never depend on the order of their replay.

@@ -1,11 +1,11 @@
-//! Opening an arena: what the lanes' newest flog entries say is completed.
+//! The opening of an arena, which completes the writes in the lanes' newest flog entries.
 //!
-//! Idempotent: completing a map entry twice stores the same value, and the flog is only read. A
-//! crash inside leaves some entries completed and the rest for the next recovery.
+//! Recovery is idempotent: completing a map entry twice stores the same value, and the flog is only
+//! read. A crash during recovery leaves some entries completed and the rest for the next recovery.
 //!
-//! Before anything is changed the whole map and flog are looked at ([`Survey`]): in an arena where
-//! a block has two owners, a write to one destroys the other. Such an arena is opened for reading,
-//! which needs no flog, or where the caller insists.
+//! Before anything changes, the whole map and flog are looked at ([`Survey`]): if a block of the
+//! arena has two owners, a write to one destroys the other. Such an arena opens only for reading,
+//! which needs no flog, or if the caller insists.
 
 use std::sync::Arc;
 
@@ -19,19 +19,20 @@ use super::survey::{Claim, LaneState, Remedy, Survey, Unfinished};
 use crate::pmem::Region;
 use crate::tier::version_locks::VersionLocks;
 
-/// Locks of an arena, as a power of two: enough that two lbas in flight seldom share one (32 KiB).
+/// Number of an arena's locks, as a power of two: enough that two lbas in flight seldom share one
+/// (32 KiB).
 const LOCKS_LOG2: u32 = 12;
 
-/// What recovery found in one arena.
+/// The result of the recovery of one arena.
 pub(super) struct Recovered {
     pub(super) arena: Arena,
     pub(super) completed_lanes: u32,
-    /// What is wrong with the arena, in words; nothing in a whole one.
+    /// The damage of the arena, in words; empty for a whole one.
     pub(super) damage: Vec<String>,
 }
 
-/// Opens the arena and completes what was cut off. With `force` an arena is opened for writing also
-/// where that may destroy blocks, and blocks of several owners are read.
+/// Opens the arena and completes the writes that a crash cut off. `force` opens an arena for
+/// writing even if writes may destroy blocks, and lets blocks with several owners be read.
 pub(super) fn open_arena(
     region: &Arc<Region>,
     number: usize,
@@ -78,8 +79,8 @@ pub(super) fn open_arena(
     Ok(Recovered { arena, completed_lanes, damage })
 }
 
-/// What is known of a lane's last write. A lane that is to be repaired first is not used for
-/// writing.
+/// Returns the claim on a lane's last write, if it is known. A lane that needs a repair has none
+/// for writing.
 fn known(lane: &LaneState, writable: bool) -> Option<&Claim> {
     match lane {
         LaneState::Sound(claim) => Some(claim),
@@ -95,7 +96,7 @@ fn open_lane(number: u32, state: &LaneState) -> Lane {
     }
 }
 
-/// What readers should know of an arena that is served all the same.
+/// Describes the damage of an arena that is served nevertheless, for its readers.
 fn damage_of(arena: usize, survey: &Survey<'_>) -> Vec<String> {
     let Some((first, faults)) = survey.obstacle() else { return Vec::new() };
     let mut damage = vec![format!(
@@ -113,15 +114,15 @@ fn damage_of(arena: usize, survey: &Survey<'_>) -> Vec<String> {
     damage
 }
 
-/// Bytes of metadata behind the data of an lba of `lba_bytes`.
+/// Returns the bytes of metadata behind the data of an lba of `lba_bytes`.
 fn metadata_bytes(lba_bytes: u32) -> usize {
     (lba_bytes - super::layout::data_bytes(lba_bytes)) as usize
 }
 
-/// Writes back what recovery builds on, and fences. After a power cut it is durable already; after
-/// a mere kill of the process the newest flog entry and the map entry of its write may be in the
-/// cache only, and neither a completed map entry nor the lane's next write may become durable
-/// before them.
+/// Writes back the entries that recovery builds on, and fences. After a power cut they are durable
+/// already. After a mere kill of the process, the newest flog entry and the map entry of its write
+/// may be in the cache only, and neither a completed map entry nor the lane's next write may become
+/// durable before them.
 fn write_back_seen(survey: &Survey<'_>, map: &Map<'_>, lbas: u32) -> Result<(), BttError> {
     for (lane, state) in (0..).zip(&survey.lanes) {
         let LaneState::Sound(claim) = state else { continue };
@@ -134,8 +135,8 @@ fn write_back_seen(survey: &Survey<'_>, map: &Map<'_>, lbas: u32) -> Result<(), 
     Ok(map.region.fence()?)
 }
 
-/// Stores the missing map entries and makes them durable, before any lane can reuse a block they
-/// free.
+/// Stores the missing map entries and makes them durable, before any lane can reuse a block that
+/// they free.
 fn complete(map: &Map<'_>, missing: &[(u32, u32)]) -> Result<(), BttError> {
     for &(lba, new_block) in missing {
         map.store(lba, MapEntry::normal(new_block))?;

@@ -1,4 +1,4 @@
-//! Repair: an info block from its other copy, and of flog and map what the other one proves.
+//! Repair: restores an info block from its other copy, and flog and map entries from each other.
 
 use zerocopy::IntoBytes;
 
@@ -11,16 +11,16 @@ use super::survey::{LaneState, Remedy, Survey};
 use crate::pmem::Region;
 use crate::tier::OnProgress;
 
-/// Restores what can be proved, then checks again. The report counts what was restored and says
-/// what was not proved.
+/// Restores all that can be proved, then checks again. The report counts the restored parts and
+/// lists the unproven ones.
 ///
-/// - Each damaged or differing info block, from the arena's other copy. The first one wins where
-///   both are whole but differ, as it is the one that is read.
-/// - A lane's flog entries, where the map leaves no other answer.
-/// - A map entry that points outside the arena, where one block is left without an owner.
+/// - Each damaged or differing info block, from the arena's other copy. The first copy wins if both
+///   are whole but differ, since it is the one that is read.
+/// - A lane's flog entries, if the map leaves only one answer.
+/// - A map entry that points outside the arena, if exactly one block is left without an owner.
 ///
 /// # Errors
-/// As for [`check`], and [`BttError::Pmem`] where the memory cannot be written.
+/// The same errors as [`check`], and [`BttError::Pmem`] if the memory cannot be written.
 pub fn repair(region: &Region, progress: OnProgress<'_>) -> Result<Report, BttError> {
     let (_, arenas, _) = find_arenas(region)?;
     let mut done = Report::default();
@@ -34,7 +34,8 @@ pub fn repair(region: &Region, progress: OnProgress<'_>) -> Result<Report, BttEr
     Ok(Report { repaired_info_blocks, repaired_lanes, repaired_map_entries, unproven, ..report })
 }
 
-/// Second copy first: at every moment at least one copy is whole, since the other is not touched.
+/// Restores the second copy first: one copy is left untouched at a time, so that one is always
+/// whole.
 fn repair_info(found: &FoundArena<'_>, done: &mut Report) -> Result<(), BttError> {
     let region = found.region;
     for offset in [found.base + found.info.info2off.get(), found.base] {
@@ -71,8 +72,9 @@ fn repair_lanes(arena: usize, found: &FoundArena<'_>, done: &mut Report) -> Resu
     Ok(())
 }
 
-/// An entry that points outside gets the one block that is left; one that says never written, and
-/// names a block, loses that. Both only where all else is right.
+/// Restores map entries if all else in the arena is right. An entry that points outside the arena
+/// gets the one block without an owner. An entry of a never-written lba that names a block loses
+/// the block.
 fn repair_map(found: &FoundArena<'_>, done: &mut Report) -> Result<(), BttError> {
     let Survey { map, lanes, ownerless, .. } = Survey::new(found, |_, _| ())?;
     let lanes_are_sound = lanes.iter().all(|lane| matches!(lane, LaneState::Sound(_)));

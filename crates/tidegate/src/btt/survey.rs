@@ -1,11 +1,11 @@
-//! What the map and the flog of an arena say together: which entry each block belongs to.
+//! The survey of an arena's map and flog together, which finds the owner of each block.
 //!
 //! Neither has a checksum. But each block has exactly one owner, an lba or a lane that has it free,
 //! so a wrong number in either leaves a block with two owners and another with none, or points
-//! outside the arena. What is wrong is found so; what it was before can be told where exactly one
-//! answer agrees with all the rest ([`Remedy`]).
+//! outside the arena. So faults are found. The former content is certain if exactly one answer
+//! agrees with all the rest ([`Remedy`]).
 //!
-//! A survey changes nothing. Its memory is a bit a block: 16 MiB for the largest arena.
+//! A survey changes nothing. It takes a bit of memory for each block: 16 MiB for the largest arena.
 
 use super::bitmap::Bitmap;
 use super::flog::{Flog, Group, Newest, newest_of};
@@ -14,12 +14,12 @@ use super::layout::{FlogSlot, MapEntry, MapState, strip_flags};
 use super::map::Map;
 use crate::pmem::PmemError;
 
-/// Items of one kind that a survey names; the rest are counted.
+/// Most items of one kind that a survey names; the rest are counted.
 pub(super) const NAMED_MAX: usize = 1000;
 /// Bits of a lane's slots.
 const GROUP_BITS: usize = 512;
 
-/// The first [`NAMED_MAX`] items of a kind, and how many there are.
+/// The first [`NAMED_MAX`] items of a kind, and the number of all.
 pub(super) struct Items<T> {
     pub(super) first: Vec<T>,
     pub(super) count: u64,
@@ -40,20 +40,20 @@ impl<T> Items<T> {
     }
 }
 
-/// What a map says of its arena.
+/// The facts that a map gives about its arena.
 #[derive(Default)]
 pub(super) struct MapSurvey {
     /// Blocks that belong to an lba.
     pub(super) owned: Bitmap,
     /// Blocks that belong to several lbas.
     pub(super) shared: Option<Bitmap>,
-    /// Lbas whose entries point outside the arena, and where.
+    /// Lbas whose entries point outside the arena, with the blocks of the entries.
     pub(super) wild: Items<(u32, u32)>,
-    /// Lbas whose entries cannot be read, and why.
+    /// Lbas whose entries cannot be read, with the errors.
     pub(super) unreadable: Items<(u32, PmemError)>,
     /// Never-written lbas whose entries name a block.
     pub(super) odd: Items<u32>,
-    /// Lbas that are marked as lost to the memory.
+    /// Lbas that are marked as lost to a media error.
     pub(super) lost: Items<u32>,
     /// Lbas that hold data.
     pub(super) written: u64,
@@ -82,7 +82,7 @@ impl MapSurvey {
         }
     }
 
-    /// Each entry can be read, points into the arena, and has its block for itself.
+    /// Returns whether each entry can be read, points into the arena, and has its block for itself.
     pub(super) fn is_sound(&self) -> bool {
         self.shared.is_none() && self.wild.count == 0 && self.unreadable.count == 0
     }
@@ -95,30 +95,30 @@ pub(super) struct Unfinished {
     pub(super) new_block: u32,
 }
 
-/// What a lane's slots say, in agreement with the map.
+/// The claim of a lane's slots, in agreement with the map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) newest: Newest,
     pub(super) unfinished: Option<Unfinished>,
-    /// The block that the lane has and no lba: its free one, or that of its unfinished write.
+    /// The block that the lane has and no lba: its free one, or the block of its unfinished write.
     block: u32,
 }
 
-/// A lane as it was found.
+/// A lane as the survey found it.
 pub(super) enum LaneState {
-    /// Its slots make sense, beside the map too.
+    /// Its slots make sense, and agree with the map.
     Sound(Claim),
-    /// They do not.
+    /// Its slots make no sense, or contradict the map or another lane.
     Damaged {
-        /// Why.
+        /// The contradiction.
         reason: String,
-        /// What can be done.
+        /// The possible repair.
         remedy: Remedy,
     },
 }
 
 impl LaneState {
-    /// The block that a remedy gives to a damaged lane.
+    /// Returns the block that a remedy gives to a damaged lane.
     pub(super) fn repaired_block(&self) -> Option<u32> {
         match self {
             Self::Damaged { remedy: Remedy::Proven(_, claim), .. } => Some(claim.block),
@@ -128,33 +128,32 @@ impl LaneState {
     }
 }
 
-/// What can be done for a damaged lane.
+/// The possible repair of a damaged lane.
 pub(super) enum Remedy {
-    /// One bit changed: with any other state of that bit, slots and map do not agree.
+    /// One bit changed: slots and map do not agree with any other state of that bit.
     Proven(Box<Group>, Claim),
-    /// All that is certain is which block the lane has; not what its last write was.
+    /// Only the lane's block is certain, not its last write.
     Free(u32),
     /// Nothing is certain.
     None,
 }
 
-/// What an arena's map and flog say together.
+/// The result of a survey of an arena's map and flog.
 pub(super) struct Survey<'a> {
     pub(super) flog: Flog<'a>,
     pub(super) map: MapSurvey,
-    /// By number.
+    /// The lanes, by number.
     pub(super) lanes: Vec<LaneState>,
     /// Number of blocks.
     blocks: u32,
-    /// Blocks without an owner. No more than [`NAMED_MAX`] of them are named.
+    /// Blocks without an owner; at most [`NAMED_MAX`] are named.
     pub(super) ownerless: Items<u32>,
-    /// Blocks of which nothing says whether they are an lba's or a lane's.
+    /// Blocks whose owner, an lba or a lane, is uncertain.
     pub(super) disputed: Vec<u32>,
 }
 
 impl<'a> Survey<'a> {
-    /// Looks at the whole map and flog of `found`; shows each map entry that can be read to
-    /// `visit`.
+    /// Looks at the whole map and flog of `found`; shows each readable map entry to `visit`.
     ///
     /// # Errors
     /// The region is shorter than the arena.
@@ -176,7 +175,8 @@ impl<'a> Survey<'a> {
         Ok(Look { flog, table, lbas, lanes, map }.at_lanes())
     }
 
-    /// The first reason why a write here might destroy another block, and how many there are.
+    /// Returns the first reason why a write here might destroy another block, and the number of
+    /// reasons.
     pub(super) fn obstacle(&self) -> Option<(String, u64)> {
         let lanes = (0..).zip(&self.lanes).filter_map(|(number, lane)| match lane {
             LaneState::Sound(_) => None,
@@ -191,7 +191,7 @@ impl<'a> Survey<'a> {
         Some((first, 1 + reasons.count() as u64))
     }
 
-    /// Blocks of which an lba may read what is not its own.
+    /// Returns the blocks that may belong to another owner than the lba that reads them.
     pub(super) fn suspects(self) -> Option<Bitmap> {
         if self.disputed.is_empty() {
             return self.map.shared;
@@ -204,7 +204,7 @@ impl<'a> Survey<'a> {
     }
 }
 
-/// A survey on its way.
+/// A survey in progress.
 struct Look<'a> {
     flog: Flog<'a>,
     table: Map<'a>,
@@ -213,7 +213,7 @@ struct Look<'a> {
     map: MapSurvey,
 }
 
-/// What the slots of a lane may have been.
+/// A possible former content of a lane's slots.
 type Outcome = (Group, Claim);
 
 /// A lane whose slots do not agree with the format, the map or another lane.
@@ -221,7 +221,7 @@ struct Suspect {
     lane: usize,
     group: Option<Group>,
     reason: String,
-    /// What the slots claim, where they suit the format.
+    /// The claim of the slots, if they suit the format.
     claim: Option<Claim>,
 }
 
@@ -236,7 +236,7 @@ impl<'a> Look<'a> {
         let remedies = self.remedies(&suspects, ownerless.first.clone(), &mut disputed);
         for (suspect, remedy) in suspects.into_iter().zip(remedies) {
             lanes[suspect.lane] = Some(match remedy {
-                // It was another lane that changed.
+                // Another lane changed, not this one.
                 Remedy::Proven(group, claim) if suspect.group == Some(*group) => {
                     LaneState::Sound(claim)
                 }
@@ -248,8 +248,8 @@ impl<'a> Look<'a> {
         Survey { flog: self.flog, map: self.map, lanes, blocks, ownerless, disputed }
     }
 
-    /// What each lane says that neither the map nor another lane denies, and the other lanes; adds
-    /// the blocks of the former to `held`.
+    /// Judges the claims of all lanes. Returns the claims that neither the map nor another lane
+    /// contradicts, and the lanes that are suspect. Adds the blocks of the claims to `held`.
     fn judge(&self, held: &mut Bitmap) -> (Vec<Option<Claim>>, Vec<Suspect>) {
         let mut seen = Bitmap::new(self.table.blocks);
         let mut twice = Bitmap::new(self.table.blocks);
@@ -287,7 +287,8 @@ impl<'a> Look<'a> {
         (claims, suspects)
     }
 
-    /// What a lane's slots say by themselves.
+    /// Reads the claim of a lane's slots. Fails if they contradict the format, the arena or the
+    /// map.
     fn claim(&self, group: &Group) -> Result<Claim, String> {
         let newest = newest_of(group, self.flog.slots)?;
         let unfinished = self.unfinished(&newest.entry)?;
@@ -298,7 +299,8 @@ impl<'a> Look<'a> {
         Ok(Claim { newest, unfinished, block })
     }
 
-    /// What `entry`, a lane's newest, leaves to do: the map still points at the old block.
+    /// Returns the unfinished write of `entry`, a lane's newest, if the map still points at the old
+    /// block.
     ///
     /// The numbers are compared without their flag bits, which libpmemblk keeps in its flog and the
     /// kernel does not.
@@ -307,8 +309,8 @@ impl<'a> Look<'a> {
         let new_block = strip_flags(entry.new_map.get());
         let (lbas, blocks) = (self.lbas, self.table.blocks);
         if old_block == new_block && old_block < blocks {
-            // A lane that was never used; the kernel numbers its entry by lane, whether or not that
-            // is an lba.
+            // A lane that was never used. The kernel numbers its entry by lane, which need not be
+            // an lba.
             return Ok(None);
         }
         if lba >= lbas || old_block >= blocks || new_block >= blocks {
@@ -323,7 +325,7 @@ impl<'a> Look<'a> {
         Ok((current.block(lba) == old_block).then_some(Unfinished { lba, new_block }))
     }
 
-    /// The blocks that neither an lba nor a lane of `held` has.
+    /// Returns the blocks that belong neither to an lba nor to a lane in `held`.
     fn ownerless(&self, held: &Bitmap) -> Items<u32> {
         let mut blocks = Items::default();
         (0..self.table.blocks)
@@ -332,10 +334,10 @@ impl<'a> Look<'a> {
         blocks
     }
 
-    /// The remedy of each suspect, with the blocks that are `left`; adds to `disputed`.
+    /// Finds the remedy of each suspect among the blocks that are `left`. Adds to `disputed`.
     ///
-    /// What the map proves it proves only where it is sound itself. The blocks of lanes whose slots
-    /// say nothing any more are interchangeable: each of them is free.
+    /// The map proves a claim only if the map itself is sound. If the slots of several lanes are
+    /// lost, their blocks are interchangeable: each block is free.
     fn remedies(
         &self,
         suspects: &[Suspect],
@@ -349,7 +351,7 @@ impl<'a> Look<'a> {
             let open = |index: usize| contested[index].is_none();
             prove_all(&mut found, &outcomes, open, &mut left);
         }
-        // Where one of the blocks that are left may be an lba's, none is free for certain.
+        // If one of the blocks that are left may be an lba's, none is certain to be free.
         let open = || (0..suspects.len()).filter(|&index| found[index].is_none());
         let uncertain = open().any(|index| {
             let unfinished = outcomes[index].iter().any(|(_, claim)| claim.unfinished.is_some());
@@ -369,9 +371,9 @@ impl<'a> Look<'a> {
         found.into_iter().map(remedy).collect()
     }
 
-    /// The block that `suspect` claims and an lba has, where one bit of the lba's map entry may
-    /// have changed as well as one of the lane's: it would be one of those that are `left` then. An
-    /// lba that was never written has its block whatever its entry says.
+    /// Returns the block that `suspect` claims and an lba has, if the change of one bit may be in
+    /// the lba's map entry as well as in the lane's slots: then the lba's former block would be
+    /// among those `left`. An lba that was never written has its block whatever its entry is.
     fn contested(&self, suspect: &Suspect, left: &[u32]) -> Option<u32> {
         let taken = suspect.claim?.block;
         if !self.map.owned.get(taken) {
@@ -383,8 +385,8 @@ impl<'a> Look<'a> {
         (near && !by_number).then_some(taken)
     }
 
-    /// What the slots of `suspect` may have been: as they are, or with one bit changed, if that
-    /// suits the format, the map and the blocks that are `left`.
+    /// Returns the possible former contents of the slots of `suspect`: as they are, or with one bit
+    /// changed, if that suits the format, the map and the blocks that are `left`.
     fn outcomes(&self, suspect: &Suspect, left: &[u32]) -> Vec<Outcome> {
         let Some(group) = suspect.group else { return Vec::new() };
         let changed = (0..GROUP_BITS).map(|bit| with_bit_flipped(&group, bit));
@@ -397,8 +399,7 @@ impl<'a> Look<'a> {
             .collect()
     }
 
-    /// The blocks that the map has for lbas whose last write may be one that `suspect` has not
-    /// completed.
+    /// Returns the map's blocks of the lbas whose last write may be an unfinished one of `suspect`.
     fn stale_blocks(&self, suspect: &Suspect, outcomes: &[Outcome]) -> Vec<u32> {
         let claims = outcomes.iter().map(|(_, claim)| claim).chain(&suspect.claim);
         let lbas = claims.filter_map(|claim| Some(claim.unfinished?.lba));
@@ -406,8 +407,8 @@ impl<'a> Look<'a> {
     }
 }
 
-/// Finds the outcomes of the suspects that are `open`, as far as they follow from each other: takes
-/// their blocks from those that are `left`.
+/// Finds the outcomes of the suspects that are `open`, as far as they follow from each other. Takes
+/// their blocks out of `left`.
 fn prove_all(
     found: &mut [Option<Outcome>],
     outcomes: &[Vec<Outcome>],
@@ -423,8 +424,8 @@ fn prove_all(
     }
 }
 
-/// The one outcome with a block that is `left`, if there is only one, or only one in which the
-/// newest write went to the block that the write before it had freed.
+/// Returns the one outcome with a block that is `left`. If several exist, returns the only one
+/// whose newest write went to the block that the write before it had freed.
 fn only_outcome(outcomes: &[Outcome], left: &[u32]) -> Option<Outcome> {
     let only = |outcomes: &[&Outcome]| {
         let first = outcomes.first()?;
@@ -440,7 +441,8 @@ fn only_outcome(outcomes: &[Outcome], left: &[u32]) -> Option<Outcome> {
     only(&possible).or_else(|| only(&chained))
 }
 
-/// The newest entry's write went to the block that the lane's other entry had freed.
+/// Returns whether the newest entry's write went to the block that the lane's other entry had
+/// freed.
 fn follows_other_slot(group: &Group, claim: &Claim) -> bool {
     let newest = &claim.newest.entry;
     let used = group.iter().filter(|slot| slot.seq.get() != 0);

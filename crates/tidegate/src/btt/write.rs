@@ -10,29 +10,29 @@ use super::layout::{FlogSlot, MapEntry, MapState};
 use crate::pmem::PmemError;
 use crate::tier::version_locks::VersionGuard;
 
-/// Most blocks that are written between two fences.
+/// Most blocks of a write that share the two fences.
 const GROUP_MAX: usize = 8;
 
-/// One block of a group on its way. Dropping it unlocks the lba before it releases the lane.
+/// One block of a group during its write. Its drop unlocks the lba before it releases the lane.
 struct Member<'a> {
     lock: Option<VersionGuard<'a>>,
     lane: LaneGuard<'a>,
     lba: u32,
     data: &'a [u8],
-    /// The flog entry that commits it.
+    /// The flog entry that commits the block.
     entry: FlogSlot,
-    /// The block that it replaces.
+    /// The block that the write replaces.
     old_block: u32,
 }
 
-/// Blocks that share the two fences, each in a lane of its own.
+/// Blocks that share the two fences, each in its own lane.
 type Group<'a> = ArrayVec<Member<'a>, GROUP_MAX>;
 
 /// Why a group was not written.
 enum GroupError {
-    /// A lane's memory failed before anything was committed; other lanes can write the group.
+    /// A lane's memory failed before the commit; other lanes can write the group.
     LaneRetired,
-    /// Nothing helps.
+    /// Other lanes cannot help.
     Failed(BttError),
 }
 
@@ -46,8 +46,8 @@ impl Arena {
     /// Writes whole blocks of `data_bytes` from `lba` on, each atomic and all durable on return.
     /// `metadata` goes behind the data of each block.
     ///
-    /// Neighbours are written in groups, a lane each, that share the two fences. A lane whose
-    /// memory fails is retired and the group tried again with other lanes.
+    /// Neighbours are written in groups that share the two fences, each block in its own lane. A
+    /// lane whose memory fails is retired, and the group is tried again with other lanes.
     pub(super) fn write_blocks(
         &self,
         mut lba: u32,
@@ -70,8 +70,8 @@ impl Arena {
         Ok(())
     }
 
-    /// Takes a lane for the first of `blocks`, and for those behind it as far as lanes are free at
-    /// once and the lbas are in different buckets.
+    /// Takes a lane for the first of `blocks`, and lanes for the next blocks as long as lanes are
+    /// free at once and the lbas are in different buckets.
     fn gather<'a>(
         &'a self,
         first: u32,
@@ -103,23 +103,23 @@ impl Arena {
         Ok(())
     }
 
-    /// The write of a group of blocks, with two fences where the kernel has four a block. Why each
-    /// store precedes the next (for a group: each lane's steps are done for all lanes before the
-    /// next fence, so every argument holds lane by lane; the lbas differ):
+    /// Writes a group of blocks, with two fences where the kernel has four a block. The following
+    /// argument shows why each store precedes the next. In a group, each step is done for all lanes
+    /// before the next fence, so every argument holds for each lane; the lbas differ.
     ///
     /// - The previous write of a lane left its map entry in the cache. It is written back here, by
     ///   the thread that also fences, and is durable at fence 1: before fence 2 makes this write's
     ///   flog entry the lane's newest and the previous one forgotten (invariant 4).
     /// - The data and the first half of the flog slot are durable at fence 1, before the second
-    ///   half exists: a valid entry points at complete data and has its own lba (invariant 2).
+    ///   half is stored: a valid entry points at complete data and has its own lba (invariant 2).
     ///   Until then the slot's old sequence number makes it the lane's older entry, which no
     ///   recovery reads.
     /// - The entry that this write replaces may be in the cache only, stored by another lane: then
     ///   that lane is the bucket's last writer and has not written since. It is written back here
-    ///   under the lba's lock and durable at fence 1 (invariant 5). So of all lanes' newest entries
-    ///   for one lba, only that of the last write can still find its `old_map` in the map on the
-    ///   medium: an older entry's `old_map` was replaced durably and is that lane's free block, so
-    ///   it cannot return. Replay in any order therefore completes just the last write.
+    ///   under the lba's lock and durable at fence 1 (invariant 5). So among all lanes' newest
+    ///   entries for one lba, only that of the last write can still find its `old_map` in the map
+    ///   on the medium: an older entry's `old_map` was replaced durably and is that lane's free
+    ///   block, so it cannot return. Replay in any order therefore completes just the last write.
     /// - The map entry is stored after fence 2, so a reader that sees it sees a write that recovery
     ///   would complete (invariant 3). It needs no fence of its own: until it is durable, the flog
     ///   entry is there.
@@ -144,7 +144,8 @@ impl Arena {
 
     /// Locks the lbas in the order of their locks, so that two groups never wait for each other.
     ///
-    /// This comes before the data: a locked instruction behind non-temporal stores waits for them.
+    /// The locks come before the data: a locked instruction after non-temporal stores waits for
+    /// their end.
     fn lock_group<'a>(&'a self, group: &mut Group<'a>) {
         group.sort_unstable_by_key(|member| self.lba_locks.rank(member.lba));
         for member in group {
@@ -152,7 +153,8 @@ impl Arena {
         }
     }
 
-    /// The first half of the flog entry, and the map entry that it replaces on its way.
+    /// Stores the first half of the flog entry. Writes the map entry that it replaces back if
+    /// needed.
     fn prepare(&self, member: &mut Member<'_>) -> Result<(), GroupError> {
         let (old_entry, old_block) = self.map().load_block(member.lba)?;
         if let Some(stale_lba) = self.unfenced_in_bucket(member) {
@@ -165,14 +167,15 @@ impl Arena {
         retire_if_poisoned(&mut member.lane, prepared)
     }
 
-    /// The one lba of the member's bucket whose map entry may not be durable.
+    /// Returns the one lba of the member's bucket whose map entry may not be durable, if there is
+    /// one.
     fn unfenced_in_bucket(&self, member: &Member<'_>) -> Option<u32> {
         let last_writer = member.lock.as_ref()?.last_holder()?;
         let stale_lba = self.lanes.unfenced_lba(last_writer)?;
         self.lba_locks.same_bucket(stale_lba, member.lba).then_some(stale_lba)
     }
 
-    /// The data to the lane's free block, and the lane's previous map entry on its way.
+    /// Stores the data in the lane's free block. Writes the lane's previous map entry back.
     fn store(&self, member: &mut Member<'_>, metadata: &[u8]) -> Result<(), GroupError> {
         let offset = self.block_offset(member.lane.free_block());
         let mut stored = self.region.write_streaming(offset, member.data);
@@ -185,7 +188,8 @@ impl Arena {
         retire_if_poisoned(&mut member.lane, stored)
     }
 
-    /// Fence 1, the second halves of the flog entries, fence 2, and the map entries.
+    /// Commits a group: fence 1, the second halves of the flog entries, fence 2, and the map
+    /// entries.
     fn commit_group(&self, group: &mut Group<'_>) -> Result<(), PmemError> {
         self.region.fence()?;
         for Member { lane, entry, .. } in group.iter() {
@@ -216,8 +220,7 @@ fn retire_if_poisoned(
     }
 }
 
-/// The old map entry as the kernel logs it: without flags, but a block that is in error keeps that
-/// flag.
+/// Returns the old map entry as the kernel logs it: without flags, except the error flag.
 fn logged_old_map(entry: MapEntry, block: u32) -> u32 {
     match entry.state() {
         MapState::Error => block | MapEntry::ERROR,

@@ -12,8 +12,8 @@
 //!   the model.
 //! - Loads and stores of words cost nothing by themselves: hot metadata is in the CPU's caches.
 //!
-//! The bandwidth of all threads together is one virtual time for each direction, up to which the
-//! medium is booked: a transfer is booked behind the earlier ones. An idle medium saves nothing up.
+//! The bandwidth of all threads together is one virtual time for each direction: the end of the
+//! medium's bookings. A transfer is booked behind the earlier ones. An idle medium saves nothing up.
 //! Writes are booked [`BOOK_BYTES`] at a time: booking needs a locked instruction, which on x86
 //! waits for all streaming stores to be visible, longer than a fence does. In between each thread
 //! keeps to the pace of the medium by itself.
@@ -138,7 +138,7 @@ impl Delay {
         while self.clock.now() < time {}
     }
 
-    /// Gives each thread a [`simulated`] time of its own, in which only delays pass.
+    /// Gives each thread a [`simulated`] time of its own, which only delays advance.
     #[cfg(test)]
     pub(super) fn simulate_time(&mut self) {
         self.clock = &Clock::Simulated;
