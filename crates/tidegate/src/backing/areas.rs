@@ -11,7 +11,7 @@ use crate::device::{BlockDevice, DeviceError};
 
 /// Superblocks and tables at the start: all except the superblock of Btrfs.
 const START_BYTES: usize = 8192;
-/// Where the superblock of Btrfs lies.
+/// Offset of the superblock of Btrfs.
 const BTRFS: usize = 64 << 10;
 /// Bytes of the superblock of Btrfs, and of the last area, which has the second header of a GPT.
 const AREA_BYTES: usize = 4096;
@@ -23,7 +23,7 @@ pub(super) struct Areas {
     end: Vec<u8>,
 }
 
-/// Which file system, table or volume lies on a backing.
+/// The file system, table or volume on a backing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ContentId {
     kind: &'static str,

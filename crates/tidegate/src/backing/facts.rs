@@ -113,10 +113,10 @@ mod tests {
 
     use super::*;
 
-    /// A disk as sysfs and its sectors show it.
+    /// A disk in the view of sysfs and of its sectors.
     #[derive(Clone, Default)]
     struct Disk {
-        /// Under which the kernel shows it: what must not matter.
+        /// The kernel's name for the disk, which must not matter.
         name: &'static str,
         attributes: Vec<(&'static str, &'static str)>,
         looped: Option<(u64, u64)>,
@@ -150,7 +150,7 @@ mod tests {
         Disk { name, attributes: attributes.to_vec(), size_bytes: 1 << 30, ..Disk::default() }
     }
 
-    /// Disks that are all different, of every kind that says something.
+    /// Disks that all differ, of every kind with an identity.
     fn different() -> Vec<Disk> {
         let mut disks = vec![
             disk("sda", &[("device/wwid", "naa.5000c500a1b2c3d4")]),
@@ -173,7 +173,7 @@ mod tests {
             [(7, 0), (7, 1 << 20), (8, 0)]
                 .map(|looped| Disk { looped: Some(looped), ..disk("loop0", &[]) }),
         );
-        // Partitions: of two disks with a number, of two loop devices, and of disks with none.
+        // Partitions of two disks with a number, of a loop device, and of a disk without a number.
         for whole in [disks[0].clone(), disks[1].clone(), disks[13].clone(), disk("vdc", &[])] {
             for partition in [(1, 1 << 20, "aa"), (2, 1 << 25, "ab"), (1, 1 << 21, "aa")] {
                 disks.push(Disk { partition: Some(partition), ..whole.clone() });

@@ -73,7 +73,7 @@ pub struct OpenBacking {
     pub seen: BackingState,
     /// Its absolute path, without following links, or its URL.
     pub name: Vec<u8>,
-    /// The pool that lies on it, if there is one.
+    /// The pool on the backing, if there is one.
     pub holds: Option<Glance>,
     /// Locks other programs out of the device until it is dropped.
     pub guard: Option<std::fs::File>,

@@ -1,11 +1,11 @@
 //! One flipped bit, anywhere in the metadata: never wrong data in silence, and all that can be read
 //! is read.
 //!
-//! The format has no checksum in map and flog, so a few bits are beyond this, and these tests know
-//! them by name:
-//! - of a map entry, those whose change makes another valid entry with its own block: bit 30 tells
+//! The format has no checksum in map and flog, so that a few bits cannot be covered. The tests list
+//! these bits:
+//! - in a map entry, those whose change makes another valid entry with its own block: bit 30 tells
 //!   data from a discarded block;
-//! - of a flog, the lower two bits of the sequence numbers of a lane whose last two writes were of
+//! - in a flog, the lower two bits of the sequence numbers of a lane whose last two writes were to
 //!   one lba, or whose last write a crash kept out of the map: with another number the lane looks
 //!   as before its last write. The writes here never do the former.
 
@@ -25,12 +25,12 @@ const POOL_BYTES: u64 = 256 << 10;
 const LANES: u32 = 8;
 const BLOCK_BYTES: usize = 4096;
 
-/// A pool in a file: written there, and mapped for reading.
+/// A pool in a file, which is written through the file and mapped for reading.
 struct Pool {
     file: std::fs::File,
     read_only: Arc<Region>,
     bytes: Vec<u8>,
-    /// What each block holds.
+    /// The byte of each block.
     blocks: Vec<u8>,
     map: std::ops::Range<usize>,
     flog: std::ops::Range<usize>,
@@ -53,8 +53,8 @@ fn bytes_of(region: &Region) -> Vec<u8> {
 }
 
 impl Pool {
-    /// Blocks are written in groups, so in all lanes, and some discarded. `unfinished` leaves the
-    /// map as before the last write of one.
+    /// Writes blocks in groups, so in all lanes, and discards some. `unfinished` leaves the map as
+    /// before the last write of one block.
     fn new(unfinished: bool) -> Self {
         let region = Arc::new(Region::anonymous(POOL_BYTES).unwrap());
         create(&region, &BttOptions { lanes: LANES, ..BttOptions::default() }).unwrap();
@@ -107,7 +107,8 @@ impl Pool {
         }
     }
 
-    /// The pool with bit `bit` of byte `at` flipped, in the file too; what `see` says of it.
+    /// Flips bit `bit` of byte `at` in the pool and its file for the time of `see`. Returns its
+    /// result.
     fn with_flip<T>(&mut self, at: usize, bit: u32, see: impl FnOnce(&Self) -> T) -> T {
         self.flip(at, bit);
         let seen = see(self);
@@ -124,8 +125,8 @@ impl Pool {
         check(&self.read_only, &mut |_| ()).unwrap()
     }
 
-    /// A pool that is opened for writing is right, and stays so under writes in all lanes. Whether
-    /// it is opened.
+    /// Asserts that a pool that opens for writing is right, and stays right under writes in all
+    /// lanes. Returns whether it opens.
     fn assert_right_for_writing(&self, bytes: &[u8], flip: &str) -> bool {
         let region = region_of(bytes);
         let btt = match Btt::open(region.clone()) {
@@ -146,7 +147,7 @@ impl Pool {
         true
     }
 
-    /// The flip makes of a valid pool another one that is as good.
+    /// Returns whether the flip turns a valid pool into another valid one.
     fn is_beyond_the_format(&self, at: usize, bit: u32) -> bool {
         if self.unfinished.contains(&at) && bit < 2 {
             return (at - self.unfinished.start) % 16 == 12;
@@ -166,15 +167,15 @@ impl Pool {
             && changed.state() == MapState::Zero)
     }
 
-    /// Each bit of `bytes`, `step` apart.
+    /// Returns every `step`-th bit of `bytes`.
     fn bits(bytes: &std::ops::Range<usize>, step: usize) -> Vec<(usize, u32)> {
         let bits = (bytes.start * 8..bytes.end * 8).step_by(step);
         bits.map(|bit| (bit / 8, u32::try_from(bit % 8).unwrap())).collect()
     }
 }
 
-/// Reads the first blocks of `btt`: the number of those that fail, and of those that are not what
-/// `blocks` says.
+/// Reads the first blocks of `btt`. Returns the number of failed blocks, and of blocks that differ
+/// from `blocks`.
 fn read_all(btt: &Btt, blocks: &[u8]) -> (usize, usize) {
     let (mut failed, mut wrong) = (0, 0);
     let mut data = vec![0; BLOCK_BYTES];
@@ -191,21 +192,21 @@ fn byte(round: usize, block: usize) -> u8 {
     u8::try_from(1 + (round * 31 + block * 7) % 250).unwrap()
 }
 
-/// How many flips a repair was tried on, and what it did.
+/// Number of flips that a repair was tried on, by result.
 #[derive(Debug, Default)]
 struct Repairs {
-    /// Flips for which the pool was not opened for writing.
+    /// Flips after which the pool does not open for writing.
     refused: u32,
-    /// Of these, those for which it is opened after the repair.
+    /// Refused flips after which the pool opens once it is repaired.
     reopened: u32,
-    /// Of these, those of which the repair proved all of the lane's flog.
+    /// Reopened flips for which the repair proved all of the lane's flog.
     proven_lanes: u32,
-    /// Of those that are opened again, those of which the repair proved a map entry.
+    /// Reopened flips for which the repair proved a map entry.
     proven_entries: u32,
 }
 
 impl Repairs {
-    /// What a flip may do: the most blocks that cannot be read any more. Then what a repair does.
+    /// Asserts that a flip makes at most `failed_max` blocks unreadable. Then tries a repair.
     fn assert_served(&mut self, pool: &mut Pool, (at, bit): (usize, u32), failed_max: usize) {
         if pool.is_beyond_the_format(at, bit) {
             return;
@@ -243,7 +244,7 @@ impl Repairs {
         }
     }
 
-    /// Of all flips of bits of `bytes` that are `step` apart.
+    /// Tries the flips of bits of `bytes` that are `step` apart.
     fn of(pool: &mut Pool, bytes: &std::ops::Range<usize>, step: usize) -> Self {
         let mut repairs = Self::default();
         for flip in Pool::bits(bytes, step) {
@@ -278,7 +279,7 @@ fn a_flipped_bit_of_the_map_costs_at_most_two_blocks_and_never_lies() {
     }
 }
 
-/// Reads need no flog. Without it nothing tells of a last write that is not in the map yet.
+/// Reads need no flog. Without it, a last write that is not yet in the map is unknown.
 #[test]
 fn a_pool_without_its_flog_is_read_all_the_same() {
     let random = |n: usize| scrambled(n as u64).to_le_bytes()[0];
@@ -291,7 +292,7 @@ fn a_pool_without_its_flog_is_read_all_the_same() {
             flog.clone().for_each(|at| pool.bytes[at] = fill(at));
             pool.file.write_all_at(&pool.bytes[flog.clone()], flog.start as u64).unwrap();
             if unfinished {
-                // As the write before the unfinished one left it.
+                // The content before the unfinished write.
                 pool.blocks[2] = byte(6, 2);
             }
             let btt = Btt::open(pool.read_only.clone()).unwrap();
@@ -321,7 +322,7 @@ fn a_flipped_bit_of_an_info_block_costs_nothing() {
     }
 }
 
-/// Of map, flog and info blocks: the check finds the bit, or it makes no difference.
+/// In map, flog and info blocks the check finds the bit, or the bit makes no difference.
 #[test]
 fn check_finds_random_flips_that_matter() {
     let mut pool = Pool::new(false);
@@ -340,7 +341,7 @@ fn check_finds_random_flips_that_matter() {
         pool.with_flip(at, bit, |pool| {
             let report = pool.check();
             if map && beyond {
-                // Counted, since nothing tells them apart.
+                // These are counted, since nothing tells them apart.
                 let counts = |it: &Report| (it.written_blocks, it.zero_blocks, it.dropped_blocks);
                 let entry_is_first = at - pool.map.start < 4;
                 assert!(counts(&report) != counts(&whole) || entry_is_first, "bit {bit} of {at}");

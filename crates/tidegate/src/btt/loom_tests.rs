@@ -7,7 +7,7 @@ use super::lane::Lanes;
 use crate::sync::{AtomicU64, Ordering};
 use crate::tier::version_locks::VersionLocks;
 
-/// Two lbas, each a map entry and its copy on the medium; blocks of two words; and the real lanes.
+/// Two lbas, each with a map entry and its copy on the medium; blocks of two words; the real lanes.
 struct Model {
     locks: VersionLocks,
     lanes: Lanes,
@@ -28,7 +28,7 @@ impl Model {
         })
     }
 
-    /// The write of the arena, less the flog.
+    /// Writes as the arena does, without the flog.
     fn write(&self, thread: usize, lba: u32, value: u64) {
         let mut lane = self.lanes.wait_for_one(thread, thread::yield_now).unwrap();
         if let Some(lba) = lane.unfenced_lba() {
@@ -51,13 +51,13 @@ impl Model {
         guard.set_holder(lane.number);
     }
 
-    /// A write-back and a fence.
+    /// Writes back and fences.
     fn persist(&self, lba: u32) {
         let entry = self.map[lba as usize].load(Ordering::Acquire);
         self.medium[lba as usize].store(entry, Ordering::Relaxed);
     }
 
-    /// The optimistic read of the arena; None where a writer interfered.
+    /// Reads optimistically as the arena does. Returns `None` if a writer interfered.
     fn read(&self, lba: u32) -> Option<[u64; 2]> {
         let version = self.locks.version(lba);
         let block = usize::try_from(self.map[lba as usize].load(Ordering::Acquire)).unwrap();

@@ -39,7 +39,7 @@ fn write(btt: &Btt, block: u64, byte: u8) {
     btt.write(block * block_bytes, &data, WriteFlags::default()).unwrap();
 }
 
-/// The byte that fills the block; a block of several bytes is torn.
+/// Returns the byte that fills the block. A block with different bytes is torn.
 fn read(btt: &Btt, block: u64) -> u8 {
     let block_bytes = u64::from(btt.geometry().block_bytes);
     let mut data = vec![0xEE; usize::try_from(block_bytes).unwrap()];
@@ -107,7 +107,7 @@ fn behaves_as_every_block_device_must() {
     }
 }
 
-/// The price of durability, exactly: a fence or a write-back lost, or a new one, fails here.
+/// The exact price of durability: a fence or a write-back that is lost or new fails here.
 #[test]
 fn p1_a_write_costs_two_fences_however_many_blocks_it_has() {
     let (region, btt) = small(4096);
@@ -135,7 +135,7 @@ fn metadata_travels_with_its_block() {
     let (mut data, mut metadata) = ([0; 512], [0; 8]);
     btt.read_with_metadata(3, &mut data, &mut metadata).unwrap();
     assert_eq!((data, metadata), ([7; 512], [9; 8]));
-    // A plain write leaves no stale metadata of the block that its lane reuses.
+    // A plain write leaves no stale metadata in the block that its lane reuses.
     for byte in 0..20 {
         write(&btt, 3, byte);
     }
@@ -161,7 +161,7 @@ fn a_write_goes_to_the_right_arena() {
     btt.write_zeroes((lbas - 1) * 4096, 2 * 4096, ZeroFlags::default()).unwrap();
     assert_eq!(edges.map(|block| read(&btt, block)), [1, 0, 0, 4, 5, 6]);
     assert_eq!(faults(&region), []);
-    // The middle arena's header is lost: told by number, repaired from its second copy.
+    // The middle arena's header is lost: the error has its number, and the second copy repairs it.
     region.zero_streaming(4096 + ARENA_BYTES, 4096).unwrap();
     assert!(matches!(Btt::open(region.clone()), Err(BttError::InfoDamaged { arena: 1, .. })));
     assert_eq!(repair(&region, &mut |_| ()).unwrap().repaired_info_blocks, 1);
@@ -186,8 +186,8 @@ fn p4_a_discarded_block_reads_as_zeroes_and_keeps_its_storage() {
     assert_eq!(faults(&region), []);
 }
 
-/// The kernel reads a page of 512-byte blocks only up to its first zero state, so there must be
-/// none.
+/// The kernel reads a page of 512-byte blocks only up to its first block in zero state, so no block
+/// may be in it.
 #[test]
 fn blocks_of_512_bytes_are_zeroed_by_writing() {
     let (region, btt) = small(512);
@@ -344,7 +344,7 @@ fn p6_an_unfinished_write_is_completed_and_a_read_only_open_changes_nothing() {
         .map(|lane| newest_of(&flog.group(lane).unwrap(), flog.slots).unwrap().entry)
         .find(|entry| entry.lba.get() == 3 && entry.old_map != entry.new_map)
         .unwrap();
-    // As libpmemblk leaves it: flag bits in the flog; and the map as it was before the write.
+    // As libpmemblk leaves it: with flag bits in the flog. The map is as it was before the write.
     region.store_u32(map_3, MapEntry::normal(newest.old_map.get()).0).unwrap();
     assert_eq!(check(&region, &mut |_| ()).unwrap().unfinished_writes, 1);
     let dir = tempfile::tempdir().unwrap();
@@ -436,8 +436,8 @@ proptest! {
     }
 }
 
-/// Reading needs one whole copy of an arena's info block; the arenas before one that has none are
-/// read, and it is said which one is missing.
+/// Reading needs one whole copy of an arena's info block. If an arena has none, the arenas before
+/// it are read, and the damage tells which one is missing.
 #[test]
 fn a_reader_has_all_arenas_before_one_that_is_lost() {
     let dir = tempfile::tempdir().unwrap();
@@ -500,7 +500,7 @@ fn check_reports_an_arena_whose_copies_are_both_gone() {
     assert!(matches!(check(&region, &mut |_| ()), Err(BttError::InfoLost { arena: 0, .. })));
 }
 
-/// Resident bytes of the mapping of the file at `path`, in this process.
+/// Returns the resident bytes of the mapping of the file at `path`, in this process.
 fn resident_bytes(path: &std::path::Path) -> u64 {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut own = maps.lines().skip_while(|line| !line.ends_with(path.to_str().unwrap()));
@@ -508,8 +508,8 @@ fn resident_bytes(path: &std::path::Path) -> u64 {
     size.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
-/// What a check keeps of the map is a bit a block: pages that were read are let go of. So 512 GiB,
-/// with a map of 512 MiB, take 16 MiB.
+/// A check keeps a bit of the map for each block, and releases the pages that it has read. So 512
+/// GiB, with a map of 512 MiB, take 16 MiB.
 #[test]
 fn a_check_keeps_no_more_than_a_part_of_the_map_in_memory() {
     const MAP_BYTES: u64 = 16 << 20;

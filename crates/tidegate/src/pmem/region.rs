@@ -497,7 +497,7 @@ impl Region {
     /// of the same thread.
     ///
     /// # Errors
-    /// As for [`write`](Self::write).
+    /// The same errors as [`write`](Self::write).
     pub fn zero_streaming(&self, offset: u64, len: u64) -> Result<()> {
         const ZEROES: [u8; 4096] = [0; 4096];
         self.at_mut(offset, len)?;
@@ -529,7 +529,7 @@ impl Region {
     /// Loads a little-endian u64 at `offset` (a multiple of 8), atomically, with acquire ordering.
     ///
     /// # Errors
-    /// As for [`load_u32`](Self::load_u32).
+    /// The same errors as [`load_u32`](Self::load_u32).
     #[inline]
     pub fn load_u64(&self, offset: u64) -> Result<u64> {
         let at = self.word::<AtomicU64>(offset)?;
@@ -544,7 +544,7 @@ impl Region {
     /// through the cache.
     ///
     /// # Errors
-    /// As for [`write`](Self::write), and [`PmemError::Misaligned`].
+    /// The same errors as [`write`](Self::write), and [`PmemError::Misaligned`].
     #[inline]
     pub fn store_u32(&self, offset: u64, value: u32) -> Result<()> {
         let at = self.word_mut::<AtomicU32>(offset)?;
@@ -559,7 +559,7 @@ impl Region {
     /// through the cache.
     ///
     /// # Errors
-    /// As for [`store_u32`](Self::store_u32).
+    /// The same errors as [`store_u32`](Self::store_u32).
     #[inline]
     pub fn store_u64(&self, offset: u64, value: u64) -> Result<()> {
         let at = self.word_mut::<AtomicU64>(offset)?;
@@ -574,7 +574,7 @@ impl Region {
     /// thread's next [`fence`](Self::fence).
     ///
     /// # Errors
-    /// As for [`write`](Self::write).
+    /// The same errors as [`write`](Self::write).
     #[inline]
     pub fn write_back(&self, offset: u64, len: u64) -> Result<()> {
         let at = self.at_mut(offset, len)?;
@@ -756,8 +756,8 @@ fn lines_of(offset: u64, len: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// A region in the msync domain whose every `msync` the kernel refuses, for it starts in the
-    /// middle of a page.
+    /// Makes a region in the msync domain whose every `msync` the kernel refuses, since it starts
+    /// in the middle of a page.
     fn refusing() -> Region {
         let options = RegionOptions { domain: Some(Domain::Msync), ..RegionOptions::default() };
         let mut region = Region::anonymous_with(1 << 16, &options).unwrap();

@@ -335,8 +335,8 @@ mod tests {
         drop(held);
         assert!(!memory.is_held(64));
         std::thread::scope(|scope| {
-            // The thread ends with the lock held. The end of the scope would not wait for all of
-            // its end.
+            // The thread ends with the lock held. The join waits for the thread's whole end, unlike
+            // the scope.
             let owner = scope.spawn(|| std::mem::forget(memory.lock(64, timeout).unwrap()));
             owner.join().unwrap();
         });

@@ -1,4 +1,4 @@
-//! The raw engine: what it promises, what it costs, what it refuses.
+//! The guarantees, costs and refusals of the raw engine.
 
 use super::*;
 use crate::device::conformance::{self, Promises};

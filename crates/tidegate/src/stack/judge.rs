@@ -137,7 +137,7 @@ mod tests {
         BackingIdentity::new(identity, name)
     }
 
-    /// The judgement of a pool that knows the backing `/dev/sda` as number 5.
+    /// Judges a backing for a pool that knows the backing `/dev/sda` as number 5.
     fn of(kept: Option<BackingState>, seen: BackingState, name: &str) -> Judgement {
         let bound = called(5, "/dev/sda");
         judge(Some(&bound), kept.as_ref(), &seen, &called(seen.said.max(1), name))
@@ -148,7 +148,7 @@ mod tests {
         let same = Judgement { identity: 5, doubt: None };
         assert_eq!(of(Some(left()), left(), "/dev/sda"), same);
         assert_eq!(of(Some(left()), left(), "/dev/sdb"), same);
-        // After a boot the kernel counts anew.
+        // After a boot the kernel's counts begin anew.
         let seen = BackingState { boot: [2; 16], changed_sectors: 1, ..left() };
         assert_eq!(of(Some(left()), seen, "/dev/sda"), same);
         let seen = BackingState { disk_sequence: 9, changed_sectors: 1, ..left() };
@@ -174,17 +174,18 @@ mod tests {
         assert_eq!(of(None, left(), "/dev/sdb"), Judgement { identity: 7, doubt: None });
     }
 
-    /// Whatever is judged to be the bound backing without a doubt gets the dirty pages.
+    /// A backing that is judged to be the bound one without a doubt gets the dirty pages.
     #[test]
     fn an_identity_of_before_is_not_that_of_now() {
-        // Formatted through the pool: known as 5, and says 7 by now. A clone from before says 5.
+        // The disk was formatted through the pool: known as 5, and now it tells 7. An older clone
+        // tells 5.
         let found = of(Some(left()), BackingState { said: 5, ..left() }, "/dev/sdb");
         assert!(found.doubt.is_some_and(|it| it.contains("UUID")));
-        // It said nothing when it was used last.
+        // The disk told nothing at its last use.
         let silent = BackingState { said: 0, ..left() };
         let found = of(Some(silent), BackingState { said: 5, ..left() }, "/dev/sda");
         assert!(found.doubt.is_some());
-        // A disk that says nothing never has the number of one that does.
+        // A disk that tells nothing never has the number of a disk that tells one.
         let found = of(Some(left()), silent, "/dev/sdb");
         assert!(found.identity != 5 && found.doubt.is_some());
     }

@@ -312,7 +312,7 @@ mod tests {
     use crate::stack::judge::judge;
     use crate::tier::EngineCode;
 
-    /// A pool before a file, without the thread.
+    /// A pool before a file, without the witness's thread.
     struct Bed {
         file: NamedTempFile,
         region: Arc<Region>,
@@ -348,7 +348,7 @@ mod tests {
             Superblock::read(&self.region).unwrap().superblock.state.unwrap()
         }
 
-        /// What a server finds that opens the pool as it is now.
+        /// Returns the doubt of a server that opens the pool as it is now.
         fn doubt(&self) -> Option<String> {
             let seen = self.device.witness.observer.observe().unwrap();
             let bound = self.device.witness.backing;
@@ -403,8 +403,8 @@ mod tests {
     }
 
     proptest! {
-        /// A pool that is killed at any moment takes its own writes for its own. What another
-        /// program writes then is noticed, but for a moment after a write of the pool.
+        /// A pool that is killed at any moment recognizes its own writes. Later writes of another
+        /// program are noticed, except for a moment after a write of the pool.
         #[test]
         fn own_writes_are_no_doubt_and_those_of_others_are(
             actions in proptest::collection::vec(action(), 0..30),

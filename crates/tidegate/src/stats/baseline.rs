@@ -124,8 +124,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// After a reset counters and histograms say what others say that began then; gauges do
-        /// not change.
+        /// After a reset, counters and histograms are equal to those that began at the reset;
+        /// gauges do not change.
         #[test]
         fn counts_after_a_reset_are_those_of_a_new_beginning(
             before in prop::collection::vec((0_usize..2, 0_u64..1 << 20), 0..50),
@@ -147,7 +147,7 @@ mod tests {
                 [&found[3].value, &expected[3].value] else { panic!("latencies") };
             prop_assert_eq!((found.count, found.sum_ns), (expected.count, expected.sum_ns));
             prop_assert_eq!(&found.buckets, &expected.buckets);
-            // The longest may be that of its bucket.
+            // The longest latency may be the upper bound of its bucket.
             let most_ns = expected.buckets.last().map_or(0, |bucket| bucket.upto_ns);
             prop_assert!((expected.max_ns..=most_ns).contains(&found.max_ns));
         }

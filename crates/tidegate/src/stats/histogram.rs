@@ -260,7 +260,7 @@ mod tests {
         let since = histogram.snapshot().since(&before);
         assert_eq!((since.count, since.sum_ns, since.max_ns), (4, 2300, 2000));
         assert_eq!(since.quantile_ns(500_000), 103);
-        // Of another histogram, which counted more: nothing overflows.
+        // The other histogram counted more: nothing overflows.
         assert_eq!(Latencies::default().since(&before), Latencies::default());
     }
 

@@ -99,7 +99,7 @@ unsafe fn stream_lines(write_back: WriteBack, to: *mut u8, from: *const u8, byte
 unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     let lines_end = bytes / LINE * LINE;
     let words_end = bytes / 8 * 8;
-    // SAFETY: adjacent parts of the caller's ranges.
+    // SAFETY: the parts are adjacent and inside the caller's ranges.
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one split, one argument")]
     unsafe {
         for at in (0..lines_end).step_by(LINE) {
@@ -116,7 +116,7 @@ unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
 
 #[inline]
 unsafe fn copy_line(to: *mut u8, from: *const u8) {
-    // SAFETY: the caller's ranges.
+    // SAFETY: the caller promises a mapped line on both sides.
     unsafe {
         asm!(
             "ldp {a:q}, {b:q}, [{from}]", "ldp {c:q}, {d:q}, [{from}, #32]",
@@ -130,7 +130,7 @@ unsafe fn copy_line(to: *mut u8, from: *const u8) {
 
 #[inline]
 unsafe fn copy_word(to: *mut u8, from: *const u8) {
-    // SAFETY: the caller's ranges.
+    // SAFETY: the caller promises 8 mapped bytes on both sides.
     unsafe {
         asm!(
             "ldr {a}, [{from}]", "str {a}, [{to}]",
@@ -142,7 +142,7 @@ unsafe fn copy_word(to: *mut u8, from: *const u8) {
 
 #[inline]
 unsafe fn copy_byte(to: *mut u8, from: *const u8) {
-    // SAFETY: the caller's ranges.
+    // SAFETY: the caller promises a mapped byte on both sides.
     unsafe {
         asm!(
             "ldrb {a:w}, [{from}]", "strb {a:w}, [{to}]",

@@ -124,7 +124,7 @@ impl Cpu {
     /// Stores less than a line, within one line, through the cache.
     ///
     /// # Safety
-    /// As for [`copy`](Self::copy).
+    /// The same conditions as [`copy`](Self::copy).
     #[inline]
     unsafe fn store_part(self, to: *mut u8, from: *const u8, bytes: usize, write_back: bool) {
         if bytes == 0 {

@@ -1,4 +1,5 @@
-//! Each implementation that this CPU has, against a model, at all short lengths and alignments.
+//! Each implementation that this CPU has, compared with a model, at all short lengths and
+//! alignments.
 
 use super::*;
 
@@ -26,8 +27,8 @@ fn all_copies() -> Vec<Copies> {
     all
 }
 
-/// Runs `op(to, from, bytes)` everywhere and compares all of the destination's memory with the
-/// model.
+/// Runs `op(to, from, bytes)` at all lengths and alignments. Compares all of the destination's
+/// memory with the model.
 fn check_everywhere(what: &str, op: impl Fn(*mut u8, *const u8, usize)) {
     let source = pattern(1);
     let background = pattern(2);
@@ -74,7 +75,7 @@ fn known_cpus_can_write_back() {
 fn every_copy_copies_exactly() {
     for copies in all_copies() {
         check_everywhere(copies.name, |to, from, bytes| {
-            // SAFETY: both ranges lie inside the test's buffers.
+            // SAFETY: both ranges are inside the test's buffers.
             unsafe { (copies.copy)(to, from, bytes) };
         });
     }
@@ -87,31 +88,31 @@ fn every_streaming_copy_with_every_write_back_copies_exactly() {
             let cpu = Cpu { write_back, copies, ..Cpu::detect() };
             let what = format!("{} with {}", copies.name, write_back.name());
             check_everywhere(&what, |to, from, bytes| {
-                // SAFETY: both ranges lie inside the test's buffers.
+                // SAFETY: both ranges are inside the test's buffers.
                 unsafe { cpu.stream(to, from, bytes, true) };
             });
         }
     }
 }
 
-/// All numbers of lines that take another way through, at all alignments of the source.
+/// Tries all numbers of lines that take different branches, at all alignments of the source.
 #[test]
 fn streaming_with_a_checksum_copies_exactly_and_sums_what_it_copies() {
     let source = pattern(5);
     let mut memory = pattern(6);
-    // CPUs without it never use it.
+    // A CPU without the instructions never uses them.
     if let Some(stream) = Cpu::detect().stream_with_crc {
         for (from, lines) in (0..LINE).flat_map(|from| (1..=12).map(move |lines| (from, lines))) {
             let bytes = lines * LINE;
             let data = &source.0[from..from + bytes];
-            // SAFETY: both ranges lie inside the test's buffers, and the second begins at a line.
+            // SAFETY: both ranges are inside the test's buffers, and the second begins at a line.
             let crc = unsafe { (stream.lines)(memory.0.as_mut_ptr(), data.as_ptr(), bytes) };
             fence();
             assert_eq!(&memory.0[..bytes], data);
             assert_eq!(&memory.0[bytes..], &pattern(6).0[bytes..]);
             assert_eq!(u64::from(!crc), crc_of(data), "{lines} lines at {from}");
             let rest = &source.0[from + bytes..][..from % 24];
-            // SAFETY: this CPU has the instructions.
+            // SAFETY: this CPU has the instructions, since `detect` found them.
             let crc = unsafe { (stream.rest)(crc, rest) };
             assert_eq!(u64::from(!crc), crc_of(&source.0[from..][..bytes + rest.len()]));
             memory = pattern(6);
@@ -140,10 +141,10 @@ fn check_long(copies: Copies, start: usize, bytes: usize) {
     let mut streamed = vec![0; LINE + source.len()];
     let mut copied = streamed.clone();
     let at = streamed.as_ptr().align_offset(LINE) + start;
-    // SAFETY: both ranges lie inside the vectors.
+    // SAFETY: both ranges are inside the vectors.
     unsafe { cpu.stream(streamed[at..].as_mut_ptr(), source.as_ptr(), bytes, true) };
     let copied_at = copied.as_ptr().align_offset(LINE) + start;
-    // SAFETY: as above.
+    // SAFETY: both ranges are inside the vectors.
     unsafe { cpu.copy(copied[copied_at..].as_mut_ptr(), source.as_ptr(), bytes) };
     fence();
     for (result, at) in [(streamed, at), (copied, copied_at)] {
@@ -159,7 +160,7 @@ fn write_back_changes_nothing() {
     for write_back in arch::WriteBack::available() {
         let memory = pattern(4);
         let cpu = Cpu { write_back, ..Cpu::detect() };
-        // SAFETY: the lines are those of the buffer.
+        // SAFETY: the lines are inside the buffer.
         unsafe { cpu.write_back_lines(memory.0[5..].as_ptr(), (BYTES / LINE) as u64) };
         fence();
         assert_eq!(memory.0, pattern(4).0);

@@ -1,7 +1,7 @@
-//! The media models take the times they promise.
+//! The media models take the modeled times.
 //!
-//! Time is simulated: it passes in delays only, so that what else the machine does changes nothing.
-//! That delays are really spent is one more test, with a bound that a busy machine cannot break.
+//! Time is simulated: it passes in delays only, so that the machine's load changes nothing. Another
+//! test, with a bound that a busy machine cannot break, shows that delays are really spent.
 
 use std::time::Instant;
 
@@ -25,7 +25,7 @@ fn region(media: MediaModel) -> Region {
     Region::anonymous_with(REGION_BYTES, &options).unwrap()
 }
 
-/// Simulated ns that a call of `op` takes, in the mean of [`CALLS`]; it is given its number.
+/// Returns the mean simulated ns of [`CALLS`] calls of `op`, which gets the number of its call.
 fn mean_ns(op: impl Fn(u64)) -> f64 {
     let start = simulated::now_ns();
     (0..u64::from(CALLS)).for_each(op);
@@ -134,7 +134,7 @@ fn read_bandwidth_of_a_thread() {
     );
 }
 
-/// Bytes per second that two threads move together, each [`CALLS`] blocks.
+/// Returns the bytes per second that two threads move together; each moves [`CALLS`] blocks.
 fn two_threads_bytes_per_s(op: &(impl Fn(u64) + Sync)) -> f64 {
     let thread = || {
         (0..u64::from(CALLS)).for_each(op);
@@ -172,8 +172,7 @@ fn delays_are_really_spent() {
         let start = Instant::now();
         (0..u64::from(CALLS)).for_each(|call| stream_line(&slow, call));
         let passed_ns = start.elapsed().as_secs_f64() * 1e9;
-        // A little less, for the counter that tells the delays the time was measured against a
-        // clock.
+        // A little less, since the counter behind the delays was calibrated against a clock.
         let promised_ns = 0.9 * fenced_line_ns(&model) * f64::from(CALLS);
         assert!(passed_ns >= promised_ns, "{name}: {passed_ns} of {promised_ns} ns");
     }

@@ -1,4 +1,4 @@
-//! What each operation counts: an engine's tests rest on these.
+//! The counts of each operation, on which the tests of engines rest.
 
 use std::io::IoSlice;
 
@@ -33,7 +33,7 @@ fn streaming_store() {
     expect_counts(expected, |region| region.write_streaming(64, &[1; 4096]).unwrap());
 }
 
-/// By way of a buffer, since there are parts.
+/// Stores through a buffer, since there are several parts.
 #[test]
 fn streaming_store_of_parts_with_a_checksum() {
     let data: Vec<u8> = (0..1300_u32).map(|number| (number % 251) as u8).collect();
@@ -41,7 +41,7 @@ fn streaming_store_of_parts_with_a_checksum() {
     let (first, rest) = data.split_at(700);
     let parts = [first, &[], rest].map(IoSlice::new);
     let stored = region.write_streaming_crc32c::<512>(128, &parts);
-    // Whole lines: none is written back.
+    // The lines are whole, so that none is written back.
     let expected = Counters { stores: 3, bytes_streamed: 1344, ..Counters::default() };
     assert_eq!(region.counters(), expected);
     expect_stored(&region, &data, stored);
@@ -49,7 +49,7 @@ fn streaming_store_of_parts_with_a_checksum() {
     assert!(matches!(misaligned, Err(PmemError::Misaligned { .. })));
 }
 
-/// In one step, and in one by way of a buffer.
+/// Stores in one step, or through a buffer if the CPU cannot take the CRC.
 #[test]
 fn streaming_store_of_one_part_with_a_checksum() {
     let data: Vec<u8> = (0..4133_u32).map(|number| (number % 241) as u8).collect();
@@ -63,8 +63,8 @@ fn streaming_store_of_one_part_with_a_checksum() {
     }
 }
 
-/// `data` was stored from byte 128 on, with zeroes to the end of its last line, and `stored` is its
-/// checksum.
+/// Expects that `data` was stored from byte 128 on, with zeroes to the end of its last line, and
+/// that `stored` is its checksum.
 fn expect_stored(region: &Region, data: &[u8], stored: Result<u32, PmemError>) {
     let wanted = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, data);
     assert_eq!(stored.map(u64::from).unwrap(), wanted, "{} bytes", data.len());

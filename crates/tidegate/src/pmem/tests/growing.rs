@@ -24,7 +24,7 @@ fn a_region_grows_up_to_its_limit_and_keeps_its_bytes() {
         region.write_streaming(4 * MIB, &[9; 100]).unwrap();
         region.grow(8 * MIB).unwrap();
         region.persist(8 * MIB - 64, 64).unwrap();
-        // As long already.
+        // The region is that long already.
         region.grow(MIB).unwrap();
         assert_eq!(region.len_bytes(), 8 * MIB);
         drop(region);
@@ -55,7 +55,7 @@ fn growing_beyond_the_limit_or_read_only_is_refused() {
     assert_eq!(std::fs::metadata(&path).unwrap().len(), MIB);
 }
 
-/// No file system has so much: the region keeps its size, and so does its file.
+/// No file system has so much space: the region and its file keep their size.
 #[test]
 fn space_that_cannot_be_had_leaves_the_region_as_it_was() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -68,7 +68,7 @@ fn space_that_cannot_be_had_leaves_the_region_as_it_was() {
     region.write(2 * MIB - 1, &[1]).unwrap();
 }
 
-/// What comes late finds memory of the process, and bytes that were cut off are zero when they come
+/// A late access finds memory of the process, and bytes that were cut off are zero when they come
 /// back.
 #[test]
 fn a_region_that_was_cut_grows_again() {
@@ -98,7 +98,8 @@ fn a_region_that_was_cut_grows_again() {
     }
 }
 
-/// A thread stores to old bytes, and to new ones as soon as the length says so, all the while.
+/// A thread stores to old bytes all the while, and to new bytes as soon as the length includes
+/// them.
 #[test]
 fn threads_use_a_region_that_grows() {
     let options = RegionOptions { limit_bytes: 64 * MIB, ..RegionOptions::default() };

@@ -1,4 +1,4 @@
-//! What a path becomes: kinds of memory, domains, locks, and refusals.
+//! Paths become regions: kinds of memory, domains, locks, and refusals.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ fn on_tmpfs() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap()
 }
 
-/// A directory where this program was built: on a file system with a page cache and blocks.
+/// Makes a directory beside this program: on a file system with a page cache and blocks.
 fn on_disk() -> tempfile::TempDir {
     let program = std::env::current_exe().unwrap();
     tempfile::tempdir_in(program.parent().unwrap()).unwrap()
@@ -142,7 +142,7 @@ fn a_pool_is_open_once() {
     Region::open(&path, &RegionOptions::default()).unwrap();
 }
 
-/// As where another thread is just starting a program, whose descriptors are closed by its exec.
+/// The same happens while another thread starts a program, until the exec closes the descriptors.
 #[test]
 fn a_pool_that_is_closed_can_be_opened_although_a_child_has_its_descriptors() {
     let dir = on_tmpfs();
@@ -151,16 +151,16 @@ fn a_pool_that_is_closed_can_be_opened_although_a_child_has_its_descriptors() {
     // SAFETY: the child makes no call that is unsafe in a copy of a process with threads.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: until it is killed.
+        // SAFETY: touches no memory; the parent kills the child.
         unsafe { libc::pause() };
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: ends the child without running any code of the parent.
         unsafe { libc::_exit(0) };
     }
     drop(writer);
     let reopened = Region::open(&path, &RegionOptions::default());
-    // SAFETY: the child made above, which was not waited for.
+    // SAFETY: the process is this test's child, and was not waited for.
     unsafe { libc::kill(child, libc::SIGKILL) };
-    // SAFETY: waits for it.
+    // SAFETY: waits for the child that was made above.
     unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
     reopened.unwrap();
 }
@@ -210,8 +210,8 @@ fn what_cannot_be_mapped_is_refused_with_a_reason() {
 
 #[test]
 fn space_in_tmpfs_is_huge_pages_that_keep_their_bytes() {
-    // Where memory is in pieces just then, the kernel finds no huge page: it is told to put the
-    // pieces together, which only root may do.
+    // If memory is fragmented, the kernel finds no huge page. The test then has the kernel compact
+    // memory, which only root may do.
     let mut faults = Vec::new();
     while faults.len() < 8 && faults.last().is_none_or(|it| *it >= 6 * 512 / 16) {
         if !faults.is_empty() {
@@ -222,15 +222,14 @@ fn space_in_tmpfs_is_huge_pages_that_keep_their_bytes() {
     assert!(faults.last().is_some_and(|it| *it < 6 * 512 / 16), "{faults:?} for 6 huge pages");
 }
 
-/// Page faults of a reader of six blocks of 2 MiB that were given space, after a look at their
-/// bytes.
+/// Returns the page faults of a reader of six allocated blocks of 2 MiB. Checks their bytes too.
 fn faults_of_six_huge_pages() -> i64 {
     const BLOCK: u64 = 2 << 20;
     let dir = on_tmpfs();
     let path = dir.path().join("pool");
     let options = RegionOptions { sparse: true, ..creating(8 * BLOCK) };
     let region = Region::open(&path, &options).unwrap();
-    // In use before its block is complete, as the start of a log is.
+    // The block is used before it is complete, as the start of a log is.
     region.allocate(0, BLOCK + 4096).unwrap();
     region.write(BLOCK + 5, b"early").unwrap();
     region.allocate(BLOCK + 4096, 6 * BLOCK).unwrap();
@@ -248,11 +247,11 @@ fn faults_of_six_huge_pages() -> i64 {
     faults
 }
 
-/// Those of this thread.
+/// Returns the page faults of this thread.
 fn page_faults() -> i64 {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the answer fits.
+    // SAFETY: `usage` has space for the answer.
     assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) }, 0);
-    // SAFETY: filled in.
+    // SAFETY: `getrusage` has filled it in.
     unsafe { usage.assume_init() }.ru_minflt
 }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use crate::pmem::{Domain, PmemError, Region, RegionOptions};
 
-/// A page and a bit, so that ends are in the middle of a page and of a line.
+/// Two pages and a bit, so that the end is in the middle of a page and of a line.
 const REGION_BYTES: u64 = 8192 + 104;
 
 #[derive(Debug, Clone)]
@@ -40,7 +40,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The model's bytes at `offset`, or the error that the region must give.
+/// Returns the model's bytes at `offset`, or the error that the region must give.
 fn slot(model: &mut [u8], offset: u64, len: u64, align: u64) -> Result<&mut [u8], &'static str> {
     if !offset.is_multiple_of(align) {
         return Err("misaligned");

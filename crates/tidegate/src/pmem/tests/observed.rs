@@ -1,4 +1,4 @@
-//! What an observer sees, and when.
+//! The operations that an observer sees, and their moments.
 
 use std::sync::Arc;
 
@@ -95,7 +95,7 @@ fn a_refused_operation_is_not_seen() {
     assert_eq!(*log.0.lock(), []);
 }
 
-/// Looks at the region from inside the observer: the store must not have happened yet.
+/// Looks at the region from inside the observer, before the store happens.
 struct Before {
     region: Mutex<Option<Arc<Region>>>,
     checked: Mutex<u32>,
@@ -123,14 +123,14 @@ fn a_store_is_seen_before_it_takes_effect() {
     region.store_u64(0, 1).unwrap();
     region.write(8, &[1; 8]).unwrap();
     region.write_streaming(64, &[1; 128]).unwrap();
-    // The observer holds the region, which holds the observer.
+    // Breaks the cycle: the observer holds the region, which holds the observer.
     *before.region.lock() = None;
     assert_eq!(*before.checked.lock(), 3);
 }
 
 #[test]
 fn an_observed_region_has_no_delays() {
-    // Each operation of this medium takes a second: a hundred would end no test run.
+    // Each operation of this medium takes a second, so that with delays the test would not end.
     let media: MediaModel =
         "custom,read_latency_ns=1000000000,write_latency_ns=1000000000".parse().unwrap();
     let options = RegionOptions { media, ..RegionOptions::default() };

@@ -1,5 +1,5 @@
-//! Failed memory: pages beyond the end of a file that shrank raise the same signal as hardware
-//! poison.
+//! Failed memory: an access to a page beyond the end of a shrunk file raises the same signal as
+//! hardware poison.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,7 @@ impl Shrunk {
         Self { region, path, _dir: dir }
     }
 
-    /// Takes the pages from `page` on away.
+    /// Takes away the pages from `page` on.
     fn shrink_to(self, page: u64) -> Self {
         std::fs::File::options()
             .write(true)
@@ -47,7 +47,7 @@ fn poisoned<T>(result: Result<T, PmemError>, at: u64, bytes: u64) -> bool {
 fn every_access_to_a_lost_page_is_an_error() {
     let shrunk = Shrunk::new().shrink_to(10);
     let region = &shrunk.region;
-    // Each page is first touched by another operation.
+    // A different operation is the first to touch each page.
     assert!(poisoned(region.read(10 * PAGE, &mut [0; 64]), 10 * PAGE, 64));
     assert!(poisoned(region.write(11 * PAGE, &[1; 8]), 11 * PAGE, 8));
     assert!(poisoned(region.write_streaming(12 * PAGE, &[1; 4096]), 12 * PAGE, 4096));
@@ -113,7 +113,7 @@ fn a_read_only_region_survives_too() {
     assert_eq!(region.load_u32(0).unwrap(), 0x0707_0707);
 }
 
-/// The loss happens under threads that are in the middle of storing and reading.
+/// The page is lost while threads store to it and read it.
 #[test]
 fn no_thread_is_told_that_a_lost_page_works() {
     let Shrunk { region, path, _dir } = Shrunk::new();
@@ -149,7 +149,7 @@ fn a_lost_page_is_an_error_in_the_msync_domain_as_well() {
     region.persist(0, 8).unwrap();
 }
 
-/// A mapped page that no region knows and that is gone.
+/// Makes a mapped page without memory that belongs to no region.
 fn foreign_lost_page() -> *mut u8 {
     use rustix::mm::{MapFlags, ProtFlags};
     let file = tempfile::tempfile_in("/dev/shm").unwrap();
@@ -168,13 +168,13 @@ fn a_fault_elsewhere_is_passed_on_and_ends_the_process() {
     // SAFETY: the child makes no call that is unsafe in a copy of a process with threads.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: mapped, if only just: the access raises SIGBUS.
+        // SAFETY: the page is mapped without memory: the access raises SIGBUS.
         unsafe { page.write_volatile(1) };
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: ends the child without running any code of the parent.
         unsafe { libc::_exit(0) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child made above.
+    // SAFETY: waits for the child that was made above.
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(waited, child);
     assert!(libc::WIFSIGNALED(status), "the child ended with status {status:#x}");

@@ -7,7 +7,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use crate::pmem::Region;
 
 /// Two threads on one CPU wait for each other in turns. If a waiter kept the CPU, a turn would take
-/// as long as the kernel lets a thread run, and this test longer than its time limit.
+/// a whole time slice, and this test longer than its time limit.
 #[test]
 fn a_waiter_gives_its_cpu_to_the_thread_that_it_waits_for() {
     const TURNS: u32 = 100_000;

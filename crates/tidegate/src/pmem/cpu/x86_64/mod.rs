@@ -122,7 +122,7 @@ macro_rules! moves {
      $($($register:tt at $offset:literal),+);+) => {
         #[inline]
         unsafe fn $name(to: *mut u8, from: *const u8) {
-            // SAFETY: the caller's ranges; for streaming the destination is the start of a line.
+            // SAFETY: the caller promises both ranges; for streaming `to` is the start of a line.
             $(unsafe {
                 std::arch::asm!(
                     $(concat!($load, " ", $register, ", [{from} + ", $offset, "]"),)+
@@ -143,7 +143,7 @@ fn copies<V: Vector>() -> Copies {
 /// Copies as [`Copies::copy`] does.
 unsafe fn copy<V: Vector>(mut to: *mut u8, mut from: *const u8, bytes: usize) {
     if bytes < LINE {
-        // SAFETY: the caller's ranges.
+        // SAFETY: the caller promises that both ranges are mapped and do not overlap.
         return unsafe { copy_short(to, from, bytes) };
     }
     // Stores that cross lines cost double: first copy up to a line of the destination.
@@ -194,19 +194,19 @@ unsafe fn stream_lines<V: Vector>(mut to: *mut u8, mut from: *const u8, bytes: u
 /// Copies less than a line: two moves of the largest power of two, which may overlap.
 unsafe fn copy_short(to: *mut u8, from: *const u8, bytes: usize) {
     match bytes {
-        // SAFETY: two halves or overlapping ends of the caller's ranges.
+        // SAFETY: two halves or overlapping ends, inside the caller's ranges.
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "two ends, one argument")]
         32.. => unsafe {
             sse2::copy_32(to, from);
             sse2::copy_32(to.add(bytes - 32), from.add(bytes - 32));
         },
-        // SAFETY: overlapping ends of the caller's ranges.
+        // SAFETY: overlapping ends, inside the caller's ranges.
         16.. => unsafe { sse2::copy_ends_16(to, from, bytes - 16) },
-        // SAFETY: overlapping ends of the caller's ranges.
+        // SAFETY: overlapping ends, inside the caller's ranges.
         8.. => unsafe { copy_ends_8(to, from, bytes - 8) },
-        // SAFETY: overlapping ends of the caller's ranges.
+        // SAFETY: overlapping ends, inside the caller's ranges.
         4.. => unsafe { copy_ends_4(to, from, bytes - 4) },
-        // SAFETY: the caller's ranges.
+        // SAFETY: the caller promises that both ranges are mapped and do not overlap.
         _ => unsafe { copy_bytes(to, from, bytes) },
     }
 }
@@ -214,7 +214,7 @@ unsafe fn copy_short(to: *mut u8, from: *const u8, bytes: usize) {
 /// Copies 8 bytes at the start and 8 bytes at `last`.
 #[inline]
 unsafe fn copy_ends_8(to: *mut u8, from: *const u8, last: usize) {
-    // SAFETY: the caller's ranges.
+    // SAFETY: the caller promises `last + 8` mapped bytes on both sides.
     unsafe {
         asm!(
             "mov {a}, [{from}]", "mov {b}, [{from} + {last}]",
@@ -228,7 +228,7 @@ unsafe fn copy_ends_8(to: *mut u8, from: *const u8, last: usize) {
 /// Copies 4 bytes at the start and 4 bytes at `last`.
 #[inline]
 unsafe fn copy_ends_4(to: *mut u8, from: *const u8, last: usize) {
-    // SAFETY: the caller's ranges.
+    // SAFETY: the caller promises `last + 4` mapped bytes on both sides.
     unsafe {
         asm!(
             "mov {a:e}, [{from}]", "mov {b:e}, [{from} + {last}]",
@@ -242,7 +242,7 @@ unsafe fn copy_ends_4(to: *mut u8, from: *const u8, last: usize) {
 #[inline]
 unsafe fn copy_bytes(to: *mut u8, from: *const u8, bytes: usize) {
     for at in 0..bytes {
-        // SAFETY: the caller's ranges.
+        // SAFETY: `at` is inside the caller's ranges.
         unsafe {
             asm!(
                 "mov {a}, [{from} + {at}]", "mov [{to} + {at}], {a}",

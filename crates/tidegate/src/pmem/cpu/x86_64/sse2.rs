@@ -25,7 +25,7 @@ impl Vector for Sse2 {
 /// Copies 32 bytes.
 #[inline]
 pub(super) unsafe fn copy_32(to: *mut u8, from: *const u8) {
-    // SAFETY: the caller's ranges.
+    // SAFETY: the caller promises 32 mapped bytes on both sides.
     unsafe {
         asm!(
             "movdqu {a}, [{from}]", "movdqu {b}, [{from} + 16]",
@@ -39,7 +39,7 @@ pub(super) unsafe fn copy_32(to: *mut u8, from: *const u8) {
 /// Copies 16 bytes at the start and 16 bytes at `last`.
 #[inline]
 pub(super) unsafe fn copy_ends_16(to: *mut u8, from: *const u8, last: usize) {
-    // SAFETY: the caller's ranges.
+    // SAFETY: the caller promises `last + 16` mapped bytes on both sides.
     unsafe {
         asm!(
             "movdqu {a}, [{from}]", "movdqu {b}, [{from} + {last}]",
