@@ -40,8 +40,8 @@ pub fn syncfs(file: impl AsFd) -> Result<(), Errno> {
 /// down.
 ///
 /// The function asks the file system to remove a user attribute that no file has. A file system
-/// that commits nothing refuses with such an error; any other changes nothing. This takes 2
-/// microseconds. Returns `None` also where the file cannot have user attributes.
+/// that commits nothing refuses that with `ROFS` or `IO`; any other changes nothing. This takes 2
+/// microseconds. Returns `None` also if the file cannot have user attributes.
 #[must_use]
 pub fn failure(file: impl AsFd) -> Option<Errno> {
     let removed = rustix::fs::fremovexattr(file, c"user.tidegate.none");

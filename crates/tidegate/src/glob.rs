@@ -10,7 +10,7 @@
 pub struct Filter {
     /// Globs, one a line. A path has to match at least one; empty: no restriction.
     pub include: &'static [u8],
-    /// Globs, one a line, none may match.
+    /// Globs, one a line. None may match.
     pub exclude: &'static [u8],
 }
 

@@ -18,7 +18,8 @@
 //! - [`stack`]: the registry of engines, and the stack of tiers that a pool is served as;
 //! - [`machine`]: the seam of a model of machines with other CPUs and clocks;
 //! - [`stats`]: counters, gauges and latency histograms of every tier;
-//! - [`tier`]: what every tier can say and do, what tiers share, and how an engine offers itself.
+//! - [`tier`]: the operations of every tier, the parts that tiers share, and how an engine offers
+//!   itself.
 //!
 //! `docs/walks/block.md` walks one write through them.
 

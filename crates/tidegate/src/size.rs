@@ -113,8 +113,7 @@ impl fmt::Display for Size {
 }
 
 impl Size {
-    /// Returns the size as a text that parses to it: with a unit where the size is a multiple of
-    /// one.
+    /// Returns the size as a text that can be parsed again: in a unit, or else in bytes.
     #[must_use]
     pub fn exact(self) -> String {
         match self.exact_unit() {

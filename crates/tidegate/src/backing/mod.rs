@@ -102,7 +102,7 @@ pub enum BackingError {
     Unfit {
         /// The backing.
         url: String,
-        /// Why, and what would do.
+        /// The reason, and the remedy.
         reason: String,
     },
     /// It is smaller than a block.

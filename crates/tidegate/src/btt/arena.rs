@@ -111,7 +111,7 @@ impl Arena {
         }
     }
 
-    /// Marks a block whose memory failed in the map, as the kernel does, until it is written again.
+    /// Marks a block in the map as lost if its memory failed, as the kernel does, until a write.
     fn note_lost_block(&self, lba: u32, result: Result<()>) -> Result<()> {
         if let Err(BttError::Pmem(PmemError::Poisoned { .. })) = &result
             && !self.region.read_only()

@@ -172,8 +172,7 @@ impl Tier for Btt {
         }
     }
 
-    /// Flushes, which has nothing to do: every acknowledged write is durable, and there is no
-    /// thread.
+    /// Flushes; every acknowledged write is durable, and there is no thread.
     fn drain(&self) -> device::Result<()> {
         self.flush()
     }

@@ -10,11 +10,12 @@
 //! 3. One pool file is open for writing at most once on a machine ([`PmemError::Busy`]).
 //! 4. No reference into a region exists: all access is through atomics or opaque copies.
 //!
-//! Map: `region` (the operations) · `mapping` (how a path becomes memory) · `domain` (what durable
-//! takes) · `cpu` (write-back and copies by instruction set) · `writeback` (the msync domain) ·
-//! `media` and `delay` (slower memory, modeled) · `poison` (memory errors) · `counters` (per-thread
-//! counting) · `crc32c` (arithmetic) · `observer` (the crash simulator's seam) · `shared` (volatile
-//! memory of several processes) · `buffers` (ordinary memory behind locks, for caches above).
+//! Map: `region` (the operations) · `mapping` (how a path becomes memory) · `domain` (when stores
+//! are durable) · `cpu` (write-back and copies by instruction set) · `writeback` (the msync domain)
+//! · `media` and `delay` (slower memory, modeled) · `poison` (memory errors) · `counters`
+//! (per-thread counting) · `crc32c` (arithmetic) · `observer` (the crash simulator's seam) ·
+//! `shared` (volatile memory of several processes) · `buffers` (ordinary memory behind locks, for
+//! caches above).
 
 #![allow(unsafe_code)] // Mapped memory is reached through raw pointers; nothing above this module needs to.
 

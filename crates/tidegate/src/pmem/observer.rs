@@ -3,9 +3,8 @@
 /// Sees each operation on a [`Region`](super::Region), in program order of the calling thread.
 ///
 /// The crash simulator implements this to keep its own image of the medium, and to decide which
-/// thread runs next. Production regions have no observer. Calls are made *after* loads and *before*
-/// the effect of stores becomes visible to other threads, so that an implementation that blocks the
-/// caller delays the store itself.
+/// thread runs next. Production regions have no observer. Each call is made *before* the operation
+/// takes effect, so that an implementation that blocks the caller delays the load or store itself.
 pub trait Observer: Send + Sync {
     /// Sees a store of `data` at `offset`. `non_temporal` stores bypass the cache: they become
     /// durable at the same thread's next fence; other stores also need a

@@ -3,8 +3,7 @@
 //! Invariants:
 //! 1. All access is through atomics of the mapping or through locks that are in it: two processes
 //!    never hold plain references to the same bytes.
-//! 2. A lock whose holder died goes to the next owner, who learns of the death from
-//!    [`Locked::owner_died`].
+//! 2. A lock whose holder died goes to the next owner; [`Locked::owner_died`] reports the death.
 //! 3. A file that is made here belongs to its maker alone (mode 0600); a file that another user
 //!    could write is refused.
 //! 4. After the mapping is made no function here allocates memory, so that all may run inside a

@@ -105,8 +105,7 @@ impl Tier for RawDevice {
         }
     }
 
-    /// Flushes, which has nothing to do: every acknowledged write is durable, and there is no
-    /// thread.
+    /// Flushes; every acknowledged write is durable, and there is no thread.
     fn drain(&self) -> device::Result<()> {
         self.flush()
     }

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::backing::Mark;
 use crate::pool::{BackingState, Superblock};
 
-/// The message of a backing's mark to a pool.
+/// The state of a backing for a pool, by the backing's mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Since {
     /// This pool was the last one in front of the backing, or no other is known.
@@ -45,7 +45,8 @@ impl Claim {
         &self.file
     }
 
-    /// Returns the events at the backing since the pool with `superblock` last used it.
+    /// Returns how the backing has changed since the pool with `superblock` last used it, by the
+    /// mark.
     pub(super) fn since(&self, superblock: &Superblock) -> Since {
         let left = superblock.state.filter(|state| state.mark != 0);
         match Mark::read(&self.file) {

@@ -16,7 +16,7 @@ const LATE: Duration = Duration::from_secs(2);
 pub(super) struct Judgement {
     /// The identity under which engines know the backing: the first one that it had for the pool.
     pub(super) identity: u64,
-    /// Why the backing may have changed since the pool left it; `None` if it has not.
+    /// Why the backing may not be as the pool left it, or `None`.
     pub(super) doubt: Option<String>,
 }
 

@@ -1,5 +1,5 @@
 //! A layer over the backing that keeps the backing's state in the pool. When the pool is served
-//! again, the state is compared, to notice what another program wrote meanwhile.
+//! again, the state is compared, to notice writes of other programs in between.
 //!
 //! Invariants:
 //! 1. No write reaches the backing before the pool has noted, durably, that it writes to the

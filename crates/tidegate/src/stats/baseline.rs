@@ -41,8 +41,8 @@ impl Baseline {
 }
 
 impl Value {
-    /// Returns the growth of a counter or histogram since `before`; 0 if another thread has read
-    /// `before` later.
+    /// Returns the growth of a counter or histogram since `before`; at least 0, since another
+    /// thread may have read `before` later.
     fn since(&self, before: &Self) -> Self {
         match (self, before) {
             (Self::Whole(now), Self::Whole(before)) => Self::Whole(now.saturating_sub(*before)),

@@ -77,7 +77,7 @@ impl Running<'_> {
         std::mem::forget(self);
     }
 
-    /// Takes the request off this thread; it goes on elsewhere.
+    /// Detaches the request from this thread; it goes on elsewhere.
     pub fn detach(self) -> Begun {
         let begun = self.begun;
         std::mem::forget(self);

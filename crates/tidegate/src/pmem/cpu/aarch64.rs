@@ -67,7 +67,7 @@ pub(super) fn stream_with_crc() -> Option<super::StreamWithCrc> {
     None
 }
 
-/// Waits until what this thread wrote back has reached the point of persistence.
+/// Waits until all earlier write-backs of this thread have reached the point of persistence.
 #[inline]
 pub(in crate::pmem) fn fence() {
     // SAFETY: orders memory accesses, and changes no memory.
