@@ -150,8 +150,8 @@ pub struct Report {
     pub written_blocks: u64,
     /// Blocks that were discarded or never written and read as zeroes.
     pub zero_blocks: u64,
-    /// Blocks that read as zeroes although their former bytes are there: they were discarded, or the
-    /// mark in their map entry changed; nothing tells which.
+    /// Blocks that read as zeroes although their former bytes are there: they were discarded, or
+    /// the mark in their map entry changed; nothing tells which.
     pub dropped_blocks: u64,
     /// Blocks marked as lost to media errors.
     pub error_blocks: u64,

@@ -13,8 +13,8 @@
 //! - Loads and stores of words cost nothing by themselves: hot metadata is in the CPU's caches.
 //!
 //! The bandwidth of all threads together is one virtual time for each direction: the end of the
-//! medium's bookings. A transfer is booked behind the earlier ones. An idle medium saves nothing up.
-//! Writes are booked [`BOOK_BYTES`] at a time: booking needs a locked instruction, which on x86
+//! medium's bookings. A transfer is booked behind the earlier ones. An idle medium saves nothing
+//! up. Writes are booked [`BOOK_BYTES`] at a time: booking needs a locked instruction, which on x86
 //! waits for all streaming stores to be visible, longer than a fence does. In between each thread
 //! keeps to the pace of the medium by itself.
 //!
