@@ -2,11 +2,12 @@
 //!
 //! Invariants:
 //! 1. Leases together never hold more than the budget.
-//! 2. Large requests never take the last quarter: a client that asks for little is not kept waiting
-//!    by clients that ask for much and take no answers.
-//! 3. Among the large ones, and among the small ones, none overtakes: a client that finds too
-//!    little free waits in a queue.
-//! 4. The first in a queue is woken whenever memory is given back, or the place before it is left.
+//! 2. Large requests never take the last quarter: a client that asks for little does not wait for
+//!    clients that ask for much and take no answers.
+//! 3. Large requests do not overtake each other, and small ones do not: a client that finds too
+//!    little free memory waits in a queue.
+//! 4. The first client in a queue is woken whenever memory is given back, and when another client
+//!    leaves a queue.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,9 +17,9 @@ use parking_lot::Mutex;
 /// The largest request that counts as small, in bytes.
 const SMALL_BYTES: usize = (1 << 20) + (64 << 10);
 
-/// What wakes a client's thread.
+/// Wakes a client's thread.
 pub(crate) trait Wakes: Send + Sync {
-    /// Lets the thread go on, or not sleep at all.
+    /// Ends the thread's sleep, or prevents the next one.
     fn wake(&self);
 }
 
@@ -27,7 +28,7 @@ pub(crate) struct Budget(Mutex<State>);
 
 struct State {
     free_bytes: usize,
-    /// What large requests leave free.
+    /// Memory that large requests leave free.
     reserve_bytes: usize,
     small: Queue,
     large: Queue,
@@ -86,7 +87,7 @@ impl Queue {
     }
 }
 
-/// What one client has of the budget. Dropping it gives all back.
+/// Memory of the budget that one client holds. Dropping the lease gives all back.
 pub(crate) struct Lease {
     budget: Arc<Budget>,
     client: Arc<dyn Wakes>,
@@ -95,13 +96,13 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// A lease of nothing, for the thread that `client` wakes.
+    /// Returns an empty lease for the thread that `client` wakes.
     pub(crate) fn new(budget: Arc<Budget>, client: Arc<dyn Wakes>) -> Self {
         Self { budget, client, bytes: 0, is_waiting: false }
     }
 
-    /// Takes so many bytes more. False: they are not free, or others come first. Then the client is
-    /// woken when it should ask again, for as much.
+    /// Takes `bytes` more. Returns false if they are not free or another client waits in front; the
+    /// client is then woken when it should ask again for as much.
     pub(crate) fn grow(&mut self, bytes: usize) -> bool {
         if bytes == 0 {
             return true;
@@ -119,7 +120,7 @@ impl Lease {
         true
     }
 
-    /// Leaves the queue: the client needs no more than it has.
+    /// Leaves the queue, since the client needs no more than it holds.
     pub(crate) fn stop_waiting(&mut self) {
         if std::mem::take(&mut self.is_waiting) {
             let mut state = self.budget.0.lock();
@@ -129,7 +130,7 @@ impl Lease {
         }
     }
 
-    /// Gives back what is held above `bytes`.
+    /// Gives back all but `bytes`.
     pub(crate) fn shrink_to(&mut self, bytes: usize) {
         let given = self.bytes.saturating_sub(bytes);
         if given > 0 {
@@ -140,7 +141,7 @@ impl Lease {
         }
     }
 
-    /// It holds memory, and other clients wait for some.
+    /// Returns whether this lease holds memory while other clients wait for memory.
     pub(crate) fn is_wanted(&self) -> bool {
         if self.bytes == 0 {
             return false;

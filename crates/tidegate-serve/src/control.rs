@@ -1,16 +1,16 @@
-//! The control socket of a server: its owner reads what the stack has counted, has it count anew,
-//! changes settings, empties a cache, and copies a pool.
+//! The control socket of a server. Its owner reads the stack's counts, resets them, changes
+//! settings, destages or empties a cache, and copies a pool.
 //!
-//! A client sends one request, a JSON object in a line, and is sent one reply, a JSON object in a
-//! line.
+//! A client sends one request and gets one reply; each is a JSON object in a line.
 //!
 //! Invariants:
 //! 1. Only the server's own user and root are answered: the socket has mode 0600, and the kernel
-//!    says whose the client is.
+//!    tells the client's user.
 //! 2. A client makes the server hold at most [`REQUEST_BYTES_MAX`] bytes, for as long as a
 //!    conversation may take.
-//! 3. Whatever bytes a client sends, it gets a reply or the end of its connection.
-//! 4. A request that may take long delays others of its kind only: statistics are shown meanwhile.
+//! 3. A client gets a reply or the end of its connection, whatever bytes it sends.
+//! 4. A request that may take long delays only others of its kind; statistics are answered
+//!    meanwhile.
 
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -30,63 +30,62 @@ use crate::{ListenAddress, ServeError};
 pub const REQUEST_BYTES_MAX: usize = 64 << 10;
 /// Most bytes of a reply that a client takes.
 const REPLY_BYTES_MAX: usize = 64 << 20;
-/// What a client asks.
+/// A request of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// What is the stack, and what has it counted?
+    /// Describe the stack and its counts.
     Stat,
-    /// Change settings, in this order: all of them or none.
+    /// Change settings in this order, all or none.
     Set {
         /// Keys and new values.
         settings: Vec<(String, String)>,
     },
-    /// What is the stack, and what has it counted? Counters and histograms begin with 0 again.
+    /// Describe the stack and its counts, then start counters and histograms from 0.
     Reset,
-    /// Write all that the tiers hold to the backing.
+    /// Destage everything that the tiers hold.
     Flush,
-    /// Write all that the tiers hold to the backing, and give up what the pool has of that.
+    /// Destage everything that the tiers hold, and remove it from the pool.
     Purge,
-    /// Copy the pool, or its backing where it has one, to a file that is not there yet, as it is at
-    /// one instant.
+    /// Copy the pool, or its backing where it has one, as it is at one instant to a new file.
     Snapshot {
         /// The file, absolute.
         file: PathBuf,
     },
 }
 
-/// What the server answers.
+/// The server's answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "snake_case")]
 pub enum Reply {
-    /// What was asked for.
+    /// The description and the counts.
     Stat {
-        /// All that the stack says.
+        /// The stack's description and counts.
         stat: Box<Stat>,
     },
-    /// All settings are changed.
+    /// All settings have changed.
     Set,
-    /// The backing has all that the tiers held when the request came, but for what is uncommitted.
+    /// The tiers destaged all that they held when the request came, except uncommitted bytes.
     Flushed {
         /// Bytes that the tiers hold for the backing now.
         left_bytes: u64,
-        /// Bytes of those that no flush of a client has committed.
+        /// The part of `left_bytes` that no flush of a client has committed.
         uncommitted_bytes: u64,
     },
-    /// The backing has all that the pool held, and the pool has given it up.
+    /// The pool has destaged and removed its pages.
     Purged {
         /// Bytes of the pages that were given up.
         freed_bytes: u64,
         /// Bytes of the pages that are left in the pool.
         left_bytes: u64,
     },
-    /// The file holds the copy, and is on its disk.
+    /// The file holds the copy and is durable.
     Snapshot {
         /// Its size.
         bytes: u64,
-        /// How long writes of clients had to wait.
+        /// Time that writes of clients had to wait.
         held_ns: u64,
-        /// The backing that was copied; none where the pool was.
+        /// The backing that was copied, or `None` if the pool was.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         backing: Option<String>,
     },
@@ -98,7 +97,7 @@ pub enum Reply {
 }
 
 impl Request {
-    /// Waits for devices, or for their clients.
+    /// Returns whether the request waits for devices or for their clients.
     fn may_take_long(&self) -> bool {
         match self {
             Self::Stat | Self::Reset => false,
@@ -116,28 +115,29 @@ impl Reply {
 /// Reads a request.
 ///
 /// # Errors
-/// What is wrong with it, in one line.
+/// Returns a one-line reason if the request is malformed.
 pub fn parse(line: &[u8]) -> Result<Request, String> {
     serde_json::from_slice(line).map_err(|error| format!("the request is malformed: {error}"))
 }
 
-/// Answers a request; the second argument is the client's socket, which hangs up when the client is
-/// gone.
+/// Answers a request. The second argument is the client's socket, which hangs up when the client
+/// leaves.
 type Answer = dyn Fn(Request, BorrowedFd<'_>) -> Reply + Send + Sync;
 
-/// A request that may take long, and its client.
+/// A request that may take long, with its client.
 type Job = (Request, Peer);
 
-/// Threads that answer clients until this is dropped: one accepts them, one does what takes long.
+/// Threads that answer clients until this is dropped: one accepts clients, one performs long
+/// requests.
 pub struct ControlServer {
-    /// Has the jobs' sender, so it is dropped first.
+    /// Owns the sender of the jobs, so it is dropped first.
     server: SerialServer,
     jobs: Jobs,
 }
 
 impl ControlServer {
-    /// Listens at the unix sockets `paths`, and answers each request by `answer`, whose
-    /// second argument is the client socket, which hangs up when the client is gone.
+    /// Listens at the unix sockets `paths`, and answers each request by `answer`. The second
+    /// argument of `answer` is the client's socket, which hangs up when the client leaves.
     ///
     /// # Errors
     /// Another server listens there, or the system refuses.
@@ -151,7 +151,7 @@ impl ControlServer {
         let of_jobs = Arc::clone(&answer);
         let perform = move |(request, client): Job| {
             let answered = of_jobs(request, client.as_fd());
-            // A client that breaks off does not concern the others.
+            // A client that disconnects does not concern the other clients.
             drop(reply(client, &answered));
         };
         let (jobs, sender) = Jobs::start("control-jobs", perform)?;
@@ -159,8 +159,8 @@ impl ControlServer {
         Ok(Self { server: SerialServer::start("control", listeners, converse)?, jobs })
     }
 
-    /// Ends the server, and does not wait for a request that is under way: that ends by itself, or
-    /// with the process. Dropping it waits.
+    /// Ends the server without waiting for a request in progress, which ends by itself or with the
+    /// process. Dropping the server waits.
     pub fn abandon(self) {
         self.server.abandon();
         self.jobs.abandon();
@@ -194,18 +194,18 @@ fn request_of(client: &mut Peer) -> Result<Request, String> {
 fn reply(mut client: Peer, reply: &Reply) -> io::Result<()> {
     let mut line = serde_json::to_vec(reply)?;
     line.push(b'\n');
-    // The request may have taken long; the client has its time to read the reply.
+    // The request may have taken long: the client gets the full time for the reply.
     client.restart();
     client.write_all(&line)
 }
 
-/// The client is of the server's user, or root.
+/// Returns whether the client's user is the server's or root.
 fn is_owner(client: &Peer) -> io::Result<bool> {
     let user = rustix::net::sockopt::socket_peercred(client.as_fd())?.uid;
     Ok(user == rustix::process::geteuid() || user.is_root())
 }
 
-/// Reads up to the end of a line or of the connection: at most `most` bytes.
+/// Reads up to the end of a line or of the connection, at most `most` bytes.
 fn read_line(peer: &mut Peer, most: usize) -> io::Result<Vec<u8>> {
     let mut line = peer.read_until(most, |bytes| bytes.contains(&b'\n'))?;
     if let Some(end) = line.iter().position(|byte| *byte == b'\n') {
@@ -214,12 +214,12 @@ fn read_line(peer: &mut Peer, most: usize) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// What became of a question.
+/// The outcome of [`ask`].
 #[derive(Debug, PartialEq)]
 pub enum Asked {
     /// The server answered.
     Reply(Reply),
-    /// Nobody listens at the socket, or there is none.
+    /// No server listens at the socket, or there is no socket.
     Nobody,
     /// Another kind of server listens there, such as the supervisor of `tidegate run`.
     Other,
@@ -228,7 +228,7 @@ pub enum Asked {
 /// Asks the server that listens at `path`.
 ///
 /// # Errors
-/// The connection broke off, or the answer makes no sense.
+/// Fails if the connection breaks, or the answer is malformed.
 pub fn ask(path: &Path, request: &Request) -> io::Result<Asked> {
     let server = match UnixStream::connect(path) {
         Ok(server) => server,

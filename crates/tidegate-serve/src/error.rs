@@ -7,7 +7,7 @@ pub enum ServeError {
     /// An address is malformed.
     #[error("{0}")]
     Address(String),
-    /// Another server or another file is where the server should listen.
+    /// Another server listens at the path, or another file is there.
     #[error("{0}")]
     InUse(String),
     /// Exports contradict each other or the protocol.
@@ -22,7 +22,7 @@ pub enum ServeError {
     /// The operating system refused something.
     #[error("{context}")]
     Io {
-        /// What could not be done.
+        /// The operation that failed.
         context: String,
         /// Why.
         #[source]

@@ -1,29 +1,29 @@
 //! Memory that limits of this process (`ulimit -v`, `ulimit -d`) leave.
 //!
-//! An allocation that fails ends the process, unless its code can do without. So a request that
-//! takes memory is refused while some is left: what the device and the threads below allocate for
-//! it, in places that cannot do without, finds that rest.
+//! A failed allocation ends the process, unless its code handles the failure. So a request that
+//! takes memory is refused while a reserve is left. Code of the device and of the threads below
+//! that cannot handle a failed allocation uses that reserve.
 
 use std::fs::File;
 use std::io::Read;
 
 use rustix::process::{Resource, getrlimit};
 
-/// Bytes that are left for what cannot do without an allocation: a thread of the device, and all
-/// that is short.
+/// Bytes that are left for allocations that must not fail: a thread of the device, and small
+/// objects.
 const RESERVE_BYTES: u64 = 8 << 20;
-/// Bytes that a connection takes, with its thread, and some more.
+/// Bytes that a connection with its thread takes, with a margin.
 const CONNECTION_BYTES: u64 = 3 << 20;
 
-/// The limits, each with the field of `/proc/self/statm` that has the pages that count for it.
+/// The limits, each with the field of `/proc/self/statm` that counts its pages.
 const LIMITS: [(Resource, usize); 2] = [(Resource::As, 0), (Resource::Data, 5)];
 
-/// Whether a request for `bytes` of data may take memory: for the data, and once more for a copy.
+/// Returns whether the limits leave memory for `bytes` of a request's data and one copy.
 pub(crate) fn for_request(bytes: usize) -> bool {
     has(RESERVE_BYTES.saturating_add((bytes as u64).saturating_mul(2)))
 }
 
-/// Whether one more connection may take memory.
+/// Returns whether the limits leave memory for one more connection.
 pub(crate) fn for_connection() -> bool {
     has(CONNECTION_BYTES)
 }
@@ -38,14 +38,14 @@ fn has(needed: u64) -> bool {
     let text = std::str::from_utf8(&text[..statm.unwrap_or(0)]).unwrap_or_default();
     let fits = |(limit, field): (Option<u64>, usize)| {
         let Some(limit) = limit else { return true };
-        // Without an answer the limit itself decides.
+        // Without a count of used pages, the limit itself decides.
         let Some(used_bytes) = used_bytes(text, field) else { return true };
         limit.saturating_sub(used_bytes) >= needed
     };
     limited.into_iter().all(fits)
 }
 
-/// What field number `field` of a `statm` says, in bytes.
+/// Returns field number `field` of a `statm`, in bytes.
 fn used_bytes(statm: &str, field: usize) -> Option<u64> {
     let pages: u64 = statm.split_whitespace().nth(field)?.parse().ok()?;
     Some(pages * rustix::param::page_size() as u64)

@@ -1,5 +1,5 @@
-//! A thread that performs long requests one after another. The thread that accepts clients stays
-//! free.
+//! A thread that performs long requests one after another, so that the thread that accepts clients
+//! stays free.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,14 +7,14 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
 use crate::{ServeError, StopHandle, Worker};
 
-/// Requests that may wait for the one under way.
+/// Requests that may wait behind the one in progress.
 const WAITING_MAX: usize = 16;
 
 /// Sends jobs to the thread, which ends once the sender is dropped.
 pub(crate) struct Sender<J>(SyncSender<J>);
 
 impl<J> Sender<J> {
-    /// Has `job` done after those that wait; hands it back where too many wait.
+    /// Queues `job`. Returns it as an error if too many jobs wait.
     pub(crate) fn send(&self, job: J) -> Result<(), J> {
         self.0.try_send(job).map_err(|error| match error {
             TrySendError::Full(job) | TrySendError::Disconnected(job) => job,
@@ -22,14 +22,14 @@ impl<J> Sender<J> {
     }
 }
 
-/// The thread. Dropping it waits for the jobs that were sent, and needs the sender dropped.
+/// The thread. Dropping it waits for the jobs that were sent, so the sender must be dropped first.
 pub(crate) struct Jobs {
     worker: Worker,
     is_abandoned: Arc<AtomicBool>,
 }
 
 impl Jobs {
-    /// Starts a thread `name` that does each job by `perform`.
+    /// Starts a thread `name` that calls `perform` for each job.
     ///
     /// # Errors
     /// The system refuses a thread.
@@ -48,7 +48,7 @@ impl Jobs {
         Ok((Self { worker, is_abandoned }, Sender(sender)))
     }
 
-    /// Waits for no job: one that is under way ends by itself, or with the process.
+    /// Ends the thread without waiting: a job in progress ends by itself, or with the process.
     pub(crate) fn abandon(mut self) {
         self.is_abandoned.store(true, Ordering::Release);
         self.worker.abandon();

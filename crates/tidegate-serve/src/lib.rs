@@ -5,10 +5,11 @@
 //! - [`control`]: statistics and settings of a server, for its owner;
 //! - [`metrics`]: the page that Prometheus reads.
 //!
-//! What front ends share: `queue` (a client's requests at a device), `mailbox` (how a completion
-//! reaches a client's thread), `budget` (memory of all clients), `headroom` (memory that limits of
-//! the process leave), `listen` (addresses and sockets), `serial` (servers of one client at a
-//! time), `log` (lines about clients, at a bounded rate), `statistics` and `stop`.
+//! Shared by the front ends: `queue` (a client's requests at a device), `mailbox` (carries a
+//! completion to a client's thread), `budget` (memory of all clients), `headroom` (memory that
+//! limits of the process leave), `listen` (addresses and sockets), `serial` (servers of one client
+//! at a time), `jobs` (long requests), `log` (lines about clients, at a bounded rate), `statistics`
+//! and `stop`.
 
 mod budget;
 pub mod control;

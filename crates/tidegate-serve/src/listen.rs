@@ -1,11 +1,12 @@
 //! Addresses, and the sockets that listen at them.
 //!
 //! Invariants:
-//! 1. A unix socket can be connected to only by its owner (mode 0600) from its first moment on.
-//! 2. The file of a dead server is replaced, that of a live one is not; only our own is removed.
-//! 3. A server holds the lock of a file beside its socket from before it looks whether another one
-//!    listens there until it listens itself: of servers that start at the same time one gets the
-//!    path.
+//! 1. Only its owner can connect to a unix socket (mode 0600), from its first moment on.
+//! 2. A server replaces the socket file of a dead server, never of a live one, and removes only its
+//!    own.
+//! 3. A server locks a file beside its socket before it checks whether another server listens
+//!    there, and holds the lock until it listens itself. Of servers that start together, one gets
+//!    the path.
 
 use std::fmt;
 use std::fs::File;
@@ -22,7 +23,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::ServeError;
 
-/// Waiting connections that the system keeps for us.
+/// Waiting connections that the system keeps for a listener.
 const BACKLOG: i32 = 128;
 
 /// Where a server listens: `unix:PATH`, `tcp:HOST:PORT` or `systemd`.
@@ -30,7 +31,7 @@ const BACKLOG: i32 = 128;
 pub enum ListenAddress {
     /// A unix socket at a path.
     Unix(PathBuf),
-    /// A TCP port; 0 lets the system choose. IPv6 addresses stand in brackets.
+    /// A TCP port; the system chooses one for port 0. IPv6 addresses stand in brackets.
     Tcp {
         /// Name or address to listen on.
         host: String,
@@ -83,7 +84,7 @@ impl fmt::Display for ListenAddress {
 pub(crate) struct Listener {
     socket: OwnedFd,
     address: ListenAddress,
-    /// The device and inode of the file of our unix socket.
+    /// The device and inode of the file of the server's own unix socket.
     file: Option<(u64, u64)>,
 }
 
@@ -91,8 +92,8 @@ impl Listener {
     /// Listens at `address`.
     ///
     /// # Errors
-    /// [`ServeError::InUse`], [`ServeError::Io`], or [`ServeError::Address`] where the address
-    /// stands for sockets of which there is not exactly one.
+    /// [`ServeError::InUse`], [`ServeError::Io`], or [`ServeError::Address`] if the address does
+    /// not stand for exactly one socket.
     pub(crate) fn bind(address: &ListenAddress) -> Result<Self, ServeError> {
         let mut listeners = Self::bind_all(std::slice::from_ref(address))?;
         match (listeners.pop(), listeners.len()) {
@@ -107,7 +108,8 @@ impl Listener {
     /// Listens at all of `addresses`.
     ///
     /// # Errors
-    /// As for [`bind`](Self::bind), but any number of sockets may have been passed.
+    /// [`ServeError::InUse`], [`ServeError::Io`], or [`ServeError::Address`] if no socket was
+    /// passed.
     pub(crate) fn bind_all(addresses: &[ListenAddress]) -> Result<Vec<Self>, ServeError> {
         let mut listeners = Vec::new();
         for address in addresses {
@@ -130,7 +132,7 @@ impl Listener {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
         let socket = socket.map_err(failed)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(path).map_err(failed)?).map_err(failed)?;
-        // No client can connect before `listen`, so that none can before the mode is set.
+        // No client can connect before `listen`, and by then the mode is set.
         rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         let file = file_at(path).ok();
         rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
@@ -149,12 +151,12 @@ impl Listener {
         Ok(Self { socket: socket.into(), address, file: None })
     }
 
-    /// Where it listens; the port is the one that the system chose.
+    /// Returns the address, with the port that the system chose.
     pub(crate) fn address(&self) -> &ListenAddress {
         &self.address
     }
 
-    /// Takes a waiting connection, nonblocking, and names its client.
+    /// Accepts a waiting connection, makes it nonblocking, and returns it with the client's name.
     pub(crate) fn accept(&self) -> rustix::io::Result<(OwnedFd, String)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (socket, peer) = rustix::net::acceptfrom_with(&self.socket, flags)?;
@@ -164,8 +166,8 @@ impl Listener {
         Ok((socket, peer.map_or_else(|| "tcp".into(), |peer| format!("tcp:{peer}"))))
     }
 
-    /// Removes the file of its unix socket, unless another server has put its own in its place: no
-    /// client connects any more.
+    /// Removes the file of the unix socket, so that no client connects any more. Leaves the file if
+    /// another server has replaced it.
     pub(crate) fn remove_file(&self) {
         if let (ListenAddress::Unix(path), Some(ours)) = (&self.address, self.file)
             && file_at(path).is_ok_and(|found| found == ours)
@@ -187,10 +189,11 @@ impl Drop for Listener {
     }
 }
 
-/// The sockets that the process was started with. They have names elsewhere, and keep them.
+/// Returns the sockets that the process was started with. Another process owns their files, so
+/// these stay.
 ///
 /// # Errors
-/// There is none, or one is neither a unix nor a TCP socket that can listen.
+/// No socket was passed, or one is neither a unix nor a TCP socket that can listen.
 fn inherited() -> Result<Vec<Listener>, ServeError> {
     let mut passed = listenfd::ListenFd::from_env();
     if passed.len() == 0 {
@@ -221,15 +224,18 @@ fn inherit(passed: &mut listenfd::ListenFd, at: usize) -> std::io::Result<Listen
     Ok(Listener { socket: tcp.into(), address, file: None })
 }
 
-/// The right to begin to listen at a path: the lock of `PATH.lock`, a file that is there meanwhile.
+/// The right to begin to listen at a path: the lock of `PATH.lock`, a file that exists as long as
+/// the claim.
 struct Claim {
     path: PathBuf,
     _locked: File,
 }
 
 impl Claim {
+    /// Takes the lock for `socket`.
+    ///
     /// # Errors
-    /// [`ServeError::InUse`]: another server has it; [`ServeError::Io`].
+    /// [`ServeError::InUse`] if another server holds the lock; [`ServeError::Io`].
     fn of(socket: &Path) -> Result<Self, ServeError> {
         let mut name = socket.as_os_str().to_owned();
         name.push(".lock");
@@ -249,7 +255,7 @@ impl Claim {
                 Err(error) => return Err(failed(error.into())),
                 Ok(()) => {}
             }
-            // Its last holder may have removed the file since it was opened.
+            // The previous holder may have removed the file after this server opened it.
             let ours = locked.metadata().map_err(failed)?;
             if file_at(&path).is_ok_and(|there| there == (ours.dev(), ours.ino())) {
                 return Ok(Self { path, _locked: locked });
@@ -260,8 +266,8 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // Still locked: a server that opened it before finds, once it has the lock, that it is
-        // gone.
+        // The file is still locked: a server that opened it earlier gets the lock and then finds
+        // that the file is gone.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -273,13 +279,13 @@ fn in_use(socket: &Path) -> ServeError {
     ))
 }
 
-/// Which file is at a path: its device and inode.
+/// Returns the device and inode of the file at `path`.
 fn file_at(path: &Path) -> std::io::Result<(u64, u64)> {
     let found = path.symlink_metadata()?;
     Ok((found.dev(), found.ino()))
 }
 
-/// Removes a socket's file at which no process listens.
+/// Removes the file of a socket if no process listens at it.
 fn remove_dead_socket(path: &Path) -> Result<(), ServeError> {
     let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
     let path_name = path.display();

@@ -34,7 +34,7 @@ impl Log {
         Self { sink, bucket: Mutex::new(bucket) }
     }
 
-    /// Writes a line, unless there were too many; then the next one tells how many are missing.
+    /// Writes a line, unless there were too many; the next line then tells how many are missing.
     pub(crate) fn line(&self, text: &str) {
         let Some(suppressed) = self.bucket.lock().take(Instant::now()) else { return };
         let text: String = text.chars().take(MAX_LINE_CHARS).collect();
@@ -46,7 +46,8 @@ impl Log {
 }
 
 impl Bucket {
-    /// Takes a line out: how many were suppressed since the last, or `None` if this one must be.
+    /// Takes a line out. Returns the number of lines suppressed since the last one, or `None` if
+    /// this line must be suppressed.
     fn take(&mut self, now: Instant) -> Option<u64> {
         let steps = now.duration_since(self.filled).as_millis() / REFILL.as_millis();
         let steps = u32::try_from(steps).unwrap_or(u32::MAX);

@@ -1,4 +1,4 @@
-//! How threads that complete requests reach the thread of the client that waits for them.
+//! Mailboxes: threads that complete requests put them there for the client's thread.
 //!
 //! Invariant: the client's thread is woken when its mailbox turns from empty to not empty.
 
@@ -10,7 +10,7 @@ use tidegate::device::wake::Wake;
 use crate::ServeError;
 use crate::budget::Wakes;
 
-/// Where a client's thread finds what other threads have finished for it.
+/// Completed work that other threads leave for a client's thread.
 pub(crate) struct Mailbox<T> {
     mail: Mutex<Vec<T>>,
     has_mail: AtomicBool,
@@ -24,6 +24,8 @@ impl<T: Send> Wakes for Mailbox<T> {
 }
 
 impl<T> Mailbox<T> {
+    /// Creates an empty mailbox.
+    ///
     /// # Errors
     /// The system has no more descriptors.
     pub(crate) fn new() -> Result<Self, ServeError> {
@@ -32,7 +34,7 @@ impl<T> Mailbox<T> {
         Ok(Self { mail, has_mail, wake })
     }
 
-    /// The event that says that there is something to look at.
+    /// Returns the event that signals new mail.
     pub(crate) fn wake(&self) -> &Wake {
         &self.wake
     }

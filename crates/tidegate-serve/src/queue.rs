@@ -1,4 +1,5 @@
-//! The requests of one client at a device: run at once where nothing waits, else started.
+//! The requests of one client at a device. A request that has to wait for nothing runs at once;
+//! each other request is started.
 //!
 //! Invariants:
 //! 1. Each started operation comes back exactly once from [`DeviceQueue::collect`].
@@ -12,20 +13,20 @@ use crate::mailbox::Mailbox;
 
 /// An operation that was started and is complete.
 pub(crate) struct Done<T> {
-    /// What the client calls it.
+    /// The client's tag of the operation.
     pub(crate) tag: T,
     /// How it ended.
     pub(crate) result: Result<()>,
-    /// What it was, with its memory.
+    /// The operation itself, with its memory.
     pub(crate) operation: OwnedOperation,
 }
 
-/// What happens behind an operation that succeeded.
+/// The step after an operation that succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Then {
-    /// Nothing: it is complete.
+    /// No further step: the operation is complete.
     Complete,
-    /// A flush; it is complete when that is.
+    /// A flush; the operation is complete when the flush is.
     Flush,
 }
 
@@ -38,7 +39,7 @@ pub(crate) struct DeviceQueue<T> {
 }
 
 impl<T: Send + 'static> DeviceQueue<T> {
-    /// A queue without requests; completions go to `mailbox`.
+    /// Returns an empty queue that posts completions to `mailbox`.
     pub(crate) fn new(
         device: Arc<dyn BlockDevice>,
         context: Context,
@@ -47,17 +48,17 @@ impl<T: Send + 'static> DeviceQueue<T> {
         Self { device, context, mailbox, in_flight: 0 }
     }
 
-    /// Operations that were started and not collected.
+    /// Returns the number of operations that were started and not collected.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// Runs `operation` on this thread, if it has to wait for nothing.
+    /// Runs `operation` on this thread. Returns `None` if it would have to wait.
     pub(crate) fn attempt(&self, operation: &mut Operation<'_>) -> Option<Result<()>> {
         self.device.attempt(operation, self.context).done()
     }
 
-    /// Starts `operation`, which comes back as `tag`.
+    /// Starts `operation`, which is collected under `tag`.
     pub(crate) fn start(&mut self, tag: T, operation: OwnedOperation, then: Then) {
         self.in_flight += 1;
         let (device, context) = (Arc::clone(&self.device), self.context);
@@ -74,7 +75,7 @@ impl<T: Send + 'static> DeviceQueue<T> {
         Arc::clone(&self.device).start(request);
     }
 
-    /// Moves the operations that are complete to `into`, which is empty.
+    /// Moves the complete operations to `into`, which must be empty.
     pub(crate) fn collect(&mut self, into: &mut Vec<Done<T>>) {
         self.mailbox.collect(into);
         self.in_flight -= into.len();

@@ -1,8 +1,8 @@
 //! Small servers on a thread of their own, which answer one client at a time.
 //!
 //! Invariants:
-//! 1. A client keeps the others waiting for at most [`TIMEOUT`].
-//! 2. The thread sleeps while nobody asks, and ends when the server is dropped.
+//! 1. A client delays the other clients for at most [`TIMEOUT`].
+//! 2. The thread sleeps while no client connects, and ends when the server is dropped.
 //! 3. While `conversation` is locked by another thread, no conversation begins.
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -19,10 +19,9 @@ use rustix::net::SendFlags;
 use crate::listen::Listener;
 use crate::{ServeError, StopHandle, Worker};
 
-/// How long a conversation may take.
+/// The longest time of a conversation.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a server that cannot accept a connection waits before it tries again: the system is out
-/// of descriptors.
+/// Pause after a failed accept: the system is out of descriptors.
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// A thread that answers clients until this is dropped.
@@ -31,7 +30,7 @@ pub(crate) struct SerialServer {
     desk: Arc<Desk>,
 }
 
-/// Where clients come.
+/// The listeners, and the lock of a conversation.
 struct Desk {
     listeners: Vec<Listener>,
     /// Locked by the thread while it holds a conversation.
@@ -39,7 +38,7 @@ struct Desk {
 }
 
 impl SerialServer {
-    /// Has a thread `name` hold a conversation with each client of `listeners`.
+    /// Starts a thread `name` that calls `converse` for each client of `listeners`.
     ///
     /// # Errors
     /// The system refuses a thread.
@@ -55,8 +54,8 @@ impl SerialServer {
         Ok(Self { worker, desk })
     }
 
-    /// Ends the server, and does not wait for a conversation that is under way: it ends by itself,
-    /// or with the process.
+    /// Ends the server without waiting for a conversation in progress, which ends by itself or with
+    /// the process.
     pub(crate) fn abandon(mut self) {
         let desk = Arc::clone(&self.desk);
         let idle = desk.conversation.try_lock();
@@ -64,7 +63,7 @@ impl SerialServer {
             self.worker.abandon();
             desk.listeners.iter().for_each(Listener::remove_file);
         }
-        // The thread begins no conversation before it has ended.
+        // The conversation stays locked until the thread has ended, so the thread begins none.
         drop(self);
         drop(idle);
     }
@@ -87,7 +86,7 @@ fn serve(desk: &Desk, stop: &StopHandle, converse: &dyn Fn(Peer) -> io::Result<(
         for (listener, _) in asked {
             let Some(_conversation) = conversation.try_lock() else { return };
             match listener.accept() {
-                // A client that breaks off does not concern the others.
+                // A client that disconnects does not concern the other clients.
                 Ok((socket, _)) => drop(converse(Peer::new(socket))),
                 Err(Errno::AGAIN | Errno::CONNABORTED) => {}
                 Err(_) => {
@@ -101,23 +100,23 @@ fn serve(desk: &Desk, stop: &StopHandle, converse: &dyn Fn(Peer) -> io::Result<(
 
 /// The other end of a connection, for one conversation of at most [`TIMEOUT`].
 pub(crate) struct Peer {
-    /// Not blocking.
+    /// A nonblocking socket.
     socket: OwnedFd,
     deadline: Instant,
 }
 
 impl Peer {
-    /// The conversation begins. `socket` does not block.
+    /// Starts a conversation over `socket`, which must be nonblocking.
     pub(crate) fn new(socket: OwnedFd) -> Self {
         Self { socket, deadline: Instant::now() + TIMEOUT }
     }
 
-    /// The conversation begins again.
+    /// Restarts the time of the conversation.
     pub(crate) fn restart(&mut self) {
         self.deadline = Instant::now() + TIMEOUT;
     }
 
-    /// Waits for the other end without a limit; then the conversation begins again.
+    /// Waits for the other end without a time limit, then restarts the time of the conversation.
     ///
     /// # Errors
     /// The system cannot wait.
@@ -127,10 +126,11 @@ impl Peer {
         Ok(())
     }
 
-    /// Reads until `is_whole` says that what was read is whole, or up to the end of the connection.
+    /// Reads until `is_whole` returns true for the bytes read so far, or up to the end of the
+    /// connection.
     ///
     /// # Errors
-    /// That takes more than `most` bytes, or too long.
+    /// Fails if the data exceeds `most` bytes, or the conversation takes too long.
     pub(crate) fn read_until(
         &mut self,
         most: usize,
@@ -150,7 +150,7 @@ impl Peer {
         }
     }
 
-    /// Waits until the socket is ready for `flags`.
+    /// Waits until the socket is ready for `flags`, or fails at the deadline.
     fn wait(&self, flags: PollFlags) -> io::Result<()> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         let left = Timespec::try_from(left).map_err(io::Error::other)?;

@@ -1,4 +1,4 @@
-//! What a server counts.
+//! Counters of a server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ pub(crate) enum Kind {
 /// Number of [`Kind`]s.
 const KINDS: usize = 7;
 
-/// What a server has done since its start.
+/// A server's counts since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Statistics {
     /// Connections open now.
@@ -51,11 +51,11 @@ pub struct Statistics {
     pub written_bytes: u64,
     /// Requests answered with an error.
     pub errors: u64,
-    /// Those of them that were sound: the device failed, or there was no memory.
+    /// Errors of sound requests: the device failed, or there was no memory.
     pub failures: u64,
 }
 
-/// What a server counts of connections, shared by its threads.
+/// Counters of connections, shared by the server's threads.
 #[derive(Default)]
 pub(crate) struct ConnectionCounters {
     pub(crate) open: AtomicU64,
@@ -64,7 +64,7 @@ pub(crate) struct ConnectionCounters {
     pub(crate) client_faults: AtomicU64,
 }
 
-/// What is counted of requests.
+/// Counters of requests.
 #[derive(Default)]
 pub(crate) struct Counts<T> {
     requests: [T; KINDS],
@@ -84,12 +84,12 @@ impl<T> Counts<T> {
 /// The counts of one export, shared by the threads of its clients.
 pub(crate) type RequestCounters = Counts<AtomicU64>;
 
-/// The counts of one connection since it last added them to its export's: no other thread sees
-/// them, so that counting costs next to nothing.
+/// The counts of one connection that are not yet in its export's counters. No other thread sees
+/// them, so counting costs next to nothing.
 pub(crate) type Tally = Counts<u64>;
 
 impl RequestCounters {
-    /// Adds what a connection has counted, and starts its counts anew.
+    /// Adds the counts of a connection, and resets them.
     pub(crate) fn add(&self, tally: &mut Tally) {
         for (counter, &count) in self.iter().zip(tally.iter()) {
             if count > 0 {
@@ -101,7 +101,8 @@ impl RequestCounters {
 }
 
 impl Tally {
-    /// A request was done, with `len` bytes. It has no kind if the server does not know it.
+    /// Counts a request of `len` bytes as done. `kind` is `None` if the server does not know the
+    /// request.
     pub(crate) fn done(&mut self, kind: Option<Kind>, len: u32) {
         let Some(kind) = kind else { return };
         self.requests[kind as usize] += 1;
@@ -112,29 +113,30 @@ impl Tally {
         }
     }
 
-    /// A request was answered with an error, by which the client is told that it was wrong.
+    /// Counts a request that was answered with an error because it was not sound.
     pub(crate) fn refused(&mut self, kind: Option<Kind>) {
         self.errors += 1;
         self.done(kind, 0);
     }
 
-    /// A sound request was answered with an error.
+    /// Counts a sound request that was answered with an error.
     pub(crate) fn failed(&mut self, kind: Option<Kind>) {
         self.failures += 1;
         self.refused(kind);
     }
 }
 
-/// Where the statistics of a server, or of one of its exports, can be read, also after its end.
+/// A handle that reads the statistics of a server, or of one of its exports, also after the
+/// server's end.
 #[derive(Clone)]
 pub struct StatisticsSource {
     pub(crate) connections: Arc<ConnectionCounters>,
-    /// Those whose sum is shown.
+    /// The exports whose sum is shown.
     pub(crate) exports: Vec<Arc<RequestCounters>>,
 }
 
 impl StatisticsSource {
-    /// The counts as of now. Those of connections are the whole server's.
+    /// Returns the present counts. The counts of connections are the whole server's.
     pub fn snapshot(&self) -> Statistics {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let sum = |counter: &dyn Fn(&RequestCounters) -> &AtomicU64| {

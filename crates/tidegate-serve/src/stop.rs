@@ -1,4 +1,4 @@
-//! How any thread stops a server, and threads that are stopped with what they work for.
+//! Handles that stop a server from any thread, and threads that stop when their owner is dropped.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -13,7 +13,7 @@ use crate::ServeError;
 pub struct StopHandle(Arc<Wake>);
 
 impl StopHandle {
-    /// A handle to give to a server's `run`.
+    /// Returns a handle for a server's `run`.
     ///
     /// # Errors
     /// The system has no more descriptors.
@@ -30,7 +30,7 @@ impl StopHandle {
 }
 
 impl AsFd for StopHandle {
-    /// Readable once the server is to stop.
+    /// Returns a descriptor that is readable once the server is to stop.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -43,7 +43,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts a thread `name` that does `work`, which returns soon after `stop` says so.
+    /// Starts a thread `name` that runs `work`, which must return soon after `stop` is signalled.
     ///
     /// # Errors
     /// The system refuses a thread.
@@ -58,7 +58,7 @@ impl Worker {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// Has the thread end, and does not wait for it.
+    /// Asks the thread to end without waiting for its end.
     pub(crate) fn abandon(&mut self) {
         self.stop.stop();
         self.thread = None;
@@ -69,7 +69,7 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.stop.stop();
         if let Some(thread) = self.thread.take() {
-            // A panic of it was printed when it happened.
+            // The thread has printed its panic, if any.
             let _ = thread.join();
         }
     }

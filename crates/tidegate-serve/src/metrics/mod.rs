@@ -1,10 +1,10 @@
 //! The page of metrics that Prometheus reads by HTTP.
 //!
 //! Invariants:
-//! 1. Whatever bytes a client sends, it gets a response or the end of its connection, and makes the
+//! 1. A client gets a response or the end of its connection, whatever bytes it sends, and makes the
 //!    server hold at most [`REQUEST_BYTES_MAX`] bytes.
-//! 2. The page shows numbers and the names of tiers: no data, no paths, nothing that can be set.
-//!    Any user that reaches the address can read it.
+//! 2. The page shows numbers and the names of tiers: no data, no paths, and no settings. Any user
+//!    that reaches the address can read it.
 
 mod page;
 
@@ -19,7 +19,7 @@ use crate::{ListenAddress, ServeError};
 /// Most bytes of a request.
 pub const REQUEST_BYTES_MAX: usize = 16 << 10;
 const HEADERS_MAX: usize = 64;
-/// Where the page is.
+/// The path of the page.
 pub const PATH: &str = "/metrics";
 const PAGE_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const TEXT_TYPE: &str = "text/plain; charset=utf-8";
@@ -35,7 +35,7 @@ impl MetricsServer {
     /// Listens at `address` and shows what `readings` returns to each client.
     ///
     /// # Errors
-    /// Something listens there already, or the system refuses.
+    /// Another server listens there already, or the system refuses.
     pub fn start(
         address: &ListenAddress,
         readings: impl Fn() -> Vec<Reading> + Send + 'static,
@@ -47,7 +47,7 @@ impl MetricsServer {
         Ok(Self { address, _server: server })
     }
 
-    /// Where it listens; the port is the one that the system chose.
+    /// Returns the address, with the port that the system chose.
     pub fn address(&self) -> &ListenAddress {
         &self.address
     }
@@ -58,7 +58,7 @@ fn converse(mut client: Peer, readings: &dyn Fn() -> Vec<Reading>) -> io::Result
     client.write_all(&response(&request, readings))
 }
 
-/// The response to `request`.
+/// Returns the response to `request`.
 fn response(request: &[u8], readings: &dyn Fn() -> Vec<Reading>) -> Vec<u8> {
     let (status, content_type, body) = match parse(request) {
         Ok(Asked { is_head, path: PATH }) => {
@@ -86,14 +86,14 @@ fn with_header(status: &str, content_type: &str, body: &str, is_head: bool) -> V
 struct Asked<'a> {
     /// The header of the response is enough.
     is_head: bool,
-    /// Without the query.
+    /// The path without the query.
     path: &'a str,
 }
 
-/// What a request asks for.
+/// Parses a request.
 ///
 /// # Errors
-/// The status of the refusal.
+/// Returns the status of the refusal if the request is malformed or its method is not allowed.
 fn parse(request: &[u8]) -> Result<Asked<'_>, &'static str> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut parsed = httparse::Request::new(&mut headers);

@@ -1,7 +1,7 @@
-//! Readings as text by `OpenMetrics` 1.0, which Prometheus reads.
+//! Readings in the text format of `OpenMetrics` 1.0, which Prometheus reads.
 //!
-//! Names follow its conventions: a prefix, base units (bytes, seconds, ratios), `_total` behind
-//! counters. An engine's metric `read_ns` is `tidegate_read_seconds` here.
+//! Names follow that format's conventions: a prefix, base units (bytes, seconds, ratios), `_total`
+//! behind counters. An engine's metric `read_ns` is `tidegate_read_seconds` here.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -17,7 +17,7 @@ const PREFIX: &str = "tidegate";
 /// Histograms have a bucket for each power of two from 128 ns to 34 s.
 const BUCKETS_LOG2_NS: std::ops::RangeInclusive<u32> = 7..=35;
 
-/// The page that shows `readings`. Those of one metric may stand apart.
+/// Returns the page that shows `readings`. Readings of one metric need not be adjacent.
 pub(super) fn page(readings: Vec<Reading>) -> String {
     let mut registry = Registry::with_prefix(PREFIX);
     registry.register_collector(Box::new(Readings(readings)));
@@ -53,7 +53,7 @@ impl Collector for Readings {
     }
 }
 
-/// The name of `metric` without its unit, and the base unit that is written behind it.
+/// Returns the name of `metric` without its unit, and the base unit to append.
 fn name_of(metric: &Metric) -> (Cow<'_, str>, Option<Unit>) {
     let (ending, unit) = match metric.unit {
         stats::Unit::Count => return (Cow::Borrowed(&metric.name), None),

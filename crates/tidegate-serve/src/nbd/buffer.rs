@@ -1,4 +1,4 @@
-//! Buffers of one connection: bytes that came, bytes to send, and payloads of their own.
+//! Buffers of one connection: received bytes, bytes to send, and payloads in memory of their own.
 //!
 //! Invariants: a buffer is zeroed once, when it is made, and reused from then on; the buffers of
 //! [`Input`] and [`Output`] never grow; a payload is made only for a length that was checked.
@@ -9,8 +9,8 @@ use std::io::IoSlice;
 use tidegate::device::{BUFFER_EXTRA_BYTES, IoBuffer};
 use zerocopy::FromZeros as _;
 
-/// So many zero bytes, whose pages become resident as bytes are stored in them; none where the
-/// system has not so much memory.
+/// Returns `len` zero bytes, whose pages become resident as bytes are stored in them, or `None` if
+/// the system has not enough memory.
 fn zeroes(len: usize) -> Option<Box<[u8]>> {
     <[u8]>::new_box_zeroed_with_elems(len).ok()
 }
@@ -23,12 +23,13 @@ pub(super) struct Input {
 }
 
 impl Input {
-    /// An input of so many bytes; none where the system has no memory for it.
+    /// Creates an input of `capacity_bytes`. Returns `None` if the system has no memory for its
+    /// buffer.
     pub(super) fn try_new(capacity_bytes: usize) -> Option<Self> {
         Some(Self { bytes: zeroes(capacity_bytes)?, start: 0, end: 0 })
     }
 
-    /// What came and is not used up.
+    /// Returns the received bytes that are not used up.
     pub(super) fn unread(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
@@ -41,8 +42,8 @@ impl Input {
         }
     }
 
-    /// Free space for more; what is unread moves to the front when less than half is left behind
-    /// it.
+    /// Returns free space for more bytes. Moves the unread bytes to the front when less than half
+    /// of the buffer is left behind them.
     pub(super) fn free_space(&mut self) -> &mut [u8] {
         if self.end > self.bytes.len() / 2 {
             self.bytes.copy_within(self.start..self.end, 0);
@@ -51,7 +52,7 @@ impl Input {
         &mut self.bytes[self.end..]
     }
 
-    /// `len` bytes were received into the free space.
+    /// Notes that `len` bytes were received into the free space.
     pub(super) fn received(&mut self, len: usize) {
         self.end += len;
     }
@@ -66,18 +67,19 @@ pub(super) struct PayloadPool {
 }
 
 impl PayloadPool {
-    /// A pool that keeps up to `most_bytes`.
+    /// Creates a pool that keeps up to `most_bytes`.
     pub(super) fn new(most_bytes: usize) -> Self {
         Self { allocate: IoBuffer::try_new, free: Vec::new(), free_bytes: 0, most_bytes }
     }
 
-    /// A pool of a system without memory.
+    /// Creates a pool of a system without memory.
     #[cfg(test)]
     pub(super) fn without_memory() -> Self {
         Self { allocate: |_| None, ..Self::new(0) }
     }
 
-    /// A payload of `len` bytes with any content; none where the system has no memory for it.
+    /// Returns a payload of `len` bytes with any content, or `None` if the system has no memory
+    /// left.
     pub(super) fn take(&mut self, len: usize) -> Option<IoBuffer> {
         match self.free.iter().rposition(|payload| payload.capacity_bytes() >= len) {
             Some(index) => {
@@ -90,7 +92,7 @@ impl PayloadPool {
         }
     }
 
-    /// Takes a payload back.
+    /// Takes a payload back, and keeps it if the pool has space.
     pub(super) fn put(&mut self, payload: IoBuffer) {
         if self.free_bytes + payload.memory_bytes() <= self.most_bytes {
             self.free_bytes += payload.memory_bytes();
@@ -116,7 +118,7 @@ impl Owned {
 
 /// Where an owned message stands among the buffered bytes.
 struct Placed {
-    /// It is sent before the byte with this index in the buffer.
+    /// Index of the buffered byte before which the message is sent.
     at: usize,
     owned: Owned,
 }
@@ -136,18 +138,18 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// An output with a buffer of so many bytes; none where the system has no memory for it. That
-    /// of [`Default`] has none.
+    /// Creates an output with a buffer of `capacity_bytes`. Returns `None` if the system has no
+    /// memory for the buffer. An output by [`Default`] has no buffer.
     pub(super) fn try_new(capacity_bytes: usize) -> Option<Self> {
         Some(Self { buffer: zeroes(capacity_bytes)?, ..Self::default() })
     }
 
-    /// Bytes waiting in the buffer.
+    /// Returns the number of bytes that wait in the buffer.
     pub(super) fn buffered_bytes(&self) -> usize {
         self.end - self.start
     }
 
-    /// Memory of owned messages, in bytes.
+    /// Returns the memory of owned messages, in bytes.
     pub(super) fn owned_bytes(&self) -> usize {
         self.placed_bytes + self.placed.len() * BUFFER_EXTRA_BYTES
     }
@@ -156,7 +158,7 @@ impl Output {
         self.start == self.end && self.placed.is_empty()
     }
 
-    /// Makes sure that `len` bytes fit behind what is buffered; false if they do not.
+    /// Makes free space for `len` bytes behind the buffered ones. Returns false if they do not fit.
     pub(super) fn reserve(&mut self, len: usize) -> bool {
         if self.buffer.len() - self.end >= len {
             return true;
@@ -168,18 +170,18 @@ impl Output {
         self.buffer.len() - self.end >= len
     }
 
-    /// The next `len` bytes of the buffer, which [`reserve`](Self::reserve) said are there; they
-    /// are sent only once [`commit`](Self::commit)ted.
+    /// Returns the next `len` bytes of the buffer, which [`reserve`](Self::reserve) has made sure
+    /// of. They are sent only once [`commit`](Self::commit)ted.
     pub(super) fn tail(&mut self, len: usize) -> &mut [u8] {
         &mut self.buffer[self.end..self.end + len]
     }
 
-    /// Sends `len` more bytes of the buffer.
+    /// Adds `len` bytes of the buffer to those to send.
     pub(super) fn commit(&mut self, len: usize) {
         self.end += len;
     }
 
-    /// Sends `bytes`, from the buffer if they fit.
+    /// Adds `bytes` to send, through the buffer if they fit.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         if self.reserve(bytes.len()) {
             self.tail(bytes.len()).copy_from_slice(bytes);
@@ -189,7 +191,7 @@ impl Output {
         }
     }
 
-    /// Sends a payload with its header.
+    /// Adds a payload with its header to send.
     pub(super) fn push_payload(&mut self, payload: IoBuffer) {
         self.place(Owned::Payload(payload));
     }
@@ -199,7 +201,7 @@ impl Output {
         self.placed.push_back(Placed { at: self.end, owned });
     }
 
-    /// The pieces to send next, in order; returns how many there are.
+    /// Fills `pieces` with the next ones to send, in order. Returns their number.
     pub(super) fn pieces<'a>(&'a self, pieces: &mut [IoSlice<'a>; MAX_PIECES]) -> usize {
         let (mut at, mut count, mut sent) = (self.start, 0, self.placed_sent);
         for placed in self.placed.iter().take(MAX_PIECES / 2 - 1) {
@@ -219,7 +221,8 @@ impl Output {
         count
     }
 
-    /// `len` bytes of the pieces were sent; payloads sent whole go back to `pool`.
+    /// Notes that `len` bytes of the pieces were sent. Payloads that were sent whole go back to
+    /// `pool`.
     pub(super) fn sent(&mut self, mut len: usize, pool: &mut PayloadPool) {
         while len > 0 {
             let until = self.placed.front().map_or(self.end, |placed| placed.at);
@@ -235,7 +238,7 @@ impl Output {
         }
     }
 
-    /// Up to `len` bytes of the first owned message were sent; returns how many.
+    /// Notes that up to `len` bytes of the first owned message were sent. Returns their number.
     fn sent_placed(&mut self, len: usize, pool: &mut PayloadPool) -> usize {
         let Some(first) = self.placed.front() else { return 0 };
         let left = first.owned.message().len() - self.placed_sent;
@@ -251,7 +254,7 @@ impl Output {
         sent
     }
 
-    /// An array for [`pieces`](Self::pieces).
+    /// Returns an empty array for [`pieces`](Self::pieces).
     pub(super) fn no_pieces<'a>() -> [IoSlice<'a>; MAX_PIECES] {
         [IoSlice::new(&[]); MAX_PIECES]
     }

@@ -2,8 +2,9 @@
 //!
 //! Invariants:
 //! 1. The loop waits only in `poll`, on the socket and on the mailbox of completed requests.
-//! 2. It receives only when everything received before has been handled, and handles only while
-//!    little waits to be sent: what a client makes the server hold is bounded whatever it does.
+//! 2. The loop receives only when everything received before has been handled, and handles only
+//!    while few bytes wait to be sent. So the memory that a client makes the server hold is
+//!    bounded.
 //! 3. The connection stays among the server's connections until its last request is complete.
 //!
 //! Entry point: [`Connection::serve`].
@@ -29,13 +30,12 @@ use super::tls::TlsMode;
 use super::transport::Transport;
 use crate::budget::{Lease, Wakes};
 
-/// How long to look for the next request before sleeping: about what two wake-ups of an idle CPU
-/// take.
+/// Time to look for the next request before sleeping: about as long as two wake-ups of an idle CPU.
 const SPIN: Duration = Duration::from_micros(100);
-/// One look takes a microsecond; if it took so long, another thread ran meanwhile.
+/// Time of one look above which another thread must have run: a look takes a microsecond.
 const CONTENDED: Duration = Duration::from_micros(10);
 
-/// What is said where the system has no memory for a request.
+/// The log message if the system has no memory for a request.
 const NO_MEMORY: &str = "there is no memory for the data of a request, which fails";
 const MEMORY_AGAIN: &str = "there is memory for the data of requests";
 const NO_MEMORY_ADVICE: &str = "give the server more, or less to its clients (--request-memory)";
@@ -44,7 +44,7 @@ const NO_MEMORY_ADVICE: &str = "give the server more, or less to its clients (--
 pub(super) enum Fault {
     /// The client has closed its side without a goodbye, or took too long to stop.
     Gone,
-    /// The client broke the protocol, or its socket failed: what happened.
+    /// The client broke the protocol, or its socket failed, as the text tells.
     Broken(String),
 }
 
@@ -66,27 +66,27 @@ pub(super) struct Connection<'a> {
     input: Input,
     output: Output,
     handshake: Handshake,
-    /// The transmission phase; none before the handshake is over.
+    /// The transmission phase; `None` before the handshake is over.
     session: Option<Box<Session>>,
-    /// The handshake must be over by then; when stopping, everything.
+    /// End of the time for the handshake; when stopping, for the whole connection.
     deadline: Option<Instant>,
-    /// How fast the client takes its answers, or sends data where no answer waits.
+    /// The client's pace in taking its answers, or in sending data while no answer waits.
     pace: Pace,
-    /// What keeps its place for it.
+    /// The client's last activity, which decides whether the connection keeps its place.
     work: Work,
-    /// Nothing more is received: the server stops.
+    /// The server stops: the connection receives nothing more.
     stopping: bool,
-    /// Nothing more is handled: only what waits is sent.
+    /// The connection handles nothing more, and only sends the bytes that wait.
     closing: bool,
-    /// Requests came closely before: it is worth to look for the next one a little before sleeping.
+    /// Requests followed each other closely: the loop looks for the next one before it sleeps.
     spins: bool,
 }
 
 impl<'a> Connection<'a> {
-    /// Connection `id`, of a client on the nonblocking `socket`.
+    /// Creates connection `id` for a client on the nonblocking `socket`.
     ///
     /// # Errors
-    /// The system has no memory for its buffers.
+    /// The system has no memory for the connection's buffers.
     pub(super) fn new(
         service: &'a Service,
         id: u64,
@@ -124,11 +124,11 @@ impl<'a> Connection<'a> {
         })
     }
 
-    /// Serves the client until one side ends it; all its requests have finished then. The socket
-    /// closes with the connection itself.
+    /// Serves the client until one side ends the connection. All requests have finished on return.
+    /// The socket closes when the connection is dropped.
     ///
     /// # Errors
-    /// Why it ended, unless the client said goodbye or the server stops.
+    /// Returns why the connection ended, unless the client said goodbye or the server stops.
     pub(super) fn serve(&mut self) -> Result<(), Fault> {
         self.output.push(&greeting());
         let result = self.run();
@@ -163,7 +163,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Whether the place was given to another client.
+    /// Fails if the connection gave its place to another client and no request is in progress.
     fn notice_eviction(&self) -> Result<(), Fault> {
         if self.member.is_evicted() && self.is_idle() {
             let what = "gave its place up: its client did nothing, and another one came";
@@ -172,7 +172,7 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// When the server stops, takes what has arrived by now, and nothing later.
+    /// Receives once more when the server stops, and nothing after that.
     fn notice_stop(&mut self) -> Result<(), Fault> {
         if !self.stopping && self.service.stopping.load(Ordering::Acquire) {
             if !self.closing {
@@ -184,10 +184,10 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Looks for the next request again and again for a moment: where requests follow each other
-    /// closely, that costs both sides less than sleeping and being woken. When other threads want
-    /// the CPU it is given to them and nothing is gained, and when nothing comes the client is
-    /// slow: then the moment is over, and there is none until requests come closely again.
+    /// Looks for the next request repeatedly for a moment. While requests follow each other
+    /// closely, that costs both sides less than sleeping and waking. If other threads want the CPU
+    /// or no request comes, the moment ends, and looking starts again only when requests follow
+    /// closely again.
     fn spin(&mut self) -> Result<bool, Fault> {
         if !self.spins || !self.is_idle() || !self.output.is_empty() {
             return Ok(false);
@@ -210,7 +210,7 @@ impl<'a> Connection<'a> {
         Ok(false)
     }
 
-    /// Handles what was received.
+    /// Handles the received bytes.
     fn advance(&mut self) -> Result<Progress, Fault> {
         if self.closing {
             return Ok(Progress::Blocked);
@@ -237,7 +237,7 @@ impl<'a> Connection<'a> {
         Ok(progress)
     }
 
-    /// Handles one message of the handshake that has an answer; those without are soon over.
+    /// Handles messages of the handshake up to the first one with an answer.
     fn shake_hands(&mut self) -> Result<Progress, Fault> {
         while self.session.is_none() && self.output.is_empty() {
             let mut reply = Vec::new();
@@ -266,9 +266,9 @@ impl<'a> Connection<'a> {
         self.session = Some(Box::new(session));
     }
 
-    /// The answer leaves in plain text, everything after it in TLS. What a client sends before it
-    /// has seen the answer could come from an attacker between us, and must not be taken for its
-    /// own.
+    /// Sends the answer to `STARTTLS` in plain text, then starts TLS. Fails if the client has sent
+    /// bytes before it has seen the answer: they could come from an attacker in between, and must
+    /// not count as the client's own.
     fn start_tls(&mut self) -> Result<(), Fault> {
         if !self.input.unread().is_empty() {
             return Err(Fault::Broken("plain text after STARTTLS".into()));
@@ -289,7 +289,7 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Receives once; false if nothing was there, or there is no free space for it.
+    /// Receives once. Returns false if no bytes were there or no space is free.
     fn receive(&mut self) -> Result<bool, Fault> {
         let session = self.session.as_mut();
         let payload = session.map_or(&mut [][..], |session| session.payload_space());
@@ -315,10 +315,11 @@ impl<'a> Connection<'a> {
         Ok(true)
     }
 
-    /// Sends what waits, as far as the socket takes it; true if it took anything.
+    /// Sends the waiting bytes as far as the socket takes them. Returns whether it took any.
     fn send(&mut self) -> Result<bool, Fault> {
         if let (false, Some(session)) = (self.output.is_empty(), &mut self.session) {
-            // Before the replies leave: a client that has its reply finds it counted.
+            // Counts are published before the replies leave: a client that has its reply finds it
+            // counted.
             session.publish_counts();
             self.member.note_work();
         }
@@ -361,7 +362,7 @@ impl<'a> Connection<'a> {
         self.session.as_ref().is_none_or(|session| session.is_idle())
     }
 
-    /// Waits for the socket, for the mailbox, or for the deadline, which is an error.
+    /// Waits for the socket or the mailbox. Fails if the deadline has passed.
     fn wait(&mut self, wants_input: bool) -> Result<(), Fault> {
         let wants_output = !self.output.is_empty() || !self.transport.flush()?;
         let now = Instant::now();
@@ -373,12 +374,14 @@ impl<'a> Connection<'a> {
             PollFd::new(self.member.mailbox.wake(), PollFlags::IN),
             PollFd::new(&self.transport, events),
         ];
-        // A socket without events would still report that the client hung up, again and again.
+        // `poll` would report a hang-up of the client again and again, even for a socket without
+        // events.
         let watched = if events.is_empty() { 1 } else { 2 };
         if wants_output || (wants_input && self.is_idle()) {
             self.member.note_idle(self.work.last(now));
         } else {
-            // It waits for the device or for memory: the client's time begins behind that.
+            // The connection waits for the device or for memory: the client's idle time begins
+            // after that.
             self.work.done();
         }
         let polled = poll(&mut fds[..watched], timeout.as_ref());
@@ -394,26 +397,27 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// How long to wait at most.
+    /// Returns the longest time to wait; fails if a deadline has passed.
     fn time_left(&mut self, now: Instant, wants_output: bool) -> Result<Option<Timespec>, Fault> {
         let due = self.due(wants_output);
         if due.is_none() {
             self.pace.rest();
         }
-        // When the client counts as stalled.
+        // The client counts as stalled from this time on.
         let stalled = due.and_then(|due| self.pace.deadline(now, due, &self.service.limits));
         let left = |at: Instant| at.saturating_duration_since(now);
         let deadline = self.deadline.into_iter().chain(stalled).min().map(left);
         if deadline == Some(Duration::ZERO) {
             return Err(Fault::Broken(self.lateness(wants_output)));
         }
-        // Whether others wait for the memory of one that stalls is looked at again soon.
+        // While the client stalls, the loop soon checks again whether other clients wait for its
+        // memory.
         let look = stalled.map(|_| self.service.limits.stall_timeout_under_pressure);
         let timeout = deadline.into_iter().chain(look).min();
         Ok(timeout.and_then(|left| Timespec::try_from(left).ok()))
     }
 
-    /// What the client has to take or to send; none: nothing.
+    /// Returns how much the client has to take or to send, or `None` if nothing is due.
     fn due(&self, wants_output: bool) -> Option<Due> {
         let session = self.session.as_ref();
         let missing_bytes = session.and_then(|session| session.missing_bytes());
@@ -434,7 +438,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Waits for the requests of a client that is gone.
+    /// Waits for the requests of a client that has disconnected.
     fn finish_requests(&mut self) {
         let Some(session) = &mut self.session else { return };
         while !session.is_idle() {

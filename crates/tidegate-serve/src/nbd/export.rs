@@ -1,4 +1,4 @@
-//! What a server offers: exports, found by name.
+//! The exports of a server, found by name.
 
 use std::sync::Arc;
 
@@ -19,14 +19,15 @@ pub struct Export {
 }
 
 impl Export {
-    /// Offers `device` as `name`, at most 4096 bytes without NUL; read-only if the device is.
+    /// Offers `device` as `name`, which may have 4096 bytes and no NUL. The export is read-only if
+    /// the device is.
     pub fn new(name: impl Into<String>, device: Arc<dyn BlockDevice>) -> Self {
         let read_only = device.geometry().read_only;
         let (name, description, counters) = (name.into(), String::new(), Arc::default());
         Self { name, description, device, read_only, counters }
     }
 
-    /// Adds a description for people, at most 4096 bytes without NUL.
+    /// Adds a description for people, which may have 4096 bytes and no NUL.
     #[must_use]
     pub fn description(mut self, description: impl Into<String>) -> Self {
         self.description = description.into();
@@ -44,12 +45,12 @@ impl Export {
         self.device.geometry()
     }
 
-    /// The transmission flags of this export.
+    /// Returns the transmission flags of this export.
     ///
-    /// `CAN_MULTI_CONN` is always true: all connections to an export call the same [`BlockDevice`],
-    /// whose flush covers every write acknowledged before it, by whichever thread; and a connection
+    /// `CAN_MULTI_CONN` is always set: all connections to an export call the same [`BlockDevice`],
+    /// whose flush covers every write acknowledged before it, on any thread, and a connection
     /// answers a write only when the device has acknowledged it. So a flush on one connection
-    /// covers what was answered on any other.
+    /// covers writes answered on any other.
     pub(super) fn flags(&self, structured: bool) -> u16 {
         use export_flag::{
             CAN_MULTI_CONN, HAS_FLAGS, READ_ONLY, SEND_CACHE, SEND_DF, SEND_FAST_ZERO, SEND_FLUSH,
@@ -62,15 +63,15 @@ impl Export {
     }
 }
 
-/// The exports of a server; at least one, with different names.
+/// The exports of a server: at least one, with different names.
 pub(super) struct Exports(Vec<Export>);
 
 impl Exports {
-    /// Checks names and descriptions.
+    /// Checks the exports' names and descriptions.
     ///
     /// # Errors
-    /// [`ServeError::Export`]: there is none, two have one name, or a string breaks the protocol's
-    /// limits.
+    /// [`ServeError::Export`] if there is no export, two have one name, or a string breaks the
+    /// protocol's limits.
     pub(super) fn new(exports: Vec<Export>) -> Result<Self, ServeError> {
         if exports.is_empty() {
             return Err(ServeError::Export(
@@ -94,7 +95,7 @@ impl Exports {
         self.0.iter()
     }
 
-    /// The export called `name`. The empty name, unless an export has it, means the first one.
+    /// Returns the export called `name`. The empty name means the first export unless one has it.
     pub(super) fn find(&self, name: &str) -> Option<&Export> {
         let named = self.0.iter().find(|export| export.name == name);
         named.or_else(|| self.0.first().filter(|_| name.is_empty()))

@@ -1,7 +1,7 @@
 //! Bodies of the fuzz targets, plain functions so that a short property test runs them too.
 //!
-//! Each feeds bytes, cut where the input says, to the very code that serves clients, over buffers
-//! instead of sockets, and checks what comes out.
+//! Each feeds bytes, cut where the input says, to the code that serves clients, with buffers in
+//! place of sockets, and checks the output.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ const DEVICE_BYTES: u64 = 256 << 10;
 /// A little memory; its last block fails.
 struct Scratch {
     memory: MemoryDevice,
-    /// It hands every request back that is to run at once.
+    /// Every request that is to run at once is handed back.
     is_slow: bool,
 }
 
@@ -96,14 +96,14 @@ fn scratch_export(is_slow: bool) -> Export {
     Export::new("", Arc::new(Scratch { memory, is_slow })).description("for fuzzing")
 }
 
-/// Takes a byte off the front; 0 at the end.
+/// Removes and returns the first byte, or 0 at the end.
 fn byte(data: &mut &[u8]) -> u8 {
     let (&first, rest) = data.split_first().unwrap_or((&0, &[]));
     *data = rest;
     first
 }
 
-/// Any bytes as a client's side of a handshake; the first byte chooses the TLS mode.
+/// Feeds any bytes as a client's side of a handshake. The first byte chooses the TLS mode.
 pub fn handshake(mut data: &[u8]) {
     let mode =
         [TlsMode::Off, TlsMode::Optional, TlsMode::Required][usize::from(byte(&mut data) % 3)];
@@ -133,8 +133,8 @@ fn shake_hands(mode: TlsMode, mut data: &[u8]) -> Option<(Negotiated, &[u8])> {
     }
 }
 
-/// Any bytes as requests; the first byte chooses what was negotiated, and whether buffers are
-/// small. Each piece has its length before it.
+/// Feeds any bytes as requests. The first byte chooses the result of the handshake, and whether
+/// buffers are small. Each piece has its length before it.
 pub fn transmission(mut data: &[u8]) {
     let bits = byte(&mut data);
     let export = scratch_export(bits & 1 == 0).read_only(bits & 2 != 0);
@@ -143,7 +143,7 @@ pub fn transmission(mut data: &[u8]) {
     transmit(&Negotiated { export, structured, base_allocation }, connections, data);
 }
 
-/// On one of so many connections as there may be.
+/// Serves `data` on a connection of a server that allows `connections`.
 fn transmit(negotiated: &Negotiated, connections: usize, mut data: &[u8]) {
     let Ok(mailbox) = Mail::new().map(Arc::new) else { return };
     let (in_flight_bytes, in_flight_requests) = (1 << 20, 4);
@@ -173,7 +173,7 @@ fn transmit(negotiated: &Negotiated, connections: usize, mut data: &[u8]) {
     }
 }
 
-/// Receives up to `cut` bytes the way a connection does: first for the write on its way.
+/// Receives up to `cut` bytes as a connection does: first for the incoming write's payload.
 fn receive(session: &mut Session, input: &mut Input, data: &mut &[u8], cut: usize) {
     let (now, rest) = data.split_at(cut.min(data.len()));
     *data = rest;
@@ -196,7 +196,7 @@ fn deliver(session: &mut Session, output: &mut Output, sent: &mut Vec<u8>) {
     }
 }
 
-/// The whole of what was sent is simple replies and chunks.
+/// Checks that the sent bytes are whole simple replies and chunks.
 fn check_replies(mut sent: &[u8]) {
     while !sent.is_empty() {
         let len = match Cursor(sent).u32() {

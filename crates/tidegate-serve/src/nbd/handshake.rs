@@ -1,10 +1,10 @@
 //! The handshake (fixed newstyle) as a state machine over bytes, without I/O.
 //!
 //! Invariants:
-//! 1. Each call of [`Handshake::advance`] handles at most one message, so what a client can make
-//!    the server hold is one message and its answer.
+//! 1. Each call of [`Handshake::advance`] handles at most one message, so a client makes the server
+//!    hold at most one message and its answer.
 //! 2. Options are bounded in number and in length; longer data is skipped, never stored.
-//! 3. All that was negotiated in plain text is forgotten when TLS starts: an attacker in the middle
+//! 3. Everything negotiated in plain text is forgotten when TLS starts: an attacker in the middle
 //!    cannot leave anything behind for the encrypted session.
 //!
 //! Entry points: [`Handshake::new`], [`Handshake::advance`], [`Handshake::tls_started`].
@@ -26,17 +26,17 @@ pub(super) const MAX_OPTION_BYTES: usize = 8 << 10;
 /// The most metadata queries of one option.
 const MAX_QUERIES: u32 = 64;
 
-/// Why an option is refused: the kind of the answer, and its message.
+/// The refusal of an option: the kind of the answer, and its message.
 type Refusal = (u32, &'static str);
-/// What a handled option leads to, or why it is refused.
+/// The next step after an option, or its refusal.
 type Handled = Result<Step, Refusal>;
 const MALFORMED: Refusal = (rep::ERR_INVALID, "the option's data is malformed");
 const NO_EXPORT: Refusal = (rep::ERR_UNKNOWN, "no export has this name");
 
-/// How many bytes were used up, and what to do next; or how the client broke the protocol.
+/// The number of bytes used up and the next step, or how the client broke the protocol.
 type Advanced = Result<(usize, Step), String>;
 
-/// What a finished handshake agreed on.
+/// The result of a finished handshake.
 #[derive(Clone)]
 pub(super) struct Negotiated {
     /// The export that the client chose.
@@ -47,7 +47,7 @@ pub(super) struct Negotiated {
     pub(super) base_allocation: bool,
 }
 
-/// What to do after a call of [`Handshake::advance`].
+/// The next step after a call of [`Handshake::advance`].
 pub(super) enum Step {
     /// The message is not whole: call again with more bytes.
     NeedInput,
@@ -73,12 +73,12 @@ pub(super) struct Handshake {
     options: u32,
     skip_bytes: u32,
     structured: bool,
-    /// The name of the export for which `base:allocation` was chosen.
+    /// The name of the export whose `base:allocation` was chosen.
     base_allocation: Option<String>,
 }
 
 impl Handshake {
-    /// A handshake that offers `exports`, with requests of at most `max_request_bytes`.
+    /// Starts a handshake that offers `exports`, with requests of at most `max_request_bytes`.
     pub(super) fn new(exports: Arc<Exports>, max_request_bytes: u32, tls: TlsMode) -> Self {
         Self {
             exports,
@@ -93,15 +93,15 @@ impl Handshake {
         }
     }
 
-    /// TLS runs now: forgets what was agreed on before it.
+    /// Notes that TLS runs, and forgets everything negotiated before.
     pub(super) fn tls_started(&mut self) {
         self.encrypted = true;
         self.structured = false;
         self.base_allocation = None;
     }
 
-    /// Handles the message at the front of `input` and appends the answer to `reply`. Returns how
-    /// many bytes were used up, and what to do next.
+    /// Handles the message at the front of `input` and appends the answer to `reply`. Returns the
+    /// number of bytes used up, and the next step.
     pub(super) fn advance(&mut self, input: &[u8], reply: &mut Vec<u8>) -> (usize, Step) {
         let advanced = match self.client_flags {
             _ if self.skip_bytes > 0 => Ok(self.skip(input)),
@@ -169,7 +169,7 @@ impl Handshake {
         self.tls == TlsMode::Required && !self.encrypted
     }
 
-    /// Handles an option that has an answer, and appends what comes before the end of that.
+    /// Handles an option that has an answer, and appends the parts before the answer's end.
     fn handle(&mut self, option: u32, data: &[u8], reply: &mut Vec<u8>) -> Handled {
         match option {
             opt::ABORT => Ok(Step::Close),
@@ -249,8 +249,8 @@ impl Handshake {
         })
     }
 
-    /// Block sizes are told unasked too: a client that ignores them sends requests that will be
-    /// refused.
+    /// Appends the export's description. Block sizes are told even if not asked for: a client that
+    /// ignores them sends requests that are refused.
     fn describe(&self, option: u32, export: &Export, mut wanted: Cursor<'_>, reply: &mut Vec<u8>) {
         let geometry = export.geometry();
         let about = export_info(geometry.size_bytes(), export.flags(self.structured));
@@ -284,7 +284,7 @@ impl Handshake {
         let (name, wanted) = parse_queries(data, set).ok_or(MALFORMED)?;
         self.exports.find(name).ok_or(NO_EXPORT)?;
         if wanted {
-            // The number in answers to LIST_META_CONTEXT is reserved.
+            // The number is reserved in answers to LIST_META_CONTEXT.
             let id = be32(if set { BASE_ALLOCATION_ID } else { 0 });
             option_reply(reply, option, rep::META_CONTEXT, &[&id, BASE_ALLOCATION.as_bytes()]);
         }
@@ -295,7 +295,7 @@ impl Handshake {
     }
 }
 
-/// Appends the end of the answer to an option: that it was handled, or why it is refused.
+/// Appends the end of the answer to an option: an acknowledgement or the refusal.
 fn end_answer(option: u32, handled: Handled, reply: &mut Vec<u8>) -> Step {
     match handled {
         Ok(step) => {
@@ -317,7 +317,7 @@ fn push_info(reply: &mut Vec<u8>, option: u32, kind: u16, data: &[u8]) {
     option_reply(reply, option, rep::INFO, &[&be16(kind), data]);
 }
 
-/// The data of `INFO` and `GO`: an export's name, and the kinds of information wanted.
+/// Parses the data of `INFO` and `GO`: an export's name, and the kinds of information wanted.
 fn parse_info(data: &[u8]) -> Option<(&str, Cursor<'_>)> {
     let mut cursor = Cursor(data);
     let name = cursor.string()?;
@@ -326,9 +326,9 @@ fn parse_info(data: &[u8]) -> Option<(&str, Cursor<'_>)> {
     cursor.is_empty().then_some((name, wanted))
 }
 
-/// The data of `LIST_META_CONTEXT` and `SET_META_CONTEXT`: an export's name, and whether the
-/// queries select `base:allocation`. A list selects also by namespace, and everything if nothing is
-/// asked for.
+/// Parses the data of `LIST_META_CONTEXT` and `SET_META_CONTEXT`: an export's name, and whether the
+/// queries select `base:allocation`. A list also selects by namespace, and everything if it has no
+/// query.
 fn parse_queries(data: &[u8], set: bool) -> Option<(&str, bool)> {
     let mut cursor = Cursor(data);
     let name = cursor.string()?;

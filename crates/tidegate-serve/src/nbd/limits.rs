@@ -1,50 +1,51 @@
-//! What clients may make a server hold.
+//! Limits of the memory and time that clients may take from a server.
 
 use std::path::Path;
 use std::time::Duration;
 
 use super::{Export, ServeError};
 
-/// The least memory for requests, in bytes: one of the largest must be possible.
+/// The least memory for requests, in bytes: one of the largest requests must be possible.
 pub const MEMORY_BYTES_MIN: usize = 64 << 20;
-/// The least that leases may hold, in bytes: of three quarters of it one of the largest requests is
-/// possible.
+/// The least memory for leases, in bytes: three quarters are enough for one of the largest
+/// requests.
 pub(super) const LEASED_BYTES_MIN: usize = MEMORY_BYTES_MIN / 4 * 3;
 
-/// How much clients may ask for.
+/// Limits for clients.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Connections at a time. At the limit a new one takes the place of one whose client does
-    /// nothing; where there is none it is closed at once.
+    /// Connections at a time. At the limit a new connection replaces one whose client does nothing;
+    /// if there is none, the new one is closed at once.
     pub connections: usize,
     /// Memory for the requests of all connections together, in bytes: at least
-    /// [`MEMORY_BYTES_MIN`]. What each connection has to itself is a part of it: a quarter, or
-    /// more where connections are very many. These are buffers of 25 KB to 0.7 MB, with TLS of
-    /// 64 KB to 0.3 MB more. Each connection has a thread and a socket beside it.
+    /// [`MEMORY_BYTES_MIN`]. It includes each connection's own buffers, which take a quarter, or
+    /// more where connections are very many: 25 KB to 0.7 MB, with TLS 64 KB to 0.3 MB more. Each
+    /// connection also has a thread and a socket.
     pub memory_bytes: usize,
     /// Data of one read or write, in bytes: at least a block, at most 32 MiB, a power of two.
     pub max_request_bytes: u32,
-    /// Data of one connection's requests that may wait in memory, in bytes; one request is always
-    /// let in.
+    /// Data of one connection's requests that may wait in memory, in bytes. One request is always
+    /// accepted.
     pub in_flight_bytes: usize,
     /// Requests of one connection that may be started and not complete.
     pub in_flight_requests: usize,
-    /// Time that a client has for its handshake.
+    /// Timeout of a client's handshake.
     pub handshake_timeout: Duration,
-    /// Time in which a client must take some of its answers, or send some of the data of a write
+    /// Timeout within which a client must take some of its answers, or send some data of a write
     /// that it has begun.
     pub stall_timeout: Duration,
-    /// Time in which a client that holds memory for which others wait must take or send 1 MiB, or
-    /// all that is left where that is less.
+    /// Timeout within which a client that holds memory while other clients wait for memory must
+    /// take or send 1 MiB, or all that is left where that is less.
     pub stall_timeout_under_pressure: Duration,
-    /// At the limit of connections: time after which one without any request gives its place up.
+    /// At the limit of connections: time after which a connection without any request gives up its
+    /// place.
     pub silent_timeout: Duration,
-    /// At the limit of connections: time after which any gives its place up whose client has had no
-    /// request done, and has neither sent data nor taken answers of 64 KiB. Those that have never
-    /// had a request go first, then those that have been idle for longest. A connection that waits
-    /// for the device or for memory keeps its place.
+    /// At the limit of connections: time after which any connection gives up its place if its
+    /// client has had no request done, and has neither sent nor taken 64 KiB. Connections that have
+    /// never had a request go first, then those that have been idle for longest. A connection that
+    /// waits for the device or for memory keeps its place.
     pub idle_timeout: Duration,
-    /// Time that clients have for reading their last replies when the server stops.
+    /// Time that clients have to read their last replies when the server stops.
     pub stop_grace: Duration,
 }
 
@@ -66,21 +67,21 @@ impl Default for Limits {
     }
 }
 
-/// A quarter of the memory that this process may have.
+/// Returns a quarter of the memory that this process may have.
 fn default_memory_bytes() -> usize {
     let machine = field_of("/proc/meminfo", "MemTotal:").map(|kib| kib.saturating_mul(1024));
     let allowed = machine.into_iter().chain(control_group_bytes()).min();
     allowed.map_or(0, |bytes| bytes / 4).max(MEMORY_BYTES_MIN)
 }
 
-/// The least limit of this process's control groups, of both versions, and of those that they are
-/// in; none where none is set.
+/// Returns the least memory limit of this process's control groups, of both versions, and of their
+/// ancestors. Returns `None` if no limit is set.
 fn control_group_bytes() -> Option<usize> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     groups.lines().filter_map(limit_of_group).min()
 }
 
-/// The limit of the control group that `line` of `/proc/self/cgroup` names, if that limits memory.
+/// Returns the memory limit of the control group that `line` of `/proc/self/cgroup` names.
 fn limit_of_group(line: &str) -> Option<usize> {
     let (_, named) = line.split_once(':')?;
     let (controllers, group) = named.split_once(":/")?;
@@ -97,7 +98,7 @@ fn limit_of_group(line: &str) -> Option<usize> {
     Path::new(group).ancestors().filter_map(limit).min()
 }
 
-/// The number behind `name` in a file of the kernel's.
+/// Returns the number behind `name` in a file of the kernel.
 fn field_of(file: &str, name: &str) -> Option<usize> {
     let text = std::fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;

@@ -1,4 +1,4 @@
-//! A connection among those of its server: how it is woken, and whether it may stay.
+//! A connection in its server's list: its mailbox, and whether it may keep its place.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use super::Limits;
 use super::session::Mail;
 
-/// Never idle.
+/// The value of a connection that is not idle.
 const BUSY: u64 = u64::MAX;
 
 /// A connection.
 pub(super) struct Member {
     pub(super) mailbox: Arc<Mail>,
     since: Instant,
-    /// Since when its client has done nothing, in milliseconds after `since`; or [`BUSY`].
+    /// Start of the client's idleness, in milliseconds after `since`; or [`BUSY`].
     idle_since_ms: AtomicU64,
-    /// It has had a request answered.
+    /// The connection has had a request answered.
     has_worked: AtomicBool,
     is_evicted: AtomicBool,
 }
@@ -32,36 +32,36 @@ impl Member {
         }
     }
 
-    /// It has had requests answered.
+    /// Notes that the connection has had requests answered.
     pub(super) fn note_work(&self) {
         self.has_worked.store(true, Ordering::Relaxed);
     }
 
-    /// It waits for its client, which has done nothing since `last`, and for nothing else.
+    /// Notes that the connection waits only for its client, which has done nothing since `last`.
     pub(super) fn note_idle(&self, last: Instant) {
         let ms = last.duration_since(self.since).as_millis();
         self.idle_since_ms.store(u64::try_from(ms).unwrap_or(BUSY), Ordering::Relaxed);
     }
 
-    /// It waits no more.
+    /// Notes that the connection no longer waits for its client.
     pub(super) fn note_busy(&self) {
         self.idle_since_ms.store(BUSY, Ordering::Relaxed);
     }
 
-    /// It has been told to give its place up.
+    /// Returns whether the connection was told to give up its place.
     pub(super) fn is_evicted(&self) -> bool {
         self.is_evicted.load(Ordering::Acquire)
     }
 
-    /// Tells it to give its place up.
+    /// Tells the connection to give up its place.
     pub(super) fn evict(&self) {
         self.is_evicted.store(true, Ordering::Release);
         self.mailbox.wake().wake();
     }
 
-    /// How soon it gives its place up at the limit of connections, the greatest first: one without
-    /// any request before the others, then by how much it has been idle for longer than it may.
-    /// None: not now.
+    /// Returns the connection's rank for giving up its place at the limit of connections; the
+    /// greatest goes first. Connections without any request come before the others, then the rank
+    /// is how far the idle time exceeds the limit. Returns `None` if the connection may stay.
     pub(super) fn overdue(&self, now: Instant, limits: &Limits) -> Option<(bool, Duration)> {
         let idle_since_ms = self.idle_since_ms.load(Ordering::Relaxed);
         if idle_since_ms == BUSY || self.is_evicted() {

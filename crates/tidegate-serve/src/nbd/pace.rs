@@ -1,12 +1,12 @@
-//! How fast a client must take its answers and send the data of its writes.
+//! Time limits for clients that take their answers and send the data of their writes.
 //!
 //! A client with something to take or to send must move at least a byte in each stall timeout.
 //! While other clients wait for the memory that it holds, it must move [`LAP_BYTES`] in each of the
-//! shorter timeouts for that, or all that is left where that is less: one that takes a byte a
-//! second would keep its memory for days.
+//! shorter timeouts, or all that is left where that is less: a client that takes a byte a second
+//! would keep its memory for days.
 //!
-//! [`Work`] says since when a client has done nothing: at the limit of connections such a one gives
-//! its place up.
+//! [`Work`] tells how long a client has done nothing: at the limit of connections an idle client
+//! gives up its place.
 
 use std::time::{Duration, Instant};
 
@@ -15,32 +15,33 @@ use super::Limits;
 /// Bytes that a client must move in each timeout under pressure.
 pub(super) const LAP_BYTES: usize = 1 << 20;
 
-/// What a client has to do.
+/// The bytes that a client has to move.
 #[derive(Clone, Copy)]
 pub(super) struct Due {
     /// Bytes of answers to take, or of the data of a write to send where no answer waits.
     pub(super) bytes: usize,
-    /// Other clients wait for memory that it holds.
+    /// Other clients wait for memory that this one holds.
     pub(super) is_pressed: bool,
 }
 
-/// A share of what is due under pressure.
+/// A part of the due bytes that the client must move within one timeout under pressure.
 struct Lap {
     since: Instant,
     left_bytes: usize,
 }
 
-/// How a client keeps up.
+/// The pace of one client.
 #[derive(Default)]
 pub(super) struct Pace {
-    /// Since when it has moved nothing; none where it has moved something since the last look.
+    /// Time since when the client has moved nothing; `None` if it has moved bytes since the last
+    /// look.
     still_since: Option<Instant>,
-    /// None where nobody waits for its memory, or where it is about to begin another one.
+    /// `None` if no other client waits for this one's memory, or before the next lap begins.
     lap: Option<Lap>,
 }
 
 impl Pace {
-    /// The client has taken or sent so many bytes.
+    /// Notes that the client has taken or sent `bytes`.
     pub(super) fn moved(&mut self, bytes: usize) {
         self.still_since = None;
         if let Some(lap) = &mut self.lap {
@@ -49,12 +50,12 @@ impl Pace {
         self.lap.take_if(|lap| lap.left_bytes == 0);
     }
 
-    /// Nothing is due.
+    /// Notes that nothing is due.
     pub(super) fn rest(&mut self) {
         *self = Self::default();
     }
 
-    /// When the client will have been too slow, if it moves nothing until then.
+    /// Returns the deadline of a client that moves nothing until then.
     pub(super) fn deadline(&mut self, now: Instant, due: Due, limits: &Limits) -> Option<Instant> {
         let still_since = *self.still_since.get_or_insert(now);
         let timeout = timeout(due, limits);
@@ -68,7 +69,7 @@ impl Pace {
         still_until.into_iter().chain(lap.since.checked_add(timeout)).min()
     }
 
-    /// What a client did whose deadline has passed.
+    /// Returns the log message for a client whose deadline has passed.
     pub(super) fn lateness(&self, due: Due, limits: &Limits) -> String {
         let timeout = timeout(due, limits);
         if self.still_since.is_none() || self.is_slow() {
@@ -80,39 +81,40 @@ impl Pace {
         format!("took no answer, and sent no data of a write, for {timeout:?}")
     }
 
-    /// It has moved something in its lap.
+    /// Returns whether the client has moved bytes in its lap.
     fn is_slow(&self) -> bool {
         matches!((&self.lap, self.still_since), (Some(lap), Some(still)) if still > lap.since)
     }
 }
 
-/// Bytes that count as work though no request ends with them: a slow client may take long for a
+/// Bytes that count as work even if no request ends with them: a slow client may take long for a
 /// large request.
 const WORK_BYTES: usize = 64 << 10;
 
-/// When a client last did something that counts.
+/// The time of a client's last activity that counts.
 pub(super) struct Work {
     last: Instant,
     moved_bytes: usize,
 }
 
 impl Work {
-    /// A client that has just connected.
+    /// Starts with a client that has just connected.
     pub(super) fn new(now: Instant) -> Self {
         Self { last: now, moved_bytes: 0 }
     }
 
-    /// So many bytes came from the client, or were taken by it.
+    /// Adds `bytes` that the client has sent or taken.
     pub(super) fn moved(&mut self, bytes: usize) {
         self.moved_bytes = self.moved_bytes.saturating_add(bytes);
     }
 
-    /// All answers are taken, or the server is busy for the client.
+    /// Notes that all answers are taken, or that the server is busy for the client.
     pub(super) fn done(&mut self) {
         self.moved(WORK_BYTES);
     }
 
-    /// Since when the client has done nothing. What it did since the last look counts as done now.
+    /// Returns the time of the client's last work. Work since the previous call counts as done at
+    /// `now`.
     pub(super) fn last(&mut self, now: Instant) -> Instant {
         if self.moved_bytes >= WORK_BYTES {
             *self = Self::new(now);
@@ -121,7 +123,7 @@ impl Work {
     }
 }
 
-/// Time in which a client has to move something.
+/// Returns the time within which a client has to move bytes.
 fn timeout(due: Due, limits: &Limits) -> Duration {
     if due.is_pressed {
         limits.stall_timeout_under_pressure.min(limits.stall_timeout)

@@ -1,7 +1,7 @@
-//! What a server says in the NBD protocol: the layout of its messages, and their encoding.
+//! Layout and encoding of a server's messages in the NBD protocol.
 //!
-//! Invariants: those of the [words](tidegate::device::nbd::protocol) that clients share, which this
-//! module hands on.
+//! Invariants: this module re-exports the [words](tidegate::device::nbd::protocol) that clients
+//! share, with their invariants.
 //!
 //! Entry points: [`greeting`], [`option_reply`], [`simple_reply`], [`chunk_header`],
 //! [`push_error_chunk`], [`push_status_chunk`].
@@ -18,7 +18,7 @@ pub(super) const CHUNK_OFFSET_BYTES: usize = 8;
 /// The most bytes of an error message that an error chunk carries.
 pub(super) const MAX_MESSAGE_BYTES: usize = 512;
 
-/// What the server says first.
+/// Returns the server's first message.
 pub(super) fn greeting() -> [u8; 18] {
     let flags = be16(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES);
     joined([&be64(SERVER_MAGIC), &be64(OPTION_MAGIC), &flags])
@@ -34,28 +34,28 @@ pub(super) fn option_reply(out: &mut Vec<u8>, option: u32, kind: u32, parts: &[&
     }
 }
 
-/// The data of `EXPORT` information, behind its kind.
+/// Returns the data of `EXPORT` information, which follows its kind.
 pub(super) fn export_info(size_bytes: u64, flags: u16) -> [u8; 10] {
     joined([&be64(size_bytes), &be16(flags)])
 }
 
-/// The data of `BLOCK_SIZE` information, behind its kind.
+/// Returns the data of `BLOCK_SIZE` information, which follows its kind.
 pub(super) fn block_size_info(minimum: u32, preferred: u32, maximum: u32) -> [u8; 12] {
     joined([&be32(minimum), &be32(preferred), &be32(maximum)])
 }
 
-/// A simple reply; `error` is 0 or one of [`errno`].
+/// Returns a simple reply; `error` is 0 or one of [`errno`].
 pub(super) fn simple_reply(error: u32, cookie: u64) -> [u8; SIMPLE_REPLY_BYTES] {
     joined([&be32(SIMPLE_REPLY_MAGIC), &be32(error), &be64(cookie)])
 }
 
-/// The header of the only chunk of a structured reply, with `len` bytes of payload.
+/// Returns the header of the only chunk of a structured reply, with `len` bytes of payload.
 pub(super) fn chunk_header(kind: u16, cookie: u64, len: u32) -> [u8; CHUNK_HEADER_BYTES] {
     let (flags, kind) = (be16(chunk::FLAG_DONE), be16(kind));
     joined([&be32(CHUNK_MAGIC), &flags, &kind, &be64(cookie), &be32(len)])
 }
 
-/// Headers of a data chunk: the chunk's and the offset of its `len` bytes of data.
+/// Returns the headers of a data chunk: the chunk's, and the offset of its `len` bytes of data.
 pub(super) fn data_chunk_header(
     cookie: u64,
     offset: u64,
@@ -65,8 +65,8 @@ pub(super) fn data_chunk_header(
     joined([&chunk_header(chunk::OFFSET_DATA, cookie, payload), &be64(offset)])
 }
 
-/// Appends an error chunk; with `offset`, one that says where in the request it happened.
-/// The message is cut at [`MAX_MESSAGE_BYTES`].
+/// Appends an error chunk, with the position of the error if there is an `offset`. The message is
+/// cut at [`MAX_MESSAGE_BYTES`].
 pub(super) fn push_error_chunk(
     out: &mut Vec<u8>,
     cookie: u64,
@@ -86,7 +86,7 @@ pub(super) fn push_error_chunk(
     out.extend_from_slice(tail);
 }
 
-/// The longest start of `message` that an error chunk carries.
+/// Returns the longest start of `message` that an error chunk carries.
 fn clipped(message: &str) -> &str {
     let mut end = message.len().min(MAX_MESSAGE_BYTES);
     while !message.is_char_boundary(end) {

@@ -1,8 +1,8 @@
 //! The server: listens, gives each client a thread, and stops in good order.
 //!
-//! Invariants: there are never more connections than [`Limits::connections`], but for those that
-//! are giving their places up; [`Server::run`] returns only when every connection has ended and
-//! every accepted request has finished.
+//! Invariants: there are never more connections than [`Limits::connections`], not counting
+//! connections that are giving up their places; [`Server::run`] returns only when every connection
+//! has ended and every accepted request has finished.
 //!
 //! Entry points: [`ServerBuilder`], [`Server::run`], [`StopHandle`].
 
@@ -42,7 +42,7 @@ struct Shared {
     one_ended: Condvar,
 }
 
-/// Collects what a server needs.
+/// Collects the exports and settings of a server.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -71,12 +71,12 @@ pub struct ServerBuilder {
 }
 
 impl ServerBuilder {
-    /// Nothing is offered yet.
+    /// Returns a builder without exports.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Offers an export. The first one is what clients get that ask for the empty name.
+    /// Offers an export. Clients that ask for the empty name get the first export.
     #[must_use]
     pub fn export(mut self, export: Export) -> Self {
         self.exports.push(export);
@@ -97,14 +97,15 @@ impl ServerBuilder {
         self
     }
 
-    /// Where lines about misbehaving clients go; standard error by default. Their rate is limited.
+    /// Sends lines about misbehaving clients to `sink`, standard error by default. Their rate is
+    /// limited.
     #[must_use]
     pub fn log(mut self, sink: LogSink) -> Self {
         self.log = Some(sink);
         self
     }
 
-    /// Listens at `addresses`. Clients can connect from now on; they are served once the server
+    /// Listens at `addresses`. Clients can connect from now on; the server serves them once it
     /// runs.
     ///
     /// # Errors
@@ -144,19 +145,19 @@ pub struct Server {
 }
 
 impl Server {
-    /// Where the server listens; ports are those that the system chose.
+    /// Returns the addresses, with the ports that the system chose.
     pub fn addresses(&self) -> Vec<ListenAddress> {
         self.listeners.iter().map(|listener| listener.address().clone()).collect()
     }
 
-    /// Where the server's statistics can be read, also while it runs.
+    /// Returns a source of the server's statistics, which works also while the server runs.
     pub fn statistics(&self) -> StatisticsSource {
         let exports = self.shared.service.exports.iter();
         self.statistics_of(exports.map(|export| Arc::clone(&export.counters)).collect())
     }
 
-    /// Where the statistics of the export `name` can be read; its connections are the server's.
-    /// `None`: there is no such export.
+    /// Returns a source of the statistics of export `name`, with connections of the whole server,
+    /// or `None` if no export has this name.
     pub fn export_statistics(&self, name: &str) -> Option<StatisticsSource> {
         let export = self.shared.service.exports.iter().find(|export| export.name == name)?;
         Some(self.statistics_of(vec![Arc::clone(&export.counters)]))
@@ -166,11 +167,11 @@ impl Server {
         StatisticsSource { connections: Arc::clone(&self.shared.service.counters), exports }
     }
 
-    /// Serves until `stop` says so. Then the sockets are closed and their files removed, and
-    /// requests that were received are finished and answered.
+    /// Serves until `stop` is signalled. Then closes the sockets and removes their files, and
+    /// finishes and answers the requests that were received.
     ///
     /// # Errors
-    /// [`ServeError::Io`]: threads cannot be started, or waiting for connections fails.
+    /// [`ServeError::Io`] if no thread can be started, or waiting for connections fails.
     pub fn run(self, stop: &StopHandle) -> Result<(), ServeError> {
         let result = accept_until_stopped(&self.shared, &self.listeners, stop);
         drop(self.listeners);
@@ -179,7 +180,7 @@ impl Server {
     }
 }
 
-/// How long not to accept when the system has no descriptors or memory left.
+/// Pause after an accept that fails because the system has no descriptors or memory left.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(100);
 
 fn accept_until_stopped(
@@ -192,7 +193,7 @@ fn accept_until_stopped(
     let (mut short, shortage) = (false, Shortage::default());
     loop {
         let watched = if short { 1 } else { fds.len() };
-        // Whether a shortage is over is looked at without a client, too.
+        // The end of a shortage is noticed without a client, too.
         let look = if short { Some(SHORTAGE_PAUSE) } else { shortage.is_on().then_some(QUIET) };
         let timeout = look.and_then(|look| Timespec::try_from(look).ok());
         match poll(&mut fds[..watched], timeout.as_ref()) {
@@ -227,12 +228,12 @@ fn tell_shortage(shortage: &Shortage, log: &Log, error: &ServeError) {
     shortage.note(log, &what, &format!("clients wait meanwhile{advice}"));
 }
 
-/// Takes all waiting connections. A connection's mailbox is made before the connection is accepted:
-/// a client that waits while descriptors are short is served later, and one that was accepted would
-/// be lost.
+/// Accepts all waiting connections. Each mailbox is created before its connection is accepted: a
+/// client that waits while descriptors are short is served later, while an accepted one would be
+/// lost.
 ///
 /// # Errors
-/// The system is short of something: connections wait.
+/// The system is short of descriptors or memory, and the connections keep waiting.
 fn accept_all(shared: &Arc<Shared>, listener: &Listener) -> Result<(), ServeError> {
     loop {
         if !headroom::for_connection() {
@@ -245,7 +246,7 @@ fn accept_all(shared: &Arc<Shared>, listener: &Listener) -> Result<(), ServeErro
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
                 return Err(ServeError::io("cannot accept connections", error));
             }
-            // The client has gone away already, or the like.
+            // The client has disconnected already, or a similar failure.
             Err(_) => {}
         }
     }
@@ -268,7 +269,8 @@ fn start_connection(
     let serve = move || {
         let shared = &entry.shared;
         let connection = Connection::new(&shared.service, entry.id, socket, &entry.member);
-        // The socket closes behind the count: a client that sees its end finds it counted.
+        // The socket closes after the connection is counted as failed: a client that sees the end
+        // finds it counted.
         let (served, _connection) = match connection {
             Ok(mut connection) => (connection.serve(), Some(connection)),
             Err(fault) => (Err(fault), None),
@@ -285,7 +287,7 @@ fn start_connection(
         .map_err(|error| ServeError::io("cannot start a thread for a connection", error))
 }
 
-/// A connection's entry among those of the server, removed when dropped.
+/// A connection's entry in the server's list, removed when dropped.
 struct Registration {
     shared: Arc<Shared>,
     member: Arc<Member>,
@@ -311,8 +313,8 @@ impl Drop for Registration {
 }
 
 impl Shared {
-    /// Whether one more connection may be taken. At the limit one whose client does nothing gives
-    /// its place up; it is gone in a moment.
+    /// Returns whether one more connection may be taken. At the limit, tells one whose client does
+    /// nothing to give up its place; it ends in a moment.
     fn has_place(&self) -> bool {
         let (live, limits, now) = (self.live.lock(), &self.service.limits, Instant::now());
         if live.values().filter(|member| !member.is_evicted()).count() < limits.connections {
@@ -323,7 +325,7 @@ impl Shared {
         longest.inspect(|(_, member)| member.evict()).is_some()
     }
 
-    /// Tells all connections to stop, and waits until they have.
+    /// Tells all connections to stop, and waits for their end.
     fn stop_connections(&self) {
         self.service.stopping.store(true, Ordering::Release);
         let mut live = self.live.lock();

@@ -1,4 +1,4 @@
-//! What all connections of a server share.
+//! The parts of a server that all connections share.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -11,18 +11,18 @@ use crate::budget::Budget;
 use crate::log::Log;
 use crate::statistics::ConnectionCounters;
 
-/// What a connection needs of its server.
+/// The server's part that connections use.
 pub(super) struct Service {
     pub(super) exports: Arc<Exports>,
     pub(super) limits: Limits,
-    /// What each connection has to itself.
+    /// Sizes of each connection's own buffers.
     pub(super) share: Share,
     pub(super) tls: Option<Tls>,
     pub(super) counters: Arc<ConnectionCounters>,
     /// Memory for requests.
     pub(super) budget: Arc<Budget>,
     pub(super) log: Log,
-    /// Of memory for the data of a request.
+    /// Shortage of memory for the data of requests.
     pub(super) memory: Shortage,
     /// The server takes no more requests.
     pub(super) stopping: AtomicBool,

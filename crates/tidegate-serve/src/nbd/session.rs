@@ -1,15 +1,15 @@
 //! The transmission phase of one connection over buffers: requests in, replies out, no sockets.
 //!
 //! Invariants:
-//! 1. A request's data is buffered only after its header was checked; of one connection at most
+//! 1. A request's data is buffered only after its header was checked. Of one connection at most
 //!    `in_flight_bytes` of data wait in payloads, and at most `in_flight_requests` requests are
 //!    started and not complete.
-//! 2. [`Session::run`] stops while more than [`Share::high_water_bytes`] of replies wait: a client
-//!    that does not read its replies gets no more of them.
+//! 2. [`Session::run`] stops while more than [`Share::high_water_bytes`] of replies wait, so a
+//!    client that does not read its replies gets no more.
 //! 3. Every sound request gets exactly one reply; requests that were started are answered as they
 //!    finish.
-//! 4. The device gets each request to run at once first. What it hands back, and what the
-//!    connection's buffers are too small for, takes leased memory.
+//! 4. The device first gets each request to run at once. Requests that it hands back, or that the
+//!    connection's buffers are too small for, take leased memory.
 //!
 //! Entry points: [`Session::run`] for received bytes, [`Session::collect`] for complete requests.
 
@@ -37,13 +37,14 @@ use crate::mailbox::Mailbox;
 use crate::queue::{DeviceQueue, Done, Then};
 use crate::statistics::{RequestCounters, Tally};
 
-/// Memory of a request that was started, beside that of its data.
+/// Memory of a started request without its data.
 const STARTED_BYTES: usize = 1024;
-/// Completions that there is space for all the time.
+/// Completions whose space is kept.
 const DONE_KEPT: usize = 64;
-/// Memory that is kept for the next reply that is put together.
+/// Memory that is kept for assembling the next reply.
 const SCRATCH_KEPT_BYTES: usize = 1024;
-/// Data of refused writes is read and dropped up to this size; beyond it the client is.
+/// Largest data of a refused write that is read and dropped; a client that sends more is
+/// disconnected.
 const MAX_SKIP_BYTES: u32 = 64 << 20;
 
 /// Why [`Session::run`] stopped.
@@ -66,20 +67,20 @@ struct Incoming {
     received: usize,
 }
 
-/// A request that is not done. It is answered once its data has been read and dropped: a client
-/// that is still sending does not expect an answer.
+/// A refused request. It is answered once its data has been read and dropped: a client that is
+/// still sending does not expect an answer.
 struct Refused {
     cookie: u64,
     refusal: Refusal,
     skip_bytes: u32,
 }
 
-/// Memory of a request that is not done at once, and of its reply, in bytes.
+/// Returns the memory of a started request and of its reply, in bytes.
 fn memory_of(command: &Command) -> usize {
     STARTED_BYTES
         + match command.action {
             Action::Read | Action::Write(_) => command.data_bytes() + BUFFER_EXTRA_BYTES,
-            // The device's extents, those that fit, and the reply.
+            // The device's extents, those that fit the reply, and the reply.
             Action::Control(Control::BlockStatus { most }) => 3 * most * size_of::<Extent>(),
             Action::Control(_) | Action::Disconnect => 0,
         }
@@ -92,7 +93,7 @@ pub(super) enum MemoryResult {
     Lacked,
 }
 
-/// Where a connection finds its complete requests.
+/// The mailbox of a connection's complete requests.
 pub(super) type Mail = Mailbox<Done<Command>>;
 
 /// One client in the transmission phase.
@@ -104,12 +105,12 @@ pub(super) struct Session {
     done: Vec<Done<Command>>,
     incoming: Option<Incoming>,
     refused: Option<Refused>,
-    /// Memory of payloads that are received, or at the device.
+    /// Memory of payloads that are being received, or at the device.
     payload_bytes: usize,
     lease: Lease,
-    /// The next request waits for memory of the server.
+    /// The next request waits for the server's memory.
     wants_memory: bool,
-    /// Whether the system had memory for a request since that was last asked.
+    /// Whether the system had memory for a request, since [`Self::take_memory_result`].
     memory_result: Option<MemoryResult>,
     pool: PayloadPool,
     scratch: Vec<u8>,
@@ -129,7 +130,7 @@ impl Session {
         lease: Lease,
     ) -> Self {
         let device = Arc::clone(&negotiated.export.device);
-        // The queue chooses locality and IO classes: numbers of connections may come again.
+        // The queue number chooses locality and IO classes: numbers of connections may repeat.
         let queue = u32::try_from(id % (1 << 32)).unwrap_or(0);
         Self {
             rules: Rules::new(negotiated, limits.max_request_bytes),
@@ -150,22 +151,22 @@ impl Session {
         }
     }
 
-    /// No request is started and not answered.
+    /// Returns whether every started request is answered.
     pub(super) fn is_idle(&self) -> bool {
         self.queue.in_flight() == 0
     }
 
-    /// Adds what was counted since the last call to the counters of the export.
+    /// Adds the counts since the last call to the export's counters.
     pub(super) fn publish_counts(&mut self) {
         self.counters.add(&mut self.tally);
     }
 
-    /// The pool that takes payloads back when they were sent.
+    /// Returns the pool that takes payloads back once they are sent.
     pub(super) fn pool(&mut self) -> &mut PayloadPool {
         &mut self.pool
     }
 
-    /// Free space for the data of the write that is on its way; empty if there is none.
+    /// Returns free space for the data of the incoming write, empty if there is no such write.
     pub(super) fn payload_space(&mut self) -> &mut [u8] {
         match &mut self.incoming {
             Some(incoming) => &mut incoming.payload.data_mut()[incoming.received..],
@@ -173,14 +174,14 @@ impl Session {
         }
     }
 
-    /// `len` bytes were received into [`payload_space`](Self::payload_space).
+    /// Notes that `len` bytes were received into [`payload_space`](Self::payload_space).
     pub(super) fn payload_received(&mut self, len: usize) {
         if let Some(incoming) = &mut self.incoming {
             incoming.received += len;
         }
     }
 
-    /// Handles what was received, as far as possible.
+    /// Handles the received bytes as far as possible.
     pub(super) fn run(&mut self, input: &mut Input, output: &mut Output) -> Progress {
         let progress = loop {
             self.wants_memory = false;
@@ -189,13 +190,13 @@ impl Session {
             }
         };
         if !self.wants_memory {
-            // What waited for memory has been done without, or waits for something else.
+            // The request that waited for memory has run without, or waits for something else.
             self.lease.stop_waiting();
         }
         progress
     }
 
-    /// Handles one request, or says why not.
+    /// Handles one request, or returns why it cannot.
     fn step(&mut self, input: &mut Input, output: &mut Output) -> Option<Progress> {
         if output.buffered_bytes() > self.share.high_water_bytes
             || !output.reserve(self.share.reply_bytes())
@@ -234,7 +235,7 @@ impl Session {
         None
     }
 
-    /// Drops data of a refused request; answers when that was all.
+    /// Drops data of a refused request, and answers once all data is dropped.
     fn finish_refused(
         &mut self,
         mut refused: Refused,
@@ -275,7 +276,8 @@ impl Session {
         None
     }
 
-    /// Reads into the output, if that has the space and the read has to wait for nothing.
+    /// Reads into the output, if that has the space and the read has to wait for nothing. Returns
+    /// whether the request is answered.
     fn attempt_read(&mut self, command: &Command, output: &mut Output) -> bool {
         if command.data_bytes() > self.share.attempt_bytes {
             return false;
@@ -298,22 +300,22 @@ impl Session {
         true
     }
 
-    /// Reads into a payload: at once what only the output is too small for, if it has to wait for
-    /// nothing. False: too much is in flight.
+    /// Reads into a payload. A read that only the output is too small for is attempted first.
+    /// Returns false if too much is in flight.
     fn start_read(&mut self, command: &Command, output: &mut Output) -> bool {
         if !self.may_start(command, output) {
             return false;
         }
         let Some(buffer) = self.take_payload(command, 0) else { return true };
         let read = OwnedOperation::Read { offset: command.offset, buffer };
-        // A shorter one was attempted before.
+        // A shorter read was attempted before.
         let may_attempt = command.data_bytes() > self.share.attempt_bytes;
         self.attempt_or_start(command, read, may_attempt, output);
         true
     }
 
-    /// Runs an operation with data at once, if it is short, `may_attempt`, and has to wait for
-    /// nothing; else starts it.
+    /// Runs an operation with data at once if it is short, has to wait for nothing, and
+    /// `may_attempt`. Starts it otherwise.
     fn attempt_or_start(
         &mut self,
         command: &Command,
@@ -330,8 +332,8 @@ impl Session {
         self.submit(command, operation, Then::Complete);
     }
 
-    /// A payload for the request; none: the system has no memory for it. Then the request, which
-    /// `skip_bytes` of data follow, is refused.
+    /// Returns a payload for the request. If the system has no memory, returns `None` and refuses
+    /// the request, which `skip_bytes` of data follow.
     fn take_payload(&mut self, command: &Command, skip_bytes: u32) -> Option<IoBuffer> {
         let has_memory = headroom::for_request(command.data_bytes());
         let payload = has_memory.then(|| self.pool.take(command.data_bytes())).flatten();
@@ -343,7 +345,7 @@ impl Session {
         None
     }
 
-    /// The system has no memory for a request, which `skip_bytes` of data follow.
+    /// Refuses a request, which `skip_bytes` of data follow, because the system has no memory.
     fn refuse_without_memory(&mut self, command: &Command, skip_bytes: u32) {
         self.memory_result = Some(MemoryResult::Lacked);
         self.tally.failed(command.kind);
@@ -352,8 +354,9 @@ impl Session {
         self.refused = Some(Refused { cookie: command.cookie, refusal, skip_bytes });
     }
 
-    /// Does a command that carries no data, or starts it where it has to wait. A trim that is done
-    /// while its flush has to wait is done once more with the flush. False: too much is in flight.
+    /// Runs a command without data at once, or starts it if it has to wait. A trim that is done
+    /// while its flush has to wait is repeated with the flush. Returns false if too much is in
+    /// flight.
     fn control(&mut self, command: &Command, what: Control, output: &mut Output) -> bool {
         let Some((mut operation, then)) = operation_of(command, what) else {
             self.finish_write(command, Ok(()), output);
@@ -376,7 +379,7 @@ impl Session {
         is_allowed
     }
 
-    /// The bytes before the data of a successful read.
+    /// Returns the bytes before the data of a successful read, and their number.
     fn read_header(
         &self,
         command: &Command,
@@ -388,8 +391,8 @@ impl Session {
         (joined([&simple_reply(0, command.cookie)]), SIMPLE_REPLY_BYTES)
     }
 
-    /// Writes from the input where the data is all there or will be soon; else starts to receive it
-    /// into a payload.
+    /// Writes from the input if the data is there or will be soon. Otherwise starts to receive the
+    /// data into a payload.
     fn start_write(
         &mut self,
         command: &Command,
@@ -420,8 +423,8 @@ impl Session {
         None
     }
 
-    /// Moves data that came with the header to the payload; starts the write when all of it is
-    /// there.
+    /// Moves data that came with the header to the payload. Starts the write when the data is
+    /// whole.
     fn finish_incoming(&mut self, input: &mut Input, output: &mut Output) -> Option<Progress> {
         let space = self.payload_space();
         let len = space.len().min(input.unread().len());
@@ -440,7 +443,8 @@ impl Session {
         None
     }
 
-    /// The request may start beside others. One always may: the longest must be possible.
+    /// Returns whether the request may start beside others. One request always may start, since the
+    /// longest must be possible.
     fn may_start(&mut self, command: &Command, output: &Output) -> bool {
         let waiting = self.payload_bytes + output.owned_bytes();
         let fits = waiting == 0 || waiting + command.data_bytes() <= self.limits.in_flight_bytes;
@@ -456,19 +460,19 @@ impl Session {
         self.lease.shrink_to(self.payload_bytes + output.owned_bytes());
     }
 
-    /// Other clients wait for memory that this one holds.
+    /// Returns whether other clients wait for memory that this one holds.
     pub(super) fn holds_wanted_memory(&self) -> bool {
         self.lease.is_wanted()
     }
 
-    /// Whether the system had memory for the requests since this was last asked, as far as any
-    /// needed some.
+    /// Returns whether the system had memory for requests since the last call, or `None` if no
+    /// request needed any.
     pub(super) fn take_memory_result(&mut self) -> Option<MemoryResult> {
         self.memory_result.take()
     }
 
-    /// Bytes that the client has still to send of a write that takes memory; none: no such write
-    /// has begun.
+    /// Returns the bytes that the client has still to send of a write that takes memory, or `None`
+    /// if no such write has begun.
     pub(super) fn missing_bytes(&self) -> Option<usize> {
         let incoming = self.incoming.as_ref()?;
         Some(incoming.command.data_bytes() - incoming.received)
@@ -479,7 +483,7 @@ impl Session {
         self.queue.start(*command, operation, then);
     }
 
-    /// Answers the requests that are complete; true if there were any.
+    /// Answers the complete requests. Returns whether there were any.
     pub(super) fn collect(&mut self, output: &mut Output) -> bool {
         let mut complete = std::mem::take(&mut self.done);
         self.queue.collect(&mut complete);
@@ -494,7 +498,7 @@ impl Session {
         any
     }
 
-    /// Answers a request that is done.
+    /// Answers a request that is complete.
     fn answer(
         &mut self,
         command: &Command,
@@ -524,7 +528,8 @@ impl Session {
         }
     }
 
-    /// A short read is copied next to the others; a long one is sent from where it is.
+    /// Sends a read's data: copies short data next to other replies, and sends long data from its
+    /// payload.
     fn push_read(&mut self, command: &Command, mut payload: IoBuffer, output: &mut Output) {
         let (header, header_len) = self.read_header(command);
         let header = &header[..header_len];

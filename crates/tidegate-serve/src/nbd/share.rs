@@ -1,11 +1,11 @@
-//! What one connection holds beside its leases: an equal share of a quarter of the memory for
+//! Memory of one connection beside its leases: an equal share of a quarter of the memory for
 //! requests.
 //!
-//! Invariant: what all connections may have this way, and what leases may hold, is together no
-//! more than [`Limits::memory_bytes`].
+//! Invariant: the shares of all connections and all leases together are at most
+//! [`Limits::memory_bytes`].
 //!
-//! Sizes are fixed when the server starts. A request that its connection's own buffers are too
-//! small for takes leased memory, as a long one does.
+//! Sizes are fixed when the server starts. A request that is too large for its connection's own
+//! buffers takes leased memory.
 
 use super::limits::{LEASED_BYTES_MIN, Limits};
 use super::{ServeError, protocol::REQUEST_BYTES};
@@ -15,37 +15,38 @@ pub(super) const ATTEMPT_BYTES: usize = 256 << 10;
 /// The longest data of a write that waits in the input, where that is large enough; longer data is
 /// received into a payload.
 const BUFFERED_WRITE_BYTES: usize = 64 << 10;
-/// The largest input: half of it holds a request with buffered data, so that there is always free
-/// space to receive.
+/// The largest input. Half of the buffer holds a request with buffered data, so that there is
+/// always free space to receive.
 const INPUT_BYTES: usize = 256 << 10;
-/// The largest number of bytes of replies above which no request is handled.
+/// The most bytes of waiting replies while requests are handled.
 const HIGH_WATER_BYTES: usize = 128 << 10;
 /// Space for the headers of a reply.
 const HEADERS_BYTES: usize = 1024;
-/// The largest output: below the high water the longest reply fits that is read right into it.
+/// The largest output: below the high water, the longest reply still fits that is read into the
+/// output.
 const OUTPUT_BYTES: usize = HIGH_WATER_BYTES + ATTEMPT_BYTES + HEADERS_BYTES;
 /// The smallest input and output together: they hold the longest option of a handshake, a write of
 /// 4 KiB that waits, and the longest reply that carries no data, an answer about 1024 extents.
 const BUFFERS_BYTES_MIN: usize = 25 << 10;
 
-/// The most and the least that TLS holds back of what it is to send.
+/// The most and the least bytes that TLS may hold back before it sends them.
 const TLS_BUFFER_BYTES: usize = 256 << 10;
 const TLS_BUFFER_BYTES_MIN: usize = 16 << 10;
-/// What TLS has beside that: a record that is received, in cipher and in plain text.
+/// Memory of TLS beside that: a received record, encrypted and in plain text.
 const TLS_EXTRA_BYTES: usize = 48 << 10;
 
-/// The most bytes of free payloads that a connection keeps, where memory is plenty.
+/// The most bytes of free payloads that a connection keeps if memory is plentiful.
 const KEPT_BYTES: usize = 2 << 20;
 
-/// The least and the most send buffer that is asked of the system. From the most on, its own
-/// default is as good.
+/// The smallest and the largest send buffer that the server asks of the system. Above the largest,
+/// the system's default is as good.
 const SOCKET_BYTES_MIN: usize = 7 << 10;
 const SOCKET_BYTES_MAX: usize = 104 << 10;
-/// The system takes twice the buffer that it is asked for, and half as much again for a message
-/// that begins inside it.
+/// The system takes twice the buffer that was asked for, and half as much again for a message that
+/// begins inside it.
 const SOCKET_FACTOR: usize = 3;
 
-/// Sizes of what a connection has to itself.
+/// Sizes of a connection's own buffers.
 #[expect(clippy::struct_field_names, reason = "names have their unit")]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Share {
@@ -56,16 +57,16 @@ pub(super) struct Share {
     pub(super) attempt_bytes: usize,
     /// The longest data of a write that waits in the input.
     pub(super) buffered_write_bytes: usize,
-    /// What TLS may hold back; 0 without it.
+    /// Bytes that TLS may hold back; 0 without TLS.
     pub(super) tls_buffer_bytes: usize,
-    /// What may be kept of finished requests.
+    /// Bytes of finished requests' payloads that may be kept.
     pub(super) kept_bytes: usize,
-    /// The send buffer to ask of the system; none: what it gives unasked.
+    /// The send buffer to ask of the system, or `None` for the system's default.
     pub(super) socket_bytes: Option<usize>,
 }
 
 impl Share {
-    /// That of each connection under `limits`.
+    /// Returns the share of each connection under `limits`.
     pub(super) fn new(limits: &Limits, has_tls: bool) -> Self {
         let connections = limits.connections.max(1);
         let share_bytes = limits.memory_bytes / 4 / connections;
@@ -95,7 +96,7 @@ impl Share {
         }
     }
 
-    /// The longest reply that must fit the output before a request is handled.
+    /// Returns the longest reply that must fit the output before a request is handled.
     pub(super) fn reply_bytes(&self) -> usize {
         self.attempt_bytes + HEADERS_BYTES
     }
@@ -104,16 +105,17 @@ impl Share {
         self.high_water_bytes + self.reply_bytes()
     }
 
-    /// All that a connection may hold without a lease, but for what the system holds for it.
+    /// Returns the most memory that a connection holds without a lease. Memory of the system for
+    /// the socket is not included.
     fn bytes(&self) -> usize {
         let tls_bytes = tls_bytes(self.tls_buffer_bytes);
         self.input_bytes + self.output_bytes() + tls_bytes + self.kept_bytes
     }
 
-    /// What the leases of all connections may hold.
+    /// Returns the memory that the leases of all connections may hold.
     ///
     /// # Errors
-    /// [`ServeError::Limit`]: so many connections leave too little.
+    /// [`ServeError::Limit`] if so many connections leave too little.
     pub(super) fn leased_bytes(&self, limits: &Limits) -> Result<usize, ServeError> {
         let Limits { memory_bytes, connections, .. } = *limits;
         let own_bytes = self.bytes().saturating_mul(connections).max(memory_bytes / 4);
@@ -129,7 +131,7 @@ impl Share {
     }
 }
 
-/// All that TLS holds with such a buffer.
+/// Returns the memory that TLS takes with a buffer of `buffer_bytes`.
 fn tls_bytes(buffer_bytes: usize) -> usize {
     if buffer_bytes == 0 { 0 } else { buffer_bytes + TLS_EXTRA_BYTES }
 }

@@ -1,4 +1,4 @@
-//! Times in which the system is short of something that clients need.
+//! Log messages about shortages of a resource that clients need.
 
 use std::time::Instant;
 
@@ -6,13 +6,14 @@ use tidegate::device::spell::{Said, Spell};
 
 use crate::log::Log;
 
-/// One kind of shortage: said when it begins, once a minute while it goes on, and when it is over.
+/// One kind of shortage, which is logged when it begins, once a minute while it goes on, and when
+/// it is over.
 #[derive(Default)]
 pub(super) struct Shortage(Spell);
 
 impl Shortage {
-    /// It happens: writes `what` and `then`, which follows from it, unless that was said less than
-    /// a minute ago.
+    /// Logs that the shortage happens: `what` and its consequence `then`, unless they were logged
+    /// less than a minute ago.
     pub(super) fn note(&self, log: &Log, what: &str, then: &str) {
         match self.0.failed(Instant::now()) {
             Some(Said::Begins) => log.line(&format!("nbd: {what}; {then}")),
@@ -21,7 +22,7 @@ impl Shortage {
         }
     }
 
-    /// It did not happen: writes `what`, if a shortage is over with that.
+    /// Notes that the shortage did not happen. Logs `what` if that ends a shortage.
     pub(super) fn over(&self, log: &Log, what: &str) {
         if !self.is_on() {
             return;
@@ -31,7 +32,7 @@ impl Shortage {
         }
     }
 
-    /// It has begun, and its end was not told yet.
+    /// Returns whether the shortage has begun and its end is not yet logged.
     pub(super) fn is_on(&self) -> bool {
         self.0.is_on()
     }

@@ -1,4 +1,4 @@
-//! TLS for NBD: certificates from PEM files, which can be read again, and when TLS is used.
+//! TLS for NBD: when to use TLS, and certificates from PEM files, which can be reloaded.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,13 +18,13 @@ pub enum TlsMode {
     /// Never.
     #[default]
     Off,
-    /// When the client asks for it.
+    /// When the client asks for TLS.
     Optional,
     /// Always: a client must start TLS before anything else.
     Required,
 }
 
-/// A server's certificate, and whose clients it takes. All clones are one.
+/// A server's certificate, and the clients that it accepts. Clones share both.
 #[derive(Clone)]
 pub struct Tls {
     pub(super) mode: TlsMode,
@@ -40,12 +40,12 @@ struct Files {
 }
 
 impl Tls {
-    /// Reads PEM files: the server's certificate chain, its key, and, where clients must show
-    /// certificates, that of the authority which signed them. `mode` is not [`TlsMode::Off`] in
-    /// practice: then the files are read and nothing is encrypted.
+    /// Reads PEM files: the server's certificate chain, its key, and, if clients must show
+    /// certificates, the certificate of the authority that signed them. With [`TlsMode::Off`] the
+    /// files are read and nothing is encrypted.
     ///
     /// # Errors
-    /// [`ServeError::Tls`]: a file cannot be read or does not hold what it should.
+    /// [`ServeError::Tls`] if a file cannot be read or does not hold its certificate or key.
     pub fn from_files(
         mode: TlsMode,
         certificate: &Path,
@@ -61,12 +61,12 @@ impl Tls {
         Ok(Self { mode, files: Arc::new(files), config })
     }
 
-    /// Reads the files again, for the connections that begin TLS from now on. Those that have begun
-    /// go on as they are.
+    /// Reads the files again, for connections that begin TLS from now on. Connections that have
+    /// begun TLS keep their configuration.
     ///
     /// # Errors
-    /// As for [`from_files`](Self::from_files), or a file is none that can be read twice, such as a
-    /// FIFO, whose open would wait: what was read before stays in use.
+    /// [`ServeError::Tls`] if a file cannot be read, does not hold its certificate or key, or is
+    /// not a regular file: opening a FIFO would wait. The previous configuration then stays in use.
     pub fn reload(&self) -> Result<(), ServeError> {
         self.files.expect_regular()?;
         let config = Arc::new(self.files.read()?);

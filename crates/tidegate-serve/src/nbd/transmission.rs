@@ -1,11 +1,10 @@
-//! The transmission phase without I/O: which requests are sound, and which operations they are.
+//! The transmission phase without I/O: checks requests, and turns them into operations.
 //!
 //! Invariants:
 //! 1. [`check`] refuses everything that the protocol or the device does not allow, before any byte
-//!    is allocated for it; a [`Command`] is inside the device, aligned, and no longer than the
-//!    limit.
-//! 2. A command is acknowledged only when the device has acknowledged it, which makes the flush of
-//!    one connection cover the writes answered on every other one.
+//!    is allocated. A [`Command`] is inside the device, aligned, and no longer than the limit.
+//! 2. A command is acknowledged only when the device has acknowledged it. So the flush of one
+//!    connection covers the writes answered on every other one.
 //!
 //! Entry points: [`Rules::new`], [`check`], [`operation_of`], [`errno_of`].
 
@@ -21,12 +20,12 @@ use crate::statistics::Kind;
 /// The most extents of one block status reply.
 const MAX_EXTENTS: usize = 1024;
 
-/// What holds for the requests of one connection.
+/// Rules for the requests of one connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
     /// Size of the export.
     pub(super) size_bytes: u64,
-    /// Every offset and length is a multiple of it.
+    /// The unit of all offsets and lengths.
     pub(super) block_bytes: u32,
     /// The most data of one read or write.
     pub(super) max_request_bytes: u32,
@@ -39,7 +38,7 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    /// The rules that follow from a handshake.
+    /// Returns the rules that follow from a handshake.
     pub(super) fn new(negotiated: &Negotiated, max_request_bytes: u32) -> Self {
         let geometry = negotiated.export.geometry();
         Self {
@@ -53,7 +52,7 @@ impl Rules {
     }
 }
 
-/// What a sound request asks for.
+/// The action of a sound request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     /// Read the range.
@@ -66,12 +65,12 @@ pub(super) enum Action {
     Control(Control),
 }
 
-/// What a request without data asks for.
+/// The action of a request without data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Control {
     /// Make acknowledged writes durable.
     Flush,
-    /// Discard the range; with `fua` that must be durable.
+    /// Discard the range. With `fua` that must be durable.
     Trim { fua: bool },
     /// Prefetch the range.
     Cache,
@@ -84,9 +83,9 @@ pub(super) enum Control {
 /// A sound request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Command {
-    /// What the statistics count it as; nothing for a goodbye.
+    /// The kind in the statistics; `None` for a goodbye.
     pub(super) kind: Option<Kind>,
-    /// What is asked for.
+    /// The action.
     pub(super) action: Action,
     /// The client's name for the request.
     pub(super) cookie: u64,
@@ -97,7 +96,7 @@ pub(super) struct Command {
 }
 
 impl Command {
-    /// The request's data is in the reply or follows the request.
+    /// Returns the length of the data in the reply or behind the request.
     pub(super) fn data_bytes(&self) -> usize {
         match self.action {
             Action::Read | Action::Write(_) => self.len as usize,
@@ -106,12 +105,12 @@ impl Command {
     }
 }
 
-/// Why a request is not done: an error number of the protocol, and words for people.
+/// The reason of a refused request: an error number of the protocol, and words for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Refusal {
     /// One of [`errno`].
     pub(super) error: u32,
-    /// What is wrong.
+    /// The reason for people.
     pub(super) message: &'static str,
 }
 
@@ -122,7 +121,7 @@ fn refusal<T>(error: u32, message: &'static str) -> std::result::Result<T, Refus
 /// Turns a request into a command.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Returns the [`Refusal`] of a request that is not sound.
 pub(super) fn check(request: &Request, rules: &Rules) -> std::result::Result<Command, Refusal> {
     check_flags(request, rules)?;
     let action = action(request)?;
@@ -132,7 +131,8 @@ pub(super) fn check(request: &Request, rules: &Rules) -> std::result::Result<Com
     Ok(Command { kind: kind_of(request.command), action, cookie, offset, len })
 }
 
-/// What the statistics count a request as; nothing for an unknown one and for a goodbye.
+/// Returns the kind of a request in the statistics, or `None` for an unknown request and for a
+/// goodbye.
 pub(super) fn kind_of(command: u16) -> Option<Kind> {
     Some(match command {
         cmd::READ => Kind::Read,
@@ -169,7 +169,7 @@ fn action(request: &Request) -> std::result::Result<Action, Refusal> {
     })
 }
 
-/// FUA is allowed everywhere: clients are known to set it on requests that write nothing.
+/// Checks the flags. FUA is allowed everywhere: some clients set it on requests that write nothing.
 fn check_flags(request: &Request, rules: &Rules) -> std::result::Result<(), Refusal> {
     let own = match request.command {
         cmd::READ if rules.structured => cmd_flag::DF,
@@ -201,7 +201,7 @@ fn check_access(request: &Request, rules: &Rules) -> std::result::Result<(), Ref
 fn check_range(request: &Request, rules: &Rules) -> std::result::Result<(), Refusal> {
     let (offset, len) = (request.offset, u64::from(request.len));
     match request.command {
-        // It is honoured whatever its range says: it has no reply that could refuse it.
+        // A goodbye is honoured whatever its range: it has no reply that could refuse it.
         cmd::DISC => return Ok(()),
         cmd::FLUSH if (offset, len) == (0, 0) => return Ok(()),
         cmd::FLUSH => return refusal(errno::INVAL, "a flush has no range"),
@@ -225,8 +225,8 @@ fn check_range(request: &Request, rules: &Rules) -> std::result::Result<(), Refu
     Ok(())
 }
 
-/// The operation of a command that carries no data, and what follows it. None: there is nothing
-/// to do: our devices cache what they can by themselves, so that a cache command does nothing.
+/// Returns the operation of a command without data, and the step that follows. Returns `None` for a
+/// cache command, since the devices cache by themselves.
 pub(super) fn operation_of(command: &Command, control: Control) -> Option<(OwnedOperation, Then)> {
     let (offset, len) = (command.offset, u64::from(command.len));
     Some(match control {
@@ -246,7 +246,8 @@ pub(super) fn operation_of(command: &Command, control: Control) -> Option<(Owned
     })
 }
 
-/// At most `most` extents, together no longer than `len`, neighbours of one state joined.
+/// Returns at most `most` extents, together no longer than `len`, with neighbours of one state
+/// joined.
 pub(super) fn fit(extents: Vec<Extent>, offset: u64, len: u64, most: usize) -> Vec<Extent> {
     let mut left = len;
     let mut fitted: Vec<Extent> = Vec::with_capacity(extents.len().min(most));
@@ -269,7 +270,7 @@ pub(super) fn fit(extents: Vec<Extent>, offset: u64, len: u64, most: usize) -> V
     fitted
 }
 
-/// The protocol's number for a device's error.
+/// Returns the protocol's number for a device's error.
 pub(super) fn errno_of(error: &DeviceError) -> u32 {
     match error.kind() {
         DeviceErrorKind::ReadOnly => errno::PERM,

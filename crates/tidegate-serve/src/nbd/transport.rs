@@ -1,7 +1,6 @@
 //! A connected socket, plain or inside TLS, without blocking.
 //!
-//! Invariant: every call returns at once, with [`ErrorKind::WouldBlock`] where it would have to
-//! wait.
+//! Invariant: every call returns at once, with [`ErrorKind::WouldBlock`] if it would have to wait.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 
@@ -9,32 +8,33 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use rustls::ServerConnection;
 
-/// The way to one client.
+/// The byte stream to one client.
 pub(super) struct Transport {
     socket: Socket,
     tls: Option<Box<ServerConnection>>,
 }
 
 impl Transport {
-    /// A plain connection over a nonblocking socket.
+    /// Creates a plain connection over a nonblocking socket.
     pub(super) fn new(socket: OwnedFd) -> Self {
         Self { socket: Socket(socket), tls: None }
     }
 
-    /// Has the system hold about `bytes` of what waits to be sent. One that does not do so holds
-    /// more, and serves as well.
+    /// Asks the system to hold at most about `bytes` to send. A system that refuses holds more,
+    /// which is harmless.
     pub(super) fn limit_send_buffer(&self, bytes: usize) {
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&self.socket.0, bytes);
     }
 
-    /// Puts everything inside `tls` from now on, which holds back at most `buffer_bytes`.
+    /// Sends and receives everything through `tls` from now on, which holds back at most
+    /// `buffer_bytes`.
     pub(super) fn start_tls(&mut self, mut tls: ServerConnection, buffer_bytes: usize) {
         tls.set_buffer_limit(Some(buffer_bytes));
         self.tls = Some(Box::new(tls));
     }
 
-    /// Receives into `first`, then `second`, at least one of them not empty. Zero bytes: the client
-    /// has closed.
+    /// Receives into `first`, then `second`; at least one must not be empty. Returns 0 if the
+    /// client has closed.
     pub(super) fn receive(&mut self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
         match &mut self.tls {
             None if first.is_empty() => self.socket.read(second),
@@ -47,7 +47,7 @@ impl Transport {
         }
     }
 
-    /// Sends the pieces in order; returns how many bytes were taken.
+    /// Sends the pieces in order. Returns the number of bytes taken.
     pub(super) fn send(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
         match (&mut self.tls, pieces) {
             (None, [piece]) => self.socket.write(piece),
@@ -60,7 +60,7 @@ impl Transport {
         }
     }
 
-    /// Passes on what TLS holds back; true when nothing is left.
+    /// Sends the bytes that TLS holds back. Returns true when none are left.
     pub(super) fn flush(&mut self) -> io::Result<bool> {
         match &mut self.tls {
             None => Ok(true),
@@ -68,7 +68,7 @@ impl Transport {
         }
     }
 
-    /// Tells a client in TLS that nothing more comes.
+    /// Tells a client in TLS that no more data comes.
     pub(super) fn say_goodbye(&mut self) -> io::Result<()> {
         if let Some(tls) = &mut self.tls {
             tls.send_close_notify();
@@ -112,7 +112,7 @@ fn receive_tls(
     loop {
         match tls.reader().read(buf) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            // The client's end without TLS's own goodbye is an end all the same.
+            // The end of the client's stream without TLS's own goodbye is an end, too.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(0),
             other => return other,
         }
@@ -120,8 +120,8 @@ fn receive_tls(
             return Ok(0);
         }
         let processed = tls.process_new_packets();
-        // The answer may be an alert that tells the client what is wrong: it goes out before we
-        // give up.
+        // The answer may be an alert that tells the client the error: it is sent before the
+        // connection fails.
         let flushed = flush_tls(tls, socket);
         processed.map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
         flushed?;
