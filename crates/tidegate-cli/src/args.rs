@@ -40,7 +40,7 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// What the memory under the pool is.
+/// The memory under a pool.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Memory")]
 pub(crate) struct MemoryArgs {
@@ -55,7 +55,7 @@ pub(crate) struct MemoryArgs {
 }
 
 impl MemoryArgs {
-    /// The options of a region that these arguments ask for.
+    /// Returns the options of a region from these arguments.
     pub(crate) fn region_options(&self) -> RegionOptions {
         let (domain, media) = (self.domain, self.media.clone());
         RegionOptions { domain, media, ..RegionOptions::default() }
@@ -208,7 +208,7 @@ impl Args for EngineArgs {
     }
 }
 
-/// Lists the engines of the registry with what they are.
+/// Lists the engines of the registry with a description of each.
 fn engine_help() -> String {
     let engines = REGISTRY.engines().iter();
     let known: Vec<_> =
@@ -309,7 +309,7 @@ pub(crate) struct ServeArgs {
     pub(crate) memory: MemoryArgs,
 }
 
-/// How `tidegate serve` offers a pool, and what is before and behind it.
+/// One device of `tidegate serve`: the export, the tiers before the pool, and the backing.
 #[derive(Debug, Clone, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 pub(crate) struct DeviceArgs {
@@ -402,10 +402,10 @@ pub(crate) struct LimitArgs {
     pub(crate) stop_timeout: u32,
 }
 
-/// The default of `--stop-timeout`: that of systemd, which kills the server then.
+/// The default of `--stop-timeout`: the time after which systemd kills the server.
 pub(crate) const STOP_TIMEOUT_SECONDS: u32 = 90;
 
-/// What `tidegate serve` says on standard error.
+/// Log messages of `tidegate serve` on standard error.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Log")]
 pub(crate) struct LogArgs {
@@ -647,7 +647,7 @@ fn parse_setting(text: &str) -> Result<(String, String), String> {
 /// Most bytes of a file that holds a value: more than any pool keeps.
 const VALUE_BYTES_MAX: u64 = 64 << 10;
 
-/// The lines of the file at `path` as one value, with semicolons between them.
+/// Returns the lines of the file at `path` as one value, with semicolons between them.
 fn value_from(path: &str) -> Result<String, String> {
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(|error| format!("cannot open {path}: {error}"))?;

@@ -1,4 +1,4 @@
-//! The control socket of a served pool: where it is, what it answers, and how commands ask.
+//! The control socket of a served pool: its path, its answers, and the requests of commands.
 
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::log::{Level, say};
 use crate::served::Served;
 use crate::snapshot::Made;
 
-/// A metric, and where it is in the statistics.
+/// A metric, and the function that takes it from the statistics.
 type Counted = (Metric, fn(&Statistics) -> u64);
 
 const fn count(name: &'static str, help: &'static str) -> Metric {
@@ -61,8 +61,8 @@ static REQUESTS: [Counted; 9] = [
     ),
 ];
 
-/// The control socket of the pool at `pool`, wherever that is served. Only the user has access to
-/// its directory.
+/// Returns the control socket of the pool at `pool`, whether or not a server has it open. Only the
+/// user has access to the socket's directory.
 ///
 /// # Errors
 /// The pool cannot be inspected, or the directory is not the user's own.
@@ -70,11 +70,11 @@ fn socket_of(pool: &Path) -> Result<PathBuf> {
     Ok(PoolPaths::of_pool(pool)?.socket().with_extension("serve"))
 }
 
-/// Answers `tidegate stat` and `tidegate set` for `served` until the server is dropped, at the
-/// socket of its pool, and at the one that its plan names too.
+/// Answers control requests for `served` until the servers are dropped, at the socket of its pool,
+/// and at the one in its plan.
 ///
 /// # Errors
-/// Nothing can listen at the one of the plan.
+/// The server cannot listen at the plan's socket.
 pub(crate) fn listen(served: &Served) -> Result<Vec<ControlServer>> {
     let start = |path: PathBuf| {
         let served = served.clone();
@@ -101,14 +101,14 @@ pub(crate) fn listen(served: &Served) -> Result<Vec<ControlServer>> {
 /// Shows the metrics of all `served` pools at `address` until the server is dropped.
 ///
 /// # Errors
-/// Nothing can listen there.
+/// The server cannot listen there.
 pub(crate) fn show_metrics(address: &ListenAddress, served: &[Served]) -> Result<MetricsServer> {
     let served = served.to_vec();
     Ok(MetricsServer::start(address, move || readings(&served))?)
 }
 
-/// What all `served` pools counted since their resets, each labelled with the name of its export if
-/// that has one.
+/// Returns the counts of all `served` pools since their resets, each with the name of its export as
+/// label if that has one.
 fn readings(served: &[Served]) -> Vec<Reading> {
     let mut collector = Collector::default();
     collector.extend(connections(served));
@@ -125,7 +125,8 @@ fn readings(served: &[Served]) -> Vec<Reading> {
     collector.finish()
 }
 
-/// What was counted of connections. Those of several pools are their server's, and begin with it.
+/// Returns the counts of connections. With several pools they are the whole server's, since its
+/// start.
 fn connections(served: &[Served]) -> Vec<Reading> {
     let Some(first) = served.first() else { return Vec::new() };
     let mut collector = Collector::default();
@@ -168,7 +169,7 @@ fn answer(request: &Request, served: &Served, client: BorrowedFd<'_>) -> Result<
     })
 }
 
-/// Adds what the front end counted.
+/// Returns a function that adds the counts of the front end.
 fn front_end(served: &Served) -> impl FnOnce(&mut Collector) {
     let found = served.statistics.snapshot();
     move |collector| {
@@ -179,7 +180,7 @@ fn front_end(served: &Served) -> impl FnOnce(&mut Collector) {
     }
 }
 
-/// `settings` as a stack takes them.
+/// Returns `settings` as a stack takes them.
 pub(crate) fn borrowed(settings: &[(String, String)]) -> Vec<(&str, &str)> {
     settings.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect()
 }
@@ -190,7 +191,7 @@ fn collect(table: &[Counted], found: &Statistics, collector: &mut Collector) {
     }
 }
 
-/// What became of a question to a server.
+/// The outcome of a request to a server.
 pub(crate) enum Answer<T> {
     /// The server's answer.
     Of(T),
@@ -201,10 +202,10 @@ pub(crate) enum Answer<T> {
 }
 
 impl<T> Answer<T> {
-    /// The answer to what only a server can do.
+    /// Returns the server's answer, which no other process can give.
     ///
     /// # Errors
-    /// None serves `target`; `no_server` or `supervisor` ends the message.
+    /// No server serves `target`; `no_server` or `supervisor` ends the message.
     pub(crate) fn of_server(self, target: &Path, no_server: &str, supervisor: &str) -> Result<T> {
         let shown = target.display();
         match self {
@@ -218,11 +219,11 @@ impl<T> Answer<T> {
     }
 }
 
-/// What lies in the file at `path`, where that is no pool. None: a pool, a devdax device, which no
-/// call reads, or the socket of a server that has ended.
+/// Returns the content of the file at `path` if it is no pool. Returns `None` for a pool, for a
+/// devdax device, which no call reads, and for the socket of a server that has ended.
 ///
 /// # Errors
-/// The path can be none of these, or cannot be opened.
+/// The path is none of these, or cannot be opened.
 fn content_of(path: &Path) -> Result<Option<Content>> {
     if is_socket(path) {
         return Ok(None);
@@ -237,7 +238,7 @@ fn content_of(path: &Path) -> Result<Option<Content>> {
 /// Asks the server that listens at `target`, or serves the pool there, for its statistics.
 ///
 /// # Errors
-/// It does not answer, or refuses.
+/// The server does not answer, or refuses.
 pub(crate) fn stat_of(target: &Path) -> Result<Answer<Stat>> {
     statistics(target, &Request::Stat)
 }
@@ -250,11 +251,11 @@ fn statistics(target: &Path, asked: &Request) -> Result<Answer<Stat>> {
     })
 }
 
-/// Has the server that listens at `target`, or serves the pool there, count anew. Returns what it
-/// counted until then.
+/// Asks the server that listens at `target`, or serves the pool there, to reset its counters.
+/// Returns the counts until then.
 ///
 /// # Errors
-/// No server has it open, or it refuses.
+/// No server has the pool open, or the server refuses.
 pub(crate) fn reset_at(target: &Path) -> Result<Stat> {
     statistics(target, &Request::Reset)?.of_server(
         target,
@@ -263,15 +264,15 @@ pub(crate) fn reset_at(target: &Path) -> Result<Stat> {
     )
 }
 
-/// What became of a flush.
+/// The outcome of a flush.
 pub(crate) struct Flushed {
-    /// Bytes that are left for the backing.
+    /// Bytes that the tiers still hold for the backing.
     pub(crate) left_bytes: u64,
-    /// Bytes of those that no flush of a client has committed.
+    /// The part of `left_bytes` that no flush of a client has committed.
     pub(crate) uncommitted_bytes: u64,
 }
 
-/// Has the server of the pool at `pool` write all that it holds to the backing.
+/// Asks the server of the pool at `pool` to destage everything that it holds.
 ///
 /// # Errors
 /// The server does not answer, or the backing or the memory failed.
@@ -284,8 +285,8 @@ pub(crate) fn flush_of(pool: &Path) -> Result<Answer<Flushed>> {
     })
 }
 
-/// Has the server of the pool at `pool` write all that it holds to the backing, and give it up.
-/// Nobody: it has none.
+/// Asks the server of the pool at `pool` to destage everything that it holds, and to remove its
+/// pages. Returns [`Answer::Nobody`] if the pool has no server.
 ///
 /// # Errors
 /// The server does not answer, or the backing or the memory failed.
@@ -296,7 +297,7 @@ pub(crate) fn purge_of(pool: &Path) -> Result<Answer<Purged>> {
     })
 }
 
-/// Has the server that listens at `target`, or serves the pool there, change `settings`.
+/// Asks the server that listens at `target`, or serves the pool there, to change `settings`.
 ///
 /// # Errors
 /// A setting cannot be changed, or the server does not answer.
@@ -305,7 +306,7 @@ pub(crate) fn set_at(target: &Path, settings: &[(String, String)]) -> Result<Ans
     request(target, &socket_at(target)?, &set, |reply| matches!(reply, Reply::Set).then_some(()))
 }
 
-/// Has the server at `target` copy its pool, or the backing of that, to `file`.
+/// Asks the server at `target` to copy its pool, or the pool's backing, to `file`.
 ///
 /// # Errors
 /// No server has the pool open, or it cannot be copied.
@@ -325,21 +326,22 @@ pub(crate) fn snapshot_at(target: &Path, file: &Path) -> Result<Made> {
     )
 }
 
-/// The control socket that is `target`, or that of the pool there.
+/// Returns `target` if that is a socket, else the control socket of the pool there.
 fn socket_at(target: &Path) -> Result<PathBuf> {
     if is_socket(target) { Ok(target.to_owned()) } else { socket_of(target) }
 }
 
-/// A socket is at `path`.
+/// Returns whether a socket is at `path`.
 pub(crate) fn is_socket(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
     path.metadata().is_ok_and(|found| found.file_type().is_socket())
 }
 
-/// Asks the server at `socket` for `asked`; `of` takes the answer out of the reply of that kind.
+/// Sends `asked` to the server at `socket`; `of` takes the answer out of the expected reply.
 ///
 /// # Errors
-/// The server does not answer, refuses, or replies something else. `named` is what the user named.
+/// The server does not answer, refuses, or replies something else. The message names `named`, the
+/// user's argument.
 fn request<T>(
     named: &Path,
     socket: &Path,

@@ -1,5 +1,5 @@
-//! The end of a server that does not come to one by itself: a backing, a client or a disk does not
-//! answer. The process ends then as if it were killed, which no pool suffers from.
+//! The deadline of a stop: a server that waits for a backing, a client or a disk without an answer
+//! would not end by itself. The process then ends as if it were killed, which harms no pool.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -12,12 +12,12 @@ use tidegate::size::Size;
 use crate::log::{Level, say};
 use crate::served::Served;
 
-/// How long a server has from a second signal on.
+/// Time that a server has after a second signal.
 const AFTER_SECOND: Duration = Duration::from_secs(5);
-/// How long a tier may take to tell what it holds.
+/// Time that the tiers of a pool have to tell their pending bytes.
 const TELL: Duration = Duration::from_secs(2);
 
-/// When a server that was told to stop ends at the latest.
+/// Deadline for the end of a server that was told to stop.
 pub(crate) struct Deadline {
     timeout: Duration,
     state: Mutex<State>,
@@ -26,16 +26,16 @@ pub(crate) struct Deadline {
 
 #[derive(Default)]
 struct State {
-    /// None before the first signal.
+    /// `None` before the first signal.
     at: Option<Instant>,
     is_met: bool,
-    /// None of them while pools are being opened.
+    /// Empty while pools are being opened.
     served: Vec<Served>,
 }
 
 impl Deadline {
-    /// Has a thread end the process `timeout` after the first signal, or sooner after a second one,
-    /// and say what the pools hold that are [served](Self::serves).
+    /// Starts a thread that ends the process `timeout` after the first signal, or sooner after a
+    /// second one, and logs the pending data of the pools that are [served](Self::serves).
     ///
     /// # Errors
     /// The system refuses a thread.
@@ -53,12 +53,12 @@ impl Deadline {
         Ok(deadline)
     }
 
-    /// The pools are open.
+    /// Notes that the pools are open.
     pub(crate) fn serves(&self, served: &[Served]) {
         self.state.lock().served = served.to_vec();
     }
 
-    /// A signal came that stops the server.
+    /// Notes a signal that stops the server.
     pub(crate) fn signalled(&self) {
         let mut state = self.state.lock();
         let limit = if state.at.is_none() { self.timeout } else { AFTER_SECOND };
@@ -67,7 +67,7 @@ impl Deadline {
         self.changed.notify_all();
     }
 
-    /// The server has ended in good order.
+    /// Notes that the server has ended in good order.
     pub(crate) fn meet(&self) {
         let mut state = self.state.lock();
         state.is_met = true;
@@ -77,8 +77,8 @@ impl Deadline {
         drop(served);
     }
 
-    /// Returns when the deadline has passed: how long the server had, and what it served. None: it
-    /// was met.
+    /// Waits for the deadline. Returns the time that the server had and its pools, or `None` if the
+    /// deadline was met.
     fn wait(&self) -> Option<(Duration, Vec<Served>)> {
         let mut state = self.state.lock();
         let mut began = None;
@@ -97,13 +97,13 @@ impl Deadline {
     }
 }
 
-/// Says what stays in the pools and what is lost, and ends the process.
+/// Logs the data that stays in the pools and the data that is lost, and ends the process.
 fn give_up(waited: Duration, served: Vec<Served>) -> ! {
     let pools: Vec<_> = served.iter().map(|one| one.plan.pool.display().to_string()).collect();
     let (tell, told) = channel();
-    // A tier may be stuck in what is told of it.
+    // A tier may be stuck, and then its state cannot be read either.
     let look = move || served.iter().for_each(|one| drop(tell.send(held_by(one))));
-    // Without a thread nothing is known.
+    // Without the thread, the pending data stays unknown.
     let _ = std::thread::Builder::new().spawn(look);
     let waited = waited.as_secs();
     if pools.is_empty() {

@@ -1,7 +1,7 @@
-//! What the program says on standard error: lines for people, or JSON objects for programs.
+//! The program's messages on standard error: lines for people, or JSON objects for programs.
 //!
-//! Where standard error of a server is the journal, each line begins with its priority as systemd
-//! reads it; where it is no terminal either, such as a file or a pipe, with the time.
+//! If standard error of a server is the journal, each line begins with its priority as systemd
+//! reads it; if it is neither the journal nor a terminal, such as a file or a pipe, with the time.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
@@ -33,14 +33,14 @@ pub(crate) enum Format {
     Json,
 }
 
-/// What was chosen at the start of a server.
+/// The log settings of a server.
 struct Setup {
     format: Format,
     level: Level,
     prefix: Prefix,
 }
 
-/// What stands before a line of text.
+/// The prefix of a line of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Prefix {
     Nothing,
@@ -56,16 +56,16 @@ pub(crate) fn set_up(format: Format, level: Level) {
     let _ = SETUP.set(Setup { format, level, prefix: prefix() });
 }
 
-/// What fits standard error.
+/// Returns the prefix that fits standard error.
 fn prefix() -> Prefix {
     let Ok(found) = std::fs::metadata("/proc/self/fd/2") else { return Prefix::Nothing };
     let journal = std::env::var("JOURNAL_STREAM").unwrap_or_default();
     prefix_for(&journal, (found.dev(), found.ino()), io::stderr().is_terminal())
 }
 
-/// What fits a standard error with this number of its device and this inode. systemd says in
-/// `JOURNAL_STREAM`, here `journal`, which file is the journal: a program that was started by one
-/// in the journal may write elsewhere.
+/// Returns the prefix for a standard error with this device number and inode. systemd names the
+/// journal's file in `JOURNAL_STREAM`, here `journal`: a program that was started by a process in
+/// the journal may write elsewhere.
 fn prefix_for(journal: &str, (device, inode): (u64, u64), is_terminal: bool) -> Prefix {
     if journal == format!("{device}:{inode}") {
         Prefix::Priority
@@ -86,19 +86,19 @@ struct Entry<'a> {
     message: &'a str,
 }
 
-/// Says `message` on standard error. A closed standard error is no failure.
+/// Writes `message` to standard error. A closed standard error is no failure.
 pub(crate) fn say(level: Level, message: impl std::fmt::Display) {
     say_of(None, level, message);
 }
 
-/// Says `message`, which concerns one `device` of several.
+/// Writes `message` about one `device` of several to standard error.
 pub(crate) fn say_of(device: Option<&str>, level: Level, message: impl std::fmt::Display) {
     let text = match SETUP.get() {
         Some(setup) if level > setup.level => return,
         Some(setup) => rendered(setup, device, level, &message.to_string()),
         None => plain(device, &message.to_string()),
     };
-    // One call: lines of several threads do not mix.
+    // A single call keeps lines of several threads apart.
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
@@ -131,8 +131,8 @@ fn plain(device: Option<&str>, message: &str) -> String {
     text + &printable(message)
 }
 
-/// `text` without what a terminal obeys: control characters are escaped, but for ends of lines.
-/// Names of files may have them.
+/// Returns `text` with control characters escaped, except ends of lines: terminals would obey them,
+/// and names of files may have them.
 pub(crate) fn printable(text: &str) -> String {
     let shown = |c: char| !c.is_control() || c == '\n';
     let escape = |c: char| if shown(c) { c.to_string() } else { c.escape_default().to_string() };

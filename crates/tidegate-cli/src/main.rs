@@ -1,8 +1,8 @@
 //! The `tidegate` command: parses, dispatches to `commands`, and turns the outcome into an exit
 //! status.
 //!
-//! Exit status: 0 done; 1 the thing asked for failed, or `check` found damage; 2 wrong usage. Every
-//! error is one line on standard error.
+//! Exit status: 0 done; 1 the command failed, or `check` found damage; 2 wrong usage. Every error
+//! is one line on standard error.
 
 mod args;
 mod commands;
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     match Cli::try_parse() {
         Ok(cli) => commands::run(cli).unwrap_or_else(|error| report(&error)),
         Err(error) if !error.use_stderr() => {
-            // Help or version, asked for: a closed pipe is no failure of ours.
+            // Help or version was asked for: a closed pipe is no failure of this program.
             let _ = error.print();
             ExitCode::SUCCESS
         }
@@ -53,8 +53,8 @@ fn report(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(if error.is::<UsageError>() { WRONG_USAGE } else { FAILED })
 }
 
-/// The parser's message without its usage block, as one line. A bare `tidegate` gets the whole
-/// help.
+/// Returns the parser's message without its usage block, as one line. A bare `tidegate` gets the
+/// whole help.
 fn usage_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {

@@ -1,7 +1,7 @@
-//! Tells the service manager what a server does: the protocol of `sd_notify(3)`.
+//! Tells the service manager the state of a server, by the protocol of `sd_notify(3)`.
 //!
-//! No watchdog is fed: a server that waits for a slow backing is not to be killed, and no other
-//! state is one that a restart cures.
+//! The server feeds no watchdog: a server that waits for a slow backing must not be killed, and a
+//! restart cures no other state.
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,8 +11,8 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use crate::log::{Level, say};
 
-/// Sends `state`, assignments a line each, where a service manager waits for it (`NOTIFY_SOCKET`).
-/// One that does not take it is told of in the log, and the server goes on.
+/// Sends `state`, assignments a line each, if a service manager listens at `NOTIFY_SOCKET`. A
+/// failure is logged, and the server goes on.
 pub(crate) fn notify(state: &str) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|it| !it.is_empty()) else {
         return;

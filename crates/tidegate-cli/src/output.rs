@@ -1,4 +1,4 @@
-//! What commands print: results on standard output, progress on standard error, errors in one line.
+//! Output of commands: results on standard output, progress on standard error, errors in one line.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
@@ -18,13 +18,13 @@ use crate::log::{Level, printable, say};
 #[error("{0}")]
 pub(crate) struct UsageError(pub(crate) String);
 
-/// Standard output does not take what is printed.
+/// A failed write to standard output.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write to standard output")]
 struct OutputError(#[source] io::Error);
 
-/// Prints `line` on standard output. A reader that has gone away is no
-/// failure: the work itself goes on.
+/// Prints `line` on standard output. If the reader has closed the pipe, that is no failure: the
+/// work itself goes on.
 ///
 /// # Errors
 /// Standard output is full.
@@ -60,24 +60,25 @@ pub(crate) fn print_lines(lines: &[Line]) -> io::Result<()> {
     lines.iter().try_for_each(|(label, text)| field(label, text))
 }
 
-/// The error of a command that the stack refused: wrong usage where nothing was tried.
+/// Returns the error of a command that the stack refused: wrong usage if the stack has tried
+/// nothing.
 pub(crate) fn stack_error(error: StackError) -> anyhow::Error {
     if error.is_usage() { UsageError(error.to_string()).into() } else { error.into() }
 }
 
-/// One line out of what may be several: for errors, which are one line by contract.
+/// Returns `text` as one line, as every error must be.
 pub(crate) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Prints what a session of `tidegate run` has to say on standard error.
+/// Prints the messages of a session of `tidegate run` on standard error.
 pub(crate) struct Terminal {
     is_quiet: bool,
     recovery: Mutex<Option<ProgressBar>>,
 }
 
 impl Terminal {
-    /// One that prints nothing if `is_quiet`.
+    /// Creates a terminal, which prints nothing if `is_quiet`.
     pub(crate) fn new(is_quiet: bool) -> Self {
         Self { is_quiet, recovery: Mutex::new(None) }
     }
@@ -108,12 +109,12 @@ impl Reporter for Terminal {
     }
 }
 
-/// A progress bar on standard error, whose length is still to be set: shown on a terminal only.
+/// Returns a progress bar on standard error without a length, shown on a terminal only.
 pub(crate) fn progress(what: &'static str) -> ProgressBar {
     bar(what, "{msg} {wide_bar} {percent:>3}% {eta}")
 }
 
-/// A sign of life on standard error for what has no measure: shown on a terminal only.
+/// Returns a spinner on standard error for work without a measure, shown on a terminal only.
 pub(crate) fn spinner(what: &'static str) -> ProgressBar {
     let spinner = bar(what, "{spinner} {msg}, {elapsed}");
     spinner.enable_steady_tick(Duration::from_millis(100));

@@ -1,4 +1,4 @@
-//! What `tidegate serve` serves and where, whether the command line says so or a file.
+//! The devices and addresses of `tidegate serve`, from the command line or from a file.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -19,18 +19,18 @@ pub(crate) struct ServePlan {
     pub(crate) metrics: Option<ListenAddress>,
     pub(crate) log_format: Format,
     pub(crate) log_level: Level,
-    /// How long a stop may take.
+    /// The longest time of a stop.
     pub(crate) stop_timeout: Duration,
     pub(crate) devices: Vec<DevicePlan>,
 }
 
-/// A pool, with what stands before and behind it, and the export that it is offered as.
+/// A pool, with the tiers before it, the backing behind it, and its export.
 #[derive(Debug)]
 pub(crate) struct DevicePlan {
     pub(crate) pool: PathBuf,
     pub(crate) args: DeviceArgs,
     pub(crate) memory: MemoryArgs,
-    /// Where a file names it, for errors.
+    /// The position in the configuration file, for errors.
     pub(crate) origin: Option<String>,
 }
 
@@ -44,10 +44,10 @@ pub(crate) struct TlsFiles {
 }
 
 impl ServePlan {
-    /// What the command line asks for.
+    /// Returns the plan of the command line.
     ///
     /// # Errors
-    /// [`UsageError`]: an address is given twice, or there is no pool.
+    /// [`UsageError`] if an address is given twice, or no pool.
     pub(crate) fn of_arguments(args: &ServeArgs) -> Result<Self, UsageError> {
         let twice = |at: usize| args.nbd[..at].contains(&args.nbd[at]);
         if let Some(at) = (0..args.nbd.len()).find(|at| twice(*at)) {
@@ -86,7 +86,7 @@ impl TlsFiles {
     }
 }
 
-/// The limits, with defaults for those that are not given.
+/// Returns the limits, with defaults for limits that are not given.
 pub(crate) fn limits_of(args: &LimitArgs) -> Limits {
     let default = Limits::default();
     let connections = args.max_connections.map_or(default.connections, NonZeroUsize::get);

@@ -1,5 +1,5 @@
-//! Says when a file that a server has open is removed, or another file takes its name: the server
-//! works on with it, and all that it holds is lost when the server ends.
+//! Logs when a file that a server has open is removed, or another file takes its name: the server
+//! continues to use it, and its data is lost when the server ends.
 
 use std::fs::File;
 use std::io;
@@ -13,16 +13,16 @@ use rustix::fs::inotify::{CreateFlags, Reader, WatchFlags, add_watch, init};
 use tidegate::device::watch::Notices;
 use tidegate_serve::{StopHandle, Worker};
 
-/// A file, and the listener that is told of its removal.
+/// A file, and the listener that is notified of its removal.
 pub(crate) struct Watched {
-    /// What it is, such as `the pool /mnt/pmem/pool`.
+    /// A description, such as `the pool /mnt/pmem/pool`.
     name: String,
     file: File,
     notices: Notices,
 }
 
 impl Watched {
-    /// `file`; none where that is a device.
+    /// Returns `file` with its listener, or `None` if it is a device.
     pub(crate) fn new(name: String, file: File, notices: Notices) -> Option<Self> {
         let is_file = file.metadata().is_ok_and(|found| found.is_file());
         is_file.then_some(Self { name, file, notices })
@@ -33,7 +33,7 @@ impl Watched {
     }
 }
 
-/// A thread that watches `files` until it is dropped.
+/// Starts a thread that watches `files` until it is dropped.
 ///
 /// # Errors
 /// The system has no watch or no thread left.
@@ -43,11 +43,11 @@ pub(crate) fn watch(files: Vec<Watched>) -> Result<Worker> {
     Ok(Worker::start("removal-watch", StopHandle::new()?, run)?)
 }
 
-/// A descriptor that can be read when the number of links of one of `files` has changed.
+/// Returns a descriptor that is readable when the number of links of one of `files` has changed.
 fn watch_links(files: &[Watched]) -> io::Result<OwnedFd> {
     let changes = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
     for Watched { file, .. } in files {
-        // Whatever its name is now.
+        // This path leads to the file even after a rename.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         add_watch(&changes, path, WatchFlags::ATTRIB)?;
     }
@@ -56,7 +56,7 @@ fn watch_links(files: &[Watched]) -> io::Result<OwnedFd> {
 
 fn tell_removals(mut files: Vec<Watched>, changes: &OwnedFd, stop: &StopHandle) {
     loop {
-        // One may have been removed before it was watched.
+        // A file may have been removed before it was watched.
         files.retain(|watched| {
             let is_removed = watched.is_removed();
             if is_removed {

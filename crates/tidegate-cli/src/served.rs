@@ -1,4 +1,4 @@
-//! A pool that is served, as the control socket and copies know it.
+//! A served pool, for the control socket and for copies.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use tidegate_serve::nbd::{StatisticsSource, StopHandle};
 
 use crate::plan::DevicePlan;
 
-/// A pool that is served.
+/// A served pool.
 #[derive(Clone)]
 pub(crate) struct Served {
     pub(crate) plan: Arc<DevicePlan>,
-    /// The pool's file, which may have no name any more.
+    /// The pool's file, which may be unlinked.
     pub(crate) file: Arc<File>,
     pub(crate) stack: Arc<Stack>,
-    /// Through which all changes by clients go.
+    /// The gate that all changes by clients pass.
     pub(crate) gate: Arc<Gate>,
     /// Readable once the server is to stop.
     pub(crate) stop: StopHandle,
-    /// What its clients did; connections are the server's.
+    /// Counts of its clients' requests; connections are counted for the whole server.
     pub(crate) statistics: StatisticsSource,
 }

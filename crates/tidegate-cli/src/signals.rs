@@ -1,13 +1,13 @@
-//! What signals do to a server: none of them ends it before its tiers are drained, or the time for
-//! that is over.
+//! Signals of a server: no signal ends it before its tiers are drained, or the time for that is
+//! over.
 //!
-//! A signal that by default ends a process stops the server in good order, or is ignored, or as
-//! SIGHUP has files read again; each is said in one line. Left as they are: those that a fault of
-//! the process itself raises, and those that end or stop a process whatever it does.
+//! A signal that by default ends a process stops the server in good order, is ignored, or, for
+//! SIGHUP, makes the server read files again; each signal is logged in one line. The exceptions are
+//! signals that a fault of the process itself raises, and signals that cannot be caught.
 //!
-//! SIGABRT is both: another process sends it, and `abort` raises it. It is caught, so that it stops
-//! the server in good order where another process sends it. `abort` takes the handler away and
-//! raises the signal again: a process that aborts itself still ends at once.
+//! SIGABRT is both, since another process may send it and `abort` raises it. It is caught, so that
+//! it stops the server in good order if another process sends it. `abort` takes the handler away
+//! and raises the signal again: a process that aborts itself still ends at once.
 
 use anyhow::{Context, Result};
 use signal_hook::consts::{
@@ -22,21 +22,21 @@ use crate::deadline::Deadline;
 use crate::log::{Level, say};
 use crate::notify::notify;
 
-/// The power is about to fail. The library for signals does not know it.
+/// Power is about to fail. The library for signals does not know this signal.
 const SIGPWR: i32 = rustix::process::Signal::POWER.as_raw();
-/// Only other processes send it. The library for signals does not know it either.
+/// Only other processes send this signal. The library for signals does not know it either.
 const SIGSTKFLT: i32 = rustix::process::Signal::STKFLT.as_raw();
 const STOPPING: [i32; 9] =
     [SIGTERM, SIGINT, SIGQUIT, SIGPWR, SIGXCPU, SIGSTKFLT, SIGTRAP, SIGSYS, SIGABRT];
 const IGNORED: [i32; 7] = [SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGXFSZ];
-/// Those that have numbers only, but for the two that the C library uses.
+/// The real-time signals, except the two that the C library uses.
 const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
 
-/// The signals of this process, caught from now on.
+/// The caught signals of this process.
 pub(crate) struct Caught(Signals);
 
-/// Catches the signals, but for those that were ignored when the process started. SIGHUP is caught
-/// in any case: under `nohup` it ends nothing either.
+/// Catches the signals, except signals that were ignored when the process started. SIGHUP is always
+/// caught: under `nohup` it ends nothing either.
 ///
 /// # Errors
 /// The system refuses.
@@ -47,7 +47,7 @@ pub(crate) fn catch() -> Result<Caught> {
     Ok(Caught(Signals::new(caught).context("cannot catch signals")?))
 }
 
-/// A bit for each signal, the lowest for signal 1.
+/// Returns a bit for each signal that was ignored at the start, the lowest for signal 1.
 fn ignored_from_the_start() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -55,8 +55,8 @@ fn ignored_from_the_start() -> u64 {
 }
 
 impl Caught {
-    /// Runs `serve`, and lets signals stop it by `stop` meanwhile, until `deadline` at most; SIGHUP
-    /// calls `reload`. Signals that come later do nothing.
+    /// Runs `serve`. Meanwhile signals stop it by `stop`, until `deadline` at most, and SIGHUP
+    /// calls `reload`. Later signals do nothing.
     pub(crate) fn during<R>(
         self,
         stop: &StopHandle,
@@ -77,7 +77,7 @@ impl Caught {
 
 fn handle_each(signals: &mut Signals, stop: &StopHandle, deadline: &Deadline, reload: &dyn Fn()) {
     signals.forever().for_each(|signal| handle(signal, stop, deadline, reload));
-    // Those that came with the one that stopped the server.
+    // Handles the signals that came with the one that stopped the server.
     signals.pending().for_each(|signal| handle(signal, stop, deadline, reload));
 }
 

@@ -1,10 +1,11 @@
-//! A copy of a pool that is served, or of its backing, as it is at one instant.
+//! A copy of a served pool, or of its backing, as it is at one instant.
 //!
 //! Invariants:
-//! 1. Changes of clients wait for [`HOLD`] at most until the instant has come, and later for
-//!    [`WAIT`] at most until what they replace is saved. A copy that cannot keep this ends.
-//! 2. The thread that answers the client waits for no disk while it watches over the copy.
-//! 3. A file has the name that was asked for only once it holds the whole copy, on its disk.
+//! 1. Changes of clients wait for at most [`HOLD`] until the instant has come, and later for at
+//!    most [`WAIT`] until the old data that they replace is saved. A copy that cannot keep these
+//!    limits ends.
+//! 2. The thread that answers the client waits for no disk while it watches the copy.
+//! 3. A file gets the requested name only once it holds the whole copy durably.
 
 use std::fs::File;
 use std::io;
@@ -26,32 +27,32 @@ use tidegate::stack::StackError;
 
 use crate::served::Served;
 
-/// How long changes may wait for those that were begun before the instant of the copy.
+/// Longest wait of changes for earlier ones to end before the instant of the copy.
 const HOLD: Duration = Duration::from_secs(10);
-/// How long a change may wait until what it replaces is saved.
+/// Longest wait of a change until the old data is saved.
 const WAIT: Duration = Duration::from_secs(20);
-/// Threads that save what changes wait for.
+/// Threads that save the old data that changes wait for.
 const SAVERS: usize = 4;
-/// How often the waits of changes are looked at.
+/// Interval of checks of the changes' waits.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// A copy that was made.
 pub(crate) struct Made {
     pub(crate) bytes: u64,
-    /// How long all writes of clients had to wait.
+    /// Time that all writes of clients had to wait.
     pub(crate) held: Duration,
-    /// The backing that was copied; none where the pool was.
+    /// The backing that was copied, or `None` if the pool was.
     pub(crate) backing: Option<String>,
 }
 
 impl Served {
-    /// Copies the pool to `file`, or where a backing has a part of the data the device as one file.
-    /// Changes of clients are held back for an instant, which the copy shows; what a change
-    /// replaces afterwards is saved before.
+    /// Copies the pool to `file`, or, if a backing has a part of the data, the whole device as one
+    /// file. Changes of clients are held back for an instant, which the copy shows. Later, old data
+    /// is saved before a change replaces it.
     ///
     /// # Errors
-    /// The pool is no file; there is a file already; a tier or a disk fails; a change waits too
-    /// long; the client at `client` is gone, or the server stops.
+    /// The pool is no file; `file` exists already; a tier or a disk fails; a change waits too long;
+    /// the client at `client` has disconnected, or the server stops.
     pub(crate) fn copy_to(&self, file: &Path, client: BorrowedFd<'_>) -> Result<Made> {
         let (pool, to) = (self.plan.pool.display(), file.display());
         if self.stack.description().backing.is_none() {
@@ -72,8 +73,8 @@ impl Served {
         Ok(())
     }
 
-    /// Has threads copy to `copy`, and ends the copy where nobody wants it or a change waits too
-    /// long. Then a thread may still be at a disk that does not answer.
+    /// Starts threads that copy to `copy`, and ends the copy if the client has disconnected or a
+    /// change waits too long. A thread may then still wait for a disk that does not answer.
     fn watch_copy(&self, copy: &File, client: BorrowedFd<'_>) -> Result<Made> {
         let moment = Arc::new(Moment::new(self.gate.geometry().size_bytes()));
         let (tell, told) = channel();
@@ -84,7 +85,7 @@ impl Served {
             let _ended = ended;
             let made = served.copy_moment(&copied, &copy);
             served.gate.end(&copied);
-            // The other end may have given up.
+            // The receiver may have given up.
             let _ = tell.send(made);
         };
         std::thread::Builder::new().name("snapshot".into()).spawn(run)?;
@@ -94,16 +95,16 @@ impl Served {
         told.recv().unwrap_or_else(|_| bail!("the thread that copies has failed"))
     }
 
-    /// Returns when `ends` says that the copy has ended.
+    /// Waits until `ends` signals the end of the copy.
     ///
     /// # Errors
-    /// Why it has to end before.
+    /// Returns the reason to end the copy early.
     fn await_end(&self, moment: &Moment, ends: &Wake, client: BorrowedFd<'_>) -> Result<()> {
         loop {
             let mut ready = [
                 PollFd::new(ends, PollFlags::IN),
                 PollFd::new(&self.stop, PollFlags::IN),
-                // It hangs up.
+                // The client hangs up.
                 PollFd::from_borrowed_fd(client, PollFlags::empty()),
             ];
             match poll(&mut ready, Some(&LOOK)) {
@@ -126,12 +127,12 @@ impl Served {
         }
     }
 
-    /// Lets the instant come, and copies what the device holds then.
+    /// Holds changes back for the instant, and copies the device's content at that instant.
     fn copy_moment(&self, moment: &Arc<Moment>, copy: &File) -> Result<Made> {
         let Self { gate, stack, .. } = self;
         let backing = stack.description().backing.clone();
         if backing.is_none() {
-            // Most of what the tiers above the pool hold, while writes go on.
+            // Most of the data in the tiers above the pool is flushed while writes go on.
             gate.below().flush()?;
         }
         let began = Instant::now();
@@ -166,7 +167,7 @@ impl Served {
     }
 }
 
-/// Wakes the thread that waits for the end, also where this thread panics.
+/// Wakes the waiting thread at the end of this one, also after a panic.
 struct WakeAtEnd(Arc<Wake>);
 
 impl Drop for WakeAtEnd {
@@ -175,14 +176,14 @@ impl Drop for WakeAtEnd {
     }
 }
 
-/// A file beside the one that was asked for, removed unless it takes that one's name.
+/// A temporary file beside the requested one, removed unless it is renamed.
 struct Partial {
     file: File,
     path: PathBuf,
 }
 
 impl Partial {
-    /// An empty file beside `file`, which is not there.
+    /// Creates an empty file beside `file`, which must not exist.
     fn create(file: &Path) -> io::Result<Self> {
         if file.symlink_metadata().is_ok() {
             return Err(Errno::EXIST.into());
@@ -200,7 +201,7 @@ impl Partial {
     /// Gives the file the name `file`, durably.
     fn publish(self, file: &Path) -> io::Result<()> {
         match renameat_with(CWD, &self.path, CWD, file, RenameFlags::NOREPLACE) {
-            // A file system that cannot refuse to replace a file.
+            // This file system cannot refuse to replace a file.
             Err(Errno::INVAL | Errno::NOSYS) => std::fs::hard_link(&self.path, file)?,
             renamed => renamed?,
         }
@@ -211,7 +212,7 @@ impl Partial {
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        // After `publish` the name is gone, or a second one of the copy.
+        // After `publish` the temporary name is gone, or is a second name of the copy.
         let _ = std::fs::remove_file(&self.path);
     }
 }

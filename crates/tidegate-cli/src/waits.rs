@@ -1,4 +1,4 @@
-//! Tells of waits that take long: a backing, a disk or a copy that does not answer.
+//! Logs long waits: a backing, a disk or a copy that does not answer.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -11,17 +11,17 @@ use tidegate_serve::nbd::StopHandle;
 
 use crate::log::{Level, say};
 
-/// From when on a wait is told of.
+/// Age of a wait that is logged.
 const LONG: Duration = Duration::from_secs(30);
-/// How often the list is looked at.
+/// Interval of checks of the waits.
 const LOOK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
-/// When a wait that goes on is told of again.
+/// Interval between two messages about a wait that goes on.
 const AGAIN: Duration = Duration::from_secs(600);
 
-/// A kind of wait: the requests or threads that wait, and for what.
+/// A kind of wait: the waiting requests or threads, and the resource.
 type Kind = (&'static str, &'static str);
 
-/// A thread that looks at the list of waits until it is dropped.
+/// Starts a thread that checks the list of waits until it is dropped.
 ///
 /// # Errors
 /// The system has no thread left.
@@ -42,7 +42,8 @@ pub(crate) fn watch() -> Result<Worker> {
     Ok(Worker::start("wait-watch", StopHandle::new()?, run)?)
 }
 
-/// What is to be said of `waits`. `told` has the kinds that were told of, and when.
+/// Returns the lines to log about `waits`. `told` maps each kind that was logged to the time of its
+/// last line.
 fn lines(told: &mut HashMap<Kind, Instant>, waits: &[Waits], now: Instant) -> Vec<String> {
     let mut lines = Vec::new();
     told.retain(|(waiter, what), _| {

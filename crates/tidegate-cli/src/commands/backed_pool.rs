@@ -1,5 +1,5 @@
-//! What `tidegate flush`, `recover` and `set` do with a pool that remembers its backing, such as a
-//! cache: what it has for the backing goes there.
+//! `tidegate flush`, `recover` and `set` for a pool that remembers its backing, such as a cache:
+//! its data is destaged to the backing.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,21 +18,22 @@ use crate::args::RecoverArgs;
 use crate::control::{Answer, Flushed, borrowed, flush_of, purge_of, stat_of};
 use crate::output::{line, progress};
 
-/// How often a server is asked how far it is.
+/// Time between two questions to a server about its progress.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
-/// The engine of the pool at `path`, also where a server has it open; none where its pools do not
-/// remember their backings, or no call reads the device.
+/// Returns the engine of the pool at `path`, also while a server has the pool open. Returns `None`
+/// if the engine's pools do not remember their backings, or if no call reads the device.
 ///
 /// # Errors
-/// It is not there, can be no pool, or cannot be opened.
+/// The path does not exist, cannot be a pool, or cannot be opened.
 pub(super) fn engine_at(path: &Path) -> Result<Option<&'static dyn Engine>> {
     let found = glance(&open_pool_file(path)?).ok();
     let engine = found.and_then(|found| REGISTRY.of_glance(found));
     Ok(engine.filter(|engine| engine.traits().remembers_backing))
 }
 
-/// Has the server of `pool` write what it holds to the backing. False: the pool has none.
+/// Asks the server of `pool` to destage everything it holds. Returns false if the pool has no
+/// server.
 ///
 /// # Errors
 /// The server does not answer, or the backing or the memory failed.
@@ -58,8 +59,7 @@ pub(super) fn flush_served(pool: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// Has the server of the pool at `pool` clean it and give up all its pages, or does so where there
-/// is none.
+/// Cleans the pool at `pool` and removes all its pages: through its server, or here if it has none.
 ///
 /// # Errors
 /// The engine has no clean pages; the backing cannot be opened, or fails.
@@ -97,7 +97,7 @@ pub(super) fn purge(pool: &Path) -> Result<()> {
 /// Cleans a pool whose server was killed.
 ///
 /// # Errors
-/// It has a server; an option is for logs only; the backing cannot be opened, or fails.
+/// The pool has a server; an option is for logs only; the backing cannot be opened, or fails.
 pub(super) fn recover(engine: &dyn Engine, args: &RecoverArgs) -> Result<()> {
     let (pool, shown) = (&args.pool, args.pool.display());
     let options =
@@ -117,8 +117,8 @@ pub(super) fn recover(engine: &dyn Engine, args: &RecoverArgs) -> Result<()> {
     clean(engine, pool)
 }
 
-/// Changes `settings` of the pool at `pool`, which no server has open: what it holds stays in it,
-/// but for pages that leave with their slots.
+/// Changes `settings` of the pool at `pool`, which no server has open. Its data stays in the pool,
+/// except pages that leave with their slots.
 ///
 /// # Errors
 /// The pool was never used, its backing cannot be opened, or a setting cannot be changed.
@@ -132,11 +132,11 @@ pub(super) fn set(engine: &dyn Engine, pool: &Path, settings: &[(String, String)
     follow_resize(pool, settings, || Ok(stack.stat(|_| ()).tiers))
 }
 
-/// Where `settings` have the size of `pool`: shows how far the change is, of which `tiers` tell,
-/// until it is done. A pool becomes smaller in the background.
+/// Shows the progress of a change of the size of `pool`, if `settings` have one, until it is done.
+/// A pool becomes smaller in the background, and `tiers` returns its progress.
 ///
 /// # Errors
-/// It failed.
+/// The change fails.
 pub(super) fn follow_resize(
     pool: &Path,
     settings: &[(String, String)],
@@ -163,7 +163,7 @@ pub(super) fn follow_resize(
     }
 }
 
-/// Returns the backing for which the pool at `pool` is; `None` where it was never used.
+/// Returns the backing of the pool at `pool`, or `None` if the pool was never used.
 ///
 /// # Errors
 /// The pool cannot be opened, or is damaged.

@@ -6,7 +6,7 @@ use tidegate::backing::{SCHEMES, Scheme};
 
 use crate::output::line;
 
-/// The list, as `tidegate help backings` prints it.
+/// Returns the list that `tidegate help backings` prints.
 pub(crate) fn help() -> String {
     let mut text = String::from("Backings, as `serve --backing` takes them:\n");
     for scheme in SCHEMES {

@@ -1,5 +1,5 @@
-//! `tidegate bench`, `replay`, `record` and `model`: this process becomes the program beside this
-//! one that does it.
+//! `tidegate bench`, `replay`, `record` and `model`: this process becomes another program from its
+//! own directory.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -7,11 +7,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// Replaces this process by `NAME COMMAND ARGS`, a program that lies beside it: output, signals and
-/// exit status are that program's.
+/// Replaces this process by `NAME COMMAND ARGS`, a program in the same directory. Output, signals
+/// and exit status are that program's.
 ///
 /// # Errors
-/// The program is not beside this one, or cannot be executed.
+/// The program is not in the directory, or cannot be executed.
 pub(crate) fn become_program(name: &str, command: Option<&str>, args: &[OsString]) -> Result<()> {
     let this = std::env::current_exe().context("cannot tell where this program is")?;
     let program = this.with_file_name(name);

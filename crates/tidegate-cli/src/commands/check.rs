@@ -1,5 +1,5 @@
-//! `tidegate check`: every fault of a pool, a line each; `--repair` restores what the pool itself
-//! proves.
+//! `tidegate check`: prints every fault of a pool, a line each. `--repair` restores everything that
+//! the pool itself proves.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,7 +14,7 @@ use crate::args::CheckArgs;
 use crate::output::{json, line, progress};
 use crate::pool;
 
-/// What `--json` prints; the keys are a contract with scripts.
+/// The output of `--json`; the keys are a contract with scripts.
 #[derive(Serialize)]
 struct Outcome<'a> {
     pool: &'a Path,
@@ -24,10 +24,10 @@ struct Outcome<'a> {
     report: Value,
 }
 
-/// Runs the command. Damage that is left is exit status 1.
+/// Runs the command. Damage that remains is exit status 1.
 ///
 /// # Errors
-/// The pool cannot be mapped, or there is none.
+/// The file cannot be mapped, or holds no pool.
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
     let region = pool::map(&args.pool, &args.memory, !args.repair)?;
     let bar = progress("checking");

@@ -1,4 +1,4 @@
-//! `tidegate config check`: what is wrong in the file of `serve --config`.
+//! `tidegate config check`: lists the faults in the file of `serve --config`.
 
 use std::process::ExitCode;
 

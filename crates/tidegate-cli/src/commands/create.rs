@@ -1,8 +1,8 @@
-//! `tidegate create`: a new pool, over nothing, over a blank file, or, with `--force`, over what is
-//! there.
+//! `tidegate create`: makes a pool in a new file, in a blank file, or, with `--force`, over other
+//! content.
 //!
-//! Invariant: while an existing pool is overwritten no header is valid. The old one is erased
-//! first, before the file changes its size, and the engine writes the new one last; a crash in
+//! Invariant: while an existing pool is overwritten, no header is valid. The old header is erased
+//! first, before the file changes its size, and the engine writes the new one last. A crash in
 //! between leaves a file that holds no pool, never half of one.
 
 use std::fs::File;
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &CreateArgs) -> Result<()> {
     Ok(field("next", args.engine.next_command(&args.pool))?)
 }
 
-/// Refuses a size for the log pool to be made at `pool` that could not be used fully.
+/// Refuses a size for a new log pool at `pool` that could not be used fully.
 ///
 /// # Errors
 /// The size is refused.
@@ -53,7 +53,7 @@ pub(crate) fn check_log_size(pool: &Path, asked: Size) -> Result<()> {
     check_size(pool, engine, &*plan, asked)
 }
 
-/// Refuses a size that the engine could not use fully, and says which sizes it could.
+/// Refuses a size that the engine could not use fully, and names the nearest size that it could.
 fn check_size(pool: &Path, engine: &dyn Engine, plan: &dyn Plan, asked: Size) -> Result<()> {
     let pool = pool.display();
     let smallest = Size { bytes: plan.smallest_bytes() };
@@ -71,7 +71,7 @@ fn check_size(pool: &Path, engine: &dyn Engine, plan: &dyn Plan, asked: Size) ->
     Ok(())
 }
 
-/// The region to write the pool to: a new file, or what is there once it may be overwritten.
+/// Returns the region to write the pool to: a new file, or an existing one that may be overwritten.
 fn prepare(args: &CreateArgs) -> Result<Region> {
     let metadata = match std::fs::metadata(&args.pool) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return create_file(args),
@@ -111,8 +111,8 @@ fn create_file(args: &CreateArgs) -> Result<Region> {
     Ok(Region::open(&args.pool, &options)?)
 }
 
-/// Makes the file at `path` `size` long, with all of its space allocated: no store may end in a
-/// full file system.
+/// Resizes the file at `path` to `size` with all of its space allocated, so that no store can fail
+/// in a full file system.
 fn resize(path: &Path, size: Size) -> Result<()> {
     let in_file = || format!("cannot resize {} to {size}", path.display());
     let opened = opening::open(path, Expected::Pool, File::options().write(true));
@@ -125,8 +125,8 @@ fn resize(path: &Path, size: Size) -> Result<()> {
     file.sync_all().with_context(in_file)
 }
 
-/// Says early, and in words, that the file system cannot hold `size` where it holds `present_bytes`
-/// of it.
+/// Fails early, with a clear message, if the file system cannot hold `size`. The file holds
+/// `present_bytes` already.
 fn check_space(path: &Path, size: Size, present_bytes: u64) -> Result<()> {
     let parent =
         path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -148,13 +148,13 @@ fn check_space(path: &Path, size: Size, present_bytes: u64) -> Result<()> {
 /// Removes the headers of any pool, durably.
 fn erase(region: &Region) -> Result<()> {
     match pool::erase(region) {
-        // Too small for any pool: there is no header to keep half of.
+        // The file is too small for any pool, so it has no header.
         Err(PoolError::TooSmall { .. }) => Ok(()),
         erased => erased.with_context(|| in_pool(region)),
     }
 }
 
-/// Refuses to overwrite a pool, and anything else that is not blank.
+/// Refuses to overwrite a pool, or any other content that is not blank.
 fn refuse_content(region: &Region, path: &Path) -> Result<()> {
     let found = match pool::identify(region) {
         Ok(PoolKind::Unknown(Content::Zeroes)) => return Ok(()),

@@ -1,4 +1,4 @@
-//! What `tidegate flush` and `tidegate recover` do with a pool that holds data of a device.
+//! `tidegate flush` and `tidegate recover` for a pool that holds data of a device.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use tidegate::tier::Purged;
 
 use crate::pool::map_to_resize;
 
-/// Writes what the pool has of the device `backing` to it: what opening the pool found. With
-/// `salvage` it goes on without what the pool has lost.
+/// Destages the pool to the device `backing`, and returns the recovery's description. With
+/// `salvage` the recovery goes on without records that the pool has lost.
 ///
 /// # Errors
 /// The backing cannot be opened, or fails.
@@ -21,7 +21,7 @@ pub(super) fn destage(pool: &Path, backing: &str, salvage: bool) -> Result<Strin
     Ok(stack.description().recovered.clone().unwrap_or_default())
 }
 
-/// Writes what the pool has of the device `backing` to it, and gives up all that the pool has.
+/// Destages the pool to the device `backing`, and removes its pages.
 ///
 /// # Errors
 /// The backing cannot be opened, or fails.
@@ -32,7 +32,7 @@ pub(super) fn purge(pool: &Path, backing: &str) -> Result<Purged> {
     Ok(purged)
 }
 
-/// Opens the pool before the device `backing`, without a server.
+/// Opens the pool over the device `backing`, without a server.
 ///
 /// # Errors
 /// The pool or the backing cannot be opened.

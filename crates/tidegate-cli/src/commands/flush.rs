@@ -1,5 +1,5 @@
-//! `tidegate flush`: everything that a log pool holds goes to the files' disks, and what a pool
-//! with a backing of its own holds goes to that.
+//! `tidegate flush`: destages a log pool to the files' disks, and a pool with a backing of its own
+//! to that backing.
 
 use anyhow::Result;
 use tidegate::size::Size;
@@ -13,7 +13,7 @@ use crate::output::{Terminal, line};
 /// Runs the command.
 ///
 /// # Errors
-/// There is no such pool, or something cannot be written.
+/// The pool does not exist, or a write fails.
 pub(crate) fn run(args: &FlushArgs) -> Result<()> {
     if args.purge {
         return backed_pool::purge(&args.pool);

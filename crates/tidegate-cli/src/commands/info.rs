@@ -1,4 +1,4 @@
-//! `tidegate info`: what a pool is. Reads headers only and changes nothing.
+//! `tidegate info`: describes a pool. Reads headers only and changes nothing.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::pool;
 /// Runs the command.
 ///
 /// # Errors
-/// The pool cannot be mapped, there is none, or its header is damaged.
+/// The file cannot be mapped, holds no pool, or its header is damaged.
 pub(crate) fn run(args: &InfoArgs) -> Result<()> {
     let region = Arc::new(pool::map(&args.pool, &args.memory, true)?);
     let description = REGISTRY.describe(&region, args.dram)?;

@@ -24,10 +24,10 @@ use std::process::ExitCode;
 use self::beside::become_program;
 use crate::args::{Cli, Command};
 
-/// Runs the command that was asked for, and returns the exit status of the process.
+/// Runs the command of the command line, and returns the exit status of the process.
 ///
 /// # Errors
-/// It failed; the error says why in one line.
+/// The command failed; the error gives the reason in one line.
 pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Check(args) => return check::run(&args),

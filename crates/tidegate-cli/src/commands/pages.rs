@@ -31,7 +31,7 @@ pub(crate) fn run(args: &PagesArgs) -> Result<()> {
             clap_complete::generate_to(shell, &mut Cli::command(), "tidegate", &directory);
         let path = written.with_context(|| format!("cannot write in {}", directory.display()))?;
         if shell == Shell::Bash {
-            // The name under which the loader of completions looks for it.
+            // The loader of completions looks for this name.
             std::fs::rename(&path, directory.join("tidegate"))?;
         }
     }

@@ -1,5 +1,5 @@
-//! `tidegate recover`: restores files from a log that no process uses any more, and the backing of
-//! a pool that remembers it and that no server has open.
+//! `tidegate recover`: restores files from a log that no process uses any more, or destages a pool
+//! that remembers its backing and that no server has open.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use crate::output::{Terminal, line};
 /// Runs the command.
 ///
 /// # Errors
-/// There is no such pool, it is in use, or something cannot be restored.
+/// The pool does not exist or is in use, or a file or backing cannot be restored.
 pub(crate) fn run(args: &RecoverArgs) -> Result<()> {
     if let Some(engine) = backed_pool::engine_at(&args.pool)? {
         return backed_pool::recover(engine, args);
@@ -25,7 +25,7 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<()> {
     let pool = existing_log(&args.pool)?;
     let paths = PoolPaths::of_pool(&pool)?;
     let lock = paths.lock()?;
-    // One that breaks off has just died: what it left is found when the pool is opened.
+    // A supervisor that closes the connection has just died; opening the pool recovers its log.
     if ask(&paths.socket(), &Request::Stat, &Terminal::new(false))
         .is_ok_and(|reply| reply.is_some())
     {
@@ -45,8 +45,8 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<()> {
     Ok(())
 }
 
-/// Writes the log's records of a device to that, and says so. None: it has no such records. The
-/// caller has the pool's lock.
+/// Destages the log's records of a device, and prints that it has. Returns `None` if the log has no
+/// such records. The caller holds the pool's lock.
 ///
 /// # Errors
 /// The log is damaged; the device cannot be opened, or fails.
@@ -58,10 +58,10 @@ pub(super) fn destage_device(pool: &Path, salvage: bool) -> Result<Option<()>> {
     Ok(Some(()))
 }
 
-/// Has a supervisor restore in the files what the log has, and says what it did.
+/// Starts a supervisor that restores the files from the log, and prints the result.
 ///
 /// # Errors
-/// It could not.
+/// The recovery fails or is not complete.
 pub(crate) fn recover(pool: &Path, paths: &PoolPaths, recover: RecoverOptions) -> Result<()> {
     let terminal = Terminal::new(false);
     let options = SessionOptions { recover, ..SessionOptions::default() };
@@ -80,8 +80,8 @@ pub(crate) fn recover(pool: &Path, paths: &PoolPaths, recover: RecoverOptions) -
     Ok(())
 }
 
-/// Makes the log one that only its records tell of: no process uses it, and nothing is known of
-/// this boot.
+/// Removes the control memory, so that only the log's records count. Fails if a process uses the
+/// log.
 fn forget_processes(pool: &Path, paths: &PoolPaths) -> Result<()> {
     let control = paths.control();
     let processes = processes_that_map(&control);
@@ -105,7 +105,7 @@ fn forget_processes(pool: &Path, paths: &PoolPaths) -> Result<()> {
     }
 }
 
-/// Throws the log away, after it was said what is lost.
+/// Discards the log, after printing the loss.
 fn discard(pool: &Path) -> Result<()> {
     let shown = pool.display();
     let discarded =

@@ -1,4 +1,5 @@
-//! `tidegate run`: one program, and all that it starts, with a log before its files.
+//! `tidegate run`: runs one program, and all processes that it starts, with a log before their
+//! files.
 
 mod volatile;
 
@@ -18,13 +19,13 @@ use crate::args::RunArgs;
 use crate::log::{Level, say};
 use crate::output::{Terminal, UsageError};
 
-/// Size of a pool where none is given.
+/// Size of a new pool unless given.
 const DEFAULT_SIZE: Size = Size { bytes: 1 << 30 };
 
-/// Runs the program, and hands back its exit status.
+/// Runs the program, and returns its exit status.
 ///
 /// # Errors
-/// It cannot be run this way, or the pool cannot be used.
+/// The program cannot be run this way, or the pool cannot be used.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let Some(name) = args.command.first() else {
         return Err(UsageError("no program is given: tidegate run -- CMD ARG...".into()).into());
@@ -76,8 +77,8 @@ fn exit_code(status: i32) -> ExitCode {
     ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX))
 }
 
-/// Suspends logging as long as this launcher lives, if `program` cannot be watched. One that is
-/// trusted is only told of.
+/// Suspends logging as long as this launcher lives, if `program` cannot be watched. For a trusted
+/// program, only notifies the supervisor.
 fn suspend_for(program: &Program, paths: &PoolPaths, terminal: &Terminal) -> Result<()> {
     let Some(cause) = program.unwatched else { return Ok(()) };
     let program = Some(program.file.display().to_string());
@@ -93,7 +94,7 @@ fn suspend_for(program: &Program, paths: &PoolPaths, terminal: &Terminal) -> Res
     }
 }
 
-/// One line on standard error: the pool, and what a power cut does to it.
+/// Prints one line on standard error: the pool, and the effect of a power cut.
 fn announce(pool: &Path, session: &Session<'_>, asked: Option<Size>) {
     let welcome = &session.welcome;
     let size = Size { bytes: welcome.pool_bytes };

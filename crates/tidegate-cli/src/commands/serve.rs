@@ -37,8 +37,8 @@ use crate::{config, control, signals, waits};
 /// Runs the command until a signal ends it.
 ///
 /// # Errors
-/// What is asked for contradicts itself; a pool or a DRAM tier cannot be opened, an address cannot
-/// be listened at, or a tier cannot be drained.
+/// The arguments contradict each other; a pool or a DRAM tier cannot be opened, the server cannot
+/// listen at an address, or a tier cannot be drained.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let plan = match &args.config {
         Some(file) => config::read(file)?,
@@ -50,7 +50,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
 
 fn serve(plan: ServePlan) -> Result<()> {
     let tls = plan.tls.as_ref().map(tls).transpose()?;
-    // Caught before the first client can connect: no signal is lost, and none kills the process.
+    // Signals are caught before the first client can connect: none is lost, and none kills the
+    // process.
     let signals = signals::catch()?;
     let (stop, deadline) = (StopHandle::new()?, Deadline::watch(plan.stop_timeout)?);
     let (reloaded, files) = (tls.clone(), plan.tls.clone());
@@ -58,7 +59,7 @@ fn serve(plan: ServePlan) -> Result<()> {
     signals.during(&stop, &deadline, &reload, || serve_until(plan, tls, &stop, &deadline))
 }
 
-/// Opens the pools and serves them until `stop` says so.
+/// Opens the pools and serves them until `stop` is signalled.
 fn serve_until(
     plan: ServePlan,
     tls: Option<Tls>,
@@ -80,7 +81,7 @@ fn serve_until(
     announce(&served, &server.addresses(), metrics.as_ref(), plan.tls.as_ref())?;
     let (started, statistics) = (Instant::now(), server.statistics());
     let run = server.run(stop);
-    // Nothing is changed any more that the tiers still hold data for.
+    // From now on no request changes a pool while its tiers are drained.
     end_control(&served, control);
     drop((metrics, removals));
     let closed = close_all(&served);
@@ -104,7 +105,7 @@ fn open_named(device: &DevicePlan) -> Result<Arc<Stack>> {
     }
 }
 
-/// Opens the pool, and the tiers before it and the backing behind it that `device` names.
+/// Opens the pool of `device`, with the tiers before it and the backing behind it.
 fn open(device: &DevicePlan) -> Result<Arc<Stack>> {
     let DevicePlan { pool, args, memory, .. } = device;
     let memory = RegionOptions { read_only: args.read_only, ..memory.region_options() };
@@ -120,14 +121,14 @@ fn open(device: &DevicePlan) -> Result<Arc<Stack>> {
         ..StackOptions::alone(region, pool.clone())
     })?;
     if let Some(mode) = &args.mode {
-        // Before the first client.
+        // The mode is set before the first client connects.
         stack.set(&[("mode", mode)])?;
     }
     Ok(Arc::new(stack))
 }
 
-/// Ends the control sockets. A request that writes to the backing of a pool that keeps what is
-/// dirty is not waited for.
+/// Ends the control sockets. Does not wait for a request that writes to the backing of a pool whose
+/// dirty data is kept.
 fn end_control(served: &[Served], control: Vec<Vec<ControlServer>>) {
     for (one, servers) in served.iter().zip(control) {
         if one.plan.args.keep_dirty {
@@ -136,10 +137,10 @@ fn end_control(served: &[Served], control: Vec<Vec<ControlServer>>) {
     }
 }
 
-/// Drains each stack, or leaves what its pool holds there, also where another one fails.
+/// Closes each stack, even after another one failed: drains it, or leaves its data in the pool.
 ///
 /// # Errors
-/// The first failure; the others are in the log.
+/// Returns the first failure; the others are logged.
 fn close_all(served: &[Served]) -> Result<()> {
     let mut first = Ok(());
     for one in served {
@@ -184,8 +185,8 @@ fn served(
     Ok(Served { plan, file, stack, gate, stop, statistics })
 }
 
-/// Has a line say when the file of a pool or of a backing is removed. A server that cannot watch
-/// them serves all the same.
+/// Starts a thread that logs when the file of a pool or of a backing is removed. Returns `None` if
+/// the files cannot be watched; the server runs all the same.
 fn watch_files(served: &[Served]) -> Option<Worker> {
     let files = served.iter().flat_map(|one| {
         let pool = format!("the pool {}", one.plan.pool.display());
@@ -205,7 +206,8 @@ fn watch_files(served: &[Served]) -> Option<Worker> {
     }
 }
 
-/// Failures are lines on standard error when they begin, not only in what they are an answer to.
+/// Returns a listener that logs a device's failures when they begin, and not only in the answers to
+/// requests.
 fn notices(device: &DevicePlan) -> Notices {
     let name = Some(device.args.export.clone()).filter(|name| !name.is_empty());
     Arc::new(move |line| say_of(name.as_deref(), Level::Warning, line))
@@ -218,7 +220,7 @@ fn tls(files: &TlsFiles) -> Result<Tls> {
     Ok(tls)
 }
 
-/// Reads the files of TLS again. A server without TLS has nothing to read.
+/// Reads the TLS files again. A server without TLS has none.
 fn reload(tls: Option<&Tls>, files: Option<&TlsFiles>) {
     let (Some(tls), Some(files)) = (tls, files) else {
         let nothing = "SIGHUP: nothing is read again, for the server has no TLS certificate";
@@ -240,7 +242,7 @@ fn reload(tls: Option<&Tls>, files: Option<&TlsFiles>) {
     }
 }
 
-/// Warns where each user can read the private key in `key`.
+/// Warns if all users can read the private key in `key`.
 fn warn_of_readers(key: &Path) {
     let others = key.metadata().map_or(0, |found| found.mode() & 0o006);
     if others != 0 {
@@ -251,7 +253,7 @@ fn warn_of_readers(key: &Path) {
     }
 }
 
-/// Prints what is served and how the server is reached; `ready` is the last line.
+/// Prints the devices and the server's addresses; `ready` is the last line.
 fn announce(
     served: &[Served],
     addresses: &[ListenAddress],
@@ -300,23 +302,24 @@ fn announce_address(
     Ok(())
 }
 
-/// No client is let in that does not show a certificate. One that may come in the clear shows none.
+/// Returns whether every client must show a certificate. A client that may connect without TLS
+/// shows none.
 fn demands_certificates(tls: Option<&TlsFiles>) -> bool {
     tls.is_some_and(|tls| tls.mode == TlsMode::Required && tls.authorities.is_some())
 }
 
-/// Prints the name of the export where there are others.
+/// Prints the name of the export if there are several.
 fn name_if_several(served: &[Served], one: &Served) -> io::Result<()> {
     if served.len() > 1 { field("export", &one.plan.args.export) } else { Ok(()) }
 }
 
-/// It is on all networks of the machine.
+/// Returns whether the address is on all networks of the machine.
 fn is_everywhere(address: &ListenAddress) -> bool {
     let ListenAddress::Tcp { host, .. } = address else { return false };
     host.parse().is_ok_and(|address: IpAddr| address.is_unspecified())
 }
 
-/// The address as NBD clients write it, where it is known.
+/// Returns the address as NBD clients write it, or `None` if it is not known.
 fn uri(address: &ListenAddress, export: &str, secure: bool) -> Option<String> {
     let scheme = if secure { "nbds" } else { "nbd" };
     let export = percent_encoded(export);
@@ -333,8 +336,8 @@ fn uri(address: &ListenAddress, export: &str, secure: bool) -> Option<String> {
     })
 }
 
-/// `text` as a part of a URI: everything but letters, digits and `-._~/` as `%` and two hexadecimal
-/// digits.
+/// Returns `text` as a part of a URI: everything but letters, digits and `-._~/` as `%` and two
+/// hexadecimal digits.
 fn percent_encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     let encode =
@@ -342,7 +345,7 @@ fn percent_encoded(text: &str) -> String {
     text.bytes().map(encode).collect()
 }
 
-/// Says what a pool that keeps what is dirty has for the backing, and how that gets there.
+/// Prints the size of the dirty data that a pool keeps, and how to destage it.
 fn tell_kept(one: &Served) -> io::Result<()> {
     let Some(bytes) = one.stack.kept_bytes() else { return Ok(()) };
     let pool = one.plan.pool.display();

@@ -14,7 +14,7 @@ use crate::output::{UsageError, field};
 ///
 /// # Errors
 /// A setting is given twice or cannot be changed, or no server has the pool open. Then no setting
-/// has changed, but for those that the error names.
+/// has changed, except those that the error names.
 pub(crate) fn run(args: &SetArgs) -> Result<()> {
     let target = &args.target;
     expect_each_key_once(&args.settings)?;
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &SetArgs) -> Result<()> {
     Ok(())
 }
 
-/// Refuses `settings` that have a key twice: which of the values was meant is unknown.
+/// Refuses `settings` that have a key twice, since one of the values is wrong.
 fn expect_each_key_once(settings: &[(String, String)]) -> Result<(), UsageError> {
     let twice = |at: &usize| settings[..*at].iter().any(|(key, _)| *key == settings[*at].0);
     let Some(at) = (0..settings.len()).find(twice) else { return Ok(()) };
@@ -44,7 +44,7 @@ fn expect_each_key_once(settings: &[(String, String)]) -> Result<(), UsageError>
     Err(UsageError(format!("the setting `{key}` is given twice; give each setting once")))
 }
 
-/// What the tiers at `target` hold; nothing where its server has ended.
+/// Returns the states of the tiers at `target`, empty if its server has ended.
 fn tiers_of(target: &Path) -> Result<Vec<State>> {
     Ok(match stat_of(target)? {
         Answer::Of(stat) => stat.tiers,

@@ -1,4 +1,4 @@
-//! `tidegate snapshot`: a copy of a pool that is served, or of its backing.
+//! `tidegate snapshot`: copies a served pool, or its backing.
 
 use anyhow::Result;
 use tidegate::size::Size;

@@ -1,4 +1,5 @@
-//! `tidegate stat`: what a pool is, and what the server or the supervisor that has it open counted.
+//! `tidegate stat`: describes a pool, and shows the counts of the server or the supervisor that has
+//! it open.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,20 +22,20 @@ use crate::args::StatArgs;
 use crate::control::{Answer, is_socket, reset_at, stat_of};
 use crate::output::{Terminal, field, json, line, print_lines};
 
-/// What is printed of a pool.
+/// The facts to print.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Found {
-    /// By its server, or by its header.
+    /// From the pool's server, or from its header.
     Stack(Box<Stat>),
-    /// By the supervisor of `tidegate run`, or by the log that it left.
+    /// From the supervisor of `tidegate run`, or from the log that it left.
     Supervisor(Box<Statistics>),
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// There is no such pool, or the process that has it open does not answer.
+/// The pool does not exist, or the process that has it open does not answer.
 pub(crate) fn run(args: &StatArgs) -> Result<()> {
     let target = &args.target;
     let found = match (args.reset, is_socket(target)) {
@@ -81,8 +82,8 @@ fn of_pool(path: &Path) -> Result<Found> {
     of_log(path)
 }
 
-/// Whether the pool in the file at `path` is one that a supervisor of `tidegate run` uses, or so
-/// blank or damaged that only opening it tells more.
+/// Returns whether a supervisor of `tidegate run` may use the pool in the file at `path`. That is
+/// also true of a blank or damaged file, since only opening it tells more.
 fn may_be_supervised(path: &Path) -> Result<bool> {
     let file = open_pool_file(path)?;
     let found = glance(&file).with_context(|| format!("cannot read {}", path.display()))?;
@@ -95,7 +96,7 @@ fn may_be_supervised(path: &Path) -> Result<bool> {
     })
 }
 
-/// What the medium says of a pool that no process serves.
+/// Describes a pool that no process serves, from its header.
 fn of_header(path: &Path) -> Result<Found> {
     let options = RegionOptions { read_only: true, ..RegionOptions::default() };
     let region = Arc::new(Region::open(path, &options)?);
@@ -120,7 +121,7 @@ fn of_log(path: &Path) -> Result<Found> {
     Ok(Found::Supervisor(statistics))
 }
 
-/// Prints what people want to know: what the pool is, and every metric that is not 0.
+/// Prints the description, and every metric that is not 0.
 fn print_stat(stat: &Stat) -> Result<()> {
     print_lines(&stat.lines)?;
     if !stat.live {
@@ -135,7 +136,7 @@ fn print_stat(stat: &Stat) -> Result<()> {
     Ok(())
 }
 
-/// The value of `reading` for people; none where nothing happened.
+/// Returns the value of `reading` for people, or `None` if it is 0.
 fn text_of(reading: &Reading) -> Option<String> {
     match (&reading.value, reading.metric.unit) {
         (Value::Whole(0), _) => None,

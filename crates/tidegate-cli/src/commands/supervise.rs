@@ -1,4 +1,4 @@
-//! `tidegate supervise`: what `run` starts; not for people.
+//! `tidegate supervise`: the supervisor that `run` starts; not for people.
 
 use anyhow::Result;
 use tidegate_run::{RecoverOptions, supervise};
@@ -8,7 +8,7 @@ use crate::args::SuperviseArgs;
 /// Runs the command until no process uses the pool.
 ///
 /// # Errors
-/// There is no launcher.
+/// The process has no launcher.
 pub(crate) fn run(args: &SuperviseArgs) -> Result<()> {
     let options = RecoverOptions { replay: args.replay, salvage: args.salvage };
     supervise(&args.pool, options)

@@ -1,4 +1,4 @@
-//! A TOML file whose faults are found all at once, each with its line and column.
+//! A TOML document that collects all faults, each with its line and column.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -8,31 +8,31 @@ use std::str::FromStr;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// The file, and what is wrong in it.
+/// A file's text and its faults.
 pub(super) struct Document<'a> {
     path: &'a Path,
     text: &'a str,
     faults: RefCell<Vec<(usize, String)>>,
 }
 
-/// A table of the file, from which each key is taken once.
+/// A table of the file. Each key is taken once.
 pub(super) struct Table<'a> {
     document: &'a Document<'a>,
-    /// As the file writes it.
+    /// The name of the table in the file.
     name: &'static str,
-    /// Where it begins.
+    /// Offset of the table in the file.
     pub(super) offset: usize,
     entries: DeTable<'a>,
     known: Vec<&'static str>,
 }
 
 impl<'a> Document<'a> {
-    /// The file at `path`, which holds `text`.
+    /// Creates a document from `text`, the content of the file at `path`.
     pub(super) fn new(path: &'a Path, text: &'a str) -> Self {
         Self { path, text, faults: RefCell::default() }
     }
 
-    /// The whole of it. What breaks the grammar is noted, and the rest is read.
+    /// Returns the root table. Notes errors of grammar as faults, and reads the rest.
     pub(super) fn root(&'a self) -> Table<'a> {
         let (root, errors) = DeTable::parse_recoverable(self.text);
         for error in errors {
@@ -42,12 +42,12 @@ impl<'a> Document<'a> {
         Table { document: self, name: "the file", offset: 0, entries, known: Vec::new() }
     }
 
-    /// Notes what is wrong at `offset`.
+    /// Notes the fault `what` at `offset`.
     pub(super) fn fault(&self, offset: usize, what: impl Display) {
         self.faults.borrow_mut().push((offset, what.to_string()));
     }
 
-    /// `FILE:LINE:COLUMN` of the character at `offset`; both count from 1.
+    /// Returns `FILE:LINE:COLUMN` of the character at `offset`; line and column count from 1.
     pub(super) fn position(&self, offset: usize) -> String {
         let before = self.text.get(..offset).unwrap_or(self.text);
         let line = before.matches('\n').count() + 1;
@@ -55,7 +55,7 @@ impl<'a> Document<'a> {
         format!("{}:{line}:{column}", self.path.display())
     }
 
-    /// What is wrong, in the order of the file, a line each.
+    /// Returns the faults in the order of the file, a line each.
     pub(super) fn faults(&self) -> Vec<String> {
         let mut faults = self.faults.borrow().clone();
         faults.sort();
@@ -65,7 +65,7 @@ impl<'a> Document<'a> {
 }
 
 impl<'a> Table<'a> {
-    /// It has `key`, which was not taken yet.
+    /// Returns whether the table has `key` and it was not taken yet.
     pub(super) fn has(&self, key: &str) -> bool {
         self.entries.contains_key(key)
     }
@@ -81,8 +81,8 @@ impl<'a> Table<'a> {
         None
     }
 
-    /// What `value_of` finds in the value of `key`, with where it is; a value of another type is a
-    /// fault.
+    /// Returns the part of the value of `key` that `value_of` takes, with its offset. Notes a value
+    /// of another type as a fault.
     fn typed<'v, T>(
         &self,
         key: &str,
@@ -95,23 +95,23 @@ impl<'a> Table<'a> {
         Some((found, offset))
     }
 
-    /// The text of `key` with where it is.
+    /// Returns the text of `key` with its offset.
     pub(super) fn text_at(&mut self, key: &'static str) -> Option<(String, usize)> {
         let value = self.take(key)?;
         self.typed(key, "a text in quotes", &value, |it| it.as_str().map(str::to_owned))
     }
 
-    /// The text of `key`.
+    /// Returns the text of `key`.
     pub(super) fn text(&mut self, key: &'static str) -> Option<String> {
         Some(self.text_at(key)?.0)
     }
 
-    /// The path in `key`.
+    /// Returns the path in `key`.
     pub(super) fn path(&mut self, key: &'static str) -> Option<PathBuf> {
         self.text(key).map(PathBuf::from)
     }
 
-    /// What the text of `key` means to `parse`.
+    /// Returns the text of `key`, parsed by `parse`.
     pub(super) fn with<T, E: Display>(
         &mut self,
         key: &'static str,
@@ -121,7 +121,7 @@ impl<'a> Table<'a> {
         self.noted(offset, key, parse(&text))
     }
 
-    /// What the text of `key` means.
+    /// Returns the text of `key`, parsed.
     pub(super) fn parsed<T: FromStr<Err: Display>>(&mut self, key: &'static str) -> Option<T> {
         self.with(key, T::from_str)
     }
@@ -130,7 +130,7 @@ impl<'a> Table<'a> {
         parsed.map_err(|error| self.document.fault(offset, format_args!("`{key}`: {error}"))).ok()
     }
 
-    /// What each text in the list of `key` means, with where it is.
+    /// Returns each text in the list of `key`, parsed, with its offset.
     pub(super) fn list<T: FromStr<Err: Display>>(&mut self, key: &'static str) -> Vec<(T, usize)> {
         let Some(value) = self.take(key) else { return Vec::new() };
         let items = self.typed(key, "a list in brackets", &value, DeValue::as_array);
@@ -141,13 +141,13 @@ impl<'a> Table<'a> {
         items.into_iter().flat_map(|(items, _)| items).filter_map(item).collect()
     }
 
-    /// Whether `key` is true; false where it is not given.
+    /// Returns whether `key` is true; false if the key is not given.
     pub(super) fn flag(&mut self, key: &'static str) -> bool {
         let Some(value) = self.take(key) else { return false };
         self.typed(key, "true or false", &value, DeValue::as_bool).is_some_and(|(flag, _)| flag)
     }
 
-    /// The number of `key`, as `parse` reads it.
+    /// Returns the number of `key`, parsed by `parse`.
     pub(super) fn number<T, E: Display>(
         &mut self,
         key: &'static str,
@@ -173,13 +173,13 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// The table `[key]`.
+    /// Returns the table `[key]`.
     pub(super) fn table(&mut self, key: &'static str) -> Option<Table<'a>> {
         let value = self.take(key)?;
         self.table_in(key, "a table", value)
     }
 
-    /// The tables `[[key]]`.
+    /// Returns the tables `[[key]]`.
     pub(super) fn tables(&mut self, key: &'static str) -> Vec<Table<'a>> {
         let Some(value) = self.take(key) else { return Vec::new() };
         let span = value.span();
@@ -191,7 +191,7 @@ impl<'a> Table<'a> {
         items.into_iter().filter_map(table).collect()
     }
 
-    /// Notes each key that was not taken, with the known one that is nearest to it.
+    /// Notes each key that was not taken as a fault, with the nearest known key.
     pub(super) fn finish(self) {
         for key in self.entries.keys() {
             let found: &str = key.get_ref();

@@ -1,4 +1,5 @@
-//! The file of `tidegate serve --config`: keys as the options, a `[[device]]` for each pool.
+//! The file of `tidegate serve --config`: its keys are named as the options, with a `[[device]]`
+//! for each pool.
 
 mod document;
 
@@ -18,10 +19,11 @@ use crate::log::{Format, Level};
 use crate::plan::{DevicePlan, ServePlan, TlsFiles, limits_of};
 use document::{Document, Table};
 
-/// What the file at `path` asks for.
+/// Reads the plan in the file at `path`.
 ///
 /// # Errors
-/// It cannot be read, or something is wrong in it: the first fault, and how many more there are.
+/// The file cannot be read, or has faults: the error is the first fault with the number of the
+/// others.
 pub(crate) fn read(path: &Path) -> Result<ServePlan> {
     match check(path)? {
         Ok(plan) => Ok(plan),
@@ -37,10 +39,10 @@ pub(crate) fn read(path: &Path) -> Result<ServePlan> {
     }
 }
 
-/// What is wrong in the file at `path`, a line each; or the plan.
+/// Reads the file at `path`. Returns the plan, or the file's faults, a line each.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub(crate) fn check(path: &Path) -> Result<Result<ServePlan, Vec<String>>> {
     let text = std::fs::read_to_string(path);
     Ok(parse(path, &text.with_context(|| format!("cannot read {}", path.display()))?))

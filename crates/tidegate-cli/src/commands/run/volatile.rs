@@ -9,7 +9,7 @@ use super::{exit_code, start};
 use crate::args::{RunArgs, VolatileScope};
 use crate::log::{Level, say};
 
-/// Runs the program, and returns its exit status; 1 where that is 0 and a sync at the end fails.
+/// Runs the program, and returns its exit status, or 1 if that is 0 and a sync at the end fails.
 ///
 /// # Errors
 /// The program cannot be run this way.
@@ -42,7 +42,7 @@ pub(super) fn run(args: &RunArgs, program: &Program, scope: VolatileScope) -> Re
     Ok(if status == 0 && failures != 0 { ExitCode::FAILURE } else { exit_code(status) })
 }
 
-/// Says how a power cut ends, and which programs are covered.
+/// Prints the effect of a power cut, and the programs that are covered.
 fn announce(filter: Option<&Filter>, program: &Program, is_synced_at_end: bool) {
     let others = match filter {
         Some(filter) if filter.no_new_privileges => {
@@ -66,7 +66,7 @@ fn announce(filter: Option<&Filter>, program: &Program, is_synced_at_end: bool) 
     }
 }
 
-/// Names the processes that keep the filter.
+/// Prints the names of the processes that keep the filter.
 fn name_left(left: &[String]) {
     if !left.is_empty() {
         let names = left.join(", ");

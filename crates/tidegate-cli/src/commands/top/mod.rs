@@ -1,4 +1,4 @@
-//! `tidegate top`: what a server does, again and again, on a terminal.
+//! `tidegate top`: shows the rates and latencies of a server on a terminal, again and again.
 
 mod terminal;
 mod view;
@@ -20,7 +20,7 @@ const CONTROL_C: u8 = 3;
 /// Runs the command until a key or a signal ends it.
 ///
 /// # Errors
-/// Standard output is no terminal, or no server answers, or no longer.
+/// Standard output is no terminal, or no server answers, or the server has ended.
 pub(crate) fn run(args: &TopArgs) -> Result<()> {
     let before = read(args)?;
     let Some(terminal) = Terminal::open()? else {
@@ -62,7 +62,7 @@ fn watch(args: &TopArgs, terminal: &Terminal, first: Stat) -> Result<()> {
             continue;
         }
         if is_paused {
-            // The next reading is of one interval again.
+            // The next reading covers one interval again.
             (before.1, read_at) = (before.1 + read_at.elapsed(), Instant::now());
             continue;
         }

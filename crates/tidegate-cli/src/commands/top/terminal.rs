@@ -1,4 +1,4 @@
-//! A terminal that is drawn on, and left as it was found.
+//! A terminal to draw on, which is restored at the end.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -9,15 +9,15 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetat
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
 use signal_hook::low_level::pipe;
 
-/// Another screen than that of the shell, without a cursor; and back.
+/// Switches to another screen than the shell's, without a cursor; and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[2J";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// What ended a wait.
+/// The event that ended a wait.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
     Key(u8),
-    /// A signal, or the end of the terminal: to end now.
+    /// A signal, or the end of the terminal: the command ends now.
     End,
     /// The terminal has another size.
     Resized,
@@ -33,7 +33,7 @@ pub(super) struct Terminal {
 }
 
 impl Terminal {
-    /// None where standard input or output is no terminal.
+    /// Takes over the terminal. Returns `None` if standard input or output is no terminal.
     ///
     /// # Errors
     /// The terminal does not take the mode, or the system has no descriptors.
@@ -52,7 +52,7 @@ impl Terminal {
         Ok(Some(terminal))
     }
 
-    /// Columns and rows.
+    /// Returns the terminal's columns and rows.
     fn size() -> (usize, usize) {
         let size = tcgetwinsize(io::stdout());
         let found = size.map(|it| (usize::from(it.ws_col), usize::from(it.ws_row)));
@@ -98,7 +98,7 @@ impl Terminal {
             return Ok(Event::End);
         }
         if keys {
-            // One at a time: the next wait finds the others.
+            // Keys are read one at a time: the next wait finds the others.
             let mut key = [0];
             let read = rustix::io::read(&stdin, &mut key)?;
             return Ok(if read == 0 { Event::End } else { Event::Key(key[0]) });
@@ -113,13 +113,13 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // A terminal that is gone needs neither.
+        // Both fail if the terminal is gone, which needs neither.
         let _ = write(LEAVE);
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.found);
     }
 }
 
-/// A stream that is readable once one of `signals` came.
+/// Returns a stream that is readable once one of `signals` came.
 fn caught(signals: &[i32]) -> io::Result<std::os::unix::net::UnixStream> {
     let (read, written) = std::os::unix::net::UnixStream::pair()?;
     for signal in signals {

@@ -1,4 +1,4 @@
-//! What `tidegate top` shows of two readings of a server, in lines of at most 80 columns.
+//! The screen of `tidegate top` from two readings of a server, in lines of at most 80 columns.
 
 use std::time::Duration;
 
@@ -6,19 +6,19 @@ use tidegate::stack::Stat;
 use tidegate::stats::{Latencies, Reading, Value};
 use tidegate::tier::State;
 
-/// Columns for level and name of a tier: those of the longest name, `dram transit-no-bypass`.
+/// Columns for level and name of a tier: the length of the longest, `dram transit-no-bypass`.
 const LABEL_COLUMNS: usize = 22;
 
 /// Order of the latencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
-    /// As the tiers stand, from the top.
+    /// The order of the tiers, from the top.
     Tier,
     /// The slowest first, by the 99th percentile.
     Slowest,
 }
 
-/// Two readings of one server, so far apart.
+/// Two readings of one server, `apart` from each other.
 pub(super) struct View<'a> {
     pub(super) before: &'a Stat,
     pub(super) now: &'a Stat,
@@ -34,7 +34,7 @@ struct Row {
 }
 
 impl View<'_> {
-    /// The screen.
+    /// Returns the lines of the screen.
     pub(super) fn lines(&self, order: Order) -> Vec<String> {
         let mut lines = vec![self.title(), String::new(), self.clients(), self.requests()];
         lines.push(self.errors());
@@ -91,7 +91,8 @@ impl View<'_> {
         format!("errors     {} in all, {}/s", whole_number(all), number(rate))
     }
 
-    /// What tier `at` has still to write below, and how long that takes as fast as it goes now.
+    /// Describes the data that tier `at` has still to write below, and the time that takes at the
+    /// present rate.
     fn dirty(&self, at: usize, tier: &State) -> Option<String> {
         let (level, pending) = (tier.level.name(), tier.pending_bytes);
         let holds_nothing = !["log_ring_bytes", "cache_dirty_bytes", "dram_capacity_bytes"]
@@ -111,7 +112,7 @@ impl View<'_> {
         Some(format!("dirty      {size} in {label}, {left}, {}", per_second(rate)))
     }
 
-    /// Bytes that leave tier `at` for the one below.
+    /// Returns the bytes a second that leave tier `at` for the one below.
     fn drained_per_second(&self, at: usize, tier: &State) -> f64 {
         let level = tier.level.name();
         if let Some(below) = self.now.tiers.get(at + 1) {
@@ -156,7 +157,7 @@ impl View<'_> {
                 tier: label(level, value_of("tier")),
                 operation,
                 per_second: self.rate(level, counter),
-                // All of the later one where the counters were reset in between.
+                // After a reset in between, all latencies of the later reading count.
                 latencies: if is_reset { now.clone() } else { now.since(&before) },
             });
         }
@@ -170,7 +171,8 @@ impl View<'_> {
         whole(self.now, level, name)
     }
 
-    /// How fast a counter grows, a second. One that is behind was reset, and began with 0.
+    /// Returns the growth of a counter a second. A counter that is lower than before was reset to
+    /// 0.
     fn rate(&self, level: &str, name: &str) -> f64 {
         let (before, now) = (whole(self.before, level, name), self.count(level, name));
         self.per_second(now.checked_sub(before).unwrap_or(now))
@@ -204,7 +206,7 @@ impl Row {
     }
 }
 
-/// The value of the metric `name` at `level`.
+/// Returns the value of the metric `name` at `level`.
 fn value<'s>(stat: &'s Stat, level: &str, name: &str) -> Option<&'s Value> {
     let is_it = |reading: &&Reading| {
         reading.metric.name == name && reading.labels.get("level").is_some_and(|it| it == level)
@@ -212,7 +214,7 @@ fn value<'s>(stat: &'s Stat, level: &str, name: &str) -> Option<&'s Value> {
     stat.metrics.iter().find(is_it).map(|reading| &reading.value)
 }
 
-/// The number that the metric `name` has at `level`; 0 where there is none.
+/// Returns the number of the metric `name` at `level`, or 0 if it has none.
 fn whole(stat: &Stat, level: &str, name: &str) -> u64 {
     match value(stat, level, name) {
         Some(Value::Whole(number)) => *number,
@@ -220,7 +222,7 @@ fn whole(stat: &Stat, level: &str, name: &str) -> u64 {
     }
 }
 
-/// Level and name of a tier, in [`LABEL_COLUMNS`].
+/// Returns level and name of a tier in [`LABEL_COLUMNS`].
 fn label(level: &str, name: &str) -> String {
     let whole = format!("{level} {name}");
     if whole.chars().count() <= LABEL_COLUMNS {
@@ -229,7 +231,7 @@ fn label(level: &str, name: &str) -> String {
     whole.chars().take(LABEL_COLUMNS - 1).chain(['…']).collect()
 }
 
-/// A number in at most seven columns.
+/// Formats a number in at most seven columns.
 fn number(value: f64) -> String {
     match value {
         value if value < 9_999_999.5 => format!("{value:.0}"),
@@ -244,18 +246,18 @@ fn whole_number(value: u64) -> String {
     number(value as f64)
 }
 
-/// A number of bytes, in at most six columns.
+/// Formats a number of bytes in at most six columns.
 #[expect(clippy::cast_precision_loss, reason = "for people")]
 fn size(bytes: u64) -> String {
     rounded(bytes as f64)
 }
 
-/// A number of bytes a second.
+/// Formats a number of bytes a second.
 fn per_second(bytes: f64) -> String {
     format!("{}/s", rounded(bytes))
 }
 
-/// A number of bytes with two to four digits, without a fraction of zero.
+/// Formats a number of bytes with two to four digits, without a fraction of zero.
 fn rounded(bytes: f64) -> String {
     let units = ["B", "K", "M", "G", "T", "P", "E"];
     let (mut value, mut unit) = (bytes, 0);
