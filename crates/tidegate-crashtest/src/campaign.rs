@@ -1,4 +1,4 @@
-//! Many tests on several machines at once, and what came out.
+//! Runs many tests on several machines at once, and reports the results.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -18,18 +18,18 @@ use crate::machine::{Cuts, Fault, PREFIX, Runner};
 use crate::model::TimeRule;
 use crate::sequence::Sequence;
 
-/// How long a machine may take for one test, or to be made.
+/// Timeout of a machine for one test, or for its creation.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Number of directories that were made: each has a name of its own.
+/// Number of directories made so far: each has a name of its own.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
-/// What all tests of a campaign have in common.
+/// The settings of all tests of a campaign.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// The harness: this program.
     pub harness: PathBuf,
-    /// The directory where the interpreter was compiled; without one, each campaign compiles it.
+    /// The directory of the compiled interpreter; `None` compiles it for this campaign.
     pub programs: Option<PathBuf>,
     /// The file system.
     pub file_system: FileSystem,
@@ -50,22 +50,22 @@ pub struct Setup {
 pub struct Test {
     /// The sequence.
     pub sequence: Sequence,
-    /// Where the power is cut.
+    /// The steps after which the power is cut.
     pub cuts: Cuts,
 }
 
-/// What came out of a campaign.
+/// The results of a campaign.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
     /// Number of tests that ran to their end.
     pub tests: u64,
     /// Number of tests by operation.
     pub operations: BTreeMap<String, u64>,
-    /// Sequences that left a state that is not allowed, with what it was.
+    /// Sequences that left a forbidden state, with a description of the state.
     pub violations: Vec<(Sequence, String)>,
     /// Sequences that could not be tested, with the reason.
     pub errors: Vec<(Sequence, String)>,
-    /// The time that it took.
+    /// The time that the campaign took.
     pub elapsed: Duration,
 }
 
@@ -105,8 +105,7 @@ impl fmt::Display for Report {
 }
 
 impl Setup {
-    /// The arguments of the harness that say what all tests have in common, but for the number of
-    /// machines.
+    /// Returns the harness's arguments for these settings, without the number of machines.
     pub fn arguments(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> =
             vec!["--file-system".into(), self.file_system.name().into()];
@@ -123,7 +122,7 @@ impl Setup {
         arguments
     }
 
-    /// Runs all tests; `on_test` is told after each what it found.
+    /// Runs all tests, and calls `on_test` after each with the violations.
     ///
     /// # Errors
     /// The kernel does not have the file system, or no machine can be made.
@@ -147,7 +146,8 @@ impl Setup {
             while let Some(test) = next() {
                 let mut result = machine.test(&test);
                 if result.is_err() {
-                    // Of a machine that failed nothing is kept; what fails twice is told.
+                    // A failed machine is discarded, and the test repeated; only a second failure
+                    // is reported.
                     drop(machine);
                     machine = Remote::start(self, programs)?;
                     result = machine.test(&test);
@@ -170,7 +170,7 @@ impl Setup {
     }
 }
 
-/// A directory of this process, for as long as it is needed.
+/// A directory of this process, removed when dropped.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -185,7 +185,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // What is left is removed by the next campaign.
+        // The next campaign removes a directory that is left.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -193,7 +193,7 @@ impl Drop for Directory {
 /// A machine in another process.
 struct Remote {
     worker: Dialogue,
-    /// What is mounted there is in the worker's namespace.
+    /// Mounts in the directory are in the worker's namespace.
     _dir: Directory,
 }
 

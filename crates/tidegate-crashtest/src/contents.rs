@@ -1,7 +1,7 @@
-//! The bytes that operations write: offset and number of the operation determine each.
+//! The bytes that operations write. Offset and number of the operation determine each byte.
 //!
-//! Bytes of two operations differ at every offset, none is zero, so a byte at a known offset tells
-//! which operation wrote it. `programs/interpreter.c` has the same function.
+//! Bytes of two operations differ at every offset and none is zero, so a byte at a known offset
+//! tells which operation wrote it. `programs/interpreter.c` has the same function.
 
 /// Number of values a written byte can have.
 const VALUES: u64 = 251;
@@ -10,12 +10,12 @@ pub const INITIAL_A: u64 = 200;
 /// Number that stands for the initial bytes of `d1/B`.
 pub const INITIAL_B: u64 = 201;
 
-/// Offsets in one block of this size have places that go up by [`STEP`].
+/// Offsets in one block of this size have values that ascend by [`STEP`].
 const BLOCK_BYTES: u64 = 256;
 const STEP: u64 = 11;
 /// The inverse of [`STEP`] modulo [`VALUES`].
 const STEP_INVERSE: u64 = 137;
-/// Bytes of ascending places: a block that begins with any value is in them.
+/// Bytes of ascending values, which contain a block for each first value.
 const ASCENDING: [u8; 507] = ascending();
 const _: () = assert!(ASCENDING.len() as u64 == VALUES + BLOCK_BYTES);
 
@@ -34,13 +34,13 @@ fn place(offset: u64) -> u64 {
     offset * STEP + offset / BLOCK_BYTES * 29
 }
 
-/// The byte that operation `number` writes at `offset`.
+/// Returns the byte that operation `number` writes at `offset`.
 pub fn byte(number: u64, offset: u64) -> u8 {
     let value = 1 + (number * 41 + place(offset)) % VALUES;
     value.to_le_bytes()[0]
 }
 
-/// The bytes that operation `number` writes at `offset`.
+/// Returns the `length` bytes that operation `number` writes at `offset`.
 pub fn bytes(number: u64, offset: u64, length: u64) -> Vec<u8> {
     let (mut bytes, mut at, end) = (Vec::new(), offset, offset + length);
     while at < end {
@@ -56,7 +56,7 @@ fn index(at: u64) -> usize {
     usize::try_from(at).expect("a block is small")
 }
 
-/// Names the writer of a byte at an offset.
+/// Returns the name of the writer of a byte at an offset.
 pub fn writer(value: u8, offset: u64) -> String {
     let number = (0..VALUES).find(|number| byte(*number, offset) == value);
     match number {

@@ -22,7 +22,7 @@ pub enum FileSystem {
 }
 
 impl FileSystem {
-    /// Its name for `mount`, and on the command line.
+    /// Returns the name for `mount` and for the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ext4 => "ext4",
@@ -31,7 +31,7 @@ impl FileSystem {
         }
     }
 
-    /// The model's rules for it; none where no model describes it.
+    /// Returns the model's rules, or `None` if no model describes the file system.
     pub fn kind(self) -> Option<Kind> {
         match self {
             Self::Ext4 => Some(Kind::Ext4),
@@ -40,8 +40,8 @@ impl FileSystem {
         }
     }
 
-    /// Whether it has every operation of `sequence`: btrfs cuts no range out of a file, and puts
-    /// none in; files of ext4 share no blocks.
+    /// Returns whether the file system has every operation of `sequence`. Btrfs has no `fallocate`
+    /// that collapses or inserts a range; files of ext4 share no blocks.
     pub fn can_execute(self, sequence: &Sequence) -> bool {
         use FallocateMode::{Collapse, Insert};
         let moves_blocks = |step: &Step| {
@@ -59,13 +59,13 @@ impl FileSystem {
         }
     }
 
-    /// Checks that the kernel has it, and loads its module where it is one.
+    /// Checks that the kernel has the file system, and loads its module if necessary.
     ///
     /// # Errors
-    /// The kernel does not have it.
+    /// The kernel does not have the file system.
     pub fn check_kernel(self) -> Result<()> {
         if !self.is_registered()? {
-            // The check behind it tells whether that was of use.
+            // The next check tells whether the module was loaded.
             let _ = Command::new("modprobe").arg(self.name()).output();
         }
         if !self.is_registered()? {

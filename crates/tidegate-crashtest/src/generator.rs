@@ -1,9 +1,9 @@
 //! Makes sequences: all short ones, and samples of longer ones.
 //!
-//! After ACE (Mohan et al., OSDI 2018): few files in two directories, few offsets, a choice of
-//! syncs behind each operation. The model says what exists, so each operation is possible where it
-//! stands. Symmetry is removed: the first operation is about `d0/A`, a free name is the one in the
-//! same directory or the one in the other.
+//! The method is that of ACE (Mohan et al., OSDI 2018): few files in two directories, few offsets,
+//! a choice of syncs after each operation. The model tells which files exist, so each operation is
+//! possible at its position. Symmetric sequences are left out: the first operation is about `d0/A`,
+//! and a free name is the one in the same directory or the one in the other.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::operation::{CopyBy, FallocateMode, Operation, WriteBy};
 use crate::random::Random;
 use crate::sequence::{Kill, Outside, Sequence, Step, Sync};
 
-/// Where a file operation is about: one file, the others, names that are free.
+/// The files of a file operation: its subject, another file, and free names.
 struct Subject<'a> {
     path: &'a str,
     size: u64,
@@ -22,8 +22,8 @@ struct Subject<'a> {
     free: &'a [String],
 }
 
-/// Every operation that is possible behind the steps of `model`; `is_first` leaves symmetric ones
-/// away.
+/// Returns every operation that is possible after the steps of `model`. `is_first` leaves out
+/// symmetric ones.
 fn operations(model: &Model, is_first: bool) -> Vec<Operation> {
     let tree = model.tree();
     let paths = tree.paths();
@@ -48,7 +48,7 @@ fn operations(model: &Model, is_first: bool) -> Vec<Operation> {
     operations
 }
 
-/// A free name in the directory of `path` and one in another.
+/// Returns a free name in the directory of `path` and one in another.
 fn nearest(free: &[String], path: &str) -> Vec<String> {
     let dir = parent(path);
     let mut nearest: Vec<String> =
@@ -168,8 +168,8 @@ fn add_directories(model: &Model, operations: &mut Vec<Operation>) {
     rename("d0", "d3");
 }
 
-/// The syncs that may follow `operation`, each a list of steps; the first is none. `model` is
-/// behind the operation.
+/// Returns the syncs that may follow `operation`; `None` stands for no sync. `model` has taken the
+/// operation.
 fn syncs(model: &Model, operation: &Operation) -> Vec<Option<Sync>> {
     let (file, dirs) = concerned(operation);
     let file = if model.last().is_some() { Some(".") } else { file };
@@ -197,7 +197,7 @@ fn syncs(model: &Model, operation: &Operation) -> Vec<Option<Sync>> {
     syncs
 }
 
-/// The path that an operation leaves its file at, and the directories that it changes.
+/// Returns the path of an operation's file after it, and the directories that it changes.
 fn concerned(operation: &Operation) -> (Option<&str>, Vec<&str>) {
     match operation {
         Operation::Create { path }
@@ -229,7 +229,7 @@ fn concerned(operation: &Operation) -> (Option<&str>, Vec<&str>) {
     }
 }
 
-/// The actions from outside that may follow `operation`.
+/// Returns the actions from outside that may follow `operation`.
 fn outside_actions(model: &Model, operation: &Operation) -> Vec<Outside> {
     let file = concerned(operation).0;
     let written = file.map(|path| Outside::WriteBack(path.to_owned()));
@@ -238,10 +238,10 @@ fn outside_actions(model: &Model, operation: &Operation) -> Vec<Outside> {
     all.into_iter().flatten().filter(works).collect()
 }
 
-/// All sequences of `length` operations, each with one sync or none behind it, without actions from
-/// outside.
+/// Returns all sequences of `length` operations, each followed by one sync or none, without actions
+/// from outside.
 pub fn all(length: usize) -> impl Iterator<Item = Sequence> {
-    // Which operations are possible does not depend on the file system.
+    // The possible operations do not depend on the file system.
     let mut found: Box<dyn Iterator<Item = (Model, Vec<Step>)>> =
         Box::new(std::iter::once((Model::new(Kind::Ext4), Vec::new())));
     for at in 0..length {
@@ -271,7 +271,7 @@ fn extensions(model: &Model, steps: &[Step], is_first: bool) -> Vec<(Model, Vec<
     extensions
 }
 
-/// `sequence` itself, and with one action from outside behind one of its steps, for each action.
+/// Returns `sequence` itself, and a variant for each action from outside after each of its steps.
 pub fn with_outside(sequence: &Sequence) -> Vec<Sequence> {
     let mut variants = vec![sequence.clone()];
     let mut model = Model::new(Kind::Ext4);
@@ -292,20 +292,21 @@ pub fn with_outside(sequence: &Sequence) -> Vec<Sequence> {
     variants
 }
 
-/// What programs do with new files: deliver them, replace others by them, remove them again.
+/// Operations of programs with new files: they deliver them, replace other files with them, and
+/// remove them.
 const OF_NEW_FILES: [&str; 17] = [
     "new", "create", "stdio", "fwrite", "append", "write", "chmod", "chown", "utime", "setxattr",
     "link", "rename", "unlink", "mkdir", "exchange", "truncate", "dup",
 ];
 
-/// A sequence of `length` operations that `seed` determines. Every other one is about new files and
-/// their names.
+/// Returns a sequence of `length` operations that `seed` determines. Half of the sequences are
+/// about new files and their names.
 pub fn sample(length: usize, seed: u64) -> Sequence {
     let mut random = Random::new(seed ^ (length as u64) << 56);
     let mut model = Model::new(Kind::Ext4);
     let mut sequence = Sequence { hold: random.one_in(2), steps: Vec::new() };
     let is_of_new_files = random.one_in(2);
-    // From there on `run` has files in its log.
+    // After these steps `run` has files in its log.
     let firsts = [
         is_of_new_files.then_some(Step::Prepare),
         (sequence.hold && random.one_in(2)).then(|| Step::Sync(Sync::File("d0/A".into()))),
@@ -336,7 +337,7 @@ pub fn sample(length: usize, seed: u64) -> Sequence {
         added.extend(random.pick(&choices).cloned().flatten().map(Step::Sync));
         add_outside(&changed, &operation, &mut random, &mut added);
         for step in &added {
-            // Each was tried alone; a write-back does not make another step fail.
+            // Each step was tried alone, and a write-back does not make another step fail.
             let _ = model.apply(step);
         }
         sequence.steps.extend(added);
@@ -344,8 +345,8 @@ pub fn sample(length: usize, seed: u64) -> Sequence {
     sequence
 }
 
-/// Of a file in the log, an operation has some 25 entries and exits of system calls and 11,000
-/// instructions before its change; 6 and 3,000 behind it.
+/// Picks the place of a kill. For a file in the log, an operation has some 25 entries and exits of
+/// system calls and 11,000 instructions before its change, and 6 and 3,000 after it.
 fn pick_kill(random: &mut Random) -> Kill {
     let mut count = |most: u64| 1 + u32::try_from(random.number() % most).unwrap_or_default();
     let kills = [
@@ -366,8 +367,8 @@ fn add_outside(model: &Model, operation: &Operation, random: &mut Random, added:
     }
 }
 
-/// Operations are picked by name first, so that each kind is as frequent; but that new files are
-/// made more often where it is about them.
+/// Picks an operation by name first, so that each kind is equally frequent. With `of_new_files`,
+/// creations are more frequent.
 fn pick_operation(model: &Model, of_new_files: bool, random: &mut Random) -> Option<Operation> {
     let mut by_name: BTreeMap<String, Vec<Operation>> = BTreeMap::new();
     for operation in operations(model, false) {

@@ -118,7 +118,7 @@ struct Choice {
     part: Option<(usize, usize)>,
 }
 
-/// What one name of a kind stands for.
+/// The kinds of one name.
 #[derive(Debug, Clone)]
 struct Extras(Vec<Extra>);
 
@@ -169,7 +169,7 @@ impl On {
     }
 }
 
-/// The command line that tests one sequence again.
+/// Returns the command line that tests one sequence again.
 fn again(setup: &Setup, sequence: &Sequence) -> String {
     let arguments = setup.arguments();
     let arguments: Vec<_> = arguments.iter().map(|argument| argument.to_string_lossy()).collect();
@@ -247,7 +247,7 @@ fn main() -> Result<ExitCode> {
         Command::List { choice } => {
             let (tests, mut out) = (choice.tests(), std::io::stdout().lock());
             let mut lines = tests.iter().map(|test| writeln!(out, "{}", test.sequence.one_line()));
-            // The reader may have seen enough.
+            // A failed write ends the list: the reader has closed the pipe.
             let _ = lines.find(Result::is_err);
             return Ok(ExitCode::SUCCESS);
         }

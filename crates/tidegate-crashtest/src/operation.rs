@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::{Context, Result, bail};
 
-/// How the bytes of a [`Operation::Write`] reach the file.
+/// How an [`Operation::Write`] writes its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteBy {
     /// `pwrite`.
@@ -21,8 +21,8 @@ pub enum WriteBy {
     DataSync,
     /// `pwrite` through a duplicated descriptor.
     Dup,
-    /// `fwrite` and `fflush`. With files that stay open, the stream of the last operation goes on
-    /// if it has made the same file.
+    /// `fwrite` and `fflush`. If files stay open and the last operation used a stream of the same
+    /// file, that stream is used again.
     Stream,
     /// `pwrite` of a forked child.
     Fork,
@@ -104,12 +104,12 @@ pub enum Operation {
     Create { path: String },
     /// `open(O_CREAT | O_EXCL)`, then a write.
     New { path: String, length: u64 },
-    /// Writes into an existing file, also behind its end.
+    /// Writes into an existing file, also after its end.
     Write { by: WriteBy, path: String, offset: u64, length: u64 },
     /// Writes at the end.
     Append { path: String, length: u64 },
-    /// Appends through a stream, which creates the file where it does not exist. With files that
-    /// stay open, the stream of the last operation goes on if it is of the same file.
+    /// Appends through a stream, which creates the file if it does not exist. If files stay open
+    /// and the last operation used a stream of the same file, that stream is used again.
     Stdio { path: String, length: u64 },
     /// `ftruncate`, down or up.
     Truncate { path: String, size: u64 },
@@ -117,17 +117,17 @@ pub enum Operation {
     TruncateOpen { path: String, length: u64 },
     /// `fallocate`.
     Fallocate { path: String, mode: FallocateMode, offset: u64, length: u64 },
-    /// Copies all of one file over the start of another, which is created where it does not exist.
+    /// Copies all of one file over the start of another, which is created if it does not exist.
     Copy { by: CopyBy, from: String, to: String },
     /// Makes a new file that shares all blocks of another (`FICLONE`).
     Reflink { from: String, to: String },
-    /// Another name for a file.
+    /// Gives a file another name.
     Link { from: String, to: String },
-    /// A symbolic link at `path`.
+    /// Makes a symbolic link at `path`.
     Symlink { target: String, path: String },
     /// Removes a name.
     Unlink { path: String },
-    /// Renames, also over an existing name, also a directory; by `io_uring` if `uring`.
+    /// Renames a file or directory, also over an existing name; by `io_uring` if `uring`.
     Rename { from: String, to: String, uring: bool },
     /// `RENAME_EXCHANGE`.
     Exchange { from: String, to: String },
@@ -135,15 +135,15 @@ pub enum Operation {
     Mkdir { path: String },
     /// Removes an empty directory.
     Rmdir { path: String },
-    /// `O_TMPFILE`, a write, an fsync if `synced`, `linkat`.
+    /// Makes a file by `O_TMPFILE`, a write, an fsync if `synced`, and `linkat`.
     Tmpfile { path: String, length: u64, synced: bool },
     /// Sets the extended attribute `user.crashtest` to the operation's number.
     SetXattr { path: String },
     /// Sets a capability (`security.capability`).
     SetCapability { path: String },
-    /// Sets an access control list, by which the mode is 644.
+    /// Sets an access control list that makes the mode 644.
     SetAcl { path: String },
-    /// `FS_APPEND_FL`: from there on bytes can only be appended.
+    /// `FS_APPEND_FL`: from now on bytes can only be appended.
     AppendOnly { path: String },
     /// `chmod`.
     Chmod { path: String, mode: u32 },
@@ -154,8 +154,8 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Whether `tidegate run` does not see all of what it changes: files that are in the log leave
-    /// it before.
+    /// Returns whether `tidegate run` does not see all changes of the operation, so that files
+    /// leave the log first.
     pub fn is_unseen(&self) -> bool {
         use WriteBy::{Direct, Mapping, Static, Stream, Uring};
         match self {
@@ -171,8 +171,8 @@ impl Operation {
 }
 
 impl Operation {
-    /// Whether the program itself makes all calls that change the file, each by one function of
-    /// the C library: so it can make them in any [`Way`](crate::sequence::Way).
+    /// Returns whether the program itself makes all calls that change the file, each by one
+    /// function of the C library. It can then make them in any [`Way`](crate::sequence::Way).
     pub fn has_ways(&self) -> bool {
         use WriteBy::{Static, Stream, Uring};
         match self {
@@ -183,8 +183,8 @@ impl Operation {
         }
     }
 
-    /// Whether another program can make it behind the back of the first one, which follows its
-    /// files to other names.
+    /// Returns whether another program can make the operation unseen by the first one, which
+    /// follows its files to other names.
     pub fn can_be_of_others(&self) -> bool {
         match self {
             Self::Write { by, .. } => *by == WriteBy::Call,
@@ -199,7 +199,8 @@ impl Operation {
         }
     }
 
-    /// Whether a process can be killed in the middle of it: one system call makes the change.
+    /// Returns whether a process can be killed in the middle of the operation: one system call
+    /// makes the change.
     pub fn can_be_killed_in(&self) -> bool {
         match self {
             Self::Write { by, .. } => *by == WriteBy::Call,
@@ -216,7 +217,7 @@ impl Operation {
         }
     }
 
-    /// The paths that it names.
+    /// Returns the paths that the operation names.
     pub fn paths(&self) -> Vec<&str> {
         match self {
             Self::Copy { from, to, .. }
@@ -294,7 +295,7 @@ fn name_in<T: Copy + PartialEq>(all: &[(T, &'static str)], wanted: T) -> &'stati
 }
 
 impl Operation {
-    /// The operation's name: the first words of its text form.
+    /// Returns the operation's name: the first words of its text form.
     pub fn name(&self) -> String {
         let text = self.to_string();
         let mut words = text.split(' ');

@@ -1,27 +1,27 @@
-//! What the syncs of a sequence promise whatever the file system's order is: for file systems that
-//! no [`model`](crate::model) describes.
+//! The promises of a sequence's syncs that hold for any order of the file system: for file systems
+//! that no [`model`](crate::model) describes.
 //!
-//! 1. Behind `sync` everything is as the kernel showed it.
-//! 2. A synced regular file has its bytes, under the names that it had, and behind an `fsync` its
+//! 1. After `sync` everything is as the kernel showed it.
+//! 2. A synced regular file has its bytes, under the names that it had, and after an `fsync` its
 //!    mode and its extended attribute. A write by a descriptor with `O_SYNC` or `O_DSYNC` has its
 //!    own bytes.
 //! 3. A synced directory has its entries, and no others.
 //!
-//! A later step takes back what it changes, and only that:
+//! A later step revokes the promises for the parts that it changes, and only these:
 //!
-//! - Bytes that it changes or cuts off may be the old or the new ones; the others of the file are
-//!   still there. The file's size is promised until a step changes the contents.
+//! - Bytes that it changes or cuts off may be the old or the new ones; the file's other bytes are
+//!   still promised. The file's size is promised until a step changes the contents.
 //! - An attribute that it changes may be the old or the new one.
-//! - A file that it gives another name, or takes one from, may be anywhere.
-//! - A name that it changes may be there or not. Of a directory that it moves nothing is promised.
+//! - A file that gets or loses a name may be anywhere.
+//! - A name that it changes may exist or not. Nothing is promised about a directory that it moves.
 //!
-//! Two exceptions, each of which plain btrfs has shown:
+//! Plain btrfs has shown two exceptions:
 //!
-//! - The sync of a file or directory does not commit an earlier rename of a directory above it:
-//!   what was synced may be below the old name. Only `sync` commits that for certain.
-//! - The sync of a directory may bring a name back that was removed: one that a file had at a sync
-//!   of its own, since the last `sync`. The log tree has the names of each synced inode, and
-//!   replaying it adds them.
+//! - The sync of a file or directory does not commit an earlier rename of a directory above it: the
+//!   synced file may be below the old name. Only `sync` surely commits the rename.
+//! - The sync of a directory may restore a name that was removed, if a file had it at a sync of its
+//!   own since the last `sync`. The log tree has the names of each synced inode, and replaying it
+//!   adds them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -35,12 +35,12 @@ use crate::model::{Found, Kind, Model, Node, State, Verdict};
 use crate::operation::{Operation, WriteBy};
 use crate::sequence::{Sequence, Step, Sync};
 
-/// What is promised of a regular file.
+/// The promises about a regular file.
 #[derive(Debug, Clone, Default)]
 struct File {
-    /// The bytes that are promised.
+    /// The promised bytes.
     bytes: Vec<Option<u8>>,
-    /// The file is exactly as long as that.
+    /// The length of `bytes` is the exact size of the file.
     has_exact_size: bool,
     attributes: Option<Attributes>,
     names: BTreeSet<String>,
@@ -48,20 +48,20 @@ struct File {
     is_moved: bool,
 }
 
-/// What is promised of a directory.
+/// The promises about a directory.
 #[derive(Debug, Clone)]
 struct Directory {
     path: String,
-    /// Entries that are there.
+    /// Entries that exist.
     entries: BTreeSet<String>,
-    /// Entries that may be there: others are not.
+    /// Entries that may exist: others do not.
     possible: BTreeSet<String>,
 }
 
-/// What the syncs of some steps promise.
+/// The promises of the syncs of some steps.
 #[derive(Debug, Clone)]
 pub struct Promises {
-    /// What the kernel shows; its rules of crashes are not used.
+    /// The state that the kernel shows; its rules for crashes are not used.
     model: Model,
     files: BTreeMap<Id, File>,
     directories: BTreeMap<Id, Directory>,
@@ -74,13 +74,13 @@ pub struct Promises {
 }
 
 impl Promises {
-    /// What the syncs of `sequence` promise behind its last step.
+    /// Returns the promises after the last step of `sequence`.
     ///
     /// # Errors
     /// A step would fail.
     pub fn behind(sequence: &Sequence) -> Result<Self> {
         let mut this = Self {
-            // What is shown does not depend on the kind.
+            // The shown state does not depend on the kind.
             model: Model::new(Kind::Ext4),
             files: BTreeMap::new(),
             directories: BTreeMap::new(),
@@ -119,7 +119,7 @@ impl Promises {
         Ok(())
     }
 
-    /// Takes note of directories that the last step moved.
+    /// Notes the directories that the last step moved.
     fn note_moved(&mut self, before: &Tree) {
         let tree = self.model.tree();
         let is_moved = |(path, id): &(String, Id)| {
@@ -128,7 +128,7 @@ impl Promises {
         self.moved.extend(before.paths().into_iter().filter(is_moved).map(|(_, id)| id));
     }
 
-    /// Whether a path leads through a directory that moved.
+    /// Returns whether a path leads through a directory that moved.
     fn is_below_moved(&self, path: &str) -> bool {
         let dirs = std::iter::successors(Some(parent_of(path)), |dir| Some(parent_of(dir)));
         let mut ids = dirs
@@ -166,7 +166,7 @@ impl Promises {
         }
     }
 
-    /// The file, whose names of now are promised.
+    /// Promises the present names of a file, and returns it.
     fn name_file(&mut self, id: Id) -> &mut File {
         let names = names_of(self.model.tree(), id);
         let is_moved = names.iter().any(|name| self.is_below_moved(name));
@@ -176,7 +176,7 @@ impl Promises {
         file
     }
 
-    /// The bytes that a synchronous write wrote.
+    /// Promises the bytes of a synchronous write.
     fn promise_written(&mut self, id: Id, range: Range<usize>) {
         let contents = self.model.file(id).map(History::contents);
         let written = contents.and_then(|contents| contents.get(range.clone()));
@@ -199,7 +199,7 @@ impl Promises {
         self.directories.insert(id, Directory { path, entries, possible });
     }
 
-    /// Takes back what the last step changed.
+    /// Revokes promises about everything that the last step changed.
     fn forget_changed(&mut self) {
         self.is_whole = false;
         let model = &self.model;
@@ -207,7 +207,7 @@ impl Promises {
         self.directories.retain(|id, directory| directory.keep_unchanged(*id, model.tree()));
     }
 
-    /// Judges the state that a crash behind the last step left.
+    /// Judges the state that a crash after the last step left.
     pub fn judge(&self, state: &State) -> Verdict {
         let mut broken: Vec<String> = Vec::new();
         if self.is_whole {
@@ -218,14 +218,14 @@ impl Promises {
         if broken.is_empty() { Verdict::Allowed } else { Verdict::Forbidden(broken.join("; ")) }
     }
 
-    /// Compares what a reader sees, without a crash.
+    /// Compares `state` with a reader's view, without a crash.
     pub fn judge_present(&self, state: &State) -> Vec<String> {
         self.model.judge_present(state)
     }
 }
 
 impl File {
-    /// Takes back what a step changed; whether something is still promised.
+    /// Revokes promises about everything that a step changed. Returns whether a promise is left.
     fn keep_unchanged(&mut self, id: Id, model: &Model) -> bool {
         let names = names_of(model.tree(), id);
         let Some(history) = model.file(id).filter(|_| !names.is_empty()) else { return false };
@@ -245,7 +245,7 @@ impl File {
         true
     }
 
-    /// What breaks the promise.
+    /// Returns the violation of the promises, if any.
     fn objection(&self, state: &State) -> Option<String> {
         if self.is_moved {
             let is_it = |found: &Found| self.differences(found).is_empty();
@@ -293,7 +293,7 @@ impl File {
 }
 
 impl Directory {
-    /// Takes back what a step changed; whether something is still promised.
+    /// Revokes promises about everything that a step changed. Returns whether a promise is left.
     fn keep_unchanged(&mut self, id: Id, tree: &Tree) -> bool {
         if path_of(tree, id).as_ref() != Some(&self.path) {
             return false;
@@ -304,7 +304,7 @@ impl Directory {
         true
     }
 
-    /// What breaks the promise.
+    /// Returns the violations of the promises.
     fn objections(&self, state: &State) -> Vec<String> {
         let found: BTreeSet<String> =
             state.keys().filter(|path| parent_of(path) == self.path).cloned().collect();
@@ -318,12 +318,12 @@ impl Directory {
     }
 }
 
-/// All paths of an inode.
+/// Returns all paths of an inode.
 fn names_of(tree: &Tree, id: Id) -> BTreeSet<String> {
     tree.paths().into_iter().filter(|(_, other)| *other == id).map(|(path, _)| path).collect()
 }
 
-/// The path of a directory, "" for the root.
+/// Returns the path of a directory, "" for the root.
 fn path_of(tree: &Tree, id: Id) -> Option<String> {
     if id == ROOT { Some(String::new()) } else { names_of(tree, id).pop_first() }
 }
@@ -332,7 +332,7 @@ fn parent_of(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(dir, _)| dir)
 }
 
-/// The paths of what a directory has.
+/// Returns the paths of a directory's entries.
 fn entries_of(tree: &Tree, dir: &str) -> BTreeSet<String> {
     tree.paths().into_keys().filter(|path| parent_of(path) == dir).collect()
 }

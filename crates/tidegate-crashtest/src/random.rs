@@ -1,4 +1,4 @@
-//! Numbers that a seed determines.
+//! Pseudorandom numbers from a seed.
 
 /// `SplitMix64` (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014).
 #[derive(Debug, Clone)]
@@ -10,7 +10,7 @@ impl Random {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -18,13 +18,13 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// One of `choices`; `None` if there are none.
+    /// Returns one of `choices`, or `None` if there are none.
     pub fn pick<'a, T>(&mut self, choices: &'a [T]) -> Option<&'a T> {
         let count = u64::try_from(choices.len()).ok().filter(|count| *count > 0)?;
         choices.get(usize::try_from(self.number() % count).ok()?)
     }
 
-    /// True once in `count` times.
+    /// Returns true once in `count` times.
     pub fn one_in(&mut self, count: u64) -> bool {
         self.number().is_multiple_of(count)
     }

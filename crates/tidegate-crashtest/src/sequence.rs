@@ -12,7 +12,7 @@ use crate::operation::Operation;
 pub enum Sync {
     /// `fsync` of a path, or of the last operation's descriptor if it is ".".
     File(String),
-    /// `fdatasync` of the same.
+    /// `fdatasync` of a path, or of the last operation's descriptor if it is ".".
     Data(String),
     /// `sync`.
     All,
@@ -20,19 +20,19 @@ pub enum Sync {
     Mapping,
 }
 
-/// What a process outside the tree does.
+/// An action of a process outside the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outside {
     /// An fsync of an unrelated file: the journal commits.
     Commit,
     /// `sync_file_range` of a file: its dirty pages go to the disk without a commit.
     WriteBack(String),
-    /// `tidegate flush`: `run` syncs what it has in its log, and empties it. Without Tidegate
-    /// nothing is done.
+    /// `tidegate flush`: `run` syncs the files in its log, and empties the log. Has no effect
+    /// without Tidegate.
     Retire,
 }
 
-/// How the calls of a step reach the kernel, if not by the public names of the C library.
+/// The way of a step's calls to the kernel, other than by the public names of the C library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
     /// `dlsym` on the C library's own handle.
@@ -87,7 +87,7 @@ impl fmt::Display for Other {
 }
 
 impl Other {
-    /// Every one, with its name in the text form.
+    /// Every program, with its name in the text form.
     pub const ALL: [(Self, &str); 2] = [(Self::Outside, "outside"), (Self::Second, "second")];
 }
 
@@ -100,7 +100,7 @@ pub enum Lost {
     Supervisor,
     /// Both, the launcher first.
     Both,
-    /// All of the run. The program starts anew and goes on, without Tidegate.
+    /// All of the run. The program starts again and continues, without Tidegate.
     Run,
 }
 
@@ -111,7 +111,7 @@ impl fmt::Display for Lost {
 }
 
 impl Lost {
-    /// Every one, with its name in the text form.
+    /// Every loss, with its name in the text form.
     pub const ALL: [(Self, &str); 4] = [
         (Self::Launcher, "launcher"),
         (Self::Supervisor, "supervisor"),
@@ -120,31 +120,32 @@ impl Lost {
     ];
 }
 
-/// Where a child is killed in an operation. One of its system calls makes the change.
+/// Where a child is killed in an operation. One of the operation's system calls makes the change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kill {
     /// At the entry of that call: the change is not made.
     Before,
-    /// At so many entries and exits of its system calls, counted from 1, but at the latest where
-    /// [`Before`](Self::Before) kills.
+    /// At this entry or exit of its system calls, counted from 1, but at the latest at the place of
+    /// [`Before`](Self::Before).
     At(u32),
-    /// Behind so many instructions, but at the latest where [`Before`](Self::Before) kills.
+    /// After this number of instructions, but at the latest at the place of
+    /// [`Before`](Self::Before).
     In(u32),
-    /// So many entries and exits of its system calls behind the exit of that call, but at the
+    /// This number of entries and exits of system calls after the exit of that call, but at the
     /// latest at the end of the operation.
     Behind(u32),
-    /// So many instructions behind the exit of that call, but at the latest at the end of the
+    /// This number of instructions after the exit of that call, but at the latest at the end of the
     /// operation.
     Past(u32),
 }
 
 impl Kill {
-    /// Whether the kernel has made the change.
+    /// Returns whether the kernel has made the change.
     pub fn is_behind_change(self) -> bool {
         matches!(self, Self::Behind(_) | Self::Past(_))
     }
 
-    /// Splits the words behind "killed".
+    /// Parses the words after "killed". Returns the rest.
     fn of_words<'w, 't>(words: &'w [&'t str]) -> Result<(Self, &'w [&'t str])> {
         Ok(match words {
             ["before", rest @ ..] => (Self::Before, rest),
@@ -176,39 +177,39 @@ pub const CROWD_MAX: u32 = 250;
 /// One line of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// The program changes something.
+    /// The program executes an operation.
     Operation(Operation),
-    /// A child of the program does, and is killed in the middle.
+    /// A child of the program executes an operation, and is killed in the middle.
     Killed(Kill, Operation),
     /// The program syncs.
     Sync(Sync),
     /// Another program acts.
     Outside(Outside),
-    /// The program makes a file that is no part of the test, and syncs it: from here on `run` may
-    /// have new files in its log. The first step, if it is one.
+    /// The program makes a file that is no part of the test, and syncs it: from now on `run` may
+    /// have new files in its log. Always the first step.
     Prepare,
-    /// The program closes all files that it holds open: later steps open them anew.
+    /// The program closes all its files: later steps open them again.
     Release,
     /// An operation or a sync of the program, whose calls reach the kernel in another way.
     By(Way, Box<Step>),
-    /// An operation or a sync of another program, by the same names.
+    /// An operation or a sync of another program, with the same paths.
     Other(Other, Box<Step>),
     /// A write or a sync of the program in a copy of the file system, which has the same identity
     /// and is mounted beside it.
     Clone(Box<Step>),
     /// Processes of the run are killed.
     Lost(Lost),
-    /// The program writes and syncs so many small files that are no part of the test, each by
-    /// itself: `crowd.0`, `crowd.1`, ... They stay open if the sequence holds files.
+    /// The program writes and syncs this number of small files that are no part of the test, each
+    /// by itself: `crowd.0`, `crowd.1`, ... They stay open if the sequence holds files.
     Crowd(u32),
-    /// The program overwrites a part of a program of the file system, and syncs it. That is no
-    /// part of the test, and runs while recovery does.
+    /// The program overwrites a part of a program file, and syncs it. That file is no part of the
+    /// test, and runs during recovery.
     Patch,
 }
 
 impl Step {
-    /// An operation or a sync, of any program, by any way; but not one in a copy of the file
-    /// system.
+    /// Returns the operation or sync inside this step, by any program and in any way, but not in a
+    /// copy of the file system.
     pub fn innermost(&self) -> &Self {
         match self {
             Self::By(_, step) | Self::Other(_, step) => step.innermost(),
@@ -216,7 +217,8 @@ impl Step {
         }
     }
 
-    /// What a campaign counts it as, if it does: the name of an operation, and who makes it how.
+    /// Returns the name under which a campaign counts the step: the operation, its program and its
+    /// way. Returns `None` for steps that are not counted.
     pub fn name(&self) -> Option<String> {
         Some(match self {
             Self::Operation(operation) | Self::Killed(_, operation) => operation.name(),
@@ -230,7 +232,7 @@ impl Step {
         })
     }
 
-    /// Whether all calls of the step can be made in any [`Way`].
+    /// Returns whether all calls of the step can be made in any [`Way`].
     pub fn has_ways(&self) -> bool {
         match self {
             Self::Operation(operation) => operation.has_ways(),
@@ -239,7 +241,8 @@ impl Step {
         }
     }
 
-    /// Whether another program can take it: it names its files, and goes on with nothing.
+    /// Returns whether another program can take the step: it names its files, and needs no earlier
+    /// step's descriptor.
     pub fn can_be_of_others(&self) -> bool {
         match self {
             Self::Operation(operation) => operation.can_be_of_others(),
@@ -249,12 +252,12 @@ impl Step {
         }
     }
 
-    /// Whether it is an operation that moves or removes files.
+    /// Returns whether the step is an operation that moves or removes files.
     pub fn changes_names(&self) -> bool {
         matches!(self, Self::Operation(Operation::Rename { .. } | Operation::Unlink { .. }))
     }
 
-    /// Whether a copy of the file system can have it: it changes no names.
+    /// Returns whether the step is possible in a copy of the file system: it changes no names.
     pub fn can_be_in_clone(&self) -> bool {
         let writes = |operation: &Operation| {
             matches!(operation, Operation::Write { .. } | Operation::Append { .. })
@@ -267,7 +270,7 @@ impl Step {
     }
 }
 
-/// `step` with `way` behind its first word.
+/// Returns `step` with `way` after its first word.
 fn with_way(way: Way, step: &Step) -> String {
     let (text, name) = (step.to_string(), way);
     match text.split_once(' ') {
@@ -364,7 +367,7 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// How many of the steps are operations.
+    /// Returns the number of operations.
     pub fn operation_count(&self) -> usize {
         self.steps
             .iter()
@@ -372,15 +375,15 @@ impl Sequence {
             .count()
     }
 
-    /// Whether recovery may refuse files: those that other programs change, or the program when
-    /// its run is lost, and those that are in use.
+    /// Returns whether recovery may refuse files: files that other programs change, or the program
+    /// after its run is lost, and files that are in use.
     pub fn has_others(&self) -> bool {
         let changes =
             |step: &Step| matches!(step, Step::Other(..) | Step::Lost(Lost::Run) | Step::Patch);
         self.steps.iter().any(changes)
     }
 
-    /// The whole sequence in one line, steps separated by "; ".
+    /// Returns the whole sequence in one line, steps separated by "; ".
     pub fn one_line(&self) -> String {
         self.to_string().trim_end().replace('\n', "; ")
     }
@@ -398,7 +401,7 @@ impl fmt::Display for Sequence {
 impl FromStr for Sequence {
     type Err = anyhow::Error;
 
-    /// Lines or parts between "; "; empty ones and those that begin with "#" are comments.
+    /// Parses lines, or parts between "; ". Empty ones and those that begin with "#" are comments.
     fn from_str(text: &str) -> Result<Self> {
         let lines = text.split(['\n', ';']).map(str::trim);
         let lines: Vec<&str> =

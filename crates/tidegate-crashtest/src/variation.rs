@@ -1,5 +1,5 @@
-//! Makes sequences out of others: other ways of making their calls, other programs and losses
-//! between their steps.
+//! Makes variants of sequences: other ways of making their calls, and steps of other programs and
+//! losses between their steps.
 
 use std::fmt;
 
@@ -22,25 +22,25 @@ pub enum Extra {
     Way(Way),
     /// These processes are killed between two steps.
     Lost(Lost),
-    /// Such a program changes a file between two steps, and perhaps syncs it.
+    /// This program changes a file between two steps, and perhaps syncs it.
     Other(Other),
     /// The program writes into a copy of the file system between two steps.
     Clone,
     /// The program writes and syncs many small files between two steps.
     Crowd,
-    /// The program gives a file a capability, an access control list or a bit of its mode that
-    /// others than the owner's, and syncs it, between two steps.
+    /// The program gives a file a capability, an access control list or a set-user-ID bit, and
+    /// syncs it, between two steps.
     Attributes,
-    /// A file can only be appended to from some step on.
+    /// A file can only be appended to after some step.
     AppendOnly,
-    /// The blocks of a file are shared with a new one between two steps.
+    /// The program makes a new file that shares the blocks of another, between two steps.
     Reflink,
-    /// A program is overwritten and synced between two steps, which runs while recovery does.
+    /// A program, which runs during recovery, is overwritten and synced between two steps.
     Patch,
 }
 
 impl Extra {
-    /// Every kind.
+    /// Returns every kind.
     pub fn all() -> Vec<Self> {
         let ways = Way::ALL.map(|(way, _)| Self::Way(way)).into_iter();
         let lost = Lost::ALL.map(|(lost, _)| Self::Lost(lost)).into_iter();
@@ -58,11 +58,11 @@ impl Extra {
             .collect()
     }
 
-    /// The kinds that a name stands for: one, all whose names begin with it and "-", or, of "all",
-    /// all.
+    /// Returns the kinds of a name: the kind itself, all kinds whose names begin with the name and
+    /// "-", or every kind for "all".
     ///
     /// # Errors
-    /// It stands for none.
+    /// The name is unknown.
     pub fn named(name: &str) -> Result<Vec<Self>> {
         let begins = |extra: &Self| extra.to_string().starts_with(&format!("{name}-"));
         let is_it = |extra: &Self| name == "all" || extra.to_string() == name || begins(extra);
@@ -91,7 +91,7 @@ impl fmt::Display for Extra {
     }
 }
 
-/// `sequence` with one variation of a kind, for each that is possible.
+/// Returns `sequence` with one variation of a kind, for each possible variation.
 pub fn varied(sequence: &Sequence, extra: Extra) -> Vec<Sequence> {
     let variants = match extra {
         Extra::Way(way) => in_way(sequence, way),
@@ -101,7 +101,7 @@ pub fn varied(sequence: &Sequence, extra: Extra) -> Vec<Sequence> {
     variants.into_iter().filter(is_possible).collect()
 }
 
-/// `sequence` with one to three variations that `random` picks of some kinds.
+/// Returns `sequence` with one to three variations that `random` picks of some kinds.
 pub fn vary(sequence: Sequence, extras: &[Extra], random: &mut Random) -> Sequence {
     let count = 1 + random.number() % VARIATIONS_MAX;
     (0..count).fold(sequence, |sequence, _| {
@@ -110,7 +110,7 @@ pub fn vary(sequence: Sequence, extras: &[Extra], random: &mut Random) -> Sequen
     })
 }
 
-/// Each step alone in a way, and all of them.
+/// Returns variants with each step alone in a way, and with all steps in that way.
 fn in_way(sequence: &Sequence, way: Way) -> Vec<Sequence> {
     let changed = |is_wanted: &dyn Fn(usize) -> bool| {
         let mut variant = sequence.clone();
@@ -132,7 +132,7 @@ fn in_way(sequence: &Sequence, way: Way) -> Vec<Sequence> {
     variants
 }
 
-/// Steps of a kind before each step, and behind the last.
+/// Returns variants with steps of a kind before each step, and after the last.
 fn with_steps_between(sequence: &Sequence, extra: Extra) -> Vec<Sequence> {
     let mut variants = Vec::new();
     let mut model = Model::new(Kind::Ext4);
@@ -151,7 +151,7 @@ fn with_steps_between(sequence: &Sequence, extra: Extra) -> Vec<Sequence> {
     variants
 }
 
-/// What may be put in behind the steps of `model`.
+/// Returns the steps that may follow the steps of `model`.
 fn steps_of(model: &Model, extra: Extra) -> Vec<Vec<Step>> {
     match extra {
         Extra::Lost(lost) => vec![vec![Step::Lost(lost)]],
@@ -175,18 +175,18 @@ fn in_clone() -> Vec<Vec<Step>> {
     changes.map(|change| steps(change).map(in_clone).to_vec()).to_vec()
 }
 
-/// Files that are there.
+/// Returns the existing files.
 fn files(model: &Model) -> Vec<String> {
     let paths = model.tree().paths().into_iter();
     paths.filter(|(_, id)| model.file(*id).is_some()).map(|(path, _)| path).collect()
 }
 
-/// A free path.
+/// Returns a free path.
 fn free(model: &Model) -> Option<&'static str> {
     ["d0/B", "d1/A"].into_iter().find(|path| model.tree().free(path).is_ok())
 }
 
-/// Files that share their blocks with a new one, which may be synced.
+/// Returns steps that make a new file share the blocks of another, with and without a sync.
 fn reflinks(model: &Model) -> Vec<Vec<Step>> {
     let Some(to) = free(model) else { return Vec::new() };
     let of_file = |from: String| {
@@ -197,7 +197,7 @@ fn reflinks(model: &Model) -> Vec<Vec<Step>> {
     files(model).into_iter().flat_map(of_file).collect()
 }
 
-/// Attributes that are synced.
+/// Returns changes of attributes, each with a sync.
 fn attributes(model: &Model) -> Vec<Vec<Step>> {
     let of_file = |path: String| {
         let operations = [
@@ -210,7 +210,7 @@ fn attributes(model: &Model) -> Vec<Vec<Step>> {
     files(model).into_iter().flat_map(of_file).collect()
 }
 
-/// A file that can only be appended to, and is, and synced.
+/// Returns steps that make a file append-only, append to it, and sync it.
 fn append_only(model: &Model) -> Vec<Vec<Step>> {
     let of_file = |path: String| {
         let change = Operation::AppendOnly { path: path.clone() };
@@ -221,7 +221,7 @@ fn append_only(model: &Model) -> Vec<Vec<Step>> {
     files(model).into_iter().map(of_file).collect()
 }
 
-/// Changes by another program, each with and without a sync behind it.
+/// Returns changes by another program, each with and without a sync.
 fn of_other(model: &Model, other: Other) -> Vec<Vec<Step>> {
     let files = files(model);
     let free = free(model);
@@ -235,7 +235,7 @@ fn of_other(model: &Model, other: Other) -> Vec<Vec<Step>> {
     with_sync.collect()
 }
 
-/// Changes of a file, each with the path whose sync makes it durable.
+/// Returns changes of a file, each with the path whose sync makes it durable.
 fn changes_of(path: &str, free: Option<&str>) -> Vec<(Operation, String)> {
     let own = || path.to_owned();
     let dir = || path.rsplit_once('/').map_or("./", |(dir, _)| dir).to_owned();

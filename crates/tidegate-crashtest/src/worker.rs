@@ -1,8 +1,7 @@
-//! A process with one machine, which tests the sequences that it is told.
+//! A process with one machine, which tests sequences from its input.
 //!
 //! The campaign writes a line "last SEQUENCE" or "all SEQUENCE" for each test. The worker answers
-//! with a line "violation STEP TEXT" for each state that is not allowed, then "done" or "error
-//! TEXT".
+//! with a line "violation STEP TEXT" for each forbidden state, then "done" or "error TEXT".
 
 use std::io::{BufRead, Write};
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! What harnesses that were killed have left: directories, loop devices and control groups, named
-//! after their process.
+//! Removes directories, loop devices and control groups of harnesses that were killed. Their names
+//! contain the number of the process.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use super::{PREFIX, succeed};
 
-/// Whether a name or path has the mark of a harness whose process is gone.
+/// Returns whether a name or path has the mark of a harness whose process has ended.
 fn is_of_dead(text: &str) -> bool {
     let Some((_, rest)) = text.split_once(PREFIX) else { return false };
     let digits = rest.split(|character: char| !character.is_ascii_digit()).next();
@@ -20,8 +20,8 @@ fn names_in(dir: &Path) -> Vec<String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// Removes directories in `parent` and detaches loop devices. What is still in use goes the next
-/// time.
+/// Removes abandoned directories in `parent`, and detaches abandoned loop devices. A later call
+/// removes those that are still in use.
 pub fn remove(parent: &Path) {
     for name in names_in(Path::new("/sys/block")) {
         let file = fs::read_to_string(format!("/sys/block/{name}/loop/backing_file"));
@@ -30,12 +30,13 @@ pub fn remove(parent: &Path) {
         }
     }
     for name in names_in(parent).iter().filter(|name| is_of_dead(name)) {
-        // A machine's files were in a namespace that is gone; there may be a compiled program.
+        // A machine's files were in a namespace that is gone; the directory may hold a compiled
+        // program.
         let _ = fs::remove_dir_all(parent.join(name));
     }
 }
 
-/// Kills what is in abandoned control groups, and removes them.
+/// Kills the processes of abandoned control groups, and removes the groups.
 pub fn remove_groups(hierarchy: &Path) {
     for name in names_in(hierarchy).iter().filter(|name| is_of_dead(name)) {
         let _ = fs::write(hierarchy.join(name).join("cgroup.kill"), "1");

@@ -1,6 +1,6 @@
 //! A disk that can lose its power: a loop device over a file in memory, with a small file system.
 //!
-//! What the kernel wrote to the device is in the file, what it holds in its caches is not. So a
+//! The file has the data that the kernel wrote to the device, and not the data in its caches. So a
 //! copy of the file is the disk after a power cut at that moment.
 
 use std::ffi::CString;
@@ -23,16 +23,16 @@ use crate::model::crowd::{PROGRAM, PROGRAM_BYTES};
 use crate::model::tree::Attributes;
 use crate::model::{DIRECTORIES, FILES, Found, Node, State, Time, Times};
 
-/// The file beside the tree that is synced from outside to make the journal commit.
+/// The file beside the tree whose sync from outside makes the journal commit.
 pub const OUTSIDE: &str = "outside";
 /// The file that [`Step::Prepare`](crate::sequence::Step::Prepare) makes.
 const PREPARED: &str = "prepared";
-/// How often a copy is tried while something still writes.
+/// Most attempts of a copy while writes go on.
 const COPIES_MAX: usize = 200;
-/// How long a file system may be busy after its last user was killed.
+/// Time that a file system may be busy after its last user was killed.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The loop device, and the mounted file system where it is.
+/// The loop device, and the file system while it is mounted.
 #[derive(Debug)]
 pub struct Disk {
     file_system: FileSystem,
@@ -43,10 +43,10 @@ pub struct Disk {
     is_mounted: bool,
     /// One more option of each mount.
     option: Option<String>,
-    /// Another disk has the same file system, with the same identity.
+    /// Another disk has this file system too, with the same identity.
     is_copy: bool,
     template: Image,
-    /// The last cut since it was brought back, and what was written until then.
+    /// The last cut since the disk was restored, and the writes up to that cut.
     last_cut: Option<(Writes, Image)>,
 }
 
@@ -54,7 +54,7 @@ pub struct Disk {
 type Writes = (u64, u64);
 
 impl Disk {
-    /// Makes a disk with the model's initial state, and a copy of a program, in `dir`.
+    /// Makes a disk in `dir` with the model's initial state and a copy of a program.
     ///
     /// # Errors
     /// A tool is missing, there is no loop device, or the kernel does not know the file system.
@@ -64,21 +64,22 @@ impl Disk {
         file_system: FileSystem,
         option: Option<String>,
     ) -> Result<Self> {
-        // The loop device has the name still when the directory is gone.
+        // The loop device keeps this name after the directory is gone.
         let image = format!("{PREFIX}{}.image", std::process::id());
         let (path, mount_point) = (dir.join(image), dir.join("mnt"));
         let (size, mkfs): (u64, &[&str]) = match file_system {
             FileSystem::Ext4 => (16 << 20, &["mkfs.ext4", "-q", "-b4096", "-Jsize=4", "-I256"]),
             FileSystem::Xfs => (32 << 20, &["mkfs.xfs", "-q", "-dagcount=2"]),
-            // Data and metadata in the same blocks, which is for small ones.
+            // Small file systems have data and metadata in the same blocks.
             FileSystem::Btrfs => (16 << 20, &["mkfs.btrfs", "-q", "--mixed", "-n4096", "-s4096"]),
         };
         let mut this = Self::attach(path, mount_point, file_system, size)?;
         this.option = option;
-        // For tests, which say so in this way, mkfs.xfs makes file systems below 300 MiB.
+        // mkfs.xfs makes file systems below 300 MiB only with these variables, which are meant for
+        // tests.
         let for_tests = ["TEST_DIR", "TEST_DEV", "QA_CHECK_FS"].map(|name| (name, "1"));
         succeed(Command::new(mkfs[0]).envs(for_tests).args(&mkfs[1..]).arg(&this.image_path))?;
-        // Without the zeroes that mkfs wrote.
+        // This drops the zeroes that mkfs wrote.
         Image::read(&this.backing)?.write(&this.backing)?;
         this.mount()?;
         this.populate(program)?;
@@ -112,7 +113,7 @@ impl Disk {
         })
     }
 
-    /// A second disk, to copy this one to.
+    /// Makes a second disk to copy this one to.
     ///
     /// # Errors
     /// There is no loop device.
@@ -126,10 +127,10 @@ impl Disk {
         Ok(copy)
     }
 
-    /// What is on the device.
+    /// Returns the content of the device.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The device cannot be read.
     pub fn image(&self) -> Result<Image> {
         Image::read(&self.backing)
     }
@@ -146,22 +147,22 @@ impl Disk {
         Ok(())
     }
 
-    /// Whether the journal has the contents of files.
+    /// Returns whether the journal has the contents of files.
     pub fn has_data_in_journal(&self) -> bool {
         self.option.as_deref() == Some("data=journal")
     }
 
-    /// The file that the disk is.
+    /// Returns the path of the disk's file.
     pub fn image_path(&self) -> &Path {
         &self.image_path
     }
 
-    /// Where the file system is mounted.
+    /// Returns the path where the file system is mounted.
     pub fn mount_point(&self) -> &Path {
         &self.mount_point
     }
 
-    /// Brings the initial state back.
+    /// Restores the initial state.
     ///
     /// # Errors
     /// The image cannot be written.
@@ -170,7 +171,7 @@ impl Disk {
         self.template.write(&self.backing)
     }
 
-    /// Brings the state of a cut back.
+    /// Restores the state of a cut.
     ///
     /// # Errors
     /// The image cannot be written.
@@ -179,8 +180,8 @@ impl Disk {
         image.write(&self.backing)
     }
 
-    /// Mounts it, which replays its journal. Nothing is committed or written back by time for as
-    /// long as a test takes.
+    /// Mounts the file system, which replays its journal. With these options, no timer commits or
+    /// writes back during a test.
     ///
     /// # Errors
     /// The file system is damaged, or unknown.
@@ -201,28 +202,28 @@ impl Disk {
         Ok(())
     }
 
-    /// Unmounts it.
+    /// Unmounts the file system.
     ///
     /// # Errors
-    /// It stays busy.
+    /// The file system stays busy.
     pub fn unmount(&mut self) -> Result<()> {
         let deadline = Instant::now() + BUSY_TIMEOUT;
         while let Err(error) = unmount(&self.mount_point, UnmountFlags::empty()) {
             if error != Errno::BUSY || Instant::now() > deadline {
                 bail!("cannot unmount {}: {error}", self.mount_point.display());
             }
-            // The last references of killed processes go with a delay that nothing announces.
+            // The last references of killed processes end after a delay that no event announces.
             std::thread::yield_now();
         }
         self.is_mounted = false;
         Ok(())
     }
 
-    /// Copies what was written to the device; where that is nothing, it is the last cut again. All
-    /// programs must stand still; the kernel's own writers are waited for.
+    /// Copies the content of the device; without writes since the last cut, returns that cut again.
+    /// All programs must be stopped; this waits for the kernel's own writers.
     ///
     /// # Errors
-    /// Writing does not end.
+    /// Writes do not end.
     pub fn cut(&mut self) -> Result<Image> {
         for _ in 0..COPIES_MAX {
             let before = self.writes()?;
@@ -240,7 +241,7 @@ impl Disk {
         bail!("{}: something keeps writing", self.device.display())
     }
 
-    /// What the device completed; none while something is under way.
+    /// Returns the writes that the device completed, or `None` while one is in progress.
     fn writes(&self) -> Result<Option<Writes>> {
         let name = self.device.file_name().context("a device has a name")?;
         let stat = fs::read_to_string(Path::new("/sys/block").join(name).join("stat"))?;
@@ -249,10 +250,10 @@ impl Disk {
         Ok(writes.zip(discards).filter(|_| in_flight == Some(0)))
     }
 
-    /// The times that files show.
+    /// Returns the times that files show.
     ///
     /// # Errors
-    /// Something cannot be read.
+    /// A directory cannot be read.
     pub fn times(&self) -> Result<Times> {
         let mut times = Times::new();
         read_times(&self.mount_point, "", &mut times)?;
@@ -262,7 +263,7 @@ impl Disk {
     /// Reads everything below the mount point.
     ///
     /// # Errors
-    /// Something cannot be read.
+    /// A file or directory cannot be read.
     pub fn read(&self) -> Result<State> {
         let mut state = State::new();
         read_directory(&self.mount_point, "", &mut state)?;
@@ -341,7 +342,7 @@ impl Drop for Disk {
         if self.is_mounted {
             let _ = unmount(&self.mount_point, UnmountFlags::DETACH);
         }
-        // What is left is detached by the next campaign.
+        // The next campaign detaches a device that is left.
         let _ = succeed(Command::new("losetup").arg("-d").arg(&self.device));
     }
 }

@@ -1,4 +1,4 @@
-//! A control group: all processes of a run, whatever they start, frozen or killed as one.
+//! A control group: all processes of a run, with their children, are frozen or killed together.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// How long the kernel may take to freeze or to kill.
+/// Time that the kernel may take to freeze or to kill.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A control group below the root of a mounted hierarchy; removed when dropped.
@@ -39,9 +39,9 @@ impl Group {
     /// Starts a command in the group.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The command cannot be started.
     pub fn spawn(&self, command: &mut Command) -> Result<Child> {
-        // The caller is a member for the moment: children start where their parent is.
+        // The caller is a member for a moment: a child starts in its parent's group.
         enter(&self.path)?;
         let child = command.spawn();
         enter(&self.root)?;
@@ -52,13 +52,13 @@ impl Group {
     /// call that changes files.
     ///
     /// # Errors
-    /// Some process does not stop.
+    /// A process does not stop.
     pub fn freeze(&self) -> Result<()> {
         self.command("freeze", "1")?;
         self.await_event("frozen 1")
     }
 
-    /// Lets them go on.
+    /// Resumes the processes.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -66,20 +66,20 @@ impl Group {
         self.command("freeze", "0")
     }
 
-    /// Kills every process of the group and waits until they are gone.
+    /// Kills every process of the group and waits for their ends.
     ///
     /// # Errors
-    /// Some process does not go.
+    /// A process does not end.
     pub fn kill(&self) -> Result<()> {
         self.command("kill", "1")?;
         self.thaw()?;
         self.await_event("populated 0")
     }
 
-    /// Kills the processes whose command line is wanted, and waits until they are gone.
+    /// Kills the processes whose command line `is_wanted` accepts, and waits for their ends.
     ///
     /// # Errors
-    /// One does not go.
+    /// A process does not end.
     pub fn kill_member(&self, is_wanted: impl Fn(&[OsString]) -> bool) -> Result<()> {
         let members = fs::read_to_string(self.path.join("cgroup.procs"))?;
         let wanted = |pid: &i32| is_wanted(&command_line(*pid));
@@ -118,7 +118,7 @@ impl Group {
     }
 }
 
-/// The words that a process was started with; none of one that is gone.
+/// Returns the command line of a process, empty if the process is gone.
 fn command_line(pid: i32) -> Vec<OsString> {
     let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words = bytes.strip_suffix(&[0]).unwrap_or(&bytes).split(|byte| *byte == 0);
@@ -139,7 +139,7 @@ fn read_again(file: &fs::File) -> Result<String> {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // What is left is removed by the next campaign.
+        // The next campaign removes a group that is left.
         let _ = self.kill();
         let _ = fs::remove_dir(&self.path);
     }

@@ -1,4 +1,4 @@
-//! Copies of sparse files in memory: the disk and the pool as they were at a moment.
+//! Copies of sparse files in memory: the disk and the pools at one moment.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -9,10 +9,10 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::{Errno, pwritev};
 
-/// Granularity of what is kept: pages of zeroes are not.
+/// Granularity of a copy: pages of zeroes are not kept.
 const PAGE_BYTES: usize = 4096;
 const ZEROES: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
-/// Bytes that are read at once: a buffer of these the allocator has at hand.
+/// Bytes that are read at once: the allocator has a buffer of this size at hand.
 const READ_BYTES: usize = 16 * PAGE_BYTES;
 /// Pages that are written at once: the kernel takes no more.
 const WRITE_PAGES: usize = 1024;
@@ -31,7 +31,7 @@ impl Page {
 }
 
 impl PartialEq for Page {
-    /// Pages that are shared are equal, and most are.
+    /// Compares the addresses first: most equal pages are shared.
     fn eq(&self, other: &Self) -> bool {
         let are_bytes_equal =
             || Arc::ptr_eq(&self.bytes, &other.bytes) || self.bytes == other.bytes;
@@ -51,15 +51,15 @@ impl Image {
     /// Copies a file.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn read(file: &File) -> Result<Self> {
         Self::read_since(file, &Self::default())
     }
 
-    /// Copies a file. The copy shares the pages that are as they are in `earlier`.
+    /// Copies a file. The copy shares the pages that have not changed since `earlier`.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn read_since(file: &File, earlier: &Self) -> Result<Self> {
         let mut image = Self { size: file.metadata()?.len(), pages: Vec::new() };
         each_page(file, image.size, |offset, bytes| {
@@ -77,16 +77,16 @@ impl Image {
         self.pages.push(Page { offset, bytes });
     }
 
-    /// Where the page at an offset is, or would be.
+    /// Returns the index of the page at an offset, or the index to insert it at.
     fn find(&self, offset: u64) -> Result<usize, usize> {
         self.pages.binary_search_by_key(&offset, |page| page.offset)
     }
 
-    /// Makes a file, which may have other contents, equal to this one. Pages that are equal are not
+    /// Makes a file, which may have other contents, equal to this image. Equal pages are not
     /// written.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn write(&self, file: &File) -> Result<()> {
         file.set_len(self.size)?;
         let (mut is_equal, mut odd) = (vec![false; self.pages.len()], Vec::new());
@@ -106,7 +106,7 @@ impl Image {
     }
 }
 
-/// Writes pages of which each begins where the one before it ends.
+/// Writes adjacent pages.
 fn write_adjacent(file: &File, pages: &[&Page]) -> Result<()> {
     let bytes: Vec<IoSlice<'_>> = pages.iter().map(|page| IoSlice::new(&page.bytes)).collect();
     let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Ok(()) };
@@ -131,7 +131,7 @@ fn each_page(file: &File, size: u64, mut take: impl FnMut(u64, &[u8])) -> Result
     Ok(())
 }
 
-/// The next range of a file that is no hole.
+/// Returns the next range of a file that is no hole.
 fn next_data(file: &File, start: u64, size: u64) -> Result<Option<(u64, u64)>> {
     if start >= size {
         return Ok(None);

@@ -1,8 +1,8 @@
 //! The machine under test: a disk, a pool, and a program, whose power is cut.
 //!
-//! A [`Machine`] has a mount namespace of its own (`unshare --mount`, see [`crate::worker`]) and
-//! mounts there what a boot makes anew: `/dev/shm`, and the boot's identity. So nothing that it
-//! mounts outlives it, even if it is killed.
+//! A [`Machine`] has a mount namespace of its own (`unshare --mount`, see [`crate::worker`]), and
+//! mounts there the objects that are new after each boot: `/dev/shm`, and the boot's identity. So
+//! none of its mounts outlives it, even if it is killed.
 
 pub mod abandoned;
 pub mod disk;
@@ -38,16 +38,16 @@ use crate::sequence::{Lost, Other, Outside, Sequence, Step, Sync};
 
 const SHARED_MEMORY: &str = "/dev/shm";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// Names of directories, groups and loop devices of this harness begin with this, then have the
-/// process.
+/// Prefix of the names of this harness's directories, groups and loop devices; the process number
+/// follows.
 pub const PREFIX: &str = "tidegate-crashtest.";
 /// After this time the kernel may write back by itself.
 const QUIET: Duration = Duration::from_secs(20);
-/// How long a recovery may take.
+/// Timeout of a recovery.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
-/// The exit status of a recovery that leaves files as they are, and names them.
+/// The exit status of a recovery that refuses files and names them.
 const REFUSED: i32 = 1;
-/// What `tidegate recover` says of a log that is clean.
+/// The message of `tidegate recover` about a clean log.
 const NOTHING: &str = "nothing to recover";
 
 /// How the program runs.
@@ -61,28 +61,28 @@ pub enum Runner {
         binary: PathBuf,
         /// Options of `run`.
         options: Vec<String>,
-        /// Files are covered at a descriptor's first sync: sequences are short.
+        /// Files are covered at a descriptor's first sync, since sequences are short.
         covers_at_once: bool,
         /// The size of the pool, as `tidegate create` takes it.
         pool_size: String,
     },
 }
 
-/// A mistake that is planted to show that it is found.
+/// A mistake that is planted to show that the tests find it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The program does not make its syncs.
     DroppedSyncs,
-    /// The pool loses what was appended since the run began.
+    /// The pool loses the records that were appended since the run began.
     LostRecords,
-    /// `run` sees no rename: what stands in front of it is taken out.
+    /// `run` sees no rename, since its hook is taken out.
     MissedRenames,
-    /// `run` sees no directory that is made: syncs are answered while that is pending.
+    /// `run` sees no new directory, and answers syncs while the creation is pending.
     MissedDirectories,
-    /// `run` retires records before their files are synced: the supervisor's syncs succeed, and
-    /// none is made.
+    /// `run` retires records before their files are synced: the supervisor's syncs succeed without
+    /// effect.
     EarlyRetire,
-    /// `run` records the names of plain files: it takes them for synced, and they are not.
+    /// `run` records the names of plain files: it takes them for synced, although they are not.
     PlainNames,
 }
 
@@ -97,8 +97,8 @@ impl Fault {
         (Self::PlainNames, "plain-names"),
     ];
 
-    /// What tells the program to make the mistake, or to lead `run` into it: a variable of its
-    /// environment.
+    /// Returns the environment variable that makes the program make the mistake, or lead `run` into
+    /// it.
     fn variable(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::DroppedSyncs | Self::LostRecords | Self::EarlyRetire => None,
@@ -109,12 +109,12 @@ impl Fault {
     }
 }
 
-/// Behind which steps the power is cut.
+/// The steps after which the power is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cuts {
-    /// Behind the last one.
+    /// After the last step.
     Last,
-    /// Behind each.
+    /// After each step.
     All,
 }
 
@@ -123,7 +123,7 @@ pub enum Cuts {
 pub struct Violation {
     /// Number of the last step before the cut.
     pub step: usize,
-    /// What is wrong.
+    /// The reason.
     pub what: Verdict,
 }
 
@@ -142,22 +142,22 @@ struct Cut {
 }
 
 impl Cut {
-    /// Whether nothing reached the disk or the pools between two cuts.
+    /// Returns whether no write reached the disk or the pools between two cuts.
     fn is_same(&self, other: &Self) -> bool {
         (&self.disk, &self.pools) == (&other.disk, &other.pools)
     }
 }
 
-/// What a recovery leaves behind.
+/// The result of a recovery.
 struct Left {
-    /// What was there before; none where nothing depends on it.
+    /// The state before the recovery; `None` if it is not compared.
     before: Option<State>,
     after: State,
-    /// What it said, once for each pool; the exit status and the reason if it failed.
+    /// The message for each pool, or the failure.
     said: Vec<Result<String, Failure>>,
 }
 
-/// How a recovery failed.
+/// A failed recovery.
 struct Failure {
     status: ExitStatus,
     said: String,
@@ -166,13 +166,13 @@ struct Failure {
 /// The programs of a sequence.
 struct Programs {
     own: Program,
-    /// The run was killed as a whole: there is no launcher and no supervisor to be killed.
+    /// The whole run was killed: no launcher and no supervisor is left to kill.
     is_without_run: bool,
-    /// Those outside the tree, of what the sequence has steps of.
+    /// The programs outside the tree that the sequence has steps for.
     others: Vec<(Other, Program)>,
 }
 
-/// A machine, in whose namespace the caller is.
+/// A machine. The caller is in its mount namespace.
 #[derive(Debug)]
 pub struct Machine {
     file_system: FileSystem,
@@ -180,20 +180,20 @@ pub struct Machine {
     fault: Option<Fault>,
     dir: PathBuf,
     disk: Disk,
-    /// A second disk, of the first sequence that has one on.
+    /// A second disk, made for the first sequence that uses one.
     copy: Option<Disk>,
     group: Group,
-    /// Of the programs outside the tree.
+    /// The control group of the programs outside the tree.
     others: Group,
     interpreter: Interpreter,
-    /// Acts from outside the tree.
+    /// A program that acts from outside the tree.
     agent: Program,
-    /// The pool of the program, and that of a second run. None without Tidegate.
+    /// The pool of the program, and that of a second run; empty without Tidegate.
     pools: Vec<Pool>,
     boots: u64,
     /// How times of files are compared, if they are.
     time_rule: Option<TimeRule>,
-    /// Times that the files of the last run showed: at the beginning, and behind each step.
+    /// Times that the files of the last run showed: at the beginning, and after each step.
     shown: Vec<Times>,
     /// Locked while the program runs.
     turn: File,
@@ -270,15 +270,14 @@ impl Machine {
         Ok(())
     }
 
-    /// The pools that a sequence is about.
+    /// Returns the pools that a sequence uses.
     fn pools_of(&self, sequence: &Sequence) -> &[Pool] {
         let is_second = |step: &Step| matches!(step, Step::Other(Other::Second, _));
         let count = 1 + usize::from(sequence.steps.iter().any(is_second));
         &self.pools[..count.min(self.pools.len())]
     }
 
-    /// Gives the machine a new boot: nothing is in shared memory, and the kernel has a new
-    /// identity.
+    /// Gives the machine a new boot: shared memory is empty, and the boot has a new identity.
     fn boot(&mut self) -> Result<()> {
         self.boots += 1;
         let identity = format!("00000000-0000-4000-8000-{:012x}\n", self.boots);
@@ -290,7 +289,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Runs a sequence, cuts the power, recovers, and judges what is left. Empty if all is allowed.
+    /// Runs a sequence, cuts the power, recovers, and judges the result. Returns no violation if
+    /// every state is allowed.
     ///
     /// # Errors
     /// The harness itself fails, or the sequence is not valid.
@@ -301,7 +301,8 @@ impl Machine {
         let mut found = self.test_once(sequence, cuts)?;
         let is_weak = |violation: &Violation| matches!(violation.what, Verdict::Misordered(_));
         if found.iter().any(is_weak) {
-            // A sync of some other process explains it as well: that does not come again.
+            // A sync of another process would explain the state as well; that does not happen
+            // twice.
             let again = self.test_once(sequence, cuts)?;
             let is_back = |one: &Violation| again.iter().any(|other| other.step == one.step);
             found.retain(|violation| !is_weak(violation) || is_back(violation));
@@ -313,7 +314,7 @@ impl Machine {
         let (cuts, mut violations) = self.run(sequence, cuts)?;
         let mut last: Option<(Cut, Left)> = None;
         for cut in cuts {
-            // What leaves disk and pools as they were has one recovery with the step before.
+            // A step that leaves disk and pool unchanged shares the recovery of the step before.
             let same = last.take().filter(|(before, _)| before.is_same(&cut));
             let left = same.map_or_else(|| self.recover(sequence, &cut), |(_, left)| Ok(left))?;
             violations.extend(self.judge(sequence, cut.step, &left)?);
@@ -328,8 +329,8 @@ impl Machine {
         fs::write(self.dir.join("stderr"), "")?;
         self.pools_of(sequence).iter().try_for_each(|pool| pool.put(&pool.unused))?;
         self.disk.mount()?;
-        // ext4 takes an inode that it loads while a transaction runs for changed by that: a commit
-        // ends what mounting began, then all are loaded.
+        // ext4 treats an inode that it loads during a transaction as changed by it. So a commit
+        // first ends the transaction of the mount, and then all inodes are loaded.
         self.act_from_outside(&Step::Outside(Outside::Commit))?;
         self.disk.read()?;
         self.mount_copy(sequence)?;
@@ -344,7 +345,7 @@ impl Machine {
         self.disk.unmount()?;
         self.copy.iter_mut().try_for_each(Disk::unmount)?;
         killed?;
-        // What syncs promise does not depend on it.
+        // Promises of syncs do not depend on the time.
         ensure!(
             self.file_system.kind().is_none() || start.elapsed() < QUIET,
             "it took {:?}: the kernel may have written back",
@@ -384,8 +385,8 @@ impl Machine {
         Ok(Programs { own, is_without_run: false, others })
     }
 
-    /// For a supervisor that makes no syncs, before a program that does: another program that has
-    /// it started, and does nothing.
+    /// Starts an idle program first if the supervisor must make no syncs while the program does:
+    /// that program starts the supervisor.
     fn start_supervisor(&self) -> Result<Option<Program>> {
         if self.fault != Some(Fault::EarlyRetire) || self.runner == Runner::Plain {
             return Ok(None);
@@ -393,13 +394,13 @@ impl Machine {
         let mut command = self.program(true);
         command.stderr(Stdio::null());
         let mut first = Program::start(&mut command, |command| self.group.spawn(command))?;
-        // Whatever it answers: it runs, so the supervisor is there.
+        // Any answer shows that the program runs, and so the supervisor is there.
         first.execute(0, "nothing").context("the program that starts a supervisor")?;
         Ok(Some(first))
     }
 
-    /// The program, started as the runner says, with all that it starts: their syncs are not made
-    /// if `is_unsynced`.
+    /// Returns the command of the program, started by the runner. If `is_unsynced`, syncs of the
+    /// program and of all processes that it starts are not made.
     fn program(&self, is_unsynced: bool) -> Command {
         let mut words: Vec<OsString> = Vec::new();
         if is_unsynced {
@@ -412,7 +413,7 @@ impl Machine {
         command
     }
 
-    /// What stands before a program so that it runs with a pool.
+    /// Returns the words before a program that run it with a pool.
     fn words_of_run(&self, pool: Option<&Pool>) -> Vec<OsString> {
         let (Runner::Tidegate { binary, options, .. }, Some(pool)) = (&self.runner, pool) else {
             return Vec::new();
@@ -431,7 +432,7 @@ impl Machine {
         self.place(command)
     }
 
-    /// The program that goes on when its run was killed.
+    /// Returns the command of the program that continues after its run was killed.
     fn command_without_run(&self, hold: bool) -> Result<Command> {
         let mut command = Command::new(&self.interpreter.dynamic);
         command.arg(&self.interpreter.linked).args(hold.then_some("hold"));
@@ -449,7 +450,7 @@ impl Machine {
         self.place(command)
     }
 
-    /// Where a program runs, with what it says on standard error.
+    /// Sets a program's working directory, and a file for its standard error.
     fn place(&self, mut command: Command) -> Result<Command> {
         if let Runner::Tidegate { covers_at_once: true, .. } = self.runner {
             command.env("TIDEGATE_COVER_AFTER", "1");
@@ -459,10 +460,10 @@ impl Machine {
         Ok(command)
     }
 
-    /// As [`execute`](Self::execute). `sync` is about all file systems: from the first step of a
-    /// program that calls it to the last cut no program of another machine takes a step. What
-    /// comes before and behind does not depend on syncs of others: the file system is clean, or
-    /// not looked at any more.
+    /// Executes the steps with a lock between machines. `sync` is about all file systems: from the
+    /// first step of a program that calls it to the last cut, no program of another machine takes a
+    /// step. Syncs of other machines before and after do not matter: the file system is clean, or
+    /// no longer looked at.
     fn execute_in_turn(
         &mut self,
         programs: &mut Programs,
@@ -473,7 +474,7 @@ impl Machine {
         let syncs_all = sequence.steps.iter().any(is_all);
         let how =
             if syncs_all { FlockOperation::LockExclusive } else { FlockOperation::LockShared };
-        // A program that is there takes no time of the others to start.
+        // The start of a program must not take time from the other machines.
         programs.own.execute(0, "nothing").with_context(|| self.stderr())?;
         flock(&self.turn, how)?;
         let done = self.execute(programs, sequence, cuts);
@@ -481,7 +482,7 @@ impl Machine {
         done
     }
 
-    /// Executes the steps; the cuts that were made, and what was wrong before any.
+    /// Executes the steps. Returns the cuts, and violations before any cut.
     fn execute(
         &mut self,
         programs: &mut Programs,
@@ -516,7 +517,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Executes one step: what failed, if something did.
+    /// Executes one step. Returns the failure, if it fails.
     fn execute_step(
         &mut self,
         programs: &mut Programs,
@@ -564,7 +565,7 @@ impl Machine {
         programs.own.execute(0, &follow)
     }
 
-    /// Kills processes of the run. The program starts anew if it is one of them.
+    /// Kills processes of the run. If the program is one, it starts again.
     fn lose(&self, lost: Lost, programs: &mut Programs, hold: bool) -> Result<Option<String>> {
         let Programs { own: program, is_without_run, .. } = programs;
         if lost == Lost::Run {
@@ -597,7 +598,7 @@ impl Machine {
         self.agent.execute(0, &line)
     }
 
-    /// Has the log retired, if there is one.
+    /// Destages and retires the log, if there is one.
     fn retire(&self) -> Result<Option<String>> {
         if let (Runner::Tidegate { binary, .. }, Some(pool)) = (&self.runner, self.pools.first()) {
             succeed(Command::new(binary).arg("flush").arg(&pool.path))?;
@@ -653,7 +654,7 @@ impl Machine {
         })
     }
 
-    /// The state behind a cut.
+    /// Restores the state of a cut, and returns it as recovery leaves it.
     fn recover(&mut self, sequence: &Sequence, cut: &Cut) -> Result<Left> {
         self.boot()?;
         self.disk.restore(&cut.disk)?;
@@ -674,7 +675,7 @@ impl Machine {
         Ok(Left { before, after, said })
     }
 
-    /// Starts the program that was patched, if it was, from the file where it is.
+    /// Starts the patched program from its file, if the sequence patches it.
     fn run_patched(&self, sequence: &Sequence) -> Result<Option<Child>> {
         let is_patched = sequence.steps.contains(&Step::Patch);
         let mut command = Command::new(self.disk.mount_point().join(crowd::PROGRAM));
@@ -682,7 +683,7 @@ impl Machine {
         is_patched.then(|| self.others.spawn(&mut command)).transpose()
     }
 
-    /// What the recovery of a pool said, or how it failed.
+    /// Recovers a pool. Returns the command's message, or its failure.
     fn recover_pool(&self, pool: &Pool) -> Result<Result<String, Failure>> {
         let Runner::Tidegate { binary, .. } = &self.runner else { bail!("there is no pool") };
         let mut command = Command::new(&self.interpreter.linked);
@@ -702,13 +703,13 @@ impl Machine {
         Ok(Err(Failure { status: output.status, said }))
     }
 
-    /// What the program said on standard error.
+    /// Returns the program's standard error.
     fn stderr(&self) -> String {
         fs::read_to_string(self.dir.join("stderr")).unwrap_or_default()
     }
 }
 
-/// What is wrong with a recovery where nothing is logged: it must do nothing.
+/// Objects to a recovery on a file system that is not logged, if it did anything.
 fn unlogged(left: &Left) -> Option<String> {
     if left.before.as_ref().is_some_and(|before| *before != left.after) {
         return Some("recovery changed files of a file system that is not logged".into());
@@ -721,8 +722,8 @@ fn unlogged(left: &Left) -> Option<String> {
     })
 }
 
-/// The files that recoveries refused, each of which programs outside the tree had changed; an
-/// objection if they failed otherwise, or changed such a file.
+/// Returns the files that recoveries refused. Returns an objection if a recovery failed otherwise,
+/// changed a refused file, or refused one that no program outside the tree has changed.
 fn refused(model: &Model, root: &Path, left: &Left) -> Result<BTreeSet<String>, String> {
     let mut refused = BTreeSet::new();
     for failure in left.said.iter().filter_map(|said| said.as_ref().err()) {
@@ -746,7 +747,8 @@ fn refused(model: &Model, root: &Path, left: &Left) -> Result<BTreeSet<String>, 
 }
 
 impl Failure {
-    /// Whether it is about the file at `path` below `root`, and not about one below that.
+    /// Returns whether the failure is about the file at `path` below `root`, and not about one
+    /// below that path.
     fn names(&self, root: &Path, path: &str) -> bool {
         self.said.contains(&format!("{}:", root.join(path).display()))
     }
@@ -759,7 +761,7 @@ impl fmt::Display for Failure {
 }
 
 impl Pool {
-    /// Puts a copy of the pool where it was. It is another inode, as after a boot.
+    /// Replaces the pool by a copy from `image`. The copy is another inode, as after a boot.
     fn put(&self, image: &Image) -> Result<()> {
         fs::remove_file(&self.path)?;
         let mut options = File::options();
@@ -767,20 +769,20 @@ impl Pool {
         image.write(&options.open(&self.path)?)
     }
 
-    /// What it has now.
+    /// Returns the present content of the pool.
     fn image(&self) -> Result<Image> {
         Image::read_since(&File::open(&self.path)?, &self.unused)
     }
 }
 
-/// Waits until a process has ended: whether it did so in time.
+/// Waits for the end of a process. Returns whether it ended in time.
 fn has_ended(child: &Child, timeout: Duration) -> Result<bool> {
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
     let mut events = [PollFd::new(&process, PollFlags::IN)];
     Ok(poll(&mut events, Some(&Timespec::try_from(timeout)?))? > 0)
 }
 
-/// Runs a command, which must succeed, and hands back what it printed.
+/// Runs a command, which must succeed, and returns its output.
 pub(crate) fn succeed(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output();
     let output =

@@ -1,4 +1,4 @@
-//! The interpreter as a process: lines in, reports out.
+//! The interpreter as a process: receives lines and sends reports.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -18,12 +18,12 @@ const SOURCES: [(&str, &str); 5] = [
     ("own.c", include_str!("../../programs/own.c")),
     ("idle.c", include_str!("../../programs/idle.c")),
 ];
-/// The objects that the interpreter loads for some [`Way`](crate::sequence::Way)s, each of one
+/// The objects that the interpreter loads for some [`Way`](crate::sequence::Way)s, each from one
 /// source file.
 const OBJECTS: [(&str, &str); 2] = [("calls.so", "calls.c"), ("own.so", "own.c")];
-/// How long a step may take.
+/// Timeout of a step.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a process may take to end.
+/// Timeout of a process's end.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The compiled interpreter.
@@ -38,7 +38,7 @@ pub struct Interpreter {
 }
 
 impl Interpreter {
-    /// The one that was compiled in `dir`.
+    /// Returns the interpreter that was compiled in `dir`.
     pub fn in_dir(dir: &Path) -> Self {
         Self {
             dynamic: dir.join("interpreter"),
@@ -47,7 +47,7 @@ impl Interpreter {
         }
     }
 
-    /// Compiles it in `dir`. Processes that execute an earlier one go on.
+    /// Compiles the interpreter in `dir`. Processes that execute an earlier one continue.
     ///
     /// # Errors
     /// There is no C compiler, or no static C library.
@@ -67,7 +67,7 @@ impl Interpreter {
     }
 }
 
-/// Compiles source files that are beside `program`, and replaces it by what came of them.
+/// Compiles source files that are beside `program`, and replaces `program` by the result.
 fn compile_as(program: &Path, sources: &[&str], options: &[&str]) -> Result<()> {
     let new = program.with_extension("new");
     let sources = sources.iter().map(|source| program.with_file_name(source));
@@ -79,7 +79,7 @@ fn compile_as(program: &Path, sources: &[&str], options: &[&str]) -> Result<()> 
 #[derive(Debug)]
 pub struct Dialogue {
     child: Child,
-    /// None at the end only.
+    /// `None` only while the process ends.
     input: Option<ChildStdin>,
     output: ChildStdout,
     received: Vec<u8>,
@@ -89,7 +89,7 @@ impl Dialogue {
     /// Starts `command` by `spawn`.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The process cannot be started.
     pub fn start(
         command: &mut Command,
         spawn: impl FnOnce(&mut Command) -> Result<Child>,
@@ -112,7 +112,7 @@ impl Dialogue {
     /// Receives a line.
     ///
     /// # Errors
-    /// The process ended, or sends nothing for so long.
+    /// The process ended, or sends nothing for `timeout`.
     pub fn receive(&mut self, timeout: Duration) -> Result<String> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -136,7 +136,8 @@ impl Dialogue {
 }
 
 impl Drop for Dialogue {
-    /// It ends with its input, and gives back what it holds. One that does not is killed.
+    /// Closes the input, and waits for the process to end by itself, which frees its resources.
+    /// Kills it after a timeout.
     fn drop(&mut self) {
         self.input = None;
         if !has_ended(&self.child, END_TIMEOUT).unwrap_or(false) {
@@ -151,10 +152,10 @@ impl Drop for Dialogue {
 pub struct Program(Dialogue);
 
 impl Program {
-    /// Starts `command` by `spawn`; it must end up as an interpreter.
+    /// Starts `command` by `spawn`; the command must become an interpreter.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The process cannot be started.
     pub fn start(
         command: &mut Command,
         spawn: impl FnOnce(&mut Command) -> Result<Child>,
@@ -162,10 +163,10 @@ impl Program {
         Ok(Self(Dialogue::start(command, spawn)?))
     }
 
-    /// Kills the process that was started; what it has started goes on.
+    /// Kills the process that was started, but not the processes that it has started.
     ///
     /// # Errors
-    /// It does not go.
+    /// The process does not end.
     pub fn kill_child(&mut self) -> Result<()> {
         self.0.child.kill()?;
         if !has_ended(&self.0.child, END_TIMEOUT)? {
@@ -174,7 +175,7 @@ impl Program {
         Ok(())
     }
 
-    /// Has step `number` executed; what it reports if it fails.
+    /// Executes step `number`. Returns the program's report if the step fails.
     ///
     /// # Errors
     /// The program ended, or does not answer.

@@ -1,5 +1,5 @@
-//! Files that are no part of the test: those of [`Step::Crowd`] and the program of [`Step::Patch`].
-//! Each change is synced, so it is there whatever happens behind.
+//! Files that are no part of the test: the files of [`Step::Crowd`], and the program of
+//! [`Step::Patch`]. Each of their changes is synced, so it survives whatever follows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -15,26 +15,26 @@ const BYTES: u64 = 3000;
 pub const PROGRAM: &str = "program";
 /// Bytes of the program.
 pub const PROGRAM_BYTES: u64 = 16_384;
-/// Where [`Step::Patch`] overwrites it, behind what is executed.
+/// The range that [`Step::Patch`] overwrites, after the code that is executed.
 const PATCH: Range<u64> = 16_000..16_100;
-/// How the names of a crowd begin.
+/// Prefix of the names of a crowd.
 const PREFIX: &str = "crowd.";
 
-/// The names of so many files.
+/// Returns the names of `count` files.
 pub fn names(count: u32) -> impl Iterator<Item = String> {
     (0..count).map(|index| format!("{PREFIX}{index}"))
 }
 
-/// The steps that wrote a file of a crowd.
+/// Numbers of the steps that wrote a file of a crowd.
 struct Written {
-    /// The last one.
+    /// The last step.
     number: u64,
-    /// The session's last one, if the log may have it, and no known commit has later bytes from
-    /// outside.
+    /// The session's last step, if the log may have its bytes, and no known commit has later bytes
+    /// from outside.
     logged: Option<u64>,
 }
 
-/// The steps by the files that they wrote.
+/// Returns each file with the steps that wrote it.
 fn written(sequence: &Sequence) -> BTreeMap<String, Written> {
     let mut written: BTreeMap<String, Written> = BTreeMap::new();
     let mut is_lost = false;
@@ -52,7 +52,7 @@ fn written(sequence: &Sequence) -> BTreeMap<String, Written> {
                 }
             }
             Step::Crowd(count) => {
-                // An `fdatasync` of overwritten bytes commits no time. New ones are committed.
+                // An `fdatasync` of overwritten bytes commits no time. New files are committed.
                 let logged = |name: &String| match written.get(name) {
                     Some(file) if is_lost => file.logged,
                     _ => Some(number).filter(|_| !is_lost),
@@ -71,9 +71,9 @@ fn written(sequence: &Sequence) -> BTreeMap<String, Written> {
     written
 }
 
-/// Takes the files out of `state`, and tells what they miss behind `sequence`; those that were
-/// `refused` by a recovery may be as they are. With `has_log` they may be as the session had them,
-/// where nothing tells that they were written without it.
+/// Removes the files from `state`, and returns objections to them after `sequence`. Files that a
+/// recovery `refused` may have any content. With `has_log` a file may have the session's last
+/// bytes, if nothing tells that it was written without the log.
 pub fn objections(
     sequence: &Sequence,
     state: &mut State,

@@ -1,15 +1,15 @@
-//! The contents of one file: what was done to it, and which bytes and sizes may be on the disk
-//! after a crash.
+//! The contents of one file: its changes, and the bytes and sizes that may be on the disk after a
+//! crash.
 //!
 //! A crash keeps the journalled changes up to some number, its *prefix*. A change of size by
-//! truncation or allocation is journalled when it is made, so the prefix decides whether it is
-//! there. A write is not: its pages reach the disk at any later time, each 4 KiB block by itself,
-//! or never. Three facts bound it:
+//! truncation or allocation is journalled when it is made, so the prefix decides whether it
+//! survives. A write is not journalled: its pages reach the disk at any later time, each 4 KiB
+//! block by itself, or never. Three facts bound it:
 //!
-//! - A synced write is there.
+//! - A synced write survives.
 //! - A write into a block that was not mapped needs a change of the journal at its write-back,
 //!   which comes after all changes before the write. So it is visible only with a prefix that has
-//!   those. The same holds for the growth of a file.
+//!   those changes. The same holds for the growth of a file.
 //! - A block that was mapped but not yet written reads as zeroes.
 
 use std::collections::BTreeSet;
@@ -19,30 +19,30 @@ use std::sync::Arc;
 /// Bytes of a file system's block.
 pub const BLOCK_BYTES: u64 = 4096;
 
-/// Whether a block has a place on the disk, with written bytes.
+/// Whether a block is allocated on the disk, with written bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Block {
-    /// It has none.
+    /// Not allocated.
     Hole,
-    /// It has one since this many changes were made.
+    /// Allocated since this many changes were made.
     Mapped(usize),
-    /// It had one since then; a punch to the end of the file may have freed it.
+    /// Allocated since then; a punch to the end of the file may have freed it.
     Either(usize),
-    /// It has had one since then that another file has as well: a write takes another one.
+    /// Allocated since then, and shared with another file: a write allocates another block.
     Shared(usize),
 }
 
 #[derive(Debug, Clone)]
 enum Event {
-    /// Bytes of a write; `needs` has the prefix from which on each block of it can be visible.
+    /// Bytes of a write; `needs` has the least prefix that makes each of its blocks visible.
     Write { offset: u64, bytes: Arc<[u8]>, needs: Vec<usize>, made_at: usize, synced: bool },
     /// A size that is journalled as change `change`.
     Resize { size: u64, change: usize },
     /// A range that reads as zeroes from change `change` on.
     Clear { range: Range<u64>, change: usize, synced: bool },
-    /// Bytes that are cut out, the rest moving down.
+    /// A range that is cut out; later bytes move down.
     Collapse { range: Range<u64>, change: usize, size: u64 },
-    /// A hole that is put in, the rest moving up.
+    /// A hole that is put in; later bytes move up.
     Insert { range: Range<u64>, change: usize, size: u64 },
     /// The file on the disk is at least as long as this from change `change` on.
     Extend { size: u64, change: usize },
@@ -53,13 +53,13 @@ enum Event {
 /// The commits that a write needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Allocation {
-    /// Nothing: it overwrites.
+    /// No commit: the write overwrites.
     None,
-    /// It extends the file inside a mapped block.
+    /// The write extends the file inside a mapped block.
     Size,
-    /// Perhaps it allocates blocks.
+    /// The write perhaps allocates blocks.
     Perhaps,
-    /// It allocates blocks.
+    /// The write allocates blocks.
     Blocks,
 }
 
@@ -72,7 +72,7 @@ pub struct History {
     contents: Vec<u8>,
 }
 
-/// An offset of a test as an index.
+/// Returns an offset of a test as an index.
 pub(crate) fn index(bytes: u64) -> usize {
     usize::try_from(bytes).expect("offsets of a test fit")
 }
@@ -82,7 +82,7 @@ fn blocks_of(size: u64) -> usize {
 }
 
 impl History {
-    /// A file that has `initial` bytes on the disk.
+    /// Creates a file with `initial` bytes on the disk.
     pub fn new(initial: Vec<u8>) -> Self {
         let blocks = vec![Block::Mapped(0); blocks_of(initial.len() as u64)];
         Self { initial: initial.as_slice().into(), contents: initial, events: Vec::new(), blocks }
@@ -98,7 +98,7 @@ impl History {
         self.contents.len() as u64
     }
 
-    /// A write behind `changes` changes.
+    /// Adds a write after `changes` changes.
     pub fn write(&mut self, offset: u64, bytes: &[u8], changes: usize) -> Allocation {
         let end = offset + bytes.len() as u64;
         let mut allocation = Allocation::None;
@@ -126,20 +126,20 @@ impl History {
         allocation
     }
 
-    /// A new size, journalled as change `change`.
+    /// Adds a new size, journalled as change `change`.
     pub fn resize(&mut self, size: u64, change: usize) {
         self.contents.resize(index(size), 0);
         self.blocks.resize(blocks_of(size), Block::Hole);
         self.events.push(Event::Resize { size, change });
     }
 
-    /// A range inside the file was allocated up to `size`, journalled as change `change`: ext4
-    /// makes the file on the disk that long, though writes made it longer in memory.
+    /// Adds an allocation of a range inside the file up to `size`, journalled as change `change`.
+    /// Ext4 makes the file on the disk that long, even if writes made it longer in memory.
     pub fn extend(&mut self, size: u64, change: usize) {
         self.events.push(Event::Extend { size, change });
     }
 
-    /// Whether a range has a whole block that surely has a place on the disk.
+    /// Returns whether a range has a whole block that is surely allocated on the disk.
     pub fn has_whole_block(&self, range: &Range<u64>) -> bool {
         let whole = whole_blocks(range);
         let blocks = index(whole.start / BLOCK_BYTES)..index(whole.end / BLOCK_BYTES);
@@ -147,7 +147,7 @@ impl History {
         self.blocks[blocks].iter().any(|block| matches!(block, Block::Mapped(_) | Block::Shared(_)))
     }
 
-    /// Zeroes in a range inside the file, journalled as change `change`.
+    /// Clears a range inside the file, journalled as change `change`.
     pub fn clear(&mut self, range: Range<u64>, change: usize) {
         let range = range.start..range.end.min(self.size()).max(range.start);
         for (number, block) in (0..).zip(&mut self.blocks) {
@@ -185,7 +185,7 @@ impl History {
         self.events.push(Event::Insert { range, change, size: self.size() });
     }
 
-    /// All blocks are another file's as well.
+    /// Shares all blocks with another file.
     pub fn share(&mut self) {
         for block in &mut self.blocks {
             if let Block::Mapped(since) | Block::Either(since) = *block {
@@ -194,23 +194,23 @@ impl History {
         }
     }
 
-    /// All earlier writes get their blocks before change `change`: ext4 does that when the file
-    /// replaces another.
+    /// Allocates the blocks of all earlier writes before change `change`: ext4 does that when the
+    /// file replaces another.
     pub fn allocate(&mut self, change: usize) {
         self.events.push(Event::Allocate { change, size: self.size() });
     }
 
-    /// All that was written is on the disk.
+    /// Notes that all written bytes are on the disk.
     pub fn sync(&mut self) {
         self.events.iter_mut().for_each(Event::sync);
     }
 
-    /// The last write is on the disk.
+    /// Notes that the last write is on the disk.
     pub fn sync_last(&mut self) {
         self.events.last_mut().into_iter().for_each(Event::sync);
     }
 
-    /// What may be on the disk with a prefix of changes.
+    /// Returns the sizes and bytes that may be on the disk with a prefix of changes.
     pub fn possible(&self, prefix: usize) -> Possible {
         let mut possible = Possible::of(&self.initial);
         self.events.iter().for_each(|event| possible.apply(event, prefix));
@@ -229,7 +229,7 @@ impl Event {
 /// A small set of byte values.
 #[derive(Debug, Clone, Copy, Default)]
 struct Values {
-    /// More than fit means: any.
+    /// A count above the length of `values` means any value.
     count: u8,
     values: [u8; 7],
 }
@@ -267,9 +267,9 @@ impl Values {
 #[derive(Debug, Clone)]
 pub struct Possible {
     sizes: BTreeSet<u64>,
-    /// A byte behind the last cell is zero.
+    /// The allowed bytes by offset; a byte after the last cell is zero.
     cells: Vec<Values>,
-    /// Ranges that were collapsed or inserted by changes behind the prefix: later writes are at
+    /// Ranges that were collapsed or inserted by changes after the prefix: later writes are at
     /// other offsets.
     skipped: Vec<(Range<u64>, bool)>,
 }
@@ -345,7 +345,7 @@ impl Possible {
         (range.start..end).for_each(|at| self.put(at, 0, is_exact));
     }
 
-    /// Adds a value at an offset; it replaces all others if it `is_exact`.
+    /// Allows a value at an offset, and no other value if it `is_exact`.
     fn put(&mut self, offset: u64, value: u8, is_exact: bool) {
         let Some(at) = self.unshifted(offset) else { return };
         self.reach(at + 1);
@@ -357,7 +357,7 @@ impl Possible {
         }
     }
 
-    /// Where the block of an offset was before the skipped changes.
+    /// Returns the offset of a byte before the skipped changes.
     fn unshifted(&self, mut offset: u64) -> Option<u64> {
         for (range, is_collapse) in self.skipped.iter().rev() {
             let length = range.end - range.start;
@@ -375,13 +375,13 @@ impl Possible {
         self.cells.resize(self.cells.len().max(index(size)), Values::only(0));
     }
 
-    /// Also allows this value at an offset.
+    /// Allows one more value at an offset.
     pub(super) fn add(&mut self, offset: u64, value: u8) {
         self.reach(offset + 1);
         self.cells[index(offset)].add(value);
     }
 
-    /// Also allows this size.
+    /// Allows one more size.
     pub(super) fn add_size(&mut self, size: u64) {
         self.sizes.insert(size);
     }
@@ -419,7 +419,8 @@ impl Possible {
     }
 }
 
-/// The whole blocks inside a range; empty and at its start if there are none.
+/// Returns the whole blocks inside a range. The result is empty, at the end of the range, if there
+/// are none.
 fn whole_blocks(range: &Range<u64>) -> Range<u64> {
     let start = range.start.next_multiple_of(BLOCK_BYTES);
     let end = range.end / BLOCK_BYTES * BLOCK_BYTES;

@@ -1,48 +1,47 @@
-//! The model of allowed outcomes: in which states ext4 and XFS may be after a crash behind a
-//! sequence of steps, if each sync of the program is real.
+//! The model of allowed outcomes: the states of ext4 and XFS that a crash after a sequence of steps
+//! may leave, if each sync of the program is real.
 //!
 //! **Names, sizes by truncation, attributes** are journalled when they change, in one order for the
 //! whole file system. A crash keeps a prefix of these changes: the model has the [`Tree`] of each
 //! prefix. **Contents** are bound to the prefix by the rules of [`history`]. A state is allowed if
-//! one prefix explains all of it, and the prefix has what the syncs promise.
+//! one prefix explains the whole state and has everything that the syncs promise.
 //!
-//! **What a sync promises.** It writes the file's data. It commits the journal, which makes *all*
-//! earlier changes of *all* files durable, if the inode changed since the last commit: `fsync` for
-//! any change, `fdatasync` for one of size or allocation only. So `fdatasync` after overwrites, or
-//! a sync of a clean file, commits nothing. On ext4 a sync of a directory always commits. `sync`
-//! covers everything.
+//! **Promises of a sync.** A sync writes the file's data. It commits the journal, which makes *all*
+//! earlier changes of *all* files durable, if the inode has changed since the last commit: `fsync`
+//! after any change, `fdatasync` only after a change of size or allocation. So `fdatasync` after
+//! overwrites, or a sync of a clean file, commits nothing. On ext4 a sync of a directory always
+//! commits. `sync` covers everything.
 //!
-//! Two bounds follow. [`Bounds::here`] assumes that nothing commits the journal but the steps of
-//! the sequence: that is so where the sequence runs on a quiet disk. [`Bounds::sure`] holds
-//! whatever else commits it: only the changes of the synced inode itself, and those before them. A
-//! state between the two could occur with a commit in the background at the worst moment.
+//! Two bounds follow. [`Bounds::here`] assumes that only the steps of the sequence commit the
+//! journal, as on a quiet disk. [`Bounds::sure`] holds even if something else commits it: it
+//! includes only the changes of the synced inode itself, and the changes before them. A state
+//! between the two could occur with a commit in the background at the worst moment.
 //!
-//! **From outside**: a commit makes all changes durable and the inodes clean; a write-back
-//! allocates, so that the next sync finds an inode that changed; `run`, told to retire its log, may
-//! do both.
+//! **From outside**: a commit makes all changes durable and the inodes clean. A write-back
+//! allocates, so that the next sync finds a changed inode. `run`, told to retire its log, may do
+//! both.
 //!
-//! **Killed processes.** The kernel makes the change of an operation or does not, by where in it
-//! its process was killed: all that reads, and each sync that returns, has the one or the other.
-//! Without Tidegate a crash can leave nothing else. Under `tidegate run` a change that the kernel
-//! has not made may be in the log, and a crash may leave it made (`Replayed`): the process had
-//! begun it. That ends with the next sync or operation that is about its file or its names, for
-//! what that has found must not change again.
+//! **Killed processes.** The place of the kill decides whether the kernel makes the change of an
+//! operation, and all later reads and syncs agree with that. Without Tidegate a crash can leave
+//! nothing else. Under `tidegate run` the log may have a change that the kernel has not made, and a
+//! crash may leave it made (`Replayed`), since the process had begun it. That ends with the next
+//! sync or operation on its file or its names: a state that was seen must not change again.
 //!
-//! **Other ways, other programs, lost processes.** The kernel makes no difference between
-//! programs, nor between calls: a step of another program, or one by another
-//! [`Way`](crate::sequence::Way), is an operation or a sync as any. Under `tidegate run` it may
-//! have files leave the log before, as `outside retire`. A recovery that refuses a file that
-//! another program has changed, by its name, may leave it as the disk has it
-//! ([`Model::of_others`]). `outside.rs` has the changes from outside that no log can know.
+//! **Other ways, other programs, lost processes.** The kernel makes no difference between programs,
+//! nor between calls: a step of another program, or by another [`Way`](crate::sequence::Way), is an
+//! ordinary operation or sync. Under `tidegate run` files may leave the log before it, as in
+//! `outside retire`. A recovery that refuses a file, by name, because another program has changed
+//! it, may leave the file as the disk has it ([`Model::of_others`]). `outside.rs` has the changes
+//! from outside that no log can know.
 //!
-//! **Times** are compared if the model is given those that files showed behind each step
-//! ([`Model::with_times`]). A file has one that it showed: none that no write and no `utimensat`
-//! gave it. By [`TimeRule::Synced`] it has one of at or behind its last `fsync`.
+//! **Times** are compared if the model knows the times that files showed after each step
+//! ([`Model::with_times`]). A file then has a time that it showed, which a write or `utimensat`
+//! gave it. By [`TimeRule::Synced`] it is a time at or after its last `fsync`.
 //!
-//! What the two file systems differ in stands in [`Kind`]. Under `tidegate run` the existence of a
-//! file that was created and never synced is unordered (`Volume::is_optional`), an `fdatasync` may
-//! be made as an `fsync`, and a truncation, or a change that `run` does not see, may be preceded by
-//! one ([`Model::under_run`]).
+//! [`Kind`] has the differences between the two file systems. Under `tidegate run` the existence of
+//! a file that was created and never synced is unordered (`Volume::is_optional`), an `fdatasync`
+//! may be made as an `fsync`, and an `fsync` may precede a truncation, or a change that `run` does
+//! not see ([`Model::under_run`]).
 
 pub mod crowd;
 pub mod history;
@@ -67,7 +66,7 @@ use crate::contents::{INITIAL_A, INITIAL_B, bytes};
 use crate::operation::{FallocateMode, Operation, WriteBy};
 use crate::sequence::{Kill, Lost, Other, Outside, Sequence, Step, Sync};
 
-/// The file system whose rules hold.
+/// The file system of the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Allocates the blocks of a file that replaces another (`auto_da_alloc`); an extension inside
@@ -79,17 +78,17 @@ pub enum Kind {
     Xfs,
 }
 
-/// What a recovery makes of an operation that its process was killed in, where the kernel had not
-/// made the change, and the log has it.
+/// The state after a recovery that completes an operation: its process was killed, the kernel had
+/// not made the change, and the log has it.
 #[derive(Debug, Clone)]
 struct Replayed {
     operation: Operation,
-    /// Of a program whose operation was made.
+    /// The model of a program whose operation was made.
     model: Model,
 }
 
 impl Replayed {
-    /// Whether the change may still be made by a recovery behind `step`.
+    /// Returns whether a recovery may still make the change after `step`.
     fn is_possible_behind(&self, step: &Step) -> bool {
         let is_other = |path: &str| {
             let is_in = |path: &str, dir: &str| {
@@ -108,11 +107,11 @@ impl Replayed {
     }
 }
 
-/// The file system in the course of a sequence.
+/// The file system during a sequence.
 #[derive(Debug, Clone)]
 pub struct Model {
     volume: Volume,
-    /// The file of the last operation, whose descriptor "." is.
+    /// The file of the last operation; "." is its descriptor.
     last: Option<Id>,
     /// The file of the last sync.
     synced: Option<Id>,
@@ -124,25 +123,25 @@ pub struct Model {
     skipped: Vec<Skipped>,
     /// The file that the program has mapped.
     mapped: Option<Id>,
-    /// The file that the program has a stream on.
+    /// The file that the program has a stream of.
     stream: Option<Id>,
     /// Paths of files that programs outside the tree have changed.
     of_others: BTreeSet<String>,
-    /// Paths at which anything may be.
+    /// Paths that may have any state.
     refused: BTreeSet<String>,
     /// Processes of the run that were killed.
     lost: BTreeSet<Lost>,
     /// Number of files that [`Step::Crowd`] has made.
     crowd: u32,
-    /// The journal has data too, so that any write makes a sync commit.
+    /// The journal has data too, so any write makes a sync commit.
     journals_data: bool,
-    /// Times that files showed: at the beginning, and behind each step.
+    /// Times that files showed: at the beginning, and after each step.
     shown: Arc<[Times]>,
     /// The rule for times that a crash may leave.
     time_rule: TimeRule,
 }
 
-/// The bit of a mode that a change of the owner takes away.
+/// The set-user-ID bit, which a change of the owner clears.
 const SET_USER: u32 = 0o4000;
 /// Initial size of `d0/A` in bytes: two blocks and a half.
 pub const A_BYTES: u64 = 10_000;
@@ -154,7 +153,7 @@ pub const DIRECTORIES: [&str; 3] = ["d0", "d1", "d3"];
 pub const FILES: [(&str, u64, u64); 2] =
     [("d0/A", INITIAL_A, A_BYTES), ("d1/B", INITIAL_B, B_BYTES)];
 
-/// Which times of its last change a file may have.
+/// The times of its last change that a file may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TimeRule {
     /// Each that it showed since the sequence began: recovery makes none up.
@@ -164,7 +163,7 @@ pub enum TimeRule {
 }
 
 impl TimeRule {
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Shown => "shown",
@@ -177,7 +176,7 @@ impl TimeRule {
 pub type Times = BTreeMap<String, Time>;
 
 impl Model {
-    /// The initial state: `d0/A`, `d1/B`, the empty directory `d3`, all on the disk.
+    /// Creates the initial state: `d0/A`, `d1/B`, the empty directory `d3`, all on the disk.
     ///
     /// # Panics
     /// Never: the constants of the initial state are consistent.
@@ -201,7 +200,7 @@ impl Model {
         }
     }
 
-    /// The model behind all steps of `sequence`.
+    /// Returns the model after all steps of `sequence`.
     ///
     /// # Errors
     /// A step would fail.
@@ -209,24 +208,24 @@ impl Model {
         Self::new(kind).after(sequence)
     }
 
-    /// This model, of a program under `tidegate run`. To cover a file, an `fdatasync`, or the sync
-    /// of a write with `O_DSYNC`, is made as an `fsync`, and before a truncation, or a change that
-    /// `run` does not see, a file may leave the log by a real sync. Each is a commit which the
-    /// kernel could have made at that moment by itself, and a later sync of a file or directory
-    /// that it had changes of has nothing to commit then.
+    /// Returns this model for a program under `tidegate run`. To cover a file, `run` makes an
+    /// `fdatasync`, or the sync of a write with `O_DSYNC`, as an `fsync`. Before a truncation, or a
+    /// change that `run` does not see, a file may leave the log by a real sync. Each of these syncs
+    /// is a commit that the kernel could have made by itself at that moment. A later sync of a file
+    /// or directory whose changes it included then has nothing to commit.
     #[must_use]
     pub fn under_run(mut self) -> Self {
         self.volume.is_under_run = true;
         self
     }
 
-    /// This model, of ext4 that is mounted with `data=journal`.
+    /// Returns this model for ext4 mounted with `data=journal`.
     #[must_use]
     pub fn with_data_in_journal(self) -> Self {
         Self { journals_data: true, ..self }
     }
 
-    /// This model, of files that showed these times: at the beginning, and behind each step.
+    /// Returns this model with the times that files showed: at the beginning, and after each step.
     #[must_use]
     pub fn with_times(self, time_rule: TimeRule, shown: Arc<[Times]>) -> Self {
         let mut this = Self { shown, time_rule, ..self };
@@ -234,7 +233,7 @@ impl Model {
         this
     }
 
-    /// Takes note of the times that files show behind `step`.
+    /// Notes the times that files show after `step`.
     fn note_times(&mut self, step: Option<&Step>) {
         let Some(shown) = usize::try_from(self.step).ok().and_then(|at| self.shown.get(at)) else {
             return;
@@ -260,7 +259,7 @@ impl Model {
         }
     }
 
-    /// The model behind more steps.
+    /// Returns the model after more steps.
     ///
     /// # Errors
     /// A step would fail.
@@ -269,17 +268,17 @@ impl Model {
         Ok(self)
     }
 
-    /// Returns the state that a program sees now.
+    /// Returns the names and attributes that a program sees now.
     pub fn tree(&self) -> &Tree {
         self.volume.tree()
     }
 
-    /// Contents of a regular file.
+    /// Returns the contents of a regular file.
     pub fn file(&self, id: Id) -> Option<&History> {
         self.volume.file(id)
     }
 
-    /// The file of the last operation, if it left a descriptor.
+    /// Returns the file of the last operation, if its descriptor is open.
     pub fn last(&self) -> Option<Id> {
         self.last
     }
@@ -316,7 +315,7 @@ impl Model {
                 self.take_called(step.innermost())?;
                 self.note_of_others(&Step::Other(Other::Outside, step.clone()));
                 (self.last, self.mapped, self.stream) = used;
-                // The first program follows its files to other names, and closes what it has.
+                // The first program follows its files to other names, and closes its open files.
                 self.last.take_if(|_| step.innermost().changes_names());
                 Ok(())
             }
@@ -347,15 +346,15 @@ impl Model {
         }
     }
 
-    /// Files may leave the log, if there are some.
+    /// Notes that files may leave the log, if it has any.
     fn leave_log(&mut self) {
         if self.volume.inodes.values().any(|inode| inode.is_synced) || self.crowd > 0 {
             self.volume.retire();
         }
     }
 
-    /// Takes note of the files that another program changes, or the program itself when its run is
-    /// lost: by all their names.
+    /// Notes all names of files that another program changes, or that the program itself changes
+    /// after its run is lost.
     fn note_of_others(&mut self, step: &Step) {
         let is_of_other = matches!(step, Step::Other(..)) || self.lost.contains(&Lost::Run);
         let Step::Operation(operation) = step.innermost() else { return };
@@ -369,12 +368,13 @@ impl Model {
         }
     }
 
-    /// Paths of files that programs outside the tree have changed: a recovery may refuse them.
+    /// Returns the paths of files that programs outside the tree have changed: a recovery may
+    /// refuse them.
     pub fn of_others(&self) -> &BTreeSet<String> {
         &self.of_others
     }
 
-    /// Returns this model, of a recovery that left the files at some paths unchanged.
+    /// Returns this model for a recovery that left the files at `refused` unchanged.
     #[must_use]
     pub fn refusing(self, refused: BTreeSet<String>) -> Self {
         let of = |made: Replayed| Replayed { model: made.model.refusing(refused.clone()), ..made };
@@ -383,8 +383,8 @@ impl Model {
         Self { replayed, skipped, refused, ..self }
     }
 
-    /// New files are synced, which commits what is pending; those that are there are overwritten
-    /// and synced, which may.
+    /// Adds the files of a crowd. New files are synced, which commits pending changes; existing
+    /// ones are overwritten and synced, which may commit.
     fn add_crowd(&mut self, count: u32) {
         self.last = None;
         if self.lost.contains(&Lost::Run) {
@@ -398,7 +398,7 @@ impl Model {
         }
     }
 
-    /// An operation, a sync or an action of another program, however it is called.
+    /// Takes an operation, a sync or an action of another program, in whichever way it is called.
     fn take_called(&mut self, step: &Step) -> Result<()> {
         match step {
             Step::Operation(operation) => {
@@ -444,7 +444,7 @@ impl Model {
         if kill.is_behind_change() {
             *self = made;
         } else if self.volume.is_under_run {
-            // A recovery may give it a time that no file has shown.
+            // A recovery may give the file a time that it has not shown.
             made.shown = Arc::default();
             made.volume.inodes.values_mut().for_each(|inode| inode.times.clear());
             self.replayed.push(Replayed { operation: operation.clone(), model: made });
@@ -502,7 +502,7 @@ impl Model {
         Ok(())
     }
 
-    /// Files that can only be appended to take nothing else.
+    /// Refuses an operation other than an append to a file that is append-only.
     fn check_append_only(&self, operation: &Operation) -> Result<()> {
         let tree = self.tree();
         let is_append_only = |path: &&str| {
@@ -575,7 +575,7 @@ impl Model {
             }
             Operation::SetCapability { path } => {
                 let id = self.volume.regular(path)?;
-                // A file that has the value stays as it is, and nothing is pending.
+                // A file that has the value already stays unchanged, and nothing is pending.
                 ensure!(!self.volume.attributes(id).has_capability, "{path} has a capability");
                 self.volume.change_attributes(id, |attributes| attributes.has_capability = true);
             }
@@ -622,8 +622,8 @@ impl Model {
         let is_mapped = by == WriteBy::Mapping;
         let size = self.volume.history(id).size();
         ensure!(!is_mapped || offset + length <= size, "a mapping does not extend {path}");
-        // Only what a write with O_SYNC or O_DSYNC wrote itself is written back: data of earlier
-        // writes that has no blocks gets them only where it shares one.
+        // A write with O_SYNC or O_DSYNC writes back only its own bytes. Data of earlier writes
+        // without blocks gets blocks only where it shares one with them.
         let is_synced = matches!(by, WriteBy::Sync | WriteBy::DataSync);
         let dirty = &mut self.volume.inode(id).dirty;
         let before = if is_synced { std::mem::take(&mut dirty.unallocated) } else { Certainty::No };
@@ -707,7 +707,7 @@ impl Model {
         let id = self.volume.regular(path)?;
         self.volume.take_privileges(id);
         let (kind, range) = (self.volume.kind, offset..offset + length);
-        // A punch that frees no block only writes zeroes: on XFS an `fdatasync` behind it commits
+        // A punch that frees no block only writes zeroes: on XFS an `fdatasync` after it commits
         // nothing.
         let is_overwrite = kind == Kind::Xfs
             && mode == FallocateMode::Punch
@@ -775,7 +775,7 @@ impl Model {
         self.volume.take_privileges(id);
         self.write_data(id, 0, &data);
         self.last = Some(id);
-        // XFS shares blocks instead of copying bytes: then it writes the source first and allocates
+        // XFS shares blocks instead of copying bytes. Then it writes the source first and allocates
         // at once.
         if self.volume.kind == Kind::Xfs {
             self.volume.inode(id).was_cut = true;
@@ -784,7 +784,8 @@ impl Model {
         Ok(())
     }
 
-    /// The file system writes the source's dirty pages, then gives its blocks to a new file.
+    /// Shares the source's blocks with a new file. The file system writes the source's dirty pages
+    /// first.
     fn reflink(&mut self, from: &str, to: &str) -> Result<()> {
         let source = self.volume.regular(from)?;
         let data = self.volume.history(source).contents().to_vec();

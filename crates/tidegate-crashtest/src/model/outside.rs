@@ -1,15 +1,15 @@
-//! Changes from outside that no log can know: by another program, or by the program itself once
-//! its run is lost. docs/unnoticed.md says the same to users. A crash under `tidegate run` may
-//! leave these states and no others.
+//! Changes from outside that no log can know: by another program, or by the program itself once its
+//! run is lost. docs/unnoticed.md describes them for users. A crash under `tidegate run` may leave
+//! these states and no others.
 //!
-//! 1. **Order** ([`Skipped`]). A change that its program did not sync, which nothing outside has
-//!    committed either, may be lost though the session has synced something since. A new size is
-//!    noticed by the next sync of that file by the session.
-//! 2. **Bytes** ([`Logged`]). Recovery may put the session's bytes over those of another program if
-//!    the time of their change tells nothing: no commit has it, or the session has written to the
-//!    file since, or had not synced its own writes before.
-//! 3. **New files**. One that the session has a stream on may be as the session had it. Attributes
-//!    of one that the log can make again are those that the session knows.
+//! 1. **Order** ([`Skipped`]). A change may be lost, even if the session has synced something
+//!    since, if its program did not sync it and nothing outside has committed it. The session's
+//!    next sync of that file notices a new size.
+//! 2. **Bytes** ([`Logged`]). Recovery may put the session's bytes over those from another program
+//!    if the time of their change tells nothing. That is so if no commit has the time, if the
+//!    session has written to the file since, or if it had not synced its own writes before.
+//! 3. **New files**. A new file that the session has a stream on may have the session's state. A
+//!    new file that the log can create again may have the attributes that the session knows.
 
 use std::collections::BTreeSet;
 
@@ -19,27 +19,27 @@ use super::{Model, State, Verdict};
 use crate::operation::{Operation, WriteBy};
 use crate::sequence::{Lost, Outside, Step, Sync};
 
-/// Bytes and size of a file that the log of a session may have.
+/// Bytes and size of a file that a session's log may have.
 #[derive(Debug, Clone, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts about one file")]
 pub(super) struct Logged {
     /// The session's last byte at each offset, and whether another program wrote later.
     bytes: Vec<(Option<u8>, bool)>,
-    /// The size as the session knows it; none before it has written.
+    /// The size as the session knows it; `None` before it has written.
     size: Option<u64>,
     /// The session has not synced its last writes.
     is_unsynced: bool,
     /// Recovery does not notice that another program wrote: the session had not synced, or has
     /// written since.
     is_mixed: bool,
-    /// It was not synced by the session when another program changed it.
+    /// The session had not synced the file when another program changed it.
     was_unsynced: bool,
-    /// No commit is known of the times that another program gave it.
+    /// No commit is known that has the times from another program.
     is_uncommitted: bool,
 }
 
 impl Logged {
-    /// Takes a write.
+    /// Notes a write.
     pub(super) fn write(&mut self, offset: u64, data: &[u8], is_outside: bool) {
         let (start, end) = (index(offset), index(offset) + data.len());
         self.bytes.resize(self.bytes.len().max(end), (None, false));
@@ -52,7 +52,7 @@ impl Logged {
         }
     }
 
-    /// Takes a change of the size.
+    /// Notes a change of the size.
     pub(super) fn resize(&mut self, size: u64, is_outside: bool) {
         let kept = index(size).min(self.bytes.len());
         self.change(is_outside);
@@ -75,17 +75,17 @@ impl Logged {
         }
     }
 
-    /// Takes a sync of the file.
+    /// Notes a sync of the file.
     pub(super) fn sync(&mut self, is_outside: bool) {
         self.is_unsynced &= is_outside;
     }
 
-    /// A commit has the times of the file.
+    /// Notes that a commit has the times of the file.
     pub(super) fn commit(&mut self) {
         self.is_uncommitted = false;
     }
 
-    /// Allows what recovery may put over the bytes of others.
+    /// Allows the bytes and the size that recovery may restore over those from other programs.
     pub(super) fn add_to(&self, possible: &mut Possible) {
         let is_unnoticed = self.is_mixed || self.is_uncommitted;
         for (offset, (value, is_of_other)) in (0..).zip(&self.bytes) {
@@ -100,23 +100,23 @@ impl Logged {
         }
     }
 
-    /// This, of a file whose times tell nothing.
+    /// Returns this for a file whose times tell nothing.
     fn of_stream(mut self) -> Self {
         (self.is_mixed, self.was_unsynced) = (true, true);
         self
     }
 }
 
-/// A file system without a change from outside that nothing has committed.
+/// A file system without a change from outside that is not committed.
 #[derive(Debug, Clone)]
 pub(super) struct Skipped {
     /// The operation's inodes.
     ids: BTreeSet<Id>,
-    /// The number of changes with it.
+    /// The number of changes, including this one.
     changes: usize,
     /// The change gives a file another size.
     resizes: bool,
-    /// The change is of an attribute of a file that the log can make again.
+    /// The change is of an attribute of a file that the log can create again.
     is_of_new: bool,
     model: Box<Model>,
 }
@@ -129,7 +129,7 @@ pub(super) struct Before {
 }
 
 impl Skipped {
-    /// What `step` may be skipped from, if it is a change from outside.
+    /// Returns the state before `step` if that is a change from outside, which a crash may skip.
     pub(super) fn before(model: &Model, step: &Step) -> Option<Before> {
         let Step::Other(_, inner) = step else { return None };
         let Step::Operation(operation) = inner.innermost() else { return None };
@@ -143,8 +143,8 @@ impl Skipped {
         model.volume.is_under_run.then(|| Before { operation, model: skipping(), sizes })
     }
 
-    /// Returns the states among `all` that a crash behind the next step may leave. `whole` has
-    /// taken the step, and its least prefix was `committed` before. A commit with a change has all
+    /// Returns the states among `all` that a crash after the next step may leave. `whole` has taken
+    /// the step, and its least prefix was `committed` before. A commit of a change includes all
     /// earlier ones.
     pub(super) fn behind(
         all: Vec<Self>,
@@ -161,7 +161,7 @@ impl Skipped {
             .collect()
     }
 
-    /// Whether the change is surely there behind a step that `whole` has taken.
+    /// Returns whether the change surely survives after a step that `whole` has taken.
     fn is_there_behind(&self, step: &Step, whole: &Model, committed: usize) -> bool {
         let is_own = || whole.synced.is_some_and(|id| self.ids.contains(&id));
         match step.innermost() {
@@ -178,8 +178,8 @@ impl Skipped {
         }
     }
 
-    /// Takes a step. What another program changes later is lost as well: it comes later in the
-    /// journal. False: the step names an inode that is missing.
+    /// Takes a step. Later changes of other programs are lost as well: they come later in the
+    /// journal. Returns false if the step names a missing inode.
     fn take(&mut self, step: &Step) -> bool {
         match step {
             Step::Other(_, inner)
@@ -201,7 +201,7 @@ impl Skipped {
     }
 }
 
-/// Passes over a change from outside that is lost.
+/// Skips a change from outside that is lost.
 fn skip(model: &mut Model, step: &Step) {
     model.step += 1;
     model.note_of_others(step);
@@ -209,7 +209,7 @@ fn skip(model: &mut Model, step: &Step) {
 }
 
 impl Before {
-    /// Returns the states that a crash behind the change may leave; `whole` has taken it.
+    /// Returns the states that a crash after the change may leave; `whole` has taken it.
     pub(super) fn behind(self, whole: &Model) -> Skipped {
         let Self { operation, mut model, sizes } = self;
         model.last = whole.last;
@@ -231,12 +231,12 @@ impl Before {
 }
 
 impl Model {
-    /// Whether the log does not see what `step` does.
+    /// Returns whether the log does not see the changes of `step`.
     pub(super) fn is_of_outside(&self, step: &Step) -> bool {
         matches!(step, Step::Other(..) | Step::Outside(_)) || self.lost.contains(&Lost::Run)
     }
 
-    /// Sizes of the files at the paths of an operation.
+    /// Returns the sizes of the files at the paths of an operation.
     fn sizes_of(&self, operation: &Operation) -> Vec<Option<u64>> {
         let size = |path| Some(self.file(self.tree().existing(path).ok()?)?.size());
         operation.paths().into_iter().map(size).collect()
@@ -256,7 +256,7 @@ impl Model {
         self.stream = id.filter(|_| is_stream);
     }
 
-    /// Returns the bytes that the log may put over those of other programs.
+    /// Returns the bytes of the log that recovery may put over those from other programs.
     pub(super) fn logged_of(&self, id: Id) -> Option<Logged> {
         let inode = self.volume.inodes.get(&id).filter(|_| self.volume.is_under_run)?;
         let is_of_stream = inode.is_new && self.stream == Some(id);

@@ -1,4 +1,4 @@
-//! Names and attributes: the state of all directories after some number of journalled changes.
+//! Names and attributes: the state of all directories after a number of journalled changes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,23 +12,23 @@ pub const ROOT: Id = 0;
 /// Path of the root directory.
 pub const ROOT_PATH: &str = "./";
 
-/// What `stat`, `getxattr` and `lsattr` show beside contents and times.
+/// The attributes that `stat`, `getxattr` and `lsattr` show, without contents and times.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Attributes {
     /// Permission bits.
     pub mode: u32,
     /// The extended attribute `user.crashtest`.
     pub xattr: Option<String>,
-    /// There is a capability (`setcap`).
+    /// The file has a capability (`setcap`).
     pub has_capability: bool,
-    /// There is an access control list (`setfacl`).
+    /// The file has an access control list (`setfacl`).
     pub has_acl: bool,
     /// Bytes can only be appended (`chattr +a`).
     pub is_append_only: bool,
 }
 
 impl Attributes {
-    /// Those of a file without any others than its mode.
+    /// Returns the attributes of a file that has only a mode.
     pub fn of_mode(mode: u32) -> Self {
         Self { mode, ..Self::default() }
     }
@@ -55,14 +55,14 @@ pub struct Tree {
     attributes: BTreeMap<Id, Attributes>,
 }
 
-/// A path's last component and where it is.
+/// A path's last component and its directory.
 #[derive(Debug, Clone)]
 pub struct Entry {
     /// The directory.
     pub parent: Id,
     /// The name in it.
     pub name: String,
-    /// The inode of that name.
+    /// The inode of that name, if any.
     pub id: Option<Id>,
 }
 
@@ -75,22 +75,22 @@ impl Tree {
         }
     }
 
-    /// Attributes of an inode.
+    /// Returns the attributes of an inode.
     pub fn attributes(&self, id: Id) -> Option<&Attributes> {
         self.attributes.get(&id)
     }
 
-    /// Attributes of an inode, to change them.
+    /// Returns the attributes of an inode, to change them.
     pub fn attributes_mut(&mut self, id: Id) -> Option<&mut Attributes> {
         self.attributes.get_mut(&id)
     }
 
-    /// Whether an inode is a directory.
+    /// Returns whether an inode is a directory.
     pub fn is_directory(&self, id: Id) -> bool {
         self.directories.contains_key(&id)
     }
 
-    /// Whether a directory has no entries.
+    /// Returns whether a directory has no entries.
     pub fn is_empty(&self, id: Id) -> bool {
         self.directories.get(&id).is_some_and(BTreeMap::is_empty)
     }
@@ -111,10 +111,10 @@ impl Tree {
         Ok(Entry { parent, name: name.to_owned(), id: entries.get(name).copied() })
     }
 
-    /// The inode at `path`.
+    /// Returns the inode at `path`.
     ///
     /// # Errors
-    /// There is none.
+    /// The path does not exist.
     pub fn existing(&self, path: &str) -> Result<Id> {
         if path == ROOT_PATH {
             return Ok(ROOT);
@@ -122,10 +122,10 @@ impl Tree {
         self.entry(path)?.id.with_context(|| format!("{path} does not exist"))
     }
 
-    /// The directory and name at `path`, where nothing is.
+    /// Returns the directory and name of `path`, which must not exist.
     ///
     /// # Errors
-    /// There is something, or no such directory.
+    /// The path exists, or its directory does not.
     pub fn free(&self, path: &str) -> Result<Entry> {
         let entry = self.entry(path)?;
         ensure!(entry.id.is_none(), "{path} exists");
@@ -149,8 +149,8 @@ impl Tree {
     /// Checks that `to` may be replaced by `from` in a rename.
     ///
     /// # Errors
-    /// They are of different kinds, one inode, or a directory would be moved below itself or over a
-    /// full one.
+    /// The two are of different kinds, one inode, or a directory would be moved below itself or
+    /// over a full one.
     pub fn check_rename(&self, from: &str, to: &str) -> Result<()> {
         let source = self.existing(from)?;
         let target = self.entry(to)?.id;
@@ -167,7 +167,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Every path below the root, with its inode.
+    /// Returns every path below the root, with its inode.
     pub fn paths(&self) -> BTreeMap<String, Id> {
         let mut paths = BTreeMap::new();
         self.collect(ROOT, "", &mut paths);

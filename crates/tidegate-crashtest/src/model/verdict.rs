@@ -1,4 +1,4 @@
-//! The comparison of a state that was found with those that the model allows.
+//! The comparison of a found state with the states that the model allows.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,7 +30,7 @@ pub struct Found {
     pub links: u64,
     /// Its attributes.
     pub attributes: Attributes,
-    /// When its contents changed, for the last time.
+    /// Time of the last change of its contents.
     pub modified: Time,
 }
 
@@ -40,16 +40,17 @@ pub type State = BTreeMap<String, Found>;
 /// Whether a state is allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is.
+    /// The state is allowed.
     Allowed,
-    /// Only if something beside the sequence committed the journal in between; what it misses.
+    /// The state is allowed only if something beside the sequence committed the journal in between;
+    /// the objection without that.
     Misordered(String),
-    /// Never; why not.
+    /// The state is forbidden, with the reason.
     Forbidden(String),
 }
 
 impl Verdict {
-    /// Whether the state is allowed.
+    /// Returns whether the state is allowed.
     pub fn is_allowed(&self) -> bool {
         *self == Self::Allowed
     }
@@ -66,7 +67,7 @@ impl fmt::Display for Verdict {
 }
 
 impl Model {
-    /// Judges the state that a crash behind the last step left. `is_unordered` allows files that
+    /// Judges the state that a crash after the last step left. `is_unordered` allows files that
     /// were never synced to be missing.
     pub fn judge(&self, state: &State, is_unordered: bool) -> Verdict {
         let own = self.judge_own(state, is_unordered);
@@ -90,7 +91,7 @@ impl Model {
             Some(prefix) if prefix >= bounds.here => Verdict::Allowed,
             Some(_) => Verdict::Misordered(objections(bounds.here).join("; ")),
             _ => {
-                // Each is one way in which the state could have come about, and what is against it.
+                // Each prefix is one possible history of the state, with the objections to it.
                 let allowed: Vec<_> =
                     (bounds.sure..self.volume.trees.len()).map(objections).collect();
                 let least = allowed.iter().map(Vec::len).min().unwrap_or_default();
@@ -101,7 +102,7 @@ impl Model {
         }
     }
 
-    /// Compares with a reader's view, without a crash.
+    /// Compares `state` with a reader's view, without a crash.
     pub fn judge_present(&self, state: &State) -> Vec<String> {
         let contents = |id: Id, bytes: &[u8]| {
             let wanted = self.file(id).map_or(&[][..], |history| history.contents());

@@ -1,5 +1,4 @@
-//! The volume below the steps: inodes, the changes that its journal has, and the commits of
-//! syncs.
+//! The volume below the steps: inodes, the changes in its journal, and the commits of syncs.
 //!
 //! Entry points: [`Volume::change_names`], [`Volume::change_attributes`] and [`Volume::mark_data`]
 //! for changes, [`Volume::sync_inode`] and [`Volume::commit_all`] for syncs.
@@ -40,7 +39,7 @@ pub(super) struct Dirty {
     pub(super) metadata: Certainty,
     /// Times, by an overwrite.
     pub(super) times: Certainty,
-    /// Its data has no blocks yet.
+    /// The inode's data has no blocks yet.
     pub(super) unallocated: Certainty,
 }
 
@@ -59,24 +58,24 @@ impl Dirty {
 /// An inode's state beside names and attributes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Inode {
-    /// Of a regular file.
+    /// The contents of a regular file.
     pub(super) history: Option<History>,
-    /// Of a symbolic link.
+    /// The target of a symbolic link.
     pub(super) target: Option<String>,
     pub(super) dirty: Dirty,
-    /// Number of changes with the last one of this inode.
+    /// Number of changes up to the last one of this inode.
     pub(super) last_change: usize,
-    /// Number of changes with the last one of its size or allocation.
+    /// Number of changes up to the last one of its size or allocation.
     pub(super) last_data_change: usize,
-    /// It was cut: the file system may allocate its data when it is closed.
+    /// The file was cut, so the file system may allocate its data when it is closed.
     pub(super) was_cut: bool,
-    /// Numbers of changes with each change of its names.
+    /// Numbers of changes up to each change of its names.
     pub(super) name_changes: Vec<usize>,
-    /// It was created by the sequence.
+    /// The sequence has created the inode with a name.
     pub(super) is_new: bool,
-    /// Some sync covered its existence.
+    /// A sync has covered its existence.
     pub(super) is_synced: bool,
-    /// Times of its last change of contents that a crash may leave; any if there are none.
+    /// Times of its last change of contents that a crash may leave; any time if empty.
     pub(super) times: BTreeSet<Time>,
     /// Its bytes and size in a log.
     pub(super) logged: Logged,
@@ -101,7 +100,7 @@ pub(super) struct Volume {
     pub(super) bounds: Bounds,
     /// Programs run under `tidegate run`.
     pub(super) is_under_run: bool,
-    /// The step is of a program whose changes the log does not see.
+    /// The step is by a program whose changes the log does not see.
     pub(super) is_outside: bool,
 }
 
@@ -220,7 +219,7 @@ impl Volume {
         self.tree().attributes(id).cloned().unwrap_or_default()
     }
 
-    /// Takes the attributes away that the kernel clears when bytes or owner change.
+    /// Clears the attributes that the kernel clears when bytes or owner change.
     pub(super) fn take_privileges(&mut self, id: Id) {
         if self.attributes(id).has_capability {
             self.change_attributes(id, |attributes| attributes.has_capability = false);
@@ -304,7 +303,7 @@ impl Volume {
         self.inodes.values_mut().for_each(|inode| inode.is_synced = true);
     }
 
-    /// Notes a commit of the journal: inodes are clean, but for data that has no blocks.
+    /// Notes a commit of the journal: inodes are clean, except for data without blocks.
     fn clean(&mut self) {
         for inode in self.inodes.values_mut() {
             inode.dirty.clear();
@@ -317,8 +316,8 @@ impl Volume {
         }
     }
 
-    /// `run` may sync any file that it has in its log, or all of the file system, since it retires
-    /// the log or has files leave it: the kernel could have written back and committed at that
+    /// Notes that `run` may have synced any file in its log, or the whole file system, to retire
+    /// the log or to have files leave it. The kernel could have written back and committed at that
     /// moment by itself.
     pub(super) fn retire(&mut self) {
         if self.is_under_run {
@@ -327,7 +326,7 @@ impl Volume {
         }
     }
 
-    /// Returns whether a file may be missing though its creation is in the prefix: it was created
+    /// Returns whether a file may be missing although its creation is in the prefix: it was created
     /// and never synced, and the prefix has no other change of its names. Plain file systems do not
     /// lose it; `tidegate run` does not order it.
     pub(super) fn is_optional(&self, id: Id, prefix: usize) -> bool {
