@@ -45,7 +45,7 @@ pub(crate) struct Cli {
 #[command(next_help_heading = "Memory")]
 pub(crate) struct MemoryArgs {
     /// What makes a store durable: adr (write back, fence), eadr (fence), msync, or volatile
-    /// (nothing does); chosen by what the pool's file is, unless given
+    /// (nothing does); by default chosen by the kind of the pool's file
     #[arg(long, value_name = "adr|eadr|msync|volatile")]
     pub(crate) domain: Option<Domain>,
     /// Be as slow as this medium: dram (no delay), optane, cxl, or custom; details may follow, as
@@ -67,28 +67,29 @@ impl MemoryArgs {
 pub(crate) enum Command {
     /// Make a pool: a block device on persistent memory, a cache, or a log
     Create(CreateArgs),
-    /// Show what a pool is
+    /// Describe a pool
     Info(InfoArgs),
     /// Look for damage in a pool, and repair it
     Check(CheckArgs),
     /// Serve a pool, or several, as network block devices (NBD)
     Serve(Box<ServeArgs>),
-    /// Look for what is wrong in a file for `serve --config`
+    /// Look for faults in a file for `serve --config`
     Config {
         #[command(subcommand)]
         command: ConfigCommand,
     },
     /// Run a program whose syncs cost an append to a log
     Run(RunArgs),
-    /// Bring files, or the backing, up to date with what a kill or a power cut left in a pool
+    /// Restore files, or the backing, from a pool after a kill or a power cut
     Recover(RecoverArgs),
-    /// Write what only a pool holds to the files' disks or to the backing, and wait for it
+    /// Write data that only a pool holds to the files' disks or to the backing, and wait until it
+    /// is there
     Flush(FlushArgs),
-    /// Show what a pool is and what the server or the supervisor that has it open counted
+    /// Describe a pool, and show the counts of the server or the supervisor that has it open
     Stat(StatArgs),
     /// Copy a served pool, or its backing, as it is at one instant
     Snapshot(SnapshotArgs),
-    /// Watch what the server of a pool does, on a terminal
+    /// Watch the work of a pool's server on a terminal
     Top(TopArgs),
     /// Change a setting of a served pool, or of a cache pool
     Set(SetArgs),
@@ -164,7 +165,7 @@ pub(crate) struct CreateArgs {
     /// Size of the pool: bytes, or with K, M, G or T (powers of 1024)
     #[arg(long, value_name = "SIZE")]
     pub(crate) size: Size,
-    /// Overwrite what the file holds, also where that is a pool or a file system
+    /// Overwrite the file, also if it holds a pool or a file system
     #[arg(long)]
     pub(crate) force: bool,
     #[command(flatten)]
@@ -229,8 +230,7 @@ fn parse_engine(name: &str) -> Result<&'static dyn Engine, String> {
 pub(crate) struct InfoArgs {
     /// The pool's file or devdax device
     pub(crate) pool: PathBuf,
-    /// Show also what such a write cache before the pool would be: slots, sets, and what they cost
-    /// in DRAM
+    /// Show also such a write cache before the pool: slots, sets, and their cost in DRAM
     #[arg(long, value_name = "POLICY:SIZE", default_value = "none")]
     pub(crate) dram: TierSpec,
     /// Print one JSON object
@@ -251,9 +251,9 @@ Exit status: 0 the pool is whole (or was made so by --repair); 1 it is damaged."
 pub(crate) struct CheckArgs {
     /// The pool's file or devdax device
     pub(crate) pool: PathBuf,
-    /// Repair what the pool itself proves: info blocks, superblocks, headers, tail and limit of a
-    /// log from their other copy; entries of a BTT's map and flog from the rest of it; one changed
-    /// bit in the header of a record or a slot
+    /// Repair everything that the pool itself proves: info blocks, superblocks, headers, tail and
+    /// limit of a log from their other copy; entries of a BTT's map and flog from its other parts;
+    /// one changed bit in the header of a record or a slot
     #[arg(long)]
     pub(crate) repair: bool,
     /// Print one JSON object
@@ -284,7 +284,7 @@ pub(crate) struct ServeArgs {
     #[arg(value_name = "POOL", required_unless_present = "config")]
     pub(crate) pool: Option<PathBuf>,
     /// Take pools, addresses and all options from this TOML file, which may name several pools;
-    /// `tidegate config check FILE` says what is wrong in it
+    /// `tidegate config check FILE` lists its faults
     #[arg(long, value_name = "FILE", exclusive = true)]
     pub(crate) config: Option<PathBuf>,
     /// Where to listen; `systemd` for the sockets that systemd passes; may be repeated
@@ -317,13 +317,13 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "NAME", default_value = "")]
     pub(crate) export: String,
     /// Write cache in DRAM before the pool: transit, transit-no-eager, transit-no-bypass, pmbd,
-    /// pmbd70, lru or coactive, with its size; what it holds becomes durable at the next flush, FUA
-    /// or SIGTERM
+    /// pmbd70, lru or coactive, with its size; its data becomes durable at the next flush, FUA or
+    /// SIGTERM
     #[arg(long, value_name = "POLICY:SIZE", default_value = "none")]
     pub(crate) dram: TierSpec,
     /// With a log or cache pool: the device behind it, such as a file, a block device or an export
-    /// of an NBD server; `tidegate help backings` lists all. It has the export's size, and gets
-    /// what the pool holds
+    /// of an NBD server; `tidegate help backings` lists all. It has the export's size, and gets the
+    /// pool's data
     #[arg(long, value_name = "URL|PATH")]
     pub(crate) backing: Option<BackingUrl>,
     /// With a cache pool: wb (write-back), wt (write-through), wa (write-around), wi
@@ -331,16 +331,16 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "MODE")]
     pub(crate) mode: Option<String>,
     /// With a cache pool in mode wb or wo: after a crash the export is as it was at a flush, so
-    /// that what one flush covers is there as a whole or not at all. Writes are durable at the next
-    /// flush
+    /// that the writes of one flush are there as a whole or not at all. Writes are durable at the
+    /// next flush
     #[arg(long)]
     pub(crate) atomic_flush: bool,
-    /// With a log or cache pool: leave what the backing lacks in the pool when the server is
+    /// With a log or cache pool: leave data that the backing lacks in the pool when the server is
     /// stopped, which then waits for no write to the backing. All that was acknowledged is durable;
     /// `tidegate flush` writes it to the backing
     #[arg(long)]
     pub(crate) keep_dirty: bool,
-    /// Destage what the pool holds for another backing to this one: for a copy, or a disk that
+    /// Destage data that the pool holds for another backing to this one: for a copy, or a disk that
     /// changed its name. Also use a backing that holds a pool, which is lost. Without a backing:
     /// write to a pool also where `check` finds that one write may destroy another block
     #[arg(long)]
@@ -391,13 +391,13 @@ pub(crate) struct LimitArgs {
     /// Most connections at once; at the limit a new client takes the place of an idle one
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub(crate) max_connections: Option<NonZeroUsize>,
-    /// Most memory for the requests of all clients: bytes, or with K, M, G or T; at least 64M, and
-    /// a quarter of what this machine or control group has unless given
+    /// Most memory for the requests of all clients: bytes, or with K, M, G or T; at least 64M; by
+    /// default a quarter of the memory of this machine or control group
     #[arg(long, value_name = "SIZE")]
     pub(crate) request_memory: Option<Size>,
-    /// How long a stop may take, from SIGTERM or SIGINT on: then the server ends with what it has
-    /// written back, says what stays in the pool, and exits with status 1. A second signal leaves
-    /// it 5 seconds
+    /// How long a stop may take, from SIGTERM or SIGINT on: then the server ends although data is
+    /// not yet written back, says which data stays in the pool, and exits with status 1. A second
+    /// signal leaves it 5 seconds
     #[arg(long, value_name = "SECONDS", default_value_t = STOP_TIMEOUT_SECONDS)]
     pub(crate) stop_timeout: u32,
 }
@@ -412,8 +412,8 @@ pub(crate) struct LogArgs {
     /// Lines for people, with the time where standard error is a file; or a JSON object a line
     #[arg(long, value_name = "text|json", default_value = "text", hide_possible_values = true)]
     pub(crate) log_format: Format,
-    /// The least that is said: what is lost or does not work (error), what may soon be (warning),
-    /// or what happens (info)
+    /// The least severe messages to print: of loss or failure (error), of a possible failure
+    /// (warning), or of any event (info)
     #[arg(
         long,
         value_name = "error|warning|info",
@@ -539,8 +539,8 @@ pub(crate) struct RecoverArgs {
     /// Replay every record, also where the files are known to have it
     #[arg(long)]
     pub(crate) replay: bool,
-    /// Pass over records that are damaged, and files that other programs have changed after the
-    /// log's last record of them
+    /// Skip records that are damaged, and files that other programs have changed after their last
+    /// record in the log
     #[arg(long, conflicts_with = "discard")]
     pub(crate) salvage: bool,
 }

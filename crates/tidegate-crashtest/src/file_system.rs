@@ -17,7 +17,8 @@ pub enum FileSystem {
     Ext4,
     /// Judged by the [`model`](crate::model).
     Xfs,
-    /// Judged by what syncs [`promise`](crate::promise): `tidegate run` logs nothing there.
+    /// Judged by the promises of syncs ([`promise`](crate::promise)): `tidegate run` logs nothing
+    /// there.
     Btrfs,
 }
 

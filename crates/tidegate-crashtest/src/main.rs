@@ -17,8 +17,8 @@ use tidegate_crashtest::sequence::Sequence;
 use tidegate_crashtest::variation::{Extra, varied, vary};
 use tidegate_crashtest::worker;
 
-/// Cuts the power behind short sequences of file operations, recovers, and compares what is left
-/// with what is allowed
+/// Cuts the power after short sequences of file operations, recovers, and compares the result with
+/// the allowed outcomes
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-crashtest", version)]
 struct Cli {
@@ -28,7 +28,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Tests the sequences that are given, with a cut behind each step
+    /// Tests the given sequences, with a cut after each step
     Check {
         #[command(flatten)]
         on: On,
@@ -36,8 +36,8 @@ enum Command {
         #[arg(required = true)]
         sequences: Vec<Sequence>,
     },
-    /// Tests all sequences of some lengths, and samples of longer ones, but for those that the file
-    /// system does not have the operations of
+    /// Tests all sequences of some lengths, and samples of longer ones, except sequences with an
+    /// operation that the file system lacks
     Run {
         #[command(flatten)]
         on: On,
@@ -49,12 +49,12 @@ enum Command {
         #[command(flatten)]
         choice: Choice,
     },
-    /// Tests what its standard input says
+    /// Tests the sequences from its standard input
     #[command(hide = true)]
     Worker {
         /// An empty directory.
         dir: PathBuf,
-        /// Where the interpreter was compiled.
+        /// The directory of the compiled interpreter.
         programs: PathBuf,
         #[command(flatten)]
         on: On,
@@ -85,7 +85,7 @@ struct On {
     /// One more option of the mounts, such as data=journal
     #[arg(long)]
     mount_option: Option<String>,
-    /// Compare when files were modified, too
+    /// Compare the times when files were modified, too
     #[arg(long, value_enum)]
     times: Option<TimeRule>,
     /// Number of machines that work at once: four to a CPU unless given, for they wait for
@@ -96,24 +96,24 @@ struct On {
 
 #[derive(Debug, Args)]
 struct Choice {
-    /// All sequences of so many operations; may be repeated
+    /// All sequences of this number of operations; may be repeated
     #[arg(long, value_delimiter = ',')]
     all: Vec<usize>,
-    /// To each of them, one more for each action from outside behind each step
+    /// Add variants of these sequences, with one action from outside after one of their steps
     #[arg(long)]
     outside: bool,
-    /// To each of them, those with one variation more of a kind: all, way, kill, outside, second,
-    /// clone, crowd, attributes, append-only, reflink, patch, or one of way-NAME and kill-NAME.
-    /// Samples have one to three
+    /// Add variants of these sequences, with one variation of a kind: all, way, kill, outside,
+    /// second, clone, crowd, attributes, append-only, reflink, patch, or one of way-NAME and
+    /// kill-NAME. Samples get one to three variations
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = parse_extra)]
     with: Vec<Extras>,
-    /// Sampled sequences of two to four operations, with a cut behind each step
+    /// Sampled sequences of two to four operations, with a cut after each step
     #[arg(long, default_value_t = 0)]
     samples: u64,
     /// Seed of the samples
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Of all these, only those whose number leaves the remainder PART when divided by PARTS
+    /// Of all these, only sequences whose number leaves the remainder PART when divided by PARTS
     #[arg(long, value_name = "PART/PARTS", value_parser = parse_part)]
     part: Option<(usize, usize)>,
 }

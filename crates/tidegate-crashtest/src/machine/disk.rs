@@ -180,8 +180,8 @@ impl Disk {
         image.write(&self.backing)
     }
 
-    /// Mounts the file system, which replays its journal. With these options, no timer commits or
-    /// writes back during a test.
+    /// Mounts the file system, which replays its journal. No timer commits or writes back during a
+    /// test.
     ///
     /// # Errors
     /// The file system is damaged, or unknown.
