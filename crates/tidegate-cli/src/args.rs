@@ -82,8 +82,7 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Restore files, or the backing, from a pool after a kill or a power cut
     Recover(RecoverArgs),
-    /// Write data that only a pool holds to the files' disks or to the backing, and wait until it
-    /// is there
+    /// Write data that only a pool holds to the files' disks or to the backing, and wait for that
     Flush(FlushArgs),
     /// Describe a pool, and show the counts of the server or the supervisor that has it open
     Stat(StatArgs),
@@ -670,8 +669,7 @@ pub(crate) fn parse_unix(text: &str) -> Result<PathBuf, String> {
     path.map(PathBuf::from).ok_or_else(|| "expected unix:PATH".into())
 }
 
-/// Arguments of the supervisor. Its standard input is the connection to the launcher that started
-/// it.
+/// Arguments of the supervisor. Its standard input is the connection to its launcher.
 #[derive(Debug, Args)]
 pub(crate) struct SuperviseArgs {
     /// The log pool's file or devdax device, absolute
@@ -695,8 +693,8 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// Terminals of 80 columns and more: prose is wrapped where the line ends, so it has no ends of
-    /// its own, and examples are not wrapped.
+    /// Prose is wrapped where a terminal's line ends, so it has no ends of its own. Examples are
+    /// not wrapped: they fit 80 columns.
     #[test]
     fn what_follows_the_options_fits_any_terminal() {
         let mut commands = vec![Cli::command()];

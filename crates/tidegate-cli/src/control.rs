@@ -107,8 +107,7 @@ pub(crate) fn show_metrics(address: &ListenAddress, served: &[Served]) -> Result
     Ok(MetricsServer::start(address, move || readings(&served))?)
 }
 
-/// Returns the counts of all `served` pools since their resets, each with the name of its export as
-/// label if that has one.
+/// Returns the counts of all `served` pools since their resets, labelled with their exports' names.
 fn readings(served: &[Served]) -> Vec<Reading> {
     let mut collector = Collector::default();
     collector.extend(connections(served));
@@ -125,8 +124,7 @@ fn readings(served: &[Served]) -> Vec<Reading> {
     collector.finish()
 }
 
-/// Returns the counts of connections. With several pools they are the whole server's, since its
-/// start.
+/// Returns the counts of connections; with several pools the whole server's, since its start.
 fn connections(served: &[Served]) -> Vec<Reading> {
     let Some(first) = served.first() else { return Vec::new() };
     let mut collector = Collector::default();
@@ -340,8 +338,7 @@ pub(crate) fn is_socket(path: &Path) -> bool {
 /// Sends `asked` to the server at `socket`; `of` takes the answer out of the expected reply.
 ///
 /// # Errors
-/// The server does not answer, refuses, or replies something else. The message names `named`, the
-/// user's argument.
+/// The server does not answer, refuses, or replies something else. Messages name `named`.
 fn request<T>(
     named: &Path,
     socket: &Path,

@@ -77,8 +77,7 @@ impl Deadline {
         drop(served);
     }
 
-    /// Waits for the deadline. Returns the time that the server had and its pools, or `None` if the
-    /// deadline was met.
+    /// Waits for the deadline. Returns the time until then and the pools, or `None` if it was met.
     fn wait(&self) -> Option<(Duration, Vec<Served>)> {
         let mut state = self.state.lock();
         let mut began = None;

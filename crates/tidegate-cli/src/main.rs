@@ -1,5 +1,4 @@
-//! The `tidegate` command: parses, dispatches to `commands`, and turns the outcome into an exit
-//! status.
+//! The `tidegate` command: parses, dispatches to `commands`, and returns the exit status.
 //!
 //! Exit status: 0 done; 1 the command failed, or `check` found damage; 2 wrong usage. Every error
 //! is one line on standard error.
@@ -53,8 +52,7 @@ fn report(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(if error.is::<UsageError>() { WRONG_USAGE } else { FAILED })
 }
 
-/// Returns the parser's message without its usage block, as one line. A bare `tidegate` gets the
-/// whole help.
+/// Returns the parser's message as one line without usage. A bare `tidegate` gets the whole help.
 fn usage_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {

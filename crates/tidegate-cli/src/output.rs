@@ -23,8 +23,7 @@ pub(crate) struct UsageError(pub(crate) String);
 #[error("cannot write to standard output")]
 struct OutputError(#[source] io::Error);
 
-/// Prints `line` on standard output. If the reader has closed the pipe, that is no failure: the
-/// work itself goes on.
+/// Prints `line` on standard output. A pipe that its reader has closed is no failure.
 ///
 /// # Errors
 /// Standard output is full.
@@ -60,8 +59,7 @@ pub(crate) fn print_lines(lines: &[Line]) -> io::Result<()> {
     lines.iter().try_for_each(|(label, text)| field(label, text))
 }
 
-/// Returns the error of a command that the stack refused: wrong usage if the stack has tried
-/// nothing.
+/// Returns the error of a command that the stack refused: wrong usage if it has tried nothing.
 pub(crate) fn stack_error(error: StackError) -> anyhow::Error {
     if error.is_usage() { UsageError(error.to_string()).into() } else { error.into() }
 }

@@ -1,5 +1,4 @@
-//! Signals of a server: no signal ends it before its tiers are drained, or the time for that is
-//! over.
+//! Signals of a server: none ends it before its tiers are drained, or the time for that is over.
 //!
 //! A signal that by default ends a process stops the server in good order, is ignored, or, for
 //! SIGHUP, makes the server read files again; each signal is logged in one line. The exceptions are
@@ -112,12 +111,12 @@ mod tests {
 
     #[test]
     fn what_a_process_ignores_from_the_start_is_seen() {
-        // The runtime has this one ignored.
+        // The runtime ignores this signal.
         assert_ne!(ignored_from_the_start() & 1 << (signal_hook::consts::SIGPIPE - 1), 0);
         assert_eq!(ignored_from_the_start() & 1 << (SIGTERM - 1), 0);
     }
 
-    /// The library raises SIGABRT again after the handler: what is caught is that of others.
+    /// The library raises SIGABRT again after the handler, so the process still ends by it.
     #[test]
     fn a_process_that_aborts_itself_ends_as_crashed() {
         const MARK: &str = "TIDEGATE_TEST_ABORTS";

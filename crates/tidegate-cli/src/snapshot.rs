@@ -2,8 +2,7 @@
 //!
 //! Invariants:
 //! 1. Changes of clients wait for at most [`HOLD`] until the instant has come, and later for at
-//!    most [`WAIT`] until the old data that they replace is saved. A copy that cannot keep these
-//!    limits ends.
+//!    most [`WAIT`] until the old data is saved. A copy that cannot keep these limits ends.
 //! 2. The thread that answers the client waits for no disk while it watches the copy.
 //! 3. A file gets the requested name only once it holds the whole copy durably.
 

@@ -42,8 +42,8 @@ pub(crate) fn watch() -> Result<Worker> {
     Ok(Worker::start("wait-watch", StopHandle::new()?, run)?)
 }
 
-/// Returns the lines to log about `waits`. `told` maps each kind that was logged to the time of its
-/// last line.
+/// Returns the lines to log about `waits`. `told` maps each logged kind to the time of its last
+/// line.
 fn lines(told: &mut HashMap<Kind, Instant>, waits: &[Waits], now: Instant) -> Vec<String> {
     let mut lines = Vec::new();
     told.retain(|(waiter, what), _| {

@@ -146,8 +146,7 @@ impl Setup {
             while let Some(test) = next() {
                 let mut result = machine.test(&test);
                 if result.is_err() {
-                    // A failed machine is discarded, and the test repeated; only a second failure
-                    // is reported.
+                    // A failed machine is discarded, and only a second failure is reported.
                     drop(machine);
                     machine = Remote::start(self, programs)?;
                     result = machine.test(&test);

@@ -22,8 +22,7 @@ struct Subject<'a> {
     free: &'a [String],
 }
 
-/// Returns every operation that is possible after the steps of `model`. `is_first` leaves out
-/// symmetric ones.
+/// Returns all operations that are possible after `model`. `is_first` leaves out symmetric ones.
 fn operations(model: &Model, is_first: bool) -> Vec<Operation> {
     let tree = model.tree();
     let paths = tree.paths();
@@ -168,8 +167,7 @@ fn add_directories(model: &Model, operations: &mut Vec<Operation>) {
     rename("d0", "d3");
 }
 
-/// Returns the syncs that may follow `operation`; `None` stands for no sync. `model` has taken the
-/// operation.
+/// Returns the syncs that may follow `operation`, which `model` has taken; `None` is no sync.
 fn syncs(model: &Model, operation: &Operation) -> Vec<Option<Sync>> {
     let (file, dirs) = concerned(operation);
     let file = if model.last().is_some() { Some(".") } else { file };
@@ -238,8 +236,8 @@ fn outside_actions(model: &Model, operation: &Operation) -> Vec<Outside> {
     all.into_iter().flatten().filter(works).collect()
 }
 
-/// Returns all sequences of `length` operations, each followed by one sync or none, without actions
-/// from outside.
+/// Returns all sequences of `length` operations, each with at most one sync after it, without
+/// actions from outside.
 pub fn all(length: usize) -> impl Iterator<Item = Sequence> {
     // The possible operations do not depend on the file system.
     let mut found: Box<dyn Iterator<Item = (Model, Vec<Step>)>> =
@@ -292,8 +290,7 @@ pub fn with_outside(sequence: &Sequence) -> Vec<Sequence> {
     variants
 }
 
-/// Operations of programs with new files: they deliver them, replace other files with them, and
-/// remove them.
+/// Operations of programs on new files: they deliver, replace and remove files.
 const OF_NEW_FILES: [&str; 17] = [
     "new", "create", "stdio", "fwrite", "append", "write", "chmod", "chown", "utime", "setxattr",
     "link", "rename", "unlink", "mkdir", "exchange", "truncate", "dup",
@@ -416,7 +413,7 @@ mod tests {
         for seed in 0..300 {
             let sequence = sample(4, seed);
             assert_eq!(sequence, sample(4, seed));
-            // An operation that cannot be done ends it.
+            // A sequence ends early if its next operation is impossible.
             assert!((1..=4).contains(&sequence.operation_count()), "{sequence}");
             Model::behind(Kind::Ext4, &sequence)
                 .unwrap_or_else(|error| panic!("{sequence}{error:#}"));

@@ -154,8 +154,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns whether `tidegate run` does not see all changes of the operation, so that files
-    /// leave the log first.
+    /// Returns whether `tidegate run` does not see all changes, so that files leave the log first.
     pub fn is_unseen(&self) -> bool {
         use WriteBy::{Direct, Mapping, Static, Stream, Uring};
         match self {
@@ -199,8 +198,7 @@ impl Operation {
         }
     }
 
-    /// Returns whether a process can be killed in the middle of the operation: one system call
-    /// makes the change.
+    /// Returns whether a process can be killed in the middle: one system call makes the change.
     pub fn can_be_killed_in(&self) -> bool {
         match self {
             Self::Write { by, .. } => *by == WriteBy::Call,

@@ -20,8 +20,7 @@
 //! - The sync of a file or directory does not commit an earlier rename of a directory above it: the
 //!   synced file may be below the old name. Only `sync` surely commits the rename.
 //! - The sync of a directory may restore a name that was removed, if a file had it at a sync of its
-//!   own since the last `sync`. The log tree has the names of each synced inode, and replaying it
-//!   adds them.
+//!   own since the last `sync`. Replaying the log tree adds the names of each synced inode.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -370,7 +369,7 @@ mod tests {
         directories.into_iter().chain(files).collect()
     }
 
-    /// The initial state with another file, or none, at a path.
+    /// Returns the initial state with another file, or none, at a path.
     fn with(path: &str, found: Option<Found>) -> State {
         let mut state = initial();
         match found {
@@ -380,7 +379,7 @@ mod tests {
         state
     }
 
-    /// `d0/A` with the bytes of steps in ranges.
+    /// Returns `d0/A` with the bytes of steps in ranges.
     fn written(writes: &[(u64, u64, u64)]) -> Found {
         let mut contents = bytes(INITIAL_A, 0, A_BYTES);
         for (number, offset, length) in writes {

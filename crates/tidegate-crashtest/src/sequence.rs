@@ -27,8 +27,7 @@ pub enum Outside {
     Commit,
     /// `sync_file_range` of a file: its dirty pages go to the disk without a commit.
     WriteBack(String),
-    /// `tidegate flush`: `run` syncs the files in its log, and empties the log. Has no effect
-    /// without Tidegate.
+    /// `tidegate flush`: syncs the files in the log, and empties it. No effect without Tidegate.
     Retire,
 }
 
@@ -131,11 +130,11 @@ pub enum Kill {
     /// After this number of instructions, but at the latest at the place of
     /// [`Before`](Self::Before).
     In(u32),
-    /// This number of entries and exits of system calls after the exit of that call, but at the
-    /// latest at the end of the operation.
+    /// This number of entries and exits of system calls after the exit of that call, at the latest
+    /// at the operation's end.
     Behind(u32),
-    /// This number of instructions after the exit of that call, but at the latest at the end of the
-    /// operation.
+    /// This number of instructions after the exit of that call, at the latest at the operation's
+    /// end.
     Past(u32),
 }
 
@@ -194,8 +193,7 @@ pub enum Step {
     By(Way, Box<Step>),
     /// An operation or a sync of another program, with the same paths.
     Other(Other, Box<Step>),
-    /// A write or a sync of the program in a copy of the file system, which has the same identity
-    /// and is mounted beside it.
+    /// A write or a sync of the program in a copy of the file system, with the same identity.
     Clone(Box<Step>),
     /// Processes of the run are killed.
     Lost(Lost),
@@ -208,8 +206,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// Returns the operation or sync inside this step, by any program and in any way, but not in a
-    /// copy of the file system.
+    /// Returns the operation or sync in this step, unless that is in a copy of the file system.
     pub fn innermost(&self) -> &Self {
         match self {
             Self::By(_, step) | Self::Other(_, step) => step.innermost(),
@@ -241,8 +238,8 @@ impl Step {
         }
     }
 
-    /// Returns whether another program can take the step: it names its files, and needs no earlier
-    /// step's descriptor.
+    /// Returns whether another program can take the step: it needs no descriptor of an earlier
+    /// step.
     pub fn can_be_of_others(&self) -> bool {
         match self {
             Self::Operation(operation) => operation.can_be_of_others(),

@@ -14,8 +14,7 @@ use crate::machine::{Cuts, Fault, Machine, Runner};
 use crate::model::TimeRule;
 use crate::sequence::Sequence;
 
-/// Tests sequences until the input ends. `dir` is an empty directory, `programs` has the compiled
-/// interpreter.
+/// Tests sequences until the input ends, in the empty `dir`. `programs` has the interpreter.
 ///
 /// # Errors
 /// The machine cannot be made, or the output is closed.

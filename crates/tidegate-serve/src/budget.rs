@@ -6,8 +6,7 @@
 //!    clients that ask for much and take no answers.
 //! 3. Large requests do not overtake each other, and small ones do not: a client that finds too
 //!    little free memory waits in a queue.
-//! 4. The first client in a queue is woken whenever memory is given back, and when another client
-//!    leaves a queue.
+//! 4. The first client of each queue is woken when memory is given back, and when a client leaves.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -240,7 +239,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever clients do: never more than all is given, and all comes back.
+        /// Clients never hold more than the budget together, and all memory comes back.
         #[test]
         fn leases_stay_inside_the_budget(
             steps in prop::collection::vec((0_usize..4, 0_usize..60, any::<bool>()), 1..200)

@@ -5,12 +5,10 @@
 //!
 //! Invariants:
 //! 1. Only the server's own user and root are answered: the socket has mode 0600, and the kernel
-//!    tells the client's user.
-//! 2. A client makes the server hold at most [`REQUEST_BYTES_MAX`] bytes, for as long as a
-//!    conversation may take.
+//!    names the client's user.
+//! 2. A client makes the server hold at most [`REQUEST_BYTES_MAX`] bytes until a timeout.
 //! 3. A client gets a reply or the end of its connection, whatever bytes it sends.
-//! 4. A request that may take long delays only others of its kind; statistics are answered
-//!    meanwhile.
+//! 4. A request that may take long delays only others of its kind, and never statistics.
 
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -47,7 +45,7 @@ pub enum Request {
     Flush,
     /// Destage everything that the tiers hold, and remove it from the pool.
     Purge,
-    /// Copy the pool, or its backing where it has one, as it is at one instant to a new file.
+    /// Copy the pool, or its backing if it has one, to a new file, as it is at one instant.
     Snapshot {
         /// The file, absolute.
         file: PathBuf,
@@ -120,15 +118,13 @@ pub fn parse(line: &[u8]) -> Result<Request, String> {
     serde_json::from_slice(line).map_err(|error| format!("the request is malformed: {error}"))
 }
 
-/// Answers a request. The second argument is the client's socket, which hangs up when the client
-/// leaves.
+/// Answers a request; the second argument is the client's socket, which hangs up with the client.
 type Answer = dyn Fn(Request, BorrowedFd<'_>) -> Reply + Send + Sync;
 
 /// A request that may take long, with its client.
 type Job = (Request, Peer);
 
-/// Threads that answer clients until this is dropped: one accepts clients, one performs long
-/// requests.
+/// Threads that answer clients until this is dropped: one accepts, one performs long requests.
 pub struct ControlServer {
     /// Owns the sender of the jobs, so it is dropped first.
     server: SerialServer,
@@ -299,7 +295,7 @@ mod tests {
         assert_eq!(ask(&path, &Request::Stat).expect("nobody"), Asked::Nobody);
     }
 
-    /// A request that never ends keeps no server from its end; an idle server is waited for.
+    /// A server that is abandoned ends during a request; an idle one is waited for.
     #[test]
     fn a_server_that_is_abandoned_leaves_its_request_and_removes_its_socket() {
         let dir = tempfile::tempdir().expect("tempdir");
@@ -362,7 +358,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(256))]
 
-        /// Any bytes are a request or an error, and one that was parsed is what was sent.
+        /// Any bytes are parsed or refused, and a parsed request survives another round.
         #[test]
         fn any_bytes_are_parsed_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             if let Ok(request) = parse(&bytes) {
@@ -388,7 +384,7 @@ mod tests {
         }
     }
 
-    /// Bytes over the socket itself: each client gets a reply, and the server goes on.
+    /// Each client with a malformed request gets a reply, and the server still serves.
     #[test]
     fn hostile_clients_are_answered_and_harm_nobody() {
         let dir = tempfile::tempdir().expect("tempdir");

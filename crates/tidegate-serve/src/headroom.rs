@@ -9,8 +9,7 @@ use std::io::Read;
 
 use rustix::process::{Resource, getrlimit};
 
-/// Bytes that are left for allocations that must not fail: a thread of the device, and small
-/// objects.
+/// Bytes that are left for the device's threads and for short allocations, which must not fail.
 const RESERVE_BYTES: u64 = 8 << 20;
 /// Bytes that a connection with its thread takes, with a margin.
 const CONNECTION_BYTES: u64 = 3 << 20;

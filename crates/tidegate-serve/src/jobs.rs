@@ -1,5 +1,4 @@
-//! A thread that performs long requests one after another, so that the thread that accepts clients
-//! stays free.
+//! A thread that performs long requests in turn, and leaves the accepting thread free.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

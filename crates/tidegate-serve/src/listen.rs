@@ -2,11 +2,9 @@
 //!
 //! Invariants:
 //! 1. Only its owner can connect to a unix socket (mode 0600), from its first moment on.
-//! 2. A server replaces the socket file of a dead server, never of a live one, and removes only its
-//!    own.
+//! 2. A server replaces the socket file of a dead server only, and removes only its own.
 //! 3. A server locks a file beside its socket before it checks whether another server listens
-//!    there, and holds the lock until it listens itself. Of servers that start together, one gets
-//!    the path.
+//!    there, and until it listens itself. Of servers that start together, one gets the path.
 
 use std::fmt;
 use std::fs::File;
@@ -108,8 +106,8 @@ impl Listener {
     /// Listens at all of `addresses`.
     ///
     /// # Errors
-    /// [`ServeError::InUse`], [`ServeError::Io`], or [`ServeError::Address`] if no socket was
-    /// passed.
+    /// [`ServeError::InUse`], [`ServeError::Io`], or [`ServeError::Address`] without passed
+    /// sockets.
     pub(crate) fn bind_all(addresses: &[ListenAddress]) -> Result<Vec<Self>, ServeError> {
         let mut listeners = Vec::new();
         for address in addresses {
@@ -189,8 +187,7 @@ impl Drop for Listener {
     }
 }
 
-/// Returns the sockets that the process was started with. Another process owns their files, so
-/// these stay.
+/// Returns the sockets that the process was started with. Their files belong to another process.
 ///
 /// # Errors
 /// No socket was passed, or one is neither a unix nor a TCP socket that can listen.
@@ -224,8 +221,7 @@ fn inherit(passed: &mut listenfd::ListenFd, at: usize) -> std::io::Result<Listen
     Ok(Listener { socket: tcp.into(), address, file: None })
 }
 
-/// The right to begin to listen at a path: the lock of `PATH.lock`, a file that exists as long as
-/// the claim.
+/// The right to begin to listen at a path: the lock of `PATH.lock`, which exists only meanwhile.
 struct Claim {
     path: PathBuf,
     _locked: File,
@@ -266,8 +262,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // The file is still locked: a server that opened it earlier gets the lock and then finds
-        // that the file is gone.
+        // The file is still locked: a server that has it open gets the lock and finds it gone.
         let _ = std::fs::remove_file(&self.path);
     }
 }

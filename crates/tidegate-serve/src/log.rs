@@ -1,5 +1,4 @@
-//! Lines about clients that misbehave, bounded in length and rate: a hostile client must not fill
-//! disks.
+//! Lines about misbehaving clients, bounded in length and rate: no client can fill disks.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -54,8 +54,7 @@ impl SerialServer {
         Ok(Self { worker, desk })
     }
 
-    /// Ends the server without waiting for a conversation in progress, which ends by itself or with
-    /// the process.
+    /// Ends the server at once. A conversation in progress ends by itself, or with the process.
     pub(crate) fn abandon(mut self) {
         let desk = Arc::clone(&self.desk);
         let idle = desk.conversation.try_lock();
@@ -126,8 +125,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Reads until `is_whole` returns true for the bytes read so far, or up to the end of the
-    /// connection.
+    /// Reads until `is_whole` is true for the bytes so far, or up to the end of the connection.
     ///
     /// # Errors
     /// Fails if the data exceeds `most` bytes, or the conversation takes too long.

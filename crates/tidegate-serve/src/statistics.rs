@@ -101,8 +101,7 @@ impl RequestCounters {
 }
 
 impl Tally {
-    /// Counts a request of `len` bytes as done. `kind` is `None` if the server does not know the
-    /// request.
+    /// Counts a request of `len` bytes as done; an unknown one, without `kind`, is not counted.
     pub(crate) fn done(&mut self, kind: Option<Kind>, len: u32) {
         let Some(kind) = kind else { return };
         self.requests[kind as usize] += 1;
@@ -126,8 +125,7 @@ impl Tally {
     }
 }
 
-/// A handle that reads the statistics of a server, or of one of its exports, also after the
-/// server's end.
+/// Reads the statistics of a server, or of one of its exports, also after the server's end.
 #[derive(Clone)]
 pub struct StatisticsSource {
     pub(crate) connections: Arc<ConnectionCounters>,

@@ -32,8 +32,7 @@ pub(super) fn engine_at(path: &Path) -> Result<Option<&'static dyn Engine>> {
     Ok(engine.filter(|engine| engine.traits().remembers_backing))
 }
 
-/// Asks the server of `pool` to destage everything it holds. Returns false if the pool has no
-/// server.
+/// Asks the server of `pool` to destage everything it holds. Returns false if there is no server.
 ///
 /// # Errors
 /// The server does not answer, or the backing or the memory failed.

@@ -1,5 +1,4 @@
-//! `tidegate bench`, `replay`, `record` and `model`: this process becomes another program from its
-//! own directory.
+//! `tidegate bench`, `replay`, `record` and `model`: programs beside this one, which replace it.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;

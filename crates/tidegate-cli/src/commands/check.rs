@@ -1,5 +1,4 @@
-//! `tidegate check`: prints every fault of a pool, a line each. `--repair` restores everything that
-//! the pool itself proves.
+//! `tidegate check`: prints a pool's faults. `--repair` restores all that the pool itself proves.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,5 +1,4 @@
-//! `tidegate create`: makes a pool in a new file, in a blank file, or, with `--force`, over other
-//! content.
+//! `tidegate create`: makes a pool in a new or blank file, or, with `--force`, over other content.
 //!
 //! Invariant: while an existing pool is overwritten, no header is valid. The old header is erased
 //! first, before the file changes its size, and the engine writes the new one last. A crash in
@@ -111,8 +110,8 @@ fn create_file(args: &CreateArgs) -> Result<Region> {
     Ok(Region::open(&args.pool, &options)?)
 }
 
-/// Resizes the file at `path` to `size` with all of its space allocated, so that no store can fail
-/// in a full file system.
+/// Resizes the file at `path` to `size`, fully allocated, so that no store finds a full file
+/// system.
 fn resize(path: &Path, size: Size) -> Result<()> {
     let in_file = || format!("cannot resize {} to {size}", path.display());
     let opened = opening::open(path, Expected::Pool, File::options().write(true));
@@ -125,8 +124,7 @@ fn resize(path: &Path, size: Size) -> Result<()> {
     file.sync_all().with_context(in_file)
 }
 
-/// Fails early, with a clear message, if the file system cannot hold `size`. The file holds
-/// `present_bytes` already.
+/// Fails early if the file system cannot hold `size`. The file holds `present_bytes` already.
 fn check_space(path: &Path, size: Size, present_bytes: u64) -> Result<()> {
     let parent =
         path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));

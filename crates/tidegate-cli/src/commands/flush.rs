@@ -1,5 +1,4 @@
-//! `tidegate flush`: destages a log pool to the files' disks, and a pool with a backing of its own
-//! to that backing.
+//! `tidegate flush`: destages a log pool to the files' disks, or a pool to its own backing.
 
 use anyhow::Result;
 use tidegate::size::Size;

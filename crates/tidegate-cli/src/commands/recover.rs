@@ -80,8 +80,7 @@ pub(crate) fn recover(pool: &Path, paths: &PoolPaths, recover: RecoverOptions) -
     Ok(())
 }
 
-/// Removes the control memory, so that only the log's records count. Fails if a process uses the
-/// log.
+/// Removes the control memory, so that only the records count. Fails if a process uses the log.
 fn forget_processes(pool: &Path, paths: &PoolPaths) -> Result<()> {
     let control = paths.control();
     let processes = processes_that_map(&control);

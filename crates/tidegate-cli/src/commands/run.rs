@@ -1,5 +1,4 @@
-//! `tidegate run`: runs one program, and all processes that it starts, with a log before their
-//! files.
+//! `tidegate run`: runs a program and all processes that it starts, with a log before their files.
 
 mod volatile;
 

@@ -50,8 +50,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
 
 fn serve(plan: ServePlan) -> Result<()> {
     let tls = plan.tls.as_ref().map(tls).transpose()?;
-    // Signals are caught before the first client can connect: none is lost, and none kills the
-    // process.
+    // Before the first client connects: no signal is lost, and none kills the process.
     let signals = signals::catch()?;
     let (stop, deadline) = (StopHandle::new()?, Deadline::watch(plan.stop_timeout)?);
     let (reloaded, files) = (tls.clone(), plan.tls.clone());
@@ -127,8 +126,7 @@ fn open(device: &DevicePlan) -> Result<Arc<Stack>> {
     Ok(Arc::new(stack))
 }
 
-/// Ends the control sockets. Does not wait for a request that writes to the backing of a pool whose
-/// dirty data is kept.
+/// Ends the control sockets, without waiting for requests that destage a pool with `--keep-dirty`.
 fn end_control(served: &[Served], control: Vec<Vec<ControlServer>>) {
     for (one, servers) in served.iter().zip(control) {
         if one.plan.args.keep_dirty {
@@ -206,8 +204,7 @@ fn watch_files(served: &[Served]) -> Option<Worker> {
     }
 }
 
-/// Returns a listener that logs a device's failures when they begin, and not only in the answers to
-/// requests.
+/// Returns a listener that logs a device's failures when they begin, not only in answers.
 fn notices(device: &DevicePlan) -> Notices {
     let name = Some(device.args.export.clone()).filter(|name| !name.is_empty());
     Arc::new(move |line| say_of(name.as_deref(), Level::Warning, line))
@@ -302,8 +299,7 @@ fn announce_address(
     Ok(())
 }
 
-/// Returns whether every client must show a certificate. A client that may connect without TLS
-/// shows none.
+/// Returns whether every client must show a certificate, which clients without TLS never do.
 fn demands_certificates(tls: Option<&TlsFiles>) -> bool {
     tls.is_some_and(|tls| tls.mode == TlsMode::Required && tls.authorities.is_some())
 }

@@ -1,5 +1,4 @@
-//! `tidegate stat`: describes a pool, and shows the counts of the server or the supervisor that has
-//! it open.
+//! `tidegate stat`: describes a pool, and shows the counts of its server or supervisor.
 
 use std::path::Path;
 use std::sync::Arc;

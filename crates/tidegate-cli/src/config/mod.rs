@@ -1,5 +1,5 @@
-//! The file of `tidegate serve --config`: its keys are named as the options, with a `[[device]]`
-//! for each pool.
+//! The file of `tidegate serve --config`: keys are named as the options, each pool is a
+//! `[[device]]`.
 
 mod document;
 
@@ -22,8 +22,7 @@ use document::{Document, Table};
 /// Reads the plan in the file at `path`.
 ///
 /// # Errors
-/// The file cannot be read, or has faults: the error is the first fault with the number of the
-/// others.
+/// The file cannot be read, or has faults: the error is the first one with the number of others.
 pub(crate) fn read(path: &Path) -> Result<ServePlan> {
     match check(path)? {
         Ok(plan) => Ok(plan),

@@ -30,8 +30,7 @@ pub fn remove(parent: &Path) {
         }
     }
     for name in names_in(parent).iter().filter(|name| is_of_dead(name)) {
-        // A machine's files were in a namespace that is gone; the directory may hold a compiled
-        // program.
+        // A machine's files were in its namespace; the directory may hold a compiled program.
         let _ = fs::remove_dir_all(parent.join(name));
     }
 }

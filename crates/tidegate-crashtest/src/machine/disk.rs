@@ -75,8 +75,7 @@ impl Disk {
         };
         let mut this = Self::attach(path, mount_point, file_system, size)?;
         this.option = option;
-        // mkfs.xfs makes file systems below 300 MiB only with these variables, which are meant for
-        // tests.
+        // With these variables for tests, mkfs.xfs makes file systems below 300 MiB.
         let for_tests = ["TEST_DIR", "TEST_DEV", "QA_CHECK_FS"].map(|name| (name, "1"));
         succeed(Command::new(mkfs[0]).envs(for_tests).args(&mkfs[1..]).arg(&this.image_path))?;
         // This drops the zeroes that mkfs wrote.
@@ -180,8 +179,7 @@ impl Disk {
         image.write(&self.backing)
     }
 
-    /// Mounts the file system, which replays its journal. No timer commits or writes back during a
-    /// test.
+    /// Mounts the file system and replays its journal. No timer commits or writes back in a test.
     ///
     /// # Errors
     /// The file system is damaged, or unknown.

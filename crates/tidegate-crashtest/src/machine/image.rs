@@ -82,8 +82,7 @@ impl Image {
         self.pages.binary_search_by_key(&offset, |page| page.offset)
     }
 
-    /// Makes a file, which may have other contents, equal to this image. Equal pages are not
-    /// written.
+    /// Makes a file with any contents equal to this image. Does not write equal pages.
     ///
     /// # Errors
     /// The file cannot be written.

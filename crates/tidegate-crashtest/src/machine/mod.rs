@@ -38,8 +38,7 @@ use crate::sequence::{Lost, Other, Outside, Sequence, Step, Sync};
 
 const SHARED_MEMORY: &str = "/dev/shm";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// Prefix of the names of this harness's directories, groups and loop devices; the process number
-/// follows.
+/// Prefix of this harness's directories, groups and loop devices, before the process number.
 pub const PREFIX: &str = "tidegate-crashtest.";
 /// After this time the kernel may write back by itself.
 const QUIET: Duration = Duration::from_secs(20);
@@ -79,8 +78,7 @@ pub enum Fault {
     MissedRenames,
     /// `run` sees no new directory, and answers syncs while the creation is pending.
     MissedDirectories,
-    /// `run` retires records before their files are synced: the supervisor's syncs succeed without
-    /// effect.
+    /// `run` retires records before their files are synced: the supervisor's syncs falsely succeed.
     EarlyRetire,
     /// `run` records the names of plain files: it takes them for synced, although they are not.
     PlainNames,
@@ -97,8 +95,7 @@ impl Fault {
         (Self::PlainNames, "plain-names"),
     ];
 
-    /// Returns the environment variable that makes the program make the mistake, or lead `run` into
-    /// it.
+    /// Returns the variable that makes the program make the mistake, or lead `run` into it.
     fn variable(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::DroppedSyncs | Self::LostRecords | Self::EarlyRetire => None,
@@ -289,8 +286,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Runs a sequence, cuts the power, recovers, and judges the result. Returns no violation if
-    /// every state is allowed.
+    /// Runs a sequence, cuts the power, recovers, and returns the states that are not allowed.
     ///
     /// # Errors
     /// The harness itself fails, or the sequence is not valid.
@@ -301,8 +297,7 @@ impl Machine {
         let mut found = self.test_once(sequence, cuts)?;
         let is_weak = |violation: &Violation| matches!(violation.what, Verdict::Misordered(_));
         if found.iter().any(is_weak) {
-            // A sync of another process would explain the state as well; that does not happen
-            // twice.
+            // A sync of another process explains the state as well, but does not happen twice.
             let again = self.test_once(sequence, cuts)?;
             let is_back = |one: &Violation| again.iter().any(|other| other.step == one.step);
             found.retain(|violation| !is_weak(violation) || is_back(violation));
@@ -747,8 +742,7 @@ fn refused(model: &Model, root: &Path, left: &Left) -> Result<BTreeSet<String>, 
 }
 
 impl Failure {
-    /// Returns whether the failure is about the file at `path` below `root`, and not about one
-    /// below that path.
+    /// Returns whether the failure names the file at `path` below `root` itself.
     fn names(&self, root: &Path, path: &str) -> bool {
         self.said.contains(&format!("{}:", root.join(path).display()))
     }

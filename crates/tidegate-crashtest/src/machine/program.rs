@@ -18,8 +18,8 @@ const SOURCES: [(&str, &str); 5] = [
     ("own.c", include_str!("../../programs/own.c")),
     ("idle.c", include_str!("../../programs/idle.c")),
 ];
-/// The objects that the interpreter loads for some [`Way`](crate::sequence::Way)s, each from one
-/// source file.
+/// The objects that the interpreter loads for some [`Way`](crate::sequence::Way)s, with their
+/// source.
 const OBJECTS: [(&str, &str); 2] = [("calls.so", "calls.c"), ("own.so", "own.c")];
 /// Timeout of a step.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -136,8 +136,7 @@ impl Dialogue {
 }
 
 impl Drop for Dialogue {
-    /// Closes the input, and waits for the process to end by itself, which frees its resources.
-    /// Kills it after a timeout.
+    /// Closes the input, after which the process should end by itself. Kills it after a timeout.
     fn drop(&mut self) {
         self.input = None;
         if !has_ended(&self.child, END_TIMEOUT).unwrap_or(false) {

@@ -29,8 +29,8 @@ pub fn names(count: u32) -> impl Iterator<Item = String> {
 struct Written {
     /// The last step.
     number: u64,
-    /// The session's last step, if the log may have its bytes, and no known commit has later bytes
-    /// from outside.
+    /// The session's last step, if the log may have it and no known commit has later bytes from
+    /// outside.
     logged: Option<u64>,
 }
 

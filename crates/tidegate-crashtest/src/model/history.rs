@@ -1,5 +1,4 @@
-//! The contents of one file: its changes, and the bytes and sizes that may be on the disk after a
-//! crash.
+//! The contents of one file: its changes, and the bytes and sizes that a crash may leave.
 //!
 //! A crash keeps the journalled changes up to some number, its *prefix*. A change of size by
 //! truncation or allocation is journalled when it is made, so the prefix decides whether it
@@ -194,8 +193,8 @@ impl History {
         }
     }
 
-    /// Allocates the blocks of all earlier writes before change `change`: ext4 does that when the
-    /// file replaces another.
+    /// Allocates earlier writes before change `change`, as ext4 does for a file that replaces
+    /// another.
     pub fn allocate(&mut self, change: usize) {
         self.events.push(Event::Allocate { change, size: self.size() });
     }
@@ -269,8 +268,8 @@ pub struct Possible {
     sizes: BTreeSet<u64>,
     /// The allowed bytes by offset; a byte after the last cell is zero.
     cells: Vec<Values>,
-    /// Ranges that were collapsed or inserted by changes after the prefix: later writes are at
-    /// other offsets.
+    /// Ranges collapsed or inserted by changes after the prefix: they shift the offsets of later
+    /// writes.
     skipped: Vec<(Range<u64>, bool)>,
 }
 
@@ -419,8 +418,7 @@ impl Possible {
     }
 }
 
-/// Returns the whole blocks inside a range. The result is empty, at the end of the range, if there
-/// are none.
+/// Returns the whole blocks inside a range; if there are none, the empty range at its end.
 fn whole_blocks(range: &Range<u64>) -> Range<u64> {
     let start = range.start.next_multiple_of(BLOCK_BYTES);
     let end = range.end / BLOCK_BYTES * BLOCK_BYTES;
@@ -495,8 +493,8 @@ mod tests {
         let long = file.contents().to_vec();
         assert!(allows(&file, 0, &old) && allows(&file, 1, &short) && allows(&file, 2, &long));
         assert!(!allows(&file, 0, &short) && !allows(&file, 2, &short));
-        // The write goes to the block that is at 8192 while the collapse is not journalled, and at
-        // 4096 before the insertion.
+        // The write goes to the block at 8192 while the collapse is not journalled, and at 4096
+        // before the insertion.
         file.write(8192, &bytes(3, 8192, 100), 2);
         let mut moved = old.clone();
         moved[8192..8292].copy_from_slice(&bytes(3, 8192, 100));

@@ -18,8 +18,7 @@
 //! between the two could occur with a commit in the background at the worst moment.
 //!
 //! **From outside**: a commit makes all changes durable and the inodes clean. A write-back
-//! allocates, so that the next sync finds a changed inode. `run`, told to retire its log, may do
-//! both.
+//! allocates, so that the next sync finds a changed inode. Retiring the log of `run` may do both.
 //!
 //! **Killed processes.** The place of the kill decides whether the kernel makes the change of an
 //! operation, and all later reads and syncs agree with that. Without Tidegate a crash can leave
@@ -353,8 +352,7 @@ impl Model {
         }
     }
 
-    /// Notes all names of files that another program changes, or that the program itself changes
-    /// after its run is lost.
+    /// Notes all names of files that another program changes, or the program without its run.
     fn note_of_others(&mut self, step: &Step) {
         let is_of_other = matches!(step, Step::Other(..)) || self.lost.contains(&Lost::Run);
         let Step::Operation(operation) = step.innermost() else { return };
@@ -368,8 +366,8 @@ impl Model {
         }
     }
 
-    /// Returns the paths of files that programs outside the tree have changed: a recovery may
-    /// refuse them.
+    /// Returns the paths of files that programs outside the tree have changed; recovery may refuse
+    /// them.
     pub fn of_others(&self) -> &BTreeSet<String> {
         &self.of_others
     }
@@ -707,7 +705,7 @@ impl Model {
         let id = self.volume.regular(path)?;
         self.volume.take_privileges(id);
         let (kind, range) = (self.volume.kind, offset..offset + length);
-        // A punch that frees no block only writes zeroes: on XFS an `fdatasync` after it commits
+        // A punch that frees no block writes zeroes: on XFS an `fdatasync` after it commits
         // nothing.
         let is_overwrite = kind == Kind::Xfs
             && mode == FallocateMode::Punch
@@ -775,8 +773,7 @@ impl Model {
         self.volume.take_privileges(id);
         self.write_data(id, 0, &data);
         self.last = Some(id);
-        // XFS shares blocks instead of copying bytes. Then it writes the source first and allocates
-        // at once.
+        // XFS shares blocks instead of copying bytes: it writes the source and allocates at once.
         if self.volume.kind == Kind::Xfs {
             self.volume.inode(id).was_cut = true;
             self.volume.inode(source).was_cut = true;
@@ -784,8 +781,7 @@ impl Model {
         Ok(())
     }
 
-    /// Shares the source's blocks with a new file. The file system writes the source's dirty pages
-    /// first.
+    /// Shares the source's blocks with a new file, after writing the source's dirty pages.
     fn reflink(&mut self, from: &str, to: &str) -> Result<()> {
         let source = self.volume.regular(from)?;
         let data = self.volume.history(source).contents().to_vec();

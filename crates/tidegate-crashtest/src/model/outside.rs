@@ -144,8 +144,8 @@ impl Skipped {
     }
 
     /// Returns the states among `all` that a crash after the next step may leave. `whole` has taken
-    /// the step, and its least prefix was `committed` before. A commit of a change includes all
-    /// earlier ones.
+    /// the step, and its least prefix was `committed` before. A commit includes all earlier
+    /// changes.
     pub(super) fn behind(
         all: Vec<Self>,
         step: &Step,

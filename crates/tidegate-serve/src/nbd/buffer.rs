@@ -23,8 +23,7 @@ pub(super) struct Input {
 }
 
 impl Input {
-    /// Creates an input of `capacity_bytes`. Returns `None` if the system has no memory for its
-    /// buffer.
+    /// Creates an input of `capacity_bytes`. Returns `None` if the system has no memory left.
     pub(super) fn try_new(capacity_bytes: usize) -> Option<Self> {
         Some(Self { bytes: zeroes(capacity_bytes)?, start: 0, end: 0 })
     }
@@ -78,8 +77,7 @@ impl PayloadPool {
         Self { allocate: |_| None, ..Self::new(0) }
     }
 
-    /// Returns a payload of `len` bytes with any content, or `None` if the system has no memory
-    /// left.
+    /// Returns a payload of `len` bytes with any content, or `None` if there is no memory.
     pub(super) fn take(&mut self, len: usize) -> Option<IoBuffer> {
         match self.free.iter().rposition(|payload| payload.capacity_bytes() >= len) {
             Some(index) => {
@@ -221,8 +219,7 @@ impl Output {
         count
     }
 
-    /// Notes that `len` bytes of the pieces were sent. Payloads that were sent whole go back to
-    /// `pool`.
+    /// Notes that `len` bytes of the pieces were sent. Whole payloads go back to `pool`.
     pub(super) fn sent(&mut self, mut len: usize, pool: &mut PayloadPool) {
         while len > 0 {
             let until = self.placed.front().map_or(self.end, |placed| placed.at);
@@ -285,7 +282,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the mix of messages and of partial sends, the bytes leave whole and in order.
+        /// Bytes leave whole and in order for any mix of messages and partial sends.
         #[test]
         fn output_keeps_order(
             steps in prop::collection::vec((0_usize..3, 1_usize..40, 0_usize..100), 1..200)

@@ -3,8 +3,7 @@
 //! Invariants:
 //! 1. The loop waits only in `poll`, on the socket and on the mailbox of completed requests.
 //! 2. The loop receives only when everything received before has been handled, and handles only
-//!    while few bytes wait to be sent. So the memory that a client makes the server hold is
-//!    bounded.
+//!    while few bytes wait to be sent. So a client makes the server hold bounded memory.
 //! 3. The connection stays among the server's connections until its last request is complete.
 //!
 //! Entry point: [`Connection::serve`].
@@ -186,8 +185,8 @@ impl<'a> Connection<'a> {
 
     /// Looks for the next request repeatedly for a moment. While requests follow each other
     /// closely, that costs both sides less than sleeping and waking. If other threads want the CPU
-    /// or no request comes, the moment ends, and looking starts again only when requests follow
-    /// closely again.
+    /// or no request comes, the moment ends. The next one begins only when requests follow closely
+    /// again.
     fn spin(&mut self) -> Result<bool, Fault> {
         if !self.spins || !self.is_idle() || !self.output.is_empty() {
             return Ok(false);
@@ -318,8 +317,7 @@ impl<'a> Connection<'a> {
     /// Sends the waiting bytes as far as the socket takes them. Returns whether it took any.
     fn send(&mut self) -> Result<bool, Fault> {
         if let (false, Some(session)) = (self.output.is_empty(), &mut self.session) {
-            // Counts are published before the replies leave: a client that has its reply finds it
-            // counted.
+            // Published before the replies leave: a client that has its reply finds it counted.
             session.publish_counts();
             self.member.note_work();
         }
@@ -374,14 +372,12 @@ impl<'a> Connection<'a> {
             PollFd::new(self.member.mailbox.wake(), PollFlags::IN),
             PollFd::new(&self.transport, events),
         ];
-        // `poll` would report a hang-up of the client again and again, even for a socket without
-        // events.
+        // `poll` reports a hang-up of the client again and again, even without events.
         let watched = if events.is_empty() { 1 } else { 2 };
         if wants_output || (wants_input && self.is_idle()) {
             self.member.note_idle(self.work.last(now));
         } else {
-            // The connection waits for the device or for memory: the client's idle time begins
-            // after that.
+            // It waits for the device or for memory, after which the client's idle time begins.
             self.work.done();
         }
         let polled = poll(&mut fds[..watched], timeout.as_ref());
@@ -410,8 +406,7 @@ impl<'a> Connection<'a> {
         if deadline == Some(Duration::ZERO) {
             return Err(Fault::Broken(self.lateness(wants_output)));
         }
-        // While the client stalls, the loop soon checks again whether other clients wait for its
-        // memory.
+        // A client that stalls is soon checked again for memory that other clients wait for.
         let look = stalled.map(|_| self.service.limits.stall_timeout_under_pressure);
         let timeout = deadline.into_iter().chain(look).min();
         Ok(timeout.and_then(|left| Timespec::try_from(left).ok()))

@@ -19,15 +19,14 @@ pub struct Export {
 }
 
 impl Export {
-    /// Offers `device` as `name`, which may have 4096 bytes and no NUL. The export is read-only if
-    /// the device is.
+    /// Offers `device` as `name`: at most 4096 bytes, no NUL. Read-only if the device is.
     pub fn new(name: impl Into<String>, device: Arc<dyn BlockDevice>) -> Self {
         let read_only = device.geometry().read_only;
         let (name, description, counters) = (name.into(), String::new(), Arc::default());
         Self { name, description, device, read_only, counters }
     }
 
-    /// Adds a description for people, which may have 4096 bytes and no NUL.
+    /// Adds a description for people: at most 4096 bytes, no NUL.
     #[must_use]
     pub fn description(mut self, description: impl Into<String>) -> Self {
         self.description = description.into();
@@ -70,8 +69,8 @@ impl Exports {
     /// Checks the exports' names and descriptions.
     ///
     /// # Errors
-    /// [`ServeError::Export`] if there is no export, two have one name, or a string breaks the
-    /// protocol's limits.
+    /// [`ServeError::Export`]: no export, two with one name, or a string beyond the protocol's
+    /// limits.
     pub(super) fn new(exports: Vec<Export>) -> Result<Self, ServeError> {
         if exports.is_empty() {
             return Err(ServeError::Export(

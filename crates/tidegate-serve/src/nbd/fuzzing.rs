@@ -238,7 +238,7 @@ mod tests {
         )
     }
 
-    /// Puts a cut before every piece, as [`transmission`] takes them.
+    /// Puts the length of each piece before the piece, as [`transmission`] expects.
     fn cut(bytes: &[u8], lens: &[u8]) -> Vec<u8> {
         let (mut rest, mut lens) = (bytes, lens.iter().cycle());
         let mut all = Vec::new();

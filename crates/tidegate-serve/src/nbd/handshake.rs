@@ -327,8 +327,7 @@ fn parse_info(data: &[u8]) -> Option<(&str, Cursor<'_>)> {
 }
 
 /// Parses the data of `LIST_META_CONTEXT` and `SET_META_CONTEXT`: an export's name, and whether the
-/// queries select `base:allocation`. A list also selects by namespace, and everything if it has no
-/// query.
+/// queries select `base:allocation`. A list also selects by namespace, or all without queries.
 fn parse_queries(data: &[u8], set: bool) -> Option<(&str, bool)> {
     let mut cursor = Cursor(data);
     let name = cursor.string()?;

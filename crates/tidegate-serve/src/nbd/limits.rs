@@ -7,8 +7,8 @@ use super::{Export, ServeError};
 
 /// The least memory for requests, in bytes: one of the largest requests must be possible.
 pub const MEMORY_BYTES_MIN: usize = 64 << 20;
-/// The least memory for leases, in bytes: three quarters are enough for one of the largest
-/// requests.
+/// The least memory for leases, in bytes: large requests get three quarters, enough for the
+/// largest.
 pub(super) const LEASED_BYTES_MIN: usize = MEMORY_BYTES_MIN / 4 * 3;
 
 /// Limits for clients.
@@ -24,21 +24,18 @@ pub struct Limits {
     pub memory_bytes: usize,
     /// Data of one read or write, in bytes: at least a block, at most 32 MiB, a power of two.
     pub max_request_bytes: u32,
-    /// Data of one connection's requests that may wait in memory, in bytes. One request is always
-    /// accepted.
+    /// Data of one connection's requests that may wait in memory, in bytes; one always may.
     pub in_flight_bytes: usize,
     /// Requests of one connection that may be started and not complete.
     pub in_flight_requests: usize,
     /// Timeout of a client's handshake.
     pub handshake_timeout: Duration,
-    /// Timeout within which a client must take some of its answers, or send some data of a write
-    /// that it has begun.
+    /// Timeout within which a client must take some of its answers, or send some data of its write.
     pub stall_timeout: Duration,
     /// Timeout within which a client that holds memory while other clients wait for memory must
     /// take or send 1 MiB, or all that is left where that is less.
     pub stall_timeout_under_pressure: Duration,
-    /// At the limit of connections: time after which a connection without any request gives up its
-    /// place.
+    /// At the limit of connections: a connection without any request gives up its place after this.
     pub silent_timeout: Duration,
     /// At the limit of connections: time after which any connection gives up its place if its
     /// client has had no request done, and has neither sent nor taken 64 KiB. Connections that have

@@ -11,8 +11,7 @@
 //! Entry points: [`ServerBuilder`] makes a [`Server`] of [`Export`]s; [`Server::run`] serves until
 //! its [`StopHandle`] says stop. Inside, bytes go through `transport` (socket or TLS), `connection`
 //! (the event loop), and `handshake` or `session` (the protocol without I/O; encoding in
-//! `protocol`, rules in `transmission`). Requests that wait go through the `queue` that front ends
-//! share.
+//! `protocol`, rules in `transmission`). Requests that wait go through the front ends' `queue`.
 
 mod buffer;
 mod connection;

@@ -5,8 +5,8 @@
 //! shorter timeouts, or all that is left where that is less: a client that takes a byte a second
 //! would keep its memory for days.
 //!
-//! [`Work`] tells how long a client has done nothing: at the limit of connections an idle client
-//! gives up its place.
+//! [`Work`] tells how long a client has been idle: at the limit of connections it gives up its
+//! place.
 
 use std::time::{Duration, Instant};
 
@@ -33,8 +33,7 @@ struct Lap {
 /// The pace of one client.
 #[derive(Default)]
 pub(super) struct Pace {
-    /// Time since when the client has moved nothing; `None` if it has moved bytes since the last
-    /// look.
+    /// Start of a period without moved bytes; `None` if bytes moved since the last look.
     still_since: Option<Instant>,
     /// `None` if no other client waits for this one's memory, or before the next lap begins.
     lap: Option<Lap>,
@@ -87,8 +86,7 @@ impl Pace {
     }
 }
 
-/// Bytes that count as work even if no request ends with them: a slow client may take long for a
-/// large request.
+/// Bytes that count as work even before their request ends: a large one may take long.
 const WORK_BYTES: usize = 64 << 10;
 
 /// The time of a client's last activity that counts.
@@ -113,8 +111,7 @@ impl Work {
         self.moved(WORK_BYTES);
     }
 
-    /// Returns the time of the client's last work. Work since the previous call counts as done at
-    /// `now`.
+    /// Returns the time of the last work. Work since the previous call counts as done at `now`.
     pub(super) fn last(&mut self, now: Instant) -> Instant {
         if self.moved_bytes >= WORK_BYTES {
             *self = Self::new(now);

@@ -97,16 +97,14 @@ impl ServerBuilder {
         self
     }
 
-    /// Sends lines about misbehaving clients to `sink`, standard error by default. Their rate is
-    /// limited.
+    /// Sends lines about misbehaving clients to `sink`, at a limited rate. Default: standard error.
     #[must_use]
     pub fn log(mut self, sink: LogSink) -> Self {
         self.log = Some(sink);
         self
     }
 
-    /// Listens at `addresses`. Clients can connect from now on; the server serves them once it
-    /// runs.
+    /// Listens at `addresses`. Clients can connect from now on; [`Server::run`] serves them.
     ///
     /// # Errors
     /// [`ServeError::Export`], [`ServeError::Limit`], [`ServeError::InUse`] or [`ServeError::Io`].
@@ -269,8 +267,7 @@ fn start_connection(
     let serve = move || {
         let shared = &entry.shared;
         let connection = Connection::new(&shared.service, entry.id, socket, &entry.member);
-        // The socket closes after the connection is counted as failed: a client that sees the end
-        // finds it counted.
+        // The socket closes after the count: a client that sees its end finds it counted.
         let (served, _connection) = match connection {
             Ok(mut connection) => (connection.serve(), Some(connection)),
             Err(fault) => (Err(fault), None),

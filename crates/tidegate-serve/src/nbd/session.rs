@@ -2,12 +2,11 @@
 //!
 //! Invariants:
 //! 1. A request's data is buffered only after its header was checked. Of one connection at most
-//!    `in_flight_bytes` of data wait in payloads, and at most `in_flight_requests` requests are
-//!    started and not complete.
+//!    `in_flight_bytes` of data wait in payloads, and `in_flight_requests` requests are in
+//!    progress.
 //! 2. [`Session::run`] stops while more than [`Share::high_water_bytes`] of replies wait, so a
 //!    client that does not read its replies gets no more.
-//! 3. Every sound request gets exactly one reply; requests that were started are answered as they
-//!    finish.
+//! 3. Every sound request gets exactly one reply; started requests are answered as they finish.
 //! 4. The device first gets each request to run at once. Requests that it hands back, or that the
 //!    connection's buffers are too small for, take leased memory.
 //!
@@ -43,8 +42,7 @@ const STARTED_BYTES: usize = 1024;
 const DONE_KEPT: usize = 64;
 /// Memory that is kept for assembling the next reply.
 const SCRATCH_KEPT_BYTES: usize = 1024;
-/// Largest data of a refused write that is read and dropped; a client that sends more is
-/// disconnected.
+/// Largest data of a refused write that is skipped; a client that sends more is disconnected.
 const MAX_SKIP_BYTES: u32 = 64 << 20;
 
 /// Why [`Session::run`] stopped.
@@ -355,8 +353,7 @@ impl Session {
     }
 
     /// Runs a command without data at once, or starts it if it has to wait. A trim that is done
-    /// while its flush has to wait is repeated with the flush. Returns false if too much is in
-    /// flight.
+    /// while its flush has to wait is repeated with it. Returns false if too much is in flight.
     fn control(&mut self, command: &Command, what: Control, output: &mut Output) -> bool {
         let Some((mut operation, then)) = operation_of(command, what) else {
             self.finish_write(command, Ok(()), output);
@@ -391,8 +388,7 @@ impl Session {
         (joined([&simple_reply(0, command.cookie)]), SIMPLE_REPLY_BYTES)
     }
 
-    /// Writes from the input if the data is there or will be soon. Otherwise starts to receive the
-    /// data into a payload.
+    /// Writes from the input if the data is there or soon will be, or begins to receive a payload.
     fn start_write(
         &mut self,
         command: &Command,
@@ -423,8 +419,7 @@ impl Session {
         None
     }
 
-    /// Moves data that came with the header to the payload. Starts the write when the data is
-    /// whole.
+    /// Moves data from the input to the payload. Starts the write when the data is whole.
     fn finish_incoming(&mut self, input: &mut Input, output: &mut Output) -> Option<Progress> {
         let space = self.payload_space();
         let len = space.len().min(input.unread().len());
@@ -443,8 +438,7 @@ impl Session {
         None
     }
 
-    /// Returns whether the request may start beside others. One request always may start, since the
-    /// longest must be possible.
+    /// Returns whether the request may start beside others. One always may, even the longest.
     fn may_start(&mut self, command: &Command, output: &Output) -> bool {
         let waiting = self.payload_bytes + output.owned_bytes();
         let fits = waiting == 0 || waiting + command.data_bytes() <= self.limits.in_flight_bytes;
@@ -465,8 +459,8 @@ impl Session {
         self.lease.is_wanted()
     }
 
-    /// Returns whether the system had memory for requests since the last call, or `None` if no
-    /// request needed any.
+    /// Returns whether the system had memory for requests since the last call, if any needed
+    /// memory.
     pub(super) fn take_memory_result(&mut self) -> Option<MemoryResult> {
         self.memory_result.take()
     }
@@ -528,8 +522,7 @@ impl Session {
         }
     }
 
-    /// Sends a read's data: copies short data next to other replies, and sends long data from its
-    /// payload.
+    /// Sends a read's data: short data is copied next to other replies, long data is not.
     fn push_read(&mut self, command: &Command, mut payload: IoBuffer, output: &mut Output) {
         let (header, header_len) = self.read_header(command);
         let header = &header[..header_len];
@@ -596,7 +589,7 @@ mod tests {
 
     const DEVICE_BYTES: usize = 1 << 20;
 
-    /// A client of a device whose every block has been written with ones.
+    /// A client of a device filled with ones.
     struct Scene {
         session: Session,
         input: Input,
@@ -621,7 +614,7 @@ mod tests {
             }
         }
 
-        /// Receives `bytes` in pieces as a connection does; hands back all that was to be sent.
+        /// Receives `bytes` in pieces as a connection does. Returns all bytes to send.
         fn exchange(&mut self, mut bytes: &[u8]) -> Vec<u8> {
             let mut sent = Vec::new();
             while !bytes.is_empty() {

@@ -1,5 +1,4 @@
-//! Memory of one connection beside its leases: an equal share of a quarter of the memory for
-//! requests.
+//! Memory of one connection beside its leases: an equal share of a quarter of all memory.
 //!
 //! Invariant: the shares of all connections and all leases together are at most
 //! [`Limits::memory_bytes`].
@@ -22,8 +21,7 @@ const INPUT_BYTES: usize = 256 << 10;
 const HIGH_WATER_BYTES: usize = 128 << 10;
 /// Space for the headers of a reply.
 const HEADERS_BYTES: usize = 1024;
-/// The largest output: below the high water, the longest reply still fits that is read into the
-/// output.
+/// The largest output: the longest reply fits, even when the high water is just not reached.
 const OUTPUT_BYTES: usize = HIGH_WATER_BYTES + ATTEMPT_BYTES + HEADERS_BYTES;
 /// The smallest input and output together: they hold the longest option of a handshake, a write of
 /// 4 KiB that waits, and the longest reply that carries no data, an answer about 1024 extents.

@@ -6,14 +6,12 @@ use tidegate::device::spell::{Said, Spell};
 
 use crate::log::Log;
 
-/// One kind of shortage, which is logged when it begins, once a minute while it goes on, and when
-/// it is over.
+/// One kind of shortage, logged when it begins, once a minute while it lasts, and at its end.
 #[derive(Default)]
 pub(super) struct Shortage(Spell);
 
 impl Shortage {
-    /// Logs that the shortage happens: `what` and its consequence `then`, unless they were logged
-    /// less than a minute ago.
+    /// Logs that the shortage happens: `what` and its consequence `then`, at most once a minute.
     pub(super) fn note(&self, log: &Log, what: &str, then: &str) {
         match self.0.failed(Instant::now()) {
             Some(Said::Begins) => log.line(&format!("nbd: {what}; {then}")),

@@ -131,8 +131,7 @@ pub(super) fn check(request: &Request, rules: &Rules) -> std::result::Result<Com
     Ok(Command { kind: kind_of(request.command), action, cookie, offset, len })
 }
 
-/// Returns the kind of a request in the statistics, or `None` for an unknown request and for a
-/// goodbye.
+/// Returns the kind of a request in the statistics; `None` if it is unknown or a goodbye.
 pub(super) fn kind_of(command: u16) -> Option<Kind> {
     Some(match command {
         cmd::READ => Kind::Read,
@@ -246,8 +245,7 @@ pub(super) fn operation_of(command: &Command, control: Control) -> Option<(Owned
     })
 }
 
-/// Returns at most `most` extents, together no longer than `len`, with neighbours of one state
-/// joined.
+/// Joins neighbours of one state. Returns at most `most` extents, together no longer than `len`.
 pub(super) fn fit(extents: Vec<Extent>, offset: u64, len: u64, most: usize) -> Vec<Extent> {
     let mut left = len;
     let mut fitted: Vec<Extent> = Vec::with_capacity(extents.len().min(most));

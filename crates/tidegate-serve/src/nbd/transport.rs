@@ -20,21 +20,18 @@ impl Transport {
         Self { socket: Socket(socket), tls: None }
     }
 
-    /// Asks the system to hold at most about `bytes` to send. A system that refuses holds more,
-    /// which is harmless.
+    /// Asks the system to hold about `bytes` to send at most. A refusal is harmless.
     pub(super) fn limit_send_buffer(&self, bytes: usize) {
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&self.socket.0, bytes);
     }
 
-    /// Sends and receives everything through `tls` from now on, which holds back at most
-    /// `buffer_bytes`.
+    /// Sends and receives through `tls` from now on, which holds back at most `buffer_bytes`.
     pub(super) fn start_tls(&mut self, mut tls: ServerConnection, buffer_bytes: usize) {
         tls.set_buffer_limit(Some(buffer_bytes));
         self.tls = Some(Box::new(tls));
     }
 
-    /// Receives into `first`, then `second`; at least one must not be empty. Returns 0 if the
-    /// client has closed.
+    /// Receives into `first`, then `second`, not both empty. Returns 0 if the client has closed.
     pub(super) fn receive(&mut self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
         match &mut self.tls {
             None if first.is_empty() => self.socket.read(second),
@@ -120,8 +117,7 @@ fn receive_tls(
             return Ok(0);
         }
         let processed = tls.process_new_packets();
-        // The answer may be an alert that tells the client the error: it is sent before the
-        // connection fails.
+        // The answer may be an alert that tells the client the error: it goes out first.
         let flushed = flush_tls(tls, socket);
         processed.map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
         flushed?;

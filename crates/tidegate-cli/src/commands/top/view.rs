@@ -91,8 +91,7 @@ impl View<'_> {
         format!("errors     {} in all, {}/s", whole_number(all), number(rate))
     }
 
-    /// Describes the data that tier `at` has still to write below, and the time that takes at the
-    /// present rate.
+    /// Describes the pending data of tier `at`, and the time to write it below at the present rate.
     fn dirty(&self, at: usize, tier: &State) -> Option<String> {
         let (level, pending) = (tier.level.name(), tier.pending_bytes);
         let holds_nothing = !["log_ring_bytes", "cache_dirty_bytes", "dram_capacity_bytes"]
