@@ -1,7 +1,7 @@
 //! Hooks: closing and copying descriptors.
 //!
-//! Invariant: a descriptor is forgotten before it is closed: then its number is free for another
-//! thread.
+//! Invariant: a hook forgets a descriptor before it closes it. After the close, another thread can
+//! get the same number.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -15,7 +15,7 @@ use crate::session::{self, Recorder};
 use crate::stream;
 use crate::table::{self, DESCRIPTORS, Known};
 
-/// Forgets `fd`, which is about to be closed, and tells of it.
+/// Forgets `fd`, which is about to be closed, and reports the close to the recorder.
 fn closing(fd: c_int) {
     session::recording(|recorder| {
         if recorder.has_own_memory() {
@@ -32,7 +32,7 @@ fn forget(recorder: Recorder, fd: c_int) {
     }
 }
 
-/// Forgets the descriptors of these numbers.
+/// Forgets the descriptors from `first` to `last`, which are about to be closed.
 fn closing_all(first: c_uint, last: c_uint) {
     session::recording(|recorder| {
         if recorder.has_own_memory() {
@@ -43,7 +43,7 @@ fn closing_all(first: c_uint, last: c_uint) {
     });
 }
 
-/// Notes that `copy` is what `original` is, if it is a descriptor.
+/// Records `copy` as a duplicate of `original` if the call returned a descriptor; returns `copy`.
 fn copied(original: c_int, copy: c_int) -> c_int {
     if copy >= 0 && copy != original {
         session::recording(|recorder| {
@@ -65,12 +65,12 @@ fn note_copy(recorder: Recorder, original: c_int, copy: c_int) {
     table::set(copy, known);
 }
 
-/// What `fcntl` has done.
+/// Records the effect of an `fcntl` call that returned `result`; returns `result`.
 fn controlled(fd: c_int, command: c_int, result: c_int) -> c_int {
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copied(fd, result),
         libc::F_SETFL => {
-            // Whether it appends is looked at again.
+            // `O_APPEND` may have changed: the flags are read again at the next use.
             session::recording(|recorder| {
                 if matches!(table::get(fd), Some(Known::File(_))) {
                     appeared(recorder, fd, false);
@@ -88,13 +88,13 @@ hooks! {
         call()
     };
     [fclose](file: *mut FILE) -> c_int => |call| {
-        // SAFETY: the program's own stream.
+        // SAFETY: the program passed this stream to `fclose`, so it is open.
         closing(unsafe { stream::account(file) });
         call()
     };
     [closedir](directory: *mut c_void) -> c_int => |call| {
         if !directory.is_null() {
-            // SAFETY: the program's own stream of a folder.
+            // SAFETY: the program passed this directory stream to `closedir`, so it is open.
             closing(unsafe { libc::dirfd(directory.cast()) });
         }
         call()

@@ -1,7 +1,7 @@
-//! Files: what is told when one is seen for the first time, identities, and paths.
+//! Files: reports at first sight, identities, and paths.
 //!
-//! Invariant: a file's number is told before it is noted for a descriptor, so that an event of it
-//! comes after.
+//! Invariant: a file's number is reported before the table maps a descriptor to the number. So the
+//! recorder sees the number before any event that uses it.
 #![allow(unsafe_code)] // the program's descriptors and strings
 
 use std::ffi::{CStr, c_char, c_int};
@@ -20,7 +20,8 @@ const PATH_BYTES: usize = 4096;
 /// Memory for a path.
 pub(crate) struct PathBuffer([u8; PATH_BYTES]);
 
-/// The file of `fd`; none if that is no storage, or cannot be noted.
+/// Returns the file of `fd`, or `None` if `fd` is not storage or its number is too large for the
+/// table.
 pub(crate) fn of(recorder: Recorder, fd: c_int) -> Option<File> {
     match table::get(fd) {
         Some(Known::File(file)) => Some(file),
@@ -35,7 +36,7 @@ pub(crate) fn of(recorder: Recorder, fd: c_int) -> Option<File> {
     }
 }
 
-/// Looks at a descriptor for the first time, and tells of its file.
+/// Examines a descriptor for the first time, and reports its file.
 fn meet(recorder: Recorder, fd: c_int) -> Option<File> {
     let found = stat(borrowed(fd), c"", AtFlags::EMPTY_PATH)?;
     if !is_storage(&found) {
@@ -45,7 +46,7 @@ fn meet(recorder: Recorder, fd: c_int) -> Option<File> {
         return None;
     }
     let flags = rustix::fs::fcntl_getfl(borrowed(fd)).unwrap_or(OFlags::empty());
-    // Half of the numbers are the table's.
+    // 30 bits: a table entry stores the number and the append bit, and must differ from `OTHER`.
     let number = recorder.file_number() & (u32::MAX >> 2);
     let file = File { number, appends: flags.contains(OFlags::APPEND) };
     let [device, inode, created_ns] = identity(&found);
@@ -64,7 +65,7 @@ fn meet(recorder: Recorder, fd: c_int) -> Option<File> {
     Some(file)
 }
 
-/// Tells that something was done that no event tells.
+/// Reports an operation that changes or reads files without events.
 pub(crate) fn count(recorder: Recorder, what: Unseen) {
     recorder.tell_of_process(Event::new(Kind::Unseen).with([u64::from(what as u8)]), &[]);
 }
@@ -74,17 +75,17 @@ fn is_storage(found: &Statx) -> bool {
     matches!(kind, FileType::RegularFile | FileType::Directory | FileType::BlockDevice)
 }
 
-/// Whether it is an ordinary file.
+/// Returns whether the file is a regular file.
 pub(crate) fn is_regular(found: &Statx) -> bool {
     FileType::from_raw_mode(found.stx_mode.into()) == FileType::RegularFile
 }
 
-/// Whether it is a folder.
+/// Returns whether the file is a directory.
 pub(crate) fn is_folder(found: &Statx) -> bool {
     FileType::from_raw_mode(found.stx_mode.into()) == FileType::Directory
 }
 
-/// Device, inode, and time of creation in nanoseconds, 0 where the file system has none.
+/// Returns device, inode, and creation time in nanoseconds (0 if the file system stores none).
 pub(crate) fn identity(found: &Statx) -> [u64; 3] {
     let device = u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor);
     let created = &found.stx_btime;
@@ -93,17 +94,17 @@ pub(crate) fn identity(found: &Statx) -> [u64; 3] {
     [device, found.stx_ino, created_ns]
 }
 
-/// What the kernel says of an open file.
+/// Returns the status of an open file, or `None` on failure.
 pub(crate) fn stat_open(fd: c_int) -> Option<Statx> {
     stat(borrowed(fd), c"", AtFlags::EMPTY_PATH)
 }
 
-/// What the kernel says of the file that a name stands for; of a symbolic link where `follows` is
-/// false.
+/// Returns the status of the file that a path names, or `None` on failure. Follows a symbolic link
+/// at the end of the path only if `follows` is set.
 ///
 /// # Safety
-/// `path` is what the program gives to a function that takes a path in `directory`: the kernel
-/// looks whether it can be read.
+/// `path` is an argument that the program passes to a function that takes a path in `directory`.
+/// The kernel checks whether the path is readable.
 pub(crate) unsafe fn stat_path(
     directory: c_int,
     path: *const c_char,
@@ -112,9 +113,9 @@ pub(crate) unsafe fn stat_path(
     let flags = if follows { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
     let mut found = std::mem::MaybeUninit::<libc::statx>::zeroed();
     let wanted = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
-    // SAFETY: memory for the answer; the kernel checks the path.
+    // SAFETY: `found` has space for the structure; the kernel checks the path.
     let done = unsafe { libc::statx(directory, path, flags, wanted, found.as_mut_ptr()) };
-    // SAFETY: both are the kernel's structure, zeroed, then filled.
+    // SAFETY: both types have the layout of the kernel's `statx`, which was zeroed and then filled.
     (done == 0).then(|| unsafe { std::mem::transmute(found) })
 }
 
@@ -122,27 +123,27 @@ fn stat(fd: BorrowedFd<'_>, path: &CStr, flags: AtFlags) -> Option<Statx> {
     rustix::fs::statx(fd, path, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME).ok()
 }
 
-/// The position of a descriptor.
+/// Returns the position of a descriptor, or `None` if the descriptor has none.
 pub(crate) fn position(fd: c_int) -> Option<u64> {
     rustix::fs::seek(borrowed(fd), SeekFrom::Current(0)).ok()
 }
 
 fn borrowed(fd: c_int) -> BorrowedFd<'static> {
-    // SAFETY: the number is used as one only, and is no -1: what it refers to is the program's,
-    // whatever that does, and the kernel refuses one that is closed.
+    // SAFETY: the number is not negative and is used only as an argument of system calls. The
+    // kernel refuses a number that is closed.
     unsafe { BorrowedFd::borrow_raw(fd.max(0)) }
 }
 
-/// The bytes of a path of the program.
+/// Returns the bytes of a path of the program.
 ///
 /// # Safety
-/// A call of the kernel with this path has just succeeded: it can be read, and stays as long as the
+/// A system call with this path has just succeeded: the path is readable, and stays valid while the
 /// hook runs.
 pub(crate) unsafe fn text<'a>(path: *const c_char) -> &'a [u8] {
     if path.is_null() {
         return b"";
     }
-    // SAFETY: as promised.
+    // SAFETY: not null, and the caller has seen a system call read this string.
     unsafe { CStr::from_ptr(path) }.to_bytes()
 }
 
@@ -151,7 +152,7 @@ impl PathBuffer {
         Self([0; PATH_BYTES])
     }
 
-    /// The path of the file of `fd`; empty where the kernel does not say.
+    /// Returns the path of the file of `fd`, or an empty path if the kernel reports none.
     pub(crate) fn of_descriptor(&mut self, fd: c_int) -> &[u8] {
         let mut link = [0_u8; 32];
         let mut rest = &mut link[..31];
@@ -162,7 +163,7 @@ impl PathBuffer {
         }
     }
 
-    /// The folder that a relative path begins in; empty for one that is not relative.
+    /// Returns the directory at which a relative path begins; empty if `path` is absolute.
     pub(crate) fn of_folder(&mut self, directory: c_int, path: &[u8]) -> &[u8] {
         if path.first() == Some(&b'/') {
             b""
@@ -173,7 +174,7 @@ impl PathBuffer {
         }
     }
 
-    /// What a symbolic link says.
+    /// Returns the target of a symbolic link, or an empty path on failure.
     pub(crate) fn of_link(&mut self, link: &CStr) -> &[u8] {
         let len = rustix::fs::readlinkat_raw(rustix::fs::CWD, link, &mut self.0[..]);
         self.0.get(..len.unwrap_or(0)).unwrap_or(b"")

@@ -1,7 +1,8 @@
-//! How hooks are declared, and the functions that they stand in front of.
+//! Declaration of hooks, and the functions that they interpose on.
 //!
-//! A module declares its hooks by [`hooks`], which also makes its function `resolve`: it looks all
-//! functions up when the library is loaded, since looking up takes the dynamic linker's lock.
+//! A module declares its hooks by [`hooks`], which also generates the module's function `resolve`.
+//! It looks up all functions when the library is loaded, because a lookup takes the dynamic
+//! linker's lock.
 #![allow(unsafe_code)] // the hooks are C functions, and call others
 
 use std::ffi::c_int;
@@ -9,9 +10,9 @@ use std::ptr;
 
 use crate::session;
 
-/// What a function returns where it fails.
+/// A result type of a hooked function.
 pub(crate) trait Failure {
-    /// That value.
+    /// The value that a function returns on failure.
     const FAILED: Self;
 }
 
@@ -35,25 +36,25 @@ impl<T> Failure for *mut T {
     const FAILED: Self = ptr::null_mut();
 }
 
-/// The result of a function that no library has.
+/// Returns the failure of a function that no library provides, with `errno` `ENOSYS`.
 #[cold]
 pub(crate) fn missing<R: Failure>() -> R {
     session::set_errno(libc::ENOSYS);
     R::FAILED
 }
 
-/// Declares hooks: names of functions with one signature, and what is done in their place. `call`
-/// makes the call itself, once.
+/// Declares hooks: names of functions with one signature, and the body that runs instead of them.
+/// The body calls `call` once to make the original call.
 macro_rules! hooks {
     ($([$($name:ident)+] $arguments:tt -> $result:ty => |$call:ident| $body:expr;)*) => {
-        /// The functions behind the hooks.
+        /// The functions that the hooks interpose on.
         #[allow(non_upper_case_globals)]
         mod real {
             #[allow(unused_imports)]
             use super::*;
             $($($crate::hook::real! { $name $arguments $result })+)*
 
-            /// Looks all of them up.
+            /// Looks up all functions of this module.
             pub(crate) fn resolve() {
                 $($( $name.get(); )+)*
             }
@@ -69,7 +70,7 @@ macro_rules! real {
     ($name:ident ($($argument:ident: $kind:ty),*) $result:ty) => {
         pub(crate) static $name:
             tidegate_interpose::Next<unsafe extern "C-unwind" fn($($kind),*) -> $result> =
-            // SAFETY: the type is that of the C library's manual.
+            // SAFETY: the type matches the signature in the C library's manual.
             unsafe {
                 tidegate_interpose::Next::new(
                     match std::ffi::CStr::from_bytes_with_nul(
@@ -89,8 +90,8 @@ macro_rules! hook {
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
             let $call = || match real::$name.get() {
-                // SAFETY: the same function with the program's own arguments; one that is not
-                // given is not looked at.
+                // SAFETY: the same signature, with the program's arguments. The C function does not
+                // read an argument that the program did not pass.
                 Some(next) => unsafe { next($($argument),*) },
                 None => $crate::hook::missing(),
             };

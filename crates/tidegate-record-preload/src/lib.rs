@@ -1,25 +1,24 @@
-//! The library that `tidegate record` preloads into a program and all that it starts.
+//! The library that `tidegate record` preloads into a program and its descendants.
 //!
-//! Its functions stand in front of the C library's. Each makes the call as the C library would,
-//! and then tells the recorder, through [`tidegate_record::rings`], what the call did. A sync is
-//! told before it is made: what other threads write while it lasts is not covered by it.
+//! Its functions interpose on those of the C library. Each makes the original call, and then
+//! reports the call's effect to the recorder through [`tidegate_record::rings`]. A sync is reported
+//! before the call, because the sync does not cover what other threads write during it.
 //!
 //! # Invariants
-//! 1. The program sees what the C library's function does: results, `errno`, cancellation. What
-//!    cannot be recorded is counted.
-//! 2. Hooks allocate nothing, take no lock that waits, and start nothing. They may run before this
-//!    library is set up, in signal handlers, and in children of `fork` and `vfork`. A hook waits
-//!    only while all rings are full.
-//! 3. System calls beside the program's own: one for the position of a descriptor that has just
-//!    been read or written there, two to four when a file is seen for the first time, one before a
-//!    name changes. None changes anything.
+//! 1. The program sees the results, `errno` and cancellation points of the C library's functions.
+//!    The library counts operations that it cannot record.
+//! 2. Hooks allocate no memory, take no blocking lock, and start no thread or process. They may run
+//!    before this library is initialized, in signal handlers, and in children of `fork` and
+//!    `vfork`. A hook waits only while all rings are full.
+//! 3. Extra system calls: one for the position of a descriptor after a read or write there, two to
+//!    four when a file is first seen, one before a change of a name. None of them changes state.
 //!
 //! # Map
 //! - the program's calls: `open`, `close`, `transfer` (reads and writes), `sync`, `names` (and
-//!   sizes), `stream` (`FILE`), `program` (`exec`), `unseen` (what is only counted);
-//! - `session` (this process, its rings), `table` (what each descriptor is), `files` (a file seen
-//!   for the first time, identities, paths);
-//! - `hook` (how a hook is declared, and the C library's function behind it).
+//!   sizes), `stream` (`FILE`), `program` (`exec`), `unseen` (calls that are only counted);
+//! - `session` (this process and its rings), `table` (the file of each descriptor), `files` (files
+//!   at first sight, identities, paths);
+//! - `hook` (declaration of hooks, and the C library's functions behind them).
 
 mod close;
 mod files;

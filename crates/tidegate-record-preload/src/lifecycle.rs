@@ -1,4 +1,4 @@
-//! What is done when the library is loaded, and when the process ends.
+//! Initialization when the library is loaded, and the last reports when the process ends.
 #![allow(unsafe_code)] // the functions that the loader runs
 
 use tidegate_record::event::{Event, Kind};
@@ -19,7 +19,7 @@ extern "C" fn loaded() {
     sync::resolve();
     transfer::resolve();
     unseen::resolve();
-    // SAFETY: takes nothing. What an older C library lacks is no error of the program's.
+    // SAFETY: takes no argument. It clears the error of a function that an older C library lacks.
     unsafe { libc::dlerror() };
     session::begin();
     session::recording(|recorder| {

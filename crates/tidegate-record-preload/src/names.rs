@@ -1,7 +1,7 @@
 //! Hooks: names of files, and their sizes.
 //!
-//! Invariant: which files a change of names is about is asked before it is made, since a name that
-//! is taken away says nothing after; that it was made is told when it was.
+//! Invariant: the hook looks up the affected files before the call, because a removed name no
+//! longer leads to its file. It reports the change only after the call has succeeded.
 #![allow(unsafe_code)] // C's calling convention and strings
 
 use std::ffi::{c_char, c_int, c_uint};
@@ -14,7 +14,7 @@ use crate::files::{self, PathBuffer, identity, stat_path, text};
 use crate::hook::hooks;
 use crate::session;
 
-/// A path as a function takes it.
+/// A path argument, and the directory that a relative path starts from.
 #[derive(Clone, Copy)]
 struct Name {
     directory: c_int,
@@ -26,36 +26,36 @@ impl Name {
         Self { directory, path }
     }
 
-    /// The file that it stands for, if this process is recorded.
+    /// Returns the status of the file that the path names, if this process is recorded.
     ///
     /// # Safety
-    /// As for [`stat_path`].
+    /// The condition of [`stat_path`].
     unsafe fn found(self, follows: bool) -> Option<Statx> {
         let mut found = None;
         session::recording(|_| {
-            // SAFETY: as promised.
+            // SAFETY: the caller fulfils the condition of `stat_path`.
             found = unsafe { stat_path(self.directory, self.path, follows) };
         });
         found
     }
 }
 
-/// Makes a call that changes what `name` stands for, and tells of it, if it succeeds, by an event
-/// of `kind` whose arguments are those that `given` makes of the file.
+/// Makes a call that changes the file or name of `name`. On success, reports an event of `kind`
+/// with the arguments that `given` computes from the file's status before the call.
 ///
 /// # Safety
-/// As for [`stat_path`], and the call is made with this path.
+/// The condition of [`stat_path`], and `call` uses this path.
 unsafe fn changing<const N: usize>(
     name: Name,
     (kind, follows): (Kind, bool),
     given: impl FnOnce(&Statx) -> [u64; N],
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: as promised.
+    // SAFETY: the caller fulfils the condition of `stat_path`.
     let before = unsafe { name.found(follows) };
     let result = call();
     if let (0, Some(found)) = (result, before) {
-        // SAFETY: the call has succeeded.
+        // SAFETY: the call with this path has succeeded.
         unsafe { tell(name, Event::new(kind).with(given(&found))) };
     }
     result
@@ -65,14 +65,14 @@ unsafe fn changing<const N: usize>(
 /// A call with this path has just succeeded.
 unsafe fn tell(name: Name, event: Event) {
     session::recording(|recorder| {
-        // SAFETY: as promised.
+        // SAFETY: a call with this path has just succeeded.
         let path = unsafe { text(name.path) };
         let mut buffer = PathBuffer::new();
         recorder.tell(event, &[buffer.of_folder(name.directory, path), path]);
     });
 }
 
-/// The file that loses a name, and how many it has; a folder has one.
+/// Returns the identity of the file that loses a name, and its number of links (1 for a directory).
 fn removed(found: &Statx) -> [u64; 4] {
     let [device, inode, created_ns] = identity(found);
     let names = if files::is_folder(found) { 1 } else { found.stx_nlink };
@@ -80,18 +80,18 @@ fn removed(found: &Statx) -> [u64; 4] {
 }
 
 /// # Safety
-/// As for [`changing`].
+/// The conditions of [`changing`].
 unsafe fn removing(name: Name, call: impl FnOnce() -> c_int) -> c_int {
-    // SAFETY: as promised.
+    // SAFETY: the caller fulfils the conditions of `changing`.
     unsafe { changing(name, (Kind::Removed, false), removed, call) }
 }
 
 /// # Safety
-/// As for [`changing`], for both paths.
+/// The conditions of [`changing`], for both paths.
 unsafe fn renaming(from: Name, to: Name, flags: c_uint, call: impl FnOnce() -> c_int) -> c_int {
-    // SAFETY: as promised.
+    // SAFETY: the caller fulfils the condition of `stat_path` for `from`.
     let file = unsafe { from.found(false) };
-    // SAFETY: as promised.
+    // SAFETY: the caller fulfils the condition of `stat_path` for `to`.
     let replaced = unsafe { to.found(false) };
     let result = call();
     let (0, Some(file)) = (result, file) else { return result };
@@ -100,7 +100,7 @@ unsafe fn renaming(from: Name, to: Name, flags: c_uint, call: impl FnOnce() -> c
         let [_, other_inode, other_created_ns] = replaced.as_ref().map_or([0; 3], identity);
         let given = [device, inode, created_ns, other_inode, other_created_ns];
         let event = Event::new(Kind::Renamed).with(given);
-        // SAFETY: the call has succeeded.
+        // SAFETY: the call with both paths has succeeded.
         let (old, new) = (unsafe { text(from.path) }, unsafe { text(to.path) });
         let (mut folder, mut new_folder) = (PathBuffer::new(), PathBuffer::new());
         let folder = folder.of_folder(from.directory, old);
@@ -115,16 +115,16 @@ unsafe fn renaming(from: Name, to: Name, flags: c_uint, call: impl FnOnce() -> c
     result
 }
 
-/// Makes a call that gives a file one more name, and tells of it.
+/// Makes a call that adds a name to a file, and reports the new name on success.
 ///
 /// # Safety
-/// A call with this new path.
+/// `call` uses the path of `to` as the new name.
 unsafe fn linking(to: Name, call: impl FnOnce() -> c_int) -> c_int {
     let result = call();
     if result == 0 {
-        // SAFETY: the call has succeeded.
+        // SAFETY: the call with this path has succeeded.
         if let Some(found) = unsafe { to.found(false) } {
-            // SAFETY: the call has succeeded.
+            // SAFETY: the call with this path has succeeded.
             unsafe { tell(to, Event::new(Kind::Linked).with(identity(&found))) };
         }
     }
@@ -132,18 +132,18 @@ unsafe fn linking(to: Name, call: impl FnOnce() -> c_int) -> c_int {
 }
 
 /// # Safety
-/// As for [`changing`].
+/// The conditions of [`changing`].
 unsafe fn resizing_path(path: *const c_char, len: off_t, call: impl FnOnce() -> c_int) -> c_int {
     let len = u64::try_from(len).unwrap_or(0);
     let given = |found: &Statx| {
         let [device, inode, created_ns] = identity(found);
         [len, device, inode, created_ns]
     };
-    // SAFETY: as promised.
+    // SAFETY: the caller fulfils the conditions of `changing`.
     unsafe { changing(Name::new(AT_FDCWD, path), (Kind::ResizedPath, true), given, call) }
 }
 
-/// Tells of an event of an open file whose arguments are these, if the call has succeeded.
+/// Reports an event of an open file if the call has succeeded; returns `result`.
 fn of_open<const N: usize>(kind: Kind, fd: c_int, given: [off_t; N], result: c_int) -> c_int {
     if result == 0 {
         session::recording(|recorder| {

@@ -1,5 +1,5 @@
-//! Hooks: opening files. Which file a descriptor is, is told when it is used; only what `O_TRUNC`
-//! does is told here.
+//! Hooks: opening files. The file of a descriptor is reported at the first use of the descriptor.
+//! Only the effect of `O_TRUNC` is reported here.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::{c_char, c_int, c_uint};
@@ -11,7 +11,7 @@ use crate::hook::hooks;
 use crate::session::{self, Recorder};
 use crate::table::{self, Known};
 
-/// `fd` was opened with these flags, or not.
+/// Notes the result of an open with `flags`, which may be a failure; returns `fd`.
 fn opened(fd: c_int, flags: c_int) -> c_int {
     if fd >= 0 {
         session::recording(|recorder| appeared(recorder, fd, flags & libc::O_TRUNC != 0));
@@ -19,8 +19,7 @@ fn opened(fd: c_int, flags: c_int) -> c_int {
     fd
 }
 
-/// `fd` is a descriptor of something that nothing is known of, and that was emptied if it
-/// `is_emptied`.
+/// Notes a new descriptor whose file is not examined yet. Reports the truncation if `is_emptied`.
 pub(crate) fn appeared(recorder: Recorder, fd: c_int, is_emptied: bool) {
     if recorder.has_own_memory() {
         table::set(fd, Known::Nothing);

@@ -1,5 +1,5 @@
-//! Hooks: executing programs, and ending. The recorder is told which program, and learns from its
-//! own start whether it is recorded.
+//! Hooks: executing programs, and ending. Hooks report the program's path. The new program's own
+//! start shows the recorder whether that program is recorded.
 #![allow(unsafe_code)] // C's calling convention and strings
 
 use std::ffi::{c_char, c_int, c_void};
@@ -17,13 +17,13 @@ fn this_process() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get().unsigned_abs()
 }
 
-/// Makes a call that does not return where it succeeds.
+/// Makes a call that returns only on failure, and reports the attempt and the failure.
 ///
 /// # Safety
-/// `path` is a string of the program, as the function wants it.
+/// `path` is a string that the program passes to the function.
 unsafe fn executing(path: *const c_char, call: impl FnOnce() -> c_int) -> c_int {
     session::recording(|recorder| {
-        // SAFETY: as promised.
+        // SAFETY: the caller passes a string of the program.
         tell(recorder, this_process(), unsafe { text(path) });
     });
     let result = call();
@@ -34,7 +34,7 @@ unsafe fn executing(path: *const c_char, call: impl FnOnce() -> c_int) -> c_int 
     result
 }
 
-/// A name without a slash is sent as it is: the recorder searches for it.
+/// Reports an execution. A name without a slash is sent unchanged: the recorder searches for it.
 fn tell(recorder: Recorder, process: u32, path: &[u8]) {
     let mut buffer = PathBuffer::new();
     let is_name = !path.contains(&b'/');
@@ -44,21 +44,22 @@ fn tell(recorder: Recorder, process: u32, path: &[u8]) {
 }
 
 /// # Safety
-/// A call that has returned `result`, has left the process's number at `process` and was given
-/// `path`.
+/// A call with `path` has returned `result` and, on success, stored the process's number at
+/// `process`.
 unsafe fn spawned(process: *const pid_t, path: *const c_char, result: c_int) -> c_int {
     if result == 0 && !process.is_null() {
         session::recording(|recorder| {
-            // SAFETY: as promised.
+            // SAFETY: not null, and the successful call has stored the number there.
             let process = unsafe { process.read() };
-            // SAFETY: the call has succeeded.
+            // SAFETY: the call with this path has succeeded.
             tell(recorder, process.unsigned_abs(), unsafe { text(path) });
         });
     }
     result
 }
 
-/// The process ends by itself, unless this is a child of `vfork` in its memory.
+/// Reports that the process exits, unless it is a child of `vfork`, which runs in its parent's
+/// memory.
 pub(crate) fn ending() {
     session::recording(|recorder| {
         if recorder.has_own_memory() {
@@ -89,7 +90,7 @@ hooks! {
         environment: Argv
     ) -> c_int => |call| {
         let result = call();
-        // SAFETY: what was just called.
+        // SAFETY: the call with `path` and `process` has just returned `result`.
         unsafe { spawned(process, path, result) }
     };
 }

@@ -1,10 +1,11 @@
-//! This process: whether it is recorded, which one it is, and which thread calls.
+//! This process: whether it is recorded, its number, and the number of the calling thread.
 //!
 //! Invariants:
-//! 1. Until the rings are mapped, where they cannot be, and once the process was given up, no hook
-//!    tells anything.
-//! 2. The number of the process lies in a page that the kernel clears in a forked child, however
-//!    that was forked. A child of `vfork` finds its parent's there, whose memory it is.
+//! 1. Hooks report nothing before the rings are mapped, if they cannot be mapped, or after
+//!    [`give_up`].
+//! 2. The process's number is in a page that the kernel clears in a forked child, however the child
+//!    was created. A child of `vfork` shares its parent's memory, and finds the parent's number
+//!    there.
 #![allow(unsafe_code)] // a page that is wiped on fork, and `errno`
 
 use std::cell::Cell;
@@ -22,16 +23,16 @@ const RINGS_VARIABLE: &str = "TIDEGATE_RECORD";
 const PAGE_BYTES: usize = 4096;
 
 static RINGS: OnceLock<Rings> = OnceLock::new();
-/// The number of the process; 0 in a child that was just forked.
+/// The process's number; 0 in a child that was just forked.
 static PROCESS: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 static GIVEN_UP: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// Number of the process and of the thread.
+    /// Numbers of the process and of the thread.
     static THREAD: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
 }
 
-/// The way to the recorder.
+/// A handle to the recorder.
 #[derive(Clone, Copy)]
 pub(crate) struct Recorder {
     rings: &'static Rings,
@@ -40,22 +41,23 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Appends an event, with paths.
+    /// Appends an event and its paths.
     pub(crate) fn tell(self, event: Event, text: &[&[u8]]) {
         self.rings.append(Event { thread: self.thread(), ..event }, text);
     }
 
-    /// Appends an event of this process, with paths.
+    /// Appends an event of this process and its paths.
     pub(crate) fn tell_of_process(self, event: Event, text: &[&[u8]]) {
         self.tell(Event { process: self.process, ..event }, text);
     }
 
-    /// A number for a file.
+    /// Returns a new file number.
     pub(crate) fn file_number(self) -> u32 {
         self.rings.file_number()
     }
 
-    /// False in a child of `vfork`: its descriptors are not those that are noted.
+    /// Returns whether the process owns its memory. A child of `vfork` does not: the table holds
+    /// the parent's descriptors.
     pub(crate) fn has_own_memory(self) -> bool {
         number(rustix::process::getpid()) == self.process
     }
@@ -75,7 +77,7 @@ fn number(pid: rustix::process::Pid) -> u32 {
     pid.as_raw_nonzero().get().unsigned_abs()
 }
 
-/// Runs `act` if this process is recorded; `errno` stays what it is.
+/// Runs `act` if this process is recorded; preserves `errno`.
 #[inline]
 pub(crate) fn recording(act: impl FnOnce(Recorder)) {
     let Some(recorder) = recorder() else { return };
@@ -91,7 +93,7 @@ fn recorder() -> Option<Recorder> {
         return None;
     }
     let at = PROCESS.load(Ordering::Acquire);
-    // SAFETY: null, or the page that `begin` has mapped, which stays.
+    // SAFETY: null, or the page that `begin` mapped, which is never unmapped.
     let cell = unsafe { at.as_ref() }?;
     let mut process = cell.load(Ordering::Relaxed);
     if process == 0 {
@@ -101,7 +103,7 @@ fn recorder() -> Option<Recorder> {
     Some(Recorder { rings, process })
 }
 
-/// Maps the rings that the environment names, if it does: when the library is loaded.
+/// Maps the rings that the environment variable names, if set. Runs when the library is loaded.
 pub(crate) fn begin() {
     let Some(path) = std::env::var_os(RINGS_VARIABLE) else { return };
     let Some(page) = wiped_page() else { return };
@@ -111,37 +113,37 @@ pub(crate) fn begin() {
     }
 }
 
-/// Tells nothing any more.
+/// Stops all reports of this process.
 pub(crate) fn give_up() {
     GIVEN_UP.store(true, Ordering::Relaxed);
 }
 
-/// A page of zeroes that the kernel clears in a forked child.
+/// Maps a page of zeroes that the kernel clears in a forked child.
 fn wiped_page() -> Option<*mut AtomicU32> {
     let (access, kind) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    // SAFETY: a new mapping at an address that the kernel chooses.
     let page = unsafe { libc::mmap(ptr::null_mut(), PAGE_BYTES, access, kind, -1, 0) };
     if page == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: the page that was just mapped.
+    // SAFETY: `page` is the mapping that `mmap` just returned.
     let advised = unsafe { libc::madvise(page, PAGE_BYTES, libc::MADV_WIPEONFORK) };
     (advised == 0).then_some(page.cast())
 }
 
-/// The calling thread's `errno`.
+/// Returns the calling thread's `errno`.
 pub(crate) fn errno() -> c_int {
-    // SAFETY: takes nothing, gives the thread's own.
+    // SAFETY: takes no argument, returns the address of the thread's `errno`.
     let at = unsafe { libc::__errno_location() };
-    // SAFETY: the thread's own, which lives as long as the thread.
+    // SAFETY: the address is valid for as long as the thread lives.
     unsafe { *at }
 }
 
 /// Sets the calling thread's `errno`.
 pub(crate) fn set_errno(errno: c_int) {
-    // SAFETY: takes nothing, gives the thread's own.
+    // SAFETY: takes no argument, returns the address of the thread's `errno`.
     let at = unsafe { libc::__errno_location() };
-    // SAFETY: the thread's own, which lives as long as the thread.
+    // SAFETY: the address is valid for as long as the thread lives.
     unsafe { *at = errno };
 }

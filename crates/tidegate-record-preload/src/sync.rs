@@ -1,4 +1,4 @@
-//! Hooks: syncs. They are told before they are made.
+//! Hooks: syncs. Each is reported before the call.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::{c_int, c_uint};
@@ -10,7 +10,8 @@ use crate::hook::hooks;
 use crate::session;
 use crate::{files, stream};
 
-/// Tells that the file of `fd` is synced, by `fsync` if `is_full`, and makes the call.
+/// Reports a sync of the file of `fd` (`fsync` if `is_full`), makes the call, and reports a
+/// failure.
 fn synced(fd: c_int, is_full: bool, call: impl FnOnce() -> c_int) -> c_int {
     session::recording(|recorder| {
         stream::account_descriptor(recorder, fd);
@@ -21,7 +22,7 @@ fn synced(fd: c_int, is_full: bool, call: impl FnOnce() -> c_int) -> c_int {
     told_of_failure(call())
 }
 
-/// Tells that all is synced, by `syncfs` if `is_one`, and makes the call.
+/// Reports a sync of all files (`syncfs` if `is_one`), and makes the call.
 fn all_synced<R>(is_one: bool, call: impl FnOnce() -> R) -> R {
     session::recording(|recorder| recorder.tell(Event::new(Kind::SyncAll).flagged(is_one), &[]));
     call()

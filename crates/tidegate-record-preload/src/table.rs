@@ -1,38 +1,37 @@
-//! What each descriptor of this process is, as far as it was looked at.
+//! The table of this process's descriptors that hooks have examined.
 //!
-//! Invariant: a descriptor that is closed is forgotten before the kernel can give its number to
-//! another one. What the C library closes unseen, and then opens unseen, may be taken for what it
-//! was before.
+//! Invariant: a hook forgets a descriptor before a close frees its number. If the C library closes
+//! and opens a descriptor internally, unseen by hooks, the table may keep the former file.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Descriptors from this number on are not noted.
+/// Descriptors from this number on are not in the table.
 pub(crate) const DESCRIPTORS: usize = 1 << 16;
 
 const UNKNOWN: u32 = 0;
 const OTHER: u32 = u32::MAX;
 
-/// The number of the file, twice, and 1 more if writes go to its end.
+/// The file number shifted left by one; bit 0 is set if writes append.
 static TABLE: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(UNKNOWN) }; DESCRIPTORS];
 
-/// What a descriptor is.
+/// The target of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// It was not looked at.
+    /// No hook has examined the descriptor.
     Nothing,
-    /// A pipe, a socket, a terminal and the like.
+    /// Not storage: a pipe, a socket, a terminal and the like.
     Other,
-    /// A file, a folder or a block device.
+    /// A file, a directory or a block device.
     File(File),
 }
 
-/// A file behind a descriptor.
+/// The file of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct File {
-    /// Its number.
+    /// The file's number in events.
     pub(crate) number: u32,
-    /// Each write goes to its end.
+    /// Each write goes to the end of the file.
     pub(crate) appends: bool,
 }
 
@@ -58,20 +57,20 @@ fn entry(fd: c_int) -> Option<&'static AtomicU32> {
     TABLE.get(usize::try_from(fd).ok()?)
 }
 
-/// What `fd` is; none if its number is too large, or no number of a descriptor.
+/// Returns the entry of `fd`, or `None` if the table has no entry for this number.
 #[inline]
 pub(crate) fn get(fd: c_int) -> Option<Known> {
     entry(fd).map(|entry| Known::of(entry.load(Ordering::Acquire)))
 }
 
-/// Notes what `fd` is.
+/// Stores the entry of `fd`.
 pub(crate) fn set(fd: c_int, known: Known) {
     if let Some(entry) = entry(fd) {
         entry.store(known.word(), Ordering::Release);
     }
 }
 
-/// Forgets what `fd` is, and returns it.
+/// Removes the entry of `fd`, and returns it.
 pub(crate) fn take(fd: c_int) -> Known {
     entry(fd).map_or(Known::Nothing, |entry| Known::of(entry.swap(UNKNOWN, Ordering::AcqRel)))
 }

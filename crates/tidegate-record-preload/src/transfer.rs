@@ -1,8 +1,8 @@
 //! Hooks: reads and writes.
 //!
-//! Invariant: what is told is what the call has returned. Where a descriptor has a position, that
-//! is asked for after the call; two threads that share one at the same time may be told in each
-//! other's place.
+//! Invariant: events report the byte counts that the calls returned. For a transfer at the position
+//! of a descriptor, the hook reads the position after the call. If two threads use one position at
+//! the same time, their offsets may be swapped.
 #![allow(unsafe_code)] // C's calling convention, and offsets that the program passes by address
 
 use std::ffi::{c_int, c_void};
@@ -15,21 +15,21 @@ use crate::hook::hooks;
 use crate::session::{self, Recorder};
 use crate::stream;
 
-/// Where a transfer began.
+/// Start of a transfer.
 #[derive(Clone, Copy)]
 pub(crate) enum Start {
-    /// Where the descriptor's position was.
+    /// The descriptor's position before the call.
     Position,
-    /// Here.
+    /// This offset.
     At(off_t),
 }
 
-/// The offset of a call that takes -1 for the position of the descriptor.
+/// Returns the start for a call that takes the offset -1 for the position of the descriptor.
 fn start_of(offset: off_t) -> Start {
     if offset == -1 { Start::Position } else { Start::At(offset) }
 }
 
-/// Tells that a call has transferred `done` bytes, and hands that back.
+/// Reports that a call has transferred `done` bytes, if any; returns `done`.
 #[inline]
 fn transferred(kind: Kind, fd: c_int, start: Start, is_synced: bool, done: ssize_t) -> ssize_t {
     if done > 0 {
@@ -63,39 +63,39 @@ fn tell(
     }
 }
 
-/// Whether flags of `pwritev2` sync what is written.
+/// Returns whether the flags of `pwritev2` make the write durable.
 fn syncs(flags: c_int) -> bool {
     flags & (libc::RWF_DSYNC | libc::RWF_SYNC) != 0
 }
 
-/// The start of a transfer whose offset is at `offset`, which the kernel has moved on by `done`;
-/// NULL stands for the position of the descriptor.
+/// Returns the start of a transfer. The kernel has advanced the offset that `offset` points to by
+/// `done`. NULL stands for the position of the descriptor.
 ///
 /// # Safety
-/// A call of the kernel with this pointer has just succeeded.
+/// A system call with this pointer has just succeeded.
 unsafe fn start_before(offset: *const off_t, done: ssize_t) -> Start {
     if offset.is_null() {
         return Start::Position;
     }
-    // SAFETY: the kernel has just written there.
+    // SAFETY: not null, and the kernel has just written the offset there.
     let after = unsafe { offset.read_unaligned() };
     Start::At(after.saturating_sub(i64::try_from(done).unwrap_or(0)))
 }
 
-/// Tells that the kernel has copied `done` bytes from file to file.
+/// Reports that the kernel has copied `done` bytes between two files; returns `done`.
 ///
 /// # Safety
-/// As for [`start_before`], for both offsets.
+/// A system call with both pointers has just returned `done`.
 unsafe fn copied(
     (from, from_offset): (c_int, *const off_t),
     (to, to_offset): (c_int, *const off_t),
     done: ssize_t,
 ) -> ssize_t {
     if done > 0 {
-        // SAFETY: as promised.
+        // SAFETY: `done` is positive, so the call with this pointer has succeeded.
         let start = unsafe { start_before(from_offset, done) };
         transferred(Kind::Read, from, start, false, done);
-        // SAFETY: as promised.
+        // SAFETY: `done` is positive, so the call with this pointer has succeeded.
         let start = unsafe { start_before(to_offset, done) };
         transferred(Kind::Write, to, start, false, done);
     }
@@ -139,7 +139,7 @@ hooks! {
         to: c_int, from: c_int, offset: *mut off_t, count: size_t
     ) -> ssize_t => |call| {
         let done = call();
-        // SAFETY: the call was made with this offset.
+        // SAFETY: the call was made with this offset, and returned `done`.
         unsafe { copied((from, offset), (to, std::ptr::null()), done) }
     };
     [copy_file_range splice](
@@ -151,7 +151,7 @@ hooks! {
         flags: libc::c_uint
     ) -> ssize_t => |call| {
         let done = call();
-        // SAFETY: the call was made with these offsets.
+        // SAFETY: the call was made with these offsets, and returned `done`.
         unsafe { copied((from, from_offset), (to, to_offset), done) }
     };
 }

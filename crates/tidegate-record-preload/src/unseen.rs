@@ -1,7 +1,7 @@
-//! Hooks: calls after which files are read and written in ways that no hook sees. They are counted.
+//! Hooks: calls that start file accesses that no hook sees. They are only counted.
 //!
-//! Invariant: all of them are the C library's. A function of another library may be one that only a
-//! part of the program can see, and this library is no such part.
+//! Invariant: all hooked functions are from the C library. Another library's functions may be
+//! visible only to a part of the program that does not include this library.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::{c_int, c_long, c_ulong, c_void};
@@ -16,7 +16,7 @@ fn count(what: Unseen) {
     session::recording(|recorder| files::count(recorder, what));
 }
 
-/// Counts a mapping of a file.
+/// Counts a mapping of a file; returns `at`.
 fn mapped(fd: c_int, flags: c_int, at: *mut c_void) -> *mut c_void {
     if fd >= 0 && at != libc::MAP_FAILED && flags & libc::MAP_ANONYMOUS == 0 {
         session::recording(|recorder| {
@@ -28,13 +28,13 @@ fn mapped(fd: c_int, flags: c_int, at: *mut c_void) -> *mut c_void {
     at
 }
 
-/// A filter of system calls may not allow those that hooks make: none is made from now on.
+/// Stops recording, as a filter of system calls may forbid the calls that hooks make.
 fn restricting() {
     count(Unseen::Seccomp);
     session::give_up();
 }
 
-/// What a system call by its number is counted as.
+/// Counts the system call `number` if it hides operations from hooks.
 fn by_number(number: c_long) {
     match number {
         libc::SYS_io_uring_setup => count(Unseen::IoUring),

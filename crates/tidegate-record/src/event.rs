@@ -1,18 +1,18 @@
-//! Events: what a recorded program did, as eight words and a text.
+//! Events: the operations of a recorded program, as eight words and a text.
 //!
-//! An event has the time at which its call returned; one of a sync has the time at which it began,
-//! so that what other threads write meanwhile is behind it.
+//! The time of an event is when its call returned. A sync has the time at which it began, so that
+//! concurrent writes of other threads come after it.
 
-/// Bytes of an event without its text.
+/// Bytes of an event without text.
 pub const EVENT_BYTES: u64 = 64;
 /// Words of an event.
 pub(crate) const WORDS: usize = 8;
-/// The longest text of an event: two paths, each of a directory and a name.
+/// The maximum length of a text: two paths, each of a directory and a name.
 pub const TEXT_BYTES_MAX: usize = 4 * 4096 + 8;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $number:literal,)*) => {
-        /// What was done.
+        /// The kind of an operation.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(u8)]
         pub enum Kind { $($(#[$doc])* $name = $number,)* }
@@ -26,75 +26,77 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// A process runs a program that is recorded. The text is the program's path.
+    /// A process begins to run a recorded program. The text is the program's path.
     Started = 1,
     /// A process is about to execute a program. The text is the directory, if the path is relative,
-    /// and the path, parted by a NUL byte.
+    /// and the path, separated by a NUL byte.
     Executed = 2,
-    /// It was not executed.
+    /// The execution has failed.
     NotExecuted = 3,
-    /// A descriptor is seen for the first time: the file has this number from now on.
-    /// Arguments: descriptor, device, inode, time of creation in nanoseconds, flags of `open`.
-    /// The text is the path.
+    /// A descriptor is seen for the first time, and its file gets the event's number. Arguments:
+    /// descriptor, device, inode, creation time in nanoseconds, flags of `open`. The text is the
+    /// path.
     Opened = 4,
-    /// A descriptor is one more of the file. Arguments: descriptor.
+    /// A descriptor is a duplicate for the file. Arguments: descriptor.
     Copied = 5,
     /// A descriptor was closed. Arguments: descriptor.
     Closed = 6,
     /// Bytes were read. Arguments: offset, length in bytes.
     Read = 7,
-    /// Bytes were written. Arguments: offset, length in bytes; [`FLAG`]: and synced.
+    /// Bytes were written. Arguments: offset, length in bytes. [`FLAG`]: the write was also synced.
     Write = 8,
     /// A file is made durable: `fdatasync`, or with [`FLAG`] `fsync`.
     Sync = 9,
-    /// The sync that the thread began last has failed.
+    /// The last sync that the thread began has failed.
     SyncFailed = 10,
     /// All files are made durable: `sync`, or with [`FLAG`] `syncfs`.
     SyncAll = 11,
-    /// Write-back of a range was asked for. Arguments: offset, length in bytes.
+    /// The program asked for write-back of a range. Arguments: offset, length in bytes.
     SyncRange = 12,
     /// Space was allocated or released. Arguments: offset, length in bytes.
     Allocated = 13,
-    /// A file has another length. Arguments: length in bytes.
+    /// The length of a file has changed. Arguments: length in bytes.
     Resized = 14,
-    /// So has a file that is not open. Arguments: length in bytes, device, inode, time of creation.
-    /// The text is as for [`Kind::Removed`].
+    /// The length of a file has changed through its path. Arguments: length in bytes, device,
+    /// inode, creation time. The text is that of [`Kind::Removed`].
     ResizedPath = 15,
-    /// A name was removed. Arguments: device, inode, time of creation, number of names before. The
-    /// text is the directory, if the path is relative, and the path, parted by a NUL byte.
+    /// A name was removed. Arguments: device, inode, creation time, number of names before. The
+    /// text is the directory, if the path is relative, and the path, separated by a NUL byte.
     Removed = 16,
-    /// A file has one more name. Arguments and text as for [`Kind::Removed`].
+    /// A name was added to a file. Arguments: device, inode, creation time. The text is that of
+    /// [`Kind::Removed`].
     Linked = 17,
-    /// A name was changed. Arguments: device, then inode and time of creation of the file and of
-    /// the one that had the new name, or zeroes; [`FLAG`]: both changed names; [`FOLDER`]. The text
-    /// is directory, path, new directory and new path, parted by NUL bytes.
+    /// A name was changed. Arguments: device, then inode and creation time of the file and of the
+    /// file that had the new name, or zeroes. [`FLAG`]: the files exchanged names. [`FOLDER`]: a
+    /// directory is involved. The text is directory, path, new directory and new path, separated by
+    /// NUL bytes.
     Renamed = 18,
-    /// A process has ended by itself.
+    /// A process has exited.
     Ended = 20,
-    /// Something that is no event: what, is in the arguments, one of [`Unseen`].
+    /// An operation without events. Arguments: one of [`Unseen`].
     Unseen = 19,
 }
 
-/// What a kind of event has a flag for.
+/// A flag whose meaning depends on the kind.
 pub const FLAG: u8 = 1;
-/// What was renamed is a folder.
+/// A renamed or replaced file is a directory.
 pub const FOLDER: u8 = 2;
 
 macro_rules! unseen {
     ($($(#[$doc:meta])* $name:ident = $number:literal: $words:literal,)*) => {
-        /// What hooks see that it is done, and not what it does.
+        /// Operations that hooks count without knowing their effect.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
         pub enum Unseen { $($(#[$doc])* $name = $number,)* }
 
         impl Unseen {
-            /// What the number stands for.
+            /// Returns the variant with this number, if any.
             #[must_use]
             pub fn of(number: u64) -> Option<Self> {
                 match number { $($number => Some(Self::$name),)* _ => None }
             }
 
-            /// What it is, for people.
+            /// Returns a description for users.
             #[must_use]
             pub const fn words(self) -> &'static str {
                 match self { $(Self::$name => $words,)* }
@@ -110,51 +112,51 @@ unseen! {
     IoUring = 2: "set-ups of io_uring (its requests)",
     /// The kernel's asynchronous I/O was set up.
     Libaio = 3: "set-ups of the kernel's asynchronous I/O (its requests)",
-    /// POSIX asynchronous I/O.
+    /// POSIX asynchronous I/O was requested.
     PosixAio = 4: "requests of POSIX asynchronous I/O",
-    /// The process restricts its own system calls: it is not recorded from then on.
+    /// The process restricts its own system calls. It is not recorded from then on.
     Seccomp = 5: "processes that restrict their system calls (all that they do from then on)",
-    /// A descriptor whose number is too large to be noted.
+    /// An operation used a descriptor whose number is too large for the table.
     Descriptor = 6: "operations on descriptors of large numbers",
-    /// A system call by its number.
+    /// A file operation was made through `syscall`.
     ByNumber = 7: "file operations by the function syscall",
-    /// A standard stream leads to a file, or a stream is on a descriptor of a large number.
+    /// A standard stream leads to a file, or a stream is on a descriptor with a large number.
     Stream = 8: "standard streams that lead to files (what the C library writes)",
 }
 
-/// What is told.
+/// An operation that a hook reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
-    /// Nanoseconds of the clock that only goes forwards.
+    /// Nanoseconds of the monotonic clock.
     pub time_ns: u64,
-    /// What was done.
+    /// The kind of the operation.
     pub kind: Kind,
     /// [`FLAG`] and [`FOLDER`].
     pub flags: u8,
     /// The thread, as the kernel numbers it.
     pub thread: u32,
-    /// The number of the file, where there is one.
+    /// The number of the file, if any.
     pub file: u32,
-    /// The process, where that matters.
+    /// The process, if the kind has one.
     pub process: u32,
-    /// By kind.
+    /// Arguments, by [`Kind`].
     pub arguments: [u64; 5],
 }
 
 impl Event {
-    /// An event of `kind`, to be completed.
+    /// Returns an event of `kind` without arguments.
     #[must_use]
     pub const fn new(kind: Kind) -> Self {
         Self { time_ns: 0, kind, flags: 0, thread: 0, file: 0, process: 0, arguments: [0; 5] }
     }
 
-    /// The same event of a file.
+    /// Returns the event with the number of its file.
     #[must_use]
     pub const fn of_file(self, file: u32) -> Self {
         Self { file, ..self }
     }
 
-    /// The same event with as many arguments as are given.
+    /// Returns the event with `given` as its first arguments.
     #[must_use]
     pub fn with<const N: usize>(mut self, given: [u64; N]) -> Self {
         for (argument, given) in self.arguments.iter_mut().zip(given) {
@@ -163,19 +165,19 @@ impl Event {
         self
     }
 
-    /// The same event, with [`FLAG`] where `is_set`.
+    /// Returns the event, with [`FLAG`] set if `is_set`.
     #[must_use]
     pub const fn flagged(self, is_set: bool) -> Self {
         Self { flags: if is_set { self.flags | FLAG } else { self.flags }, ..self }
     }
 
-    /// Whether it has [`FLAG`].
+    /// Returns whether [`FLAG`] is set.
     #[must_use]
     pub const fn is_flagged(&self) -> bool {
         self.flags & FLAG != 0
     }
 
-    /// As words, with the length of a text.
+    /// Encodes the event, with the length of its text, as words.
     pub(crate) fn words(&self, text_bytes: usize) -> [u64; WORDS] {
         let text_bytes = u64::try_from(text_bytes).unwrap_or(0) & 0xffff;
         let head = u64::from(self.kind as u8)
@@ -188,7 +190,7 @@ impl Event {
         words
     }
 
-    /// What the words say, and the length of the text in bytes; none if they are no event.
+    /// Decodes an event and the length of its text in bytes; `None` if the words are no event.
     pub(crate) fn of_words(words: [u64; WORDS]) -> Option<(Self, usize)> {
         let [time_ns, head, numbers, arguments @ ..] = words;
         let event = Self {

@@ -1,12 +1,11 @@
-//! What recorded programs tell the recorder of `tidegate record`, and the memory that they tell it
-//! through.
+//! The events that recorded programs report to `tidegate record`, and the shared memory for them.
 //!
-//! - [`event`]: what is told: an [`event::Event`] of eight words, and paths behind it;
-//! - [`rings`]: [`rings::Rings`], memory that the recorder and all recorded processes map. What is
-//!   in it outlives a process that is killed.
+//! - [`event`]: an [`event::Event`] has eight words, and paths behind them;
+//! - [`rings`]: [`rings::Rings`] is memory that the recorder and all recorded processes map. Its
+//!   content survives a process that is killed.
 //!
 //! The library that is preloaded into programs (`tidegate-record-preload`) and the recorder
-//! (`tidegate-replay`) share this and nothing else.
+//! (`tidegate-replay`) share only this crate.
 
 pub mod event;
 pub mod rings;

@@ -1,13 +1,14 @@
-//! Rings of events in memory that recorder and recorded processes map.
+//! Rings of events in memory that the recorder and all recorded processes map.
 //!
 //! Invariants:
-//! 1. A writer holds a ring's lock while it appends, and never waits for one: it takes another
-//!    ring. So a signal handler that interrupts a writer, or a writer that was killed, blocks none.
-//! 2. An event is there when the ring's head is behind it: a writer that dies before leaves nothing
-//!    of it.
-//! 3. An event takes its time while the ring is locked: those of a ring are in the order of time.
-//! 4. The memory may hold any bytes: programs can overwrite it. The recorder reads each word once,
-//!    takes no length for granted, and counts what is no event.
+//! 1. A writer holds a ring's lock while it appends, and never waits for a lock: it takes another
+//!    ring instead. So neither a signal handler that interrupts a writer nor a killed writer blocks
+//!    others.
+//! 2. An event exists once the ring's head is behind it: a writer that dies earlier leaves no part
+//!    of an event.
+//! 3. A writer takes the time of an event under the ring's lock: a ring is in time order.
+//! 4. The memory may hold any bytes, because programs can overwrite it. The recorder reads each
+//!    word once, checks every length, and counts invalid events.
 //!
 //! Entry points: [`Rings::create`], [`drain`](Rings::drain), [`wait`](Rings::wait),
 //! [`close`](Rings::close) for the recorder; [`Rings::open`], [`append`](Rings::append),
@@ -23,57 +24,58 @@ use tidegate::pmem::{PmemError, SharedMemory};
 
 use crate::event::{EVENT_BYTES, Event, TEXT_BYTES_MAX, WORDS};
 
-/// Each thread begins with that of its CPU.
+/// Number of rings. A writer tries the ring of its CPU first.
 const RINGS: u64 = 32;
-/// Events that a ring holds; a text takes as many as it fills.
+/// Cells of a ring. An event takes one cell, and its text as many more as it fills.
 const CELLS: u64 = 2048;
 const RING_BYTES: u64 = 2 * LINE_BYTES + CELLS * EVENT_BYTES;
 const LINE_BYTES: u64 = 64;
 const LEN_BYTES: u64 = HEADER_BYTES + RINGS * RING_BYTES;
 
-/// What the memory begins with; it changes with the layout.
+/// The first word of the memory; identifies the layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"tdgrec01");
 const HEADER_BYTES: u64 = 4 * LINE_BYTES;
 const MAGIC_AT: u64 = 0;
-/// The recorder's process; 0: nothing is recorded any more.
+/// The recorder's process; 0 after recording has ended.
 const RECORDER: u64 = 8;
-/// The number that the next file gets.
+/// The number of the next file.
 const NEXT_FILE: u64 = LINE_BYTES;
-/// Events that were not recorded.
+/// Number of events that were lost.
 const LOST: u64 = 2 * LINE_BYTES;
-/// Half words: counts up when a ring fills, and when rings were emptied.
+/// Futex words: `FILLED` is incremented when a ring fills, `EMPTIED` when the recorder has drained
+/// all.
 const FILLED: u64 = 3 * LINE_BYTES;
 const EMPTIED: u64 = 3 * LINE_BYTES + 4;
 
-/// Of a ring: the thread that appends, how many cells were written, how many were read.
+/// Words of a ring: the thread that appends, the number of cells written, the number of cells read.
 const OWNER: u64 = 0;
 const HEAD: u64 = 8;
 const TAIL: u64 = LINE_BYTES;
 
-/// How long a writer waits for an emptied ring before it looks whether there is a recorder.
+/// Time that a writer waits for drained rings before it checks whether the recorder lives.
 const EMPTIED_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the recorder waits for a writer that is about to append; it may not run meanwhile.
+/// Time that the recorder waits for a writer that may append, as the writer may be descheduled.
 const OWNER_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// The rings.
+/// A handle to the shared rings.
 pub struct Rings {
     memory: SharedMemory,
 }
 
-/// An event and its text.
+/// An event and its text, as drained from a ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
     /// The event.
     pub event: Event,
-    /// Its text: paths, parted by NUL bytes.
+    /// The text: paths, separated by NUL bytes.
     pub text: Box<[u8]>,
 }
 
 impl Rings {
-    /// Makes the rings in a new file at `path`, which only this user may open.
+    /// Creates the rings in a new file at `path`, which only this user may open.
     ///
     /// # Errors
-    /// [`PmemError::Os`]: it cannot be made.
+    /// [`PmemError::Os`]: the file cannot be created.
     pub fn create(path: &Path) -> Result<Self, PmemError> {
         let memory = SharedMemory::create(path, LEN_BYTES)?;
         memory.word(NEXT_FILE).store(1, Relaxed);
@@ -82,29 +84,29 @@ impl Rings {
         Ok(Self { memory })
     }
 
-    /// Maps the rings that another process has made. None: there are none of this layout at `path`,
-    /// or not for this user.
+    /// Maps the rings of another process. Returns `None` if `path` has no rings of this layout, or
+    /// if this user may not open them.
     #[must_use]
     pub fn open(path: &Path) -> Option<Self> {
         let memory = SharedMemory::open(path).ok().filter(|it| it.len_bytes() == LEN_BYTES)?;
         (memory.word(MAGIC_AT).load(Acquire) == MAGIC).then_some(Self { memory })
     }
 
-    /// A number for a file that no other file has; none is 0.
+    /// Returns a new file number, which is not 0.
     #[must_use]
     pub fn file_number(&self) -> u32 {
         u32::try_from(self.memory.word(NEXT_FILE).fetch_add(1, Relaxed)).unwrap_or(u32::MAX)
     }
 
-    /// Whether there is a recorder.
+    /// Returns whether recording is on.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.memory.word(RECORDER).load(Relaxed) != 0
     }
 
-    /// Appends an event of the calling thread, at this time, with a text of `parts`, joined by NUL
-    /// bytes. Waits while all rings are full, as long as the recorder lives. What cannot be
-    /// appended is counted.
+    /// Appends an event of the calling thread, with the current time and a text of `parts`, joined
+    /// by NUL bytes. Waits while all rings are full and the recorder lives. Counts an event that
+    /// cannot be appended as lost.
     pub fn append(&self, event: Event, parts: &[&[u8]]) {
         let bytes = parts.iter().map(|part| part.len() + 1).sum::<usize>().saturating_sub(1);
         if bytes > TEXT_BYTES_MAX {
@@ -130,7 +132,7 @@ impl Rings {
         (0..RINGS).any(|next| self.ring((first + next) % RINGS).append(event, parts, bytes))
     }
 
-    /// Closes the rings if there is no recorder to empty them.
+    /// Closes the rings if the recorder's process no longer exists.
     fn look_for_recorder(&self) {
         let recorder = i32::try_from(self.memory.word(RECORDER).load(Relaxed)).unwrap_or(0);
         let found = Pid::from_raw(recorder).map(rustix::process::test_kill_process);
@@ -139,38 +141,38 @@ impl Rings {
         }
     }
 
-    /// Nothing is recorded from now on.
+    /// Ends the recording: later events are dropped.
     pub fn close(&self) {
         self.memory.word(RECORDER).store(0, Relaxed);
         self.tell(FILLED);
         self.tell(EMPTIED);
     }
 
-    /// Waits until a ring fills, or a `timeout` is over, or the rings are closed. `filled` is what
-    /// [`filled`](Self::filled) was before the rings were drained.
+    /// Waits until a ring fills, `timeout` has elapsed, or the rings are closed. `filled` is the
+    /// value of [`filled`](Self::filled) before the rings were drained.
     pub fn wait(&self, filled: u32, timeout: Duration) {
         self.memory.wait(FILLED, filled, Some(timeout));
     }
 
-    /// How often a ring was filled, for [`wait`](Self::wait).
+    /// Returns the number of times that a ring has filled, for [`wait`](Self::wait).
     #[must_use]
     pub fn filled(&self) -> u32 {
         self.memory.half(FILLED).load(Acquire)
     }
 
-    /// Wakes a thread that waits in [`wait`](Self::wait).
+    /// Wakes a thread in [`wait`](Self::wait).
     pub fn interrupt(&self) {
         self.tell(FILLED);
     }
 
-    /// How many events were not recorded.
+    /// Returns the number of lost events.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.memory.word(LOST).load(Relaxed)
     }
 
-    /// Takes all events out, and hands them to `take`, ring by ring. Returns a time: of events
-    /// before it none comes later, unless a writer was stopped for longer than a moment.
+    /// Passes all events to `take`, ring by ring, and removes them. Returns a time: later drains
+    /// return only newer events, unless a writer was descheduled for too long while it appended.
     pub fn drain(&self, mut take: impl FnMut(Told)) -> u64 {
         let until_ns = now_ns();
         for number in 0..RINGS {
@@ -193,10 +195,10 @@ impl Rings {
     }
 }
 
-/// One ring.
+/// A view of one ring.
 struct Ring<'a> {
     rings: &'a Rings,
-    /// Where it begins in the memory.
+    /// Offset of the ring in the memory.
     at: u64,
 }
 
@@ -205,13 +207,13 @@ impl Ring<'_> {
         self.rings.memory.word(self.at + offset)
     }
 
-    /// A word of the cell that is the `cell`th since the beginning.
+    /// Returns a word of cell number `cell`, counted from the creation of the ring.
     fn cell(&self, cell: u64, word: usize) -> &std::sync::atomic::AtomicU64 {
         let offset = 2 * LINE_BYTES + cell % CELLS * EVENT_BYTES;
         self.word(offset + 8 * u64::try_from(word % WORDS).unwrap_or(0))
     }
 
-    /// False: another writer appends, or there is no space.
+    /// Appends an event. Returns `false` if another writer holds the lock or the ring is full.
     fn append(&self, mut event: Event, parts: &[&[u8]], bytes: usize) -> bool {
         let owner = self.word(OWNER);
         if owner.compare_exchange(0, u64::from(event.thread), Acquire, Relaxed).is_err() {
@@ -255,14 +257,14 @@ impl Ring<'_> {
         }
     }
 
-    /// The word `at` of a text that begins in cell `first`.
+    /// Returns word `at` of a text that begins in cell `first`.
     fn text_word(&self, first: u64, at: usize) -> &std::sync::atomic::AtomicU64 {
         let cells = u64::try_from(at / WORDS).unwrap_or(0);
         self.cell(first.wrapping_add(cells), at % WORDS)
     }
 
-    /// Waits until the writer that may have taken a time, but has not appended yet, has done so. A
-    /// lock whose owner has died is taken from it.
+    /// Waits until a writer that may have taken a time has appended its event, for
+    /// [`OWNER_TIMEOUT`] at most. Releases the lock of a dead writer.
     fn wait_for_owner(&self) {
         let owner = self.word(OWNER).load(Acquire);
         let until_ns = now_ns() + u64::try_from(OWNER_TIMEOUT.as_nanos()).unwrap_or(0);
@@ -277,7 +279,7 @@ impl Ring<'_> {
         }
     }
 
-    /// Hands out what was appended; how many cells were no events.
+    /// Passes all events to `take`; returns the number of invalid cells.
     fn drain(&self, take: &mut impl FnMut(Told)) -> u64 {
         let head = self.word(HEAD).load(Acquire);
         let mut tail = self.word(TAIL).load(Relaxed);
@@ -306,7 +308,7 @@ impl Ring<'_> {
     }
 }
 
-/// Cells that a text takes.
+/// Returns the number of cells that a text of `bytes` takes.
 fn cells_of(bytes: usize) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX).div_ceil(EVENT_BYTES)
 }

@@ -8,7 +8,7 @@ use crate::model::args::ModelArgs;
 use crate::record::RecordArgs;
 use crate::replay::ReplayArgs;
 
-/// What is asked for.
+/// A command of `tidegate-replay`.
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     /// Model a machine with many cores in virtual time
@@ -35,10 +35,10 @@ pub enum Command {
 }
 
 impl Command {
-    /// Does it; the exit status is that of a recorded program, or 0.
+    /// Runs the command; returns the exit status of a recorded program, or 0.
     ///
     /// # Errors
-    /// As the command's own.
+    /// The errors of the command.
     pub fn run(&mut self) -> Result<ExitCode> {
         match self {
             Self::Model(args) => args.run().map(|()| ExitCode::SUCCESS),

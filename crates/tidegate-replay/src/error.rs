@@ -1,15 +1,15 @@
-//! What may go wrong when a trace is recorded or replayed, or a machine modelled.
+//! Errors of recording and replaying traces, and of modelling machines.
 
 use std::path::{Path, PathBuf};
 
-/// What came of a part of them.
+/// The result of a part of these commands.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why `tidegate replay`, `tidegate model` or `tidegate record` gave up.
+/// A reason why `tidegate replay`, `tidegate model` or `tidegate record` failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The arguments contradict each other or name what does not exist.
+    /// The arguments contradict each other, or name an object that does not exist.
     #[error("{0}")]
     Usage(String),
     /// A file could not be read or written.
@@ -17,7 +17,7 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: std::io::Error,
     },
     /// A program could not be started to be recorded.
@@ -29,12 +29,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the kernel said of the file `path`.
+    /// Returns a function that makes an error of the kernel an [`Error::Io`] of the file `path`.
     pub(crate) fn io(path: &Path) -> impl Fn(std::io::Error) -> Self {
         move |source| Self::Io { path: path.into(), source }
     }
 
-    /// True where the command line was wrong: exit status 2 instead of 1.
+    /// Returns whether the command line was wrong: exit status 2 instead of 1.
     #[must_use]
     pub const fn is_usage(&self) -> bool {
         matches!(self, Self::Usage(_) | Self::Trace(tidegate_trace::Error::Format(_)))

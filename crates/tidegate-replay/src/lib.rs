@@ -1,11 +1,9 @@
-//! What Tidegate would do for a workload from its trace, and on machines that are not
-//! here.
+//! Predicts Tidegate's behaviour for a traced workload, and on machines that are not at hand.
 //!
-//! - [`trace`], a crate of its own: readers of traces, all of which give the same
-//!   [`trace::Event`]s;
-//! - [`scheme`]: tiers of DRAM, persistent memory and flash that those events are played through;
-//! - [`model`]: the tiers' own state machines on N cores, in virtual time.
-//! - [`report`]: the page that shows it;
+//! - [`trace`], a separate crate: readers of traces, which all give the same [`trace::Event`]s;
+//! - [`scheme`]: tiers of DRAM, persistent memory and flash that process those events;
+//! - [`model`]: the tiers' own state machines on N cores, in virtual time;
+//! - [`report`]: the page with the results;
 //! - [`record`]: traces of running programs.
 //!
 //! Entry points: [`args::Command`] for `tidegate replay`, `tidegate model` and `tidegate record`.

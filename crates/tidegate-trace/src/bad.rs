@@ -1,25 +1,25 @@
-//! Lines that give no events because they cannot be understood.
+//! Lines that cannot be understood, and give no events.
 
-/// The longest line that is read; a longer one is bad. A call with two paths, all of whose bytes
-/// are escaped, is shorter.
+/// The maximum length of a line; a longer line is bad. A call with two paths is shorter even if all
+/// bytes of the paths are escaped.
 pub(super) const MAX_LINE_BYTES: usize = 64 << 10;
 
-/// How many bad lines are kept with their reason.
+/// Maximum number of bad lines that are kept with their reason.
 const KEPT: usize = 10;
 
 /// The bad lines of a trace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BadLines {
-    /// How many lines there were that are not empty, good ones included.
+    /// Number of lines that are not empty, good lines included.
     pub lines: u64,
-    /// How many there were.
+    /// Number of bad lines.
     pub count: u64,
-    /// The first ones, at most ten: the number of the line, from 1, and what is wrong with it.
+    /// Number, from 1, and error of the first ten bad lines.
     pub first: Vec<(u64, String)>,
 }
 
 impl BadLines {
-    /// The share of bad lines, in percent.
+    /// Returns the share of bad lines, in percent.
     #[expect(clippy::cast_precision_loss, reason = "a percentage for people")]
     #[must_use]
     pub fn pct(&self) -> f64 {
@@ -35,7 +35,7 @@ impl BadLines {
     }
 }
 
-/// What came of a part of a line.
+/// The result of parsing a part of a line.
 pub(super) type Result<T, E = Bad> = std::result::Result<T, E>;
 
 /// Why a line is bad.

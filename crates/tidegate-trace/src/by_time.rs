@@ -1,4 +1,4 @@
-//! Lines that a file has in another order than that of time.
+//! Sorts the lines of a file by time.
 
 use std::io;
 
@@ -6,10 +6,10 @@ use super::bad::Bad;
 use super::fields::{cut, number};
 use super::lines::Line;
 
-/// All of them are kept; a trace that has more is refused.
+/// Maximum size of the lines, all of which are kept. A larger trace is refused.
 const MAX_BYTES: usize = 256 << 20;
 
-/// The lines of a file, sorted by the time in their second field; those of one time stay in order.
+/// The lines of a file, sorted by the time in their second field; the sort is stable.
 #[derive(Debug, Default)]
 pub(super) struct ByTime {
     text: Vec<u8>,
@@ -27,7 +27,7 @@ struct Kept {
 }
 
 impl ByTime {
-    /// A line without a time keeps its place behind the line above it.
+    /// Adds a line. A line without a time gets the time of the line above.
     pub(super) fn push(&mut self, line: Line<'_>) -> io::Result<()> {
         let (text, is_whole) = (line.unwrap_or_default(), line.is_ok());
         let kept_bytes = self.text.len() + self.lines.len() * size_of::<Kept>();
@@ -56,7 +56,7 @@ impl ByTime {
         Some(if line.is_whole { Ok(text) } else { Err(Bad::Line) })
     }
 
-    /// The number in the file of the line that was read last.
+    /// Returns the number in the file of the line that was read last.
     pub(super) fn number(&self) -> u64 {
         let last = self.read.checked_sub(1).and_then(|last| self.lines.get(last));
         last.map_or(0, |line| line.number)

@@ -1,7 +1,7 @@
-//! Descriptors: which file each stands for, and where it reads and writes next.
+//! Descriptors: the file of each, and the offset of its next read or write.
 //!
-//! As in the kernel, a table of a process maps a descriptor to an open file, which has the
-//! position. `dup` and `fork` make further descriptors of one open file.
+//! As in the kernel, a process's table maps a descriptor to an open file description, which has the
+//! position. `dup` and `fork` create more descriptors for one description.
 
 use rustc_hash::FxHashMap;
 
@@ -11,17 +11,17 @@ use super::fields::{has_flag, range};
 use super::files::Files;
 use super::out::{Out, Way};
 
-/// How many descriptors are kept at a time, those of all processes.
+/// Maximum number of descriptors of all processes at a time.
 const MAX_DESCRIPTORS: usize = 1 << 20;
 
-/// What `open` returned a descriptor of.
+/// An open file description.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Open {
-    /// Which file; none for what is no storage: pipes, sockets, terminals.
+    /// The file, or `None` if the description is not storage: a pipe, a socket, a terminal.
     pub(super) file: Option<FileId>,
-    /// Its path, for a folder whose descriptor may begin a path.
+    /// The path of a directory whose descriptor may be the start of relative paths.
     pub(super) folder: Option<Box<[u8]>>,
-    /// Where it reads and writes next, where the trace shows it.
+    /// Offset of the next read or write, if the trace shows it.
     pub(super) position: Option<u64>,
     /// Every write goes to the end of the file.
     pub(super) append: bool,
@@ -30,13 +30,13 @@ pub(super) struct Open {
 }
 
 impl Open {
-    /// `file`, opened to be read and written from its start.
+    /// Returns the description of `file`, opened at its start.
     pub(super) fn at_start(file: FileId) -> Self {
         Self { file: Some(file), position: Some(0), ..Self::default() }
     }
 }
 
-/// What opening a file does to it, and how it is written.
+/// The effect of opening a file, and how later writes behave.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Opening {
     pub(super) makes: Makes,
@@ -46,23 +46,23 @@ pub(super) struct Opening {
     pub(super) sync: bool,
 }
 
-/// What opening makes of a file.
+/// The effect of opening on a file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Makes {
     #[default]
     Nothing,
-    /// It is a folder.
+    /// The file is a directory.
     Folder,
-    /// What it had is gone.
+    /// The file is truncated.
     Empty,
-    /// A file that was not there: it has no bytes.
+    /// The file is new: it has no bytes.
     New,
-    /// As [`New`](Self::New), also where the trace has shown the file: that one is gone.
+    /// The file is new. A file that the trace has shown under this path was removed.
     Anew,
 }
 
 impl Opening {
-    /// By the flags of `open`, joined by bars.
+    /// Returns the effect of the flags of `open`, joined by `|`.
     pub(super) fn of_flags(flags: &[u8]) -> Self {
         let has = |flag: &[u8]| has_flag(flags, flag);
         let makes = if has(b"O_DIRECTORY") {
@@ -84,11 +84,12 @@ struct Descriptor {
     close_on_exec: bool,
 }
 
-/// The tables of all processes.
+/// The descriptor tables of all processes.
 #[derive(Debug)]
 pub(super) struct Descriptors {
     tables: FxHashMap<u32, FxHashMap<i64, Descriptor>>,
-    /// Open files and how many descriptors each has; the numbers of the unused ones are in `free`.
+    /// Open file descriptions and their numbers of descriptors; `free` holds the indices of unused
+    /// ones.
     open: Vec<(Open, u32)>,
     free: Vec<usize>,
     count: usize,
@@ -96,13 +97,13 @@ pub(super) struct Descriptors {
 }
 
 impl Descriptors {
-    /// None; `separator` parts the names of folders in a path.
+    /// Returns empty tables; `separator` separates the names of directories in a path.
     pub(super) fn new(separator: u8) -> Self {
         let files = Files::new(separator);
         Self { tables: FxHashMap::default(), open: Vec::new(), free: Vec::new(), count: 0, files }
     }
 
-    /// What opening the file at `path` returns a descriptor of.
+    /// Returns a description of the file at `path`, after the effect of opening it.
     pub(super) fn open_named(
         &mut self,
         path: &[u8],
@@ -121,7 +122,7 @@ impl Descriptors {
         Ok(Open { append, sync, ..Open::at_start(file) })
     }
 
-    /// Descriptor `number` of `table` is now `open`; what it was before is closed.
+    /// Makes descriptor `number` of `table` refer to `open`, after closing its former description.
     pub(super) fn open(
         &mut self,
         (table, number): (u32, i64),
@@ -152,7 +153,7 @@ impl Descriptors {
         self.tables.entry(table).or_default().insert(number, descriptor);
     }
 
-    /// Closes a descriptor. One that is not known is left alone: nothing depends on it.
+    /// Closes a descriptor. Ignores an unknown descriptor, which no event needs.
     pub(super) fn close(&mut self, (table, number): (u32, i64), out: &mut Out) {
         let table = self.tables.get_mut(&table);
         if let Some(descriptor) = table.and_then(|table| table.remove(&number)) {
@@ -173,7 +174,7 @@ impl Descriptors {
         }
     }
 
-    /// Makes descriptor `to` one more of the open file of `from`.
+    /// Makes descriptor `to` a duplicate of `from`.
     pub(super) fn duplicate(
         &mut self,
         table: u32,
@@ -194,7 +195,7 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Gives table `to` the descriptors of table `from` that it does not have.
+    /// Copies to table `to` the descriptors of table `from` that it lacks.
     pub(super) fn inherit(&mut self, from: u32, to: u32) -> Result<()> {
         let mut inherited = self.tables.get(&from).cloned().unwrap_or_default();
         let own = self.tables.entry(to).or_default();
@@ -210,7 +211,8 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Closes the descriptors of `table` for which `which` is true of number and close-on-exec.
+    /// Closes the descriptors of `table` for which `which` returns true, given number and
+    /// close-on-exec.
     pub(super) fn close_all(
         &mut self,
         table: u32,
@@ -250,8 +252,8 @@ impl Descriptors {
         }
     }
 
-    /// Where a transfer of `way` begins: at `offset`, or at the descriptor's position, or at the
-    /// end of the file; none if it is no storage.
+    /// Returns the file and offset of a transfer: `offset`, or the descriptor's position, or the
+    /// end of the file for an append. Returns `None` if the descriptor is not storage.
     pub(super) fn start(
         &self,
         descriptor: (u32, i64),
@@ -268,7 +270,8 @@ impl Descriptors {
         Ok(Some((file, start)))
     }
 
-    /// `len` bytes go through a descriptor: at `offset`, or at its position, which moves on.
+    /// Emits a transfer of `len` bytes at `offset`, or at the descriptor's position, which
+    /// advances.
     pub(super) fn transfer(
         &mut self,
         descriptor: (u32, i64),
@@ -292,7 +295,7 @@ impl Descriptors {
         Ok(())
     }
 
-    /// What was written through a descriptor is made durable.
+    /// Emits a sync of a descriptor's file.
     pub(super) fn sync(&mut self, descriptor: (u32, i64), out: &mut Out) -> Result<()> {
         if let Some(file) = self.get(descriptor)?.file {
             out.push(Op::Sync { file });

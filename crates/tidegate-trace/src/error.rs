@@ -1,8 +1,8 @@
-//! What may go wrong when a trace is read.
+//! Errors of reading a trace.
 
 use std::path::PathBuf;
 
-/// Why a trace could not be read.
+/// A reason why a trace could not be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -11,13 +11,13 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: std::io::Error,
     },
-    /// Its format cannot be told from its first lines.
+    /// The first lines do not determine the format.
     #[error("{0}")]
     Format(String),
-    /// It is not what it was taken for.
+    /// The content does not fit the format.
     #[error("{}: {what}", path.display())]
     Bad {
         /// The file.

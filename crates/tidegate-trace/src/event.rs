@@ -1,66 +1,66 @@
-//! What a program or a client did, the same for all formats.
+//! Operations of a program or a client, in one form for all formats.
 
-/// A file or a device of a trace. A reader numbers them from 0 in the order in which they appear;
-/// names, descriptors and positions are the reader's own business.
+/// A file or a device of a trace, numbered from 0 in the order of appearance. The reader resolves
+/// names, descriptors and positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId(pub u32);
 
-/// One operation, and when it was asked for.
+/// An operation and the time of its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
     /// Microseconds since the first event of the trace.
     pub time_us: u64,
-    /// The thread, process or queue that asked: events of one are in order.
+    /// The thread, process or queue that made the request. Events of one stream are in order.
     pub stream: u32,
-    /// What was asked for.
+    /// The requested operation.
     pub op: Op,
 }
 
-/// What was asked for. Offsets and lengths are those of the request, in bytes: whether they end
-/// inside a page is what the schemes differ in.
+/// A requested operation. Offsets and lengths are in bytes and not rounded to pages, because the
+/// schemes treat partial pages differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// `len_bytes` from `offset_bytes` were read.
     Read {
-        /// Of which file.
+        /// The file.
         file: FileId,
-        /// From where.
+        /// Start of the range.
         offset_bytes: u64,
-        /// How much.
+        /// Length of the range.
         len_bytes: u64,
     },
     /// `len_bytes` from `offset_bytes` were written.
     Write {
-        /// To which file.
+        /// The file.
         file: FileId,
-        /// From where.
+        /// Start of the range.
         offset_bytes: u64,
-        /// How much.
+        /// Length of the range.
         len_bytes: u64,
     },
-    /// All of a file was made durable: fsync, fdatasync, a flush of a device.
+    /// A file was made durable: fsync, fdatasync, a flush of a device.
     Sync {
-        /// Which file.
+        /// The file.
         file: FileId,
     },
     /// All files were made durable: sync, syncfs.
     SyncAll,
-    /// A file has now this length: what lies behind is gone.
+    /// The length of a file was set; bytes behind the new end are gone.
     Resize {
-        /// Which file.
+        /// The file.
         file: FileId,
-        /// Its length in bytes.
+        /// The new length in bytes.
         len_bytes: u64,
     },
-    /// A file is gone: removed, or replaced by a rename. Its dirty pages need no write-back.
+    /// A file was removed, or replaced by a rename. Its dirty pages need no write-back.
     Remove {
-        /// Which file.
+        /// The file.
         file: FileId,
     },
 }
 
 impl Op {
-    /// The file that it is of; none for all files.
+    /// Returns the operation's file, or `None` if it is about all files.
     pub fn file_mut(&mut self) -> Option<&mut FileId> {
         match self {
             Self::Read { file, .. }

@@ -1,17 +1,17 @@
-//! Fields of a line: numbers, times, and the parts between separators.
+//! Parses fields of a line: numbers, times, and parts between separators.
 
 use super::bad::{Bad, Result};
 
-/// The last offset that a file or device can have.
+/// The maximum offset in a file or device.
 const MAX_OFFSET: u64 = i64::MAX.unsigned_abs();
-/// The most that one request can ask for: Linux gives 2 GiB less a page.
+/// The maximum length of a request; Linux allows 2 GiB less a page.
 const MAX_REQUEST_BYTES: u64 = 1 << 31;
 /// Bytes of a sector, the unit of block traces.
 const SECTOR_BYTES: u64 = 512;
-/// Every number of so many digits fits in 64 bits.
+/// Any number with this many digits fits in 64 bits.
 const DIGITS_THAT_FIT: usize = 19;
 
-/// The decimal number that `text` is; `what` names it in the reason of a bad line.
+/// Parses a decimal number; `what` names it in the error.
 pub(super) fn number(text: &[u8], what: &'static str) -> Result<u64> {
     decimal(text).ok_or(Bad::Number(what))
 }
@@ -27,7 +27,7 @@ fn decimal(text: &[u8]) -> Option<u64> {
     text.iter().try_fold(0_u64, |value, byte| value.checked_mul(10)?.checked_add(digit(*byte)))
 }
 
-/// A number that may have a sign.
+/// Parses a number that may have a minus sign.
 pub(super) fn signed(text: &[u8], what: &'static str) -> Result<i64> {
     let (magnitude, negative) = match text.strip_prefix(b"-") {
         Some(rest) => (rest, true),
@@ -37,12 +37,12 @@ pub(super) fn signed(text: &[u8], what: &'static str) -> Result<i64> {
     Ok(if negative { -value } else { value })
 }
 
-/// A number of a stream: thread or process.
+/// Parses the number of a stream: a thread or a process.
 pub(super) fn stream(text: &[u8]) -> Result<u32> {
     u32::try_from(number(text, "thread")?).map_err(|_| Bad::Number("thread"))
 }
 
-/// Seconds with a fraction, as microseconds, rounded.
+/// Parses seconds with a fraction, and rounds to microseconds.
 pub(super) fn seconds_us(text: &[u8]) -> Result<u64> {
     let dot = text.iter().position(|&byte| byte == b'.').unwrap_or(text.len());
     let (whole, fraction) = text.split_at(dot);
@@ -63,7 +63,7 @@ fn fraction_us(digits: &[u8]) -> Option<u64> {
     Some(micros + u64::from(digit(6) >= 5))
 }
 
-/// A range of bytes of a file, within what is possible.
+/// Checks that a range of bytes is possible for a request and a file, and returns it.
 pub(super) fn range(offset_bytes: u64, len_bytes: u64) -> Result<(u64, u64)> {
     if len_bytes > MAX_REQUEST_BYTES {
         return Err(Bad::Length);
@@ -74,18 +74,18 @@ pub(super) fn range(offset_bytes: u64, len_bytes: u64) -> Result<(u64, u64)> {
     }
 }
 
-/// The range in bytes of `count` sectors from `first` on.
+/// Returns the range in bytes of `count` sectors from `first` on.
 pub(super) fn sectors(first: u64, count: u64) -> Result<(u64, u64)> {
     let offset = first.checked_mul(SECTOR_BYTES).ok_or(Bad::Range)?;
     range(offset, count.checked_mul(SECTOR_BYTES).ok_or(Bad::Length)?)
 }
 
-/// A length of a file.
+/// Checks that a file can have this length, and returns it.
 pub(super) fn file_length(len_bytes: u64) -> Result<u64> {
     if len_bytes <= MAX_OFFSET { Ok(len_bytes) } else { Err(Bad::Range) }
 }
 
-/// The parts of `line` between single bytes `separator`, as many as `N`: no more, no less.
+/// Splits `line` at each `separator`; fails unless there are exactly `N` parts.
 pub(super) fn split<const N: usize>(line: &[u8], separator: u8) -> Result<[&[u8]; N]> {
     let mut fields = [&[][..]; N];
     let mut parts = line.split(|&byte| byte == separator);
@@ -95,25 +95,25 @@ pub(super) fn split<const N: usize>(line: &[u8], separator: u8) -> Result<[&[u8]
     if parts.next().is_some() { Err(Bad::Shape) } else { Ok(fields) }
 }
 
-/// The part of `line` before the first `separator`, and what follows it.
+/// Splits `line` at the first `separator`.
 pub(super) fn cut(line: &[u8], separator: u8) -> Result<(&[u8], &[u8])> {
     let at = memchr::memchr(separator, line).ok_or(Bad::Shape)?;
     Ok((&line[..at], &line[at + 1..]))
 }
 
-/// The part of `line` before the last `separator`, and what follows it.
+/// Splits `line` at the last `separator`.
 pub(super) fn cut_last(line: &[u8], separator: u8) -> Result<(&[u8], &[u8])> {
     let at = memchr::memrchr(separator, line).ok_or(Bad::Shape)?;
     Ok((&line[..at], &line[at + 1..]))
 }
 
-/// `text` without its quotes; it may have none, or only one.
+/// Removes a leading and a trailing quote, if any.
 pub(super) fn unquoted(text: &[u8]) -> &[u8] {
     let text = text.strip_prefix(b"\"").unwrap_or(text);
     text.strip_suffix(b"\"").unwrap_or(text)
 }
 
-/// True if `flags`, joined by bars, have `flag`.
+/// Returns whether `flags`, joined by `|`, include `flag`.
 pub(super) fn has_flag(flags: &[u8], flag: &[u8]) -> bool {
     flags.split(|&byte| byte == b'|').any(|it| it == flag)
 }

@@ -1,4 +1,4 @@
-//! Files by name, with their lengths, and whether they are still there.
+//! Files by name: lengths, and removal.
 
 use rustc_hash::FxHashMap;
 
@@ -8,13 +8,13 @@ use super::fields::file_length;
 use super::names::Names;
 use super::out::Out;
 
-/// The files of a trace with descriptors. A file whose last name was taken away is gone when its
-/// last descriptor is closed.
+/// The files of a trace with descriptors. A file is removed when it has no name and no open
+/// descriptor any more.
 #[derive(Debug)]
 pub(super) struct Files {
     names: Names,
     states: FxHashMap<FileId, State>,
-    /// What parts the names of folders in a path.
+    /// Separates the names of directories in a path.
     separator: u8,
 }
 
@@ -23,7 +23,7 @@ struct State {
     names: u32,
     descriptors: u32,
     is_folder: bool,
-    /// Its length, where the trace shows it.
+    /// The length, if the trace shows it.
     len_bytes: Option<u64>,
 }
 
@@ -32,7 +32,7 @@ impl Files {
         Self { names: Names::default(), states: FxHashMap::default(), separator }
     }
 
-    /// The file named `name`.
+    /// Returns the file named `name`, which is created if unknown.
     pub(super) fn named(&mut self, name: &[u8]) -> Result<FileId> {
         if let Some(file) = self.names.find(name) {
             return Ok(file);
@@ -42,19 +42,19 @@ impl Files {
         Ok(file)
     }
 
-    /// A file that has no name yet.
+    /// Creates a file without a name.
     pub(super) fn unnamed(&mut self) -> Result<FileId> {
         let file = self.names.number()?;
         self.states.insert(file, State { len_bytes: Some(0), ..State::default() });
         Ok(file)
     }
 
-    /// The file named `name`, if the trace has shown it.
+    /// Returns the file named `name`, if the trace has shown it.
     pub(super) fn known(&self, name: &[u8]) -> Option<FileId> {
         self.names.get(name)
     }
 
-    /// The trace shows that `file` is a folder.
+    /// Marks `file` as a directory.
     pub(super) fn set_folder(&mut self, file: FileId) {
         if let Some(state) = self.states.get_mut(&file) {
             state.is_folder = true;
@@ -65,21 +65,21 @@ impl Files {
         self.states.get(&file)?.len_bytes
     }
 
-    /// The trace shows that `file` has this length; none: that it has another one than before.
+    /// Sets the length of `file`; `None` if the length has changed to an unknown one.
     pub(super) fn set_len(&mut self, file: FileId, len_bytes: Option<u64>) {
         if let Some(state) = self.states.get_mut(&file) {
             state.len_bytes = len_bytes;
         }
     }
 
-    /// Bytes up to `end_bytes` were written.
+    /// Extends `file` to `end_bytes` after a write up to there.
     pub(super) fn reaches(&mut self, file: FileId, end_bytes: u64) {
         if let Some(len_bytes) = self.states.get_mut(&file).and_then(|it| it.len_bytes.as_mut()) {
             *len_bytes = end_bytes.max(*len_bytes);
         }
     }
 
-    /// Gives `file` a length, and drops what lies behind it.
+    /// Sets the length of `file`, and emits the resize, which drops bytes behind the new end.
     pub(super) fn resize(&mut self, file: FileId, len: u64, out: &mut Out) -> Result<()> {
         let len_bytes = file_length(len)?;
         self.set_len(file, Some(len_bytes));
@@ -87,18 +87,18 @@ impl Files {
         Ok(())
     }
 
-    /// Renames a file or a folder. A file that had the new name is replaced.
+    /// Renames a file or a directory. A file that had the new name is replaced.
     pub(super) fn rename(&mut self, from: &[u8], to: &[u8], out: &mut Out) -> Result<()> {
         if from == to {
             return Ok(());
         }
         let Some(file) = self.names.get(from) else {
-            // A file that the trace has not shown, or a folder.
+            // The trace has not shown this file, or the name is a directory's.
             self.unlink(to, out);
             return self.rename_below(from, to);
         };
         if self.names.get(to) == Some(file) {
-            // Two names of one file: the kernel leaves both.
+            // Both names belong to one file: the kernel keeps both.
             return Ok(());
         }
         let replaced = self.names.insert(to, file)?;
@@ -128,13 +128,13 @@ impl Files {
         Ok(())
     }
 
-    /// Gives the file named `name` another name.
+    /// Adds the name `new` to the file named `name`.
     pub(super) fn link(&mut self, name: &[u8], new: &[u8]) -> Result<()> {
         let file = self.named(name)?;
         self.name(file, new)
     }
 
-    /// Gives `file` a name, or one more.
+    /// Adds a name to `file`.
     pub(super) fn name(&mut self, file: FileId, new: &[u8]) -> Result<()> {
         if self.names.get(new).is_none() {
             self.names.insert(new, file)?;
@@ -149,7 +149,7 @@ impl Files {
         }
     }
 
-    /// Removes a folder and all that is in it.
+    /// Removes a directory and all its content.
     pub(super) fn remove_tree(&mut self, folder: &[u8], out: &mut Out) {
         self.unlink(folder, out);
         for name in self.names.below(folder, self.separator) {
@@ -161,17 +161,18 @@ impl Files {
         self.release(file, |state| &mut state.names, out);
     }
 
-    /// A descriptor of `file` was made.
+    /// Counts a new description of `file`.
     pub(super) fn opened(&mut self, file: FileId) {
         self.states.entry(file).or_default().descriptors += 1;
     }
 
-    /// The last use of a descriptor of `file` is over.
+    /// Removes the description of `file` whose last descriptor was closed.
     pub(super) fn closed(&mut self, file: FileId, out: &mut Out) {
         self.release(file, |state| &mut state.descriptors, out);
     }
 
-    /// One of what `count` counts is gone, and with the last of all the file.
+    /// Decrements a counter of `file`; removes the file when neither names nor descriptors are
+    /// left.
     fn release(&mut self, file: FileId, count: fn(&mut State) -> &mut u32, out: &mut Out) {
         let Some(state) = self.states.get_mut(&file) else { return };
         let count = count(state);

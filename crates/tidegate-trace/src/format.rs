@@ -30,23 +30,23 @@ pub enum Format {
 }
 
 impl Format {
-    /// All of them.
+    /// All formats.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// Its lines are calls on files, not requests of a disk.
+    /// Returns whether the lines are calls on files, not requests of a disk.
     #[must_use]
     pub const fn is_of_files(self) -> bool {
         use Format::{Alibaba, Cloudphysics, Mobileblock, Mqsim, Msr};
         !matches!(self, Mqsim | Cloudphysics | Mobileblock | Msr | Alibaba)
     }
 
-    /// The names of all, for messages.
+    /// Returns the names of all formats, for messages.
     pub(super) fn names() -> String {
         Self::ALL.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ")
     }

@@ -1,18 +1,19 @@
-//! Hostile bytes for the readers, for the fuzz target and for tests.
+//! Checks the readers with arbitrary bytes, for the fuzz target and for tests.
 
 use std::io::Cursor;
 use std::path::Path;
 
 use super::{Event, Format, Op, read};
 
-/// The most bytes that one request has.
+/// The maximum length of a request.
 const MAX_REQUEST_BYTES: u64 = 1 << 31;
 
-/// Reads what follows the first byte of `data` as a trace; that byte chooses the format, or that it
-/// is found out.
+/// Reads the bytes behind the first byte of `data` as a trace. The first byte selects the format or
+/// its detection.
 ///
 /// # Panics
-/// If an event cannot be: times that go back, or requests that end behind the last offset.
+/// If an event is impossible: its time is before the previous event, or its range exceeds the
+/// largest offset.
 pub fn any_trace(data: &[u8]) {
     let Some((&first, rest)) = data.split_first() else { return };
     let format = Format::ALL.get(usize::from(first) % (Format::ALL.len() + 1)).copied();

@@ -1,4 +1,4 @@
-//! A file of a trace, decompressed, and how much of it was read.
+//! A trace's file, decompressed, and the number of bytes that were read.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const BUFFER_BYTES: usize = 128 << 10;
-/// What the decoder of xz may take: its highest preset takes 65 MiB.
+/// Memory limit of the xz decoder, whose highest preset takes 65 MiB.
 const XZ_MEMORY_BYTES: u64 = 128 << 20;
 
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const XZ: &[u8] = &[0xfd, b'7', b'z', b'X', b'Z', 0];
 
-/// Bytes of a trace, as text.
+/// Decompressed bytes of a trace.
 pub(super) type Input = Box<dyn Read + Send>;
 
-/// How much of the files of a trace was read, and how much there is.
+/// Number of bytes of a trace that were read, and the total, as compressed.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Progress {
     read_bytes: Arc<AtomicU64>,
@@ -29,18 +29,18 @@ impl Progress {
         self.read_bytes.load(Relaxed)
     }
 
-    /// The file at `path`, decompressed.
+    /// Opens the file at `path`, and decompresses it.
     pub(super) fn open(&self, path: &Path) -> io::Result<Input> {
         self.read(File::open(path)?)
     }
 
-    /// What `bytes` gives, decompressed; the total is not known.
+    /// Decompresses `bytes`, whose total is unknown.
     pub(super) fn read(&self, bytes: impl Read + Send + 'static) -> io::Result<Input> {
         decompressed(Counted { inner: bytes, read_bytes: Arc::clone(&self.read_bytes) })
     }
 }
 
-/// Counts what is read.
+/// Counts the bytes that are read.
 struct Counted<R> {
     inner: R,
     read_bytes: Arc<AtomicU64>,
@@ -54,7 +54,8 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// Decompresses by what the first bytes of `raw` say. A zstd file has a window of at most 128 MiB.
+/// Detects the compression by the first bytes of `raw`. The window of a zstd file is limited to 128
+/// MiB.
 fn decompressed(raw: impl Read + Send + 'static) -> io::Result<Input> {
     let (magic, raw) = magic(raw)?;
     let raw = BufReader::with_capacity(BUFFER_BYTES, raw);
@@ -72,7 +73,7 @@ fn xz(raw: impl BufRead) -> io::Result<impl Read> {
     Ok(liblzma::bufread::XzDecoder::new_stream(raw, stream))
 }
 
-/// The first bytes of `raw`, and all of it. A pipe may give them one by one.
+/// Returns the first bytes of `raw`, and a reader of all bytes. A pipe may return single bytes.
 fn magic(mut raw: impl Read) -> io::Result<(Vec<u8>, impl Read)> {
     let mut first = Vec::with_capacity(XZ.len());
     raw.by_ref().take(XZ.len() as u64).read_to_end(&mut first)?;

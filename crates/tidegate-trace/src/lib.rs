@@ -1,14 +1,14 @@
-//! Traces: files of many formats, one stream of events.
+//! Readers of traces: files of many formats as a stream of events.
 //!
-//! [`open`] finds out how a file is compressed and which [`Format`] it has. It returns a [`Trace`],
-//! which is an iterator over its [`Event`]s. [`merge`] joins several by time. Memory does not grow
-//! with the length of a trace, only with the files and descriptors that there are at a time. The
-//! exception is [`Format::Mobigen`], whose lines must be sorted; its text is limited.
+//! [`open`] detects the compression and the [`Format`] of a file. It returns a [`Trace`], an
+//! iterator over its [`Event`]s. [`merge`] joins several traces by time. Memory use depends not on
+//! the length of a trace, but on the number of files and descriptors at a time. The exception is
+//! [`Format::Mobigen`], whose lines must be sorted; their size is limited.
 //!
-//! A write goes through the modules so: `input` decompresses, `lines` finds the line, the format's
-//! `reader` understands it, `descriptors` says which file and offset it is, `out` gives it the time
-//! since the start. A line that cannot be understood, or whose file or offset the trace does not
-//! show, is counted in [`BadLines`] and gives no event.
+//! A write passes these modules: `input` decompresses, `lines` splits lines, the format's `reader`
+//! parses the line, `descriptors` resolves file and offset, `out` adds the time since the start. A
+//! line that cannot be parsed, or whose file or offset the trace does not show, is counted in
+//! [`BadLines`] and gives no event.
 
 mod bad;
 mod by_time;

@@ -1,4 +1,4 @@
-//! Lines of an input, of any length, in bounded memory.
+//! Splits an input into lines of any length, in bounded memory.
 
 use std::io::{self, ErrorKind, Read};
 use std::ops::Range;
@@ -7,10 +7,10 @@ use super::bad::{Bad, MAX_LINE_BYTES, Result};
 
 const FIRST_BUFFER_BYTES: usize = 16 << 10;
 
-/// What stands between two ends of lines, without them; an error if it is too long to be read.
+/// A line without its end, or an error if it is too long.
 pub(super) type Line<'a> = Result<&'a [u8]>;
 
-/// The lines of `input`. The buffer grows to [`MAX_LINE_BYTES`] and no further.
+/// The lines of `input`. The buffer grows up to [`MAX_LINE_BYTES`].
 pub(super) struct Lines<R> {
     input: R,
     buffer: Vec<u8>,
@@ -24,14 +24,15 @@ impl<R: Read> Lines<R> {
         Self { input, buffer: vec![0; FIRST_BUFFER_BYTES], start: 0, end: 0, ended: false }
     }
 
-    /// The next line; none at the end of the input. A last line needs no line feed, and a carriage
-    /// return before the line feed is dropped.
+    /// Returns the next line, or `None` at the end of the input. The last line needs no line feed.
+    /// A carriage return before the line feed is dropped.
     pub(super) fn next(&mut self) -> io::Result<Option<Line<'_>>> {
         let found = self.find()?;
         Ok(found.map(|found| found.map(|place| self.text(place))))
     }
 
-    /// The first bytes of the input, as many as the buffer takes at first, without reading on.
+    /// Returns the first bytes of the input, as many as the initial buffer holds, and does not
+    /// consume them.
     pub(super) fn head(&mut self) -> io::Result<&[u8]> {
         while !self.ended && self.end < FIRST_BUFFER_BYTES {
             self.fill()?;
@@ -39,7 +40,7 @@ impl<R: Read> Lines<R> {
         Ok(&self.buffer[self.start..self.end])
     }
 
-    /// The first bytes of the next line, as many as the buffer has; none at the end of the input.
+    /// Returns the buffered bytes of the next line, or `None` at the end of the input.
     pub(super) fn peek(&mut self) -> io::Result<Option<&[u8]>> {
         while !self.ended && memchr::memchr(b'\n', &self.buffer[self.start..self.end]).is_none() {
             if self.end - self.start == self.buffer.len() {
@@ -55,7 +56,7 @@ impl<R: Read> Lines<R> {
         line.strip_suffix(b"\r").unwrap_or(line)
     }
 
-    /// Where the next line is in the buffer.
+    /// Finds the next line, and returns its range in the buffer.
     fn find(&mut self) -> io::Result<Option<Result<Range<usize>>>> {
         let mut seen = 0;
         loop {
@@ -78,7 +79,7 @@ impl<R: Read> Lines<R> {
         }
     }
 
-    /// Drops the line that fills the buffer, up to its end.
+    /// Skips the rest of the line that fills the buffer.
     fn skip_line(&mut self) -> io::Result<()> {
         loop {
             (self.start, self.end) = (0, 0);
@@ -94,7 +95,7 @@ impl<R: Read> Lines<R> {
         }
     }
 
-    /// Reads on, behind what is in the buffer.
+    /// Reads more bytes into the buffer.
     fn fill(&mut self) -> io::Result<()> {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);

@@ -1,4 +1,4 @@
-//! Several traces as one, by time.
+//! Merges several traces by time.
 
 use rustc_hash::FxHashMap;
 
@@ -6,26 +6,25 @@ use super::event::{Event, FileId};
 use super::whole::Trace;
 use crate::error::Error;
 
-/// The events of several traces in the order of their times, each since the start of its own trace;
-/// at one time, those of the first trace come first. Files and streams of two traces are never the
-/// same one.
+/// The events of several traces in time order. Times count from the start of each trace; at equal
+/// times, the first trace comes first. Files and streams of different traces are distinct.
 pub struct Merged {
     traces: Vec<Part>,
     streams: FxHashMap<(usize, u32), u32>,
-    /// The stream that was asked for last, and its number.
+    /// The stream that was looked up last, and its number.
     last_stream: Option<((usize, u32), u32)>,
     next_file: u32,
 }
 
 struct Part {
     trace: Trace,
-    /// Its next event; what it reads is ahead by one.
+    /// The next event, read ahead.
     head: Option<Result<Event, Error>>,
-    /// The numbers of its files here, by their numbers there.
+    /// File numbers in the merged trace, by the number in this trace.
     files: Vec<Option<FileId>>,
 }
 
-/// Merges `traces`.
+/// Merges `traces` by time.
 #[must_use]
 pub fn merge(traces: Vec<Trace>) -> Merged {
     let part = |mut trace: Trace| Part { head: trace.next(), trace, files: Vec::new() };
@@ -34,12 +33,12 @@ pub fn merge(traces: Vec<Trace>) -> Merged {
 }
 
 impl Merged {
-    /// The traces, for their bad lines and how far they are read.
+    /// Returns the traces, for their bad lines and progress.
     pub fn traces(&self) -> impl Iterator<Item = &Trace> {
         self.traces.iter().map(|part| &part.trace)
     }
 
-    /// The trace whose event is next: an error comes at once.
+    /// Returns the index of the trace with the earliest event; an error comes first.
     fn first(&self) -> Option<usize> {
         let time = |part: &Part| match part.head.as_ref()? {
             Ok(event) => Some(event.time_us),

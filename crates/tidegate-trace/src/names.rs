@@ -1,28 +1,28 @@
-//! Names of files and devices, and the numbers that stand for them.
+//! Names of files and devices, and their numbers.
 
 use rustc_hash::FxHashMap;
 
 use super::bad::{Bad, Result};
 use super::event::FileId;
 
-/// How many names are kept at a time.
+/// Maximum number of names at a time.
 const MAX_NAMES: usize = 1 << 22;
-/// How many bytes they have together.
+/// Maximum size of all names together.
 const MAX_NAMES_BYTES: usize = 512 << 20;
 
-/// Which file has which name now. A number never stands for another file again.
+/// The current names of files. A number is never reused.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     ids: FxHashMap<Box<[u8]>, FileId>,
-    /// The name that was looked up last, until a name is given or taken away: a program mostly
-    /// asks for one file several times in a row.
+    /// The name that was looked up last, cached until names change: programs often use one file
+    /// several times in a row.
     last: Option<(Vec<u8>, FileId)>,
     bytes: usize,
     next: u32,
 }
 
 impl Names {
-    /// The file named `name`; a new one if none has that name.
+    /// Returns the file named `name`, which is created if unknown.
     pub(super) fn id(&mut self, name: &[u8]) -> Result<FileId> {
         if let Some(id) = self.find(name) {
             return Ok(id);
@@ -32,7 +32,7 @@ impl Names {
         Ok(id)
     }
 
-    /// The file named `name`, which is likely to be looked up again at once.
+    /// Returns the file named `name`, and caches the name for the next look-up.
     pub(super) fn find(&mut self, name: &[u8]) -> Option<FileId> {
         if let Some((last, id)) = &self.last
             && last == name
@@ -47,19 +47,19 @@ impl Names {
         Some(id)
     }
 
-    /// The file named `name`, if the trace has shown it.
+    /// Returns the file named `name`, if the trace has shown it.
     pub(super) fn get(&self, name: &[u8]) -> Option<FileId> {
         self.ids.get(name).copied()
     }
 
-    /// A number for a file.
+    /// Returns a new file number.
     pub(super) fn number(&mut self) -> Result<FileId> {
         let id = FileId(self.next);
         self.next = self.next.checked_add(1).ok_or(Bad::Tables)?;
         Ok(id)
     }
 
-    /// Gives `id` the name `name`; returns the file that had it.
+    /// Gives `id` the name `name`; returns the file that had this name.
     pub(super) fn insert(&mut self, name: &[u8], id: FileId) -> Result<Option<FileId>> {
         if self.ids.len() >= MAX_NAMES || self.bytes + name.len() > MAX_NAMES_BYTES {
             return Err(Bad::Tables);
@@ -70,7 +70,7 @@ impl Names {
         Ok(replaced)
     }
 
-    /// Takes the name `name` away; returns the file that had it.
+    /// Removes the name `name`; returns the file that had it.
     pub(super) fn remove(&mut self, name: &[u8]) -> Option<FileId> {
         let removed = self.ids.remove(name)?;
         self.last = None;
@@ -78,8 +78,8 @@ impl Names {
         Some(removed)
     }
 
-    /// The names below the folder `folder`, whose parts `separator` parts. Sorted, so that the
-    /// order of events does not vary.
+    /// Returns the names below the directory `folder`, sorted, so that the order of events is
+    /// fixed. `separator` separates the names of directories in a path.
     pub(super) fn below(&self, folder: &[u8], separator: u8) -> Vec<Box<[u8]>> {
         let is_below = |name: &[u8]| {
             name.strip_prefix(folder).is_some_and(|rest| rest.first() == Some(&separator))

@@ -1,4 +1,4 @@
-//! Events on their way out of a reader.
+//! Queue of events from a reader.
 
 use std::collections::VecDeque;
 
@@ -6,18 +6,18 @@ use super::bad::Result;
 use super::event::{Event, FileId, Op};
 use super::fields::range;
 
-/// Whether bytes go to a file or come from it.
+/// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     Read,
     Write,
 }
 
-/// The events of the lines that were read, in order. A line may give none, one, or several.
+/// The events of the lines that were read, in order. A line may give any number of events.
 #[derive(Debug, Default)]
 pub(super) struct Out {
     queue: VecDeque<Event>,
-    /// Time of the first event, as the trace has it.
+    /// Time of the first event, as the trace states it.
     first_us: Option<u64>,
     last_us: u64,
     line_us: u64,
@@ -25,8 +25,8 @@ pub(super) struct Out {
 }
 
 impl Out {
-    /// The events that follow are of `stream`, at `time_us` as the trace has it. Events are in the
-    /// order of lines: a time before that of the event above counts as that one.
+    /// Sets the stream and time, as the trace states it, of the next events. Events are in the
+    /// order of lines: a time earlier than that of the previous event counts as the previous time.
     pub(super) fn at(&mut self, time_us: u64, stream: u32) {
         self.line_us = time_us;
         self.stream = stream;
@@ -38,7 +38,7 @@ impl Out {
         self.queue.push_back(Event { time_us: self.last_us, stream: self.stream, op });
     }
 
-    /// A read or a write; one of no bytes is none.
+    /// Emits a read or a write, unless it has no bytes.
     pub(super) fn transfer(&mut self, way: Way, file: FileId, offset: u64, len: u64) -> Result<()> {
         let (offset_bytes, len_bytes) = range(offset, len)?;
         match way {

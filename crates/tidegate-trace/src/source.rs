@@ -1,4 +1,4 @@
-//! Where the lines of a trace come from: a file, or the files of `strace -ff`, one a process.
+//! Sources of lines: one file, or the files of `strace -ff`, one for each process.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,10 +10,10 @@ use super::fields::seconds_us;
 use super::input::{Input, Progress};
 use super::lines::{Line, Lines};
 
-/// How much of the files of all processes tells the format.
+/// Number of bytes, of all processes' files, that detect the format.
 const HEAD_BYTES: usize = 64 << 10;
 
-/// Lines in the order of time.
+/// Lines in time order.
 pub(super) enum Source {
     One(Lines<Input>),
     Processes(Processes),
@@ -21,8 +21,8 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// The file at `path`. Where there is none, but `path.1`, `path.2` and so on, these are the
-    /// files of the processes of a program under `strace -ff -o path`.
+    /// Opens the file at `path`. If `path` does not exist but `path.1`, `path.2` and so on do,
+    /// opens them as the files of a program's processes under `strace -ff -o path`.
     pub(super) fn open(path: &Path, progress: &mut Progress) -> io::Result<Self> {
         match progress.open(path) {
             Ok(input) => {
@@ -52,7 +52,7 @@ impl Source {
         }
     }
 
-    /// Its lines sorted by the time in their second field.
+    /// Sorts the lines by the time in their second field.
     pub(super) fn by_time(mut self) -> io::Result<Self> {
         let mut sorted = ByTime::default();
         while let Some(line) = self.next()? {
@@ -62,7 +62,7 @@ impl Source {
         Ok(Self::ByTime(sorted))
     }
 
-    /// The number of the line that was read last, for a source that changes their order.
+    /// Returns the number of the line that was read last, if the source reorders lines.
     pub(super) fn line_number(&self) -> Option<u64> {
         match self {
             Self::ByTime(lines) => Some(lines.number()),
@@ -70,7 +70,7 @@ impl Source {
         }
     }
 
-    /// The first bytes, to find out the format.
+    /// Returns the first bytes, for the detection of the format.
     pub(super) fn head(&mut self) -> io::Result<&[u8]> {
         match self {
             Self::One(lines) => lines.head(),
@@ -80,7 +80,7 @@ impl Source {
     }
 }
 
-/// The files beside `path` whose names are its own and a number behind a dot.
+/// Returns the files beside `path` whose names are its own, a dot and a number.
 fn files_of_processes(path: &Path) -> Vec<(u32, PathBuf)> {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return Vec::new() };
     let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
@@ -96,11 +96,11 @@ fn files_of_processes(path: &Path) -> Vec<(u32, PathBuf)> {
     files
 }
 
-/// The files of `strace -ff -ttt`, merged by time: each line gets the number of its process in
-/// front, as `strace -f` has it. A file is open from its first line to its last.
+/// The files of `strace -ff -ttt`, merged by time. Each line gets the process's number in front, as
+/// with `strace -f`. A file is open from its first line to its last.
 pub(super) struct Processes {
     files: Vec<Process>,
-    /// Time of the next line, and which file has it.
+    /// Time of a file's next line, and index of the file.
     next: BinaryHeap<Reverse<(u64, usize)>>,
     progress: Progress,
     head: Vec<u8>,
@@ -117,7 +117,8 @@ impl Processes {
     fn open(files: Vec<(u32, PathBuf)>, progress: &mut Progress) -> io::Result<Self> {
         let (mut processes, mut next, mut head) = (Vec::new(), BinaryHeap::new(), Vec::new());
         for (index, (pid, path)) in files.into_iter().enumerate() {
-            // The first line tells when the file is read; its bytes count when it is.
+            // The first line determines when the file is opened for good. Its bytes count only
+            // then.
             let mut lines = Lines::new(Progress::default().open(&path)?);
             if head.len() < HEAD_BYTES {
                 head.extend_from_slice(lines.head()?);
@@ -154,7 +155,7 @@ impl Processes {
     }
 }
 
-/// The time that `line` begins with.
+/// Returns the time at the start of `line`.
 fn time_us(line: &[u8]) -> Option<u64> {
     seconds_us(line.split(|&byte| byte == b' ').next()?).ok()
 }

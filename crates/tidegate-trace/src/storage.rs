@@ -1,16 +1,17 @@
-//! Which paths lead to storage.
+//! Identifies paths that lead to storage.
 
-/// What is below `/dev` and keeps data.
+/// Prefixes of disks below `/dev`.
 const DISKS: [&[u8]; 16] = [
     b"sd", b"hd", b"vd", b"xvd", b"nvme", b"mmcblk", b"loop", b"dm-", b"md", b"mapper/", b"disk/",
     b"block/", b"pmem", b"nbd", b"ublkb", b"ram",
 ];
 const NOT_STORAGE: [&[u8]; 2] = [b"/proc/", b"/sys/"];
 
-/// False for terminals, random numbers, what the kernel tells of itself, and what lives in DRAM.
+/// Returns whether `path` is storage: not a terminal, a source of random numbers, or a file of
+/// `/proc` or `/sys`.
 pub fn is_storage(path: &[u8]) -> bool {
     if let Some(device) = path.strip_prefix(b"/dev/") {
-        // `/dev/random` begins as a RAM disk does.
+        // `/dev/random` has the prefix of a RAM disk.
         return DISKS.iter().any(|disk| device.starts_with(disk)) && device != b"random";
     }
     !NOT_STORAGE.iter().any(|folder| path.starts_with(folder))

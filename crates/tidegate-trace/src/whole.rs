@@ -1,4 +1,4 @@
-//! A trace: its lines, its reader, and what was bad.
+//! A trace: its lines, its reader, and its bad lines.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -14,8 +14,8 @@ use crate::error::Error;
 
 /// The events of one trace, in the order of its lines.
 ///
-/// An error is the last item: the file cannot be read further, or more than half of its lines were
-/// bad.
+/// The last item may be an error: the file cannot be read further, or more than half of its lines
+/// were bad.
 pub struct Trace {
     path: PathBuf,
     format: Format,
@@ -28,22 +28,23 @@ pub struct Trace {
     ended: bool,
 }
 
-/// Opens the trace at `path`, plain or compressed by zstd, gzip or xz, of `format` or of that which
-/// its first lines have. Where `path` is not there, but `path.PID` files are, these are read as the
-/// output of `strace -ff`.
+/// Opens the trace at `path`, plain or compressed by zstd, gzip or xz. The first lines determine
+/// the format if `format` is `None`. If `path` does not exist but `path.PID` files do, reads them
+/// as the output of `strace -ff`.
 ///
 /// # Errors
-/// [`Error::Io`] if it cannot be read, [`Error::Format`] if its format cannot be told.
+/// [`Error::Io`] if the trace cannot be read, [`Error::Format`] if its format cannot be detected.
 pub fn open(path: &Path, format: Option<Format>) -> Result<Trace, Error> {
     let mut progress = Progress::default();
     let source = Source::open(path, &mut progress).map_err(io_error(path))?;
     Trace::new(path, source, progress, format)
 }
 
-/// Reads a trace from `bytes`, which messages name `path`; as [`open`] does.
+/// Reads a trace from `bytes`, plain or compressed. Messages name it `path`. The first lines
+/// determine the format if `format` is `None`.
 ///
 /// # Errors
-/// As [`open`].
+/// [`Error::Io`] if the trace cannot be read, [`Error::Format`] if its format cannot be detected.
 pub fn read(
     path: &Path,
     bytes: impl Read + Send + 'static,
@@ -85,31 +86,31 @@ impl Trace {
         })
     }
 
-    /// Its format.
+    /// Returns the format.
     #[must_use]
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// The file that it is read from.
+    /// Returns the path of the trace's file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The bad lines so far.
+    /// Returns the bad lines so far.
     #[must_use]
     pub fn bad_lines(&self) -> &BadLines {
         &self.bad
     }
 
-    /// How many bytes of its file were read, and how many that has; as it is compressed.
+    /// Returns the number of bytes that were read and the total of the files, both as compressed.
     #[must_use]
     pub fn progress(&self) -> (u64, u64) {
         (self.progress.read_bytes(), self.progress.total_bytes)
     }
 
-    /// Reads one more line; false at the end.
+    /// Reads one more line; returns `false` at the end.
     fn read_line(&mut self) -> io::Result<bool> {
         let Some(line) = self.source.next()? else { return Ok(false) };
         self.line += 1;
@@ -125,7 +126,7 @@ impl Trace {
         Ok(true)
     }
 
-    /// An error if the file was not what it was taken for.
+    /// Returns an error if more than half of the lines were bad.
     fn verdict(&self) -> Option<Error> {
         let (number, why) = self.bad.first.first()?;
         (self.bad.count * 2 > self.bad.lines).then(|| Error::Bad {

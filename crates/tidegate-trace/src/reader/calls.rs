@@ -1,4 +1,4 @@
-//! What lines say in all formats but strace's, and the events of that.
+//! The calls of all formats but strace's, and their events.
 
 use super::Reader;
 use crate::bad::{Bad, Result};
@@ -7,10 +7,10 @@ use crate::event::Op;
 use crate::names::Names;
 use crate::out::{Out, Way};
 
-/// Makes fields of a line and keeps nothing.
+/// Parses the fields of a line, without state.
 pub(super) type Parse = fn(&[u8]) -> Result<Row<'_>>;
 
-/// A line.
+/// A parsed line.
 pub(super) struct Row<'a> {
     pub(super) time_us: u64,
     pub(super) stream: Stream<'a>,
@@ -18,17 +18,17 @@ pub(super) struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// A line that tells of no call.
+    /// A line without a call.
     pub(super) const HEADER: Self =
         Self { time_us: 0, stream: Stream::Number(0), call: Call::Nothing };
 
-    /// A request of a block device, of which no more is known than that; `range` in bytes.
+    /// Returns a request of a block device; `range` is in bytes.
     pub(super) fn request(time_us: u64, device: &'a [u8], way: Way, range: (u64, u64)) -> Self {
         Self { time_us, stream: Stream::Device(device), call: Call::Access(way, device, range) }
     }
 }
 
-/// What `kind` means, where the format has a word for a read and one for a write.
+/// Returns the direction that `kind` stands for, given the format's words for read and write.
 pub(super) fn way(kind: &[u8], read: &[u8], write: &[u8]) -> Result<Way> {
     match kind {
         _ if kind == read => Ok(Way::Read),
@@ -37,19 +37,19 @@ pub(super) fn way(kind: &[u8], read: &[u8], write: &[u8]) -> Result<Way> {
     }
 }
 
-/// The stream that a call is of.
+/// The stream of a call.
 pub(super) enum Stream<'a> {
     /// A thread or a process.
     Number(u32),
-    /// A process of which the trace has the name.
+    /// A process that the trace identifies by name.
     Process(&'a [u8]),
-    /// The trace says no more than the device.
+    /// A device, if the trace shows no process.
     Device(&'a [u8]),
 }
 
 /// A call on a file or a device by its name, or on a descriptor by its number.
 pub(super) enum Call<'a> {
-    /// It failed, or reads and changes no data.
+    /// The call failed, or reads and changes no data.
     Nothing,
     /// Offset and length in bytes.
     Access(Way, &'a [u8], (u64, u64)),
@@ -63,10 +63,11 @@ pub(super) enum Call<'a> {
         path: &'a [u8],
         opening: Opening,
         descriptor: i64,
-        /// The line stands in for the opening of a descriptor that the trace may show after all.
+        /// The line assumes that the descriptor was opened; it has no effect if the trace shows the
+        /// opening.
         is_assumed: bool,
     },
-    /// Opens what is no storage.
+    /// Opens a descriptor that is not storage.
     OpenOther(i64),
     Close(i64),
     Transfer {
@@ -78,7 +79,7 @@ pub(super) enum Call<'a> {
     SyncDescriptor(i64),
 }
 
-/// A reader of lines that `parse` understands. All processes share the descriptors.
+/// Reads lines that `parse` understands. All processes share the descriptors.
 pub(super) struct Calls {
     parse: Parse,
     descriptors: Descriptors,
@@ -86,7 +87,7 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// `separator` parts the names of folders in a path.
+    /// Returns a reader of lines; `separator` separates the names of directories in a path.
     pub(super) fn new(parse: Parse, separator: u8) -> Self {
         Self { parse, descriptors: Descriptors::new(separator), processes: Names::default() }
     }

@@ -1,8 +1,8 @@
-//! The project's own format: `ts_us,tid,op,file,offset,len`, a line an operation that took place.
+//! The project's own format: `ts_us,tid,op,file,offset,len`, one line for each completed operation.
 //!
 //! `truncate` has the new length as its offset, `rename` the new name as its length. `unlink`,
-//! `fsync`, `fdatasync`, `sync` and `syncfs` have no use for both. `sync_file_range` makes nothing
-//! durable, and `fallocate` changes no data: neither is an event.
+//! `fsync`, `fdatasync`, `sync` and `syncfs` ignore both. `sync_file_range` makes nothing durable,
+//! and `fallocate` changes no data: they give no event.
 
 use super::calls::{Call, Row, Stream};
 use crate::bad::{Bad, Result};
@@ -22,7 +22,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {
     Ok(Row { time_us: number(time, "time")?, stream: Stream::Number(stream(tid)?), call })
 }
 
-/// What is done to the file whose name `rest` begins with; the name may hold commas.
+/// Parses the operation `op` on the file whose name begins `rest`; the name may contain commas.
 fn call<'a>(op: &[u8], rest: &'a [u8]) -> Result<Call<'a>> {
     let (first, last) = cut_last(rest, b',')?;
     let (file, offset) = cut_last(first, b',')?;
@@ -36,7 +36,7 @@ fn call<'a>(op: &[u8], rest: &'a [u8]) -> Result<Call<'a>> {
         b"sync_file_range" | b"fallocate" => Call::Nothing,
         b"truncate" => Call::Resize(file, file_length(numbers()?.0)?),
         b"unlink" => Call::Unlink(file),
-        // With more commas, where the first name ends cannot be told.
+        // With more commas, the end of the first name is ambiguous.
         b"rename" if !file.contains(&b',') && !last.is_empty() => Call::Rename(file, last),
         b"rename" => return Err(Bad::Shape),
         _ => return Err(Bad::Operation),

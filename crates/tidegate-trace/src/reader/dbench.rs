@@ -1,8 +1,8 @@
-//! Operations of a client of a file server, as dbench's `client.txt` has them: an operation, its
-//! arguments, and the status that it got. Operations of another status than OK did nothing.
+//! Operations of a client of a file server, in dbench's `client.txt`: an operation, its arguments,
+//! and its status. An operation with another status than OK has no effect.
 //!
-//! `ReadX` and `WriteX` have handle, offset, how much was asked for, and how much was done. Newer
-//! files begin each line with seconds; without them all events have the time 0.
+//! `ReadX` and `WriteX` have handle, offset, requested length, and transferred length. Newer files
+//! begin each line with seconds; without seconds all events have the time 0.
 
 use super::calls::{Call, Row, Stream};
 use crate::bad::{Bad, Result};
@@ -12,7 +12,7 @@ use crate::out::Way;
 
 const OK: &[u8] = b"NT_STATUS_OK";
 const MOST_FIELDS: usize = 8;
-/// Opens a folder.
+/// Opens a directory.
 const FOLDER: u64 = 1;
 const DELETE_ON_CLOSE: u64 = 0x1000;
 
@@ -63,7 +63,7 @@ fn call<'a>(op: &[u8], arguments: &[&'a [u8]]) -> Result<Call<'a>> {
                 _ if options & FOLDER != 0 => Makes::Folder,
                 // Supersede, overwrite, overwrite or create.
                 0 | 4 | 5 => Makes::Empty,
-                // Create: a file that the trace has shown is gone without its knowledge.
+                // Create: a file that the trace has shown was removed without a line.
                 2 => Makes::Anew,
                 _ => Makes::Nothing,
             };
@@ -75,7 +75,7 @@ fn call<'a>(op: &[u8], arguments: &[&'a [u8]]) -> Result<Call<'a>> {
         (b"WriteX", [it, offset, _, len]) => transfer(Way::Write, it, offset, len)?,
         (b"Flush", [it]) => Call::SyncDescriptor(handle(it)?),
         (b"Rename", [from, to]) => Call::Rename(from, to),
-        // A pattern: which files it names is the server's knowledge.
+        // A pattern: the trace does not show which files match.
         (b"Unlink", [path, _]) if path.iter().any(|byte| b"*?".contains(byte)) => {
             return Err(Bad::Operation);
         }
@@ -100,7 +100,8 @@ fn hex(text: &[u8], what: &'static str) -> Result<u64> {
     digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()).ok_or(Bad::Number(what))
 }
 
-/// Puts the words of `text` into `fields`, those in quotes without them; returns how many.
+/// Splits `text` into words, without their quotes, and stores them in `fields`; returns their
+/// number.
 fn words<'a>(mut text: &'a [u8], fields: &mut [&'a [u8]]) -> Result<usize> {
     let mut count = 0;
     loop {

@@ -1,4 +1,4 @@
-//! Calls on files by inode number, as the traces of FIU have them:
+//! Calls on files by inode number, in the traces of FIU:
 //! `seq ts_ns READ|WRITE inode inode_size offset size HIT|MISS|APPEND` and
 //! `seq ts_ns OPEN|CLOSE|FSYNC|FDATASYNC inode inode_size`.
 

@@ -1,12 +1,13 @@
 //! Calls of an Android app, from Mobibench's `MobiGen`: `thread microseconds op arguments`.
 //!
-//! The file has the lines of one thread behind those of another, but all threads share the
-//! descriptors: the lines come here sorted by time. Where the opening of a descriptor is not shown,
-//! `MobiGen` put one of `/data/data` in, by the order of its own lines. Where the order of time
-//! shows the real one, that counts.
+//! The file lists the lines of one thread after those of another thread, but all threads share the
+//! descriptors. So the lines are sorted by time first. If the opening of a descriptor is not shown,
+//! `MobiGen` inserted an opening of `/data/data`, by the order of its own lines. If the time order
+//! shows the real opening, the real one counts.
 //!
-//! The last argument of `open` is the descriptor, that of the others the result. That of `read`,
-//! `write`, `pread` and `pwrite` is how many bytes; a negative one is a failure.
+//! The last argument of `open` is the descriptor; the last argument of other calls is the result.
+//! The result of `read`, `write`, `pread` and `pwrite` is the number of bytes; a negative result is
+//! a failure.
 
 use super::calls::{Call, Row, Stream};
 use crate::bad::{Bad, Result};
@@ -15,7 +16,7 @@ use crate::fields::{cut, cut_last, number, range, signed, stream, unquoted};
 use crate::out::Way;
 use crate::storage::is_storage;
 
-/// The path of what was opened by calls that are not shown.
+/// The path of descriptors whose opening is not shown.
 const STAND_IN: &[u8] = b"/data/data";
 
 pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {

@@ -1,14 +1,14 @@
-//! Block requests of a phone, as `MobileBlockIOTraces` has them:
+//! Block requests of a phone, in `MobileBlockIOTraces`:
 //! `process,device,R|W,sector,sectors,seconds`.
 //!
-//! A request that a process hands to the kernel often has a second line, of the worker that hands
-//! it to the device. Both are events: the trace does not say which belong together.
+//! A request that a process submits to the kernel often has a second line, of the worker that
+//! submits it to the device. Both are events: the trace does not show which lines belong together.
 
 use super::calls::{Row, Stream, way};
 use crate::bad::Result;
 use crate::fields::{cut_last, number, seconds_us, sectors, unquoted};
 
-/// Parts the time of installation from that of use.
+/// Separates the time of installation from the time of use.
 const MARK: &[u8] = b"preconditioning_ended";
 
 pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {

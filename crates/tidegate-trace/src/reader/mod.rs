@@ -1,8 +1,8 @@
-//! Readers: a file for each format, which knows its lines and nothing else does.
+//! Readers: one file for each format, which alone knows the format's lines.
 //!
-//! The `parse` of a format makes fields of a line and keeps nothing; `calls` makes events of them.
-//! Only `strace` has a reader of its own. The format of a file is found out by trying every `parse`
-//! on its first lines.
+//! The `parse` of a format parses the fields of a line without state; `calls` turns the fields into
+//! events. Only `strace` has a reader of its own. The format of a file is detected by running every
+//! `parse` on its first lines.
 
 mod alibaba;
 mod calls;
@@ -21,16 +21,16 @@ use super::format::Format;
 use super::out::Out;
 use calls::{Calls, Parse};
 
-/// How many lines tell the format.
+/// Maximum number of lines that detect the format.
 const HEAD_LINES: usize = 50;
 
-/// A reader of one trace, with what it keeps from line to line.
+/// A reader of one trace, with state between lines.
 pub(super) trait Reader: Send {
-    /// Puts the events of `line` into `out`. A bad line gives none.
+    /// Appends the events of `line` to `out`. A bad line gives no event.
     fn line(&mut self, line: &[u8], out: &mut Out) -> Result<()>;
 }
 
-/// What understands the lines of `format`; none for strace, whose calls may take several lines.
+/// Returns the parser of `format`, or `None` for strace, whose calls may span several lines.
 fn parser(format: Format) -> Option<Parse> {
     Some(match format {
         Format::Mobigen => mobigen::parse,
@@ -46,7 +46,7 @@ fn parser(format: Format) -> Option<Parse> {
     })
 }
 
-/// A reader of `format`.
+/// Returns a reader of `format`.
 pub(super) fn reader(format: Format) -> Box<dyn Reader> {
     let separator = if format == Format::Dbench { b'\\' } else { b'/' };
     match parser(format) {
@@ -55,16 +55,16 @@ pub(super) fn reader(format: Format) -> Box<dyn Reader> {
     }
 }
 
-/// True where `line` has the form of `format`.
+/// Returns whether `line` has the form of `format`.
 fn has_form(format: Format, line: &[u8]) -> bool {
     parser(format).map_or_else(|| strace::parse(line).is_ok(), |parse| parse(line).is_ok())
 }
 
-/// The format whose form more than half of the first lines of `head` have, more than of any other.
-/// `None` where there is none, or more than one.
+/// Returns the format that fits the most of the first lines of `head`. Returns `None` if no format
+/// fits more than half of the lines, or if several formats fit equally many.
 pub(super) fn detect(head: &[u8]) -> Option<Format> {
     let mut lines: Vec<&[u8]> = head.split_inclusive(|&byte| byte == b'\n').collect();
-    // The last one may go on behind the head.
+    // The last line may be cut off.
     if lines.len() > 1 && !head.ends_with(b"\n") {
         lines.pop();
     }

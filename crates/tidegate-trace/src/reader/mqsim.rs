@@ -1,5 +1,5 @@
-//! Requests of block devices, as `MQSim` has them: `arrival_ns device start_sector sectors type`,
-//! the type 0 for a write and 1 for a read.
+//! Requests of block devices, in `MQSim`'s format: `arrival_ns device start_sector sectors type`.
+//! The type is 0 for a write and 1 for a read.
 
 use super::calls::{Row, way};
 use crate::bad::Result;

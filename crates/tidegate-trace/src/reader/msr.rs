@@ -11,7 +11,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Row<'_>> {
     number(response, "response time")?;
     let way = way(kind, b"Read", b"Write")?;
     let range = range(number(offset, "offset")?, number(size, "length")?)?;
-    // Host and number, with the comma between them.
+    // Host and disk number, with the comma between them.
     let start = time.len() + 1;
     let device = &line[start..=start + host.len() + disk.len()];
     Ok(Row::request(number(time, "time")? / 10, device, way, range))

@@ -2,7 +2,7 @@
 
 use crate::bad::{Bad, Result};
 
-/// More than a call on files has.
+/// More arguments than any call on files has.
 const MOST_ARGUMENTS: usize = 8;
 
 /// A call that succeeded or failed.
@@ -10,12 +10,12 @@ const MOST_ARGUMENTS: usize = 8;
 pub(super) struct Call<'a> {
     pub(super) name: &'a [u8],
     arguments: [&'a [u8]; MOST_ARGUMENTS],
-    /// What stands behind the equals sign.
+    /// The text behind the equals sign.
     result: &'a [u8],
 }
 
 impl<'a> Call<'a> {
-    /// The call in `text`: `name(argument, ...) = result`.
+    /// Parses a call: `name(argument, ...) = result`.
     pub(super) fn parse(text: &'a [u8]) -> Result<Self> {
         let open = memchr::memchr(b'(', text).ok_or(Bad::Shape)?;
         let (name, rest) = (&text[..open], &text[open + 1..]);
@@ -30,28 +30,28 @@ impl<'a> Call<'a> {
         if result.is_empty() { Err(Bad::Shape) } else { Ok(Self { name, arguments, result }) }
     }
 
-    /// An argument, from 0; empty if there are not so many.
+    /// Returns an argument, counted from 0; empty if there is none.
     pub(super) fn argument(&self, at: usize) -> &'a [u8] {
         self.arguments.get(at).copied().unwrap_or_default()
     }
 
-    /// What it returned; none if it failed or did not return.
+    /// Returns the result, or `None` if the call failed or did not return.
     pub(super) fn result(&self) -> Option<i64> {
         let (value, _) = integer(self.result)?;
         (value >= 0).then_some(value)
     }
 
-    /// The result as a number that counts something.
+    /// Returns the result as a number of bytes or an offset.
     pub(super) fn count(&self) -> Option<u64> {
         self.result().and_then(|result| u64::try_from(result).ok())
     }
 
-    /// The path that `-y` shows behind a descriptor that was returned.
+    /// Returns the path that `-y` shows behind the returned descriptor.
     pub(super) fn returned_path(&self) -> Option<&'a [u8]> {
         Descriptor::parse(self.result).ok()?.shown
     }
 
-    /// True if any argument has `word`.
+    /// Returns whether an argument contains `word`.
     pub(super) fn mentions(&self, word: &[u8]) -> bool {
         self.arguments.iter().any(|it| memchr::memmem::find(it, word).is_some())
     }
@@ -62,7 +62,7 @@ impl<'a> Call<'a> {
 pub(super) struct Descriptor<'a> {
     /// Its number; `None` for `AT_FDCWD`.
     pub(super) number: Option<i64>,
-    /// What `-y` shows behind it, without what `-yy` adds.
+    /// The path or name that `-y` shows behind the number, without the details of `-yy`.
     pub(super) shown: Option<&'a [u8]>,
 }
 
@@ -82,7 +82,7 @@ impl<'a> Descriptor<'a> {
     }
 }
 
-/// The number that `text` begins with, and what follows it.
+/// Parses the number at the start of `text`; returns it and the rest.
 pub(super) fn integer(text: &[u8]) -> Option<(i64, &[u8])> {
     let sign = usize::from(text.first() == Some(&b'-'));
     let digits = text[sign..].iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -90,7 +90,7 @@ pub(super) fn integer(text: &[u8]) -> Option<(i64, &[u8])> {
     Some((std::str::from_utf8(number).ok()?.parse().ok()?, rest))
 }
 
-/// The numbers of `[3, 4]`.
+/// Parses a pair of numbers, such as `[3, 4]`.
 pub(super) fn pair(text: &[u8]) -> Option<(i64, i64)> {
     let inner = text.strip_prefix(b"[")?.strip_suffix(b"]")?;
     let (first, _) = integer(inner)?;
@@ -98,7 +98,7 @@ pub(super) fn pair(text: &[u8]) -> Option<(i64, i64)> {
     Some((first, integer(second)?.0))
 }
 
-/// What stands behind `name=` in a structure, up to the next comma or brace.
+/// Returns the text behind `name=` in a structure, up to the next comma or brace.
 pub(super) fn member<'a>(structure: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let start = memchr::memmem::find(structure, name)? + name.len();
     let rest = structure[start..].strip_prefix(b"=")?;
@@ -106,8 +106,8 @@ pub(super) fn member<'a>(structure: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     Some(&rest[..end])
 }
 
-/// Splits the arguments that `text` begins with; returns what follows their closing parenthesis.
-/// Arguments that `into` does not take are skipped.
+/// Splits the arguments at the start of `text`; returns the text after their closing parenthesis.
+/// Skips arguments that do not fit in `into`.
 fn split<'a>(text: &'a [u8], into: &mut [&'a [u8]]) -> Result<&'a [u8]> {
     let (mut at, mut start, mut count, mut depth) = (0, 0, 0, 0u32);
     while let Some(&byte) = text.get(at) {
@@ -132,7 +132,7 @@ fn split<'a>(text: &'a [u8], into: &mut [&'a [u8]]) -> Result<&'a [u8]> {
     Err(Bad::Shape)
 }
 
-/// The last byte of the string that begins at `at`.
+/// Returns the index of the last byte of the string that begins at `at`.
 fn skip_string(text: &[u8], mut at: usize) -> usize {
     loop {
         at += 1;
@@ -144,14 +144,15 @@ fn skip_string(text: &[u8], mut at: usize) -> usize {
     }
 }
 
-/// True if what `-y` shows begins at `at`.
+/// Returns whether `at` follows a descriptor, so that a bracket there begins the annotation of
+/// `-y`.
 fn follows_descriptor(text: &[u8], at: usize) -> bool {
     let before = &text[..at];
     before.last().is_some_and(u8::is_ascii_digit) || before.ends_with(b"AT_FDCWD")
 }
 
-/// The last byte of what `-y` shows, which begins at `at`. In paths, strace escapes both brackets;
-/// between the ends of a connection stands an arrow.
+/// Returns the index of the last byte of the annotation of `-y` that begins at `at`. strace escapes
+/// both brackets in paths; an arrow separates the ends of a connection.
 fn skip_shown(text: &[u8], mut at: usize) -> usize {
     let mut depth = 1;
     while depth > 0 {

@@ -1,4 +1,4 @@
-//! What calls do to files and descriptors.
+//! Effects of calls on files and descriptors.
 
 use super::call::{Call, Descriptor, integer, member, pair};
 use super::path::{joined, unescaped, unquoted};
@@ -10,13 +10,13 @@ use crate::fields::{has_flag, number};
 use crate::out::{Out, Way};
 use crate::storage::is_storage;
 
-/// A path in an argument, and the argument with the folder that it begins in, if there is one.
+/// Arguments of a path: the directory's descriptor, if any, and the path.
 type PathAt = (Option<usize>, usize);
 
-/// A call that succeeded, and what it changes.
+/// A call that succeeded, and the state that it changes.
 pub(super) struct Effect<'a> {
     pub(super) pid: u32,
-    /// The table of its descriptors.
+    /// The process's descriptor table.
     pub(super) table: u32,
     pub(super) call: &'a Call<'a>,
     pub(super) result: i64,
@@ -26,7 +26,7 @@ pub(super) struct Effect<'a> {
 }
 
 impl Effect<'_> {
-    /// Does what the call did. Calls that are not named here change no data of files.
+    /// Applies the call. Calls that are not listed change no data of files.
     pub(super) fn apply(mut self) -> Result<()> {
         match self.call.name {
             b"open" | b"creat" => self.open((None, 0)),
@@ -73,8 +73,8 @@ impl Effect<'_> {
         }
     }
 
-    /// The table of the process and the number of the descriptor in argument `at`. One that no
-    /// call made is taken for what `-y` shows behind it; its position is not known.
+    /// Returns the key of the descriptor in argument `at`. An unknown descriptor is opened at the
+    /// path that `-y` shows behind it, with an unknown position.
     fn descriptor(&mut self, at: usize) -> Result<(u32, i64)> {
         let Descriptor { number, shown } = Descriptor::parse(self.call.argument(at))?;
         let key = (self.table, number.ok_or(Bad::Number("descriptor"))?);
@@ -92,7 +92,7 @@ impl Effect<'_> {
         Ok(key)
     }
 
-    /// The path in an argument, from its folder or the working folder.
+    /// Returns the path in an argument, joined to its directory or the working directory.
     fn path(&mut self, (folder, at): PathAt) -> Result<Vec<u8>> {
         let path = unquoted(self.call.argument(at))?;
         if path.starts_with(b"/") {
@@ -142,7 +142,7 @@ impl Effect<'_> {
 
     fn close_range(&mut self) -> Result<()> {
         let (first, _) = integer(self.call.argument(0)).ok_or(Bad::Number("descriptor"))?;
-        // The last is `~0U` where all are meant.
+        // The last is `~0U` for all descriptors.
         let last = integer(self.call.argument(1)).map_or(i64::MAX, |(last, _)| last);
         if !has_flag(self.call.argument(2), b"CLOSE_RANGE_CLOEXEC") {
             self.descriptors.close_all(self.table, |it, _| (first..=last).contains(&it), self.out);
@@ -153,7 +153,8 @@ impl Effect<'_> {
     fn duplicate(&mut self, on_exec: bool) -> Result<()> {
         let (table, from) = self.descriptor(0)?;
         match self.descriptors.duplicate(table, (from, self.result), on_exec, self.out) {
-            // Two descriptors that are not known: what comes through them is told as bad.
+            // The original is unknown, so the duplicate is unknown too: later transfers through it
+            // are bad lines.
             Err(Bad::Descriptor(_)) => {
                 self.descriptors.close((table, self.result), self.out);
                 Ok(())
@@ -200,8 +201,8 @@ impl Effect<'_> {
         Ok(())
     }
 
-    /// A call that reads or writes as many bytes as it returns, at the offset in argument
-    /// `offset` or at the position of the descriptor.
+    /// Applies a call that transfers as many bytes as it returns, at the offset in argument
+    /// `offset` or at the descriptor's position.
     fn transfer(&mut self, way: Way, offset: Option<usize>) -> Result<()> {
         let key = self.descriptor(0)?;
         let offset = match offset.map(|at| self.call.argument(at)) {
@@ -218,8 +219,8 @@ impl Effect<'_> {
         if is_sync && way == Way::Write { self.descriptors.sync(key, self.out) } else { Ok(()) }
     }
 
-    /// A call that copies from one descriptor to another; each has an argument with its number and
-    /// one with a pointer to its offset.
+    /// Applies a call that copies from one descriptor to another. For each descriptor, one argument
+    /// is its number and one is a pointer to the offset.
     fn copy(
         &mut self,
         (from, from_offset): (usize, usize),
@@ -231,7 +232,7 @@ impl Effect<'_> {
             to_offset.map_or(Ok(None), |at| pointed(self.call.argument(at)))?,
         );
         let len = self.call.count().ok_or(Bad::Number("result"))?;
-        // Both or none.
+        // Fails before the read is emitted if the offset of the write is unknown.
         self.descriptors.start(keys.1, Way::Write, written_at)?;
         self.descriptors.transfer(keys.0, Way::Read, read_at, len, self.out)?;
         self.descriptors.transfer(keys.1, Way::Write, written_at, len, self.out)
@@ -254,7 +255,7 @@ impl Effect<'_> {
         file.map_or(Ok(()), |file| self.descriptors.files.resize(file, len, self.out))
     }
 
-    /// Space changes no data, but may make the file longer.
+    /// Applies an allocation, which changes no data but may extend the file.
     fn allocate(&mut self) -> Result<()> {
         let key = self.descriptor(0)?;
         let Some(file) = self.descriptors.get(key)?.file else { return Ok(()) };
@@ -287,7 +288,7 @@ impl Effect<'_> {
         let (from, to) = (self.path(from)?, self.path(to)?);
         let number = from.strip_prefix(b"/proc/self/fd/").and_then(integer);
         match number {
-            // A name for a file that was opened without one.
+            // The call names a file that was opened without a name.
             Some((number, _)) => {
                 let file = self.descriptors.get((self.table, number))?.file;
                 file.map_or(Ok(()), |file| self.descriptors.files.name(file, &to))
@@ -296,8 +297,8 @@ impl Effect<'_> {
         }
     }
 
-    /// A call that shows how long a file is, by its descriptor or by a path. Only files that the
-    /// trace has shown are of interest.
+    /// Applies a call that shows the length of a file, by descriptor or path. Ignores files that
+    /// the trace has not shown.
     fn show_length(&mut self, path: Option<PathAt>) -> Result<()> {
         let shown = |at: usize| {
             let structure = self.call.argument(at);
@@ -345,13 +346,13 @@ impl Effect<'_> {
         self.other(other)
     }
 
-    /// Descriptor `number` is no storage.
+    /// Marks descriptor `number` as not storage.
     fn other(&mut self, number: i64) -> Result<()> {
         self.descriptors.open((self.table, number), Open::default(), false, self.out)
     }
 }
 
-/// The number that a pointer points to; none for a null pointer.
+/// Returns the number behind a pointer, or `None` for a null pointer.
 fn pointed(text: &[u8]) -> Result<Option<u64>> {
     if text == b"NULL" {
         return Ok(None);
@@ -360,7 +361,7 @@ fn pointed(text: &[u8]) -> Result<Option<u64>> {
     u64::try_from(value).map(Some).map_err(|_| Bad::Number("offset"))
 }
 
-/// True for calls that return a descriptor of what is no storage.
+/// Returns whether the call returns a descriptor that is not storage.
 fn makes_descriptor(name: &[u8]) -> bool {
     const NAMES: [&[u8]; 22] = [
         b"accept",

@@ -1,37 +1,37 @@
-//! The forms of a line: process, time, and what it tells.
+//! Parses the parts of a line: process, time, and content.
 
 use crate::bad::{Bad, Result};
 use crate::fields::{cut, seconds_us, stream};
 
-/// A line.
+/// A parsed line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Entry<'a> {
-    /// Of which process it tells, where the line says so.
+    /// The process, if the line names it.
     pub(super) pid: Option<u32>,
     pub(super) time_us: u64,
     pub(super) what: What<'a>,
 }
 
-/// What a line tells.
+/// The content of a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum What<'a> {
     /// A whole call.
     Call(&'a [u8]),
     /// The beginning of a call.
     Unfinished(&'a [u8]),
-    /// The rest of a call whose beginning was told before.
+    /// The rest of a call that an earlier line began.
     Resumed(&'a [u8]),
-    /// The process ended.
+    /// The exit of a process.
     Exit,
-    /// A signal, or a notice of strace itself.
+    /// A signal, or a message of strace itself.
     Notice,
 }
 
 const UNFINISHED: &[u8] = b"<unfinished ...>";
 const RESUMED: &[u8] = b" resumed>";
 
-/// The parts of `line`, which has the time in seconds, and the number of the process before it or
-/// not: `[pid 12] 1.000000 read(...`, `12 1.000000 read(...`, `1.000000 read(...`.
+/// Parses `line`, which has the time in seconds, optionally after the process's number:
+/// `[pid 12] 1.000000 read(...`, `12 1.000000 read(...`, `1.000000 read(...`.
 pub(super) fn entry(line: &[u8]) -> Result<Entry<'_>> {
     if line.starts_with(b"strace: ") || line.starts_with(b"Process ") {
         return Ok(Entry { pid: None, time_us: 0, what: What::Notice });

@@ -1,11 +1,11 @@
-//! Raw output of `strace -ttt`, of one process or of several: `-f` (the number of the process in
-//! front) or `-ff` (a file a process).
+//! Output of `strace -ttt`, of one process or of several: `-f` (the process's number in front of
+//! each line) or `-ff` (one file for each process).
 //!
-//! A call that another process interrupts in the output has two lines, which are joined. Calls that
-//! failed did nothing. What the trace does not show is not guessed: bytes that go through a
-//! descriptor that no call made, or from a position that is not known, are bad lines; `-y` helps,
-//! since it shows the path behind each descriptor. Stores to mapped files and requests of
-//! `io_uring` are no system calls, and never shown.
+//! A call that another process interrupts in the output has two lines, which are joined. Failed
+//! calls have no effect. The reader does not guess facts that the trace does not show: a transfer
+//! through a descriptor that no call opened, or from an unknown position, is a bad line. `-y`
+//! helps, because it shows the path behind each descriptor. strace never shows stores to mapped
+//! files and requests of `io_uring`, which are no system calls.
 
 mod call;
 mod effect;
@@ -25,14 +25,14 @@ use effect::Effect;
 use entry::{What, entry};
 use processes::Processes;
 
-/// How many calls may be under way at a time.
+/// Maximum number of unfinished calls at a time.
 const MAX_UNFINISHED: usize = 1 << 12;
 
 pub(super) struct Strace {
     processes: Processes,
-    /// What all processes have open.
+    /// The descriptors of all processes.
     descriptors: Descriptors,
-    /// Beginnings of calls, by process.
+    /// The first parts of unfinished calls, by process.
     unfinished: HashMap<u32, Vec<u8>>,
 }
 
@@ -51,8 +51,8 @@ impl Strace {
         Self { processes: Processes::default(), descriptors, unfinished: HashMap::new() }
     }
 
-    /// A process that runs before its parent's `fork` has returned: if only one can be the parent,
-    /// it is.
+    /// Finds the parent of a process that runs before its parent's `fork` has returned, if only one
+    /// process can be the parent.
     fn adopt(&mut self, pid: u32, out: &mut Out) -> Result<()> {
         let is_fork = |text: &[u8]| {
             [&b"clone"[..], b"fork", b"vfork"].iter().any(|name| text.starts_with(name))
@@ -84,7 +84,7 @@ impl Strace {
         self.apply(pid, &whole, out)
     }
 
-    /// Does what the call in `text` of `pid` did.
+    /// Applies the call in `text` of process `pid`.
     fn apply(&mut self, pid: u32, text: &[u8], out: &mut Out) -> Result<()> {
         let call = Call::parse(text)?;
         let Self { processes, descriptors, .. } = self;

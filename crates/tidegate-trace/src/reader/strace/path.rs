@@ -1,17 +1,17 @@
-//! Paths: strings of strace as bytes, and where they lead from.
+//! Paths: strings of strace as bytes, joined to a directory.
 
 use crate::bad::{Bad, Result};
 
-/// The longest path that the kernel takes.
+/// The maximum length of a path in the kernel.
 const MAX_PATH_BYTES: usize = 4096;
 
-/// The path that the string `text` stands for.
+/// Decodes a quoted string of strace.
 pub(super) fn unquoted(text: &[u8]) -> Result<Vec<u8>> {
     let inner = text.strip_prefix(b"\"").and_then(|text| text.strip_suffix(b"\""));
     unescaped(inner.ok_or(Bad::Shape)?)
 }
 
-/// `text` without strace's escapes: those of C, octal and hexadecimal ones.
+/// Decodes strace's escapes: those of C, octal and hexadecimal escapes.
 pub(super) fn unescaped(text: &[u8]) -> Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -23,7 +23,7 @@ pub(super) fn unescaped(text: &[u8]) -> Result<Vec<u8>> {
     if bytes.len() > MAX_PATH_BYTES { Err(Bad::Shape) } else { Ok(bytes) }
 }
 
-/// The byte of the escape that `rest` begins with, which is taken from it.
+/// Decodes the escape at the start of `rest`, and advances `rest` behind it.
 fn escape(rest: &mut &[u8]) -> Option<u8> {
     let (&first, after) = rest.split_first()?;
     let (digits, radix) = match first {
@@ -49,8 +49,8 @@ fn escape(rest: &mut &[u8]) -> Option<u8> {
     })
 }
 
-/// `path` from `folder` on, without empty parts, `.` and `..`. Symbolic links are not known: `..`
-/// takes away what stands before it.
+/// Joins `path` to `folder`, without empty parts, `.` and `..`. Symbolic links are unknown: `..`
+/// removes the part in front.
 pub(super) fn joined(folder: &[u8], path: &[u8]) -> Vec<u8> {
     let whole = if path.starts_with(b"/") { path.to_vec() } else { [folder, b"/", path].concat() };
     let is_absolute = path.starts_with(b"/") || folder.starts_with(b"/");

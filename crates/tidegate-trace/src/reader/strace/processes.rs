@@ -1,4 +1,4 @@
-//! Processes: whose descriptors and working folder a call uses.
+//! Processes: their descriptors and working directories.
 
 use std::collections::HashMap;
 
@@ -11,11 +11,11 @@ const MAX_PROCESSES: usize = 1 << 20;
 /// A process or thread.
 #[derive(Debug, Clone)]
 pub(super) struct Process {
-    /// Its table of descriptors, which threads share.
+    /// The descriptor table, which threads share.
     pub(super) table: u32,
-    /// Where relative paths lead from; empty until the trace shows it.
+    /// The working directory; empty until the trace shows it.
     pub(super) folder: Box<[u8]>,
-    /// Its parent is known.
+    /// Whether the parent is known.
     adopted: bool,
 }
 
@@ -23,13 +23,13 @@ pub(super) struct Process {
 #[derive(Debug, Default)]
 pub(super) struct Processes {
     by_pid: HashMap<u32, Process>,
-    /// How many processes use each table.
+    /// Number of processes that use each table.
     users: HashMap<u32, u32>,
     next_table: u32,
 }
 
 impl Processes {
-    /// The process `pid`, with nothing open if the trace has not shown it.
+    /// Returns process `pid`, which is added with no descriptors if the trace has not shown it.
     pub(super) fn get(&mut self, pid: u32) -> Result<&mut Process> {
         if !self.by_pid.contains_key(&pid) {
             let table = self.new_table()?;
@@ -56,7 +56,7 @@ impl Processes {
         Ok(())
     }
 
-    /// `child` is a child of `parent`, or a thread of it, which shares the descriptors.
+    /// Adds `child` as a child of `parent`. A thread shares its parent's descriptors.
     pub(super) fn fork(
         &mut self,
         (parent, child): (u32, u32),
@@ -69,7 +69,7 @@ impl Processes {
             if known.adopted {
                 return Ok(());
             }
-            // The child has run before its parent was told of it.
+            // The child was running before the parent's `fork` returned.
             (known.adopted, known.folder) = (true, folder);
             let own = known.table;
             return descriptors.inherit(table, own);
@@ -82,7 +82,7 @@ impl Processes {
         self.insert(child, Process { table: own, folder, adopted: true })
     }
 
-    /// The process `pid` is gone; what only it had open is closed.
+    /// Removes process `pid`, and closes its table if no other process uses it.
     pub(super) fn exit(&mut self, pid: u32, descriptors: &mut Descriptors, out: &mut Out) {
         let Some(process) = self.by_pid.remove(&pid) else { return };
         let users = self.users.entry(process.table).or_default();
