@@ -1,9 +1,9 @@
-//! Figures of the papers that a machine has to run, made again: a section of docs/papers.md, from
-//! the JSON of `tidegate bench`.
+//! Figures of the papers that need a run on a machine: writes a section of docs/papers.md from the
+//! JSON of `tidegate bench`.
 //!
-//! The text between the markers is this command's. Every number of ours in it is of those files;
-//! what the papers say stands in `figures` and in `caiti`. A figure whose measurement no file has
-//! says so in its row.
+//! The command owns the text between the markers. Our numbers in it come from those JSON files; the
+//! papers' claims are in `figures` and in `caiti`. The row of a figure says so if no file has its
+//! measurement.
 
 mod caiti;
 
@@ -16,7 +16,7 @@ use crate::papers::markdown::{Block, blocks};
 use crate::papers::took::{self, Took};
 use crate::papers::{self, Check};
 
-/// How far a number may be from the paper's to count as the same.
+/// Relative difference up to which a number counts as equal to the paper's.
 const TOLERANCE: f64 = 0.15;
 
 /// Arguments of `tidegate-replay papers`.
@@ -37,11 +37,11 @@ pub struct PapersArgs {
 }
 
 impl PapersArgs {
-    /// Writes the section, if there are reports, and how long it took, if that is given, then the
-    /// page with plots, if that is asked for.
+    /// Writes the section if there are reports, the duration if one is given, and the page with
+    /// plots if it is requested.
     ///
     /// # Errors
-    /// A file cannot be read, is no report of `tidegate bench`, or the page cannot be written.
+    /// A file cannot be read or is not a report of `tidegate bench`, or the page cannot be written.
     pub fn run(&self) -> Result<()> {
         let reports = self.reports.iter().map(|path| Report::read(path));
         let reports = reports.collect::<Result<Vec<_>, _>>()?;
@@ -55,7 +55,7 @@ impl PapersArgs {
     }
 }
 
-/// What of a report is read.
+/// The part of a bench report that is read.
 #[derive(Deserialize)]
 struct Report {
     machine: Machine,
@@ -93,7 +93,7 @@ impl Report {
         })
     }
 
-    /// The row of `case` with the fewest threads; `block_bytes` 0 is any size.
+    /// Returns the row of `case` with the fewest threads; `block_bytes` 0 matches any size.
     fn find(&self, (policy, case, block_bytes): RowName) -> Option<&Row> {
         let is_it = |row: &&Row| {
             let is_size = block_bytes == 0 || row.block_bytes == block_bytes;
@@ -103,20 +103,20 @@ impl Report {
     }
 }
 
-/// A policy, a case, and bytes of a request.
+/// A policy, a case, and the bytes of a request.
 type RowName = (&'static str, &'static str, u64);
 
-/// What of the rows is ours.
+/// A formula for our number, from the rows of reports.
 enum Ours {
-    /// The rate of the one over that of the other.
+    /// Rate of the first row over that of the second.
     Ratio(RowName, RowName),
-    /// How much slower the one is than the other, in percent.
+    /// How much slower the first row is than the second, in percent.
     SlowerPct(RowName, RowName),
-    /// Bytes stored in persistent memory for each that is written.
+    /// Bytes stored in persistent memory for each written byte.
     Stored(RowName, u64),
-    /// The rate of the one over the highest rate of several policies in its case.
+    /// Rate of the row over the highest rate of several policies in its case.
     OverBest(RowName, &'static [&'static str]),
-    /// The lowest p99.99 of several policies in a case over that of the one.
+    /// Lowest p99.99 of several policies in a case over the p99.99 of the row.
     OverBestTail(RowName, &'static [&'static str]),
 }
 
@@ -150,15 +150,15 @@ impl Ours {
     }
 }
 
-/// What a paper says of a number.
+/// A paper's claim about a number.
 enum Claim {
-    /// It is this.
+    /// The number is equal.
     Is(f64),
-    /// It is at least this.
+    /// The number is at least this.
     AtLeast(f64),
-    /// It is this, and less is better.
+    /// The number is equal; less is better.
     Cost(f64),
-    /// It is more than this, in words.
+    /// The number is greater; the paper states this in words.
     MoreThan(f64, &'static str),
 }
 
@@ -186,7 +186,7 @@ impl Claim {
     }
 }
 
-/// A figure and what is compared in it.
+/// A figure of a paper, its claim, and our formula.
 struct Figure {
     name: &'static str,
     what: String,
@@ -208,17 +208,18 @@ fn figure(
     Figure { name, what: what.into(), claim, unit, ours, reason }
 }
 
-/// The rate of the first of two policies in the first of two cases over that of the others.
+/// Returns the ratio of the first policy in the first case to the second policy in the second case.
 fn ratio(policies: [&'static str; 2], cases: [&'static str; 2], bytes: u64) -> Ours {
     Ours::Ratio((policies[0], cases[0], bytes), (policies[1], cases[1], bytes))
 }
 
-/// How much slower the first of two policies is in the first of two cases than the others.
+/// Returns how much slower the first policy in the first case is than the second policy in the
+/// second case.
 fn slower(policies: [&'static str; 2], cases: [&'static str; 2], bytes: u64) -> Ours {
     Ours::SlowerPct((policies[0], cases[0], bytes), (policies[1], cases[1], bytes))
 }
 
-/// All figures, in the order of the papers.
+/// Returns all figures, in the order of the papers.
 fn figures() -> Vec<Figure> {
     [nvcache(), study(), caiti::figures()].into_iter().flatten().collect()
 }
@@ -283,7 +284,7 @@ fn nvcache() -> Vec<Figure> {
     figures
 }
 
-/// The study's accesses: of a file of a half of the cache, and of one that is larger.
+/// The study's accesses: to a file of half the cache's size, and to a file larger than the cache.
 const SMALL_1ST: &str = "study-50pct-1st";
 const SMALL_2ND: &str = "study-50pct-2nd";
 const LARGE_1ST: &str = "study-125pct-1st";
@@ -361,7 +362,7 @@ const HEADER: &str = "a page costs a header of 64 bytes, not a block of metadata
 const NO_LAYERS: &str = "the study's profile has fio, ext4 and the block layer in all: here they \
                          are in none";
 
-/// What makes the reports.
+/// The commands that produce the reports.
 const COMMANDS: &str = "\
 `scripts/papers` writes this section from short runs on one machine:
 
@@ -373,7 +374,7 @@ const COMMANDS: &str = "\
 
 docs/benchmarks.md has the same cases from long runs on a machine with nothing else to do.";
 
-/// The parts of figures that have no row, and why.
+/// The parts of figures without a row, and the reasons.
 const NOT_MADE: &str = "\
 Parts of figures that are not made:
 
@@ -405,7 +406,7 @@ fn section(reports: &[Report], old: &str) -> String {
     )
 }
 
-/// Replaces rows that are not measured by those of the section `old`; says of which figures.
+/// Replaces rows that are not measured with the rows of the section `old`; returns their figures.
 fn keep_old(checks: &mut [Check], old: &str) -> String {
     let mut kept = Vec::new();
     let rows: Vec<_> = blocks(old).into_iter().filter_map(rows_of).flatten().collect();
@@ -425,7 +426,7 @@ fn keep_old(checks: &mut [Check], old: &str) -> String {
     kept.join(", ")
 }
 
-/// The rows of a table of claims.
+/// Returns the rows of a table of claims, or `None` for another block.
 fn rows_of(block: Block) -> Option<Vec<Vec<String>>> {
     match block {
         Block::Table(headers, rows) if headers.len() == 6 => Some(rows),
@@ -457,7 +458,7 @@ fn check(figure: &Figure, reports: &[Report]) -> Check {
     Check { figure: name, what, paper, ours, verdict: verdict.into(), reason: (*reason).into() }
 }
 
-/// The verdict on a figure that no report has.
+/// The verdict on a figure that no report contains.
 const NOT_MEASURED: &str = "not measured";
 
 #[cfg(test)]

@@ -1,17 +1,17 @@
-//! The figures of the Caiti paper's programs, on what serves a block device: 8, 9 and 10.
+//! The figures of the Caiti paper's programs, on the bench's block devices: 8, 9 and 10.
 //!
-//! `LevelDB` is `RocksDB` here. The numbers are those of the paper's text; where the text has none,
-//! the row has its words.
+//! `RocksDB` stands for `LevelDB`. The numbers are from the paper's text; where the text has no
+//! number, the row quotes its words.
 
 use super::{Claim, Figure, Ours, TOLERANCE, figure, ratio, slower};
 
-/// What Caiti, the policy `transit`, is compared with: a policy of the bench, and its name in the
-/// paper.
+/// A policy of the bench that Caiti, the policy `transit`, is compared with, and the policy's name
+/// in the paper.
 type Other = (&'static str, &'static str);
 
 const OTHERS: [Other; 5] =
     [("btt", "BTT"), ("pmbd", "PMBD"), ("pmbd70", "PMBD-70"), ("lru", "LRU"), ("coactive", "COA")];
-/// The policies of [`OTHERS`], and those of them that cache.
+/// The policies of [`OTHERS`], and the caches among them.
 const POLICIES: [&str; 5] = ["btt", "pmbd", "pmbd70", "lru", "coactive"];
 const CACHES: [&str; 4] = ["pmbd", "pmbd70", "lru", "coactive"];
 
@@ -22,7 +22,7 @@ const GUEST: &str = "the same, and a guest with eight CPUs does not fit the mach
 const LEVELDB: &str = "LevelDB (ours: RocksDB)";
 const FILEBENCH: &str = "Filebench in a virtual machine (ours: no guest)";
 
-/// The figures, in the order of the paper.
+/// Returns the figures, in the order of the paper.
 pub(super) fn figures() -> Vec<Figure> {
     let mut figures = figure_8();
     figures.extend(figure_9());
@@ -30,7 +30,7 @@ pub(super) fn figures() -> Vec<Figure> {
     figures
 }
 
-/// By policy of [`OTHERS`]: how much less time Caiti takes in a case, in percent.
+/// Time that Caiti saves in a case, in percent, by policy of [`OTHERS`].
 type LessPcts = [f64; 5];
 
 fn figure_8() -> Vec<Figure> {
@@ -92,15 +92,15 @@ fn figure_10() -> Vec<Figure> {
     rows
 }
 
-/// The figure of a row, what runs, and why ours may differ.
+/// The figure of a row, the workload, and the reason why our result may differ.
 type Of<'a> = (&'static str, &'a str, &'static str);
 
-/// Rows of a case: Caiti beside each of [`OTHERS`].
+/// Returns the rows of a case: Caiti beside each policy of [`OTHERS`].
 fn less_time(of: Of<'_>, case: &'static str, pcts: LessPcts) -> Vec<Figure> {
     OTHERS.into_iter().zip(pcts).map(|other| less(case, of, other)).collect()
 }
 
-/// A row of a case: how much less time Caiti takes than another policy.
+/// Returns a row of a case: the time that Caiti saves over another policy.
 fn less(
     case: &'static str,
     (name, what, reason): Of<'_>,
@@ -111,7 +111,7 @@ fn less(
     figure(name, what, (Claim::Is(pct), "%"), ours, reason)
 }
 
-/// A row of a case in which the paper finds Caiti's rate comparable to that of `others`.
+/// Returns a row of a case in which the paper finds Caiti's rate comparable to that of `others`.
 fn comparable(
     (name, what, reason): Of<'_>,
     case: &'static str,

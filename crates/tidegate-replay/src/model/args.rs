@@ -12,9 +12,9 @@ use super::{calibrate, disk, output, page, paper, plan, validate};
 use crate::error::{Error, Result};
 use crate::report;
 
-/// Most cores and jobs of a machine: those of the largest ones that there are.
+/// Maximum of cores and jobs, as in the largest machines that exist.
 const MOST_CORES: u32 = 1024;
-/// Requests that count, at least, where `--seconds` says nothing.
+/// Minimum of counted requests if `--seconds` is not given.
 const LEAST_REQUESTS: u64 = 100_000;
 
 /// Arguments of `tidegate model`.
@@ -91,10 +91,10 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// Does what is asked for.
+    /// Runs the mode that the options select.
     ///
     /// # Errors
-    /// [`Error::Usage`] for arguments that make no sense; files that cannot be written.
+    /// [`Error::Usage`] for invalid arguments; [`Error::Io`] if a file cannot be read or written.
     pub fn run(&self) -> Result<()> {
         if let Some(path) = &self.calibrate {
             return self.calibrate(path);
@@ -114,7 +114,7 @@ impl ModelArgs {
         output::publish(&results, &costs, self.json.as_deref())
     }
 
-    /// Measures this machine, and writes what it costs to `path`.
+    /// Measures this machine, and writes its costs to `path`.
     fn calibrate(&self, path: &Path) -> Result<()> {
         let mut costs = calibrate::measure(self.pmem.as_deref())?;
         if let Some(dir) = &self.disk {
@@ -155,7 +155,8 @@ impl ModelArgs {
         Ok(())
     }
 
-    /// Policies without a cache run once, not once for each size.
+    /// Returns the cases of all options. Policies without a cache have one case for all cache
+    /// sizes.
     fn cases(&self) -> Vec<Case> {
         let mut cases = Vec::new();
         for &cores in &self.cores {

@@ -1,5 +1,5 @@
-//! What is below the DRAM tier of a modelled machine: a shipped engine on memory whose operations
-//! take virtual time.
+//! The device below the DRAM tier of a modelled machine: a production engine on memory whose
+//! operations take virtual time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,36 +13,37 @@ use tidegate::raw::{self, RawDevice, RawOptions};
 
 use super::machine::spend;
 
-/// Blocks that are really there.
+/// Number of blocks that have memory.
 const REAL_BLOCKS: u64 = 1 << 14;
-/// Bytes of an engine's pool beside its blocks, at most: an arena's free blocks, map, log, headers.
+/// Maximum size of an engine's pool beside its blocks: an arena's free blocks, map, log, headers.
 const POOL_EXTRA_BYTES: u64 = 4 << 20;
-/// An arena of the block translation table has at least so many bytes.
+/// Minimum size of a pool, for an arena of the block translation table.
 const LEAST_POOL_BYTES: u64 = 20 << 20;
 
-/// Which engine is below.
+/// The engine of the device below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Engine {
     Btt,
     Raw,
 }
 
-/// An engine's device that looks larger than it is: blocks that are a multiple of [`REAL_BLOCKS`]
-/// apart are one. A write costs the same wherever it goes, and the model looks at no data.
+/// An engine's device with an inflated size: blocks whose numbers differ by a multiple of
+/// [`REAL_BLOCKS`] share memory. The cost of a write does not depend on its offset, and the model
+/// ignores the data.
 pub(crate) struct Below {
     device: Box<dyn BlockDevice>,
     geometry: Geometry,
     request_ns: u64,
-    /// The run is over: what caches still hold need not be written back.
+    /// Set when the run is over: caches need not write back the rest.
     is_over: AtomicBool,
 }
 
 impl Below {
-    /// A device of `blocks` blocks. A request of the block translation table takes `btt_ns` beside
-    /// its operations on the memory, which `observer` sees.
+    /// Opens a device of `blocks` blocks. A request of the block translation table takes `btt_ns`
+    /// beside its operations on the memory, which `observer` sees.
     ///
     /// # Errors
-    /// The memory cannot be had, or blocks of this size are none of the engine's.
+    /// The memory cannot be allocated, or the engine does not support this block size.
     pub(crate) fn open(
         engine: Engine,
         block_bytes: u32,
@@ -62,7 +63,7 @@ impl Below {
         Ok(Arc::new(Self { device, geometry, request_ns, is_over: AtomicBool::new(false) }))
     }
 
-    /// From now on writes cost nothing and go nowhere.
+    /// Makes later writes free and without effect.
     pub(crate) fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
@@ -122,7 +123,7 @@ impl BlockDevice for Below {
         self.device.write_zeroes(self.real(offset), len, flags)
     }
 
-    /// At the speed of memory, as the engines are.
+    /// Runs the operation at once: like the engines, the device never waits.
     fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
         Attempt::Done(operation.run_on(self))
     }

@@ -1,7 +1,7 @@
-//! What things cost on this machine, measured.
+//! Measures the costs of this machine.
 //!
-//! Each figure is the smallest of several short measurements: what other programs take from the
-//! CPUs makes a measurement longer, never shorter.
+//! Each figure is the minimum of several short measurements, because other programs on the CPUs
+//! only prolong a measurement.
 
 #![allow(
     clippy::cast_precision_loss,
@@ -32,18 +32,18 @@ use super::costs::Costs;
 use crate::error::{Error, Result};
 
 const BLOCK_BYTES: u64 = 4096;
-/// Memory that no cache of a CPU holds.
+/// Size of memory that exceeds all CPU caches.
 const LARGE_BYTES: u64 = 64 << 20;
 const BATCHES: usize = 40;
 const RUNS: u64 = 200;
-/// A step through the blocks of that memory that visits all of them.
+/// A stride that visits all blocks of the memory.
 const STRIDE: u64 = 6151;
 
-/// Measures this machine, its persistent memory in the directory `pmem`. Without one that is
-/// modelled: it is that of the preset `optane`.
+/// Measures this machine, and its persistent memory in the directory `pmem`. Without `pmem`, uses
+/// the persistent memory of the preset `optane`.
 ///
 /// # Errors
-/// The memory for it cannot be had.
+/// The memory for the measurements cannot be allocated.
 pub(super) fn measure(pmem: Option<&Path>) -> Result<Costs> {
     measure_all(pmem)
         .map_err(|error| Error::Usage(format!("this machine cannot be measured: {error}")))
@@ -74,7 +74,7 @@ fn measure_all(pmem: Option<&Path>) -> Result<Costs, Box<dyn Cause>> {
         wake_latency_ns: whole(wake_latency_ns),
         dram_copy_bytes_per_s: rate(dram_copy_ns),
         stream_bytes_per_s: rate(stream_ns),
-        // In `btt_ns`.
+        // Included in `btt_ns`.
         word_load_ns: 0,
         word_store_ns: 0,
         write_back_ns: 0,
@@ -88,12 +88,12 @@ fn whole(ns: f64) -> u64 {
     ns.max(0.0).round() as u64
 }
 
-/// Bytes a second, where a block takes so long.
+/// Returns the bytes per second if a block takes `block_ns`.
 fn rate(block_ns: f64) -> u64 {
     (BLOCK_BYTES as f64 * 1e9 / block_ns.max(1.0)).round() as u64
 }
 
-/// Nanoseconds of one of `turns` turns, the least of some batches.
+/// Returns the nanoseconds of one of `turns` turns, the minimum of several batches.
 fn least_ns(turns: u32, mut turn: impl FnMut(u32)) -> f64 {
     let batch = |_| {
         let begun = Instant::now();
@@ -132,7 +132,7 @@ fn dram_copy_ns() -> f64 {
     })
 }
 
-/// Memory in a file of `pmem` that goes with it, or of this process.
+/// Returns a region in an unlinked file in `pmem`, or in this process's memory.
 fn region(pmem: Option<&Path>, bytes: u64) -> Result<Arc<Region>, Box<dyn Cause>> {
     if let Some(pmem) = pmem {
         let region = unnamed_region(pmem, &MediaModel::dram(), bytes);
@@ -162,7 +162,7 @@ fn empty_fence_ns(pmem: Option<&Path>) -> Result<f64, Box<dyn Cause>> {
     }))
 }
 
-/// Half of the time in which a word travels from one CPU to another and back.
+/// Returns half of the time in which a word travels from one CPU to another and back.
 fn handover_ns() -> f64 {
     const TURNS: u32 = 2000;
     let word = AtomicU32::new(0);
@@ -190,8 +190,8 @@ fn handover_ns() -> f64 {
     })
 }
 
-/// What waking a sleeping thread takes the one that wakes it, and how long until the woken one
-/// runs: medians, since the least is that of a thread which had not slept yet.
+/// Returns the time that a waking thread spends, and the time until the woken thread runs. Both are
+/// medians: the minimum is that of a thread which was not asleep yet.
 fn wake_ns() -> (f64, f64) {
     const WAKES: usize = 200;
     let (sent, wake) = (Mutex::new(None::<Instant>), Condvar::new());
@@ -212,7 +212,7 @@ fn wake_ns() -> (f64, f64) {
             }
         });
         for _ in 0..WAKES {
-            // Until the one before was taken and the other thread sleeps again.
+            // Wait until the other thread has taken the last message and sleeps again.
             while sent.lock().is_ok_and(|message| message.is_some()) {
                 std::thread::sleep(Duration::from_micros(100));
             }
@@ -237,16 +237,16 @@ fn null_device() -> Result<NullDevice, DeviceError> {
     NullDevice::new(BLOCK_BYTES as u32, (1 << 30) / BLOCK_BYTES)
 }
 
-/// Writes of one thread to random blocks of a device, as the bench makes them.
+/// Returns a workload of writes to random blocks of a device, as in the bench.
 pub(super) fn writes(threads: u32, device_bytes: u64, stop: Stop, seed: u64) -> Workload {
     let one = Workload::writes(Pattern::Uniform, BLOCK_BYTES as u32, device_bytes, stop);
     Workload { threads: threads as usize, seed, ..one }
 }
 
-/// Requests of a run short enough to pass between two interruptions.
+/// Requests of a run that is short enough to fit between two interrupts.
 const SHORT_RUN: u64 = 500;
 
-/// What a write takes, the least of `runs` runs.
+/// Returns the nanoseconds of a write, the minimum of `runs` runs.
 fn service_ns(device: &dyn BlockDevice, runs: u64) -> Result<f64, DeviceError> {
     let mut least_ns = f64::INFINITY;
     for seed in 0..runs {
@@ -257,17 +257,17 @@ fn service_ns(device: &dyn BlockDevice, runs: u64) -> Result<f64, DeviceError> {
     Ok(least_ns)
 }
 
-/// A write into a free slot, with nothing in the background.
+/// Returns the nanoseconds of a write to a free slot, without background work.
 fn cached_write_ns() -> Result<f64, DeviceError> {
     const RUNS: u64 = 50;
-    // More than are written.
+    // More slots than writes.
     let slots = 2 * RUNS * SHORT_RUN;
     let tier = dram::open(Policy::TransitNoEager, slots * BLOCK_BYTES, Arc::new(null_device()?))?;
     service_ns(&*tier, RUNS)
 }
 
-/// What a write to the block translation table takes here and not in the model, on the same medium:
-/// part of its work is done while the medium is at work.
+/// Returns the difference between a measured and a modelled write to the block translation table,
+/// on one medium: some of its work overlaps with the medium's.
 fn btt_write_ns(costs: &Costs) -> Result<f64, DeviceError> {
     let media = MediaModel::optane();
     let options = RegionOptions { media: media.clone(), ..RegionOptions::default() };
@@ -279,10 +279,10 @@ fn btt_write_ns(costs: &Costs) -> Result<f64, DeviceError> {
     Ok(service_ns(&btt, RUNS)? - case.run(costs, &media)?.service_ns(1))
 }
 
-/// A block translation table of at least `bytes` bytes on memory of this process.
+/// Creates a block translation table of at least `bytes` bytes in this process's memory.
 ///
 /// # Errors
-/// The memory cannot be had.
+/// The memory cannot be allocated.
 pub(super) fn open_btt(bytes: u64, options: &RegionOptions) -> Result<Btt, DeviceError> {
     let options = RegionOptions { domain: Some(Domain::Adr), ..options.clone() };
     let region = Region::anonymous_with(bytes + (20 << 20), &options)?;

@@ -1,8 +1,8 @@
-//! One run on a modelled machine: jobs that write random blocks, back to back.
+//! A run on a modelled machine: jobs that write random blocks, back to back.
 //!
-//! A latency is that of `tidegate bench block`: a depth of D is D requests back to back, and counts
-//! from the issue of the first. Since devices are synchronous, the depth changes nothing but that:
-//! one run has the latencies of all depths.
+//! Latencies are defined as in `tidegate bench block`: at a depth of D, D requests run back to
+//! back, and each latency counts from the issue of the first. Devices are synchronous, so that the
+//! depth has no other effect: one run gives the latencies of all depths.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,37 +17,37 @@ use super::below::{Below, Engine};
 use super::costs::Costs;
 use super::machine::{self, ModelledMemory, lock};
 
-/// How often a run of `pmbd` fills the cache.
+/// Number of times that a run of `pmbd` fills the cache.
 const PMBD_TURNS: u64 = 4;
 const LONGEST_NS: u64 = 1_000_000_000_000;
 
-/// When a run ends.
+/// The end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Length {
-    /// After so many requests of all jobs together.
+    /// After this many requests of all jobs together.
     Requests(u64),
-    /// After so much virtual time.
+    /// After this much virtual time.
     Nanoseconds(u64),
 }
 
 impl Length {
-    /// So many virtual seconds.
+    /// Returns a length of virtual seconds.
     pub fn seconds(seconds: f64) -> Self {
         let time = std::time::Duration::from_secs_f64(seconds);
         Self::Nanoseconds(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
     }
 }
 
-/// What runs on the machine.
+/// The configuration of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Case {
     /// A DRAM tier over a block translation table, or an engine without one.
     pub policy: Policy,
     /// CPUs of the machine.
     pub cores: u32,
-    /// Threads that write.
+    /// Number of writing threads.
     pub jobs: u32,
-    /// Depths whose latencies are wanted, each at least 1.
+    /// Depths to measure latencies for, each at least 1.
     pub depths: Vec<u32>,
     /// Size of the DRAM tier.
     pub cache_bytes: u64,
@@ -55,41 +55,41 @@ pub struct Case {
     pub block_bytes: u32,
     /// Size of the device.
     pub device_bytes: u64,
-    /// Requests of all jobs before those that count.
+    /// Requests of all jobs before the counted ones.
     pub warm_up: u64,
-    /// When it ends.
+    /// End of the run.
     pub length: Length,
-    /// Requests of a job between two flushes of it; 0: there are none.
+    /// Requests of a job between two of its flushes; 0 for no flushes.
     pub flush_every: u64,
-    /// Requests that count are reads; those before them are writes.
+    /// Counted requests are reads; earlier requests are writes.
     pub reads: bool,
-    /// Seed of everything random.
+    /// Seed of all random choices.
     pub seed: u64,
 }
 
-/// What a run measured.
+/// The measurements of a run.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// Virtual time of the requests that count.
+    /// Virtual time of the counted requests.
     pub elapsed_ns: u64,
-    /// How many.
+    /// Number of counted requests.
     pub requests: u64,
-    /// Their latencies in nanoseconds, for each depth.
+    /// Latencies of counted requests in nanoseconds, for each depth.
     pub latencies: Vec<Histogram<u64>>,
     /// Latencies of flushes, in nanoseconds.
     pub flushes: Histogram<u64>,
-    /// The DRAM tier's phases before and after them.
+    /// The DRAM tier's phases before and after the counted requests.
     pub phases: Option<(Phases, Phases)>,
 }
 
 impl Outcome {
-    /// Requests a second of all jobs together.
+    /// Returns the requests per second of all jobs together.
     #[allow(clippy::cast_precision_loss, reason = "a rate for people")]
     pub fn ops_per_s(&self) -> f64 {
         self.requests as f64 * 1e9 / self.elapsed_ns.max(1) as f64
     }
 
-    /// What a request took its job, in nanoseconds.
+    /// Returns the mean time of a request in its job, in nanoseconds.
     #[allow(clippy::cast_precision_loss, reason = "a mean for people")]
     pub fn service_ns(&self, jobs: u32) -> f64 {
         self.elapsed_ns as f64 * f64::from(jobs) / self.requests.max(1) as f64
@@ -97,8 +97,8 @@ impl Outcome {
 }
 
 impl Case {
-    /// One job on one core that writes pages to a device of `device_bytes`, the first of which
-    /// counts.
+    /// Returns a case of one job on one core that writes pages to a device of `device_bytes`. The
+    /// first request counts already.
     pub fn new(policy: Policy, device_bytes: u64) -> Self {
         Self {
             policy,
@@ -116,10 +116,10 @@ impl Case {
         }
     }
 
-    /// The case on a cache that is overrun: its warm-up writes twice as many blocks as there are
-    /// slots, for some are written back while it fills. What counts fills them once more, and
-    /// several times under `pmbd`, whose drains come all at about the same time: so they are in it
-    /// by their share. At least `requests` count.
+    /// Returns the case with an overrun cache. The warm-up writes twice as many blocks as there are
+    /// slots, because some blocks are written back during it. The counted requests fill the cache
+    /// once more. `pmbd` drains all at once, so that it fills the cache several times, to count its
+    /// drains in proportion. At least `requests` requests count.
     #[must_use]
     pub fn overrun(self, requests: u64) -> Self {
         let has_tier = self.policy.has_tier();
@@ -129,14 +129,14 @@ impl Case {
         Self { warm_up: slots * 2 + requests / 100, length, ..self }
     }
 
-    /// Runs the case on a machine with these costs, on a thread of its own: what a run leaves in a
-    /// thread, such as where the sampling of phases stands, does not reach the next one.
+    /// Runs the case on a machine with these costs, on a new thread. So thread-local state, such as
+    /// the phase of the sampling, does not affect the next run.
     ///
     /// # Errors
-    /// The device cannot be made.
+    /// The device cannot be created.
     ///
     /// # Panics
-    /// The machine does not come to its end: a bug of a tier.
+    /// The machine deadlocks: a bug in a tier.
     pub fn run(&self, costs: &Costs, media: &MediaModel) -> Result<Outcome, DeviceError> {
         let case = self.clone();
         let (cores, request_ns, btt_ns) = (self.cores, costs.request_ns, costs.btt_ns);
@@ -148,7 +148,7 @@ impl Case {
         })
     }
 
-    /// The first thread of the machine.
+    /// Runs the first thread of the machine.
     fn main(self, request_ns: u64, btt_ns: u64) -> Result<Outcome, DeviceError> {
         let block_bytes = self.block_bytes;
         let blocks = self.device_bytes / u64::from(block_bytes);
@@ -191,7 +191,7 @@ impl Case {
     }
 }
 
-/// A thread that writes.
+/// A thread that makes requests.
 struct Job {
     device: Arc<dyn BlockDevice>,
     tally: Arc<Mutex<Tally>>,
@@ -231,16 +231,16 @@ impl Job {
     }
 }
 
-/// What the jobs of a run have done.
+/// The progress of a run's jobs.
 struct Tally {
     case: Case,
     tier: Option<Arc<dyn DramTier>>,
     answered: u64,
-    /// Requests count from then on.
+    /// Start of the counted requests.
     begun_ns: Option<u64>,
     ended_ns: u64,
     phases_before: Option<Phases>,
-    /// So far.
+    /// Results so far.
     outcome: Outcome,
     error: Option<DeviceError>,
 }
@@ -259,8 +259,8 @@ impl Tally {
         Self { case, tier, answered: 0, begun_ns, ended_ns: 0, phases_before, outcome, error }
     }
 
-    /// A job's request number `request` was answered; `issued_ns` has when its present batch was
-    /// issued, for each depth. False where the job is to end.
+    /// Counts the answer to a job's request number `request`. `issued_ns` holds the issue time of
+    /// the job's current batch for each depth. Returns `false` if the job must end.
     fn answered(
         &mut self,
         result: Result<(), DeviceError>,
@@ -280,7 +280,7 @@ impl Tally {
             }
             return true;
         };
-        // The first batch that counts is issued when the job is answered for the first time.
+        // The first counted batch is issued at the job's first answer.
         if issued_ns.is_empty() {
             issued_ns.resize(self.case.depths.len(), now_ns);
             return true;
@@ -299,7 +299,7 @@ impl Tally {
         !is_done
     }
 
-    /// A job's flush took `ns`.
+    /// Counts a job's flush, which took `ns`.
     fn flushed(&mut self, result: Result<(), DeviceError>, ns: u64) {
         self.error = self.error.take().or(result.err());
         if self.begun_ns.is_some() && !self.is_over() {

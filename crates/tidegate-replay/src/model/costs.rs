@@ -1,4 +1,4 @@
-//! What things cost on a machine: presets, and files that `tidegate model --calibrate` writes.
+//! Costs of a machine: presets, and files that `tidegate model --calibrate` writes.
 
 use std::path::Path;
 
@@ -8,49 +8,49 @@ use tidegate::pmem::MediaModel;
 use crate::error::{Error, Result};
 use crate::time::SsdModel;
 
-/// Times of a machine, in nanoseconds unless the name says otherwise.
+/// Costs of a machine, in nanoseconds unless the name says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Costs {
-    /// Where they are from.
+    /// The origin of the costs.
     pub name: String,
-    /// Software around a request, before it reaches the tier and after it left: system call, file
-    /// system, block layer.
+    /// Software around a request, before it reaches the tier and after it has left: system call,
+    /// file system, block layer.
     pub request_ns: u64,
-    /// Software of the block translation table for one write, beside what it does to the memory.
+    /// Software of the block translation table for one write, beside its operations on the memory.
     pub btt_ns: u64,
-    /// A reading of the clock.
+    /// Reading the clock.
     pub clock_ns: u64,
-    /// A lock and its unlock, where the same CPU had it last.
+    /// Locking and unlocking a lock whose last holder was the same CPU.
     pub lock_ns: u64,
-    /// A lock and its unlock, where another CPU had it last: its cache line travels.
+    /// Locking and unlocking a lock whose last holder was another CPU: the cache line travels.
     pub handover_ns: u64,
-    /// What a tier does under a lock: looks up, links, changes states.
+    /// Work of a tier under a lock: look-ups, links, state changes.
     pub section_ns: u64,
-    /// Waking a thread, for the thread that wakes it.
+    /// Waking a thread, on the waking thread.
     pub wake_ns: u64,
-    /// From then until the woken thread runs on an idle CPU.
+    /// Delay from then until the woken thread runs on an idle CPU.
     pub wake_latency_ns: u64,
-    /// A CPU changes from one thread to another.
+    /// Switching a CPU from one thread to another.
     pub switch_ns: u64,
-    /// A thread keeps its CPU for so long while others want it.
+    /// Time that a thread keeps its CPU while other threads are ready.
     pub slice_ns: u64,
-    /// One thread copies so much from DRAM to DRAM.
+    /// Rate at which one thread copies from DRAM to DRAM.
     pub dram_copy_bytes_per_s: u64,
-    /// One thread streams so much to the memory that stands for persistent memory, before the media
-    /// model slows it down.
+    /// Rate at which one thread streams to the modelled persistent memory, before the media model
+    /// slows it down.
     pub stream_bytes_per_s: u64,
-    /// A word of persistent memory is loaded: of the map, mostly.
+    /// Loading a word of persistent memory, mostly of the map.
     pub word_load_ns: u64,
-    /// A word is stored.
+    /// Storing a word.
     pub word_store_ns: u64,
-    /// A cache line is written back.
+    /// Writing a cache line back.
     pub write_back_ns: u64,
-    /// A fence, before the media model.
+    /// A fence, without the media model.
     pub fence_ns: u64,
-    /// The persistent memory, as `--media` of `tidegate bench` takes it.
+    /// The persistent memory, in the syntax of `--media` of `tidegate bench`.
     pub media: String,
-    /// The storage, as `--ssd` of `tidegate replay` takes it.
+    /// The storage, in the syntax of `--ssd` of `tidegate replay`.
     #[serde(default = "default_ssd")]
     pub ssd: String,
 }
@@ -60,12 +60,12 @@ fn default_ssd() -> String {
 }
 
 impl Costs {
-    /// Names of the presets.
+    /// The names of the presets.
     pub const PRESETS: [&'static str; 3] = ["caiti", "caiti-own", "optane"];
 
-    /// A machine with Optane by the figures that are generally measured: 3 GB/s of streaming stores
-    /// a thread, 13.8 GB/s of all, 62 to 90 ns a store (Yang et al., FAST 2020). Tidegate is called
-    /// in the same process.
+    /// Returns the costs of a machine with Optane by published measurements: 3 GB/s of streaming
+    /// stores per thread, 13.8 GB/s in all, 62 to 90 ns per store (Yang et al., FAST 2020).
+    /// Tidegate is called in the same process.
     pub fn optane() -> Self {
         Self {
             name: "optane".into(),
@@ -90,23 +90,23 @@ impl Costs {
         }
     }
 
-    /// The machine of the Caiti paper, as far as its text tells. What the paper says of requests
-    /// that go without a cache, and of the parts of Caiti's, are the inputs; what the caches do
-    /// there is for the model to tell:
+    /// Returns the costs of the Caiti paper's machine, as far as its text tells. The inputs are the
+    /// paper's figures for requests without a cache, and for the parts of Caiti's requests. The
+    /// model predicts the performance of the caches:
     ///
-    /// - Caiti takes 4.41 µs a request (table 1): 11.5 % for copies to DRAM, so 8 GB/s, and 2.9 %
-    ///   for metadata (5.2). The rest is taken to be software around it: 3.77 µs.
-    /// - Ext4 on the bare memory takes 120.2 % more time (5.1): 9.71 µs. Without the software 5.94
-    ///   µs are left for 4 KiB, so 690 MB/s a thread.
-    /// - Ext4 on the kernel's BTT takes 3.6 times as long as Caiti: 15.9 µs. What a write to ours
-    ///   takes less is added to it.
+    /// - Caiti takes 4.41 µs per request (table 1): 11.5 % for copies to DRAM, so 8 GB/s, and 2.9 %
+    ///   for metadata (5.2). The rest is assumed to be software around the request: 3.77 µs.
+    /// - Ext4 on the bare memory takes 120.2 % more time (5.1): 9.71 µs. Without the software, 5.94
+    ///   µs remain for 4 KiB, so 690 MB/s per thread.
+    /// - Ext4 on the kernel's BTT takes 3.6 times as long as Caiti: 15.9 µs. `btt_ns` includes the
+    ///   time by which a write to our table is faster.
     /// - The map of a BTT of 64 GB does not fit the CPU's cache: a look-up is a read of 305 ns.
     pub fn caiti() -> Self {
         Self { name: "caiti".into(), btt_ns: 5520, ..Self::caiti_own() }
     }
 
-    /// The same machine with our block translation table: two fences a write where the kernel's has
-    /// more, and nothing of the kernel's bookkeeping.
+    /// Returns the costs of the Caiti paper's machine with Tidegate's block translation table: a
+    /// write needs two fences, fewer than the kernel's, and none of the kernel's bookkeeping.
     pub fn caiti_own() -> Self {
         Self {
             name: "caiti-own".into(),
@@ -118,10 +118,10 @@ impl Costs {
         }
     }
 
-    /// A preset by its name, or else the file of that name.
+    /// Loads a preset by name, or else a file.
     ///
     /// # Errors
-    /// There is no such preset or file, or it does not hold costs.
+    /// No preset has this name, and the file cannot be read or does not contain valid costs.
     pub fn load(name: &str) -> Result<Self> {
         let costs = match name {
             "caiti" => Self::caiti(),
@@ -143,7 +143,7 @@ impl Costs {
         })
     }
 
-    /// Writes them to `path`.
+    /// Writes the costs to `path`.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -152,28 +152,28 @@ impl Costs {
         text.and_then(|text| std::fs::write(path, text + "\n")).map_err(Error::io(path))
     }
 
-    /// A line for each cost, for people.
+    /// Formats the costs for users, one per line.
     pub fn lines(&self) -> String {
         let fields = serde_json::to_value(self).unwrap_or_default();
         let fields = fields.as_object().into_iter().flatten();
         fields.map(|(key, value)| format!("{key:<24} {value}")).collect::<Vec<_>>().join("\n")
     }
 
-    /// The persistent memory.
+    /// Parses the persistent memory.
     ///
     /// # Errors
-    /// [`media`](Self::media) names none.
+    /// [`media`](Self::media) is not a valid media model.
     pub fn media(&self) -> Result<MediaModel> {
         self.media
             .parse()
             .map_err(|error| Error::Usage(format!("costs {}: media: {error}", self.name)))
     }
 
-    /// The persistent memory with all that it takes, also what the model of many cores counts apart
-    /// from the media: the rate at which a thread streams to it, and a fence.
+    /// Parses the persistent memory, and adds the costs that the model of many cores counts outside
+    /// the media model: the rate at which a thread streams, and a fence.
     ///
     /// # Errors
-    /// As for [`media`](Self::media).
+    /// [`media`](Self::media) is not a valid media model.
     pub fn whole_media(&self) -> Result<MediaModel> {
         let media = self.media()?;
         let rate = media.thread_write_bytes_per_s.unwrap_or(u64::MAX).min(self.stream_bytes_per_s);
@@ -182,10 +182,10 @@ impl Costs {
         Self { media: format!("{},{settings}", self.media), ..self.clone() }.media()
     }
 
-    /// The storage.
+    /// Parses the storage.
     ///
     /// # Errors
-    /// [`ssd`](Self::ssd) names none.
+    /// [`ssd`](Self::ssd) is not a valid storage model.
     pub fn ssd(&self) -> Result<SsdModel> {
         self.ssd.parse().map_err(|error| Error::Usage(format!("costs {}: ssd: {error}", self.name)))
     }
@@ -204,7 +204,7 @@ impl Costs {
     }
 }
 
-/// What `bytes` take at a rate.
+/// Returns the nanoseconds that `bytes` take at a rate.
 pub(super) fn transfer_ns(bytes: u64, bytes_per_s: u64) -> u64 {
     let ns = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_s.max(1));
     u64::try_from(ns).unwrap_or(u64::MAX)

@@ -1,4 +1,4 @@
-//! What a disk takes, measured on a file in a directory on it, around the page cache.
+//! Measures a disk through a file in a directory on it, with direct I/O.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,22 +11,23 @@ use tidegate_bench::workload::{Outcome, Stop, Workload};
 use crate::error::{Error, Result};
 use crate::time::SsdModel;
 
-/// The file. A disk answers what it wrote a moment ago out of its cache: larger is slower, too.
+/// Size of the file. A disk answers reads of recent writes from its cache, so that a larger file
+/// gives slower results.
 const FILE_BYTES: u64 = 256 << 20;
-/// Of each of the measurements.
+/// Duration of each measurement.
 const RUN: Duration = Duration::from_secs(1);
 const PAGE_BYTES: u32 = 4096;
 const LARGE_BYTES: u32 = 1 << 20;
-/// Large requests under way that keep a disk busy.
+/// Number of concurrent large requests that keep a disk busy.
 const LARGE_DEPTH: u32 = 8;
-/// Requests of a page under way: more than most disks work on.
+/// Number of concurrent requests of a page: more than most disks serve in parallel.
 const DEPTH: u32 = 32;
 
-/// Measures the disk that `dir` is on, in some six seconds in which it should have nothing else to
-/// do.
+/// Measures the disk that `dir` is on. Takes about six seconds, during which the disk should be
+/// idle otherwise.
 ///
 /// # Errors
-/// No file can be made there, or it cannot be used around the page cache.
+/// The file cannot be created in `dir`, or does not support direct I/O.
 pub(super) fn measure(dir: &Path) -> Result<SsdModel> {
     let failed = |error: &dyn std::fmt::Display| {
         Error::Usage(format!("--disk {}: cannot be measured: {error}", dir.display()))
@@ -37,7 +38,7 @@ pub(super) fn measure(dir: &Path) -> Result<SsdModel> {
     format!("nvme,{settings}").parse().map_err(Error::Usage)
 }
 
-/// The settings of an [`SsdModel`], by a new file of `bytes` bytes.
+/// Returns the settings of an [`SsdModel`], measured on a new file of `bytes` bytes.
 fn measure_file(path: &Path, bytes: u64, run: Duration) -> Result<String, DeviceError> {
     let options = FileOptions {
         transfer: Transfer::Direct,
@@ -67,7 +68,7 @@ fn measure_file(path: &Path, bytes: u64, run: Duration) -> Result<String, Device
     ))
 }
 
-/// What a run moved in a second, where each request counts `each`.
+/// Returns the rate of a run, if each request counts `each`.
 #[expect(clippy::cast_precision_loss, reason = "a rate is needed to three digits")]
 fn per_second(outcome: &Outcome, each: u32) -> f64 {
     let requests = outcome.read.len() + outcome.write.len();

@@ -1,13 +1,12 @@
-//! A machine in virtual time that runs the shipped tiers.
+//! A machine in virtual time that runs the production tiers.
 //!
-//! Each thread of the modelled machine is a coroutine with a stack of its own, on one thread of the
-//! system. It runs the tiers' code as it is, until that code asks its machine for something (see
-//! [`tidegate::machine`]) or touches persistent memory; there virtual time passes, and another
-//! coroutine may be the next to run. So a run is a function of its inputs, and a switch takes no
-//! call of the system.
+//! Each thread of the modelled machine is a coroutine with its own stack, on one thread of the
+//! system. It runs the unmodified code of the tiers until that code calls its machine (see
+//! [`tidegate::machine`]) or touches persistent memory. Virtual time passes there, and another
+//! coroutine may run next. So a run depends only on its inputs, and a switch needs no system call.
 //!
-//! Map: `schedule` decides which thread runs when, `medium` and `costs` how long things take; here
-//! are locks, events, threads and coroutines.
+//! Map: `schedule` decides which thread runs when; `medium` and `costs` determine how long
+//! operations take; this module has locks, events, threads and coroutines.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -22,32 +21,32 @@ use super::costs::{Costs, transfer_ns};
 use super::medium::Medium;
 use super::schedule::{Rules, Schedule, ThreadId};
 
-/// Words of a coroutine's stack: 256 KiB, of which the system gives what is used.
+/// Words of a coroutine's stack: 256 KiB of address space; the system allocates the pages in use.
 const STACK_WORDS: usize = 32 << 10;
-/// A turn of a loop that waits for another thread.
+/// Cost of one turn of a loop that waits for another thread.
 const RELAX_NS: u64 = 50;
-/// A turn of a loop that looks at what another thread does, with 16 pauses of the CPU.
+/// Cost of one turn of a loop that polls another thread, with 16 pause instructions.
 const PAUSE_NS: u64 = 400;
-/// A thread that waits for a lock looks at it for so long before it sleeps.
+/// Time that a thread spins on a lock before it sleeps.
 const LOOK_NS: u64 = 2_000;
-/// A call by which a thread offers its CPU to others.
+/// Cost of a call that yields the CPU.
 const YIELD_NS: u64 = 300;
 
 type Body = Box<dyn FnOnce() + Send>;
-/// By thread; none for one that has not run yet or has ended.
+/// Coroutines by thread; `None` for a thread that has not run yet or has ended.
 type Coroutines = Vec<Option<Generator<'static, (), ()>>>;
-/// The first thread that was spawned.
+/// The thread that was spawned first.
 const FIRST: ThreadId = 0;
 
-/// All threads of the modelled machine wait for each other.
+/// The error of a machine whose threads all wait for each other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, thiserror::Error)]
 #[error("all threads of the modelled machine wait for each other after {at_ns} ns")]
 pub(crate) struct Deadlock {
-    /// The virtual time.
+    /// The virtual time of the deadlock.
     at_ns: u64,
 }
 
-/// The machine.
+/// The modelled machine.
 struct Modelled {
     costs: Costs,
     cpus: u32,
@@ -60,9 +59,9 @@ struct State {
     locks: HashMap<usize, Lock>,
     events: HashMap<usize, VecDeque<Waiter>>,
     joiners: Vec<Vec<ThreadId>>,
-    /// What the running thread has done and not spent time on yet.
+    /// Work of the running thread that is not yet spent as virtual time.
     debt_ns: u64,
-    /// Threads that were spawned and have not run yet.
+    /// Spawned threads that have not run yet.
     bodies: Vec<(ThreadId, Body)>,
 }
 
@@ -73,13 +72,13 @@ struct Lock {
     waiters: VecDeque<LockWaiter>,
 }
 
-/// A thread that waits for a lock: looking at it at first, then asleep.
+/// A thread that waits for a lock, spinning first and then asleep.
 struct LockWaiter {
     thread: ThreadId,
     asleep_from_ns: u64,
 }
 
-/// A thread that waits for an event, and the lock that it takes then.
+/// A thread that waits for an event, and the lock that it takes afterwards.
 struct Waiter {
     thread: ThreadId,
     lock: usize,
@@ -89,14 +88,14 @@ thread_local! {
     static PRESENT: RefCell<Option<Rc<Modelled>>> = const { RefCell::new(None) };
 }
 
-/// Runs `main` as the first thread of a machine of `cpus` CPUs, and all threads that it starts, to
-/// their ends. The calling thread is not in a model.
+/// Runs `main` as the first thread of a machine of `cpus` CPUs, and all threads that it starts,
+/// until they end. The calling thread must not be inside a model.
 ///
 /// # Errors
-/// [`Deadlock`].
+/// [`Deadlock`] if all remaining threads wait for each other.
 ///
 /// # Panics
-/// Where a thread of the machine does.
+/// If a thread of the machine panics.
 pub(super) fn run<T: Send + 'static>(
     costs: &Costs,
     media: MediaModel,
@@ -109,7 +108,7 @@ pub(super) fn run<T: Send + 'static>(
     Ok(value)
 }
 
-/// Forgets the machine at the end of a run.
+/// Unregisters the machine when dropped.
 struct Left;
 
 impl Drop for Left {
@@ -122,19 +121,19 @@ fn present() -> Option<Rc<Modelled>> {
     PRESENT.with_borrow(Clone::clone)
 }
 
-/// The calling thread of the machine works for `ns`.
+/// Spends `ns` of work on the calling thread of the machine.
 pub(crate) fn spend(ns: u64) {
     if let Some(machine) = present() {
         machine.pass(ns);
     }
 }
 
-/// The virtual time; 0 outside of a machine.
+/// Returns the virtual time; 0 outside of a machine.
 pub(super) fn now_ns() -> u64 {
     present().map_or(0, |machine| machine.state.borrow().schedule.now_ns())
 }
 
-/// Waits for what never comes.
+/// Waits for an event that never occurs.
 #[cfg(test)]
 pub(super) fn wait_for_ever() {
     if let Some(machine) = present() {
@@ -142,11 +141,11 @@ pub(super) fn wait_for_ever() {
     }
 }
 
-/// A thread of the machine.
+/// A handle to a thread of the machine.
 pub(super) struct JoinHandle(u64);
 
 impl JoinHandle {
-    /// Returns when it has ended.
+    /// Waits until the thread has ended.
     pub(super) fn join(self) {
         if let Some(machine) = present() {
             machine.join(self.0);
@@ -154,34 +153,34 @@ impl JoinHandle {
     }
 }
 
-/// Starts a thread of the machine that the caller is a thread of.
+/// Starts a thread on the machine of the calling thread.
 ///
 /// # Panics
-/// It is a thread of none.
+/// If the caller is not a thread of a machine.
 pub(super) fn spawn(body: impl FnOnce() + Send + 'static) -> JoinHandle {
     let machine = present().expect("called by a thread of a machine");
     JoinHandle(machine.spawn(Box::new(body)))
 }
 
-/// A machine whose first thread does one request of its caller after the other. Between them its
-/// time stands still.
+/// A machine whose first thread runs the caller's requests one by one. The machine's time stops
+/// between requests.
 pub(crate) struct Session {
     machine: Rc<Modelled>,
     coroutines: Coroutines,
     desk: Arc<Mutex<Desk>>,
 }
 
-/// What the first thread of a session is to do.
+/// The request for a session's first thread.
 #[derive(Default)]
 struct Desk {
     request: Option<Body>,
-    /// The first thread has done all of it, and waits.
+    /// The first thread has finished its requests, and waits.
     is_idle: bool,
     is_closed: bool,
 }
 
 impl Session {
-    /// A machine of `cpus` CPUs.
+    /// Returns a machine of `cpus` CPUs.
     pub(crate) fn new(costs: &Costs, media: MediaModel, cpus: u32) -> Self {
         let machine = Rc::new(Modelled::new(costs, media, cpus));
         let desk: Arc<Mutex<Desk>> = Arc::default();
@@ -190,11 +189,11 @@ impl Session {
         Self { machine, coroutines: Vec::new(), desk }
     }
 
-    /// Does `request` on the first thread, while the other threads go on: its result, and the
-    /// virtual time that it took.
+    /// Runs `request` on the first thread, while the other threads continue. Returns the result and
+    /// the virtual time of the request.
     ///
     /// # Errors
-    /// [`Deadlock`].
+    /// [`Deadlock`] if the request waits for an event that no thread can cause.
     pub(crate) fn call<T: Send + 'static>(
         &mut self,
         request: impl FnOnce() -> T + Send + 'static,
@@ -214,7 +213,7 @@ impl Session {
         Ok((value, now_ns - begun_ns))
     }
 
-    /// Runs all threads to their ends.
+    /// Runs all threads until they end.
     fn end(&mut self) -> Result<(), Deadlock> {
         lock(&self.desk).is_closed = true;
         self.play();
@@ -224,12 +223,12 @@ impl Session {
         Err(Deadlock { at_ns: self.machine.state.borrow().schedule.now_ns() })
     }
 
-    /// Runs the machine until its first thread is idle or has ended.
+    /// Runs the machine until the first thread is idle or has ended.
     fn play(&mut self) {
         let _left = Left;
         PRESENT.replace(Some(Rc::clone(&self.machine)));
         let _entered = enter(Rc::clone(&self.machine) as Rc<dyn Machine>);
-        // One that waits for another thread is that one's to wake.
+        // Only an idle thread is woken here. If a request blocks, another thread wakes it.
         if std::mem::take(&mut lock(&self.desk).is_idle) {
             self.machine.state.borrow_mut().schedule.wake(FIRST, 0);
         }
@@ -241,17 +240,17 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            // Threads that are left at the end of a session are nobody's.
+            // No caller waits for threads that remain at the end of a session.
             let _ = self.end();
         }
-        // Threads that wait for each other cannot be unwound: their locks are held.
+        // Deadlocked threads cannot be unwound, because their locks are held.
         if self.coroutines.iter().any(Option::is_some) {
             std::mem::forget(std::mem::take(&mut self.coroutines));
         }
     }
 }
 
-/// The first thread of a session.
+/// Runs the requests of a session on its first thread.
 fn serve(desk: &Mutex<Desk>) {
     loop {
         let request = lock(desk).request.take();
@@ -259,7 +258,7 @@ fn serve(desk: &Mutex<Desk>) {
             Some(request) => request(),
             None if lock(desk).is_closed => return,
             None => {
-                // What the request has still to do is part of it.
+                // Unspent work of the request belongs to its time.
                 spend(0);
                 lock(desk).is_idle = true;
                 if let Some(machine) = present() {
@@ -270,7 +269,7 @@ fn serve(desk: &Mutex<Desk>) {
     }
 }
 
-/// It is held only between two switches of the machine's threads: it is always free.
+/// Locks a mutex that no coroutine holds across a switch, and that is therefore free.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -291,7 +290,8 @@ impl Modelled {
         Self { costs: costs.clone(), cpus, state: RefCell::new(state) }
     }
 
-    /// Runs threads until `is_over`, or until none can run: all have ended, or wait for each other.
+    /// Runs threads until `is_over`, or until no thread can run: all have ended, or wait for each
+    /// other.
     fn play(&self, coroutines: &mut Coroutines, is_over: impl Fn() -> bool) {
         while !is_over() {
             let next = self.state.borrow_mut().schedule.next();
@@ -301,7 +301,7 @@ impl Modelled {
             }
             let Some(thread) = next else { return };
             let coroutine = coroutines[thread].as_mut().expect("a thread that runs has not ended");
-            // A panic of the thread goes on here.
+            // A panic of the thread propagates here.
             coroutine.resume();
             if coroutine.is_done() {
                 coroutines[thread] = None;
@@ -318,7 +318,7 @@ impl Modelled {
         }
     }
 
-    /// The running thread works for `ns`.
+    /// Spends `ns` of work on the running thread.
     fn pass(&self, ns: u64) {
         let mut state = self.state.borrow_mut();
         let ns = ns + std::mem::take(&mut state.debt_ns);
@@ -329,12 +329,12 @@ impl Modelled {
         }
     }
 
-    /// The running thread waits, after `prepare` noted it where it will be woken from. False where
-    /// the time came first.
+    /// Blocks the running thread, after `prepare` has registered it with its waker. Returns `false`
+    /// if the deadline ended the wait.
     fn wait_for(&self, until_ns: Option<u64>, prepare: impl FnOnce(&mut State, ThreadId)) -> bool {
         let mut state = self.state.borrow_mut();
         let Some(waiter) = state.schedule.wait(until_ns) else { return true };
-        // Its last wake-ups are done while it turns idle.
+        // The thread spends the cost of its last wake-ups while its CPU turns idle.
         state.debt_ns = 0;
         prepare(&mut state, waiter);
         drop(state);
@@ -342,13 +342,14 @@ impl Modelled {
         !self.state.borrow().schedule.timed_out(waiter)
     }
 
-    /// Wakes a thread that sleeps, at the cost of the running one.
+    /// Wakes a sleeping thread, at the cost of the running thread.
     fn rouse(&self, state: &mut State, thread: ThreadId) {
         state.debt_ns += self.costs.wake_ns;
         state.schedule.wake(thread, self.costs.wake_latency_ns);
     }
 
-    /// A thread was notified: it sleeps on until it can have its lock, as with `parking_lot`.
+    /// Wakes a notified thread if it can take its lock; otherwise queues the thread for the lock,
+    /// as `parking_lot` does.
     fn hand_to_lock(&self, state: &mut State, waiter: &Waiter, is_first: bool) {
         let lock = state.locks.entry(waiter.lock).or_default();
         if is_first && !lock.is_held {
@@ -368,7 +369,7 @@ impl Modelled {
     }
 }
 
-/// Leaves the coroutine that runs until it is resumed.
+/// Suspends the running coroutine until it is resumed.
 #[allow(deprecated, reason = "the scoped form needs a handle in each frame of the tiers")]
 fn switch() {
     generator::yield_with(());
@@ -451,7 +452,7 @@ impl Machine for Modelled {
             Some(waiter) if waiter.asleep_from_ns <= state.schedule.now_ns() => {
                 self.rouse(&mut state, waiter.thread);
             }
-            // What the lock's travel takes is spent when the waiter has it.
+            // The waiter spends the handover of the lock when it takes the lock.
             Some(waiter) => state.schedule.wake(waiter.thread, 0),
             None => {}
         }
@@ -477,7 +478,7 @@ impl Machine for Modelled {
         while all || notified == 0 {
             let waiters = state.events.get_mut(&event);
             let Some(waiter) = waiters.and_then(VecDeque::pop_front) else { break };
-            // Of the others the time is up.
+            // The wait of any other thread has timed out.
             if state.schedule.is_waiting(waiter.thread) {
                 self.hand_to_lock(&mut state, &waiter, notified == 0);
                 notified += 1;
@@ -494,8 +495,8 @@ impl Machine for Modelled {
     }
 }
 
-/// Persistent memory of the machine: an observer of a region, whose operations take the time of the
-/// modelled medium.
+/// Persistent memory of the machine: observes a region, and spends the modelled medium's time for
+/// its operations.
 pub(crate) struct ModelledMemory;
 
 impl tidegate::pmem::Observer for ModelledMemory {

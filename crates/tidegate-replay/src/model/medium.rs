@@ -1,24 +1,25 @@
-//! Persistent memory in virtual time, by the media model that `pmem` delays real memory with.
+//! Persistent memory in virtual time, by the same media model that delays real memory in `pmem`.
 //!
-//! Streaming stores and write-backs are posted: the thread goes on while up to [`POSTED_BYTES`] are
-//! under way, and then keeps the pace of the medium. A fence returns one write latency after the
-//! last of them left. Bandwidth of all threads together is booked out one transfer behind another.
+//! Streaming stores and write-backs are posted: the thread continues while at most [`POSTED_BYTES`]
+//! are in flight, and then keeps the pace of the medium. A fence returns one write latency after
+//! the last posted byte. The shared bandwidth is reserved for one transfer after another.
 
 use tidegate::pmem::MediaModel;
 
 use super::costs::{Costs, transfer_ns};
 
-/// Bytes that a thread has under way before its stores wait for the medium.
+/// Bytes of a thread in flight before its stores wait for the medium.
 const POSTED_BYTES: u64 = 1024;
 
-/// The medium and what is under way to it.
+/// The medium, and the transfers in flight to it.
 pub(super) struct Medium {
     model: MediaModel,
     stream_bytes_per_s: u64,
     fence_ns: u64,
     write_booked_until_ns: u64,
     read_booked_until_ns: u64,
-    /// By thread: when the last of what it posted arrives; 0: nothing since its last fence.
+    /// Time at which a thread's last posted store arrives, by thread; 0 if it posted none since its
+    /// last fence.
     due_ns: Vec<u64>,
 }
 
@@ -34,13 +35,13 @@ impl Medium {
         }
     }
 
-    /// Thread `thread` streams `len` bytes at `offset` from `now_ns` on: how long it is busy.
+    /// Streams `len` bytes at `offset` from `now_ns` on. Returns how long `thread` is busy.
     pub(super) fn stream(&mut self, thread: usize, now_ns: u64, offset: u64, len: u64) -> u64 {
         let copy_ns = transfer_ns(len, self.stream_bytes_per_s);
         self.post(thread, now_ns, offset, len).max(copy_ns)
     }
 
-    /// The thread posts `len` bytes: how long it waits until it may go on.
+    /// Posts `len` bytes. Returns how long the thread waits until it may continue.
     pub(super) fn post(&mut self, thread: usize, now_ns: u64, offset: u64, len: u64) -> u64 {
         let on_medium = self.on_medium(offset, len);
         let MediaModel { thread_write_bytes_per_s, write_bytes_per_s, .. } = self.model;
@@ -57,7 +58,7 @@ impl Medium {
         due_ns.saturating_sub(ahead_ns).saturating_sub(now_ns)
     }
 
-    /// The thread fences: how long that takes.
+    /// Fences the thread's posted stores. Returns how long that takes.
     pub(super) fn fence(&mut self, thread: usize, now_ns: u64) -> u64 {
         let due_ns = self.due_ns.get_mut(thread).map_or(0, std::mem::take);
         let arrives_ns = match due_ns {
@@ -67,7 +68,7 @@ impl Medium {
         arrives_ns.saturating_sub(now_ns).max(self.fence_ns)
     }
 
-    /// The thread reads `len` bytes at `offset`: how long that takes.
+    /// Reads `len` bytes at `offset`. Returns how long that takes.
     pub(super) fn read(&mut self, now_ns: u64, offset: u64, len: u64) -> u64 {
         let on_medium = self.on_medium(offset, len);
         let MediaModel { thread_read_bytes_per_s, read_bytes_per_s, .. } = self.model;
@@ -79,7 +80,7 @@ impl Medium {
         arrives_ns - now_ns + u64::from(self.model.read_latency_ns)
     }
 
-    /// Bytes of the medium that an access takes up.
+    /// Returns the bytes of whole media units that an access occupies.
     fn on_medium(&self, offset: u64, len: u64) -> u64 {
         let unit = u64::from(self.model.granularity_bytes);
         (offset + len).next_multiple_of(unit) - offset / unit * unit

@@ -1,4 +1,4 @@
-//! Results as tables and as JSON.
+//! Formats results as tables and as JSON.
 
 #![allow(clippy::cast_precision_loss, reason = "results are shown to a few digits")]
 
@@ -17,7 +17,7 @@ use super::plan::Ran;
 use crate::error::{Error, Result};
 use crate::report::{distinct, grid};
 
-/// One line of `rows` in the JSON output: those of `tidegate bench`, and the machine.
+/// One item of `rows` in the JSON output: the columns of `tidegate bench`, and the machine.
 #[derive(Debug, Serialize)]
 struct Row<'a> {
     policy: &'a str,
@@ -37,7 +37,7 @@ struct Row<'a> {
     cache_bytes: u64,
 }
 
-/// One phase of one run: the time of its jobs, in and outside of the DRAM tier, is 100 %.
+/// One phase of a run. 100 % is the time of the run's jobs, inside and outside of the DRAM tier.
 #[derive(Debug, Serialize)]
 struct PhaseRow<'a> {
     policy: &'a str,
@@ -113,28 +113,28 @@ fn phases_of(ran: &Ran) -> impl Iterator<Item = PhaseRow<'_>> {
     })
 }
 
-/// What a phase of the DRAM tier had of the time of the jobs.
+/// The share of a phase of the DRAM tier in the time of the jobs.
 #[derive(Debug, Serialize)]
 pub(super) struct Share {
     pub(super) phase: Phase,
     count: u64,
     #[serde(rename = "share_pct")]
     pub(super) time_pct: f64,
-    /// How often there was one, by 100 writes.
+    /// Occurrences per 100 writes.
     pub(super) writes_pct: f64,
-    /// What one takes, in nanoseconds.
+    /// Mean duration in nanoseconds.
     #[serde(skip)]
     pub(super) mean_ns: f64,
 }
 
 impl Share {
-    /// A phase that a run did not have.
+    /// Returns the share of a phase that did not occur.
     pub(super) const fn none(phase: Phase) -> Self {
         Self { phase, count: 0, time_pct: 0.0, writes_pct: 0.0, mean_ns: 0.0 }
     }
 }
 
-/// The phases of a run of `jobs` jobs. Evictions run beside the jobs, so they have no share.
+/// Returns the phases of a run of `jobs` jobs. Evictions run beside the jobs, so their share is 0.
 pub(super) fn shares(outcome: &Outcome, jobs: u32) -> Vec<Share> {
     let Some((before, after)) = &outcome.phases else { return Vec::new() };
     let all_ns = outcome.elapsed_ns as f64 * f64::from(jobs);
@@ -151,7 +151,7 @@ pub(super) fn shares(outcome: &Outcome, jobs: u32) -> Vec<Share> {
     Phase::ALL.iter().copied().map(share).filter(|share| share.count > 0).collect()
 }
 
-/// All tables that `results` are enough for.
+/// Returns all tables that `results` have data for.
 pub(super) fn tables(results: &[Ran]) -> Vec<Table> {
     let mut machines: Vec<(u32, u64)> = Vec::new();
     for Ran { case, .. } in results {

@@ -1,4 +1,4 @@
-//! Results of the model as a page that a person can send to a colleague.
+//! Builds a page of the model's results that can be sent to other people.
 
 #![allow(clippy::cast_precision_loss, reason = "numbers of a plot")]
 
@@ -7,7 +7,7 @@ use super::output;
 use super::plan::Ran;
 use crate::report::{Axis, Line, Lines, Plot, Report, Section, command_line, distinct};
 
-/// The page.
+/// Returns the page.
 pub(super) fn page(results: &[Ran], costs: &Costs) -> Report {
     let fastest = results
         .iter()
@@ -37,7 +37,7 @@ pub(super) fn page(results: &[Ran], costs: &Costs) -> Report {
     }
 }
 
-/// Plots for each machine and size of the DRAM tiers.
+/// Returns a section with plots for each machine and size of the DRAM tiers.
 fn machines(results: &[Ran]) -> Vec<Section> {
     let of = |ran: &Ran| (ran.case.cores, ran.case.cache_bytes);
     let each = distinct(results.iter().map(of));
@@ -73,7 +73,7 @@ fn by_jobs(here: &[&Ran]) -> Plot {
     })
 }
 
-/// Of the runs with the fewest jobs.
+/// Plots the latency by depth, for the runs with the fewest jobs.
 fn by_depth(here: &[&Ran]) -> Plot {
     let fewest = here.iter().map(|ran| ran.case.jobs).min().unwrap_or(1);
     let here: Vec<&Ran> = here.iter().copied().filter(|ran| ran.case.jobs == fewest).collect();

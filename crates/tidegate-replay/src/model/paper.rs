@@ -1,7 +1,7 @@
-//! The figures of the Caiti paper that need many cores, made again: a section of docs/papers.md.
+//! Figures of the Caiti paper that need many cores: writes a section of docs/papers.md.
 //!
-//! The text between the markers is this command's. Every number of ours in it is of the run that
-//! wrote it; what the paper says stands in `checks`.
+//! The command owns the text between the markers. Our numbers in it come from the run that wrote
+//! it; the paper's claims are in `checks`.
 
 #![allow(clippy::cast_precision_loss, reason = "ratios for people")]
 
@@ -22,37 +22,37 @@ use crate::report::grid;
 const CORES: u32 = 36;
 const JOBS: [u32; 6] = [1, 2, 4, 8, 16, 32];
 const DEPTHS: [u32; 7] = [1, 32, 64, 128, 256, 512, 1024];
-/// By position in [`DEPTHS`].
+/// Indices in [`DEPTHS`].
 const DEPTH_1: usize = 0;
 const DEPTH_1024: usize = 6;
-/// Writes of 4 KiB between two flushes: figure 2b's least and most.
+/// Writes of 4 KiB between two flushes: the minimum and maximum of figure 2b.
 const FLUSH_WRITES: [u64; 2] = [128, 32_768];
-/// Figures 2d, 2e and 3: a request that takes longer is a spike.
+/// Figures 2d, 2e and 3: a longer request is a spike.
 const SLOW_NS: u64 = 20_000;
-/// Figures 2d and 2e: a request that takes no longer went to the cache alone.
+/// Figures 2d and 2e: a request up to this time only wrote to the cache.
 const CACHED_NS: u64 = 5_000;
-/// Figure 5c: a million requests, and so many of them between two flushes, as many as the slowest
-/// cache takes in the five seconds between two commits of the file system.
+/// Figure 5c: a million requests. Between two flushes there are as many requests as the slowest
+/// cache serves in the five seconds between two commits of the file system.
 const LONG_RUN_REQUESTS: u64 = 1_000_000;
 const LONG_RUN_FLUSH_WRITES: u64 = 300_000;
-/// Figure 6b.
+/// Figure 6b: number of reads.
 const READS: u64 = 100_000;
 const CACHE_BYTES: u64 = 512 << 20;
 const CACHES: [u64; 6] = [64 << 20, 128 << 20, 256 << 20, 512 << 20, 1 << 30, 2 << 30];
 const POLICIES: &str =
     "raw,btt,transit,transit-no-eager,transit-no-bypass,pmbd,pmbd70,lru,coactive";
-/// Those of table 1.
+/// The policies of table 1.
 const CACHED: [&str; 5] = ["pmbd", "pmbd70", "lru", "coactive", "transit"];
-/// How far a number may be from the paper's to count as the same.
+/// Relative difference up to which a number counts as equal to the paper's.
 const TOLERANCE_PCT: f64 = 15.0;
-/// A policy whose times over all sizes of the cache lie within this is insensitive to the size: the
-/// widest of the paper's table.
+/// Maximum spread of times over all cache sizes up to which a policy counts as insensitive to the
+/// size: the widest spread in the paper's table.
 const INSENSITIVE_PCT: f64 = 5.3;
 
-/// Runs the figures and replaces their section in the file `path`, which is made if there is none.
+/// Runs the figures and replaces their section in the file `path`, which is created if missing.
 ///
 /// # Errors
-/// The file cannot be read or written, or has one of the markers alone.
+/// The file cannot be read or written, or has only one of the markers.
 pub(super) fn update(path: &Path, seed: u64) -> Result<()> {
     papers::update(path, "model", |_| {
         let section = Figures::run(seed)?.section();
@@ -61,17 +61,17 @@ pub(super) fn update(path: &Path, seed: u64) -> Result<()> {
     })
 }
 
-/// The runs behind the figures.
+/// The runs that the figures are computed from.
 struct Figures {
-    /// On the paper's machine, as the paper tells of it.
+    /// Runs on the paper's machine, as the paper describes it.
     paper: Vec<Ran>,
-    /// On the paper's machine, with flushes.
+    /// Runs on the paper's machine with flushes.
     flushing: Vec<Ran>,
-    /// With flushes that are far apart.
+    /// Runs on the paper's machine with rare flushes.
     long: Vec<Ran>,
-    /// With reads.
+    /// Runs on the paper's machine with reads.
     reading: Vec<Ran>,
-    /// On the same with Tidegate's block translation table.
+    /// Runs on the paper's machine with Tidegate's block translation table.
     own: Vec<Ran>,
 }
 
@@ -87,7 +87,7 @@ fn case(policy: &str, jobs: u32, cache_bytes: u64, seed: u64) -> Case {
     case.overrun(100_000)
 }
 
-/// Figure 2: one job that flushes.
+/// Returns the cases of figure 2: one job that flushes.
 fn flushing(seed: u64) -> Vec<Case> {
     let case = |(policy, flush_every): (&str, u64)| Case {
         flush_every,
@@ -98,7 +98,7 @@ fn flushing(seed: u64) -> Vec<Case> {
     cases.map(case).collect()
 }
 
-/// Figure 5c: one job that writes for long and flushes now and then.
+/// Returns the cases of figure 5c: one job with many writes and rare flushes.
 fn long_runs(seed: u64) -> Vec<Case> {
     let case = |policy| Case {
         flush_every: LONG_RUN_FLUSH_WRITES,
@@ -108,7 +108,8 @@ fn long_runs(seed: u64) -> Vec<Case> {
     ["btt", "pmbd", "lru", "transit"].map(case).into()
 }
 
-/// Figure 6b: one job that reads at random what it wrote, of which the cache holds an eighth.
+/// Returns the cases of figure 6b: one job that reads its writes at random. The cache holds an
+/// eighth of them.
 fn reads(seed: u64) -> Vec<Case> {
     let case = |policy| Case {
         device_bytes: 4 << 30,
@@ -146,22 +147,22 @@ impl Figures {
         find(&self.paper, policy, is_it)
     }
 
-    /// The run with a flush after `writes` writes.
+    /// Returns the run with a flush after `writes` writes.
     fn flushing(&self, policy: &str, writes: u64) -> &Ran {
         find(&self.flushing, policy, |case| case.flush_every == writes)
     }
 
-    /// What a request of one job takes, in nanoseconds.
+    /// Returns the time of a request of one job, in nanoseconds.
     fn service_ns(&self, policy: &str) -> f64 {
         self.ran(policy, 1, CACHE_BYTES).outcome.service_ns(1)
     }
 
-    /// How many times as long as with `transit` a request takes.
+    /// Returns the time of a request relative to `transit`.
     fn slower(&self, policy: &str) -> f64 {
         self.service_ns(policy) / self.service_ns("transit")
     }
 
-    /// What a phase had of the time of one job.
+    /// Returns the share of a phase in the time of one job.
     fn share(&self, policy: &str, phase: Phase) -> Share {
         let shares = shares(&self.ran(policy, 1, CACHE_BYTES).outcome, 1);
         shares.into_iter().find(|share| share.phase == phase).unwrap_or(Share::none(phase))
@@ -179,7 +180,7 @@ impl Figures {
         checks
     }
 
-    /// Staging caches beside the table alone, without flushes and with them.
+    /// Compares staging caches with the table alone, without and with flushes.
     fn figure_2(&self) -> Vec<Check> {
         let slower = |policy: &str, paper: f64| {
             let ours = self.service_ns(policy) / self.service_ns("btt");
@@ -207,7 +208,7 @@ impl Figures {
         checks
     }
 
-    /// Single requests: how many are slow, and where the time of one goes.
+    /// Checks single requests: the share of slow ones, and the parts of a request's time.
     fn figures_2c_3_5b_7(&self) -> Vec<Check> {
         let between_pct = |policy: &str, from_ns, to_ns| {
             let latencies = &self.ran(policy, 1, CACHE_BYTES).outcome.latencies[DEPTH_1];
@@ -258,7 +259,7 @@ impl Figures {
         ]
     }
 
-    /// A million requests with flushes between them.
+    /// Checks a million requests with flushes between them.
     fn figure_5c(&self) -> Vec<Check> {
         let over_transit = |policy: &str| {
             let ns = |policy| any(&self.long, policy).outcome.service_ns(1);
@@ -339,7 +340,7 @@ impl Figures {
         ]
     }
 
-    /// Reads, and what a write takes that finds no free slot.
+    /// Checks reads, and the time of a write that finds no free slot.
     fn figures_6b_6d(&self) -> Vec<Check> {
         let reads = CACHED.map(|policy| any(&self.reading, policy).outcome.service_ns(1));
         let what = "time of a read, slowest cache over fastest".into();
@@ -382,18 +383,18 @@ impl Figures {
     }
 }
 
-/// The run of `policy` whose case `is_it`.
+/// Returns the run of `policy` whose case fulfils `is_it`.
 fn find<'a>(runs: &'a [Ran], policy: &str, is_it: impl Fn(&Case) -> bool) -> &'a Ran {
     let found = runs.iter().find(|Ran { case, .. }| case.policy.name() == policy && is_it(case));
     found.expect("all figures have run")
 }
 
-/// The run of `policy` among `runs` that have one case for each.
+/// Returns the run of `policy` among `runs` with one case per policy.
 fn any<'a>(runs: &'a [Ran], policy: &str) -> &'a Ran {
     find(runs, policy, |_| true)
 }
 
-/// The largest of `numbers` over the smallest.
+/// Returns the largest of `numbers` divided by the smallest.
 fn spread(numbers: impl IntoIterator<Item = f64>) -> f64 {
     let (least, most) = numbers
         .into_iter()
@@ -402,7 +403,7 @@ fn spread(numbers: impl IntoIterator<Item = f64>) -> f64 {
 }
 
 impl Check {
-    /// Is ours the paper's number?
+    /// Compares our number with the paper's number.
     fn of(
         figure: &'static str,
         what: String,
@@ -423,7 +424,7 @@ impl Check {
         Self { figure, what, paper, ours, verdict: verdict.into(), reason: reason.into() }
     }
 
-    /// Does ours reach what the paper says without a number?
+    /// Checks whether our number exceeds a bound that stands for a claim without a number.
     fn at_least(
         figure: &'static str,
         what: String,

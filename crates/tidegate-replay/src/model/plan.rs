@@ -9,17 +9,17 @@ use super::costs::Costs;
 use crate::error::{Error, Result};
 use crate::parallel;
 
-/// A case and what came of it.
+/// A case and its outcome.
 #[derive(Debug, Clone)]
 pub(super) struct Ran {
     pub(super) case: Case,
     pub(super) outcome: Outcome,
 }
 
-/// Runs all `cases`; the results are in their order. A bar on a terminal tells how far it is.
+/// Runs all `cases` and returns the results in the same order. Shows a progress bar on a terminal.
 ///
 /// # Errors
-/// The first error of a case.
+/// The first case that fails.
 pub(super) fn run(cases: &[Case], costs: &Costs) -> Result<Vec<Ran>> {
     let media = costs.media()?;
     let bar = ProgressBar::new(cases.len() as u64).with_style(style());

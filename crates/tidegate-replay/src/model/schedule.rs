@@ -1,34 +1,36 @@
-//! Threads on CPUs in virtual time: which thread runs next, and when.
+//! Schedules threads on CPUs in virtual time: which thread runs next, and when.
 //!
-//! A thread is on a CPU, ready (it waits for one), waiting for something else, or ended. Rules:
+//! A thread is on a CPU, ready (it waits for a CPU), waiting for another event, or ended. Rules:
 //!
-//! - A thread that becomes ready takes an idle CPU, its last one if it can; else it queues.
-//! - The queue is by virtual runtime, the CPU time of a thread, as in Linux's fair schedulers. A
-//!   thread that slept is put at most half a slice ahead of those that did not.
-//! - A thread leaves its CPU to a queued one when its slice is over, or when a thread woke that is
+//! - A thread that becomes ready takes an idle CPU, preferably its last one; without an idle CPU it
+//!   queues.
+//! - The queue is ordered by virtual runtime, the CPU time of a thread, as in Linux's fair
+//!   schedulers. A thread that slept is at most half a slice ahead of the threads that did not
+//!   sleep.
+//! - A thread leaves its CPU to a queued thread when its slice is over, or when a woken thread is
 //!   more than a granularity ahead of it.
 //!
 //! Invariants:
-//! 1. Time never goes back. Of two moments that are equal the one that was asked for first comes
-//!    first, so that a run is a function of its inputs.
+//! 1. Time never goes back. Of two events at one time, the one that was added first comes first, so
+//!    that a run depends only on its inputs.
 //! 2. A CPU is idle only while no thread is ready.
-//! 3. Each thread on a CPU has exactly one step pending, unless it is the one that runs.
+//! 3. Each thread on a CPU has exactly one pending step, except the running thread, which has none.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
-/// A thread's number: its index, in the order in which threads were added.
+/// A thread's number: its index in the order of creation.
 pub(super) type ThreadId = usize;
 
-/// What scheduling costs, and how long a thread keeps its CPU.
+/// The costs of scheduling, and the time that a thread keeps its CPU.
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(clippy::struct_field_names, reason = "the unit of a number is part of its name")]
 pub(super) struct Rules {
-    /// A CPU changes from one thread to another.
+    /// Switching a CPU from one thread to another.
     pub(super) switch_ns: u64,
-    /// A thread keeps its CPU for so long while others are ready.
+    /// Time that a thread keeps its CPU while other threads are ready.
     pub(super) slice_ns: u64,
-    /// A thread that wakes takes the CPU of one that has run for so much longer.
+    /// Lead in runtime at which a woken thread takes the CPU of another thread.
     pub(super) granularity_ns: u64,
 }
 
@@ -48,9 +50,9 @@ struct Thread {
     cpu_ns: u64,
     runtime_ns: u64,
     slice_from_ns: u64,
-    /// A thread woke that should have its CPU.
+    /// A woken thread should take this thread's CPU.
     is_preempted: bool,
-    /// Counts its wake-ups: a timer of an earlier wait is void.
+    /// Number of wake-ups; voids the timer of an earlier wait.
     wakes: u64,
     timed_out: bool,
 }
@@ -60,7 +62,7 @@ struct Event {
     at_ns: u64,
     order: u64,
     thread: ThreadId,
-    /// None: a step. Otherwise the wait that it ends.
+    /// The wait that the event ends, or `None` for a step.
     timer_of: Option<u64>,
 }
 
@@ -74,7 +76,7 @@ pub(super) struct Schedule {
     events: BinaryHeap<Reverse<Event>>,
     ready: BTreeSet<(u64, u64, ThreadId)>,
     idle_cpus: BTreeSet<u32>,
-    /// The virtual runtime of the thread that got a CPU last, and never less than before.
+    /// The highest virtual runtime of a thread when it got a CPU; never decreases.
     floor_ns: u64,
     running: Option<ThreadId>,
 }
@@ -88,7 +90,7 @@ impl Schedule {
         self.now_ns
     }
 
-    /// The thread that runs.
+    /// Returns the running thread.
     pub(super) fn running(&self) -> Option<ThreadId> {
         self.running
     }
@@ -101,7 +103,7 @@ impl Schedule {
         self.threads[thread].cpu_ns
     }
 
-    /// CPU time of all threads.
+    /// Returns the CPU time of all threads.
     pub(super) fn busy_ns(&self) -> u64 {
         self.threads.iter().map(|thread| thread.cpu_ns).sum()
     }
@@ -114,19 +116,20 @@ impl Schedule {
         self.threads[thread].state == State::Waiting
     }
 
-    /// The last wait of `thread` ended by its time.
+    /// Returns whether the deadline ended the last wait of `thread`.
     pub(super) fn timed_out(&self, thread: ThreadId) -> bool {
         self.threads[thread].timed_out
     }
 
-    /// Adds a thread, which is waiting.
+    /// Adds a thread in the state of waiting.
     pub(super) fn add(&mut self) -> ThreadId {
         self.threads.push(Thread::default());
         self.threads.len() - 1
     }
 
-    /// The running thread works for `ns`. True where it can go on at once, as no other thread does
-    /// anything until then; otherwise the caller asks for the [`next`](Self::next) one.
+    /// Spends `ns` of work on the running thread. Returns `true` if the thread can continue,
+    /// because no other event occurs until then. Otherwise the caller asks for the
+    /// [`next`](Self::next) thread.
     pub(super) fn spend(&mut self, ns: u64) -> bool {
         let Some(running) = self.running else { return true };
         let end_ns = self.now_ns + ns;
@@ -143,7 +146,7 @@ impl Schedule {
         false
     }
 
-    /// The running thread waits, until `until_ns` at most.
+    /// Blocks the running thread, until `until_ns` at most. Returns the thread.
     pub(super) fn wait(&mut self, until_ns: Option<u64>) -> Option<ThreadId> {
         let waiter = self.running.take()?;
         let thread = &mut self.threads[waiter];
@@ -156,7 +159,7 @@ impl Schedule {
         Some(waiter)
     }
 
-    /// The running thread has ended.
+    /// Ends the running thread.
     pub(super) fn end(&mut self) {
         if let Some(ended) = self.running.take() {
             self.threads[ended].state = State::Ended;
@@ -164,7 +167,7 @@ impl Schedule {
         }
     }
 
-    /// The running thread lets others have its CPU. True where there are none.
+    /// Yields the CPU of the running thread. Returns `true` if no other thread is ready.
     pub(super) fn pass_on(&mut self) -> bool {
         let Some(thread) = self.running.filter(|_| !self.ready.is_empty()) else { return true };
         self.running = None;
@@ -172,7 +175,7 @@ impl Schedule {
         false
     }
 
-    /// Wakes `thread`, which waits, so that it runs `delay_ns` from now if a CPU is idle.
+    /// Wakes `thread`, which waits. If a CPU is idle, the thread runs in `delay_ns`.
     pub(super) fn wake(&mut self, thread: ThreadId, delay_ns: u64) {
         let least_ns = self.floor_ns.saturating_sub(self.rules.slice_ns / 2);
         let woken = &mut self.threads[thread];
@@ -187,12 +190,12 @@ impl Schedule {
         self.put_on(thread, cpu, delay_ns);
     }
 
-    /// The wait of `thread` has no end by time any more.
+    /// Cancels the deadline of the wait of `thread`.
     pub(super) fn void_timer(&mut self, thread: ThreadId) {
         self.threads[thread].wakes += 1;
     }
 
-    /// Lets time pass until a thread runs. None where no thread ever will.
+    /// Advances the time until a thread runs. Returns `None` if no thread can ever run.
     pub(super) fn next(&mut self) -> Option<ThreadId> {
         loop {
             let Reverse(Event { at_ns, thread, timer_of, .. }) = self.events.pop()?;
@@ -218,7 +221,7 @@ impl Schedule {
         !self.ready.is_empty() && (is_preempted || is_over)
     }
 
-    /// `thread` leaves its CPU to the first in the queue, and queues.
+    /// Moves `thread` from its CPU to the queue, and puts the first queued thread on that CPU.
     fn leave(&mut self, thread: ThreadId) {
         let (_, _, next) = self.ready.pop_first().expect("a thread is ready");
         let cpu = self.threads[thread].cpu;
@@ -226,7 +229,7 @@ impl Schedule {
         self.put_on(next, cpu, self.rules.switch_ns);
     }
 
-    /// Gives an idle CPU to the first in the queue.
+    /// Gives an idle CPU to the first queued thread, if any.
     fn give(&mut self, cpu: u32) {
         match self.ready.pop_first() {
             Some((_, _, next)) => self.put_on(next, cpu, self.rules.switch_ns),
@@ -251,7 +254,7 @@ impl Schedule {
         self.ready.insert((self.threads[thread].runtime_ns, self.order, thread));
     }
 
-    /// The thread on a CPU that has run longest is to leave it, if `woken` is far behind that one.
+    /// Preempts the thread on a CPU with the longest runtime, if it is far ahead of `woken`.
     fn preempt_for(&mut self, woken: ThreadId) {
         let least_ns = self.threads[woken].runtime_ns + self.rules.granularity_ns;
         let on_cpu = self.threads.iter_mut().filter(|it| it.state == State::OnCpu);
@@ -261,7 +264,7 @@ impl Schedule {
         }
     }
 
-    /// At `at_ns` a step of `thread` is done, or the wait `timer_of` ends.
+    /// Adds an event at `at_ns`: a step of `thread` is done, or the wait `timer_of` ends.
     fn push(&mut self, at_ns: u64, thread: ThreadId, timer_of: Option<u64>) {
         self.order += 1;
         self.events.push(Reverse(Event { at_ns, order: self.order, thread, timer_of }));

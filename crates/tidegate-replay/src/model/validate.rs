@@ -1,4 +1,4 @@
-//! The model against this machine: the same policies, threads and media, measured and modelled.
+//! Compares the model with this machine: the same policies, threads and media.
 
 #![allow(clippy::cast_precision_loss, reason = "rates for people")]
 
@@ -23,13 +23,13 @@ const CACHE_BYTES: u64 = 16 << 20;
 const DEVICE_BYTES: u64 = 256 << 20;
 const RUN: Duration = Duration::from_millis(100);
 const REPETITIONS: u64 = 5;
-/// How far the model may be from the machine.
+/// Relative difference up to which the model counts as accurate.
 const TOLERANCE_PCT: f64 = 20.0;
 
-/// Measures, models, and prints both.
+/// Measures this machine, models it, and prints both.
 ///
 /// # Errors
-/// The memory for it cannot be had.
+/// The memory for the measurements cannot be allocated.
 pub(super) fn run(seed: u64) -> Result<()> {
     let costs = calibrate::measure(None)?;
     println!("{}\n", costs.lines());
@@ -82,7 +82,7 @@ fn cases(seed: u64) -> Vec<Case> {
     THREADS.iter().flat_map(|&jobs| policies().map(move |policy| case(policy, jobs))).collect()
 }
 
-/// Writes a second of some runs on this machine.
+/// Returns the writes per second of several runs on this machine.
 fn measure(case: &Case, media: &MediaModel) -> Result<Vec<f64>, DeviceError> {
     let options = RegionOptions { media: media.clone(), ..RegionOptions::default() };
     let btt = Arc::new(calibrate::open_btt(DEVICE_BYTES + DEVICE_BYTES / 64, &options)?);

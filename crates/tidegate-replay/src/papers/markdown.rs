@@ -1,17 +1,17 @@
-//! What of Markdown docs/papers.md has: headings, paragraphs, code and tables.
+//! Parses the Markdown of docs/papers.md: headings, paragraphs, code and tables.
 
-/// A part of the page.
+/// A block of the page.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Block {
-    /// A heading of the second level.
+    /// A second-level heading.
     Heading(String),
-    /// A paragraph or an item, in one line; code is a paragraph, too.
+    /// A paragraph or a list item, in one line; code is a paragraph, too.
     Text(String),
-    /// A table: its headers and its rows.
+    /// A table: headers and rows.
     Table(Vec<String>, Vec<Vec<String>>),
 }
 
-/// The parts of `page`, without its title and comments.
+/// Returns the blocks of `page`, without its title and comments.
 pub(crate) fn blocks(page: &str) -> Vec<Block> {
     let mut blocks = Vec::new();
     let mut is_open = false;
@@ -29,13 +29,14 @@ pub(crate) fn blocks(page: &str) -> Vec<Block> {
     blocks
 }
 
-/// The cells of a line of a table.
+/// Returns the cells of a line of a table, or `None` for another line.
 fn cells(line: &str) -> Option<Vec<String>> {
     let inner = line.strip_prefix('|')?.strip_suffix('|')?;
     Some(inner.split('|').map(|cell| cell.trim().to_owned()).collect())
 }
 
-/// A row of the table that is the last block, if that `is_open`; the first one has the headers.
+/// Adds a row to the table in the last block if the table `is_open`; otherwise begins a table with
+/// these headers.
 fn add_row(blocks: &mut Vec<Block>, cells: Vec<String>, is_open: bool) {
     let is_rule = cells.iter().all(|cell| cell.chars().all(|c| "-:".contains(c)) && cell.len() > 2);
     match blocks.last_mut() {
