@@ -1,13 +1,13 @@
-//! Work of one kind on all CPUs.
+//! Runs one function on many items, on all CPUs.
 
 use std::num::NonZero;
 use std::sync::{Mutex, PoisonError};
 
-/// What `work` makes of each of `items`, in their order; as many at a time as this machine has
-/// CPUs.
+/// Returns the results of `work` for `items`, in the same order. Runs as many in parallel as this
+/// machine has CPUs.
 ///
 /// # Panics
-/// Where `work` does.
+/// If `work` panics.
 pub(crate) fn map<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
     let left = Mutex::new(items.iter().enumerate());

@@ -1,5 +1,5 @@
-//! What a trace asks for, whatever answers it: its footprint, how much of what it writes is
-//! synced, and how much of each synced page is dirty (AFCM, figures 1 and 2).
+//! The profile of a trace, independent of any scheme: its footprint, the share of written bytes
+//! that is synced, and the dirty part of each synced page (AFCM, figures 1 and 2).
 
 use std::ops::Range;
 use std::time::Duration;
@@ -9,47 +9,48 @@ use rustc_hash::FxHashMap;
 use crate::scheme::page::{LINE_BYTES, PAGE_BYTES, bits, lines_of, pages_of, part_of};
 use crate::trace::{Event, FileId, Op};
 
-/// What is dirty of a page.
+/// The dirty part of a page.
 #[derive(Debug, Clone, Copy, Default)]
 struct Page {
     lines: u64,
-    /// What was written, also what was written again.
+    /// Bytes written, including overwritten ones.
     bytes: u64,
 }
 
-/// Pages of a chunk: those of a mask.
+/// Pages of a chunk: one for each bit of a mask.
 const CHUNK_PAGES: u64 = u16::BITS as u64;
 /// Pages of a group.
 const GROUP_PAGES: usize = 4;
-/// Stands for no group.
+/// An index that stands for no group.
 const NONE: u32 = u32::MAX;
 
 /// Neighbouring pages, which one look-up finds.
 #[derive(Debug, Clone)]
 struct Chunk {
-    /// By page: it was touched.
+    /// Mask of the pages that were touched.
     touched: u16,
-    /// By page: it is dirty.
+    /// Mask of the dirty pages.
     dirty: u16,
-    /// Where the pages are that were written, by number in the chunk divided by [`GROUP_PAGES`].
+    /// Indices of the written pages' groups, by page number in the chunk divided by
+    /// [`GROUP_PAGES`].
     groups: [u32; 4],
 }
 
 #[derive(Debug, Default)]
 struct File {
-    /// By number of a page divided by [`CHUNK_PAGES`]: where its chunk is.
+    /// Indices of chunks, by page number divided by [`CHUNK_PAGES`].
     map: FxHashMap<u64, usize>,
     chunks: Vec<Chunk>,
     groups: Vec<[Page; GROUP_PAGES]>,
     /// The chunk that was looked up last.
     last: Option<(u64, usize)>,
-    /// Chunks with dirty pages, and where they are.
+    /// Keys and indices of the chunks with dirty pages.
     dirty: Vec<(u64, usize)>,
     end: u64,
 }
 
 impl File {
-    /// Where chunk `key` is; a new one if there is none.
+    /// Returns the index of chunk `key`, which is created if missing.
     fn chunk(&mut self, key: u64) -> usize {
         if let Some((last, at)) = self.last
             && last == key
@@ -65,7 +66,7 @@ impl File {
         at
     }
 
-    /// Page `number` of the chunk at `at`.
+    /// Returns page `number` of the chunk at index `at`.
     fn page(&mut self, at: usize, number: usize) -> &mut Page {
         let group = &mut self.chunks[at].groups[number / GROUP_PAGES];
         if *group == NONE {
@@ -75,7 +76,8 @@ impl File {
         &mut self.groups[*group as usize][number % GROUP_PAGES]
     }
 
-    /// Writes to the pages `mask` of chunk `key`, which is at `at`; `part` says to which bytes.
+    /// Marks the pages `mask` of chunk `key` at index `at` as written; `part` returns the written
+    /// bytes of a page.
     fn write(&mut self, (key, at): (u64, usize), mask: u16, part: impl Fn(u64) -> Range<u64>) {
         let dirty = &mut self.chunks[at].dirty;
         if *dirty == 0 {
@@ -90,7 +92,8 @@ impl File {
         }
     }
 
-    /// Makes the pages `mask` of the chunk at `at` clean, and shows what was dirty of each.
+    /// Marks the pages `mask` of the chunk at index `at` as clean, and passes each dirty page to
+    /// `see`.
     fn clean(&mut self, at: usize, mask: u16, mut see: impl FnMut(Page)) {
         let cleaned = self.chunks[at].dirty & mask;
         self.chunks[at].dirty &= !mask;
@@ -98,13 +101,13 @@ impl File {
     }
 }
 
-/// The chunks with `pages`: the number of each, and a mask of the pages in it.
+/// Returns the chunks with `pages`: each chunk's key, and a mask of the pages in it.
 fn chunks_of(pages: Range<u64>) -> impl Iterator<Item = (u64, u16)> {
     let keys = pages.start / CHUNK_PAGES..pages.end.div_ceil(CHUNK_PAGES);
     keys.map(move |key| (key, mask_from(key, pages.start) & !mask_from(key, pages.end)))
 }
 
-/// A mask of the pages of chunk `key` that are not before `page`.
+/// Returns a mask of the pages of chunk `key` from `page` on.
 fn mask_from(key: u64, page: u64) -> u16 {
     match page.saturating_sub(key * CHUNK_PAGES) {
         before if before < CHUNK_PAGES => u16::MAX << before,
@@ -112,23 +115,23 @@ fn mask_from(key: u64, page: u64) -> u16 {
     }
 }
 
-/// What a trace asks for. Memory grows with the pages that it touches.
+/// The profile of a trace. Memory use grows with the number of touched pages.
 #[derive(Debug)]
 pub struct Profile {
     files: Vec<File>,
-    /// Different pages that were touched.
+    /// Number of distinct touched pages.
     pub footprint_pages: u64,
-    /// Those of them that a read touched first: storage had them before the trace.
+    /// Pages of the footprint that a read touched first: storage had them before the trace.
     pub first_read_pages: u64,
-    /// Operations.
+    /// Number of operations.
     pub operations: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Those of them that a sync covered.
+    /// Bytes written that a sync covered.
     pub synced_bytes: u64,
-    /// By number of dirty lines: pages that syncs covered.
+    /// Pages that syncs covered, by number of dirty lines.
     pub synced_pages: [u64; 65],
-    /// When the last operation was asked for, in microseconds since the first one.
+    /// Time of the last operation, in microseconds since the first.
     pub last_us: u64,
 }
 
@@ -171,36 +174,36 @@ impl Profile {
         }
     }
 
-    /// Adds an operation, and when it was asked for.
+    /// Adds an operation with its time.
     pub fn add_event(&mut self, event: &Event) {
         self.last_us = self.last_us.max(event.time_us);
         self.add(&event.op);
     }
 
-    /// From the first operation to the last one; 0 where the trace has no times.
+    /// Returns the seconds from the first operation to the last; 0 if the trace has no times.
     pub fn seconds(&self) -> f64 {
         Duration::from_micros(self.last_us).as_secs_f64()
     }
 
-    /// Share of the written bytes that a sync covered; none where nothing was written.
+    /// Returns the share of the written bytes that a sync covered; `None` if nothing was written.
     pub fn synced_share(&self) -> Option<f64> {
         share(self.synced_bytes, self.written_bytes)
     }
 
-    /// Share of synced pages all of which was dirty.
+    /// Returns the share of synced pages that were dirty as a whole.
     pub fn whole_share(&self) -> Option<f64> {
         share(self.synced_pages[64], self.synced_pages.iter().sum())
     }
 
-    /// Mean of the dirty bytes of a synced page.
+    /// Returns the mean of the dirty bytes of a synced page.
     pub fn mean_dirty_bytes(&self) -> Option<f64> {
         let lines =
             (0_u64..).zip(&self.synced_pages).map(|(lines, pages)| lines * pages).sum::<u64>();
         share(lines * LINE_BYTES, self.synced_pages.iter().sum())
     }
 
-    /// Notes that `pages` were touched, and shows `see` each chunk: its file, its number and where
-    /// it is there, and a mask of the pages in it.
+    /// Marks `pages` as touched. Passes each chunk to `see`: the file, the chunk's key and index,
+    /// and a mask of the pages in it.
     fn touch(
         &mut self,
         file: FileId,
@@ -237,7 +240,7 @@ impl Profile {
         file.dirty = dirty;
     }
 
-    /// Cuts the pages from `end` on off.
+    /// Removes the pages from `end` on.
     fn cut(&mut self, file: FileId, end: u64) {
         let Some(file) = self.files.get_mut(file.0 as usize) else { return };
         if end < file.end {

@@ -1,5 +1,5 @@
-//! Many cases, as many at once as this machine has CPUs: each is a function of its inputs, so their
-//! order means nothing.
+//! Runs many cases, as many in parallel as this machine has CPUs. Each case depends only on its
+//! inputs, so that the order does not matter.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tidegate::device::DeviceError;

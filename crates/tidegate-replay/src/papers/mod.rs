@@ -1,5 +1,5 @@
-//! docs/papers.md: a section for each command that makes a paper's figures again, between markers
-//! with its name, and the table of what the papers say beside what we find.
+//! Sections of docs/papers.md: each command that reproduces a paper's figures owns the text between
+//! two markers with its name. Also the table of the papers' claims beside our results.
 
 pub(crate) mod markdown;
 pub(crate) mod page;
@@ -14,16 +14,16 @@ use crate::error::{Error, Result};
 
 const HEAD: &str = "# The papers' results, made again\n";
 
-/// The markers of the section `name`.
+/// Returns the markers of the section `name`.
 fn markers(name: &str) -> [String; 2] {
     ["begin", "end"].map(|part| format!("<!-- {name}:{part} -->"))
 }
 
-/// Replaces the section `name` of the page `path`, which is made if there is none, by what `make`
-/// makes of the old section.
+/// Replaces the section `name` of the page `path` with the text that `make` returns for the old
+/// section. The page is created if missing.
 ///
 /// # Errors
-/// The page cannot be read or written, or has one marker alone; those of `make`.
+/// The page cannot be read or written, or has only one of the markers; the errors of `make`.
 pub(crate) fn update(
     path: &Path,
     name: &str,
@@ -43,25 +43,25 @@ pub(crate) fn update(
     std::fs::write(path, page).map_err(Error::io(path))
 }
 
-/// What stands before, in and behind the section.
+/// Splits the page into the text before, inside and behind the section.
 fn around<'p>(page: &'p str, begin: &str, end: &str) -> Option<(&'p str, &'p str, &'p str)> {
     let (before, rest) = page.split_once(begin)?;
     let (old, after) = rest.split_once(end)?;
     Some((before, old, after))
 }
 
-/// A number of a paper and ours.
+/// A number of a paper beside our number.
 pub(crate) struct Check {
     pub(crate) figure: &'static str,
     pub(crate) what: String,
     pub(crate) paper: String,
     pub(crate) ours: String,
     pub(crate) verdict: Cow<'static, str>,
-    /// Empty where there is nothing to explain.
+    /// Reason for a difference, or empty.
     pub(crate) reason: Cow<'static, str>,
 }
 
-/// The table `name` of `checks`.
+/// Returns a table `name` of `checks`.
 pub(crate) fn table(name: &'static str, title: &str, checks: &[Check]) -> Table {
     let headers = ["figure", "what", "paper", "ours", "verdict", "reason"];
     let mut table = Table::new(name, title, &headers);

@@ -1,4 +1,5 @@
-//! All of docs/papers.md as one page with plots, joined from the parts that commands wrote.
+//! Builds one page with plots of all of docs/papers.md, joined from the sections that commands
+//! wrote.
 
 use std::path::Path;
 
@@ -6,10 +7,10 @@ use super::markdown::{Block, blocks};
 use crate::error::{Error, Result};
 use crate::report::{self, Axis, Line, Lines, Plot, Report, Section, Table};
 
-/// First headers of tables whose numbers are drawn: a line a row, or a line a column.
+/// First headers of the tables that have plots, with one line per row or one line per column.
 const BY_ROW: [&str; 1] = ["policy"];
 const BY_COLUMN: [&str; 2] = ["trace", "memory"];
-/// Parts of the titles of tables, and the unit of all numbers of such a table.
+/// Parts of table titles, and the unit of all numbers in such a table.
 const UNITS: [(&str, &str); 6] = [
     (" in seconds", "seconds"),
     (" in MiB", "MiB"),
@@ -22,14 +23,14 @@ const UNITS: [(&str, &str); 6] = [
 /// Writes `dir`/index.html from the page `path`.
 ///
 /// # Errors
-/// The page cannot be read, or the new one not be written.
+/// The page cannot be read, or the new page cannot be written.
 pub(crate) fn write(path: &Path, dir: &Path) -> Result<()> {
     let page = std::fs::read_to_string(path).map_err(Error::io(path))?;
     report::write(dir, &report(&page))
 }
 
 fn report(page: &str) -> Report {
-    // What stands before all headings is a section, too, at first.
+    // The text before all headings is the first section.
     let mut sections = vec![Section::default()];
     let mut text = String::new();
     for block in blocks(page) {
@@ -57,7 +58,7 @@ fn report(page: &str) -> Report {
     }
 }
 
-/// Puts `text` into the last of `sections`, or behind it if that has a table.
+/// Appends `text` to the last section, or adds a section if the last one has a table.
 fn flush(sections: &mut Vec<Section>, text: &mut String) {
     let text = std::mem::take(text);
     match sections.last_mut() {
@@ -67,13 +68,13 @@ fn flush(sections: &mut Vec<Section>, text: &mut String) {
     }
 }
 
-/// Takes the last line of `text`, which is what the table below it shows.
+/// Takes the last line of `text`, which is the title of the table below it.
 fn take_last_line(text: &mut String) -> String {
     let kept = text.trim_end().rfind('\n').map_or(0, |at| at + 1);
     text.split_off(kept).trim_end().to_owned()
 }
 
-/// How many of the papers' numbers are met.
+/// Returns a sentence with the number of claims that are met.
 fn counts(page: &str) -> String {
     let (mut met, mut other, mut open) = (0, 0, 0);
     for block in blocks(page) {
@@ -103,16 +104,16 @@ fn section(title: String, headers: &[String], rows: Vec<Vec<String>>) -> Section
     Section { title, text: String::new(), plots, table: Some(table) }
 }
 
-/// What a plot shows of a table.
+/// The content of a plot of a table.
 struct Shown {
     title: String,
     unit: &'static str,
-    /// Which of the parts of a cell, between commas.
+    /// Index of the part of a cell, between commas.
     part: usize,
 }
 
-/// What is shown of the table `title` whose first header is `first`: seconds and pages by memory,
-/// or all of each cell where its numbers have one unit.
+/// Returns the plots of the table `title` whose first header is `first`: seconds and pages by
+/// memory, or one plot if all numbers have one unit.
 fn shown(title: &str, first: &str) -> Vec<Shown> {
     if first == "memory" {
         let (name, _) = title.split_once(':').unwrap_or((title, ""));
@@ -124,7 +125,7 @@ fn shown(title: &str, first: &str) -> Vec<Shown> {
     vec![Shown { title: title.trim_end_matches('.').to_owned(), unit, part: 0 }]
 }
 
-/// The plots of the table `title`: one, or two where a cell has seconds and pages.
+/// Returns the plots of the table `title`: one, or two if a cell has seconds and pages.
 fn plots(title: &str, headers: &[String], rows: &[Vec<String>]) -> Vec<Plot> {
     let Some(first) = headers.first().map(String::as_str) else { return Vec::new() };
     let by_row = BY_ROW.contains(&first);
@@ -136,13 +137,14 @@ fn plots(title: &str, headers: &[String], rows: &[Vec<String>]) -> Vec<Plot> {
     shown.filter_map(|shown| plot(headers, rows, columns, shown)).collect()
 }
 
-/// What the columns of the table `title` differ in: what stands behind the last "by" of the title.
+/// Returns the variable of the columns of the table `title`: the text behind the last "by".
 fn columns_of(title: &str) -> &str {
     let (_, columns) = title.rsplit_once(" by ").unwrap_or(("", "column"));
     columns.strip_prefix("the ").unwrap_or(columns).trim_end_matches('.')
 }
 
-/// A plot with a line a row over what `columns` names, or, without, with a line a column.
+/// Returns a plot with one line per row over the variable `columns`; with one line per column if
+/// that is `None`.
 fn plot(
     headers: &[String],
     rows: &[Vec<String>],
@@ -176,7 +178,7 @@ fn plot(
     })
 }
 
-/// The number that `cell` begins with.
+/// Returns the number at the start of `cell`.
 fn number(cell: &str) -> Option<f64> {
     cell.split(' ').next()?.replace(',', "").parse().ok()
 }

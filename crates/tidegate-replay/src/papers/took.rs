@@ -1,19 +1,19 @@
-//! How long `make papers` took: a section of docs/papers.md.
+//! Writes the duration of `make papers` into a section of docs/papers.md.
 
 use std::path::Path;
 use std::str::FromStr;
 
 use crate::error::Result;
 
-/// Most seconds that all of it is meant to take.
+/// Intended maximum duration of all parts, in seconds.
 const MOST_S: u64 = 3600;
 
-/// A part of `make papers` and how long it took; the part `all` is all of it.
+/// The duration of a part of `make papers`, or of all parts under the name `all`.
 ///
 /// Written as text: `PART=SECONDS`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Took {
-    /// Letters.
+    /// The part's name, in lower-case letters.
     part: String,
     seconds: u64,
 }
@@ -31,10 +31,10 @@ impl FromStr for Took {
     }
 }
 
-/// Replaces the section of the page `path` by one that says what `parts` took on this machine.
+/// Replaces the section of the page `path` with the durations of `parts` on this machine.
 ///
 /// # Errors
-/// The page cannot be read or written, or has no section for that.
+/// The page cannot be read or written, or has no such section.
 pub(crate) fn update(path: &Path, parts: &[Took]) -> Result<()> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     super::update(path, "took", |_| Ok(section(parts, cpus)))
@@ -47,7 +47,7 @@ fn section(parts: &[Took], cpus: usize) -> String {
     };
     let parts: Vec<_> = parts.iter().map(text).collect();
     let plural = if cpus == 1 { "" } else { "s" };
-    // The line is a page's: at most 100 columns.
+    // The page allows 100 columns at most.
     format!("`make papers` on {cpus} CPU{plural}, seconds: {}.\n", parts.join(", "))
 }
 

@@ -1,11 +1,10 @@
-//! Files of recorded programs: which number and which identity is which file, and its name in the
-//! trace.
+//! Files of recorded programs: maps numbers and identities to files, and names files in the trace.
 //!
 //! Invariants:
-//! 1. No two files that are there at a time have one name in the trace.
-//! 2. A file that has lost its last name keeps one in the trace, which no file has, as long as a
-//!    process holds it open: to the reader of the trace a file without a name is gone.
-//! 3. Names of files that the trace has not shown are nothing to it: no row tells of them.
+//! 1. No two existing files have one name in the trace.
+//! 2. A file that has lost its last name keeps a unique name in the trace while a process holds it
+//!    open, because the trace's reader removes a file without a name.
+//! 3. A row never has the name of a file that the trace has not shown.
 
 use rustc_hash::FxHashMap;
 use tidegate::glob::Filter;
@@ -15,58 +14,59 @@ use super::rows::{At, Rows};
 use super::summary::{Operation, Summary};
 use crate::trace::is_storage;
 
-/// `O_DSYNC`, which `O_SYNC` has too; the same on x86-64 and aarch64.
+/// `O_DSYNC`, which is part of `O_SYNC`; has one value on x86-64 and aarch64.
 const O_DSYNC: u64 = 0o10000;
-/// What `readlink` says behind the path of a file without a name.
+/// The suffix in `/proc` of the path of an unlinked file.
 const DELETED: &[u8] = b" (deleted)";
 
-/// Device, inode, and time of creation: no other file ever has the same.
+/// Device, inode, and creation time: unique for all files.
 pub(super) type Identity = [u64; 3];
 
-/// A descriptor of a process, and how many programs that had executed before it was opened.
+/// A process, the number of programs that it had executed before it opened the descriptor, and the
+/// descriptor.
 type Holder = (u32, u32, u64);
 
-/// What is known of a file.
+/// The state of a file.
 #[derive(Debug, Default)]
 struct File {
     name: Box<[u8]>,
-    /// Its other names.
+    /// Further names.
     links: Vec<Box<[u8]>>,
     holders: Vec<Holder>,
-    /// The trace has a row of it.
+    /// The trace has a row for the file.
     is_shown: bool,
-    /// It has no name in the file system.
+    /// The file has no name in the file system.
     is_unlinked: bool,
-    /// The user does not want it, or it is no storage.
+    /// The user's filter excludes the file, or it is not storage.
     is_left_out: bool,
 }
 
-/// A file behind a number.
+/// The file that a number stands for.
 #[derive(Debug, Clone, Copy)]
 struct Numbered {
     identity: Identity,
-    /// Writes through the descriptors of this number are synced.
+    /// Writes through the number's descriptors are synced.
     syncs: bool,
 }
 
-/// All files.
+/// All files of the recorded programs.
 #[derive(Default)]
 pub(super) struct Files {
     filter: Filter,
     numbers: FxHashMap<u32, Numbered>,
-    /// Those that are there.
+    /// Existing files.
     known: FxHashMap<Identity, File>,
-    /// By name in the trace.
+    /// Files by name in the trace.
     names: FxHashMap<Box<[u8]>, Identity>,
-    /// How many programs a process has executed.
+    /// Number of programs that each process has executed.
     programs: FxHashMap<u32, u32>,
-    /// Files without a name that a process has open.
+    /// Files without a name that a process holds open.
     unlinked: Vec<Identity>,
-    /// How many names were made that no file has.
+    /// Number of unique names that were generated.
     aside: u64,
 }
 
-/// Where rows go, and are counted.
+/// Destination of rows, and their statistics.
 pub(super) struct Out<'a> {
     pub(super) at: At,
     pub(super) rows: &'a mut Rows,
@@ -85,8 +85,8 @@ impl Files {
         Self { filter, ..Self::default() }
     }
 
-    /// A process runs another program, or has ended: what it had open is closed. What another
-    /// program still has of it is seen again.
+    /// Drops the descriptors of a process that executes another program or has ended. Descriptors
+    /// that another program inherits are reported again.
     pub(super) fn executed(&mut self, process: u32, out: &mut Out<'_>) {
         *self.programs.entry(process).or_insert(0) += 1;
         for identity in self.unlinked.clone() {
@@ -101,7 +101,7 @@ impl Files {
         (event.process, programs, event.arguments[0])
     }
 
-    /// A descriptor of a file at `path` was seen for the first time.
+    /// Handles the first report of a descriptor, of a file at `path`.
     pub(super) fn opened(&mut self, event: &Event, path: &[u8], out: &mut Out<'_>) {
         let [_, device, inode, created_ns, flags] = event.arguments;
         let identity = [device, inode, created_ns];
@@ -111,7 +111,7 @@ impl Files {
         self.file(identity, path, out).holders.push(holder);
     }
 
-    /// The file with this identity; one that was not seen gets the name `path`.
+    /// Returns the file with this identity. An unknown file gets the name `path`.
     fn file(&mut self, identity: Identity, path: &[u8], out: &mut Out<'_>) -> &mut File {
         if !self.known.contains_key(&identity) {
             let is_left_out =
@@ -131,14 +131,15 @@ impl Files {
         self.known.entry(identity).or_default()
     }
 
-    /// The name in the trace of the file with this number, of which there is a row now, and whether
-    /// its writes are synced. None: it is left out, or not known.
+    /// Returns the name in the trace of a file that gets a row, and whether its writes are synced.
+    /// Returns `None` if the file is excluded or unknown.
     pub(super) fn shown(&mut self, number: u32, out: &mut Out<'_>) -> Option<(&[u8], bool)> {
         let Some(Numbered { identity, syncs }) = self.numbers.get(&number).copied() else {
             out.summary.unknown += 1;
             return None;
         };
-        // Gone from the trace, but a child that has inherited it still uses it.
+        // The trace has removed the file, but a child still uses a descriptor that it has
+        // inherited.
         self.file(identity, DELETED, out);
         self.shown_by_identity(identity, out.summary).map(|name| (name, syncs))
     }
@@ -151,14 +152,14 @@ impl Files {
         Some(&file.name)
     }
 
-    /// A file has another length.
+    /// Handles a change of an open file's length.
     pub(super) fn resized(&mut self, event: &Event, out: &mut Out<'_>) {
         if let Some((name, _)) = self.shown(event.file, out) {
             out.push(Operation::Truncate, name, [event.arguments[0], 0]);
         }
     }
 
-    /// A file at `path`, which may not be open, has another length.
+    /// Handles a change of the length of a file at `path`, which may not be open.
     pub(super) fn resized_path(&mut self, event: &Event, path: &[u8], out: &mut Out<'_>) {
         let [len, device, inode, created_ns, _] = event.arguments;
         let identity = [device, inode, created_ns];
@@ -168,7 +169,7 @@ impl Files {
         }
     }
 
-    /// A descriptor is one more of the file.
+    /// Handles a duplicate descriptor of a file.
     pub(super) fn copied(&mut self, event: &Event) {
         let holder = self.holder(event);
         let identity = self.numbers.get(&event.file).map(|it| it.identity);
@@ -177,7 +178,7 @@ impl Files {
         }
     }
 
-    /// A descriptor was closed.
+    /// Handles the close of a descriptor.
     pub(super) fn closed(&mut self, event: &Event, out: &mut Out<'_>) {
         let holder = self.holder(event);
         let Some(identity) = self.numbers.get(&event.file).map(|it| it.identity) else { return };
@@ -188,7 +189,7 @@ impl Files {
         }
     }
 
-    /// Whether a process has a descriptor of the file, as far as was told.
+    /// Returns whether a process has a descriptor of the file, according to the reported events.
     fn is_held(&mut self, identity: Identity) -> bool {
         let Some(file) = self.known.get_mut(&identity) else { return false };
         let programs = &self.programs;
@@ -198,7 +199,7 @@ impl Files {
         !file.holders.is_empty()
     }
 
-    /// The file is gone.
+    /// Removes the file.
     fn remove(&mut self, identity: Identity, out: &mut Out<'_>) {
         self.unlinked.retain(|unlinked| *unlinked != identity);
         let Some(file) = self.known.remove(&identity) else { return };
@@ -208,7 +209,7 @@ impl Files {
         }
     }
 
-    /// The name of a file in the trace is no longer its own; it had no other if `is_last`.
+    /// Takes the file's name in the trace away. The file has no other name if `is_last`.
     fn lose_name(&mut self, identity: Identity, is_last: bool, out: &mut Out<'_>) {
         let Some(file) = self.known.get_mut(&identity) else { return };
         if let Some(link) = file.links.pop() {
@@ -227,14 +228,14 @@ impl Files {
         self.rename(identity, &aside, out);
     }
 
-    /// A name that no file has.
+    /// Returns a name that no file has.
     fn name_aside(&mut self, name: &[u8]) -> Box<[u8]> {
         self.aside += 1;
         let name = name.strip_suffix(DELETED).unwrap_or(name);
         [name, format!(" (unlinked {})", self.aside).as_bytes()].concat().into()
     }
 
-    /// Gives a file another name in the trace, which no file has.
+    /// Gives a file a new name in the trace, which no other file has.
     fn rename(&mut self, identity: Identity, new: &[u8], out: &mut Out<'_>) {
         let Some(file) = self.known.get_mut(&identity) else { return };
         let old = std::mem::replace(&mut file.name, new.into());
@@ -249,7 +250,7 @@ impl Files {
         self.names.insert(new.into(), identity);
     }
 
-    /// A name of a file was removed.
+    /// Handles the removal of a file's name.
     pub(super) fn unlinked(&mut self, event: &Event, path: &[u8], out: &mut Out<'_>) {
         let [device, inode, created_ns, names, _] = event.arguments;
         let identity = [device, inode, created_ns];
@@ -264,7 +265,7 @@ impl Files {
         }
     }
 
-    /// A file has one more name.
+    /// Handles an additional name of a file.
     pub(super) fn linked(&mut self, event: &Event, path: &[u8]) {
         let [device, inode, created_ns, ..] = event.arguments;
         if let Some(file) = self.known.get_mut(&[device, inode, created_ns]) {
@@ -272,13 +273,13 @@ impl Files {
         }
     }
 
-    /// A name was changed, of a file or of a folder, and with it the names of what is below.
+    /// Handles a rename of a file or a directory, and of the files below the directory.
     pub(super) fn renamed(&mut self, event: &Event, [old, new]: [&[u8]; 2], out: &mut Out<'_>) {
         let [device, inode, created_ns, other_inode, other_created_ns] = event.arguments;
         let identity = [device, inode, created_ns];
         let other = [device, other_inode, other_created_ns];
         if identity == other {
-            // Two names of one file: the kernel leaves both.
+            // Both names belong to one file: the kernel keeps both.
             return;
         }
         let is_folder = event.flags & FOLDER != 0;
@@ -293,8 +294,8 @@ impl Files {
         }
     }
 
-    /// Another file takes the name `name`, which that with this identity had, or one that has gone
-    /// unseen.
+    /// Takes `name` away from the file with this identity, because another file gets the name. If
+    /// that file is unknown, takes `name` from the file that the trace knows by it.
     fn replaced(&mut self, identity: Identity, name: &[u8], out: &mut Out<'_>) {
         let named = self.names.get(name).copied();
         if let Some(file) = self.known.get_mut(&identity) {
@@ -307,8 +308,8 @@ impl Files {
         }
     }
 
-    /// The file with this identity has the name `new` in place of `old`; where that is a folder,
-    /// so have those below it.
+    /// Renames the file with this identity from `old` to `new`, and the files below it if it is a
+    /// directory.
     fn moved(
         &mut self,
         identity: Identity,
@@ -332,8 +333,8 @@ impl Files {
         }
     }
 
-    /// The files below a folder, and their names behind its own; sorted, so that the order of rows
-    /// does not vary.
+    /// Returns the files below a directory, and their names without its own; sorted, so that the
+    /// order of rows is fixed.
     fn below(&self, folder: &[u8]) -> Vec<(Identity, Box<[u8]>)> {
         let rest = |name: &[u8]| {
             name.strip_prefix(folder).filter(|rest| rest.first() == Some(&b'/')).map(Box::from)
@@ -344,7 +345,7 @@ impl Files {
         below
     }
 
-    /// The program has ended: files without a name go.
+    /// Removes the unlinked files when the program has ended.
     pub(super) fn end(&mut self, out: &mut Out<'_>) {
         for identity in self.unlinked.clone() {
             self.remove(identity, out);

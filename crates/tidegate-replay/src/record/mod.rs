@@ -1,10 +1,10 @@
-//! `tidegate record`: a trace of a running program.
+//! `tidegate record`: records a trace of a running program.
 //!
-//! The library that is preloaded into the program (`tidegate-record-preload`) tells what it does,
-//! through memory that the program's end does not take away. A thread here takes the events out
-//! (`recorder`), sorts them by time, makes names of files of them (`files`), and writes rows of the
-//! format `csv` (`rows`), which `tidegate replay` reads. `programs` knows which processes are
-//! recorded, and `summary` says what there was.
+//! The library that is preloaded into the program (`tidegate-record-preload`) reports operations
+//! through memory that survives the program. A thread of the recorder drains the events
+//! (`recorder`), sorts them by time, resolves files and their names (`files`), and writes rows of
+//! the format `csv` (`rows`), which `tidegate replay` reads. `programs` tracks which processes are
+//! recorded, and `summary` prints the totals.
 
 mod files;
 mod programs;
@@ -29,9 +29,9 @@ use crate::error::{Error, Result};
 use recorder::Recorder;
 use rows::Rows;
 
-/// Where memory that processes share is best.
+/// Preferred directory of shared memory.
 const SHARED_MEMORY: &str = "/dev/shm";
-/// The variable that tells the library where the rings are.
+/// The variable that passes the path of the rings to the library.
 const RINGS_VARIABLE: &str = "TIDEGATE_RECORD";
 
 /// What `tidegate record` is asked for.
@@ -62,7 +62,7 @@ pub struct RecordArgs {
 }
 
 impl RecordArgs {
-    /// Runs the program, writes the trace, and hands back the program's exit status.
+    /// Runs the program, writes the trace, and returns the program's exit status.
     ///
     /// # Errors
     /// The program cannot be started, or the trace cannot be written.
@@ -120,7 +120,7 @@ fn run_to_its_end(plan: Plan<'_>, file: &Path) -> Result<i32> {
     launch.wait().map_err(|error| failed("wait for", error))
 }
 
-/// The name of a trace that has none.
+/// Returns the default path of a trace of `program`.
 fn default_output(program: &Path) -> PathBuf {
     let mut name = program.file_name().unwrap_or_default().to_owned();
     name.push(".csv.zst");
@@ -132,7 +132,7 @@ fn with_source(error: &dyn std::error::Error) -> String {
     sources.fold(error.to_string(), |text, source| format!("{text}: {source}"))
 }
 
-/// The rings, in a file that goes when the recorder ends.
+/// The rings, in a file that is removed when the recorder ends.
 struct Memory {
     path: PathBuf,
     rings: Arc<Rings>,
@@ -143,7 +143,8 @@ impl Memory {
         let shared = Path::new(SHARED_MEMORY);
         let folder = if shared.is_dir() { shared.into() } else { std::env::temp_dir() };
         let path = folder.join(format!("tidegate-record-{}", std::process::id()));
-        // One of that name is of a recorder that was killed: this process has its number now.
+        // An existing file belongs to a recorder that was killed, whose process number this process
+        // has.
         let _ = std::fs::remove_file(&path);
         let rings = Rings::create(&path).map_err(|error| Error::Start(with_source(&error)))?;
         Ok(Self { path, rings: Arc::new(rings) })
@@ -152,7 +153,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // What stays, the next recorder of this number removes.
+        // The next recorder with this process number removes a file that remains.
         let _ = std::fs::remove_file(&self.path);
     }
 }

@@ -1,7 +1,7 @@
-//! Programs that recorded processes execute: which of them are recorded, and why others are not.
+//! Executed programs: tracks which of them are recorded, and why others are not.
 //!
-//! A process tells that it is about to execute a program, and a program that loads the library
-//! tells that it has started. One that was executed and has not started was not recorded.
+//! A process reports that it is about to execute a program, and a program that loads the library
+//! reports its start. A program that was executed but did not report a start was not recorded.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
@@ -14,18 +14,18 @@ use super::summary::Summary;
 
 #[derive(Default)]
 pub(super) struct Programs {
-    /// By process: what it executes, and has not started yet.
+    /// Programs that were executed and have not started yet, by process.
     executed: HashMap<u32, PathBuf>,
-    /// Processes that have started a program, and were told of by no other before.
+    /// Processes that have started a program whose execution was not reported before.
     started: HashSet<u32>,
     unrecorded: Vec<PathBuf>,
     count: u64,
 }
 
 impl Programs {
-    /// A process is about to execute a program.
+    /// Handles the report that a process is about to execute a program.
     pub(super) fn executed(&mut self, process: u32, path: PathBuf) {
-        // A process that another one spawns may run before that one can tell.
+        // A spawned process may start before its parent reports the spawn.
         if self.started.remove(&process) {
             return;
         }
@@ -34,12 +34,12 @@ impl Programs {
         }
     }
 
-    /// It did not.
+    /// Handles the report that the execution has failed.
     pub(super) fn not_executed(&mut self, process: u32) {
         self.executed.remove(&process);
     }
 
-    /// A process runs a program that is recorded.
+    /// Handles the start of a recorded program.
     pub(super) fn started(&mut self, process: u32) {
         self.count += 1;
         if self.executed.remove(&process).is_none() {
@@ -47,7 +47,7 @@ impl Programs {
         }
     }
 
-    /// Says which programs were not recorded, and why.
+    /// Adds the programs that were not recorded, and the causes, to `summary`.
     pub(super) fn end(self, summary: &mut Summary) {
         summary.programs = self.count;
         let search_path = std::env::var_os("PATH");
@@ -68,7 +68,7 @@ impl Programs {
     }
 }
 
-/// The path of a program that is executed, from its folder, if it is relative, and its name.
+/// Returns the path of an executed program; `folder` is empty unless `name` is relative.
 pub(super) fn path_of(folder: &[u8], name: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(folder)).join(OsStr::from_bytes(name))
 }

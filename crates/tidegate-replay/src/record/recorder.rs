@@ -1,7 +1,7 @@
-//! The recorder: a thread that takes events out of the rings, sorts them, and makes rows of them.
+//! The recorder: a thread that drains events from the rings, sorts them, and writes rows.
 //!
-//! Invariant: events become rows in the order of their times. What a drain returned is kept until
-//! the next one where another ring may still get an event from before.
+//! Invariant: events become rows in time order. Drained events stay pending until the next drain if
+//! another ring may still get an earlier event.
 
 use std::io;
 use std::path::{Component, Path, PathBuf};
@@ -19,10 +19,10 @@ use super::programs::{self, Programs};
 use super::rows::{At, Rows};
 use super::summary::{Operation, Summary};
 
-/// How long events stay in rings that do not fill.
+/// Maximum time that events stay in rings that do not fill.
 const DRAIN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The thread, as long as a program runs.
+/// A handle to the recorder's thread.
 pub(super) struct Recorder {
     rings: Arc<Rings>,
     is_ending: Arc<AtomicBool>,
@@ -30,7 +30,7 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// Starts it.
+    /// Starts the thread.
     pub(super) fn start(rings: Arc<Rings>, filter: Filter, rows: Rows) -> io::Result<Self> {
         let is_ending = Arc::new(AtomicBool::new(false));
         let (its_rings, its_end) = (Arc::clone(&rings), Arc::clone(&is_ending));
@@ -43,7 +43,8 @@ impl Recorder {
         Ok(Self { rings, is_ending, thread })
     }
 
-    /// Writes what was told so far, and ends. Processes that still run are recorded no more.
+    /// Writes the reported events, and ends the thread. Recording ends also for processes that
+    /// still run.
     pub(super) fn finish(self) -> Summary {
         self.rings.close();
         self.is_ending.store(true, Ordering::Release);
@@ -52,10 +53,10 @@ impl Recorder {
     }
 }
 
-/// Events on their way to rows.
+/// Events that wait for their rows, and the state that rows depend on.
 pub(super) struct Trace {
     pending: Vec<Told>,
-    /// The time of the first event.
+    /// Time of the first event.
     begun_ns: Option<u64>,
     last: At,
     files: Files,
@@ -77,7 +78,7 @@ impl Trace {
         }
     }
 
-    /// Takes events out until `is_ending`.
+    /// Drains events until `is_ending`.
     fn follow(&mut self, rings: &Rings, is_ending: &AtomicBool) {
         loop {
             let (filled, ends) = (rings.filled(), is_ending.load(Ordering::Acquire));
@@ -91,13 +92,13 @@ impl Trace {
         }
     }
 
-    /// An event was told.
+    /// Adds an event.
     #[cfg(test)]
     pub(super) fn push(&mut self, told: Told) {
         self.pending.push(told);
     }
 
-    /// Makes rows of the events before a time.
+    /// Writes rows for the events before a time.
     pub(super) fn write_until(&mut self, until_ns: u64) {
         self.pending.sort_by_key(|told| told.event.time_ns);
         let ready = self.pending.partition_point(|told| told.event.time_ns < until_ns);
@@ -149,7 +150,7 @@ impl Trace {
         }
     }
 
-    /// The last event was told; `lost` were not.
+    /// Ends the trace after the last event; `lost` is the number of lost events.
     pub(super) fn end(mut self, lost: u64) -> Summary {
         let mut out = Out { at: self.last, rows: &mut self.rows, summary: &mut self.summary };
         self.files.end(&mut out);
@@ -180,7 +181,7 @@ fn operate(files: &mut Files, event: &Event, out: &mut Out<'_>) {
     }
 }
 
-/// The parts of a text; those that are not there are empty.
+/// The parts of a text; missing parts are empty.
 struct Text<'a>([&'a [u8]; 4]);
 
 impl<'a> Text<'a> {
@@ -189,7 +190,7 @@ impl<'a> Text<'a> {
         Self(std::array::from_fn(|_| parts.next().unwrap_or_default()))
     }
 
-    /// The absolute path of the folder and the name at `at`, without `.` and `..`.
+    /// Returns the absolute path of the directory and name at index `at`, without `.` and `..`.
     fn path(&self, at: usize) -> Vec<u8> {
         use std::os::unix::ffi::OsStringExt;
         let path = programs::path_of(self.0[at], self.0[at + 1]);
@@ -197,7 +198,7 @@ impl<'a> Text<'a> {
     }
 }
 
-/// The path without `.` and `..`; symbolic links stay.
+/// Returns the path without `.` and `..`; keeps symbolic links.
 fn plain(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {

@@ -1,4 +1,4 @@
-//! Rows of a trace in the format `csv`, written to a file.
+//! Writes rows of a trace in the format `csv` to a file.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -9,19 +9,19 @@ use crate::error::{Error, Result};
 /// The first line of a trace.
 const HEADER: &str = "ts_us,tid,op,file,offset,len\n";
 const BUFFER_BYTES: usize = 256 << 10;
-/// The level of compression: a higher one takes the CPU that the program needs.
+/// The compression level; a higher level takes CPU time that the program needs.
 const LEVEL: i32 = 3;
 
-/// When and by which thread something was done.
+/// Time and thread of an operation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct At {
-    /// Microseconds since the beginning.
+    /// Microseconds since the first event.
     pub(super) time_us: u64,
-    /// The thread.
+    /// The thread's number.
     pub(super) thread: u32,
 }
 
-/// Rows on their way to a file. What cannot be written is dropped, and told at the end.
+/// A writer of rows. After a failure it drops all rows, and returns the error at the end.
 pub(super) struct Rows {
     sink: Sink,
     failure: Option<io::Error>,
@@ -49,7 +49,7 @@ impl Sink {
 }
 
 impl Rows {
-    /// Writes to a new file at `path`, compressed if its name ends in `.zst`.
+    /// Creates a file at `path`, compressed if its name ends in `.zst`.
     pub(super) fn create(path: &Path) -> Result<Self> {
         let file = File::create(path).map_err(Error::io(path))?;
         let sink = if path.extension().is_some_and(|it| it == "zst") {
@@ -62,18 +62,18 @@ impl Rows {
         Ok(rows)
     }
 
-    /// Rows that go to `writer`.
+    /// Writes rows to `writer`.
     #[cfg(test)]
     pub(super) fn to(writer: impl Write + Send + 'static) -> Self {
         Self { sink: Sink::Plain(Box::new(writer)), failure: None }
     }
 
-    /// A row of an operation with two numbers.
+    /// Writes a row of an operation with two numbers.
     pub(super) fn push(&mut self, at: At, op: &str, name: &[u8], [offset, len]: [u64; 2]) {
         self.push_row(at, op, name, format!(",{offset},{len}").as_bytes());
     }
 
-    /// A row of a new name.
+    /// Writes a row of a rename.
     pub(super) fn push_rename(&mut self, at: At, name: &[u8], new: &[u8]) {
         let mut rest = b",0,".to_vec();
         escape(new, &mut rest);
@@ -94,14 +94,14 @@ impl Rows {
         }
     }
 
-    /// Ends the file; what went wrong, if something did.
+    /// Completes the file; returns the first error, if any.
     pub(super) fn finish(self) -> Option<io::Error> {
         self.failure.or(self.sink.finish().err())
     }
 }
 
-/// Appends a name, in which `%` and two hexadecimal digits stand for a comma, a percent sign, and
-/// each control character.
+/// Appends a name to a row. `%` and two hexadecimal digits encode a comma, a percent sign, and each
+/// control character.
 fn escape(name: &[u8], row: &mut Vec<u8>) {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     for &byte in name {

@@ -1,4 +1,4 @@
-//! What was recorded, for people.
+//! Formats the totals of a recording for users.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,17 +9,17 @@ use tidegate_record::event::Unseen;
 
 macro_rules! operations {
     ($($name:ident = $row:literal, $words:literal;)*) => {
-        /// An operation that has a row.
+        /// An operation that has rows.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
         pub(super) enum Operation { $($name,)* }
 
         impl Operation {
-            /// Its name in a row.
+            /// Returns the name in a row.
             pub(super) const fn name(self) -> &'static str {
                 match self { $(Self::$name => $row,)* }
             }
 
-            /// What several are called.
+            /// Returns a plural for users.
             const fn words(self) -> &'static str {
                 match self { $(Self::$name => $words,)* }
             }
@@ -41,30 +41,30 @@ operations! {
     Unlink = "unlink", "removals";
 }
 
-/// Numbers of what was recorded, and what was not.
+/// Totals of the recording, and of unrecorded events.
 #[derive(Debug, Default)]
 pub(super) struct Summary {
     operations: BTreeMap<Operation, u64>,
     read_bytes: u64,
     written_bytes: u64,
-    /// Files that the trace shows.
+    /// Number of files in the trace.
     pub(super) files: u64,
-    /// Programs that were recorded.
+    /// Number of recorded programs.
     pub(super) programs: u64,
     unseen: BTreeMap<Unseen, u64>,
-    /// Syncs that failed.
+    /// Number of failed syncs.
     pub(super) failed_syncs: u64,
-    /// Events for which there was no space, or no recorder.
+    /// Number of events for which there was no space or no recorder.
     pub(super) lost: u64,
-    /// Events of files that were not told.
+    /// Number of events of unknown files.
     pub(super) unknown: u64,
     unwatched: Vec<String>,
-    /// Why the trace could not be written, if it could not.
+    /// The error of writing the trace, if any.
     pub(super) written: Option<io::Error>,
 }
 
 impl Summary {
-    /// Counts an operation; the second number is the length of reads and writes.
+    /// Counts an operation. The second number is the length of a read or a write.
     pub(super) fn add(&mut self, operation: Operation, [_, len]: [u64; 2]) {
         *self.operations.entry(operation).or_insert(0) += 1;
         match operation {
@@ -82,7 +82,7 @@ impl Summary {
         self.unwatched.push(format!("{} {cause}", program.display()));
     }
 
-    /// Prints it on standard error; the trace is at `path`, and took `elapsed` to record.
+    /// Prints the summary to standard error. The trace at `path` took `elapsed` to record.
     pub(super) fn print(&self, path: &Path, elapsed: Duration) {
         for line in self.lines(path, elapsed) {
             eprintln!("tidegate: {line}");
@@ -111,7 +111,7 @@ impl Summary {
         lines
     }
 
-    /// What programs did that has no rows.
+    /// Returns a line about operations that have no rows, if there are any.
     fn not_seen(&self) -> Option<String> {
         let unseen = self.unseen.iter().map(|(what, count)| format!("{count} {}", what.words()));
         let lost = self.lost + self.unknown;

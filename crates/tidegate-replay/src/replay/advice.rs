@@ -1,13 +1,15 @@
-//! The last line of a replay: what to choose, what it gains, and how sure that is.
+//! Computes the last line of a replay: the scheme to choose, the gain, and the certainty.
 //!
-//! Advice is about what users can choose: the rows whose schemes an engine of Tidegate offers,
-//! against the row of storage alone with as much DRAM. Rows that differ by less than 2 % of what
-//! the storage alone takes are as good as each other. Of those as good as the fastest, the simplest
-//! is advised: data stays where it is rather than moves to persistent memory, then least memory.
-//! The first read of a page that was there before the trace is one of storage; where all data is on
-//! persistent memory it was spared by the move, which read that page, and is charged all the same.
-//! Advice is as sure as the parts of the trace agree on it: each part asks by itself whether the
-//! row is as good as the fastest one.
+//! Advice compares rows whose schemes an engine of Tidegate offers, which users can choose, with
+//! the row of the storage alone with as much DRAM. Rows count as equally good if they differ by
+//! less than 2 % of the time of the storage alone. Among the rows as good as the fastest, the
+//! simplest is advised: one that leaves data in place rather than moves it to persistent memory,
+//! then one with the least memory.
+//!
+//! The first read of a page that existed before the trace reads storage. If all data is on
+//! persistent memory, the move has read that page already, and the read is charged to the scheme
+//! all the same. The certainty is the share of the trace's parts that agree: each part checks
+//! separately whether the row is as good as the fastest row.
 
 use super::{ReplayArgs, Replayed, Row};
 use crate::scheme::page::PAGE_BYTES;
@@ -15,12 +17,12 @@ use crate::scheme::shipped::tiers::tier_pages;
 use crate::scheme::{Pmem, scheme};
 use tidegate::size::Size;
 
-/// A gain of less than this share of what the storage alone takes is none.
+/// Minimum gain, as a share of the time of the storage alone.
 const LEAST_GAIN: f64 = 0.02;
-/// A log for files.
+/// The offer of a log for files.
 const RUN: &str = "a log (`tidegate run`, or `tidegate create --engine log` for a whole disk)";
 
-/// The line.
+/// Returns the line of advice.
 pub(super) fn advice(args: &ReplayArgs, replayed: &Replayed) -> String {
     let mut offered: Vec<Row> =
         replayed.rows.iter().filter(|row| offer_of(row).is_some()).cloned().collect();
@@ -50,8 +52,8 @@ pub(super) fn advice(args: &ReplayArgs, replayed: &Replayed) -> String {
     )
 }
 
-/// Adds to the rows with all data on persistent memory what the first reads of pages take where
-/// data stays.
+/// Adds the time of first reads, which other schemes spend, to the rows with all data on persistent
+/// memory.
 fn charge_first_reads(rows: &mut [Row], first_read_pages: u64) {
     let Some(staying) = rows.iter().find(|row| !moves_data(row) && row.totals.ssd_pages_read > 0)
     else {
@@ -70,7 +72,7 @@ fn offer_of(row: &Row) -> Option<&'static str> {
     scheme(row.scheme)?.offer
 }
 
-/// What users choose, with the size of a DRAM tier where the scheme has one.
+/// Returns the choice for users, with the size of a DRAM tier if the scheme has one.
 fn offer(row: &Row, replayed: &Replayed) -> String {
     let tier = Size { bytes: tier_pages(row.dram_pages) * PAGE_BYTES };
     let is_run = replayed.is_of_files && row.scheme == "log";
@@ -82,12 +84,12 @@ fn offer(row: &Row, replayed: &Replayed) -> String {
     format!("{offer}, of {}", Size { bytes: row.pmem_bytes })
 }
 
-/// The fastest of `rows`; of those that are equal the first, which has least memory.
+/// Returns the fastest of `rows`; of equal rows the first one, which has the least memory.
 fn fastest<'a>(rows: &[&'a Row]) -> Option<&'a Row> {
     rows.iter().copied().min_by(|one, other| one.seconds.total_cmp(&other.seconds))
 }
 
-/// The simplest of `rows` that is as good as the fastest one.
+/// Returns the simplest of `rows` that is as good as the fastest.
 fn simplest<'a>(rows: &[&'a Row], fastest: &'a Row, plain: &Row) -> &'a Row {
     let most_seconds = fastest.seconds + plain.seconds * LEAST_GAIN;
     let effort = |row: &Row| (moves_data(row), row.pmem_bytes, row.dram_pages);
@@ -98,13 +100,13 @@ fn simplest<'a>(rows: &[&'a Row], fastest: &'a Row, plain: &Row) -> &'a Row {
     as_good.min_by(order).unwrap_or(fastest)
 }
 
-/// All data is on persistent memory.
+/// Returns whether the scheme keeps all data on persistent memory.
 fn moves_data(row: &Row) -> bool {
     scheme(row.scheme).is_some_and(|entry| matches!(entry.pmem, Pmem::AllData))
 }
 
-/// What part of the time in which the trace was recorded the storage alone takes, where it is so
-/// little that a faster one would hardly be noticed.
+/// Returns a note about the share of the recorded time that the storage takes, if it is so small
+/// that faster storage would hardly be noticed.
 fn share_of_time(plain: &Row, recorded_seconds: f64) -> String {
     let share = plain.seconds / recorded_seconds;
     if share >= LEAST_GAIN || !share.is_finite() {
@@ -130,7 +132,7 @@ fn flash_life(best: &Row, plain: &Row) -> String {
     }
 }
 
-/// How the parts of the trace agree with `best`.
+/// Returns how many parts of the trace agree with `best`.
 fn certainty(rows: &[&Row], best: &Row, plain: &Row) -> String {
     let parts = best.part_seconds.len();
     let is_as_good = |part: &usize| {

@@ -1,4 +1,4 @@
-//! Amounts of memory as people give them: of the workload, or in bytes.
+//! Parses amounts of memory: a share of the workload, or bytes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,7 +17,7 @@ pub enum Amount {
 }
 
 impl Amount {
-    /// The amount in bytes, for a workload that touches `footprint_pages` pages.
+    /// Returns the amount in bytes, for a workload that touches `footprint_pages` pages.
     pub fn bytes(self, footprint_pages: u64) -> u64 {
         match self {
             Self::Bytes(size) => size.bytes,
@@ -35,7 +35,7 @@ impl Amount {
         }
     }
 
-    /// This amount in pages of DRAM, of which a scheme has at least one.
+    /// Returns the amount in pages of DRAM, at least one page.
     pub fn pages(self, footprint_pages: u64) -> u64 {
         (self.bytes(footprint_pages) / PAGE_BYTES).max(1)
     }

@@ -1,4 +1,4 @@
-//! A scheme with an amount of memory, played through a trace, and what came out.
+//! Runs a scheme with an amount of memory through a trace, and returns the results.
 
 use serde::Serialize;
 
@@ -7,80 +7,80 @@ use crate::scheme::{Requests, Scheme, SchemeEntry, Sizes};
 use crate::time::{Meter, SsdModel, Totals};
 use crate::trace::Op;
 
-/// Parts of a trace that are looked at by themselves, to say how sure advice is.
+/// Number of parts that a trace is split into, to compute the certainty of advice.
 pub const PARTS: u64 = 5;
 
-/// What a scheme did with a trace: a row of `tidegate replay --json`.
+/// Results of a scheme for a trace: a row of `tidegate replay --json`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// Its name.
+    /// The scheme's name.
     pub scheme: &'static str,
-    /// Pages of 4 KiB of DRAM that it had.
+    /// Number of DRAM pages of 4 KiB.
     pub dram_pages: u64,
-    /// Bytes of persistent memory that it had.
+    /// Bytes of persistent memory.
     pub pmem_bytes: u64,
-    /// What programs asked for.
+    /// The programs' requests.
     #[serde(flatten)]
     pub requests: Requests,
-    /// What the devices did.
+    /// The devices' operations.
     #[serde(flatten)]
     pub totals: Totals,
-    /// Most bytes of DRAM that said what lies where in persistent memory.
+    /// Peak bytes of DRAM for the index of persistent memory.
     pub index_bytes: u64,
-    /// What all operations took, one after the other.
+    /// Time of all operations, one after the other.
     pub seconds: f64,
-    /// What the operations of each of [`PARTS`] parts of the trace took.
+    /// Time of the operations in each of [`PARTS`] parts of the trace.
     #[serde(skip)]
     pub part_seconds: Vec<f64>,
-    /// What reads of flash took of them.
+    /// Time of flash reads in each part.
     #[serde(skip)]
     pub part_read_seconds: Vec<f64>,
 }
 
 impl Row {
-    /// Bytes stored in persistent memory.
+    /// Returns the bytes stored in persistent memory.
     pub(crate) const fn pmem_traffic_bytes(&self) -> u64 {
         self.totals.pmem_data_bytes + self.totals.pmem_metadata_bytes
     }
 }
 
-/// A scheme at work.
+/// A scheme while it processes a trace.
 pub struct Case {
     entry: &'static SchemeEntry,
     sizes: Sizes,
     scheme: Box<dyn Scheme>,
     meter: Meter,
-    /// Seconds until the end of each part, and those of them that reads of flash took.
+    /// Seconds until the end of each part, and the seconds of flash reads among them.
     ends: Vec<[f64; 2]>,
 }
 
 impl Case {
-    /// `entry` with memory of `sizes`.
+    /// Creates the scheme `entry` with memory of `sizes`.
     ///
     /// # Errors
-    /// The scheme cannot be made.
+    /// The scheme cannot be created.
     pub fn new(entry: &'static SchemeEntry, sizes: Sizes, ssd: &SsdModel) -> Result<Self> {
         let meter = Meter::new(ssd.clone(), sizes.pmem_media.clone(), sizes.dram_bytes_per_s);
         let scheme = (entry.create)(&sizes)?;
         Ok(Self { entry, sizes, scheme, meter, ends: Vec::new() })
     }
 
-    /// Plays one operation.
+    /// Processes one operation.
     ///
     /// # Errors
-    /// As for [`Scheme::play`].
+    /// The errors of [`Scheme::play`].
     pub fn play(&mut self, op: &Op) -> Result<()> {
         self.scheme.play(op, &mut self.meter)?;
         self.meter.end_operation();
         Ok(())
     }
 
-    /// A part of the trace ends.
+    /// Ends a part of the trace.
     pub fn end_part(&mut self) {
         self.ends.push([self.meter.seconds(), self.meter.read_seconds()]);
     }
 
-    /// What came out.
+    /// Returns the results.
     pub fn row(&self) -> Row {
         Row {
             scheme: self.entry.name,
@@ -95,7 +95,7 @@ impl Case {
         }
     }
 
-    /// By part what grew in it of one of the numbers in `ends`.
+    /// Returns the increase, in each part, of the number with this index in `ends`.
     fn parts(&self, number: usize) -> Vec<f64> {
         let starts = std::iter::once(&[0.0; 2]).chain(&self.ends);
         starts.zip(&self.ends).map(|(start, end)| end[number] - start[number]).collect()
