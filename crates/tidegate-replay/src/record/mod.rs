@@ -34,7 +34,7 @@ const SHARED_MEMORY: &str = "/dev/shm";
 /// The variable that passes the path of the rings to the library.
 const RINGS_VARIABLE: &str = "TIDEGATE_RECORD";
 
-/// What `tidegate record` is asked for.
+/// Arguments of `tidegate record`.
 #[derive(Debug, clap::Args)]
 pub struct RecordArgs {
     /// The trace to write, compressed if the name ends in .zst; CMD.csv.zst in the current

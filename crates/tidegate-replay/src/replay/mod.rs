@@ -1,10 +1,11 @@
-//! `tidegate replay`: a trace through schemes, with sizes of memory that the machine need not have.
+//! `tidegate replay`: plays a trace through schemes, with memory sizes that this machine need not
+//! have.
 //!
-//! The trace is played once for its footprint, of which sizes are percentages, and once more for as
-//! many schemes at a time as this machine's memory is meant to hold (`MEMORY_BYTES_MAX`); with
-//! `--real` once more, for real files. A long one is read as often: memory grows with the
-//! footprint, not with the length of the trace, nor with the number of schemes. Only lines of
-//! `mobigen` are all held, to be sorted by time.
+//! The trace is played once to measure its footprint, on which percentages are based. It is played
+//! again for each batch of schemes whose memory this machine should hold at a time
+//! (`MEMORY_BYTES_MAX`), and once more on real files with `--real`. A long trace is read from its
+//! files each time: memory use grows with the footprint, not with the length of the trace or the
+//! number of schemes. Only `mobigen` holds all lines, because it sorts them by time.
 
 mod advice;
 pub mod amount;
@@ -32,20 +33,19 @@ pub use case::Row;
 use case::{Case, PARTS};
 use real::Real;
 
-/// Most operations of a trace that are kept from the first time that it is played to the second, so
-/// that it need not be read again: 64 MiB of them.
+/// Maximum number of operations that are kept from the first pass for later passes, so that the
+/// trace need not be read again: 64 MiB of operations.
 pub const KEPT_OPERATIONS_MAX: usize = 1 << 21;
-/// Memory that cases may take which are played at a time. A case that takes more is played by
-/// itself.
+/// Memory for the cases that are played at a time. A case that takes more is played alone.
 const MEMORY_BYTES_MAX: u64 = 2 << 30;
-/// Memory of a case beside the data that it holds, by page of the trace, about.
+/// Approximate memory of a case beside its data, per page of the trace.
 const TABLE_BYTES_A_PAGE: u64 = 256;
-/// Events between two moves of the progress bar.
+/// Events between two updates of the progress bar.
 const EVENTS_A_MOVE: u64 = 1 << 16;
-/// Kept operations between two moves: many schemes may play each.
+/// Kept operations between two updates, fewer because many schemes may play each.
 const KEPT_A_MOVE: usize = 1 << 12;
 
-/// What `tidegate replay` is asked for.
+/// Arguments of `tidegate replay`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ReplayArgs {
     /// Traces; several are played together, each from its own start on
@@ -88,7 +88,7 @@ pub struct ReplayArgs {
     /// Storage and memory as `tidegate model --calibrate FILE` measured them
     #[arg(long, value_name = "FILE", conflicts_with_all = ["ssd", "pmem_media"])]
     pub costs: Option<String>,
-    /// What one thread copies from or to DRAM in a second: of the costs.
+    /// Bytes per second that one thread copies from or to DRAM, from the costs.
     #[arg(skip = DRAM_BYTES_PER_S)]
     pub dram_bytes_per_s: u64,
     /// Write one object with `rows` to FILE, or with - to standard output in place of the table
@@ -104,7 +104,7 @@ pub struct ReplayArgs {
 
 #[cfg(test)]
 impl ReplayArgs {
-    /// The arguments in `words`, behind the name of the command.
+    /// Parses the arguments in `words`, without the command's name.
     fn of<'a>(words: impl IntoIterator<Item = &'a str>) -> Self {
         use clap::{Args, FromArgMatches};
         let command = Self::augment_args(clap::Command::new("replay"));
@@ -122,22 +122,22 @@ fn parse_scheme(name: &str) -> Result<&'static str, String> {
     })
 }
 
-/// What came of a replay.
+/// The results of a replay.
 pub struct Replayed {
-    /// What the traces ask for.
+    /// The workload of the traces.
     pub profile: Profile,
-    /// All traces are of files, which `tidegate run` covers, not of disks.
+    /// Whether all traces are of files, which `tidegate run` covers, not of disks.
     pub is_of_files: bool,
-    /// By case.
+    /// Results by case.
     pub rows: Vec<Row>,
-    /// On real files, if that was asked for.
+    /// Results on real files, if requested.
     pub real: Option<real::Row>,
-    /// By trace.
+    /// Bad lines by trace.
     pub bad_lines: Vec<(PathBuf, BadLines)>,
 }
 
 impl ReplayArgs {
-    /// Replays, and prints what came out.
+    /// Replays the traces, and prints the results.
     ///
     /// # Errors
     /// A trace cannot be read or understood, or a file cannot be written.
@@ -165,7 +165,7 @@ impl ReplayArgs {
         print(&output::text(self, &replayed))
     }
 
-    /// Replays.
+    /// Replays the traces.
     ///
     /// # Errors
     /// A trace cannot be read or understood.
@@ -191,8 +191,8 @@ impl ReplayArgs {
         Ok(Replayed { profile, is_of_files, rows, real: real.transpose()?, bad_lines })
     }
 
-    /// Plays the trace of `operations` operations, which `kept` are where they were kept, through
-    /// `cases`.
+    /// Plays a trace of `operations` operations through `cases`; reads the traces again unless the
+    /// operations were `kept`.
     fn play(
         &self,
         cases: Vec<(Sizes, &'static SchemeEntry)>,
@@ -224,7 +224,8 @@ impl ReplayArgs {
         Ok(files.row())
     }
 
-    /// The schemes with each amount of memory that they can use, the smallest amounts first.
+    /// Returns the schemes with each amount of memory that they can use, the smallest amounts
+    /// first.
     fn cases(&self, profile: &Profile) -> Vec<(Sizes, &'static SchemeEntry)> {
         let pages = profile.footprint_pages;
         let (dram, pmem) = (self.dram.pages(pages), self.pmem.bytes(pages));
@@ -252,7 +253,7 @@ impl ReplayArgs {
         cases
     }
 
-    /// Shows all events of the traces to `see`; a progress bar says `what`.
+    /// Passes all events of the traces to `see`; a progress bar shows `what`.
     fn each_event(
         &self,
         what: &'static str,
@@ -275,7 +276,7 @@ impl ReplayArgs {
     }
 }
 
-/// `cases` in their order, in parts that [`MEMORY_BYTES_MAX`] is enough for.
+/// Splits `cases`, in order, into batches that fit in [`MEMORY_BYTES_MAX`].
 fn batches(cases: Vec<(Sizes, &'static SchemeEntry)>) -> Vec<Vec<(Sizes, &'static SchemeEntry)>> {
     let mut batches = Vec::new();
     let mut free_bytes = 0;
@@ -293,13 +294,13 @@ fn batches(cases: Vec<(Sizes, &'static SchemeEntry)>) -> Vec<Vec<(Sizes, &'stati
     batches
 }
 
-/// Memory of this machine that a case takes, about.
+/// Returns the approximate memory of this machine that a case takes.
 fn memory_bytes(sizes: &Sizes, entry: &SchemeEntry) -> u64 {
     let data_bytes = if entry.holds_data { sizes.pmem_bytes } else { 0 };
     data_bytes.saturating_add(sizes.footprint_pages.saturating_mul(TABLE_BYTES_A_PAGE))
 }
 
-/// Shows kept operations to `play`, beside a progress bar.
+/// Passes kept operations to `play`, and shows a progress bar.
 fn each_kept(operations: &[Op], mut play: impl FnMut(&Op) -> Result<()>) -> Result<()> {
     let bar = progress_bar("replaying", "{msg} {wide_bar} {human_pos}/{human_len} {eta}");
     bar.set_length(operations.len() as u64);
@@ -311,7 +312,7 @@ fn each_kept(operations: &[Op], mut play: impl FnMut(&Op) -> Result<()>) -> Resu
     Ok(())
 }
 
-/// A bar on standard error, where that is a terminal.
+/// Returns a progress bar on standard error, which is hidden unless that is a terminal.
 fn progress_bar(what: &'static str, template: &str) -> ProgressBar {
     let bar = ProgressBar::new(0).with_message(what);
     match ProgressStyle::with_template(template) {

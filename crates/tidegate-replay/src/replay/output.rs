@@ -1,4 +1,4 @@
-//! What a replay found, as text and as JSON.
+//! Formats the results of a replay as text and as JSON.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use crate::scheme::page::PAGE_BYTES;
 
 const MIB: f64 = 1_048_576.0;
 
-/// The object of `--json`.
+/// The JSON object that `--json` writes.
 #[derive(Serialize)]
 struct Json<'a> {
     traces: Vec<String>,
@@ -19,7 +19,7 @@ struct Json<'a> {
     footprint_pages: u64,
     written_bytes: u64,
     synced_bytes: u64,
-    /// By number of dirty lines of 64 bytes, from 0 to 64.
+    /// Synced pages by number of dirty lines of 64 bytes, from 0 to 64.
     synced_pages_by_dirty_lines: &'a [u64],
     bad_lines: u64,
     ssd: &'a str,
@@ -30,10 +30,10 @@ struct Json<'a> {
     advice: String,
 }
 
-/// The object of `--json`.
+/// Returns the JSON text that `--json` writes.
 ///
 /// # Errors
-/// It cannot be made.
+/// The results cannot be serialized.
 pub(super) fn json(args: &ReplayArgs, replayed: &Replayed) -> Result<String> {
     let Replayed { profile, rows, real, bad_lines, .. } = replayed;
     let json = Json {
@@ -56,7 +56,7 @@ pub(super) fn json(args: &ReplayArgs, replayed: &Replayed) -> Result<String> {
     Ok(text + "\n")
 }
 
-/// What a person reads: the workload, the table and the advice.
+/// Returns the text for users: the workload, the table and the advice.
 pub(super) fn text(args: &ReplayArgs, replayed: &Replayed) -> String {
     let mut text = workload(replayed);
     let _ = write!(text, "{}", table(args, replayed));
@@ -64,7 +64,7 @@ pub(super) fn text(args: &ReplayArgs, replayed: &Replayed) -> String {
     text
 }
 
-/// What the traces ask for, a sentence a line.
+/// Describes the workload of the traces, one sentence per line.
 pub(super) fn workload(replayed: &Replayed) -> String {
     let profile = &replayed.profile;
     let mut text = format!(
@@ -86,7 +86,7 @@ pub(super) fn workload(replayed: &Replayed) -> String {
     text + "\n\n"
 }
 
-/// A line a case.
+/// Returns a table with one row per case.
 pub(super) fn table(args: &ReplayArgs, replayed: &Replayed) -> Table {
     let title =
         format!("Storage {}, persistent memory {}; sizes in MiB", args.ssd, args.pmem_media);
@@ -130,7 +130,7 @@ pub(super) fn table(args: &ReplayArgs, replayed: &Replayed) -> Table {
     table
 }
 
-/// Tells on standard error of lines that could not be understood.
+/// Warns on standard error of lines that could not be parsed.
 pub(super) fn warn_of_bad_lines(replayed: &Replayed) {
     for (path, bad) in replayed.bad_lines.iter().filter(|(_, bad)| bad.count > 0) {
         let path = path.display();

@@ -1,4 +1,4 @@
-//! What a replay found, as a page that a person can send to a colleague.
+//! Builds a page of a replay's results that can be sent to other people.
 
 use super::output::mib;
 use super::{ReplayArgs, Replayed, Row, advice, output};
@@ -7,7 +7,7 @@ use crate::scheme::page::PAGE_BYTES;
 use crate::scheme::{Pmem, scheme};
 use tidegate::size::Size;
 
-/// What is drawn of a row: title, unit, and its number.
+/// A plotted quantity of a row: title, unit, and number.
 type Measure = (&'static str, &'static str, fn(&Row) -> f64);
 
 #[expect(clippy::cast_precision_loss, reason = "numbers of a plot")]
@@ -17,7 +17,7 @@ const MEASURES: [Measure; 3] = [
     ("Written to persistent memory", "MiB", |row| mib(row.pmem_traffic_bytes())),
 ];
 
-/// The page.
+/// Returns the page.
 pub(super) fn page(args: &ReplayArgs, replayed: &Replayed) -> Report {
     let pages = replayed.profile.footprint_pages;
     let (dram_pages, pmem_bytes) = (args.dram.pages(pages), args.pmem.bytes(pages));
@@ -45,7 +45,7 @@ pub(super) fn page(args: &ReplayArgs, replayed: &Replayed) -> Report {
     }
 }
 
-/// Persistent memory of the row, where users choose how much; 0 for other schemes.
+/// Returns the row's persistent memory if users choose its size; 0 for other schemes.
 fn chosen_pmem_bytes(row: &Row) -> u64 {
     let is_chosen = scheme(row.scheme).is_some_and(|entry| entry.pmem == Pmem::Chosen);
     if is_chosen { row.pmem_bytes } else { 0 }
@@ -58,7 +58,7 @@ fn names(args: &ReplayArgs) -> String {
     args.traces.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
-/// Bars for the amounts that are not swept, which the rows `here` have.
+/// Returns bars for the amounts of memory without a sweep, which the rows `here` have.
 fn one_size(here: &[&Row], dram_pages: u64, pmem_bytes: u64) -> Section {
     let whole = |(title, label, of): &Measure| {
         let bars = here.iter().map(|row| Bar::whole(row.scheme, of(row))).collect();
@@ -92,7 +92,8 @@ fn pmem_traffic(rows: &[&Row]) -> Plot {
     })
 }
 
-/// Lines over one amount of memory, if the rows, which share the other one, have several.
+/// Returns lines over one amount of memory, or `None` if the rows have only one such amount. The
+/// other amount is equal in all rows.
 fn by_size(rows: &[&Row], title: &str, amount: fn(&Row) -> u64) -> Option<Section> {
     let mut amounts: Vec<u64> =
         rows.iter().map(|row| amount(row)).filter(|bytes| *bytes > 0).collect();

@@ -1,13 +1,12 @@
-//! `replay --real`: the operations of a trace on real files, by plain system calls.
+//! `replay --real`: executes the operations of a trace on real files, by plain system calls.
 //!
-//! One thread makes one call after the other, in the order of the trace, as the schemes are played:
-//! so the seconds stand beside theirs. Files have numbers for names, and lie in a folder of their
-//! own; names, folders and renames of the trace are not made again.
+//! One thread makes one call after the other, in the order of the trace, as the schemes are played.
+//! So the seconds are comparable. Files have numbers as names, in a directory of their own; the
+//! names, directories and renames of the trace are not reproduced.
 //!
 //! Invariants:
-//! 1. Nothing outside of the new folder is touched, and that goes when this ends, whatever failed.
-//! 2. Only the calls of the trace are timed. Opening files, and making them as long as a read
-//!    expects, is not.
+//! 1. All files are in the new directory, which is removed at the end, also after a failure.
+//! 2. Only the calls of the trace are timed. Opening files, and extending them for reads, is not.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -24,32 +23,32 @@ use crate::profile::Profile;
 use crate::scheme::page::PAGE_BYTES;
 use crate::trace::{FileId, Op};
 
-/// Files that are open at a time.
+/// Maximum number of open files.
 const OPEN_FILES: usize = 256;
-/// The most that one call reads or writes.
+/// Maximum length of a read or write call.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// What real files took: `real` of `tidegate replay --json`.
+/// Results on real files: `real` of `tidegate replay --json`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// The folder that the files were made in.
+    /// The directory in which the files were created.
     pub folder: String,
-    /// Calls of the trace that were made.
+    /// Number of operations of the trace.
     pub operations: u64,
-    /// Those of them that were syncs.
+    /// Number of syncs among the operations.
     pub syncs: u64,
-    /// What all of them took, one after the other.
+    /// Time of all operations, one after the other.
     pub seconds: f64,
-    /// What the syncs took.
+    /// Time of the syncs.
     pub sync_seconds: f64,
 }
 
-/// Files that a trace is done on.
+/// The files on which a trace is executed.
 pub(super) struct Real {
     folder: Folder,
-    /// Those that are open.
+    /// Open files.
     open: FxHashMap<FileId, File>,
-    /// How long each is, or was when it was removed.
+    /// Lengths of existing files.
     len_bytes: FxHashMap<FileId, u64>,
     buffer: Vec<u8>,
     operations: u64,
@@ -58,22 +57,22 @@ pub(super) struct Real {
     sync_time: Duration,
 }
 
-/// A folder that goes with this.
+/// A directory that is removed when dropped.
 struct Folder(PathBuf);
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What cannot be removed, the user finds under the name of this program.
+        // If the removal fails, the directory's name shows the user that this program created it.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
 impl Real {
-    /// Makes a folder in `parent` for a trace with this profile.
+    /// Creates a directory in `parent` for a trace with this profile.
     ///
     /// # Errors
-    /// [`Error::Usage`] if the trace needs more space than is free there, [`Error::Io`] if nothing
-    /// can be made there.
+    /// [`Error::Usage`] if the trace needs more space than is free in `parent`, [`Error::Io`] if
+    /// the directory cannot be created.
     pub(super) fn create(parent: &Path, profile: &Profile) -> Result<Self> {
         let found = rustix::fs::statvfs(parent).map_err(io::Error::from);
         check_space(parent, profile, &found.map_err(Error::io(parent))?)?;
@@ -91,7 +90,7 @@ impl Real {
         })
     }
 
-    /// Does one operation.
+    /// Executes one operation.
     ///
     /// # Errors
     /// [`Error::Io`] with the file's path.
@@ -112,7 +111,7 @@ impl Real {
         result.map_err(Error::io(&path))
     }
 
-    /// What came out.
+    /// Returns the results.
     pub(super) fn row(&self) -> Row {
         Row {
             folder: self.folder.0.parent().unwrap_or(&self.folder.0).display().to_string(),
@@ -127,7 +126,7 @@ impl Real {
         self.folder.0.join(file.0.to_string())
     }
 
-    /// Has the file open: all others are closed where too many are.
+    /// Opens a file. Closes all other files if too many are open.
     fn open(&mut self, file: FileId) -> io::Result<()> {
         if self.open.contains_key(&file) {
             return Ok(());
@@ -141,7 +140,7 @@ impl Real {
         Ok(())
     }
 
-    /// Runs `call` with the file and the buffer, and adds what it takes.
+    /// Runs `call` with the file and the buffer, and adds its time.
     fn timed(
         &mut self,
         file: FileId,
@@ -155,8 +154,8 @@ impl Real {
         Ok(())
     }
 
-    /// A file that is read where it was never written existed before the trace: a hole stands for
-    /// what it had.
+    /// Reads a range. A file that is read beyond its written end existed before the trace: a hole
+    /// stands for its old content.
     fn read(&mut self, file: FileId, offset: u64, len: u64) -> io::Result<()> {
         let end = offset.saturating_add(len);
         self.open(file)?;
@@ -189,7 +188,7 @@ impl Real {
         Ok(())
     }
 
-    /// Makes the whole file system durable, as `syncfs` does.
+    /// Makes the whole file system durable by `syncfs`.
     fn sync_all(&mut self) -> io::Result<()> {
         let folder = File::open(&self.folder.0)?;
         let begun = Instant::now();
@@ -218,7 +217,7 @@ impl Real {
     }
 }
 
-/// Offset and length of the calls that a range takes.
+/// Returns offset and length of each call for a range.
 fn parts(offset: u64, len: u64) -> impl Iterator<Item = (u64, usize)> {
     (0..len).step_by(BUFFER_BYTES).map(move |done| {
         let part = usize::try_from(len - done).unwrap_or(BUFFER_BYTES).min(BUFFER_BYTES);
@@ -226,7 +225,7 @@ fn parts(offset: u64, len: u64) -> impl Iterator<Item = (u64, usize)> {
     })
 }
 
-/// What is written: bytes that no storage can make shorter.
+/// Returns incompressible data for writes.
 fn filled_buffer() -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let words = std::iter::repeat_with(|| {
@@ -238,7 +237,7 @@ fn filled_buffer() -> Vec<u8> {
     words.take(BUFFER_BYTES / 8).flatten().collect()
 }
 
-/// Refuses a trace that could fill the file system.
+/// Rejects a trace that could fill the file system.
 fn check_space(parent: &Path, profile: &Profile, found: &StatVfs) -> Result<()> {
     let needed = profile.footprint_pages.saturating_mul(PAGE_BYTES);
     let free = found.f_bavail.saturating_mul(found.f_frsize);

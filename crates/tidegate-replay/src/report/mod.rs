@@ -1,8 +1,8 @@
-//! The report of a replay or of a model: one static page that a person can send to a colleague.
+//! Writes the report of a replay or of a model: one static page that can be sent to other people.
 //!
-//! [`write()`] makes `DIR/index.html`, which needs nothing else: what was asked, what is best and
-//! by how much, plots, tables, and the command that makes it again. Plots are those of
-//! [`tidegate_bench::chart`]; a name has the same colour, dash and mark in all of them.
+//! [`write()`] creates `DIR/index.html`, which is self-contained: the question, the best choice and
+//! its gain, plots, tables, and the command that creates the report again. Plots are those of
+//! [`tidegate_bench::chart`]; a name has one colour, dash and mark in all plots.
 
 use std::fs;
 use std::path::Path;
@@ -19,45 +19,45 @@ use crate::error::{Error, Result};
 #[cfg(test)]
 mod tests;
 
-/// What a page says.
+/// The content of a page.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// What it is about.
+    /// The page's title.
     pub title: String,
-    /// What was asked, a sentence a line: traces, schemes, sizes, devices.
+    /// The question, one sentence per line: traces, schemes, sizes, devices.
     pub asked: String,
-    /// The command that makes the report again.
+    /// The command that creates the report again.
     pub command_line: String,
-    /// What is best and by how much.
+    /// The best choice and its gain.
     pub verdict: String,
-    /// The figures, one after the other.
+    /// The sections, in order.
     pub sections: Vec<Section>,
 }
 
 /// A part of the page.
 #[derive(Debug, Clone, Default)]
 pub struct Section {
-    /// Its heading.
+    /// The heading.
     pub title: String,
-    /// What it shows, a paragraph a line; may be empty.
+    /// An explanation, one paragraph per line; may be empty.
     pub text: String,
-    /// Plots, side by side where the page is wide enough.
+    /// Plots, side by side if the page is wide enough.
     pub plots: Vec<Plot>,
     /// The numbers.
     pub table: Option<Table>,
 }
 
-/// Writes `report` to `dir`/index.html; makes `dir` if it is not there.
+/// Writes `report` to `dir`/index.html; creates `dir` if missing.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::Io`] if the directory or the file cannot be written.
 pub fn write(dir: &Path, report: &Report) -> Result<()> {
     fs::create_dir_all(dir).map_err(Error::io(dir))?;
     let path = dir.join("index.html");
     fs::write(&path, page(report)).map_err(Error::io(&path))
 }
 
-/// The command of this process, as a person types it.
+/// Returns the command of this process, as typed in a shell.
 #[must_use]
 pub fn command_line() -> String {
     let quoted = |word: String| {
@@ -69,7 +69,7 @@ pub fn command_line() -> String {
     std::iter::once("tidegate".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
-/// `values` without repetitions.
+/// Returns `values` without repetitions.
 pub(crate) fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     let mut seen = Vec::new();
     for value in values {
@@ -80,8 +80,8 @@ pub(crate) fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> 
     seen
 }
 
-/// A table with a column for each of `columns` behind the one `first`, and a row for each of
-/// `rows`: its name and its cells.
+/// Returns a table with a header for `first` and for each of `columns`, and with a row for each
+/// name and its cells.
 pub(crate) fn grid(
     (name, title): (&'static str, &str),
     (first, columns): (&str, &[impl ToString]),

@@ -1,4 +1,4 @@
-//! What the AFCM paper says, beside what the traces gave: rows of the tables of claims.
+//! Claims of the AFCM paper beside the results of the traces: rows of the tables of claims.
 
 use super::{
     FACEBOOK, IPHOTO, Measure, PARTLY_DIRTY, PMEM_PCT, Played, TPCC, TWITTER, USR1, USR2, seconds,
@@ -19,7 +19,7 @@ fn largest(values: &[f64]) -> f64 {
     values.iter().copied().fold(0.0, f64::max)
 }
 
-/// Traces with syncs, and what the checks ask of them.
+/// Traces with syncs, on which claims are checked.
 struct Synced<'a>(Vec<&'a Played>);
 
 impl Synced<'_> {
@@ -27,17 +27,17 @@ impl Synced<'_> {
         self.0.iter().filter_map(|it| it.ratio(one, other, of)).collect()
     }
 
-    /// How much less `of` is of `one` than of `other`, in the mean.
+    /// Returns by how many percent `of` is lower for `one` than for `other`, in the mean.
     fn less_pct(&self, one: &str, other: &str, of: Measure) -> f64 {
         100.0 - mean(&self.ratios(one, other, of)) * 100.0
     }
 
-    /// DRAM for the index of `afcm` in percent of the workload, by trace.
+    /// Returns the DRAM for the index of `afcm` in percent of the workload, by trace.
     fn index_pcts(&self) -> Vec<f64> {
         self.0.iter().filter_map(|it| index_pct(it)).collect()
     }
 
-    /// A row for a claim about all workloads: on how many of them it holds.
+    /// Returns a row for a claim about all workloads: the number of workloads that fulfil it.
     fn all(&self, claim: Claim, holds: impl Fn(&Played) -> bool, reason: &'static str) -> Check {
         let count = self.0.iter().filter(|it| holds(it)).count();
         let ours = format!("{count} of {}", self.0.len());
@@ -49,7 +49,7 @@ impl Synced<'_> {
         mean(&self.0.iter().filter_map(pct).collect::<Vec<_>>())
     }
 
-    /// A row for our own aim.
+    /// Returns a row for our own aim.
     fn aim(&self, what: &'static str, of: Measure, reason: &'static str) -> Check {
         let is_no_worse = |it: &Played| it.row("tidegate").map(of) <= it.row("afcm").map(of);
         Check { paper: "all (our aim)".to_owned(), ..self.all(("-", what), is_no_worse, reason) }
@@ -67,10 +67,10 @@ impl Synced<'_> {
     }
 }
 
-/// A figure, and what is compared in it.
+/// A figure, and the claim about it.
 type Claim = (&'static str, &'static str);
 
-/// A row for a claim of a figure: what the paper says and what we find, and why, if it differs.
+/// Returns a row for a claim of a figure: the paper's result, ours, and the reason of a difference.
 fn check(
     (figure, what): Claim,
     (paper, ours): (String, String),
@@ -82,19 +82,19 @@ fn check(
     Check { figure, what, paper, ours, verdict: verdict.into(), reason: reason.into() }
 }
 
-/// A row for a number that the paper has, with `unit` behind it; it holds from 85 % of that on.
+/// Returns a row for a lower bound from the paper in `unit`. It holds from 85 % of the bound on.
 fn at_least(claim: Claim, (paper, ours): (f64, f64), unit: &str, reason: &'static str) -> Check {
     let numbers = (format!("{paper} {unit}"), format!("{ours:.2} {unit}"));
     check(claim, numbers, ours >= paper * 0.85, reason)
 }
 
-/// A row for a number of percent; it holds up to 115 % of the paper's.
+/// Returns a row for an upper bound in percent. It holds up to 115 % of the bound.
 fn at_most(claim: Claim, (paper, ours): (f64, f64), reason: &'static str) -> Check {
     check(claim, (format!("{paper} %"), format!("{ours:.2} %")), ours <= paper * 1.15, reason)
 }
 
-/// A row for a number, a factor or percent, of the paper's text. It holds within 15 %; of a
-/// factor at least half of the gain must be there.
+/// Returns a row for a number of the paper's text, a factor or a percentage. It holds within 15 %;
+/// of a factor, at least half of the gain must be reached, too.
 fn about(
     claim: Claim,
     (paper, ours): (f64, Option<f64>),
@@ -107,7 +107,7 @@ fn about(
     Some(check(claim, numbers, has_gain && (ours - paper).abs() <= paper * 0.15, reason))
 }
 
-/// The rows for traces of programs, which write mostly whole pages.
+/// Returns the rows for traces of programs, which write mostly whole pages.
 pub(super) fn whole(played: &[&Played]) -> Vec<Check> {
     let synced = Synced(played.iter().copied().filter(|it| it.has_syncs()).collect());
     let over_dram = largest(&synced.ratios("dram", "afcm", seconds));
@@ -122,7 +122,7 @@ pub(super) fn whole(played: &[&Played]) -> Vec<Check> {
     rows
 }
 
-/// The rows for the paper's own workloads, as far as `played` has what stands for them.
+/// Returns the rows for the paper's own workloads whose substitutes are in `played`.
 pub(super) fn partly_dirty(played: &[Played], groups: &[Played]) -> Vec<Check> {
     let find = |part: &str| played.iter().find(|it| it.name.contains(part));
     let names = [IPHOTO, USR1, USR2, FACEBOOK, TWITTER, TPCC];
@@ -151,7 +151,7 @@ const OVER_SCCM: Claim = ("7a", "afcm is faster than sccm, up to");
 const FASTEST_GROUP: Claim = ("7b", "groups of workloads on which afcm is the fastest of the four");
 
 impl Synced<'_> {
-    /// Rows for what the paper gives as a mean of its workloads.
+    /// Returns rows for the paper's means over its workloads.
     fn means(&self, why_less: &'static str) -> [Check; 5] {
         const WRITES: Claim = ("7c", "afcm writes fewer pages to flash than sccm, in the mean");
         const THAN_SCCM: Claim =
@@ -172,7 +172,7 @@ impl Synced<'_> {
         ]
     }
 
-    /// Rows for our own aims.
+    /// Returns rows for our own aims.
     fn aims(&self) -> [Check; 3] {
         const TIME: &str = "traces on which tidegate takes no longer than afcm";
         const WRITES: &str = "traces on which tidegate writes no more pages to flash than afcm";
@@ -185,7 +185,7 @@ impl Synced<'_> {
     }
 }
 
-/// Figure 1 of Usr1.
+/// Checks figure 1 for Usr1.
 fn half_synced(usr1: &Played) -> Check {
     let share = usr1.replayed.profile.synced_share().unwrap_or_default() * 100.0;
     let numbers = ("nearly 50 %".to_owned(), format!("{share:.0} %"));
@@ -193,14 +193,14 @@ fn half_synced(usr1: &Played) -> Check {
     check(("1", "usr1: share of written bytes that a sync covers"), numbers, holds, MADE)
 }
 
-/// Figure 2 of TPCC.
+/// Checks figure 2 for TPC-C.
 fn all_dirty(tpcc: &Played) -> Check {
     let share = tpcc.replayed.profile.whole_share().unwrap_or_default() * 100.0;
     let claim = ("2", "TPC-C: synced pages all of which is dirty");
     at_least(claim, (99.0, share), "%", "another version of PostgreSQL")
 }
 
-/// Figure 2 of the workloads that were made: an input, so there is nothing to compare.
+/// Returns figure 2 for the generated workloads. It is an input, so that no check is possible.
 fn dirty_shares(made: &Synced<'_>) -> Check {
     let share = |it: &&Played| {
         let profile = &it.replayed.profile;
@@ -219,7 +219,7 @@ fn dirty_shares(made: &Synced<'_>) -> Check {
     }
 }
 
-/// Figures 7a and 7c.
+/// Checks figures 7a and 7c.
 fn times(
     six: &Synced<'_>,
     usr2: Option<&Played>,
@@ -252,18 +252,18 @@ fn times(
 /// The paper's schemes.
 const FOUR: [&str; 4] = ["dram", "sccm", "sfcm", "afcm"];
 
-/// No other scheme of the paper takes 1 % less time.
+/// Returns whether no other scheme of the paper takes 1 % less time.
 fn afcm_is_fastest(it: &Played) -> bool {
     let is_slower = |other: &&str| it.ratio(other, "afcm", seconds) >= Some(0.99);
     FOUR.iter().all(is_slower)
 }
 
-/// No number of one of `schemes` is larger than that of the next one.
+/// Returns whether the numbers of `schemes` do not decrease, in this order.
 fn is_ordered(it: &Played, schemes: &[&str], of: fn(&Row) -> u64) -> bool {
     schemes.iter().map(|scheme| it.row(scheme).map(of)).is_sorted()
 }
 
-/// Figures 8 and 9.
+/// Checks figures 8 and 9.
 fn stores(six: &Synced<'_>) -> Vec<Check> {
     const DATA: Claim = ("8", "sfcm stores least data and sccm most");
     const METADATA: Claim = ("8", "sfcm stores more metadata than sccm and afcm");
@@ -291,7 +291,7 @@ fn stores(six: &Synced<'_>) -> Vec<Check> {
     ]
 }
 
-/// Figure 10.
+/// Checks figure 10.
 fn gain_grows(iphoto: &Played) -> Option<Check> {
     let gain = |pct| iphoto.ratio_at(("sccm", "afcm"), (super::DRAM_PCT, pct), seconds);
     let gains = super::PMEM_PCTS.map(gain).into_iter().collect::<Option<Vec<_>>>()?;
@@ -304,7 +304,7 @@ fn gain_grows(iphoto: &Played) -> Option<Check> {
     ))
 }
 
-/// Figure 11.
+/// Checks figure 11.
 fn by_pmem(usr2: &Played) -> Vec<Check> {
     let of = |pct, of| usr2.ratio_at(("sccm", "afcm"), (super::DRAM_PCT, pct), of);
     let rows = [
@@ -316,7 +316,7 @@ fn by_pmem(usr2: &Played) -> Vec<Check> {
     times_of_made(rows)
 }
 
-/// Figure 12.
+/// Checks figure 12.
 fn by_dram(usr1: &Played) -> Vec<Check> {
     let gain = |pct| usr1.ratio_at(("sccm", "afcm"), (pct, PMEM_PCT), seconds);
     let from_10_to_50 = |scheme| {
@@ -332,13 +332,13 @@ fn by_dram(usr1: &Played) -> Vec<Check> {
     times_of_made(rows)
 }
 
-/// Rows for factors of the paper's text, on a workload that was made.
+/// Returns rows for factors of the paper's text, on a generated workload.
 fn times_of_made(rows: [(Claim, f64, Option<f64>); 4]) -> Vec<Check> {
     let row = |(claim, paper, ours)| about(claim, (paper, ours), "times", MADE);
     rows.into_iter().filter_map(row).collect()
 }
 
-/// The hole of `TCoW`'s literal form.
+/// Checks the crash that `TCoW`'s literal form does not survive.
 fn torn_syncs() -> Check {
     let (torn, all) = tcow::torn_crashes();
     check(
@@ -349,10 +349,10 @@ fn torn_syncs() -> Check {
     )
 }
 
-/// Why there is less to gain than in the paper.
+/// Reason why less is gained than in the paper.
 const WHOLE: &str =
     "these traces write mostly whole pages, the paper's Iphoto, Usr1 and Usr2 did not";
-/// Why the aims are missed where they are.
+/// Reasons why some traces miss the aims.
 const OWN_SECONDS: &str = "a small record takes 512 bytes; slots are made free in batches";
 const OWN_WRITTEN: &str = "the 44 KiB of headers are a quarter of the smallest pool";
 const OWN_STORED: &str = "pages that DRAM gives up unsynced are stored too, which spares flash; a page \
@@ -363,7 +363,7 @@ fn index_pct(it: &Played) -> Option<f64> {
     Some(of(it.row("afcm")?.index_bytes, it.replayed.profile.footprint_pages))
 }
 
-/// Why numbers of the made workloads differ.
+/// Reasons why numbers of the generated workloads differ.
 const MADE: &str = "a made workload: sizes, popularity and reads of the paper's are not known";
 const SIX: &str = "Facebook, Twitter and TPC-C, half of the mean, gain next to nothing here";
 const AGAIN: &str = "a page that is written to flash for space is stored again by its next sync";

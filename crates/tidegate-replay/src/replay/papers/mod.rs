@@ -1,9 +1,9 @@
-//! The figures of the AFCM paper, made again from traces: a section of docs/papers.md.
+//! Reproduces the figures of the AFCM paper from traces: a section of docs/papers.md.
 //!
-//! The text between the markers is this command's. Every number of ours in it is of the run that
-//! wrote it. Each trace is played by itself, as the paper does, with its sizes of memory, and the
-//! paper's groups of workloads together; storage is the model `paper`, and persistent memory is as
-//! fast as DRAM, for the paper's was DRAM. Each CPU plays a trace at a time.
+//! The command owns the text between the markers. Our numbers in it come from the run that wrote
+//! it. As in the paper, each trace is played alone, with the paper's memory sizes, and the paper's
+//! groups of workloads are played together. Storage is the model `paper`. Persistent memory is as
+//! fast as DRAM, because the paper's was DRAM. Each CPU plays one trace at a time.
 
 #![allow(clippy::cast_precision_loss, reason = "ratios for people")]
 
@@ -29,22 +29,22 @@ const SCHEMES: [&str; 6] = ["dram", "sccm", "sfcm", "afcm", "tidegate", "log"];
 /// The default sizes of the paper's section 5.1, in percent of the workload.
 const DRAM_PCT: f64 = 50.0;
 const PMEM_PCT: f64 = 20.0;
-/// Figures 10 and 11, and figure 12.
+/// Sizes in figures 10 and 11, and in figure 12.
 const PMEM_PCTS: [f64; 4] = [5.0, 10.0, 15.0, 20.0];
 const DRAM_PCTS: [f64; 5] = [10.0, 20.0, 30.0, 40.0, 50.0];
 
-/// What the names of traces begin with that the project makes.
+/// Prefix of the names of traces that the project generates.
 const OWN_PREFIX: &str = "own-";
-/// Made traces of partly dirty pages, which stand for the paper's Iphoto, Usr1 and Usr2.
+/// Generated traces of partly dirty pages, which stand for the paper's Iphoto, Usr1 and Usr2.
 const PARTLY_DIRTY: [&str; 3] = [IPHOTO, USR1, USR2];
 const IPHOTO: &str = "own-iphoto";
 const USR1: &str = "own-usr1";
 const USR2: &str = "own-usr2";
-/// Parts of the names of traces that are, or stand for, the paper's others.
+/// Parts of the names of traces that are, or stand for, the paper's other workloads.
 const FACEBOOK: &str = "facebook";
 const TWITTER: &str = "twitter";
 const TPCC: &str = "sysbench-tpcc";
-/// The paper's groups of workloads that run at a time (figure 7b).
+/// The paper's groups of workloads that run together (figure 7b).
 const GROUPS: [(&str, &[&str]); 4] = [
     ("usr1 + iphoto", &[USR1, IPHOTO]),
     ("TPC-C + twitter", &[TPCC, TWITTER]),
@@ -52,17 +52,17 @@ const GROUPS: [(&str, &[&str]); 4] = [
     ("TPC-C + iphoto", &[TPCC, IPHOTO]),
 ];
 
-/// A number of a row.
+/// A function that returns a number of a row.
 type Measure = fn(&Row) -> f64;
 
-/// What is played: a trace, or a group of them by time.
+/// A trace, or a group of traces that are merged by time.
 struct Task {
     name: String,
     traces: Vec<PathBuf>,
 }
 
 impl Task {
-    /// Plays the traces; a group with the default sizes alone.
+    /// Plays the traces; a group only with the default sizes.
     fn play(&self, args: &ReplayArgs, ssd: &SsdModel) -> Result<Played> {
         let of = |schemes: &[&'static str], atomic, has_sweeps| ReplayArgs {
             traces: self.traces.clone(),
@@ -85,7 +85,7 @@ impl Task {
     }
 }
 
-/// A trace, or a group of traces, and what came of it.
+/// A trace or a group of traces, and the results.
 struct Played {
     name: String,
     replayed: Replayed,
@@ -93,11 +93,12 @@ struct Played {
     atomic: Row,
 }
 
-/// Replays each trace of `args` and replaces the section in the file `path`, which is made if there
-/// is none.
+/// Replays each trace of `args` and replaces the section in the file `path`, which is created if
+/// missing.
 ///
 /// # Errors
-/// A trace or the file cannot be read, the file not be written, or it has one marker alone.
+/// A trace or the file cannot be read, or the file cannot be written or has only one of the
+/// markers.
 pub(super) fn update(args: &ReplayArgs, path: &Path) -> Result<()> {
     papers::update(path, "replay", |_| {
         let ssd: SsdModel = "paper".parse().map_err(Error::Usage)?;
@@ -108,7 +109,7 @@ pub(super) fn update(args: &ReplayArgs, path: &Path) -> Result<()> {
     })
 }
 
-/// Each trace by itself, and behind them the paper's groups of which all members are there.
+/// Returns a task for each trace, followed by the paper's groups whose members are all present.
 fn tasks(traces: &[PathBuf]) -> Vec<Task> {
     let single = |path: &PathBuf| Task { name: name_of(path), traces: vec![path.clone()] };
     let mut tasks: Vec<Task> = traces.iter().map(single).collect();
@@ -121,7 +122,7 @@ fn tasks(traces: &[PathBuf]) -> Vec<Task> {
     tasks
 }
 
-/// The name of a trace in the tables: that of its file, without what says its format.
+/// Returns the name of a trace in the tables: its file's name, without format suffixes.
 fn name_of(trace: &Path) -> String {
     let name = trace.file_name().unwrap_or_default().to_string_lossy();
     let name =
@@ -130,7 +131,7 @@ fn name_of(trace: &Path) -> String {
 }
 
 impl Played {
-    /// The row of `scheme` with the paper's sizes or with `dram` and `pmem` percent.
+    /// Returns the row of `scheme` with these percentages of DRAM and persistent memory.
     fn row_at(&self, scheme: &str, dram_pct: f64, pmem_pct: f64) -> Option<&Row> {
         let pages = self.replayed.profile.footprint_pages;
         let dram_pages = Amount::Pct(dram_pct).pages(pages);
@@ -143,12 +144,12 @@ impl Played {
         self.row_at(scheme, DRAM_PCT, PMEM_PCT)
     }
 
-    /// `of` of the one scheme divided by that of the other.
+    /// Returns `of` for `one` divided by `of` for `other`, with the default sizes.
     fn ratio(&self, one: &str, other: &str, of: Measure) -> Option<f64> {
         self.ratio_at((one, other), (DRAM_PCT, PMEM_PCT), of)
     }
 
-    /// `of` of the one scheme divided by that of the other, with these percentages of memory.
+    /// Returns `of` for `one` divided by `of` for `other`, with these percentages of memory.
     fn ratio_at(
         &self,
         (one, other): (&str, &str),
@@ -160,7 +161,8 @@ impl Played {
         (other > 0.0).then(|| one / other)
     }
 
-    /// Programs sync in this trace: without, no scheme of the paper uses persistent memory.
+    /// Returns whether programs sync in this trace. Without syncs, no scheme of the paper uses
+    /// persistent memory.
     fn has_syncs(&self) -> bool {
         self.row("dram").is_some_and(|row| row.requests.synced_pages > 0)
     }
@@ -221,7 +223,7 @@ itself, groups (figure 7b) by time.
 
 ";
 
-/// Why traces that the paper's authors publish have bad lines.
+/// Reason why traces that the paper's authors publish have bad lines.
 const LOST_OPENS: &str = "\
 A bad line gives no event. About nine of ten bad lines of AFCM's own traces, `facebook` and
 `twitter`, use a descriptor after its close with no open between them: the tracer lost the
@@ -230,7 +232,7 @@ descriptor that no line of the trace opens.
 
 ";
 
-/// What is known of the workloads that the project made, and what is not.
+/// Known and assumed facts about the generated workloads.
 const MADE: &str = "\
 The paper's Iphoto, Usr1 and Usr2 are not to be had, and of their figure 2 the text says
 only that a large proportion of their synced pages is dirty to much less than 100 %.
@@ -281,7 +283,7 @@ fn workloads(played: &[Played]) -> Table {
     table
 }
 
-/// How many lines are bad, and their share where there are any.
+/// Returns the number of bad lines, and their share if there are any.
 fn bad_lines_cell(bad: &BadLines) -> String {
     if bad.count == 0 { "0".to_owned() } else { format!("{} ({:.1} %)", bad.count, bad.pct()) }
 }
@@ -295,7 +297,7 @@ fn by_scheme(played: &[Played], title: &str, of: Measure, digits: usize) -> Tabl
     grid(("papers-schemes", title), ("trace", &SCHEMES), played.iter().map(row))
 }
 
-/// Figures 10 to 12 for each trace with syncs: seconds, and pages written.
+/// Returns figures 10 to 12 for each trace with syncs: seconds, and pages written.
 fn sweeps(played: &[Played]) -> Vec<Table> {
     let cell = |row: Option<&Row>| {
         row.map_or(String::new(), |row| {
