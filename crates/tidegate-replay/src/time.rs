@@ -1,10 +1,10 @@
-//! What the work of a scheme takes, and how much of it there was.
+//! Computes the time of a scheme's operations, and counts them.
 //!
-//! One program asks for one operation after the other, as AFCM's simulator replays a trace: the
-//! times of operations add up. What an operation asks of flash is under way together, as far as the
-//! SSD works in parallel; a copy to or from memory occupies the program. Persistent memory is a
-//! [`MediaModel`] of the core, never faster than DRAM. Schemes that run on a machine in virtual
-//! time say by themselves what their requests took.
+//! One program requests one operation after the other, as in AFCM's simulator: the times of
+//! operations add up. The flash requests of an operation are in flight together, up to the
+//! parallelism of the SSD; a copy to or from memory occupies the program. Persistent memory is a
+//! [`MediaModel`] of the core, never faster than DRAM. Schemes on a machine in virtual time set the
+//! time of their requests themselves.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,46 +15,46 @@ use tidegate::pmem::MediaModel;
 use crate::scheme::devices::{Devices, Source};
 use crate::scheme::page::{ALL_LINES, LINE_BYTES, PAGE_BYTES, PageId, bytes_of, runs_of};
 
-/// What a call into the kernel and the look-up of a page take.
+/// Time of a system call and the look-up of a page.
 const OPERATION_NS: f64 = 500.0;
-/// A step through an index of cache lines, and what sets a small copy up.
+/// Time of a step through an index of cache lines, and of the setup of a small copy.
 const INDEX_STEP_NS: f64 = 25.0;
-/// A line that is in no cache of the CPU.
+/// Latency of a line that is in no CPU cache.
 const DRAM_LATENCY_NS: f64 = 90.0;
-/// What one thread copies from or to DRAM in a second, unless it was measured.
+/// Bytes per second that one thread copies from or to DRAM, unless measured.
 pub const DRAM_BYTES_PER_S: u64 = 10_000_000_000;
-/// A store fence, and write-backs of lines before it, of memory as fast as DRAM.
+/// Time of a store fence, and of write-backs before it, in memory as fast as DRAM.
 const DRAM_FENCE_NS: f64 = 60.0;
 const NS_PER_S: f64 = 1e9;
 
 /// Latency, bandwidth and parallelism of flash, or of a disk.
 ///
-/// Written as text: the name of a preset, then any number of `,KEY=NUMBER` with the names of the
-/// fields: `nvme,read_ns=60000,parallel=64`.
+/// The text form is the name of a preset, followed by any number of `,KEY=NUMBER` with the names of
+/// the fields: `nvme,read_ns=60000,parallel=64`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SsdModel {
-    /// The text that made it.
+    /// The text that was parsed.
     pub name: String,
-    /// A read of a page.
+    /// Time to read a page.
     pub read_ns: u64,
-    /// A write of a page, into the device's own cache where it has one.
+    /// Time to write a page, into the device's write cache if it has one.
     pub write_ns: u64,
-    /// What makes the writes before it durable.
+    /// Time to make earlier writes durable.
     pub flush_ns: u64,
-    /// Most that is read in a second.
+    /// Maximum read bandwidth.
     pub read_bytes_per_s: u64,
-    /// Most that is written in a second.
+    /// Maximum write bandwidth.
     pub write_bytes_per_s: u64,
-    /// Requests that it works on at a time.
+    /// Maximum number of requests that the device serves in parallel.
     pub parallel: u64,
 }
 
-/// A preset: its fields in their order.
+/// A preset: its name, and its fields in order.
 type Preset = (&'static str, [u64; 6]);
 
-/// The presets. `paper` stands for AFCM's two SATA disks, of which the paper says nothing but the
-/// name: its simulator writes page by page and never flushes. The others are typical of data
-/// sheets; `nvme-plp` keeps its cache at a power cut, so that a flush has nothing to do.
+/// The presets. `paper` stands for AFCM's two SATA disks. The paper states only their name; its
+/// simulator writes page by page and never flushes. The other presets are typical of data sheets.
+/// The cache of `nvme-plp` survives a power cut, so that a flush is nearly free.
 const PRESETS: [Preset; 5] = [
     ("nvme", [80_000, 20_000, 500_000, 3_000_000_000, 2_000_000_000, 32]),
     ("nvme-plp", [80_000, 15_000, 5_000, 3_000_000_000, 2_000_000_000, 32]),
@@ -64,7 +64,7 @@ const PRESETS: [Preset; 5] = [
 ];
 
 impl SsdModel {
-    /// The fields by their names, and the least that each can be.
+    /// Returns the fields with their names and minimums.
     fn fields(&mut self) -> [(&'static str, &mut u64, u64); 6] {
         [
             ("read_ns", &mut self.read_ns, 0),
@@ -91,12 +91,12 @@ impl SsdModel {
         Ok(())
     }
 
-    /// The preset that it is or was made from.
+    /// Returns the preset that the model is or was derived from.
     pub fn kind(&self) -> &str {
         self.name.split(',').next().unwrap_or_default()
     }
 
-    /// What `pages` requests of a page take that are under way together.
+    /// Returns the time of `pages` concurrent requests of a page.
     fn batch_ns(&self, pages: u64, page_ns: u64, bytes_per_s: u64) -> f64 {
         if pages == 0 {
             return 0.0;
@@ -139,20 +139,20 @@ impl fmt::Display for SsdModel {
     }
 }
 
-/// Devices that count what they do, and what that takes.
+/// Devices that count their operations, and the time for them.
 #[derive(Debug, Clone)]
 pub struct Meter {
     ssd: SsdModel,
     pmem: MediaModel,
     dram_bytes_per_s: u64,
-    /// What a copy of a whole page from or to DRAM takes, which is that of most pages.
+    /// Time to copy a whole page from or to DRAM, precomputed for the most frequent case.
     page_copy_ns: f64,
-    /// What the operation under way asked of flash.
+    /// Flash requests of the current operation.
     batch: Batch,
-    /// What was done so far.
+    /// Sums of the operations so far.
     pub totals: Totals,
     ns: f64,
-    /// Of it what was spent waiting for reads of flash.
+    /// Time spent in reads of flash, a part of `ns`.
     read_ns: f64,
 }
 
@@ -172,12 +172,12 @@ pub struct Totals {
     pub ssd_pages_read: u64,
     /// Bytes of data stored in persistent memory.
     pub pmem_data_bytes: u64,
-    /// Bytes stored there that say what is where.
+    /// Bytes of metadata stored in persistent memory.
     pub pmem_metadata_bytes: u64,
 }
 
 impl Meter {
-    /// Devices that have done nothing yet; DRAM moves `dram_bytes_per_s`.
+    /// Returns idle devices; DRAM moves `dram_bytes_per_s`.
     pub fn new(ssd: SsdModel, pmem: MediaModel, dram_bytes_per_s: u64) -> Self {
         Self {
             ssd,
@@ -191,7 +191,8 @@ impl Meter {
         }
     }
 
-    /// An operation ends: the next one begins when flash has done its part.
+    /// Ends an operation: adds the time of its flash requests, after which the next operation
+    /// begins.
     pub fn end_operation(&mut self) {
         let Batch { reads, writes, is_flushed } = std::mem::take(&mut self.batch);
         let ssd = &self.ssd;
@@ -205,17 +206,17 @@ impl Meter {
         }
     }
 
-    /// What all operations so far took.
+    /// Returns the time of all operations so far.
     pub fn seconds(&self) -> f64 {
         self.ns / NS_PER_S
     }
 
-    /// What reads of flash took of [`seconds`](Self::seconds).
+    /// Returns the time of reads of flash, a part of [`seconds`](Self::seconds).
     pub fn read_seconds(&self) -> f64 {
         self.read_ns / NS_PER_S
     }
 
-    /// A store of neighbouring bytes in persistent memory.
+    /// Adds the time of a store of contiguous bytes to persistent memory.
     fn store(&mut self, bytes: u64) {
         let occupied =
             bytes.next_multiple_of(u64::from(self.pmem.granularity_bytes).max(LINE_BYTES));
@@ -223,13 +224,13 @@ impl Meter {
         self.ns += float(occupied) / self.slowest(limits) * NS_PER_S;
     }
 
-    /// The lowest of these rates and DRAM's.
+    /// Returns the lowest of these rates and DRAM's rate.
     fn slowest(&self, limits: [Option<u64>; 2]) -> f64 {
         limits.into_iter().flatten().map(float).fold(float(self.dram_bytes_per_s), f64::min)
     }
 }
 
-/// What a copy of `lines` of a page from or to DRAM takes that moves `bytes_per_s`.
+/// Returns the time to copy `lines` of a page from or to DRAM at `bytes_per_s`.
 fn copy_ns(lines: u64, bytes_per_s: u64) -> f64 {
     let bytes = bytes_of(lines);
     DRAM_LATENCY_NS + float(bytes) / float(bytes_per_s) * NS_PER_S

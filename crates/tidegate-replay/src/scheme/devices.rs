@@ -1,55 +1,56 @@
-//! What a scheme asks of DRAM, persistent memory and flash: the only way in which its work leaves
-//! it. Time and totals are the devices' business, and a test's devices know the content too.
+//! Operations of a scheme on DRAM, persistent memory and flash, its only effects. The devices
+//! compute time and totals; a test's devices also track the content.
 
 use super::page::PageId;
 
-/// From where a page that is written to flash comes.
+/// Source of a page that is written to flash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// From the page in DRAM.
+    /// The page in DRAM.
     Dram,
-    /// From persistent memory; what that does not have of the page is flash's own.
+    /// The parts in persistent memory, merged with the rest of the page on flash.
     Pmem,
 }
 
-/// The devices below a scheme. `lines` are bits of cache lines of a page.
+/// The devices below a scheme. `lines` is a mask of the cache lines of a page.
 pub trait Devices {
-    /// A program's bytes were copied to or from the page in DRAM.
+    /// Copies a program's bytes to or from the page in DRAM.
     fn dram_copy(&mut self, page: PageId, lines: u64);
 
-    /// DRAM gave the page up.
+    /// Drops the page from DRAM.
     fn dram_forget(&mut self, _page: PageId) {}
 
-    /// The page is read from flash into DRAM. Those of one event are under way together.
+    /// Reads the page from flash into DRAM. The reads of one event are in flight together.
     fn ssd_read(&mut self, page: PageId);
 
-    /// The page is written to flash. Those of one event are under way together.
+    /// Writes the page to flash. The writes of one event are in flight together.
     fn ssd_write(&mut self, page: PageId, source: Source);
 
-    /// What is written to flash in this event is to be durable there at its end.
+    /// Makes the writes to flash of this event durable at the event's end.
     fn ssd_flush(&mut self);
 
-    /// Lines of the page are copied from persistent memory to DRAM.
+    /// Copies lines of the page from persistent memory to DRAM.
     fn pmem_read(&mut self, page: PageId, lines: u64);
 
-    /// Lines of the page are copied from DRAM to persistent memory.
+    /// Copies lines of the page from DRAM to persistent memory.
     fn pmem_store(&mut self, page: PageId, lines: u64);
 
-    /// `bytes` bytes that lie together and say what is where are stored in persistent memory.
+    /// Stores `bytes` contiguous bytes of metadata in persistent memory.
     fn pmem_metadata(&mut self, bytes: u64);
 
-    /// All that was stored in persistent memory before is made durable.
+    /// Makes all earlier stores to persistent memory durable.
     fn pmem_fence(&mut self);
 
-    /// Persistent memory does not have the page any more.
+    /// Drops the page from persistent memory.
     fn pmem_forget(&mut self, _page: PageId) {}
 
-    /// An index was searched or changed, entry by entry.
+    /// Searches or changes an index in `steps` entries.
     fn index_steps(&mut self, steps: u32);
 
-    /// What all so far took the program, in nanoseconds; 0 where nobody measures.
+    /// Returns the time so far for the program, in nanoseconds; 0 if the devices do not measure
+    /// time.
     fn now_ns(&self) -> f64;
 
-    /// Says instead of the devices what all so far took: a scheme knows the time by itself.
+    /// Sets the time so far, for a scheme that computes the time itself.
     fn set_now_ns(&mut self, now_ns: f64);
 }

@@ -7,14 +7,14 @@ use super::page_cache::PageCache;
 use super::{Scheme, Sizes};
 use crate::error::Result;
 
-/// Makes the scheme.
+/// Creates the scheme.
 pub(super) fn dram(sizes: &Sizes) -> Box<dyn Scheme> {
     Box::new(Hybrid::new(PageCache::new(sizes.dram_pages), Flash { is_pending: false }))
 }
 
-/// Flash as the durable place.
+/// Flash as the durable medium.
 struct Flash {
-    /// The sync wrote something.
+    /// Whether the sync has written a page.
     is_pending: bool,
 }
 

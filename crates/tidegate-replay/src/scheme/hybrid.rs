@@ -1,11 +1,11 @@
-//! Pages in DRAM answer reads and take writes; a sync makes what is dirty durable below them.
+//! Serves reads and writes from pages in DRAM; a sync makes the dirty lines durable below DRAM.
 //!
-//! - Pages of a file that is removed or cut off are dropped, dirty or not.
-//! - A write of a part of a page that DRAM does not have loads the page first, where the trace has
-//!   shown that the file is that long.
+//! - Pages of a file that is removed or truncated are dropped, dirty or not.
+//! - A partial write of a page that DRAM does not have loads the page first, if the trace has shown
+//!   that the file is long enough.
 //!
-//! What lies below, a [`Durable`] place, is AFCM's persistent memory ([`slots`](super::slots)),
-//! flash alone ([`dram`](super::dram)), or a shipped engine ([`shipped`](super::shipped)).
+//! The level below, a [`Durable`], is AFCM's persistent memory ([`slots`](super::slots)), flash
+//! alone ([`dram`](super::dram)), or a production engine ([`shipped`](super::shipped)).
 
 use std::ops::Range;
 
@@ -16,45 +16,45 @@ use super::{Requests, Scheme};
 use crate::error::Result;
 use crate::trace::{FileId, Op};
 
-/// Where a sync puts what is dirty. Slots are those of the pages in DRAM.
+/// The level to which a sync writes dirty lines. Slots are those of the pages in DRAM.
 ///
 /// # Errors
-/// A method fails where a shipped engine does.
+/// A method fails if a production engine fails.
 pub(super) trait Durable {
-    /// Loads `id` into DRAM. True: memory had all of it.
+    /// Loads `id` into DRAM. Returns whether memory had all of the page.
     fn load(&mut self, id: PageId, devices: &mut dyn Devices) -> Result<bool> {
         devices.ssd_read(id);
         Ok(false)
     }
 
-    /// DRAM needs the space of `slot`: keeps what is dirty of its page.
+    /// Saves the dirty lines of the page in `slot`, because DRAM needs the slot.
     fn make_way(&mut self, slot: u32, dram: &PageCache, devices: &mut dyn Devices) -> Result<()>;
 
-    /// DRAM gives the page of `slot` up.
+    /// Drops the page in `slot` from DRAM.
     fn leave(&mut self, slot: u32, dram: &PageCache, devices: &mut dyn Devices);
 
-    /// Makes the dirty lines of `slot` durable, at the latest when the pages of its file end. Where
-    /// that needs space, other pages are written to flash out of DRAM and become clean there.
+    /// Makes the dirty lines of `slot` durable, at the latest at the end of its file's pages. If
+    /// space is needed, writes other pages from DRAM to flash, and marks them clean in DRAM.
     fn sync_page(&mut self, slot: u32, dram: &mut PageCache, devices: &mut dyn Devices);
 
-    /// All dirty pages of a file are there.
+    /// Ends a file: all of its dirty pages were passed to [`sync_page`](Self::sync_page).
     fn end_file(&mut self, _devices: &mut dyn Devices) -> Result<()> {
         Ok(())
     }
 
-    /// All of the sync is there.
+    /// Ends the sync, and makes it durable.
     fn end_sync(&mut self, devices: &mut dyn Devices) -> Result<()>;
 
-    /// `file` has lost its pages from `end` on.
+    /// Drops the pages of `file` from `end` on.
     fn cut(&mut self, _file: FileId, _end: u64, _devices: &mut dyn Devices) -> Result<()> {
         Ok(())
     }
 
-    /// Most bytes of DRAM so far that said what lies where.
+    /// Returns the peak bytes of DRAM for indexes.
     fn index_bytes_peak(&self) -> u64;
 }
 
-/// Pages in DRAM over a durable place.
+/// Pages in DRAM over a durable level.
 pub(super) struct Hybrid<D> {
     dram: PageCache,
     durable: D,
@@ -62,7 +62,7 @@ pub(super) struct Hybrid<D> {
 }
 
 impl<D: Durable> Hybrid<D> {
-    /// An empty cache.
+    /// Returns an empty cache.
     pub(super) fn new(dram: PageCache, durable: D) -> Self {
         Self { dram, durable, requests: Requests::default() }
     }
@@ -98,7 +98,7 @@ impl<D: Durable> Hybrid<D> {
         Ok(())
     }
 
-    /// Gives `id` a slot.
+    /// Assigns a slot to `id`, and evicts a page if necessary.
     fn take_in(&mut self, id: PageId, devices: &mut dyn Devices) -> Result<u32> {
         if let Some(victim) = self.dram.victim() {
             self.durable.make_way(victim, &self.dram, devices)?;

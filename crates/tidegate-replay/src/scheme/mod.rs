@@ -1,12 +1,14 @@
-//! Schemes: which of DRAM, persistent memory and flash hold what, for the events of a trace.
+//! Schemes: the distribution of data over DRAM, persistent memory and flash, for the events of a
+//! trace.
 //!
-//! A scheme is a state machine without clock, thread or I/O: it is told of [`Op`]s, and asks for
-//! work of [`Devices`]. [`SCHEMES`] lists them.
+//! A scheme is a state machine without clock, thread or I/O: it receives [`Op`]s, and requests
+//! operations of [`Devices`]. [`SCHEMES`] lists all schemes.
 //!
-//! `dram`, `sccm`, `sfcm` and `afcm` are those of the AFCM paper (Chen, Lu, Chen, Shu: Efficient
-//! and Consistent NVMM Cache for SSD-Based File System). DRAM has pages in the order of their last
-//! use ([`page_cache`]); a sync copies what is dirty of a file to persistent memory ([`slots`]),
-//! which keeps no page that DRAM does not have. The others run engines of Tidegate ([`shipped`]).
+//! `dram`, `sccm`, `sfcm` and `afcm` are the schemes of the AFCM paper (Chen, Lu, Chen, Shu:
+//! Efficient and Consistent NVMM Cache for SSD-Based File System). DRAM has pages in the order of
+//! their last use ([`page_cache`]). A sync copies the dirty lines of a file to persistent memory
+//! ([`slots`]), which keeps no page that DRAM does not have. The other schemes run engines of
+//! Tidegate ([`shipped`]).
 
 pub mod devices;
 pub mod dram;
@@ -34,67 +36,67 @@ use shipped::scheme_over;
 use shipped::tiers::{self, tier};
 use slots::{Kind, cheaper, hybrid};
 
-/// How much memory a scheme has, and of which kind.
+/// Amounts and kinds of a scheme's memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sizes {
     /// Pages of 4 KiB in DRAM; at least 1.
     pub dram_pages: u64,
     /// Bytes of persistent memory.
     pub pmem_bytes: u64,
-    /// The persistent memory, for schemes that are timed by their own machine.
+    /// The model of persistent memory, for schemes that compute their own time.
     pub pmem_media: MediaModel,
-    /// What one thread copies from or to DRAM in a second.
+    /// Bytes per second that one thread copies from or to DRAM.
     pub dram_bytes_per_s: u64,
-    /// Different pages that the trace touches: tables need not be larger.
+    /// Distinct pages that the trace touches, a limit for the size of tables.
     pub footprint_pages: u64,
-    /// All that a sync covers is there after a crash, or nothing of it. Schemes that cannot do that
-    /// do without.
+    /// Whether a crash keeps all or nothing of a sync. Schemes without atomic syncs ignore this.
     pub atomic: bool,
 }
 
-/// What programs asked for, and what became of it.
+/// Requests of programs, and their hits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Requests {
     /// Pages that reads covered.
     pub reads: u64,
-    /// Those of them that were in DRAM or in persistent memory.
+    /// Read pages that were in DRAM or in persistent memory.
     pub read_hits: u64,
     /// Pages that writes covered, whole or in part.
     pub writes: u64,
-    /// Syncs.
+    /// Number of syncs.
     pub syncs: u64,
-    /// Pages that were dirty at a sync of theirs.
+    /// Pages that were dirty at a sync of their file.
     pub synced_pages: u64,
 }
 
 /// A scheme with its memory.
 pub trait Scheme {
-    /// Plays one operation.
+    /// Processes one operation.
     ///
     /// # Errors
-    /// The shipped engine that runs inside gave one.
+    /// The production engine of the scheme has failed.
     fn play(&mut self, op: &Op, devices: &mut dyn Devices) -> Result<()>;
 
-    /// What was asked for so far.
+    /// Returns the requests so far.
     fn requests(&self) -> Requests;
 
-    /// Most bytes of DRAM so far that said what lies where in persistent memory.
+    /// Returns the peak bytes of DRAM for the index of persistent memory.
     fn index_bytes_peak(&self) -> u64;
 }
 
-/// How much persistent memory a scheme has.
+/// The amount of a scheme's persistent memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pmem {
-    /// None.
+    /// No persistent memory.
     None,
-    /// As much as users say.
+    /// The amount that users choose.
     Chosen,
-    /// As much as all data takes.
+    /// The amount that all data takes.
     AllData,
 }
 
 impl Pmem {
-    /// Bytes of it, where `chosen_bytes` are chosen and the trace touches `footprint_pages` pages.
+    /// Returns the bytes, given the users' choice `chosen_bytes` and the number of pages that the
+    /// trace touches.
     pub fn bytes(self, chosen_bytes: u64, footprint_pages: u64) -> u64 {
         match self {
             Self::None => 0,
@@ -104,20 +106,21 @@ impl Pmem {
     }
 }
 
-/// Makes a scheme.
+/// A function that creates a scheme.
 pub type Create = fn(&Sizes) -> Result<Box<dyn Scheme>>;
 
 /// A scheme that users can choose.
 pub struct SchemeEntry {
     /// The name on the command line.
     pub name: &'static str,
-    /// How much persistent memory it has.
+    /// Amount of persistent memory.
     pub pmem: Pmem,
-    /// What users choose to have it; none where Tidegate does not offer it.
+    /// The configuration that users choose for the scheme; `None` if Tidegate does not offer it.
     pub offer: Option<&'static str>,
-    /// It stores data: it takes as much memory of this machine as it has persistent memory.
+    /// Whether the scheme stores data. If so, it allocates as much memory as it has persistent
+    /// memory.
     pub holds_data: bool,
-    /// Makes the scheme.
+    /// Creates the scheme.
     pub create: Create,
 }
 
@@ -149,7 +152,7 @@ const BTT: SchemeEntry = SchemeEntry {
     create: |sizes| tier(sizes, Policy::None),
     ..DRAM
 };
-/// The scheme `name` of a DRAM tier.
+/// Returns the entry of a DRAM tier called `name`.
 const fn tiered(name: &'static str, create: Create) -> SchemeEntry {
     SchemeEntry { name, offer: Some(tiers::OFFER), create, ..BTT }
 }
@@ -177,7 +180,7 @@ pub static SCHEMES: &[SchemeEntry] = &[
     tiered("coactive", |sizes| tier(sizes, Policy::Coactive)),
 ];
 
-/// The scheme called `name`.
+/// Returns the scheme called `name`.
 pub fn scheme(name: &str) -> Option<&'static SchemeEntry> {
     SCHEMES.iter().find(|entry| entry.name == name)
 }

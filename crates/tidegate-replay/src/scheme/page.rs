@@ -1,4 +1,4 @@
-//! Pages of 4 KiB and their cache lines: what a request covers of them.
+//! Computes the pages of 4 KiB and the cache lines that a request covers.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use crate::trace::FileId;
 
 /// Bytes of a page.
 pub const PAGE_BYTES: u64 = 4096;
-/// Bytes of a cache line: a bit of a mask of lines.
+/// Bytes of a cache line, which a bit of a line mask stands for.
 pub const LINE_BYTES: u64 = 64;
 /// All lines of a page.
 pub const ALL_LINES: u64 = u64::MAX;
@@ -16,41 +16,43 @@ pub const ALL_LINES: u64 = u64::MAX;
 pub struct PageId {
     /// The file.
     pub file: FileId,
-    /// The page's number in it, from 0.
+    /// The page's number in the file, from 0.
     pub page: u64,
 }
 
-/// The pages that hold `len` bytes at `offset`.
+/// Returns the pages that hold `len` bytes at `offset`.
 pub fn pages_of(offset: u64, len: u64) -> Range<u64> {
     let first = offset / PAGE_BYTES;
     if len == 0 { first..first } else { first..offset.saturating_add(len).div_ceil(PAGE_BYTES) }
 }
 
-/// The bytes of page `page` that `len` bytes at `offset` are, counted from the page's start.
+/// Returns the part of page `page` that `len` bytes at `offset` cover, relative to the page's
+/// start.
 pub fn part_of(page: u64, offset: u64, len: u64) -> Range<u64> {
     let start = page.saturating_mul(PAGE_BYTES);
     let end = offset.saturating_add(len);
     offset.saturating_sub(start).min(PAGE_BYTES)..end.saturating_sub(start).min(PAGE_BYTES)
 }
 
-/// The pages of `file` that hold `len` bytes at `offset`, and which bytes of each.
+/// Returns the pages of `file` that hold `len` bytes at `offset`, and the covered bytes of each
+/// page.
 pub fn parts_of(file: FileId, offset: u64, len: u64) -> impl Iterator<Item = (PageId, Range<u64>)> {
     pages_of(offset, len).map(move |page| (PageId { file, page }, part_of(page, offset, len)))
 }
 
-/// A bit for each line that holds one of `bytes` of a page.
+/// Returns a mask of the lines that hold any of `bytes` of a page.
 pub fn lines_of(bytes: &Range<u64>) -> u64 {
     let (first, end) = (bytes.start / LINE_BYTES, bytes.end.div_ceil(LINE_BYTES));
     let below = |line: u64| if line >= 64 { ALL_LINES } else { (1 << line) - 1 };
     below(end) & !below(first)
 }
 
-/// Bytes of as many lines as `lines` has.
+/// Returns the bytes of the lines in the mask `lines`.
 pub fn bytes_of(lines: u64) -> u64 {
     u64::from(lines.count_ones()) * LINE_BYTES
 }
 
-/// The numbers of the bits that are set in `mask`.
+/// Returns the numbers of the bits that are set in `mask`.
 pub fn bits(mask: u64) -> impl Iterator<Item = u32> {
     let mut rest = mask;
     std::iter::from_fn(move || {
@@ -62,7 +64,7 @@ pub fn bits(mask: u64) -> impl Iterator<Item = u32> {
     })
 }
 
-/// The runs of neighbouring lines in `lines`: the first of each, and how many.
+/// Returns the runs of neighbouring lines in `lines`: the first line and the length of each run.
 pub fn runs_of(lines: u64) -> impl Iterator<Item = (u32, u32)> {
     let mut rest = lines;
     std::iter::from_fn(move || {

@@ -1,6 +1,6 @@
-//! Pages in DRAM, in the order of their last use, with what is dirty of them by file.
+//! Tracks pages in DRAM, in the order of their last use, and their dirty lines by file.
 //!
-//! The order is a list of slots of the core, the least recently used one first.
+//! The order is the core's list of slots, the least recently used slot first.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -15,17 +15,17 @@ use crate::trace::FileId;
 struct Slot {
     id: PageId,
     position: Position,
-    /// Lines that were written and neither synced nor written to flash since.
+    /// Lines that were written since their last sync or write to flash.
     dirty: u64,
 }
 
-/// The pages of a file that are in DRAM.
+/// The pages of a file in DRAM.
 struct File {
     resident: List,
     dirty: List,
-    /// Behind the last page of the file that ever was in DRAM.
+    /// End of the pages of the file that were in DRAM at any time.
     pages_end: u64,
-    /// The file is known to be this long.
+    /// The least length of the file that the trace has shown.
     len_bytes: u64,
 }
 
@@ -44,7 +44,7 @@ pub struct PageCache {
 }
 
 impl PageCache {
-    /// Memory for `pages` pages, at least 1 and at most what slots can number.
+    /// Returns an empty cache for `pages` pages, limited to 1 and the maximum number of slots.
     pub fn new(pages: u64) -> Self {
         let capacity = u32::try_from(pages).unwrap_or(MAX_SLOTS).clamp(1, MAX_SLOTS);
         Self {
@@ -61,24 +61,24 @@ impl PageCache {
         }
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// The slot of `id`, which is used now.
+    /// Returns the slot of `id`, and marks it as most recently used.
     pub fn touch(&mut self, id: PageId) -> Option<u32> {
         let slot = self.table.get(id)?;
         self.order.move_last(&mut self.order_links, slot);
         Some(slot)
     }
 
-    /// The slot that is to be given up before another page can come in. None: one is free.
+    /// Returns the slot to evict before another page is inserted, or `None` if a slot is free.
     pub fn victim(&self) -> Option<u32> {
         if self.order.len() < self.capacity { None } else { self.order.first() }
     }
 
-    /// Gives `id`, which is not there, a slot that is free.
+    /// Assigns a free slot to `id`, which has none.
     pub fn insert(&mut self, id: PageId) -> u32 {
         let next = u32::try_from(self.slots.len()).unwrap_or(MAX_SLOTS);
         let slot = self.free.pop().unwrap_or(next);
@@ -95,7 +95,7 @@ impl PageCache {
         slot
     }
 
-    /// Gives `slot` up.
+    /// Frees `slot`.
     pub fn remove(&mut self, slot: u32) {
         self.clean(slot);
         let Slot { id, position, .. } = self.slots[slot as usize];
@@ -105,17 +105,17 @@ impl PageCache {
         self.free.push(slot);
     }
 
-    /// The page in `slot`.
+    /// Returns the page in `slot`.
     pub fn id(&self, slot: u32) -> PageId {
         self.slots[slot as usize].id
     }
 
-    /// The lines of `slot` that no sync and no write to flash covered yet.
+    /// Returns the lines of `slot` that were written since the last sync or write to flash.
     pub fn dirty_lines(&self, slot: u32) -> u64 {
         self.slots[slot as usize].dirty
     }
 
-    /// Makes `lines` of `slot` dirty.
+    /// Marks `lines` of `slot` as dirty.
     pub fn dirty(&mut self, slot: u32, lines: u64) {
         let Slot { id, dirty, .. } = &mut self.slots[slot as usize];
         let was_clean = *dirty == 0;
@@ -129,7 +129,7 @@ impl PageCache {
         }
     }
 
-    /// Makes `slot` clean.
+    /// Marks `slot` as clean.
     pub fn clean(&mut self, slot: u32) {
         let Slot { id, dirty, .. } = &mut self.slots[slot as usize];
         if std::mem::take(dirty) != 0 {
@@ -141,18 +141,18 @@ impl PageCache {
         }
     }
 
-    /// The slot of `file` that is dirty for the longest time.
+    /// Returns the slot of `file` that has been dirty for the longest time.
     pub fn first_dirty(&self, file: FileId) -> Option<u32> {
         self.files.get(file.0 as usize)?.dirty.first()
     }
 
-    /// The first file with dirty pages.
+    /// Returns the file with dirty pages that has the lowest number.
     pub fn first_dirty_file(&self) -> Option<FileId> {
         self.dirty_files.first().copied().map(FileId)
     }
 
-    /// The slots with pages of `file` that begin at or behind `len_bytes`, which is the file's
-    /// length from now on.
+    /// Truncates `file` to `len_bytes`. Appends the slots of pages that begin at or behind the new
+    /// end to `out`.
     pub fn cut(&mut self, file: FileId, len_bytes: u64, out: &mut Vec<u32>) {
         let Some(file) = self.files.get_mut(file.0 as usize) else { return };
         file.len_bytes = file.len_bytes.min(len_bytes);
@@ -164,8 +164,8 @@ impl PageCache {
         }
     }
 
-    /// Notes that `bytes` of `id` were read or written; returns whether flash has more of the page
-    /// than these.
+    /// Extends the known length of the file to `bytes` of `id`; returns whether the file had other
+    /// bytes in this page before.
     pub fn note_extent(&mut self, id: PageId, bytes: &Range<u64>) -> bool {
         let file = file_of(&mut self.files, id.file);
         let start = id.page.saturating_mul(PAGE_BYTES);

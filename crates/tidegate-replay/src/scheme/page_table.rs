@@ -1,7 +1,8 @@
-//! Which slot has which page, by chunks of neighbouring pages: a run of pages costs one look-up a
-//! chunk, and a page that leaves none.
+//! Maps pages to slots, by chunks of neighbouring pages: a run of pages costs one look-up per
+//! chunk, and the removal of a page costs none.
 //!
-//! Invariants: a chunk in the map has at least one page, and `last` is a chunk in the map or none.
+//! Invariants: a chunk in the map has at least one page, and `last` is a chunk in the map or
+//! `None`.
 
 use rustc_hash::FxHashMap;
 
@@ -11,20 +12,20 @@ use crate::trace::FileId;
 /// Pages of a chunk.
 const CHUNK_PAGES: usize = 16;
 const CHUNK_BITS: u32 = CHUNK_PAGES.trailing_zeros();
-/// Stands for no slot.
+/// A value that stands for no slot.
 const NONE: u32 = u32::MAX;
 
-/// A file and the number of a chunk in it.
+/// A file and the number of a chunk in the file.
 type Key = (FileId, u64);
 
-/// Where the table has a page, until that is removed.
+/// Index of the chunk of a page, valid until the page is removed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Position(u32);
 
 #[derive(Clone)]
 struct Chunk {
     slots: [u32; CHUNK_PAGES],
-    /// Pages that have a slot.
+    /// Number of pages with a slot.
     pages: u32,
 }
 
@@ -43,14 +44,14 @@ pub(super) struct PageTable {
 }
 
 impl PageTable {
-    /// The slot of `id`.
+    /// Returns the slot of `id`.
     pub(super) fn get(&mut self, id: PageId) -> Option<u32> {
         let chunk = self.find(key_of(id))?;
         let slot = self.chunks[chunk as usize].slots[at_of(id)];
         (slot != NONE).then_some(slot)
     }
 
-    /// Notes that `id`, which has no slot, has `slot`.
+    /// Maps `id`, which has no slot, to `slot`.
     pub(super) fn insert(&mut self, id: PageId, slot: u32) -> Position {
         let key = key_of(id);
         let number = self.find(key).unwrap_or_else(|| self.add(key));
@@ -60,7 +61,7 @@ impl PageTable {
         Position(number)
     }
 
-    /// Notes that `id`, which is at `position`, has no slot any more.
+    /// Removes `id`, which is at `position`, from the table.
     pub(super) fn remove(&mut self, id: PageId, Position(number): Position) {
         let chunk = &mut self.chunks[number as usize];
         chunk.slots[at_of(id)] = NONE;

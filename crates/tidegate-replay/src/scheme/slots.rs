@@ -1,27 +1,28 @@
-//! Persistent memory in slots of 4 KiB, each of which holds a page or 56 cache lines of any pages,
-//! as AFCM lays them out (sections 3.2.1 and 3.2.2).
+//! Persistent memory in slots of 4 KiB, each with a page or with 56 cache lines of any pages, in
+//! AFCM's layout (sections 3.2.1 and 3.2.2).
 //!
-//! The schemes differ in what a sync copies of a page: `sccm`, the paper's conventional one, all of
-//! it to a slot; `sfcm` its dirty lines to slots of 56 lines; `afcm` what costs less space.
+//! A sync of a page differs by scheme. `sccm`, the paper's conventional scheme, copies the whole
+//! page to a slot. `sfcm` copies its dirty lines to slots of 56 lines. `afcm` chooses the form that
+//! costs less space.
 //!
-//! - A page that DRAM gives up is written to flash where that does not have all of it, and leaves
-//!   persistent memory: that keeps no page that DRAM does not have.
-//! - A page that persistent memory gives up is written to flash out of DRAM, where it stays, clean,
-//!   in its place in the order.
+//! - A page that DRAM evicts is written to flash if flash does not have its newest version. It also
+//!   leaves persistent memory, which keeps no page that DRAM does not have.
+//! - A page that persistent memory evicts is written from DRAM to flash. It stays in DRAM, clean
+//!   and with an unchanged position in the order.
 //!
-//! A slot of lines begins with 512 bytes that say which lines it holds: a bitmap, a bitmap of
-//! versions, and 8 bytes a line. What slots of pages hold is in global metadata pages: 8 bytes a
-//! slot, 2 bits of state, and a bit of version.
+//! A slot of lines begins with 512 bytes of metadata about its lines: a bitmap, a bitmap of
+//! versions, and 8 bytes per line. Global metadata pages describe the slots of pages: 8 bytes per
+//! slot, 2 bits of state, and a version bit.
 //!
-//! Pages leave in the order of their last sync: the core's [`Lrw`].
+//! Eviction is in the order of the last sync: the core's [`Lrw`].
 //!
-//! Where the paper leaves a choice open:
-//! - a page that has a slot of its own keeps it when a sync of it would rather be lines: these are
-//!   stored in the slot;
-//! - with atomic syncs nothing is stored over what counts, so that page is stored whole into
-//!   another slot; lines that the sync does not cover stay where they are;
-//! - space of older versions is released at the end of a sync, or where the log is full or nothing
-//!   else is left to release.
+//! Choices that the paper leaves open:
+//! - A page with its own slot keeps it when a sync would prefer lines: these are stored in the
+//!   slot.
+//! - With atomic syncs, no store overwrites the current version, so that such a page is stored
+//!   whole in another slot. Lines that the sync does not cover stay where they are.
+//! - Space of older versions is released at the end of a sync, or earlier if the log is full or no
+//!   other space is left.
 
 use tidegate::cache::policy::{Replacement, lrw::Lrw};
 use tidegate::tier::list::{Links, List};
@@ -33,45 +34,46 @@ use super::page_cache::PageCache;
 use super::{Scheme, Sizes, tcow};
 use crate::error::Result;
 
-/// Lines of a slot that holds lines.
+/// Lines of a slot of lines.
 pub const FINE_LINES: u32 = 56;
-/// What says which lines a slot holds.
+/// Metadata about the lines of a slot.
 pub const FINE_METADATA_BYTES: u64 = 512;
 const ALL_FINE: u64 = (1 << FINE_LINES) - 1;
-/// A place of a line is its slot's number times this, and its number in the slot.
+/// Factor of the slot number in the `place` of a line; the rest is the line's number in the slot.
 const PLACES_A_SLOT: u32 = 64;
 const MAX_SLOTS: u64 = (u32::MAX / PLACES_A_SLOT) as u64;
 const NOWHERE: u32 = u32::MAX;
-/// A word of a bitmap, of the global map, or an entry for a line.
+/// Bytes of a word of a bitmap or of the global map, and of an entry for a line.
 const WORD_BYTES: u64 = 8;
-/// Bits of the global map for a slot: what it holds, its state and its version.
+/// Bits of the global map per slot: content, state and version.
 const MAP_BITS: u64 = 64 + 2 + 1;
-/// DRAM for a page that is kept: its key and first extent in a hash table, and its links.
+/// DRAM for a stored page: its key and first extent in a hash table, and its links.
 const INDEX_PAGE_BYTES: u64 = 40;
-/// DRAM for an extent: three numbers, and the next one.
+/// DRAM for an extent: three numbers, and the link to the next extent.
 const INDEX_EXTENT_BYTES: u64 = 32;
 
-/// How a page is stored.
+/// The form in which a page is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Whole, in a slot of its own.
+    /// The whole page, in its own slot.
     Coarse,
-    /// Its dirty lines, in slots with those of other pages.
+    /// The page's dirty lines, in slots with lines of other pages.
     Fine,
 }
 
-/// What `afcm` chooses for a page with these dirty lines, by the paper's equations 1 and 2: fine
-/// where the lines that are not stored are more than the share of metadata of those that are.
+/// Returns the form that `afcm` chooses for a page with these dirty lines, by the paper's equations
+/// 1 and 2: fine if the size of the lines that are not stored exceeds the metadata for the stored
+/// ones.
 pub(super) fn cheaper(dirty: u64) -> Kind {
     let dirty = dirty.count_ones();
     let benefit = u64::from(64 - dirty) * LINE_BYTES;
-    // Both sides times the lines of a slot.
+    // Both sides are multiplied by the lines of a slot.
     let is_fine = benefit * u64::from(FINE_LINES) > u64::from(dirty) * FINE_METADATA_BYTES;
     if is_fine { Kind::Fine } else { Kind::Coarse }
 }
 
-/// The scheme that stores a page as `kind_of` says of its dirty lines; `has_map` where that may be
-/// whole.
+/// Returns the scheme that stores a page in the form that `kind_of` returns for its dirty lines;
+/// `has_map` tells whether that can be [`Kind::Coarse`].
 pub fn hybrid(sizes: &Sizes, has_map: bool, kind_of: fn(u64) -> Kind) -> Box<dyn Scheme> {
     let dram = PageCache::new(sizes.dram_pages);
     let count = slots_of(sizes, has_map);
@@ -79,25 +81,25 @@ pub fn hybrid(sizes: &Sizes, has_map: bool, kind_of: fn(u64) -> Kind) -> Box<dyn
     Box::new(Hybrid::new(dram, slots))
 }
 
-/// What persistent memory has of a page in DRAM.
+/// The stored part of a page in DRAM.
 enum Held {
     Nothing,
-    /// All of it, in this slot.
+    /// The whole page, in this slot.
     Coarse(u32),
     Fine(Box<Lines>),
 }
 
-/// Lines of a page.
+/// Stored lines of a page.
 struct Lines {
     stored: u64,
-    /// By line: where it is.
+    /// Place of each line.
     places: [u32; 64],
 }
 
 impl Lines {
     const EMPTY: Self = Self { stored: 0, places: [NOWHERE; 64] };
 
-    /// Neighbours that lie together: extents of the paper's index.
+    /// Returns the number of runs of neighbouring lines: extents of the paper's index.
     fn extents(&self) -> u64 {
         let follows = |line: usize| {
             let has = self.stored >> line & 1 != 0;
@@ -115,32 +117,32 @@ impl Lines {
 /// A slot of persistent memory.
 #[derive(Clone)]
 struct Slot {
-    /// Its lines that are taken; none for a slot that is free or holds a page.
+    /// Mask of used lines; 0 for a slot that is free or holds a page.
     taken: u64,
-    /// By taken line: the DRAM slot of its page.
+    /// DRAM slots of the pages of used lines, by line.
     owners: Box<[u32]>,
 }
 
 /// Persistent memory for synced pages.
 pub struct Pmem {
     kind_of: fn(u64) -> Kind,
-    /// How many slots there are, here and in DRAM: all tables are empty until the first sync.
+    /// Numbers of slots, here and in DRAM: all tables are empty until the first sync.
     count: u32,
     dram_slots: u32,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Slots of lines that are not full, and how many lines they have left.
+    /// Slots of lines that are not full, and their number of free lines.
     partial: List,
     links: Links,
     partial_lines: u64,
-    /// By DRAM slot.
+    /// Stored parts, by DRAM slot.
     held: Vec<Held>,
     order: Lrw,
-    /// The DRAM slot that is being synced: in no order, and not given up.
+    /// The DRAM slot that is being synced: it is in no order, and is not evicted.
     busy: u32,
     index_bytes: u64,
     index_bytes_peak: u64,
-    /// With atomic syncs: what this sync replaced.
+    /// Versions that this sync replaced, if syncs are atomic.
     replaced: Option<Replaced>,
     victims: Vec<u32>,
 }
@@ -150,7 +152,7 @@ pub struct Pmem {
 struct Replaced {
     slots: Vec<u32>,
     places: Vec<u32>,
-    /// Entries of the log.
+    /// Number of entries in the log.
     pages: u64,
 }
 
@@ -175,7 +177,7 @@ impl Pmem {
         }
     }
 
-    /// Makes the tables, unless a sync has made them: a trace without syncs needs none.
+    /// Allocates the tables at the first sync: a trace without syncs needs none.
     fn make_tables(&mut self) {
         if self.held.is_empty() {
             self.slots = vec![Slot { taken: 0, owners: Box::default() }; self.count as usize];
@@ -186,7 +188,7 @@ impl Pmem {
         }
     }
 
-    /// Stores the page of `slot` whole. False: there is no space for it.
+    /// Stores the whole page of `slot`. Returns `false` if there is no space.
     fn store_page(&mut self, slot: u32, dram: &mut PageCache, devices: &mut dyn Devices) -> bool {
         let page = dram.id(slot);
         if let Held::Coarse(_) = self.held[slot as usize]
@@ -207,8 +209,8 @@ impl Pmem {
         true
     }
 
-    /// Stores the dirty lines of `slot`, whose page has no slot of its own. False: there is no
-    /// space.
+    /// Stores the dirty lines of `slot`, whose page has no slot of its own. Returns `false` if
+    /// there is no space.
     fn store_lines(&mut self, slot: u32, dram: &mut PageCache, devices: &mut dyn Devices) -> bool {
         let lines = dram.dirty_lines(slot);
         let stored = if let Held::Fine(old) = &self.held[slot as usize] { old.stored } else { 0 };
@@ -237,7 +239,7 @@ impl Pmem {
         true
     }
 
-    /// Stores the entries of `places`, and then the bitmaps that make them count.
+    /// Stores the entries of `places`, and then the bitmaps that make the entries valid.
     fn describe(places: impl Iterator<Item = u32>, devices: &mut dyn Devices) {
         let mut numbers = slots_with(places);
         if numbers.is_empty() {
@@ -251,7 +253,7 @@ impl Pmem {
         store_words(numbers.len(), devices);
     }
 
-    /// A slot that is free; pages leave for it. None: there is none.
+    /// Returns a free slot, and evicts pages for it. Returns `None` if there is no space.
     fn take_slot(&mut self, dram: &mut PageCache, devices: &mut dyn Devices) -> Option<u32> {
         while self.free.is_empty() {
             if let Some(victim) = self.victim() {
@@ -263,7 +265,8 @@ impl Pmem {
         self.free.pop()
     }
 
-    /// Evicts `victim`, and if it is lines all pages with lines in the slot with most of them.
+    /// Evicts `victim`. If it has lines, evicts all pages with lines in the slot that has most of
+    /// them.
     fn evict_for_slot(&mut self, victim: u32, dram: &mut PageCache, devices: &mut dyn Devices) {
         let Held::Fine(lines) = &self.held[victim as usize] else {
             return self.evict(victim, dram, devices);
@@ -280,7 +283,7 @@ impl Pmem {
         }
     }
 
-    /// Evicts pages until `lines` lines are free. False: there are not as many.
+    /// Evicts pages until `lines` lines are free. Returns `false` if that is impossible.
     fn make_space(&mut self, lines: u32, dram: &mut PageCache, devices: &mut dyn Devices) -> bool {
         let free =
             |this: &Self| this.partial_lines + this.free.len() as u64 * u64::from(FINE_LINES);
@@ -294,14 +297,14 @@ impl Pmem {
         true
     }
 
-    /// The page that was synced least recently.
+    /// Returns the page that was synced least recently.
     fn victim(&mut self) -> Option<u32> {
         self.victims.clear();
         self.order.victims(1, &mut self.victims);
         self.victims.first().copied()
     }
 
-    /// Writes the page of `slot` to flash and gives it up.
+    /// Writes the page of `slot` to flash, and drops it from persistent memory.
     fn evict(&mut self, slot: u32, dram: &mut PageCache, devices: &mut dyn Devices) {
         devices.ssd_write(dram.id(slot), Source::Dram);
         devices.ssd_flush();
@@ -310,7 +313,7 @@ impl Pmem {
         devices.pmem_forget(dram.id(slot));
     }
 
-    /// A free place for a line of `owner`: there is one.
+    /// Takes a free place for a line of `owner`. The caller has made space.
     fn take_place(&mut self, owner: u32, devices: &mut dyn Devices) -> u32 {
         let number = match self.partial.first() {
             Some(number) => number,
@@ -327,7 +330,7 @@ impl Pmem {
         number * PLACES_A_SLOT + line
     }
 
-    /// Makes a free slot, of which there is one, one of lines.
+    /// Turns a free slot, which must exist, into a slot of lines.
     fn begin_lines(&mut self, devices: &mut dyn Devices) -> u32 {
         let number = self.free.pop().unwrap_or_default();
         self.slots[number as usize].owners = [NOWHERE; FINE_LINES as usize].into();
@@ -353,7 +356,7 @@ impl Pmem {
         }
     }
 
-    /// Releases `places`, each slot's by one store of its bitmap.
+    /// Releases `places` with one store per slot's bitmap.
     fn free_places(&mut self, places: &[u32], devices: &mut dyn Devices) {
         let mut numbers = slots_with(places.iter().copied());
         numbers.dedup();
@@ -363,7 +366,8 @@ impl Pmem {
         store_words(numbers.len(), devices);
     }
 
-    /// Releases what a page that is stored whole had before, or keeps it until the sync ends.
+    /// Releases the former versions of a page that is stored whole, or keeps them until the sync
+    /// ends.
     fn give_up_old(&mut self, old: Held, devices: &mut dyn Devices) {
         match (old, &mut self.replaced) {
             (Held::Nothing, _) => {}
@@ -397,7 +401,7 @@ impl Pmem {
         let Some(replaced) = &mut self.replaced else { return };
         replaced.pages += 1;
         let is_full = replaced.pages == tcow::ENTRIES;
-        // Nobody owns what was replaced: it leaves with the sync, not with its page.
+        // Replaced versions have no owner: they are released with the sync, not with their page.
         for place in &replaced.places {
             let slot = &mut self.slots[(place / PLACES_A_SLOT) as usize];
             slot.owners[(place % PLACES_A_SLOT) as usize] = NOWHERE;
@@ -408,7 +412,8 @@ impl Pmem {
         }
     }
 
-    /// Releases what atomic syncs replaced, and so ends the log. False: there is nothing.
+    /// Releases the versions that atomic syncs replaced, and ends the log. Returns whether space
+    /// became free.
     fn release_replaced(&mut self, devices: &mut dyn Devices) -> bool {
         let Some(replaced) = &mut self.replaced else { return false };
         let Replaced { slots, places, pages } = std::mem::take(replaced);
@@ -432,12 +437,12 @@ impl Pmem {
         }
     }
 
-    /// The page of `slot` is kept here, and flash does not have all of it.
+    /// Returns whether the page of `slot` is stored here, so that flash lacks its newest version.
     fn holds(&self, slot: u32) -> bool {
         self.held.get(slot as usize).is_some_and(|held| !matches!(held, Held::Nothing))
     }
 
-    /// Gives the page of `slot` up.
+    /// Drops the page of `slot`.
     fn release(&mut self, slot: u32, devices: &mut dyn Devices) {
         self.index_bytes -= self.index_bytes_of(slot);
         let held = std::mem::replace(&mut self.held[slot as usize], Held::Nothing);
@@ -503,7 +508,7 @@ impl Durable for Pmem {
     }
 }
 
-/// Stores words that lie apart.
+/// Stores `count` separate words, with one fence.
 fn store_words(count: usize, devices: &mut dyn Devices) {
     for _ in 0..count {
         devices.pmem_metadata(WORD_BYTES);
@@ -511,28 +516,28 @@ fn store_words(count: usize, devices: &mut dyn Devices) {
     devices.pmem_fence();
 }
 
-/// The slot of each of `places`, in order.
+/// Returns the slot of each of `places`, sorted.
 fn slots_with(places: impl Iterator<Item = u32>) -> Vec<u32> {
     let mut numbers: Vec<u32> = places.map(|place| place / PLACES_A_SLOT).collect();
     numbers.sort_unstable();
     numbers
 }
 
-/// The slot in which most of `lines` are.
+/// Returns the slot with most of `lines`.
 fn slot_with_most(lines: &Lines) -> u32 {
     let numbers = slots_with(lines.each(ALL_LINES));
     let most = numbers.chunk_by(|one, other| one == other).max_by_key(|same| same.len());
     most.map_or(0, |same| same[0])
 }
 
-/// How many slots there are, behind the global metadata pages where slots hold pages, and the log
-/// of atomic syncs.
+/// Returns the number of slots, behind the global metadata pages if slots hold pages, and behind
+/// the log of atomic syncs.
 fn slots_of(sizes: &Sizes, has_map: bool) -> u32 {
     let log_bytes = if sizes.atomic { tcow::LOG_BYTES } else { 0 };
     let pages = sizes.pmem_bytes.saturating_sub(log_bytes) / PAGE_BYTES;
     let map_pages = pages.saturating_mul(MAP_BITS).div_ceil(8 * PAGE_BYTES);
     let slots = if has_map { pages.saturating_sub(map_pages) } else { pages };
-    // What cannot be used: every page whole and as lines, and as an older version of them.
+    // The useful maximum: every page whole, as lines, and as an older version.
     let useful = sizes.footprint_pages.saturating_mul(3).saturating_add(2 * tcow::ENTRIES);
     u32::try_from(slots.min(useful).min(MAX_SLOTS)).unwrap_or(u32::MAX)
 }

@@ -1,33 +1,36 @@
-//! What AFCM's transactional copy-on-write costs (section 3.3.1), taken literally.
+//! Costs of AFCM's transactional copy-on-write (section 3.3.1), taken literally.
 //!
-//! For each page of a sync: a log entry is written and the head moved; the old version is marked
-//! old and the entry's state becomes 1; the data goes to new space and the state becomes 2. At the
-//! end the old space is released and the tail moved. Each of these is durable before the next.
+//! For each page of a sync: a log entry is written and the head advances; the old version is marked
+//! as old and the entry's state becomes 1; the data is written to new space and the state becomes
+//! 2. At the end of the sync, the old space is released and the tail advances. Each step is durable
+//! before the next.
 //!
-//! The literal form is not atomic, which this scheme cannot show for it only counts: no entry says
-//! how many pages a sync has, so a crash after the first page reached state 2 and before the second
-//! page's entry is there commits the first page alone; and a sync of more pages than the log of
-//! 4 KiB has entries commits in parts. [`torn_crashes`] crashes a model of the steps at each of
-//! them and finds the first; `slots` ends the log where it is full.
+//! The literal form is not atomic, for two reasons. No entry contains the number of pages of a
+//! sync: a crash after the first page has reached state 2, and before the second page's entry
+//! exists, commits the first page alone. And a sync of more pages than the log of 4 KiB has entries
+//! commits in parts. [`torn_crashes`] crashes a model of the steps at every step, and finds the
+//! first case; `slots` ends the log when it is full. The scheme only counts, and therefore does not
+//! show either.
 
 use super::devices::Devices;
 
-/// The log is a page; an entry is a cache line, so that its first store is one.
+/// The log is one page; an entry is a cache line, so that its first store is atomic.
 pub const LOG_BYTES: u64 = 4096;
 const ENTRY_BYTES: u64 = 64;
-/// One entry stays free: a full log and an empty one must differ.
+/// One entry stays free, to distinguish a full log from an empty one.
 pub const ENTRIES: u64 = LOG_BYTES / ENTRY_BYTES - 1;
 /// Number of lines, flash address, previous and present page.
 const FIELDS_BYTES: u64 = 4 * WORD_BYTES;
 const WORD_BYTES: u64 = 8;
 
-/// Stores a word that is durable before what follows.
+/// Stores a word, and makes it durable before later stores.
 fn store_word(devices: &mut dyn Devices) {
     devices.pmem_metadata(WORD_BYTES);
     devices.pmem_fence();
 }
 
-/// Steps 1 to 3 for a page; `has_old`: persistent memory has an older version.
+/// Performs steps 1 to 3 for a page; `has_old` tells whether persistent memory has an older
+/// version.
 pub fn begin_page(has_old: bool, devices: &mut dyn Devices) {
     devices.pmem_metadata(FIELDS_BYTES);
     devices.pmem_fence();
@@ -38,32 +41,33 @@ pub fn begin_page(has_old: bool, devices: &mut dyn Devices) {
     }
 }
 
-/// The end of step 4: the entry says where the page is now, and that it is complete.
+/// Performs the end of step 4: stores the page's location in the entry, and marks the entry as
+/// complete.
 pub fn end_page(devices: &mut dyn Devices) {
     store_word(devices);
     store_word(devices);
 }
 
-/// The end of step 6: the tail moves.
+/// Performs the end of step 6: advances the tail.
 pub fn end_sync(devices: &mut dyn Devices) {
     store_word(devices);
 }
 
-/// What persistent memory says of the log and of two pages, after some of the ordered stores.
+/// The log and two pages in persistent memory, after some of the ordered stores.
 #[derive(Default)]
 struct Memory {
     head: usize,
     tail: usize,
-    /// By entry.
+    /// States, by entry.
     states: [u8; 2],
-    /// By page: the new version is there, and the old one is released.
+    /// Whether the new version of a page exists, and whether the old one is released, by page.
     has_new: [bool; 2],
     has_released: [bool; 2],
 }
 
 type Store = fn(&mut Memory);
 
-/// The paper's six steps for a sync of two pages, in their order.
+/// The paper's six steps for a sync of two pages, in order.
 const STORES: [Store; 10] = [
     |memory| memory.head = 1,
     |memory| memory.states[0] = 1,
@@ -77,7 +81,7 @@ const STORES: [Store; 10] = [
     |memory| memory.tail = 2,
 ];
 
-/// Section 3.3.2: which pages are new after recovery from a crash behind `stores` stores.
+/// Recovers from a crash after `stores` stores, by section 3.3.2; returns which pages are new.
 fn recover(stores: usize) -> [bool; 2] {
     let mut memory = Memory::default();
     for store in STORES.iter().take(stores) {
@@ -88,8 +92,8 @@ fn recover(stores: usize) -> [bool; 2] {
     [0, 1].map(|page| memory.has_new[page] && (is_committed || memory.has_released[page]))
 }
 
-/// Crashes of a sync of two pages after which recovery leaves one of them new and the other old,
-/// and all crashes: one before each store and one behind the last.
+/// Returns the number of crashes of a sync of two pages that leave one page new and the other old,
+/// and the number of all crashes: one before each store and one behind the last.
 pub fn torn_crashes() -> (usize, usize) {
     let is_torn = |stores: &usize| matches!(recover(*stores), [one, other] if one != other);
     let all = 0..=STORES.len();

@@ -1,7 +1,7 @@
-//! `tidegate`: the shipped cache.
+//! `tidegate`: the production cache.
 //!
-//! The mode is `wo`: what is read from flash stays in DRAM alone. A page that a file loses costs a
-//! header, and a slot until that is cleaned.
+//! The mode is `wo`: pages that are read from flash stay only in DRAM. A page that is truncated or
+//! removed costs a header, and a slot until the slot is cleaned.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,37 +25,37 @@ use crate::error::Result;
 use crate::scheme::Sizes;
 use crate::scheme::page::{ALL_LINES, LINE_BYTES, PAGE_BYTES};
 
-/// What users choose to have it.
+/// The configuration that users choose for this scheme.
 pub(in crate::scheme) const OFFER: &str =
     "a cache (`tidegate create --engine cache --block-size 512`, `tidegate serve --mode wo`)";
-/// What failed, in messages.
+/// The failed component, in messages.
 const CACHE: &str = "the cache for";
-/// The mode that is played, and offered.
+/// The mode that is played and offered.
 const MODE: Mode = Mode::WriteOnly;
-/// DRAM of the shipped index, by slot (`cache::index`).
+/// DRAM of the production index per slot (`cache::index`).
 const INDEX_SLOT_BYTES: u64 = 32;
-/// Entries of a slot that was split once. There are entries for a power of two of such slots, and
-/// for eight at least.
+/// Index entries of a slot that has been split. The index has entries for a power of two of such
+/// slots, at least for eight.
 const ENTRIES_OF_SPLIT: u64 = 8;
 const SPLITS_LEAST: u64 = 8;
 
-/// The shipped cache.
+/// The production cache.
 pub(in crate::scheme) struct Cache {
     device: CacheDevice,
     works: Receiver<Work<CacheWork>>,
     teller: Teller,
-    /// By slot, or part of one: the page whose newest version it has.
+    /// The page whose newest version a slot or part holds, by slot or part.
     slots: FxHashMap<u32, u64>,
-    /// By page: the slot of its newest version, and the lines that the cache has.
+    /// The slot of a page's newest version, and the lines in the cache, by page.
     stored: FxHashMap<u64, (u32, u64)>,
     index_bytes: u64,
-    /// Most slots that were split at once.
+    /// Maximum number of slots that were split at a time.
     most_split: Arc<AtomicUsize>,
 }
 
 impl Cache {
     pub(in crate::scheme) fn new(sizes: &Sizes) -> Result<Option<Self>> {
-        // More than every page twice is of no use; headers take a page in 64.
+        // More than two copies of every page is useless; headers take one page in 64.
         let useful = sizes.footprint_pages.saturating_mul(3 * PAGE_BYTES).saturating_add(1 << 20);
         let region = Region::anonymous(sizes.pmem_bytes.min(useful).max(PAGE_BYTES))
             .map_err(failed("memory for"))?;
@@ -75,9 +75,9 @@ impl Cache {
             CacheDeviceOptions { no_thread: true, atomic_flush, ..CacheDeviceOptions::default() };
         let device = CacheDevice::open(region, backing, binding, options).map_err(failed(CACHE))?;
         device.set_mode(MODE).map_err(failed(CACHE))?;
-        // A trace does not say what is written: all writes here have one content.
+        // A trace has no content: all writes here store the same bytes.
         device.set("by-content", "off").map_err(failed(CACHE))?;
-        // To make the pool is not part of the trace.
+        // Creating the pool is not part of the trace.
         while works.try_recv().is_ok() {}
         Ok(Some(Self {
             device,
@@ -90,7 +90,7 @@ impl Cache {
         }))
     }
 
-    /// Tells the devices what the cache did.
+    /// Reports the cache's operations to the devices.
     fn report(&mut self, context: &mut Context<'_>) {
         while let Ok(work) = self.works.try_recv() {
             match self.teller.tell(work, context) {
@@ -110,7 +110,7 @@ impl Cache {
         }
     }
 
-    /// The header of `slot` became void.
+    /// Handles a header of `slot` that became void.
     fn void(&mut self, slot: u32, context: &mut Context<'_>) {
         let page = self.slots.remove(&slot);
         let is_newest = |page: &u64| self.stored.get(page).is_some_and(|it| it.0 == slot);

@@ -1,4 +1,4 @@
-//! What the shipped cache does to its persistent memory, told by an observer of the region.
+//! Watches the production cache's operations on persistent memory, as an observer of the region.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,33 +13,33 @@ use tidegate::pmem::Observer;
 
 use super::work::Work;
 
-/// What only the cache does.
+/// Operations that are specific to the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CacheWork {
-    /// A page, or lines of it, was stored in a slot, and the header that says so.
+    /// A page, or some of its lines, was stored in a slot, with the header.
     Stored {
         slot: u32,
         page: u64,
         lines: u64,
-        /// It reads as zeroes, and has no data.
+        /// The page reads as zeroes, and has no data.
         zero: bool,
     },
     /// The header of a slot became void.
     Voided { slot: u32 },
 }
 
-/// Sends what it sees.
+/// An observer that sends the cache's operations to a channel.
 pub(super) struct Watch {
     places: Places,
     salt: u64,
-    /// Slots that are split.
+    /// Slots that are split now.
     split: Mutex<HashSet<u32>>,
-    /// Most slots that were split at once.
+    /// Maximum number of slots that were split at a time.
     most_split: Arc<AtomicUsize>,
     work: Sender<Work<CacheWork>>,
 }
 
-/// Which part of a slot an offset lies in.
+/// The part of a slot at an offset.
 enum Part {
     Header { slot: u32, at: u64 },
     Data,
@@ -51,7 +51,7 @@ impl Watch {
         Self { places, salt, split: Mutex::default(), most_split: Arc::default(), work }
     }
 
-    /// Most slots that were split at once, as it becomes.
+    /// Returns the shared maximum of the number of slots that were split at a time.
     pub(super) fn most_split(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.most_split)
     }
@@ -76,7 +76,7 @@ impl Watch {
         slot.map_or(Part::Other, |slot| self.part_in(slot, offset))
     }
 
-    /// What lies at `offset`, in the page of `slot`.
+    /// Returns the part at `offset`, in the page of `slot`.
     fn part_in(&self, slot: u32, offset: u64) -> Part {
         let is_split = self.split.lock().unwrap_or_else(PoisonError::into_inner).contains(&slot);
         let headers = parts_of(slot).filter(|_| is_split);
@@ -96,7 +96,7 @@ impl Watch {
     }
 
     fn send(&self, work: Work<CacheWork>) {
-        // The receiver is gone while the cache is dropped.
+        // The receiver no longer exists while the cache is dropped.
         let _ = self.work.send(work);
     }
 }
@@ -105,11 +105,11 @@ impl Observer for Watch {
     fn store(&self, offset: u64, data: &[u8], _non_temporal: bool) {
         let bytes = data.len() as u64;
         match (self.part(offset), <&[u8; 64]>::try_from(data)) {
-            // The headers of parts, before the slot is split. A replay writes no zeroes.
+            // Headers of parts, before the slot is split. A replay writes no zeroes.
             (Part::Data, _) if *data == [0; ALL_PART_HEADERS] => {
                 self.send(Work::Metadata { bytes });
             }
-            // Its header says how much of it there is.
+            // Data is not counted here: the header has the mask of the stored lines.
             (Part::Data, _) => {}
             (Part::Header { slot, at: 0 }, Ok(header)) => {
                 let decoded = SlotHeader::decode(header, self.salt, slot);

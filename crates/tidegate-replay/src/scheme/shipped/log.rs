@@ -1,7 +1,7 @@
-//! `log`: the shipped log before a slower device.
+//! `log`: the production log in front of a slower device.
 //!
-//! Each write is a record, durable with its one fence. From half a log on, the oldest records are
-//! destaged in batches, the newest version of each block alone.
+//! Each write is a record, which one fence makes durable. When the log is half full, the oldest
+//! records are destaged in batches, only the newest version of each block.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -22,26 +22,26 @@ use crate::error::Result;
 use crate::scheme::Sizes;
 use crate::scheme::page::{LINE_BYTES, PAGE_BYTES, lines_of, pages_of, part_of};
 
-/// What failed, in messages.
+/// The failed component, in messages.
 const LOG: &str = "the log for";
 /// Blocks of a page.
 const BLOCKS: usize = PAGE / BLOCK_BYTES as usize;
 const LINES_A_BLOCK: u64 = BLOCK_BYTES as u64 / LINE_BYTES;
-/// DRAM of the shipped index, by block: two words and a control byte, in a hash table that is
+/// DRAM of the production index per block: two words and a control byte, in a hash table that is
 /// between half and seven eighths full (`log::device::index`).
 const INDEX_BLOCK_BYTES: u64 = 25;
 
-/// By block of a page: the position of the record that has it; none where no record does.
+/// Positions of the records with each block of a page; `None` if no record has the block.
 type Positions = [Option<u64>; BLOCKS];
 
-/// The shipped log.
+/// The production log.
 pub(in crate::scheme) struct Log {
     device: LogDevice,
     works: Receiver<Work<LogWork>>,
     teller: Teller,
-    /// By page that the log has blocks of.
+    /// Positions by page, for pages with blocks in the log.
     stored: FxHashMap<u64, Positions>,
-    /// Records and their pages, the oldest first.
+    /// Positions of records and their pages, the oldest first.
     order: VecDeque<(u64, u64)>,
     tail: u64,
     blocks: u64,
@@ -66,7 +66,7 @@ impl Log {
         let options = LogDeviceOptions { no_thread: true, ..LogDeviceOptions::default() };
         let device =
             LogDevice::open(pool, backing, Binding::unnamed(1), options).map_err(failed(LOG))?;
-        // To make the pool is not part of the trace.
+        // Creating the pool is not part of the trace.
         while works.try_recv().is_ok() {}
         Ok(Some(Self {
             device,
@@ -80,7 +80,7 @@ impl Log {
         }))
     }
 
-    /// Tells the devices what the log did.
+    /// Reports the log's operations to the devices.
     fn report(&mut self, context: &mut Context<'_>) {
         while let Ok(work) = self.works.try_recv() {
             match self.teller.tell(work, context) {
@@ -100,7 +100,7 @@ impl Log {
         }
     }
 
-    /// The record at `position` has `bytes` of the device, some of them of `page`.
+    /// Handles a record at `position` with `bytes` of the device, some of them of `page`.
     fn store(&mut self, page: u64, position: u64, bytes: &Range<u64>, context: &mut Context<'_>) {
         let lines = lines_of(&part_of(page, bytes.start, bytes.end - bytes.start));
         let positions = self.stored.entry(page).or_default();
@@ -115,7 +115,7 @@ impl Log {
         context.devices.pmem_store(context.numbers.id(page), lines);
     }
 
-    /// Records before `position` do not count any more.
+    /// Drops the records before `position`.
     fn retire(&mut self, position: u64, context: &mut Context<'_>) {
         self.tail = position;
         while let Some((_, page)) = self.order.front().copied().filter(|it| it.0 < position) {
@@ -133,7 +133,7 @@ impl Log {
         }
     }
 
-    /// The lines of `page` that the log has.
+    /// Returns the lines of `page` in the log.
     fn lines_of(&self, page: u64) -> u64 {
         let positions = self.stored.get(&page).into_iter().flatten();
         let blocks = (0..).zip(positions).filter(|(_, at)| at.is_some_and(|at| at >= self.tail));

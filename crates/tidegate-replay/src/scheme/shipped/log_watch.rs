@@ -1,4 +1,4 @@
-//! What the shipped log does to its persistent memory, told by an observer of the region.
+//! Watches the production log's operations on persistent memory, as an observer of the region.
 
 use std::ops::Range;
 use std::sync::mpsc::Sender;
@@ -12,38 +12,38 @@ use zerocopy::FromBytes;
 use super::BLOCK_BYTES;
 use super::work::Work;
 
-/// What only the log does.
+/// Operations that are specific to the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum LogWork {
-    /// The record at this position has these bytes of the device.
+    /// The record at this position contains these bytes of the device.
     Written { position: u64, bytes: Range<u64> },
-    /// The record at this position says that these bytes of the device are zeroes.
+    /// A record states that these bytes of the device are zeroes.
     Zeroed { bytes: Range<u64> },
-    /// Records before this position do not count any more.
+    /// Records before this position are retired.
     Retired { position: u64 },
 }
 
-/// Sends what it sees.
+/// An observer that sends the log's operations to a channel.
 pub(super) struct Watch {
-    /// Where the engine's data begins in the region.
+    /// Offset of the engine's data in the region.
     data_offset: u64,
     ring_bytes: u64,
     work: Sender<Work<LogWork>>,
 }
 
 impl Watch {
-    /// For the log that has `superblock`.
+    /// Returns an observer for the log with `superblock`.
     pub(super) fn new(superblock: &Superblock, work: Sender<Work<LogWork>>) -> Self {
         let Superblock { data_offset, data_bytes, .. } = *superblock;
         Self { data_offset, ring_bytes: data_bytes.saturating_sub(RING_OFFSET).max(1), work }
     }
 
     fn send(&self, work: Work<LogWork>) {
-        // The receiver is gone while the log is dropped.
+        // The receiver no longer exists while the log is dropped.
         let _ = self.work.send(work);
     }
 
-    /// What `data` at `offset` says as the header of a record of data or zeroes.
+    /// Decodes `data` at `offset` as the header of a record of data or zeroes.
     fn record(&self, offset: u64, data: &[u8]) -> Option<LogWork> {
         let in_ring = offset.checked_sub(self.data_offset + RING_OFFSET)?;
         let header = RecordHeaderBytes::read_from_bytes(data).ok()?;
@@ -64,7 +64,7 @@ impl Watch {
         }
     }
 
-    /// The new tail, if `data` at `offset` is one.
+    /// Returns the new tail if `data` at `offset` is one.
     fn tail(&self, offset: u64, data: &[u8]) -> Option<u64> {
         if offset != self.data_offset + TAIL_OFFSET {
             return None;
@@ -75,7 +75,7 @@ impl Watch {
 
 impl Observer for Watch {
     fn store(&self, offset: u64, data: &[u8], _non_temporal: bool) {
-        // Payloads are whole blocks; what a record has of them its header says.
+        // Payloads are whole blocks; the header of a record describes its payload.
         if data.len().is_multiple_of(BLOCK_BYTES as usize) {
             return;
         }

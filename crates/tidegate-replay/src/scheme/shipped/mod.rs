@@ -1,21 +1,22 @@
-//! Schemes that run a shipped engine itself, under pages in DRAM: `tidegate` ([`cache`]), `log`
+//! Schemes that run a production engine below pages in DRAM: `tidegate` ([`cache`]), `log`
 //! ([`log`]) and the DRAM tiers ([`tiers`]).
 //!
-//! The engine runs here as it is served, on memory that is thrown away; an observer of that memory
-//! and a device below see what it asks of both. So layout, records, order of eviction and batches
-//! are not described anew: they are those of the core.
+//! The engine runs unmodified, on memory that is discarded afterwards. An observer of that memory
+//! and a device below the engine count its operations. So layout, records, order of eviction and
+//! batches need no model: they are those of the core.
 //!
-//! DRAM is that of the other schemes, as a page cache is above a block device:
-//! - a sync writes, of each dirty page, the blocks from the first dirty line to the last one; what
-//!   is next to each other in one write;
-//! - a page that DRAM gives up is written to the engine if lines of it are dirty, and else dropped:
-//!   the engine answers when it is read again, so a synced page needs no write to flash;
-//! - what a file loses is discarded where the engine has it, as a file system does that is mounted
+//! DRAM is that of the other schemes, as a page cache above a block device:
+//! - a sync writes the blocks of each dirty page from the first dirty line to the last one;
+//!   neighbouring blocks form one write;
+//! - a page with dirty lines that leaves DRAM is written to the engine, and a clean page is
+//!   dropped: the engine serves the next read of the page, so that a synced page needs no write to
+//!   flash;
+//! - truncated and removed pages in the engine are discarded, as by a file system that is mounted
 //!   with `discard`.
 //!
-//! Cleaning ahead of need takes time that a replay does not have: `tidegate` and `log` clean where
-//! space is needed, on a machine whose clock stands still (`still`). The DRAM tiers' own threads
-//! run, in virtual time.
+//! Background cleaning takes time, which a replay does not have. `tidegate` and `log` clean when
+//! space is needed, on a machine whose clock stands still (`still`). The threads of the DRAM tiers
+//! run in virtual time.
 
 pub mod cache;
 mod cache_watch;
@@ -49,29 +50,30 @@ use numbers::Numbers;
 use still::{OnMachine, Still};
 use work::Work;
 
-/// Blocks of a backing.
+/// Bytes of a backing's block.
 const BLOCK_BYTES: u32 = 512;
-/// Pages of the device: more than a trace touches.
+/// Pages of the device, more than a trace touches.
 const DEVICE_PAGES: u64 = 1 << 40;
 /// [`PAGE_BYTES`] as the length of a buffer.
 const PAGE: usize = 4096;
-/// Most bytes of one write.
+/// Maximum length of a write.
 const WRITE_BYTES_MAX: usize = 1 << 20;
-/// What is written: the content does not matter, but zeroes might.
+/// The data of all writes. The content does not matter, except that zeroes might be a special case.
 static DATA: [u8; WRITE_BYTES_MAX] = [0xa5; WRITE_BYTES_MAX];
 
-/// A failure of `what` a replay needs.
+/// Returns a function that makes an error of a component that a replay needs; `what` names the
+/// component.
 fn failed<E: Display>(what: &'static str) -> impl Fn(E) -> Error {
     move |error| Error::Usage(format!("{what} a replay: {error}"))
 }
 
-/// What a write of `bytes` of a device writes.
+/// Returns the data of a write of `bytes` of a device.
 fn data_of(bytes: &Range<u64>) -> &'static [u8] {
     &DATA[..usize::try_from(bytes.end - bytes.start).unwrap_or_default()]
 }
 
-/// Reads `page` of an engine before a backing, which tells `works` what it does. `stored` are the
-/// lines that memory has. True: memory had all of the page.
+/// Reads `page` of an engine in front of a backing, whose operations arrive at `works`. `stored` is
+/// the mask of the lines in memory. Returns whether memory had all of the page.
 fn read_page<E: PartialEq>(
     device: &dyn BlockDevice,
     works: &Receiver<Work<E>>,
@@ -91,7 +93,8 @@ fn read_page<E: PartialEq>(
     Ok(is_hit)
 }
 
-/// The scheme over the engine that `create` makes: none with less memory than the engine needs.
+/// Returns the scheme over the engine that `create` returns, or a scheme without persistent memory
+/// if the engine needs more of it.
 pub(super) fn scheme_over<E: Engine + 'static>(
     sizes: &Sizes,
     create: impl FnOnce(&Sizes) -> Result<Option<E>>,
@@ -99,7 +102,7 @@ pub(super) fn scheme_over<E: Engine + 'static>(
     scheme_on(Rc::new(Still), sizes, create)
 }
 
-/// The scheme over the engine that `create` makes on `machine`, where that runs too.
+/// Returns the scheme over the engine that `create` returns; both run on `machine`.
 fn scheme_on<E: Engine + 'static>(
     machine: Rc<dyn Machine>,
     sizes: &Sizes,
@@ -117,21 +120,22 @@ fn scheme_on<E: Engine + 'static>(
     }
 }
 
-/// The devices that an engine's work is told to, and whose pages the engine's are.
+/// The devices that an engine's operations are reported to, and the mapping of the engine's pages.
 pub(super) struct Context<'a> {
     numbers: &'a Numbers,
     devices: &'a mut dyn Devices,
 }
 
-/// A shipped engine with what it stands on. Pages are those of its device.
+/// A production engine and its memory. Pages are those of the engine's device.
 pub(super) trait Engine {
-    /// What a write covers is a multiple of this: [`BLOCK_BYTES`], or a page.
+    /// Granularity of a write: [`BLOCK_BYTES`], or a page.
     const BLOCK_BYTES: u64 = BLOCK_BYTES as u64;
 
-    /// Reads `page`. True where memory had all of it.
+    /// Reads `page`. Returns whether memory had all of it.
     fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool>;
 
-    /// Does `request` with the engine's device, and tells the devices below what that did.
+    /// Executes `request` on the engine's device, and reports the engine's operations to the
+    /// devices below.
     fn call<T: Send + 'static>(
         &mut self,
         context: &mut Context<'_>,
@@ -144,20 +148,20 @@ pub(super) trait Engine {
         self.call(context, move |device| device.write(bytes.start, data, WriteFlags::default()))
     }
 
-    /// Makes durable what was written.
+    /// Makes earlier writes durable.
     fn flush(&mut self, context: &mut Context<'_>) -> Result<()> {
         self.call(context, |device| device.flush())
     }
 
-    /// Discards what the engine has of `pages`.
+    /// Discards the blocks of `pages` that are in the engine.
     fn discard(&mut self, pages: Range<u64>, context: &mut Context<'_>) -> Result<()>;
 
-    /// The pages in DRAM above the engine give `page` up.
+    /// Handles a `page` that leaves the DRAM above the engine.
     fn page_leaves(&mut self, page: u64, context: &mut Context<'_>) {
         context.devices.dram_forget(context.numbers.id(page));
     }
 
-    /// Most bytes of DRAM so far that said what lies where.
+    /// Returns the peak bytes of DRAM for indexes.
     fn index_bytes_peak(&self) -> u64;
 }
 
@@ -165,21 +169,21 @@ pub(super) trait Engine {
 struct Shipped<E> {
     engine: E,
     numbers: Numbers,
-    /// Pages that the engine was given and that were not discarded, by file.
+    /// Pages that were written to the engine and not discarded, by file.
     given: FxHashMap<FileId, BTreeSet<u64>>,
-    /// What of the device a sync writes.
+    /// Ranges of the device that a sync writes.
     dirty: Vec<Range<u64>>,
 }
 
 impl<E: Engine> Shipped<E> {
-    /// The scheme over `engine`.
+    /// Returns the scheme over `engine`.
     fn scheme(dram_pages: u64, engine: E) -> Hybrid<Self> {
         let (numbers, given) = (Numbers::default(), FxHashMap::default());
         let shipped = Self { engine, numbers, given, dirty: Vec::new() };
         Hybrid::new(PageCache::new(dram_pages), shipped)
     }
 
-    /// The blocks of the device from the first to the last dirty line of `slot`.
+    /// Returns the blocks of the device from the first to the last dirty line of `slot`.
     fn dirty_bytes(&mut self, slot: u32, dram: &PageCache) -> Range<u64> {
         let (id, lines) = (dram.id(slot), dram.dirty_lines(slot));
         self.given.entry(id.file).or_default().insert(id.page);
@@ -242,7 +246,7 @@ impl<E: Engine> Durable for Shipped<E> {
     }
 }
 
-/// `ranges` in order, with neighbours joined as long as one request takes them.
+/// Sorts `ranges`, and joins neighbours up to the maximum length of a write.
 fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut joined: Vec<Range<u64>> = Vec::new();

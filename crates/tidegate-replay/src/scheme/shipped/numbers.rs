@@ -1,4 +1,4 @@
-//! Where the pages of files lie on one device: pieces of 1 MiB in the order of their first use.
+//! Maps pages of files to pages of one device: pieces of 1 MiB in the order of their first use.
 
 use rustc_hash::FxHashMap;
 
@@ -8,7 +8,7 @@ use crate::trace::FileId;
 /// Pages of a piece.
 const PIECE_PAGES: u64 = 256;
 
-/// Pages of files as pages of a device, and back. Memory grows with the pieces in use.
+/// Maps pages of files to pages of a device, and back. Memory use grows with the pieces in use.
 #[derive(Default)]
 pub(super) struct Numbers {
     pieces: FxHashMap<(FileId, u64), u64>,
@@ -16,7 +16,7 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    /// The number of `id`, which it gets now if it has none.
+    /// Returns the number of `id`, which is assigned at its first use.
     pub(super) fn number(&mut self, id: PageId) -> u64 {
         let key = (id.file, id.page / PIECE_PAGES);
         let files = &mut self.files;
@@ -27,7 +27,7 @@ impl Numbers {
         piece * PIECE_PAGES + id.page % PIECE_PAGES
     }
 
-    /// The page with `number`, which has one.
+    /// Returns the page with `number`, which must be assigned.
     pub(super) fn id(&self, number: u64) -> PageId {
         let at = usize::try_from(number / PIECE_PAGES).unwrap_or(usize::MAX);
         let (file, piece) = self.files.get(at).copied().unwrap_or((FileId(0), 0));

@@ -1,5 +1,5 @@
-//! A machine whose clock stands still. An engine that measured this machine's time, or counted its
-//! CPUs, would give another answer for the same trace on the next run.
+//! A machine whose clock stands still. An engine that used the time or the number of CPUs of the
+//! real machine could give different results in every run of a trace.
 
 use std::rc::Rc;
 
@@ -10,10 +10,10 @@ use crate::scheme::devices::Devices;
 use crate::scheme::{Requests, Scheme};
 use crate::trace::Op;
 
-/// As many as the machine of the DRAM tiers has.
+/// The number of CPUs, as in the machine of the DRAM tiers.
 const CPUS: u32 = 4;
 
-/// The machine. Its one thread is the caller's: engines run without threads of their own.
+/// The machine. Its only thread is the caller: the engines start no threads.
 pub(super) struct Still;
 
 impl Machine for Still {
@@ -55,7 +55,7 @@ impl Machine for Still {
 
     fn unlocked(&self, _lock: usize) {}
 
-    /// The time comes first: no other thread notifies.
+    /// Times out at once, because no other thread can notify.
     fn wait(&self, _event: usize, _lock: usize, _until_ns: Option<u64>) -> bool {
         false
     }
@@ -65,7 +65,7 @@ impl Machine for Still {
     fn copied(&self, _bytes: usize) {}
 }
 
-/// A scheme on a machine of its own, which `machine` is.
+/// A scheme that runs on `machine`.
 pub(super) struct OnMachine<S> {
     pub(super) scheme: S,
     pub(super) machine: Rc<dyn Machine>,

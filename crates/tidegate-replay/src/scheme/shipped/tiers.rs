@@ -1,10 +1,10 @@
 //! `btt`, `transit`, `transit-no-eager`, `transit-no-bypass`, `pmbd`, `pmbd70`, `lru` and
-//! `coactive`: the shipped block translation table, alone or under a DRAM tier. All data is on
+//! `coactive`: the production block translation table, alone or under a DRAM tier. All data is on
 //! persistent memory: there is no flash.
 //!
-//! The tier runs with its own threads on a machine of four CPUs in virtual time
-//! (`model::machine`): they write back while the program goes on, and a sync
-//! waits for what is left. A tier has an eighth of the DRAM; pages above it have the rest.
+//! The tier runs with its own threads on a machine of four CPUs in virtual time (`model::machine`):
+//! the threads write back while the program continues, and a sync waits for the remaining blocks. A
+//! tier has an eighth of the DRAM; the pages above it have the rest.
 
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -25,25 +25,25 @@ use crate::model::machine::{Deadlock, ModelledMemory, Session, lock, spend};
 use crate::scheme::page::{ALL_LINES, PAGE_BYTES, pages_of};
 use crate::scheme::{Scheme, Sizes};
 
-/// What failed, in messages.
+/// The failed component, in messages.
 const TIER: &str = "the DRAM tier of";
-/// CPUs of the machine: the program has one.
+/// CPUs of the machine, one of them for the program.
 const CPUS: u32 = 4;
-/// Of the DRAM, a tier has one part in so many.
+/// Divisor of the DRAM for the size of a tier.
 const TIER_SHARE: u64 = 8;
-/// No tier has fewer pages.
+/// Minimum number of pages of a tier.
 const TIER_PAGES_MIN: u64 = 8;
 
-/// What users choose to have one: `NAME` is the scheme, `SIZE` what the tier has.
+/// The configuration that users choose for a tier: `NAME` is the scheme, `SIZE` the tier's size.
 pub(in crate::scheme) const OFFER: &str =
     "a block translation table for all data, served with `--dram NAME:SIZE`";
 
-/// Pages of a DRAM tier, where there are `dram_pages` pages of DRAM.
+/// Returns the number of pages of a DRAM tier, out of `dram_pages` pages of DRAM.
 pub fn tier_pages(dram_pages: u64) -> u64 {
     (dram_pages / TIER_SHARE).max(TIER_PAGES_MIN)
 }
 
-/// The scheme of a tier with `policy`.
+/// Returns the scheme of a tier with `policy`.
 pub(in crate::scheme) fn tier(sizes: &Sizes, policy: Policy) -> Result<Box<dyn Scheme>> {
     let tier_pages = match policy {
         Policy::None => 0,
@@ -54,13 +54,13 @@ pub(in crate::scheme) fn tier(sizes: &Sizes, policy: Policy) -> Result<Box<dyn S
     Ok(Box::new(Shipped::scheme(page_cache_pages, tier)))
 }
 
-/// What the table below a tier did, in its order.
+/// An operation of the table below a tier; operations arrive in order.
 enum Work {
     /// A page was written.
     Stored {
         page: u64,
     },
-    /// Bytes that say what is where were stored before.
+    /// Metadata that was stored before.
     Metadata {
         bytes: u64,
     },
@@ -77,7 +77,7 @@ struct Tier {
     device: Option<Arc<dyn DramTier>>,
     table: Arc<Below>,
     works: Receiver<Work>,
-    /// When the last request ended, on the program's clock.
+    /// End of the last request, on the program's clock.
     ended_ns: f64,
     index_bytes: u64,
 }
@@ -103,7 +103,7 @@ impl Tier {
         Ok(Self { session, device: Some(tier), table, works, ended_ns: 0.0, index_bytes })
     }
 
-    /// Tells the devices what the table did. What that took, the machine knows.
+    /// Reports the table's operations to the devices. The machine accounts for their time.
     fn report(&mut self, context: &mut Context<'_>) {
         let Context { numbers, devices } = context;
         for work in self.works.try_iter() {
@@ -122,7 +122,7 @@ fn whole_ns(ns: f64) -> u64 {
     ns.max(0.0).round() as u64
 }
 
-/// DRAM that a tier needs beside its data.
+/// Returns the bytes of DRAM that a tier needs beside its data.
 fn index_bytes_of(tier: &dyn DramTier) -> u64 {
     let summary = tier.summary();
     #[expect(clippy::cast_precision_loss, reason = "a number of slots")]
@@ -135,10 +135,10 @@ impl Drop for Tier {
         self.table.end();
         let tier = self.device.take();
         if std::thread::panicking() {
-            // No thread of the machine goes on: the tier cannot stop its own.
+            // The machine's threads no longer run: the tier cannot stop its own threads.
             return std::mem::forget(tier);
         }
-        // Where its threads wait for each other, they are left as they are.
+        // Deadlocked threads are abandoned.
         let _ = self.session.call(move || drop(tier));
     }
 }
@@ -154,7 +154,7 @@ impl Engine for Tier {
         Ok(true)
     }
 
-    /// On the machine, where the program's time since the last request passes first.
+    /// Executes the request on the machine, after the program's time since the last request.
     fn call<T: Send + 'static>(
         &mut self,
         context: &mut Context<'_>,
@@ -181,7 +181,7 @@ impl Engine for Tier {
         self.call(context, move |tier| tier.discard(pages.start * PAGE_BYTES, len))
     }
 
-    /// The tier, which is DRAM, may have it still.
+    /// Does nothing: the tier, which is DRAM, may still have the page.
     fn page_leaves(&mut self, _page: u64, _context: &mut Context<'_>) {}
 
     fn index_bytes_peak(&self) -> u64 {
@@ -189,8 +189,8 @@ impl Engine for Tier {
     }
 }
 
-/// Counts what the table stores beside its blocks, and its fences, by the thread of the machine: a
-/// write is told of with its own fences, whatever other threads do meanwhile.
+/// Counts the table's stores of metadata and its fences, by thread of the machine. So a write is
+/// reported with its own fences, regardless of other threads.
 #[derive(Default)]
 struct Watch(Mutex<Vec<Counts>>);
 
@@ -214,12 +214,12 @@ impl Watch {
         change(&mut all[mine])
     }
 
-    /// Tells of what was counted. After a write, which ends with a fence: what a discard stores
-    /// needs none, and goes with the next write.
+    /// Reports the counts after a write, which ends with a fence. The stores of a discard need no
+    /// fence, and are reported with the next write.
     fn send(&self, work: &Sender<Work>) {
         let Counts { metadata_bytes: bytes, fences } = self.with_mine(std::mem::take);
         if bytes > 0 {
-            // The receiver is gone while the tier is dropped.
+            // The receiver no longer exists while the tier is dropped.
             let _ = work.send(Work::Metadata { bytes });
         }
         for _ in 0..fences {
@@ -258,7 +258,7 @@ impl Observer for Watch {
     }
 }
 
-/// The table, telling of what it does.
+/// The table, with reports of its operations.
 struct Watched {
     table: Arc<Below>,
     watch: Arc<Watch>,
@@ -303,7 +303,7 @@ impl BlockDevice for Watched {
         self.table.write_zeroes(offset, len, flags)
     }
 
-    /// At the speed of memory, as the table is.
+    /// Runs the operation at once: like the table, the device never waits.
     fn attempt(&self, operation: &mut Operation<'_>, _context: Waiting) -> Attempt {
         Attempt::Done(operation.run_on(self))
     }

@@ -1,5 +1,5 @@
-//! What a shipped engine asks of its persistent memory and of its backing, seen from outside, and a
-//! backing that keeps nothing.
+//! Operations of a production engine on its persistent memory and on its backing, observed from
+//! outside; and a backing that stores nothing.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -10,12 +10,13 @@ use super::{BLOCK_BYTES, Context, DEVICE_PAGES};
 use crate::scheme::devices::Source;
 use crate::scheme::page::PAGE_BYTES;
 
-/// A piece of work, in its order. Pages are the backing's. `E` is what only one engine does.
+/// An operation; operations arrive in order. Pages are the backing's. `E` are the operations of one
+/// engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work<E> {
-    /// The engine did this.
+    /// An operation that is specific to the engine.
     Engine(E),
-    /// Bytes that say what is where were stored.
+    /// Metadata was stored.
     Metadata {
         bytes: u64,
     },
@@ -31,15 +32,16 @@ pub(super) enum Work<E> {
     BackingFlushed,
 }
 
-/// Tells devices of the work that all engines share.
+/// Reports the operations that all engines share to the devices.
 #[derive(Default)]
 pub(super) struct Teller {
-    /// The page of the backing that was written last: parts of one page follow each other.
+    /// The page of the backing that was written last: parts of a page are written one after the
+    /// other.
     written: Option<u64>,
 }
 
 impl Teller {
-    /// Tells the devices of `work`; returns what only the engine itself understands.
+    /// Reports `work` to the devices; returns an operation that is specific to the engine.
     pub(super) fn tell<E>(&mut self, work: Work<E>, context: &mut Context<'_>) -> Option<E> {
         let Context { numbers, devices } = context;
         match work {
@@ -62,20 +64,20 @@ impl Teller {
     }
 }
 
-/// A backing of blocks of 512 bytes that keeps nothing and tells of what it is asked for.
+/// A backing with blocks of 512 bytes that stores nothing and reports its requests.
 pub(super) struct Backing<E> {
     work: Sender<Work<E>>,
 }
 
 impl<E: Send + 'static> Backing<E> {
-    /// A backing that sends to `work`.
+    /// Returns a backing that reports to `work`.
     pub(super) fn of(work: &Sender<Work<E>>) -> Arc<dyn BlockDevice> {
         Arc::new(Self { work: work.clone() })
     }
 
     fn send_pages(&self, offset: u64, len: u64, work: impl Fn(u64) -> Work<E>) {
         for page in offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES) {
-            // The receiver is gone while the engine is dropped.
+            // The receiver no longer exists while the engine is dropped.
             let _ = self.work.send(work(page));
         }
     }
@@ -115,7 +117,7 @@ impl<E: Send + 'static> BlockDevice for Backing<E> {
         Ok(())
     }
 
-    /// Zeroes are a command to flash, not pages.
+    /// Does nothing: zeroes are a command to flash, not pages.
     fn write_zeroes(&self, _offset: u64, _len: u64, _flags: ZeroFlags) -> Result<()> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Devices that know what they hold: every written line has a version, and no sync may be lost.
+//! Devices that track their content: every written line has a version, and no sync may be lost.
 
 use std::collections::HashMap;
 
@@ -13,22 +13,22 @@ type Versions = HashMap<PageId, [u32; 64]>;
 pub(super) enum Planted {
     /// Writes to flash do not arrive.
     SsdWriteLost,
-    /// Persistent memory stores the first line of several.
+    /// Persistent memory stores only the first line of several.
     LinesLost,
-    /// Nothing is fenced.
+    /// No store is fenced.
     NoFence,
 }
 
-/// The devices, and what programs expect of them.
+/// The devices, and the content that programs expect.
 #[derive(Default)]
 pub(super) struct Model {
-    /// What programs wrote last, by line.
+    /// Last version that programs wrote, by line.
     written: Versions,
-    /// What the last sync of each line covered.
+    /// Version that the last sync of a line covered.
     synced: Versions,
     dram: Versions,
     pmem: Versions,
-    /// Lines that persistent memory has, where it has the page.
+    /// Lines in persistent memory, for the pages that it has.
     pmem_lines: HashMap<PageId, u64>,
     ssd: Versions,
     next: u32,
@@ -38,9 +38,9 @@ pub(super) struct Model {
     pub(super) data_bytes: u64,
     pub(super) metadata_bytes: u64,
     pub(super) fences: u64,
-    /// Stored in persistent memory since the last fence.
+    /// Whether a store to persistent memory is not fenced yet.
     unfenced: bool,
-    /// Programs write now.
+    /// Whether the operation is a write.
     is_write: bool,
     planted: Option<Planted>,
 }
@@ -53,12 +53,12 @@ fn put(versions: &mut Versions, page: PageId, lines: u64, from: [u32; 64]) {
 }
 
 impl Model {
-    /// Devices with a mistake.
+    /// Returns devices with a mistake.
     pub(super) fn with(planted: Planted) -> Self {
         Self { planted: Some(planted), ..Self::default() }
     }
 
-    /// Programs are about to do `op`.
+    /// Begins `op`.
     pub(super) fn begin(&mut self, op: &Op) {
         self.is_write = matches!(op, Op::Write { .. });
         match *op {
@@ -75,7 +75,7 @@ impl Model {
         }
     }
 
-    /// What lies behind the end of a file is zeroes, wherever it is.
+    /// Zeroes the lines behind the end of a file in all versions.
     fn cut(&mut self, file: FileId, len_bytes: u64) {
         let Self { written, synced, dram, pmem, ssd, .. } = self;
         for versions in [written, synced, dram, pmem, ssd] {
@@ -88,7 +88,8 @@ impl Model {
         }
     }
 
-    /// The scheme has done `op`.
+    /// Ends `op`, and checks that no synced line is lost and that reads return the written
+    /// versions.
     pub(super) fn end(&mut self, op: &Op) {
         let is_synced = |id: &PageId| match *op {
             Op::Sync { file } => id.file == file,
@@ -116,14 +117,14 @@ impl Model {
                 let written = written.copied().unwrap_or([0; 64]);
                 let lines = lines_of(&part_of(page, offset_bytes, len_bytes));
                 for line in (0..64).filter(|line| lines >> line & 1 != 0) {
-                    // A small DRAM may have lost it again to another page of the same read.
+                    // A small DRAM may have evicted the page for another page of the same read.
                     assert!(dram.is_none_or(|it| it[line] == written[line]), "{id:?} {line}");
                 }
             }
         }
     }
 
-    /// What is found after a crash.
+    /// Returns the versions that are found after a crash.
     fn durable(&self, page: PageId) -> [u32; 64] {
         let mut found = self.ssd.get(&page).copied().unwrap_or([0; 64]);
         if let (Some(lines), Some(from)) = (self.pmem_lines.get(&page), self.pmem.get(&page)) {
@@ -132,7 +133,7 @@ impl Model {
         found
     }
 
-    /// Bytes that were stored in persistent memory.
+    /// Returns the bytes of data and metadata that were stored in persistent memory.
     pub(super) fn traffic(&self) -> (u64, u64) {
         (self.data_bytes, self.metadata_bytes)
     }
@@ -173,7 +174,7 @@ impl Devices for Model {
     }
 
     fn pmem_read(&mut self, page: PageId, lines: u64) {
-        // What was never written is there before the trace, where all data is.
+        // If all data is on persistent memory, unwritten lines existed before the trace.
         let from = self.pmem.get(&page).copied().unwrap_or([0; 64]);
         put(&mut self.dram, page, lines, from);
     }
