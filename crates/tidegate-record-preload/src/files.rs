@@ -20,8 +20,7 @@ const PATH_BYTES: usize = 4096;
 /// Memory for a path.
 pub(crate) struct PathBuffer([u8; PATH_BYTES]);
 
-/// Returns the file of `fd`, or `None` if `fd` is not storage or its number is too large for the
-/// table.
+/// Returns the file of `fd`, or `None` if `fd` is not storage or does not fit in the table.
 pub(crate) fn of(recorder: Recorder, fd: c_int) -> Option<File> {
     match table::get(fd) {
         Some(Known::File(file)) => Some(file),
@@ -163,7 +162,7 @@ impl PathBuffer {
         }
     }
 
-    /// Returns the directory at which a relative path begins; empty if `path` is absolute.
+    /// Returns the directory that a relative path starts from; empty if `path` is absolute.
     pub(crate) fn of_folder(&mut self, directory: c_int, path: &[u8]) -> &[u8] {
         if path.first() == Some(&b'/') {
             b""

@@ -43,8 +43,8 @@ pub(crate) fn missing<R: Failure>() -> R {
     R::FAILED
 }
 
-/// Declares hooks: names of functions with one signature, and the body that runs instead of them.
-/// The body calls `call` once to make the original call.
+/// Declares hooks: function names with one signature, and the body that replaces the functions. The
+/// body calls `call` once to make the original call.
 macro_rules! hooks {
     ($([$($name:ident)+] $arguments:tt -> $result:ty => |$call:ident| $body:expr;)*) => {
         /// The functions that the hooks interpose on.

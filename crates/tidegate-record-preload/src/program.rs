@@ -34,7 +34,7 @@ unsafe fn executing(path: *const c_char, call: impl FnOnce() -> c_int) -> c_int 
     result
 }
 
-/// Reports an execution. A name without a slash is sent unchanged: the recorder searches for it.
+/// Reports an execution. A name without a slash is sent unchanged: the recorder searches `PATH`.
 fn tell(recorder: Recorder, process: u32, path: &[u8]) {
     let mut buffer = PathBuffer::new();
     let is_name = !path.contains(&b'/');
@@ -58,8 +58,7 @@ unsafe fn spawned(process: *const pid_t, path: *const c_char, result: c_int) -> 
     result
 }
 
-/// Reports that the process exits, unless it is a child of `vfork`, which runs in its parent's
-/// memory.
+/// Reports that the process exits, unless it is a child of `vfork` in its parent's memory.
 pub(crate) fn ending() {
     session::recording(|recorder| {
         if recorder.has_own_memory() {

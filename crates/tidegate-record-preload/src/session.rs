@@ -4,8 +4,7 @@
 //! 1. Hooks report nothing before the rings are mapped, if they cannot be mapped, or after
 //!    [`give_up`].
 //! 2. The process's number is in a page that the kernel clears in a forked child, however the child
-//!    was created. A child of `vfork` shares its parent's memory, and finds the parent's number
-//!    there.
+//!    was created. A child of `vfork` finds its parent's number there, as it shares the memory.
 #![allow(unsafe_code)] // a page that is wiped on fork, and `errno`
 
 use std::cell::Cell;

@@ -60,8 +60,7 @@ fn on(recorder: Recorder, fd: c_int) -> Option<&'static Stream> {
     (!stream.file.load(Ordering::Acquire).is_null()).then_some(stream)
 }
 
-/// Sets the end of the reported bytes of `fd` to `position`: earlier bytes were reported or do not
-/// count.
+/// Sets the end of the reported bytes of `fd`: earlier bytes were reported or do not count.
 pub(crate) fn moved(fd: c_int, position: Option<u64>) {
     let stream = usize::try_from(fd).ok().and_then(|fd| OPEN.get(fd));
     if let (Some(stream), Some(position)) = (stream, position) {
@@ -90,8 +89,7 @@ pub(crate) fn account_descriptor(recorder: Recorder, fd: c_int) {
     }
 }
 
-/// Reports the bytes of all tracked streams: at a flush of all streams, and at the end of the
-/// process.
+/// Reports the bytes of all tracked streams: at a flush of all, and at the end of the process.
 pub(crate) fn account_all() {
     session::recording(|recorder| {
         (0..).zip(&OPEN).for_each(|(fd, _)| account_descriptor(recorder, fd));

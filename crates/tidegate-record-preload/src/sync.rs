@@ -10,8 +10,7 @@ use crate::hook::hooks;
 use crate::session;
 use crate::{files, stream};
 
-/// Reports a sync of the file of `fd` (`fsync` if `is_full`), makes the call, and reports a
-/// failure.
+/// Reports a sync of the file of `fd` (`fsync` if `is_full`), makes the call, reports a failure.
 fn synced(fd: c_int, is_full: bool, call: impl FnOnce() -> c_int) -> c_int {
     session::recording(|recorder| {
         stream::account_descriptor(recorder, fd);

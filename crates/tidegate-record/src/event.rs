@@ -1,7 +1,7 @@
 //! Events: the operations of a recorded program, as eight words and a text.
 //!
-//! The time of an event is when its call returned. A sync has the time at which it began, so that
-//! concurrent writes of other threads come after it.
+//! The time of an event is when its call returned. The time of a sync is when the call began, so
+//! that concurrent writes of other threads come after the sync.
 
 /// Bytes of an event without text.
 pub const EVENT_BYTES: u64 = 64;
@@ -71,9 +71,9 @@ kinds! {
     /// directory is involved. The text is directory, path, new directory and new path, separated by
     /// NUL bytes.
     Renamed = 18,
-    /// A process has exited.
+    /// A process exits by itself.
     Ended = 20,
-    /// An operation without events. Arguments: one of [`Unseen`].
+    /// An operation whose effect no event reports. Arguments: one of [`Unseen`].
     Unseen = 19,
 }
 

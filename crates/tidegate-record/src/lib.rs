@@ -1,4 +1,4 @@
-//! The events that recorded programs report to `tidegate record`, and the shared memory for them.
+//! The events that recorded programs report to `tidegate record`, through shared memory.
 //!
 //! - [`event`]: an [`event::Event`] has eight words, and paths behind them;
 //! - [`rings`]: [`rings::Rings`] is memory that the recorder and all recorded processes map. Its

@@ -42,8 +42,8 @@ const RECORDER: u64 = 8;
 const NEXT_FILE: u64 = LINE_BYTES;
 /// Number of events that were lost.
 const LOST: u64 = 2 * LINE_BYTES;
-/// Futex words: `FILLED` is incremented when a ring fills, `EMPTIED` when the recorder has drained
-/// all.
+/// Futex words: `FILLED` is incremented when a ring becomes half full or all rings are full,
+/// `EMPTIED` when the recorder has drained all rings.
 const FILLED: u64 = 3 * LINE_BYTES;
 const EMPTIED: u64 = 3 * LINE_BYTES + 4;
 
@@ -385,7 +385,7 @@ mod tests {
     fn a_lock_whose_owner_died_hides_no_event_and_is_freed() {
         let rings = anonymous();
         for number in 0..RINGS - 1 {
-            // No process can have this number.
+            // No process has this number.
             rings.ring(number).word(OWNER).store(u64::from(u32::MAX), Relaxed);
         }
         rings.append(event(1), &[]);

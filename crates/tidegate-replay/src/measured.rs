@@ -16,7 +16,7 @@ use crate::papers::markdown::{Block, blocks};
 use crate::papers::took::{self, Took};
 use crate::papers::{self, Check};
 
-/// Relative difference up to which a number counts as equal to the paper's.
+/// Maximum relative difference of a number that counts as equal to the paper's.
 const TOLERANCE: f64 = 0.15;
 
 /// Arguments of `tidegate-replay papers`.
@@ -213,8 +213,7 @@ fn ratio(policies: [&'static str; 2], cases: [&'static str; 2], bytes: u64) -> O
     Ours::Ratio((policies[0], cases[0], bytes), (policies[1], cases[1], bytes))
 }
 
-/// Returns how much slower the first policy in the first case is than the second policy in the
-/// second case.
+/// Returns how much slower the first policy and case is than the second policy and case.
 fn slower(policies: [&'static str; 2], cases: [&'static str; 2], bytes: u64) -> Ours {
     Ours::SlowerPct((policies[0], cases[0], bytes), (policies[1], cases[1], bytes))
 }

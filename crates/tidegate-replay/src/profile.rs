@@ -31,8 +31,7 @@ struct Chunk {
     touched: u16,
     /// Mask of the dirty pages.
     dirty: u16,
-    /// Indices of the written pages' groups, by page number in the chunk divided by
-    /// [`GROUP_PAGES`].
+    /// Groups of written pages, by page number in the chunk divided by [`GROUP_PAGES`].
     groups: [u32; 4],
 }
 
@@ -76,8 +75,7 @@ impl File {
         &mut self.groups[*group as usize][number % GROUP_PAGES]
     }
 
-    /// Marks the pages `mask` of chunk `key` at index `at` as written; `part` returns the written
-    /// bytes of a page.
+    /// Writes to the pages `mask` of chunk `key` at index `at`; `part` returns a page's bytes.
     fn write(&mut self, (key, at): (u64, usize), mask: u16, part: impl Fn(u64) -> Range<u64>) {
         let dirty = &mut self.chunks[at].dirty;
         if *dirty == 0 {
@@ -92,8 +90,7 @@ impl File {
         }
     }
 
-    /// Marks the pages `mask` of the chunk at index `at` as clean, and passes each dirty page to
-    /// `see`.
+    /// Cleans the pages `mask` of the chunk at index `at`, and passes each dirty page to `see`.
     fn clean(&mut self, at: usize, mask: u16, mut see: impl FnMut(Page)) {
         let cleaned = self.chunks[at].dirty & mask;
         self.chunks[at].dirty &= !mask;
@@ -271,7 +268,7 @@ mod tests {
     const FILE: FileId = FileId(1);
 
     proptest! {
-        /// Chunks and groups of pages count what pages by themselves count.
+        /// Chunks and groups of pages give the same counts as single pages.
         #[test]
         fn pages_are_counted_one_by_one(
             ops in prop::collection::vec((0..9_u8, 0..2_u32, 0..400_000_u64, 0..90_000_u64), 0..60)
@@ -296,7 +293,7 @@ mod tests {
         }
     }
 
-    /// What a profile counts, by page.
+    /// The counts of a profile, computed page by page.
     struct Model {
         touched: HashSet<(FileId, u64)>,
         dirty: HashMap<(FileId, u64), Page>,

@@ -139,7 +139,7 @@ impl fmt::Display for SsdModel {
     }
 }
 
-/// Devices that count their operations, and the time for them.
+/// Devices that count their operations and the operations' time.
 #[derive(Debug, Clone)]
 pub struct Meter {
     ssd: SsdModel,
@@ -191,8 +191,7 @@ impl Meter {
         }
     }
 
-    /// Ends an operation: adds the time of its flash requests, after which the next operation
-    /// begins.
+    /// Ends an operation: adds the time of its flash requests, for which the program waits.
     pub fn end_operation(&mut self) {
         let Batch { reads, writes, is_flushed } = std::mem::take(&mut self.batch);
         let ssd = &self.ssd;

@@ -6,7 +6,7 @@ use super::bad::Bad;
 use super::fields::{cut, number};
 use super::lines::Line;
 
-/// Maximum size of the lines, all of which are kept. A larger trace is refused.
+/// Maximum size of all lines, which are kept in memory. A larger trace is refused.
 const MAX_BYTES: usize = 256 << 20;
 
 /// The lines of a file, sorted by the time in their second field; the sort is stable.

@@ -88,8 +88,7 @@ struct Descriptor {
 #[derive(Debug)]
 pub(super) struct Descriptors {
     tables: FxHashMap<u32, FxHashMap<i64, Descriptor>>,
-    /// Open file descriptions and their numbers of descriptors; `free` holds the indices of unused
-    /// ones.
+    /// Open file descriptions and their descriptor counts; `free` has the unused indices.
     open: Vec<(Open, u32)>,
     free: Vec<usize>,
     count: usize,
@@ -211,8 +210,7 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Closes the descriptors of `table` for which `which` returns true, given number and
-    /// close-on-exec.
+    /// Closes the descriptors of `table` that `which` selects, by number and close-on-exec.
     pub(super) fn close_all(
         &mut self,
         table: u32,
@@ -270,8 +268,7 @@ impl Descriptors {
         Ok(Some((file, start)))
     }
 
-    /// Emits a transfer of `len` bytes at `offset`, or at the descriptor's position, which
-    /// advances.
+    /// Emits a transfer of `len` bytes at `offset`, or at the position, which then advances.
     pub(super) fn transfer(
         &mut self,
         descriptor: (u32, i64),

@@ -22,7 +22,7 @@ pub enum Error {
     Bad {
         /// The file.
         path: PathBuf,
-        /// What was found, what was expected, and what to do.
+        /// A message: the content found, the content expected, and a remedy.
         what: String,
     },
 }

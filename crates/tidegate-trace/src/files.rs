@@ -171,8 +171,7 @@ impl Files {
         self.release(file, |state| &mut state.descriptors, out);
     }
 
-    /// Decrements a counter of `file`; removes the file when neither names nor descriptors are
-    /// left.
+    /// Decrements a counter of `file`; removes the file when no name or descriptor is left.
     fn release(&mut self, file: FileId, count: fn(&mut State) -> &mut u32, out: &mut Out) {
         let Some(state) = self.states.get_mut(&file) else { return };
         let count = count(state);

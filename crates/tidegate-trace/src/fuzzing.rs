@@ -12,8 +12,7 @@ const MAX_REQUEST_BYTES: u64 = 1 << 31;
 /// its detection.
 ///
 /// # Panics
-/// If an event is impossible: its time is before the previous event, or its range exceeds the
-/// largest offset.
+/// If an event is impossible: its time goes back, or its range exceeds the largest offset.
 pub fn any_trace(data: &[u8]) {
     let Some((&first, rest)) = data.split_first() else { return };
     let format = Format::ALL.get(usize::from(first) % (Format::ALL.len() + 1)).copied();

@@ -54,8 +54,7 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// Detects the compression by the first bytes of `raw`. The window of a zstd file is limited to 128
-/// MiB.
+/// Decompresses `raw` by its first bytes. The window of a zstd file is limited to 128 MiB.
 fn decompressed(raw: impl Read + Send + 'static) -> io::Result<Input> {
     let (magic, raw) = magic(raw)?;
     let raw = BufReader::with_capacity(BUFFER_BYTES, raw);

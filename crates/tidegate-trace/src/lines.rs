@@ -31,8 +31,7 @@ impl<R: Read> Lines<R> {
         Ok(found.map(|found| found.map(|place| self.text(place))))
     }
 
-    /// Returns the first bytes of the input, as many as the initial buffer holds, and does not
-    /// consume them.
+    /// Returns the first bytes of the input, a full initial buffer, without consuming them.
     pub(super) fn head(&mut self) -> io::Result<&[u8]> {
         while !self.ended && self.end < FIRST_BUFFER_BYTES {
             self.fill()?;
@@ -120,7 +119,7 @@ impl<R: Read> Lines<R> {
 mod tests {
     use super::*;
 
-    /// Lines of `text` as strings, read a few bytes at a time.
+    /// Returns the lines of `text` as strings, read a few bytes at a time.
     fn lines(text: &[u8]) -> Vec<Option<String>> {
         struct Few<'a>(&'a [u8]);
         impl Read for Few<'_> {

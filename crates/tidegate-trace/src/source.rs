@@ -117,8 +117,7 @@ impl Processes {
     fn open(files: Vec<(u32, PathBuf)>, progress: &mut Progress) -> io::Result<Self> {
         let (mut processes, mut next, mut head) = (Vec::new(), BinaryHeap::new(), Vec::new());
         for (index, (pid, path)) in files.into_iter().enumerate() {
-            // The first line determines when the file is opened for good. Its bytes count only
-            // then.
+            // The first line only determines when to open the file for good and count its bytes.
             let mut lines = Lines::new(Progress::default().open(&path)?);
             if head.len() < HEAD_BYTES {
                 head.extend_from_slice(lines.head()?);

@@ -7,8 +7,7 @@ const DISKS: [&[u8]; 16] = [
 ];
 const NOT_STORAGE: [&[u8]; 2] = [b"/proc/", b"/sys/"];
 
-/// Returns whether `path` is storage: not a terminal, a source of random numbers, or a file of
-/// `/proc` or `/sys`.
+/// Returns whether `path` is storage: below `/dev` only disks, and nothing in `/proc` or `/sys`.
 pub fn is_storage(path: &[u8]) -> bool {
     if let Some(device) = path.strip_prefix(b"/dev/") {
         // `/dev/random` has the prefix of a RAM disk.

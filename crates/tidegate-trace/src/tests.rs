@@ -1,4 +1,4 @@
-//! Samples of each format, and by hand the events that they have.
+//! Samples of each format, and their events by hand.
 
 use std::fmt::Write as _;
 use std::io::{Cursor, Write as _};
@@ -12,7 +12,7 @@ fn traced(text: &[u8], format: Option<Format>) -> Result<Trace, Error> {
     read(Path::new("sample"), Cursor::new(text.to_vec()), format)
 }
 
-/// An event as `time stream op file offset+length`.
+/// Formats an event as `time stream op file offset+length`.
 fn shown(event: Event) -> String {
     let mut text = format!("{} {} ", event.time_us, event.stream);
     let result = match event.op {
@@ -35,7 +35,7 @@ fn shown_all(events: impl Iterator<Item = Result<Event, Error>>) -> Vec<String> 
     events.map(|event| shown(event.unwrap())).collect()
 }
 
-/// The sample is found to be of `format`, and has these events and bad lines.
+/// Checks that the sample is detected as `format`, and has these events and bad lines.
 #[track_caller]
 fn check(format: Format, sample: &str, events: &[&str], bad: &[(u64, &str)]) {
     let mut trace = traced(sample.as_bytes(), None).unwrap();
@@ -543,7 +543,7 @@ fn lines_of_any_length_are_counted() {
     assert_eq!(trace.bad_lines().first, [(2001, "more than 65536 bytes long".to_owned())]);
 }
 
-/// Lines of every format, for their parts to be mixed.
+/// Returns lines of every format, whose parts are mixed.
 fn corpus() -> Vec<&'static str> {
     CSV.lines()
         .chain([

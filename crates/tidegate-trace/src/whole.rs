@@ -40,8 +40,7 @@ pub fn open(path: &Path, format: Option<Format>) -> Result<Trace, Error> {
     Trace::new(path, source, progress, format)
 }
 
-/// Reads a trace from `bytes`, plain or compressed. Messages name it `path`. The first lines
-/// determine the format if `format` is `None`.
+/// Reads a trace from `bytes`, as [`open`] reads a file. Messages name the trace `path`.
 ///
 /// # Errors
 /// [`Error::Io`] if the trace cannot be read, [`Error::Format`] if its format cannot be detected.

@@ -111,7 +111,7 @@ fn less(
     figure(name, what, (Claim::Is(pct), "%"), ours, reason)
 }
 
-/// Returns a row of a case in which the paper finds Caiti's rate comparable to that of `others`.
+/// Returns a row of a case where the paper finds Caiti's rate comparable to that of `others`.
 fn comparable(
     (name, what, reason): Of<'_>,
     case: &'static str,
@@ -130,7 +130,7 @@ mod tests {
     use super::super::{Row, check};
     use super::*;
 
-    /// What `scripts/papers` has the bench run: rates of 100, of `transit` 80, in each case.
+    /// Returns rows of the cases that `scripts/papers` runs: a rate of 100, and 80 for `transit`.
     fn rows() -> Vec<Row> {
         let programs = ["fillrandom-1024", "fillrandom-4096", "overwrite-1024", "readrandom-1024"];
         let programs = programs.map(|it| format!("program-rocksdb-{it}"));

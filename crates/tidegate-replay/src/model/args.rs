@@ -155,8 +155,7 @@ impl ModelArgs {
         Ok(())
     }
 
-    /// Returns the cases of all options. Policies without a cache have one case for all cache
-    /// sizes.
+    /// Returns the cases of all options. Policies without a cache ignore further cache sizes.
     fn cases(&self) -> Vec<Case> {
         let mut cases = Vec::new();
         for &cores in &self.cores {

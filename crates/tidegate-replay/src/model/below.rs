@@ -1,4 +1,4 @@
-//! The device below the DRAM tier of a modelled machine: a production engine on memory whose
+//! The device below the DRAM tier of a modelled machine: a shipped engine on memory whose
 //! operations take virtual time.
 
 use std::sync::Arc;
@@ -27,9 +27,8 @@ pub(crate) enum Engine {
     Raw,
 }
 
-/// An engine's device with an inflated size: blocks whose numbers differ by a multiple of
-/// [`REAL_BLOCKS`] share memory. The cost of a write does not depend on its offset, and the model
-/// ignores the data.
+/// An engine's device with an inflated size: blocks at a distance of [`REAL_BLOCKS`] share memory.
+/// The cost of a write does not depend on its offset, and the model ignores the data.
 pub(crate) struct Below {
     device: Box<dyn BlockDevice>,
     geometry: Geometry,

@@ -162,7 +162,7 @@ fn empty_fence_ns(pmem: Option<&Path>) -> Result<f64, Box<dyn Cause>> {
     }))
 }
 
-/// Returns half of the time in which a word travels from one CPU to another and back.
+/// Returns half of the round-trip time of a word between two CPUs.
 fn handover_ns() -> f64 {
     const TURNS: u32 = 2000;
     let word = AtomicU32::new(0);

@@ -35,10 +35,10 @@ pub struct Costs {
     pub switch_ns: u64,
     /// Time that a thread keeps its CPU while other threads are ready.
     pub slice_ns: u64,
-    /// Rate at which one thread copies from DRAM to DRAM.
+    /// Rate of copies of one thread from DRAM to DRAM.
     pub dram_copy_bytes_per_s: u64,
-    /// Rate at which one thread streams to the modelled persistent memory, before the media model
-    /// slows it down.
+    /// Rate of streaming stores of one thread, before the media model of persistent memory slows
+    /// them down.
     pub stream_bytes_per_s: u64,
     /// Loading a word of persistent memory, mostly of the map.
     pub word_load_ns: u64,
@@ -98,8 +98,8 @@ impl Costs {
     ///   for metadata (5.2). The rest is assumed to be software around the request: 3.77 µs.
     /// - Ext4 on the bare memory takes 120.2 % more time (5.1): 9.71 µs. Without the software, 5.94
     ///   µs remain for 4 KiB, so 690 MB/s per thread.
-    /// - Ext4 on the kernel's BTT takes 3.6 times as long as Caiti: 15.9 µs. `btt_ns` includes the
-    ///   time by which a write to our table is faster.
+    /// - Ext4 on the kernel's BTT takes 3.6 times as long as Caiti: 15.9 µs. A write to our table
+    ///   is faster; `btt_ns` makes up the difference.
     /// - The map of a BTT of 64 GB does not fit the CPU's cache: a look-up is a read of 305 ns.
     pub fn caiti() -> Self {
         Self { name: "caiti".into(), btt_ns: 5520, ..Self::caiti_own() }

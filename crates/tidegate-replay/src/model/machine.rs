@@ -1,4 +1,4 @@
-//! A machine in virtual time that runs the production tiers.
+//! A machine in virtual time that runs the shipped tiers.
 //!
 //! Each thread of the modelled machine is a coroutine with its own stack, on one thread of the
 //! system. It runs the unmodified code of the tiers until that code calls its machine (see
@@ -290,8 +290,7 @@ impl Modelled {
         Self { costs: costs.clone(), cpus, state: RefCell::new(state) }
     }
 
-    /// Runs threads until `is_over`, or until no thread can run: all have ended, or wait for each
-    /// other.
+    /// Runs threads until `is_over`, or until no thread can run: all have ended or deadlocked.
     fn play(&self, coroutines: &mut Coroutines, is_over: impl Fn() -> bool) {
         while !is_over() {
             let next = self.state.borrow_mut().schedule.next();
@@ -348,8 +347,7 @@ impl Modelled {
         state.schedule.wake(thread, self.costs.wake_latency_ns);
     }
 
-    /// Wakes a notified thread if it can take its lock; otherwise queues the thread for the lock,
-    /// as `parking_lot` does.
+    /// Wakes a notified thread if its lock is free, else queues it there, as `parking_lot` does.
     fn hand_to_lock(&self, state: &mut State, waiter: &Waiter, is_first: bool) {
         let lock = state.locks.entry(waiter.lock).or_default();
         if is_first && !lock.is_held {

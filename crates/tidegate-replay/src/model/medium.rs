@@ -18,8 +18,8 @@ pub(super) struct Medium {
     fence_ns: u64,
     write_booked_until_ns: u64,
     read_booked_until_ns: u64,
-    /// Time at which a thread's last posted store arrives, by thread; 0 if it posted none since its
-    /// last fence.
+    /// Arrival time of a thread's last posted store, by thread; 0 if the thread posted none since
+    /// its last fence.
     due_ns: Vec<u64>,
 }
 

@@ -1,6 +1,6 @@
 //! A model of N cores in virtual time.
 //!
-//! The production DRAM tiers and engines run on a modelled machine (`machine`). Their code runs
+//! The shipped DRAM tiers and engines run on a modelled machine (`machine`). Their code runs
 //! unmodified; the model of clock, CPUs, locks, threads and memory answers their calls in virtual
 //! time (docs/decisions/model-by-coroutines.md).
 //!

@@ -43,9 +43,9 @@ const POLICIES: &str =
     "raw,btt,transit,transit-no-eager,transit-no-bypass,pmbd,pmbd70,lru,coactive";
 /// The policies of table 1.
 const CACHED: [&str; 5] = ["pmbd", "pmbd70", "lru", "coactive", "transit"];
-/// Relative difference up to which a number counts as equal to the paper's.
+/// Maximum relative difference of a number that counts as equal to the paper's.
 const TOLERANCE_PCT: f64 = 15.0;
-/// Maximum spread of times over all cache sizes up to which a policy counts as insensitive to the
+/// Maximum spread of times over all cache sizes for a policy that counts as insensitive to the
 /// size: the widest spread in the paper's table.
 const INSENSITIVE_PCT: f64 = 5.3;
 
@@ -109,7 +109,7 @@ fn long_runs(seed: u64) -> Vec<Case> {
 }
 
 /// Returns the cases of figure 6b: one job that reads its writes at random. The cache holds an
-/// eighth of them.
+/// eighth of the device.
 fn reads(seed: u64) -> Vec<Case> {
     let case = |policy| Case {
         device_bytes: 4 << 30,

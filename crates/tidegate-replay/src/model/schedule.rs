@@ -2,11 +2,9 @@
 //!
 //! A thread is on a CPU, ready (it waits for a CPU), waiting for another event, or ended. Rules:
 //!
-//! - A thread that becomes ready takes an idle CPU, preferably its last one; without an idle CPU it
-//!   queues.
+//! - A thread that becomes ready takes an idle CPU, preferably its last one, or else queues.
 //! - The queue is ordered by virtual runtime, the CPU time of a thread, as in Linux's fair
-//!   schedulers. A thread that slept is at most half a slice ahead of the threads that did not
-//!   sleep.
+//!   schedulers. A thread that slept is at most half a slice ahead of the other threads.
 //! - A thread leaves its CPU to a queued thread when its slice is over, or when a woken thread is
 //!   more than a granularity ahead of it.
 //!
@@ -30,7 +28,7 @@ pub(super) struct Rules {
     pub(super) switch_ns: u64,
     /// Time that a thread keeps its CPU while other threads are ready.
     pub(super) slice_ns: u64,
-    /// Lead in runtime at which a woken thread takes the CPU of another thread.
+    /// Minimum lead in runtime for a woken thread to take the CPU of another thread.
     pub(super) granularity_ns: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Cases that were worked by hand, and what must hold for all.
+//! Cases that were computed by hand, and properties of all cases.
 
 use clap::Parser;
 use tidegate::pmem::MediaModel;
@@ -10,7 +10,7 @@ use super::case::{Case, Length, Outcome};
 use super::costs::Costs;
 use super::machine::{self, Session};
 
-/// Costs by which one can reckon: a copy of a block takes 400 ns, one to the memory 1000.
+/// Returns round costs: a copy of a block takes 400 ns, or 1000 ns to persistent memory.
 fn costs() -> Costs {
     Costs {
         name: "by hand".into(),
@@ -67,9 +67,9 @@ fn run(case: &Case, costs: &Costs) -> Outcome {
     case.run(costs, &costs.media().unwrap()).unwrap()
 }
 
-/// Two jobs write blocks to the bare memory: each request takes 100 ns of software, 1000 of copying
-/// and 10 for the fence. Both are answered together at 1110, 2220 and 3330 ns. Time counts from the
-/// first answer, and the requests of a job from its own next one.
+/// Two jobs write blocks to the bare memory: each request takes 100 ns of software, 1000 ns of
+/// copying and 10 ns for the fence. Both jobs get answers at 1110, 2220 and 3330 ns. Time counts
+/// from the first answer, and the requests of a job from its next one on.
 #[test]
 fn two_cores_and_three_requests_to_the_memory() {
     let outcome = run(&case("raw", 2, 2, 3), &costs());
@@ -79,16 +79,16 @@ fn two_cores_and_three_requests_to_the_memory() {
     assert!((outcome.service_ns(2) - 1480.0).abs() < 1e-9, "2 jobs for 2220 ns over 3 requests");
 }
 
-/// Two jobs, A and B, write to free slots of a cache with one lock, which always comes from the
-/// other core: 50 ns, and 20 of work under it.
+/// Two jobs, A and B, write to free slots of a cache with one lock. The lock's last holder is
+/// always the other core: 50 ns for the handover, and 20 ns of work under the lock.
 ///
-/// - 100: both want the lock. A has it until 170, B from 170 to 240.
-/// - A copies until 570 and has the lock until 640: answered. B copies until 640 and has the lock
-///   until 710: answered.
-/// - A wants it at 740, has it until 810 and, after its copy, from 1210 to 1280: answered. B wants
-///   it at 810, has it until 880, and from 1280 to 1350: answered. And so on, every 640 ns.
+/// - At 100 both request the lock. A holds it until 170, B from 170 to 240.
+/// - A copies until 570 and holds the lock until 640: answer. B copies until 640 and holds the lock
+///   until 710: answer.
+/// - A requests the lock at 740, holds it until 810 and, after the copy, from 1210 to 1280: answer.
+///   B requests it at 810, holds it until 880, and from 1280 to 1350: answer. Repeats every 640 ns.
 ///
-/// Time counts from the first answer at 640. The third request that counts is answered at 1990.
+/// Time counts from the first answer at 640. The third counted request is answered at 1990.
 fn locked(costs: &Costs) -> (u64, u64) {
     let outcome = run(&case("lru", 2, 2, 3), costs);
     (outcome.elapsed_ns, outcome.latencies[0].max())
@@ -99,7 +99,7 @@ fn two_cores_and_three_requests_through_one_lock() {
     assert_eq!(locked(&costs()), (1350, 640));
 }
 
-/// What was reckoned by hand would find a machine that forgets or doubles a cost.
+/// The results computed by hand detect a machine that omits or doubles a cost.
 #[test]
 fn a_cost_that_is_planted_shows() {
     let base = costs();
@@ -107,9 +107,9 @@ fn a_cost_that_is_planted_shows() {
         (Costs { request_ns: 110, ..base.clone() }, (1370, 650)),
         (Costs { handover_ns: 60, ..base.clone() }, (1400, 660)),
         (Costs { section_ns: 30, ..base.clone() }, (1400, 660)),
-        // One core after the other has the lock: its own never finds it with itself.
+        // The cores alternate, so that the last holder is never the same core.
         (Costs { lock_ns: 90, ..base.clone() }, (1350, 640)),
-        // 500 ns a copy.
+        // 500 ns per copy.
         (Costs { dram_copy_bytes_per_s: 8_192_000_000, ..base }, (1550, 740)),
     ];
     for (costs, expected) in changes {
@@ -120,12 +120,12 @@ fn a_cost_that_is_planted_shows() {
 #[test]
 fn one_job_has_its_lock_with_itself() {
     let base = costs();
-    // 100 of software, twice 30 under the lock, 400 of copying.
+    // 100 ns of software, twice 30 ns under the lock, 400 ns of copying.
     assert_eq!(run(&case("lru", 2, 1, 5), &base).latencies[0].max(), 560);
     assert_eq!(run(&case("lru", 2, 1, 5), &base).latencies[1].max(), 1120, "two back to back");
 }
 
-/// Four jobs on two cores take turns: together they do as much as two jobs with a core each.
+/// Four jobs on two cores alternate: their total rate is that of two jobs with a core each.
 #[test]
 fn cores_are_never_idle_while_a_job_is_ready() {
     let two = run(&case("raw", 2, 2, 4000), &costs());
@@ -171,7 +171,7 @@ fn evictors_on_idle_cores_keep_slots_free() {
     assert!(no_eager > btt * 0.95, "a full cache is bypassed: {no_eager}");
 }
 
-/// A thread that waits for what no other one does is found, and not waited for.
+/// The machine detects a thread that waits for an event that never occurs.
 #[test]
 fn a_lost_wake_up_is_a_deadlock() {
     let run = |main: fn()| machine::run(&costs(), MediaModel::dram(), 2, main);
@@ -231,10 +231,10 @@ fn rows_have_the_keys_of_the_bench_and_the_machine() {
     let results: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
     let rows = results["rows"].as_array().unwrap();
-    // Of two machines with two numbers of jobs and two depths: btt once, transit with each cache.
+    // Two machines, two numbers of jobs and two depths: btt once, transit with each cache.
     assert_eq!(rows.len(), 2 * 2 * 2 * 3);
     let keys: Vec<_> = rows[0].as_object().unwrap().keys().map(String::as_str).collect();
-    // Those of the bench; a model stores nothing.
+    // The columns of the bench, except those about stores: a model stores nothing.
     let of_bench = ROW_KEYS.iter().filter(|key| !key.starts_with("pmem_") && **key != "fences");
     for key in of_bench.copied().chain(["cores", "cache_bytes"]) {
         assert!(keys.contains(&key), "{key} is not in {keys:?}");
@@ -256,7 +256,7 @@ fn arguments_that_make_no_sense_are_refused() {
         "model --seconds -1",
         "model --costs nothing-of-that-name",
     ] {
-        // A negative number is refused by the parser.
+        // The parser rejects a negative number.
         let refused = Cli::try_parse_from(line.split(' ')).map(|cli| cli.args.run());
         assert!(refused.is_err() || refused.is_ok_and(|result| result.is_err()), "{line}");
     }
@@ -266,7 +266,7 @@ fn arguments_that_make_no_sense_are_refused() {
 fn the_time_of_a_session_stands_still_between_requests() {
     let mut session = Session::new(&costs(), MediaModel::dram(), 2);
     assert_eq!(session.call(|| machine::spend(500)), Ok(((), 500)));
-    // A thread of the background works for as long as requests do.
+    // A background thread works while requests run.
     let (background, _) = session.call(|| machine::spawn(|| machine::spend(2_000))).unwrap();
     let spend = || {
         machine::spend(100);

@@ -23,7 +23,7 @@ const CACHE_BYTES: u64 = 16 << 20;
 const DEVICE_BYTES: u64 = 256 << 20;
 const RUN: Duration = Duration::from_millis(100);
 const REPETITIONS: u64 = 5;
-/// Relative difference up to which the model counts as accurate.
+/// Maximum relative difference of an accurate model.
 const TOLERANCE_PCT: f64 = 20.0;
 
 /// Measures this machine, models it, and prints both.

@@ -35,8 +35,7 @@ fn cells(line: &str) -> Option<Vec<String>> {
     Some(inner.split('|').map(|cell| cell.trim().to_owned()).collect())
 }
 
-/// Adds a row to the table in the last block if the table `is_open`; otherwise begins a table with
-/// these headers.
+/// Adds a row to the table in the last block if it `is_open`; otherwise begins a table.
 fn add_row(blocks: &mut Vec<Block>, cells: Vec<String>, is_open: bool) {
     let is_rule = cells.iter().all(|cell| cell.chars().all(|c| "-:".contains(c)) && cell.len() > 2);
     match blocks.last_mut() {
@@ -83,7 +82,7 @@ mod tests {
     }
 
     proptest! {
-        /// Rows are as long as their headers, whatever a page has.
+        /// Rows are as long as their headers, for any page.
         #[test]
         fn tables_have_one_width(page in "([|a#<! -]{0,8}\n){0,12}") {
             for block in blocks(&page) {

@@ -1,5 +1,4 @@
-//! Builds one page with plots of all of docs/papers.md, joined from the sections that commands
-//! wrote.
+//! Builds one page with plots of docs/papers.md, joined from the sections that commands wrote.
 
 use std::path::Path;
 
@@ -143,8 +142,7 @@ fn columns_of(title: &str) -> &str {
     columns.strip_prefix("the ").unwrap_or(columns).trim_end_matches('.')
 }
 
-/// Returns a plot with one line per row over the variable `columns`; with one line per column if
-/// that is `None`.
+/// Returns a plot with one line per row over the variable `columns`, or else one per column.
 fn plot(
     headers: &[String],
     rows: &[Vec<String>],

@@ -22,8 +22,7 @@ const DELETED: &[u8] = b" (deleted)";
 /// Device, inode, and creation time: unique for all files.
 pub(super) type Identity = [u64; 3];
 
-/// A process, the number of programs that it had executed before it opened the descriptor, and the
-/// descriptor.
+/// A process, the number of programs that it had executed before the open, and the descriptor.
 type Holder = (u32, u32, u64);
 
 /// The state of a file.
@@ -138,8 +137,7 @@ impl Files {
             out.summary.unknown += 1;
             return None;
         };
-        // The trace has removed the file, but a child still uses a descriptor that it has
-        // inherited.
+        // The trace has removed the file, but a child still uses an inherited descriptor.
         self.file(identity, DELETED, out);
         self.shown_by_identity(identity, out.summary).map(|name| (name, syncs))
     }

@@ -143,8 +143,7 @@ impl Memory {
         let shared = Path::new(SHARED_MEMORY);
         let folder = if shared.is_dir() { shared.into() } else { std::env::temp_dir() };
         let path = folder.join(format!("tidegate-record-{}", std::process::id()));
-        // An existing file belongs to a recorder that was killed, whose process number this process
-        // has.
+        // An existing file belongs to a killed recorder that had this process's number.
         let _ = std::fs::remove_file(&path);
         let rings = Rings::create(&path).map_err(|error| Error::Start(with_source(&error)))?;
         Ok(Self { path, rings: Arc::new(rings) })

@@ -1,4 +1,4 @@
-//! Executed programs: tracks which of them are recorded, and why others are not.
+//! Tracks which executed programs are recorded, and why others are not.
 //!
 //! A process reports that it is about to execute a program, and a program that loads the library
 //! reports its start. A program that was executed but did not report a start was not recorded.

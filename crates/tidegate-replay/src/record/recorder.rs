@@ -43,8 +43,7 @@ impl Recorder {
         Ok(Self { rings, is_ending, thread })
     }
 
-    /// Writes the reported events, and ends the thread. Recording ends also for processes that
-    /// still run.
+    /// Writes the reported events, and ends the recording, also of processes that still run.
     pub(super) fn finish(self) -> Summary {
         self.rings.close();
         self.is_ending.store(true, Ordering::Release);

@@ -54,7 +54,7 @@ pub(super) struct Summary {
     unseen: BTreeMap<Unseen, u64>,
     /// Number of failed syncs.
     pub(super) failed_syncs: u64,
-    /// Number of events for which there was no space or no recorder.
+    /// Number of events that found no space or no recorder.
     pub(super) lost: u64,
     /// Number of events of unknown files.
     pub(super) unknown: u64,

@@ -1,4 +1,4 @@
-//! Events by hand, and the rows that they become.
+//! Events by hand, and their rows.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::recorder::Trace;
 use super::rows::Rows;
 use super::summary::Summary;
 
-/// What was written to it.
+/// A writer that keeps the written bytes.
 #[derive(Clone, Default)]
 struct Written(Arc<Mutex<Vec<u8>>>);
 
@@ -54,7 +54,7 @@ impl Script {
         self.trace.push(Told { event, text: text.as_bytes().into() });
     }
 
-    /// File `number`, which is its inode and its descriptor too, is open.
+    /// Opens file `number`; its inode and its descriptor have this number, too.
     fn open(&mut self, number: u32, path: &str) {
         let (fd, inode) = (u64::from(number), u64::from(number));
         let event = Event::new(Kind::Opened).of_file(number);
@@ -79,7 +79,7 @@ impl Script {
         self.tell(event, &format!("/d\0{old}\0/d\0{new}"));
     }
 
-    /// The rows, without their times and threads, and the summary.
+    /// Returns the rows, without their times and threads, and the summary.
     fn end(mut self) -> (Vec<String>, Summary) {
         self.trace.write_until(u64::MAX);
         let summary = self.trace.end(0);
@@ -118,7 +118,7 @@ fn a_name_that_is_used_again_is_another_file() {
     script.unlink(1, 1, "a");
     script.open(2, "/d/a");
     script.write(2);
-    // Its name has gone unseen.
+    // No event reported the removal of its name.
     script.open(3, "/d/a");
     script.write(3);
     script.write(2);

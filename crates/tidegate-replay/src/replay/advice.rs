@@ -1,15 +1,13 @@
 //! Computes the last line of a replay: the scheme to choose, the gain, and the certainty.
 //!
-//! Advice compares rows whose schemes an engine of Tidegate offers, which users can choose, with
-//! the row of the storage alone with as much DRAM. Rows count as equally good if they differ by
-//! less than 2 % of the time of the storage alone. Among the rows as good as the fastest, the
-//! simplest is advised: one that leaves data in place rather than moves it to persistent memory,
-//! then one with the least memory.
+//! Advice compares the rows that users can choose, whose schemes are engines of Tidegate, with the
+//! row of the storage alone with as much DRAM. Rows are equally good if they differ by less than
+//! 2 % of the time of the storage alone. Among the rows as good as the fastest, the simplest is
+//! advised: data stays in place rather than moves to persistent memory, then least memory.
 //!
 //! The first read of a page that existed before the trace reads storage. If all data is on
-//! persistent memory, the move has read that page already, and the read is charged to the scheme
-//! all the same. The certainty is the share of the trace's parts that agree: each part checks
-//! separately whether the row is as good as the fastest row.
+//! persistent memory, the move has read the page already; the read is charged all the same. The
+//! certainty is the share of the trace's parts in which the row is as good as the fastest.
 
 use super::{ReplayArgs, Replayed, Row};
 use crate::scheme::page::PAGE_BYTES;
@@ -207,7 +205,7 @@ mod tests {
         let rows = vec![
             row("dram", 0, 100, [2.0; 5]),
             row("tidegate", 1 << 20, 25, [1.0, 1.0, 1.0, 0.5, 1.5]),
-            // No engine of ours.
+            // Not an engine of Tidegate.
             row("afcm", 1 << 20, 5, [0.1; 5]),
         ];
         assert_eq!(

@@ -1,11 +1,10 @@
-//! `tidegate replay`: plays a trace through schemes, with memory sizes that this machine need not
-//! have.
+//! `tidegate replay`: plays a trace through schemes, with any sizes of memory.
 //!
-//! The trace is played once to measure its footprint, on which percentages are based. It is played
-//! again for each batch of schemes whose memory this machine should hold at a time
-//! (`MEMORY_BYTES_MAX`), and once more on real files with `--real`. A long trace is read from its
-//! files each time: memory use grows with the footprint, not with the length of the trace or the
-//! number of schemes. Only `mobigen` holds all lines, because it sorts them by time.
+//! The trace is played once to measure its footprint, the base of percentages. It is played again
+//! for each batch of schemes whose memory this machine should hold at a time (`MEMORY_BYTES_MAX`),
+//! and once more on real files with `--real`. A long trace is read from its files each time: memory
+//! use grows with the footprint, not with the length of the trace or the number of schemes. Only
+//! `mobigen` holds all lines, because it sorts them by time.
 
 mod advice;
 pub mod amount;
@@ -224,8 +223,7 @@ impl ReplayArgs {
         Ok(files.row())
     }
 
-    /// Returns the schemes with each amount of memory that they can use, the smallest amounts
-    /// first.
+    /// Returns the schemes with each usable amount of memory, the smallest amounts first.
     fn cases(&self, profile: &Profile) -> Vec<(Sizes, &'static SchemeEntry)> {
         let pages = profile.footprint_pages;
         let (dram, pmem) = (self.dram.pages(pages), self.pmem.bytes(pages));
@@ -369,7 +367,7 @@ mod tests {
     }
 
     proptest! {
-        /// All cases are played, in their order, and a batch of several has memory enough.
+        /// Batches keep all cases in order, and a batch of several cases fits in memory.
         #[test]
         fn batches_hold_what_memory_takes(
             of in prop::collection::vec((0..3_usize, 0..4_u64 << 30, 0..1_u64 << 24), 0..60)

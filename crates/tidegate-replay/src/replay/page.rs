@@ -92,8 +92,7 @@ fn pmem_traffic(rows: &[&Row]) -> Plot {
     })
 }
 
-/// Returns lines over one amount of memory, or `None` if the rows have only one such amount. The
-/// other amount is equal in all rows.
+/// Returns lines over one amount of memory, or `None` if all rows have the same amount.
 fn by_size(rows: &[&Row], title: &str, amount: fn(&Row) -> u64) -> Option<Section> {
     let mut amounts: Vec<u64> =
         rows.iter().map(|row| amount(row)).filter(|bytes| *bytes > 0).collect();
@@ -130,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    /// A page of a trace that was made for it, with these options, and its rows.
+    /// Returns the page of a generated trace, with these options, and its rows.
     fn page_of(options: &[&str]) -> (Report, Vec<Row>) {
         let dir = tempfile::tempdir().unwrap();
         let trace = dir.path().join("t.csv");
@@ -152,7 +151,7 @@ mod tests {
         report.sections.iter().map(|section| section.title.as_str()).collect()
     }
 
-    /// What the plot `title` of a section shows of a scheme.
+    /// Returns the points of a scheme in the plot `title` of a section.
     fn line(section: &Section, title: &str, scheme: &str) -> Vec<(f64, f64)> {
         let lines = section.plots.iter().find_map(|plot| match plot {
             Plot::Lines(lines) if lines.title == title => Some(lines),

@@ -31,7 +31,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// Results on real files: `real` of `tidegate replay --json`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// The directory in which the files were created.
+    /// The directory of the files.
     pub folder: String,
     /// Number of operations of the trace.
     pub operations: u64,
@@ -43,7 +43,7 @@ pub struct Row {
     pub sync_seconds: f64,
 }
 
-/// The files on which a trace is executed.
+/// The files that a trace is executed on.
 pub(super) struct Real {
     folder: Folder,
     /// Open files.

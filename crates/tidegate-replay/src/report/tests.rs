@@ -1,4 +1,4 @@
-//! The page as text; tests/report.rs looks at it in a browser.
+//! Checks the page as text; tests/report.rs checks it in a browser.
 
 use super::*;
 
@@ -42,10 +42,10 @@ fn report() -> Report {
     }
 }
 
-/// Elements without an end.
+/// Elements without an end tag.
 const VOID: [&str; 2] = ["meta", "!DOCTYPE"];
 
-/// Fails if an element is not closed, or closed twice.
+/// Fails if an element is not closed exactly once.
 fn check_nesting(page: &str) {
     let mut open = Vec::new();
     for tag in page.split('<').skip(1) {

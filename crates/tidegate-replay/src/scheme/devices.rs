@@ -47,8 +47,7 @@ pub trait Devices {
     /// Searches or changes an index in `steps` entries.
     fn index_steps(&mut self, steps: u32);
 
-    /// Returns the time so far for the program, in nanoseconds; 0 if the devices do not measure
-    /// time.
+    /// Returns the program's time so far, in nanoseconds; 0 if the devices measure no time.
     fn now_ns(&self) -> f64;
 
     /// Sets the time so far, for a scheme that computes the time itself.

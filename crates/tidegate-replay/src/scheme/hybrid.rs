@@ -5,7 +5,7 @@
 //!   that the file is long enough.
 //!
 //! The level below, a [`Durable`], is AFCM's persistent memory ([`slots`](super::slots)), flash
-//! alone ([`dram`](super::dram)), or a production engine ([`shipped`](super::shipped)).
+//! alone ([`dram`](super::dram)), or a shipped engine ([`shipped`](super::shipped)).
 
 use std::ops::Range;
 
@@ -16,10 +16,10 @@ use super::{Requests, Scheme};
 use crate::error::Result;
 use crate::trace::{FileId, Op};
 
-/// The level to which a sync writes dirty lines. Slots are those of the pages in DRAM.
+/// The level that a sync writes dirty lines to. Slots are the slots of pages in DRAM.
 ///
 /// # Errors
-/// A method fails if a production engine fails.
+/// A method fails if a shipped engine fails.
 pub(super) trait Durable {
     /// Loads `id` into DRAM. Returns whether memory had all of the page.
     fn load(&mut self, id: PageId, devices: &mut dyn Devices) -> Result<bool> {

@@ -1,5 +1,4 @@
-//! Schemes: the distribution of data over DRAM, persistent memory and flash, for the events of a
-//! trace.
+//! Schemes distribute data over DRAM, persistent memory and flash, for the events of a trace.
 //!
 //! A scheme is a state machine without clock, thread or I/O: it receives [`Op`]s, and requests
 //! operations of [`Devices`]. [`SCHEMES`] lists all schemes.
@@ -73,7 +72,7 @@ pub trait Scheme {
     /// Processes one operation.
     ///
     /// # Errors
-    /// The production engine of the scheme has failed.
+    /// The shipped engine of the scheme has failed.
     fn play(&mut self, op: &Op, devices: &mut dyn Devices) -> Result<()>;
 
     /// Returns the requests so far.
@@ -95,8 +94,7 @@ pub enum Pmem {
 }
 
 impl Pmem {
-    /// Returns the bytes, given the users' choice `chosen_bytes` and the number of pages that the
-    /// trace touches.
+    /// Returns the bytes, given the users' choice and the number of pages in the trace.
     pub fn bytes(self, chosen_bytes: u64, footprint_pages: u64) -> u64 {
         match self {
             Self::None => 0,
@@ -117,8 +115,7 @@ pub struct SchemeEntry {
     pub pmem: Pmem,
     /// The configuration that users choose for the scheme; `None` if Tidegate does not offer it.
     pub offer: Option<&'static str>,
-    /// Whether the scheme stores data. If so, it allocates as much memory as it has persistent
-    /// memory.
+    /// Whether the scheme stores data, and allocates memory for its persistent memory.
     pub holds_data: bool,
     /// Creates the scheme.
     pub create: Create,

@@ -26,16 +26,14 @@ pub fn pages_of(offset: u64, len: u64) -> Range<u64> {
     if len == 0 { first..first } else { first..offset.saturating_add(len).div_ceil(PAGE_BYTES) }
 }
 
-/// Returns the part of page `page` that `len` bytes at `offset` cover, relative to the page's
-/// start.
+/// Returns the part of `page` that `len` bytes at `offset` cover, relative to the page's start.
 pub fn part_of(page: u64, offset: u64, len: u64) -> Range<u64> {
     let start = page.saturating_mul(PAGE_BYTES);
     let end = offset.saturating_add(len);
     offset.saturating_sub(start).min(PAGE_BYTES)..end.saturating_sub(start).min(PAGE_BYTES)
 }
 
-/// Returns the pages of `file` that hold `len` bytes at `offset`, and the covered bytes of each
-/// page.
+/// Returns the pages of `file` with `len` bytes at `offset`, and the covered part of each page.
 pub fn parts_of(file: FileId, offset: u64, len: u64) -> impl Iterator<Item = (PageId, Range<u64>)> {
     pages_of(offset, len).map(move |page| (PageId { file, page }, part_of(page, offset, len)))
 }

@@ -1,8 +1,7 @@
 //! Maps pages to slots, by chunks of neighbouring pages: a run of pages costs one look-up per
 //! chunk, and the removal of a page costs none.
 //!
-//! Invariants: a chunk in the map has at least one page, and `last` is a chunk in the map or
-//! `None`.
+//! Invariants: a chunk in the map has at least one page; `last`, if any, is a chunk in the map.
 
 use rustc_hash::FxHashMap;
 
@@ -114,7 +113,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The table has what a map of pages has, whatever comes and goes.
+        /// The table equals a map of pages after any insertions and removals.
         #[test]
         fn pages_are_found_where_they_were_put(
             steps in prop::collection::vec((0..3_u32, 0..40_u64), 0..400)

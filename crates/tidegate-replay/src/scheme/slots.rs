@@ -52,7 +52,7 @@ const INDEX_PAGE_BYTES: u64 = 40;
 /// DRAM for an extent: three numbers, and the link to the next extent.
 const INDEX_EXTENT_BYTES: u64 = 32;
 
-/// The form in which a page is stored.
+/// The form of a stored page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The whole page, in its own slot.
@@ -62,8 +62,7 @@ pub enum Kind {
 }
 
 /// Returns the form that `afcm` chooses for a page with these dirty lines, by the paper's equations
-/// 1 and 2: fine if the size of the lines that are not stored exceeds the metadata for the stored
-/// ones.
+/// 1 and 2: fine if the omitted lines are larger than the metadata of the stored lines.
 pub(super) fn cheaper(dirty: u64) -> Kind {
     let dirty = dirty.count_ones();
     let benefit = u64::from(64 - dirty) * LINE_BYTES;
@@ -253,7 +252,7 @@ impl Pmem {
         store_words(numbers.len(), devices);
     }
 
-    /// Returns a free slot, and evicts pages for it. Returns `None` if there is no space.
+    /// Returns a free slot; evicts pages if necessary. Returns `None` if there is no space.
     fn take_slot(&mut self, dram: &mut PageCache, devices: &mut dyn Devices) -> Option<u32> {
         while self.free.is_empty() {
             if let Some(victim) = self.victim() {
@@ -265,8 +264,7 @@ impl Pmem {
         self.free.pop()
     }
 
-    /// Evicts `victim`. If it has lines, evicts all pages with lines in the slot that has most of
-    /// them.
+    /// Evicts `victim`. If it has lines, evicts all pages in the slot that has most of its lines.
     fn evict_for_slot(&mut self, victim: u32, dram: &mut PageCache, devices: &mut dyn Devices) {
         let Held::Fine(lines) = &self.held[victim as usize] else {
             return self.evict(victim, dram, devices);
@@ -366,8 +364,7 @@ impl Pmem {
         store_words(numbers.len(), devices);
     }
 
-    /// Releases the former versions of a page that is stored whole, or keeps them until the sync
-    /// ends.
+    /// Releases the former version of a page, or keeps it until the sync ends.
     fn give_up_old(&mut self, old: Held, devices: &mut dyn Devices) {
         match (old, &mut self.replaced) {
             (Held::Nothing, _) => {}
@@ -412,8 +409,7 @@ impl Pmem {
         }
     }
 
-    /// Releases the versions that atomic syncs replaced, and ends the log. Returns whether space
-    /// became free.
+    /// Releases the versions that syncs replaced, and ends the log; returns whether any was freed.
     fn release_replaced(&mut self, devices: &mut dyn Devices) -> bool {
         let Some(replaced) = &mut self.replaced else { return false };
         let Replaced { slots, places, pages } = std::mem::take(replaced);

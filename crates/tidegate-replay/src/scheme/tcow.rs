@@ -1,16 +1,14 @@
 //! Costs of AFCM's transactional copy-on-write (section 3.3.1), taken literally.
 //!
 //! For each page of a sync: a log entry is written and the head advances; the old version is marked
-//! as old and the entry's state becomes 1; the data is written to new space and the state becomes
-//! 2. At the end of the sync, the old space is released and the tail advances. Each step is durable
-//! before the next.
+//! and the entry's state becomes 1; the data is written to new space and the state becomes 2. At
+//! the end the old space is released and the tail advances. Each step is durable before the next.
 //!
-//! The literal form is not atomic, for two reasons. No entry contains the number of pages of a
-//! sync: a crash after the first page has reached state 2, and before the second page's entry
-//! exists, commits the first page alone. And a sync of more pages than the log of 4 KiB has entries
-//! commits in parts. [`torn_crashes`] crashes a model of the steps at every step, and finds the
-//! first case; `slots` ends the log when it is full. The scheme only counts, and therefore does not
-//! show either.
+//! The literal form is not atomic. No entry contains the number of pages of a sync: a crash after
+//! the first page has reached state 2, and before the second page's entry exists, commits the first
+//! page alone. And a sync of more pages than the log of 4 KiB has entries commits in parts. The
+//! scheme only counts, and does not show this. [`torn_crashes`] crashes a model at every step and
+//! finds the first case; `slots` ends the log when it is full.
 
 use super::devices::Devices;
 
@@ -29,8 +27,7 @@ fn store_word(devices: &mut dyn Devices) {
     devices.pmem_fence();
 }
 
-/// Performs steps 1 to 3 for a page; `has_old` tells whether persistent memory has an older
-/// version.
+/// Performs steps 1 to 3 for a page; `has_old` if persistent memory has an older version.
 pub fn begin_page(has_old: bool, devices: &mut dyn Devices) {
     devices.pmem_metadata(FIELDS_BYTES);
     devices.pmem_fence();
@@ -41,8 +38,7 @@ pub fn begin_page(has_old: bool, devices: &mut dyn Devices) {
     }
 }
 
-/// Performs the end of step 4: stores the page's location in the entry, and marks the entry as
-/// complete.
+/// Performs the end of step 4: stores the page's location, and marks the entry as complete.
 pub fn end_page(devices: &mut dyn Devices) {
     store_word(devices);
     store_word(devices);
@@ -107,7 +103,7 @@ mod tests {
     #[test]
     fn the_literal_form_commits_a_part_of_a_sync() {
         let torn: Vec<_> = (0..=STORES.len()).filter(|at| recover(*at) == [true, false]).collect();
-        // Behind the first page's state 2 and before the second page's entry.
+        // After the first page's state 2, and before the second page's entry.
         assert_eq!(torn, [4]);
         assert_eq!(torn_crashes(), (1, 11));
         assert_eq!((recover(0), recover(STORES.len())), ([false; 2], [true; 2]));

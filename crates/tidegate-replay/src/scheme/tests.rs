@@ -1,4 +1,4 @@
-//! Schemes held to traces that were worked out by hand, and to a model of what they may not lose.
+//! Checks schemes with traces that were computed by hand, and with a model of durable data.
 
 mod model;
 
@@ -34,12 +34,12 @@ fn sizes(dram_pages: u64, pmem_pages: u64) -> Sizes {
     }
 }
 
-/// Schemes with flash.
+/// Returns the schemes with flash.
 fn with_flash() -> impl Iterator<Item = &'static SchemeEntry> {
     SCHEMES.iter().filter(|entry| entry.pmem != Pmem::AllData)
 }
 
-/// Schemes with all data on persistent memory.
+/// Returns the schemes with all data on persistent memory.
 fn without_flash() -> impl Iterator<Item = &'static SchemeEntry> {
     SCHEMES.iter().filter(|entry| entry.pmem == Pmem::AllData)
 }
@@ -63,8 +63,8 @@ fn play_over(mut model: Model, name: &str, sizes: &Sizes, ops: &[Op]) -> (Model,
     (model, scheme.requests(), scheme.index_bytes_peak())
 }
 
-/// Pages read from and written to flash, and bytes of data and metadata stored in persistent
-/// memory.
+/// Returns pages read from and written to flash, and bytes of data and metadata stored in
+/// persistent memory.
 fn traffic(name: &str, sizes: &Sizes, ops: &[Op]) -> (u64, u64, u64, u64) {
     let (model, ..) = play(name, sizes, ops);
     let (data_bytes, metadata_bytes) = model.traffic();
@@ -73,7 +73,7 @@ fn traffic(name: &str, sizes: &Sizes, ops: &[Op]) -> (u64, u64, u64, u64) {
 
 #[test]
 fn reads_hit_what_dram_has() {
-    // Pages 0, 1, 0: a hit; 2 takes the place of 1, and 1 that of 0.
+    // Pages 0, 1, 0: a hit; 2 replaces 1, and 1 replaces 0.
     let ops = [read(0, 4096), read(4096, 1), read(100, 5), read(8192, 4096), read(4096, 9)];
     for entry in with_flash() {
         let (model, requests, _) = play(entry.name, &sizes(2, 8), &ops);
@@ -84,7 +84,7 @@ fn reads_hit_what_dram_has() {
 
 #[test]
 fn dram_writes_each_synced_page_to_flash() {
-    // Two pages, then one of them again, then a sync of nothing.
+    // Two pages, then one of these pages again, then a sync without dirty pages.
     let ops = [write(0, 8192), SYNC, write(10, 5), SYNC, SYNC];
     let (model, requests, index_bytes) = play("dram", &sizes(4, 0), &ops);
     assert_eq!((model.ssd_writes, model.ssd_flushes, model.traffic()), (3, 2, (0, 0)));
@@ -94,7 +94,7 @@ fn dram_writes_each_synced_page_to_flash() {
 
 #[test]
 fn dirty_pages_that_dram_gives_up_go_to_flash_once() {
-    // Page 0 is dirty and unsynced when page 1 takes its place; page 1 is clean when 2 comes.
+    // Page 0 is dirty when page 1 replaces it; page 1 is clean when page 2 replaces it.
     let ops = [write(0, 4096), read(4096, 4096), read(8192, 4096), SYNC];
     for entry in
         SCHEMES.iter().filter(|entry| ["dram", "sccm", "sfcm", "afcm"].contains(&entry.name))
@@ -123,8 +123,8 @@ fn sccm_stores_whole_pages_and_overwrites_them_in_place() {
         read(4096, 64),
     ];
     assert_eq!(traffic("sccm", &sizes(8, 3), &ops), (0, 1, 4 * 4096, 3 * 16 + 8));
-    // Page 1 is clean now: DRAM gives it up without a write; 0 and 2 are in persistent memory only,
-    // and are written.
+    // Page 1 is clean now: DRAM evicts it without a write. Pages 0 and 2 are only in persistent
+    // memory, and are written.
     let (model, ..) = play(
         "sccm",
         &sizes(3, 3),
@@ -146,7 +146,7 @@ fn sccm_stores_whole_pages_and_overwrites_them_in_place() {
 #[test]
 fn sfcm_stores_dirty_lines_packed() {
     // One slot of 56 lines. 2 lines of page 0: 128 bytes; a word to begin the slot, two entries and
-    // a bitmap: 8 + 16 + 8. One of them again: 64 bytes in place.
+    // a bitmap: 8 + 16 + 8. One of the lines again: 64 bytes in place.
     let ops = [write(0, 128), SYNC, write(64, 1), SYNC];
     assert_eq!(traffic("sfcm", &sizes(8, 1), &ops), (0, 0, 192, 32));
     // 40 lines of page 0, 16 of page 1: full. 1 line of page 2: page 0 leaves, one flash write, one
@@ -209,7 +209,7 @@ fn removed_files_are_never_written() {
 #[test]
 fn an_atomic_sync_of_a_page_costs_a_log_entry_and_seven_words() {
     // The first time: entry 32, head 8, page and state 8, tail 8; map and state 16. The second time
-    // also the old version 8, state 8, and its release 8.
+    // also: old version 8, state 8, and the old version's release 8.
     let of = |ops: &[Op]| {
         let sizes = Sizes { atomic: true, ..sizes(8, 5) };
         let (model, ..) = play("sccm", &sizes, ops);
@@ -232,10 +232,10 @@ fn a_sync_without_dirty_pages_costs_nothing() {
     }
 }
 
-/// Whether the model finds `planted` below the scheme called `name`.
+/// Returns whether the model detects the mistake `planted` below the scheme called `name`.
 fn is_found(planted: Planted, name: &str) -> bool {
-    // Lines are synced, leave a small memory, and DRAM; then they are read. In 24 pages the shipped
-    // cache has about ten slots, and the shipped log a ring of 72 KiB.
+    // Lines are synced, evicted from a small memory and from DRAM, and then read. In 24 pages the
+    // shipped cache has about ten slots, and the shipped log a ring of 72 KiB.
     let pages = (0..100).flat_map(|page| [write(page * 4096, 500), SYNC]);
     let ops: Vec<_> = pages.chain((0..100).map(|page| read(page * 4096, 500))).collect();
     let play = || play_over(Model::with(planted), name, &sizes(4, 24), &ops);
@@ -272,8 +272,8 @@ fn any_op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// What a sync covered is in persistent memory or on flash from then on, and reads find what
-    /// was written last.
+    /// Synced lines stay in persistent memory or on flash, and reads return the last written
+    /// version.
     #[test]
     fn nothing_synced_is_lost(
         ops in prop::collection::vec(any_op(), 1..120),
@@ -287,7 +287,7 @@ proptest! {
         }
     }
 
-    /// LRU hits are those of a list that is searched from one end to the other.
+    /// LRU hits equal the hits of a list that is searched linearly.
     #[test]
     fn hits_are_those_of_an_exact_lru(
         pages in prop::collection::vec(0_u64..12, 1..200),
@@ -329,7 +329,7 @@ proptest! {
 #[test]
 fn the_log_stores_a_record_of_the_dirty_blocks() {
     // Bytes 10 to 110 are in one block, 600 to 1200 in two: each sync is one record with a header
-    // of 64 bytes. Read again after DRAM gave the page up, three blocks come from the log, and the
+    // of 64 bytes. When the evicted page is read again, three blocks come from the log, and the
     // others from flash.
     let ops = [write(10, 100), SYNC, write(600, 600), SYNC, read(4096, 1), read(0, 4096)];
     let (model, requests, _) = play("log", &sizes(1, 64), &ops);
@@ -343,9 +343,9 @@ fn the_log_stores_a_record_of_the_dirty_blocks() {
 
 #[test]
 fn the_log_destages_the_newest_version_of_a_block() {
-    // 64 pages of memory are a ring of less than 240 KiB. 400 records of 4160 bytes fill its half
-    // several times; each time the oldest records go, and of them only the version of each page
-    // that is not in a newer one.
+    // 64 pages of memory are a ring of less than 240 KiB. 400 records of 4160 bytes fill half of
+    // the ring several times. Each time the oldest records are destaged, only the version of each
+    // page without a newer record.
     let ops: Vec<Op> = (0..400).flat_map(|at| [write(at % 2 * 4096, 4096), SYNC]).collect();
     let (model, ..) = play("log", &sizes(8, 64), &ops);
     assert_eq!((model.data_bytes, model.fences >= 400), (400 * 4096, true));
@@ -365,7 +365,7 @@ fn the_table_stores_whole_pages_and_what_says_where_they_are() {
     assert_eq!((model.fences, requests.syncs, model.ssd_writes), (4, 3, 0));
 }
 
-/// Seconds that the scheme called `name` takes for `ops`.
+/// Returns the seconds that the scheme called `name` takes for `ops`.
 fn seconds(name: &str, dram_pages: u64, ops: &[Op]) -> f64 {
     let media: MediaModel = "optane".parse().unwrap();
     let sizes = Sizes { pmem_media: media.clone(), ..sizes(dram_pages, 0) };
@@ -380,13 +380,13 @@ fn seconds(name: &str, dram_pages: u64, ops: &[Op]) -> f64 {
 
 #[test]
 fn a_dram_tier_takes_writes_back_from_the_program() {
-    // DRAM gives 400 dirty pages up; one sync at the end. Caiti writes back at once and beside the
-    // program, which waits for each page with the table alone.
+    // DRAM evicts 400 dirty pages; one sync at the end. Caiti writes back at once in the
+    // background. With the table alone, the program waits for each page.
     let writes = (0..400).map(|page| write(page * 4096, 4096));
     let ops: Vec<Op> = writes.chain([SYNC]).collect();
     let (btt, transit) = (seconds("btt", 128, &ops), seconds("transit", 128, &ops));
     assert!(transit < 0.9 * btt, "transit {transit} s, btt {btt} s");
-    // A sync after each write leaves nothing to do beside the program.
+    // A sync after each write leaves nothing to do in the background.
     let ops: Vec<Op> = (0..400).flat_map(|page| [write(page * 4096, 4096), SYNC]).collect();
     let (btt, transit) = (seconds("btt", 128, &ops), seconds("transit", 128, &ops));
     assert!(transit > 0.9 * btt, "transit {transit} s, btt {btt} s");
@@ -394,7 +394,7 @@ fn a_dram_tier_takes_writes_back_from_the_program() {
 
 #[test]
 fn each_half_of_transit_can_be_left_out() {
-    // As above: without eager eviction the tier fills, and what follows goes to the table at once.
+    // As above. Without eager eviction the tier fills, and later pages go directly to the table.
     let writes = (0..400).map(|page| write(page * 4096, 4096));
     let ops: Vec<Op> = writes.chain([SYNC]).collect();
     let names = ["btt", "transit", "transit-no-eager", "transit-no-bypass"];

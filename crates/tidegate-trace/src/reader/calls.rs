@@ -63,8 +63,7 @@ pub(super) enum Call<'a> {
         path: &'a [u8],
         opening: Opening,
         descriptor: i64,
-        /// The line assumes that the descriptor was opened; it has no effect if the trace shows the
-        /// opening.
+        /// The opening is assumed: it has no effect if the trace shows the real opening.
         is_assumed: bool,
     },
     /// Opens a descriptor that is not storage.

@@ -100,8 +100,7 @@ fn hex(text: &[u8], what: &'static str) -> Result<u64> {
     digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()).ok_or(Bad::Number(what))
 }
 
-/// Splits `text` into words, without their quotes, and stores them in `fields`; returns their
-/// number.
+/// Splits `text` into unquoted words, and stores them in `fields`; returns their number.
 fn words<'a>(mut text: &'a [u8], fields: &mut [&'a [u8]]) -> Result<usize> {
     let mut count = 0;
     loop {

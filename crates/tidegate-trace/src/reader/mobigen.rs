@@ -1,13 +1,12 @@
 //! Calls of an Android app, from Mobibench's `MobiGen`: `thread microseconds op arguments`.
 //!
-//! The file lists the lines of one thread after those of another thread, but all threads share the
+//! The file lists the lines of one thread after the lines of another, but all threads share the
 //! descriptors. So the lines are sorted by time first. If the opening of a descriptor is not shown,
 //! `MobiGen` inserted an opening of `/data/data`, by the order of its own lines. If the time order
 //! shows the real opening, the real one counts.
 //!
-//! The last argument of `open` is the descriptor; the last argument of other calls is the result.
-//! The result of `read`, `write`, `pread` and `pwrite` is the number of bytes; a negative result is
-//! a failure.
+//! The last argument is the result: for `open` the descriptor, for `read`, `write`, `pread` and
+//! `pwrite` the number of bytes. A negative result is a failure.
 
 use super::calls::{Call, Row, Stream};
 use crate::bad::{Bad, Result};

@@ -19,7 +19,7 @@ fn largest(values: &[f64]) -> f64 {
     values.iter().copied().fold(0.0, f64::max)
 }
 
-/// Traces with syncs, on which claims are checked.
+/// Traces with syncs, for the checks of claims.
 struct Synced<'a>(Vec<&'a Played>);
 
 impl Synced<'_> {

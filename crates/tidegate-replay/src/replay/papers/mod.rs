@@ -97,8 +97,7 @@ struct Played {
 /// missing.
 ///
 /// # Errors
-/// A trace or the file cannot be read, or the file cannot be written or has only one of the
-/// markers.
+/// A trace or the file cannot be read, the file cannot be written or has only one marker.
 pub(super) fn update(args: &ReplayArgs, path: &Path) -> Result<()> {
     papers::update(path, "replay", |_| {
         let ssd: SsdModel = "paper".parse().map_err(Error::Usage)?;
@@ -161,8 +160,7 @@ impl Played {
         (other > 0.0).then(|| one / other)
     }
 
-    /// Returns whether programs sync in this trace. Without syncs, no scheme of the paper uses
-    /// persistent memory.
+    /// Returns whether the trace has syncs, without which the paper's schemes use no PMem.
     fn has_syncs(&self) -> bool {
         self.row("dram").is_some_and(|row| row.requests.synced_pages > 0)
     }

@@ -1,4 +1,4 @@
-//! `tidegate`: the production cache.
+//! `tidegate`: the shipped cache.
 //!
 //! The mode is `wo`: pages that are read from flash stay only in DRAM. A page that is truncated or
 //! removed costs a header, and a slot until the slot is cleaned.
@@ -32,14 +32,14 @@ pub(in crate::scheme) const OFFER: &str =
 const CACHE: &str = "the cache for";
 /// The mode that is played and offered.
 const MODE: Mode = Mode::WriteOnly;
-/// DRAM of the production index per slot (`cache::index`).
+/// DRAM of the shipped index per slot (`cache::index`).
 const INDEX_SLOT_BYTES: u64 = 32;
 /// Index entries of a slot that has been split. The index has entries for a power of two of such
 /// slots, at least for eight.
 const ENTRIES_OF_SPLIT: u64 = 8;
 const SPLITS_LEAST: u64 = 8;
 
-/// The production cache.
+/// The shipped cache.
 pub(in crate::scheme) struct Cache {
     device: CacheDevice,
     works: Receiver<Work<CacheWork>>,

@@ -1,4 +1,4 @@
-//! Watches the production cache's operations on persistent memory, as an observer of the region.
+//! Watches the shipped cache's operations on persistent memory, as an observer of the region.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};

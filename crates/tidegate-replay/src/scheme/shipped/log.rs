@@ -1,4 +1,4 @@
-//! `log`: the production log in front of a slower device.
+//! `log`: the shipped log in front of a slower device.
 //!
 //! Each write is a record, which one fence makes durable. When the log is half full, the oldest
 //! records are destaged in batches, only the newest version of each block.
@@ -27,14 +27,14 @@ const LOG: &str = "the log for";
 /// Blocks of a page.
 const BLOCKS: usize = PAGE / BLOCK_BYTES as usize;
 const LINES_A_BLOCK: u64 = BLOCK_BYTES as u64 / LINE_BYTES;
-/// DRAM of the production index per block: two words and a control byte, in a hash table that is
+/// DRAM of the shipped index per block: two words and a control byte, in a hash table that is
 /// between half and seven eighths full (`log::device::index`).
 const INDEX_BLOCK_BYTES: u64 = 25;
 
 /// Positions of the records with each block of a page; `None` if no record has the block.
 type Positions = [Option<u64>; BLOCKS];
 
-/// The production log.
+/// The shipped log.
 pub(in crate::scheme) struct Log {
     device: LogDevice,
     works: Receiver<Work<LogWork>>,
@@ -100,7 +100,7 @@ impl Log {
         }
     }
 
-    /// Handles a record at `position` with `bytes` of the device, some of them of `page`.
+    /// Handles a record at `position` with `bytes` of the device, for the part in `page`.
     fn store(&mut self, page: u64, position: u64, bytes: &Range<u64>, context: &mut Context<'_>) {
         let lines = lines_of(&part_of(page, bytes.start, bytes.end - bytes.start));
         let positions = self.stored.entry(page).or_default();

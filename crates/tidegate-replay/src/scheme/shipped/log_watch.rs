@@ -1,4 +1,4 @@
-//! Watches the production log's operations on persistent memory, as an observer of the region.
+//! Watches the shipped log's operations on persistent memory, as an observer of the region.
 
 use std::ops::Range;
 use std::sync::mpsc::Sender;

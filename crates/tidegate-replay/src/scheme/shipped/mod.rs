@@ -1,4 +1,4 @@
-//! Schemes that run a production engine below pages in DRAM: `tidegate` ([`cache`]), `log`
+//! Schemes that run a shipped engine below pages in DRAM: `tidegate` ([`cache`]), `log`
 //! ([`log`]) and the DRAM tiers ([`tiers`]).
 //!
 //! The engine runs unmodified, on memory that is discarded afterwards. An observer of that memory
@@ -8,9 +8,8 @@
 //! DRAM is that of the other schemes, as a page cache above a block device:
 //! - a sync writes the blocks of each dirty page from the first dirty line to the last one;
 //!   neighbouring blocks form one write;
-//! - a page with dirty lines that leaves DRAM is written to the engine, and a clean page is
-//!   dropped: the engine serves the next read of the page, so that a synced page needs no write to
-//!   flash;
+//! - a dirty page that leaves DRAM is written to the engine, a clean page is dropped: the engine
+//!   serves its next read, so that a synced page needs no write to flash;
 //! - truncated and removed pages in the engine are discarded, as by a file system that is mounted
 //!   with `discard`.
 //!
@@ -61,8 +60,7 @@ const WRITE_BYTES_MAX: usize = 1 << 20;
 /// The data of all writes. The content does not matter, except that zeroes might be a special case.
 static DATA: [u8; WRITE_BYTES_MAX] = [0xa5; WRITE_BYTES_MAX];
 
-/// Returns a function that makes an error of a component that a replay needs; `what` names the
-/// component.
+/// Returns a function that makes an error of a failed component, which `what` names.
 fn failed<E: Display>(what: &'static str) -> impl Fn(E) -> Error {
     move |error| Error::Usage(format!("{what} a replay: {error}"))
 }
@@ -94,7 +92,7 @@ fn read_page<E: PartialEq>(
 }
 
 /// Returns the scheme over the engine that `create` returns, or a scheme without persistent memory
-/// if the engine needs more of it.
+/// if `create` returns `None` because the memory is too small.
 pub(super) fn scheme_over<E: Engine + 'static>(
     sizes: &Sizes,
     create: impl FnOnce(&Sizes) -> Result<Option<E>>,
@@ -126,16 +124,15 @@ pub(super) struct Context<'a> {
     devices: &'a mut dyn Devices,
 }
 
-/// A production engine and its memory. Pages are those of the engine's device.
+/// A shipped engine and its memory. Page numbers count pages of the engine's device.
 pub(super) trait Engine {
     /// Granularity of a write: [`BLOCK_BYTES`], or a page.
     const BLOCK_BYTES: u64 = BLOCK_BYTES as u64;
 
-    /// Reads `page`. Returns whether memory had all of it.
+    /// Reads `page`. Returns whether memory had the whole page.
     fn read(&mut self, page: u64, context: &mut Context<'_>) -> Result<bool>;
 
-    /// Executes `request` on the engine's device, and reports the engine's operations to the
-    /// devices below.
+    /// Executes `request` on the engine's device, and reports the engine's operations.
     fn call<T: Send + 'static>(
         &mut self,
         context: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! A trace gives one answer, however fast this machine is at the moment.
+//! The result of a trace does not depend on the speed of this machine.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -13,7 +13,7 @@ use crate::scheme::{Scheme, Sizes};
 use crate::time::{DRAM_BYTES_PER_S, Meter, Totals};
 use crate::trace::{FileId, Op};
 
-/// A machine on which each look at the clock takes a tenth of a second: a backing seems slow there.
+/// A machine whose clock advances by 100 ms at each reading: a backing seems slow.
 struct Slow(Cell<u64>);
 
 impl Machine for Slow {
@@ -51,7 +51,7 @@ impl Machine for Slow {
     fn copied(&self, _bytes: usize) {}
 }
 
-/// Writes that overrun the cache again and again.
+/// Plays writes that overrun the cache repeatedly.
 fn play(mut scheme: Box<dyn Scheme>) -> (f64, Totals) {
     let mut meter = Meter::new("nvme".parse().unwrap(), MediaModel::dram(), DRAM_BYTES_PER_S);
     let file = FileId(0);

@@ -1,5 +1,5 @@
 //! `btt`, `transit`, `transit-no-eager`, `transit-no-bypass`, `pmbd`, `pmbd70`, `lru` and
-//! `coactive`: the production block translation table, alone or under a DRAM tier. All data is on
+//! `coactive`: the shipped block translation table, alone or under a DRAM tier. All data is on
 //! persistent memory: there is no flash.
 //!
 //! The tier runs with its own threads on a machine of four CPUs in virtual time (`model::machine`):
@@ -27,7 +27,7 @@ use crate::scheme::{Scheme, Sizes};
 
 /// The failed component, in messages.
 const TIER: &str = "the DRAM tier of";
-/// CPUs of the machine, one of them for the program.
+/// CPUs of the machine, including one for the program.
 const CPUS: u32 = 4;
 /// Divisor of the DRAM for the size of a tier.
 const TIER_SHARE: u64 = 8;

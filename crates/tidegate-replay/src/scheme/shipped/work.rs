@@ -1,4 +1,4 @@
-//! Operations of a production engine on its persistent memory and on its backing, observed from
+//! Operations of a shipped engine on its persistent memory and on its backing, observed from
 //! outside; and a backing that stores nothing.
 
 use std::sync::Arc;
@@ -10,8 +10,7 @@ use super::{BLOCK_BYTES, Context, DEVICE_PAGES};
 use crate::scheme::devices::Source;
 use crate::scheme::page::PAGE_BYTES;
 
-/// An operation; operations arrive in order. Pages are the backing's. `E` are the operations of one
-/// engine.
+/// An operation, sent in order. Pages are the backing's. `E` are the operations of one engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work<E> {
     /// An operation that is specific to the engine.
@@ -35,8 +34,7 @@ pub(super) enum Work<E> {
 /// Reports the operations that all engines share to the devices.
 #[derive(Default)]
 pub(super) struct Teller {
-    /// The page of the backing that was written last: parts of a page are written one after the
-    /// other.
+    /// The page of the backing that was written last: parts of a page are written in sequence.
     written: Option<u64>,
 }
 

@@ -88,8 +88,7 @@ impl Model {
         }
     }
 
-    /// Ends `op`, and checks that no synced line is lost and that reads return the written
-    /// versions.
+    /// Ends `op`: checks that no synced line is lost, and that reads return written versions.
     pub(super) fn end(&mut self, op: &Op) {
         let is_synced = |id: &PageId| match *op {
             Op::Sync { file } => id.file == file,

@@ -144,8 +144,7 @@ fn skip_string(text: &[u8], mut at: usize) -> usize {
     }
 }
 
-/// Returns whether `at` follows a descriptor, so that a bracket there begins the annotation of
-/// `-y`.
+/// Returns whether `at` follows a descriptor: a bracket there begins the annotation of `-y`.
 fn follows_descriptor(text: &[u8], at: usize) -> bool {
     let before = &text[..at];
     before.last().is_some_and(u8::is_ascii_digit) || before.ends_with(b"AT_FDCWD")

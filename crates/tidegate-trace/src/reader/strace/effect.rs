@@ -153,8 +153,7 @@ impl Effect<'_> {
     fn duplicate(&mut self, on_exec: bool) -> Result<()> {
         let (table, from) = self.descriptor(0)?;
         match self.descriptors.duplicate(table, (from, self.result), on_exec, self.out) {
-            // The original is unknown, so the duplicate is unknown too: later transfers through it
-            // are bad lines.
+            // Both descriptors are unknown: later transfers through them are bad lines.
             Err(Bad::Descriptor(_)) => {
                 self.descriptors.close((table, self.result), self.out);
                 Ok(())

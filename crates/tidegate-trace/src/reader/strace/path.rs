@@ -11,7 +11,7 @@ pub(super) fn unquoted(text: &[u8]) -> Result<Vec<u8>> {
     unescaped(inner.ok_or(Bad::Shape)?)
 }
 
-/// Decodes strace's escapes: those of C, octal and hexadecimal escapes.
+/// Decodes strace's escapes: C, octal and hexadecimal escapes.
 pub(super) fn unescaped(text: &[u8]) -> Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
