@@ -75,7 +75,7 @@ pub(crate) fn account_descriptor(recorder: Recorder, fd: c_int) {
     // SAFETY: the stream is open. If another thread closes it concurrently, its memory is still
     // part of the heap and can be read.
     let writes = unsafe { __fwriting(file) } != 0;
-    // SAFETY: `file` is the stream of the call above, with the same possible race.
+    // SAFETY: `file` points to a stream whose memory can be read, as for `__fwriting`.
     let pending = if writes { unsafe { __fpending(file) } } else { 0 };
     let Some(position) = files::position(fd) else { return };
     let end = position.saturating_add(u64::try_from(pending).unwrap_or(0));

@@ -148,13 +148,13 @@ impl Rings {
         self.tell(EMPTIED);
     }
 
-    /// Waits until a ring fills, `timeout` has elapsed, or the rings are closed. `filled` is the
-    /// value of [`filled`](Self::filled) before the rings were drained.
+    /// Waits until a ring is half full, `timeout` has elapsed, or the rings are closed. `filled` is
+    /// the value of [`filled`](Self::filled) before the rings were drained.
     pub fn wait(&self, filled: u32, timeout: Duration) {
         self.memory.wait(FILLED, filled, Some(timeout));
     }
 
-    /// Returns the number of times that a ring has filled, for [`wait`](Self::wait).
+    /// Returns a counter of the events that end [`wait`](Self::wait).
     #[must_use]
     pub fn filled(&self) -> u32 {
         self.memory.half(FILLED).load(Acquire)

@@ -31,7 +31,7 @@ struct Chunk {
     touched: u16,
     /// Mask of the dirty pages.
     dirty: u16,
-    /// Groups of written pages, by page number in the chunk divided by [`GROUP_PAGES`].
+    /// Indices of groups of written pages, by page in the chunk divided by [`GROUP_PAGES`].
     groups: [u32; 4],
 }
 

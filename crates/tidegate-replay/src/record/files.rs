@@ -4,7 +4,7 @@
 //! 1. No two existing files have one name in the trace.
 //! 2. A file that has lost its last name keeps a unique name in the trace while a process holds it
 //!    open, because the trace's reader removes a file without a name.
-//! 3. A row never has the name of a file that the trace has not shown.
+//! 3. No row reports a change of name of a file that the trace has not shown.
 
 use rustc_hash::FxHashMap;
 use tidegate::glob::Filter;

@@ -55,7 +55,7 @@ pub(in crate::scheme) struct Cache {
 
 impl Cache {
     pub(in crate::scheme) fn new(sizes: &Sizes) -> Result<Option<Self>> {
-        // More than two copies of every page is useless; headers take one page in 64.
+        // Space for more than two copies of each page is useless; headers take one page in 64.
         let useful = sizes.footprint_pages.saturating_mul(3 * PAGE_BYTES).saturating_add(1 << 20);
         let region = Region::anonymous(sizes.pmem_bytes.min(useful).max(PAGE_BYTES))
             .map_err(failed("memory for"))?;
