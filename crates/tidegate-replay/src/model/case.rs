@@ -97,8 +97,8 @@ impl Outcome {
 }
 
 impl Case {
-    /// Returns a case of one job on one core that writes pages to a device of `device_bytes`. The
-    /// first request counts already.
+    /// Returns a case of one job on one core that writes pages to a device of `device_bytes`,
+    /// without a warm-up.
     pub fn new(policy: Policy, device_bytes: u64) -> Self {
         Self {
             policy,
@@ -117,9 +117,9 @@ impl Case {
     }
 
     /// Returns the case with an overrun cache. The warm-up writes twice as many blocks as there are
-    /// slots, because some blocks are written back during it. The counted requests fill the cache
-    /// once more. `pmbd` drains all at once, so that it fills the cache several times, to count its
-    /// drains in proportion. At least `requests` requests count.
+    /// slots, because some blocks are written back during it. The counted requests, at least
+    /// `requests`, fill the cache once more. Under `pmbd`, whose drains all come at about the same
+    /// time, they fill it several times, so that drains count in proportion.
     #[must_use]
     pub fn overrun(self, requests: u64) -> Self {
         let has_tier = self.policy.has_tier();
@@ -280,7 +280,7 @@ impl Tally {
             }
             return true;
         };
-        // The first counted batch is issued at the job's first answer.
+        // The first counted batch is issued at the job's first answer after the warm-up.
         if issued_ns.is_empty() {
             issued_ns.resize(self.case.depths.len(), now_ns);
             return true;

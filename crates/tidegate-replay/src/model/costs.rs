@@ -29,7 +29,7 @@ pub struct Costs {
     pub section_ns: u64,
     /// Waking a thread, on the waking thread.
     pub wake_ns: u64,
-    /// Delay from then until the woken thread runs on an idle CPU.
+    /// Delay between a wake-up and the woken thread's start on an idle CPU.
     pub wake_latency_ns: u64,
     /// Switching a CPU from one thread to another.
     pub switch_ns: u64,
