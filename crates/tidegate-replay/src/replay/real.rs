@@ -5,7 +5,7 @@
 //! names, directories and renames of the trace are not reproduced.
 //!
 //! Invariants:
-//! 1. All files are in the new directory, which is removed at the end, also after a failure.
+//! 1. Only the new directory is touched. It is removed at the end, also after a failure.
 //! 2. Only the calls of the trace are timed. Opening files, and extending them for reads, is not.
 
 use std::fs::File;
